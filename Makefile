@@ -1,0 +1,61 @@
+# Every target sets itself up in .venv on a fresh clone and needs no network the second time.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+WORKERS ?= 2
+ARGS ?=
+
+.PHONY: help serve test test-core-long test-parity mutants check format bench clean
+.DEFAULT_GOAL := help
+
+help:  ## show this list
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+
+$(BIN)/python:
+	$(PYTHON) -c 'import sys; sys.exit("Quire needs Python 3.11 or newer, this is " + sys.version) if sys.version_info < (3, 11) else None'
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp per set of dependencies: pip runs again only when pyproject.toml changes.
+$(VENV)/.run: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e .
+	@touch $@
+$(VENV)/.test: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e '.[test]'
+	@touch $@
+$(VENV)/.dev: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e '.[dev]'
+	@touch $@
+$(VENV)/.parity: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e '.[parity]'
+	@touch $@
+
+serve: $(VENV)/.run  ## serve the default model (ARGS="..." passes flags on)
+	$(BIN)/quire serve $(ARGS)
+
+test: $(VENV)/.test  ## run the tests
+	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+
+test-core-long: $(VENV)/.test  ## 10,000 random schedules through every invariant
+	QUIRE_HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -n $(WORKERS) tests/core tests/engine $(ARGS)
+
+test-parity: $(VENV)/.parity  ## compare models and tokenizers with transformers
+	$(BIN)/python -m pytest -n $(WORKERS) -m parity $(ARGS)
+
+mutants: $(VENV)/.test  ## break the core one line at a time and show that the tests notice
+	$(BIN)/python tests/core/mutants.py $(ARGS)
+
+check: $(VENV)/.dev  ## format, lint, types and tests
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(MAKE) test
+
+format: $(VENV)/.dev  ## format the code
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+bench: $(VENV)/.run  ## what the scheduler costs per row
+	$(BIN)/python bench/host_overhead.py $(ARGS)
+
+clean:  ## remove the environment and what tools left behind
+	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

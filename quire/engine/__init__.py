@@ -1,0 +1,1 @@
+"""The scheduler joined to an executor, and the thread that runs them."""

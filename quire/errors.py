@@ -1,0 +1,90 @@
+"""Everything that can go wrong, as types.
+
+QuireError
+├── InvalidRequest           the request itself is wrong; sending it again cannot help
+│   └── PromptTooLong        it can never fit
+├── Overloaded               the queue is full; try again after `retry_after_s`
+├── DeadlineExceeded         the time it was given has passed
+├── RequestFailed            the device work of this one request fails
+├── EngineFailed             the engine cannot run any request
+├── EngineStopped            the engine is shutting down
+└── ModelError               a model cannot be served
+    ├── UnsupportedModel     its architecture, or an option of it, is not implemented
+    ├── InvalidCheckpoint    its files are incomplete, damaged or contradictory
+    └── ModelUnavailable     its files cannot be fetched
+
+Each has a `kind`, which is what clients see, and the HTTP `status` that goes with it. A message names the value and
+the limit.
+"""
+
+
+class QuireError(Exception):
+    kind = "internal"
+    status = 500
+
+    @property
+    def message(self) -> str:
+        return str(self)
+
+    @property
+    def retry_after_s(self) -> float | None:
+        """When to try again; None where trying again does not help."""
+        return None
+
+
+class InvalidRequest(QuireError):
+    kind = "validation"
+    status = 422
+
+
+class PromptTooLong(InvalidRequest):
+    kind = "prompt_too_long"
+
+
+class Overloaded(QuireError):
+    kind = "overloaded"
+    status = 429
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self._retry_after_s = retry_after_s
+
+    @property
+    def retry_after_s(self) -> float:
+        return self._retry_after_s
+
+
+class DeadlineExceeded(QuireError):
+    kind = "deadline_exceeded"
+    status = 504
+
+
+class RequestFailed(QuireError):
+    kind = "generation"
+    status = 424
+
+
+class EngineFailed(QuireError):
+    kind = "engine_failed"
+    status = 503
+
+
+class EngineStopped(QuireError):
+    kind = "engine_stopped"
+    status = 503
+
+
+class ModelError(QuireError):
+    kind = "model"
+
+
+class UnsupportedModel(ModelError):
+    kind = "unsupported_model"
+
+
+class InvalidCheckpoint(ModelError):
+    kind = "invalid_checkpoint"
+
+
+class ModelUnavailable(ModelError):
+    kind = "model_unavailable"
