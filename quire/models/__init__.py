@@ -1,0 +1,1 @@
+"""Architectures: what a family's weights are called and how one of its layers computes."""

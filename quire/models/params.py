@@ -1,0 +1,45 @@
+"""One declaration per weight, from which its shape, sharding and loading follow."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+Array = np.ndarray[Any, Any]
+Join = Callable[[Sequence[Array]], Array]
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """A tensor as the checkpoint holds it, by its Hugging Face name and shape."""
+
+    name: str
+    shape: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Param:
+    """A weight as the model uses it.
+
+    Matrices are stored [out, in]. `axes` names the logical axis of each dimension; `sharding.py` maps those to mesh
+    axes. `sources` are the checkpoint tensors it is made of, `join` makes one array of `shape` from them.
+    """
+
+    shape: tuple[int, ...]
+    axes: tuple[str | None, ...]
+    sources: tuple[Tensor, ...]
+    join: Join | None = None  # None: one source, reshaped to `shape`
+
+    def __post_init__(self) -> None:
+        assert len(self.shape) == len(self.axes), f"{self.sources}: {self.shape} against {self.axes}"
+        assert self.join is not None or len(self.sources) == 1, f"{self.sources} need a join"
+
+    def assemble(self, tensors: Sequence[Array]) -> Array:
+        """The weight, from its source tensors in the order of `sources`."""
+        joined = tensors[0] if self.join is None else self.join(tensors)
+        return joined.reshape(self.shape)
+
+
+# A model's weights are a tree of dicts and lists with a Param (later an array) at each leaf.
+ParamTree = dict[str, Any]
