@@ -1,0 +1,54 @@
+"""How each GGUF architecture names and lays out what Hugging Face checkpoints hold."""
+
+from dataclasses import dataclass
+
+_DECODER = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_SANDWICH = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_OUTSIDE_LAYERS = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+
+@dataclass(frozen=True)
+class GGUFArchitecture:
+    model_type: str
+    layer_names: dict[str, str]
+    # llama.cpp rotates neighbouring pairs of a head, Hugging Face its two halves; the converter reorders the rows.
+    interleaves_heads: bool = False
+    # The converter stores 1 + w for the norms of models that multiply by (1 + w).
+    adds_one_to_norms: bool = False
+
+    def hugging_face_name(self, name: str) -> str | None:
+        """The Hugging Face name of a tensor of this architecture; None where it has none."""
+        stem, _, kind = name.rpartition(".")
+        if kind not in ("weight", "bias"):
+            return None
+        if stem in _OUTSIDE_LAYERS:
+            return f"{_OUTSIDE_LAYERS[stem]}.{kind}"
+        prefix, _, rest = stem.partition(".")
+        layer, _, part = rest.partition(".")
+        if prefix != "blk" or not layer.isdecimal() or part not in self.layer_names:
+            return None
+        return f"model.layers.{layer}.{self.layer_names[part]}.{kind}"
+
+
+ARCHITECTURES = {
+    "llama": GGUFArchitecture("llama", _DECODER, interleaves_heads=True),
+    "qwen2": GGUFArchitecture("qwen2", _DECODER),
+    "qwen3": GGUFArchitecture("qwen3", _DECODER | _HEAD_NORMS),
+    "gemma2": GGUFArchitecture("gemma2", _DECODER | _SANDWICH, adds_one_to_norms=True),
+    "gemma3": GGUFArchitecture("gemma3_text", _DECODER | _SANDWICH | _HEAD_NORMS, adds_one_to_norms=True),
+}

@@ -1,0 +1,264 @@
+"""A Hugging Face config from the metadata of a GGUF file.
+
+Every key that says how the model computes is used or refused: a key nobody here knows could change every answer.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from quire.errors import InvalidCheckpoint, UnsupportedModel
+from quire.files.gguf import GGUFHeader
+from quire.files.gguf_architecture import ARCHITECTURES, GGUFArchitecture
+
+ROPE_FACTORS = "rope_freqs.weight"  # what each rotary frequency is divided by; a config field in Hugging Face
+
+# Keys that describe and do not change the computation.
+_DESCRIPTIVE = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
+# Keys that change it, with the values that leave it as it is.
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    "expert_count": (0,),
+    "expert_used_count": (0,),
+    "use_parallel_residual": (False,),
+    "attention.causal": (True,),
+    "pooling_type": (0,),
+    "rope.scaling.yarn_log_multiplier": (0.0,),
+    "logit_scale": (1.0,),
+    "residual_scale": (1.0,),
+    "embedding_scale": (1.0,),
+}
+
+_CLASS_NAMES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+}
+# Gemma scales queries by its head size, save for the two largest models, which use the width per head. The metadata
+# does not say which; the number of layers does.
+_GEMMA_SCALED_BY_WIDTH = {("gemma2", 46), ("gemma3", 62)}
+
+
+def architecture_of(header: GGUFHeader) -> GGUFArchitecture:
+    name = header.architecture
+    if name not in ARCHITECTURES:
+        raise UnsupportedModel(
+            f"{header.path}: GGUF architecture {name!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
+        )
+    return ARCHITECTURES[name]
+
+
+def config_from_gguf(header: GGUFHeader, rope_factors: Sequence[float] | None = None) -> dict[str, Any]:
+    """The config.json this file would have had. `rope_factors` are the values of its tensor ROPE_FACTORS."""
+    architecture = architecture_of(header)
+    keys = _Keys(header)
+    num_layers = keys.integer("block_count")
+    hidden_size = keys.integer("embedding_length")
+    num_heads = keys.integer("attention.head_count")
+    head_dim = keys.integer("attention.key_length", hidden_size // num_heads)
+    keys.must_equal("attention.value_length", head_dim)
+    keys.must_equal("rope.dimension_count", head_dim)
+    config: dict[str, Any] = {
+        "model_type": architecture.model_type,
+        "vocab_size": _vocab_size(header),
+        "hidden_size": hidden_size,
+        "intermediate_size": keys.integer("feed_forward_length"),
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": num_heads,
+        "num_key_value_heads": keys.integer("attention.head_count_kv", num_heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": keys.integer("context_length"),
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
+        "rope_theta": keys.number("rope.freq_base", 10_000.0),
+        "tie_word_embeddings": "output.weight" not in header.tensors,
+    }
+    scaling = _rope_scaling(keys, config, rope_factors)
+    if scaling is not None:
+        config["rope_scaling"] = scaling
+    if header.architecture in ("gemma2", "gemma3"):
+        config |= _gemma_fields(keys, header.architecture, num_layers, hidden_size // num_heads, head_dim)
+    else:
+        config |= _llama_like_fields(keys, header)
+    config["architectures"] = [_CLASS_NAMES[config["model_type"]]]
+    for field, key in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")):
+        token_id = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
+        if token_id is not None:
+            config[field] = token_id
+    keys.refuse_the_rest()
+    return config
+
+
+class _Keys:
+    """The metadata of one architecture, which remembers what was asked for, so that the rest can be refused."""
+
+    def __init__(self, header: GGUFHeader) -> None:
+        self._path = header.path
+        self._prefix = header.architecture + "."
+        self._values = {
+            key.removeprefix(self._prefix): value
+            for key, value in header.metadata.items()
+            if key.startswith(self._prefix)
+        }
+        self._asked: set[str] = set()
+
+    def get(self, key: str) -> Any:
+        self._asked.add(key)
+        value = self._values.get(key)
+        if isinstance(value, list) and value and key != "attention.sliding_window_pattern":
+            if any(item != value[0] for item in value):
+                raise UnsupportedModel(f"{self._path}: {self._prefix}{key} differs between layers: {value}")
+            return value[0]
+        return value
+
+    def integer(self, key: str, default: int | None = None) -> int:
+        value = self.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int) or value < 1:
+            raise InvalidCheckpoint(f"{self._path}: {self._prefix}{key} is {value!r}, not a positive integer")
+        return value
+
+    def number(self, key: str, default: float | None = None) -> float:
+        value = self.get(key)
+        value = default if value is None else value
+        if not isinstance(value, int | float):
+            raise InvalidCheckpoint(f"{self._path}: {self._prefix}{key} is {value!r}, not a number")
+        return float(f"{value:.7g}")  # written as a 32-bit float: 9.999999747378752e-06 was 1e-05
+
+    def must_equal(self, key: str, expected: int) -> None:
+        value = self.get(key)
+        if value is not None and value != expected:
+            raise UnsupportedModel(
+                f"{self._path}: {self._prefix}{key} is {value}; only the head size {expected} is supported"
+            )
+
+    def refuse(self, key: str, value: Any, supported: str) -> UnsupportedModel:
+        return UnsupportedModel(f"{self._path}: {self._prefix}{key} is {value!r}; supported: {supported}")
+
+    def refuse_the_rest(self) -> None:
+        for key, value in self._values.items():
+            if key in self._asked or key in _DESCRIPTIVE or value in _NEUTRAL.get(key, ()):
+                continue
+            raise UnsupportedModel(f"{self._path}: metadata {self._prefix}{key} = {value!r} is not supported")
+
+
+def _vocab_size(header: GGUFHeader) -> int:
+    embedding = header.tensors.get("token_embd.weight")
+    if embedding is None or len(embedding.shape) != 2:
+        raise InvalidCheckpoint(f"{header.path}: no matrix token_embd.weight")
+    return embedding.shape[0]
+
+
+def _llama_like_fields(keys: _Keys, header: GGUFHeader) -> dict[str, Any]:
+    fields: dict[str, Any] = {"hidden_act": "silu"}
+    if header.architecture != "qwen2":  # its biases come with the type
+        fields["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
+    if header.architecture == "llama":
+        fields["mlp_bias"] = "blk.0.ffn_gate.bias" in header.tensors
+        window = keys.get("attention.sliding_window")
+        if window:  # Mistral files carry the architecture "llama"
+            if fields["attention_bias"] or fields["mlp_bias"]:
+                raise keys.refuse("attention.sliding_window", window, "models without biases")
+            fields |= {"model_type": "mistral", "sliding_window": window}
+    return fields
+
+
+def _gemma_fields(keys: _Keys, name: str, num_layers: int, width_per_head: int, head_dim: int) -> dict[str, Any]:
+    scaled_by_width = (name, num_layers) in _GEMMA_SCALED_BY_WIDTH
+    fields: dict[str, Any] = {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": width_per_head if scaled_by_width else head_dim,
+        "attention_bias": False,
+        "sliding_window": keys.integer("attention.sliding_window"),
+        "layer_types": _layer_types(keys, num_layers, every=2 if name == "gemma2" else 6),
+        "attn_logit_softcapping": _optional(keys, "attn_logit_softcapping"),
+        "final_logit_softcapping": _optional(keys, "final_logit_softcapping"),
+    }
+    if name == "gemma3":
+        fields["rope_local_base_freq"] = keys.number("rope.freq_base_swa", 10_000.0)
+    return fields
+
+
+def _optional(keys: _Keys, key: str) -> float | None:
+    return None if keys.get(key) is None else keys.number(key)
+
+
+def _layer_types(keys: _Keys, num_layers: int, every: int) -> list[str]:
+    """One layer in `every` attends to everything, unless the file says which layers have a window."""
+    pattern = keys.get("attention.sliding_window_pattern")
+    if pattern is None or (isinstance(pattern, int) and not isinstance(pattern, bool)):
+        every = pattern or every
+        windowed = [(layer + 1) % every != 0 for layer in range(num_layers)]
+    elif isinstance(pattern, list) and len(pattern) == num_layers:
+        windowed = [bool(item) for item in pattern]
+    else:
+        raise keys.refuse("attention.sliding_window_pattern", pattern, f"a number, or {num_layers} booleans")
+    return ["sliding_attention" if item else "full_attention" for item in windowed]
+
+
+def _rope_scaling(keys: _Keys, config: dict[str, Any], factors: Sequence[float] | None) -> dict[str, Any] | None:
+    kind = keys.get("rope.scaling.type")
+    original = keys.get("rope.scaling.original_context_length")
+    legacy = keys.get("rope.scale_linear")
+    attention_factor = _optional(keys, "rope.scaling.attn_factor")
+    betas = {
+        name: keys.get(f"rope.scaling.{key}")
+        for name, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow"))
+    }
+    if kind is None and legacy not in (None, 1.0):
+        return {"rope_type": "linear", "factor": keys.number("rope.scale_linear")}
+    if kind in (None, "none"):
+        keys.get("rope.scaling.factor")
+        return None if factors is None else _scaling_from_factors(config, list(factors))
+    if factors is not None:
+        raise keys.refuse("rope.scaling.type", kind, f"'none' in a file that has {ROPE_FACTORS}")
+    factor = keys.number("rope.scaling.factor")
+    if kind == "linear":
+        return {"rope_type": "linear", "factor": factor}
+    if kind != "yarn":
+        raise keys.refuse("rope.scaling.type", kind, "none, linear, yarn")
+    scaling: dict[str, Any] = {"rope_type": "yarn", "factor": factor}
+    scaling["original_max_position_embeddings"] = original or config["max_position_embeddings"]
+    scaling |= {name: value for name, value in betas.items() if value is not None}
+    if attention_factor is not None:
+        scaling["attention_factor"] = attention_factor * (1 + 0.1 * math.log(factor))
+    return scaling
+
+
+# What every published model with this scaling has; `factor` alone differs.
+_LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
+
+
+def _scaling_from_factors(config: dict[str, Any], factors: list[float]) -> dict[str, Any]:
+    """llama3 scaling where the factors are its, and otherwise longrope, which divides by any list of factors."""
+    if len(factors) != config["head_dim"] // 2:
+        raise InvalidCheckpoint(
+            f"{ROPE_FACTORS} has {len(factors)} values; a head of {config['head_dim']} has {config['head_dim'] // 2}"
+        )
+    factor = float(f"{max(factors):.7g}")
+    expected = _llama3_factors(config["rope_theta"], config["head_dim"], factor)
+    if all(math.isclose(found, want, rel_tol=1e-5) for found, want in zip(factors, expected, strict=True)):
+        return {"rope_type": "llama3", "factor": factor, **_LLAMA3}
+    return {
+        "rope_type": "longrope",
+        "short_factor": factors,
+        "long_factor": factors,
+        "factor": 1.0,
+        "attention_factor": 1.0,
+        "original_max_position_embeddings": config["max_position_embeddings"],
+    }
+
+
+def _llama3_factors(theta: float, head_dim: int, factor: float) -> list[float]:
+    low, high, original = (
+        _LLAMA3["low_freq_factor"],
+        _LLAMA3["high_freq_factor"],
+        _LLAMA3["original_max_position_embeddings"],
+    )
+    factors = []
+    for pair in range(head_dim // 2):
+        turns = original / (2 * math.pi * theta ** (2 * pair / head_dim))  # within the original context
+        blend = min(1.0, max(0.0, (turns - low) / (high - low)))
+        factors.append(1 / ((1 - blend) / factor + blend))
+    return factors

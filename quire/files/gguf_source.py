@@ -1,0 +1,125 @@
+"""Weights in a GGUF file, under Hugging Face names, dequantised as they are read."""
+
+import os
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import gguf
+import ml_dtypes
+import numpy as np
+
+from quire.errors import InvalidCheckpoint, UnsupportedModel
+from quire.files.gguf import GGUFTensor, read_header
+from quire.files.gguf_config import ROPE_FACTORS, architecture_of, config_from_gguf
+from quire.files.tensor_source import Array, TensorInfo
+
+_PLAIN: dict[str, np.dtype[Any]] = {
+    "F32": np.dtype("float32"),
+    "F16": np.dtype("float16"),
+    "BF16": np.dtype(ml_dtypes.bfloat16),
+}
+_QUANTIZED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+_CHUNK_ELEMENTS = 1 << 18  # a thread's temporaries stay in its cache
+_MAX_THREADS = 8
+
+
+class GGUFSource:
+    """The tensors of one GGUF file. Quantised ones read as float32, the others in their own dtype."""
+
+    def __init__(self, path: str | Path) -> None:
+        self._header = read_header(path)
+        self._architecture = architecture_of(self._header)
+        self._refuse_split()
+        self._refuse_types()
+        self._by_name: dict[str, GGUFTensor] = {}
+        for tensor in self._header.tensors.values():
+            if tensor.name == ROPE_FACTORS:
+                continue
+            # A tensor nobody knows keeps its name, and is reported as one too many.
+            name = self._architecture.hugging_face_name(tensor.name) or tensor.name
+            if name in self._by_name:
+                raise InvalidCheckpoint(
+                    f"{self._header.path}: {tensor.name} and {self._by_name[name].name} are both {name}"
+                )
+            self._by_name[name] = tensor
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        return self._header.metadata
+
+    @cached_property
+    def config(self) -> dict[str, Any]:
+        factors = self._header.tensors.get(ROPE_FACTORS)
+        return config_from_gguf(self._header, None if factors is None else self._values(factors).tolist())
+
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return {
+            name: TensorInfo(tensor.shape, _PLAIN.get(tensor.type, np.dtype("float32")).name)
+            for name, tensor in self._by_name.items()
+        }
+
+    def read(self, name: str) -> Array:
+        tensor = self._by_name[name]
+        values = self._values(tensor)
+        if self._architecture.adds_one_to_norms and tensor.name.endswith("norm.weight"):
+            return np.subtract(values, 1, dtype=values.dtype)
+        if self._architecture.interleaves_heads and ".attn_q." in tensor.name:
+            return _halves_of_heads(values, self.config["num_attention_heads"])
+        if self._architecture.interleaves_heads and ".attn_k." in tensor.name:
+            return _halves_of_heads(values, self.config["num_key_value_heads"])
+        return values
+
+    def _values(self, tensor: GGUFTensor) -> Array:
+        if tensor.type in _PLAIN:
+            return np.memmap(self._header.path, _PLAIN[tensor.type], "r", tensor.offset, tensor.shape)
+        data = np.memmap(self._header.path, np.uint8, "r", tensor.offset, (tensor.num_bytes,))
+        return dequantize(data, tensor.type).reshape(tensor.shape)
+
+    def _refuse_split(self) -> None:
+        count = self._header.metadata.get("split.count", 1)
+        if count > 1:
+            raise UnsupportedModel(f"{self._header.path}: one of {count} parts; join them with `gguf-split --merge`")
+
+    def _refuse_types(self) -> None:
+        by_type: dict[str, list[str]] = {}
+        for tensor in self._header.tensors.values():
+            if tensor.type not in _PLAIN and tensor.type not in _QUANTIZED:
+                by_type.setdefault(tensor.type, []).append(tensor.name)
+        if by_type:
+            found = "; ".join(f"{kind} ({len(names)}, first {names[0]})" for kind, names in by_type.items())
+            supported = ", ".join((*_PLAIN, *_QUANTIZED))
+            raise UnsupportedModel(f"{self._header.path}: tensor types not supported: {found}; supported: {supported}")
+
+
+def dequantize(data: Array, type_: str) -> Array:
+    """All blocks of a quantised tensor as one flat float32 array, in chunks spread over threads."""
+    kind = gguf.GGMLQuantizationType[type_]
+    block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    blocks = data.reshape(-1, block_bytes)
+    values = np.empty((len(blocks), block_size), np.float32)
+    step = _CHUNK_ELEMENTS // block_size
+
+    def fill(start: int) -> None:
+        chunk = blocks[start : start + step]
+        # One long row: the package works through sixteen rows at a time, which is slow for short ones.
+        values[start : start + step] = gguf.quants.dequantize(chunk.reshape(1, -1), kind).reshape(-1, block_size)
+
+    starts = range(0, len(blocks), step)
+    if len(starts) > 1:
+        with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
+            for _ in pool.map(fill, starts):
+                pass
+    else:
+        fill(0)
+    return values.reshape(-1)
+
+
+def _halves_of_heads(values: Array, num_heads: int) -> Array:
+    """Rows from llama.cpp's order (0, n/2, 1, n/2 + 1, …) within each head of n back to Hugging Face's."""
+    shape = values.shape
+    pairs = values.reshape(num_heads, shape[0] // num_heads // 2, 2, prod(shape[1:]))
+    return pairs.swapaxes(1, 2).reshape(shape)
