@@ -1,0 +1,71 @@
+"""The attention block of a layer: projections, norms and rotation around the attention a caller supplies."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+
+from quire.models.norm import HeadsRMSNorm, RMSNorm
+from quire.models.params import Param, ParamTree
+from quire.models.projection import copy_keys, project
+from quire.models.rope import Rope, Rotation, rotate
+from quire.ops.attention import Attend
+from quire.ops.attention_spec import AttentionSpec
+
+
+@dataclass(frozen=True)
+class Attention:
+    """Without a rope its tokens do not know their positions; the norms are those of queries and keys."""
+
+    spec: AttentionSpec
+    qkv: Param  # [k, g + 2, h, d]
+    out: Param  # [d, k, g, h]
+    qkv_bias: Param | None = None
+    out_bias: Param | None = None
+    rope: Rope | None = None
+    q_norm: RMSNorm | HeadsRMSNorm | None = None
+    k_norm: RMSNorm | HeadsRMSNorm | None = None
+
+    def params(self) -> ParamTree:
+        tree: ParamTree = {"qkv": self.qkv, "out": self.out}
+        if self.qkv_bias is not None:
+            tree["qkv_bias"] = self.qkv_bias
+        if self.out_bias is not None:
+            tree["out_bias"] = self.out_bias
+        if self.q_norm is not None:
+            tree["q_norm"] = self.q_norm.params()
+        if self.k_norm is not None:
+            tree["k_norm"] = self.k_norm.params()
+        return tree
+
+    def __call__(
+        self, weights: ParamTree, x: jax.Array, rotation: Rotation | None, state: Any, attend: Attend
+    ) -> tuple[jax.Array, Any]:
+        group = self.spec.group
+        qkv = project("td,kghd->tkgh", x, weights["qkv"], weights.get("qkv_bias"))
+        q, k, v = qkv[:, :, :group], qkv[:, :, group], qkv[:, :, group + 1]
+        if self.q_norm is not None:
+            q = self.q_norm(weights["q_norm"], q)
+        if self.k_norm is not None:
+            k = self.k_norm(weights["k_norm"], k)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        out, state = attend(self.spec, q, k, v, state)
+        return project("tkgh,dkgh->td", out, weights["out"], weights.get("out_bias")), state
+
+    def with_key_copies(self, copies: int) -> "Attention":
+        """The same function with each key and value `copies` times, every copy for a part of the group."""
+        spec = replace(self.spec, kv_heads=self.spec.kv_heads * copies, group=self.spec.group // copies)
+        q_norm, k_norm = (
+            norm.with_key_copies(copies) if isinstance(norm, HeadsRMSNorm) else norm
+            for norm in (self.q_norm, self.k_norm)
+        )
+        return replace(
+            self,
+            spec=spec,
+            qkv=copy_keys(self.qkv, copies),
+            qkv_bias=None if self.qkv_bias is None else copy_keys(self.qkv_bias, copies),
+            out=replace(self.out, shape=(self.out.shape[0], spec.kv_heads, spec.group, spec.head_dim)),
+            q_norm=q_norm,
+            k_norm=k_norm,
+        )

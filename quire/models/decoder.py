@@ -1,0 +1,158 @@
+"""A decoder-only transformer, put together from blocks; every family is one with its own choice of them."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from quire.models.attention import Attention
+from quire.models.feed_forward import FeedForward
+from quire.models.norm import Norm
+from quire.models.params import Param, ParamTree
+from quire.models.rope import Rope, Rotation
+from quire.ops.attention import Attend
+from quire.ops.attention_spec import AttentionSpec
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """x + attention(x), then x + feed_forward(x), with a norm before or after either block where there is one."""
+
+    attention: Attention
+    feed_forward: FeedForward
+    before_attention: Norm | None = None
+    after_attention: Norm | None = None
+    before_feed_forward: Norm | None = None
+    after_feed_forward: Norm | None = None
+    residual_multiplier: float = 1.0
+
+    def params(self) -> ParamTree:
+        parts = {
+            "before_attention": self.before_attention,
+            "attention": self.attention,
+            "after_attention": self.after_attention,
+            "before_feed_forward": self.before_feed_forward,
+            "feed_forward": self.feed_forward,
+            "after_feed_forward": self.after_feed_forward,
+        }
+        return {name: part.params() for name, part in parts.items() if part is not None}
+
+    def __call__(
+        self, weights: ParamTree, x: jax.Array, rotation: Rotation | None, state: Any, attend: Attend
+    ) -> tuple[jax.Array, Any]:
+        normal = x
+        if self.before_attention is not None:
+            normal = self.before_attention(weights["before_attention"], x)
+        out, state = self.attention(weights["attention"], normal, rotation, state, attend)
+        if self.after_attention is not None:
+            out = self.after_attention(weights["after_attention"], out)
+        x = x + out * self.residual_multiplier
+
+        normal = x
+        if self.before_feed_forward is not None:
+            normal = self.before_feed_forward(weights["before_feed_forward"], x)
+        out = self.feed_forward(weights["feed_forward"], normal)
+        if self.after_feed_forward is not None:
+            out = self.after_feed_forward(weights["after_feed_forward"], out)
+        return x + out * self.residual_multiplier, state
+
+
+@dataclass(frozen=True)
+class Decoder:
+    """Implements `Model`."""
+
+    embedding: Param  # [v, d]
+    blocks: tuple[DecoderLayer, ...]
+    norm: Norm
+    max_positions: int
+    rename: Callable[[str], str | None]
+    head: Param | None = None  # [v, d]; None: the embedding is used
+    position_embedding: Param | None = None  # [max_positions, d]
+    embedding_multiplier: float = 1.0
+    logits_divisor: float = 1.0
+    logits_softcap: float | None = None
+
+    @property
+    def vocab_size(self) -> int:
+        return self.embedding.shape[0]
+
+    @property
+    def hidden_size(self) -> int:
+        return self.embedding.shape[1]
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.blocks)
+
+    @property
+    def layers(self) -> tuple[AttentionSpec, ...]:
+        return tuple(block.attention.spec for block in self.blocks)
+
+    @property
+    def depends_on_length(self) -> bool:
+        return any(rope.depends_on_length for rope in self._ropes())
+
+    def prefix_key(self, prompt_length: int) -> int:
+        return max((rope.prefix_key(prompt_length) for rope in self._ropes()), default=0)
+
+    def params(self) -> ParamTree:
+        tree: ParamTree = {
+            "embedding": self.embedding,
+            "layers": [block.params() for block in self.blocks],
+            "norm": self.norm.params(),
+        }
+        if self.position_embedding is not None:
+            tree["position_embedding"] = self.position_embedding
+        if self.head is not None:
+            tree["head"] = self.head
+        return tree
+
+    def canonical_name(self, name: str) -> str | None:
+        return self.rename(name)
+
+    def forward(
+        self,
+        weights: ParamTree,
+        tokens: jax.Array,
+        positions: jax.Array,
+        states: Sequence[Any],
+        attend: Attend,
+        *,
+        lengths: jax.Array | None = None,
+    ) -> tuple[jax.Array, list[Any]]:
+        x = weights["embedding"][tokens]
+        if self.position_embedding is not None:
+            x = x + weights["position_embedding"][positions]
+        if self.embedding_multiplier != 1.0:
+            x = x * jnp.asarray(self.embedding_multiplier, x.dtype)
+        rotations = {id(rope): rope.rotation(positions, lengths) for rope in self._ropes()}
+        new_states = []
+        for block, layer_weights, state in zip(self.blocks, weights["layers"], states, strict=True):
+            rotation = rotations.get(id(block.attention.rope))
+            x, state = block(layer_weights, x, rotation, state, attend)
+            new_states.append(state)
+        return self.norm(weights["norm"], x), new_states
+
+    def logits(self, weights: ParamTree, hidden: jax.Array) -> jax.Array:
+        head = weights["embedding" if self.head is None else "head"]
+        logits = jnp.einsum("rd,vd->rv", hidden, head, preferred_element_type=jnp.float32) / self.logits_divisor
+        if self.logits_softcap is not None:
+            logits = self.logits_softcap * jnp.tanh(logits / self.logits_softcap)
+        return logits
+
+    def with_key_copies(self, copies: int) -> "Decoder":
+        """The same function with every key and value head `copies` times, so that more devices can each have one.
+
+        Each of the copies serves a part of the queries; `copies` divides the group of every layer.
+        """
+        return replace(
+            self,
+            blocks=tuple(replace(block, attention=block.attention.with_key_copies(copies)) for block in self.blocks),
+        )
+
+    def _ropes(self) -> list[Rope]:
+        """Each once: most layers share one."""
+        ropes = (block.attention.rope for block in self.blocks)
+        return list({id(rope): rope for rope in ropes if rope is not None}.values())

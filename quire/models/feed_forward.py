@@ -1,0 +1,132 @@
+"""The feed-forward block of a layer, dense or of experts."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+from quire.models.fields import Fields
+from quire.models.params import Param, ParamTree
+from quire.models.projection import project
+
+Activation = Callable[[jax.Array], jax.Array]
+
+# By the names configs use.
+ACTIVATIONS: dict[str, Activation] = {
+    "silu": jax.nn.silu,
+    "swish": jax.nn.silu,
+    "relu": jax.nn.relu,
+    "gelu": partial(jax.nn.gelu, approximate=False),
+    "gelu_new": partial(jax.nn.gelu, approximate=True),
+    "gelu_fast": partial(jax.nn.gelu, approximate=True),
+    "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
+}
+
+
+def read_activation(fields: Fields, name: str = "hidden_act", default: str = "silu") -> Activation:
+    activation = fields.text(name, default)
+    if activation not in ACTIVATIONS:
+        raise fields.unsupported(name, f"known activations are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[activation]
+
+
+class FeedForward(Protocol):
+    def params(self) -> ParamTree: ...
+
+    def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array: ...
+
+
+@dataclass(frozen=True)
+class GatedMLP:
+    """down(activation(gate(x)) * up(x))"""
+
+    activation: Activation
+    gate_up: Param  # [2, m, d]
+    down: Param  # [d, m]
+    gate_up_bias: Param | None = None  # [2, m]
+    down_bias: Param | None = None
+
+    def params(self) -> ParamTree:
+        tree: ParamTree = {"gate_up": self.gate_up, "down": self.down}
+        if self.gate_up_bias is not None:
+            tree["gate_up_bias"] = self.gate_up_bias
+        if self.down_bias is not None:
+            tree["down_bias"] = self.down_bias
+        return tree
+
+    def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
+        both = project("td,cmd->tcm", x, weights["gate_up"], weights.get("gate_up_bias"))
+        return project("tm,dm->td", gated(self.activation, both), weights["down"], weights.get("down_bias"))
+
+
+@dataclass(frozen=True)
+class MLP:
+    """down(activation(up(x))), with biases"""
+
+    activation: Activation
+    up: Param  # [m, d]
+    up_bias: Param
+    down: Param  # [d, m]
+    down_bias: Param
+
+    def params(self) -> ParamTree:
+        return {"up": self.up, "up_bias": self.up_bias, "down": self.down, "down_bias": self.down_bias}
+
+    def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
+        wide = project("td,md->tm", x, weights["up"], weights["up_bias"])
+        active = self.activation(wide.astype(jnp.float32)).astype(x.dtype)
+        return project("tm,dm->td", active, weights["down"], weights["down_bias"])
+
+
+@dataclass(frozen=True)
+class Experts:
+    """The sum of the `chosen` gated MLPs that a router likes best for a token, weighted by its probabilities.
+
+    Tokens are sorted by expert, so that the experts are one grouped matmul and no token visits one it did not choose.
+    """
+
+    activation: Activation
+    chosen: int
+    normalised: bool  # the weights of the chosen ones add up to one
+    router: Param  # [e, d]
+    gate_up: Param  # [e, 2, m, d]
+    down: Param  # [e, d, m]
+
+    def params(self) -> ParamTree:
+        return {"router": self.router, "gate_up": self.gate_up, "down": self.down}
+
+    def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
+        tokens = len(x)
+        num_experts, _, mlp, embed = self.gate_up.shape
+        liking = jnp.einsum("td,ed->te", x, weights["router"], preferred_element_type=jnp.float32)
+        share, expert = jax.lax.top_k(jax.nn.softmax(liking, axis=-1), self.chosen)  # [t, chosen] each
+        if self.normalised:
+            share = share / jnp.sum(share, axis=-1, keepdims=True)
+
+        order = jnp.argsort(expert.reshape(-1), stable=True)  # of the visits, [t * chosen]
+        visits = jnp.bincount(expert.reshape(-1), length=num_experts)  # of each expert
+        inputs = x[order // self.chosen]
+        gate_up = weights["gate_up"].reshape(num_experts, 2 * mlp, embed)
+        both = grouped(inputs, gate_up, visits).astype(x.dtype).reshape(-1, 2, mlp)
+        outputs = grouped(gated(self.activation, both), weights["down"], visits)  # [t * chosen, d]
+        outputs = outputs * share.reshape(-1)[order][:, None]
+        return jnp.zeros((tokens, embed), jnp.float32).at[order // self.chosen].add(outputs).astype(x.dtype)
+
+
+def gated(activation: Activation, both: jax.Array) -> jax.Array:
+    """activation(gate) * up of both [t, 2, m]"""
+    both32 = both.astype(jnp.float32)
+    return (activation(both32[:, 0]) * both32[:, 1]).astype(both.dtype)
+
+
+def grouped(x: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
+    """x [n, in] times, for each run of `sizes` rows, the next of the matrices [e, out, in]; float32."""
+    dimensions = jax.lax.RaggedDotDimensionNumbers(  # type: ignore[no-untyped-call]
+        dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[0]
+    )
+    return jax.lax.ragged_dot_general(
+        x, weights, sizes.astype(jnp.int32), dimensions, preferred_element_type=jnp.float32
+    )

@@ -1,0 +1,95 @@
+"""Normalisation of the last axis, computed in float32."""
+
+import math
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from quire.models.params import Array, Param, ParamTree, Tensor
+
+
+class Norm(Protocol):
+    def params(self) -> ParamTree: ...
+
+    def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array: ...
+
+
+@dataclass(frozen=True)
+class RMSNorm:
+    """Divides by the root mean square. The factors are `offset + weight`: Gemma stores them less one."""
+
+    name: str
+    size: int
+    eps: float
+    offset: float = 0.0
+
+    def params(self) -> ParamTree:
+        return {"weight": Param((self.size,), (None,), (Tensor(f"{self.name}.weight", (self.size,)),))}
+
+    def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
+        x32 = as_float32(x)
+        normal = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
+        return (normal * (as_float32(weights["weight"]) + self.offset)).astype(x.dtype)
+
+
+@dataclass(frozen=True)
+class HeadsRMSNorm:
+    """An RMS norm over all heads together: x [t, k, h], or [t, k, g, h] with the `group` of queries of each key."""
+
+    name: str
+    kv_heads: int
+    head_dim: int
+    eps: float
+    group: int | None = None
+    copies: int = 1  # of each head in x; the mean is the same
+
+    def params(self) -> ParamTree:
+        group = () if self.group is None else (self.group,)
+        stored = (self.kv_heads, *group, self.head_dim)
+        shape = (self.kv_heads * self.copies, *group, self.head_dim)
+        axes = ("kv_heads", *(None for _ in shape[1:]))
+        source = Tensor(f"{self.name}.weight", (math.prod(stored),))
+        return {"weight": Param(shape, axes, (source,), lambda tensors: self._repeated(tensors[0].reshape(stored)))}
+
+    def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
+        x32 = as_float32(x)
+        square = jnp.mean(x32 * x32, axis=tuple(range(1, x.ndim)), keepdims=True)
+        normal = x32 * jax.lax.rsqrt(square + self.eps)
+        return (normal * as_float32(weights["weight"])).astype(x.dtype)
+
+    def with_key_copies(self, copies: int) -> "HeadsRMSNorm":
+        if self.group is None:
+            return replace(self, copies=copies)
+        return replace(self, kv_heads=self.kv_heads * copies, group=self.group // copies)
+
+    def _repeated(self, weight: Array) -> Array:
+        return np.repeat(weight, self.copies, axis=0)
+
+
+@dataclass(frozen=True)
+class LayerNorm:
+    """Subtracts the mean, divides by the standard deviation, scales and shifts."""
+
+    name: str
+    size: int
+    eps: float
+
+    def params(self) -> ParamTree:
+        return {
+            part: Param((self.size,), (None,), (Tensor(f"{self.name}.{part}", (self.size,)),))
+            for part in ("weight", "bias")
+        }
+
+    def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
+        x32 = as_float32(x)
+        centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+        normal = centred * jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + self.eps)
+        scaled = normal * as_float32(weights["weight"]) + as_float32(weights["bias"])
+        return scaled.astype(x.dtype)
+
+
+def as_float32(x: jax.Array) -> jax.Array:
+    return x.astype(jnp.float32)

@@ -1,0 +1,102 @@
+"""Matrix multiplications, and the weights of those that several checkpoint tensors are joined in.
+
+A fused weight keeps one axis per idea: kv head, query of the group, feature. Tensor parallelism is then a cut along the
+`kv_heads` or the `mlp` axis, and one matmul gives every projection of the same input.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from quire.models.params import Array, Param, Tensor
+from quire.ops.attention_spec import AttentionSpec
+
+
+def project(equation: str, x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+    """An einsum that accumulates in float32 whatever it is fed, and gives back the type of x."""
+    out = jnp.einsum(equation, x, weight, preferred_element_type=jnp.float32)
+    if bias is not None:
+        out = out + bias.astype(jnp.float32)
+    return out.astype(x.dtype)
+
+
+def separate_qkv(name: str, spec: AttentionSpec, embed: int) -> Param:
+    """[k, g + 2, h, d] from the weights of `q_proj`, `k_proj` and `v_proj`."""
+    rows = _qkv_rows(spec)
+    return Param(
+        (spec.kv_heads, spec.group + 2, spec.head_dim, embed),
+        ("kv_heads", None, None, "embed"),
+        tuple(Tensor(f"{name}.{part}_proj.weight", (rows[part], embed)) for part in "qkv"),
+        lambda tensors: join_qkv(spec, tensors),
+    )
+
+
+def separate_qkv_bias(name: str, spec: AttentionSpec) -> Param:
+    """[k, g + 2, h] from the biases of `q_proj`, `k_proj` and `v_proj`."""
+    rows = _qkv_rows(spec)
+    return Param(
+        (spec.kv_heads, spec.group + 2, spec.head_dim),
+        ("kv_heads", None, None),
+        tuple(Tensor(f"{name}.{part}_proj.bias", (rows[part],)) for part in "qkv"),
+        lambda tensors: join_qkv(spec, tensors),
+    )
+
+
+def join_qkv(spec: AttentionSpec, tensors: Sequence[Array]) -> Array:
+    """The rows of q, k and v, ordered by kv head."""
+    q, k, v = tensors
+    rest = q.shape[1:]
+    return np.concatenate(
+        (
+            q.reshape(spec.kv_heads, spec.group, spec.head_dim, *rest),
+            k.reshape(spec.kv_heads, 1, spec.head_dim, *rest),
+            v.reshape(spec.kv_heads, 1, spec.head_dim, *rest),
+        ),
+        axis=1,
+    )
+
+
+def split_qkv(spec: AttentionSpec, fused: Array) -> Sequence[Array]:
+    """The q, k and v that a checkpoint stores one after the other in a single tensor."""
+    rows = _qkv_rows(spec)
+    return np.split(fused, (rows["q"], rows["q"] + rows["k"]))
+
+
+def _qkv_rows(spec: AttentionSpec) -> dict[str, int]:
+    keys = spec.kv_heads * spec.head_dim
+    return {"q": spec.group * keys, "k": keys, "v": keys}
+
+
+def attention_out(name: str, spec: AttentionSpec, embed: int) -> Param:
+    """[d, k, g, h] from the weight of `o_proj`."""
+    width = spec.kv_heads * spec.group * spec.head_dim
+    return Param(
+        (embed, spec.kv_heads, spec.group, spec.head_dim),
+        ("embed", "kv_heads", None, None),
+        (Tensor(f"{name}.o_proj.weight", (embed, width)),),
+    )
+
+
+def gate_up(gate: str, up: str, shape: tuple[int, int]) -> Param:
+    """[2, m, d] from a gate and an up projection of the same shape [m, d]."""
+    return Param((2, *shape), (None, "mlp", "embed"), (Tensor(gate, shape), Tensor(up, shape)), np.stack)
+
+
+def bias(name: str, size: int, axis: str) -> Param:
+    return Param((size,), (axis,), (Tensor(name, (size,)),))
+
+
+def copy_keys(param: Param, copies: int) -> Param:
+    """A fused qkv [k, g + 2, ...] with each key and value `copies` times, every copy for a part of the group."""
+    kv_heads, parts, *rest = param.shape
+    group = (parts - 2) // copies
+
+    def join(tensors: Sequence[Array]) -> Array:
+        fused = param.assemble(tensors)
+        queries = fused[:, :-2].reshape(kv_heads * copies, group, *rest)
+        return np.concatenate((queries, np.repeat(fused[:, -2:], copies, axis=0)), axis=1)
+
+    return replace(param, shape=(kv_heads * copies, group + 2, *rest), join=join)

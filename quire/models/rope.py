@@ -1,0 +1,267 @@
+"""Rotary position embeddings: the angle of each pair of features at each position.
+
+Angles are `position * inverse_frequency`, in float32; the types differ in the frequencies, and some of them also scale
+the rotated features. Two types, dynamic and longrope, have frequencies that depend on how long the sequence is.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from quire.models.fields import Fields
+
+Frequencies = np.ndarray[Any, np.dtype[np.float32]]
+
+
+class Rotation(NamedTuple):
+    """The rotation of each token, [t, rotated / 2] each."""
+
+    cos: jax.Array
+    sin: jax.Array
+
+
+@dataclass(frozen=True, eq=False)
+class Rope:
+    """Rotates the first `2 * len(inverse_frequencies)` features of a head and passes the others through."""
+
+    inverse_frequencies: Frequencies
+    max_positions: int
+    feature_scale: float = 1.0
+
+    @property
+    def depends_on_length(self) -> bool:
+        return False
+
+    def prefix_key(self, prompt_length: int) -> int:
+        """Sequences whose prompts have the same key rotate the positions they share alike."""
+        return 0
+
+    def rotation(self, positions: jax.Array, lengths: jax.Array | None) -> Rotation:
+        angles = positions.astype(jnp.float32)[:, None] * self._frequencies(lengths)
+        return Rotation(jnp.cos(angles) * self.feature_scale, jnp.sin(angles) * self.feature_scale)
+
+    def _frequencies(self, lengths: jax.Array | None) -> jax.Array:
+        return jnp.asarray(self.inverse_frequencies)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class LongRope(Rope):
+    """Has other frequencies for sequences that are longer than those the model was first trained on."""
+
+    long_inverse_frequencies: Frequencies
+    short_length: int
+
+    @property
+    def depends_on_length(self) -> bool:
+        return True
+
+    def prefix_key(self, prompt_length: int) -> int:
+        return int(prompt_length > self.short_length)
+
+    def _frequencies(self, lengths: jax.Array | None) -> jax.Array:
+        assert lengths is not None
+        is_long = (lengths > self.short_length)[:, None]
+        return jnp.where(is_long, self.long_inverse_frequencies, self.inverse_frequencies)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class DynamicRope(Rope):
+    """Slows all rotations down as a sequence grows beyond the length the model was trained on."""
+
+    theta: float
+    factor: float
+    trained_length: int
+
+    @property
+    def depends_on_length(self) -> bool:
+        return True
+
+    def prefix_key(self, prompt_length: int) -> int:
+        return max(prompt_length - self.trained_length, 0)
+
+    def _frequencies(self, lengths: jax.Array | None) -> jax.Array:
+        assert lengths is not None
+        rotated = 2 * len(self.inverse_frequencies)
+        length = jnp.maximum(lengths, self.trained_length).astype(jnp.float32)
+        stretch = self.factor * length / self.trained_length - (self.factor - 1)
+        theta = self.theta * stretch ** (rotated / (rotated - 2))
+        exponents = np.arange(0, rotated, 2, dtype=np.float32) / rotated
+        return 1.0 / theta[:, None] ** exponents
+
+
+def rotate(x: jax.Array, rotation: Rotation) -> jax.Array:
+    """x [t, ..., h] with its features i and i + rotated / 2 rotated as a pair."""
+    between = (1,) * (x.ndim - 2)
+    cos = rotation.cos.reshape(len(x), *between, -1)
+    sin = rotation.sin.reshape(len(x), *between, -1)
+    half = cos.shape[-1]
+    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
+    rotated = (first * cos - second * sin, second * cos + first * sin)
+    return jnp.concatenate((*(part.astype(x.dtype) for part in rotated), rest), axis=-1)
+
+
+# What the types below read, and what configs carry besides without an effect ("finetuned" says how it came about).
+KNOWN_KEYS = (
+    *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
+    *("attention_factor", "beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim"),
+    *("low_freq_factor", "high_freq_factor", "short_factor", "long_factor", "finetuned"),
+)
+
+
+@dataclass(frozen=True)
+class RopeFields:
+    """What every type starts from, whichever spelling the config uses."""
+
+    rope: Fields
+    rotated: int
+    theta: float
+    max_positions: int
+    original_max_positions: int
+
+    def plain(self) -> Frequencies:
+        exponents = np.arange(0, self.rotated, 2, dtype=np.float32) / np.float32(self.rotated)
+        return np.float32(1.0) / np.float32(self.theta) ** exponents
+
+
+def read_rope(
+    fields: Fields,
+    head_dim: int,
+    *,
+    default_theta: float = 10_000.0,
+    parameters: Fields | None = None,
+    partial: bool = False,
+    renamed: dict[str, str] | None = None,
+) -> Rope:
+    """The rope a config asks for.
+
+    `parameters` stands for the config's own `rope_parameters` or `rope_scaling` where a family has several. `partial`
+    says that the family can rotate a part of each head; `renamed` maps its names for a type to the usual ones.
+    """
+    rope = parameters or fields.within("rope_scaling" if fields.get("rope_scaling") else "rope_parameters")
+    for key in rope:
+        if key not in KNOWN_KEYS and rope.get(key) is not None:
+            raise rope.unsupported(key, "it is no part of any rope type Quire knows")
+    type_key = "rope_type" if "rope_type" in rope else "type"
+    rope_type = rope.text(type_key, "default")
+    rope_type = (renamed or {}).get(rope_type, rope_type)
+    if rope_type not in TYPES:
+        raise rope.unsupported(type_key, f"known types are {', '.join(TYPES)}")
+    max_positions = fields.integer("max_position_embeddings")
+    fraction_fields = rope if "partial_rotary_factor" in rope else fields
+    fraction = fraction_fields.number("partial_rotary_factor", 1.0)
+    if fraction != 1.0 and not partial:
+        raise fraction_fields.unsupported("partial_rotary_factor", "this family rotates whole heads")
+    rotated = int(head_dim * fraction)
+    if rotated < 4 or rotated % 2:
+        raise fields.invalid("head_dim", f"rope needs an even number of at least 4 rotated features, not {rotated}")
+    # A value beside the rope parameters counts before one within them.
+    original = fields if "original_max_position_embeddings" in fields else rope
+    return TYPES[rope_type](
+        RopeFields(
+            rope=rope,
+            rotated=rotated,
+            theta=rope.number("rope_theta", fields.number("rope_theta", default_theta)),
+            max_positions=max_positions,
+            original_max_positions=original.integer("original_max_position_embeddings", max_positions),
+        )
+    )
+
+
+def _default(given: RopeFields) -> Rope:
+    return Rope(given.plain(), given.max_positions)
+
+
+def _linear(given: RopeFields) -> Rope:
+    return Rope(given.plain() / np.float32(given.rope.number("factor")), given.max_positions)
+
+
+def _dynamic(given: RopeFields) -> Rope:
+    factor = given.rope.number("factor")
+    return DynamicRope(
+        given.plain(),
+        max_positions=int(given.max_positions * factor),
+        theta=given.theta,
+        factor=factor,
+        trained_length=given.max_positions,
+    )
+
+
+def _llama3(given: RopeFields) -> Rope:
+    """Long wavelengths are stretched, short ones are kept, those between are blended."""
+    factor = given.rope.number("factor")
+    low, high = given.rope.number("low_freq_factor"), given.rope.number("high_freq_factor")
+    plain = given.plain()
+    wavelengths = 2 * math.pi / plain
+    blend = (given.original_max_positions / wavelengths - low) / (high - low)
+    keep = np.clip(blend, 0.0, 1.0)
+    return Rope((plain * keep + plain / factor * (1 - keep)).astype(np.float32), given.max_positions)
+
+
+def _yarn(given: RopeFields) -> Rope:
+    """As llama3, with the blend a ramp over the features, and rotated features scaled up with the stretch."""
+    rope = given.rope
+    factor = rope.number("factor", given.max_positions / given.original_max_positions)
+    scale = rope.optional_number("attention_factor")
+    if scale is None:
+        mscale, mscale_all = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
+        if mscale and mscale_all:
+            scale = _yarn_scale(factor, mscale) / _yarn_scale(factor, mscale_all)
+        else:
+            scale = _yarn_scale(factor, 1.0)
+
+    def feature_with(rotations: float) -> float:
+        """Which feature turns this often over the trained length."""
+        turns = given.original_max_positions / (rotations * 2 * math.pi)
+        return given.rotated * math.log(turns) / (2 * math.log(given.theta))
+
+    first = feature_with(rope.number("beta_fast", 32.0))
+    last = feature_with(rope.number("beta_slow", 1.0))
+    if rope.flag("truncate", True):
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, given.rotated - 1)
+    if first == last:
+        last += 0.001  # a step in place of a ramp
+    ramp = np.clip((np.arange(given.rotated // 2, dtype=np.float32) - first) / (last - first), 0.0, 1.0)
+    plain = given.plain()
+    return Rope(
+        (plain / factor * ramp + plain * (1 - ramp)).astype(np.float32),
+        max_positions=max(given.max_positions, int(given.original_max_positions * factor)),
+        feature_scale=scale,
+    )
+
+
+def _yarn_scale(factor: float, mscale: float) -> float:
+    return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
+
+
+def _longrope(given: RopeFields) -> Rope:
+    rope, original = given.rope, given.original_max_positions
+    factor = rope.number("factor", given.max_positions / original)
+    scale = rope.optional_number("attention_factor")
+    if scale is None:
+        scale = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
+    plain = given.plain()
+    short = np.asarray(rope.numbers("short_factor", given.rotated // 2), np.float32)
+    long = np.asarray(rope.numbers("long_factor", given.rotated // 2), np.float32)
+    return LongRope(
+        plain / short,
+        max_positions=given.max_positions,
+        feature_scale=scale,
+        long_inverse_frequencies=plain / long,
+        short_length=original,
+    )
+
+
+TYPES: dict[str, Callable[[RopeFields], Rope]] = {
+    "default": _default,
+    "linear": _linear,
+    "dynamic": _dynamic,
+    "llama3": _llama3,
+    "yarn": _yarn,
+    "longrope": _longrope,
+}

@@ -1,0 +1,147 @@
+"""The parts that most families name and shape alike, with the checkpoint names of `LlamaForCausalLM`."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from quire.models.attention import Attention
+from quire.models.decoder import Decoder, DecoderLayer
+from quire.models.feed_forward import Activation, GatedMLP
+from quire.models.fields import Fields
+from quire.models.norm import HeadsRMSNorm, Norm, RMSNorm
+from quire.models.params import Param, Tensor
+from quire.models.projection import attention_out, bias, gate_up, separate_qkv, separate_qkv_bias
+from quire.models.rope import Rope
+from quire.ops.attention_spec import AttentionSpec
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """`group` query heads share each of `kv_heads` keys and values."""
+
+    vocab: int
+    embed: int
+    layers: int
+    kv_heads: int
+    group: int
+    head_dim: int
+
+    def attention(
+        self, *, scale: float | None = None, window: int | None = None, softcap: float | None = None
+    ) -> AttentionSpec:
+        scale = self.head_dim**-0.5 if scale is None else scale
+        return AttentionSpec(self.kv_heads, self.group, self.head_dim, scale, window, softcap)
+
+
+def read_sizes(fields: Fields, **defaults: int) -> Sizes:
+    """`defaults` are for fields that the family's own config class has values for, and files leave out."""
+    embed = fields.integer("hidden_size", defaults.get("hidden_size"))
+    heads = fields.integer("num_attention_heads", defaults.get("num_attention_heads"))
+    kv_heads = fields.integer("num_key_value_heads", defaults.get("num_key_value_heads", heads))
+    if heads % kv_heads:
+        raise fields.invalid("num_key_value_heads", f"it does not divide num_attention_heads = {heads}")
+    head_dim = fields.optional_integer("head_dim", defaults.get("head_dim"))
+    if head_dim is None:
+        if embed % heads:
+            raise fields.invalid("num_attention_heads", f"it does not divide hidden_size = {embed}")
+        head_dim = embed // heads
+    return Sizes(
+        vocab=fields.integer("vocab_size", defaults.get("vocab_size")),
+        embed=embed,
+        layers=fields.integer("num_hidden_layers", defaults.get("num_hidden_layers")),
+        kv_heads=kv_heads,
+        group=heads // kv_heads,
+        head_dim=head_dim,
+    )
+
+
+def read_layer_types(fields: Fields, sizes: Sizes, default: Callable[[int], bool]) -> list[bool]:
+    """Whether each layer has a sliding window; `default` says so for configs that do not list their layers."""
+    if "layer_types" not in fields:
+        return [default(i) for i in range(sizes.layers)]
+    kinds = {"sliding_attention": True, "full_attention": False}
+    types = fields.texts("layer_types", sizes.layers)
+    if not set(types) <= set(kinds):
+        raise fields.unsupported("layer_types", f"known types are {', '.join(kinds)}")
+    return [kinds[kind] for kind in types]
+
+
+def attention(
+    name: str,
+    sizes: Sizes,
+    spec: AttentionSpec,
+    *,
+    rope: Rope | None,
+    qkv_bias: bool = False,
+    out_bias: bool = False,
+    q_norm: RMSNorm | HeadsRMSNorm | None = None,
+    k_norm: RMSNorm | HeadsRMSNorm | None = None,
+) -> Attention:
+    return Attention(
+        spec,
+        qkv=separate_qkv(name, spec, sizes.embed),
+        out=attention_out(name, spec, sizes.embed),
+        qkv_bias=separate_qkv_bias(name, spec) if qkv_bias else None,
+        out_bias=bias(f"{name}.o_proj.bias", sizes.embed, "embed") if out_bias else None,
+        rope=rope,
+        q_norm=q_norm,
+        k_norm=k_norm,
+    )
+
+
+def gated_mlp(name: str, sizes: Sizes, mlp: int, activation: Activation, *, biased: bool = False) -> GatedMLP:
+    gate_up_bias = down_bias = None
+    if biased:
+        sources = tuple(Tensor(f"{name}.{part}_proj.bias", (mlp,)) for part in ("gate", "up"))
+        gate_up_bias = Param((2, mlp), (None, "mlp"), sources, np.stack)
+        down_bias = bias(f"{name}.down_proj.bias", sizes.embed, "embed")
+    return GatedMLP(
+        activation,
+        gate_up=gate_up(f"{name}.gate_proj.weight", f"{name}.up_proj.weight", (mlp, sizes.embed)),
+        down=mlp_down(f"{name}.down_proj.weight", sizes, mlp),
+        gate_up_bias=gate_up_bias,
+        down_bias=down_bias,
+    )
+
+
+def mlp_down(name: str, sizes: Sizes, mlp: int) -> Param:
+    shape = (sizes.embed, mlp)
+    return Param(shape, ("embed", "mlp"), (Tensor(name, shape),))
+
+
+def decoder(
+    fields: Fields,
+    sizes: Sizes,
+    layers: Sequence[DecoderLayer],
+    norm: Norm,
+    *,
+    max_positions: int,
+    tied: bool = False,
+    rename: Callable[[str], str | None] = lambda name: name,
+    **scalars: Any,
+) -> Decoder:
+    """`tied` is what the family's config class takes where the config does not say."""
+    tied = fields.flag("tie_word_embeddings", tied)
+    return Decoder(
+        embedding=vocabulary("model.embed_tokens.weight", sizes),
+        blocks=tuple(layers),
+        norm=norm,
+        max_positions=max_positions,
+        rename=lambda name: used_name(rename(name), tied),
+        head=None if tied else vocabulary("lm_head.weight", sizes),
+        **scalars,
+    )
+
+
+def vocabulary(name: str, sizes: Sizes) -> Param:
+    shape = (sizes.vocab, sizes.embed)
+    return Param(shape, ("vocab", "embed"), (Tensor(name, shape),))
+
+
+def used_name(name: str | None, tied: bool) -> str | None:
+    """None for what some checkpoints store although it follows from the config or from other tensors."""
+    if name is None or name.endswith(".rotary_emb.inv_freq") or (tied and name == "lm_head.weight"):
+        return None
+    return name

@@ -1,0 +1,20 @@
+"""What one attention layer keeps and computes."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class AttentionSpec:
+    """The constants of an attention layer.
+
+    Its state is `kv_heads` keys and as many values of size `head_dim` for each position; each key serves `group` query
+    heads. A token sees itself and what came before it; in a layer with a `window`, only the last `window` positions,
+    itself among them. A score is `scale * q.k`, and with a `softcap` c it becomes `c * tanh(score / c)`.
+    """
+
+    kv_heads: int
+    group: int
+    head_dim: int
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
