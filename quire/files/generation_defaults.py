@@ -1,0 +1,101 @@
+"""What a model's own files say about generating with it."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from quire.errors import InvalidCheckpoint
+from quire.files.json_file import read_json_if_present
+
+
+@dataclass(frozen=True)
+class GenerationDefaults:
+    """Sampling for requests that say nothing about it. None: the files are silent too."""
+
+    do_sample: bool | None = None
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    max_new_tokens: int | None = None
+
+
+_GGUF_KEYS = {
+    "temperature": "general.sampling.temp",
+    "top_k": "general.sampling.top_k",
+    "top_p": "general.sampling.top_p",
+    "min_p": "general.sampling.min_p",
+    "repetition_penalty": "general.sampling.penalty_repeat",
+}
+_EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+# Older GGUF files name one end of sequence and leave the others to the reader; a model trained to end its turn with
+# one of these would run on.
+_TURN_ENDS = frozenset(
+    ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>", "</s>")
+)
+_CONTROL_TOKEN = 3
+
+
+def generation_defaults(generation_config: Mapping[str, Any], origin: Path) -> GenerationDefaults:
+    """From generation_config.json, whose many other fields steer the library that wrote it."""
+    found: dict[str, Any] = {}
+    for field in fields(GenerationDefaults):
+        value = generation_config.get(field.name)
+        if value is None:
+            continue
+        wanted: tuple[type, ...] = (bool,) if field.name == "do_sample" else (int, float)
+        if not isinstance(value, wanted) or (bool not in wanted and isinstance(value, bool)):
+            raise InvalidCheckpoint(f"{origin}: {field.name} is {value!r}")
+        found[field.name] = value
+    return GenerationDefaults(**found)
+
+
+def generation_defaults_from_gguf(metadata: Mapping[str, Any], origin: Path) -> GenerationDefaults:
+    return generation_defaults({name: metadata.get(key) for name, key in _GGUF_KEYS.items()}, origin)
+
+
+def eos_token_ids(folder: Path, config: Mapping[str, Any], generation_config: Mapping[str, Any]) -> tuple[int, ...]:
+    """Every id that any of a folder's files calls the end of a sequence."""
+    text_config = config.get("text_config")
+    sources = [config, generation_config, text_config if isinstance(text_config, dict) else {}]
+    ids = set(_integers((source.get("eos_token_id") for source in sources), folder))
+    return tuple(sorted(ids | _tokenizer_eos_ids(folder)))
+
+
+def eos_token_ids_from_gguf(metadata: Mapping[str, Any], origin: Path) -> tuple[int, ...]:
+    ids = set(_integers((metadata.get(f"tokenizer.ggml.{key}") for key in _EOS_KEYS), origin))
+    tokens = metadata.get("tokenizer.ggml.tokens", ())
+    types = metadata.get("tokenizer.ggml.token_type", ())
+    for token_id, (token, type_) in enumerate(zip(tokens, types, strict=False)):
+        if type_ == _CONTROL_TOKEN and token in _TURN_ENDS:
+            ids.add(token_id)
+    return tuple(sorted(ids))
+
+
+def _integers(values: Iterable[Any], origin: Path) -> Iterable[int]:
+    for value in values:
+        for item in value if isinstance(value, list) else (value,):
+            if item is None:
+                continue
+            if not isinstance(item, int) or isinstance(item, bool):
+                raise InvalidCheckpoint(f"{origin}: an end-of-sequence id is {item!r}, not an integer")
+            yield item
+
+
+def _tokenizer_eos_ids(folder: Path) -> set[int]:
+    """The id of the tokenizer's eos_token, which its files give by text."""
+    settings = read_json_if_present(folder / "tokenizer_config.json")
+    token = settings.get("eos_token")
+    content = token.get("content") if isinstance(token, dict) else token
+    if not isinstance(content, str):
+        return set()
+    added = settings.get("added_tokens_decoder")
+    if isinstance(added, dict):
+        found = {int(key) for key, entry in added.items() if entry.get("content") == content}
+        if found:
+            return found
+    tokenizer = read_json_if_present(folder / "tokenizer.json")
+    return {entry["id"] for entry in tokenizer.get("added_tokens", ()) if entry.get("content") == content}

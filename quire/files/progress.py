@@ -1,0 +1,26 @@
+"""How long work on files says how far it is."""
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+
+Report = Callable[[int, int], None]  # bytes done, bytes in all
+Progress = Callable[[str], AbstractContextManager[Report]]  # opened with a label, for one piece of work
+
+
+@contextmanager
+def progress_bar(label: str) -> Iterator[Report]:
+    """A bar on standard error; where that is no terminal, one line at the end."""
+    from rich.console import Console
+    from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn, TransferSpeedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
+    with Bars(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bars:
+        task = bars.add_task(label, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+def silent(label: str) -> AbstractContextManager[Report]:
+    """No bar: for tests, and for callers that say it in their own way."""
+    del label
+    return nullcontext(lambda done, total: None)
