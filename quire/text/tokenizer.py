@@ -1,0 +1,248 @@
+"""Text to tokens and back, for Hugging Face folders and GGUF files."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import tokenizers
+from tokenizers import AddedToken
+
+from quire.errors import InvalidCheckpoint, InvalidRequest
+from quire.files.json_file import read_json, read_json_if_present
+from quire.text.gguf_vocabulary import surround, tokenizer_from_metadata
+from quire.text.token_text import Piece, PieceTable, TextRule, rule_of_decoder
+
+_NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+
+
+class TokenSpan(NamedTuple):
+    """A token of a text: characters `[start, stop)`, which for a token the text does not hold (bos) is empty."""
+
+    id: int
+    piece: str
+    start: int
+    stop: int
+
+
+class Tokenizer:
+    """A vocabulary and its rules, fixed once made; any thread may use it.
+
+    The interpreter lock is let go while text is encoded, so a long prompt in a worker thread holds nobody up.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> None:
+        """`backend` belongs to this object from here on; `special_tokens` are by name, as chat templates use them."""
+        backend.no_padding()
+        backend.no_truncation()
+        self._backend = backend
+        self.special_tokens = dict(special_tokens)
+        self.text_rule: TextRule = rule_of_decoder(backend.decoder and backend.decoder.__getstate__())
+        self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+        self.special_ids = frozenset(
+            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
+        )
+        self.bos_id = self._named("bos_token")
+        self.eos_id = self._named("eos_token")
+        self.pad_id = self._named("pad_token")
+        self.unk_id = self._named("unk_token")
+        self._all_pieces = PieceTable(self._piece_of)
+        self._visible_pieces = PieceTable(lambda i: None if i in self.special_ids else self._piece_of(i))
+
+    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
+        """Token ids. `add_special_tokens`: bos and eos as the vocabulary's rules say.
+
+        `parse_special`: special tokens written out in the text become those tokens, as a rendered chat template needs;
+        without it they are plain text, as for text that is not trusted.
+        """
+        return self.encode_batch([text], add_special_tokens=add_special_tokens, parse_special=parse_special)[0]
+
+    def encode_batch(
+        self, texts: Sequence[str], *, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[list[int]]:
+        """As `encode`, for many texts at once, on all cores."""
+        backend = self._backend if parse_special else self._plain_backend
+        _check_texts(texts)
+        return [
+            encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        ]
+
+    def encode_with_spans(
+        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
+    ) -> list[TokenSpan]:
+        """As `encode`, with where in the text each token lies."""
+        backend = self._backend if parse_special else self._plain_backend
+        _check_texts([text])
+        encoding = backend.encode(text, add_special_tokens=add_special_tokens)
+        return [
+            TokenSpan(token_id, piece, start, stop)
+            for token_id, piece, (start, stop) in zip(encoding.ids, encoding.tokens, encoding.offsets, strict=True)
+        ]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of the tokens. An id inside the vocabulary that names no token has no text."""
+        self.check_ids(token_ids)
+        text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
+        return text
+
+    def check_ids(self, token_ids: Iterable[int]) -> None:
+        """Refuse ids that are not in the vocabulary."""
+        for token_id in token_ids:
+            if not 0 <= token_id < self.vocab_size:
+                raise InvalidRequest(f"token id {token_id} is outside the vocabulary: 0 to {self.vocab_size - 1}")
+
+    def is_special(self, token_id: int) -> bool:
+        return token_id in self.special_ids
+
+    def piece(self, token_id: int) -> str:
+        """The token as the vocabulary spells it."""
+        self.check_ids((token_id,))
+        piece: str | None = self._backend.id_to_token(token_id)
+        return "" if piece is None else piece
+
+    def id_of(self, piece: str) -> int | None:
+        """The id of a token as the vocabulary spells it."""
+        token_id: int | None = self._backend.token_to_id(piece)
+        return token_id
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """What the token adds in the middle of a text; a character may take several tokens."""
+        self.check_ids((token_id,))
+        piece = self._all_pieces[token_id]
+        if piece is None:
+            return b""
+        return piece.encode() if isinstance(piece, str) else piece
+
+    def pieces(self, skip_special_tokens: bool) -> PieceTable:
+        """What each token adds in the middle of a text."""
+        return self._visible_pieces if skip_special_tokens else self._all_pieces
+
+    def first_piece(self, token_id: int) -> Piece:
+        """What the token adds as the first of a text."""
+        token = self._backend.id_to_token(token_id)
+        return None if token is None else self.text_rule.first_piece(token)
+
+    def _piece_of(self, token_id: int) -> Piece:
+        token = self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
+        return None if token is None else self.text_rule.piece(token)
+
+    def _named(self, name: str) -> int | None:
+        token = self.special_tokens.get(name)
+        return None if token is None else self.id_of(token)
+
+    @cached_property
+    def _plain_backend(self) -> tokenizers.Tokenizer:
+        """The same vocabulary, blind to special tokens in text. A copy: the switch is a state of the whole object."""
+        plain = tokenizers.Tokenizer.from_str(self._backend.to_str())
+        plain.encode_special_tokens = True
+        return plain
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder or of a GGUF file."""
+    path = Path(path)
+    if path.is_dir():
+        return _from_folder(path)
+    from quire.files.gguf import read_metadata  # imports numpy and gguf, which folders do not need
+
+    try:
+        return tokenizer_from_gguf(read_metadata(path))
+    except InvalidCheckpoint as error:
+        raise InvalidCheckpoint(_named_file(path, error)) from error
+
+
+def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
+    """The tokenizer that the metadata of a GGUF file describes."""
+    return Tokenizer(*tokenizer_from_metadata(metadata))
+
+
+def _from_folder(folder: Path) -> Tokenizer:
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        raise InvalidCheckpoint(f"{file}: no such file; a model folder needs its fast tokenizer")
+    backend = _read_backend(file)
+    config = read_json_if_present(folder / "special_tokens_map.json")
+    config |= read_json_if_present(folder / "tokenizer_config.json")
+    _add_tokens(backend, folder, config)
+    special_tokens = _special_tokens(config)
+    _mark_special(backend, [*special_tokens.values(), *_extra_special_tokens(config)])
+    for name in ("bos_token", "eos_token"):
+        if name in special_tokens and backend.token_to_id(special_tokens[name]) is None:
+            raise InvalidCheckpoint(f"{file}: {name} {special_tokens[name]!r} is not in the vocabulary")
+    if "add_bos_token" in config or "add_eos_token" in config:
+        # Said outright, this overrules what tokenizer.json adds.
+        surround(
+            backend,
+            special_tokens.get("bos_token") if config.get("add_bos_token") else None,
+            special_tokens.get("eos_token") if config.get("add_eos_token") else None,
+        )
+    return Tokenizer(backend, special_tokens)
+
+
+def _read_backend(file: Path) -> tokenizers.Tokenizer:
+    read_json(file)  # names what is wrong with a damaged file better than the library does
+    try:
+        return tokenizers.Tokenizer.from_file(str(file))
+    except Exception as error:  # the library raises nothing narrower
+        raise InvalidCheckpoint(f"{file}: not a tokenizer: {error}") from error
+
+
+def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, config: Mapping[str, Any]) -> None:
+    """Tokens that the configuration names and `tokenizer.json` lacks, in the order of their ids."""
+    wanted = {
+        int(token_id): AddedToken(**token) if isinstance(token, dict) else AddedToken(token)
+        for token_id, token in config.get("added_tokens_decoder", {}).items()
+    }
+    for content, token_id in read_json_if_present(folder / "added_tokens.json").items():
+        wanted.setdefault(token_id, AddedToken(content))
+    for token_id, token in sorted(wanted.items()):
+        if backend.token_to_id(token.content) is None:
+            backend.add_tokens([token])
+        found = backend.token_to_id(token.content)
+        if found != token_id:
+            raise InvalidCheckpoint(
+                f"{folder}: token {token.content!r} has id {token_id} by its configuration, not {found}"
+            )
+    _mark_special(backend, [token.content for token in wanted.values() if token.special])
+
+
+def _mark_special(backend: tokenizers.Tokenizer, contents: Iterable[str]) -> None:
+    """Make tokens of the vocabulary special; one that it does not hold has no embedding, and is left out."""
+    special = {token.content for token in backend.get_added_tokens_decoder().values() if token.special}
+    backend.add_special_tokens(
+        [content for content in contents if content not in special and backend.token_to_id(content) is not None]
+    )
+
+
+def _special_tokens(config: Mapping[str, Any]) -> dict[str, str]:
+    found = {name: _content(config[name]) for name in _NAMES if config.get(name) is not None}
+    extra = config.get("extra_special_tokens")
+    if isinstance(extra, dict):
+        found |= {name: _content(token) for name, token in extra.items()}
+    return found
+
+
+def _extra_special_tokens(config: Mapping[str, Any]) -> list[str]:
+    extra = config.get("extra_special_tokens")
+    return [
+        _content(token)
+        for token in [*config.get("additional_special_tokens", ()), *(extra if isinstance(extra, list) else ())]
+    ]
+
+
+def _content(token: Any) -> str:
+    return token["content"] if isinstance(token, dict) else str(token)
+
+
+def _check_texts(texts: Iterable[str]) -> None:
+    for text in texts:
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise InvalidRequest(
+                f"text: character {error.start} is a lone surrogate, U+{ord(text[error.start]):04X}, not a character"
+            ) from error
+
+
+def _named_file(path: Path, error: InvalidCheckpoint) -> str:
+    return str(error) if str(error).startswith(str(path)) else f"{path}: {error}"
