@@ -1,0 +1,68 @@
+"""Weights nobody trained, for measuring and testing models that need not be fetched."""
+
+import math
+import zlib
+from collections.abc import Callable
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+
+from quire.files.progress import Progress, silent
+from quire.models.checkpoint import Placement, leaves, map_params
+from quire.models.model import Model
+from quire.models.params import Param, ParamTree
+
+_NORM_SPREAD = 0.1
+_BIAS_SPREAD = 0.02
+
+
+def random_weights(
+    model: Model,
+    *,
+    seed: int,
+    dtype: str,
+    placement: Placement | None = None,
+    progress: Progress = silent,
+) -> ParamTree:
+    """Weights made on the devices they live on, the same for a seed however they are placed.
+
+    Matrices keep the size of what they multiply and norms are near one, so that activations stay in range through
+    any number of layers, and logits differ.
+    """
+    params = model.params()
+    key = jax.random.key(seed)
+    item_bytes = jnp.dtype(dtype).itemsize
+    total = sum(math.prod(param.shape) * item_bytes for param in leaves(params))
+    done = 0
+    with progress("Making random weights") as report:
+
+        def make(param: Param) -> jax.Array:
+            nonlocal done
+            # By name, so that a weight does not depend on which others the model has.
+            own_key = jax.random.fold_in(key, zlib.crc32(param.sources[0].name.encode()))
+            draw = _draw(param.shape, dtype, None if placement is None else placement(param))
+            weight = draw(own_key, *_mean_and_spread(param))
+            done += math.prod(param.shape) * item_bytes
+            report(done, total)
+            return weight
+
+        return map_params(make, params)
+
+
+def _mean_and_spread(param: Param) -> tuple[float, float]:
+    source = param.sources[0]
+    if len(source.shape) > 1:
+        return 0.0, source.shape[-1] ** -0.5
+    return (0.0, _BIAS_SPREAD) if source.name.endswith("bias") else (1.0, _NORM_SPREAD)
+
+
+@cache  # layers repeat their shapes: one compilation each
+def _draw(
+    shape: tuple[int, ...], dtype: str, where: jax.sharding.Sharding | None
+) -> Callable[[jax.Array, float, float], jax.Array]:
+    @partial(jax.jit, out_shardings=where)
+    def draw(key: jax.Array, mean: float, spread: float) -> jax.Array:
+        return (mean + spread * jax.random.normal(key, shape, jnp.float32)).astype(dtype)
+
+    return draw
