@@ -23,18 +23,22 @@ class Fields:
     def __contains__(self, name: str) -> bool:
         return self._config.get(name) is not None
 
+    def is_null(self, name: str) -> bool:
+        """Whether the field is there without a value, which turns off what a family has by default."""
+        return name in self._config and self._config[name] is None
+
     def __iter__(self) -> Iterator[str]:
         return iter(self._config)
 
     def get(self, name: str) -> Any:
         return self._config.get(name)
 
-    def within(self, name: str) -> "Fields":
-        """The fields of a field; none where it is absent."""
+    def within(self, name: str, defaults: Mapping[str, Any] | None = None) -> "Fields":
+        """The fields of a field; none where it is absent. `defaults` are for those it does not have."""
         value = self.get(name)
         if value is not None and not isinstance(value, Mapping):
             raise self.invalid(name, "an object is needed")
-        return Fields(value or {}, self.family, f"{self._path}{name}.")
+        return Fields({**(defaults or {}), **(value or {})}, self.family, f"{self._path}{name}.")
 
     def integer(self, name: str, default: int | None = None) -> int:
         """A whole number above zero."""
@@ -42,6 +46,10 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.invalid(name, "a whole number above 0 is needed")
         return value
+
+    def whole(self, name: str, default: int) -> int:
+        """A whole number, zero included."""
+        return 0 if self.get(name) == 0 else self.integer(name, default)
 
     def optional_integer(self, name: str, default: int | None = None) -> int | None:
         return self.integer(name, default) if name in self or default is not None else None

@@ -89,6 +89,23 @@ def bias(name: str, size: int, axis: str) -> Param:
     return Param((size,), (axis,), (Tensor(name, (size,)),))
 
 
+def router(name: str, num_experts: int, embed: int) -> Param:
+    shape = (num_experts, embed)
+    return Param(shape, ("experts", "embed"), (Tensor(name, shape),))
+
+
+def experts_gate_up(names: Sequence[tuple[str, str]], shape: tuple[int, int]) -> Param:
+    """[e, 2, m, d] from the gate and up projections [m, d] of each expert."""
+    sources = tuple(Tensor(name, shape) for pair in names for name in pair)
+    return Param((len(names), 2, *shape), ("experts", None, "mlp", "embed"), sources, np.stack)
+
+
+def experts_down(names: Sequence[str], shape: tuple[int, int]) -> Param:
+    """[e, d, m] from the down projections [d, m] of each expert."""
+    sources = tuple(Tensor(name, shape) for name in names)
+    return Param((len(names), *shape), ("experts", "embed", "mlp"), sources, np.stack)
+
+
 def copy_keys(param: Param, copies: int) -> Param:
     """A fused qkv [k, g + 2, ...] with each key and value `copies` times, every copy for a part of the group."""
     kv_heads, parts, *rest = param.shape

@@ -6,7 +6,19 @@ from typing import Any, NamedTuple
 from quire.errors import UnsupportedModel
 from quire.models.decoder import Decoder
 from quire.models.fields import Fields
+from quire.models.gemma2 import gemma2
+from quire.models.gemma3 import gemma3
+from quire.models.gpt2 import gpt2
+from quire.models.granite import granite
 from quire.models.llama import llama
+from quire.models.mistral import mistral
+from quire.models.mixtral import mixtral
+from quire.models.olmo2 import olmo2
+from quire.models.phi3 import phi3
+from quire.models.qwen2 import qwen2
+from quire.models.qwen3 import qwen3
+from quire.models.qwen3_moe import qwen3_moe
+from quire.models.smollm3 import smollm3
 
 
 class Family(NamedTuple):
@@ -17,6 +29,19 @@ class Family(NamedTuple):
 # By `model_type`.
 FAMILIES: dict[str, Family] = {
     "llama": Family(llama, ("LlamaForCausalLM",)),
+    "qwen2": Family(qwen2, ("Qwen2ForCausalLM",)),
+    "qwen3": Family(qwen3, ("Qwen3ForCausalLM",)),
+    "mistral": Family(mistral, ("MistralForCausalLM",)),
+    "gemma2": Family(gemma2, ("Gemma2ForCausalLM",)),
+    "gemma3": Family(gemma3, ("Gemma3ForConditionalGeneration",)),
+    "gemma3_text": Family(gemma3, ("Gemma3ForCausalLM",)),
+    "phi3": Family(phi3, ("Phi3ForCausalLM",)),
+    "granite": Family(granite, ("GraniteForCausalLM",)),
+    "olmo2": Family(olmo2, ("Olmo2ForCausalLM",)),
+    "smollm3": Family(smollm3, ("SmolLM3ForCausalLM",)),
+    "gpt2": Family(gpt2, ("GPT2LMHeadModel",)),
+    "mixtral": Family(mixtral, ("MixtralForCausalLM",)),
+    "qwen3_moe": Family(qwen3_moe, ("Qwen3MoeForCausalLM",)),
 }
 
 
@@ -30,9 +55,17 @@ def build_model(config: Mapping[str, Any]) -> Decoder:
     architectures = config.get("architectures") or []
     if architectures and not set(architectures) & set(family.architectures):
         raise fields.unsupported("architectures", f"this family has {', '.join(family.architectures)}")
+    _refuse_options(fields)
+    if "text_config" in fields:  # a model with more than text, of which Quire runs the text
+        fields = fields.within("text_config", defaults={"tie_word_embeddings": fields.get("tie_word_embeddings")})
+        _refuse_options(fields)
+    return family.build(fields)
+
+
+def _refuse_options(fields: Fields) -> None:
+    """What no family does."""
     for name in ("quantization_config", "compression_config"):
         if fields.get(name):
             raise fields.unsupported(name, "weights are loaded as float32, float16 or bfloat16")
     for name in ("is_encoder_decoder", "add_cross_attention", "use_bidirectional_attention"):
         fields.only(name, False)
-    return family.build(fields)

@@ -133,16 +133,21 @@ def read_rope(
     head_dim: int,
     *,
     default_theta: float = 10_000.0,
+    theta_field: str = "rope_theta",
     parameters: Fields | None = None,
     partial: bool = False,
     renamed: dict[str, str] | None = None,
 ) -> Rope:
     """The rope a config asks for.
 
-    `parameters` stands for the config's own `rope_parameters` or `rope_scaling` where a family has several. `partial`
-    says that the family can rotate a part of each head; `renamed` maps its names for a type to the usual ones.
+    `parameters` and `theta_field` stand for the usual fields where a family has several ropes. `partial` says that the
+    family can rotate a part of each head; `renamed` maps its names for a type to the usual ones.
     """
-    rope = parameters or fields.within("rope_scaling" if fields.get("rope_scaling") else "rope_parameters")
+    rope = (
+        parameters
+        if parameters is not None
+        else fields.within("rope_scaling" if fields.get("rope_scaling") else "rope_parameters")
+    )
     for key in rope:
         if key not in KNOWN_KEYS and rope.get(key) is not None:
             raise rope.unsupported(key, "it is no part of any rope type Quire knows")
@@ -165,7 +170,7 @@ def read_rope(
         RopeFields(
             rope=rope,
             rotated=rotated,
-            theta=rope.number("rope_theta", fields.number("rope_theta", default_theta)),
+            theta=rope.number("rope_theta", fields.number(theta_field, default_theta)),
             max_positions=max_positions,
             original_max_positions=original.integer("original_max_position_embeddings", max_positions),
         )

@@ -68,6 +68,26 @@ def read_layer_types(fields: Fields, sizes: Sizes, default: Callable[[int], bool
     return [kinds[kind] for kind in types]
 
 
+def read_windows(fields: Fields, sizes: Sizes) -> list[int | None]:
+    """The window of each layer, for configs with `use_sliding_window`: the first `max_window_layers` have none."""
+    if not fields.flag("use_sliding_window", False):
+        return [None] * sizes.layers
+    window = fields.integer("sliding_window", 4096)
+    full = fields.whole("max_window_layers", 28)
+    sliding = read_layer_types(fields, sizes, lambda index: index >= full)
+    return [window if slides else None for slides in sliding]
+
+
+def read_expert_counts(fields: Fields, default_experts: int, default_chosen: int) -> tuple[int, int]:
+    """How many experts there are, by either name configs have for it, and how many of them each token visits."""
+    name = "num_experts" if "num_experts" in fields else "num_local_experts"
+    num_experts = fields.integer(name, default_experts)
+    chosen = fields.integer("num_experts_per_tok", default_chosen)
+    if chosen > num_experts:
+        raise fields.invalid("num_experts_per_tok", f"there are {num_experts} experts")
+    return num_experts, chosen
+
+
 def attention(
     name: str,
     sizes: Sizes,

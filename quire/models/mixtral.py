@@ -1,0 +1,44 @@
+"""Mixtral: mistral with experts in place of the feed-forward block."""
+
+from quire.models.decoder import Decoder, DecoderLayer
+from quire.models.feed_forward import Experts, read_activation
+from quire.models.fields import Fields
+from quire.models.norm import RMSNorm
+from quire.models.projection import experts_down, experts_gate_up, router
+from quire.models.rope import read_rope
+from quire.models.standard import attention, decoder, read_expert_counts, read_sizes
+
+
+def mixtral(fields: Fields) -> Decoder:
+    sizes = read_sizes(fields, num_key_value_heads=8)
+    mlp = fields.integer("intermediate_size")
+    eps = fields.number("rms_norm_eps", 1e-5)
+    activation = read_activation(fields)
+    num_experts, chosen = read_expert_counts(fields, default_experts=8, default_chosen=2)
+    spec = sizes.attention(window=fields.optional_integer("sliding_window"))
+    rope = read_rope(fields, sizes.head_dim, default_theta=1_000_000.0)
+
+    def layer(index: int) -> DecoderLayer:
+        name = f"model.layers.{index}"
+        experts = [f"{name}.block_sparse_moe.experts.{expert}" for expert in range(num_experts)]
+        return DecoderLayer(
+            before_attention=RMSNorm(f"{name}.input_layernorm", sizes.embed, eps),
+            attention=attention(f"{name}.self_attn", sizes, spec, rope=rope),
+            before_feed_forward=RMSNorm(f"{name}.post_attention_layernorm", sizes.embed, eps),
+            feed_forward=Experts(
+                activation,
+                chosen,
+                normalised=True,
+                router=router(f"{name}.block_sparse_moe.gate.weight", num_experts, sizes.embed),
+                gate_up=experts_gate_up([(f"{e}.w1.weight", f"{e}.w3.weight") for e in experts], (mlp, sizes.embed)),
+                down=experts_down([f"{e}.w2.weight" for e in experts], (sizes.embed, mlp)),
+            ),
+        )
+
+    return decoder(
+        fields,
+        sizes,
+        [layer(i) for i in range(sizes.layers)],
+        RMSNorm("model.norm", sizes.embed, eps),
+        max_positions=rope.max_positions,
+    )

@@ -1,0 +1,65 @@
+"""Phi-3 and Phi-4: llama with fused projections, and a rope with frequencies for short and for long sequences."""
+
+from collections.abc import Sequence
+
+from quire.models.attention import Attention
+from quire.models.decoder import Decoder, DecoderLayer
+from quire.models.feed_forward import GatedMLP, read_activation
+from quire.models.fields import Fields
+from quire.models.norm import RMSNorm
+from quire.models.params import Array, Param, Tensor
+from quire.models.projection import attention_out, join_qkv, split_qkv
+from quire.models.rope import read_rope
+from quire.models.standard import Sizes, decoder, mlp_down, read_sizes
+from quire.ops.attention_spec import AttentionSpec
+
+
+def phi3(fields: Fields) -> Decoder:
+    fields.only("attention_bias", False)
+    sizes = read_sizes(fields)
+    mlp = fields.integer("intermediate_size")
+    eps = fields.number("rms_norm_eps", 1e-5)
+    activation = read_activation(fields)
+    spec = sizes.attention(window=fields.optional_integer("sliding_window"))
+    rope = read_rope(fields, sizes.head_dim, partial=True, renamed={"su": "longrope", "yarn": "longrope"})
+
+    def layer(index: int) -> DecoderLayer:
+        name = f"model.layers.{index}"
+        gate_up = Tensor(f"{name}.mlp.gate_up_proj.weight", (2 * mlp, sizes.embed))
+        return DecoderLayer(
+            before_attention=RMSNorm(f"{name}.input_layernorm", sizes.embed, eps),
+            attention=Attention(
+                spec,
+                qkv=_qkv(f"{name}.self_attn.qkv_proj.weight", spec, sizes),
+                out=attention_out(f"{name}.self_attn", spec, sizes.embed),
+                rope=rope,
+            ),
+            before_feed_forward=RMSNorm(f"{name}.post_attention_layernorm", sizes.embed, eps),
+            feed_forward=GatedMLP(
+                activation,
+                gate_up=Param((2, mlp, sizes.embed), (None, "mlp", "embed"), (gate_up,)),
+                down=mlp_down(f"{name}.mlp.down_proj.weight", sizes, mlp),
+            ),
+        )
+
+    return decoder(
+        fields,
+        sizes,
+        [layer(i) for i in range(sizes.layers)],
+        RMSNorm("model.norm", sizes.embed, eps),
+        max_positions=rope.max_positions,
+    )
+
+
+def _qkv(name: str, spec: AttentionSpec, sizes: Sizes) -> Param:
+    parts = spec.group + 2
+
+    def join(tensors: Sequence[Array]) -> Array:
+        return join_qkv(spec, split_qkv(spec, tensors[0]))
+
+    return Param(
+        (spec.kv_heads, parts, spec.head_dim, sizes.embed),
+        ("kv_heads", None, None, "embed"),
+        (Tensor(name, (spec.kv_heads * parts * spec.head_dim, sizes.embed)),),
+        join,
+    )

@@ -1,0 +1,63 @@
+"""Qwen3 MoE: qwen3 with experts in most layers."""
+
+from quire.models.decoder import Decoder, DecoderLayer
+from quire.models.feed_forward import Experts, FeedForward, read_activation
+from quire.models.fields import Fields
+from quire.models.norm import RMSNorm
+from quire.models.projection import experts_down, experts_gate_up, router
+from quire.models.rope import read_rope
+from quire.models.standard import attention, decoder, gated_mlp, read_expert_counts, read_sizes
+
+
+def qwen3_moe(fields: Fields) -> Decoder:
+    sizes = read_sizes(fields, num_key_value_heads=4)
+    eps = fields.number("rms_norm_eps", 1e-6)
+    biased = fields.flag("attention_bias", False)
+    activation = read_activation(fields)
+    num_experts, chosen = read_expert_counts(fields, default_experts=128, default_chosen=8)
+    normalised = fields.flag("norm_topk_prob", False)
+    sparse_step = fields.integer("decoder_sparse_step", 1)
+    dense_layers = fields.integers("mlp_only_layers") if "mlp_only_layers" in fields else []
+    window = fields.integer("sliding_window", 4096) if fields.flag("use_sliding_window", False) else None
+    rope = read_rope(fields, sizes.head_dim)
+
+    def feed_forward(index: int, name: str) -> FeedForward:
+        if index in dense_layers or (index + 1) % sparse_step:
+            return gated_mlp(name, sizes, fields.integer("intermediate_size"), activation)
+        mlp = fields.integer("moe_intermediate_size")
+        experts = [f"{name}.experts.{expert}" for expert in range(num_experts)]
+        gate_up = [(f"{expert}.gate_proj.weight", f"{expert}.up_proj.weight") for expert in experts]
+        return Experts(
+            activation,
+            chosen,
+            normalised,
+            router=router(f"{name}.gate.weight", num_experts, sizes.embed),
+            gate_up=experts_gate_up(gate_up, (mlp, sizes.embed)),
+            down=experts_down([f"{expert}.down_proj.weight" for expert in experts], (sizes.embed, mlp)),
+        )
+
+    def layer(index: int) -> DecoderLayer:
+        name = f"model.layers.{index}"
+        return DecoderLayer(
+            before_attention=RMSNorm(f"{name}.input_layernorm", sizes.embed, eps),
+            attention=attention(
+                f"{name}.self_attn",
+                sizes,
+                sizes.attention(window=window),
+                rope=rope,
+                qkv_bias=biased,
+                out_bias=biased,
+                q_norm=RMSNorm(f"{name}.self_attn.q_norm", sizes.head_dim, eps),
+                k_norm=RMSNorm(f"{name}.self_attn.k_norm", sizes.head_dim, eps),
+            ),
+            before_feed_forward=RMSNorm(f"{name}.post_attention_layernorm", sizes.embed, eps),
+            feed_forward=feed_forward(index, f"{name}.mlp"),
+        )
+
+    return decoder(
+        fields,
+        sizes,
+        [layer(i) for i in range(sizes.layers)],
+        RMSNorm("model.norm", sizes.embed, eps),
+        max_positions=rope.max_positions,
+    )

@@ -1,0 +1,54 @@
+"""SmolLM3: llama, with a layer without rope after every few that have it."""
+
+from quire.models.decoder import Decoder, DecoderLayer
+from quire.models.feed_forward import read_activation
+from quire.models.fields import Fields
+from quire.models.norm import RMSNorm
+from quire.models.rope import read_rope
+from quire.models.standard import Sizes, attention, decoder, gated_mlp, read_layer_types, read_sizes
+
+
+def smollm3(fields: Fields) -> Decoder:
+    sizes = read_sizes(fields)
+    mlp = fields.integer("intermediate_size")
+    eps = fields.number("rms_norm_eps", 1e-6)
+    attention_bias = fields.flag("attention_bias", False)
+    mlp_bias = fields.flag("mlp_bias", False)
+    activation = read_activation(fields)
+    rotates = _rotates(fields, sizes)
+    window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window", False) else None
+    slides = read_layer_types(fields, sizes, lambda index: not rotates[index])
+    rope = read_rope(fields, sizes.head_dim, default_theta=2_000_000.0)
+
+    def layer(index: int) -> DecoderLayer:
+        name = f"model.layers.{index}"
+        return DecoderLayer(
+            before_attention=RMSNorm(f"{name}.input_layernorm", sizes.embed, eps),
+            attention=attention(
+                f"{name}.self_attn",
+                sizes,
+                sizes.attention(window=window if slides[index] else None),
+                rope=rope if rotates[index] else None,
+                qkv_bias=attention_bias,
+                out_bias=attention_bias,
+            ),
+            before_feed_forward=RMSNorm(f"{name}.post_attention_layernorm", sizes.embed, eps),
+            feed_forward=gated_mlp(f"{name}.mlp", sizes, mlp, activation, biased=mlp_bias),
+        )
+
+    return decoder(
+        fields,
+        sizes,
+        [layer(i) for i in range(sizes.layers)],
+        RMSNorm("model.norm", sizes.embed, eps),
+        max_positions=rope.max_positions,
+        tied=True,
+    )
+
+
+def _rotates(fields: Fields, sizes: Sizes) -> list[bool]:
+    """Whether each layer has a rope: `no_rope_layers` lists a 1 for those that do."""
+    if "no_rope_layers" in fields:
+        return [bool(item) for item in fields.integers("no_rope_layers", sizes.layers)]
+    interval = fields.integer("no_rope_layer_interval", 4)
+    return [(index + 1) % interval != 0 for index in range(sizes.layers)]
