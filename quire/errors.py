@@ -22,14 +22,10 @@ class QuireError(Exception):
     kind = "internal"
     status = 500
 
-    @property
-    def message(self) -> str:
-        return str(self)
-
-    @property
-    def retry_after_s(self) -> float | None:
-        """When to try again; None where trying again does not help."""
-        return None
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.message = message
+        self.retry_after_s = retry_after_s  # None where trying again does not help
 
 
 class InvalidRequest(QuireError):
@@ -44,14 +40,6 @@ class PromptTooLong(InvalidRequest):
 class Overloaded(QuireError):
     kind = "overloaded"
     status = 429
-
-    def __init__(self, message: str, retry_after_s: float) -> None:
-        super().__init__(message)
-        self._retry_after_s = retry_after_s
-
-    @property
-    def retry_after_s(self) -> float:
-        return self._retry_after_s
 
 
 class DeadlineExceeded(QuireError):

@@ -1,0 +1,55 @@
+"""The numbers a scheduler works within."""
+
+from dataclasses import dataclass
+
+from quire.errors import InvalidRequest, PromptTooLong
+from quire.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Decided once, before the scheduler is made. The batching names are those of text-generation-inference."""
+
+    page_size: int  # tokens per page
+    num_pages: int  # page 0, which is never handed out, included
+    max_batch_size: int  # slots
+    max_step_tokens: int
+    max_batch_prefill_tokens: int  # of prompts, in one step
+    max_sequence_tokens: int  # prompt and answer together
+    max_batch_total_tokens: int | None = None  # prompts and answers, at their longest, of all that run
+    max_queued: int | None = None  # sequences
+    # While sequences run, admissions wait until `waiting_served_ratio` × as many wait, or `max_waiting_tokens` steps
+    # have passed without one. 0 admits eagerly.
+    waiting_served_ratio: float = 0.0
+    max_waiting_tokens: int = 0
+    prefix_caching: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("page_size", "max_batch_size", "max_batch_prefill_tokens", "max_sequence_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.num_pages < 2:
+            raise ValueError(f"num_pages is {self.num_pages}; it must be at least 2, page 0 is reserved")
+        if self.max_step_tokens < self.max_batch_size:
+            raise ValueError(
+                f"max_step_tokens is {self.max_step_tokens}; it must be at least max_batch_size "
+                f"({self.max_batch_size}), so that every running sequence gets a token in every step"
+            )
+        if self.waiting_served_ratio < 0 or self.max_waiting_tokens < 0:
+            raise ValueError("waiting_served_ratio and max_waiting_tokens must be at least 0")
+
+    def pages_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.page_size)
+
+    def refuse_what_cannot_fit(self, request: Request) -> None:
+        """Raise when `request` could not run even alone."""
+        total = len(request.prompt) + request.max_tokens
+        parts = f"prompt of {len(request.prompt)} tokens + max_tokens of {request.max_tokens} = {total}"
+        if total > self.max_sequence_tokens:
+            raise PromptTooLong(f"{parts}; the limit is {self.max_sequence_tokens}")
+        if self.pages_for(total) > self.num_pages - 1:
+            raise PromptTooLong(f"{parts}; the cache holds {(self.num_pages - 1) * self.page_size}")
+        if self.max_batch_total_tokens is not None and total > self.max_batch_total_tokens:
+            raise PromptTooLong(f"{parts}; max_batch_total_tokens is {self.max_batch_total_tokens}")
+        if self.max_queued is not None and request.samples > self.max_queued:
+            raise InvalidRequest(f"samples is {request.samples}; the queue takes {self.max_queued}")

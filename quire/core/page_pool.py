@@ -1,0 +1,62 @@
+"""The account of every page."""
+
+from collections.abc import Iterable
+
+
+class PagePool:
+    """Counts the holders of each page.
+
+    Every page is free with no holders, or held one or more times. Page 0 takes the writes of padding rows, so it is
+    never handed out. Owned by the engine thread.
+    """
+
+    def __init__(self, num_pages: int) -> None:
+        if num_pages < 2:
+            raise ValueError(f"a pool needs 2 pages or more (page 0 is reserved), got {num_pages}")
+        self.num_pages = num_pages
+        self._holders = [0] * num_pages
+        self._free = list(range(num_pages - 1, 0, -1))
+
+    @property
+    def num_usable(self) -> int:
+        return self.num_pages - 1
+
+    @property
+    def num_free(self) -> int:
+        return len(self._free)
+
+    def holders(self, page: int) -> int:
+        return self._holders[page]
+
+    def take(self, count: int) -> list[int] | None:
+        """`count` free pages, each with one holder; None, and nothing taken, when there are not enough."""
+        free = self._free
+        if count > len(free):
+            return None
+        taken = [free.pop() for _ in range(count)]
+        for page in taken:
+            self._holders[page] = 1
+        return taken
+
+    def hold(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            if not self._holders[page]:
+                raise ValueError(f"page {page} is free and cannot be held")
+            self._holders[page] += 1
+
+    def release(self, pages: Iterable[int]) -> None:
+        for page in pages:
+            if not self._holders[page]:
+                raise ValueError(f"page {page} is free and cannot be released")
+            self._holders[page] -= 1
+            if not self._holders[page]:
+                self._free.append(page)
+
+    def check(self) -> None:
+        free = set(self._free)
+        assert len(free) == len(self._free), "a page is free twice"
+        assert 0 not in free, "page 0 is free"
+        assert self._holders[0] == 0, "page 0 is held"
+        for page in range(1, self.num_pages):
+            held = self._holders[page] > 0
+            assert held != (page in free), f"page {page} is free and held, or neither"

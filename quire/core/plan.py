@@ -1,0 +1,83 @@
+"""What a step must do and what came out of it: plain data between the scheduler and an executor."""
+
+from typing import NamedTuple
+
+from quire.errors import QuireError
+from quire.request import FinishReason, SamplingParams
+
+
+class Chunk(NamedTuple):
+    """One sequence's share of a step: the positions [start, start + length)."""
+
+    sequence_id: int
+    epoch: int
+    slot: int
+    start: int
+    length: int
+    tokens: tuple[int, ...] | None  # None: the token this slot sampled last, which the host may not know yet
+    new_pages: tuple[int, ...]  # appended to the slot's page table
+    samples: bool  # False when the chunk does not reach the end of the known tokens
+    drafts: int = 0  # so many of the last tokens are guesses: the result holds those that were right and one more
+
+
+class SlotStart(NamedTuple):
+    """A slot that begins anew in this step: its page table is empty and its sampling state is this."""
+
+    slot: int
+    sequence_id: int
+    sampling: SamplingParams
+    seed: int
+    sample: int  # which of the request's continuations this is; part of the sampling key
+    prompt: tuple[int, ...]
+    generated: tuple[int, ...]  # not empty after a preemption; its length is the index of the next draw
+    min_tokens: int
+    end_ids: tuple[int, ...]  # what may not be sampled before min_tokens
+    prompt_logprobs: int | None
+
+
+class StepPlan(NamedTuple):
+    step: int
+    chunks: tuple[Chunk, ...]
+    started: tuple[SlotStart, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(chunk.length for chunk in self.chunks)
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities at one position: of the token that stands there, and of the most likely ones."""
+
+    logprob: float
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+class StepResult(NamedTuple):
+    step: int
+    tokens: list[list[int]]  # for each chunk that samples, in the plan's order; more than one where drafts were right
+    # By index of the chunk: one for each of its new tokens.
+    logprobs: dict[int, list[TokenLogprobs]] = {}  # noqa: RUF012
+    # By index of the chunk: of the next token, for each of its positions that is followed by a token of the prompt.
+    prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # noqa: RUF012
+    # By index of the chunk: why this row alone has no result. Its entry in `tokens` is not looked at.
+    failed: dict[int, str] = {}  # noqa: RUF012
+
+
+class Update(NamedTuple):
+    """What a step meant for one sequence. Plain data: it goes to the client's front end as it is."""
+
+    request_id: int
+    sample: int
+    tokens: list[int]
+    finish: FinishReason | None
+    cached_tokens: int  # prompt tokens that were not computed because their pages were cached
+    logprobs: list[TokenLogprobs] | None
+    prompt_logprobs: list[TokenLogprobs] | None
+
+
+class Failure(NamedTuple):
+    """A request that ends without an answer."""
+
+    request_id: int
+    error: QuireError

@@ -1,0 +1,228 @@
+"""Computed pages by the tokens they were computed from."""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from heapq import heapify, heappop, heappush
+from typing import NamedTuple
+
+from quire.core.page_pool import PagePool
+
+ROOT_PAGE = 0  # roots stand for the empty prefix and have no page of their own
+TOKEN_TYPE = "i"  # tokens are packed as C ints, so that a page's key is compared as a block of bytes
+TOKEN_BYTES = array(TOKEN_TYPE).itemsize
+
+
+class Node:
+    """One page in the tree: its tokens are `key`, and the tokens before it are those on the path from the root.
+
+    A root's key is its salt.
+    """
+
+    __slots__ = ("children", "key", "last_used", "listed", "page", "parent")
+
+    def __init__(self, page: int, key: bytes, parent: "Node | None") -> None:
+        self.page = page
+        self.key = key
+        self.parent = parent
+        self.children: dict[bytes, Node] = {}
+        self.last_used = 0
+        self.listed = False  # among the candidates for eviction
+
+
+class Match(NamedTuple):
+    pages: list[int]
+    end: Node | str  # where in the tree the match ended: the last page's node, or the salt when nothing matched
+
+
+class PrefixCache:
+    """A radix tree from token prefixes to pages, one page to an edge, with one root for each salt.
+
+    The tree is one holder of each of its pages and each running sequence another. A page is in the tree at most once.
+    A page can be evicted when only the tree holds it and nothing in the tree follows it; every such page is among
+    `_candidates`. Sequences hold and release pages through the cache, so that it sees when it is the last holder.
+    Owned by the engine thread.
+    """
+
+    def __init__(self, pool: PagePool, page_size: int) -> None:
+        self._pool = pool
+        self._page_size = page_size
+        self._roots: dict[str, Node] = {}
+        self._node_of: dict[int, Node] = {}
+        self._candidates: list[tuple[int, int, Node]] = []  # a heap by last use; entries may be out of date
+        self._now = 0
+        self.num_lone = 0  # pages that only the tree holds
+        self.num_evicted = 0  # since the start
+
+    @property
+    def num_pages(self) -> int:
+        return len(self._node_of)
+
+    @property
+    def num_available(self) -> int:
+        """Pages that are free or that eviction can free, by and large: a lone page may precede a held one."""
+        return self._pool.num_free + self.num_lone
+
+    def pages(self) -> Iterable[int]:
+        return self._node_of.keys()
+
+    def match(self, salt: str, tokens: Sequence[int], max_pages: int) -> Match:
+        """The longest cached prefix of `tokens`, at most `max_pages` long. The caller holds the pages it uses."""
+        self._now += 1
+        pages: list[int] = []
+        root = self._roots.get(salt)
+        if root is None or max_pages <= 0:
+            return Match(pages, salt)
+        node = root
+        for key in self._keys(tokens, max_pages):
+            child = node.children.get(key)
+            if child is None:
+                break
+            child.last_used = self._now
+            pages.append(child.page)
+            node = child
+        return Match(pages, node if pages else salt)
+
+    def publish(self, salt: str, tokens: Sequence[int], pages: Sequence[int]) -> Node | str:
+        """Enter `pages`, which hold exactly these computed tokens; the caller holds them.
+
+        Where the tree has a page for the same tokens already it keeps its own. Returns where the last page stands.
+        """
+        if not pages:
+            return salt
+        self._now += 1
+        node = self._roots.get(salt)
+        if node is None:
+            node = self._roots[salt] = Node(ROOT_PAGE, salt.encode(), None)
+        for page, key in zip(pages, self._keys(tokens, len(pages)), strict=True):
+            child = node.children.get(key)
+            if child is None:
+                child = self._enter(page, key, node)
+            child.last_used = self._now
+            node = child
+        return node
+
+    def key_after(self, tokens: Sequence[int], num_pages: int) -> bytes:
+        """The tokens of the page after the first `num_pages`, as the tree keys them."""
+        start = num_pages * self._page_size
+        return array(TOKEN_TYPE, tokens[start : start + self._page_size]).tobytes()
+
+    def hold(self, pages: Sequence[int]) -> None:
+        self._pool.hold(pages)
+        for page in pages:
+            if self._pool.holders(page) == 2 and page in self._node_of:
+                self.num_lone -= 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Give up a sequence's hold; what the tree still holds stays for others to match."""
+        self._pool.release(pages)
+        for page in pages:
+            if self._pool.holders(page) == 1:
+                node = self._node_of.get(page)
+                if node is not None:
+                    self.num_lone += 1
+                    self._list(node)
+
+    def take(self, count: int) -> list[int] | None:
+        """`count` pages, evicting for the shortage; None, and nothing evicted, when that would not be enough."""
+        if count > self.num_available:
+            return None
+        shortage = count - self._pool.num_free
+        if shortage > 0:
+            self.evict(shortage)
+        return self._pool.take(count)
+
+    def evict(self, count: int) -> int:
+        """Free up to `count` pages, least recently used first and from the ends of prefixes. Returns how many."""
+        freed = 0
+        while freed < count and self._candidates:
+            last_used, _, node = heappop(self._candidates)
+            node.listed = False
+            if node.children or self._node_of.get(node.page) is not node or self._pool.holders(node.page) > 1:
+                continue  # it is listed again when its last child goes or its last holder lets go
+            if last_used < node.last_used:
+                self._list(node)
+                continue
+            self._remove(node)
+            freed += 1
+        self.num_evicted += freed
+        return freed
+
+    def drop(self, salt: str) -> None:
+        """Forget everything under `salt`."""
+        root = self._roots.pop(salt, None)
+        if root is None:
+            return
+        for node in list(self._below(root)):
+            self._forget(node)
+
+    def clear(self) -> None:
+        """Forget everything: what the pages held is gone."""
+        for salt in list(self._roots):
+            self.drop(salt)
+
+    def check(self) -> None:
+        seen: dict[int, Node] = {}
+        listed = {id(node) for _, _, node in self._candidates}
+        for salt, root in self._roots.items():
+            assert root.children, f"the root of {salt!r} is empty and was not removed"
+            for node in self._below(root):
+                assert node.page not in seen, f"page {node.page} is in the tree twice"
+                seen[node.page] = node
+                assert len(node.key) == TOKEN_BYTES * self._page_size, "a page with a part of its tokens is in the tree"
+                assert self._pool.holders(node.page) >= 1, f"page {node.page} is in the tree and free"
+                assert all(child.parent is node for child in node.children.values())
+                assert all(child.last_used <= node.last_used for child in node.children.values()), "a parent went stale"
+                evictable = not node.children and self._pool.holders(node.page) == 1
+                assert not evictable or id(node) in listed, f"page {node.page} can be evicted and is not listed"
+        assert seen == self._node_of, "the index and the tree differ"
+        lone = sum(self._pool.holders(page) == 1 for page in seen)
+        assert lone == self.num_lone, f"{lone} pages are held by the tree alone, {self.num_lone} counted"
+
+    def _keys(self, tokens: Sequence[int], num_pages: int) -> Iterator[bytes]:
+        width = TOKEN_BYTES * self._page_size
+        packed = array(TOKEN_TYPE, tokens[: num_pages * self._page_size]).tobytes()
+        return (packed[at : at + width] for at in range(0, len(packed) - width + 1, width))
+
+    def _enter(self, page: int, key: bytes, parent: Node) -> Node:
+        if page in self._node_of:
+            raise ValueError(f"page {page} is in the tree under other tokens")
+        node = parent.children[key] = self._node_of[page] = Node(page, key, parent)
+        self._pool.hold((page,))
+        return node
+
+    def _list(self, node: Node) -> None:
+        if not node.listed and not node.children:
+            node.listed = True
+            heappush(self._candidates, (node.last_used, node.page, node))
+            if len(self._candidates) > 2 * len(self._node_of) + 64:
+                self._discard_outdated_candidates()
+
+    def _discard_outdated_candidates(self) -> None:
+        """Dropped prefixes leave entries behind; without eviction nothing else would remove them."""
+        self._candidates = [entry for entry in self._candidates if self._node_of.get(entry[1]) is entry[2]]
+        heapify(self._candidates)
+
+    def _remove(self, node: Node) -> None:
+        parent = node.parent
+        assert parent is not None
+        del parent.children[node.key]
+        self._forget(node)
+        if parent.children:
+            return
+        if parent.parent is None:
+            del self._roots[parent.key.decode()]
+        elif self._pool.holders(parent.page) == 1:
+            self._list(parent)
+
+    def _forget(self, node: Node) -> None:
+        if self._pool.holders(node.page) == 1:
+            self.num_lone -= 1
+        del self._node_of[node.page]
+        self._pool.release((node.page,))
+
+    def _below(self, root: Node) -> Iterator[Node]:
+        stack = list(root.children.values())
+        while stack:
+            node = stack.pop()
+            yield node
+            stack.extend(node.children.values())

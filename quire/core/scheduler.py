@@ -1,0 +1,568 @@
+"""Decides which tokens each step computes."""
+
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from quire.core.lazy_heap import LazyHeap
+from quire.core.limits import Limits
+from quire.core.page_pool import PagePool
+from quire.core.plan import Chunk, Failure, SlotStart, StepPlan, StepResult, TokenLogprobs, Update
+from quire.core.prefix_cache import PrefixCache
+from quire.core.sequence import Sequence, State
+from quire.core.shared_fills import SharedFills
+from quire.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestFailed
+from quire.request import FinishReason, Request
+
+# Given the tokens known so far and how many are welcome, guesses at the next ones; an empty tuple for no guess.
+Drafter = Callable[[list[int], int], tuple[int, ...]]
+
+
+@dataclass(slots=True)
+class Counters:
+    """What has happened since the start."""
+
+    steps: int = 0
+    preemptions: int = 0
+    admissions: int = 0
+    cached_tokens: int = 0
+    dropped_chunks: int = 0  # results of sequences that had ended or lost their slot
+
+
+class Scheduler:
+    """Turns requests into steps and results into tokens.
+
+    Each step gives every decoding sequence its next token, then continues the prefills already begun, then admits
+    from the queue. Every sequence is waiting, or has a slot and is in `_filling` or `_decoding`; every slot is free or
+    owned by one sequence; every page in use is held once by each sequence that reads it. The tokens of a request do
+    not depend on how it was scheduled. Owned by the engine thread.
+    """
+
+    def __init__(self, limits: Limits, clock: Callable[[], float], drafter: Drafter | None = None) -> None:
+        self.limits = limits
+        self.counters = Counters()
+        self.blocked_by: str | None = None  # what kept the head of the queue waiting in the last plan
+        self._clock = clock
+        self._drafter = drafter
+        self._pool = PagePool(limits.num_pages)
+        self._cache = PrefixCache(self._pool, limits.page_size)
+        self._requests: dict[int, list[Sequence]] = {}  # live sequences
+        self._sequences: dict[int, Sequence] = {}
+        self._queue: LazyHeap[Sequence] = LazyHeap()
+        self._deadlines: LazyHeap[tuple[int, str]] = LazyHeap()
+        self._filling: dict[int, Sequence] = {}
+        self._decoding: dict[int, Sequence] = {}
+        self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
+        self._in_flight: deque[tuple[StepPlan, list[Sequence]]] = deque()
+        self._fills = SharedFills(self._cache, limits.page_size)
+        self._focus: frozenset[int] | None = None
+        self._num_arrived = 0
+        self._steps_since_admission = 0
+        self._last_admission_s: float | None = None
+        self._admission_interval_s = 0.0  # measured while requests wait
+
+    # What is there
+
+    @property
+    def num_running(self) -> int:
+        return len(self._filling) + len(self._decoding)
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._queue) + len(self._fills)
+
+    @property
+    def num_requests(self) -> int:
+        return len(self._requests)
+
+    @property
+    def num_in_flight(self) -> int:
+        """Steps planned and not completed."""
+        return len(self._in_flight)
+
+    @property
+    def num_free_pages(self) -> int:
+        return self._pool.num_free
+
+    @property
+    def num_cached_pages(self) -> int:
+        """Pages that only the prefix cache holds."""
+        return self._cache.num_lone
+
+    @property
+    def num_evicted_pages(self) -> int:
+        return self._cache.num_evicted
+
+    def request_ids(self) -> list[int]:
+        return list(self._requests)
+
+    def requests_in(self, plan: StepPlan) -> list[int]:
+        """The live requests that have a part in `plan`."""
+        sequences = (self._sequences.get(chunk.sequence_id) for chunk in plan.chunks)
+        return list(dict.fromkeys(sequence.request.request_id for sequence in sequences if sequence is not None))
+
+    def num_computed(self, request_id: int) -> int:
+        """Positions of a request's sequences that results have confirmed; those of ended sequences do not count."""
+        return sum(sequence.num_computed for sequence in self._requests.get(request_id, ()))
+
+    # Coming and going
+
+    def add(self, request: Request) -> None:
+        """Queue a request, or refuse it: at once and for good, or with a time to try again."""
+        limits = self.limits
+        if request.request_id in self._requests:
+            raise InvalidRequest(f"request_id {request.request_id} is in use")
+        limits.refuse_what_cannot_fit(request)
+        if limits.max_queued is not None and self.num_waiting + request.samples > limits.max_queued:
+            raise Overloaded(
+                f"{self.num_waiting} sequences wait, the queue takes {limits.max_queued}", self.retry_after_s()
+            )
+        self._set_deadlines(request)
+        # Without prefix caching only the samples of one request share pages, under a salt of their own.
+        salt = f"+{request.salt}" if limits.prefix_caching else f"-{self._num_arrived}"
+        sequences = []
+        for sample in range(request.samples):
+            self._num_arrived += 1
+            sequence = Sequence(self._num_arrived, request, sample, salt)
+            # How many guesses are right decides what comes after them, so the host must know.
+            sequence.waits_for_host = request.waits_for_host or self._drafter is not None
+            sequences.append(sequence)
+            self._sequences[sequence.id] = sequence
+            self._queue.push(sequence.age, sequence)
+        self._requests[request.request_id] = sequences
+
+    def abort(self, request_id: int) -> None:
+        """End a request now; a request that has ended already is none."""
+        for sequence in list(self._requests.get(request_id, ())):
+            self._end(sequence)
+
+    def expire(self) -> list[Failure]:
+        """End the requests whose time has passed."""
+        failures: list[Failure] = []
+        while (first := self._deadlines.peek()) is not None and first[0] <= self._clock():
+            request_id, which = first[1]
+            self._deadlines.discard(first[1])
+            sequences = self._requests[request_id]
+            request = sequences[0].request
+            if which == "total":
+                error = DeadlineExceeded(f"timeout_s of {request.timeout_s} passed before the answer was complete")
+            elif len(sequences) == request.samples and all(s.state is State.WAITING and not s.epoch for s in sequences):
+                error = DeadlineExceeded(
+                    f"queue_timeout_s of {request.queue_timeout_s} passed before the request could start",
+                    self.retry_after_s(),
+                )
+            else:
+                continue
+            self.abort(request_id)
+            failures.append(Failure(request_id, error))
+        return failures
+
+    def retry_after_s(self) -> float:
+        """How long the queue, as it is now, takes to empty at the measured rate."""
+        return min(max(1.0, self._admission_interval_s * self.num_waiting), 600.0)
+
+    def restart(self) -> None:
+        """Begin again from the tokens on the host: everything on the device is gone."""
+        self._in_flight.clear()
+        self._cache.clear()
+        for sequence in self._running():
+            self._preempt(sequence, keep_pages=False)
+
+    def focus(self, request_ids: Iterable[int] | None) -> None:
+        """Run only these requests until told otherwise; None runs all again."""
+        self._focus = None if request_ids is None else frozenset(request_ids)
+        for sequence in self._running():
+            if not self._in_focus(sequence):
+                self._preempt(sequence)
+
+    # One step
+
+    def plan(self) -> StepPlan | None:
+        """The next step; None when nothing can be computed now."""
+        chunks: list[Chunk] = []
+        rows: list[Sequence] = []
+        preemptions = self.counters.preemptions
+        self._plan_decodes(chunks, rows)
+        budget = self.limits.max_step_tokens - (sum(c.length for c in chunks) if self._drafter else len(chunks))
+        budget = min(budget, self.limits.max_batch_prefill_tokens)
+        budget -= self._plan_fills(chunks, rows, budget)
+        if self.counters.preemptions != preemptions:  # some of them after their chunk had been planned
+            kept = [(c, row) for c, row in zip(chunks, rows, strict=True) if c.epoch == row.epoch]
+            chunks, rows = [c for c, _ in kept], [row for _, row in kept]
+        started = self._admit(chunks, rows, budget)
+        if not chunks:
+            return None
+        self.counters.steps += 1
+        plan = StepPlan(self.counters.steps, tuple(chunks), tuple(started))
+        self._in_flight.append((plan, rows))
+        return plan
+
+    def complete(self, result: StepResult) -> tuple[list[Update], list[Failure]]:
+        """Take in the result of the oldest step in flight."""
+        plan, rows = self._in_flight.popleft()
+        if result.step != plan.step:
+            raise ValueError(f"step {plan.step} is the oldest in flight, the result is of step {result.step}")
+        updates: list[Update] = []
+        failures: list[Failure] = []
+        sampled = iter(result.tokens)
+        for index, (chunk, sequence) in enumerate(zip(plan.chunks, rows, strict=True)):
+            tokens = next(sampled) if chunk.samples else []
+            if chunk.epoch != sequence.epoch:
+                self.counters.dropped_chunks += 1
+            elif index in result.failed:
+                request_id = sequence.request.request_id
+                self.abort(request_id)
+                failures.append(Failure(request_id, RequestFailed(result.failed[index])))
+            else:
+                update = self._apply(sequence, chunk, index, tokens, result)
+                if update is not None:
+                    updates.append(update)
+        return updates, failures
+
+    def check(self) -> None:
+        """Assert every invariant."""
+        self._pool.check()
+        self._cache.check()
+        held = dict.fromkeys(self._cache.pages(), 1)
+        slots = list(self._free_slots)
+        for sequence in self._running():
+            slots.append(sequence.slot)
+            assert len(set(sequence.pages)) == len(sequence.pages), f"sequence {sequence.id} has a page twice"
+            assert sequence.page_end == len(sequence.pages) * self.limits.page_size
+            assert sequence.num_computed <= sequence.num_planned <= sequence.page_end
+            assert sequence.num_computed <= len(sequence.tokens) <= max(sequence.limit, sequence.num_prompt)
+            for page in sequence.pages:
+                held[page] = held.get(page, 0) + 1
+        for page in range(1, self._pool.num_pages):
+            assert held.get(page, 0) == self._pool.holders(page), f"page {page} has holders that nobody knows"
+        assert sorted(slots) == list(range(self.limits.max_batch_size)), "a slot is lost or owned twice"
+        assert not self._filling.keys() & self._decoding.keys()
+        for sequence in self._sequences.values():
+            places = [
+                sequence in self._queue,
+                sequence in self._fills,
+                sequence.id in self._filling,
+                sequence.id in self._decoding,
+            ]
+            assert sum(places) == 1, f"sequence {sequence.id} is in {sum(places)} places"
+            assert (sequence.state is State.WAITING) == (places[0] or places[1])
+            assert sequence.state is not State.WAITING or not sequence.pages
+        assert {s.id for group in self._requests.values() for s in group} == self._sequences.keys()
+        self._fills.check(self._running())
+
+    # Planning
+
+    def _plan_decodes(self, chunks: list[Chunk], rows: list[Sequence]) -> None:
+        """Every decoding sequence gets its next token, those that need a page or guess ahead last."""
+        others: list[Sequence] = []
+        for sequence in self._decoding.values():
+            start = sequence.num_planned
+            if start + 1 >= sequence.limit or (sequence.waits_for_host and start >= len(sequence.tokens)):
+                continue
+            if start >= sequence.page_end or self._drafter is not None:
+                others.append(sequence)
+                continue
+            sequence.num_planned = start + 1
+            chunks.append(Chunk(sequence.id, sequence.epoch, sequence.slot, start, 1, None, (), True))
+            rows.append(sequence)
+        if others:
+            others.sort(key=_age)
+            # Prompts come before guesses.
+            draft_budget = 0 if self._filling or self.num_waiting else self.limits.max_step_tokens - self.num_running
+            for sequence in others:
+                if sequence.state is not State.DECODING:
+                    continue  # preempted for an older one
+                draft_budget -= self._plan_decode(sequence, chunks, rows, draft_budget)
+
+    def _plan_decode(self, sequence: Sequence, chunks: list[Chunk], rows: list[Sequence], draft_budget: int) -> int:
+        """One decode with all it may need: a page, and guesses to check with it. Returns how many guesses."""
+        start = sequence.num_planned
+        pages: list[int] = []
+        if start >= sequence.page_end:
+            taken = self._take_or_preempt(1, sequence)
+            if taken is None:
+                return 0
+            pages = taken
+            self._extend(sequence, pages)
+        tokens = None
+        drafts: tuple[int, ...] = ()
+        if self._drafter is not None:
+            room = min(draft_budget, sequence.page_end - start - 1, sequence.limit - start - 2)
+            drafts = self._drafter(sequence.tokens, room)[:room] if room > 0 else ()
+            tokens = (sequence.tokens[start], *drafts)
+        length = 1 + len(drafts)
+        sequence.num_planned = start + length
+        chunks.append(
+            Chunk(sequence.id, sequence.epoch, sequence.slot, start, length, tokens, tuple(pages), True, len(drafts))
+        )
+        rows.append(sequence)
+        return len(drafts)
+
+    def _plan_fills(self, chunks: list[Chunk], rows: list[Sequence], budget: int) -> int:
+        """Continue the prefills already begun, oldest first. Returns how many tokens of the budget they took."""
+        taken = 0
+        for sequence in sorted(self._filling.values(), key=_age):
+            if taken == budget:
+                break
+            if sequence.state is not State.FILLING:
+                continue  # preempted for an older one
+            start = sequence.num_planned
+            length = min(len(sequence.tokens) - start, budget - taken)
+            missing = self.limits.pages_for(start + length) - len(sequence.pages)
+            pages = self._take_or_preempt(missing, sequence) if missing > 0 else []
+            if pages is not None:
+                self._extend(sequence, pages)
+                self._plan_fill(sequence, length, pages, chunks, rows)
+                taken += length
+        return taken
+
+    def _admit(self, chunks: list[Chunk], rows: list[Sequence], budget: int) -> list[SlotStart]:
+        """Start sequences from the head of the queue for as long as there is room for the first."""
+        started: list[SlotStart] = []
+        self.blocked_by = None
+        self._steps_since_admission += 1
+        if not self._enough_wait():
+            self.blocked_by = "waiting_served_ratio"
+            return started
+        while (sequence := self._next_waiting()) is not None:
+            if not self._free_slots:
+                self.blocked_by = "max_batch_size"
+            elif budget <= 0:
+                self.blocked_by = "max_batch_prefill_tokens"
+            elif not self._total_allows(sequence):
+                self.blocked_by = "max_batch_total_tokens"
+            if self.blocked_by is not None:
+                break
+            match = self._cache.match(sequence.salt, sequence.tokens, sequence.num_reusable // self.limits.page_size)
+            if self._fills.park(sequence, match.end, len(match.pages)):
+                self._queue.discard(sequence)
+                continue
+            start = len(match.pages) * self.limits.page_size
+            length = min(len(sequence.tokens) - start, budget)
+            pages = self._take_to_start(sequence, match.pages, start + length)
+            if pages is None:
+                self.blocked_by = "pages"
+                break
+            self._queue.discard(sequence)
+            started.append(self._start(sequence, pages, start))
+            self._fills.promise(sequence, match.end, len(match.pages))
+            self._plan_fill(sequence, length, pages, chunks, rows)
+            budget -= length
+        if started:
+            self._measure_admissions(len(started))
+        return started
+
+    def _plan_fill(
+        self, sequence: Sequence, length: int, pages: list[int], chunks: list[Chunk], rows: list[Sequence]
+    ) -> None:
+        start = sequence.num_planned
+        end = start + length
+        reaches_end = end == len(sequence.tokens)
+        samples = reaches_end and end < sequence.limit
+        tokens = tuple(sequence.tokens[start:end])
+        sequence.num_planned = end
+        chunks.append(Chunk(sequence.id, sequence.epoch, sequence.slot, start, length, tokens, tuple(pages), samples))
+        rows.append(sequence)
+        if reaches_end:
+            sequence.state = State.DECODING
+            del self._filling[sequence.id]
+            self._decoding[sequence.id] = sequence
+
+    def _next_waiting(self) -> Sequence | None:
+        if self._focus is None:
+            first = self._queue.peek()
+            return None if first is None else first[1]
+        waiting = (s for request_id in self._focus for s in self._requests.get(request_id, ()) if s in self._queue)
+        return min(waiting, key=_age, default=None)
+
+    def _enough_wait(self) -> bool:
+        limits = self.limits
+        if not self.num_running or self._steps_since_admission >= limits.max_waiting_tokens:
+            return True
+        return self.num_waiting >= int(self.num_running * limits.waiting_served_ratio)
+
+    def _total_allows(self, sequence: Sequence) -> bool:
+        total = self.limits.max_batch_total_tokens
+        return total is None or sum(other.limit for other in self._running()) + sequence.limit <= total
+
+    def _take_to_start(self, sequence: Sequence, matched: list[int], end: int) -> list[int] | None:
+        """Hold the matched pages and take what the first chunk needs beyond them; None, and nothing taken, when pages
+        are short. All its known tokens must fit beside one more page for each that runs, or it would soon be preempted
+        again."""
+        limits = self.limits
+        self._cache.hold(matched)
+        wanted = limits.pages_for(len(sequence.tokens)) - len(matched) + self.num_running
+        pages = self._cache.take(limits.pages_for(end) - len(matched)) if wanted <= self._cache.num_available else None
+        if pages is None:
+            self._cache.release(matched)
+            return None
+        return matched + pages
+
+    def _start(self, sequence: Sequence, pages: list[int], start: int) -> SlotStart:
+        request = sequence.request
+        sequence.state = State.FILLING
+        sequence.slot = self._free_slots.pop()
+        sequence.num_computed = sequence.num_planned = start
+        self._extend(sequence, pages)
+        self._filling[sequence.id] = sequence
+        if sequence.epoch == 0:
+            sequence.cached_tokens = start
+        self.counters.admissions += 1
+        self.counters.cached_tokens += start
+        return SlotStart(
+            slot=sequence.slot,
+            sequence_id=sequence.id,
+            sampling=request.sampling,
+            seed=request.seed,
+            sample=sequence.sample,
+            prompt=request.prompt,
+            generated=tuple(sequence.tokens[sequence.num_prompt :]),
+            min_tokens=request.min_tokens,
+            end_ids=request.end_ids + request.stop_ids,
+            prompt_logprobs=request.prompt_logprobs,
+        )
+
+    def _measure_admissions(self, count: int) -> None:
+        """Keep the time an admission takes, averaged over the last few, for those that must be told when to retry."""
+        now = self._clock()
+        if self._last_admission_s is not None:
+            interval = (now - self._last_admission_s) / count
+            self._admission_interval_s += 0.2 * (interval - self._admission_interval_s)
+        self._last_admission_s = now if self.num_waiting else None
+        self._steps_since_admission = 0
+
+    # Results
+
+    def _apply(
+        self, sequence: Sequence, chunk: Chunk, index: int, tokens: list[int], result: StepResult
+    ) -> Update | None:
+        """Append what a chunk sampled, and end the sequence where it ends."""
+        num_prompt = sequence.num_prompt
+        known = sequence.tokens
+        finish: FinishReason | None = None
+        for position, token in enumerate(tokens):
+            known.append(token)
+            finish = sequence.stopping.reason(token, len(known) - num_prompt)
+            if finish is not None:
+                tokens = tokens[: position + 1]
+                break
+        if chunk.drafts:
+            sequence.num_computed = sequence.num_planned = chunk.start + len(tokens)
+        else:
+            sequence.num_computed = chunk.start + chunk.length
+        prompt_logprobs = None
+        if chunk.tokens is not None and not chunk.drafts:
+            if sequence.request.prompt_logprobs is not None:
+                prompt_logprobs = self._new_prompt_logprobs(sequence, chunk, result.prompt_logprobs.get(index, []))
+            if not chunk.samples and sequence.num_computed == sequence.limit:
+                finish = FinishReason.LENGTH  # nothing was to be generated
+            if finish is None:
+                self._publish(sequence)
+        if finish is not None:
+            self._end(sequence)
+        elif not tokens and not prompt_logprobs:
+            return None
+        logprobs = result.logprobs.get(index) if result.logprobs else None
+        return Update(
+            sequence.request.request_id,
+            sequence.sample,
+            tokens,
+            finish,
+            sequence.cached_tokens,
+            None if logprobs is None else logprobs[: len(tokens)],
+            prompt_logprobs,
+        )
+
+    def _new_prompt_logprobs(
+        self, sequence: Sequence, chunk: Chunk, logprobs: list[TokenLogprobs]
+    ) -> list[TokenLogprobs]:
+        """Those that were not handed out before a preemption."""
+        new = logprobs[max(0, sequence.num_scored - chunk.start) :]
+        sequence.num_scored += len(new)
+        return new
+
+    def _publish(self, sequence: Sequence) -> None:
+        """A prefill got further: its full pages can be shared, and those that waited for them come back."""
+        num_pages = sequence.num_computed // self.limits.page_size
+        end = self._cache.publish(sequence.salt, sequence.tokens, sequence.pages[:num_pages])
+        self._requeue(self._fills.settle(sequence))
+        if sequence.state is State.FILLING:
+            self._fills.promise(sequence, end, num_pages)
+
+    # Pages and slots
+
+    def _take_or_preempt(self, count: int, sequence: Sequence) -> list[int] | None:
+        """Pages for a running sequence, at the expense of younger ones; None when it is the youngest itself.
+
+        A decode that gets none returns to the queue; a prefill keeps what it has and waits for the others to end. One
+        that runs alone begins again too: it has computed a page that the cache has as well, and will then share it.
+        """
+        while (pages := self._cache.take(count)) is None:
+            youngest = max(self._running(), key=_age)
+            if youngest is sequence and sequence.state is State.FILLING and self.num_running > 1:
+                return None
+            self._preempt(youngest)
+            self.counters.preemptions += 1
+            if youngest is sequence:
+                return None
+        return pages
+
+    def _extend(self, sequence: Sequence, pages: list[int]) -> None:
+        sequence.pages += pages
+        sequence.page_end += len(pages) * self.limits.page_size
+
+    def _preempt(self, sequence: Sequence, keep_pages: bool = True) -> None:
+        """Back to the queue, to be computed again from the tokens on the host, or from the cache if they last there."""
+        self._leave_slot(sequence, keep_pages)
+        sequence.restart()
+        self._requeue([sequence])
+
+    def _leave_slot(self, sequence: Sequence, keep_pages: bool = True) -> None:
+        if keep_pages:
+            num_pages = sequence.num_computed // self.limits.page_size
+            self._cache.publish(sequence.salt, sequence.tokens, sequence.pages[:num_pages])
+        self._cache.release(sequence.pages)
+        self._free_slots.append(sequence.slot)
+        self._filling.pop(sequence.id, None)
+        self._decoding.pop(sequence.id, None)
+        self._requeue(self._fills.settle(sequence))
+
+    def _end(self, sequence: Sequence) -> None:
+        if sequence.state is State.WAITING:
+            self._queue.discard(sequence)
+            self._fills.leave(sequence)
+        else:
+            self._leave_slot(sequence)
+        sequence.state = State.ENDED
+        sequence.epoch += 1
+        del self._sequences[sequence.id]
+        request_id = sequence.request.request_id
+        live = self._requests[request_id]
+        live.remove(sequence)
+        if not live:
+            del self._requests[request_id]
+            self._deadlines.discard((request_id, "queue"))
+            self._deadlines.discard((request_id, "total"))
+            if not self.limits.prefix_caching:
+                self._cache.drop(sequence.salt)
+
+    def _requeue(self, sequences: list[Sequence]) -> None:
+        for sequence in sequences:
+            self._queue.push(sequence.age, sequence)
+
+    def _running(self) -> list[Sequence]:
+        return [*self._filling.values(), *self._decoding.values()]
+
+    def _in_focus(self, sequence: Sequence) -> bool:
+        return self._focus is None or sequence.request.request_id in self._focus
+
+    def _set_deadlines(self, request: Request) -> None:
+        now = self._clock()
+        if request.queue_timeout_s is not None:
+            self._deadlines.push(now + request.queue_timeout_s, (request.request_id, "queue"))
+        if request.timeout_s is not None:
+            self._deadlines.push(now + request.timeout_s, (request.request_id, "total"))
+
+
+def _age(sequence: Sequence) -> tuple[int, int]:
+    return sequence.age

@@ -1,0 +1,90 @@
+"""What a client asks for, once parsed: plain data that travels from the front end to the engine."""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from math import isfinite
+
+from quire.errors import InvalidRequest
+
+MAX_LOGPROBS = 20
+MAX_TOKEN_ID = 2**31 - 1
+
+
+class FinishReason(StrEnum):
+    END = "end"  # an end-of-sequence token
+    STOP_TOKEN = "stop_token"  # a token of the request's own `stop_ids`
+    LENGTH = "length"
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How a row's next token is drawn from its logits. The defaults draw from the plain distribution."""
+
+    temperature: float = 1.0  # 0 takes the most likely token
+    top_k: int = 0  # 0: off
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    frequency_penalty: float = 0.0
+    presence_penalty: float = 0.0
+    logit_bias: dict[int, float] = field(default_factory=dict)
+    logprobs: int | None = None  # None: none; n: of the sampled token and of the n most likely
+
+    def __post_init__(self) -> None:
+        _require("temperature", self.temperature, self.temperature >= 0, "at least 0")
+        _require("top_k", self.top_k, self.top_k >= 0, "at least 0 (0 is off)")
+        _require("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
+        _require("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1")
+        _require("typical_p", self.typical_p, 0 < self.typical_p <= 1, "above 0 and at most 1")
+        _require("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0, "above 0")
+        _require("frequency_penalty", self.frequency_penalty, abs(self.frequency_penalty) <= 2, "between -2 and 2")
+        _require("presence_penalty", self.presence_penalty, abs(self.presence_penalty) <= 2, "between -2 and 2")
+        for token, bias in self.logit_bias.items():
+            _require(f"logit_bias[{token}]", bias, abs(bias) <= 100, "between -100 and 100")
+        if self.logprobs is not None:
+            _require("logprobs", self.logprobs, 0 <= self.logprobs <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}")
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """One prompt and what to do with it. `request_id` is chosen by the sender and unique among its live requests."""
+
+    request_id: int
+    prompt: tuple[int, ...]
+    max_tokens: int  # 0 computes the prompt alone
+    sampling: SamplingParams = field(default_factory=SamplingParams)
+    seed: int = 0
+    samples: int = 1  # independent continuations of the prompt
+    min_tokens: int = 0  # before these, neither `end_ids` nor `stop_ids` end it
+    end_ids: tuple[int, ...] = ()  # the model's end-of-sequence tokens
+    ignore_end: bool = False
+    stop_ids: tuple[int, ...] = ()
+    priority: int = 0  # lower runs first
+    salt: str = ""  # only requests with the same salt share cached pages
+    queue_timeout_s: float | None = None
+    timeout_s: float | None = None
+    waits_for_host: bool = False  # the next token is not computed before the host has seen the last one
+    prompt_logprobs: int | None = None
+
+    def __post_init__(self) -> None:
+        _require("prompt", "empty", len(self.prompt) > 0, "at least one token")
+        lowest, highest = min(self.prompt), max(self.prompt)
+        _require("a prompt token", lowest, lowest >= 0, "at least 0")
+        _require("a prompt token", highest, highest <= MAX_TOKEN_ID, f"at most {MAX_TOKEN_ID}")
+        _require("max_tokens", self.max_tokens, self.max_tokens >= 0, "at least 0")
+        _require("samples", self.samples, self.samples >= 1, "at least 1")
+        _require("min_tokens", self.min_tokens, self.min_tokens >= 0, "at least 0")
+        for name in ("queue_timeout_s", "timeout_s"):
+            seconds = getattr(self, name)
+            if seconds is not None:
+                _require(name, seconds, seconds > 0, "above 0")
+        if self.prompt_logprobs is not None:
+            top = self.prompt_logprobs
+            _require("prompt_logprobs", top, 0 <= top <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}")
+
+
+def _require(name: str, value: object, holds: bool, rule: str) -> None:
+    finite = isfinite(value) if isinstance(value, float) else True
+    if not (holds and finite):
+        raise InvalidRequest(f"{name} is {value}; it must be {rule}")

@@ -1,0 +1,21 @@
+"""Which tests run: those marked `parity` or `gpu` only when asked for, and hypothesis by profile."""
+
+import os
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+settings.register_profile("short", max_examples=200, deadline=None, suppress_health_check=SLOW_IS_FINE)
+settings.register_profile("long", max_examples=10_000, deadline=None, suppress_health_check=SLOW_IS_FINE)
+settings.load_profile(os.environ.get("QUIRE_HYPOTHESIS_PROFILE", "short"))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    asked = config.getoption("-m")
+    left_out = [
+        item for item in items for mark in ("parity", "gpu") if item.get_closest_marker(mark) and mark not in asked
+    ]
+    if left_out:
+        config.hook.pytest_deselected(items=left_out)
+        items[:] = [item for item in items if item not in left_out]

@@ -1,0 +1,126 @@
+"""A scheduler joined to the fake executor by the shortest possible loop, with every invariant checked on the way."""
+
+from collections import deque
+from collections.abc import Callable
+
+from quire.core.limits import Limits
+from quire.core.plan import Failure, StepPlan, TokenLogprobs, Update
+from quire.core.scheduler import Drafter, Scheduler
+from quire.request import FinishReason, Request, SamplingParams
+from tests.fake_executor import FakeExecutor, Pending
+
+GREEDY = SamplingParams(temperature=0)
+
+
+def limits(**changes: object) -> Limits:
+    defaults: dict[str, object] = {
+        "page_size": 4,
+        "num_pages": 33,
+        "max_batch_size": 4,
+        "max_step_tokens": 16,
+        "max_batch_prefill_tokens": 16,
+        "max_sequence_tokens": 64,
+    }
+    return Limits(**(defaults | changes))  # type: ignore[arg-type]
+
+
+def request(request_id: int, prompt: tuple[int, ...] = (1, 2, 3), max_tokens: int = 4, **changes: object) -> Request:
+    return Request(request_id=request_id, prompt=prompt, max_tokens=max_tokens, **changes)  # type: ignore[arg-type]
+
+
+class Harness:
+    """Plans, submits and completes; remembers what every request was told."""
+
+    def __init__(
+        self,
+        limits: Limits,
+        lookahead: int = 0,
+        clock: Callable[[], float] = lambda: 0.0,
+        drafter: Drafter | None = None,
+    ) -> None:
+        self.scheduler = Scheduler(limits, clock, drafter)
+        self.executor = FakeExecutor(limits.num_pages, limits.page_size, limits.max_batch_size)
+        self.lookahead = lookahead
+        self._drafts = drafter is not None
+        self.in_flight: deque[tuple[StepPlan, Pending]] = deque()
+        self.tokens: dict[tuple[int, int], list[int]] = {}
+        self.logprobs: dict[tuple[int, int], list[TokenLogprobs]] = {}
+        self.prompt_logprobs: dict[tuple[int, int], list[TokenLogprobs]] = {}
+        self.finished: dict[tuple[int, int], FinishReason] = {}
+        self.cached: dict[tuple[int, int], int] = {}
+        self.failures: dict[int, Failure] = {}
+
+    def add(self, request: Request) -> None:
+        self.scheduler.add(request)
+        self.scheduler.check()
+
+    def abort(self, request_id: int) -> None:
+        self.scheduler.abort(request_id)
+        self.scheduler.check()
+
+    def plan(self) -> StepPlan | None:
+        """Plan one step and hand it to the executor, unless as many are in flight as may be."""
+        for failure in self.scheduler.expire():
+            self.failures[failure.request_id] = failure
+        if len(self.in_flight) > self.lookahead:
+            return None
+        plan = self.scheduler.plan()
+        self.scheduler.check()
+        if plan is not None:
+            self._check_budgets(plan)
+            self.in_flight.append((plan, self.executor.submit(plan)))
+        return plan
+
+    def complete(self) -> list[Update]:
+        _, pending = self.in_flight.popleft()
+        updates, failures = self.scheduler.complete(pending.result())
+        self.scheduler.check()
+        for update in updates:
+            key = update.request_id, update.sample
+            assert key not in self.finished, "a sequence went on after its end"
+            self.tokens.setdefault(key, []).extend(update.tokens)
+            self.logprobs.setdefault(key, []).extend(update.logprobs or [])
+            self.prompt_logprobs.setdefault(key, []).extend(update.prompt_logprobs or [])
+            if update.finish is not None:
+                self.finished[key] = update.finish
+                self.cached[key] = update.cached_tokens
+        for failure in failures:
+            self.failures[failure.request_id] = failure
+        return updates
+
+    def lose_everything(self) -> None:
+        """A step failed and took the device's state with it."""
+        self.in_flight.clear()
+        self.executor.reset()
+        self.scheduler.restart()
+        self.scheduler.check()
+
+    def step(self) -> None:
+        while self.plan() is not None:
+            pass
+        if self.in_flight:
+            self.complete()
+
+    def run(self, max_steps: int = 10_000) -> None:
+        """Until nothing is left to do; that must happen, and leave nothing behind."""
+        for _ in range(max_steps):
+            if not self.scheduler.num_requests and not self.in_flight:
+                break
+            before = self.scheduler.counters.steps, len(self.in_flight), self.scheduler.num_requests
+            self.step()
+            after = self.scheduler.counters.steps, len(self.in_flight), self.scheduler.num_requests
+            assert before != after, "requests are left and nothing happens"
+        assert not self.scheduler.num_requests, "the requests do not come to an end"
+        self.check_nothing_is_left()
+
+    def check_nothing_is_left(self) -> None:
+        scheduler = self.scheduler
+        assert scheduler.num_running == scheduler.num_waiting == scheduler.num_in_flight == 0
+        assert scheduler.num_free_pages + scheduler.num_cached_pages == scheduler.limits.num_pages - 1
+
+    def _check_budgets(self, plan: StepPlan) -> None:
+        limits = self.scheduler.limits
+        assert 0 < plan.num_tokens <= limits.max_step_tokens
+        fills = [] if self._drafts else [c for c in plan.chunks if c.tokens is not None]
+        assert sum(chunk.length for chunk in fills) <= limits.max_batch_prefill_tokens
+        assert len(plan.chunks) <= limits.max_batch_size

@@ -1,0 +1,188 @@
+"""The tree against a dictionary of prefixes."""
+
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
+
+from quire.core.page_pool import PagePool
+from quire.core.prefix_cache import PrefixCache
+
+
+def cached(num_pages: int = 16, page_size: int = 2) -> tuple[PagePool, PrefixCache]:
+    pool = PagePool(num_pages)
+    return pool, PrefixCache(pool, page_size)
+
+
+def enter(pool: PagePool, cache: PrefixCache, tokens: list[int], salt: str = "") -> list[int]:
+    """Compute a prefix and let go of it, as a sequence does that ends."""
+    pages = pool.take(len(tokens) // 2)
+    cache.publish(salt, tokens, pages)
+    cache.release(pages)
+    cache.check()
+    return pages
+
+
+def test_the_longest_prefix_in_whole_pages_is_found():
+    pool, cache = cached()
+    pages = enter(pool, cache, [1, 2, 3, 4, 5, 6])
+    assert cache.match("", [1, 2, 3, 4, 5, 6, 7], 9).pages == pages
+    assert cache.match("", [1, 2, 3, 4, 5, 9], 9).pages == pages[:2]
+    assert cache.match("", [1, 2, 3], 9).pages == pages[:1]
+    assert cache.match("", [1, 2, 3, 4], 1).pages == pages[:1]
+    assert cache.match("", [2, 1], 9).pages == []
+    assert cache.match("other", [1, 2, 3, 4], 9).pages == []
+
+
+def test_branches_share_their_common_pages():
+    pool, cache = cached()
+    first = enter(pool, cache, [1, 2, 3, 4])
+    enter(pool, cache, [1, 2, 5, 6])
+    assert cache.num_pages == 3, "the common page was kept twice"
+    assert cache.match("", [1, 2, 5, 6], 9).pages[0] == first[0]
+
+
+def test_a_page_computed_twice_stays_private_to_the_second():
+    pool, cache = cached()
+    enter(pool, cache, [1, 2])
+    (page,) = pool.take(1)
+    cache.publish("", [1, 2], [page])
+    cache.check()
+    assert pool.holders(page) == 1
+    cache.release([page])
+    assert pool.holders(page) == 0
+
+
+def test_eviction_takes_the_least_recently_used_from_its_end():
+    pool, cache = cached()
+    old = enter(pool, cache, [1, 2, 3, 4])
+    new = enter(pool, cache, [5, 6, 7, 8])
+    cache.match("", [1, 2, 3, 4], 9)
+    assert cache.evict(1) == 1
+    assert pool.holders(new[1]) == 0
+    assert cache.evict(1) == 1
+    assert pool.holders(new[0]) == 0
+    assert cache.evict(1) == 1
+    assert pool.holders(old[1]) == 0
+    assert cache.evict(5) == 1
+    assert cache.num_pages == 0
+    cache.check()
+
+
+def test_held_pages_are_not_evicted_and_can_be_once_released():
+    pool, cache = cached()
+    pages = enter(pool, cache, [1, 2, 3, 4])
+    cache.hold(pages[:1])
+    assert cache.evict(9) == 1
+    assert cache.match("", [1, 2, 3, 4], 9).pages == pages[:1]
+    cache.release(pages[:1])
+    assert cache.evict(9) == 1
+
+
+def test_taking_evicts_only_the_shortage_and_nothing_when_that_would_not_do():
+    pool, cache = cached(num_pages=5)
+    enter(pool, cache, [1, 2, 3, 4])
+    assert cache.take(5) is None
+    assert cache.num_pages == 2
+    assert len(cache.take(3)) == 3
+    assert cache.num_pages == 1
+
+
+def test_dropping_a_salt_forgets_it_and_leaves_its_holders_their_pages():
+    pool, cache = cached()
+    pages = enter(pool, cache, [1, 2, 3, 4], salt="a")
+    enter(pool, cache, [1, 2], salt="b")
+    cache.hold(pages)
+    cache.drop("a")
+    cache.check()
+    assert cache.num_pages == 1
+    assert all(pool.holders(page) == 1 for page in pages)
+    cache.release(pages)
+    assert pool.num_free == 14
+
+
+def test_many_dropped_salts_leave_no_trace():
+    pool, cache = cached()
+    for number in range(2000):
+        enter(pool, cache, [number, 1], salt=str(number))
+        cache.drop(str(number))
+    assert len(cache._candidates) < 200
+    assert not cache._roots
+
+
+class Trees(RuleBasedStateMachine):
+    """Sequences come with tokens, compute them, publish, and leave in any order."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.content: dict[int, tuple[str, tuple[int, ...]]] = {}  # what was last computed into each page
+        self.running: list[tuple[str, list[int], list[int]]] = []
+
+    @initialize(num_pages=st.integers(4, 20), page_size=st.integers(1, 3))
+    def start(self, num_pages, page_size):
+        self.pool = PagePool(num_pages)
+        self.cache = PrefixCache(self.pool, page_size)
+        self.page_size = page_size
+
+    @rule(salt=st.sampled_from("ab"), tokens=st.lists(st.integers(0, 1), min_size=1, max_size=12))
+    def begin(self, salt, tokens):
+        total = len(tokens) // self.page_size
+        matched = self.cache.match(salt, tokens, total).pages
+        for index, page in enumerate(matched):
+            prefix = tuple(tokens[: (index + 1) * self.page_size])
+            assert self.content[page] == (salt, prefix), "a page was found under tokens it was not computed from"
+        self.cache.hold(matched)
+        available = self.cache.num_available
+        taken = self.cache.take(total - len(matched))
+        if taken is None:
+            assert total - len(matched) > available or self.pool.num_free < total - len(matched)
+            self.cache.release(matched)
+        else:
+            for index, page in enumerate(taken, start=len(matched)):
+                self.content[page] = salt, tuple(tokens[: (index + 1) * self.page_size])
+            self.running.append((salt, tokens, matched + taken))
+        self.check()
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data(), publish=st.booleans())
+    def end(self, data, publish):
+        salt, tokens, pages = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        if publish:
+            self.cache.publish(salt, tokens, pages)
+        self.cache.release(pages)
+        self.check()
+
+    @precondition(lambda self: self.running)
+    @rule(data=st.data())
+    def publish_some(self, data):
+        salt, tokens, pages = data.draw(st.sampled_from(self.running))
+        count = data.draw(st.integers(0, len(pages)))
+        self.cache.publish(salt, tokens, pages[:count])
+        assert self.cache.match(salt, tokens, count).pages or not count
+        self.check()
+
+    @rule(count=st.integers(1, 6))
+    def evict(self, count):
+        before = self.pool.num_free
+        freed = self.cache.evict(count)
+        assert self.pool.num_free == before + freed <= before + count
+        if freed < count and not self.running:
+            assert self.cache.num_pages == 0, "pages that nobody uses were not evicted"
+        self.check()
+
+    @rule(salt=st.sampled_from("ab"))
+    def drop(self, salt):
+        self.cache.drop(salt)
+        assert not self.cache.match(salt, [0] * 12, 12).pages
+        self.check()
+
+    def check(self) -> None:
+        self.pool.check()
+        self.cache.check()
+        held = [page for _, _, pages in self.running for page in pages]
+        for page in range(1, self.pool.num_pages):
+            expected = held.count(page) + (page in set(self.cache.pages()))
+            assert self.pool.holders(page) == expected
+
+
+Trees.TestCase.settings = settings(settings.default, stateful_step_count=40)
+TestTrees = Trees.TestCase

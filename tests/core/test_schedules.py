@@ -1,0 +1,230 @@
+"""Any interleaving of events gives every request the tokens it has when it runs alone, and leaves nothing behind."""
+
+import random
+from collections import Counter
+
+from hypothesis import event, given, note, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+
+from quire.core.limits import Limits
+from quire.core.scheduler import Drafter
+from quire.errors import Overloaded, PromptTooLong
+from quire.request import FinishReason, Request, SamplingParams
+from tests.core.harness import GREEDY, Harness, limits
+from tests.fake_executor import NAN, drafter, expected_prompt_logprobs, expected_tokens
+
+TIMEOUT_S = 20.0
+
+prompts = st.one_of(
+    # Few distinct tokens and few distinct lengths: prefixes are shared, end inside pages and at their ends.
+    st.lists(st.integers(0, 1), min_size=1, max_size=24),
+    st.builds(lambda head, tail: [*range(head), *tail], st.integers(1, 20), st.lists(st.integers(0, 2), max_size=3)),
+).map(tuple)
+
+
+@st.composite
+def requests(draw: st.DrawFn, request_id: int) -> Request:
+    """Plain ones by and large, with any feature now and then: what is drawn first is what shrinking keeps simple."""
+    features: dict[str, object] = {}
+    if draw(st.booleans()):
+        features = draw(
+            st.fixed_dictionaries(
+                {},
+                optional={
+                    "sampling": st.just(GREEDY),
+                    "samples": st.integers(2, 3),
+                    "min_tokens": st.just(2),
+                    "end_ids": st.sampled_from([(3,), tuple(range(0, 48, 6))]),
+                    "ignore_end": st.just(True),
+                    "stop_ids": st.just((7, 8)),
+                    "priority": st.sampled_from([1, -1]),
+                    "salt": st.just("tenant"),
+                    "queue_timeout_s": st.just(TIMEOUT_S),
+                    "timeout_s": st.just(3 * TIMEOUT_S),
+                    "waits_for_host": st.just(True),
+                    "prompt_logprobs": st.just(1),
+                },
+            )
+        )
+    prompt = draw(prompts)
+    if draw(st.integers(0, 30)) == 30:
+        prompt = (*prompt, NAN)
+    max_tokens = draw(st.sampled_from([1, 0, 2, 5, 8, 13, 20]))
+    return Request(request_id, prompt, max_tokens, seed=draw(st.integers(0, 2)), **features)  # type: ignore[arg-type]
+
+
+@st.composite
+def setups(draw: st.DrawFn) -> tuple[Limits, int, Drafter | None]:
+    page_size = draw(st.sampled_from([2, 1, 4]))
+    slots = draw(st.integers(1, 6))
+    chosen = limits(
+        page_size=page_size,
+        num_pages=draw(st.sampled_from([24, 32, 40, 64])) // page_size + 1,
+        max_batch_size=slots,
+        max_step_tokens=slots + draw(st.integers(0, 12)),
+        max_batch_prefill_tokens=draw(st.integers(1, 12)),
+        max_sequence_tokens=44,
+        max_queued=draw(st.sampled_from([None, None, 4])),
+        max_batch_total_tokens=draw(st.sampled_from([None, None, 60])),
+        waiting_served_ratio=draw(st.sampled_from([0.0, 0.0, 0.5, 1.2])),
+        max_waiting_tokens=draw(st.sampled_from([0, 3])),
+        prefix_caching=draw(st.sampled_from([True, True, False])),
+    )
+    return chosen, draw(st.integers(0, 2)), draw(st.sampled_from([None, None, drafter]))
+
+
+class Schedules(RuleBasedStateMachine):
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = 0.0
+        self.asked: dict[int, Request] = {}
+        self.aborted: set[int] = set()
+        self.happened: Counter[str] = Counter()
+
+    @initialize(setup=setups())
+    def start(self, setup):
+        chosen, lookahead, guesses = setup
+        self.harness = Harness(chosen, lookahead, lambda: self.now, guesses)
+
+    @rule(data=st.data(), count=st.integers(1, 4))
+    def add(self, data, count):
+        for _ in range(count):
+            self._add(data.draw(requests(len(self.asked) + 1)))
+
+    def _add(self, asked: Request) -> None:
+        try:
+            self.harness.add(asked)
+        except Overloaded:
+            self.happened["refused: overloaded"] += 1
+        except PromptTooLong:
+            self.happened["refused: too long"] += 1
+        else:
+            self.asked[asked.request_id] = asked
+
+    @precondition(lambda self: self.asked)
+    @rule(data=st.data())
+    def abort(self, data):
+        request_id = data.draw(st.sampled_from(sorted(self.asked)))
+        self.harness.abort(request_id)
+        self.aborted.add(request_id)
+
+    @rule()
+    def plan(self):
+        self.harness.plan()
+
+    @rule(count=st.integers(1, 12))
+    def steps(self, count):
+        for _ in range(count):
+            self.harness.step()
+
+    @precondition(lambda self: self.harness.in_flight)
+    @rule()
+    def complete(self):
+        self.harness.complete()
+
+    @rule(seconds=st.sampled_from([1.0, TIMEOUT_S]))
+    def wait(self, seconds):
+        self.now += seconds
+
+    @rule()
+    def lose_everything(self):
+        self.harness.lose_everything()
+        self.happened["device lost"] += 1
+
+    @rule(data=st.data())
+    def focus(self, data):
+        live = self.harness.scheduler.request_ids()
+        chosen = data.draw(st.none() if not live else st.one_of(st.none(), st.sets(st.sampled_from(live), min_size=1)))
+        self.harness.scheduler.focus(chosen)
+        self.harness.scheduler.check()
+
+    @invariant()
+    def what_was_said_is_right_so_far(self):
+        for (request_id, sample), tokens in self.harness.tokens.items() if hasattr(self, "harness") else ():
+            assert tokens == expected_tokens(self.asked[request_id], sample)[: len(tokens)]
+
+    def teardown(self):
+        if not hasattr(self, "harness"):
+            return
+        harness = self.harness
+        harness.scheduler.focus(None)
+        harness.run()
+        for request_id, asked in self.asked.items():
+            if request_id in self.aborted:
+                continue
+            if request_id in harness.failures:
+                deadline = asked.queue_timeout_s or asked.timeout_s
+                assert NAN in asked.prompt or deadline is not None, "a request failed without a reason"
+                continue
+            for sample in range(asked.samples):
+                self._check_answer(asked, sample)
+        counters = harness.scheduler.counters
+        self.happened["preempted"] += counters.preemptions
+        self.happened["evicted"] += harness.scheduler.num_evicted_pages
+        self.happened["reused"] += counters.cached_tokens
+        self.happened["dropped"] += counters.dropped_chunks
+        for name, count in self.happened.items():
+            if count:
+                event(name)
+        note(f"{self.happened}")
+
+    def _check_answer(self, asked: Request, sample: int) -> None:
+        key = asked.request_id, sample
+        tokens = self.harness.tokens[key]
+        assert tokens == expected_tokens(asked, sample)
+        finish = self.harness.finished[key]
+        if asked.max_tokens == 0 or tokens[-1] not in asked.end_ids + asked.stop_ids:
+            assert finish is FinishReason.LENGTH
+        if asked.prompt_logprobs is not None:
+            assert self.harness.prompt_logprobs[key] == expected_prompt_logprobs(asked)
+
+
+Schedules.TestCase.settings = settings(settings.default, stateful_step_count=30)
+TestSchedules = Schedules.TestCase
+
+
+@given(setup=setups(), seed=st.integers(0, 2**32))
+def test_a_crowded_engine_answers_everyone_as_if_alone(setup, seed):
+    """More requests than pages and slots for all of them, so that eviction and preemption are the rule."""
+    machine, chance = Schedules(), random.Random(seed)
+    machine.start(setup)
+    for _ in range(chance.randrange(10, 120)):
+        action = chance.random()
+        if action < 0.25:
+            machine._add(crowd_request(chance, len(machine.asked) + 1))
+        elif action < 0.30 and machine.asked:
+            request_id = chance.choice(list(machine.asked))
+            machine.harness.abort(request_id)
+            machine.aborted.add(request_id)
+        elif action < 0.31:
+            machine.harness.lose_everything()
+        elif action < 0.35:
+            machine.now += chance.choice([0.5, TIMEOUT_S])
+        elif action < 0.6:
+            machine.harness.plan()
+        elif action < 0.75 and machine.harness.in_flight:
+            machine.harness.complete()
+        else:
+            machine.harness.step()
+    machine.what_was_said_is_right_so_far()
+    machine.teardown()
+
+
+def crowd_request(chance: random.Random, request_id: int) -> Request:
+    length = chance.choice([1, 4, 7, 8, 12, 20])
+    return Request(
+        request_id=request_id,
+        prompt=tuple(chance.randrange(2) for _ in range(length)) if chance.random() < 0.5 else tuple(range(length)),
+        max_tokens=chance.choice([0, 1, 4, 12, 20]),
+        seed=chance.randrange(3),
+        samples=chance.choice([1, 1, 1, 2, 3]),
+        sampling=chance.choice([GREEDY, SamplingParams()]),
+        min_tokens=chance.choice([0, 0, 2]),
+        end_ids=chance.choice([(), (3, 9, 27)]),
+        priority=chance.choice([0, 0, 1]),
+        salt=chance.choice(["", "", "tenant"]),
+        timeout_s=chance.choice([None, None, 3 * TIMEOUT_S]),
+        waits_for_host=chance.random() < 0.2,
+        prompt_logprobs=chance.choice([None, None, None, 0]),
+    )

@@ -1,0 +1,232 @@
+"""An executor whose every token can be worked out by hand.
+
+Its pages hold tokens where real ones hold keys and values. What it samples is a checksum of everything it reads back
+through a slot's page table, so that a scheduling error becomes a wrong token, and what could hide one (a page never
+written, a page of other tokens, a hole in the positions) fails at once.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+from quire.core.plan import Chunk, SlotStart, StepPlan, StepResult, TokenLogprobs
+from quire.request import Request, SamplingParams
+
+VOCABULARY = 50
+POISON = 48  # a request whose prompt holds this fails its steps, where a test says so
+NAN = 49  # a request whose prompt holds this fails alone, without failing the step
+
+
+def digest(previous: int, token: int) -> int:
+    """Stands for a position's keys and values: it depends on the token and on everything before it."""
+    return hash((previous, token))  # of ints, so the same in every process
+
+
+def sample(state: int, start: SlotStart, index: int) -> int:
+    """The `index`-th token generated after a prefix whose digest is `state`. Greedy requests draw nothing."""
+    draw = (start.seed, start.sample, index) if start.sampling.temperature else ()
+    token = hash((state, *draw)) % (VOCABULARY - 2)
+    while index < start.min_tokens and token in start.end_ids:
+        token = (token + 1) % (VOCABULARY - 2)
+    return token
+
+
+def logprobs_of(state: int, token: int) -> TokenLogprobs:
+    return TokenLogprobs(-float(state % 1000) - token / 100, (token,), (-0.5,))
+
+
+def expected_tokens(request: Request, sample_index: int = 0) -> list[int]:
+    """What `request` generates, worked out without pages, slots or steps."""
+    start = slot_start(request, sample_index)
+    state = 0
+    for token in request.prompt:
+        state = digest(state, token)
+    tokens: list[int] = []
+    while len(tokens) < request.max_tokens:
+        tokens.append(sample(state, start, len(tokens)))
+        state = digest(state, tokens[-1])
+        if len(tokens) >= request.min_tokens and (
+            (tokens[-1] in request.end_ids and not request.ignore_end) or tokens[-1] in request.stop_ids
+        ):
+            break
+    return tokens
+
+
+def expected_prompt_logprobs(request: Request) -> list[TokenLogprobs]:
+    state, logprobs = 0, []
+    for token, following in zip(request.prompt, request.prompt[1:], strict=False):
+        state = digest(state, token)
+        logprobs.append(logprobs_of(state, following))
+    return logprobs
+
+
+def slot_start(request: Request, sample_index: int = 0) -> SlotStart:
+    return SlotStart(
+        0, 0, request.sampling, request.seed, sample_index, request.prompt, (), request.min_tokens,
+        request.end_ids + request.stop_ids, request.prompt_logprobs,
+    )  # fmt: skip
+
+
+def drafter(tokens: list[int], room: int) -> tuple[int, ...]:
+    """Guesses that are right now and then: what a greedy request would say, or something else."""
+    state = 0
+    for token in tokens:
+        state = digest(state, token)
+    right = state % 4
+    start = SlotStart(0, 0, SamplingParams(temperature=0), 0, 0, (), (), 0, (), None)
+    guesses = []
+    for guess in range(min(room, 3)):
+        token = sample(state, start, 0) if guess < right else 1
+        guesses.append(token)
+        state = digest(state, token)
+    return tuple(guesses)
+
+
+@dataclass
+class Slot:
+    start: SlotStart
+    epoch: int | None = None  # of the sequence in it; known from its first chunk
+    length: int = 0
+    pages: list[int] = field(default_factory=list)
+    last_token: int | None = None
+    num_sampled: int = 0
+
+
+class Pending:
+    def __init__(self, outcome: Callable[[], StepResult]) -> None:
+        self._outcome = outcome
+
+    def result(self) -> StepResult:
+        return self._outcome()
+
+
+class FakeExecutor:
+    """Runs each plan when it is submitted, as a device that takes work in order would."""
+
+    def __init__(
+        self,
+        num_pages: int,
+        page_size: int,
+        num_slots: int,
+        before_submit: Callable[["FakeExecutor", StepPlan], None] | None = None,
+        before_result: Callable[["FakeExecutor", StepPlan], None] | None = None,
+    ) -> None:
+        self._num_pages = num_pages
+        self._page_size = page_size
+        self._num_slots = num_slots
+        self._before_submit = before_submit
+        self._before_result = before_result
+        self.num_resets = 0
+        self.plans: list[StepPlan] = []
+        self._clear()
+
+    def _clear(self) -> None:
+        # What stands at each place of each page: its position, its token, its digest.
+        self._pages: list[list[tuple[int, int, int] | None]] = [
+            [None] * self._page_size for _ in range(self._num_pages)
+        ]
+        self._slots: list[Slot | None] = [None] * self._num_slots
+
+    def warm_up(self) -> Iterator[float]:
+        yield 1.0
+
+    def close(self) -> None:
+        self._clear()
+
+    def reset(self) -> None:
+        self.num_resets += 1
+        self._clear()
+
+    def submit(self, plan: StepPlan) -> Pending:
+        self.plans.append(plan)
+        if self._before_submit is not None:
+            self._before_submit(self, plan)
+        result = self._run(plan)
+
+        def outcome() -> StepResult:
+            if self._before_result is not None:
+                self._before_result(self, plan)
+            return result
+
+        return Pending(outcome)
+
+    def prompt_of(self, chunk: Chunk) -> tuple[int, ...]:
+        slot = self._slots[chunk.slot]
+        assert slot is not None
+        return slot.start.prompt
+
+    def _run(self, plan: StepPlan) -> StepResult:
+        for start in plan.started:
+            self._slots[start.slot] = Slot(start, num_sampled=len(start.generated))
+        tokens: list[list[int]] = []
+        logprobs: dict[int, list[TokenLogprobs]] = {}
+        prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        failed: dict[int, str] = {}
+        slots_used = [chunk.slot for chunk in plan.chunks]
+        assert len(set(slots_used)) == len(slots_used), "a slot has two chunks in one step"
+        for index, chunk in enumerate(plan.chunks):
+            slot = self._slots[chunk.slot]
+            assert slot is not None, f"slot {chunk.slot} was never started"
+            new, states = self._compute(slot, chunk)
+            if chunk.samples:
+                tokens.append(new)
+                if slot.start.sampling.logprobs is not None:
+                    logprobs[index] = [logprobs_of(state, token) for state, token in zip(states, new, strict=True)]
+            if slot.start.prompt_logprobs is not None:
+                prompt_logprobs[index] = self._score(slot, chunk)
+            if NAN in slot.start.prompt:
+                failed[index] = "the logits of this row are not numbers"
+        return StepResult(plan.step, tokens, logprobs, prompt_logprobs, failed)
+
+    def _compute(self, slot: Slot, chunk: Chunk) -> tuple[list[int], list[int]]:
+        """Write the chunk's positions and sample after the last one. Returns the new tokens and their digests."""
+        assert slot.start.sequence_id == chunk.sequence_id, "the slot belongs to another sequence"
+        if slot.epoch is None:
+            slot.epoch, slot.length = chunk.epoch, chunk.start
+        assert slot.epoch == chunk.epoch, "the chunk is of another epoch than its slot"
+        assert chunk.start == slot.length, f"the slot has {slot.length} positions, the chunk starts at {chunk.start}"
+        assert 0 not in chunk.new_pages, "page 0 was handed out"
+        slot.pages += chunk.new_pages
+        if chunk.tokens is None:
+            assert chunk.length == 1
+            assert slot.last_token is not None, "the slot has not sampled"
+            given = [slot.last_token]
+        else:
+            assert len(chunk.tokens) == chunk.length >= 1
+            given = list(chunk.tokens)
+        state = self._read(slot, chunk.start)
+        new: list[int] = []
+        states: list[int] = []
+        for offset, token in enumerate(given):
+            if offset > chunk.length - 1 - chunk.drafts and token != new[-1]:
+                break  # a wrong guess; what would follow it means nothing
+            state = digest(state, token)
+            self._write(slot, chunk.start + offset, token, state)
+            if chunk.samples and offset >= chunk.length - 1 - chunk.drafts:
+                new.append(sample(state, slot.start, slot.num_sampled + len(new)))
+                states.append(state)
+        slot.length = chunk.start + (chunk.length if not chunk.drafts else len(new))
+        slot.num_sampled += len(new)
+        if new:
+            slot.last_token = new[-1]
+        return new, states
+
+    def _score(self, slot: Slot, chunk: Chunk) -> list[TokenLogprobs]:
+        end = min(chunk.start + chunk.length, len(slot.start.prompt) - 1)
+        return [logprobs_of(self._read(slot, p + 1), slot.start.prompt[p + 1]) for p in range(chunk.start, end)]
+
+    def _write(self, slot: Slot, position: int, token: int, state: int) -> None:
+        page = slot.pages[position // self._page_size]
+        self._pages[page][position % self._page_size] = (position, token, state)
+
+    def _read(self, slot: Slot, length: int) -> int:
+        """The digest of the first `length` positions, read back through the page table and verified."""
+        state = 0
+        for position in range(length):
+            page = slot.pages[position // self._page_size]
+            stored = self._pages[page][position % self._page_size]
+            assert stored is not None, f"position {position} is read from page {page}, where nothing was written"
+            where, token, after = stored
+            assert where == position, f"position {position} is read from page {page}, which holds position {where}"
+            assert after == digest(state, token), f"position {position} in page {page} belongs to another prefix"
+            state = after
+        return state
