@@ -44,7 +44,7 @@ class StopStrings:
         """What may be sent now that `text` follows."""
         if self._found is not None:
             return Released("", self._found)
-        if self._match is None:
+        if self._match is None or not text:
             return Released(text)
         text = self._held + text
         begin = self._open_at(text)

@@ -1,0 +1,131 @@
+"""How much work one rendering of a chat template may do."""
+
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+import jinja2
+
+STEP = 100  # characters that one turn of a loop or one call counts for
+_NODE = 50  # characters that a number or a container counts for, besides what it holds
+_MAX_WIDTH = 10_000  # of padding and indentation
+_MAX_INTEGER_BITS = 4096
+_SECONDS = 10.0
+
+# A width or precision of five digits or more, or one that is itself an argument.
+_WIDE_PERCENT = re.compile(r"%(?:\([^)]*\))?[-+ #0]*(?:\d{5,}|\*|\d*\.(?:\d{5,}|\*))")
+_WIDE_BRACES = re.compile(r"\{[^{}]*:[^{}]*(?:\d{5,}|\{)")
+_TAKE_WIDTHS = frozenset(
+    ("center", "ljust", "rjust", "zfill", "expandtabs", "indent", "wordwrap", "batch", "slice", "tojson")
+)
+
+
+class OutOfBudget(jinja2.TemplateRuntimeError):
+    """A rendering would do more work, or make a larger value, than it may."""
+
+
+class Budget:
+    """The work left to one rendering, in characters handled. Owned by that rendering.
+
+    Whatever repeats or grows is paid for before it is done: no value a template makes is larger than `max_size`
+    characters when written out, all of them together cost at most `limit`, and the clock stops what is slow for any
+    other reason.
+    """
+
+    def __init__(self, input_size: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self.limit = 20_000_000 + 200 * input_size
+        self.max_size = 5_000_000 + 20 * input_size
+        self._left = self.limit
+        self._clock = clock
+        self._deadline_s = clock() + _SECONDS
+
+    def spend(self, amount: int) -> None:
+        self._left -= amount
+        if self._left < 0:
+            raise OutOfBudget(f"the template handles more than {self.limit} characters, the limit")
+        if self._clock() > self._deadline_s:
+            raise OutOfBudget(f"the template runs for more than {_SECONDS:.0f} s, the limit")
+
+    def grow(self, size: int) -> None:
+        """Pay for a text of that many characters."""
+        if size > self.max_size:
+            raise OutOfBudget(f"the template makes a value of {size} characters, the limit is {self.max_size}")
+        self.spend(size)
+
+    def turns(self, items: Iterable[Any]) -> Iterator[Any]:
+        for item in items:
+            self.spend(STEP)
+            yield item
+
+    def join(self, *parts: Any) -> str:
+        texts = [str(part) for part in parts]
+        self.grow(sum(map(len, texts)))
+        return "".join(texts)
+
+    def weigh(self, value: Any) -> Any:
+        """`value`, once its size written out is known to be allowed: a list may hold the same long list many times."""
+        size, num_seen, rest = 0, 0, [value]
+        while rest and size <= self.max_size:
+            item = rest.pop()
+            num_seen += 1
+            size += len(item) if isinstance(item, str) else _NODE
+            if isinstance(item, (list, tuple)):
+                rest.extend(item)
+            elif isinstance(item, dict):
+                rest.extend(item)
+                rest.extend(item.values())
+        if size > self.max_size:
+            raise OutOfBudget(f"the template makes a value of more than {self.max_size} characters, the limit")
+        self.spend(num_seen * _NODE)
+        return value
+
+    def before_operator(self, operator: str, left: Any, right: Any) -> None:
+        if isinstance(left, int) and isinstance(right, int):
+            bits = left.bit_length() * right if operator == "**" else left.bit_length() + right.bit_length()
+            if bits > _MAX_INTEGER_BITS:
+                raise OutOfBudget(f"{operator} makes an integer of more than {_MAX_INTEGER_BITS} bits, the limit")
+        elif operator == "*":
+            many, count = (left, right) if isinstance(right, int) else (right, left)
+            if isinstance(count, int) and isinstance(many, (str, list, tuple)):
+                self.grow(len(many) * max(count, 0))
+        elif operator == "+" and isinstance(left, (str, list, tuple)) and isinstance(right, (str, list, tuple)):
+            self.grow(len(left) + len(right))
+        elif operator == "%" and isinstance(left, str):
+            self._format(left)
+
+    def before_call(self, name: str, subject: Any, arguments: list[Any], options: Mapping[str, Any]) -> None:
+        """Of a filter, or of a method of a string: `subject` is what it works on."""
+        self.spend(STEP + (len(subject) if isinstance(subject, (str, list, tuple, dict)) else 0))
+        arguments = [*arguments, *options.values()]
+        if name == "replace" and len(arguments) >= 2:
+            text, old, new = str(subject), str(arguments[0]), str(arguments[1])
+            self.grow(len(text) + (text.count(old) if old else len(text) + 1) * len(new))
+        elif name == "join":
+            # ", ".join(parts) has them the other way round than parts | join(", ")
+            parts, between = (arguments[0], subject) if isinstance(subject, str) and arguments else (subject, arguments)
+            self._join(parts, between)
+        elif name == "sum" and isinstance(subject, (list, tuple)):
+            self.grow(len(subject) * sum(len(part) for part in subject if isinstance(part, (list, tuple))))
+        elif name in {"format", "format_map"} and isinstance(subject, str):
+            self._format(subject)
+        elif name in _TAKE_WIDTHS:
+            self._widths(name, subject, arguments)
+
+    def _join(self, parts: Any, between: Any) -> None:
+        if not isinstance(parts, (list, tuple, dict)):
+            return
+        width = len(between) if isinstance(between, str) else sum(len(str(item)) for item in between)
+        self.grow(sum(len(part) if isinstance(part, str) else STEP for part in parts) + len(parts) * width)
+
+    def _format(self, text: str) -> None:
+        if _WIDE_PERCENT.search(text) or _WIDE_BRACES.search(text):
+            raise OutOfBudget(f"a width in the format {text[:60]!r} is more than 4 digits, the limit")
+
+    def _widths(self, name: str, subject: Any, arguments: list[Any]) -> None:
+        widths = [len(item) if isinstance(item, str) else item for item in arguments if isinstance(item, (int, str))]
+        width = max(widths, default=8)
+        if width > _MAX_WIDTH:
+            raise OutOfBudget(f"{name}: {width} is more than {_MAX_WIDTH}, the limit of a width")
+        if isinstance(subject, str):
+            self.grow(len(subject) + (subject.count("\n") + subject.count("\t") + 1) * width)
