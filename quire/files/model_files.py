@@ -74,12 +74,12 @@ def locate(
         _refuse_revision(model, revision)
         return _random(model.removeprefix(_RANDOM_PREFIX), model)
     path = Path(model).expanduser()
-    if path.exists():
+    if model and path.exists():  # an empty path would be the current folder
         _refuse_revision(model, revision)
         return _local(path, model)
     repository = parse_repository(model)
     if repository is None or model.endswith(".gguf"):
-        raise ModelUnavailable(f"{model}: no such file or folder")
+        raise ModelUnavailable(f"{model!r}: no such file or folder")
     repository_id, own_revision = repository
     if own_revision is not None and revision not in (None, own_revision):
         raise ModelUnavailable(f"{model} names a revision, and {revision!r} was asked for besides")
@@ -143,7 +143,7 @@ def _random(what: str, name: str) -> ModelFiles:
     path = Path(what).expanduser()
     if what in SHAPES:
         return ModelFiles("random", name, None, dict(SHAPES[what]), GenerationDefaults(), (), None)
-    if path.is_dir():
+    if what and path.is_dir():
         return _described(path, "random", name, None)
     if path.is_file():
         if path.suffix == ".gguf":

@@ -158,13 +158,14 @@ def _entry(path: Path, name: str, fields: Any, data_start: int) -> tuple[_Entry,
     """One tensor, and where its data ends."""
     try:
         dtype_name, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
-        count = prod(shape)
     except (KeyError, TypeError, ValueError) as error:
         raise InvalidCheckpoint(f"{path.name}: the entry of {name} is malformed: {fields!r}") from error
+    if not all(isinstance(number, int) and number >= 0 for number in (*shape, begin, end)):
+        raise InvalidCheckpoint(f"{path.name}: the entry of {name} is malformed: {fields!r}")
     if dtype_name not in _DTYPES:
         raise InvalidCheckpoint(f"{path.name}: {name} has dtype {dtype_name}; known are {', '.join(_DTYPES)}")
     dtype = _DTYPES[dtype_name]
-    if begin < 0 or end - begin != count * dtype.itemsize:
+    if end - begin != prod(shape) * dtype.itemsize:
         raise InvalidCheckpoint(
             f"{path.name}: {name} is {dtype_name} of shape {list(shape)}, "
             f"which does not fill its {end - begin} bytes at {begin}"
