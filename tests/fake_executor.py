@@ -99,6 +99,10 @@ class Pending:
         return self._outcome()
 
 
+# Called with a plan and the prompt of each of its rows; what it raises is what the step fails with.
+Fault = Callable[[StepPlan, list[tuple[int, ...]]], None]
+
+
 class FakeExecutor:
     """Runs each plan when it is submitted, as a device that takes work in order would."""
 
@@ -107,8 +111,8 @@ class FakeExecutor:
         num_pages: int,
         page_size: int,
         num_slots: int,
-        before_submit: Callable[["FakeExecutor", StepPlan], None] | None = None,
-        before_result: Callable[["FakeExecutor", StepPlan], None] | None = None,
+        before_submit: Fault | None = None,
+        before_result: Fault | None = None,
     ) -> None:
         self._num_pages = num_pages
         self._page_size = page_size
@@ -138,21 +142,22 @@ class FakeExecutor:
 
     def submit(self, plan: StepPlan) -> Pending:
         self.plans.append(plan)
+        prompts = self._prompts(plan)
         if self._before_submit is not None:
-            self._before_submit(self, plan)
+            self._before_submit(plan, prompts)
         result = self._run(plan)
 
         def outcome() -> StepResult:
             if self._before_result is not None:
-                self._before_result(self, plan)
+                self._before_result(plan, prompts)
             return result
 
         return Pending(outcome)
 
-    def prompt_of(self, chunk: Chunk) -> tuple[int, ...]:
-        slot = self._slots[chunk.slot]
-        assert slot is not None
-        return slot.start.prompt
+    def _prompts(self, plan: StepPlan) -> list[tuple[int, ...]]:
+        starting = {start.slot: start for start in plan.started}
+        running = {number: slot.start for number, slot in enumerate(self._slots) if slot is not None}
+        return [(running | starting)[chunk.slot].prompt for chunk in plan.chunks]
 
     def _run(self, plan: StepPlan) -> StepResult:
         for start in plan.started:

@@ -96,24 +96,31 @@ class Scheduler:
     def request_ids(self) -> list[int]:
         return list(self._requests)
 
-    def requests_in(self, plan: StepPlan) -> list[int]:
-        """The live requests that have a part in `plan`."""
-        sequences = (self._sequences.get(chunk.sequence_id) for chunk in plan.chunks)
-        return list(dict.fromkeys(sequence.request.request_id for sequence in sequences if sequence is not None))
+    def has(self, request_id: int) -> bool:
+        return request_id in self._requests
 
-    def num_computed(self, request_id: int) -> int:
-        """Positions of a request's sequences that results have confirmed; those of ended sequences do not count."""
-        return sum(sequence.num_computed for sequence in self._requests.get(request_id, ()))
+    def request_of(self, sequence_id: int) -> int | None:
+        """The request a live sequence belongs to."""
+        sequence = self._sequences.get(sequence_id)
+        return None if sequence is None else sequence.request.request_id
+
+    def num_computed(self, sequence_id: int) -> int | None:
+        """Positions of a live sequence that results have confirmed since it last got its slot."""
+        sequence = self._sequences.get(sequence_id)
+        return None if sequence is None else sequence.num_computed
 
     # Coming and going
 
-    def add(self, request: Request) -> None:
-        """Queue a request, or refuse it: at once and for good, or with a time to try again."""
+    def add(self, request: Request, bounded: bool = True) -> None:
+        """Queue a request, or refuse it: at once and for good, or with a time to try again.
+
+        The engine's own requests are not `bounded` by the length of the queue.
+        """
         limits = self.limits
         if request.request_id in self._requests:
             raise InvalidRequest(f"request_id {request.request_id} is in use")
         limits.refuse_what_cannot_fit(request)
-        if limits.max_queued is not None and self.num_waiting + request.samples > limits.max_queued:
+        if bounded and limits.max_queued is not None and self.num_waiting + request.samples > limits.max_queued:
             raise Overloaded(
                 f"{self.num_waiting} sequences wait, the queue takes {limits.max_queued}", self.retry_after_s()
             )

@@ -1,0 +1,230 @@
+"""The engine's thread."""
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from enum import Enum, auto
+
+from quire.core.plan import Failure, Update
+from quire.engine.engine import Engine, Outcome
+from quire.engine.messages import Abort, Command, Event, Failed, Progress, Submit
+from quire.errors import EngineFailed, EngineStopped, InvalidRequest, QuireError
+
+log = logging.getLogger(__name__)
+
+PORT_SHIFT = 40  # a request id is its port's number above so many bits of the port's own counting
+
+Deliver = Callable[[list[Event]], None]  # called on the engine thread, so it must return at once
+
+
+class Phase(Enum):
+    NEW = auto()
+    RUNNING = auto()
+    DRAINING = auto()  # finishes what it has, takes nothing new
+    STOPPED = auto()
+
+
+class Port:
+    """One front end's connection to the driver. Any thread may use it."""
+
+    def __init__(self, driver: "Driver", number: int, deliver: Deliver) -> None:
+        self.number = number
+        self.deliver = deliver
+        self._driver = driver
+
+    def request_id(self, count: int) -> int:
+        """The id of this port's `count`-th request: unique among all ports, and tells whose it is."""
+        return self.number << PORT_SHIFT | count
+
+    def send(self, command: Command) -> None:
+        """Every Submit is answered: by events that end with a finished update for each sample, or by Failed."""
+        self._driver.post((self, command))
+
+    def close(self) -> None:
+        """Abort what this port asked for and deliver nothing more."""
+        self._driver.post((self, None))
+
+
+class Driver:
+    """Runs an engine on a thread of its own: commands in, one batch of events a step out to each port.
+
+    Waits without spinning while there is nothing to do. Whatever goes wrong, every request that was submitted is told
+    of its end. The inbox is the only thing threads share.
+    """
+
+    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+        self._engine = engine
+        self._clock = clock
+        self._inbox: deque[tuple[Port, Command | None]] = deque()
+        self._wake = threading.Condition()
+        self._phase = Phase.NEW
+        self._drain_until_s = 0.0
+        self._failure: EngineFailed | None = None  # a defect of ours; the engine is not touched again
+        self._num_opened = 0
+        self._ports: dict[int, Port] = {}
+        self._requests: dict[int, set[int]] = {}  # live requests by port
+        self._samples_left: dict[int, int] = {}  # of each live request
+        self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
+
+    @property
+    def is_running(self) -> bool:
+        return self._thread.is_alive()
+
+    def open(self, deliver: Deliver) -> Port:
+        with self._wake:
+            self._num_opened += 1
+            port = self._ports[self._num_opened] = Port(self, self._num_opened, deliver)
+        return port
+
+    def start(self) -> None:
+        self._phase = Phase.RUNNING
+        self._thread.start()
+
+    def stop(self, drain_s: float = 0.0, join_s: float = 5.0) -> bool:
+        """Take nothing new, give what runs `drain_s` to finish, fail the rest. Whether the thread has ended.
+
+        It does not end when the executor never returns from a step; the thread dies with the process then.
+        """
+        with self._wake:
+            if self._phase is Phase.RUNNING:
+                self._phase = Phase.DRAINING
+                self._drain_until_s = self._clock() + drain_s
+            self._wake.notify()
+        if self._thread.ident is not None:
+            self._thread.join(drain_s + join_s)
+        return not self._thread.is_alive()
+
+    def post(self, item: tuple[Port, Command | None]) -> None:
+        with self._wake:
+            if self._phase is not Phase.STOPPED:
+                self._inbox.append(item)
+                self._wake.notify()
+                return
+        port, command = item
+        if isinstance(command, Submit):
+            port.deliver([Failed.from_error(command.request.request_id, EngineStopped("the engine has stopped"))])
+
+    def _run(self) -> None:
+        while not self._is_over():
+            try:
+                self._turn()
+            except Exception as error:  # the requests must hear of it, and those to come too
+                log.exception("the engine thread met an error it does not know")
+                self._failure = EngineFailed(f"the engine failed: {error!r}")
+                self._fail_everyone(self._failure)
+        self._fail_everyone(EngineStopped("the engine is shutting down"))
+        with self._wake:
+            self._phase = Phase.STOPPED
+            left = list(self._inbox)
+            self._inbox.clear()
+        for port, command in left:
+            if isinstance(command, Submit):
+                self._refuse(port, command, EngineStopped("the engine has stopped"))
+
+    def _is_over(self) -> bool:
+        if self._phase is not Phase.DRAINING:
+            return False
+        return not self._samples_left or self._clock() >= self._drain_until_s
+
+    def _turn(self) -> None:
+        """Take in commands, keep the device busy, hand out one step's events."""
+        engine = self._engine
+        for port, command in self._take_commands():
+            self._obey(port, command)
+        if self._failure is not None:
+            return
+        failures = engine.upkeep()
+        if failures:
+            self._dispatch(Outcome([], failures))
+        while engine.launch():
+            pass
+        if engine.num_in_flight:
+            self._dispatch(engine.collect())
+
+    def _take_commands(self) -> list[tuple[Port, Command | None]]:
+        with self._wake:
+            # With requests there is always a step to launch or to collect, so only an idle engine waits.
+            while self._is_idle() and not self._inbox and self._phase is Phase.RUNNING:
+                self._wake.wait()
+            commands = list(self._inbox)
+            self._inbox.clear()
+        return commands
+
+    def _is_idle(self) -> bool:
+        return self._failure is not None or self._engine.is_idle
+
+    def _obey(self, port: Port, command: Command | None) -> None:
+        if isinstance(command, Submit):
+            self._submit(port, command)
+        elif isinstance(command, Abort):
+            if command.request_id in self._requests.get(port.number, ()):
+                self._abort(command.request_id)
+        else:
+            for request_id in self._requests.pop(port.number, set()).copy():
+                self._abort(request_id)
+            self._ports.pop(port.number, None)
+
+    def _abort(self, request_id: int) -> None:
+        self._forget(request_id)
+        if self._failure is None:
+            self._engine.abort(request_id)
+
+    def _submit(self, port: Port, command: Submit) -> None:
+        request = command.request
+        try:
+            if self._failure is not None:
+                raise self._failure
+            if self._phase is not Phase.RUNNING:
+                raise EngineStopped("the engine is shutting down")
+            if request.request_id >> PORT_SHIFT != port.number:
+                raise InvalidRequest(f"request_id {request.request_id} does not belong to port {port.number}")
+            self._engine.add(request)
+        except QuireError as refusal:
+            self._refuse(port, command, refusal)
+        else:
+            self._requests.setdefault(port.number, set()).add(request.request_id)
+            self._samples_left[request.request_id] = request.samples
+
+    def _refuse(self, port: Port, command: Submit, error: QuireError) -> None:
+        self._deliver(port, [Failed.from_error(command.request.request_id, error)])
+
+    def _fail_everyone(self, error: QuireError) -> None:
+        """By the driver's own accounts, since the engine's may be what is wrong."""
+        self._dispatch(Outcome([], [Failure(request_id, error) for request_id in self._samples_left]))
+
+    def _dispatch(self, outcome: Outcome) -> None:
+        """One batch of events to each port."""
+        updates: dict[int, list[Update]] = {}
+        for update in outcome.updates:
+            updates.setdefault(update.request_id >> PORT_SHIFT, []).append(update)
+        batches: dict[int, list[Event]] = {number: [Progress(those)] for number, those in updates.items()}
+        for failure in outcome.failures:
+            event = Failed.from_error(failure.request_id, failure.error)
+            batches.setdefault(failure.request_id >> PORT_SHIFT, []).append(event)
+        self._close_accounts(outcome)
+        for number, events in batches.items():
+            port = self._ports.get(number)
+            if port is not None:
+                self._deliver(port, events)
+
+    def _close_accounts(self, outcome: Outcome) -> None:
+        for update in outcome.updates:
+            if update.finish is not None:
+                self._samples_left[update.request_id] -= 1
+                if not self._samples_left[update.request_id]:
+                    self._forget(update.request_id)
+        for failure in outcome.failures:
+            self._forget(failure.request_id)
+
+    def _forget(self, request_id: int) -> None:
+        self._samples_left.pop(request_id, None)
+        self._requests.get(request_id >> PORT_SHIFT, set()).discard(request_id)
+
+    def _deliver(self, port: Port, events: list[Event]) -> None:
+        try:
+            port.deliver(events)
+        except Exception:  # the front end is gone or broken; its requests are of no use to anyone
+            log.exception("port %d cannot be delivered to and is closed", port.number)
+            port.close()

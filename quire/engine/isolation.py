@@ -1,0 +1,92 @@
+"""Finds the request that makes steps fail."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from quire.request import Request
+
+MAX_PROBE_FAULTS = 2
+MAX_UNEXPLAINED_FAULTS = 32
+
+# A harmless request of the engine's own. No client can have its id.
+PROBE = Request(request_id=-1, prompt=(0,), max_tokens=1)
+
+NumComputed = Callable[[int], int | None]  # positions computed, by sequence id; None for a sequence that has ended
+
+
+@dataclass
+class Suspect:
+    """A request with a part in a failed step."""
+
+    request_id: int
+    targets: dict[int, int] = field(
+        default_factory=dict
+    )  # by sequence id: the positions it needs to get past the fault
+
+    def is_clear(self, num_computed: NumComputed) -> bool:
+        computed = ((num_computed(sequence_id), target) for sequence_id, target in self.targets.items())
+        return all(count is None or count >= target for count, target in computed)
+
+
+class Isolation:
+    """Halves the suspects of a failed step until the one at fault is known.
+
+    Groups of suspects run alone, one group after the other. A group that gets past the point where the step failed is
+    clear; one that fails again is halved. A request that fails on its own stands accused, and a probe runs: when that
+    works the request is guilty, when it fails too the engine is. The engine is also held to be at fault when
+    MAX_UNEXPLAINED_FAULTS steps have failed while nobody was found guilty and no request finished.
+    """
+
+    def __init__(self) -> None:
+        self._groups: list[list[Suspect]] = []  # still to be tried; the last is being tried
+        self._accused: int | None = None
+        self._num_probe_faults = 0
+        self._num_unexplained = 0
+
+    @property
+    def is_probing(self) -> bool:
+        return self._accused is not None
+
+    @property
+    def focus(self) -> list[int] | None:
+        """The requests that run now while everyone else waits; None when all may run."""
+        if self.is_probing:
+            return [PROBE.request_id]
+        return [suspect.request_id for suspect in self._groups[-1]] if self._groups else None
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether the fault follows no request."""
+        return self._num_probe_faults >= MAX_PROBE_FAULTS or self._num_unexplained >= MAX_UNEXPLAINED_FAULTS
+
+    def fault(self, suspects: list[Suspect]) -> None:
+        """A step of these failed."""
+        self._num_unexplained += 1
+        if self.is_probing:
+            self._num_probe_faults += 1
+            return
+        was_searching = bool(self._groups)
+        blamed = {suspect.request_id for suspect in suspects}
+        groups = ([one for one in group if one.request_id not in blamed] for group in self._groups)
+        self._groups = [group for group in groups if group]
+        if was_searching and len(suspects) == 1:
+            self._accused = suspects[0].request_id
+            self._num_probe_faults = 0
+        else:
+            middle = len(suspects) // 2
+            self._groups += [half for half in (suspects[middle:], suspects[:middle]) if half]
+
+    def probe_worked(self) -> int:
+        """The request that is guilty then."""
+        assert self._accused is not None
+        guilty, self._accused = self._accused, None
+        self._num_unexplained = 0
+        return guilty
+
+    def request_finished(self) -> None:
+        self._num_unexplained = 0
+
+    def advance(self, num_computed: NumComputed) -> None:
+        """Move on to the first group that is not clear."""
+        while self._groups and all(suspect.is_clear(num_computed) for suspect in self._groups[-1]):
+            self._groups.pop()

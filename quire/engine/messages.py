@@ -1,0 +1,39 @@
+"""What travels between front ends and the engine: plain data, as msgpack when it leaves the process."""
+
+import msgspec
+
+from quire.core.plan import Update
+from quire.errors import QuireError
+from quire.request import Request
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    request: Request
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    request_id: int
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What one step meant for the requests of one front end."""
+
+    updates: list[Update]
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A request that ends without an answer, or was refused."""
+
+    request_id: int
+    kind: str
+    status: int
+    message: str
+    retry_after_s: float | None = None
+
+    @classmethod
+    def from_error(cls, request_id: int, error: QuireError) -> "Failed":
+        return cls(request_id, error.kind, error.status, error.message, error.retry_after_s)
+
+
+Command = Submit | Abort
+Event = Progress | Failed

@@ -1,0 +1,245 @@
+"""The engine thread: every request that is submitted hears of its end."""
+
+import queue
+import threading
+import time
+
+import msgspec
+import pytest
+
+from quire.core.plan import TokenLogprobs, Update
+from quire.core.scheduler import Scheduler
+from quire.engine.driver import Driver, Port
+from quire.engine.engine import Engine
+from quire.engine.messages import Abort, Command, Event, Failed, Progress, Submit
+from quire.errors import Overloaded
+from quire.request import FinishReason, Request, SamplingParams
+from tests.core.harness import limits, request
+from tests.engine.test_engine import poisoned
+from tests.fake_executor import POISON, FakeExecutor, expected_tokens
+
+WAIT_S = 10.0
+
+
+class Client:
+    """A front end that remembers what it is told."""
+
+    def __init__(self, driver: Driver) -> None:
+        self.events: queue.Queue[Event] = queue.Queue()
+        self.port: Port = driver.open(lambda events: [self.events.put(event) for event in events])
+        self.tokens: dict[int, list[int]] = {}
+        self.ended: dict[int, Failed | FinishReason] = {}
+
+    def submit(self, count: int, **fields) -> Request:
+        asked = request(self.port.request_id(count), **fields)
+        self.port.send(Submit(asked))
+        return asked
+
+    def wait_for(self, *requests: Request) -> None:
+        while any(asked.request_id not in self.ended for asked in requests):
+            self.take(self.events.get(timeout=WAIT_S))
+
+    def take(self, event: Event) -> None:
+        if isinstance(event, Failed):
+            assert event.request_id not in self.ended
+            self.ended[event.request_id] = event
+            return
+        for update in event.updates:
+            self.tokens.setdefault(update.request_id, []).extend(update.tokens)
+            if update.finish is not None:
+                self.ended[update.request_id] = update.finish
+
+
+@pytest.fixture
+def make_driver():
+    drivers: list[Driver] = []
+
+    def make(before_submit=None, before_result=None, **changes) -> Driver:
+        chosen = limits(**({"num_pages": 200, "max_batch_size": 8} | changes))
+        executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, before_submit, before_result)
+        driver = Driver(Engine(Scheduler(chosen, time.monotonic), executor))
+        drivers.append(driver)
+        driver.start()
+        return driver
+
+    yield make
+    for driver in drivers:
+        driver.stop()
+
+
+def test_two_front_ends_get_each_their_own_answers(make_driver):
+    driver = make_driver()
+    first, second = Client(driver), Client(driver)
+    asked = [
+        (client, client.submit(n, prompt=(n, 1, 2), max_tokens=10)) for n in range(5) for client in (first, second)
+    ]
+    for client, one in asked:
+        client.wait_for(one)
+        assert client.tokens[one.request_id] == expected_tokens(one)
+    assert len(first.ended) == len(second.ended) == 5
+
+
+def test_a_refusal_is_an_event_with_its_kind_and_retry_time(make_driver):
+    release = threading.Event()
+    driver = make_driver(before_result=lambda *_: release.wait(WAIT_S), max_batch_size=1, max_queued=1)
+    client = Client(driver)
+    requests = [client.submit(n, max_tokens=2) for n in range(6)]
+    release.set()
+    client.wait_for(*requests)
+    refusals = [end for end in client.ended.values() if isinstance(end, Failed)]
+    assert refusals
+    assert {refusal.kind for refusal in refusals} == {Overloaded.kind}
+    assert all(refusal.retry_after_s for refusal in refusals)
+
+
+def test_an_id_of_another_port_is_refused(make_driver):
+    driver = make_driver()
+    first, second = Client(driver), Client(driver)
+    stolen = request(second.port.request_id(1))
+    first.port.send(Submit(stolen))
+    first.wait_for(stolen)
+    assert "does not belong to port 1" in first.ended[stolen.request_id].message
+
+
+def test_an_aborted_request_is_heard_of_no_more_and_frees_its_pages(make_driver):
+    driver = make_driver()
+    client = Client(driver)
+    endless = client.submit(1, max_tokens=50)
+    client.port.send(Abort(endless.request_id))
+    other = client.submit(2, max_tokens=3)
+    client.wait_for(other)
+    assert endless.request_id not in client.ended
+    assert driver.stop(drain_s=WAIT_S)
+    scheduler = driver._engine.scheduler
+    assert scheduler.num_free_pages + scheduler.num_cached_pages == 199
+
+
+def test_closing_a_port_aborts_its_requests_and_no_others(make_driver):
+    driver = make_driver()
+    leaving, staying = Client(driver), Client(driver)
+    for n in range(3):
+        leaving.submit(n, prompt=(n, 1), max_tokens=60)
+    stays = staying.submit(1, max_tokens=8)
+    leaving.port.close()
+    staying.wait_for(stays)
+    assert staying.tokens[stays.request_id] == expected_tokens(stays)
+    assert driver.stop(drain_s=WAIT_S)
+    assert driver._engine.scheduler.num_requests == 0
+
+
+def test_a_front_end_that_cannot_be_delivered_to_is_closed_and_others_go_on(make_driver):
+    driver = make_driver()
+
+    def broken(events: list[Event]) -> None:
+        raise OSError("the pipe is broken")
+
+    port = driver.open(broken)
+    port.send(Submit(request(port.request_id(1), max_tokens=60)))
+    client = Client(driver)
+    asked = client.submit(1, max_tokens=8)
+    client.wait_for(asked)
+    assert client.tokens[asked.request_id] == expected_tokens(asked)
+    assert driver.stop(drain_s=WAIT_S)
+    assert driver._engine.scheduler.num_requests == 0
+
+
+def test_a_poisoned_request_fails_alone_through_the_driver(make_driver):
+    driver = make_driver(before_result=poisoned())
+    client = Client(driver)
+    requests = [client.submit(n, prompt=(n, POISON if n == 3 else 1), max_tokens=6) for n in range(8)]
+    client.wait_for(*requests)
+    failed = {n for n, one in enumerate(requests) if isinstance(client.ended[one.request_id], Failed)}
+    assert failed == {3}
+    assert client.ended[requests[3].request_id].kind == "generation"
+
+
+def test_an_error_nobody_expected_reaches_every_request_and_those_to_come(make_driver):
+    """A defect in the scheduler itself, here an executor that answers with a step that was never planned."""
+
+    class WrongStep(FakeExecutor):
+        def _run(self, plan):
+            return super()._run(plan)._replace(step=-1)
+
+    chosen = limits()
+    executor = WrongStep(chosen.num_pages, chosen.page_size, chosen.max_batch_size)
+    driver = Driver(Engine(Scheduler(chosen, time.monotonic), executor))
+    client = Client(driver)
+    early = [client.submit(n) for n in range(3)]
+    driver.start()
+    client.wait_for(*early)
+    late = client.submit(9)
+    client.wait_for(late)
+    assert {end.kind for end in client.ended.values()} == {"engine_failed"}
+    assert driver.stop()
+
+
+def test_draining_finishes_what_runs_and_refuses_what_comes(make_driver):
+    started = threading.Event()
+    driver = make_driver(before_result=lambda *_: (started.set(), time.sleep(0.01)))
+    client = Client(driver)
+    running = client.submit(1, max_tokens=20)
+    assert started.wait(WAIT_S)
+    stopper = threading.Thread(target=driver.stop, args=(WAIT_S,))
+    stopper.start()
+    time.sleep(0.05)
+    late = client.submit(2)
+    client.wait_for(running, late)
+    stopper.join(WAIT_S)
+    assert client.ended[running.request_id] is FinishReason.LENGTH
+    assert client.ended[late.request_id].kind == "engine_stopped"
+    assert not driver.is_running
+    after = client.submit(3)
+    client.wait_for(after)
+    assert client.ended[after.request_id].kind == "engine_stopped"
+
+
+def test_stopping_without_time_fails_what_runs(make_driver):
+    driver = make_driver(before_result=lambda *_: time.sleep(0.02))
+    client = Client(driver)
+    running = client.submit(1, max_tokens=50)
+    assert driver.stop()
+    client.wait_for(running)
+    assert client.ended[running.request_id].kind == "engine_stopped"
+
+
+def test_stopping_is_bounded_when_a_step_never_returns(make_driver):
+    release = threading.Event()
+    driver = make_driver(before_result=lambda *_: release.wait(WAIT_S))
+    Client(driver).submit(1)
+    time.sleep(0.05)
+    begun = time.monotonic()
+    assert not driver.stop(join_s=0.2)
+    assert time.monotonic() - begun < 2
+    release.set()
+
+
+def test_an_idle_engine_uses_no_processor_time(make_driver):
+    driver = make_driver()
+    client = Client(driver)
+    client.wait_for(client.submit(1))
+    time.sleep(0.1)
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.05
+
+
+REQUEST = Request(
+    7, (1, 2, 3), 5, SamplingParams(temperature=0.5, logit_bias={3: 1.5}, logprobs=2), seed=2**63, samples=2,
+    end_ids=(2,), stop_ids=(4,), priority=-1, salt="é", queue_timeout_s=1.5, timeout_s=9.0, waits_for_host=True,
+    prompt_logprobs=0,
+)  # fmt: skip
+LOGPROBS = [TokenLogprobs(-0.5, (1, 2), (-0.5, -1.5))]
+
+
+@pytest.mark.parametrize(
+    ("message", "kind"),
+    [
+        (Submit(REQUEST), Command),
+        (Abort(7), Command),
+        (Progress([Update(7, 1, [5, 6], FinishReason.END, 4, LOGPROBS, LOGPROBS)]), Event),
+        (Progress([Update(7, 0, [], None, 0, None, None)]), Event),
+        (Failed.from_error(7, Overloaded("too many", 2.5)), Event),
+    ],
+)
+def test_messages_survive_msgpack(message, kind):
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=kind) == message

@@ -1,0 +1,196 @@
+"""Steps that fail: only the request at fault hears of it."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.core.plan import StepPlan, Update
+from quire.core.scheduler import Scheduler
+from quire.engine.engine import Engine
+from quire.errors import EngineFailed, QuireError, RequestFailed
+from quire.request import Request
+from tests.core.harness import limits, request
+from tests.fake_executor import POISON, FakeExecutor, Fault, expected_tokens
+
+
+class DeviceError(RuntimeError):
+    """What a device throws."""
+
+
+class Rig:
+    """An engine on the fake device, and what its requests were told."""
+
+    def __init__(self, at_submit: Fault | None = None, at_result: Fault | None = None, lookahead: int = 1, **changes):
+        chosen = limits(**({"max_batch_size": 16, "max_step_tokens": 64, "num_pages": 200} | changes))
+        self.executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, at_submit, at_result)
+        self.engine = Engine(Scheduler(chosen, lambda: 0.0), self.executor, lookahead)
+        self.asked: dict[int, Request] = {}
+        self.tokens: dict[tuple[int, int], list[int]] = {}
+        self.errors: dict[int, QuireError] = {}
+
+    def add(self, asked: Request) -> None:
+        self.engine.add(asked)
+        self.asked[asked.request_id] = asked
+
+    def run(self, max_steps: int = 5000) -> None:
+        for _ in range(max_steps):
+            if self.engine.is_idle:
+                return
+            outcome = self.engine.step()
+            self.engine.scheduler.check()
+            self._take(outcome.updates)
+            for failure in outcome.failures:
+                assert failure.request_id not in self.errors
+                self.errors[failure.request_id] = failure.error
+        raise AssertionError("the engine does not come to rest")
+
+    def _take(self, updates: list[Update]) -> None:
+        for update in updates:
+            self.tokens.setdefault((update.request_id, update.sample), []).extend(update.tokens)
+
+    def check_survivors(self, *culprits: int) -> None:
+        assert set(self.errors) == set(culprits)
+        for request_id, asked in self.asked.items():
+            for sample in range(asked.samples) if request_id not in culprits else ():
+                assert self.tokens[request_id, sample] == expected_tokens(asked, sample)
+
+
+def poisoned(after: int = 0) -> Fault:
+    """Fails every step in which a poisoned request computes position `after` or a later one."""
+
+    def fault(plan: StepPlan, prompts: list[tuple[int, ...]]) -> None:
+        for chunk, prompt in zip(plan.chunks, prompts, strict=True):
+            if POISON in prompt and chunk.start + chunk.length > after:
+                raise DeviceError("poisoned")
+
+    return fault
+
+
+@pytest.mark.parametrize("where", ["at_submit", "at_result"])
+@pytest.mark.parametrize("culprit", [0, 7, 15])
+@pytest.mark.parametrize("after", [0, 3, 9])
+@pytest.mark.parametrize("lookahead", [0, 1, 2])
+def test_one_of_sixteen_fails_alone(where, culprit, after, lookahead):
+    rig = Rig(**{where: poisoned(after)}, lookahead=lookahead)
+    for index in range(16):
+        rig.add(request(index, prompt=(index, 1, POISON if index == culprit else 2), max_tokens=20))
+    rig.run()
+    rig.check_survivors(culprit)
+    assert isinstance(rig.errors[culprit], RequestFailed)
+    assert "poisoned" in rig.errors[culprit].message
+    assert rig.engine.num_requests_blamed == 1
+    assert rig.executor.num_resets <= 7, "the search takes more tries than halving does"
+
+
+@given(
+    culprits=st.sets(st.integers(0, 11), max_size=4),
+    after=st.integers(0, 20),
+    lookahead=st.integers(0, 2),
+    changes=st.fixed_dictionaries(
+        {"num_pages": st.sampled_from([16, 24, 60]), "max_batch_prefill_tokens": st.integers(2, 16)}
+    ),
+    samples=st.integers(1, 2),
+)
+def test_any_number_of_culprits_is_found_whatever_the_schedule(culprits, after, lookahead, changes, samples):
+    rig = Rig(at_result=poisoned(after), lookahead=lookahead, max_batch_size=6, **changes)
+    for index in range(12):
+        prompt = (1, 2, 3, 4, index, POISON if index in culprits else 2)
+        rig.add(request(index, prompt=prompt, max_tokens=12, samples=samples, seed=index % 3))
+    rig.run()
+    reached = after < 6 + 12 - 1  # the position of the last token that is fed back
+    assert set(rig.errors) == (culprits if reached else set())
+    rig.check_survivors(*rig.errors)
+
+
+def test_a_fault_that_does_not_return_costs_nobody_anything():
+    failed = []
+
+    def once(plan: StepPlan, prompts: list[tuple[int, ...]]) -> None:
+        if plan.step >= 5 and not failed:
+            failed.append(plan.step)
+            raise DeviceError("a hiccup")
+
+    rig = Rig(at_result=once)
+    for index in range(8):
+        rig.add(request(index, prompt=(index, 1, 2), max_tokens=12))
+    rig.run()
+    rig.check_survivors()
+    assert rig.executor.num_resets == 1
+
+
+@pytest.mark.parametrize("count", [1, 2, 16])
+def test_a_fault_that_follows_no_request_ends_in_an_engine_error(count):
+    def always(plan: StepPlan, prompts: list[tuple[int, ...]]) -> None:
+        raise DeviceError("the device is on fire")
+
+    rig = Rig(at_submit=always)
+    for index in range(count):
+        rig.add(request(index, prompt=(index, 1, 2), max_tokens=12))
+    rig.run()
+    assert [type(rig.errors[index]) for index in range(count)] == [EngineFailed] * count
+    assert "on fire" in rig.errors[0].message
+    with pytest.raises(EngineFailed):
+        rig.add(request(99))
+    assert rig.executor.num_resets < 10
+
+
+def test_when_only_decodes_fail_everyone_is_told_something_within_bounds():
+    def decodes(plan: StepPlan, prompts: list[tuple[int, ...]]) -> None:
+        if any(chunk.tokens is None for chunk in plan.chunks):
+            raise DeviceError("no decode works")
+
+    rig = Rig(at_submit=decodes)
+    for index in range(8):
+        rig.add(request(index, prompt=(index, 1, 2), max_tokens=50))
+    rig.run()
+    assert len(rig.errors) == 8
+    assert rig.executor.num_resets < 100
+
+
+def test_a_fault_of_a_combination_ends_in_an_engine_error_after_a_bounded_number_of_tries():
+    def together(plan: StepPlan, prompts: list[tuple[int, ...]]) -> None:
+        if len(plan.chunks) > 1:
+            raise DeviceError("two are too many")
+
+    rig = Rig(at_submit=together)
+    for index in range(4):
+        rig.add(request(index, prompt=(index, 1, 2), max_tokens=50))
+    rig.run()
+    assert rig.executor.num_resets < 200
+
+
+def test_a_device_that_cannot_be_rebuilt_is_an_engine_error():
+    rig = Rig(at_submit=poisoned())
+
+    def refuse() -> None:
+        raise DeviceError("no memory")
+
+    rig.executor.reset = refuse  # type: ignore[method-assign]
+    rig.add(request(1, prompt=(POISON,)))
+    rig.run()
+    assert isinstance(rig.errors[1], EngineFailed)
+    assert "no memory" in rig.errors[1].message
+
+
+def test_the_search_goes_on_when_its_suspects_leave():
+    rig = Rig(at_result=poisoned())
+    for index in range(4):
+        rig.add(request(index, prompt=(index, POISON if index == 0 else 2), max_tokens=6))
+    rig.engine.launch()
+    rig.engine.collect()
+    for index in (0, 1):
+        rig.engine.abort(index)
+        del rig.asked[index]
+    rig.run()
+    rig.check_survivors()
+
+
+def test_a_step_is_launched_before_the_last_one_is_collected():
+    rig = Rig(lookahead=1)
+    rig.add(request(1, max_tokens=8))
+    assert rig.engine.launch()
+    assert rig.engine.launch()
+    assert not rig.engine.launch()
+    assert rig.engine.num_in_flight == 2
+    rig.run()
+    rig.check_survivors()
