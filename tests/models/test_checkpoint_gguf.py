@@ -1,0 +1,142 @@
+"""GGUF files against the checkpoints they were made of, and against transformers' own reading of them."""
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import jax
+import numpy as np
+import pytest
+
+from quire.files import TensorSource, locate
+from quire.models.checkpoint import load_weights
+from quire.models.registry import build_model
+from tests.models.gguf_conversion import write_as_gguf
+from tests.models.gguf_reference import transformers_model
+from tests.models.tiny import NamedTensors, prompt, relative_error, whole_logits
+
+VOCAB_SIZE = 96
+SIZES = {
+    "vocab_size": VOCAB_SIZE,
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "max_position_embeddings": 128,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 5000.0,
+    "eos_token_id": 3,
+}
+LLAMA3 = {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
+GEMMA = {"tie_word_embeddings": True, "hidden_activation": "gelu_pytorch_tanh", "query_pre_attn_scalar": 8}
+CASES: dict[str, dict[str, Any]] = {
+    "llama": {"model_type": "llama"},
+    "llama-tied": {"model_type": "llama", "tie_word_embeddings": True, "head_dim": 12},
+    "llama-biases": {"model_type": "llama", "attention_bias": True, "mlp_bias": True},
+    "llama-linear": {"model_type": "llama", "rope_scaling": {"rope_type": "linear", "factor": 2.5}},
+    "llama-llama3": {
+        "model_type": "llama",
+        "rope_theta": 500_000.0,
+        "rope_scaling": LLAMA3 | {"original_max_position_embeddings": 8192},
+    },
+    "llama-other-factors": {
+        "model_type": "llama",
+        "rope_theta": 500_000.0,
+        "rope_scaling": LLAMA3 | {"original_max_position_embeddings": 100},
+    },
+    "qwen2": {"model_type": "qwen2"},
+    "qwen2-yarn": {
+        "model_type": "qwen2",
+        "rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32},
+    },
+    "qwen3": {"model_type": "qwen3", "head_dim": 16},
+    "gemma2": {
+        "model_type": "gemma2",
+        **GEMMA,
+        "sliding_window": 7,
+        "attn_logit_softcapping": 20.0,
+        "final_logit_softcapping": 10.0,
+    },
+    "gemma3": {"model_type": "gemma3_text", **GEMMA, "num_hidden_layers": 7, "sliding_window": 7},
+    "gemma3-linear": {
+        "model_type": "gemma3_text",
+        **GEMMA,
+        "num_hidden_layers": 7,
+        "sliding_window": 7,
+        "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+    },
+}
+# Transformers reads the config of these files whole. It does not of the others: biases, rope scaling and factors,
+# Qwen 3's head size, and what distinguishes Gemma models stay at the defaults of its config classes.
+CONFIG_READ_BY_TRANSFORMERS = ("llama", "llama-tied", "qwen2")
+
+
+def original(name: str) -> dict[str, Any]:
+    return SIZES | CASES[name]
+
+
+def write(name: str, path: Path, type_: str = "F32") -> Path:
+    source = NamedTensors(build_model(original(name)))
+    return write_as_gguf(path, original(name), {name: source.read(name) for name in source.tensors()}, type_)
+
+
+class Rounded(NamedTensors):
+    """The same, with matrices as a quantised file would hold them."""
+
+    def read(self, name: str) -> np.ndarray[Any, Any]:
+        values = super().read(name)
+        kind = gguf.GGMLQuantizationType.Q8_0
+        return gguf.quants.dequantize(gguf.quants.quantize(values, kind), kind) if values.ndim > 1 else values
+
+
+def logits_of(config: dict[str, Any], source: TensorSource | None) -> np.ndarray[Any, Any]:
+    model = build_model(config)
+    assert source is not None
+    weights = load_weights(model, source, dtype="float32")
+    with jax.disable_jit():  # op by op, which all cases share: compiling each of them takes longer
+        return whole_logits(model, weights, prompt(29, VOCAB_SIZE))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_model_written_as_gguf_computes_what_it_did(name: str, tmp_path: Path) -> None:
+    config = original(name)
+    model = build_model(config)
+    files = locate(str(write(name, tmp_path / "m.gguf")))
+    expected = logits_of(config, NamedTensors(model))
+    assert relative_error(logits_of(files.config, files.open_weights()), expected) < 1e-5
+    assert files.eos_token_ids == (3,)
+    assert build_model(files.config).max_positions == model.max_positions
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen3"])
+def test_a_quantised_model_computes_what_its_rounded_weights_do(name: str, tmp_path: Path) -> None:
+    config = original(name)
+    files = locate(str(write(name, tmp_path / "m.gguf", "Q8_0")))
+    expected = logits_of(config, Rounded(build_model(config)))
+    assert relative_error(logits_of(files.config, files.open_weights()), expected) < 1e-5
+
+
+def transformers_logits(path: Path, config: dict[str, Any] | None) -> np.ndarray[Any, Any]:
+    import torch
+
+    with torch.no_grad():
+        logits = transformers_model(path, config)(torch.tensor([prompt(29, VOCAB_SIZE)])).logits
+    return np.asarray(logits[0])
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", CONFIG_READ_BY_TRANSFORMERS)
+def test_transformers_reads_the_same_model_from_the_file(name: str, tmp_path: Path) -> None:
+    files = locate(str(write(name, tmp_path / "m.gguf")))
+    expected = transformers_logits(tmp_path / "m.gguf", None)
+    assert relative_error(logits_of(files.config, files.open_weights()), expected) < 1e-4
+
+
+@pytest.mark.parity
+@pytest.mark.parametrize("name", CASES)
+def test_transformers_reads_the_same_weights_from_the_file(name: str, tmp_path: Path) -> None:
+    files = locate(str(write(name, tmp_path / "m.gguf")))
+    expected = transformers_logits(tmp_path / "m.gguf", original(name))
+    assert relative_error(logits_of(files.config, files.open_weights()), expected) < 1e-4
