@@ -41,14 +41,15 @@ def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> tuple[tokenizers.Tok
     if kind == "gpt2":
         rule = split_rule(metadata.get("tokenizer.ggml.pre", "default"))
         backend = _byte_level(metadata, vocab, rule)
-        adds_bos = rule.adds_bos
+        adds_bos, respelled = rule.adds_bos, False
     elif kind == "llama":
         backend = _sentence_piece(metadata, tokens, vocab, types, special_tokens.get("unk_token"))
-        adds_bos = True
+        # With no prefix to get in the way, runs of spaces are found as SentencePiece finds them: after respelling.
+        adds_bos, respelled = True, not metadata.get("tokenizer.ggml.add_space_prefix", True)
     else:
         raise UnsupportedModel(f"tokenizer.ggml.model: {kind!r} is not supported; supported are gpt2, llama")
 
-    _add_tokens(backend, tokens, types, special_tokens)
+    _add_tokens(backend, tokens, types, special_tokens, respelled)
     adds_bos = bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos))
     adds_eos = bool(metadata.get("tokenizer.ggml.add_eos_token", False))
     surround(
@@ -152,9 +153,13 @@ def _merges_of(
 
 
 def _add_tokens(
-    backend: tokenizers.Tokenizer, tokens: Sequence[str], types: Sequence[int], special_tokens: Mapping[str, str]
+    backend: tokenizers.Tokenizer,
+    tokens: Sequence[str],
+    types: Sequence[int],
+    special_tokens: Mapping[str, str],
+    respelled: bool,
 ) -> None:
-    """Control tokens become special, user-defined ones are found whole in any text."""
+    """Control tokens become special, user-defined ones are found whole in any text, before or after respelling it."""
     named = set(special_tokens.values())
     backend.add_special_tokens(
         [
@@ -165,7 +170,7 @@ def _add_tokens(
     )
     backend.add_tokens(
         [
-            AddedToken(token, normalized=False, special=False)
+            AddedToken(token, normalized=respelled, special=False)
             for token, kind in zip(tokens, types, strict=True)
             if kind == _USER_DEFINED and token not in named
         ]
