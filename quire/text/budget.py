@@ -7,8 +7,8 @@ from typing import Any
 
 import jinja2
 
-STEP = 100  # characters that one turn of a loop or one call counts for
-_NODE = 50  # characters that a number or a container counts for, besides what it holds
+STEP = 250  # characters that one turn of a loop or one call counts for
+_NODE = 10  # characters that a number or a container counts for, besides what it holds
 _MAX_WIDTH = 10_000  # of padding and indentation
 _MAX_INTEGER_BITS = 4096
 _SECONDS = 10.0
@@ -34,9 +34,11 @@ class Budget:
     """
 
     def __init__(self, input_size: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self.limit = 20_000_000 + 200 * input_size
+        self.limit = 20_000_000 + 1000 * input_size
         self.max_size = 5_000_000 + 20 * input_size
         self._left = self.limit
+        # By identity, for as long as the rendering lasts: templates cannot change a list or dict once it is made.
+        self._sizes: dict[int, tuple[int, Any]] = {}
         self._clock = clock
         self._deadline_s = clock() + _SECONDS
 
@@ -65,20 +67,24 @@ class Budget:
 
     def weigh(self, value: Any) -> Any:
         """`value`, once its size written out is known to be allowed: a list may hold the same long list many times."""
-        size, num_seen, rest = 0, 0, [value]
-        while rest and size <= self.max_size:
-            item = rest.pop()
-            num_seen += 1
-            size += len(item) if isinstance(item, str) else _NODE
-            if isinstance(item, (list, tuple)):
-                rest.extend(item)
-            elif isinstance(item, dict):
-                rest.extend(item)
-                rest.extend(item.values())
-        if size > self.max_size:
-            raise OutOfBudget(f"the template makes a value of more than {self.max_size} characters, the limit")
-        self.spend(num_seen * _NODE)
+        self._size_of(value)
         return value
+
+    def _size_of(self, value: Any) -> int:
+        if isinstance(value, str):
+            return len(value)
+        if not isinstance(value, (list, tuple, dict)):
+            return _NODE
+        known = self._sizes.get(id(value))
+        if known is not None:
+            return known[0]
+        self.spend(_NODE * (1 + len(value)))
+        parts = [*value, *value.values()] if isinstance(value, dict) else value
+        size = _NODE + sum(map(self._size_of, parts))
+        if size > self.max_size:
+            raise OutOfBudget(f"the template makes a value of {size} characters, the limit is {self.max_size}")
+        self._sizes[id(value)] = size, value
+        return size
 
     def before_operator(self, operator: str, left: Any, right: Any) -> None:
         if isinstance(left, int) and isinstance(right, int):
@@ -92,7 +98,7 @@ class Budget:
         elif operator == "+" and isinstance(left, (str, list, tuple)) and isinstance(right, (str, list, tuple)):
             self.grow(len(left) + len(right))
         elif operator == "%" and isinstance(left, str):
-            self._format(left)
+            self._format(left, list(right) if isinstance(right, tuple) else [right])
 
     def before_call(self, name: str, subject: Any, arguments: list[Any], options: Mapping[str, Any]) -> None:
         """Of a filter, or of a method of a string: `subject` is what it works on."""
@@ -108,7 +114,7 @@ class Budget:
         elif name == "sum" and isinstance(subject, (list, tuple)):
             self.grow(len(subject) * sum(len(part) for part in subject if isinstance(part, (list, tuple))))
         elif name in {"format", "format_map"} and isinstance(subject, str):
-            self._format(subject)
+            self._format(subject, arguments)
         elif name in _TAKE_WIDTHS:
             self._widths(name, subject, arguments)
 
@@ -118,9 +124,11 @@ class Budget:
         width = len(between) if isinstance(between, str) else sum(len(str(item)) for item in between)
         self.grow(sum(len(part) if isinstance(part, str) else STEP for part in parts) + len(parts) * width)
 
-    def _format(self, text: str) -> None:
+    def _format(self, text: str, arguments: list[Any]) -> None:
         if _WIDE_PERCENT.search(text) or _WIDE_BRACES.search(text):
             raise OutOfBudget(f"a width in the format {text[:60]!r} is more than 4 digits, the limit")
+        num_fields = text.count("%") + text.count("{")
+        self.grow(len(text) + num_fields * max(map(self._size_of, arguments), default=0))
 
     def _widths(self, name: str, subject: Any, arguments: list[Any]) -> None:
         widths = [len(item) if isinstance(item, str) else item for item in arguments if isinstance(item, (int, str))]

@@ -158,9 +158,12 @@ def _budget_of(context: Context) -> Budget:
     return context.budget
 
 
+_ATTRIBUTE_OF = {"eval_context": "eval_ctx", "environment": "environment"}  # what Jinja passes to some filters
+
+
 def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     """The filter, paid for by the rendering that calls it."""
-    takes = getattr(function, "jinja_pass_arg", None)
+    takes = getattr(getattr(function, "jinja_pass_arg", None), "name", None)
 
     @jinja2.pass_context
     @wraps(function, updated=())
@@ -168,12 +171,10 @@ def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         budget = _budget_of(context)
         if args:
             budget.before_call(name, args[0], list(args[1:]), kwargs)
-        first: dict[str, Any] = {
-            "context": context,
-            "eval_context": context.eval_ctx,
-            "environment": context.environment,
-        }
-        found = function(first[takes.name], *args, **kwargs) if takes is not None else function(*args, **kwargs)
+        first: tuple[Any, ...] = ()
+        if takes is not None:
+            first = (context if takes == "context" else getattr(context, _ATTRIBUTE_OF[takes]),)
+        found = function(*first, *args, **kwargs)
         if isinstance(found, str):
             budget.grow(len(found))
         return budget.weigh(found) if isinstance(found, (list, tuple, dict)) else found

@@ -79,14 +79,11 @@ def test_the_corpus_streams_as_it_decodes(kind: str) -> None:
 @given(st.text(max_size=30))
 def test_a_byte_level_character_is_out_as_soon_as_its_last_byte_is_in(text: str) -> None:
     tokenizer = KINDS["byte-level"]()
-    ids = [token_id for byte in text.encode() for token_id in [byte_id(tokenizer, byte)]]
     detokenizer = Detokenizer(tokenizer)
     said = ""
-    num_bytes = 0
-    for token_id in ids:
-        said += detokenizer.push([token_id])
-        num_bytes += 1
-        assert said == text.encode()[:num_bytes].decode(errors="ignore")
+    for index, byte in enumerate(text.encode()):
+        said += detokenizer.push([byte_id(tokenizer, byte)])
+        assert said == text.encode()[: index + 1].decode(errors="ignore")
     assert detokenizer.flush() == ""
 
 

@@ -191,7 +191,7 @@ def test_padding_and_truncation_in_the_file_do_not_touch_prompts(tmp_path: Path)
 
 
 def test_a_folder_without_a_tokenizer_is_reported_by_file_name(tmp_path: Path) -> None:
-    with pytest.raises(InvalidCheckpoint, match="tokenizer.json: no such file"):
+    with pytest.raises(InvalidCheckpoint, match=r"tokenizer\.json: no such file"):
         load_tokenizer(tmp_path)
 
 

@@ -11,7 +11,10 @@ from tests.text.corpus import TEXTS
 SPECIAL_TOKENS = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 USER_DEFINED = ("<think>", "é", "  ")  # in the byte alphabet, "é" is a byte: added tokens spell themselves or not
 
-_CL100K = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_CL100K = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
 
 # By the name GGUF has for it: the parts of the `tokenizer.json` that models with this rule publish.
 BYTE_LEVEL_ORIGINALS: dict[str, tuple[Any, Any]] = {
