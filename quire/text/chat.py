@@ -73,7 +73,9 @@ class ChatTemplate:
         continue_final_message: bool = False,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
-        """The prompt. Messages are as the OpenAI API has them; `variables` are further names for the template.
+        """The prompt, with its special tokens written out: encode it without adding any.
+
+        Messages are as the OpenAI API has them; `variables` are further names for the template.
 
         `continue_final_message`: the prompt ends with the last message, open, instead of inviting a new one.
         """

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tokenizers
 from tokenizers import AddedToken
 
-from quire.errors import InvalidCheckpoint, InvalidRequest
+from quire.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel
 from quire.files.json_file import read_json, read_json_if_present
 from quire.text.gguf_vocabulary import surround, tokenizer_from_metadata
 from quire.text.token_text import Piece, PieceTable, TextRule, rule_of_decoder
@@ -147,8 +147,8 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
 
     try:
         return tokenizer_from_gguf(read_metadata(path))
-    except InvalidCheckpoint as error:
-        raise InvalidCheckpoint(_named_file(path, error)) from error
+    except (InvalidCheckpoint, UnsupportedModel) as error:
+        raise type(error)(str(error) if str(path) in str(error) else f"{path}: {error}") from error
 
 
 def tokenizer_from_gguf(metadata: Mapping[str, Any]) -> Tokenizer:
@@ -180,10 +180,10 @@ def _from_folder(folder: Path) -> Tokenizer:
 
 
 def _read_backend(file: Path) -> tokenizers.Tokenizer:
-    read_json(file)  # names what is wrong with a damaged file better than the library does
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
+        read_json(file)  # names what is wrong with a damaged file better than the library does
         raise InvalidCheckpoint(f"{file}: not a tokenizer: {error}") from error
 
 
@@ -242,7 +242,3 @@ def _check_texts(texts: Iterable[str]) -> None:
             raise InvalidRequest(
                 f"text: character {error.start} is a lone surrogate, U+{ord(text[error.start]):04X}, not a character"
             ) from error
-
-
-def _named_file(path: Path, error: InvalidCheckpoint) -> str:
-    return str(error) if str(error).startswith(str(path)) else f"{path}: {error}"

@@ -12,7 +12,8 @@ from tokenizers import processors
 from quire.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel
 from quire.text.tokenizer import Tokenizer, TokenSpan, load_tokenizer
 from tests.text.corpus import TEXTS
-from tests.text.vocabularies import byte_fallback_tokenizer, byte_level_original
+from tests.text.gguf_files import write_gguf
+from tests.text.vocabularies import byte_fallback_tokenizer, byte_level_metadata, byte_level_original
 
 
 def folder_of(path: Path, backend: Backend | None = None, **files: Any) -> Path:
@@ -227,3 +228,15 @@ def test_a_file_that_is_not_gguf_is_reported_by_name(tmp_path: Path) -> None:
     file.write_bytes(b"GGML" + bytes(60))
     with pytest.raises(InvalidCheckpoint, match=r"model\.gguf"):
         load_tokenizer(file)
+
+
+def test_a_gguf_file_whose_tokenizer_is_not_supported_is_reported_by_name(tmp_path: Path) -> None:
+    metadata = byte_level_metadata("gpt-2") | {"tokenizer.ggml.pre": "martian"}
+    with pytest.raises(UnsupportedModel, match=r"model\.gguf: tokenizer\.ggml\.pre: 'martian'"):
+        load_tokenizer(write_gguf(tmp_path / "model.gguf", "llama", metadata))
+
+
+def test_a_gguf_file_encodes_as_the_tokenizer_it_was_made_from(tmp_path: Path) -> None:
+    tokenizer = load_tokenizer(write_gguf(tmp_path / "model.gguf", "llama", byte_level_metadata("smollm")))
+    original = byte_level_original("smollm")
+    assert tokenizer.encode_batch(TEXTS) == [original.encode(text).ids for text in TEXTS]
