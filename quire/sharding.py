@@ -1,0 +1,43 @@
+"""Which axis of the device mesh each logical axis of a weight or a page is cut along."""
+
+from collections.abc import Sequence
+
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+# The mesh has this one axis. Keys and values, with the queries that read them, are independent of each other up to
+# the projection that sums over them, and so are the features within a feed-forward block; a device has some of each.
+TENSOR = "tensor"
+
+MESH_AXES: dict[str, str | None] = {
+    "vocab": TENSOR,
+    "kv_heads": TENSOR,
+    "mlp": TENSOR,
+    "embed": None,
+    "experts": None,
+}
+
+# [num_pages, page_size, kv_heads, head_dim]
+PAGE_AXES = (None, None, "kv_heads", None)
+
+
+def tensor_mesh(devices: Sequence[jax.Device]) -> Mesh:
+    return jax.make_mesh((len(devices),), (TENSOR,), devices=devices)
+
+
+def sharding(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh) -> NamedSharding:
+    """Where an array of these logical axes goes; a dimension that the devices do not divide evenly stays whole."""
+    cut = []
+    for length, axis in zip(shape, axes, strict=True):
+        mesh_axis = None if axis is None else MESH_AXES[axis]
+        cut.append(mesh_axis if mesh_axis is not None and length % mesh.shape[mesh_axis] == 0 else None)
+    return NamedSharding(mesh, PartitionSpec(*cut))
+
+
+def key_copies(kv_heads: int, group: int, num_devices: int) -> int:
+    """How often to have each key and value head, so that every device has the same number of them.
+
+    1 where no number of copies does it, or the heads are enough as they are; what cannot be cut stays whole.
+    """
+    copies = num_devices // kv_heads
+    return copies if copies > 1 and num_devices % kv_heads == 0 and group % copies == 0 else 1

@@ -1,0 +1,129 @@
+"""Weights and a step for tiny models."""
+
+import math
+import zlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from quire.files.tensor_source import TensorInfo
+from quire.models.checkpoint import leaves
+from quire.models.model import Model
+from quire.models.params import ParamTree
+from quire.ops.attention import paged_attend, whole_sequence
+from quire.ops.pages import PagedBatch
+
+PAGE_SIZE = 4
+# Tiny models run for less time than they take to compile.
+COMPILE_QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+CHUNK = 8  # tokens a step computes at most; the others of it are padding
+
+
+def prompt(length: int, vocab_size: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, vocab_size, length).tolist()
+
+
+def named_tensor(name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+    """Always the same for a name and shape. Norms and biases are far from one and zero: leaving one out shows."""
+    rng = np.random.default_rng(zlib.crc32(name.encode()))
+    values = rng.standard_normal(shape, dtype=np.float32)
+    if len(shape) == 1:
+        return 0.1 * values if name.endswith("bias") else 0.3 * values + 1.0
+    # Small embeddings leave the last word to the layers; a tied head would only repeat the token it is given.
+    gain = 0.5 if name.endswith(("embed_tokens.weight", "wte.weight")) else 2.0
+    return values * np.float32(gain / math.sqrt(min(shape)))
+
+
+class NamedTensors:
+    """A checkpoint that holds exactly what a model declares."""
+
+    def __init__(self, model: Model) -> None:
+        self._shapes = {tensor.name: tensor.shape for param in leaves(model.params()) for tensor in param.sources}
+
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return {name: TensorInfo(shape, "float32") for name, shape in self._shapes.items()}
+
+    def read(self, name: str) -> np.ndarray[Any, Any]:
+        return named_tensor(name, self._shapes[name])
+
+
+class PagedRun:
+    """One sequence through the paged forward, in chunks, over scattered pages that begin as NaN."""
+
+    def __init__(self, model: Model, weights: ParamTree, max_length: int) -> None:
+        num_pages = -(-max_length // PAGE_SIZE)
+        pages = np.random.default_rng(0).permutation(np.arange(1, num_pages + 1))
+        self._table = jnp.asarray(pages[None], jnp.int32)
+        self._states: list[Any] = []
+        for spec in model.layers:
+            empty = jnp.full((num_pages + 1, PAGE_SIZE, spec.kv_heads, spec.head_dim), jnp.nan)
+            self._states.append((empty, empty))
+        self._length = 0
+        self._weights = weights
+
+        @partial(jax.jit, compiler_options=COMPILE_QUICKLY)
+        def step(
+            weights: ParamTree, tokens: jax.Array, positions: jax.Array, lengths: jax.Array, states: Any
+        ) -> tuple[jax.Array, Any]:
+            row_of_token = jnp.zeros_like(tokens)
+            batch = PagedBatch(self._table, row_of_token, positions, jnp.max(positions, keepdims=True) + 1)
+            attend = paged_attend(batch, "cpu")
+            hidden, states = model.forward(weights, tokens, positions, states, attend, lengths=lengths)
+            return model.logits(weights, hidden), states
+
+        self._step = step
+
+    def prefill(self, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+        """The logits after each token."""
+        known = self._length + len(tokens)
+        rows = [self._chunk(tokens[i : i + CHUNK], known) for i in range(0, len(tokens), CHUNK)]
+        return np.concatenate(rows)
+
+    def decode(self, token: int) -> np.ndarray[Any, Any]:
+        return self._chunk([token], self._length + 1)[0]
+
+    def generate(self, tokens: Sequence[int], count: int) -> tuple[np.ndarray[Any, Any], list[int]]:
+        """The logits of the prompt, and the greedy continuation."""
+        prompt_logits = self.prefill(tokens)
+        generated = [int(prompt_logits[-1].argmax())]
+        while len(generated) < count:
+            generated.append(int(self.decode(generated[-1]).argmax()))
+        return prompt_logits, generated
+
+    def _chunk(self, tokens: Sequence[int], known: int) -> np.ndarray[Any, Any]:
+        padding = CHUNK - len(tokens)
+        positions = [*range(self._length, self._length + len(tokens)), *[-1] * padding]
+        logits, self._states = self._step(
+            self._weights,
+            jnp.asarray([*tokens, *[0] * padding]),
+            jnp.asarray(positions),
+            jnp.full(CHUNK, known),
+            self._states,
+        )
+        self._length += len(tokens)
+        return np.asarray(logits[: len(tokens)])
+
+
+def whole_logits(model: Model, weights: ParamTree, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+    """The logits after each token, from the forward without pages."""
+
+    @partial(jax.jit, compiler_options=COMPILE_QUICKLY)
+    def run(weights: ParamTree) -> jax.Array:
+        count = len(tokens)
+        lengths = jnp.full(count, count)
+        states = [None] * model.num_layers
+        hidden, _ = model.forward(
+            weights, jnp.asarray(tokens), jnp.arange(count), states, whole_sequence, lengths=lengths
+        )
+        return model.logits(weights, hidden)
+
+    return np.asarray(run(weights))
+
+
+def relative_error(got: np.ndarray[Any, Any], expected: np.ndarray[Any, Any]) -> float:
+    """The largest difference, in parts of the largest logit of its row."""
+    return float((np.abs(got - expected).max(-1) / np.abs(expected).max(-1)).max())
