@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 import jax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
 # The mesh has this one axis. Keys and values, with the queries that read them, are independent of each other up to
 # the projection that sums over them, and so are the features within a feed-forward block; a device has some of each.
@@ -22,16 +22,17 @@ PAGE_AXES = (None, None, "kv_heads", None)
 
 
 def tensor_mesh(devices: Sequence[jax.Device]) -> Mesh:
-    return jax.make_mesh((len(devices),), (TENSOR,), devices=devices)
+    # "Auto": the compiler follows the cuts of the weights through a model, whose file then need not speak of any.
+    return jax.make_mesh((len(devices),), (TENSOR,), axis_types=(AxisType.Auto,), devices=devices)
 
 
-def sharding(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh) -> NamedSharding:
+def sharding(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh | AbstractMesh) -> NamedSharding:
     """Where an array of these logical axes goes; a dimension that the devices do not divide evenly stays whole."""
     cut = []
     for length, axis in zip(shape, axes, strict=True):
         mesh_axis = None if axis is None else MESH_AXES[axis]
         cut.append(mesh_axis if mesh_axis is not None and length % mesh.shape[mesh_axis] == 0 else None)
-    return NamedSharding(mesh, PartitionSpec(*cut))
+    return NamedSharding(mesh, PartitionSpec(*cut))  # type: ignore[no-untyped-call]
 
 
 def key_copies(kv_heads: int, group: int, num_devices: int) -> int:

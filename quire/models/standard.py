@@ -70,12 +70,13 @@ def read_layer_types(fields: Fields, sizes: Sizes, default: Callable[[int], bool
 
 def read_windows(fields: Fields, sizes: Sizes) -> list[int | None]:
     """The window of each layer, for configs with `use_sliding_window`: the first `max_window_layers` have none."""
-    if not fields.flag("use_sliding_window", False):
-        return [None] * sizes.layers
-    window = fields.integer("sliding_window", 4096)
+    windowed = fields.flag("use_sliding_window", False)
     full = fields.whole("max_window_layers", 28)
-    sliding = read_layer_types(fields, sizes, lambda index: index >= full)
-    return [window if slides else None for slides in sliding]
+    slides = read_layer_types(fields, sizes, lambda index: windowed and index >= full)
+    if any(slides) and not windowed:
+        raise fields.invalid("layer_types", "there are sliding layers, but use_sliding_window is false")
+    window = fields.integer("sliding_window", 4096)
+    return [window if slides[index] else None for index in range(sizes.layers)]
 
 
 def read_expert_counts(fields: Fields, default_experts: int, default_chosen: int) -> tuple[int, int]:

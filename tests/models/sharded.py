@@ -1,0 +1,68 @@
+"""Run by test_sharded.py in a process with 8 devices: sharded models against the same on one device."""
+
+import sys
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from quire.models.checkpoint import load_weights
+from quire.models.decoder import Decoder
+from quire.models.params import Param, ParamTree
+from quire.models.registry import build_model
+from quire.ops.attention import paged_attend
+from quire.ops.pages import PagedBatch
+from quire.sharding import PAGE_AXES, key_copies, sharding, tensor_mesh
+from tests.models.cases import CASES
+from tests.models.tiny import COMPILE_QUICKLY, NamedTensors, prompt, relative_error
+
+TOKENS = 12
+
+
+def logits(model: Decoder, weights: ParamTree, states: list[Any]) -> np.ndarray[Any, Any]:
+    positions = jnp.arange(TOKENS)
+    batch = PagedBatch(jnp.asarray([[2, 1, 3]]), jnp.zeros(TOKENS, int), positions, jnp.asarray([TOKENS]))
+
+    @partial(jax.jit, compiler_options=COMPILE_QUICKLY)
+    def run(weights: ParamTree, states: list[Any]) -> jax.Array:
+        tokens = jnp.asarray(prompt(TOKENS, model.vocab_size))
+        hidden, _ = model.forward(weights, tokens, positions, states, paged_attend(batch, "cpu"))
+        return model.logits(weights, hidden)
+
+    return np.asarray(run(weights, states))
+
+
+def main(name: str) -> None:
+    # Two keys for eight queries: beyond two devices, each key is on several.
+    config = {**CASES[name], "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8}
+    model = build_model(config)
+    shape = (4, 4, 2, 8)
+    pages = [(jnp.zeros(shape), jnp.zeros(shape))] * model.num_layers
+    expected = logits(model, load_weights(model, NamedTensors(model), dtype="float32"), pages)
+    for num_devices in (2, 4, 8):
+        mesh = tensor_mesh(jax.devices()[:num_devices])
+        copies = key_copies(2, 4, num_devices)
+        assert copies == num_devices // 2
+        cut = model.with_key_copies(copies)
+
+        def placement(param: Param, mesh: jax.sharding.Mesh = mesh) -> jax.sharding.Sharding:
+            return sharding(param.shape, param.axes, mesh)
+
+        weights = load_weights(cut, NamedTensors(model), dtype="float32", placement=placement)
+        layer = weights["layers"][0]
+        for whole, dimension in ((layer["attention"]["qkv"], 0), (layer["attention"]["out"], 1)):
+            local = whole.addressable_shards[0].data
+            assert local.shape[dimension] * num_devices == whole.shape[dimension], (name, whole.shape, local.shape)
+        page_shape = (4, 4, cut.layers[0].kv_heads, 8)
+        empty = jax.device_put(jnp.zeros(page_shape), sharding(page_shape, PAGE_AXES, mesh))
+        assert empty.addressable_shards[0].data.shape[2] * num_devices == page_shape[2]
+        error = relative_error(logits(cut, weights, [(empty, empty)] * cut.num_layers), expected)
+        print(f"{name}: {num_devices} devices, error {error:.1e}")
+        assert error < 1e-5, (name, num_devices, error)
+
+
+if __name__ == "__main__":
+    for case in sys.argv[1:]:
+        main(case)
