@@ -12,7 +12,6 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
-import gguf
 import numpy as np
 
 from quire.errors import InvalidCheckpoint, UnsupportedModel
@@ -225,6 +224,8 @@ def _read_header(cursor: _Cursor) -> GGUFHeader:
 
 
 def _tensor(path: Path, name: str, shape: tuple[int, ...], type_: int, offset: int) -> GGUFTensor:
+    import gguf  # a tenth of a second that metadata alone does not need
+
     try:
         kind = gguf.GGMLQuantizationType(type_)
     except ValueError as error:

@@ -8,7 +8,6 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-import gguf
 import ml_dtypes
 import numpy as np
 
@@ -97,6 +96,8 @@ class GGUFSource:
 
 def dequantize(data: Array, type_: str) -> Array:
     """All blocks of a quantised tensor as one flat float32 array, in chunks spread over threads."""
+    import gguf
+
     kind = gguf.GGMLQuantizationType[type_]
     block_size, block_bytes = gguf.GGML_QUANT_SIZES[kind]
     blocks = data.reshape(-1, block_bytes)
