@@ -61,11 +61,11 @@ class StopStrings:
         return Released(held, self._found) if match is None else self._stop_at(held, match)
 
     def _open_at(self, text: str) -> int:
-        """Where the earliest stop string begins that the end of the text cuts off; the end, when none does."""
+        """Where the earliest stop string begins that reaches the end of the text, cut off or not; else the end."""
         longest = len(self._stops[-1])
         for place in self._begin.finditer(text, max(0, len(text) - longest + 1)):
             tail = text[place.start() :]
-            if any(len(stop) > len(tail) and stop.startswith(tail) for stop in self._stops):
+            if any(stop.startswith(tail) for stop in self._stops):
                 return place.start()
         return len(text)
 

@@ -34,6 +34,10 @@ def test_known_forms_give_known_prompts() -> None:
     )
 
 
+def test_lines_that_hold_a_block_alone_leave_nothing() -> None:
+    assert render("a\n  {% if true %}\nb\n  {% endif %}\nc\n") == "a\nb\nc"
+
+
 def test_tools_are_written_as_json_with_their_unicode() -> None:
     prompt = render(TEMPLATES["qwen2.5"], tools=[WEATHER])
     assert json.dumps(WEATHER, ensure_ascii=False) in prompt

@@ -80,6 +80,36 @@ def test_a_user_defined_token_is_found_whole_and_is_not_special() -> None:
     assert tokenizer.decode(ids) == "a<div>b"
 
 
+def test_a_word_that_is_a_token_is_taken_whole_where_the_rule_says_so() -> None:
+    metadata = byte_level_metadata("llama-bpe")
+    # No merges lead to this token.
+    tokens = [*metadata["tokenizer.ggml.tokens"], "Ġzyxw"]
+    metadata |= {
+        "tokenizer.ggml.tokens": tokens,
+        "tokenizer.ggml.token_type": [*metadata["tokenizer.ggml.token_type"], 1],
+    }
+    assert tokenizer_from_gguf(metadata).encode(" zyxw", add_special_tokens=False) == [len(tokens) - 1]
+    metadata["tokenizer.ggml.pre"] = "dbrx"
+    assert len(tokenizer_from_gguf(metadata).encode(" zyxw", add_special_tokens=False)) > 1
+
+
+def test_plain_text_never_merges_into_a_control_token() -> None:
+    tokens = ["<unk>", "<s>", "<", "s", ">", "s>", "▁"]
+    tokenizer = tokenizer_from_gguf(
+        {
+            "tokenizer.ggml.model": "llama",
+            "tokenizer.ggml.tokens": tokens,
+            "tokenizer.ggml.token_type": [2, 3, 1, 1, 1, 1, 1],
+            "tokenizer.ggml.scores": [0.0, 9.0, -1.0, -1.0, -1.0, 1.0, -1.0],
+            "tokenizer.ggml.unknown_token_id": 0,
+            "tokenizer.ggml.bos_token_id": 1,
+        }
+    )
+    pieces = [tokenizer.piece(token_id) for token_id in tokenizer.encode("<s>", parse_special=False)]
+    assert pieces == ["<s>", "▁", "<", "s>"]
+    assert tokenizer.encode("<s>") == [1, 1]
+
+
 def test_every_split_rule_is_a_pattern_the_library_takes() -> None:
     metadata = byte_level_metadata("gpt-2")
     for name in SPLIT_RULES:

@@ -81,7 +81,7 @@ def test_what_doubles_is_stopped(expression: str) -> None:
     source = (
         "{% set ns = namespace(x='aaaaaaaa') %}{% for i in range(64) %}{% set ns.x = " + expression + " %}{% endfor %}"
     )
-    with pytest.raises(InvalidRequest, match="the limit"):
+    with pytest.raises(InvalidRequest, match=r"characters.* the limit"):  # long before the clock
         render(source)
 
 

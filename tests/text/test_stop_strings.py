@@ -66,6 +66,14 @@ def test_a_stop_across_pieces_is_left_out_or_included_as_asked() -> None:
     assert stream(pieces, ["\nUser:"], include=True) == ("Hello\nUser:", "\nUser:")
 
 
+def test_a_stop_is_found_with_its_last_character_even_if_a_longer_one_may_follow() -> None:
+    assert StopStrings(["ab", "abc"]).push("xab") == Released("x", "ab")
+    # Unless one that began earlier is still open.
+    searcher = StopStrings(["abcd", "bc"])
+    assert searcher.push("xabc") == Released("x")
+    assert searcher.push("e") == Released("a", "bc")
+
+
 def test_text_after_the_stop_is_dropped() -> None:
     searcher = StopStrings(["."])
     assert searcher.push("One. Two") == Released("One", ".")
