@@ -1,7 +1,9 @@
 """Weights from files to devices."""
 
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from math import prod
 
 import jax
@@ -10,7 +12,7 @@ import numpy as np
 
 from quire.errors import InvalidCheckpoint
 from quire.files.progress import Progress, silent
-from quire.files.tensor_source import TensorInfo, TensorSource
+from quire.files.tensor_source import Array, TensorInfo, TensorSource
 from quire.models.model import Model
 from quire.models.params import Param, ParamTree
 
@@ -31,38 +33,53 @@ def load_weights(
     """The model's weights on its devices, as `dtype`.
 
     Names, shapes and dtypes of everything are compared first, and all differences reported at once. Then one weight
-    at a time is read, joined, converted and placed, so that the host holds at most three times the largest weight
-    besides what is placed.
+    is read, joined and converted while the one before it is placed, so that the host holds at most three times the
+    largest weight besides what is placed.
     """
     stored = _stored_names(model, source)
     infos = source.tensors()
+    params = model.params()
+
+    def names(param: Param) -> list[str]:
+        return [stored[tensor.name] for tensor in param.sources]
 
     def num_bytes(param: Param) -> int:
-        return sum(_num_bytes(infos[stored[tensor.name]]) for tensor in param.sources)
+        return sum(_num_bytes(infos[name]) for name in names(param))
 
-    params = model.params()
+    def read(param: Param) -> Array:
+        host = param.assemble([source.read(name) for name in names(param)])
+        # What is read-only is a view of the file: a device array in the same memory would change with it.
+        return host.astype(jnp.dtype(dtype), copy=_shares_memory(param, placement) and not host.flags.writeable)
+
     total = sum(num_bytes(param) for param in leaves(params))
     done = 0
-    with progress("Loading weights") as report:
+    with progress("Loading weights") as report, closing(_read_ahead(read, leaves(params))) as hosts:
 
-        def load(param: Param) -> jax.Array:
+        def place(param: Param) -> jax.Array:
             nonlocal done
-            names = [stored[tensor.name] for tensor in param.sources]
-            weight = _load(param, source, names, dtype, placement)
+            weight: jax.Array = jax.device_put(next(hosts), None if placement is None else placement(param))
+            weight.block_until_ready()  # one weight in flight bounds the host's memory
             done += num_bytes(param)
             report(done, total)
             return weight
 
-        return map_params(load, params)
+        return map_params(place, params)
 
 
-def _load(param: Param, source: TensorSource, names: list[str], dtype: str, placement: Placement | None) -> jax.Array:
-    host = param.assemble([source.read(name) for name in names])
-    # What is read-only is a view of the file: on a CPU the device array could be the same memory, and change with it.
-    host = host.astype(jnp.dtype(dtype), copy=not host.flags.writeable)
-    weight: jax.Array = jax.device_put(host, None if placement is None else placement(param))
-    weight.block_until_ready()  # before the next is read: one weight in flight bounds the host's memory
-    return weight
+def _read_ahead(read: Callable[[Param], Array], params: Sequence[Param]) -> Generator[Array, None, None]:
+    """Each weight in order, read while its taker is busy with the one before."""
+    with ThreadPoolExecutor(1) as pool:
+        ahead = pool.submit(read, params[0])
+        for param in params[1:]:
+            ready, ahead = ahead, pool.submit(read, param)
+            yield ready.result()
+        yield ahead.result()
+
+
+def _shares_memory(param: Param, placement: Placement | None) -> bool:
+    """Whether the devices of a weight can use the host's arrays as they are."""
+    devices = jax.devices()[:1] if placement is None else placement(param).device_set
+    return any(device.platform == "cpu" for device in devices)
 
 
 def _stored_names(model: Model, source: TensorSource) -> dict[str, str]:
