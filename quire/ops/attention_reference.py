@@ -1,4 +1,4 @@
-"""Attention in plain jnp: the oracle for every other implementation, and what runs where there is none."""
+"""Attention in a few lines of jnp: the oracle for every other implementation, and what runs where there is none."""
 
 import jax
 import jax.numpy as jnp

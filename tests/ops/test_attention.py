@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.ops.attention import paged_attend, whole_sequence
+from quire.ops.attention import IMPLEMENTATIONS, PagedAttention, paged_attend, whole_sequence
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.pages import PagedBatch, write_pages
 
@@ -53,10 +53,11 @@ specs = st.sampled_from(SPECS)
 
 
 @cache
-def compiled(spec: AttentionSpec) -> Any:
+def compiled(spec: AttentionSpec, paged_attention: PagedAttention) -> Any:
     @jax.jit
-    def run(batch: PagedBatch, q: jax.Array, k: jax.Array, v: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        return paged_attend(batch, "cpu")(spec, q, k, v, state)
+    def run(batch: PagedBatch, q: jax.Array, k: jax.Array, v: jax.Array, state: Any) -> jax.Array:
+        k_pages, v_pages = write_pages(*state, k, v, batch)
+        return paged_attention(spec, q, k_pages, v_pages, batch)
 
     return run
 
@@ -76,8 +77,15 @@ def dense(spec: AttentionSpec, q: Array, k: Array, v: Array, position: int) -> A
     return out
 
 
+# Those that are different, with their names: what several platforms share is tried once.
+IN_USE = {paged_attention.__module__: paged_attention for paged_attention in IMPLEMENTATIONS.values()}
+
+
+@pytest.mark.parametrize("implementation", IN_USE)
 @given(spec=specs, rows=steps(), seed=st.integers(0, 99))
-def test_paged_attention_is_dense_attention(spec: AttentionSpec, rows: list[Row], seed: int) -> None:
+def test_paged_attention_is_dense_attention(
+    implementation: str, spec: AttentionSpec, rows: list[Row], seed: int
+) -> None:
     rng = np.random.default_rng(seed)
     # Page sizes differ between specs, so that one compilation serves each.
     page_size = (1, 2, 4)[SPECS.index(spec) % 3]
@@ -105,7 +113,7 @@ def test_paged_attention_is_dense_attention(spec: AttentionSpec, rows: list[Row]
 
     q = rng.normal(size=(NUM_TOKENS, spec.kv_heads, spec.group, HEAD_DIM)).astype(np.float32)
     batch = PagedBatch(table, row_of_token, positions, np.asarray([row.context for row in rows]))
-    out = np.asarray(compiled(spec)(batch, q, k, v, (k_pages, v_pages))[0])
+    out = np.asarray(compiled(spec, IN_USE[implementation])(batch, q, k, v, (k_pages, v_pages)))
     for token in range(real):
         row = row_of_token[token]
         expected = dense(spec, q[token], keys[row], values[row], positions[token])
