@@ -1,5 +1,6 @@
 """A heap whose members can leave from the middle."""
 
+from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +17,10 @@ class LazyHeap(Generic[T]):
 
     def __len__(self) -> int:
         return len(self._entry_of)
+
+    def __iter__(self) -> Iterator[T]:
+        """In no order."""
+        return iter(self._entry_of)
 
     def __contains__(self, member: T) -> bool:
         return member in self._entry_of

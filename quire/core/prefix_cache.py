@@ -25,13 +25,23 @@ class Node:
         self.key = key
         self.parent = parent
         self.children: dict[bytes, Node] = {}
-        self.last_used = 0
+        self.last_used = 0  # or one of those after it, if that is later
         self.listed = False  # among the candidates for eviction
+
+
+class Place(NamedTuple):
+    """Where in the tree a prefix ends: the node of its last page, or the salt for the empty prefix.
+
+    Holds for as long as the node is in the tree, since what precedes a node leaves after it.
+    """
+
+    end: Node | str
+    num_pages: int
 
 
 class Match(NamedTuple):
     pages: list[int]
-    end: Node | str  # where in the tree the match ended: the last page's node, or the salt when nothing matched
+    place: Place
 
 
 class PrefixCache:
@@ -65,44 +75,54 @@ class PrefixCache:
     def pages(self) -> Iterable[int]:
         return self._node_of.keys()
 
-    def match(self, salt: str, tokens: Sequence[int], max_pages: int) -> Match:
-        """The longest cached prefix of `tokens`, at most `max_pages` long. The caller holds the pages it uses."""
+    def match(self, salt: str, tokens: Sequence[int], max_pages: int, known: Match | None = None) -> Match:
+        """The longest cached prefix of `tokens`, at most `max_pages` long. The caller holds the pages it uses.
+
+        `known` is what an earlier search for the same prefix found. It is continued where it still holds, so that a
+        sequence that waits costs little each time it is looked at.
+        """
         self._now += 1
+        node = self._roots.get(salt)
         pages: list[int] = []
-        root = self._roots.get(salt)
-        if root is None or max_pages <= 0:
-            return Match(pages, salt)
-        node = root
-        for key in self._keys(tokens, max_pages):
-            child = node.children.get(key)
+        if known is not None and self._holds(known.place):
+            assert isinstance(known.place.end, Node)
+            node, pages = known.place.end, known.pages
+        if node is None:
+            return Match(pages, Place(salt, 0))
+        while len(pages) < max_pages:
+            child = node.children.get(self.key_after(tokens, len(pages)))
             if child is None:
                 break
-            child.last_used = self._now
             pages.append(child.page)
             node = child
-        return Match(pages, node if pages else salt)
+        if not pages:
+            return Match(pages, Place(salt, 0))
+        node.last_used = self._now
+        return Match(pages, Place(node, len(pages)))
 
-    def publish(self, salt: str, tokens: Sequence[int], pages: Sequence[int]) -> Node | str:
+    def publish(self, salt: str, tokens: Sequence[int], pages: Sequence[int], known: Place | None = None) -> Place:
         """Enter `pages`, which hold exactly these computed tokens; the caller holds them.
 
         Where the tree has a page for the same tokens already it keeps its own. Returns where the last page stands.
+        Up to `known`, the answer to an earlier call for the same prefix, there is nothing to do where that still holds.
         """
         if not pages:
-            return salt
+            return Place(salt, 0)
         self._now += 1
-        node = self._roots.get(salt)
-        if node is None:
-            node = self._roots[salt] = Node(ROOT_PAGE, salt.encode(), None)
-        for page, key in zip(pages, self._keys(tokens, len(pages)), strict=True):
-            child = node.children.get(key)
-            if child is None:
-                child = self._enter(page, key, node)
-            child.last_used = self._now
-            node = child
-        return node
+        if known is not None and self._holds(known):
+            assert isinstance(known.end, Node)
+            node, first = known.end, known.num_pages
+        else:
+            first = 0
+            node = self._roots.get(salt) or self._roots.setdefault(salt, Node(ROOT_PAGE, _encoded(salt), None))
+        for index in range(first, len(pages)):
+            key = self.key_after(tokens, index)
+            node = node.children.get(key) or self._enter(pages[index], key, node)
+        node.last_used = self._now
+        return Place(node, len(pages))
 
     def key_after(self, tokens: Sequence[int], num_pages: int) -> bytes:
-        """The tokens of the page after the first `num_pages`, as the tree keys them."""
+        """The tokens of the page after the first `num_pages`, as the tree keys them; cut short where they end."""
         start = num_pages * self._page_size
         return array(TOKEN_TYPE, tokens[start : start + self._page_size]).tobytes()
 
@@ -171,17 +191,14 @@ class PrefixCache:
                 assert len(node.key) == TOKEN_BYTES * self._page_size, "a page with a part of its tokens is in the tree"
                 assert self._pool.holders(node.page) >= 1, f"page {node.page} is in the tree and free"
                 assert all(child.parent is node for child in node.children.values())
-                assert all(child.last_used <= node.last_used for child in node.children.values()), "a parent went stale"
                 evictable = not node.children and self._pool.holders(node.page) == 1
                 assert not evictable or id(node) in listed, f"page {node.page} can be evicted and is not listed"
         assert seen == self._node_of, "the index and the tree differ"
         lone = sum(self._pool.holders(page) == 1 for page in seen)
         assert lone == self.num_lone, f"{lone} pages are held by the tree alone, {self.num_lone} counted"
 
-    def _keys(self, tokens: Sequence[int], num_pages: int) -> Iterator[bytes]:
-        width = TOKEN_BYTES * self._page_size
-        packed = array(TOKEN_TYPE, tokens[: num_pages * self._page_size]).tobytes()
-        return (packed[at : at + width] for at in range(0, len(packed) - width + 1, width))
+    def _holds(self, place: Place) -> bool:
+        return isinstance(place.end, Node) and self._node_of.get(place.end.page) is place.end
 
     def _enter(self, page: int, key: bytes, parent: Node) -> Node:
         if page in self._node_of:
@@ -206,11 +223,13 @@ class PrefixCache:
         parent = node.parent
         assert parent is not None
         del parent.children[node.key]
+        # Who uses a page uses those before it, but only the last one is told at the time.
+        parent.last_used = max(parent.last_used, node.last_used)
         self._forget(node)
         if parent.children:
             return
         if parent.parent is None:
-            del self._roots[parent.key.decode()]
+            del self._roots[_decoded(parent.key)]
         elif self._pool.holders(parent.page) == 1:
             self._list(parent)
 
@@ -226,3 +245,12 @@ class PrefixCache:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+
+def _encoded(salt: str) -> bytes:
+    """Whatever a client may send as a salt, half of a surrogate pair included."""
+    return salt.encode(errors="surrogatepass")
+
+
+def _decoded(key: bytes) -> str:
+    return key.decode(errors="surrogatepass")

@@ -3,12 +3,16 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import islice
+from typing import NamedTuple
 
-from quire.core.lazy_heap import LazyHeap
+from quire.core.deadlines import Deadline, Deadlines
 from quire.core.limits import Limits
 from quire.core.page_pool import PagePool
 from quire.core.plan import Chunk, Failure, SlotStart, StepPlan, StepResult, TokenLogprobs, Update
 from quire.core.prefix_cache import PrefixCache
+from quire.core.queue import Queue
+from quire.core.running import Running
 from quire.core.sequence import Sequence, State
 from quire.core.shared_fills import SharedFills
 from quire.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestFailed
@@ -29,47 +33,48 @@ class Counters:
     dropped_chunks: int = 0  # results of sequences that had ended or lost their slot
 
 
+class InFlight(NamedTuple):
+    """A step planned and not completed."""
+
+    plan: StepPlan
+    rows: list[Sequence]  # of each chunk
+    num_decodes: int  # so many chunks, the first ones, are one token each that follows the last one sampled
+
+
 class Scheduler:
     """Turns requests into steps and results into tokens.
 
     Each step gives every decoding sequence its next token, then continues the prefills already begun, then admits
-    from the queue. Every sequence is waiting, or has a slot and is in `_filling` or `_decoding`; every slot is free or
-    owned by one sequence; every page in use is held once by each sequence that reads it. The tokens of a request do
-    not depend on how it was scheduled. Owned by the engine thread.
+    from the queue. Every live sequence is in the queue or runs. The tokens of a request do not depend on how it was
+    scheduled. Owned by the engine thread.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float], drafter: Drafter | None = None) -> None:
         self.limits = limits
         self.counters = Counters()
         self.blocked_by: str | None = None  # what kept the head of the queue waiting in the last plan
-        self._clock = clock
         self._drafter = drafter
         self._pool = PagePool(limits.num_pages)
         self._cache = PrefixCache(self._pool, limits.page_size)
         self._requests: dict[int, list[Sequence]] = {}  # live sequences
         self._sequences: dict[int, Sequence] = {}
-        self._queue: LazyHeap[Sequence] = LazyHeap()
-        self._deadlines: LazyHeap[tuple[int, str]] = LazyHeap()
-        self._filling: dict[int, Sequence] = {}
-        self._decoding: dict[int, Sequence] = {}
-        self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
-        self._in_flight: deque[tuple[StepPlan, list[Sequence]]] = deque()
-        self._fills = SharedFills(self._cache, limits.page_size)
+        self._queue = Queue(SharedFills(self._cache, limits.page_size), limits.max_batch_size, clock)
+        self._running = Running(limits, self._cache)
+        self._deadlines = Deadlines(clock)
+        self._in_flight: deque[InFlight] = deque()
         self._focus: frozenset[int] | None = None
         self._num_arrived = 0
         self._steps_since_admission = 0
-        self._last_admission_s: float | None = None
-        self._admission_interval_s = 0.0  # measured while requests wait
 
     # What is there
 
     @property
     def num_running(self) -> int:
-        return len(self._filling) + len(self._decoding)
+        return len(self._running)
 
     @property
     def num_waiting(self) -> int:
-        return len(self._queue) + len(self._fills)
+        return len(self._queue)
 
     @property
     def num_requests(self) -> int:
@@ -102,7 +107,7 @@ class Scheduler:
     def request_of(self, sequence_id: int) -> int | None:
         """The request a live sequence belongs to."""
         sequence = self._sequences.get(sequence_id)
-        return None if sequence is None else sequence.request.request_id
+        return None if sequence is None else sequence.request_id
 
     def num_computed(self, sequence_id: int) -> int | None:
         """Positions of a live sequence that results have confirmed since it last got its slot."""
@@ -122,9 +127,9 @@ class Scheduler:
         limits.refuse_what_cannot_fit(request)
         if bounded and limits.max_queued is not None and self.num_waiting + request.samples > limits.max_queued:
             raise Overloaded(
-                f"{self.num_waiting} sequences wait, the queue takes {limits.max_queued}", self.retry_after_s()
+                f"{self.num_waiting} sequences wait, the queue takes {limits.max_queued}", self._queue.retry_after_s()
             )
-        self._set_deadlines(request)
+        self._deadlines.add(request)
         # Without prefix caching only the samples of one request share pages, under a salt of their own.
         salt = f"+{request.salt}" if limits.prefix_caching else f"-{self._num_arrived}"
         sequences = []
@@ -135,7 +140,7 @@ class Scheduler:
             sequence.waits_for_host = request.waits_for_host or self._drafter is not None
             sequences.append(sequence)
             self._sequences[sequence.id] = sequence
-            self._queue.push(sequence.age, sequence)
+            self._queue.push(sequence)
         self._requests[request.request_id] = sequences
 
     def abort(self, request_id: int) -> None:
@@ -146,17 +151,16 @@ class Scheduler:
     def expire(self) -> list[Failure]:
         """End the requests whose time has passed."""
         failures: list[Failure] = []
-        while (first := self._deadlines.peek()) is not None and first[0] <= self._clock():
-            request_id, which = first[1]
-            self._deadlines.discard(first[1])
+        while (due := self._deadlines.pop_due()) is not None:
+            request_id, which = due
             sequences = self._requests[request_id]
             request = sequences[0].request
-            if which == "total":
+            if which is Deadline.END:
                 error = DeadlineExceeded(f"timeout_s of {request.timeout_s} passed before the answer was complete")
             elif len(sequences) == request.samples and all(s.state is State.WAITING and not s.epoch for s in sequences):
                 error = DeadlineExceeded(
                     f"queue_timeout_s of {request.queue_timeout_s} passed before the request could start",
-                    self.retry_after_s(),
+                    self._queue.retry_after_s(),
                 )
             else:
                 continue
@@ -164,21 +168,17 @@ class Scheduler:
             failures.append(Failure(request_id, error))
         return failures
 
-    def retry_after_s(self) -> float:
-        """How long the queue, as it is now, takes to empty at the measured rate."""
-        return min(max(1.0, self._admission_interval_s * self.num_waiting), 600.0)
-
     def restart(self) -> None:
         """Begin again from the tokens on the host: everything on the device is gone."""
         self._in_flight.clear()
         self._cache.clear()
-        for sequence in self._running():
+        for sequence in self._running:
             self._preempt(sequence, keep_pages=False)
 
     def focus(self, request_ids: Iterable[int] | None) -> None:
         """Run only these requests until told otherwise; None runs all again."""
         self._focus = None if request_ids is None else frozenset(request_ids)
-        for sequence in self._running():
+        for sequence in self._running:
             if not self._in_focus(sequence):
                 self._preempt(sequence)
 
@@ -188,38 +188,49 @@ class Scheduler:
         """The next step; None when nothing can be computed now."""
         chunks: list[Chunk] = []
         rows: list[Sequence] = []
+        self.blocked_by = None
         preemptions = self.counters.preemptions
         self._plan_decodes(chunks, rows)
+        num_decodes = 0 if self._drafter else len(chunks)
         budget = self.limits.max_step_tokens - (sum(c.length for c in chunks) if self._drafter else len(chunks))
         budget = min(budget, self.limits.max_batch_prefill_tokens)
         budget -= self._plan_fills(chunks, rows, budget)
         if self.counters.preemptions != preemptions:  # some of them after their chunk had been planned
             kept = [(c, row) for c, row in zip(chunks, rows, strict=True) if c.epoch == row.epoch]
             chunks, rows = [c for c, _ in kept], [row for _, row in kept]
+            num_decodes = sum(c.tokens is None for c in chunks)
         started = self._admit(chunks, rows, budget)
         if not chunks:
             return None
         self.counters.steps += 1
+        self._steps_since_admission += 1
         plan = StepPlan(self.counters.steps, tuple(chunks), tuple(started))
-        self._in_flight.append((plan, rows))
+        self._in_flight.append(InFlight(plan, rows, num_decodes))
         return plan
 
     def complete(self, result: StepResult) -> tuple[list[Update], list[Failure]]:
         """Take in the result of the oldest step in flight."""
-        plan, rows = self._in_flight.popleft()
+        plan, rows, num_decodes = self._in_flight.popleft()
         if result.step != plan.step:
             raise ValueError(f"step {plan.step} is the oldest in flight, the result is of step {result.step}")
+        num_sampled = num_decodes + sum(chunk.samples for chunk in islice(plan.chunks, num_decodes, None))
+        if len(result.tokens) != num_sampled:
+            raise ValueError(f"step {plan.step} samples in {num_sampled} chunks, the result has {len(result.tokens)}")
         updates: list[Update] = []
         failures: list[Failure] = []
-        sampled = iter(result.tokens)
-        for index, (chunk, sequence) in enumerate(zip(plan.chunks, rows, strict=True)):
+        if result.logprobs or result.failed:
+            num_decodes = 0
+        else:
+            self._apply_decodes(islice(zip(plan.chunks, rows, result.tokens, strict=False), num_decodes), updates)
+        sampled = islice(result.tokens, num_decodes, None)
+        for index in range(num_decodes, len(rows)):
+            chunk, sequence = plan.chunks[index], rows[index]
             tokens = next(sampled) if chunk.samples else []
             if chunk.epoch != sequence.epoch:
                 self.counters.dropped_chunks += 1
             elif index in result.failed:
-                request_id = sequence.request.request_id
-                self.abort(request_id)
-                failures.append(Failure(request_id, RequestFailed(result.failed[index])))
+                self.abort(sequence.request_id)
+                failures.append(Failure(sequence.request_id, RequestFailed(result.failed[index])))
             else:
                 update = self._apply(sequence, chunk, index, tokens, result)
                 if update is not None:
@@ -230,52 +241,45 @@ class Scheduler:
         """Assert every invariant."""
         self._pool.check()
         self._cache.check()
+        self._running.check()
         held = dict.fromkeys(self._cache.pages(), 1)
-        slots = list(self._free_slots)
-        for sequence in self._running():
-            slots.append(sequence.slot)
-            assert len(set(sequence.pages)) == len(sequence.pages), f"sequence {sequence.id} has a page twice"
-            assert sequence.page_end == len(sequence.pages) * self.limits.page_size
-            assert sequence.num_computed <= sequence.num_planned <= sequence.page_end
-            assert sequence.num_computed <= len(sequence.tokens) <= max(sequence.limit, sequence.num_prompt)
+        for sequence in self._running:
             for page in sequence.pages:
                 held[page] = held.get(page, 0) + 1
         for page in range(1, self._pool.num_pages):
             assert held.get(page, 0) == self._pool.holders(page), f"page {page} has holders that nobody knows"
-        assert sorted(slots) == list(range(self.limits.max_batch_size)), "a slot is lost or owned twice"
-        assert not self._filling.keys() & self._decoding.keys()
+        running = {sequence.id for sequence in self._running}
+        assert running <= self._sequences.keys(), "a sequence runs that is not live"
         for sequence in self._sequences.values():
-            places = [
-                sequence in self._queue,
-                sequence in self._fills,
-                sequence.id in self._filling,
-                sequence.id in self._decoding,
-            ]
-            assert sum(places) == 1, f"sequence {sequence.id} is in {sum(places)} places"
-            assert (sequence.state is State.WAITING) == (places[0] or places[1])
-            assert sequence.state is not State.WAITING or not sequence.pages
+            waits = sequence.state is State.WAITING
+            assert waits == (sequence in self._queue) == (sequence.id not in running), f"{sequence.id} is lost"
+            assert not waits or not sequence.pages
         assert {s.id for group in self._requests.values() for s in group} == self._sequences.keys()
-        self._fills.check(self._running())
+        self._queue.check(self._sequences.values(), self._running)
+        self._deadlines.check(set(self._requests))
 
     # Planning
 
     def _plan_decodes(self, chunks: list[Chunk], rows: list[Sequence]) -> None:
         """Every decoding sequence gets its next token, those that need a page or guess ahead last."""
         others: list[Sequence] = []
-        for sequence in self._decoding.values():
+        new_chunk = tuple.__new__  # what Chunk(...) comes to, at a third of its cost: this loop is most of a plan
+        for sequence in self._running.decoding.values():
             start = sequence.num_planned
-            if start + 1 >= sequence.limit or (sequence.waits_for_host and start >= len(sequence.tokens)):
-                continue
-            if start >= sequence.page_end or self._drafter is not None:
+            if start < sequence.plain_end:
+                sequence.num_planned = start + 1
+                chunks.append(
+                    new_chunk(Chunk, (sequence.id, sequence.epoch, sequence.slot, start, 1, None, (), True, 0))
+                )
+                rows.append(sequence)
+            elif start + 1 < sequence.limit and not (sequence.waits_for_host and start >= len(sequence.tokens)):
                 others.append(sequence)
-                continue
-            sequence.num_planned = start + 1
-            chunks.append(Chunk(sequence.id, sequence.epoch, sequence.slot, start, 1, None, (), True))
-            rows.append(sequence)
         if others:
             others.sort(key=_age)
             # Prompts come before guesses.
-            draft_budget = 0 if self._filling or self.num_waiting else self.limits.max_step_tokens - self.num_running
+            draft_budget = (
+                0 if self._running.filling or self.num_waiting else self.limits.max_step_tokens - self.num_running
+            )
             for sequence in others:
                 if sequence.state is not State.DECODING:
                     continue  # preempted for an older one
@@ -290,7 +294,7 @@ class Scheduler:
             if taken is None:
                 return 0
             pages = taken
-            self._extend(sequence, pages)
+            self._running.extend(sequence, pages)
         tokens = None
         drafts: tuple[int, ...] = ()
         if self._drafter is not None:
@@ -308,7 +312,7 @@ class Scheduler:
     def _plan_fills(self, chunks: list[Chunk], rows: list[Sequence], budget: int) -> int:
         """Continue the prefills already begun, oldest first. Returns how many tokens of the budget they took."""
         taken = 0
-        for sequence in sorted(self._filling.values(), key=_age):
+        for sequence in sorted(self._running.filling.values(), key=_age):
             if taken == budget:
                 break
             if sequence.state is not State.FILLING:
@@ -317,47 +321,58 @@ class Scheduler:
             length = min(len(sequence.tokens) - start, budget - taken)
             missing = self.limits.pages_for(start + length) - len(sequence.pages)
             pages = self._take_or_preempt(missing, sequence) if missing > 0 else []
-            if pages is not None:
-                self._extend(sequence, pages)
-                self._plan_fill(sequence, length, pages, chunks, rows)
-                taken += length
+            if pages is None:
+                if sequence.state is State.FILLING:
+                    self.blocked_by = "pages"  # nobody is admitted past one that runs and is short
+                continue
+            self._running.extend(sequence, pages)
+            self._plan_fill(sequence, length, pages, chunks, rows)
+            taken += length
         return taken
 
     def _admit(self, chunks: list[Chunk], rows: list[Sequence], budget: int) -> list[SlotStart]:
         """Start sequences from the head of the queue for as long as there is room for the first."""
         started: list[SlotStart] = []
-        self.blocked_by = None
-        self._steps_since_admission += 1
-        if not self._enough_wait():
+        if self.blocked_by is None and not self._enough_wait():
             self.blocked_by = "waiting_served_ratio"
-            return started
-        while (sequence := self._next_waiting()) is not None:
-            if not self._free_slots:
+        while self.blocked_by is None and (sequence := self._next_waiting()) is not None:
+            if not self._running.has_free_slot:
                 self.blocked_by = "max_batch_size"
             elif budget <= 0:
                 self.blocked_by = "max_batch_prefill_tokens"
             elif not self._total_allows(sequence):
                 self.blocked_by = "max_batch_total_tokens"
-            if self.blocked_by is not None:
-                break
-            match = self._cache.match(sequence.salt, sequence.tokens, sequence.num_reusable // self.limits.page_size)
-            if self._fills.park(sequence, match.end, len(match.pages)):
-                self._queue.discard(sequence)
-                continue
-            start = len(match.pages) * self.limits.page_size
-            length = min(len(sequence.tokens) - start, budget)
-            pages = self._take_to_start(sequence, match.pages, start + length)
-            if pages is None:
-                self.blocked_by = "pages"
-                break
-            self._queue.discard(sequence)
-            started.append(self._start(sequence, pages, start))
-            self._fills.promise(sequence, match.end, len(match.pages))
-            self._plan_fill(sequence, length, pages, chunks, rows)
-            budget -= length
+            else:
+                budget -= self._start_or_park(sequence, budget, chunks, rows, started)
         if started:
-            self._measure_admissions(len(started))
+            self._queue.note_admissions(len(started))
+            self._steps_since_admission = 0
         return started
+
+    def _start_or_park(
+        self, sequence: Sequence, budget: int, chunks: list[Chunk], rows: list[Sequence], started: list[SlotStart]
+    ) -> int:
+        """Start the head of the queue, or let it wait for a page that another computes. Returns its share of the
+        budget."""
+        max_cached = sequence.num_reusable // self.limits.page_size
+        match = self._cache.match(sequence.salt, sequence.tokens, max_cached, sequence.match)
+        sequence.match = match
+        if self._queue.must_park(sequence, match.place):
+            if not self._queue.park(sequence, match.place):
+                self.blocked_by = "shared_prefix"
+            return 0
+        start = match.place.num_pages * self.limits.page_size
+        length = min(len(sequence.tokens) - start, budget)
+        pages = self._running.take_to_start(sequence, match, start + length)
+        if pages is None:
+            self.blocked_by = "pages"
+            return 0
+        self._queue.leave(sequence)
+        self._running.start(sequence, pages, match)
+        started.append(self._slot_start(sequence))
+        self._queue.promise(sequence, match.place)
+        self._plan_fill(sequence, length, pages, chunks, rows)
+        return length
 
     def _plan_fill(
         self, sequence: Sequence, length: int, pages: list[int], chunks: list[Chunk], rows: list[Sequence]
@@ -371,16 +386,12 @@ class Scheduler:
         chunks.append(Chunk(sequence.id, sequence.epoch, sequence.slot, start, length, tokens, tuple(pages), samples))
         rows.append(sequence)
         if reaches_end:
-            sequence.state = State.DECODING
-            del self._filling[sequence.id]
-            self._decoding[sequence.id] = sequence
+            self._running.decode(sequence)
 
     def _next_waiting(self) -> Sequence | None:
         if self._focus is None:
-            first = self._queue.peek()
-            return None if first is None else first[1]
-        waiting = (s for request_id in self._focus for s in self._requests.get(request_id, ()) if s in self._queue)
-        return min(waiting, key=_age, default=None)
+            return self._queue.head()
+        return self._queue.head(s for request_id in self._focus for s in self._requests.get(request_id, ()))
 
     def _enough_wait(self) -> bool:
         limits = self.limits
@@ -390,32 +401,14 @@ class Scheduler:
 
     def _total_allows(self, sequence: Sequence) -> bool:
         total = self.limits.max_batch_total_tokens
-        return total is None or sum(other.limit for other in self._running()) + sequence.limit <= total
+        return total is None or self._running.max_tokens + sequence.limit <= total
 
-    def _take_to_start(self, sequence: Sequence, matched: list[int], end: int) -> list[int] | None:
-        """Hold the matched pages and take what the first chunk needs beyond them; None, and nothing taken, when pages
-        are short. All its known tokens must fit beside one more page for each that runs, or it would soon be preempted
-        again."""
-        limits = self.limits
-        self._cache.hold(matched)
-        wanted = limits.pages_for(len(sequence.tokens)) - len(matched) + self.num_running
-        pages = self._cache.take(limits.pages_for(end) - len(matched)) if wanted <= self._cache.num_available else None
-        if pages is None:
-            self._cache.release(matched)
-            return None
-        return matched + pages
-
-    def _start(self, sequence: Sequence, pages: list[int], start: int) -> SlotStart:
+    def _slot_start(self, sequence: Sequence) -> SlotStart:
         request = sequence.request
-        sequence.state = State.FILLING
-        sequence.slot = self._free_slots.pop()
-        sequence.num_computed = sequence.num_planned = start
-        self._extend(sequence, pages)
-        self._filling[sequence.id] = sequence
         if sequence.epoch == 0:
-            sequence.cached_tokens = start
+            sequence.cached_tokens = sequence.num_computed
         self.counters.admissions += 1
-        self.counters.cached_tokens += start
+        self.counters.cached_tokens += sequence.num_computed
         return SlotStart(
             slot=sequence.slot,
             sequence_id=sequence.id,
@@ -429,16 +422,30 @@ class Scheduler:
             prompt_logprobs=request.prompt_logprobs,
         )
 
-    def _measure_admissions(self, count: int) -> None:
-        """Keep the time an admission takes, averaged over the last few, for those that must be told when to retry."""
-        now = self._clock()
-        if self._last_admission_s is not None:
-            interval = (now - self._last_admission_s) / count
-            self._admission_interval_s += 0.2 * (interval - self._admission_interval_s)
-        self._last_admission_s = now if self.num_waiting else None
-        self._steps_since_admission = 0
-
     # Results
+
+    def _apply_decodes(self, decodes: Iterable[tuple[Chunk, Sequence, list[int]]], updates: list[Update]) -> None:
+        """What `_apply` does, for rows that sampled one token and nothing else. Most rows of most steps are such."""
+        new_update = tuple.__new__  # as for chunks
+        for chunk, sequence, tokens in decodes:
+            if chunk.epoch != sequence.epoch:
+                self.counters.dropped_chunks += 1
+                continue
+            (token,) = tokens
+            known = sequence.tokens
+            known.append(token)
+            sequence.num_computed += 1
+            finish = None
+            if len(known) >= sequence.limit or token in sequence.stopping.watched:
+                finish = sequence.stopping.reason(token, len(known) - sequence.num_prompt)
+                if finish is not None:
+                    self._end(sequence)
+            updates.append(
+                new_update(
+                    Update,
+                    (sequence.request_id, sequence.sample, tokens, finish, sequence.cached_tokens, None, None),
+                )
+            )
 
     def _apply(
         self, sequence: Sequence, chunk: Chunk, index: int, tokens: list[int], result: StepResult
@@ -471,7 +478,7 @@ class Scheduler:
             return None
         logprobs = result.logprobs.get(index) if result.logprobs else None
         return Update(
-            sequence.request.request_id,
+            sequence.request_id,
             sequence.sample,
             tokens,
             finish,
@@ -490,11 +497,10 @@ class Scheduler:
 
     def _publish(self, sequence: Sequence) -> None:
         """A prefill got further: its full pages can be shared, and those that waited for them come back."""
-        num_pages = sequence.num_computed // self.limits.page_size
-        end = self._cache.publish(sequence.salt, sequence.tokens, sequence.pages[:num_pages])
-        self._requeue(self._fills.settle(sequence))
-        if sequence.state is State.FILLING:
-            self._fills.promise(sequence, end, num_pages)
+        self._running.publish(sequence)
+        self._queue.settle(sequence)
+        if sequence.state is State.FILLING and sequence.place is not None:
+            self._queue.promise(sequence, sequence.place)
 
     # Pages and slots
 
@@ -505,7 +511,7 @@ class Scheduler:
         that runs alone begins again too: it has computed a page that the cache has as well, and will then share it.
         """
         while (pages := self._cache.take(count)) is None:
-            youngest = max(self._running(), key=_age)
+            youngest = self._running.youngest()
             if youngest is sequence and sequence.state is State.FILLING and self.num_running > 1:
                 return None
             self._preempt(youngest)
@@ -514,61 +520,32 @@ class Scheduler:
                 return None
         return pages
 
-    def _extend(self, sequence: Sequence, pages: list[int]) -> None:
-        sequence.pages += pages
-        sequence.page_end += len(pages) * self.limits.page_size
-
     def _preempt(self, sequence: Sequence, keep_pages: bool = True) -> None:
         """Back to the queue, to be computed again from the tokens on the host, or from the cache if they last there."""
-        self._leave_slot(sequence, keep_pages)
+        self._running.stop(sequence, keep_pages)
+        self._queue.settle(sequence)
         sequence.restart()
-        self._requeue([sequence])
-
-    def _leave_slot(self, sequence: Sequence, keep_pages: bool = True) -> None:
-        if keep_pages:
-            num_pages = sequence.num_computed // self.limits.page_size
-            self._cache.publish(sequence.salt, sequence.tokens, sequence.pages[:num_pages])
-        self._cache.release(sequence.pages)
-        self._free_slots.append(sequence.slot)
-        self._filling.pop(sequence.id, None)
-        self._decoding.pop(sequence.id, None)
-        self._requeue(self._fills.settle(sequence))
+        self._queue.push(sequence)
 
     def _end(self, sequence: Sequence) -> None:
         if sequence.state is State.WAITING:
-            self._queue.discard(sequence)
-            self._fills.leave(sequence)
+            self._queue.leave(sequence)
         else:
-            self._leave_slot(sequence)
+            self._running.stop(sequence, keep_pages=True)
+            self._queue.settle(sequence)
         sequence.state = State.ENDED
         sequence.epoch += 1
         del self._sequences[sequence.id]
-        request_id = sequence.request.request_id
-        live = self._requests[request_id]
+        live = self._requests[sequence.request_id]
         live.remove(sequence)
         if not live:
-            del self._requests[request_id]
-            self._deadlines.discard((request_id, "queue"))
-            self._deadlines.discard((request_id, "total"))
+            del self._requests[sequence.request_id]
+            self._deadlines.forget(sequence.request_id)
             if not self.limits.prefix_caching:
                 self._cache.drop(sequence.salt)
 
-    def _requeue(self, sequences: list[Sequence]) -> None:
-        for sequence in sequences:
-            self._queue.push(sequence.age, sequence)
-
-    def _running(self) -> list[Sequence]:
-        return [*self._filling.values(), *self._decoding.values()]
-
     def _in_focus(self, sequence: Sequence) -> bool:
-        return self._focus is None or sequence.request.request_id in self._focus
-
-    def _set_deadlines(self, request: Request) -> None:
-        now = self._clock()
-        if request.queue_timeout_s is not None:
-            self._deadlines.push(now + request.queue_timeout_s, (request.request_id, "queue"))
-        if request.timeout_s is not None:
-            self._deadlines.push(now + request.timeout_s, (request.request_id, "total"))
+        return self._focus is None or sequence.request_id in self._focus
 
 
 def _age(sequence: Sequence) -> tuple[int, int]:

@@ -2,7 +2,7 @@
 
 from enum import Enum, auto
 
-from quire.core.prefix_cache import Node
+from quire.core.prefix_cache import Match, Node, Place
 from quire.core.stopping import Stopping
 from quire.request import Request
 
@@ -29,13 +29,17 @@ class Sequence:
         "fill_key",
         "id",
         "limit",
+        "match",
         "num_computed",
         "num_planned",
         "num_prompt",
         "num_scored",
         "page_end",
         "pages",
+        "place",
+        "plain_end",
         "request",
+        "request_id",
         "salt",
         "sample",
         "slot",
@@ -48,6 +52,7 @@ class Sequence:
     def __init__(self, id: int, request: Request, sample: int, salt: str) -> None:
         self.id = id
         self.request = request
+        self.request_id = request.request_id
         self.sample = sample
         self.salt = salt
         self.stopping = Stopping(request)
@@ -60,6 +65,9 @@ class Sequence:
         self.epoch = 0
         self.pages: list[int] = []
         self.page_end = 0  # the first position its pages do not cover
+        self.plain_end = 0  # the first position whose decode needs a page, or the host, or is not needed at all
+        self.match: Match | None = None  # while it waits: what of it was found in the cache last
+        self.place: Place | None = None  # while it runs: up to where its pages have been published
         self.num_computed = 0
         self.num_planned = 0
         self.num_scored = 0  # prompt positions whose next token's log-probabilities have been handed out
@@ -91,5 +99,6 @@ class Sequence:
         self.epoch += 1
         self.slot = -1
         self.pages = []
-        self.page_end = 0
+        self.page_end = self.plain_end = 0
+        self.place = None
         self.num_computed = self.num_planned = 0

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 
-from quire.core.prefix_cache import Node, PrefixCache
+from quire.core.prefix_cache import Node, Place, PrefixCache
 from quire.core.sequence import Sequence
 
 FillKey = tuple[Node | str, bytes]  # where in the prefix tree a page will stand: after what, and its tokens
@@ -28,25 +28,25 @@ class SharedFills:
     def __contains__(self, sequence: Sequence) -> bool:
         return sequence in self._parked
 
-    def promise(self, sequence: Sequence, end: Node | str, num_pages: int) -> None:
-        """`sequence` computes the page after its first `num_pages`, which end at `end` in the tree."""
-        if (num_pages + 1) * self._page_size > len(sequence.tokens):
+    def promise(self, sequence: Sequence, place: Place) -> None:
+        """`sequence` computes the page after `place`."""
+        if (place.num_pages + 1) * self._page_size > len(sequence.tokens):
             return
-        key = end, self._cache.key_after(sequence.tokens, num_pages)
+        key = place.end, self._cache.key_after(sequence.tokens, place.num_pages)
         if key not in self._waiting_for:
             self._waiting_for[key] = []
             sequence.fill_key = key
 
-    def park(self, sequence: Sequence, end: Node | str, num_pages: int) -> bool:
-        """Whether the next page that `sequence` could reuse is being computed; if so it waits for it here."""
-        if (num_pages + 1) * self._page_size > sequence.num_reusable:
-            return False
-        waiting = self._waiting_for.get((end, self._cache.key_after(sequence.tokens, num_pages)))
-        if waiting is None:
-            return False
-        waiting.append(sequence)
+    def is_promised(self, sequence: Sequence, place: Place) -> bool:
+        """Whether the page after `place`, which `sequence` could reuse, is being computed."""
+        return self._page_after(sequence, place) in self._waiting_for
+
+    def park(self, sequence: Sequence, place: Place) -> None:
+        """`sequence` waits until the page after `place`, which is promised, is there."""
+        page = self._page_after(sequence, place)
+        assert page is not None
+        self._waiting_for[page].append(sequence)
         self._parked.add(sequence)
-        return True
 
     def settle(self, sequence: Sequence) -> list[Sequence]:
         """The promise of `sequence` is kept or broken: those that waited for it."""
@@ -67,3 +67,8 @@ class SharedFills:
         assert set(promised) == self._waiting_for.keys(), "sequences are parked for a page that nobody computes"
         waiting = [sequence for parked in self._waiting_for.values() for sequence in parked]
         assert self._parked <= set(waiting), "a parked sequence waits for nothing"
+
+    def _page_after(self, sequence: Sequence, place: Place) -> FillKey | None:
+        if (place.num_pages + 1) * self._page_size > sequence.num_reusable:
+            return None
+        return place.end, self._cache.key_after(sequence.tokens, place.num_pages)
