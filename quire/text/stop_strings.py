@@ -33,7 +33,9 @@ class StopStrings:
         self._found: str | None = None
         # Alternatives are tried in order, so at one place the shortest is found.
         self._match = re.compile("|".join(map(re.escape, self._stops))) if stops else None
-        self._begin = re.compile("|".join(re.escape(first) for first in sorted({stop[0] for stop in self._stops})))
+        self._begin = re.compile(
+            "[" + re.escape("".join(sorted({stop[0] for stop in self._stops}))) + "]" if stops else ""
+        )
 
     @property
     def found(self) -> str | None:
@@ -46,6 +48,8 @@ class StopStrings:
             return Released("", self._found)
         if self._match is None or not text:
             return Released(text)
+        if not self._held and self._begin.search(text) is None:
+            return Released(text)  # the usual case, and this runs for every token
         text = self._held + text
         begin = self._open_at(text)
         match = self._match.search(text)
