@@ -1,0 +1,49 @@
+"""Models in the dtype of their weights."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from quire.models.checkpoint import load_weights, map_params
+from quire.models.registry import build_model
+from quire.ops.attention import whole_sequence
+from quire.ops.attention_spec import AttentionSpec
+from tests.models.cases import CASES
+from tests.models.tiny import NamedTensors, prompt, relative_error, whole_logits
+
+
+# Between them, every kind of block.
+BLOCKS = ("llama-biases", "llama-dynamic", "gemma2", "gemma3", "phi3-long", "granite", "olmo2", "gpt2", "qwen3_moe")
+
+
+@pytest.mark.parametrize("name", BLOCKS)
+def test_everything_between_layers_has_the_dtype_of_the_weights(name: str) -> None:
+    model = build_model(CASES[name])
+    weights = map_params(lambda param: jax.ShapeDtypeStruct(param.shape, jnp.bfloat16), model.params())
+    seen: set[jnp.dtype] = set()
+
+    def attend(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, state: None) -> tuple[jax.Array, None]:
+        assert q.shape == (5, spec.kv_heads, spec.group, spec.head_dim)
+        assert k.shape == v.shape == (5, spec.kv_heads, spec.head_dim)
+        seen.update((q.dtype, k.dtype, v.dtype))
+        return whole_sequence(spec, q, k, v, state)
+
+    def run(weights: object) -> tuple[jax.Array, jax.Array]:
+        tokens = jnp.arange(5)
+        hidden, _ = model.forward(weights, tokens, tokens, [None] * model.num_layers, attend, lengths=tokens + 1)
+        return hidden, model.logits(weights, hidden)
+
+    hidden, logits = jax.eval_shape(run, weights)
+    assert seen == {hidden.dtype} == {jnp.dtype("bfloat16")}
+    assert (logits.shape, logits.dtype) == ((5, model.vocab_size), jnp.dtype("float32"))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma3"])
+def test_bfloat16_is_near_float32(name: str) -> None:
+    model = build_model(CASES[name])
+    tokens = prompt(12, model.vocab_size)
+    exact, rounded = (
+        whole_logits(model, load_weights(model, NamedTensors(model), dtype=dtype), tokens)
+        for dtype in ("float32", "bfloat16")
+    )
+    assert 0 < relative_error(rounded, exact) < 0.1
