@@ -89,13 +89,19 @@ def _tokenizer_eos_ids(folder: Path) -> set[int]:
     """The id of the tokenizer's eos_token, which its files give by text."""
     settings = read_json_if_present(folder / "tokenizer_config.json")
     token = settings.get("eos_token")
-    content = token.get("content") if isinstance(token, dict) else token
+    content = token if isinstance(token, str) else _content(token)
     if not isinstance(content, str):
         return set()
     added = settings.get("added_tokens_decoder")
     if isinstance(added, dict):
-        found = {int(key) for key, entry in added.items() if entry.get("content") == content}
+        found = {int(key) for key, entry in added.items() if key.isdecimal() and _content(entry) == content}
         if found:
             return found
     tokenizer = read_json_if_present(folder / "tokenizer.json")
-    return {entry["id"] for entry in tokenizer.get("added_tokens", ()) if entry.get("content") == content}
+    entries = [entry for entry in tokenizer.get("added_tokens") or () if _content(entry) == content]
+    return set(_integers((entry.get("id") for entry in entries), folder / "tokenizer.json"))
+
+
+def _content(entry: Any) -> Any:
+    """The text of a token that is described by an object."""
+    return entry.get("content") if isinstance(entry, dict) else None

@@ -5,6 +5,7 @@ tokens, against 0.1 s.
 """
 
 import mmap
+import re
 import struct
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,6 +37,7 @@ _NUMBERS: dict[int, np.dtype[Any]] = {
     11: np.dtype("<i8"),
     12: np.dtype("<f8"),
 }
+_PART_NAME = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 _U32 = struct.Struct("<I")
 _U64 = struct.Struct("<Q")
 
@@ -46,6 +48,7 @@ T = TypeVar("T")
 class GGUFTensor:
     """A tensor as the file holds it. `shape` is row-major: the file's own order reversed."""
 
+    path: Path
     name: str
     type: str
     shape: tuple[int, ...]
@@ -55,6 +58,8 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class GGUFHeader:
+    """Of one file, or of all parts of a model in several: `path` and `metadata` are then those of the first."""
+
     path: Path
     metadata: dict[str, Any]
     tensors: dict[str, GGUFTensor]
@@ -73,8 +78,32 @@ def read_metadata(path: str | Path) -> dict[str, Any]:
 
 
 def read_header(path: str | Path) -> GGUFHeader:
-    """Metadata and tensor table, checked: every tensor lies inside the file."""
-    return _with_cursor(Path(path), _read_header)
+    """Metadata and tensor table, checked: every tensor lies inside its file, and every part is there."""
+    header = _with_cursor(Path(path), _read_header)
+    count = header.metadata.get("split.count", 1)
+    return _join_parts(header.path, count) if isinstance(count, int) and count > 1 else header
+
+
+def _join_parts(path: Path, count: int) -> GGUFHeader:
+    """The whole of which `path` is a part: tools that split files number them in their names."""
+    numbered = _PART_NAME.fullmatch(path.name)
+    if numbered is None or int(numbered["count"]) != count:
+        raise InvalidCheckpoint(f"{path}: one of {count} parts, but not named so (NAME-00001-of-{count:05}.gguf)")
+    paths = [path.with_name(f"{numbered['stem']}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
+    missing = [part.name for part in paths if not part.is_file()]
+    if missing:
+        raise InvalidCheckpoint(f"{path}: one of {count} parts, of which are missing: {', '.join(missing)}")
+    headers = [_with_cursor(part, _read_header) for part in paths]
+    tensors: dict[str, GGUFTensor] = {}
+    for header in headers:
+        for name, tensor in header.tensors.items():
+            if name in tensors:
+                raise InvalidCheckpoint(f"tensor {name} is in both {tensors[name].path} and {tensor.path}")
+            tensors[name] = tensor
+    expected = headers[0].metadata.get("split.tensors.count", len(tensors))
+    if expected != len(tensors):
+        raise InvalidCheckpoint(f"{paths[0]}: {expected} tensors in all its parts, which hold {len(tensors)}")
+    return GGUFHeader(paths[0], headers[0].metadata, tensors)
 
 
 class _Cursor:
@@ -164,7 +193,11 @@ def _with_cursor(path: Path, read: Callable[[_Cursor], T]) -> T:
         raise InvalidCheckpoint(f"{path}: no such file")
     if path.stat().st_size == 0:
         raise InvalidCheckpoint(f"{path}: the file is empty")
-    with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise InvalidCheckpoint(f"{path}: cannot be read: {error.strerror}") from error
+    with file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
         return read(_Cursor(path, data))
 
 
@@ -238,4 +271,4 @@ def _tensor(path: Path, name: str, shape: tuple[int, ...], type_: int, offset: i
         raise InvalidCheckpoint(
             f"{path}: tensor {name} has rows of {width}, which {kind.name} blocks of {block_size} cannot fill"
         )
-    return GGUFTensor(name, kind.name, shape, offset, prod(shape) // block_size * block_bytes)
+    return GGUFTensor(path, name, kind.name, shape, offset, prod(shape) // block_size * block_bytes)

@@ -27,12 +27,11 @@ _MAX_THREADS = 8
 
 
 class GGUFSource:
-    """The tensors of one GGUF file. Quantised ones read as float32, the others in their own dtype."""
+    """The tensors of a GGUF file, or of all its parts. Quantised ones read as float32, others in their own dtype."""
 
     def __init__(self, path: str | Path) -> None:
         self._header = read_header(path)
         self._architecture = architecture_of(self._header)
-        self._refuse_split()
         self._refuse_types()
         self._by_name: dict[str, GGUFTensor] = {}
         for tensor in self._header.tensors.values():
@@ -45,6 +44,11 @@ class GGUFSource:
                     f"{self._header.path}: {tensor.name} and {self._by_name[name].name} are both {name}"
                 )
             self._by_name[name] = tensor
+
+    @property
+    def path(self) -> Path:
+        """The file that holds the metadata: the first, where there are several."""
+        return self._header.path
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -74,14 +78,9 @@ class GGUFSource:
 
     def _values(self, tensor: GGUFTensor) -> Array:
         if tensor.type in _PLAIN:
-            return np.memmap(self._header.path, _PLAIN[tensor.type], "r", tensor.offset, tensor.shape)
-        data = np.memmap(self._header.path, np.uint8, "r", tensor.offset, (tensor.num_bytes,))
+            return np.memmap(tensor.path, _PLAIN[tensor.type], "r", tensor.offset, tensor.shape)
+        data = np.memmap(tensor.path, np.uint8, "r", tensor.offset, (tensor.num_bytes,))
         return dequantize(data, tensor.type).reshape(tensor.shape)
-
-    def _refuse_split(self) -> None:
-        count = self._header.metadata.get("split.count", 1)
-        if count > 1:
-            raise UnsupportedModel(f"{self._header.path}: one of {count} parts; join them with `gguf-split --merge`")
 
     def _refuse_types(self) -> None:
         by_type: dict[str, list[str]] = {}

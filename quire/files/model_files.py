@@ -121,11 +121,11 @@ def _from_gguf(path: Path, name: str) -> ModelFiles:
     return ModelFiles(
         kind="gguf",
         name=name,
-        path=path,
+        path=source.path,
         config=source.config,
         generation=generation_defaults_from_gguf(source.metadata, path),
         eos_token_ids=eos_token_ids_from_gguf(source.metadata, path),
-        tokenizer=path if "tokenizer.ggml.tokens" in source.metadata else None,
+        tokenizer=source.path if "tokenizer.ggml.tokens" in source.metadata else None,
     )
 
 

@@ -122,7 +122,11 @@ def _read_folder(folder: Path) -> dict[str, _Entry]:
 
 def _read_header(path: Path) -> dict[str, _Entry]:
     size = path.stat().st_size
-    with path.open("rb") as file:
+    try:
+        file = path.open("rb")
+    except OSError as error:
+        raise InvalidCheckpoint(f"{path.name}: cannot be read: {error.strerror}") from error
+    with file:
         prefix = file.read(8)
         header_bytes = int.from_bytes(prefix, "little")
         if len(prefix) < 8 or 8 + header_bytes > size:

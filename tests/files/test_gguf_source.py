@@ -125,10 +125,48 @@ def test_an_unsupported_architecture_is_named(tmp_path: Path) -> None:
         GGUFSource(path)
 
 
-def test_a_part_of_a_split_file_is_refused(tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "m.gguf", "llama", LLAMA_METADATA, embedding(), more={"split.count": 3})
-    with pytest.raises(UnsupportedModel, match="one of 3 parts"):
-        GGUFSource(path)
+def write_parts(folder: Path, num_tensors: int = 2, second: str = "output_norm.weight") -> tuple[Path, Path]:
+    """A model in two files; the second has a tensor and no metadata of the architecture."""
+    split = {"split.count": 2, "split.tensors.count": num_tensors}
+    tensors = {second: (np.full(256, 7, np.float32), "F32")}
+    return (
+        write_gguf(
+            folder / "m-00001-of-00002.gguf", "llama", LLAMA_METADATA, embedding(), more=split | {"split.no": 0}
+        ),
+        write_gguf(folder / "m-00002-of-00002.gguf", "llama", {}, tensors, more=split | {"split.no": 1}),
+    )
+
+
+def test_the_parts_of_a_split_file_are_one_model_whichever_is_named(tmp_path: Path) -> None:
+    parts = write_parts(tmp_path)
+    for part in parts:
+        source = GGUFSource(part)
+        assert source.path == parts[0]
+        assert source.config["hidden_size"] == 256
+        np.testing.assert_array_equal(source.read("model.norm.weight"), np.full(256, 7))
+        np.testing.assert_array_equal(source.read("model.embed_tokens.weight"), embedding()["token_embd.weight"][0])
+
+
+def test_missing_parts_are_named(tmp_path: Path) -> None:
+    first, second = write_parts(tmp_path)
+    second.unlink()
+    with pytest.raises(InvalidCheckpoint, match=r"2 parts, of which are missing: m-00002-of-00002\.gguf"):
+        GGUFSource(first)
+
+
+def test_a_part_under_another_name_is_refused(tmp_path: Path) -> None:
+    first, _ = write_parts(tmp_path)
+    with pytest.raises(InvalidCheckpoint, match=r"renamed\.gguf: one of 2 parts, but not named so"):
+        GGUFSource(first.rename(tmp_path / "renamed.gguf"))
+
+
+def test_parts_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
+    first, _ = write_parts(tmp_path, num_tensors=3)
+    with pytest.raises(InvalidCheckpoint, match="3 tensors in all its parts, which hold 2"):
+        GGUFSource(first)
+    first, _ = write_parts(tmp_path, second="token_embd.weight")
+    with pytest.raises(InvalidCheckpoint, match=r"token_embd\.weight is in both .*00001.* and .*00002"):
+        GGUFSource(first)
 
 
 @pytest.mark.parametrize(
