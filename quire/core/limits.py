@@ -5,6 +5,8 @@ from dataclasses import dataclass
 from quire.errors import InvalidRequest, PromptTooLong
 from quire.request import Request
 
+MAX_SAMPLES = 128  # of one request: each is a sequence, and one client must not queue a million with a few bytes
+
 
 @dataclass(frozen=True, slots=True)
 class Limits:
@@ -51,5 +53,7 @@ class Limits:
             raise PromptTooLong(f"{parts}; the cache holds {(self.num_pages - 1) * self.page_size}")
         if self.max_batch_total_tokens is not None and total > self.max_batch_total_tokens:
             raise PromptTooLong(f"{parts}; max_batch_total_tokens is {self.max_batch_total_tokens}")
+        if request.samples > MAX_SAMPLES:
+            raise InvalidRequest(f"samples is {request.samples}; the limit is {MAX_SAMPLES}")
         if self.max_queued is not None and request.samples > self.max_queued:
             raise InvalidRequest(f"samples is {request.samples}; the queue takes {self.max_queued}")

@@ -39,6 +39,8 @@ class StepPlan(NamedTuple):
     step: int
     chunks: tuple[Chunk, ...]
     started: tuple[SlotStart, ...] = ()
+    # By index of the chunk: which tokens may be sampled, a bit for each, in little-endian words of 32.
+    masks: dict[int, bytes] = {}  # noqa: RUF012
 
     @property
     def num_tokens(self) -> int:

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from quire.core.page_pool import PagePool
-from quire.core.prefix_cache import PrefixCache
+from quire.core.prefix_cache import Match, Place, PrefixCache
 
 
 def cached(num_pages: int = 16, page_size: int = 2) -> tuple[PagePool, PrefixCache]:
@@ -109,6 +109,62 @@ def test_many_dropped_salts_leave_no_trace():
     assert not cache._roots
 
 
+class CountedTokens(list[int]):
+    """Counts how often a page of them is looked at."""
+
+    looks = 0
+
+    def __getitem__(self, at):
+        self.looks += 1
+        return super().__getitem__(at)
+
+
+def test_a_prefix_that_grows_is_published_from_where_it_was():
+    pool, cache = cached(num_pages=120)
+    tokens = CountedTokens(range(200))
+    pages = pool.take(100)
+    place = None
+    for count in range(1, 101):
+        place = cache.publish("", tokens, pages[:count], place)
+    assert tokens.looks == 100
+    assert cache.match("", range(200), 100).pages == pages
+
+
+def test_a_match_goes_on_from_where_it_was_and_begins_again_when_that_was_evicted():
+    pool, cache = cached()
+    tokens = CountedTokens(range(10))
+    first = enter(pool, cache, list(range(6)))
+    match = cache.match("", tokens, 5)
+    assert match.pages == first
+    looks = tokens.looks
+    assert cache.match("", tokens, 5, match).pages == first
+    assert tokens.looks == looks + 1, "only the page that was missing is looked for"
+    cache.evict(3)
+    second = enter(pool, cache, list(range(8)))
+    assert cache.match("", tokens, 5, match).pages == second
+
+
+def test_what_was_evicted_after_it_was_published_is_entered_anew():
+    """A page computed twice is not the tree's: the tree's can go while the second computer still runs."""
+    pool, cache = cached()
+    enter(pool, cache, [1, 2])
+    mine = pool.take(2)
+    place = cache.publish("", [1, 2], mine[:1])
+    assert cache.evict(1) == 1
+    cache.publish("", [1, 2, 3, 4], mine, place)
+    cache.check()
+    assert cache.match("", [1, 2, 3, 4], 2).pages == mine
+
+
+def test_any_text_can_be_a_salt():
+    pool, cache = cached()
+    for salt in ("", "é", "\ud800", "\x00"):
+        pages = enter(pool, cache, [1, 2], salt=salt)
+        assert cache.match(salt, [1, 2], 1).pages == pages
+    assert cache.evict(9) == 4
+    assert not cache._roots
+
+
 class Trees(RuleBasedStateMachine):
     """Sequences come with tokens, compute them, publish, and leave in any order."""
 
@@ -116,6 +172,10 @@ class Trees(RuleBasedStateMachine):
         super().__init__()
         self.content: dict[int, tuple[str, tuple[int, ...]]] = {}  # what was last computed into each page
         self.running: list[tuple[str, list[int], list[int]]] = []
+        self.places: dict[int, Place] = {}  # of those that run, by id(): up to where each has published
+        self.waiting: list[tuple[str, list[int], Match | None]] = []
+        self.used: dict[tuple[str, tuple[int, ...]], int] = {}  # when each prefix was last matched or published
+        self.now = 0
 
     @initialize(num_pages=st.integers(4, 20), page_size=st.integers(1, 3))
     def start(self, num_pages, page_size):
@@ -125,8 +185,25 @@ class Trees(RuleBasedStateMachine):
 
     @rule(salt=st.sampled_from("ab"), tokens=st.lists(st.integers(0, 1), min_size=1, max_size=12))
     def begin(self, salt, tokens):
+        self._begin(salt, tokens, None)
+
+    @rule(salt=st.sampled_from("ab"), tokens=st.lists(st.integers(0, 1), min_size=1, max_size=12))
+    def look(self, salt, tokens):
+        """Wait with what was found, to go on from there later."""
+        match = self.cache.match(salt, tokens, len(tokens) // self.page_size)
+        self._touch(salt, tokens, len(match.pages))
+        self.waiting.append((salt, tokens, match))
+
+    @precondition(lambda self: self.waiting)
+    @rule(data=st.data())
+    def begin_what_waited(self, data):
+        self._begin(*self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1))))
+
+    def _begin(self, salt, tokens, known):
         total = len(tokens) // self.page_size
-        matched = self.cache.match(salt, tokens, total).pages
+        matched = self.cache.match(salt, tokens, total, known).pages
+        assert matched == self.cache.match(salt, tokens, total).pages
+        self._touch(salt, tokens, len(matched))
         for index, page in enumerate(matched):
             prefix = tuple(tokens[: (index + 1) * self.page_size])
             assert self.content[page] == (salt, prefix), "a page was found under tokens it was not computed from"
@@ -142,12 +219,18 @@ class Trees(RuleBasedStateMachine):
             self.running.append((salt, tokens, matched + taken))
         self.check()
 
+    def _touch(self, salt: str, tokens: list[int], num_pages: int) -> None:
+        self.now += 1
+        for count in range(1, num_pages + 1):
+            self.used[salt, tuple(tokens[: count * self.page_size])] = self.now
+
     @precondition(lambda self: self.running)
     @rule(data=st.data(), publish=st.booleans())
     def end(self, data, publish):
         salt, tokens, pages = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        place = self.places.pop(id(pages), None)
         if publish:
-            self.cache.publish(salt, tokens, pages)
+            self._publish(salt, tokens, pages, place)
         self.cache.release(pages)
         self.check()
 
@@ -155,19 +238,36 @@ class Trees(RuleBasedStateMachine):
     @rule(data=st.data())
     def publish_some(self, data):
         salt, tokens, pages = data.draw(st.sampled_from(self.running))
-        count = data.draw(st.integers(0, len(pages)))
-        self.cache.publish(salt, tokens, pages[:count])
-        assert self.cache.match(salt, tokens, count).pages or not count
+        place = self.places.get(id(pages))
+        count = data.draw(st.integers(place.num_pages if place else 0, len(pages)))
+        self.places[id(pages)] = self._publish(salt, tokens, pages[:count], place)
         self.check()
+
+    def _publish(self, salt, tokens, pages, known):
+        place = self.cache.publish(salt, tokens, pages, known)
+        assert place.num_pages == len(self.cache.match(salt, tokens, len(pages)).pages) == len(pages)
+        self._touch(salt, tokens, len(pages))
+        return place
 
     @rule(count=st.integers(1, 6))
     def evict(self, count):
-        before = self.pool.num_free
+        before, cached = self.pool.num_free, list(self.cache.pages())
         freed = self.cache.evict(count)
         assert self.pool.num_free == before + freed <= before + count
+        gone = [page for page in cached if not self.pool.holders(page)]
+        left = [page for page in self.cache.pages() if self.pool.holders(page) == 1 and self._is_last(page)]
+        if gone and left:
+            newest = max(self.used[self.content[page]] for page in gone)
+            assert newest <= min(self.used[self.content[page]] for page in left), "a page went before an older one"
         if freed < count and not self.running:
             assert self.cache.num_pages == 0, "pages that nobody uses were not evicted"
         self.check()
+
+    def _is_last(self, page: int) -> bool:
+        """Whether nothing in the tree follows what stands in `page`."""
+        salt, tokens = self.content[page]
+        others = [self.content[other] for other in self.cache.pages() if other != page]
+        return not any(where == salt and prefix[: len(tokens)] == tokens for where, prefix in others)
 
     @rule(salt=st.sampled_from("ab"))
     def drop(self, salt):

@@ -2,8 +2,9 @@
 
 import pytest
 
+from quire.core.plan import StepResult
 from quire.errors import DeadlineExceeded, InvalidRequest, Overloaded, PromptTooLong, RequestFailed
-from quire.request import FinishReason
+from quire.request import FinishReason, SamplingParams
 from tests.core.harness import GREEDY, Harness, limits, request
 from tests.fake_executor import NAN, drafter, expected_prompt_logprobs, expected_tokens
 
@@ -415,3 +416,97 @@ def test_a_result_of_the_wrong_step_is_refused():
     result = harness.in_flight[1][1].result()
     with pytest.raises(ValueError, match="step 1 is the oldest in flight, the result is of step 2"):
         harness.scheduler.complete(result)
+
+
+def test_a_result_without_tokens_for_every_row_is_refused():
+    harness = Harness(limits())
+    for request_id in range(3):
+        harness.add(request(request_id, prompt=(request_id, 1)))
+    plan = harness.plan()
+    with pytest.raises(ValueError, match="step 1 samples in 3 chunks, the result has 2"):
+        harness.scheduler.complete(StepResult(plan.step, [[1], [2]]))
+
+
+def test_a_long_line_for_one_prefix_is_not_looked_through_in_one_step():
+    harness = Harness(limits(max_batch_size=4, num_pages=64))
+    for request_id in range(40):
+        harness.add(request(request_id, prompt=(*range(12), request_id), max_tokens=2))
+    harness.plan()
+    assert harness.scheduler.blocked_by == "shared_prefix"
+    harness.run()
+    prefill = sum(c.length for plan in harness.executor.plans for c in plan.chunks if c.tokens is not None)
+    assert prefill == 13 + 39 * 1
+
+
+def test_nobody_is_admitted_past_a_prefill_that_is_short_of_pages():
+    harness = Harness(limits(num_pages=11, max_sequence_tokens=40, max_batch_prefill_tokens=2))
+    decode = request(1, prompt=(1, 2, 3), max_tokens=33)
+    harness.add(decode)
+    harness.step()
+    harness.add(request(2, prompt=tuple(range(20, 52)), max_tokens=1))
+    while harness.scheduler.blocked_by != "pages":
+        harness.step()
+        assert harness.scheduler.num_requests == 2
+    assert harness.scheduler.num_running == 2
+    harness.add(request(3, prompt=(7,), max_tokens=2))
+    harness.run()
+    assert harness.tokens[1, 0] == expected_tokens(decode)
+    assert list(harness.finished) == [(1, 0), (2, 0), (3, 0)]
+
+
+def test_a_request_for_too_many_samples_is_refused():
+    harness = Harness(limits())
+    with pytest.raises(InvalidRequest, match="samples is 1000000000; the limit is 128"):
+        harness.add(request(1, samples=10**9))
+
+
+def test_any_text_can_be_a_salt():
+    harness = Harness(limits())
+    for request_id in (1, 2):
+        harness.add(request(request_id, prompt=tuple(range(9)), salt="\ud800"))
+        harness.run()
+    assert harness.cached[2, 0] == 8
+
+
+def test_log_probabilities_go_with_their_tokens():
+    harness = Harness(limits(), lookahead=1)
+    asked = request(1, max_tokens=6, sampling=SamplingParams(temperature=0, logprobs=1))
+    harness.add(asked)
+    harness.add(request(2, prompt=(9,), max_tokens=6))
+    harness.run()
+    assert [one.top_ids[0] for one in harness.logprobs[1, 0]] == expected_tokens(asked)
+    assert harness.logprobs[2, 0] == []
+
+
+def test_the_minimum_is_reached_before_a_stop_counts():
+    """The token that ends it may come as the last of the minimum, not before."""
+    harness = Harness(limits())
+    free = expected_tokens(request(1, max_tokens=9, sampling=GREEDY))
+    asked = request(1, max_tokens=9, sampling=GREEDY, min_tokens=3, stop_ids=(free[2], free[1]))
+    harness.add(asked)
+    plan = harness.plan()
+    harness.in_flight.clear()
+    scheduler = harness.scheduler
+    tokens = []
+    for token in (free[1], free[1], free[2]):
+        updates, _ = scheduler.complete(StepResult(plan.step, [[token]]))
+        tokens += updates[0].tokens
+        plan = scheduler.plan()
+    assert tokens == [free[1], free[1], free[2]]
+    assert updates[0].finish is FinishReason.STOP_TOKEN
+    assert plan is None
+
+
+def test_a_preempted_sequence_does_not_lose_its_place_to_the_queue_timeout():
+    now = [0.0]
+    harness = Harness(limits(num_pages=9, max_sequence_tokens=32), lookahead=1, clock=lambda: now[0])
+    asked = [request(index, prompt=(index, 5), max_tokens=22, queue_timeout_s=5) for index in range(3)]
+    for one in asked:
+        harness.add(one)
+    while not harness.scheduler.counters.preemptions:
+        harness.step()
+    now[0] = 6.0
+    harness.run()
+    assert not harness.failures
+    for one in asked:
+        assert harness.tokens[one.request_id, 0] == expected_tokens(one)
