@@ -1,5 +1,6 @@
 """GPT-2: learned positions, layer norms, biases everywhere, and weights stored [in, out]."""
 
+import math
 from collections.abc import Sequence
 
 from quire.models.attention import Attention
@@ -82,10 +83,8 @@ def _full_name(name: str) -> str | None:
 
 def _transposed(name: str, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> Param:
     """A weight whose first axis is its outputs, stored with its inputs first."""
-    width = 1
-    for length in shape[1:]:
-        width *= length
-    return Param(shape, axes, (Tensor(name, (width, shape[0])),), lambda tensors: tensors[0].T)
+    source = Tensor(name, (math.prod(shape[1:]), shape[0]))
+    return Param(shape, axes, (source,), lambda tensors: tensors[0].T)
 
 
 def _qkv(name: str, spec: AttentionSpec, embed: int) -> Param:

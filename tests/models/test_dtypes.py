@@ -11,7 +11,6 @@ from quire.ops.attention_spec import AttentionSpec
 from tests.models.cases import CASES
 from tests.models.tiny import NamedTensors, prompt, relative_error, whole_logits
 
-
 # Between them, every kind of block.
 BLOCKS = ("llama-biases", "llama-dynamic", "gemma2", "gemma3", "phi3-long", "granite", "olmo2", "gpt2", "qwen3_moe")
 
