@@ -7,11 +7,13 @@ import jax
 
 from quire.ops import attention_reference
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.grouped_attention import Groups, grouped_attention
 from quire.ops.pages import PagedBatch, write_pages
 
 # attend(spec, q [t, k, g, h], k [t, k, h], v [t, k, h], state) -> (out [t, k, g, h], state)
 Attend = Callable[[AttentionSpec, jax.Array, jax.Array, jax.Array, Any], tuple[jax.Array, Any]]
 PagedAttention = Callable[[AttentionSpec, jax.Array, jax.Array, jax.Array, PagedBatch], jax.Array]
+GroupedAttention = Callable[[AttentionSpec, jax.Array, jax.Array, jax.Array, Groups], jax.Array]
 
 # By the platform a JAX device names.
 IMPLEMENTATIONS: dict[str, PagedAttention] = {
@@ -39,3 +41,8 @@ def whole_sequence(
 ) -> tuple[jax.Array, None]:
     """Attention within one sequence that is computed from its first token on, in one go; there is no state."""
     return attention_reference.causal_attention(spec, q, k, v), state
+
+
+def grouped_attention_for(platform: str) -> GroupedAttention:
+    """The implementation that steps use on a platform as JAX names it."""
+    return {"cpu": grouped_attention, "gpu": grouped_attention, "tpu": grouped_attention}[platform]

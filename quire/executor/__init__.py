@@ -1,0 +1,1 @@
+"""How a plan becomes device work."""

@@ -1,0 +1,72 @@
+"""The shapes a step can have."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+GROUP_SIZE = 32  # tokens of a prefill that read the cache together; a shorter rest is padded to it
+
+
+class Bucket(NamedTuple):
+    """So many decodes, and so many groups of prefill tokens, in one launch."""
+
+    rows: int
+    groups: int
+    scores: bool = False  # whether the log-probabilities of prompt tokens are wanted
+
+    @property
+    def num_tokens(self) -> int:
+        return self.rows + self.groups * GROUP_SIZE
+
+    @property
+    def num_samples(self) -> int:
+        """How many rows of logits it gives: a power of two, so that few programs can sample from them."""
+        return 1 << (self.rows + self.groups - 1).bit_length()
+
+    def __str__(self) -> str:
+        parts = [f"{self.rows} rows"] * bool(self.rows) + [f"{self.groups * GROUP_SIZE} tokens"] * bool(self.groups)
+        return " + ".join(parts) + (" scored" if self.scores else "")
+
+
+class Buckets:
+    """Every shape there is: decode-only, prefill with no, few or many decodes beside it, and scored prefill.
+
+    A plan that fits none runs as several launches, so the list is complete for any plan within the limits.
+    """
+
+    def __init__(self, max_rows: int, max_prefill_tokens: int, min_rows: int = 1) -> None:
+        self.max_rows = max_rows
+        self.max_groups = -(-max_prefill_tokens // GROUP_SIZE) + 1
+        self._row_ladder = ladder(min(min_rows, max_rows), max_rows)
+        self._group_ladder = ladder(1, self.max_groups)
+        # Decodes beside a prefill: none, a few, or all of them. More steps would mean more programs to compile.
+        self._beside_ladder = [0, *sorted({min(8, max_rows), max_rows})]
+        self.max_scored_groups = min(4, self.max_groups)
+
+    def all(self) -> list[Bucket]:
+        """In the order in which they should be made ready: the first ones are enough to run anything."""
+        decodes = [Bucket(rows, 0) for rows in self._row_ladder]
+        mixed = [Bucket(rows, groups) for groups in self._group_ladder for rows in self._beside_ladder]
+        scored = [Bucket(0, groups, scores=True) for groups in (1, self.max_scored_groups)]
+        largest = [decodes[-1], mixed[-1], scored[-1]]
+        return list(dict.fromkeys(largest + decodes + mixed + scored))
+
+    def sample_sizes(self) -> list[int]:
+        """Every number of rows that is sampled from."""
+        return sorted({bucket.num_samples for bucket in self.all()})
+
+    def covering(self, rows: int, groups: int, scores: bool, among: Iterable[Bucket]) -> Bucket | None:
+        """The smallest of these buckets for a launch of this size; a decode alone prefers one that does only that."""
+        fitting = [b for b in among if b.rows >= rows and b.groups >= groups and b.scores == scores]
+        return min(fitting, key=lambda b: (b.groups > 0 and not groups, b.num_tokens, b.rows), default=None)
+
+
+def ladder(lowest: int, highest: int) -> list[int]:
+    """Powers of two from `lowest` on, and `highest`; beyond 32, also what lies halfway between two of them."""
+    steps = []
+    step = lowest
+    while step < highest:
+        steps.append(step)
+        if step >= 32 and step * 3 // 2 < highest:
+            steps.append(step * 3 // 2)
+        step *= 2
+    return [*steps, highest]

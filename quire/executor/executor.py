@@ -1,0 +1,122 @@
+"""Runs plans on JAX devices."""
+
+import logging
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from quire.core.plan import Chunk, SlotStart, StepPlan
+from quire.executor.batch import Launch, Packer, sampled_rows, split
+from quire.executor.buckets import Bucket
+from quire.executor.pending import Launched, Pending, Wanted
+from quire.executor.programs import START_SIZES, Programs
+from quire.executor.shapes import Shapes
+from quire.executor.slots import pack_starts
+from quire.models.model import Model
+from quire.models.params import ParamTree
+
+log = logging.getLogger(__name__)
+
+
+class JaxExecutor:
+    """Implements the engine's Executor. Owned by the engine thread; only compilation happens on others.
+
+    All device state lives in `_state`, which every launch consumes and replaces. Launches run in order, so a plan may
+    reuse pages and slots that launches before it still use.
+    """
+
+    def __init__(self, model: Model, weights: ParamTree, shapes: Shapes, compile_threads: int = 2) -> None:
+        self._weights = weights
+        self._shapes = shapes
+        self.programs = Programs(model, weights, shapes, compile_threads)
+        self._mask_words = -(-model.vocab_size // 32)
+        self._no_masks: dict[int, jax.Array] = {}
+        self.reset()
+
+    def submit(self, plan: StepPlan) -> Pending:
+        self._begin_slots(plan)
+        wanted = [self._wanted(chunk) for chunk in plan.chunks]
+        scored = {index for index, want in enumerate(wanted) if want.prompt_logprobs is not None}
+        started = {start.slot for start in plan.started}
+        buckets = self._shapes.buckets
+        launches = split(plan.chunks, scored, buckets.max_groups, buckets.max_scored_groups)
+        return Pending(plan, [self._launch(plan, launch, started) for launch in launches], wanted)
+
+    def reset(self) -> None:
+        self._packer = Packer(self._shapes.num_slots, self._shapes.page_size)
+        self._starts: list[SlotStart | None] = [None] * self._shapes.num_slots
+        self._state = None  # frees the old pages before there are new ones
+        self._state = self.programs.empty_state()
+
+    def warm_up(self) -> Iterator[float]:
+        return self.programs.compile_all()
+
+    def close(self) -> None:
+        self.programs.close()
+        self._state = None
+
+    def _begin_slots(self, plan: StepPlan) -> None:
+        """Put the tokens, first pages and sampling state of the slots that begin on the device."""
+        if not plan.started:
+            return
+        first_pages = {chunk.slot: chunk.new_pages for chunk in plan.chunks}
+        starts = [(start, first_pages[start.slot]) for start in plan.started]
+        for start, pages in starts:
+            self._starts[start.slot] = start
+            self._packer.start(start.slot, len(pages))
+        assert self._state is not None
+        while starts:
+            size = next((size for size in START_SIZES if size >= len(starts)), START_SIZES[-1])
+            numbers, rows = pack_starts(starts[:size], size, self._shapes)
+            self._state = self._state._replace(slots=self.programs.start(size)(self._state.slots, numbers, rows))
+            starts = starts[size:]
+
+    def _wanted(self, chunk: Chunk) -> Wanted:
+        start = self._start_of(chunk)
+        scores = start.prompt_logprobs is not None and chunk.start < len(start.prompt) - 1
+        return Wanted(start.sampling.logprobs, start.prompt_logprobs if scores else None, len(start.prompt))
+
+    def _launch(self, plan: StepPlan, launch: Launch, started: set[int]) -> Launched:
+        bucket, forward = self.programs.forward(len(launch.rows), launch.num_groups, launch.scores)
+        sample = self.programs.sample(bucket.num_samples)
+        packed = self._packer.pack(launch, plan.chunks, started, bucket)
+        state, logits, scored = forward(self._weights, self._state, packed)
+        packed = self._packer.pack_samples(launch, plan.chunks, bucket, self._features(plan, launch))
+        slots, sampled = sample(state.slots, logits, packed, self._masks(plan, launch, bucket))
+        self._state = state._replace(slots=slots)
+        sampled.tokens.copy_to_host_async()
+        return Launched(launch, bucket, sampled, scored)
+
+    def _features(self, plan: StepPlan, launch: Launch) -> list[bool]:
+        """What any row asks for, in the order of `Features`."""
+        filters = penalties = adjustments = masks = logprobs = False
+        for index in (*launch.rows, *launch.fills):
+            start = self._start_of(plan.chunks[index])
+            s = start.sampling
+            filters |= bool(s.temperature) and (s.top_k > 0 or s.top_p < 1 or s.min_p > 0 or s.typical_p < 1)
+            penalties |= bool(s.repetition_penalty != 1 or s.frequency_penalty or s.presence_penalty)
+            adjustments |= bool(s.logit_bias or start.min_tokens)
+            masks |= index in plan.masks
+            logprobs |= s.logprobs is not None
+        return [filters, penalties, adjustments, masks, logprobs]
+
+    def _masks(self, plan: StepPlan, launch: Launch, bucket: Bucket) -> Any:
+        rows = bucket.num_samples
+        if not any(index in plan.masks for index in (*launch.rows, *launch.fills)):
+            if rows not in self._no_masks:
+                self._no_masks[rows] = jnp.zeros((rows, self._mask_words), jnp.uint32)
+            return self._no_masks[rows]
+        masks = np.full((rows, self._mask_words), 0xFFFFFFFF, np.uint32)
+        for row, index in sampled_rows(plan.chunks, launch, bucket):
+            if index in plan.masks:
+                masks[row] = np.frombuffer(plan.masks[index], np.uint32)
+        return masks
+
+    def _start_of(self, chunk: Chunk) -> SlotStart:
+        start = self._starts[chunk.slot]
+        assert start is not None, f"slot {chunk.slot} was never started"
+        assert not chunk.drafts, "this executor does not check guesses"
+        return start

@@ -1,0 +1,73 @@
+"""A plan under way, and its results as the engine wants them."""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from quire.core.plan import StepPlan, StepResult, TokenLogprobs
+from quire.executor.batch import Launch, num_groups, sampled_rows
+from quire.executor.buckets import GROUP_SIZE, Bucket
+from quire.executor.sampler import Sampled
+
+
+class Wanted(NamedTuple):
+    """The log-probabilities a chunk asks for: how many of the most likely tokens, None for none at all."""
+
+    logprobs: int | None
+    prompt_logprobs: int | None
+    num_prompt: int
+
+
+class Launched(NamedTuple):
+    launch: Launch
+    bucket: Bucket
+    sampled: Sampled
+    scored: Sampled | None  # for each token of the groups
+
+
+class Pending:
+    """Implements the engine's Pending; `result` is the only place where the host waits for the device."""
+
+    def __init__(self, plan: StepPlan, launched: list[Launched], wanted: list[Wanted]) -> None:
+        self._plan = plan
+        self._launched = launched
+        self._wanted = wanted
+
+    def result(self) -> StepResult:
+        chunks = self._plan.chunks
+        tokens: list[int] = [0] * len(chunks)
+        logprobs: dict[int, list[TokenLogprobs]] = {}
+        prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
+        for launch, bucket, samples, scored in self._launched:
+            drawn = np.asarray(samples.tokens).tolist()
+            for row, index in sampled_rows(chunks, launch, bucket):
+                tokens[index] = drawn[row]
+                top = self._wanted[index].logprobs
+                if top is not None and chunks[index].samples:
+                    logprobs[index] = [_logprobs(samples, row, top)]
+            if scored is not None:
+                self._read_scores(launch, scored, prompt_logprobs)
+        failed = {
+            index: "the logits of this row are not finite"
+            for index, chunk in enumerate(chunks)
+            if tokens[index] < 0 and chunk.samples
+        }
+        sampled = [[tokens[index]] for index, chunk in enumerate(chunks) if chunk.samples]
+        return StepResult(self._plan.step, sampled, logprobs, prompt_logprobs, failed)
+
+    def _read_scores(self, launch: Launch, scored: Sampled, into: dict[int, list[TokenLogprobs]]) -> None:
+        first = 0
+        for index in launch.fills:
+            chunk, wanted = self._plan.chunks[index], self._wanted[index]
+            assert wanted.prompt_logprobs is not None
+            count = min(chunk.start + chunk.length, wanted.num_prompt - 1) - chunk.start
+            into[index] = [_logprobs(scored, first + row, wanted.prompt_logprobs) for row in range(count)]
+            first += num_groups(chunk) * GROUP_SIZE
+
+
+def _logprobs(sampled: Sampled, row: int, top: int) -> TokenLogprobs:
+    return TokenLogprobs(
+        float(np.asarray(sampled.logprobs)[row]),
+        tuple(np.asarray(sampled.top_ids)[row, :top].tolist()),
+        tuple(np.asarray(sampled.top_logprobs)[row, :top].tolist()),
+    )

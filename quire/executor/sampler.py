@@ -1,0 +1,210 @@
+"""Draws the next token of each row, exactly.
+
+The common rows, greedy and plain temperature, take one pass over the logits. Everything else stands behind a condition
+that is only true when a row of the step asks for it. Nothing is sorted: the cut-offs of top-k, top-p and typical-p are
+found by halving the range of float32, which is as exact as a sort and treats equal probabilities alike.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend.random import threefry2x32_p
+
+from quire.executor.slots import (
+    FREQUENCY,
+    MIN_P,
+    NUM_PROMPT,
+    PRESENCE,
+    REPETITION,
+    SAMPLE,
+    SEED_HIGH,
+    SEED_LOW,
+    TEMPERATURE,
+    TOP_K,
+    TOP_P,
+    TYPICAL_P,
+    Slots,
+)
+from quire.request import MAX_LOGPROBS
+
+BLOCK = 256  # of the vocabulary, for drawing in two stages
+
+
+class Features(NamedTuple):
+    """What any row of a step asks for, as scalars on the device."""
+
+    filters: jax.Array  # top-k, top-p, min-p or typical-p
+    penalties: jax.Array
+    adjustments: jax.Array  # logit bias, or ends that must not come yet
+    masks: jax.Array
+    logprobs: jax.Array
+
+
+class Sampled(NamedTuple):
+    tokens: jax.Array  # int32 [r]; -1 where the logits are not numbers
+    logprobs: jax.Array  # float32 [r], of the token, by the model's own distribution; zeros when nobody asks
+    top_ids: jax.Array  # int32 [r, MAX_LOGPROBS]
+    top_logprobs: jax.Array  # float32 [r, MAX_LOGPROBS]
+
+
+def sample(
+    logits: jax.Array, slots: Slots, rows: jax.Array, positions: jax.Array, masks: jax.Array, features: Features
+) -> Sampled:
+    """The tokens that follow `positions` [r] in the slots `rows` [r], from logits [r, v].
+
+    `masks` [r, ceil(v / 32)] has a bit for each token that is allowed.
+    """
+    counts, numbers = slots.counts[rows], slots.numbers[rows]
+    index = positions + 1 - counts[:, NUM_PROMPT]  # of the token to draw, among the generated ones
+    healthy = jnp.isfinite(jax.nn.logsumexp(logits, axis=-1))
+
+    shaped = jax.lax.cond(
+        features.penalties, lambda x: _penalised(x, slots, rows, positions, counts, numbers), lambda x: x, logits
+    )
+    shaped = jax.lax.cond(features.adjustments, lambda x: _adjusted(x, slots, rows, index), lambda x: x, shaped)
+    shaped = jax.lax.cond(
+        features.masks, lambda x: jnp.where(_unpacked(masks, x.shape[1]), x, -jnp.inf), lambda x: x, shaped
+    )
+
+    temperature = numbers[:, TEMPERATURE, None]
+    greedy = jnp.argmax(shaped, axis=-1).astype(jnp.int32)
+    scaled = shaped / jnp.where(temperature == 0, 1.0, temperature)
+    scaled = jax.lax.cond(features.filters, lambda x: filtered(x, counts[:, TOP_K], numbers), lambda x: x, scaled)
+    drawn = draw(scaled, uniforms(counts, index))
+    tokens = jnp.where(temperature[:, 0] == 0, greedy, drawn)
+    return describe(logits, jnp.where(healthy, tokens, -1), features.logprobs)
+
+
+def describe(logits: jax.Array, tokens: jax.Array, wanted: jax.Array) -> Sampled:
+    """The tokens with their log-probabilities, where any are wanted."""
+    rows = logits.shape[0]
+
+    def compute(logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        logprobs = jax.nn.log_softmax(logits, axis=-1)
+        chosen = jnp.take_along_axis(logprobs, jnp.maximum(tokens, 0)[:, None], axis=1)[:, 0]
+        top, ids = jax.lax.top_k(logprobs, min(MAX_LOGPROBS, logits.shape[1]))
+        missing = MAX_LOGPROBS - top.shape[1]
+        return chosen, jnp.pad(ids, ((0, 0), (0, missing))), jnp.pad(top, ((0, 0), (0, missing)))
+
+    def skip(logits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        shape = rows, MAX_LOGPROBS
+        return jnp.zeros(rows, jnp.float32), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
+
+    chosen, ids, top = jax.lax.cond(wanted, compute, skip, logits)
+    return Sampled(tokens, chosen, ids, top)
+
+
+def draw(logits: jax.Array, uniform: jax.Array) -> jax.Array:
+    """One token per row [r, v] by its probability: first a block of the vocabulary, then a token within it.
+
+    Two uniform numbers [r, 2] decide, so that also what is very unlikely keeps its exact chance.
+    """
+    rows, size = logits.shape
+    weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+    weights = jnp.pad(weights, ((0, 0), (0, -size % BLOCK))).reshape(rows, -1, BLOCK)
+    block = _pick(weights.sum(axis=-1), uniform[:, 0])
+    within = jnp.take_along_axis(weights, block[:, None, None], axis=1)[:, 0]
+    return (block * BLOCK + _pick(within, uniform[:, 1])).astype(jnp.int32)
+
+
+def _pick(weights: jax.Array, uniform: jax.Array) -> jax.Array:
+    """The first index at which the running sum of weights [r, n] exceeds its share; never one of weight zero."""
+    running = jnp.cumsum(weights, axis=-1)
+    reached = (running > uniform[:, None] * running[:, -1:]) & (weights > 0)
+    # Rounding can leave nothing reached; then the last that has a weight is meant.
+    last = weights.shape[1] - 1 - jnp.argmax(weights[:, ::-1] > 0, axis=-1)
+    return jnp.where(reached.any(axis=-1), jnp.argmax(reached, axis=-1), last)
+
+
+def filtered(logits: jax.Array, top_k: jax.Array, numbers: jax.Array) -> jax.Array:
+    """Logits [r, v] with -inf for what top-k, then top-p, then min-p, then typical-p leave out."""
+    size = logits.shape[1]
+    ranks = _ordered(logits)
+    k = jnp.where(top_k > 0, jnp.minimum(top_k, size), size)
+    cut = _largest(lambda least: (ranks >= least[:, None]).sum(axis=-1) >= k, logits.shape[0])
+    logits = jnp.where((ranks >= cut[:, None]) | (k == size)[:, None], logits, -jnp.inf)
+
+    top_p = numbers[:, TOP_P]
+    probabilities = jax.nn.softmax(logits, axis=-1)
+    ranks = _ordered(probabilities)
+    cut = _largest(lambda least: _mass(probabilities, ranks >= least[:, None]) >= top_p, logits.shape[0])
+    logits = jnp.where((ranks >= cut[:, None]) | (top_p >= 1)[:, None], logits, -jnp.inf)
+
+    probabilities = jax.nn.softmax(logits, axis=-1)
+    floor = numbers[:, MIN_P, None] * probabilities.max(axis=-1, keepdims=True)
+    logits = jnp.where(probabilities >= floor, logits, -jnp.inf)
+
+    typical_p = numbers[:, TYPICAL_P]
+    logprobs = jax.nn.log_softmax(logits, axis=-1)
+    probabilities = jnp.exp(logprobs)
+    entropy = -jnp.where(probabilities > 0, probabilities * logprobs, 0.0).sum(axis=-1, keepdims=True)
+    ranks = _ordered(-jnp.abs(-logprobs - entropy))
+    cut = _largest(lambda least: _mass(probabilities, ranks >= least[:, None]) >= typical_p, logits.shape[0])
+    return jnp.where((ranks >= cut[:, None]) | (typical_p >= 1)[:, None], logits, -jnp.inf)
+
+
+def _mass(probabilities: jax.Array, kept: jax.Array) -> jax.Array:
+    return jnp.where(kept, probabilities, 0.0).sum(axis=-1)
+
+
+def _ordered(values: jax.Array) -> jax.Array:
+    """int32 that sort as the floats do."""
+    bits = jax.lax.bitcast_convert_type(values.astype(jnp.float32), jnp.int32)
+    return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
+
+
+def _largest(holds: Callable[[jax.Array], jax.Array], rows: int) -> jax.Array:
+    """For each row the largest int32 for which `holds` is true, where it is true for all smaller ones too."""
+
+    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        low, high = bounds
+        # The middle, rounded up, without overflow.
+        middle = (low >> 1) + (high >> 1) + ((low & 1) | (high & 1))
+        true = holds(middle)
+        return jnp.where(true, middle, low), jnp.where(true, high, middle - 1)
+
+    bounds = jnp.full(rows, -(2**31), jnp.int32), jnp.full(rows, 2**31 - 1, jnp.int32)
+    low: jax.Array = jax.lax.fori_loop(0, 32, halve, bounds)[0]
+    return low
+
+
+def _penalised(
+    logits: jax.Array, slots: Slots, rows: jax.Array, positions: jax.Array, counts: jax.Array, numbers: jax.Array
+) -> jax.Array:
+    """Repetition counts prompt and answer; frequency and presence count the answer alone."""
+    history = slots.history[rows]  # [r, max_tokens]
+    at = jnp.arange(history.shape[1])
+    known = at <= positions[:, None]
+    generated = known & (at >= counts[:, NUM_PROMPT, None])
+    row = jnp.arange(logits.shape[0])[:, None]
+    nothing = jnp.zeros(logits.shape, jnp.int32)
+    seen = nothing.at[row, history].add(known.astype(jnp.int32)) > 0
+    count = nothing.at[row, history].add(generated.astype(jnp.int32))
+    repetition = numbers[:, REPETITION, None]
+    logits = jnp.where(seen, jnp.where(logits > 0, logits / repetition, logits * repetition), logits)
+    return logits - numbers[:, FREQUENCY, None] * count - numbers[:, PRESENCE, None] * (count > 0)
+
+
+def _adjusted(logits: jax.Array, slots: Slots, rows: jax.Array, index: jax.Array) -> jax.Array:
+    active = index[:, None] < slots.adjusted_until[rows]
+    change = jnp.where(active, slots.adjustments[rows], 0.0)
+    row = jnp.arange(logits.shape[0])[:, None]
+    return logits.at[row, slots.adjusted[rows]].add(change, mode="drop")
+
+
+def _unpacked(masks: jax.Array, size: int) -> jax.Array:
+    bits = (masks[:, :, None] >> jnp.arange(32, dtype=jnp.uint32)) & 1
+    return bits.reshape(masks.shape[0], -1)[:, :size].astype(bool)
+
+
+def uniforms(counts: jax.Array, index: jax.Array) -> jax.Array:
+    """Two numbers in [0, 1) for each row [r, 2].
+
+    They depend on the request's seed, on which of its samples this is and on the index of the token, and on nothing
+    else: the threefry cipher, keyed by the seed, of the other two.
+    """
+    words = jax.lax.bitcast_convert_type(counts, jnp.uint32)
+    bits: list[jax.Array] = threefry2x32_p.bind(  # type: ignore[no-untyped-call]words[:, SEED_HIGH], words[:, SEED_LOW], words[:, SAMPLE], index.astype(jnp.uint32))
+    return jnp.stack([(word >> 9).astype(jnp.float32) * jnp.float32(2**-23) for word in bits], axis=-1)

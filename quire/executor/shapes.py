@@ -1,0 +1,30 @@
+"""The sizes that device arrays and compiled programs are made for."""
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from quire.executor.buckets import Buckets
+
+
+@dataclass(frozen=True)
+class Shapes:
+    num_pages: int
+    page_size: int
+    num_slots: int
+    max_prefill_tokens: int
+    max_sequence_tokens: int
+    min_rows: int = 1  # smaller decodes are padded to so many rows
+
+    @property
+    def history_size(self) -> int:
+        """Tokens of a slot; one more than a sequence has, for the one that is sampled after its last."""
+        return self.max_sequence_tokens + 1
+
+    @property
+    def table_size(self) -> int:
+        """Pages of a slot."""
+        return -(-self.max_sequence_tokens // self.page_size)
+
+    @cached_property
+    def buckets(self) -> Buckets:
+        return Buckets(self.num_slots, self.max_prefill_tokens, self.min_rows)

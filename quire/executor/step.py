@@ -1,0 +1,138 @@
+"""What is compiled: one launch's tokens through the model, and the tokens that follow them.
+
+They are two programs, because the second has fewer shapes than the first and takes as long to compile.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from quire.executor.batch import Inputs, unpack
+from quire.executor.buckets import GROUP_SIZE, Bucket
+from quire.executor.sampler import Features, Sampled, describe, sample
+from quire.executor.slots import NUM_PROMPT, Slots
+from quire.models.model import Model
+from quire.models.params import ParamTree
+from quire.ops.attention import Attend, GroupedAttention
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.grouped_attention import Groups
+
+SCORED_AT_ONCE = 64  # positions whose logits over the vocabulary are in memory together
+
+
+class State(NamedTuple):
+    """Everything a step changes. It is donated from step to step, so that pages are written where they are."""
+
+    pages: list[tuple[jax.Array, jax.Array]]  # keys and values of each layer
+    slots: Slots
+
+
+def forward(
+    model: Model,
+    attention: GroupedAttention,
+    page_size: int,
+    bucket: Bucket,
+    weights: ParamTree,
+    state: State,
+    packed: jax.Array,
+) -> tuple[State, jax.Array, Sampled | None]:
+    """One launch's tokens through the model.
+
+    Gives the logits after each row and after the last token of each group, [bucket.num_samples, v], and where the
+    bucket scores, the log-probability of what follows each token of the groups.
+    """
+    inputs = unpack(packed, bucket, page_size)
+    slots = state.slots._replace(page_table=_with_new_pages(state.slots.page_table, inputs, page_size))
+    offsets = jnp.arange(GROUP_SIZE)
+    real = offsets < inputs.group_lengths[:, None]
+    group_positions = jnp.where(real, inputs.group_starts[:, None] + offsets, -1).reshape(-1)
+    positions = jnp.concatenate([inputs.row_positions, group_positions])  # [t]
+    token_slots = jnp.concatenate([inputs.row_slots, jnp.repeat(inputs.group_slots, GROUP_SIZE)])
+    at = jnp.maximum(positions, 0)
+    tokens = slots.history[token_slots, at]
+    lengths = jnp.maximum(slots.counts[token_slots, NUM_PROMPT], at + 1) if model.depends_on_length else None
+    attend = _attend(attention, slots, inputs, positions, token_slots, page_size)
+    hidden, pages = model.forward(weights, tokens, at, state.pages, attend, lengths=lengths)
+
+    last = bucket.rows + jnp.arange(bucket.groups) * GROUP_SIZE + jnp.maximum(inputs.group_lengths - 1, 0)
+    ends = jnp.concatenate([jnp.arange(bucket.rows), last])
+    ends = jnp.pad(ends, (0, bucket.num_samples - ends.shape[0]))
+    logits = model.logits(weights, hidden[ends])
+    scored = None
+    if bucket.scores:
+        rows = bucket.rows
+        scored = _score(model, weights, hidden[rows:], slots, token_slots[rows:], positions[rows:])
+    return State(pages, slots), logits, scored
+
+
+def sample_next(slots: Slots, logits: jax.Array, packed: jax.Array, masks: jax.Array) -> tuple[Slots, Sampled]:
+    """The tokens that follow, also written where the next step will look for them.
+
+    `packed` holds, for each row of the logits, its slot, its position and whether its token counts, then the features.
+    """
+    rows = logits.shape[0]
+    slot, position, counts = packed[: 3 * rows].reshape(3, rows)
+    features = Features(*(flag > 0 for flag in packed[3 * rows :]))
+    sampled = sample(logits, slots, slot, position, masks, features)
+    padding = slots.history.shape[0] - 1  # what does not count is written there
+    history = slots.history.at[jnp.where(counts > 0, slot, padding), position + 1].set(sampled.tokens)
+    return slots._replace(history=history), sampled
+
+
+def _with_new_pages(table: jax.Array, inputs: Inputs, page_size: int) -> jax.Array:
+    table = table.at[inputs.page_slots, inputs.page_indices].set(inputs.pages)
+    padding = table.shape[0] - 1
+    slots = jnp.where(inputs.row_pages > 0, inputs.row_slots, padding)
+    table = table.at[slots, jnp.maximum(inputs.row_positions, 0) // page_size].set(inputs.row_pages)
+    # Whatever was written for padding, its pages are page 0.
+    return table.at[padding].set(0)
+
+
+def _attend(
+    attention: GroupedAttention,
+    slots: Slots,
+    inputs: Inputs,
+    positions: jax.Array,
+    token_slots: jax.Array,
+    page_size: int,
+) -> Attend:
+    rows, groups = inputs.row_slots.shape[0], inputs.group_slots.shape[0]
+    at = jnp.maximum(positions, 0)
+    page = jnp.where(positions < 0, 0, slots.page_table[token_slots, at // page_size])
+    offset = at % page_size
+    decodes = Groups(
+        slots.page_table[inputs.row_slots], inputs.row_positions, (inputs.row_positions >= 0).astype(jnp.int32)
+    )
+    fills = Groups(slots.page_table[inputs.group_slots], inputs.group_starts, inputs.group_lengths)
+
+    def attend(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, state: Any) -> tuple[jax.Array, Any]:
+        k_pages = state[0].at[page, offset].set(k.astype(state[0].dtype))
+        v_pages = state[1].at[page, offset].set(v.astype(state[1].dtype))
+        parts = []
+        if rows:
+            parts.append(attention(spec, q[:rows, None], k_pages, v_pages, decodes)[:, 0])
+        if groups:
+            grouped = q[rows:].reshape(groups, GROUP_SIZE, *q.shape[1:])
+            parts.append(attention(spec, grouped, k_pages, v_pages, fills).reshape(-1, *q.shape[1:]))
+        return jnp.concatenate(parts) if len(parts) > 1 else parts[0], (k_pages, v_pages)
+
+    return attend
+
+
+def _score(
+    model: Model, weights: ParamTree, hidden: jax.Array, slots: Slots, token_slots: jax.Array, positions: jax.Array
+) -> Sampled:
+    """The log-probability of each token's successor, a few positions at a time to bound the memory of the logits."""
+    following = slots.history[token_slots, jnp.minimum(positions + 1, slots.history.shape[1] - 1)]
+    yes = jnp.asarray(True)
+
+    def score(part: tuple[jax.Array, jax.Array]) -> Sampled:
+        return describe(model.logits(weights, part[0]), part[1], yes)
+
+    count = hidden.shape[0]
+    size = min(SCORED_AT_ONCE, count)
+    missing = -count % size
+    padded = jnp.pad(hidden, ((0, missing), (0, 0))).reshape(-1, size, hidden.shape[1])
+    parts = jax.lax.map(score, (padded, jnp.pad(following, (0, missing)).reshape(-1, size)))
+    return Sampled(*(part.reshape(-1, *part.shape[2:])[:count] for part in parts))
