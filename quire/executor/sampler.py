@@ -206,5 +206,6 @@ def uniforms(counts: jax.Array, index: jax.Array) -> jax.Array:
     else: the threefry cipher, keyed by the seed, of the other two.
     """
     words = jax.lax.bitcast_convert_type(counts, jnp.uint32)
-    bits: list[jax.Array] = threefry2x32_p.bind(  # type: ignore[no-untyped-call]words[:, SEED_HIGH], words[:, SEED_LOW], words[:, SAMPLE], index.astype(jnp.uint32))
+    high, low, sample = words[:, SEED_HIGH], words[:, SEED_LOW], words[:, SAMPLE]
+    bits = threefry2x32_p.bind(high, low, sample, index.astype(jnp.uint32))  # type: ignore[no-untyped-call]
     return jnp.stack([(word >> 9).astype(jnp.float32) * jnp.float32(2**-23) for word in bits], axis=-1)
