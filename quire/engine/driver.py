@@ -43,7 +43,7 @@ class Port:
         self._driver.post((self, command))
 
     def close(self) -> None:
-        """Abort what this port asked for and deliver nothing more."""
+        """Abort what this port asked for, ignore what it still sends, and deliver nothing more."""
         self._driver.post((self, None))
 
 
@@ -79,20 +79,30 @@ class Driver:
         return port
 
     def start(self) -> None:
-        self._phase = Phase.RUNNING
-        self._thread.start()
+        with self._wake:
+            if self._phase is not Phase.NEW:
+                raise RuntimeError(f"the driver cannot be started, it is {self._phase.name.lower()}")
+            self._phase = Phase.RUNNING
+            self._thread.start()
 
     def stop(self, drain_s: float = 0.0, join_s: float = 5.0) -> bool:
         """Take nothing new, give what runs `drain_s` to finish, fail the rest. Whether the thread has ended.
 
-        It does not end when the executor never returns from a step; the thread dies with the process then.
+        Called again with less time, it waits less. The thread does not end when the executor never returns from a step;
+        it dies with the process then.
         """
         with self._wake:
+            until_s = self._clock() + drain_s
             if self._phase is Phase.RUNNING:
                 self._phase = Phase.DRAINING
-                self._drain_until_s = self._clock() + drain_s
+                self._drain_until_s = until_s
+            elif self._phase is Phase.DRAINING:
+                self._drain_until_s = min(self._drain_until_s, until_s)
+            never_ran = self._phase is Phase.NEW
             self._wake.notify()
-        if self._thread.ident is not None:
+        if never_ran:
+            self._end()
+        elif self._thread.ident is not None:
             self._thread.join(drain_s + join_s)
         return not self._thread.is_alive()
 
@@ -107,13 +117,19 @@ class Driver:
             port.deliver([Failed.from_error(command.request.request_id, EngineStopped("the engine has stopped"))])
 
     def _run(self) -> None:
-        while not self._is_over():
-            try:
-                self._turn()
-            except Exception as error:  # the requests must hear of it, and those to come too
-                log.exception("the engine thread met an error it does not know")
-                self._failure = EngineFailed(f"the engine failed: {error!r}")
-                self._fail_everyone(self._failure)
+        try:
+            while not self._is_over():
+                try:
+                    self._turn()
+                except Exception as error:  # the requests must hear of it, and those to come too
+                    log.exception("the engine thread met an error it does not know")
+                    self._failure = EngineFailed(f"the engine failed: {error!r}")
+                    self._fail_everyone(self._failure)
+        finally:  # also when the thread is made to exit
+            self._end()
+
+    def _end(self) -> None:
+        """The last thing to happen: whoever still waits for an answer gets one."""
         self._fail_everyone(EngineStopped("the engine is shutting down"))
         with self._wake:
             self._phase = Phase.STOPPED
@@ -131,8 +147,9 @@ class Driver:
     def _turn(self) -> None:
         """Take in commands, keep the device busy, hand out one step's events."""
         engine = self._engine
-        for port, command in self._take_commands():
-            self._obey(port, command)
+        self._wait_for_work()
+        for _ in range(len(self._inbox)):  # one by one, so that none is lost if one raises
+            self._obey(*self._inbox.popleft())
         if self._failure is not None:
             return
         failures = engine.upkeep()
@@ -143,19 +160,18 @@ class Driver:
         if engine.num_in_flight:
             self._dispatch(engine.collect())
 
-    def _take_commands(self) -> list[tuple[Port, Command | None]]:
+    def _wait_for_work(self) -> None:
         with self._wake:
             # With requests there is always a step to launch or to collect, so only an idle engine waits.
             while self._is_idle() and not self._inbox and self._phase is Phase.RUNNING:
                 self._wake.wait()
-            commands = list(self._inbox)
-            self._inbox.clear()
-        return commands
 
     def _is_idle(self) -> bool:
         return self._failure is not None or self._engine.is_idle
 
     def _obey(self, port: Port, command: Command | None) -> None:
+        if port.number not in self._ports:
+            return  # it was closed, and nobody would hear of what it asks for
         if isinstance(command, Submit):
             self._submit(port, command)
         elif isinstance(command, Abort):
@@ -180,12 +196,19 @@ class Driver:
                 raise EngineStopped("the engine is shutting down")
             if request.request_id >> PORT_SHIFT != port.number:
                 raise InvalidRequest(f"request_id {request.request_id} does not belong to port {port.number}")
-            self._engine.add(request)
+            if request.request_id in self._samples_left:
+                raise InvalidRequest(f"request_id {request.request_id} is in use")
         except QuireError as refusal:
             self._refuse(port, command, refusal)
-        else:
-            self._requests.setdefault(port.number, set()).add(request.request_id)
-            self._samples_left[request.request_id] = request.samples
+            return
+        # In the accounts first: should the engine raise what it never should, this request hears of it as well.
+        self._requests.setdefault(port.number, set()).add(request.request_id)
+        self._samples_left[request.request_id] = request.samples
+        try:
+            self._engine.add(request)
+        except QuireError as refusal:
+            self._forget(request.request_id)
+            self._refuse(port, command, refusal)
 
     def _refuse(self, port: Port, command: Submit, error: QuireError) -> None:
         self._deliver(port, [Failed.from_error(command.request.request_id, error)])
@@ -198,25 +221,28 @@ class Driver:
         """One batch of events to each port."""
         updates: dict[int, list[Update]] = {}
         for update in outcome.updates:
-            updates.setdefault(update.request_id >> PORT_SHIFT, []).append(update)
+            request_id = update.request_id
+            number = request_id >> PORT_SHIFT
+            if number in updates:
+                updates[number].append(update)
+            else:
+                updates[number] = [update]
+            if update.finish is not None:
+                self._sample_finished(request_id)
         batches: dict[int, list[Event]] = {number: [Progress(those)] for number, those in updates.items()}
         for failure in outcome.failures:
             event = Failed.from_error(failure.request_id, failure.error)
             batches.setdefault(failure.request_id >> PORT_SHIFT, []).append(event)
-        self._close_accounts(outcome)
+            self._forget(failure.request_id)
         for number, events in batches.items():
             port = self._ports.get(number)
             if port is not None:
                 self._deliver(port, events)
 
-    def _close_accounts(self, outcome: Outcome) -> None:
-        for update in outcome.updates:
-            if update.finish is not None:
-                self._samples_left[update.request_id] -= 1
-                if not self._samples_left[update.request_id]:
-                    self._forget(update.request_id)
-        for failure in outcome.failures:
-            self._forget(failure.request_id)
+    def _sample_finished(self, request_id: int) -> None:
+        self._samples_left[request_id] -= 1
+        if not self._samples_left[request_id]:
+            self._forget(request_id)
 
     def _forget(self, request_id: int) -> None:
         self._samples_left.pop(request_id, None)

@@ -8,7 +8,7 @@ from quire.core.plan import Failure, StepPlan, StepResult, Update
 from quire.core.scheduler import Scheduler
 from quire.engine.executor import Executor, Pending
 from quire.engine.isolation import PROBE, Isolation, Suspect
-from quire.errors import EngineFailed, QuireError, RequestFailed
+from quire.errors import EngineFailed, InvalidRequest, QuireError, RequestFailed
 from quire.request import Request
 
 log = logging.getLogger(__name__)
@@ -40,6 +40,7 @@ class Engine:
     def __init__(self, scheduler: Scheduler, executor: Executor, lookahead: int = 1) -> None:
         if lookahead < 0:
             raise ValueError(f"lookahead is {lookahead}; it must be at least 0")
+        scheduler.limits.refuse_what_cannot_fit(PROBE)  # it must be there when it is needed
         self.scheduler = scheduler
         self.error: EngineFailed | None = None  # set once the engine cannot run any more
         self.num_faults = 0
@@ -63,6 +64,8 @@ class Engine:
         """Queue a request; raises what it is refused with."""
         if self.error is not None:
             raise self.error
+        if request.request_id < 0:
+            raise InvalidRequest(f"request_id is {request.request_id}; it must be at least 0")
         self.scheduler.add(request)
 
     def abort(self, request_id: int) -> None:
@@ -99,9 +102,9 @@ class Engine:
         except Exception as error:  # as above
             return self._recover(plan, error)
         updates, failures = self.scheduler.complete(result)
-        if self._isolation.is_probing and any(update.request_id == PROBE.request_id for update in updates):
-            return Outcome([], failures + self._blame(self._isolation.probe_worked()) + self._isolate())
-        if any(update.finish is not None for update in updates):
+        if self._isolation.is_probing:
+            return self._probe_ended(updates, failures)
+        if self._isolation.is_counting and any(update.finish is not None for update in updates):
             self._isolation.request_finished()
         return Outcome(updates, failures)
 
@@ -154,9 +157,19 @@ class Engine:
         self.scheduler.focus(isolation.focus)
         return []
 
-    def _blame(self, request_id: int) -> list[Failure]:
-        if not self.scheduler.has(request_id):
-            return []  # it has left meanwhile
+    def _probe_ended(self, updates: list[Update], failures: list[Failure]) -> Outcome:
+        """Only the probe runs while it does, and one step is all it takes."""
+        if failures:  # its row has no result although the step worked
+            self._last_fault = failures[0].error
+            self._isolation.fault([])
+            return Outcome([], self._isolate())
+        if not updates:
+            return Outcome([], [])
+        return Outcome([], self._blame(self._isolation.probe_worked()) + self._isolate())
+
+    def _blame(self, request_id: int | None) -> list[Failure]:
+        if request_id is None or not self.scheduler.has(request_id):
+            return []  # nobody yet, or it has left meanwhile
         self.num_requests_blamed += 1
         log.error("request %d makes its steps fail and is ended: %r", request_id, self._last_fault)
         self.scheduler.abort(request_id)

@@ -19,9 +19,7 @@ class Suspect:
     """A request with a part in a failed step."""
 
     request_id: int
-    targets: dict[int, int] = field(
-        default_factory=dict
-    )  # by sequence id: the positions it needs to get past the fault
+    targets: dict[int, int] = field(default_factory=dict)  # by sequence: the positions that get it past the fault
 
     def is_clear(self, num_computed: NumComputed) -> bool:
         computed = ((num_computed(sequence_id), target) for sequence_id, target in self.targets.items())
@@ -33,19 +31,26 @@ class Isolation:
 
     Groups of suspects run alone, one group after the other. A group that gets past the point where the step failed is
     clear; one that fails again is halved. A request that fails on its own stands accused, and a probe runs: when that
-    works the request is guilty, when it fails too the engine is. The engine is also held to be at fault when
-    MAX_UNEXPLAINED_FAULTS steps have failed while nobody was found guilty and no request finished.
+    fails too the engine is at fault, when it works the request is tried once more, since the fault may have been a
+    passing one. A request that fails alone and with a working probe twice is guilty. The engine is also held to be at
+    fault when MAX_UNEXPLAINED_FAULTS steps have failed while nobody was found guilty and no request finished.
     """
 
     def __init__(self) -> None:
         self._groups: list[list[Suspect]] = []  # still to be tried; the last is being tried
-        self._accused: int | None = None
+        self._accused: Suspect | None = None  # a probe runs to tell its faults from the engine's
+        self._doubtful: int | None = None  # the request that failed alone once, while the probe worked
         self._num_probe_faults = 0
         self._num_unexplained = 0
 
     @property
     def is_probing(self) -> bool:
         return self._accused is not None
+
+    @property
+    def is_counting(self) -> bool:
+        """Whether there are faults that nobody has been found guilty of."""
+        return self._num_unexplained > 0
 
     @property
     def focus(self) -> list[int] | None:
@@ -70,18 +75,23 @@ class Isolation:
         groups = ([one for one in group if one.request_id not in blamed] for group in self._groups)
         self._groups = [group for group in groups if group]
         if was_searching and len(suspects) == 1:
-            self._accused = suspects[0].request_id
+            self._accused = suspects[0]
             self._num_probe_faults = 0
         else:
             middle = len(suspects) // 2
             self._groups += [half for half in (suspects[middle:], suspects[:middle]) if half]
 
-    def probe_worked(self) -> int:
-        """The request that is guilty then."""
+    def probe_worked(self) -> int | None:
+        """The request that is guilty then; None when it has another try."""
         assert self._accused is not None
-        guilty, self._accused = self._accused, None
+        accused, self._accused = self._accused, None
+        if accused.request_id != self._doubtful:
+            self._doubtful = accused.request_id
+            self._groups.append([accused])
+            return None
+        self._doubtful = None
         self._num_unexplained = 0
-        return guilty
+        return accused.request_id
 
     def request_finished(self) -> None:
         self._num_unexplained = 0

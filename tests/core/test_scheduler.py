@@ -443,7 +443,7 @@ def test_nobody_is_admitted_past_a_prefill_that_is_short_of_pages():
     decode = request(1, prompt=(1, 2, 3), max_tokens=33)
     harness.add(decode)
     harness.step()
-    harness.add(request(2, prompt=tuple(range(20, 52)), max_tokens=1))
+    harness.add(request(2, prompt=tuple(range(10, 42)), max_tokens=1))
     while harness.scheduler.blocked_by != "pages":
         harness.step()
         assert harness.scheduler.num_requests == 2

@@ -32,7 +32,7 @@ def requests(draw: st.DrawFn, request_id: int) -> Request:
             st.fixed_dictionaries(
                 {},
                 optional={
-                    "sampling": st.just(GREEDY),
+                    "sampling": st.sampled_from([GREEDY, SamplingParams(logprobs=1)]),
                     "samples": st.integers(2, 3),
                     "min_tokens": st.just(2),
                     "end_ids": st.sampled_from([(3,), tuple(range(0, 48, 6))]),
@@ -176,6 +176,8 @@ class Schedules(RuleBasedStateMachine):
         finish = self.harness.finished[key]
         if asked.max_tokens == 0 or tokens[-1] not in asked.end_ids + asked.stop_ids:
             assert finish is FinishReason.LENGTH
+        if asked.sampling.logprobs is not None:
+            assert [one.top_ids[0] for one in self.harness.logprobs[key]] == tokens
         if asked.prompt_logprobs is not None:
             assert self.harness.prompt_logprobs[key] == expected_prompt_logprobs(asked)
 

@@ -50,14 +50,18 @@ class Client:
                 self.ended[update.request_id] = update.finish
 
 
+def new_driver(before_submit=None, before_result=None, **changes) -> Driver:
+    chosen = limits(**({"num_pages": 200, "max_batch_size": 8} | changes))
+    executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, before_submit, before_result)
+    return Driver(Engine(Scheduler(chosen, time.monotonic), executor))
+
+
 @pytest.fixture
 def make_driver():
     drivers: list[Driver] = []
 
-    def make(before_submit=None, before_result=None, **changes) -> Driver:
-        chosen = limits(**({"num_pages": 200, "max_batch_size": 8} | changes))
-        executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, before_submit, before_result)
-        driver = Driver(Engine(Scheduler(chosen, time.monotonic), executor))
+    def make(*faults, **changes) -> Driver:
+        driver = new_driver(*faults, **changes)
         drivers.append(driver)
         driver.start()
         return driver
@@ -211,6 +215,88 @@ def test_stopping_is_bounded_when_a_step_never_returns(make_driver):
     assert not driver.stop(join_s=0.2)
     assert time.monotonic() - begun < 2
     release.set()
+
+
+def test_stopping_what_never_started_answers_what_was_sent():
+    driver = new_driver()
+    client = Client(driver)
+    early = client.submit(1)
+    assert driver.stop()
+    client.wait_for(early)
+    late = client.submit(2)
+    client.wait_for(late)
+    assert {end.kind for end in client.ended.values()} == {"engine_stopped"}
+    assert driver.stop()
+    with pytest.raises(RuntimeError, match="it is stopped"):
+        driver.start()
+
+
+def test_stopping_again_with_less_time_waits_less(make_driver):
+    driver = make_driver(before_result=lambda *_: time.sleep(0.02))
+    client = Client(driver)
+    running = client.submit(1, max_tokens=60)
+    patient = threading.Thread(target=driver.stop, args=(60.0,))
+    patient.start()
+    time.sleep(0.05)
+    assert driver.stop(drain_s=0.0, join_s=WAIT_S)
+    client.wait_for(running)
+    assert client.ended[running.request_id].kind == "engine_stopped"
+    patient.join(WAIT_S)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_thread_that_is_made_to_exit_answers_its_requests(make_driver):
+    def leave(*_: object) -> None:
+        raise SystemExit
+
+    driver = make_driver(before_result=leave)
+    client = Client(driver)
+    running = client.submit(1)
+    client.wait_for(running)
+    assert client.ended[running.request_id].kind == "engine_stopped"
+    late = client.submit(2)
+    client.wait_for(late)
+
+
+def test_an_error_over_one_command_leaves_none_of_the_others_unanswered():
+    """A request of a kind that nothing lets through, and those sent with it."""
+    driver = new_driver()
+    client = Client(driver)
+    wrong = request(client.port.request_id(1))
+    object.__setattr__(wrong, "max_tokens", None)
+    client.port.send(Submit(wrong))
+    others = [client.submit(n) for n in (2, 3)]
+    driver.start()
+    client.wait_for(wrong, *others)
+    assert {end.kind for end in client.ended.values()} == {"engine_failed"}
+    assert driver.stop()
+
+
+def test_what_a_closed_port_asks_for_is_not_run():
+    driver = new_driver()
+    gone, client = Client(driver), Client(driver)
+    gone.port.close()
+    gone.submit(1, max_tokens=60)
+    asked = client.submit(1, max_tokens=3)
+    driver.start()
+    client.wait_for(asked)
+    assert driver._engine.scheduler.num_requests == 0
+    assert gone.events.empty()
+    assert driver.stop()
+
+
+def test_an_id_in_use_is_refused_and_the_first_goes_on():
+    driver = new_driver()
+    client = Client(driver)
+    first = client.submit(1, max_tokens=5)
+    client.submit(1, max_tokens=9)
+    driver.start()
+    refusal = client.events.get(timeout=WAIT_S)
+    assert isinstance(refusal, Failed)
+    assert "in use" in refusal.message
+    client.wait_for(first)
+    assert client.tokens[first.request_id] == expected_tokens(first)
+    assert driver.stop()
 
 
 def test_an_idle_engine_uses_no_processor_time(make_driver):

@@ -4,10 +4,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.core.plan import StepPlan, Update
+from quire.core.plan import StepPlan, StepResult, Update
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
-from quire.errors import EngineFailed, QuireError, RequestFailed
+from quire.errors import EngineFailed, InvalidRequest, PromptTooLong, QuireError, RequestFailed
 from quire.request import Request
 from tests.core.harness import limits, request
 from tests.fake_executor import POISON, FakeExecutor, Fault, expected_tokens
@@ -102,6 +102,23 @@ def test_any_number_of_culprits_is_found_whatever_the_schedule(culprits, after, 
     rig.check_survivors(*rig.errors)
 
 
+@pytest.mark.parametrize("hiccup_at", range(1, 25))
+def test_a_passing_fault_in_the_middle_of_a_search_harms_nobody_else(hiccup_at):
+    poison, steps = poisoned(), []
+
+    def fault(plan: StepPlan, prompts: list[tuple[int, ...]]) -> None:
+        steps.append(plan.step)
+        if len(steps) == hiccup_at:
+            raise DeviceError("a hiccup")
+        poison(plan, prompts)
+
+    rig = Rig(at_result=fault)
+    for index in range(4):
+        rig.add(request(index, prompt=(index, POISON if index == 2 else 1), max_tokens=6))
+    rig.run()
+    rig.check_survivors(2)
+
+
 def test_a_fault_that_does_not_return_costs_nobody_anything():
     failed = []
 
@@ -157,6 +174,36 @@ def test_a_fault_of_a_combination_ends_in_an_engine_error_after_a_bounded_number
         rig.add(request(index, prompt=(index, 1, 2), max_tokens=50))
     rig.run()
     assert rig.executor.num_resets < 200
+
+
+def test_a_probe_whose_row_has_no_result_counts_as_a_fault_of_the_engine():
+    """Every row comes back without numbers, and one request fails its steps besides."""
+
+    class NoNumbers(FakeExecutor):
+        def _run(self, plan: StepPlan) -> StepResult:
+            result = super()._run(plan)
+            sick = {index: "not numbers" for index, chunk in enumerate(plan.chunks) if chunk.length == 1}
+            return result._replace(failed=sick)
+
+    rig = Rig(at_submit=poisoned())
+    chosen = rig.engine.scheduler.limits
+    executor = NoNumbers(chosen.num_pages, chosen.page_size, chosen.max_batch_size, poisoned())
+    rig.engine = Engine(Scheduler(chosen, lambda: 0.0), executor)
+    rig.add(request(1, prompt=(POISON, 1)))
+    rig.run()
+    assert isinstance(rig.errors[1], EngineFailed)
+    assert set(rig.errors) == {1}
+
+
+def test_ids_below_zero_are_the_engine_s_own():
+    rig = Rig()
+    with pytest.raises(InvalidRequest, match="request_id is -1; it must be at least 0"):
+        rig.add(request(-1))
+
+
+def test_an_engine_too_small_to_be_probed_is_refused():
+    with pytest.raises(PromptTooLong, match="the limit is 1"):
+        Rig(max_sequence_tokens=1)
 
 
 def test_a_device_that_cannot_be_rebuilt_is_an_engine_error():

@@ -1,0 +1,378 @@
+"""Breaks the core one line at a time and shows that the tests notice.
+
+    python tests/core/mutants.py [--jobs 2] [--only WORD]
+
+Each mutant is one plausible fault in a copy of the package, and the tests of the core and of the engine run against it
+until one fails. A mutant that survives is a fault that could be made without anyone noticing; it must be explained
+here, or the run fails. So does a mutant whose line is no longer in the source.
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+from hypothesis import HealthCheck, Phase, settings
+
+# Without shrinking: that a test fails is all there is to know.
+settings.register_profile(
+    "mutants",
+    max_examples=150,
+    deadline=None,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=list(HealthCheck),
+    database=None,
+)
+
+ROOT = Path(__file__).resolve().parents[2]
+COPIED = ("quire/core", "quire/engine", "quire/__init__.py", "quire/errors.py", "quire/request.py", "pyproject.toml",
+          "tests/__init__.py", "tests/conftest.py", "tests/fake_executor.py", "tests/core", "tests/engine")  # fmt: skip
+# Those that kill most, fastest, come first.
+TESTS = ("tests/core/test_page_pool.py", "tests/core/test_scheduler.py", "tests/core/test_prefix_cache.py",
+         "tests/core/test_schedules.py", "tests/engine")  # fmt: skip
+TIMEOUT_S = 300
+
+
+class Mutant(NamedTuple):
+    name: str
+    path: str  # below quire
+    line: str  # stands exactly once in that file, or once after `within`
+    fault: str
+    within: str = ""  # a line that comes before it
+    explanation: str = ""  # why it may survive: no behaviour differs
+
+
+POOL, TREE, FILLS, QUEUE = "core/page_pool.py", "core/prefix_cache.py", "core/shared_fills.py", "core/queue.py"
+RUNNING, SCHEDULER, SEQUENCE = "core/running.py", "core/scheduler.py", "core/sequence.py"
+STOPPING, LIMITS, HEAP, DEADLINES = "core/stopping.py", "core/limits.py", "core/lazy_heap.py", "core/deadlines.py"
+ISOLATION, ENGINE, DRIVER = "engine/isolation.py", "engine/engine.py", "engine/driver.py"
+
+MUTANTS = (
+    # Pages
+    Mutant("page 0 is handed out", POOL, "list(range(num_pages - 1, 0, -1))", "list(range(num_pages - 1, -1, -1))"),
+    Mutant("a taken page has no holder", POOL, "self._holders[page] = 1", "self._holders[page] = 0"),
+    Mutant("taking gives what there is", POOL, "if count > len(free):", "if not free and count:"),
+    Mutant(
+        "double release goes unnoticed",
+        POOL,
+        "if not self._holders[page]:",
+        "if self._holders[page] < -1:",
+        within="def release",
+    ),
+    Mutant(
+        "a page is free while it is held",
+        POOL,
+        "self._free.append(page)",
+        "self._free.insert(0, page)",
+        explanation="which free page is taken first is nobody's business",
+    ),
+    Mutant("missing hold on matched pages", RUNNING, "self._cache.hold(matched)", "pass"),
+    Mutant("matched pages stay held when a start fails", RUNNING, "self._cache.release(matched)", "pass"),
+    Mutant(
+        "pages are released twice",
+        RUNNING,
+        "self._cache.release(sequence.pages)",
+        "self._cache.release(sequence.pages + sequence.pages[:1])",
+    ),
+    Mutant("pages are never released", RUNNING, "self._cache.release(sequence.pages)", "pass"),
+    Mutant(
+        "off by one page", LIMITS, "return -(-num_tokens // self.page_size)", "return num_tokens // self.page_size + 1"
+    ),
+    Mutant(
+        "one page too few", LIMITS, "return -(-num_tokens // self.page_size)", "return num_tokens // self.page_size"
+    ),
+    Mutant(
+        "a full page looks like room",
+        RUNNING,
+        "sequence.plain_end = min(sequence.page_end, sequence.limit - 1)",
+        "sequence.plain_end = min(sequence.page_end + 1, sequence.limit - 1)",
+    ),
+    Mutant("no headroom for those that run", RUNNING, "- len(matched) + len(self)", "- len(matched)"),
+    # The prefix cache
+    Mutant(
+        "the salt is ignored",
+        TREE,
+        "node = self._roots.get(salt)\n        pages",
+        "node = next(iter(self._roots.values()), None)\n        pages",
+    ),
+    Mutant("the wrong parent in the tree", TREE, "Node(page, key, parent)", "Node(page, key, parent.parent or parent)"),
+    Mutant(
+        "the wrong key in the tree",
+        TREE,
+        "start = num_pages * self._page_size",
+        "start = max(0, num_pages - 1) * self._page_size",
+    ),
+    Mutant("an evicted place is trusted", TREE, "self._node_of.get(place.end.page) is place.end", "True"),
+    Mutant("a held page is evicted", TREE, "or self._pool.holders(node.page) > 1:", "or False:"),
+    Mutant("a page with followers is evicted", TREE, "if node.children or self._node_of", "if self._node_of"),
+    Mutant(
+        "the most recently used goes first",
+        TREE,
+        "heappush(self._candidates, (node.last_used,",
+        "heappush(self._candidates, (-node.last_used,",
+    ),
+    Mutant("use does not count", TREE, "node.last_used = self._now\n        return Match", "return Match"),
+    Mutant(
+        "a parent forgets the use of its children",
+        TREE,
+        "parent.last_used = max(parent.last_used, node.last_used)",
+        "pass",
+    ),
+    Mutant("the tree does not hold its pages", TREE, "self._pool.hold((page,))", "pass"),
+    Mutant("the parent of the last child is not listed", TREE, "            self._list(parent)", "            pass"),
+    Mutant("an empty root stays", TREE, "del self._roots[_decoded(parent.key)]", "pass"),
+    Mutant("more is evicted than is short", TREE, "self.evict(shortage)", "self.evict(count)"),
+    # Sharing a prefix that is being computed
+    Mutant("parked sequences are forgotten", QUEUE, "            self.push(waited)", "            pass"),
+    Mutant("an aborted one stays parked", QUEUE, "self._fills.leave(sequence)", "pass"),
+    Mutant("any number is parked", QUEUE, "if len(self._fills) >= self._max_parked:", "if False:"),
+    Mutant("nobody waits for a shared prefix", FILLS, "if key not in self._waiting_for:", "if False:"),
+    Mutant("those that waited stay marked", FILLS, "self._parked.difference_update(waited)", "pass"),
+    # Publication
+    Mutant(
+        "published before completion",
+        RUNNING,
+        "num_pages = sequence.num_computed // self._limits.page_size",
+        "num_pages = min(sequence.num_planned, len(sequence.tokens)) // self._limits.page_size",
+    ),
+    Mutant(
+        "an incomplete page is published",
+        RUNNING,
+        "num_pages = sequence.num_computed // self._limits.page_size",
+        "num_pages = -(-sequence.num_computed // self._limits.page_size)",
+    ),
+    Mutant(
+        "a prompt is never published while it runs",
+        SCHEDULER,
+        "        self._running.publish(sequence)",
+        "        pass",
+        within="def _publish",
+    ),
+    Mutant("what ended is not published", RUNNING, "        if keep_pages:", "        if False:"),
+    Mutant("the last token is not computed", SEQUENCE, "return len(self.tokens) - 1", "return len(self.tokens)"),
+    Mutant("a lost device's pages stay cached", SCHEDULER, "self._cache.clear()", "pass"),
+    # Slots and states
+    Mutant("a slot is leaked", RUNNING, "self._free_slots.append(sequence.slot)", "pass"),
+    Mutant("the epoch does not change on preemption", SEQUENCE, "self.epoch += 1", "pass"),
+    Mutant("the epoch does not change at the end", SCHEDULER, "sequence.epoch += 1", "pass"),
+    Mutant(
+        "a late decode result is taken",
+        SCHEDULER,
+        "            if chunk.epoch != sequence.epoch:",
+        "            if False:",
+        within="def _apply_decodes",
+    ),
+    Mutant(
+        "a late prefill result is taken",
+        SCHEDULER,
+        "            if chunk.epoch != sequence.epoch:",
+        "            if False:",
+        within="sampled = islice",
+    ),
+    Mutant("a preempted row keeps its chunk", SCHEDULER, "if c.epoch == row.epoch]", "if True]"),
+    Mutant(
+        "a preempted sequence is lost",
+        SCHEDULER,
+        "        self._queue.push(sequence)\n\n    def _end",
+        "\n    def _end",
+    ),
+    Mutant(
+        "preemption loses a token",
+        SCHEDULER,
+        "generated=tuple(sequence.tokens[sequence.num_prompt :])",
+        "generated=tuple(sequence.tokens[sequence.num_prompt + 1 :])",
+    ),
+    Mutant("the oldest is preempted", RUNNING, "return max(self, key=_age)", "return min(self, key=_age)"),
+    Mutant(
+        "a finished sequence goes on",
+        SCHEDULER,
+        "                    self._end(sequence)\n            updates",
+        "                    pass\n            updates",
+    ),
+    Mutant("the sum of the limits only grows", RUNNING, "self.max_tokens -= sequence.limit", "pass"),
+    # Budgets and admission
+    Mutant(
+        "the step budget is ignored",
+        SCHEDULER,
+        "budget = min(budget, self.limits.max_batch_prefill_tokens)",
+        "budget = self.limits.max_batch_prefill_tokens",
+    ),
+    Mutant(
+        "the prefill budget is ignored", SCHEDULER, "budget = min(budget, self.limits.max_batch_prefill_tokens)", "pass"
+    ),
+    Mutant(
+        "admissions do not count against the budget",
+        SCHEDULER,
+        "budget -= self._start_or_park(",
+        "self._start_or_park(",
+    ),
+    Mutant("the total of tokens is ignored", SCHEDULER, "return total is None or", "return True or"),
+    Mutant(
+        "younger ones pass a prefill that is short", SCHEDULER, 'self.blocked_by = "pages"  # nobody', "pass  # nobody"
+    ),
+    Mutant("admissions never wait", SCHEDULER, "return self.num_waiting >= int(", "return True or int("),
+    Mutant("admissions wait forever", SCHEDULER, "or self._steps_since_admission >= limits.max_waiting_tokens:", ":"),
+    Mutant("priorities are ignored", SEQUENCE, "return self.request.priority, self.id", "return 0, self.id"),
+    Mutant(
+        "focus is ignored in the queue",
+        SCHEDULER,
+        "        if self._focus is None:\n            return self._queue.head()",
+        "        if True:\n            return self._queue.head()",
+    ),
+    Mutant("who runs out of focus goes on", SCHEDULER, "if not self._in_focus(sequence):", "if False:"),
+    Mutant("the queue has no bound", SCHEDULER, "self.num_waiting + request.samples > limits.max_queued", "False"),
+    Mutant(
+        "what fits exactly is refused",
+        LIMITS,
+        "if self.pages_for(total) > self.num_pages - 1:",
+        "if self.pages_for(total) >= self.num_pages - 1:",
+    ),
+    Mutant("what can never fit is taken", LIMITS, "if self.pages_for(total) > self.num_pages - 1:", "if False:"),
+    # Time
+    Mutant("deadlines are ignored", DEADLINES, "if first is None or first[0] > self._clock():", "if True:"),
+    Mutant("a deadline comes late", DEADLINES, "first[0] > self._clock()", "first[0] >= self._clock()"),
+    Mutant(
+        "the queue timeout ends what runs",
+        SCHEDULER,
+        "elif len(sequences) == request.samples and all(",
+        "elif True or all(",
+    ),
+    Mutant("deadlines outlive their request", SCHEDULER, "self._deadlines.forget(sequence.request_id)", "pass"),
+    # Tokens
+    Mutant("the minimum is off by one", STOPPING, "if count >= self._min_tokens:", "if count > self._min_tokens:"),
+    Mutant(
+        "the length is off by one",
+        STOPPING,
+        "if count >= self.max_tokens else None",
+        "if count > self.max_tokens else None",
+    ),
+    Mutant(
+        "the end is not ignored when asked",
+        STOPPING,
+        "frozenset() if request.ignore_end else",
+        "frozenset() if False else",
+    ),
+    Mutant(
+        "look-ahead goes past the length",
+        RUNNING,
+        "sequence.plain_end = min(sequence.page_end, sequence.limit - 1)",
+        "sequence.plain_end = sequence.page_end",
+    ),
+    Mutant("a row does not wait for the host", RUNNING, "if not sequence.waits_for_host:", "if True:"),
+    Mutant(
+        "a prefill that does not reach the end samples",
+        SCHEDULER,
+        "samples = reaches_end and end < sequence.limit",
+        "samples = end < sequence.limit",
+    ),
+    Mutant(
+        "wrong guesses count as computed",
+        SCHEDULER,
+        "sequence.num_computed = sequence.num_planned = chunk.start + len(tokens)",
+        "sequence.num_computed = sequence.num_planned = chunk.start + chunk.length",
+    ),
+    Mutant(
+        "prompt scores are handed out twice",
+        SCHEDULER,
+        "new = logprobs[max(0, sequence.num_scored - chunk.start) :]",
+        "new = logprobs",
+    ),
+    Mutant("a discarded member of a heap comes up", HEAP, "if self._entry_of.get(member) == entry:", "if True:"),
+    # The engine
+    Mutant(
+        "look-ahead is one too many",
+        ENGINE,
+        "if len(self._in_flight) > self._lookahead or",
+        "if len(self._in_flight) > self._lookahead + 1 or",
+    ),
+    Mutant("the device is not rebuilt", ENGINE, "self._executor.reset()", "pass"),
+    Mutant("the scheduler is not restarted", ENGINE, "self.scheduler.restart()", "pass"),
+    Mutant("the first suspect is guilty", ISOLATION, "if accused.request_id != self._doubtful:", "if False:"),
+    Mutant(
+        "the second half is never tried",
+        ISOLATION,
+        "for half in (suspects[middle:], suspects[:middle]) if half",
+        "for half in (suspects[:middle],) if half",
+    ),
+    Mutant("a failing probe is forgotten", ISOLATION, "self._num_probe_faults += 1", "pass"),
+    Mutant("a failed port keeps its requests", DRIVER, "            port.close()", "            pass"),
+    Mutant("requests are not told of a defect", DRIVER, "self._fail_everyone(self._failure)", "pass"),
+)
+
+
+def apply(mutant: Mutant, source: str) -> str:
+    """The source with the fault in it; raises when its line is not there."""
+    begin = source.find(mutant.within)
+    if begin < 0 or mutant.line not in source[begin:]:
+        raise LookupError(f"{mutant.name}: {mutant.path} has no line {mutant.line!r} any more")
+    if not mutant.within and source.count(mutant.line) > 1:
+        raise LookupError(f"{mutant.name}: {mutant.line!r} is in {mutant.path} more than once; say `within` what")
+    return source[:begin] + source[begin:].replace(mutant.line, mutant.fault, 1)
+
+
+def run(mutant: Mutant) -> tuple[Mutant, str | None, float]:
+    """Which test failed, None when none did; and how long that took."""
+    begun = time.monotonic()
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder)
+        for name in COPIED:
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            if (ROOT / name).is_dir():
+                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
+            else:
+                shutil.copy(ROOT / name, copy / name)
+        target = copy / "quire" / mutant.path
+        target.write_text(apply(mutant, target.read_text()))
+        # python -m puts the working directory first on the path, so that the copy is what is imported.
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-x",
+            "--tb=no",
+            "-p",
+            "tests.core.mutants",
+            "-p",
+            "no:cacheprovider",
+        ]
+        command += ["--hypothesis-profile=mutants", "--show-capture=no", *TESTS]
+        environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+        try:
+            done = subprocess.run(
+                command, cwd=copy, env=environment, capture_output=True, text=True, timeout=TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return mutant, f"it did not end in {TIMEOUT_S} s", time.monotonic() - begun
+    taken = time.monotonic() - begun
+    failed = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    if done.returncode not in (0, 1) or (done.returncode == 1 and not failed):
+        raise RuntimeError(f"{mutant.name}: the tests could not be run\n{done.stdout}\n{done.stderr}")
+    return mutant, failed[0].split(" ")[1] if failed else None, taken
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--jobs", type=int, default=2)
+    parser.add_argument("--only", default="", help="only the mutants whose names hold this")
+    asked = parser.parse_args()
+    chosen = [mutant for mutant in MUTANTS if asked.only in mutant.name]
+    for mutant in chosen:
+        apply(mutant, (ROOT / "quire" / mutant.path).read_text())
+    survivors = 0
+    with ThreadPoolExecutor(asked.jobs) as workers:
+        for mutant, killer, taken in workers.map(run, chosen):
+            survivors += killer is None and not mutant.explanation
+            verdict = f"killed by {killer}" if killer else f"SURVIVED {mutant.explanation or 'and nobody can say why'}"
+            print(f"{mutant.name:<48} {taken:6.1f} s  {verdict}", flush=True)
+    print(f"{len(chosen)} mutants, {survivors} unexplained survivors")
+    return 1 if survivors else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
