@@ -263,7 +263,7 @@ class Scheduler:
     def _plan_decodes(self, chunks: list[Chunk], rows: list[Sequence]) -> None:
         """Every decoding sequence gets its next token, those that need a page or guess ahead last."""
         others: list[Sequence] = []
-        new_chunk = tuple.__new__  # what Chunk(...) comes to, at a third of its cost: this loop is most of a plan
+        new_chunk = tuple.__new__  # what Chunk(...) comes to, at half its cost: this loop is most of a plan
         for sequence in self._running.decoding.values():
             start = sequence.num_planned
             if start < sequence.plain_end:

@@ -14,6 +14,7 @@ from quire.errors import EngineFailed, EngineStopped, InvalidRequest, QuireError
 
 log = logging.getLogger(__name__)
 
+MAX_COMMANDS_PER_TURN = 256  # so that a flood of requests holds up the next step by milliseconds at most
 PORT_SHIFT = 40  # a request id is its port's number above so many bits of the port's own counting
 
 Deliver = Callable[[list[Event]], None]  # called on the engine thread, so it must return at once
@@ -148,7 +149,7 @@ class Driver:
         """Take in commands, keep the device busy, hand out one step's events."""
         engine = self._engine
         self._wait_for_work()
-        for _ in range(len(self._inbox)):  # one by one, so that none is lost if one raises
+        for _ in range(min(len(self._inbox), MAX_COMMANDS_PER_TURN)):  # one by one: none is lost if one raises
             self._obey(*self._inbox.popleft())
         if self._failure is not None:
             return

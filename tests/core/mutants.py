@@ -68,9 +68,8 @@ MUTANTS = (
     Mutant(
         "a page is free while it is held",
         POOL,
-        "self._free.append(page)",
-        "self._free.insert(0, page)",
-        explanation="which free page is taken first is nobody's business",
+        "            if not self._holders[page]:\n                self._free.append(page)",
+        "            if True:\n                self._free.append(page)",
     ),
     Mutant("missing hold on matched pages", RUNNING, "self._cache.hold(matched)", "pass"),
     Mutant("matched pages stay held when a start fails", RUNNING, "self._cache.release(matched)", "pass"),

@@ -510,3 +510,14 @@ def test_a_preempted_sequence_does_not_lose_its_place_to_the_queue_timeout():
     assert not harness.failures
     for one in asked:
         assert harness.tokens[one.request_id, 0] == expected_tokens(one)
+
+
+def test_nobody_starts_where_the_next_page_of_another_would_end_it():
+    harness = Harness(limits(num_pages=9, max_sequence_tokens=32))
+    harness.add(request(1, prompt=(1, 2, 3), max_tokens=6))
+    harness.step()
+    harness.add(request(2, prompt=tuple(range(10, 36)), max_tokens=2))
+    harness.step()
+    assert harness.scheduler.blocked_by == "pages"
+    harness.run()
+    assert harness.scheduler.counters.preemptions == 0

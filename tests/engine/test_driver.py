@@ -9,7 +9,7 @@ import pytest
 
 from quire.core.plan import TokenLogprobs, Update
 from quire.core.scheduler import Scheduler
-from quire.engine.driver import Driver, Port
+from quire.engine.driver import MAX_COMMANDS_PER_TURN, Driver, Port
 from quire.engine.engine import Engine
 from quire.engine.messages import Abort, Command, Event, Failed, Progress, Submit
 from quire.errors import Overloaded
@@ -269,6 +269,17 @@ def test_an_error_over_one_command_leaves_none_of_the_others_unanswered():
     driver.start()
     client.wait_for(wrong, *others)
     assert {end.kind for end in client.ended.values()} == {"engine_failed"}
+    assert driver.stop()
+
+
+def test_a_flood_of_requests_is_taken_in_over_several_steps():
+    driver = new_driver()
+    client = Client(driver)
+    flood = [client.submit(n, max_tokens=1) for n in range(2 * MAX_COMMANDS_PER_TURN)]
+    driver._turn()
+    assert len(driver._inbox) == MAX_COMMANDS_PER_TURN
+    driver.start()
+    client.wait_for(*flood)
     assert driver.stop()
 
 

@@ -1,0 +1,136 @@
+"""Puts an engine together for a model."""
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import jax
+from jax.sharding import Mesh
+
+from quire.config import Config
+from quire.core.limits import Limits
+from quire.core.scheduler import Scheduler
+from quire.engine.engine import Engine
+from quire.executor.executor import JaxExecutor
+from quire.executor.memory import device_memory_bytes, largest_step_bytes, token_bytes, weight_bytes
+from quire.executor.shapes import Shapes
+from quire.files import ModelFiles, Progress, locate, silent
+from quire.files.model_files import DEFAULT_CACHE_DIR
+from quire.models.checkpoint import load_weights
+from quire.models.decoder import Decoder
+from quire.models.params import Param, ParamTree
+from quire.models.random_weights import random_weights
+from quire.models.registry import build_model
+from quire.resolve import Choice, Facts, Resolved, resolve, resolve_dtype, resolve_pages
+from quire.sharding import key_copies, sharding, tensor_mesh
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything decided about running a model, before any weight is read."""
+
+    config: Config
+    files: ModelFiles
+    model: Decoder
+    mesh: Mesh | None
+    facts: Facts
+    resolved: Resolved
+    shapes: Shapes
+    limits: Limits
+    choices: tuple[Choice[object], ...]
+
+
+@dataclass(frozen=True)
+class Built:
+    plan: Plan
+    engine: Engine
+    executor: JaxExecutor
+
+
+def make_plan(config: Config, progress: Progress = silent) -> Plan:
+    """Find the model's files, and decide whether and how it fits."""
+    files = locate(
+        config.model,
+        revision=config.revision,
+        token=config.token,
+        offline=config.offline,
+        cache_dir=config.cache_dir,
+        progress=progress,
+    )
+    model = build_model(files.config)
+    devices = jax.devices()
+    mesh = None
+    if config.tensor_parallel > 1:
+        mesh = tensor_mesh(devices[: config.tensor_parallel])
+        spec = model.layers[0]
+        model = model.with_key_copies(key_copies(spec.kv_heads, spec.group, config.tensor_parallel))
+    dtype = resolve_dtype(jax.default_backend(), config.dtype).value
+    facts = Facts(
+        platform=jax.default_backend(),
+        num_devices=len(devices),
+        memory_bytes=device_memory_bytes(devices[0]),
+        max_positions=model.max_positions,
+        weight_bytes=weight_bytes(model, dtype, mesh),
+        token_bytes=token_bytes(model, dtype, mesh),
+    )
+    resolved = resolve(config, facts)
+    shapes = Shapes(
+        num_pages=2,
+        page_size=resolved.page_size,
+        num_slots=resolved.max_batch_size,
+        max_prefill_tokens=resolved.max_batch_prefill_tokens,
+        max_sequence_tokens=resolved.max_total_tokens,
+        min_rows=resolved.min_rows,
+    )
+    pages = resolve_pages(config, resolved, facts, largest_step_bytes(model, shapes))
+    shapes = shapes.with_pages(pages.value)
+    limits = Limits(
+        page_size=resolved.page_size,
+        num_pages=pages.value,
+        max_batch_size=resolved.max_batch_size,
+        max_step_tokens=resolved.max_batch_size + resolved.max_batch_prefill_tokens,
+        max_batch_prefill_tokens=resolved.max_batch_prefill_tokens,
+        max_sequence_tokens=resolved.max_total_tokens,
+        max_batch_total_tokens=config.max_batch_total_tokens,
+        max_queued=config.max_queued,
+        waiting_served_ratio=config.waiting_served_ratio,
+        max_waiting_tokens=config.max_waiting_tokens,
+        prefix_caching=config.prefix_caching,
+    )
+    return Plan(config, files, model, mesh, facts, resolved, shapes, limits, (*resolved.choices, pages))
+
+
+def build_engine(plan: Plan, progress: Progress = silent, clock: Callable[[], float] = time.monotonic) -> Built:
+    """Load the weights and make the engine; nothing is compiled yet."""
+    for choice in plan.choices:
+        log.info("%s", choice)
+    keep_compiled_programs(plan.config.cache_dir)
+    weights = _weights(plan, progress)
+    executor = JaxExecutor(plan.model, weights, plan.shapes, plan.resolved.compile_threads, plan.mesh)
+    scheduler = Scheduler(plan.limits, clock, prefix_key=plan.model.prefix_key)
+    return Built(plan, Engine(scheduler, executor, plan.config.lookahead), executor)
+
+
+def keep_compiled_programs(cache_dir: Path | None) -> None:
+    """Let JAX keep what it compiles, for the next start."""
+    directory = (cache_dir or DEFAULT_CACHE_DIR).expanduser() / "programs"
+    jax.config.update("jax_compilation_cache_dir", str(directory))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+def _weights(plan: Plan, progress: Progress) -> ParamTree:
+    def placement(param: Param) -> jax.sharding.Sharding:
+        assert plan.mesh is not None
+        return sharding(param.shape, param.axes, plan.mesh)
+
+    where = placement if plan.mesh is not None else None
+    source = plan.files.open_weights()
+    if source is None:
+        seed, dtype = plan.config.random_seed, plan.resolved.dtype
+        return random_weights(plan.model, seed=seed, dtype=dtype, placement=where, progress=progress)
+    return load_weights(plan.model, source, dtype=plan.resolved.dtype, placement=where, progress=progress)
