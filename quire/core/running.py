@@ -41,8 +41,10 @@ class Running:
         pages are short. All known tokens must fit beside one more page for each that runs, or one would soon be
         preempted again."""
         limits, matched = self._limits, match.pages
-        self._cache.hold(matched)
         wanted = limits.pages_for(len(sequence.tokens)) - len(matched) + len(self)
+        if wanted > self._cache.num_available:
+            return None  # and holding pages makes none available
+        self._cache.hold(matched)
         pages = self._cache.take(limits.pages_for(end) - len(matched)) if wanted <= self._cache.num_available else None
         if pages is None:
             self._cache.release(matched)

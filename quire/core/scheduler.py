@@ -20,6 +20,8 @@ from quire.request import FinishReason, Request
 
 # Given the tokens known so far and how many are welcome, guesses at the next ones; an empty tuple for no guess.
 Drafter = Callable[[list[int], int], tuple[int, ...]]
+# Given the length of a prompt: only prompts for which this agrees can share pages, as their positions are computed alike.
+PrefixKey = Callable[[int], int]
 
 
 @dataclass(slots=True)
@@ -49,8 +51,15 @@ class Scheduler:
     scheduled. Owned by the engine thread.
     """
 
-    def __init__(self, limits: Limits, clock: Callable[[], float], drafter: Drafter | None = None) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        clock: Callable[[], float],
+        drafter: Drafter | None = None,
+        prefix_key: PrefixKey | None = None,
+    ) -> None:
         self.limits = limits
+        self._prefix_key = prefix_key
         self.counters = Counters()
         self.blocked_by: str | None = None  # what kept the head of the queue waiting in the last plan
         self._drafter = drafter
@@ -131,7 +140,8 @@ class Scheduler:
             )
         self._deadlines.add(request)
         # Without prefix caching only the samples of one request share pages, under a salt of their own.
-        salt = f"+{request.salt}" if limits.prefix_caching else f"-{self._num_arrived}"
+        key = 0 if self._prefix_key is None else self._prefix_key(len(request.prompt))
+        salt = f"{key}+{request.salt}" if limits.prefix_caching else f"-{self._num_arrived}"
         sequences = []
         for sample in range(request.samples):
             self._num_arrived += 1

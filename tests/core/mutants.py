@@ -36,7 +36,7 @@ COPIED = ("quire/core", "quire/engine", "quire/__init__.py", "quire/errors.py", 
 # Those that kill most, fastest, come first.
 TESTS = ("tests/core/test_page_pool.py", "tests/core/test_scheduler.py", "tests/core/test_prefix_cache.py",
          "tests/core/test_schedules.py", "tests/engine")  # fmt: skip
-TIMEOUT_S = 300
+TIMEOUT_S = 120
 
 
 class Mutant(NamedTuple):
