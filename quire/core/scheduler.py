@@ -20,7 +20,7 @@ from quire.request import FinishReason, Request
 
 # Given the tokens known so far and how many are welcome, guesses at the next ones; an empty tuple for no guess.
 Drafter = Callable[[list[int], int], tuple[int, ...]]
-# Given the length of a prompt: only prompts for which this agrees can share pages, as their positions are computed alike.
+# Given the length of a prompt: pages are shared only where this agrees, since positions are computed alike only there.
 PrefixKey = Callable[[int], int]
 
 
