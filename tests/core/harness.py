@@ -5,7 +5,7 @@ from collections.abc import Callable
 
 from quire.core.limits import Limits
 from quire.core.plan import Failure, StepPlan, TokenLogprobs, Update
-from quire.core.scheduler import Drafter, Scheduler
+from quire.core.scheduler import Drafter, PrefixKey, Scheduler
 from quire.request import FinishReason, Request, SamplingParams
 from tests.fake_executor import FakeExecutor, Pending
 
@@ -37,8 +37,9 @@ class Harness:
         lookahead: int = 0,
         clock: Callable[[], float] = lambda: 0.0,
         drafter: Drafter | None = None,
+        prefix_key: PrefixKey | None = None,
     ) -> None:
-        self.scheduler = Scheduler(limits, clock, drafter)
+        self.scheduler = Scheduler(limits, clock, drafter, prefix_key)
         self.executor = FakeExecutor(limits.num_pages, limits.page_size, limits.max_batch_size)
         self.lookahead = lookahead
         self._drafts = drafter is not None

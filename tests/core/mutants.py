@@ -100,6 +100,7 @@ MUTANTS = (
         "node = self._roots.get(salt)\n        pages",
         "node = next(iter(self._roots.values()), None)\n        pages",
     ),
+    Mutant("the prefix key is ignored", SCHEDULER, 'salt = f"{key}+{request.salt}"', 'salt = f"+{request.salt}"'),
     Mutant("the wrong parent in the tree", TREE, "Node(page, key, parent)", "Node(page, key, parent.parent or parent)"),
     Mutant(
         "the wrong key in the tree",

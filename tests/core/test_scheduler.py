@@ -125,6 +125,14 @@ def test_salts_keep_equal_prompts_apart():
     assert (harness.cached[2, 0], harness.cached[3, 0]) == (0, 8)
 
 
+def test_prompts_whose_positions_are_computed_differently_share_nothing():
+    harness = Harness(limits(), prefix_key=lambda length: int(length > 12))
+    for request_id, length in ((1, 12), (2, 13), (3, 11), (4, 14)):
+        harness.add(request(request_id, prompt=tuple(range(length)), max_tokens=1))
+        harness.run()
+    assert [harness.cached[request_id, 0] for request_id in (1, 2, 3, 4)] == [0, 0, 8, 12]
+
+
 def test_pages_are_not_shared_before_their_step_has_completed():
     harness = Harness(limits(max_step_tokens=64, max_batch_prefill_tokens=64), lookahead=1)
     prompt = tuple(range(12))
