@@ -7,7 +7,12 @@ import numpy as np
 from quire.core.plan import StepPlan, StepResult, TokenLogprobs
 from quire.executor.batch import Launch, num_groups, sampled_rows
 from quire.executor.buckets import GROUP_SIZE, Bucket
-from quire.executor.sampler import Sampled
+from quire.executor.sampler import NOT_NUMBERS, NOTHING_LEFT, Sampled
+
+WHY = {
+    NOT_NUMBERS: "the model's logits are not finite",
+    NOTHING_LEFT: "no token can be sampled: mask, biases, min_tokens and penalties leave none with a finite logit",
+}
 
 
 class Wanted(NamedTuple):
@@ -47,10 +52,11 @@ class Pending:
                     logprobs[index] = [_logprobs(samples, row, top)]
             if scored is not None:
                 self._read_scores(launch, scored, prompt_logprobs)
+        # Also where nothing is sampled: pages that hold NaN must not be shared.
         failed = {
-            index: "the logits of this row are not finite"
+            index: WHY[tokens[index]]
             for index, chunk in enumerate(chunks)
-            if tokens[index] < 0 and chunk.samples
+            if tokens[index] == NOT_NUMBERS or (tokens[index] < 0 and chunk.samples)
         }
         sampled = [[tokens[index]] for index, chunk in enumerate(chunks) if chunk.samples]
         return StepResult(self._plan.step, sampled, logprobs, prompt_logprobs, failed)

@@ -30,6 +30,11 @@ from quire.executor.slots import (
 from quire.request import MAX_LOGPROBS
 
 BLOCK = 256  # of the vocabulary, for drawing in two stages
+COLDEST = float(jnp.finfo(jnp.float32).tiny)  # what lies below counts as 0: a device may take it for 0 in a division
+
+# In place of a token.
+NOT_NUMBERS = -1  # the model's logits are NaN or infinite
+NOTHING_LEFT = -2  # what the request forbids or penalises leaves no finite logit
 
 
 class Features(NamedTuple):
@@ -43,7 +48,7 @@ class Features(NamedTuple):
 
 
 class Sampled(NamedTuple):
-    tokens: jax.Array  # int32 [r]; -1 where the logits are not numbers
+    tokens: jax.Array  # int32 [r]; NOT_NUMBERS or NOTHING_LEFT where there is none
     logprobs: jax.Array  # float32 [r], of the token, by the model's own distribution; zeros when nobody asks
     top_ids: jax.Array  # int32 [r, MAX_LOGPROBS]
     top_logprobs: jax.Array  # float32 [r, MAX_LOGPROBS]
@@ -58,8 +63,6 @@ def sample(
     """
     counts, numbers = slots.counts[rows], slots.numbers[rows]
     index = positions + 1 - counts[:, NUM_PROMPT]  # of the token to draw, among the generated ones
-    healthy = jnp.isfinite(jax.nn.logsumexp(logits, axis=-1))
-
     shaped = jax.lax.cond(
         features.penalties, lambda x: _penalised(x, slots, rows, positions, counts, numbers), lambda x: x, logits
     )
@@ -68,13 +71,18 @@ def sample(
         features.masks, lambda x: jnp.where(_unpacked(masks, x.shape[1]), x, -jnp.inf), lambda x: x, shaped
     )
 
-    temperature = numbers[:, TEMPERATURE, None]
+    temperature = numbers[:, TEMPERATURE]
     greedy = jnp.argmax(shaped, axis=-1).astype(jnp.int32)
-    scaled = shaped / jnp.where(temperature == 0, 1.0, temperature)
+    highest = jnp.take_along_axis(shaped, greedy[:, None], axis=1)
+    # With 0 as the highest, no temperature can make the others overflow.
+    scaled = (shaped - highest) / jnp.where(temperature < COLDEST, 1.0, temperature)[:, None]
     scaled = jax.lax.cond(features.filters, lambda x: filtered(x, counts[:, TOP_K], numbers), lambda x: x, scaled)
     drawn = draw(scaled, uniforms(counts, index))
-    tokens = jnp.where(temperature[:, 0] == 0, greedy, drawn)
-    return describe(logits, jnp.where(healthy, tokens, -1), features.logprobs)
+    tokens = jnp.where(temperature < COLDEST, greedy, drawn)
+    tokens = jnp.where(jnp.isfinite(highest[:, 0]), tokens, NOTHING_LEFT)
+    # Of the model's own logits: what is forbidden may hide a NaN, and a maximum does not.
+    tokens = jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), tokens, NOT_NUMBERS)
+    return describe(logits, tokens, features.logprobs)
 
 
 def describe(logits: jax.Array, tokens: jax.Array, wanted: jax.Array) -> Sampled:
@@ -97,12 +105,13 @@ def describe(logits: jax.Array, tokens: jax.Array, wanted: jax.Array) -> Sampled
 
 
 def draw(logits: jax.Array, uniform: jax.Array) -> jax.Array:
-    """One token per row [r, v] by its probability: first a block of the vocabulary, then a token within it.
+    """One token per row by its probability, from logits [r, v] whose highest is 0 in every row.
 
-    Two uniform numbers [r, 2] decide, so that also what is very unlikely keeps its exact chance.
+    The first of two uniform numbers [r, 2] picks a block of the vocabulary, the second a token within it: a token that
+    is far less likely than one step of a float32 keeps its chance as long as its block is not.
     """
     rows, size = logits.shape
-    weights = jnp.exp(logits - jnp.max(logits, axis=-1, keepdims=True))
+    weights = jnp.exp(logits)
     weights = jnp.pad(weights, ((0, 0), (0, -size % BLOCK))).reshape(rows, -1, BLOCK)
     block = _pick(weights.sum(axis=-1), uniform[:, 0])
     within = jnp.take_along_axis(weights, block[:, None, None], axis=1)[:, 0]
@@ -208,4 +217,4 @@ def uniforms(counts: jax.Array, index: jax.Array) -> jax.Array:
     words = jax.lax.bitcast_convert_type(counts, jnp.uint32)
     high, low, sample = words[:, SEED_HIGH], words[:, SEED_LOW], words[:, SAMPLE]
     bits = threefry2x32_p.bind(high, low, sample, index.astype(jnp.uint32))  # type: ignore[no-untyped-call]
-    return jnp.stack([(word >> 9).astype(jnp.float32) * jnp.float32(2**-23) for word in bits], axis=-1)
+    return jnp.stack([(word >> 8).astype(jnp.float32) * jnp.float32(2**-24) for word in bits], axis=-1)

@@ -1,0 +1,155 @@
+"""A tiny model behind a compiled executor, engines that run requests on it, and the plain forward to hold them to."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from quire.core.limits import Limits
+from quire.core.plan import TokenLogprobs
+from quire.core.scheduler import Scheduler
+from quire.engine.engine import Engine
+from quire.engine.executor import Executor
+from quire.errors import QuireError
+from quire.executor.executor import JaxExecutor
+from quire.executor.shapes import Shapes
+from quire.models.checkpoint import load_weights
+from quire.models.params import ParamTree
+from quire.models.registry import build_model
+from quire.ops.attention import whole_sequence
+from quire.request import FinishReason, Request
+from tests.models.tiny import COMPILE_QUICKLY, NamedTensors
+
+Array = np.ndarray[Any, Any]
+
+MAX_LENGTH = 192  # of a prompt and its answer
+SHAPES = Shapes(num_pages=400, page_size=4, num_slots=8, max_prefill_tokens=100, max_sequence_tokens=MAX_LENGTH)
+NEAR = 2e-4  # two logits of these models that are so close may change places when sums are taken in another order
+
+
+@dataclass
+class Answer:
+    """What a client was told of one sample of a request."""
+
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    finish: FinishReason | None = None
+    cached_tokens: int = 0
+
+
+@dataclass
+class Run:
+    """Everything that came out of an engine, by request and sample, and the engine itself."""
+
+    engine: Engine
+    answers: dict[tuple[int, int], Answer] = field(default_factory=dict)
+    failures: dict[int, QuireError] = field(default_factory=dict)
+
+    def tokens(self) -> dict[tuple[int, int], list[int]]:
+        return {key: answer.tokens for key, answer in sorted(self.answers.items())}
+
+
+class Rig:
+    """One model, its weights and its executor, which every run gets as `reset` leaves it.
+
+    Scheduling differs between runs: the limits of a scheduler may be any that lie within the shapes compiled.
+    """
+
+    def __init__(self, config: dict[str, Any], shapes: Shapes = SHAPES) -> None:
+        self.model = build_model(config)
+        self.weights: ParamTree = load_weights(self.model, NamedTensors(self.model), dtype="float32")
+        self.shapes = shapes
+        self.executor = JaxExecutor(self.model, self.weights, shapes)
+        for _ in self.executor.warm_up():
+            pass
+        self._reference = jax.jit(partial(_logits, self.model), compiler_options=COMPILE_QUICKLY)
+
+    def limits(self, **changes: Any) -> Limits:
+        shapes = self.shapes
+        defaults: dict[str, Any] = {
+            "page_size": shapes.page_size,
+            "num_pages": shapes.num_pages,
+            "max_batch_size": shapes.num_slots,
+            "max_step_tokens": shapes.num_slots + shapes.max_prefill_tokens,
+            "max_batch_prefill_tokens": shapes.max_prefill_tokens,
+            "max_sequence_tokens": shapes.max_sequence_tokens,
+        }
+        return Limits(**(defaults | changes))
+
+    def engine(self, lookahead: int = 1, executor: Executor | None = None, **limits: Any) -> Engine:
+        self.executor.reset()
+        scheduler = Scheduler(self.limits(**limits), clock=lambda: 0.0)
+        return Engine(scheduler, self.executor if executor is None else executor, lookahead)
+
+    def run(
+        self,
+        requests: Iterable[Request],
+        *,
+        between: Callable[[Engine, int], None] | None = None,
+        engine: Engine | None = None,
+        **settings: Any,
+    ) -> Run:
+        """Run requests to their end. `between` is called before each step with the number of steps so far."""
+        run = Run(self.engine(**settings) if engine is None else engine)
+        for request in requests:
+            run.engine.add(request)
+        steps = 0
+        while not run.engine.is_idle:
+            if between is not None:
+                between(run.engine, steps)
+            outcome = run.engine.step()
+            steps += 1
+            assert steps < 20_000, "the requests do not come to an end"
+            for update in outcome.updates:
+                answer = run.answers.setdefault((update.request_id, update.sample), Answer())
+                assert answer.finish is None, "a sequence went on after its end"
+                answer.tokens += update.tokens
+                answer.logprobs += update.logprobs or []
+                answer.prompt_logprobs += update.prompt_logprobs or []
+                answer.finish = update.finish
+                answer.cached_tokens = update.cached_tokens
+            for failure in outcome.failures:
+                run.failures[failure.request_id] = failure.error
+        self.check_nothing_is_left(run.engine)
+        return run
+
+    def check_nothing_is_left(self, engine: Engine) -> None:
+        scheduler = engine.scheduler
+        scheduler.check()
+        assert scheduler.num_running == scheduler.num_waiting == scheduler.num_in_flight == 0
+        assert scheduler.num_free_pages + scheduler.num_cached_pages == scheduler.limits.num_pages - 1
+        assert self.executor.programs.num_late == 0, "something was compiled while requests waited"
+
+    def salt(self, prompt: tuple[int, ...]) -> str:
+        """Keeps prompts apart that this model may not share pages between."""
+        return str(self.model.prefix_key(len(prompt)))
+
+    def logits(self, tokens: Iterable[int], num_prompt: int) -> Array:
+        """The logits after each token [t, v], from one forward over the whole sequence, without pages."""
+        known = np.zeros(MAX_LENGTH + 1, np.int32)
+        tokens = list(tokens)
+        known[: len(tokens)] = tokens
+        lengths = np.maximum(num_prompt, np.arange(len(known)) + 1)
+        return np.asarray(self._reference(self.weights, known, lengths))[: len(tokens)]
+
+    def near_ties(self, request: Request, tokens: list[int]) -> int:
+        """How often a greedy answer differs from the reference, which may only be between logits that are NEAR."""
+        known = [*request.prompt, *tokens]
+        rows = self.logits(known, len(request.prompt))[len(request.prompt) - 1 : -1]
+        chosen = rows[np.arange(len(tokens)), tokens]
+        behind = rows.max(axis=-1) - chosen
+        assert behind.max(initial=0) < NEAR, f"token {behind.argmax()} of {request.request_id} is not the likeliest"
+        return int((behind > 0).sum())
+
+
+def _logits(model: Any, weights: ParamTree, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
+    states = [None] * model.num_layers
+    positions = jnp.arange(tokens.shape[0])
+    hidden, _ = model.forward(weights, tokens, positions, states, whole_sequence, lengths=lengths)
+    logits: jax.Array = model.logits(weights, hidden)
+    return logits
