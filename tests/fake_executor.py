@@ -121,11 +121,14 @@ class FakeExecutor:
         self._before_result = before_result
         self.num_resets = 0
         self.plans: list[StepPlan] = []
+        self._step = 0  # the one that runs
+        self._last_collected = 0
+        self._writers: dict[int, int] = {}  # which sequence writes to each page in this step
         self._clear()
 
     def _clear(self) -> None:
-        # What stands at each place of each page: its position, its token, its digest.
-        self._pages: list[list[tuple[int, int, int] | None]] = [
+        # What stands at each place of each page: its position, its token, its digest, the step that wrote it.
+        self._pages: list[list[tuple[int, int, int, int] | None]] = [
             [None] * self._page_size for _ in range(self._num_pages)
         ]
         self._slots: list[Slot | None] = [None] * self._num_slots
@@ -150,6 +153,7 @@ class FakeExecutor:
         def outcome() -> StepResult:
             if self._before_result is not None:
                 self._before_result(plan, prompts)
+            self._last_collected = plan.step
             return result
 
         return Pending(outcome)
@@ -160,6 +164,7 @@ class FakeExecutor:
         return [(running | starting)[chunk.slot].prompt for chunk in plan.chunks]
 
     def _run(self, plan: StepPlan) -> StepResult:
+        self._step, self._writers = plan.step, {}
         for start in plan.started:
             self._slots[start.slot] = Slot(start, num_sampled=len(start.generated))
         tokens: list[list[int]] = []
@@ -185,12 +190,15 @@ class FakeExecutor:
     def _compute(self, slot: Slot, chunk: Chunk) -> tuple[list[int], list[int]]:
         """Write the chunk's positions and sample after the last one. Returns the new tokens and their digests."""
         assert slot.start.sequence_id == chunk.sequence_id, "the slot belongs to another sequence"
-        if slot.epoch is None:
+        begins = slot.epoch is None
+        if begins:
             slot.epoch, slot.length = chunk.epoch, chunk.start
         assert slot.epoch == chunk.epoch, "the chunk is of another epoch than its slot"
         assert chunk.start == slot.length, f"the slot has {slot.length} positions, the chunk starts at {chunk.start}"
         assert 0 not in chunk.new_pages, "page 0 was handed out"
         slot.pages += chunk.new_pages
+        if begins:
+            self._check_collected(slot)
         if chunk.tokens is None:
             assert chunk.length == 1
             assert slot.last_token is not None, "the slot has not sampled"
@@ -219,9 +227,18 @@ class FakeExecutor:
         end = min(chunk.start + chunk.length, len(slot.start.prompt) - 1)
         return [logprobs_of(self._read(slot, p + 1), slot.start.prompt[p + 1]) for p in range(chunk.start, end)]
 
+    def _check_collected(self, slot: Slot) -> None:
+        """What a sequence starts with must have been computed by steps that the host knows to have worked."""
+        for position in range(slot.length):
+            stored = self._pages[slot.pages[position // self._page_size]][position % self._page_size]
+            assert stored is None or stored[3] <= self._last_collected, f"position {position} was shared too early"
+
     def _write(self, slot: Slot, position: int, token: int, state: int) -> None:
         page = slot.pages[position // self._page_size]
-        self._pages[page][position % self._page_size] = (position, token, state)
+        writer = self._writers.setdefault(page, slot.start.sequence_id)
+        # A device writes in no order.
+        assert writer == slot.start.sequence_id, f"two sequences write to page {page} in one step"
+        self._pages[page][position % self._page_size] = (position, token, state, self._step)
 
     def _read(self, slot: Slot, length: int) -> int:
         """The digest of the first `length` positions, read back through the page table and verified."""
@@ -230,7 +247,7 @@ class FakeExecutor:
             page = slot.pages[position // self._page_size]
             stored = self._pages[page][position % self._page_size]
             assert stored is not None, f"position {position} is read from page {page}, where nothing was written"
-            where, token, after = stored
+            where, token, after, _ = stored
             assert where == position, f"position {position} is read from page {page}, which holds position {where}"
             assert after == digest(state, token), f"position {position} in page {page} belongs to another prefix"
             state = after

@@ -68,6 +68,18 @@ def test_eviction_takes_the_least_recently_used_from_its_end():
     cache.check()
 
 
+def test_using_a_page_uses_those_before_it():
+    pool, cache = cached()
+    enter(pool, cache, [1, 2, 3, 4])
+    held = pool.take(1)
+    cache.publish("", [5, 6], held)
+    cache.match("", [1, 2, 3, 4], 9)
+    assert cache.evict(1) == 1
+    cache.release(held)
+    assert cache.evict(1) == 1
+    assert len(cache.match("", [1, 2], 9).pages) == 1, "it went although it was used last"
+
+
 def test_held_pages_are_not_evicted_and_can_be_once_released():
     pool, cache = cached()
     pages = enter(pool, cache, [1, 2, 3, 4])

@@ -134,12 +134,14 @@ def test_prompts_whose_positions_are_computed_differently_share_nothing():
 
 
 def test_pages_are_not_shared_before_their_step_has_completed():
-    harness = Harness(limits(max_step_tokens=64, max_batch_prefill_tokens=64), lookahead=1)
+    harness = Harness(limits(), lookahead=1)
     prompt = tuple(range(12))
-    harness.add(request(1, prompt=prompt, max_tokens=2, prompt_logprobs=0))
+    harness.add(request(1, prompt=prompt, max_tokens=2))
     harness.plan()
-    harness.add(request(2, prompt=prompt, max_tokens=2, prompt_logprobs=0))
+    harness.abort(1)  # while its step is under way
+    harness.add(request(2, prompt=prompt, max_tokens=2))
     assert harness.plan().chunks[-1].start == 0
+    harness.run()
 
 
 def test_a_crowd_with_one_prefix_computes_it_once():
@@ -160,6 +162,17 @@ def test_those_that_wait_for_a_prefix_go_on_when_its_sequence_is_aborted():
     harness.abort(1)
     harness.run()
     assert harness.finished[2, 0] is FinishReason.LENGTH
+
+
+def test_one_that_waits_for_a_prefix_can_be_aborted():
+    harness = Harness(limits(max_batch_prefill_tokens=4))
+    for request_id in (1, 2, 3):
+        harness.add(request(request_id, prompt=tuple(range(20)), max_tokens=2))
+    harness.step()
+    harness.abort(2)
+    assert harness.scheduler.num_waiting == 1
+    harness.run()
+    assert set(harness.finished) == {(1, 0), (3, 0)}
 
 
 @pytest.mark.parametrize("prefix_caching", [True, False])
