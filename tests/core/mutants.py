@@ -369,7 +369,7 @@ def main() -> int:
         for mutant, killer, taken in workers.map(run, chosen):
             survivors += killer is None and not mutant.explanation
             verdict = f"killed by {killer}" if killer else f"SURVIVED {mutant.explanation or 'and nobody can say why'}"
-            print(f"{mutant.name:<48} {taken:6.1f} s  {verdict}", flush=True)
+            print(f"{mutant.name:<46} {taken:6.1f} s  {verdict}", flush=True)
     print(f"{len(chosen)} mutants, {survivors} unexplained survivors")
     return 1 if survivors else 0
 

@@ -165,10 +165,10 @@ def test_those_that_wait_for_a_prefix_go_on_when_its_sequence_is_aborted():
 
 
 def test_one_that_waits_for_a_prefix_can_be_aborted():
-    harness = Harness(limits(max_batch_prefill_tokens=4))
+    harness = Harness(limits())
     for request_id in (1, 2, 3):
-        harness.add(request(request_id, prompt=tuple(range(20)), max_tokens=2))
-    harness.step()
+        harness.add(request(request_id, prompt=tuple(range(12)), max_tokens=2))
+    harness.plan()
     harness.abort(2)
     assert harness.scheduler.num_waiting == 1
     harness.run()
