@@ -2,9 +2,11 @@
 
 import msgspec
 
-from quire.core.plan import Update
+from quire.core.plan import TokenLogprobs, Update
 from quire.errors import QuireError
 from quire.request import Request
+
+__all__ = ["Abort", "Command", "Event", "Failed", "Progress", "Submit", "TokenLogprobs", "Update"]
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -37,3 +39,5 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 Command = Submit | Abort
 Event = Progress | Failed
+
+__all__ = ["Abort", "Command", "Event", "Failed", "Progress", "Submit", "TokenLogprobs", "Update"]

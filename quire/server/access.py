@@ -1,0 +1,39 @@
+"""Who may ask."""
+
+import hashlib
+import hmac
+
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from quire.server.openai.errors import Unauthorized, error_response
+
+# What load balancers and scrapers ask without a key.
+OPEN_PATHS = frozenset({"/health", "/health/live", "/ping", "/metrics", "/info", "/v1/models"})
+
+
+class Access:
+    """Lets requests through that carry one of the keys, compared without telling by the time how much was right."""
+
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
+        self._app = app
+        self._digests = [_digest(key.encode()) for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or self._is_allowed(scope):
+            await self._app(scope, receive, send)
+            return
+        message = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
+        await error_response(Unauthorized(message))(scope, receive, send)
+
+    def _is_allowed(self, scope: Scope) -> bool:
+        if scope["path"] in OPEN_PATHS or (scope["path"] == "/" and scope["method"] in ("GET", "HEAD")):
+            return True
+        sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
+        scheme, _, key = sent.partition(b" ")
+        digest = _digest(key.strip())
+        matches = [hmac.compare_digest(digest, known) for known in self._digests]  # all of them, whichever matches
+        return scheme.lower() == b"bearer" and any(matches)
+
+
+def _digest(key: bytes) -> bytes:
+    return hashlib.sha256(key).digest()

@@ -1,0 +1,1 @@
+"""The OpenAI API: models, completions, chat completions."""

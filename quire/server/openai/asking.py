@@ -1,0 +1,101 @@
+"""From the fields of an OpenAI request to what the engine is asked."""
+
+from quire.errors import InvalidRequest, PromptTooLong
+from quire.request import Request
+from quire.server.openai.errors import ModelNotFound
+from quire.server.openai.requests import Sampled
+from quire.server.sampling import at_most, between, sampling_params, seed_of
+from quire.server.served_model import ServedModel
+from quire.server.settings import ServerSettings
+from quire.server.stream import Asked
+
+MAX_PRIORITY = 2**31 - 1
+MAX_STOP_IDS = 1024
+
+
+class Asking:
+    """What all prompts of one request have in common, checked once."""
+
+    def __init__(
+        self,
+        fields: Sampled,
+        model: ServedModel,
+        settings: ServerSettings,
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        samples: int,
+        prompt_logprobs: int | None = None,
+    ) -> None:
+        if fields.model is not None and fields.model not in model.known_as:
+            raise ModelNotFound(f"model {fields.model!r} does not exist; this server has {model.name!r}")
+        self._fields = fields
+        self._model = model
+        self._max_tokens = max_tokens
+        self._samples = samples
+        self._prompt_logprobs = prompt_logprobs
+        self._seed = seed_of(fields.seed)
+        self._stop_ids = tuple(fields.stop_token_ids or ())
+        at_most("the number of stop_token_ids", len(self._stop_ids), MAX_STOP_IDS)
+        model.tokenizer.check_ids(self._stop_ids)
+        self.stop = _stops(fields.stop, settings.max_stop_sequences)
+        between("n", samples, 1, settings.max_best_of)
+        between("priority", fields.priority or 0, -MAX_PRIORITY, MAX_PRIORITY)
+        if fields.stream_options is not None and not fields.stream:
+            raise InvalidRequest("stream_options is set; it needs stream to be true")
+        self._sampling = sampling_params(
+            {
+                name: getattr(fields, name)
+                for name in (
+                    "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty",
+                    "frequency_penalty", "presence_penalty", "logit_bias",
+                )
+            }
+            | {"logprobs": logprobs},
+            model.defaults,
+            model.tokenizer,
+        )  # fmt: skip
+
+    def prompt(self, tokens: list[int], number: int = 0) -> Asked:
+        """The `number`-th prompt of the request."""
+        model, fields = self._model, self._fields
+        model.check_prompt(tokens)
+        max_tokens = self._max_tokens
+        if max_tokens is None:
+            max_tokens = model.default_max_tokens(len(tokens))
+        if len(tokens) + max_tokens > model.max_total_tokens:
+            raise PromptTooLong(
+                f"max_tokens is {max_tokens}, the prompt has {len(tokens)} tokens, together "
+                f"{len(tokens) + max_tokens}; the limit is {model.max_total_tokens}"
+            )
+        min_tokens = fields.min_tokens or 0
+        at_most("min_tokens", min_tokens, max_tokens)
+        return Asked(
+            Request(
+                request_id=0,
+                prompt=tuple(tokens),
+                max_tokens=max_tokens,
+                sampling=self._sampling,
+                seed=(self._seed + number) % 2**64 if fields.seed is None else self._seed,
+                samples=self._samples,
+                min_tokens=min_tokens,
+                end_ids=model.end_ids,
+                ignore_end=bool(fields.ignore_eos),
+                stop_ids=self._stop_ids,
+                priority=fields.priority or 0,
+                salt=fields.cache_salt or "",
+                prompt_logprobs=self._prompt_logprobs,
+            ),
+            stop=self.stop,
+            include_stop=bool(fields.include_stop_str_in_output),
+            skip_special_tokens=fields.skip_special_tokens is not False,
+        )
+
+
+def _stops(given: str | list[str] | None, limit: int) -> tuple[str, ...]:
+    stops = (given,) if isinstance(given, str) else tuple(given or ())
+    at_most("the number of strings in stop", len(stops), limit)
+    for index, stop in enumerate(stops):
+        if not stop:
+            raise InvalidRequest(f"stop[{index}] is empty; a stop string has at least 1 character")
+    return stops

@@ -1,0 +1,147 @@
+"""POST /v1/chat/completions."""
+
+import time
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import InvalidRequest, QuireError
+from quire.server.answers import Answer, collect
+from quire.server.body import read_body
+from quire.server.openai.asking import Asking
+from quire.server.openai.errors import error_body
+from quire.server.openai.logprobs import chat_entry
+from quire.server.openai.requests import CHAT_REFUSALS, ChatRequest
+from quire.server.openai.usage import FINISH_REASONS, Reply, ledger, usage
+from quire.server.prompts import encode_conversation
+from quire.server.service import Service
+from quire.server.sse import EventStream, first_deltas
+from quire.server.stream import Delta, Stream
+from quire.server.validation import parse_json, typed
+
+DONE = b"data: [DONE]\n\n"
+
+
+async def chat_completions(service: Service, request: Request) -> Response:
+    return await answer_chat(service, request, parse_json(await read_body(request)))
+
+
+async def answer_chat(service: Service, request: Request, raw: dict[str, Any]) -> Response:
+    opened_s = time.monotonic()
+    fields, unknown = typed(raw, ChatRequest, CHAT_REFUSALS, strict=service.settings.strict)
+    if fields.top_logprobs is not None and not fields.logprobs:
+        raise InvalidRequest(f"top_logprobs is {fields.top_logprobs}; it needs logprobs to be true")
+    max_tokens = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
+    if max_tokens is not None and max_tokens < 1:
+        raise InvalidRequest(f"max_tokens is {max_tokens}; it must be at least 1")
+    asking = Asking(
+        fields,
+        service.model,
+        service.settings,
+        max_tokens=max_tokens,
+        logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
+        samples=1 if fields.n is None else fields.n,
+    )
+    continues = bool(fields.continue_final_message)
+    _, tokens = await encode_conversation(
+        service.model,
+        fields.messages,
+        add_generation_prompt=not continues if fields.add_generation_prompt is None else fields.add_generation_prompt,
+        continue_final_message=continues,
+        documents=fields.documents,
+        variables=fields.chat_template_kwargs,
+    )
+    stream = service.open([asking.prompt(tokens)], opened_s)
+    reply = Reply("chatcmpl", service, unknown)
+    if fields.stream:
+        encoder = ChatEvents(stream, fields, reply)
+        return EventStream(stream, encoder, await first_deltas(stream), reply.headers)
+    (answers,) = await collect(stream, request.receive)
+    body = reply.head("chat.completion") | {
+        "choices": [_choice(service, fields, index, answer) for index, answer in enumerate(answers)],
+        "usage": usage(stream),
+    }
+    if fields.return_token_ids:
+        body["prompt_token_ids"] = tokens
+    if fields.timings:
+        body["timings"] = ledger(stream)
+    return reply.json(body, stream)
+
+
+def _choice(service: Service, fields: ChatRequest, index: int, answer: Answer) -> dict[str, Any]:
+    choice: dict[str, Any] = {
+        "index": index,
+        "message": {"role": "assistant", "content": answer.text, "refusal": None},
+        "logprobs": None,
+        "finish_reason": FINISH_REASONS[answer.ending],
+    }
+    if fields.logprobs:
+        pairs = zip(answer.tokens, answer.logprobs, strict=True)
+        choice["logprobs"] = {
+            "content": [chat_entry(service.model.tokenizer, *pair, fields.top_logprobs or 0) for pair in pairs],
+            "refusal": None,
+        }
+    if fields.return_token_ids:
+        choice["token_ids"] = answer.tokens
+    return choice
+
+
+class ChatEvents:
+    """Chunks of a chat completion. Most of a plain chunk is the same bytes every time."""
+
+    def __init__(self, stream: Stream, fields: ChatRequest, reply: Reply) -> None:
+        self._stream = stream
+        self._fields = fields
+        self._tokenizer = stream.service.model.tokenizer
+        self._usage = bool(fields.stream_options and fields.stream_options.include_usage)
+        self._is_plain = not fields.logprobs and not fields.return_token_ids
+        self._begun: set[int] = set()
+        head = msgspec.json.encode(reply.head("chat.completion.chunk"))[:-1]
+        self._head = b"data: " + head + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if self._usage else b"]}\n\n"
+        self._plain = self._head + b'{"index":%d,"delta":{"content":'
+        self._plain_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
+
+    def encode(self, deltas: list[Delta]) -> bytes:
+        if len(deltas) == 1 and self._is_plain:
+            _, sample, text, _, _, ending = deltas[0]
+            if ending is None and sample in self._begun:
+                return self._plain % sample + msgspec.json.encode(text) + self._plain_tail if text else b""
+        return b"".join([self._chunk(delta) for delta in deltas])
+
+    def _chunk(self, delta: Delta) -> bytes:
+        content: dict[str, Any] = {}
+        before = b""
+        if delta.sample not in self._begun:
+            self._begun.add(delta.sample)
+            before = self._write({"index": delta.sample, "delta": {"role": "assistant", "content": ""}})
+        if delta.text:
+            content["content"] = delta.text
+        choice: dict[str, Any] = {"index": delta.sample, "delta": content}
+        if self._fields.logprobs and delta.logprobs is not None and delta.token is not None:
+            entry = chat_entry(self._tokenizer, delta.token, delta.logprobs, self._fields.top_logprobs or 0)
+            choice["logprobs"] = {"content": [entry], "refusal": None}
+        if self._fields.return_token_ids:
+            choice["token_ids"] = [] if delta.token is None else [delta.token]
+        if not content and delta.ending is None and self._is_plain:
+            return before
+        if delta.ending is not None:
+            choice["finish_reason"] = FINISH_REASONS[delta.ending]
+        return before + self._write(choice)
+
+    def _write(self, choice: dict[str, Any]) -> bytes:
+        return self._head + msgspec.json.encode({"logprobs": None, "finish_reason": None} | choice) + self._tail
+
+    def finish(self) -> bytes:
+        last = b""
+        if self._usage or self._fields.timings:
+            more: dict[str, Any] = {"usage": usage(self._stream)} if self._usage else {}
+            if self._fields.timings:
+                more["timings"] = ledger(self._stream)
+            last = self._head + b"]," + msgspec.json.encode(more)[1:] + b"\n\n"
+        return last + DONE
+
+    def fail(self, error: QuireError) -> bytes:
+        return b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n"

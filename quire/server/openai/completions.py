@@ -1,0 +1,214 @@
+"""POST /v1/completions."""
+
+import time
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.engine.messages import TokenLogprobs
+from quire.errors import InvalidRequest, QuireError
+from quire.request import MAX_LOGPROBS
+from quire.server.answers import Answer, collect
+from quire.server.body import read_body
+from quire.server.openai.asking import Asking
+from quire.server.openai.chat import DONE
+from quire.server.openai.errors import error_body
+from quire.server.openai.logprobs import completion_logprobs, token_name
+from quire.server.openai.requests import COMPLETION_REFUSALS, CompletionRequest
+from quire.server.openai.usage import FINISH_REASONS, Reply, ledger, usage
+from quire.server.prompts import encode_texts
+from quire.server.sampling import at_most, between
+from quire.server.service import Service
+from quire.server.sse import EventStream, first_deltas
+from quire.server.stream import Delta, Prompt, Stream
+from quire.server.validation import parse_json, shown, typed
+
+DEFAULT_MAX_TOKENS = 16  # as OpenAI's documentation has it
+
+
+async def completions(service: Service, request: Request) -> Response:
+    return await answer_completion(service, request, parse_json(await read_body(request)))
+
+
+async def answer_completion(service: Service, request: Request, raw: dict[str, Any]) -> Response:
+    opened_s = time.monotonic()
+    fields, unknown = typed(raw, CompletionRequest, COMPLETION_REFUSALS, strict=service.settings.strict)
+    n = 1 if fields.n is None else fields.n
+    best_of = n if fields.best_of is None else fields.best_of
+    between("best_of", best_of, n, service.settings.max_best_of)
+    if best_of > n and fields.stream:
+        raise InvalidRequest(f"best_of is {best_of} and n is {n}; answers that are chosen among cannot be streamed")
+    if fields.logprobs is not None:
+        between("logprobs", fields.logprobs, 0, MAX_LOGPROBS)
+    asking = Asking(
+        fields,
+        service.model,
+        service.settings,
+        max_tokens=_max_tokens(service, fields),
+        logprobs=0 if best_of > n and fields.logprobs is None else fields.logprobs,
+        samples=best_of,
+        prompt_logprobs=fields.logprobs if fields.echo else None,
+    )
+    texts, prompts = await _prompts(service, fields.prompt)
+    stream = service.open([asking.prompt(tokens, number) for number, tokens in enumerate(prompts)], opened_s)
+    reply = Reply("cmpl", service, unknown)
+    writer = ChoiceWriter(service, fields, texts)
+    if fields.stream:
+        encoder = CompletionEvents(stream, fields, reply, writer, n)
+        return EventStream(stream, encoder, await first_deltas(stream), reply.headers)
+    by_prompt = await collect(stream, request.receive)
+    choices: list[dict[str, Any]] = []
+    for prompt, answers in zip(stream.prompts, by_prompt, strict=True):
+        if best_of > n:
+            answers.sort(key=lambda answer: -answer.mean_logprob)
+        choices += [writer.whole(prompt, answer, len(choices) + i) for i, answer in enumerate(answers[:n])]
+    body = reply.head("text_completion") | {"choices": choices, "usage": usage(stream)}
+    if fields.timings:
+        body["timings"] = ledger(stream)
+    return reply.json(body, stream)
+
+
+def _max_tokens(service: Service, fields: CompletionRequest) -> int | None:
+    if fields.max_tokens is None:
+        return None if service.settings.tgi_strict else DEFAULT_MAX_TOKENS
+    if fields.max_tokens < 0 or (fields.max_tokens == 0 and not fields.echo):
+        raise InvalidRequest(f"max_tokens is {fields.max_tokens}; it must be at least 1, or with echo at least 0")
+    return fields.max_tokens
+
+
+async def _prompts(service: Service, given: str | list[Any]) -> tuple[list[str], list[list[int]]]:
+    """The prompts as text and as tokens: a text, tokens, or a list of either."""
+    model = service.model
+    if isinstance(given, str):
+        given = [given]
+    if not given:
+        raise InvalidRequest("prompt is []; it must hold at least one text or token")
+    if all(type(item) is int for item in given):
+        given = [given]
+    at_most("the number of prompts", len(given), service.settings.max_client_batch_size)
+    if all(isinstance(item, str) for item in given):
+        return given, await encode_texts(model, given)
+    for index, item in enumerate(given):
+        if not (isinstance(item, list) and item and all(type(token) is int for token in item)):
+            raise InvalidRequest(
+                f"prompt[{index}] is {shown(item)}; prompts are all texts, or all non-empty lists of token ids"
+            )
+        model.check_prompt(item)
+        model.tokenizer.check_ids(item)
+    return [model.tokenizer.decode(item, skip_special_tokens=False) for item in given], given
+
+
+class ChoiceWriter:
+    """The choices of one request's answers."""
+
+    def __init__(self, service: Service, fields: CompletionRequest, texts: list[str]) -> None:
+        self._tokenizer = service.model.tokenizer
+        self._fields = fields
+        self._texts = texts
+
+    def whole(self, prompt: Prompt, answer: Answer, index: int) -> dict[str, Any]:
+        fields = self._fields
+        number = prompt.index
+        text = self._texts[number] + answer.text if fields.echo else answer.text
+        logprobs = None
+        if fields.logprobs is not None:
+            tokens = list(answer.tokens)
+            scores: list[TokenLogprobs | None] = list(answer.logprobs)
+            if fields.echo:
+                tokens = [*prompt.request.prompt, *tokens]
+                scores = [None, *prompt.logprobs, *scores]
+            logprobs = completion_logprobs(self._tokenizer, tokens, scores, fields.logprobs)
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": text,
+            "logprobs": logprobs,
+            "finish_reason": FINISH_REASONS[answer.ending],
+        }
+        if fields.return_token_ids:
+            choice |= {"token_ids": answer.tokens, "prompt_token_ids": list(prompt.request.prompt)}
+        return choice
+
+    def echoed(self, prompt: Prompt, index: int) -> dict[str, Any]:
+        """The prompt itself, as the first chunk of a stream."""
+        logprobs = None
+        if self._fields.logprobs is not None:
+            scores: list[TokenLogprobs | None] = [None, *prompt.logprobs]
+            logprobs = completion_logprobs(self._tokenizer, prompt.request.prompt, scores, self._fields.logprobs)
+        return {"index": index, "text": self._texts[prompt.index], "logprobs": logprobs, "finish_reason": None}
+
+    def part(self, delta: Delta, index: int, offset: int) -> dict[str, Any]:
+        logprobs = None
+        if self._fields.logprobs is not None and delta.token is not None:
+            logprobs = completion_logprobs(
+                self._tokenizer, [delta.token], [delta.logprobs], self._fields.logprobs, offset
+            )
+        choice: dict[str, Any] = {
+            "index": index,
+            "text": delta.text,
+            "logprobs": logprobs,
+            "finish_reason": None if delta.ending is None else FINISH_REASONS[delta.ending],
+        }
+        if self._fields.return_token_ids:
+            choice["token_ids"] = [] if delta.token is None else [delta.token]
+        return choice
+
+    def length(self, tokens: tuple[int, ...]) -> int:
+        """Characters that tokens stand for, as offsets count them."""
+        return sum(len(token_name(self._tokenizer, token)) for token in tokens)
+
+
+class CompletionEvents:
+    """Chunks of a completion."""
+
+    def __init__(self, stream: Stream, fields: CompletionRequest, reply: Reply, writer: ChoiceWriter, n: int) -> None:
+        self._stream = stream
+        self._fields = fields
+        self._writer = writer
+        self._n = n
+        self._usage = bool(fields.stream_options and fields.stream_options.include_usage)
+        self._is_plain = fields.logprobs is None and not fields.return_token_ids
+        self._offsets: dict[int, int] = {}  # characters so far, by choice; a choice is in it once it has begun
+        self._head = b"data: " + msgspec.json.encode(reply.head("text_completion"))[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if self._usage else b"]}\n\n"
+        self._plain = self._head + b'{"index":%d,"text":'
+        self._plain_tail = b',"logprobs":null,"finish_reason":null}' + self._tail
+
+    def encode(self, deltas: list[Delta]) -> bytes:
+        if len(deltas) == 1 and self._is_plain:
+            prompt, sample, text, _, _, ending = deltas[0]
+            index = prompt * self._n + sample
+            if ending is None and index in self._offsets:
+                return self._plain % index + msgspec.json.encode(text) + self._plain_tail if text else b""
+        return b"".join([self._chunk(delta) for delta in deltas])
+
+    def _chunk(self, delta: Delta) -> bytes:
+        index = delta.prompt * self._n + delta.sample
+        before = b""
+        if index not in self._offsets:
+            prompt = self._stream.prompts[delta.prompt]
+            self._offsets[index] = self._writer.length(prompt.request.prompt) if self._fields.echo else 0
+            if self._fields.echo:
+                before = self._write(self._writer.echoed(prompt, index))
+        if self._is_plain and not delta.text and delta.ending is None:
+            return before
+        written = self._write(self._writer.part(delta, index, self._offsets[index]))
+        if self._fields.logprobs is not None and delta.token is not None:
+            self._offsets[index] += self._writer.length((delta.token,))
+        return before + written
+
+    def _write(self, choice: dict[str, Any]) -> bytes:
+        return self._head + msgspec.json.encode(choice) + self._tail
+
+    def finish(self) -> bytes:
+        last = b""
+        if self._usage or self._fields.timings:
+            more: dict[str, Any] = {"usage": usage(self._stream)} if self._usage else {}
+            if self._fields.timings:
+                more["timings"] = ledger(self._stream)
+            last = self._head + b"]," + msgspec.json.encode(more)[1:] + b"\n\n"
+        return last + DONE
+
+    def fail(self, error: QuireError) -> bytes:
+        return b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n"

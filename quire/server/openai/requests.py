@@ -1,0 +1,102 @@
+"""The fields of the OpenAI routes."""
+
+from typing import Any
+
+import msgspec
+
+from quire.server.validation import Refusal
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+
+
+class Sampled(msgspec.Struct, kw_only=True):
+    """What completions and chat completions have in common."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+    # Beyond OpenAI's own fields
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    timings: bool | None = None
+
+
+class CompletionRequest(Sampled, kw_only=True):
+    prompt: str | list[Any]
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+
+
+class ChatRequest(Sampled, kw_only=True):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+
+
+_GRAMMAR = "structured output is not supported"
+_TOOLS = "tool calling is not supported"
+
+_BOTH = {
+    "service_tier": Refusal("there are no tiers", ("auto", "default")),
+    "store": Refusal("nothing is stored", (False,)),
+    "metadata": Refusal("nothing is stored", ({},)),
+    "use_beam_search": Refusal("beam search is not supported", (False,)),
+    "length_penalty": Refusal("beam search is not supported", (1, 1.0)),
+    "guided_json": Refusal(_GRAMMAR),
+    "guided_regex": Refusal(_GRAMMAR),
+    "guided_choice": Refusal(_GRAMMAR),
+    "guided_grammar": Refusal(_GRAMMAR),
+    "structured_outputs": Refusal(_GRAMMAR),
+    "truncate_prompt_tokens": Refusal("prompts are not cut; send fewer tokens"),
+}
+
+COMPLETION_REFUSALS = _BOTH | {
+    "suffix": Refusal("filling in before a suffix is not supported", ("",)),
+    "response_format": Refusal(_GRAMMAR, ({"type": "text"},)),
+}
+
+CHAT_REFUSALS = _BOTH | {
+    "tools": Refusal(_TOOLS, ([],)),
+    "tool_choice": Refusal(_TOOLS, ("none", "auto")),
+    "tool_prompt": Refusal(_TOOLS),
+    "parallel_tool_calls": Refusal(_TOOLS, (True, False)),
+    "functions": Refusal(_TOOLS, ([],)),
+    "function_call": Refusal(_TOOLS, ("none", "auto")),
+    "response_format": Refusal(_GRAMMAR, ({"type": "text"},)),
+    "audio": Refusal("only text is supported"),
+    "modalities": Refusal("only text is supported", (["text"], [])),
+    "prediction": Refusal("predicted outputs are not supported"),
+    "reasoning_effort": Refusal("the model's template decides; see chat_template_kwargs", ("none",)),
+    "verbosity": Refusal("the model has no such setting"),
+    "web_search_options": Refusal("there is no web search"),
+    "echo": Refusal("a conversation is not repeated; see continue_final_message", (False,)),
+    "chat_template": Refusal("the server chooses the template; see --chat-template"),
+}

@@ -1,0 +1,71 @@
+"""What every OpenAI reply carries besides its choices."""
+
+import secrets
+import time
+from typing import Any
+
+import msgspec
+from starlette.responses import Response
+
+from quire import __version__
+from quire.server.service import Service
+from quire.server.stream import Ending, Stream
+
+FINISH_REASONS = {
+    Ending.END: "stop",
+    Ending.STOP_TOKEN: "stop",
+    Ending.STOP_STRING: "stop",
+    Ending.LENGTH: "length",
+}
+
+
+class Reply:
+    """The envelope of one reply. `unknown` are fields of the request that nothing knows: the client is told."""
+
+    def __init__(self, prefix: str, service: Service, unknown: list[str]) -> None:
+        self.id = f"{prefix}-{secrets.token_hex(12)}"
+        self.created = int(time.time())
+        self.model = service.model.name
+        self.headers = {"x-quire-ignored-fields": _header(unknown)} if unknown else {}
+
+    def head(self, kind: str) -> dict[str, Any]:
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.model,
+            "system_fingerprint": f"quire-{__version__}",
+        }
+
+    def json(self, body: dict[str, Any], stream: Stream) -> Response:
+        return Response(msgspec.json.encode(body), 200, self.headers, "application/json")
+
+
+def _header(names: list[str]) -> str:
+    """Names out of a client's body, made safe for a header."""
+    return ",".join("".join(c for c in name if c.isascii() and c.isprintable())[:60] for name in names[:20])
+
+
+def usage(stream: Stream) -> dict[str, Any]:
+    return {
+        "prompt_tokens": stream.num_prompt_tokens,
+        "completion_tokens": stream.num_tokens,
+        "total_tokens": stream.num_prompt_tokens + stream.num_tokens,
+        "prompt_tokens_details": {"cached_tokens": stream.num_cached_tokens},
+    }
+
+
+def ledger(stream: Stream) -> dict[str, Any]:
+    """Where the time went, in seconds."""
+    first_s = stream.last_s if stream.first_s is None else stream.first_s
+    decode_s = stream.last_s - first_s
+    return {
+        "validation_s": stream.submitted_s - stream.opened_s,
+        "to_first_token_s": first_s - stream.submitted_s,
+        "decode_s": decode_s,
+        "total_s": stream.last_s - stream.opened_s,
+        "prompt_tokens": stream.num_prompt_tokens,
+        "cached_tokens": stream.num_cached_tokens,
+        "generated_tokens": stream.num_tokens,
+        "tokens_per_s": (stream.num_tokens - 1) / decode_s if decode_s > 0 else None,
+    }

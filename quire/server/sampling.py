@@ -1,0 +1,73 @@
+"""The part of a request that is about sampling, whichever API it came through."""
+
+import secrets
+from collections.abc import Mapping
+from typing import Any
+
+from quire.errors import InvalidRequest
+from quire.files.generation_defaults import GenerationDefaults
+from quire.request import MAX_LOGPROBS, SamplingParams
+from quire.text.tokenizer import Tokenizer
+
+MAX_TEMPERATURE = 100.0  # logits divided by more are all alike in float32
+GREEDY_BELOW = 1e-5  # and divided by less are not finite
+MAX_PENALTY = 100.0
+MAX_BIASES = 1024
+_SEEDS = 2**64
+
+
+def sampling_params(given: Mapping[str, Any], defaults: GenerationDefaults, tokenizer: Tokenizer) -> SamplingParams:
+    """`given` by the names of SamplingParams, None where the request is silent; then the model's own defaults count."""
+    chosen = {name: value for name, value in given.items() if value is not None}
+    for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"):
+        stated = getattr(defaults, name)
+        if stated is not None:
+            chosen.setdefault(name, stated)
+    at_most("temperature", chosen.get("temperature", 0), MAX_TEMPERATURE)
+    at_most("repetition_penalty", chosen.get("repetition_penalty", 1), MAX_PENALTY)
+    if 0 < chosen.get("temperature", 1) < GREEDY_BELOW:
+        chosen["temperature"] = 0.0
+    if "top_k" in chosen:
+        chosen["top_k"] = _top_k(chosen["top_k"], tokenizer.vocab_size)
+    if "logit_bias" in chosen:
+        chosen["logit_bias"] = _logit_bias(chosen["logit_bias"], tokenizer)
+    if "logprobs" in chosen:
+        between("logprobs", chosen["logprobs"], 0, MAX_LOGPROBS)
+    return SamplingParams(**chosen)
+
+
+def seed_of(given: int | None) -> int:
+    """The engine's seed: what was given, or one that nobody has."""
+    if given is None:
+        return secrets.randbits(63)
+    between("seed", given, -(2**63), _SEEDS - 1)
+    return given % _SEEDS
+
+
+def between(name: str, value: float, low: float, high: float) -> None:
+    if not low <= value <= high:
+        raise InvalidRequest(f"{name} is {value}; it must be between {low} and {high}")
+
+
+def at_most(name: str, value: float, limit: float) -> None:
+    if not value <= limit:
+        raise InvalidRequest(f"{name} is {value}; it must be at most {limit:g}")
+
+
+def _top_k(top_k: int, vocab_size: int) -> int:
+    if top_k == -1 or top_k >= vocab_size:
+        return 0  # off, or no different from off
+    return top_k
+
+
+def _logit_bias(given: Mapping[str, float], tokenizer: Tokenizer) -> dict[int, float]:
+    at_most("the number of entries in logit_bias", len(given), MAX_BIASES)
+    biases: dict[int, float] = {}
+    for key, bias in given.items():
+        if not (key.isascii() and key.isdecimal() and len(key) < 12):
+            raise InvalidRequest(f"logit_bias has the key {key[:40]!r}; keys are token ids")
+        token = int(key)
+        if token >= tokenizer.vocab_size:
+            raise InvalidRequest(f"logit_bias has the token {token}; the vocabulary has {tokenizer.vocab_size}")
+        biases[token] = bias
+    return biases

@@ -1,0 +1,180 @@
+"""The front end's side of the engine."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Protocol
+
+from quire.engine.messages import Abort, Command, Event, Failed, Submit
+from quire.errors import EngineFailed, Overloaded, QuireError, RequestFailed
+from quire.server.metrics import Metrics
+from quire.server.served_model import ServedModel
+from quire.server.settings import ServerSettings
+from quire.server.stream import Asked, Prompt, Stream
+
+log = logging.getLogger(__name__)
+
+
+class Port(Protocol):
+    """A connection to an engine, in this process or another."""
+
+    def request_id(self, count: int) -> int: ...
+
+    def send(self, command: Command) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Service:
+    """Turns typed requests into streams of text.
+
+    Every stream is in `_streams` until it ends or is closed, and every prompt of it that the engine works on is in
+    `_prompts`. Owned by the event loop.
+    """
+
+    def __init__(self, model: ServedModel, settings: ServerSettings, metrics: Metrics | None = None) -> None:
+        self.model = model
+        self.settings = settings
+        self.metrics = metrics or Metrics(model.max_total_tokens)
+        self.is_draining = False
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._port: Port | None = None
+        self._why_not = "the engine is starting"
+        self._count = 0
+        self._prompts: dict[int, tuple[Prompt, Stream]] = {}
+        self._streams: set[Stream] = set()
+        self._quiet = asyncio.Event()  # set while no stream is open
+        self._quiet.set()
+
+    # The engine
+
+    @property
+    def is_connected(self) -> bool:
+        return self._port is not None
+
+    @property
+    def why_not_ready(self) -> str | None:
+        if self.is_draining:
+            return "the server is shutting down"
+        return None if self._port is not None else self._why_not
+
+    def connect(self, port: Port) -> None:
+        """From here on requests go to `port`, whose events come to `take` or `deliver`."""
+        self._loop = asyncio.get_running_loop()
+        self._port = port
+
+    def disconnect(self, reason: str) -> None:
+        """The engine is gone: everyone hears of it, and so do those who come."""
+        self._port = None
+        self._why_not = reason
+        for stream in list(self._streams):
+            stream.fail(EngineFailed(reason))
+
+    def deliver(self, events: list[Event]) -> None:
+        """As `take`, from another thread."""
+        assert self._loop is not None, "connected before it is delivered to"
+        self._loop.call_soon_threadsafe(self.take, events)
+
+    def take(self, events: list[Event]) -> None:
+        """One step's events: each stream is woken once."""
+        now = time.monotonic()
+        woken: dict[Stream, int] = {}
+        prompts = self._prompts
+        for event in events:
+            if isinstance(event, Failed):
+                found = prompts.pop(event.request_id, None)
+                if found is not None:
+                    found[1].fail(error_of(event))
+                continue
+            for update in event.updates:
+                found = prompts.get(update.request_id)
+                if found is not None:  # else it was aborted, and this was on its way
+                    prompt, stream = found
+                    prompt.take(update)
+                    woken[stream] = woken.get(stream, 0) + len(update.tokens)
+        for stream, num_tokens in woken.items():
+            if num_tokens:
+                self._note_tokens(stream, num_tokens, now)
+            stream.wake()
+
+    def _note_tokens(self, stream: Stream, num_tokens: int, now: float) -> None:
+        if stream.first_s is None:
+            stream.first_s = now
+            self.metrics.time_to_first_token.observe(now - stream.opened_s)
+        else:
+            self.metrics.inter_token.observe((now - stream.last_s) / num_tokens, num_tokens)
+        stream.last_s = now
+
+    # Requests
+
+    def open(self, asked: Sequence[Asked], opened_s: float | None = None) -> Stream:
+        """Send prompts to the engine. `opened_s`: when the request came in, by the monotonic clock."""
+        if self._port is None or self.is_draining:
+            raise EngineFailed(self.why_not_ready or "the engine is gone")
+        if len(self._streams) >= self.settings.max_concurrent_requests:
+            raise Overloaded(
+                f"{len(self._streams)} requests are open; the limit is {self.settings.max_concurrent_requests}",
+                self.metrics.retry_after_s(),
+            )
+        stream = Stream(self, self.settings.max_buffered_tokens)
+        if opened_s is not None:
+            stream.opened_s = opened_s
+        self._streams.add(stream)
+        self._quiet.clear()
+        for one in asked:
+            self._count += 1
+            request = replace(
+                one.request,
+                request_id=self._port.request_id(self._count),
+                timeout_s=self.settings.request_timeout_s,
+                queue_timeout_s=self.settings.queue_timeout_s,
+            )
+            self._prompts[request.request_id] = (stream.add(one, request), stream)
+            self._port.send(Submit(request))
+        stream.submitted_s = time.monotonic()
+        return stream
+
+    def ended(self, prompt: Prompt) -> None:
+        """All samples of `prompt` have their ends. The engine goes on when a stop string ended the last of them."""
+        self._prompts.pop(prompt.request.request_id, None)
+        if self._port is not None and any(sample.ending == "stop_string" for sample in prompt.samples):
+            self._port.send(Abort(prompt.request.request_id))
+
+    def forget(self, stream: Stream) -> None:
+        """`stream` is closed: abort what the engine still does for it."""
+        for prompt in stream.prompts:
+            request_id = prompt.request.request_id
+            if self._prompts.pop(request_id, None) is not None and self._port is not None:
+                self._port.send(Abort(request_id))
+        self._streams.discard(stream)
+        self.metrics.note_stream(stream)
+        if not self._streams:
+            self._quiet.set()
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._streams)
+
+    async def drain(self, within_s: float) -> None:
+        """Take nothing new, and wait for what is open; what is left after `within_s` fails."""
+        self.is_draining = True
+        try:
+            await asyncio.wait_for(self._quiet.wait(), within_s)
+        except TimeoutError:
+            for stream in list(self._streams):
+                stream.fail(EngineFailed(f"the server shut down; {within_s:g} s were given to finish"))
+
+
+def error_of(failed: Failed) -> QuireError:
+    """The error that an event reports, as the type it was."""
+    error_type = _ERROR_TYPES.get(failed.kind, RequestFailed)
+    return error_type(failed.message, failed.retry_after_s)
+
+
+def _with_subtypes(error_type: type[QuireError]) -> list[type[QuireError]]:
+    return [error_type, *(found for sub in error_type.__subclasses__() for found in _with_subtypes(sub))]
+
+
+_ERROR_TYPES = {error_type.kind: error_type for error_type in _with_subtypes(QuireError)}

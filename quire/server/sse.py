@@ -1,0 +1,68 @@
+"""Server-sent events."""
+
+from typing import Protocol
+
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quire.errors import QuireError
+from quire.server.answers import closing_when_gone
+from quire.server.stream import Delta, Stream
+
+
+class EventEncoder(Protocol):
+    """The events of one response, as bytes."""
+
+    def encode(self, deltas: list[Delta]) -> bytes:
+        """What a step brought."""
+
+    def finish(self) -> bytes:
+        """What follows the last delta."""
+
+    def fail(self, error: QuireError) -> bytes:
+        """What follows instead when it goes wrong half way."""
+
+
+class EventStream(Response):
+    """A stream as events: one write for each step that brought something.
+
+    `first` is what was read already: a request that is refused before its first token is answered with a status
+    of its own instead.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, stream: Stream, encoder: EventEncoder, first: list[Delta], headers: dict[str, str]) -> None:
+        self.status_code = 200
+        self.background = None
+        self.body = b""
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"} | headers)
+        self._stream = stream
+        self._encoder = encoder
+        self._first = first
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stream, encode = self._stream, self._encoder.encode
+        headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
+        async with closing_when_gone(stream, receive):
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            deltas = self._first
+            try:
+                while deltas:
+                    data = encode(deltas)
+                    if data:
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
+                    deltas = await stream.read()
+                last = self._encoder.finish()
+            except QuireError as error:
+                last = self._encoder.fail(error)
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+
+
+async def first_deltas(stream: Stream) -> list[Delta]:
+    """Waits for the first tokens; raises what the request is refused with."""
+    try:
+        return await stream.read()
+    except BaseException:
+        stream.close()
+        raise

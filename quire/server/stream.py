@@ -1,0 +1,231 @@
+"""What one HTTP request hears of its prompts."""
+
+import asyncio
+import time
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import TYPE_CHECKING, NamedTuple
+
+from quire.engine.messages import TokenLogprobs, Update
+from quire.errors import Overloaded, QuireError
+from quire.request import FinishReason, Request
+from quire.text.detokenizer import Detokenizer
+from quire.text.stop_strings import StopStrings
+
+if TYPE_CHECKING:
+    from quire.server.service import Service
+
+
+class Ending(StrEnum):
+    """Why a sample ended."""
+
+    END = "end"
+    STOP_TOKEN = "stop_token"
+    STOP_STRING = "stop_string"
+    LENGTH = "length"
+
+
+_ENDINGS = {
+    FinishReason.END: Ending.END,
+    FinishReason.STOP_TOKEN: Ending.STOP_TOKEN,
+    FinishReason.LENGTH: Ending.LENGTH,
+}
+
+
+class Delta(NamedTuple):
+    """One token of one sample, and the text it releases; at the end of a sample the token may be missing."""
+
+    prompt: int  # which of the request's prompts
+    sample: int
+    text: str
+    token: int | None
+    logprobs: TokenLogprobs | None
+    ending: Ending | None
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """One prompt of a request. `request` goes to the engine, under an id that the service chooses."""
+
+    request: Request
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False
+    skip_special_tokens: bool = True
+
+
+class Sample:
+    """One continuation of one prompt, as text."""
+
+    __slots__ = ("detokenizer", "ending", "num_tokens", "stop", "stops")
+
+    def __init__(self, detokenizer: Detokenizer, stops: StopStrings | None) -> None:
+        self.detokenizer = detokenizer
+        self.stops = stops
+        self.num_tokens = 0
+        self.ending: Ending | None = None
+        self.stop: str | int | None = None  # the string or token that ended it
+
+
+class Prompt:
+    """One prompt in the engine. Takes in what the engine says of it and puts deltas into its stream."""
+
+    def __init__(self, stream: "Stream", index: int, asked: Asked, request: Request) -> None:
+        self.request = request
+        self.cached_tokens = 0
+        self.logprobs: list[TokenLogprobs] = []  # of the prompt's own tokens after the first, where asked for
+        self._stream = stream
+        self.index = index
+        self._shows_stop = asked.include_stop
+        tokenizer = stream.service.model.tokenizer
+        self.samples = [
+            Sample(
+                Detokenizer(tokenizer, skip_special_tokens=asked.skip_special_tokens, continues=True),
+                StopStrings(asked.stop, include=asked.include_stop) if asked.stop else None,
+            )
+            for _ in range(request.samples)
+        ]
+        self.num_left = request.samples
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(sample.num_tokens for sample in self.samples)
+
+    def take(self, update: Update) -> None:
+        """Turn a step's tokens into deltas, up to the one that completes a stop string."""
+        _, number, tokens, finish, cached_tokens, logprobs, prompt_logprobs = update
+        if number == 0:  # the others share what the first computes
+            self.cached_tokens = cached_tokens
+        if prompt_logprobs and number == 0:
+            self.logprobs += prompt_logprobs
+        sample = self.samples[number]
+        if sample.ending is not None:
+            return
+        pending = self._stream.pending
+        last = len(tokens) - 1
+        for position, token in enumerate(tokens):
+            sample.num_tokens += 1
+            ending: Ending | None = None
+            if finish is not None and position == last:
+                ending = _ENDINGS[finish]
+                text = self._last_text(sample, token, ending)
+            else:
+                text = sample.detokenizer.push((token,))
+            if sample.stops is not None:
+                text, stopped = self._search(sample, text, ending is not None)
+                if stopped:
+                    ending = Ending.STOP_STRING
+            pending.append(
+                Delta(self.index, number, text, token, None if logprobs is None else logprobs[position], ending)
+            )
+            if ending is not None:
+                self._end(sample, ending, token)
+                return
+        if finish is not None:  # and no token came with it
+            ending = _ENDINGS[finish]
+            pending.append(Delta(self.index, number, "", None, None, ending))
+            self._end(sample, ending, None)
+
+    def _last_text(self, sample: Sample, token: int, ending: Ending) -> str:
+        """What the last token adds: the token that ends a sample is not part of its text."""
+        hidden = ending is not Ending.LENGTH and not self._shows_stop
+        text = "" if hidden else sample.detokenizer.push((token,))
+        return text + sample.detokenizer.flush()
+
+    def _search(self, sample: Sample, text: str, is_last: bool) -> tuple[str, bool]:
+        assert sample.stops is not None
+        released, stop = sample.stops.push(text)
+        if stop is None and is_last:
+            rest, stop = sample.stops.flush()
+            released += rest
+        sample.stop = stop
+        return released, stop is not None
+
+    def _end(self, sample: Sample, ending: Ending, token: int | None) -> None:
+        sample.ending = ending
+        if ending is Ending.STOP_TOKEN:
+            sample.stop = token
+        self.num_left -= 1
+        if not self.num_left:
+            self._stream.prompt_ended(self)
+
+
+class Stream:
+    """The answers to one HTTP request, of all of its prompts and samples, in the order they come.
+
+    Everything submitted is heard to its end or aborted by `close`. Owned by the event loop.
+    """
+
+    def __init__(self, service: "Service", max_buffered: int) -> None:
+        self.service = service
+        self.pending: list[Delta] = []
+        self.prompts: list[Prompt] = []
+        self.opened_s = time.monotonic()
+        self.submitted_s = self.opened_s
+        self.queue_s = 0.0  # how long its first prompt waited for a slot, as the engine tells
+        self.first_s: float | None = None  # when the first token came
+        self.last_s = self.opened_s
+        self._num_live = 0
+        self._max_buffered = max_buffered
+        self.error: QuireError | None = None
+        self._waiter: asyncio.Future[None] | None = None
+        self._closed = False
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(prompt.num_tokens for prompt in self.prompts)
+
+    @property
+    def num_prompt_tokens(self) -> int:
+        return sum(len(prompt.request.prompt) for prompt in self.prompts)
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return sum(prompt.cached_tokens for prompt in self.prompts)
+
+    @property
+    def is_over(self) -> bool:
+        return not self._num_live
+
+    def add(self, asked: Asked, request: Request) -> Prompt:
+        prompt = Prompt(self, len(self.prompts), asked, request)
+        self.prompts.append(prompt)
+        self._num_live += 1
+        return prompt
+
+    def wake(self) -> None:
+        """Something is pending, or it is over."""
+        if len(self.pending) > self._max_buffered:
+            self.fail(Overloaded(f"the client has not read {len(self.pending)} tokens; {self._max_buffered} are kept"))
+        waiter = self._waiter
+        if waiter is not None and not waiter.done():
+            waiter.set_result(None)
+
+    def prompt_ended(self, prompt: Prompt) -> None:
+        self._num_live -= 1
+        self.service.ended(prompt)
+
+    def fail(self, error: QuireError) -> None:
+        """One prompt of it fails, and so does the whole."""
+        if self.error is None:
+            self.error = error
+        self.close()
+
+    async def read(self) -> list[Delta]:
+        """What has come since the last call, after waiting for it if need be; empty once all is over."""
+        if not self.pending:
+            if self.error is None and self._num_live and not self._closed:
+                self._waiter = asyncio.get_running_loop().create_future()
+                await self._waiter
+            if not self.pending and self.error is not None:
+                raise self.error
+        deltas, self.pending = self.pending, []
+        return deltas
+
+    def close(self) -> None:
+        """Abort what still runs. The last thing to happen to a stream, however it went."""
+        if self._closed:
+            return
+        self._closed = True
+        self.service.forget(self)
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)

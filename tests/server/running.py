@@ -1,0 +1,87 @@
+"""A whole server in this process: real sockets, the fake executor."""
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+
+import uvicorn
+
+from quire.core.scheduler import Scheduler
+from quire.engine.driver import Driver
+from quire.engine.engine import Engine
+from quire.request import Request, SamplingParams
+from quire.server.app import make_app
+from quire.server.served_model import ServedModel
+from quire.server.service import Service
+from quire.server.settings import ServerSettings
+from tests.core.harness import limits
+from tests.fake_executor import FakeExecutor, expected_tokens
+from tests.server.vocabulary import served_model
+
+WAIT_S = 10.0
+
+
+def new_driver(before_result: Callable[..., None] | None = None, **changes: object) -> Driver:
+    wanted = {"num_pages": 3000, "max_batch_size": 16, "max_sequence_tokens": 512, "max_step_tokens": 600,
+              "max_batch_prefill_tokens": 512}  # fmt: skip
+    chosen = limits(**(wanted | changes))
+    executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, before_result)
+    return Driver(Engine(Scheduler(chosen, time.monotonic), executor))
+
+
+class RunningServer:
+    """Serves until `stop`. The driver and the service are within reach of tests."""
+
+    def __init__(
+        self,
+        *,
+        settings: ServerSettings | None = None,
+        model: ServedModel | None = None,
+        before_result: Callable[..., None] | None = None,
+        **limit_changes: object,
+    ) -> None:
+        self.driver = new_driver(before_result, **limit_changes)
+        self.model = model or served_model()
+        self._settings = settings or ServerSettings()
+        self._started = threading.Event()
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+
+    def start(self) -> "RunningServer":
+        self.driver.start()
+        self._thread.start()
+        assert self._started.wait(WAIT_S)
+        return self
+
+    async def _run(self) -> None:
+        self.loop = asyncio.get_running_loop()
+        self.service = Service(self.model, self._settings)
+        self.service.connect(self.driver.open(self.service.deliver))
+        config = uvicorn.Config(make_app(self.service), port=0, log_level="warning", lifespan="off")
+        self._server = uvicorn.Server(config)
+        task = asyncio.create_task(self._server.serve())
+        while not self._server.started:
+            await asyncio.sleep(0.01)
+        port = self._server.servers[0].sockets[0].getsockname()[1]
+        self.url = f"http://127.0.0.1:{port}"
+        self._started.set()
+        await task
+
+    def stop(self) -> None:
+        self._server.should_exit = True
+        self._thread.join(WAIT_S)
+        self.driver.stop()
+
+    def wait_until(self, holds: Callable[[], bool]) -> None:
+        until = time.monotonic() + WAIT_S
+        while not holds():
+            assert time.monotonic() < until, "it did not come true in time"
+            time.sleep(0.005)
+
+    def expected(self, prompt: list[int], max_tokens: int, **fields: object) -> list[int]:
+        """What greedy sampling gives, worked out by hand."""
+        asked = Request(0, tuple(prompt), max_tokens, SamplingParams(temperature=0), **fields)  # type: ignore[arg-type]
+        return expected_tokens(asked)
+
+    def expected_text(self, prompt: list[int], max_tokens: int) -> str:
+        return self.model.tokenizer.decode(self.expected(prompt, max_tokens))

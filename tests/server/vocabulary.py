@@ -1,0 +1,54 @@
+"""A model of fifty tokens, so that what the fake executor samples has a text."""
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from quire.files.generation_defaults import GenerationDefaults
+from quire.server.served_model import ServedModel
+from quire.text.chat import ChatTemplate, ChatTemplates
+from quire.text.tokenizer import Tokenizer as QuireTokenizer
+
+END = "<|end|>"
+# Byte-level spelling: a space is Ġ, and é is the two bytes Ã and ©.
+PIECES = [
+    END,
+    *"abcdefghijklmnopqrstuvwxyz",
+    "Ġ",
+    "Ã",
+    "©",
+    ".",
+    ",",
+    "!",
+    "?",
+    "1",
+    "2",
+    "3",
+    "Ċ",
+    ":",
+    *"ABCDEFGHIJK",
+]
+TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+def tokenizer() -> QuireTokenizer:
+    backend = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(PIECES)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.add_special_tokens([AddedToken(END, normalized=False)])
+    return QuireTokenizer(backend, {"eos_token": END})
+
+
+def served_model(max_total_tokens: int = 512, end_ids: tuple[int, ...] = ()) -> ServedModel:
+    """Nothing ends by itself unless `end_ids` says so: what the fake samples is as good as random."""
+    return ServedModel(
+        name="fake",
+        tokenizer=tokenizer(),
+        templates=ChatTemplates({"default": ChatTemplate(TEMPLATE)}),
+        end_ids=end_ids,
+        defaults=GenerationDefaults(),
+        max_total_tokens=max_total_tokens,
+        max_input_tokens=max_total_tokens,
+        created=1_700_000_000,
+    )
