@@ -30,7 +30,7 @@ from quire.executor.slots import (
 from quire.request import MAX_LOGPROBS
 
 BLOCK = 256  # of the vocabulary, for drawing in two stages
-COLDEST = float(jnp.finfo(jnp.float32).tiny)  # what lies below counts as 0: a device may take it for 0 in a division
+COLDEST = 2.0**-126  # the least normal float32; what lies below counts as 0, for which a device may take it
 
 # In place of a token.
 NOT_NUMBERS = -1  # the model's logits are NaN or infinite
@@ -159,8 +159,8 @@ def _mass(probabilities: jax.Array, kept: jax.Array) -> jax.Array:
 
 
 def _ordered(values: jax.Array) -> jax.Array:
-    """int32 that sort as the floats do."""
-    bits = jax.lax.bitcast_convert_type(values.astype(jnp.float32), jnp.int32)
+    """int32 that sort as the floats do; the two zeros are one."""
+    bits = jax.lax.bitcast_convert_type(jnp.where(values == 0, 0.0, values).astype(jnp.float32), jnp.int32)
     return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
 
 
