@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from quire.core.limits import Limits
 from quire.core.plan import StepPlan, StepResult
 from quire.core.scheduler import Scheduler
-from quire.engine.driver import Driver, Phase
+from quire.engine.driver import MAX_COMMANDS_PER_TURN, Driver, Phase
 from quire.engine.engine import Engine
 from quire.engine.messages import Submit
 from quire.request import Request
@@ -105,7 +105,8 @@ def time_scheduler(rows: int, queued: int, steps: int) -> list[float]:
 
 def time_driver(rows: int, queued: int, steps: int) -> list[float]:
     """Seconds of each of the driver's turns, on this thread."""
-    total_steps = steps + 2 * WARM_UP_STEPS + 2 * rows * CONTEXT // 8192
+    turns_to_take_in = (rows + queued) // MAX_COMMANDS_PER_TURN + 1
+    total_steps = steps + 2 * WARM_UP_STEPS + 2 * rows * CONTEXT // 8192 + turns_to_take_in
     executor = MadeUp()
     scheduler = Scheduler(limits(rows, total_steps), time.monotonic)
     driver = Driver(Engine(scheduler, executor, lookahead=1))
@@ -114,6 +115,10 @@ def time_driver(rows: int, queued: int, steps: int) -> list[float]:
     port = driver.open(lambda events: delivered.append(sum(len(event.updates) for event in events)))
     for number in range(rows + queued):
         port.send(Submit(request(port.request_id(number), number, total_steps)))
+
+    for _ in range(turns_to_take_in):
+        driver._turn()
+    delivered.clear()
 
     def turn() -> tuple[float, int]:
         executor.spent_s = 0.0

@@ -341,7 +341,8 @@ def run(mutant: Mutant) -> tuple[Mutant, str | None, float]:
             "-p",
             "no:cacheprovider",
         ]
-        command += ["--hypothesis-profile=mutants", "--show-capture=no", *TESTS]
+        command += ["--hypothesis-profile=mutants", "--show-capture=no"]
+        command += TESTS if mutant.path.startswith("core") else reversed(TESTS)
         environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
         try:
             done = subprocess.run(
