@@ -8,6 +8,7 @@ QuireError
 ├── RequestFailed            the device work of this one request fails
 ├── EngineFailed             the engine cannot run any request
 ├── EngineStopped            the engine is shutting down
+├── InvalidSetting           a setting is wrong, or what it asks for does not fit
 └── ModelError               a model cannot be served
     ├── UnsupportedModel     its architecture, or an option of it, is not implemented
     ├── InvalidCheckpoint    its files are incomplete, damaged or contradictory
@@ -60,6 +61,10 @@ class EngineFailed(QuireError):
 class EngineStopped(QuireError):
     kind = "engine_stopped"
     status = 503
+
+
+class InvalidSetting(QuireError):
+    kind = "setting"
 
 
 class ModelError(QuireError):

@@ -1,9 +1,11 @@
 """Undecided settings become decided ones, each with the reason that is logged beside it."""
 
+import os
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
-from quire.errors import InvalidRequest
+from quire.config import Config
+from quire.errors import InvalidSetting
 
 T = TypeVar("T")
 
@@ -35,11 +37,150 @@ def resolve_dtype(platform: str, asked: str | None) -> Choice[str]:
     """The dtype of weights and activations."""
     if asked is not None and asked != "auto":
         if asked not in DTYPES:
-            raise InvalidRequest(f"dtype is {asked!r}; it can be {', '.join(DTYPES)} or auto")
+            raise InvalidSetting(f"dtype is {asked!r}; it can be {', '.join(DTYPES)} or auto")
         return Choice("dtype", asked, "asked for")
     kind = _PLATFORM_ALIASES.get(platform, platform)
     if kind not in _DTYPE_BY_PLATFORM:
         known = ", ".join((*_DTYPE_BY_PLATFORM, *_PLATFORM_ALIASES))
-        raise InvalidRequest(f"no dtype is known to suit platform {platform!r} ({known} are); ask for one")
+        raise InvalidSetting(f"no dtype is known to suit platform {platform!r} ({known} are); ask for one")
     value, reason = _DTYPE_BY_PLATFORM[kind]
     return Choice("dtype", value, f"{platform}: {reason}")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the choices depend on: the machine, and the model's sizes."""
+
+    platform: str  # as JAX names it
+    num_devices: int
+    memory_bytes: int  # of one device, or of the host where that is the device
+    max_positions: int
+    weight_bytes: int  # on one device
+    token_bytes: int  # of keys and values, on one device
+
+
+@dataclass(frozen=True)
+class Resolved:
+    """Settings with every choice made."""
+
+    dtype: str
+    page_size: int
+    max_batch_size: int
+    max_batch_prefill_tokens: int
+    max_total_tokens: int
+    memory_limit_bytes: int
+    min_rows: int
+    compile_threads: int
+    choices: tuple[Choice[Any], ...]  # for the log
+
+
+@dataclass(frozen=True)
+class PlatformDefaults:
+    max_batch_size: int
+    max_batch_prefill_tokens: int
+    memory_fraction: float
+    min_rows: int
+
+
+DEFAULTS = {
+    "cpu": PlatformDefaults(32, 512, 0.5, 1),
+    # One row takes a slower path through matmuls than eight.
+    "gpu": PlatformDefaults(256, 4096, 0.9, 8),
+    "tpu": PlatformDefaults(128, 2048, 0.9, 8),
+}
+DEFAULT_MAX_TOTAL_TOKENS = {"cpu": 4096, "gpu": 32768, "tpu": 32768}
+PAGE_SIZE = 16
+RESERVE_BYTES = 256 * 2**20  # for what nobody counts: fragments, programs, small arrays
+MAX_HOST_CACHE_BYTES = 2 * 2**30
+PAGE_STEP = 64  # the number of pages is a multiple of this, so that compiled programs are found again
+
+
+def resolve(config: Config, facts: Facts) -> Resolved:
+    """Decide what `config` leaves open, for this machine and model."""
+    platform = _PLATFORM_ALIASES.get(facts.platform, facts.platform)
+    defaults = DEFAULTS.get(platform, DEFAULTS["cpu"])
+    dtype = resolve_dtype(facts.platform, config.dtype)
+    limit = min(facts.max_positions, DEFAULT_MAX_TOTAL_TOKENS.get(platform, 4096))
+    if config.max_total_tokens is not None and config.max_total_tokens > facts.max_positions:
+        raise InvalidSetting(
+            f"max_total_tokens is {config.max_total_tokens}; the model has {facts.max_positions} positions"
+        )
+    if config.tensor_parallel > facts.num_devices:
+        raise InvalidSetting(f"tensor_parallel is {config.tensor_parallel}; there are {facts.num_devices} devices")
+    fraction = _chosen("memory_fraction", config.memory_fraction, defaults.memory_fraction, f"for a {platform}")
+    if not 0 < fraction.value <= 1:
+        raise InvalidSetting(f"memory_fraction is {fraction.value}; it must be above 0 and at most 1")
+    choices: dict[str, Choice[Any]] = {
+        "dtype": dtype,
+        "page_size": _chosen("page_size", config.page_size, PAGE_SIZE, "few tokens are wasted at the end of a page"),
+        "max_batch_size": _chosen(
+            "max_batch_size", config.max_batch_size, defaults.max_batch_size, f"for a {platform}"
+        ),
+        "max_batch_prefill_tokens": _chosen(
+            "max_batch_prefill_tokens",
+            config.max_batch_prefill_tokens,
+            defaults.max_batch_prefill_tokens,
+            f"for a {platform}: what one step can compute while others wait for their token",
+        ),
+        "max_total_tokens": _chosen(
+            "max_total_tokens",
+            config.max_total_tokens,
+            limit,
+            "all positions of the model" if limit == facts.max_positions else f"for a {platform}; ask for more",
+        ),
+        "memory_fraction": fraction,
+        "compile_threads": _chosen(
+            "compile_threads", config.compile_threads, min(os.cpu_count() or 1, 8), "one for each core, up to 8"
+        ),
+    }
+    for name in ("page_size", "max_batch_size", "max_batch_prefill_tokens", "max_total_tokens", "compile_threads"):
+        if choices[name].value < 1:
+            raise InvalidSetting(f"{name} is {choices[name].value}; it must be at least 1")
+    return Resolved(
+        **{name: choice.value for name, choice in choices.items() if name != "memory_fraction"},
+        memory_limit_bytes=int(fraction.value * facts.memory_bytes),
+        min_rows=defaults.min_rows,
+        choices=tuple(choices.values()),
+    )
+
+
+def resolve_pages(config: Config, resolved: Resolved, facts: Facts, step_bytes: int) -> Choice[int]:
+    """How many pages the cache has: what memory is left when weights, the largest step and a reserve are in it."""
+    page_bytes = resolved.page_size * facts.token_bytes
+    left = resolved.memory_limit_bytes - facts.weight_bytes - step_bytes - RESERVE_BYTES
+    sum_line = (
+        f"{_size(resolved.memory_limit_bytes)} allowed - {_size(facts.weight_bytes)} weights - {_size(step_bytes)} "
+        f"largest step - {_size(RESERVE_BYTES)} reserve = {_size(left)}, at {_size(page_bytes)} a page"
+    )
+    needed = -(-resolved.max_total_tokens // resolved.page_size) + 1  # page 0 is not handed out
+    if config.num_pages is not None:
+        choice = Choice("num_pages", config.num_pages, "asked for")
+    else:
+        useful = needed * resolved.max_batch_size
+        count = max(0, left) // page_bytes
+        reason = sum_line
+        if facts.platform == "cpu" and count * page_bytes > MAX_HOST_CACHE_BYTES:
+            count = MAX_HOST_CACHE_BYTES // page_bytes
+            reason = f"{_size(MAX_HOST_CACHE_BYTES)} at {_size(page_bytes)} a page, to leave the host its memory"
+        if count > useful:
+            count, reason = useful, f"{resolved.max_batch_size} sequences at their longest"
+        choice = Choice("num_pages", count - count % PAGE_STEP if count > PAGE_STEP else count, reason)
+    if choice.value < needed:
+        raise InvalidSetting(
+            f"{choice.value} pages of {resolved.page_size} tokens do not hold one sequence of max_total_tokens = "
+            f"{resolved.max_total_tokens}, which needs {needed}: {sum_line}"
+        )
+    if choice.value * page_bytes > max(left, 0):
+        raise InvalidSetting(f"num_pages = {choice.value} needs {_size(choice.value * page_bytes)}: {sum_line}")
+    return choice
+
+
+def _chosen(name: str, asked: T | None, default: T, reason: str) -> Choice[T]:
+    return Choice(name, default, reason) if asked is None else Choice(name, asked, "asked for")
+
+
+def _size(num_bytes: int) -> str:
+    for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
+        if abs(num_bytes) >= size:
+            return f"{num_bytes / size:.1f} {unit}"
+    return f"{num_bytes} B"

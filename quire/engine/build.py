@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import Mesh
@@ -41,7 +42,7 @@ class Plan:
     resolved: Resolved
     shapes: Shapes
     limits: Limits
-    choices: tuple[Choice[object], ...]
+    choices: tuple[Choice[Any], ...]
 
 
 @dataclass(frozen=True)
@@ -118,9 +119,13 @@ def build_engine(plan: Plan, progress: Progress = silent, clock: Callable[[], fl
 def keep_compiled_programs(cache_dir: Path | None) -> None:
     """Let JAX keep what it compiles, for the next start."""
     directory = (cache_dir or DEFAULT_CACHE_DIR).expanduser() / "programs"
-    jax.config.update("jax_compilation_cache_dir", str(directory))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+    settings: dict[str, Any] = {
+        "jax_compilation_cache_dir": str(directory),
+        "jax_persistent_cache_min_compile_time_secs": 0.0,
+        "jax_persistent_cache_min_entry_size_bytes": 0,
+    }
+    for name, value in settings.items():
+        jax.config.update(name, value)  # type: ignore[no-untyped-call]
 
 
 def _weights(plan: Plan, progress: Progress) -> ParamTree:

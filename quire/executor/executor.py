@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 from quire.core.plan import Chunk, SlotStart, StepPlan
 from quire.executor.batch import Launch, Packer, sampled_rows, split
@@ -28,10 +29,12 @@ class JaxExecutor:
     reuse pages and slots that launches before it still use.
     """
 
-    def __init__(self, model: Model, weights: ParamTree, shapes: Shapes, compile_threads: int = 2) -> None:
+    def __init__(
+        self, model: Model, weights: ParamTree, shapes: Shapes, compile_threads: int = 2, mesh: Mesh | None = None
+    ) -> None:
         self._weights = weights
         self._shapes = shapes
-        self.programs = Programs(model, weights, shapes, compile_threads)
+        self.programs = Programs(model, weights, shapes, compile_threads, mesh)
         self._mask_words = -(-model.vocab_size // 32)
         self._no_masks: dict[int, jax.Array] = {}
         self.reset()

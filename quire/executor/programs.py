@@ -8,15 +8,17 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from quire.executor.batch import NUM_FEATURES, sizes
 from quire.executor.buckets import Bucket
 from quire.executor.shapes import Shapes
-from quire.executor.slots import Slots, empty_slots, pack_starts, start_slots
+from quire.executor.slots import empty_slots, pack_starts, start_slots
 from quire.executor.step import State, forward, sample_next
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.ops.attention import grouped_attention_for
+from quire.sharding import PAGE_AXES, sharding
 
 log = logging.getLogger(__name__)
 
@@ -28,23 +30,40 @@ Key = Bucket | tuple[str, int]  # a forward pass by its bucket; sampling and sta
 class Programs:
     """Compiles on threads of its own. A program that is not ready when it is wanted is waited for, and counted."""
 
-    def __init__(self, model: Model, weights: ParamTree, shapes: Shapes, threads: int) -> None:
+    def __init__(
+        self, model: Model, weights: ParamTree, shapes: Shapes, threads: int, mesh: Mesh | None = None
+    ) -> None:
         self._model = model
         self._weights = weights
         self._shapes = shapes
+        self._mesh = mesh
         self._dtype = jax.tree.leaves(weights)[0].dtype
+        self._state = self._state_structure()
+        self._placement = None if mesh is None else jax.tree.map(lambda array: array.sharding, self._state)
+        self._whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
         self._ready: dict[Key, Any] = {}
         self._compiling: dict[Key, Future[Any]] = {}
         self._pool = ThreadPoolExecutor(threads, "quire-compile")
         self.num_late = 0  # compilations on the request path; stays 0
 
     def empty_state(self) -> State:
+        def page_array(like: jax.ShapeDtypeStruct) -> jax.Array:
+            return jnp.zeros(like.shape, like.dtype, device=like.sharding)
+
+        pages = jax.tree.map(page_array, self._state.pages)
+        return State(pages, jax.device_put(empty_slots(self._shapes), self._whole))
+
+    def _state_structure(self) -> State:
+        """Shapes and places of everything a step changes: pages cut by kv head, the slots whole on every device."""
         shapes = self._shapes
-        pages = []
+        pages: list[Any] = []
         for spec in self._model.layers:
             shape = (shapes.num_pages, shapes.page_size, spec.kv_heads, spec.head_dim)
-            pages.append((jnp.zeros(shape, self._dtype), jnp.zeros(shape, self._dtype)))
-        return State(pages, self._empty_slots())
+            where = None if self._mesh is None else sharding(shape, PAGE_AXES, self._mesh)
+            pages.append((_array(shape, self._dtype, where), _array(shape, self._dtype, where)))
+        slots = jax.eval_shape(lambda: empty_slots(shapes))
+        whole = None if self._mesh is None else NamedSharding(self._mesh, PartitionSpec())  # type: ignore[no-untyped-call]
+        return State(pages, jax.tree.map(lambda array: _array(array.shape, array.dtype, whole), slots))
 
     def compile_all(self) -> Iterator[float]:
         """Compile everything, the programs that can run any plan first, telling the share done."""
@@ -96,25 +115,27 @@ class Programs:
         if isinstance(key, Bucket):
             return self._compile_forward(key)
         kind, size = key
-        slots = jax.eval_shape(self._empty_slots)
+        slots = self._state.slots
         if kind == "start":
             numbers, rows = pack_starts([], size, self._shapes)
-            return jax.jit(start_slots, donate_argnums=0).lower(slots, numbers, rows).compile()
+            return self._jit(start_slots, 0, self._whole).lower(slots, numbers, rows).compile()
         logits = _array((size, self._model.vocab_size), jnp.float32)
         packed = _array((3 * size + NUM_FEATURES,), jnp.int32)
         masks = _array((size, -(-self._model.vocab_size // 32)), jnp.uint32)
-        return jax.jit(sample_next, donate_argnums=0).lower(slots, logits, packed, masks).compile()
+        return self._jit(sample_next, 0, self._whole).lower(slots, logits, packed, masks).compile()
 
     def _compile_forward(self, bucket: Bucket) -> Any:
         attention = grouped_attention_for(jax.default_backend())
         function = partial(forward, self._model, attention, self._shapes.page_size, bucket)
         packed = _array((sum(sizes(bucket, self._shapes.page_size)),), jnp.int32)
-        state = jax.eval_shape(self.empty_state)
-        return jax.jit(function, donate_argnums=1).lower(self._weights, state, packed).compile()
+        places = None if self._mesh is None else (self._placement, self._whole, self._whole)
+        return self._jit(function, 1, places).lower(self._weights, self._state, packed).compile()
 
-    def _empty_slots(self) -> Slots:
-        return empty_slots(self._shapes)
+    def _jit(self, function: Callable[..., Any], donated: int, places: Any) -> Any:
+        if self._mesh is None:
+            return jax.jit(function, donate_argnums=donated)
+        return jax.jit(function, donate_argnums=donated, out_shardings=places)
 
 
-def _array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+def _array(shape: tuple[int, ...], dtype: Any, where: Sharding | None = None) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=where)  # type: ignore[no-untyped-call]

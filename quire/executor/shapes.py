@@ -1,6 +1,6 @@
 """The sizes that device arrays and compiled programs are made for."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 from quire.executor.buckets import Buckets
@@ -14,6 +14,9 @@ class Shapes:
     max_prefill_tokens: int
     max_sequence_tokens: int
     min_rows: int = 1  # smaller decodes are padded to so many rows
+
+    def with_pages(self, num_pages: int) -> "Shapes":
+        return replace(self, num_pages=num_pages)
 
     @property
     def history_size(self) -> int:

@@ -1,0 +1,51 @@
+"""Every setting of the engine, as asked for. None leaves the choice to `resolve`."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+def setting(default: Any, group: str, help: str) -> Any:
+    """A field that the command line shows, under `group`, with `help`."""
+    return field(default=default, metadata={"group": group, "help": help})
+
+
+MODEL, MEMORY, BATCHING, DEVICES = "Model", "Memory", "Batching", "Devices"
+
+
+@dataclass(frozen=True)
+class Config:
+    """What was asked for. The batching names are those of text-generation-inference."""
+
+    model: str = setting("default", MODEL, "A folder, a .gguf file, org/name on the hub, random:SHAPE, or default.")
+    revision: str | None = setting(None, MODEL, "Branch, tag or commit of a hub repository.")
+    token: str | None = setting(None, MODEL, "Access token for the hub.")
+    offline: bool = setting(False, MODEL, "Fetch nothing; use what is on this machine.")
+    cache_dir: Path | None = setting(
+        None, MODEL, "Where fetched models and compiled programs are kept (~/.cache/quire)."
+    )
+    chat_template: str | None = setting(
+        None, MODEL, "A chat template to use instead of the model's: a file, or the text itself."
+    )
+    dtype: str | None = setting(None, MODEL, "float32, bfloat16 or float16; by platform if not given.")
+    random_seed: int = setting(0, MODEL, "Seed of random: weights.")
+    max_total_tokens: int | None = setting(None, MEMORY, "Longest prompt and answer together.")
+    page_size: int | None = setting(None, MEMORY, "Tokens per page of the cache.")
+    num_pages: int | None = setting(None, MEMORY, "Pages in the cache; as many as fit if not given.")
+    memory_fraction: float | None = setting(None, MEMORY, "Share of the device's memory that may be used.")
+    prefix_caching: bool = setting(True, MEMORY, "Keep the pages of finished requests for others that begin alike.")
+    max_batch_size: int | None = setting(None, BATCHING, "Sequences that run at the same time.")
+    max_batch_prefill_tokens: int | None = setting(None, BATCHING, "Prompt tokens in one step.")
+    max_batch_total_tokens: int | None = setting(
+        None, BATCHING, "Prompts and answers, at their longest, of all that run."
+    )
+    waiting_served_ratio: float = setting(
+        0.0, BATCHING, "Admit once this many times as many wait as run; 0 admits at once."
+    )
+    max_waiting_tokens: int = setting(0, BATCHING, "Or once so many steps have passed.")
+    max_queued: int | None = setting(
+        None, BATCHING, "Sequences that may wait; more are refused. No bound if not given."
+    )
+    lookahead: int = setting(1, BATCHING, "Steps launched before the last one's tokens are known.")
+    tensor_parallel: int = setting(1, DEVICES, "Devices to cut the model across.")
+    compile_threads: int | None = setting(None, DEVICES, "Programs compiled at the same time.")

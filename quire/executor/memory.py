@@ -1,0 +1,54 @@
+"""What a model and its steps take of a device's memory."""
+
+import os
+from math import prod
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+
+from quire.executor.shapes import Shapes
+from quire.executor.step import SCORED_AT_ONCE
+from quire.models.checkpoint import leaves
+from quire.models.model import Model
+from quire.sharding import PAGE_AXES, sharding
+
+
+def device_memory_bytes(device: jax.Device) -> int:
+    """All of the memory that arrays on this device can have."""
+    stats = device.memory_stats() or {}
+    return int(stats.get("bytes_limit", 0)) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def weight_bytes(model: Model, dtype: str, mesh: Mesh | None) -> int:
+    """Of the weights, on one device."""
+    size = jnp.dtype(dtype).itemsize
+    shapes = [
+        param.shape if mesh is None else sharding(param.shape, param.axes, mesh).shard_shape(param.shape)
+        for param in leaves(model.params())
+    ]
+    return sum(prod(shape) for shape in shapes) * size
+
+
+def token_bytes(model: Model, dtype: str, mesh: Mesh | None) -> int:
+    """Of one token's keys and values in all layers, on one device."""
+    size = jnp.dtype(dtype).itemsize
+    total = 0
+    for spec in model.layers:
+        shape = (1, 1, spec.kv_heads, spec.head_dim)
+        local = shape if mesh is None else sharding(shape, PAGE_AXES, mesh).shard_shape(shape)
+        total += 2 * prod(local) * size
+    return total
+
+
+def largest_step_bytes(model: Model, shapes: Shapes) -> int:
+    """An upper estimate of what the largest step needs besides weights and pages, before anything is compiled.
+
+    Each token's widest intermediate and some of its hidden size, twice over, in float32 whatever the weights are; and
+    the logits that are in memory together, in a few copies.
+    """
+    buckets = shapes.buckets.all()
+    tokens = max(bucket.num_tokens for bucket in buckets)
+    samples = max(SCORED_AT_ONCE, *(bucket.num_samples for bucket in buckets))
+    widest = max(prod(param.shape) // model.hidden_size for param in leaves(model.params()["layers"]))
+    return tokens * 2 * (widest + 4 * model.hidden_size) * 4 + samples * model.vocab_size * 4 * 4
