@@ -40,13 +40,13 @@ class Buckets:
         self._group_ladder = ladder(1, self.max_groups)
         # Decodes beside a prefill: none, a few, or all of them. More steps would mean more programs to compile.
         self._beside_ladder = [0, *sorted({min(8, max_rows), max_rows})]
-        self.max_scored_groups = min(4, self.max_groups)
+        self.max_scored_groups = self.max_groups  # a chunk is scored whole, however long it is
 
     def all(self) -> list[Bucket]:
         """In the order in which they should be made ready: the first ones are enough to run anything."""
         decodes = [Bucket(rows, 0) for rows in self._row_ladder]
         mixed = [Bucket(rows, groups) for groups in self._group_ladder for rows in self._beside_ladder]
-        scored = [Bucket(0, groups, scores=True) for groups in (1, self.max_scored_groups)]
+        scored = [Bucket(0, groups, scores=True) for groups in (1, min(4, self.max_groups), self.max_groups)]
         largest = [decodes[-1], mixed[-1], scored[-1]]
         return list(dict.fromkeys(largest + decodes + mixed + scored))
 
