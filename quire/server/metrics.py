@@ -1,6 +1,7 @@
 """What the front end counts."""
 
 import time
+from weakref import WeakSet
 
 from quire.errors import InvalidRequest, Overloaded, QuireError, RequestFailed
 from quire.server.exposition import Exposition, Histogram
@@ -32,6 +33,7 @@ class Metrics:
         self.num_cached_tokens = 0
         self.num_generated_tokens = 0
         self.failures = dict.fromkeys(FAILURES, 0)
+        self._noted: WeakSet[QuireError] = WeakSet()
         self._last_end_s: float | None = None
         self._end_interval_s = 0.0
 
@@ -39,7 +41,10 @@ class Metrics:
         self.failures[err] = self.failures.get(err, 0) + 1
 
     def note_error(self, error: QuireError) -> None:
-        self.failed(failure_name(error))
+        """Counted once, although a stream and the route that reads it both see it."""
+        if error not in self._noted:
+            self._noted.add(error)
+            self.failed(failure_name(error))
 
     def note_stream(self, stream: Stream) -> None:
         """A stream was closed: answered, failed, or dropped by its client."""

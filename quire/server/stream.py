@@ -127,7 +127,7 @@ class Prompt:
 
     def _last_text(self, sample: Sample, token: int, ending: Ending) -> str:
         """What the last token adds: the token that ends a sample is not part of its text."""
-        hidden = ending is not Ending.LENGTH and not self._shows_stop
+        hidden = ending is Ending.END or (ending is Ending.STOP_TOKEN and not self._shows_stop)
         text = "" if hidden else sample.detokenizer.push((token,))
         return text + sample.detokenizer.flush()
 
@@ -195,7 +195,8 @@ class Stream:
     def wake(self) -> None:
         """Something is pending, or it is over."""
         if len(self.pending) > self._max_buffered:
-            self.fail(Overloaded(f"the client has not read {len(self.pending)} tokens; {self._max_buffered} are kept"))
+            unread, self.pending = len(self.pending), []
+            self.fail(Overloaded(f"the client has not read {unread} tokens; {self._max_buffered} are kept"))
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)

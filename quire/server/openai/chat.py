@@ -67,7 +67,7 @@ async def answer_chat(service: Service, request: Request, raw: dict[str, Any]) -
         body["prompt_token_ids"] = tokens
     if fields.timings:
         body["timings"] = ledger(stream)
-    return reply.json(body, stream)
+    return reply.json(body)
 
 
 def _choice(service: Service, fields: ChatRequest, index: int, answer: Answer) -> dict[str, Any]:

@@ -36,6 +36,7 @@ async def answer_completion(service: Service, request: Request, raw: dict[str, A
     opened_s = time.monotonic()
     fields, unknown = typed(raw, CompletionRequest, COMPLETION_REFUSALS, strict=service.settings.strict)
     n = 1 if fields.n is None else fields.n
+    between("n", n, 1, service.settings.max_best_of)
     best_of = n if fields.best_of is None else fields.best_of
     between("best_of", best_of, n, service.settings.max_best_of)
     if best_of > n and fields.stream:
@@ -67,7 +68,7 @@ async def answer_completion(service: Service, request: Request, raw: dict[str, A
     body = reply.head("text_completion") | {"choices": choices, "usage": usage(stream)}
     if fields.timings:
         body["timings"] = ledger(stream)
-    return reply.json(body, stream)
+    return reply.json(body)
 
 
 def _max_tokens(service: Service, fields: CompletionRequest) -> int | None:

@@ -1,5 +1,6 @@
 """What every OpenAI reply carries besides its choices."""
 
+import logging
 import secrets
 import time
 from typing import Any
@@ -10,6 +11,8 @@ from starlette.responses import Response
 from quire import __version__
 from quire.server.service import Service
 from quire.server.stream import Ending, Stream
+
+log = logging.getLogger(__name__)
 
 FINISH_REASONS = {
     Ending.END: "stop",
@@ -26,7 +29,7 @@ class Reply:
         self.id = f"{prefix}-{secrets.token_hex(12)}"
         self.created = int(time.time())
         self.model = service.model.name
-        self.headers = {"x-quire-ignored-fields": _header(unknown)} if unknown else {}
+        self.headers = ignored_header(unknown)
 
     def head(self, kind: str) -> dict[str, Any]:
         return {
@@ -37,13 +40,17 @@ class Reply:
             "system_fingerprint": f"quire-{__version__}",
         }
 
-    def json(self, body: dict[str, Any], stream: Stream) -> Response:
+    def json(self, body: dict[str, Any]) -> Response:
         return Response(msgspec.json.encode(body), 200, self.headers, "application/json")
 
 
-def _header(names: list[str]) -> str:
-    """Names out of a client's body, made safe for a header."""
-    return ",".join("".join(c for c in name if c.isascii() and c.isprintable())[:60] for name in names[:20])
+def ignored_header(names: list[str]) -> dict[str, str]:
+    """Tells the client which of its fields nothing here knows: names out of its body, made safe for a header."""
+    if not names:
+        return {}
+    log.warning("fields that no route knows were ignored: %s", ", ".join(map(repr, names[:20])))
+    safe = ["".join(c for c in name if c.isascii() and c.isprintable())[:60] for name in names[:20]]
+    return {"x-quire-ignored-fields": ",".join(safe)}
 
 
 def usage(stream: Stream) -> dict[str, Any]:

@@ -1,0 +1,54 @@
+"""The events of /generate_stream."""
+
+from typing import Any
+
+import msgspec
+
+from quire.errors import QuireError
+from quire.server.stream import Delta, Stream
+from quire.server.tgi.details import FINISH_REASONS, seed_shown, token_entry, top_entries
+from quire.server.tgi.errors import error_body
+
+
+class GenerateEvents:
+    """One event for each token; the last one has the whole text and the details."""
+
+    def __init__(self, stream: Stream, top_n_tokens: int, prefix: str) -> None:
+        """`prefix` stands before the generated text, where the full text was asked for."""
+        self._stream = stream
+        self._tokenizer = stream.service.model.tokenizer
+        self._top_n_tokens = top_n_tokens
+        self._texts = [prefix]
+        self._index = 0
+
+    def encode(self, deltas: list[Delta]) -> bytes:
+        return b"".join([self._event(delta) for delta in deltas])
+
+    def _event(self, delta: Delta) -> bytes:
+        assert delta.token is not None, "this route always generates"
+        assert delta.logprobs is not None, "this route always asks for them"
+        self._texts.append(delta.text)
+        self._index += 1
+        event: dict[str, Any] = {
+            "index": self._index,
+            "token": token_entry(self._tokenizer, delta.token, delta.text, delta.logprobs.logprob),
+        }
+        if self._top_n_tokens:
+            event["top_tokens"] = top_entries(self._tokenizer, delta.logprobs, self._top_n_tokens)
+        event |= {"generated_text": None, "details": None}
+        if delta.ending is not None:
+            prompt = self._stream.prompts[0]
+            event["generated_text"] = "".join(self._texts)
+            event["details"] = {
+                "finish_reason": FINISH_REASONS[delta.ending],
+                "generated_tokens": self._index,
+                "seed": seed_shown(prompt),
+                "input_length": len(prompt.request.prompt),
+            }
+        return b"data:" + msgspec.json.encode(event) + b"\n\n"
+
+    def finish(self) -> bytes:
+        return b""
+
+    def fail(self, error: QuireError) -> bytes:
+        return b"data:" + msgspec.json.encode(error_body(error)) + b"\n\n"

@@ -1,0 +1,136 @@
+"""POST /, /generate, /generate_stream and /invocations."""
+
+import time
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import InvalidRequest
+from quire.server.answers import Answer, collect
+from quire.server.body import read_body
+from quire.server.openai.chat import answer_chat
+from quire.server.openai.completions import answer_completion
+from quire.server.openai.usage import ignored_header
+from quire.server.prompts import encode_texts
+from quire.server.service import Service
+from quire.server.sse import EventStream, first_deltas
+from quire.server.stream import Stream
+from quire.server.tgi.asking import ask, check, is_sampled
+from quire.server.tgi.details import sequence_details
+from quire.server.tgi.events import GenerateEvents
+from quire.server.tgi.requests import PARAMETER_REFUSALS, GenerateRequest, Parameters
+from quire.server.validation import parse_json, typed
+
+
+async def generate(service: Service, request: Request) -> Response:
+    return await _answer(service, request, parse_json(await read_body(request)), stream=False)
+
+
+async def generate_stream(service: Service, request: Request) -> Response:
+    return await _answer(service, request, parse_json(await read_body(request)), stream=True)
+
+
+async def root(service: Service, request: Request) -> Response:
+    """Streams or not as the body says; a whole answer is the only element of a list, with the prompt before it."""
+    return await _answer_compatibly(service, request, parse_json(await read_body(request)))
+
+
+async def invocations(service: Service, request: Request) -> Response:
+    """Whatever the body is for."""
+    raw = parse_json(await read_body(request))
+    if "inputs" in raw:
+        return await _answer_compatibly(service, request, raw)
+    if "messages" in raw:
+        return await answer_chat(service, request, raw)
+    if "prompt" in raw:
+        return await answer_completion(service, request, raw)
+    raise InvalidRequest("body has none of inputs, messages and prompt; it must have one")
+
+
+async def _answer_compatibly(service: Service, request: Request, raw: dict[str, Any]) -> Response:
+    stream = raw.get("stream")
+    return await _answer(service, request, raw, stream=stream is True, full_text=True, in_list=True)
+
+
+async def _answer(
+    service: Service,
+    request: Request,
+    raw: dict[str, Any],
+    *,
+    stream: bool,
+    full_text: bool = False,
+    in_list: bool = False,
+) -> Response:
+    """`full_text`: the prompt stands before the answer unless the request says otherwise."""
+    opened_s = time.monotonic()
+    settings, model = service.settings, service.model
+    body, unknown = typed(raw, GenerateRequest, {}, strict=settings.strict)
+    parameters, more_unknown = typed(
+        body.parameters or {}, Parameters, PARAMETER_REFUSALS, strict=settings.strict, where="parameters."
+    )
+    check(parameters, settings, stream=stream)
+    if not body.inputs:
+        raise InvalidRequest("inputs is empty; it must have at least 1 character")
+    (tokens,) = await encode_texts(model, [body.inputs])
+    best_of = parameters.best_of or 1
+    asked = ask(
+        model,
+        settings,
+        parameters,
+        tokens,
+        sampled=is_sampled(None if body.parameters is None else parameters),
+        scored=stream or bool(parameters.details or parameters.decoder_input_details) or best_of > 1,
+    )
+    opened = service.open([asked], opened_s)
+    wants_full = full_text if parameters.return_full_text is None else parameters.return_full_text
+    prefix = body.inputs if wants_full else ""
+    headers = ignored_header([*unknown, *more_unknown])
+    if stream:
+        encoder = GenerateEvents(opened, parameters.top_n_tokens or 0, prefix)
+        return EventStream(opened, encoder, await first_deltas(opened), headers)
+    (answers,) = await collect(opened, request.receive)
+    reply = _reply(opened, parameters, answers, prefix)
+    headers |= timing_headers(opened, body.inputs)
+    return Response(msgspec.json.encode([reply] if in_list else reply), 200, headers, "application/json")
+
+
+def _reply(stream: Stream, parameters: Parameters, answers: list[Answer], prefix: str) -> dict[str, Any]:
+    prompt = stream.prompts[0]
+    tokenizer = stream.service.model.tokenizer
+    best, *others = sorted(answers, key=lambda answer: -answer.mean_logprob)
+    reply: dict[str, Any] = {"generated_text": prefix + best.text}
+    if not (parameters.details or parameters.decoder_input_details):
+        return reply
+    top_n_tokens = parameters.top_n_tokens or 0
+    reply["details"] = sequence_details(tokenizer, prompt, best, top_n_tokens)
+    if others:
+        reply["details"]["best_of_sequences"] = [
+            {"generated_text": prefix + other.text} | sequence_details(tokenizer, prompt, other, top_n_tokens)
+            for other in others
+        ]
+    return reply
+
+
+def timing_headers(stream: Stream, inputs: str) -> dict[str, str]:
+    """Where the time went; milliseconds, but for the compute time."""
+    now = time.monotonic()
+    total_s = now - stream.opened_s
+    inference_s = now - stream.submitted_s - stream.queue_s
+    return {
+        "x-compute-type": "quire",
+        "x-compute-time": f"{total_s:.6f}",
+        "x-compute-characters": str(len(inputs)),
+        "x-total-time": _ms(total_s),
+        "x-validation-time": _ms(stream.submitted_s - stream.opened_s),
+        "x-queue-time": _ms(stream.queue_s),
+        "x-inference-time": _ms(inference_s),
+        "x-time-per-token": _ms(inference_s / max(1, stream.num_tokens)),
+        "x-prompt-tokens": str(stream.num_prompt_tokens),
+        "x-generated-tokens": str(stream.num_tokens),
+    }
+
+
+def _ms(seconds: float) -> str:
+    return str(round(seconds * 1000))

@@ -1,0 +1,253 @@
+"""Leaving, waiting, overload, failure: what happens to requests besides being answered."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+import httpx
+import pytest
+
+from quire.server.settings import ServerSettings
+from tests.fake_executor import NAN
+from tests.server.running import RunningServer
+from tests.server.vocabulary import PIECES, served_model
+
+LONG = {"prompt": "abc", "max_tokens": 500, "temperature": 0}
+
+
+def send_raw(server: RunningServer, path: str, body: object) -> socket.socket:
+    """A request on a bare socket, which can be left in any state."""
+    host, port = server.url.removeprefix("http://").split(":")
+    data = json.dumps(body).encode()
+    connection = socket.create_connection((host, int(port)), timeout=10)
+    head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
+    connection.sendall(head.encode() + data)
+    return connection
+
+
+class Gate:
+    """Holds steps back: each needs a permit."""
+
+    def __init__(self) -> None:
+        self._permits = threading.Semaphore(0)
+        self._open = threading.Event()
+
+    def __call__(self, *_: object) -> None:
+        while not self._open.is_set() and not self._permits.acquire(timeout=0.01):
+            pass
+
+    def let(self, steps: int) -> None:
+        self._permits.release(steps)
+
+    def step_until(self, holds: Callable[[], bool]) -> None:
+        """One step after the other: commands are taken in between."""
+        until = time.monotonic() + 10
+        while not holds():
+            assert time.monotonic() < until, "it did not come true in time"
+            self.let(1)
+            time.sleep(0.005)
+
+    def open(self) -> None:
+        self._open.set()
+
+
+@pytest.fixture
+def gate():
+    made = Gate()
+    yield made
+    made.open()
+
+
+def num_requests(server: RunningServer) -> int:
+    return server.driver._engine.scheduler.num_requests
+
+
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_is_aborted(make_server, gate, stream):
+    server = make_server(before_result=gate)
+    connection = send_raw(server, "/v1/completions", LONG | {"stream": stream})
+    server.wait_until(lambda: num_requests(server) == 1)
+    gate.let(4)
+    if stream:
+        connection.recv(10)
+    connection.close()
+    server.wait_until(lambda: server.service.num_streams == 0)
+    gate.let(2)  # the step that was under way, and the one planned behind it
+    server.wait_until(lambda: num_requests(server) == 0)
+    assert server.service.metrics.failures["dropped"] == 1
+
+
+def test_a_client_that_leaves_while_it_waits_is_taken_off_the_queue(make_server, gate):
+    server = make_server(before_result=gate, max_batch_size=1)
+    running = send_raw(server, "/v1/completions", LONG)
+    server.wait_until(lambda: server.driver._engine.scheduler.num_running == 1)
+    waiting = send_raw(server, "/v1/completions", LONG)
+    gate.step_until(lambda: server.driver._engine.scheduler.num_waiting == 1)
+    waiting.close()
+    server.wait_until(lambda: server.service.num_streams == 1)
+    gate.step_until(lambda: num_requests(server) == 1)
+    running.close()
+
+
+def test_a_client_that_does_not_read_slows_nobody_and_is_bounded(make_server):
+    # Chunks repeat the model's name, so with a long one few of them fill every buffer on the way.
+    model = replace(served_model(), name="m" * 8000)
+    server = make_server(settings=ServerSettings(max_buffered_tokens=200), model=model, max_batch_size=17)
+    slow = send_raw(server, "/v1/completions", LONG | {"stream": True, "n": 16})
+    server.wait_until(lambda: num_requests(server) == 1)
+    begun = time.monotonic()
+    answer = httpx.post(f"{server.url}/v1/completions", json=LONG | {"max_tokens": 50}, timeout=20).json()
+    assert answer["usage"]["completion_tokens"] == 50
+    assert time.monotonic() - begun < 5
+    server.wait_until(lambda: server.service.metrics.failures["overloaded"] == 1)
+    server.wait_until(lambda: num_requests(server) == 0)
+    slow.close()
+
+
+def test_more_requests_than_may_be_open_are_refused_with_a_time(make_server, gate):
+    server = make_server(before_result=gate, settings=ServerSettings(max_concurrent_requests=1))
+    first = send_raw(server, "/v1/completions", LONG)
+    server.wait_until(lambda: server.service.num_streams == 1)
+    for path, body in (("/v1/completions", LONG), ("/generate", {"inputs": "abc"})):
+        refused = httpx.post(server.url + path, json=body)
+        assert refused.status_code == 429
+        assert int(refused.headers["retry-after"]) >= 1
+    assert refused.json()["error_type"] == "overloaded"
+    first.close()
+
+
+def test_a_full_queue_is_a_429_also_for_streams(make_server, gate):
+    server = make_server(before_result=gate, max_batch_size=1, max_queued=1)
+    others = [send_raw(server, "/v1/completions", LONG)]
+    server.wait_until(lambda: server.driver._engine.scheduler.num_running == 1)
+    others.append(send_raw(server, "/v1/completions", LONG))
+    gate.step_until(lambda: server.driver._engine.scheduler.num_waiting == 1)
+    refused = []
+    asking = threading.Thread(
+        target=lambda: refused.append(httpx.post(f"{server.url}/v1/completions", json=LONG | {"stream": True}))
+    )
+    asking.start()
+    while asking.is_alive():
+        gate.let(1)
+        time.sleep(0.01)
+    assert refused[0].status_code == 429
+    assert "the queue takes 1" in refused[0].json()["error"]["message"]
+    assert int(refused[0].headers["retry-after"]) >= 1
+    for connection in others:
+        connection.close()
+
+
+def test_a_request_whose_row_fails_fails_alone(server):
+    poisoned = {"prompt": [1, NAN, 2], "max_tokens": 5}
+    answer = httpx.post(f"{server.url}/v1/completions", json=poisoned)
+    assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
+    text = {"inputs": f"a{PIECES[NAN]}b", "parameters": {"max_new_tokens": 5}}
+    answer = httpx.post(f"{server.url}/generate", json=text)
+    assert (answer.status_code, answer.json()["error_type"]) == (424, "generation")
+
+
+def test_a_failure_half_way_is_an_event_in_the_stream(make_server, gate):
+    server = make_server(before_result=gate)
+    gate.let(5)
+    with httpx.stream("POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}) as answer:
+        lines = answer.iter_lines()
+        assert "choices" in next(lines)
+        server.loop.call_soon_threadsafe(server.service.disconnect, "the engine process ended")
+        rest = [line for line in lines if line]
+    assert json.loads(rest[-1].removeprefix("data: "))["error"]["message"] == "the engine process ended"
+    refused = httpx.post(f"{server.url}/v1/completions", json=LONG)
+    assert (refused.status_code, refused.json()["error"]["type"]) == (503, "service_unavailable_error")
+    ready = httpx.get(f"{server.url}/health")
+    assert (ready.status_code, ready.json()["reason"]) == (503, "the engine process ended")
+    assert ready.json()["error_type"] == "healthcheck"
+    assert httpx.get(f"{server.url}/health/live").status_code == 200
+
+
+def test_a_request_that_takes_too_long_ends_with_504(make_server):
+    settings = ServerSettings(request_timeout_s=0.1)
+    server = make_server(settings=settings, before_result=lambda *_: time.sleep(0.02))
+    answer = httpx.post(f"{server.url}/v1/completions", json=LONG)
+    assert answer.status_code == 504
+    assert "timeout_s of 0.1 passed" in answer.json()["error"]["message"]
+
+
+def test_draining_finishes_what_runs_and_refuses_what_comes(make_server, gate):
+    server = make_server(before_result=gate)
+    answers = []
+    asking = threading.Thread(
+        target=lambda: answers.append(httpx.post(f"{server.url}/v1/completions", json=LONG | {"max_tokens": 5}))
+    )
+    asking.start()
+    server.wait_until(lambda: server.service.num_streams == 1)
+    draining = asyncio.run_coroutine_threadsafe(server.service.drain(10), server.loop)
+    server.wait_until(lambda: server.service.is_draining)
+    refused = httpx.post(f"{server.url}/v1/completions", json=LONG)
+    assert (refused.status_code, "shutting down" in refused.text) == (503, True)
+    gate.open()
+    draining.result(10)
+    asking.join(10)
+    assert answers[0].json()["usage"]["completion_tokens"] == 5
+
+
+def test_what_cannot_finish_in_time_is_told(make_server, gate):
+    server = make_server(before_result=gate)
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(httpx.post(f"{server.url}/v1/completions", json=LONG)))
+    asking.start()
+    server.wait_until(lambda: server.service.num_streams == 1)
+    asyncio.run_coroutine_threadsafe(server.service.drain(0.05), server.loop).result(10)
+    asking.join(10)
+    assert (answers[0].status_code, "0.05 s were given" in answers[0].text) == (503, True)
+
+
+def test_keys_open_the_door_and_nothing_else_does(make_server):
+    server = make_server(settings=ServerSettings(api_keys=("first", "sécond")))
+    small = {"prompt": "abc", "max_tokens": 1}
+
+    def ask(value: bytes | None) -> int:
+        headers = {} if value is None else {b"authorization": value}
+        return httpx.post(f"{server.url}/v1/completions", json=small, headers=headers).status_code
+
+    assert [ask(key) for key in (b"Bearer first", "Bearer sécond".encode(), b"bearer first")] == [200] * 3
+    assert [ask(key) for key in (None, b"", b"Bearer", b"Bearer FIRST", b"first", b"Basic first")] == [401] * 6
+    assert httpx.get(f"{server.url}/health").status_code == 200
+    assert httpx.post(server.url, json={"inputs": "a"}).status_code == 401
+
+
+def test_browsers_of_the_named_origins_may_ask(make_server):
+    server = make_server(settings=ServerSettings(cors_allow_origin=("https://one.example",), api_keys=("key",)))
+
+    def preflight(origin: str) -> httpx.Response:
+        headers = {"origin": origin, "access-control-request-method": "POST"}
+        return httpx.options(f"{server.url}/v1/completions", headers=headers)
+
+    assert preflight("https://one.example").headers["access-control-allow-origin"] == "https://one.example"
+    assert "access-control-allow-origin" not in preflight("https://two.example").headers
+
+
+def test_metrics_count_what_happened(make_server):
+    server = make_server()
+    httpx.post(f"{server.url}/generate", json={"inputs": "abc", "parameters": {"max_new_tokens": 7}})
+    httpx.post(f"{server.url}/generate", json={"inputs": ""})
+    text = httpx.get(f"{server.url}/metrics").text
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert values["tgi_request_count"] == "2"
+    assert values["tgi_request_success"] == "1"
+    assert values['tgi_request_failure{err="validation"}'] == "1"
+    assert values["tgi_request_generated_tokens_sum"] == "7.0"
+    assert values["tgi_request_input_length_count"] == "1"
+    assert values['tgi_request_duration_bucket{le="+Inf"}'] == "1"
+    assert values["quire_time_to_first_token_seconds_count"] == "1"
+    assert values["quire_inter_token_seconds_count"] == "6"
+
+
+def test_a_ledger_is_given_on_demand(server):
+    body = {"prompt": "ledger", "max_tokens": 5, "timings": True}
+    ledger = httpx.post(f"{server.url}/v1/completions", json=body).json()["timings"]
+    assert (ledger["prompt_tokens"], ledger["generated_tokens"]) == (6, 5)
+    parts = ledger["validation_s"] + ledger["to_first_token_s"] + ledger["decode_s"]
+    assert parts == pytest.approx(ledger["total_s"])
