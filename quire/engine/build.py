@@ -1,5 +1,6 @@
 """Puts an engine together for a model."""
 
+import json
 import logging
 import time
 from collections.abc import Callable
@@ -16,6 +17,7 @@ from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.executor.executor import JaxExecutor
 from quire.executor.memory import device_memory_bytes, largest_step_bytes, token_bytes, weight_bytes
+from quire.executor.program_store import ProgramStore
 from quire.executor.shapes import Shapes
 from quire.files import ModelFiles, Progress, locate, silent
 from quire.files.model_files import DEFAULT_CACHE_DIR
@@ -109,23 +111,22 @@ def build_engine(plan: Plan, progress: Progress = silent, clock: Callable[[], fl
     """Load the weights and make the engine; nothing is compiled yet."""
     for choice in plan.choices:
         log.info("%s", choice)
-    keep_compiled_programs(plan.config.cache_dir)
     weights = _weights(plan, progress)
-    executor = JaxExecutor(plan.model, weights, plan.shapes, plan.resolved.compile_threads, plan.mesh)
+    threads, store = plan.resolved.compile_threads, _program_store(plan)
+    executor = JaxExecutor(plan.model, weights, plan.shapes, threads, plan.mesh, store)
     scheduler = Scheduler(plan.limits, clock, prefix_key=plan.model.prefix_key)
     return Built(plan, Engine(scheduler, executor, plan.config.lookahead), executor)
 
 
-def keep_compiled_programs(cache_dir: Path | None) -> None:
-    """Let JAX keep what it compiles, for the next start."""
-    directory = (cache_dir or DEFAULT_CACHE_DIR).expanduser() / "programs"
-    settings: dict[str, Any] = {
-        "jax_compilation_cache_dir": str(directory),
-        "jax_persistent_cache_min_compile_time_secs": 0.0,
-        "jax_persistent_cache_min_entry_size_bytes": 0,
-    }
-    for name, value in settings.items():
-        jax.config.update(name, value)  # type: ignore[no-untyped-call]
+def _program_store(plan: Plan) -> ProgramStore:
+    """Where this plan's compiled programs are kept for the next start."""
+    config = json.dumps(plan.files.config, sort_keys=True, default=str)
+    identity = f"{config} {plan.shapes} {plan.resolved.dtype} {plan.config.tensor_parallel}"
+    return ProgramStore(_cache_dir(plan.config) / "programs", identity)
+
+
+def _cache_dir(config: Config) -> Path:
+    return (config.cache_dir or DEFAULT_CACHE_DIR).expanduser()
 
 
 def _weights(plan: Plan, progress: Progress) -> ParamTree:

@@ -35,9 +35,10 @@ class Buckets:
 
     def __init__(self, max_rows: int, max_prefill_tokens: int, min_rows: int = 1) -> None:
         self.max_rows = max_rows
-        self.max_groups = -(-max_prefill_tokens // GROUP_SIZE) + 1
-        self._row_ladder = ladder(min(min_rows, max_rows), max_rows)
-        self._group_ladder = ladder(1, self.max_groups)
+        # A quarter more than the tokens need: the last group of each prompt is seldom full.
+        self.max_groups = -(-max_prefill_tokens * 5 // (GROUP_SIZE * 4))
+        self._row_ladder = ladder(min(min_rows, max_rows), max_rows, dense_from=32)
+        self._group_ladder = ladder(1, self.max_groups, dense_from=8)
         # Decodes beside a prefill: none, a few, or all of them. More steps would mean more programs to compile.
         self._beside_ladder = [0, *sorted({min(8, max_rows), max_rows})]
         self.max_scored_groups = self.max_groups  # a chunk is scored whole, however long it is
@@ -60,13 +61,14 @@ class Buckets:
         return min(fitting, key=lambda b: (b.groups > 0 and not groups, b.num_tokens, b.rows), default=None)
 
 
-def ladder(lowest: int, highest: int) -> list[int]:
-    """Powers of two from `lowest` on, and `highest`; beyond 32, also what lies halfway between two of them."""
+def ladder(lowest: int, highest: int, dense_from: int) -> list[int]:
+    """Powers of two from `lowest` on, from `dense_from` on also what lies halfway between two of them; then `highest`,
+    with none so close below it that it would save little."""
     steps = []
     step = lowest
-    while step < highest:
+    while step * 4 <= highest * 3:
         steps.append(step)
-        if step >= 32 and step * 3 // 2 < highest:
+        if step >= dense_from and step * 6 <= highest * 3:
             steps.append(step * 3 // 2)
         step *= 2
     return [*steps, highest]

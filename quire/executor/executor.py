@@ -13,6 +13,7 @@ from quire.core.plan import Chunk, SlotStart, StepPlan
 from quire.executor.batch import Launch, Packer, sampled_rows, split
 from quire.executor.buckets import Bucket
 from quire.executor.pending import Launched, Pending, Wanted
+from quire.executor.program_store import ProgramStore
 from quire.executor.programs import START_SIZES, Programs
 from quire.executor.shapes import Shapes
 from quire.executor.slots import pack_starts
@@ -30,11 +31,17 @@ class JaxExecutor:
     """
 
     def __init__(
-        self, model: Model, weights: ParamTree, shapes: Shapes, compile_threads: int = 2, mesh: Mesh | None = None
+        self,
+        model: Model,
+        weights: ParamTree,
+        shapes: Shapes,
+        compile_threads: int = 2,
+        mesh: Mesh | None = None,
+        store: ProgramStore | None = None,
     ) -> None:
         self._weights = weights
         self._shapes = shapes
-        self.programs = Programs(model, weights, shapes, compile_threads, mesh)
+        self.programs = Programs(model, weights, shapes, compile_threads, mesh, store)
         self._mask_words = -(-model.vocab_size // 32)
         self._no_masks: dict[int, jax.Array] = {}
         self.reset()

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+import jax
 import numpy as np
 
 from quire.core.plan import StepPlan, StepResult, TokenLogprobs
@@ -37,6 +38,11 @@ class Pending:
         self._plan = plan
         self._launched = launched
         self._wanted = wanted
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `result` would return without waiting for the device."""
+        return all(array.is_ready() for launched in self._launched for array in jax.tree.leaves(launched[2:]))
 
     def result(self) -> StepResult:
         chunks = self._plan.chunks

@@ -12,6 +12,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from quire.executor.batch import NUM_FEATURES, sizes
 from quire.executor.buckets import Bucket
+from quire.executor.program_store import ProgramStore
 from quire.executor.shapes import Shapes
 from quire.executor.slots import empty_slots, pack_starts, start_slots
 from quire.executor.step import State, forward, sample_next
@@ -31,8 +32,15 @@ class Programs:
     """Compiles on threads of its own. A program that is not ready when it is wanted is waited for, and counted."""
 
     def __init__(
-        self, model: Model, weights: ParamTree, shapes: Shapes, threads: int, mesh: Mesh | None = None
+        self,
+        model: Model,
+        weights: ParamTree,
+        shapes: Shapes,
+        threads: int,
+        mesh: Mesh | None = None,
+        store: ProgramStore | None = None,
     ) -> None:
+        self._store = store
         self._model = model
         self._weights = weights
         self._shapes = shapes
@@ -71,7 +79,7 @@ class Programs:
         keys: list[Key] = [("start", size) for size in START_SIZES]
         for bucket in buckets.all():
             keys += [bucket, ("sample", bucket.num_samples)]
-        self._compiling = {key: self._pool.submit(self._compile, key) for key in dict.fromkeys(keys)}
+        self._compiling = {key: self._pool.submit(self._make, key) for key in dict.fromkeys(keys)}
         futures = list(self._compiling.values())
         yield 0.0
         for done, future in enumerate(as_completed(futures), start=1):
@@ -107,8 +115,19 @@ class Programs:
             self.num_late += 1
             log.warning("a step waits for a program to be compiled: %s", key)
             compiling = self._compiling.pop(key, None)
-            self._ready[key] = self._compile(key) if compiling is None else compiling.result()
+            self._ready[key] = self._make(key) if compiling is None else compiling.result()
         program: Callable[..., Any] = self._ready[key]
+        return program
+
+    def _make(self, key: Key) -> Any:
+        """From the store, or compiled and stored."""
+        if self._store is None:
+            return self._compile(key)
+        name = "-".join(str(int(part) if isinstance(part, bool) else part) for part in key)
+        program = self._store.load(name)
+        if program is None:
+            program = self._compile(key)
+            self._store.save(name, program)
         return program
 
     def _compile(self, key: Key) -> Any:

@@ -1,0 +1,84 @@
+"""Compiled programs on disk, so that a second start neither traces nor compiles."""
+
+import hashlib
+import logging
+import os
+import pickle
+import platform
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import jax
+import jaxlib.version
+from jax.experimental.serialize_executable import deserialize_and_load, serialize
+
+import quire
+
+log = logging.getLogger(__name__)
+
+# What a compiled step is made from.
+SOURCES = ("executor", "models", "ops", "sharding.py")
+
+
+class ProgramStore:
+    """A folder of programs by name, for one model at one set of sizes.
+
+    A program is found again only where everything it depends on is the same: this code, JAX, the machine, the model's
+    config and the sizes. The folder is as trusted as this code is: its files are loaded as code.
+    """
+
+    def __init__(self, folder: Path, identity: str) -> None:
+        """`identity` says all about the model and the sizes that the programs depend on."""
+        parts = (identity, sources_digest(), machine(), jax.__version__, jaxlib.version.__version__)
+        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+        self._folder = folder / digest
+
+    def load(self, name: str) -> Any | None:
+        """The program of this name, or None when it has to be compiled."""
+        path = self._path(name)
+        try:
+            stored = path.read_bytes()
+        except FileNotFoundError:
+            return None
+        try:
+            return deserialize_and_load(*pickle.loads(stored))
+        except Exception as error:  # whatever a damaged file leads to; compiling makes a good one
+            log.warning("%s cannot be loaded and is made again: %r", path, error)
+            return None
+
+    def save(self, name: str, program: Any) -> None:
+        path = self._path(name)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            unfinished = path.with_suffix(f".{os.getpid()}")
+            unfinished.write_bytes(pickle.dumps(serialize(program)))
+            unfinished.replace(path)  # at once, so that nobody reads a half
+        except OSError as error:
+            log.warning("%s cannot be kept for the next start: %s", path, error)
+
+    def _path(self, name: str) -> Path:
+        return self._folder / f"{name}.program"
+
+
+@cache
+def sources_digest() -> str:
+    root = Path(quire.__file__).parent
+    files = [path for part in SOURCES for path in ([root / part] if part.endswith(".py") else (root / part).rglob("*"))]
+    digest = hashlib.sha256()
+    for path in sorted(path for path in files if path.suffix in (".py", ".cc")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def machine() -> str:
+    """What code for this machine may rely on: its devices, and the instructions of its processor."""
+    device = jax.devices()[0]
+    features = ""
+    cpuinfo = Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = cpuinfo.read_text().splitlines()
+        features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
+    parts = (platform.machine(), features, device.device_kind, str(jax.device_count()), device.client.platform_version)
+    return "\0".join((*parts, os.environ.get("XLA_FLAGS", "")))
