@@ -1,6 +1,7 @@
 """Models that are compiled once for all the tests that run on them."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ FEW_SHAPES = Shapes(
     num_pages=400,
     page_size=8,
     num_slots=4,
-    max_prefill_tokens=40,
+    max_prefill_tokens=32,
     max_sequence_tokens=MAX_LENGTH,
     min_rows=4,
 )
@@ -36,14 +37,20 @@ def config_of(name: str, **changes: Any) -> dict[str, Any]:
     return {**CASES[name], "vocab_size": VOCAB_SIZE, "max_position_embeddings": 256, **changes}
 
 
-def made(config: dict[str, Any], shapes: Shapes) -> Iterator[Rig]:
-    """Compiled without most optimisations: tiny models run for less time than they take to compile."""
+@contextmanager
+def quickly_compiled() -> Iterator[None]:
+    """Without most optimisations: tiny models run for less time than they take to compile."""
     before = jax.config.read("jax_disable_most_optimizations")
     jax.config.update("jax_disable_most_optimizations", True)
     try:
-        rig = Rig(config, shapes)
+        yield
     finally:
         jax.config.update("jax_disable_most_optimizations", before)
+
+
+def made(config: dict[str, Any], shapes: Shapes) -> Iterator[Rig]:
+    with quickly_compiled():
+        rig = Rig(config, shapes)
     yield rig
     rig.executor.close()
 
@@ -54,7 +61,7 @@ def llama() -> Iterator[Rig]:
 
 
 FAMILIES: dict[str, dict[str, Any]] = {
-    "gemma2": {},  # windows and soft caps
+    "gemma2": {"num_hidden_layers": 2},  # windows and soft caps
     "qwen3_moe": {"num_hidden_layers": 2},
     "llama-dynamic": {"max_position_embeddings": 64},  # what a position computes depends on the length of the prompt
 }

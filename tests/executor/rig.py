@@ -1,6 +1,6 @@
 """A tiny model behind a compiled executor, engines that run requests on it, and the plain forward to hold them to."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from quire.engine.executor import Executor
 from quire.errors import QuireError
 from quire.executor.executor import JaxExecutor
 from quire.executor.shapes import Shapes
+from quire.files.tensor_source import TensorSource
 from quire.models.checkpoint import load_weights
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
@@ -27,7 +28,9 @@ from tests.models.tiny import COMPILE_QUICKLY, NamedTensors
 Array = np.ndarray[Any, Any]
 
 MAX_LENGTH = 192  # of a prompt and its answer
-SHAPES = Shapes(num_pages=400, page_size=4, num_slots=8, max_prefill_tokens=100, max_sequence_tokens=MAX_LENGTH)
+SHAPES = Shapes(
+    num_pages=400, page_size=4, num_slots=8, max_prefill_tokens=96, max_sequence_tokens=MAX_LENGTH, min_rows=4
+)
 NEAR = 2e-4  # two logits of these models that are so close may change places when sums are taken in another order
 
 
@@ -60,13 +63,20 @@ class Rig:
     Scheduling differs between runs: the limits of a scheduler may be any that lie within the shapes compiled.
     """
 
-    def __init__(self, config: dict[str, Any], shapes: Shapes = SHAPES) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        shapes: Shapes,
+        checkpoint: TensorSource | None = None,
+        first_programs_only: bool = False,
+    ) -> None:
         self.model = build_model(config)
-        self.weights: ParamTree = load_weights(self.model, NamedTensors(self.model), dtype="float32")
+        self.weights: ParamTree = load_weights(self.model, checkpoint or NamedTensors(self.model), dtype="float32")
         self.shapes = shapes
-        self.executor = JaxExecutor(self.model, self.weights, shapes)
-        for _ in self.executor.warm_up():
-            pass
+        self.executor = JaxExecutor(self.model, self.weights, shapes, compile_threads=1 if first_programs_only else 2)
+        for done, _ in enumerate(self.executor.warm_up()):
+            if first_programs_only and done == _num_first_programs(shapes):
+                break
         self._reference = jax.jit(partial(_logits, self.model), compiler_options=COMPILE_QUICKLY)
 
     def limits(self, **changes: Any) -> Limits:
@@ -145,6 +155,12 @@ class Rig:
         behind = rows.max(axis=-1) - chosen
         assert behind.max(initial=0) < NEAR, f"token {behind.argmax()} of {request.request_id} is not the likeliest"
         return int((behind > 0).sum())
+
+
+def _num_first_programs(shapes: Shapes) -> int:
+    """Those that start slots, the three largest buckets, and sampling after these."""
+    largest = shapes.buckets.all()[:3]
+    return 2 + len(largest) + len({bucket.num_samples for bucket in largest})
 
 
 def _logits(model: Any, weights: ParamTree, tokens: jax.Array, lengths: jax.Array) -> jax.Array:

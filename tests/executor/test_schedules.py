@@ -44,9 +44,9 @@ def test_answers_do_not_depend_on_scheduling(llama: Rig, name: str) -> None:
     assert check(llama, requests, run) <= 1
     counters = run.engine.scheduler.counters
     assert (counters.preemptions > 0) == ("few pages" in name)
-    assert (counters.cached_tokens > 0) == ("no prefix cache" not in name and "no cache, two" not in name)
-    if "no cache" not in name and "few pages" in name:
-        assert run.engine.scheduler.num_evicted_pages > 0
+    # Without the cache, a sequence that was preempted still finds its own pages where nobody needed them.
+    assert (counters.cached_tokens > 0) == (name != "no prefix cache")
+    assert (run.engine.scheduler.num_evicted_pages > 0) == ("few pages" in name)
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_pages": 27, "max_batch_prefill_tokens": 7, "lookahead": 2}], ids=str)

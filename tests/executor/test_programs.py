@@ -1,0 +1,91 @@
+"""What is compiled: pages that stay where they are, and serving that begins before everything is ready."""
+
+import re
+from math import prod
+from typing import Any
+
+import jax
+import pytest
+
+from quire.executor.executor import JaxExecutor
+from quire.executor.shapes import Shapes
+from quire.models.checkpoint import load_weights
+from quire.models.registry import build_model
+from tests.executor.conftest import FEW_SHAPES, config_of, quickly_compiled
+from tests.executor.rig import Rig
+from tests.executor.test_schedules import check
+from tests.executor.workload import workload
+from tests.models.tiny import NamedTensors
+
+# So many pages that one of their arrays is larger than everything else a step needs.
+SHAPES = Shapes(num_pages=20_011, page_size=4, num_slots=4, max_prefill_tokens=32, max_sequence_tokens=64, min_rows=4)
+
+
+@pytest.fixture(scope="module")
+def executor() -> JaxExecutor:
+    """Optimised as in service, and not warmed up: each program is compiled when it is asked for."""
+    model = build_model(config_of("gemma2", num_hidden_layers=2))
+    return JaxExecutor(model, load_weights(model, NamedTensors(model), dtype="float32"), SHAPES)
+
+
+def page_shape(executor: JaxExecutor) -> tuple[int, ...]:
+    shapes = {array.shape for pair in executor.programs.empty_state().pages for array in pair}
+    assert len(shapes) == 1
+    return shapes.pop()
+
+
+def instructions(text: str) -> list[tuple[str, str, tuple[int, ...]]]:
+    """Name, operation and shape of everything in a compiled program that gives one array."""
+    found = []
+    for line in text.splitlines():
+        match = re.match(r"\s*(?:ROOT )?%?([\w.-]+) = \w+\[([\d,]*)\]\S* ([\w-]+)\(", line)
+        if match:
+            found.append((match[1], match[3], tuple(int(size) for size in match[2].split(",") if size)))
+    return found
+
+
+@pytest.mark.parametrize("size", [(4, 0, False), (4, 2, False), (0, 1, True)], ids=["decode", "mixed", "scored"])
+def test_no_step_copies_a_page_array(executor: JaxExecutor, size: tuple[int, int, bool]) -> None:
+    _, program = executor.programs.forward(*size)
+    shape = page_shape(executor)
+    num_bytes = 4 * prod(shape)
+    compiled: Any = program
+    text = compiled.as_text()
+    whole = [(name, operation) for name, operation, its in instructions(text) if prod(its) >= prod(shape)]
+    operations = {operation for _, operation in whole}
+    # They come in, are written to, in or outside of a fusion, and go through loops that read them.
+    assert operations <= {"parameter", "get-tuple-element", "scatter", "fusion", "dynamic-update-slice", "bitcast"}
+    assert sum(operation == "scatter" for _, operation in whole) == 4
+    aliased = {int(number) for number in re.findall(r"\{\d+\}: \((\d+), \{\}", text.splitlines()[0])}
+    entry = text[text.index("\nENTRY") :]
+    pages = [
+        int(number)
+        for sizes, number in re.findall(r"= f32\[([\d,]+)\]\S* parameter\((\d+)\)", entry)
+        if tuple(int(part) for part in sizes.split(",")) == shape
+    ]
+    assert len(pages) == 4
+    assert set(pages) <= aliased
+    memory = compiled.memory_analysis()
+    assert memory.alias_size_in_bytes >= 4 * num_bytes
+    assert memory.temp_size_in_bytes < num_bytes
+
+
+def test_the_test_of_copies_notices_one(executor: JaxExecutor) -> None:
+    shape = page_shape(executor)
+    kept = jax.jit(lambda pages: pages.at[3].set(0.0)).lower(jax.ShapeDtypeStruct(shape, "float32")).compile()
+    whole = {operation for _, operation, its in instructions(kept.as_text()) if its == shape}
+    assert "copy" in whole
+    assert kept.memory_analysis().alias_size_in_bytes == 0
+
+
+def test_serving_begins_with_the_first_programs_and_waits_for_no_other() -> None:
+    with quickly_compiled():
+        rig = Rig(config_of("llama", num_hidden_layers=1), FEW_SHAPES, first_programs_only=True)
+        smallest = FEW_SHAPES.buckets.covering(0, 2, False, FEW_SHAPES.buckets.all())
+        used, _ = rig.executor.programs.forward(0, 2, False)
+        assert smallest is not None
+        assert used.num_tokens > smallest.num_tokens
+        requests = workload(rig, 6, seed=80)
+        run = rig.run(requests)
+    assert check(rig, requests, run) <= 1
+    rig.executor.close()

@@ -1,0 +1,91 @@
+"""Plans handed to an executor without a scheduler: masks, and rows that fail alone."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from quire.core.plan import Chunk, SlotStart, StepPlan
+from quire.executor.executor import JaxExecutor
+from quire.models.checkpoint import load_weights
+from quire.models.registry import build_model
+from quire.request import SamplingParams
+from tests.executor.conftest import FEW_SHAPES, config_of, quickly_compiled
+from tests.executor.rig import Rig
+from tests.executor.sampling import slot_start
+from tests.executor.workload import GREEDY
+from tests.models.tiny import NamedTensors
+
+PROMPTS = [(5, 6, 7), (8,), tuple(range(50, 90)), (9, 10)]
+
+
+def start_of(slot: int, sampling: SamplingParams = GREEDY) -> SlotStart:
+    return slot_start(sampling, slot=slot, prompt=PROMPTS[slot])
+
+
+def fill(slot: int, page_size: int, samples: bool = True) -> Chunk:
+    """The whole prompt of a slot, in pages of its own."""
+    prompt = PROMPTS[slot]
+    pages = tuple(1 + 20 * slot + number for number in range(-(-len(prompt) // page_size)))
+    return Chunk(slot, 0, slot, 0, len(prompt), prompt, pages, samples)
+
+
+def mask_of(allowed: list[int], vocab_size: int) -> bytes:
+    bits = np.zeros(-(-vocab_size // 32) * 32, np.uint8)
+    bits[allowed] = 1
+    return np.packbits(bits, bitorder="little").tobytes()
+
+
+def test_masks_restrict_the_chunks_they_are_given_for(llama: Rig) -> None:
+    llama.executor.reset()
+    page_size, vocab_size = llama.shapes.page_size, llama.model.vocab_size
+    free = [int(llama.logits(prompt, len(prompt))[-1].argmax()) for prompt in PROMPTS]
+    allowed = {1: [free[1]], 2: [3, 4, 290]}
+    masks = {index: mask_of(tokens, vocab_size) for index, tokens in allowed.items()} | {3: mask_of([], vocab_size)}
+    chunks = tuple(fill(slot, page_size) for slot in range(4))
+    plan = StepPlan(1, chunks, tuple(start_of(slot) for slot in range(4)), masks)
+    result = llama.executor.submit(plan).result()
+    tokens = [row[0] for row in result.tokens]
+    logits = llama.logits(PROMPTS[2], len(PROMPTS[2]))[-1]
+    assert tokens[:3] == [free[0], free[1], max(allowed[2], key=lambda token: logits[token])]
+    assert list(result.failed) == [3]
+    assert "no token can be sampled" in result.failed[3]
+    # In the next step, of decodes, there is no mask unless it is given again.
+    known = [(*prompt, token) for prompt, token in zip(PROMPTS, tokens, strict=True)]
+    free = [int(llama.logits(row, len(row) - 1)[-1].argmax()) for row in known]
+    decodes = tuple(Chunk(slot, 0, slot, len(PROMPTS[slot]), 1, None, (), True) for slot in (0, 1, 3))
+    new_page = decodes[0]._replace(slot=2, sequence_id=2, start=len(PROMPTS[2]), new_pages=(99,))
+    plan = StepPlan(2, (decodes[0], decodes[1], new_page), masks={1: mask_of([7], vocab_size)})
+    result = llama.executor.submit(plan).result()
+    assert result.tokens == [[free[0]], [7], [free[2]]]
+    assert not result.failed
+    assert llama.executor.programs.num_late == 0
+
+
+@pytest.fixture(scope="module")
+def poisoned() -> JaxExecutor:
+    """A model whose token 9 is not a number. Its programs are compiled as they are needed."""
+    model = build_model(config_of("llama", num_hidden_layers=1))
+    weights: Any = load_weights(model, NamedTensors(model), dtype="float32")
+    weights["embedding"] = weights["embedding"].at[9].set(jnp.nan)
+    return JaxExecutor(model, weights, FEW_SHAPES)
+
+
+@pytest.mark.parametrize("samples", [True, False])
+def test_a_row_whose_logits_are_not_numbers_fails_alone(poisoned: JaxExecutor, samples: bool) -> None:
+    """Also where it does not sample: its pages would be shared."""
+    poisoned.reset()
+    page_size = FEW_SHAPES.page_size
+    both = (fill(3, page_size, samples), fill(0, page_size))
+    starts = start_of(3), start_of(0, SamplingParams(temperature=0, logprobs=2))
+    with quickly_compiled():
+        result = poisoned.submit(StepPlan(1, both, starts)).result()
+        poisoned.reset()
+        alone = poisoned.submit(StepPlan(1, both[1:], starts[1:])).result()
+    assert list(result.failed) == [0]
+    assert "not finite" in result.failed[0]
+    assert not alone.failed
+    assert result.tokens[-1] == alone.tokens[0]
+    assert len(result.tokens) == 1 + samples
+    np.testing.assert_allclose(result.logprobs[1][0].logprob, alone.logprobs[0][0].logprob, atol=1e-4)
