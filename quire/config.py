@@ -48,4 +48,7 @@ class Config:
     )
     lookahead: int = setting(1, BATCHING, "Steps launched before the last one's tokens are known.")
     tensor_parallel: int = setting(1, DEVICES, "Devices to cut the model across.")
+    compile_ahead: bool = setting(
+        True, DEVICES, "Compile every program before the first request; otherwise each when it is first needed."
+    )
     compile_threads: int | None = setting(None, DEVICES, "Programs compiled at the same time.")

@@ -9,6 +9,7 @@ from quire.errors import InvalidSetting
 
 T = TypeVar("T")
 
+ASKED_FOR = "asked for"
 DTYPES = ("float32", "bfloat16", "float16")
 
 
@@ -19,6 +20,10 @@ class Choice(Generic[T]):
     name: str
     value: T
     reason: str
+
+    @property
+    def is_automatic(self) -> bool:
+        return self.reason != ASKED_FOR
 
     def __str__(self) -> str:
         return f"{self.name} = {self.value} ({self.reason})"
@@ -38,7 +43,7 @@ def resolve_dtype(platform: str, asked: str | None) -> Choice[str]:
     if asked is not None and asked != "auto":
         if asked not in DTYPES:
             raise InvalidSetting(f"dtype is {asked!r}; it can be {', '.join(DTYPES)} or auto")
-        return Choice("dtype", asked, "asked for")
+        return Choice("dtype", asked, ASKED_FOR)
     kind = _PLATFORM_ALIASES.get(platform, platform)
     if kind not in _DTYPE_BY_PLATFORM:
         known = ", ".join((*_DTYPE_BY_PLATFORM, *_PLATFORM_ALIASES))
@@ -89,6 +94,20 @@ DEFAULTS = {
     "tpu": PlatformDefaults(128, 2048, 0.9, 8),
 }
 DEFAULT_MAX_TOTAL_TOKENS = {"cpu": 4096, "gpu": 32768, "tpu": 32768}
+LOWEST = {
+    "page_size": 1,
+    "num_pages": 2,  # page 0 is not handed out
+    "max_batch_size": 1,
+    "max_batch_prefill_tokens": 1,
+    "max_batch_total_tokens": 1,
+    "max_total_tokens": 1,
+    "max_waiting_tokens": 0,
+    "waiting_served_ratio": 0,
+    "max_queued": 1,
+    "lookahead": 0,
+    "tensor_parallel": 1,
+    "compile_threads": 1,
+}
 PAGE_SIZE = 16
 RESERVE_BYTES = 256 * 2**20  # for what nobody counts: fragments, programs, small arrays
 MAX_HOST_CACHE_BYTES = 2 * 2**30
@@ -97,6 +116,10 @@ PAGE_STEP = 64  # the number of pages is a multiple of this, so that compiled pr
 
 def resolve(config: Config, facts: Facts) -> Resolved:
     """Decide what `config` leaves open, for this machine and model."""
+    for name, lowest in LOWEST.items():
+        value = getattr(config, name)
+        if value is not None and value < lowest:
+            raise InvalidSetting(f"{name} is {value}; it must be at least {lowest}")
     platform = _PLATFORM_ALIASES.get(facts.platform, facts.platform)
     defaults = DEFAULTS.get(platform, DEFAULTS["cpu"])
     dtype = resolve_dtype(facts.platform, config.dtype)
@@ -133,9 +156,6 @@ def resolve(config: Config, facts: Facts) -> Resolved:
             "compile_threads", config.compile_threads, min(os.cpu_count() or 1, 8), "one for each core, up to 8"
         ),
     }
-    for name in ("page_size", "max_batch_size", "max_batch_prefill_tokens", "max_total_tokens", "compile_threads"):
-        if choices[name].value < 1:
-            raise InvalidSetting(f"{name} is {choices[name].value}; it must be at least 1")
     return Resolved(
         **{name: choice.value for name, choice in choices.items() if name != "memory_fraction"},
         memory_limit_bytes=int(fraction.value * facts.memory_bytes),
@@ -149,37 +169,42 @@ def resolve_pages(config: Config, resolved: Resolved, facts: Facts, step_bytes: 
     page_bytes = resolved.page_size * facts.token_bytes
     left = resolved.memory_limit_bytes - facts.weight_bytes - step_bytes - RESERVE_BYTES
     sum_line = (
-        f"{_size(resolved.memory_limit_bytes)} allowed - {_size(facts.weight_bytes)} weights - {_size(step_bytes)} "
-        f"largest step - {_size(RESERVE_BYTES)} reserve = {_size(left)}, at {_size(page_bytes)} a page"
+        f"{as_size(resolved.memory_limit_bytes)} allowed - {as_size(facts.weight_bytes)} weights - "
+        f"{as_size(step_bytes)} largest step - {as_size(RESERVE_BYTES)} reserve = {as_size(left)}, "
+        f"at {as_size(page_bytes)} a page"
     )
-    needed = -(-resolved.max_total_tokens // resolved.page_size) + 1  # page 0 is not handed out
+    longest = -(-resolved.max_total_tokens // resolved.page_size)
+    needed = longest + 1  # page 0 is not handed out
     if config.num_pages is not None:
-        choice = Choice("num_pages", config.num_pages, "asked for")
+        choice = Choice("num_pages", config.num_pages, ASKED_FOR)
     else:
-        useful = needed * resolved.max_batch_size
-        count = max(0, left) // page_bytes
-        reason = sum_line
+        useful = longest * resolved.max_batch_size + 1
+        count, reason = max(0, left) // page_bytes, sum_line
         if facts.platform == "cpu" and count * page_bytes > MAX_HOST_CACHE_BYTES:
             count = MAX_HOST_CACHE_BYTES // page_bytes
-            reason = f"{_size(MAX_HOST_CACHE_BYTES)} at {_size(page_bytes)} a page, to leave the host its memory"
+            reason = f"{as_size(MAX_HOST_CACHE_BYTES)} at {as_size(page_bytes)} a page, to leave the host its memory"
         if count > useful:
-            count, reason = useful, f"{resolved.max_batch_size} sequences at their longest"
-        choice = Choice("num_pages", count - count % PAGE_STEP if count > PAGE_STEP else count, reason)
+            # What is over keeps the beginnings of requests that have ended.
+            count = min(count, -(-useful // PAGE_STEP) * PAGE_STEP)
+            reason = f"{resolved.max_batch_size} sequences at their longest"
+        rounded = count - count % PAGE_STEP
+        choice = Choice("num_pages", rounded if rounded >= needed else count, reason)
     if choice.value < needed:
         raise InvalidSetting(
             f"{choice.value} pages of {resolved.page_size} tokens do not hold one sequence of max_total_tokens = "
             f"{resolved.max_total_tokens}, which needs {needed}: {sum_line}"
         )
     if choice.value * page_bytes > max(left, 0):
-        raise InvalidSetting(f"num_pages = {choice.value} needs {_size(choice.value * page_bytes)}: {sum_line}")
+        raise InvalidSetting(f"num_pages = {choice.value} needs {as_size(choice.value * page_bytes)}: {sum_line}")
     return choice
 
 
 def _chosen(name: str, asked: T | None, default: T, reason: str) -> Choice[T]:
-    return Choice(name, default, reason) if asked is None else Choice(name, asked, "asked for")
+    return Choice(name, default, reason) if asked is None else Choice(name, asked, ASKED_FOR)
 
 
-def _size(num_bytes: int) -> str:
+def as_size(num_bytes: int) -> str:
+    """In the largest unit there is one of."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(num_bytes) >= size:
             return f"{num_bytes / size:.1f} {unit}"

@@ -1,6 +1,6 @@
 import pytest
 
-from quire.errors import InvalidRequest
+from quire.errors import InvalidSetting
 from quire.resolve import resolve_dtype
 
 
@@ -21,11 +21,11 @@ def test_a_dtype_that_was_asked_for_is_taken(asked: str) -> None:
 
 
 def test_an_unknown_dtype_is_refused_with_the_known_ones() -> None:
-    with pytest.raises(InvalidRequest, match="dtype is 'int4'; it can be float32, bfloat16, float16 or auto"):
+    with pytest.raises(InvalidSetting, match="dtype is 'int4'; it can be float32, bfloat16, float16 or auto"):
         resolve_dtype("cpu", "int4")
 
 
 def test_an_unknown_platform_must_be_told_the_dtype() -> None:
-    with pytest.raises(InvalidRequest, match="platform 'abacus'"):
+    with pytest.raises(InvalidSetting, match="platform 'abacus'"):
         resolve_dtype("abacus", None)
     assert resolve_dtype("abacus", "float32").value == "float32"

@@ -2,7 +2,7 @@
 
 from quire.files.generation_defaults import GenerationDefaults
 from quire.files.model_files import ModelFiles, locate
-from quire.files.progress import Progress, progress_bar, silent
+from quire.files.progress import Progress, progress_bar, share_bar, silent
 from quire.files.tensor_source import TensorInfo, TensorSource
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "TensorSource",
     "locate",
     "progress_bar",
+    "share_bar",
     "silent",
 ]

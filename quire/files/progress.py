@@ -3,19 +3,32 @@
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 
-Report = Callable[[int, int], None]  # bytes done, bytes in all
+Report = Callable[[int, int], None]  # done, in all
 Progress = Callable[[str], AbstractContextManager[Report]]  # opened with a label, for one piece of work
 
 
 @contextmanager
 def progress_bar(label: str) -> Iterator[Report]:
-    """A bar on standard error; where that is no terminal, one line at the end."""
+    """A bar of bytes on standard error; where that is no terminal, one line at the end."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, TextColumn, TimeElapsedColumn, TransferSpeedColumn
     from rich.progress import Progress as Bars
 
     columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
     with Bars(*columns, TimeElapsedColumn(), console=Console(stderr=True)) as bars:
+        task = bars.add_task(label, total=None)
+        yield lambda done, total: bars.update(task, completed=done, total=total)
+
+
+@contextmanager
+def share_bar(label: str) -> Iterator[Report]:
+    """The same for work that is not counted in bytes: how much of it is done, in percent."""
+    from rich.console import Console
+    from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeElapsedColumn
+    from rich.progress import Progress as Bars
+
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeElapsedColumn())
+    with Bars(*columns, console=Console(stderr=True)) as bars:
         task = bars.add_task(label, total=None)
         yield lambda done, total: bars.update(task, completed=done, total=total)
 

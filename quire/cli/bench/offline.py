@@ -1,0 +1,121 @@
+"""Measures a model through the Python API."""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict
+from statistics import median
+from typing import TYPE_CHECKING, NamedTuple
+
+from quire.cli.bench import scenarios
+from quire.cli.bench.scenarios import Work
+from quire.config import Config
+from quire.errors import InvalidSetting
+from quire.request import SamplingParams
+
+if TYPE_CHECKING:
+    from quire.llm import LLM
+
+Metrics = dict[str, float]
+
+
+class Timing(NamedTuple):
+    seconds: float
+    first_token_s: list[float]  # of each prompt
+    output_tokens: int
+
+
+def measure(llm: "LLM", work: Work) -> Timing:
+    first: dict[int, float] = {}
+    output_tokens = 0
+    begun = time.perf_counter()
+    sampling = SamplingParams(temperature=1.0)
+    for delta in llm.stream(work.prompts, sampling, max_tokens=work.new_tokens, ignore_end=True, seed=0):
+        first.setdefault(delta.index, time.perf_counter() - begun)
+        output_tokens += len(delta.token_ids)
+    seconds = time.perf_counter() - begun
+    assert output_tokens == sum(work.new_tokens), f"{output_tokens} tokens came of {sum(work.new_tokens)}"
+    return Timing(seconds, list(first.values()), output_tokens)
+
+
+def summary(work: Work, timing: Timing) -> Metrics:
+    prompt_tokens = sum(map(len, work.prompts))
+    return {
+        "seconds": timing.seconds,
+        "output_tokens_per_s": timing.output_tokens / timing.seconds,
+        "total_tokens_per_s": (prompt_tokens + timing.output_tokens) / timing.seconds,
+        "first_token_ms": median(timing.first_token_s) * 1000,
+    }
+
+
+def decode(llm: "LLM", rows: int) -> Metrics:
+    vocab_size, length, tokens = llm.plan.model.vocab_size, scenarios.DECODE_PROMPT, scenarios.DECODE_TOKENS
+    measure(llm, scenarios.uniform(rows, length, 2, vocab_size, seed=1))
+    one = measure(llm, scenarios.uniform(rows, length, 1, vocab_size, seed=2)).seconds
+    all_ = measure(llm, scenarios.uniform(rows, length, tokens, vocab_size, seed=3)).seconds
+    step_s = (all_ - one) / (tokens - 1)
+    return {"step_ms": step_s * 1000, "output_tokens_per_s": rows / step_s}
+
+
+def first_token(llm: "LLM", length: int) -> Metrics:
+    vocab_size = llm.plan.model.vocab_size
+    measure(llm, scenarios.uniform(1, length, 1, vocab_size, seed=1))
+    return {"first_token_ms": measure(llm, scenarios.uniform(1, length, 1, vocab_size, seed=2)).seconds * 1000}
+
+
+def prefill(llm: "LLM") -> Metrics:
+    vocab_size = llm.plan.model.vocab_size
+    measure(llm, scenarios.uniform(1, 2048, 1, vocab_size, seed=1))
+    work = scenarios.uniform(64, 2048, 1, vocab_size, seed=2)
+    timing = measure(llm, work)
+    return {"seconds": timing.seconds, "prompt_tokens_per_s": sum(map(len, work.prompts)) / timing.seconds}
+
+
+def nano256(llm: "LLM") -> Metrics:
+    vocab_size = llm.plan.model.vocab_size
+    measure(llm, scenarios.uniform(8, 64, 8, vocab_size, seed=1))
+    work = scenarios.nano256(vocab_size)
+    return summary(work, measure(llm, work))
+
+
+def step_of_ladder(llm: "LLM", rows: int, prompt_tokens: int, new_tokens: int) -> Metrics:
+    vocab_size = llm.plan.model.vocab_size
+    measure(llm, scenarios.uniform(rows, prompt_tokens, min(2, new_tokens), vocab_size, seed=1))
+    work = scenarios.uniform(rows, prompt_tokens, new_tokens, vocab_size, seed=2)
+    return summary(work, measure(llm, work))
+
+
+def start(config: Config) -> Metrics:
+    """A new process, imports included, that gives one token; with programs already compiled where they are kept."""
+    code = (
+        "from pathlib import Path, PosixPath, WindowsPath\n"
+        "from quire import LLM, Config\n"
+        f"llm = LLM(Config(**{asdict(config)!r}), progress=False)\n"
+        "(completion,) = llm.generate([[11, 12, 13]], max_tokens=1)\n"
+        "assert completion.error is None, completion.error\n"
+    )
+    seconds = []
+    for _ in range(2):  # the first may compile
+        begun = time.perf_counter()
+        done = subprocess.run([sys.executable, "-c", code], stderr=subprocess.PIPE, text=True, check=False)
+        seconds.append(time.perf_counter() - begun)
+        if done.returncode:
+            raise InvalidSetting(f"the model does not start: {done.stderr.strip().splitlines()[-1]}")
+    return {"first_start_s": seconds[0], "second_start_s": seconds[1]}
+
+
+def case(name: str) -> Callable[["LLM"], Metrics]:
+    """How a case is measured, by its name; all but `start`, which needs no engine here."""
+    if name == "nano256":
+        return nano256
+    if name == "prefill_64x2048":
+        return prefill
+    if found := re.fullmatch(r"decode_b([1-9]\d*)", name):
+        rows = int(found[1])
+        return lambda llm: decode(llm, rows)
+    if found := re.fullmatch(r"ttft_([1-9]\d*)", name):
+        length = int(found[1])
+        return lambda llm: first_token(llm, length)
+    raise InvalidSetting(f"there is no case {name!r}; there are {', '.join(scenarios.NAMES)}, with any numbers")

@@ -1,0 +1,48 @@
+"""Results of a bench: as a file, as a table, and side by side."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from quire.errors import InvalidSetting
+
+Results = dict[str, dict[str, float]]  # by case, by metric
+
+
+def table(results: Results) -> str:
+    lines = [f"{'case':<28} {'metric':<22} {'value':>12}"]
+    for case, metrics in results.items():
+        lines += [f"{case:<28} {metric:<22} {_number(value):>12}" for metric, value in metrics.items()]
+    return "\n".join(lines)
+
+
+def comparison(first: Results, second: Results) -> str:
+    """What both have. The ratio is above 1 where the second is better."""
+    lines = [f"{'case':<28} {'metric':<22} {'first':>12} {'second':>12} {'better by':>10}"]
+    for case, metrics in first.items():
+        for metric, value in metrics.items():
+            other = second.get(case, {}).get(metric)
+            if other is None:
+                continue
+            ratio = other / value if metric.endswith("_per_s") else value / other
+            lines.append(f"{case:<28} {metric:<22} {_number(value):>12} {_number(other):>12} {f'{ratio:.2f}x':>10}")
+    for name, one, other in (("first", first, second), ("second", second, first)):
+        missing = [case for case in one if case not in other]
+        if missing:
+            lines.append(f"only in the {name}: {', '.join(missing)}")
+    return "\n".join(lines)
+
+
+def read_results(file: Path) -> dict[str, Any]:
+    """A file that the bench wrote."""
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidSetting(f"{file} cannot be read as JSON: {error}") from error
+    if not isinstance(found, dict) or not isinstance(found.get("results"), dict):
+        raise InvalidSetting(f"{file} was not written by `quire bench`: it has no results")
+    return found
+
+
+def _number(value: float) -> str:
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.3g}"

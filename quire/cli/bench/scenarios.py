@@ -1,0 +1,57 @@
+"""What the bench measures: prompts of random token ids, and how many tokens each is to be answered with.
+
+decode_bN        N prompts of 128 tokens: the time of 257 tokens less the time of 1, by 256, is that of one step
+prefill_64x2048  64 prompts of 2,048 tokens, one token each
+nano256          256 prompts of 100 to 1,024 tokens, answers of 100 to 1,024
+ttft_L           one prompt of L tokens, one token, once the same has been done for another prompt
+start            a process that begins, loads the model and gives one token
+"""
+
+from collections.abc import Iterator
+from itertools import product
+from random import Random
+from typing import NamedTuple
+
+FIRST_ID, END_ID = 10, 100_000  # ids are drawn from here, or up to the end of a smaller vocabulary
+DECODE_PROMPT, DECODE_TOKENS = 128, 257
+DECODE_ROWS = (1, 8, 32, 64, 128, 256)
+TTFT_LENGTHS = (128, 1024, 4096)
+NAMES = (
+    *(f"decode_b{rows}" for rows in DECODE_ROWS),
+    "prefill_64x2048",
+    "nano256",
+    *(f"ttft_{length}" for length in TTFT_LENGTHS),
+    "start",
+)
+
+
+class Work(NamedTuple):
+    """Prompts to be completed together; answer i has exactly `new_tokens[i]` tokens."""
+
+    prompts: list[list[int]]
+    new_tokens: list[int]
+
+    @property
+    def longest(self) -> int:
+        return max(len(prompt) + new for prompt, new in zip(self.prompts, self.new_tokens, strict=True))
+
+
+def uniform(rows: int, prompt_tokens: int, new_tokens: int, vocab_size: int, seed: int) -> Work:
+    """Another seed gives other prompts, so that nothing is found in the prefix cache."""
+    random = Random(seed)
+    return Work([_ids(random, prompt_tokens, vocab_size) for _ in range(rows)], [new_tokens] * rows)
+
+
+def nano256(vocab_size: int) -> Work:
+    random = Random(0)
+    _ids(random, 8 * 64, vocab_size)  # drawn for a warm-up by those whose figures ours are compared with
+    prompts = [_ids(random, random.randint(100, 1024), vocab_size) for _ in range(256)]
+    return Work(prompts, [random.randint(100, 1024) for _ in prompts])
+
+
+def ladder(rows: list[int], prompt_tokens: list[int], new_tokens: list[int]) -> Iterator[tuple[int, int, int]]:
+    yield from product(rows, prompt_tokens, new_tokens)
+
+
+def _ids(random: Random, count: int, vocab_size: int) -> list[int]:
+    return [random.randrange(FIRST_ID, min(END_ID, vocab_size)) for _ in range(count)]

@@ -1,0 +1,14 @@
+"""What commands say besides their results, on standard error."""
+
+import logging
+import sys
+
+
+def log_to_stderr(quiet: bool) -> None:
+    """Show what the engine decides and what goes wrong; only the latter when quiet."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(message)s"))
+    logger = logging.getLogger("quire")
+    logger.handlers[:] = [handler]
+    logger.setLevel(logging.WARNING if quiet else logging.INFO)
+    logger.propagate = False

@@ -1,0 +1,85 @@
+"""`quire doctor`: what there is, what fits, and why."""
+
+import os
+import platform
+from typing import Annotated, Any
+
+import typer
+
+from quire import __version__
+from quire.cli.console import log_to_stderr
+from quire.cli.settings import with_settings
+from quire.config import Config
+from quire.resolve import as_size
+
+
+@with_settings
+def doctor(
+    config: Config,
+    json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Say what runs here and how the model would fit, without loading it."""
+    log_to_stderr(quiet=True)
+    machine = _machine()
+    if not json:
+        _print("This machine", machine)
+    from quire.engine.build import make_plan
+    from quire.files import progress_bar, silent
+
+    plan = make_plan(config, silent if json else progress_bar)
+    facts, limits, resolved = plan.facts, plan.limits, plan.resolved
+    page_bytes = limits.page_size * facts.token_bytes
+    tokens = (limits.num_pages - 1) * limits.page_size
+    model = {
+        "name": plan.files.name,
+        "architecture": plan.files.config.get("model_type", "?"),
+        "layers": plan.model.num_layers,
+        "vocabulary": plan.model.vocab_size,
+        "positions": plan.model.max_positions,
+        "weights": f"{as_size(facts.weight_bytes)} on each device, in {resolved.dtype}",
+        "chat template and tokenizer": "yes" if plan.files.tokenizer is not None else "none: token ids only",
+    }
+    fit = {
+        "memory allowed": f"{as_size(resolved.memory_limit_bytes)} of {as_size(facts.memory_bytes)}",
+        "weights": as_size(facts.weight_bytes),
+        "pages": f"{limits.num_pages} x {as_size(page_bytes)} = {as_size(limits.num_pages * page_bytes)}",
+        "tokens in the cache": f"{limits.num_pages - 1} pages x {limits.page_size} = {tokens}",
+        "sequences at their longest": (
+            f"{tokens} tokens / {limits.max_sequence_tokens} = {tokens // limits.max_sequence_tokens}"
+        ),
+        "sequences at the same time": f"up to {limits.max_batch_size}",
+        "steps to compile": f"{len(plan.shapes.buckets.all())} shapes",
+    }
+    if json:
+        import json as json_format
+
+        choices = {choice.name: {"value": choice.value, "reason": choice.reason} for choice in plan.choices}
+        print(json_format.dumps({"machine": machine, "model": model, "fit": fit, "choices": choices}, indent=2))
+        return
+    _print("The model", model)
+    _print("What fits", fit)
+    _print("Choices", {choice.name: f"{choice.value} ({choice.reason})" for choice in plan.choices})
+
+
+def _machine() -> dict[str, Any]:
+    import jax
+
+    from quire.executor.memory import device_memory_bytes
+
+    devices = jax.devices()
+    kinds = sorted({device.device_kind for device in devices})
+    host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return {
+        "versions": f"quire {__version__}, jax {jax.__version__}, python {platform.python_version()}",
+        "host": f"{platform.machine()}, {os.cpu_count()} cores, {as_size(host_bytes)}",
+        "devices": f"{len(devices)} x {jax.default_backend()} ({', '.join(kinds)})",
+        "memory of a device": as_size(device_memory_bytes(devices[0])),
+    }
+
+
+def _print(title: str, entries: dict[str, Any]) -> None:
+    print(title)
+    width = max(map(len, entries))
+    for name, value in entries.items():
+        print(f"  {name:<{width}}  {value}")
+    print(flush=True)

@@ -1,0 +1,121 @@
+"""Settings on the command line: each field of a settings dataclass is an option, a variable and a key of a file."""
+
+import dataclasses
+import difflib
+import inspect
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, get_args, get_origin, get_type_hints
+
+import typer
+
+from quire.errors import InvalidSetting
+
+# Settings of the engine and the server have variables; those of one answer, like its temperature, do not.
+WITHOUT_VARIABLE = {"Sampling"}
+# Variables that other programs have given a name; all others are the setting's name in capitals.
+VARIABLES = {"model": "MODEL_ID", "token": "HF_TOKEN", "offline": "HF_HUB_OFFLINE"}
+SOURCES = (
+    "Settings can also be environment variables, by their names in capitals (MAX_BATCH_SIZE=8; the model is MODEL_ID, "
+    "the token HF_TOKEN, offline HF_HUB_OFFLINE), and stand in a file. Options beat variables, and variables the file."
+)
+FILE_TYPES: dict[type, tuple[type, ...]] = {float: (int, float), Path: (str,)}  # what a file may hold for these
+
+
+def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command one option for each field of the dataclasses among its parameters, and `--config`.
+
+    An option beats the environment, which beats the file, which beats the default. The command is called with the
+    dataclasses put together.
+    """
+    kinds: dict[str, type] = {}
+    parameters: list[inspect.Parameter] = []
+    known: dict[str, Any] = {}
+    for parameter in inspect.signature(command).parameters.values():
+        if isinstance(parameter.annotation, type) and dataclasses.is_dataclass(parameter.annotation):
+            kinds[parameter.name] = parameter.annotation
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    for kind in kinds.values():
+        hints = get_type_hints(kind)
+        for field in dataclasses.fields(kind):
+            assert field.name not in known, f"two settings are called {field.name}"
+            known[field.name] = hints[field.name]
+            parameters.append(_option(field, hints[field.name]))
+    parameters.append(_file_option(known))
+
+    def run(**given: Any) -> None:
+        del given["config_file"]  # its values have arrived as defaults
+        for name, kind in kinds.items():
+            values = {field.name: given.pop(field.name) for field in dataclasses.fields(kind)}
+            given[name] = kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
+        command(**given)
+
+    run.__name__, run.__doc__ = command.__name__, f"{command.__doc__}\n\n{SOURCES}"
+    run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return run
+
+
+def _option(field: "dataclasses.Field[Any]", hint: Any) -> inspect.Parameter:
+    group = field.metadata["group"]
+    default = field.default
+    if get_origin(hint) is tuple:  # an option that can be given several times
+        hint, default = list[get_args(hint)[0]], list(default)  # type: ignore[misc]
+    option = typer.Option(
+        help=field.metadata["help"],
+        rich_help_panel=group,
+        envvar=None if group in WITHOUT_VARIABLE else VARIABLES.get(field.name, field.name.upper()),
+        show_envvar=False,  # said once, below
+        show_default=field.default not in (None, ()),
+    )
+    return inspect.Parameter(
+        field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, option]
+    )
+
+
+def _file_option(known: dict[str, Any]) -> inspect.Parameter:
+    def take_file(context: typer.Context, file: Path | None) -> Path | None:
+        if file is not None:
+            context.default_map = {**(context.default_map or {}), **read_settings(file, known)}
+        return file
+
+    option = typer.Option(
+        "--config",
+        metavar="FILE",
+        help="A TOML file of settings, by their names: max_batch_size = 8.",
+        callback=take_file,
+        is_eager=True,  # before the options whose defaults it gives
+        exists=True,
+        dir_okay=False,
+    )
+    return inspect.Parameter(
+        "config_file", inspect.Parameter.KEYWORD_ONLY, default=None, annotation=Annotated[Path | None, option]
+    )
+
+
+def read_settings(file: Path, known: dict[str, Any]) -> dict[str, Any]:
+    """The settings in a TOML file; `known` has the types of those there are."""
+    try:
+        found = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise InvalidSetting(f"{file} cannot be read as TOML: {error}") from error
+    for name, value in found.items():
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else f"; there are {', '.join(known)}"
+            raise InvalidSetting(f"{file}: there is no setting {name!r}{hint}")
+        wanted = _plain_type(known[name])
+        if type(value) not in FILE_TYPES.get(wanted, (wanted,)):
+            raise InvalidSetting(f"{file}: {name} is {value!r}; it must be of type {wanted.__name__}")
+    return found
+
+
+def _plain_type(hint: Any) -> type:
+    """`int` of `int | None`, and `list` of `tuple[str, ...]`."""
+    if get_origin(hint) is tuple:
+        return list
+    options = [option for option in getattr(hint, "__args__", (hint,)) if option is not type(None)]
+    kind: type = options[0]
+    return kind

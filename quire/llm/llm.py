@@ -1,0 +1,197 @@
+"""The Python API."""
+
+import logging
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import count
+from typing import Any
+
+from quire.config import Config
+from quire.engine.build import Built, build_engine, make_plan
+from quire.errors import InvalidRequest, QuireError
+from quire.files import Progress, progress_bar, share_bar, silent
+from quire.llm.completion import Answer, Completion, Delta
+from quire.llm.prompts import Prompt, as_batch, for_each, is_chat
+from quire.llm.run import Ask, Run, Turnstile
+from quire.request import Request, SamplingParams
+from quire.text.chat import ChatTemplates, load_chat_templates
+from quire.text.tokenizer import Tokenizer, load_tokenizer
+
+log = logging.getLogger(__name__)
+
+
+class LLM:
+    """A model in this process, for one thread.
+
+    `LLM("default").generate("The sky is", max_tokens=8)` gives one `Completion` for each prompt and sample. Settings
+    are the fields of `quire.Config`, which can be given in place of the name.
+    """
+
+    def __init__(self, model: str | Config = "default", *, progress: bool = True, **settings: Any) -> None:
+        self._files_bar: Progress = progress_bar if progress else silent
+        self._share_bar: Progress = share_bar if progress else silent
+        config = replace(model, **settings) if isinstance(model, Config) else Config(model=model, **settings)
+        self.plan = make_plan(config, self._files_bar)
+        self.tokenizer: Tokenizer | None = None
+        self._templates: ChatTemplates | None = None
+        if self.plan.files.tokenizer is not None:
+            self.tokenizer = load_tokenizer(self.plan.files.tokenizer)
+            self._templates = load_chat_templates(
+                self.plan.files.tokenizer, self.tokenizer.special_tokens, override=self.plan.config.chat_template
+            )
+        self._built: Built = build_engine(self.plan, self._files_bar)
+        self.engine = self._built.engine
+        self._turnstile = Turnstile(self.engine)
+        self._ids = count(1)
+        if self.plan.config.compile_ahead:
+            with self._share_bar("Compiling") as report:
+                for share in self._built.executor.warm_up():
+                    report(int(share * 100), 100)
+
+    @property
+    def default_sampling(self) -> SamplingParams:
+        """What the model's own files ask for; the most likely token where they say nothing."""
+        said = self.plan.files.generation
+        if not said.do_sample and said.temperature is None:
+            return SamplingParams(temperature=0.0)
+        fields = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
+        return SamplingParams(**{name: v for name in fields if (v := getattr(said, name)) is not None})
+
+    @property
+    def has_chat_template(self) -> bool:
+        return self._templates is not None and bool(self._templates.names)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        max_tokens: int | Sequence[int] | None = 128,
+        min_tokens: int = 0,
+        stop: Sequence[str] = (),
+        stop_ids: Sequence[int] = (),
+        n: int = 1,
+        seed: int | None = None,
+        ignore_end: bool = False,
+        prompt_logprobs: int | None = None,
+        progress: bool | None = None,
+    ) -> list[Completion]:
+        """Completions of all prompts, n for each, in order.
+
+        A prompt is a text, a list of token ids, or a chat (a list of messages); `prompts` is one or a list of them.
+        `sampling` and `max_tokens` are for all prompts or a list with one for each; None takes what the model's files
+        ask for, and as many tokens as fit. An answer also ends where prompt and answer reach the longest sequence
+        there can be. A seed gives the same answers again; None draws one for each prompt.
+
+        A prompt that cannot be completed does not stop the others: its completions carry the `error`, and it is logged.
+        """
+        batch = as_batch(prompts)
+        asks = self._asks(batch, sampling, max_tokens, min_tokens, stop, stop_ids, n, seed, ignore_end, prompt_logprobs)
+        show = self._share_bar if progress is None else (share_bar if progress else silent)
+        done, total = 0, n * len(asks)
+        with show("Generating") as report:
+            for delta in Run(self._turnstile, asks, _log_failure):
+                done += delta.finish_reason is not None
+                report(done, total)
+        return [answer.completion for ask in asks for answer in ask.answers]
+
+    def stream(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        max_tokens: int | Sequence[int] | None = 128,
+        min_tokens: int = 0,
+        stop: Sequence[str] = (),
+        stop_ids: Sequence[int] = (),
+        n: int = 1,
+        seed: int | None = None,
+        ignore_end: bool = False,
+    ) -> Iterator[Delta]:
+        """The same, piece by piece. Leaving or closing the iterator ends what is not done.
+
+        Several may be open at the same time. The first failure is raised when the other prompts are done.
+        """
+        asks = self._asks(as_batch(prompts), sampling, max_tokens, min_tokens, stop, stop_ids, n, seed, ignore_end)
+        return self._stream(asks)
+
+    def encode(self, prompt: Prompt) -> tuple[int, ...]:
+        """The token ids of a prompt; a chat is rendered by the model's template."""
+        if isinstance(prompt, str):
+            return tuple(self._need_tokenizer().encode(prompt))
+        if is_chat(prompt):
+            if not self.has_chat_template or self._templates is None:
+                raise InvalidRequest(f"{self.plan.files.name} has no chat template")
+            text = self._templates.select().render(list(prompt))
+            return tuple(self._need_tokenizer().encode(text, add_special_tokens=False))
+        limit = self.plan.model.vocab_size
+        for token in prompt:
+            if not isinstance(token, int) or not 0 <= token < limit:
+                raise InvalidRequest(f"token id {token!r} is not between 0 and {limit - 1}")
+        return tuple(prompt)  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        self._built.executor.close()
+
+    def _stream(self, asks: list[Ask]) -> Iterator[Delta]:
+        failures: list[QuireError] = []
+        yield from Run(self._turnstile, asks, lambda index, error: failures.append(error))
+        if failures:
+            raise failures[0]
+
+    def _asks(
+        self,
+        prompts: list[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None,
+        max_tokens: int | Sequence[int] | None,
+        min_tokens: int,
+        stop: Sequence[str],
+        stop_ids: Sequence[int],
+        n: int,
+        seed: int | None,
+        ignore_end: bool,
+        prompt_logprobs: int | None = None,
+    ) -> list[Ask]:
+        """What is wrong with all prompts alike is raised here; what is wrong with one becomes its error."""
+        if n < 1:
+            raise InvalidRequest(f"n is {n}; it must be at least 1")
+        if isinstance(stop, str):
+            stop = [stop]
+        asks = []
+        samplings = for_each("sampling", sampling, len(prompts))
+        limits = for_each("max_tokens", max_tokens, len(prompts))
+        for prompt, chosen, limit in zip(prompts, samplings, limits, strict=True):
+            ids: tuple[int, ...] = ()
+            request = error = None
+            try:
+                ids = self.encode(prompt)
+                room = self.plan.limits.max_sequence_tokens - len(ids)
+                most = max(room, 1) if limit is None else min(limit, room) if room > 0 else limit
+                request = Request(
+                    request_id=next(self._ids),
+                    prompt=ids,
+                    max_tokens=most,
+                    sampling=chosen or self.default_sampling,
+                    seed=secrets.randbits(63) if seed is None else seed,
+                    samples=n,
+                    min_tokens=min_tokens,
+                    end_ids=self.plan.files.eos_token_ids,
+                    ignore_end=ignore_end,
+                    stop_ids=tuple(stop_ids),
+                    prompt_logprobs=prompt_logprobs,
+                )
+            except QuireError as refusal:
+                error = refusal
+            continues = not is_chat(prompt)
+            asks.append(Ask(request, error, [Answer(ids, self.tokenizer, stop, continues) for _ in range(n)]))
+        return asks
+
+    def _need_tokenizer(self) -> Tokenizer:
+        if self.tokenizer is None:
+            raise InvalidRequest(f"{self.plan.files.name} has no tokenizer; give token ids")
+        return self.tokenizer
+
+
+def _log_failure(index: int, error: QuireError) -> None:
+    log.warning("prompt %d has no answer: %s", index, error.message)
