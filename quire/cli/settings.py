@@ -60,7 +60,7 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
 
 def _option(field: "dataclasses.Field[Any]", hint: Any) -> inspect.Parameter:
     group = field.metadata["group"]
-    default = field.default
+    default: Any = field.default
     if get_origin(hint) is tuple:  # an option that can be given several times
         hint, default = list[get_args(hint)[0]], list(default)  # type: ignore[misc]
     option = typer.Option(

@@ -110,7 +110,8 @@ def make_plan(config: Config, progress: Progress = silent) -> Plan:
 def build_engine(plan: Plan, progress: Progress = silent, clock: Callable[[], float] = time.monotonic) -> Built:
     """Load the weights and make the engine; nothing is compiled yet."""
     for choice in plan.choices:
-        log.info("%s", choice)
+        if choice.is_automatic:
+            log.info("%s", choice)
     weights = _weights(plan, progress)
     threads, store = plan.resolved.compile_threads, _program_store(plan)
     executor = JaxExecutor(plan.model, weights, plan.shapes, threads, plan.mesh, store)

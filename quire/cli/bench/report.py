@@ -26,8 +26,8 @@ def comparison(first: Results, second: Results) -> str:
                 continue
             ratio = other / value if metric.endswith("_per_s") else value / other
             lines.append(f"{case:<28} {metric:<22} {_number(value):>12} {_number(other):>12} {f'{ratio:.2f}x':>10}")
-    for name, one, other in (("first", first, second), ("second", second, first)):
-        missing = [case for case in one if case not in other]
+    for name, one, another in (("first", first, second), ("second", second, first)):
+        missing = [case for case in one if case not in another]
         if missing:
             lines.append(f"only in the {name}: {', '.join(missing)}")
     return "\n".join(lines)
