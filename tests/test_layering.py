@@ -31,6 +31,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "server": frozenset({"engine", "text", "files"}) | GROUND,
     "llm": frozenset({"engine", "text", "files"}) | GROUND,
 }
+IN_QUIRE_ITSELF = frozenset({"", "__version__", "__file__"})
 TOP = frozenset({"cli", "__init__", "__main__"})  # may import everything
 STANDARD_ONLY = GROUND | {"core"}  # these import nothing but the standard library and what is allowed above
 NEVER: dict[str, frozenset[str]] = {
@@ -43,7 +44,12 @@ NEVER: dict[str, frozenset[str]] = {
 def imports(source: str, package: str) -> Iterator[tuple[int, str]]:
     """Line and full name of everything imported anywhere in a module of `package`, also inside functions."""
     for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id == "quire":
+            yield (
+                node.lineno,
+                f"quire.{node.attr}",
+            )  # `import quire` gives nothing; what is taken from it is imported then
+        elif isinstance(node, ast.Import):
             yield from ((node.lineno, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = node.module or ""
@@ -66,10 +72,9 @@ def faults(module: str, source: str, package: str) -> list[str]:
     for line, name in imports(source, package):
         top, _, below = name.partition(".")
         if top == "quire":
-            # The version is the only thing in quire itself.
             inside = below.split(".")[0] == part
             known = any(below == one or below.startswith(f"{one}.") for one in allowed)
-            wrong = not (inside or known or below == "__version__")
+            wrong = not (inside or known or below in IN_QUIRE_ITSELF)
         else:
             wrong = top in NEVER.get(module, NEVER.get(part, frozenset())) or (
                 part in STANDARD_ONLY and top not in sys.stdlib_module_names
@@ -113,6 +118,7 @@ def test_every_import_points_downward():
         ("server.openai", "from quire.core.plan import Update"),
         ("server.openai", "import quire.executor"),
         ("llm", "from quire.models.registry import families"),
+        ("executor.programs", "import quire\nllm = quire.LLM"),
         ("something_new", ""),
     ],
 )
@@ -129,6 +135,7 @@ def test_an_import_that_points_upward_is_found(module, line):
         ("executor.batch", "from quire.core.plan import Chunk\nfrom quire import sharding"),
         ("engine.build", "import jax\nfrom quire.executor.executor import DeviceExecutor"),
         ("server.openai", "from quire.engine.messages import Submit\nfrom quire import __version__"),
+        ("executor.programs", "import quire\nroot = quire.__file__"),
         ("cli", "import jax"),
     ],
 )
