@@ -53,13 +53,14 @@ def make_app(service: Service) -> Starlette:
         tgi("/detokenize", tokenize.detokenize),
         tgi("/info", info, "GET"),
         *[Route(path, _endpoint(service, health.ready, openai_error)) for path in ("/", "/health", "/ping")],
+        Route("/health/generate", _endpoint(service, health.generates, openai_error)),
         Route("/health/live", _endpoint(service, health.live, openai_error)),
         Route("/metrics", _endpoint(service, health.metrics, openai_error)),
     ]
     settings = service.settings
     middleware = [Middleware(Access, keys=settings.api_keys)] if settings.api_keys else []
-    if settings.cors_allow_origin:
-        allowed = list(settings.cors_allow_origin)
+    if settings.allowed_origins:
+        allowed = list(settings.allowed_origins)
         middleware.insert(
             0, Middleware(CORSMiddleware, allow_origins=allowed, allow_methods=["*"], allow_headers=["*"])
         )

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from quire.engine.messages import Abort, Command, Event, Failed, Submit
+from quire.engine.messages import Abort, Command, Event, Failed, Progress, Submit
+from quire.engine.wire import Started, Stats, ToFrontEnd
 from quire.errors import EngineFailed, Overloaded, QuireError, RequestFailed
 from quire.server.metrics import Metrics
 from quire.server.served_model import ServedModel
@@ -15,6 +16,9 @@ from quire.server.settings import ServerSettings
 from quire.server.stream import Asked, Prompt, Stream
 
 log = logging.getLogger(__name__)
+
+MAX_SILENCE_S = 1.5  # of the engine process, which speaks up four times a second
+STUCK_FACTOR = 10
 
 
 class Port(Protocol):
@@ -42,6 +46,9 @@ class Service:
         self._loop: asyncio.AbstractEventLoop | None = None
         self._port: Port | None = None
         self._why_not = "the engine is starting"
+        self.stats: Stats | None = None  # as the engine process last told
+        self.platform = "unknown"
+        self._heard_s = 0.0
         self._count = 0
         self._prompts: dict[int, tuple[Prompt, Stream]] = {}
         self._streams: set[Stream] = set()
@@ -58,7 +65,22 @@ class Service:
     def why_not_ready(self) -> str | None:
         if self.is_draining:
             return "the server is shutting down"
-        return None if self._port is not None else self._why_not
+        if self._port is None:
+            return self._why_not
+        return None if self.stats is None else self._trouble(self.stats)
+
+    def _trouble(self, stats: Stats) -> str | None:
+        """What is wrong with an engine that is connected."""
+        if stats.error is not None:
+            return stats.error
+        silent_s = time.monotonic() - self._heard_s
+        if silent_s > MAX_SILENCE_S:
+            return f"the engine has not been heard of for {silent_s:.1f} s"
+        limit_s = max(self.settings.stuck_after_s, STUCK_FACTOR * stats.longest_step_s)
+        busy_s = stats.busy_s + silent_s if stats.busy_s else 0.0
+        if busy_s > limit_s:
+            return f"a step has taken {busy_s:.1f} s and has not ended; the longest before it took {limit_s:.1f}"
+        return None
 
     def connect(self, port: Port) -> None:
         """From here on requests go to `port`, whose events come to `take` or `deliver`."""
@@ -77,29 +99,37 @@ class Service:
         assert self._loop is not None, "connected before it is delivered to"
         self._loop.call_soon_threadsafe(self.take, events)
 
-    def take(self, events: list[Event]) -> None:
+    def take(self, messages: Sequence[ToFrontEnd]) -> None:
         """One step's events: each stream is woken once."""
         now = time.monotonic()
         woken: dict[Stream, int] = {}
         prompts = self._prompts
-        for event in events:
-            if isinstance(event, Failed):
-                found = prompts.pop(event.request_id, None)
+        for message in messages:
+            if isinstance(message, Progress):
+                for update in message.updates:
+                    found = prompts.get(update.request_id)
+                    if found is not None:  # else it was aborted, and this was on its way
+                        prompt, stream = found
+                        prompt.take(update)
+                        woken[stream] = woken.get(stream, 0) + len(update.tokens)
+            elif isinstance(message, Failed):
+                found = prompts.pop(message.request_id, None)
                 if found is not None:
-                    found[1].fail(error_of(event))
-                continue
-            for update in event.updates:
-                found = prompts.get(update.request_id)
-                if found is not None:  # else it was aborted, and this was on its way
-                    prompt, stream = found
-                    prompt.take(update)
-                    woken[stream] = woken.get(stream, 0) + len(update.tokens)
+                    found[1].fail(error_of(message))
+            elif isinstance(message, Started):
+                found = prompts.get(message.request_id)
+                if found is not None:
+                    found[1].queue_s = max(found[1].queue_s, message.queue_s)
+            elif isinstance(message, Stats):
+                self.stats, self._heard_s = message, now
         for stream, num_tokens in woken.items():
             if num_tokens:
                 self._note_tokens(stream, num_tokens, now)
             stream.wake()
 
     def _note_tokens(self, stream: Stream, num_tokens: int, now: float) -> None:
+        if not stream.is_counted:
+            return
         if stream.first_s is None:
             stream.first_s = now
             self.metrics.time_to_first_token.observe(now - stream.opened_s)
@@ -109,8 +139,11 @@ class Service:
 
     # Requests
 
-    def open(self, asked: Sequence[Asked], opened_s: float | None = None) -> Stream:
-        """Send prompts to the engine. `opened_s`: when the request came in, by the monotonic clock."""
+    def open(self, asked: Sequence[Asked], opened_s: float | None = None, *, is_counted: bool = True) -> Stream:
+        """Send prompts to the engine. `opened_s`: when the request came in, by the monotonic clock.
+
+        What is not counted leaves no trace in the metrics and the log: it is the server's own.
+        """
         if self._port is None or self.is_draining:
             raise EngineFailed(self.why_not_ready or "the engine is gone")
         if len(self._streams) >= self.settings.max_concurrent_requests:
@@ -118,7 +151,7 @@ class Service:
                 f"{len(self._streams)} requests are open; the limit is {self.settings.max_concurrent_requests}",
                 self.metrics.retry_after_s(),
             )
-        stream = Stream(self, self.settings.max_buffered_tokens)
+        stream = Stream(self, self.settings.max_buffered_tokens, is_counted)
         if opened_s is not None:
             stream.opened_s = opened_s
         self._streams.add(stream)
@@ -149,7 +182,8 @@ class Service:
             if self._prompts.pop(request_id, None) is not None and self._port is not None:
                 self._port.send(Abort(request_id))
         self._streams.discard(stream)
-        self.metrics.note_stream(stream)
+        if stream.is_counted:
+            self.metrics.note_stream(stream)
         if not self._streams:
             self._quiet.set()
 

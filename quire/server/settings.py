@@ -2,7 +2,10 @@
 
 from dataclasses import dataclass, fields
 
+from quire.config import setting
 from quire.errors import InvalidSetting
+
+HTTP, ACCESS, LIMITS, API, OPERATIONS = "HTTP", "Access", "Limits", "API", "Operations"
 
 _AT_LEAST_ONE = (
     "http_workers",
@@ -12,33 +15,46 @@ _AT_LEAST_ONE = (
     "max_client_batch_size",
     "max_buffered_tokens",
 )
+LOG_FORMATS = ("text", "json")
 
 
 @dataclass(frozen=True)
 class ServerSettings:
     """What was asked of the HTTP server. Names that text-generation-inference has are its names."""
 
-    host: str = "127.0.0.1"
-    port: int = 8000
-    http_workers: int = 1
-    served_model_name: str | None = None  # what clients call the model; its own name if not given
-    api_keys: tuple[str, ...] = ()  # any of them opens the door; none leaves it open
-    cors_allow_origin: tuple[str, ...] = ()
-    payload_limit: int = 2_000_000  # bytes of a request's body
-    max_concurrent_requests: int = 2048  # of one worker
-    max_best_of: int = 20  # samples of one prompt
-    max_stop_sequences: int = 16
-    max_top_n_tokens: int = 20
-    max_client_batch_size: int = 256  # prompts in one request
-    max_input_tokens: int | None = None  # one less than the sequence limit if not given
-    max_buffered_tokens: int = 65_536  # of one stream whose client does not read
-    request_timeout_s: float | None = None
-    queue_timeout_s: float | None = None
-    drain_s: float = 90.0  # what runs may take so long to finish once the server is told to stop
-    stuck_after_s: float = 2.0  # a step that takes longer, and ten times the longest before it, is stuck
-    strict: bool = False  # refuse fields that no route knows, instead of warning about them
-    tgi_strict: bool = False  # refuse and default as text-generation-inference does, also where it is wrong
-    log_prompts: bool = False
+    host: str = setting("127.0.0.1", HTTP, "Address to listen on; 0.0.0.0 for all.")
+    port: int = setting(8000, HTTP, "Port to listen on; 0 for any that is free.")
+    http_workers: int = setting(1, HTTP, "Processes that speak HTTP, sharing the port.")
+    payload_limit: int = setting(2_000_000, HTTP, "Bytes of a request's body.")
+    api_key: str | None = setting(None, ACCESS, "Key that requests must carry; several are separated by commas.")
+    cors_allow_origin: str | None = setting(
+        None, ACCESS, "Origins whose pages may ask, separated by commas; * for all."
+    )
+    max_concurrent_requests: int = setting(2048, LIMITS, "Requests that one worker has open; more are answered 429.")
+    max_best_of: int = setting(20, LIMITS, "Samples of one prompt.")
+    max_stop_sequences: int = setting(16, LIMITS, "Stop strings of one request.")
+    max_top_n_tokens: int = setting(20, LIMITS, "Likely tokens shown beside each token.")
+    max_client_batch_size: int = setting(256, LIMITS, "Prompts in one request.")
+    max_input_tokens: int | None = setting(None, LIMITS, "Longest prompt; as long as a sequence if not given.")
+    max_buffered_tokens: int = setting(65_536, LIMITS, "Tokens kept for a client that does not read.")
+    request_timeout_s: float | None = setting(None, LIMITS, "Seconds that a request may take.")
+    queue_timeout_s: float | None = setting(None, LIMITS, "Seconds that a request may wait for a slot.")
+    served_model_name: str | None = setting(None, API, "What clients call the model; its own name if not given.")
+    strict: bool = setting(False, API, "Refuse fields that no route knows, instead of warning about them.")
+    tgi_strict: bool = setting(False, API, "Refuse and default exactly as text-generation-inference does.")
+    drain_s: float = setting(90.0, OPERATIONS, "Seconds that requests have to finish once the server is told to stop.")
+    stuck_after_s: float = setting(
+        2.0, OPERATIONS, "A step that takes longer, and longer than ten times any before it, is called stuck."
+    )
+    log_format: str = setting("text", OPERATIONS, "text, or json for one object a line.")
+
+    @property
+    def api_keys(self) -> tuple[str, ...]:
+        return _listed(self.api_key)
+
+    @property
+    def allowed_origins(self) -> tuple[str, ...]:
+        return _listed(self.cors_allow_origin)
 
     def __post_init__(self) -> None:
         for name in _AT_LEAST_ONE:
@@ -50,3 +66,11 @@ class ServerSettings:
                 raise InvalidSetting(f"{field.name} is {value}; it must be at least 0")
         if not 0 <= self.port <= 65535:
             raise InvalidSetting(f"port is {self.port}; it must be between 0 and 65535")
+        if self.log_format not in LOG_FORMATS:
+            raise InvalidSetting(f"log_format is {self.log_format!r}; it can be {' or '.join(LOG_FORMATS)}")
+        if self.api_key is not None and not self.api_keys:
+            raise InvalidSetting("api_key is empty; leave it out to let everyone in")
+
+
+def _listed(given: str | None) -> tuple[str, ...]:
+    return tuple(part.strip() for part in (given or "").split(",") if part.strip())

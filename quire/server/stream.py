@@ -155,13 +155,14 @@ class Stream:
     Everything submitted is heard to its end or aborted by `close`. Owned by the event loop.
     """
 
-    def __init__(self, service: "Service", max_buffered: int) -> None:
+    def __init__(self, service: "Service", max_buffered: int, is_counted: bool = True) -> None:
         self.service = service
+        self.is_counted = is_counted
         self.pending: list[Delta] = []
         self.prompts: list[Prompt] = []
         self.opened_s = time.monotonic()
         self.submitted_s = self.opened_s
-        self.queue_s = 0.0  # how long its first prompt waited for a slot, as the engine tells
+        self.queue_s = 0.0  # the longest that a prompt of it waited for a slot, as the engine process tells
         self.first_s: float | None = None  # when the first token came
         self.last_s = self.opened_s
         self._num_live = 0

@@ -1,0 +1,89 @@
+"""The front end's end of the connection to the engine process."""
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from typing import cast
+
+import msgspec
+
+from quire.engine.driver import PORT_SHIFT
+from quire.engine.messages import Command
+from quire.engine.wire import Frames, Ready, ToFrontEnd, decode_events, frame
+
+RETRY_S = 0.05
+
+Take = Callable[[list[ToFrontEnd]], None]
+Lost = Callable[[str], None]
+
+
+class EngineClient(asyncio.Protocol):
+    """A port to an engine in another process. Owned by the event loop.
+
+    `take` gets every frame's messages; `lost` is told once when the connection ends and was not closed from here.
+    Commands of one turn of the loop travel as one frame.
+    """
+
+    def __init__(self, take: Take, lost: Lost) -> None:
+        self.take = take
+        self._lost = lost
+        self._frames = Frames()
+        self._number: int | None = None
+        self._unsent: list[Command] = []
+        self._closed = False
+
+    def request_id(self, count: int) -> int:
+        assert self._number is not None, "the engine is ready before it is asked"
+        return self._number << PORT_SHIFT | count
+
+    def send(self, command: Command) -> None:
+        if not self._unsent:
+            asyncio.get_running_loop().call_soon(self._flush)
+        self._unsent.append(command)
+
+    def close(self) -> None:
+        """The engine aborts what was asked for."""
+        self._closed = True
+        self._transport.close()
+
+    def _flush(self) -> None:
+        commands, self._unsent = self._unsent, []
+        if not self._transport.is_closing():
+            self._transport.write(frame(commands))
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        for payload in self._frames.feed(data):
+            try:
+                messages = decode_events(payload)
+            except msgspec.MsgspecError as error:
+                self._transport.abort()
+                self._end(f"the engine sends what is no event: {error}")
+                return
+            for message in messages:
+                if isinstance(message, Ready):
+                    self._number = message.port
+            self.take(messages)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._end("the engine process has ended" if error is None else f"the engine cannot be reached: {error}")
+
+    def _end(self, reason: str) -> None:
+        if not self._closed:
+            self._closed = True
+            self._lost(reason)
+
+
+async def connect(path: Path, take: Take, lost: Lost, is_alive: Callable[[], bool]) -> EngineClient | None:
+    """Wait for the engine's socket; None when its process ends before it is there."""
+    loop = asyncio.get_running_loop()
+    while is_alive():
+        try:
+            _, client = await loop.create_unix_connection(lambda: EngineClient(take, lost), str(path))
+        except (FileNotFoundError, ConnectionRefusedError):
+            await asyncio.sleep(RETRY_S)
+        else:
+            return client
+    return None

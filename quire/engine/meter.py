@@ -1,0 +1,170 @@
+"""What steps take, and what they hold."""
+
+import time
+from bisect import bisect_left
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from quire.core.plan import StepPlan, StepResult
+from quire.core.scheduler import Scheduler
+from quire.engine.engine import Engine
+from quire.engine.executor import Executor, Pending
+from quire.engine.wire import Stats
+
+DURATIONS_S = tuple(0.00015 * 1.5**k for k in range(35))
+BATCH_SIZES = tuple(range(1, 1025))
+PREFILL, DECODE = "prefill", "decode"
+MAX_STARTED = 4096
+
+
+class Meter(Executor):
+    """An executor that watches another. Written by the engine thread; others read single numbers of it.
+
+    A step is a prefill when it computes any prompt, as its clients' tokens wait for the prompt then.
+    """
+
+    def __init__(self, executor: Executor, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
+        self.durations = {kind: [0] * (len(DURATIONS_S) + 1) for kind in (PREFILL, DECODE)}
+        self.seconds = {PREFILL: 0.0, DECODE: 0.0}
+        self.batch_sizes = [0] * (len(BATCH_SIZES) + 1)
+        self.batch_size_sum = 0
+        self.tokens = {PREFILL: 0, DECODE: 0}
+        self.num_failed = {PREFILL: 0, DECODE: 0}
+        self.longest_s = 0.0
+        self.last_end_s = clock()
+        self._started_s: dict[int, float] = {}  # when requests got their first slot, until it is asked for
+        self._executor = executor
+        self._scheduler = scheduler
+        self._clock = clock
+        self._begun_s: list[float] = []  # of steps under way, oldest first
+
+    def busy_s(self) -> float:
+        """How long the step that is under way has taken; 0 when none is."""
+        begun = self._begun_s[:1]
+        return self._clock() - max(begun[0], self.last_end_s) if begun else 0.0
+
+    def idle_s(self) -> float:
+        """Since the last step that finished."""
+        return self._clock() - self.last_end_s
+
+    def submit(self, plan: StepPlan) -> Pending:
+        now = self._clock()
+        num_decodes = sum(1 for chunk in plan.chunks if chunk.tokens is None)
+        kind = DECODE if num_decodes == len(plan.chunks) else PREFILL
+        self.tokens[DECODE] += num_decodes
+        if kind is PREFILL:
+            self.tokens[PREFILL] += plan.num_tokens - num_decodes
+        if plan.started:
+            self._note_starts(plan, now)
+            self.batch_sizes[bisect_left(BATCH_SIZES, len(plan.started))] += 1
+            self.batch_size_sum += len(plan.started)
+        pending = self._executor.submit(plan)
+        self._begun_s.append(now)
+        return Timed(pending, self, kind)
+
+    def _note_starts(self, plan: StepPlan, now: float) -> None:
+        for start in plan.started:
+            request_id = self._scheduler.request_of(start.sequence_id)
+            if request_id is not None and not start.generated:
+                self._started_s.setdefault(request_id, now)
+        if len(self._started_s) > MAX_STARTED:  # some ended before anybody asked
+            self._started_s = {one: at for one, at in self._started_s.items() if self._scheduler.has(one)}
+
+    def pop_start_s(self, request_id: int) -> float | None:
+        """When a request got its first slot. Told once."""
+        return self._started_s.pop(request_id, None)
+
+    def ended(self, kind: str, worked: bool) -> None:
+        now = self._clock()
+        begun = self._begun_s.pop(0) if self._begun_s else now
+        took_s = now - max(begun, self.last_end_s)
+        self.last_end_s = now
+        if not worked:
+            self.num_failed[kind] += 1
+            return
+        self.longest_s = max(self.longest_s, took_s)
+        self.durations[kind][bisect_left(DURATIONS_S, took_s)] += 1
+        self.seconds[kind] += took_s
+
+    def reset(self) -> None:
+        self._begun_s.clear()
+        self._executor.reset()
+
+    def warm_up(self) -> Iterator[float]:
+        return self._executor.warm_up()
+
+    def close(self) -> None:
+        self._executor.close()
+
+
+class Timed:
+    """A step under way whose end is noted."""
+
+    def __init__(self, pending: Pending, meter: Meter, kind: str) -> None:
+        self._pending = pending
+        self._meter = meter
+        self._kind = kind
+
+    def result(self) -> StepResult:
+        worked = False
+        try:
+            result = self._pending.result()
+            worked = True
+            return result
+        finally:
+            self._meter.ended(self._kind, worked)
+
+
+class Metered(NamedTuple):
+    """An engine whose executor is the meter."""
+
+    engine: Engine
+    meter: Meter
+    platform: str
+    num_late: Callable[[], int]  # programs compiled while requests waited for them
+
+
+def metered(
+    scheduler: Scheduler, executor: Executor, lookahead: int, platform: str, num_late: Callable[[], int]
+) -> Metered:
+    meter = Meter(executor, scheduler)
+    return Metered(Engine(scheduler, meter, lookahead), meter, platform, num_late)
+
+
+def read_stats(metered: Metered) -> Stats:
+    """Numbers of this moment, each by itself: other threads go on meanwhile."""
+    engine, meter, _, num_late = metered
+    scheduler = engine.scheduler
+    counters = scheduler.counters
+    limits = scheduler.limits
+    return Stats(
+        busy_s=meter.busy_s(),
+        longest_step_s=meter.longest_s,
+        idle_s=meter.idle_s(),
+        num_running=scheduler.num_running,
+        num_waiting=scheduler.num_waiting,
+        free_pages=scheduler.num_free_pages,
+        cached_pages=scheduler.num_cached_pages,
+        num_pages=limits.num_pages - 1,
+        page_size=limits.page_size,
+        max_total_tokens=limits.max_batch_total_tokens or (limits.num_pages - 1) * limits.page_size,
+        counters={
+            "steps": counters.steps,
+            "preemptions": counters.preemptions,
+            "admissions": counters.admissions,
+            "cached_tokens": counters.cached_tokens,
+            "evicted_pages": scheduler.num_evicted_pages,
+            "faults": engine.num_faults,
+            "requests_blamed": engine.num_requests_blamed,
+            "prefill_tokens": meter.tokens[PREFILL],
+            "decode_tokens": meter.tokens[DECODE],
+            "prefill_failed": meter.num_failed[PREFILL],
+            "decode_failed": meter.num_failed[DECODE],
+            "late_compilations": num_late(),
+        },
+        steps={kind: list(counts) for kind, counts in meter.durations.items()},
+        step_seconds=dict(meter.seconds),
+        batch_sizes=list(meter.batch_sizes),
+        batch_size_sum=meter.batch_size_sum,
+        error=None if engine.error is None else engine.error.message,
+    )

@@ -1,0 +1,102 @@
+"""What crosses the socket between the engine process and front ends: frames of msgpack, each a list of messages."""
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from quire.engine.messages import Abort, Failed, Progress, Submit
+
+_LENGTH = struct.Struct("<I")
+MAX_FRAME_BYTES = 256 * 2**20
+
+
+class Described(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What the model is, once its files are found: a front end can read its tokenizer while the weights load."""
+
+    name: str
+    tokenizer: str | None  # the path of its folder or file
+    end_ids: tuple[int, ...]
+    generation: dict[str, float | int | bool | None]  # sampling that the files ask for
+
+
+class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The engine takes requests."""
+
+    port: int
+    max_total_tokens: int
+    platform: str
+
+
+class Broken(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The engine will not get ready, or cannot go on."""
+
+    kind: str
+    message: str
+
+
+class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """How the engine is doing. Comes several times a second, so its absence says something too."""
+
+    busy_s: float  # how long the step now under way has taken
+    longest_step_s: float
+    idle_s: float  # since the last step that finished
+    num_running: int
+    num_waiting: int
+    free_pages: int
+    cached_pages: int
+    num_pages: int
+    page_size: int
+    max_total_tokens: int  # of all that run together
+    counters: dict[str, int]
+    steps: dict[str, list[int]]  # counts by duration, by kind of step
+    step_seconds: dict[str, float]
+    batch_sizes: list[int]  # counts by rows that begin in a step
+    batch_size_sum: int
+    error: str | None
+
+
+class Started(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A request got its slot."""
+
+    request_id: int
+    queue_s: float
+
+
+ToFrontEnd = Progress | Failed | Started | Stats | Described | Ready | Broken
+ToEngine = Submit | Abort
+
+_encoder = msgspec.msgpack.Encoder()
+decode_events = msgspec.msgpack.Decoder(list[ToFrontEnd]).decode
+decode_commands = msgspec.msgpack.Decoder(list[ToEngine]).decode
+
+
+def frame(messages: Sequence[Any]) -> bytes:
+    payload = _encoder.encode(messages)
+    return _LENGTH.pack(len(payload)) + payload
+
+
+class Frames:
+    """Cuts a stream of bytes into the payloads of frames."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The payloads that `data` completes."""
+        held = self._held
+        held += data
+        payloads: list[bytes] = []
+        at = 0
+        while len(held) - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(held, at)
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame has {length} bytes; the limit is {MAX_FRAME_BYTES}")
+            end = at + _LENGTH.size + length
+            if len(held) < end:
+                break
+            payloads.append(bytes(held[at + _LENGTH.size : end]))
+            at = end
+        del held[:at]
+        return payloads

@@ -1,0 +1,50 @@
+"""Structured logs, as text or as JSON."""
+
+import json
+import logging
+import sys
+import time
+from typing import Any
+
+_OWN = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
+
+
+class TextFormatter(logging.Formatter):
+    """`12:34:56 INFO message key=value ...`"""
+
+    def __init__(self) -> None:
+        super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
+
+    def format(self, record: logging.LogRecord) -> str:
+        line = super().format(record)
+        return " ".join([line, *(f"{key}={value}" for key, value in _extra(record).items())])
+
+
+class JsonFormatter(logging.Formatter):
+    """One object a line."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        entry: dict[str, Any] = {
+            "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            entry["exception"] = self.formatException(record.exc_info)
+        return json.dumps(entry | _extra(record), default=str)
+
+
+def _extra(record: logging.LogRecord) -> dict[str, Any]:
+    return {key: value for key, value in vars(record).items() if key not in _OWN}
+
+
+def configure_logs(format: str, level: int = logging.INFO) -> None:
+    """Log to standard error in this process."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
+    for name in ("quire", "uvicorn.error"):
+        logger = logging.getLogger(name)
+        logger.handlers[:] = [handler]
+        logger.propagate = False
+        logger.setLevel(level if name == "quire" else logging.WARNING)

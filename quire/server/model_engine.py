@@ -1,0 +1,47 @@
+"""A model's engine, made in the engine process."""
+
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from quire.config import Config
+from quire.engine.meter import Metered, metered
+from quire.engine.wire import Described
+from quire.files import progress_bar, share_bar, silent
+from quire.server.logs import configure_logs
+
+
+@dataclass(frozen=True)
+class ModelEngine:
+    """An EngineBuilder. A plain value, since it travels to the engine process before anything is made."""
+
+    config: Config
+    log_format: str = "text"
+    show_progress: bool = True
+
+    def __call__(self, describe: Callable[[Described], None]) -> Metered:
+        from quire.engine.build import build_engine, make_plan  # loads JAX, which front ends do without
+
+        configure_logs(self.log_format)
+        progress = progress_bar if self.show_progress else silent
+        plan = make_plan(self.config, progress)
+        files = plan.files
+        describe(
+            Described(
+                name=files.name,
+                tokenizer=None if files.tokenizer is None else str(files.tokenizer),
+                end_ids=files.eos_token_ids,
+                generation=asdict(files.generation),
+            )
+        )
+        built = build_engine(plan, progress)
+        with (share_bar if self.show_progress else silent)("Compiling") as report:
+            for share in built.executor.warm_up():
+                report(round(share * 1000), 1000)
+        programs = built.executor.programs
+        return metered(
+            built.engine.scheduler,
+            built.executor,
+            self.config.lookahead,
+            plan.facts.platform,
+            lambda: programs.num_late,
+        )

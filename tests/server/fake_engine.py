@@ -1,0 +1,38 @@
+"""Builders of engines with the fake executor, for engine processes."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.core.scheduler import Scheduler
+from quire.engine.meter import Metered, metered
+from quire.engine.wire import Described
+from quire.errors import UnsupportedModel
+from tests.core.harness import limits
+from tests.fake_executor import POISON, FakeExecutor
+
+HANG = POISON  # a prompt that holds this token never gets an answer
+
+
+@dataclass(frozen=True)
+class FakeEngine:
+    """An EngineBuilder. `tokenizer` is the folder of a tokenizer."""
+
+    tokenizer: Path
+    step_s: float = 0.0
+    refuses: bool = False
+
+    def __call__(self, describe: Callable[[Described], None]) -> Metered:
+        if self.refuses:
+            raise UnsupportedModel("the model has three heads; two are supported")
+        describe(Described("fake", str(self.tokenizer), (), {}))
+        chosen = limits(num_pages=4000, max_batch_size=16, max_sequence_tokens=512, max_step_tokens=600,
+                        max_batch_prefill_tokens=512)  # fmt: skip
+        executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, self._before_result)
+        return metered(Scheduler(chosen, time.monotonic), executor, 1, "cpu", lambda: 0)
+
+    def _before_result(self, plan: object, prompts: list[tuple[int, ...]]) -> None:
+        while any(HANG in prompt for prompt in prompts):
+            time.sleep(0.1)
+        time.sleep(self.step_s)

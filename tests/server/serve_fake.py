@@ -1,0 +1,24 @@
+"""A server with a fake engine, as processes: python -m tests.server.serve_fake FOLDER [setting=value ...]"""
+
+import sys
+from pathlib import Path
+
+from quire.errors import QuireError
+from quire.server.serve import serve_engine
+from quire.server.settings import ServerSettings
+from tests.server.fake_engine import FakeEngine
+
+
+def main(folder: str, *settings: str) -> None:
+    given = {
+        name: float(value) if name.endswith("_s") else int(value) for name, value in (s.split("=") for s in settings)
+    }
+    engine = FakeEngine(Path(folder), step_s=given.pop("step_s", 0.0), refuses=bool(given.pop("refuses", 0)))
+    try:
+        serve_engine(engine, ServerSettings(port=0, **given), announce=lambda address: print(address, flush=True))
+    except QuireError as error:
+        sys.exit(f"{error.kind}: {error.message}")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

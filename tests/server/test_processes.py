@@ -1,0 +1,241 @@
+"""The server as it runs: an engine process behind a socket, HTTP workers in front of it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from tests.server.fake_engine import HANG
+from tests.server.vocabulary import TEMPLATE, tokenizer
+
+WAIT_S = 20.0
+SMALL = {"prompt": "abc", "max_tokens": 8, "temperature": 0}
+LONG = {"prompt": "abc", "max_tokens": 500, "temperature": 0}
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "tokenizer.json").write_text(tokenizer()._backend.to_str())
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+class Served:
+    """A server's processes."""
+
+    def __init__(self, folder, *settings: str) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.server.serve_fake", str(folder), *settings],
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )  # fmt: skip
+
+    def wait(self) -> "Served":
+        self.url = self.process.stdout.readline().strip()
+        assert self.url, self.process.stderr.read()
+        return self
+
+    def ask(self, body: dict, **options) -> httpx.Response:
+        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=WAIT_S, **options)
+
+    def children(self) -> list[tuple[int, str]]:
+        children = map(int, _read(f"/proc/{self.process.pid}/task/{self.process.pid}/children").split())
+        return [(child, _read(f"/proc/{child}/cmdline").replace("\0", " ")) for child in children]
+
+    def engine_pid(self) -> int:
+        """Children are spawned in order: the engine is the first that is not multiprocessing's own."""
+        return next(pid for pid, command in self.children() if "spawn_main" in command)
+
+    def stop(self) -> None:
+        if self.process.poll() is None:
+            self.process.terminate()
+        self.process.wait(WAIT_S)
+
+
+def _read(path: str) -> str:
+    with open(path) as file:
+        return file.read()
+
+
+def wait_until(holds: Callable[[], bool]) -> float:
+    begun = time.monotonic()
+    while not holds():
+        assert time.monotonic() - begun < WAIT_S, "it did not come true in time"
+        time.sleep(0.02)
+    return time.monotonic() - begun
+
+
+@pytest.fixture
+def serve(model_folder) -> Iterator[Callable[..., Served]]:
+    made: list[Served] = []
+
+    def start(*settings: str) -> Served:
+        made.append(Served(model_folder, *settings))
+        return made[-1]
+
+    yield start
+    for one in made:
+        one.stop()
+
+
+@pytest.fixture(scope="module")
+def served(model_folder) -> Iterator[Served]:
+    one = Served(model_folder).wait()
+    yield one
+    one.stop()
+
+
+def test_an_engine_process_answers(served, server):
+    """As an engine in the same process would."""
+    answer = served.ask(SMALL).json()
+    prompt = server.model.tokenizer.encode("abc")
+    assert answer["choices"][0]["text"] == server.expected_text(prompt, 8)
+    chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+    assert httpx.post(f"{served.url}/v1/chat/completions", json=chat).json()["usage"]["completion_tokens"] == 4
+
+
+def test_metrics_show_the_engine(served):
+    served.ask(SMALL)
+    time.sleep(0.6)
+    text = httpx.get(f"{served.url}/metrics").text
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert float(values['tgi_batch_inference_count{method="decode"}']) >= 7
+    assert float(values['tgi_batch_inference_count{method="prefill"}']) >= 1
+    assert values['tgi_batch_inference_failure{method="decode"}'] == "0.0"
+    assert values["tgi_queue_size"] == values["tgi_batch_current_size"] == "0"
+    pages = [int(values[f"quire_pages_{state}"]) for state in ("free", "active", "cached")]
+    assert sum(pages) == 3999
+    assert values["quire_late_compilations"] == "0"
+    assert float(values['quire_step_tokens{method="prefill"}']) >= 3
+
+
+def test_the_engine_tells_how_long_requests_waited(serve):
+    served = serve("step_s=0.02").wait()
+    every_slot = {"inputs": "abc", "parameters": {"max_new_tokens": 40, "best_of": 16, "do_sample": True}}
+    asking = threading.Thread(target=lambda: httpx.post(f"{served.url}/generate", json=every_slot, timeout=WAIT_S))
+    asking.start()
+    time.sleep(0.3)
+    body = {"inputs": "abc", "parameters": {"max_new_tokens": 20}}
+    waited = httpx.post(f"{served.url}/generate", json=body, timeout=WAIT_S)
+    assert int(waited.headers["x-queue-time"]) > 50
+    assert int(waited.headers["x-inference-time"]) >= 19 * 20
+    assert waited.headers["x-compute-type"] == "cpu"
+    asking.join()
+
+
+def test_health_generates_when_idle_and_tells_the_age_of_steps(served):
+    answer = httpx.get(f"{served.url}/health/generate", timeout=WAIT_S)
+    assert answer.status_code == 200
+    assert answer.json()["took_s"] < 5
+
+
+def test_a_dead_engine_is_told_at_once_and_readiness_turns_red(serve):
+    served = serve("step_s=0.05").wait()
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(served.ask(LONG)))
+    asking.start()
+    time.sleep(0.3)
+    os.kill(served.engine_pid(), signal.SIGKILL)
+    took_s = wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 503)
+    asking.join(WAIT_S)
+    assert took_s < 2
+    assert (answers[0].status_code, answers[0].json()["error"]["message"]) == (503, "the engine process has ended")
+    why = httpx.get(f"{served.url}/health/generate")
+    assert (why.status_code, why.json()["reason"]) == (503, "the engine process has ended")
+    assert httpx.get(f"{served.url}/health/live").status_code == 200
+
+
+def test_a_stuck_engine_turns_readiness_red(serve):
+    served = serve("stuck_after_s=0.5").wait()
+
+    def ask() -> None:
+        with pytest.raises(httpx.HTTPError):
+            served.ask({"prompt": [HANG]})
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    took_s = wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 503)
+    assert took_s < 2
+    assert "has not ended" in httpx.get(f"{served.url}/health/generate").json()["reason"]
+    served.process.kill()
+    asking.join(WAIT_S)
+
+
+def test_a_stopped_engine_process_turns_readiness_red(serve):
+    served = serve().wait()
+    served.ask(SMALL)
+    time.sleep(0.5)
+    os.kill(served.engine_pid(), signal.SIGSTOP)
+    took_s = wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 503)
+    assert took_s < 2.5
+    assert "has not been heard of" in httpx.get(f"{served.url}/health").json()["reason"]
+    os.kill(served.engine_pid(), signal.SIGCONT)
+    wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 200)
+
+
+def test_a_signal_drains_and_ends_all_processes(serve):
+    served = serve("step_s=0.01").wait()
+    children = served.children()
+    parts = []
+
+    def ask() -> None:
+        with httpx.stream(
+            "POST", f"{served.url}/v1/completions", json=LONG | {"max_tokens": 60, "stream": True}
+        ) as answer:
+            parts.extend(line for line in answer.iter_lines() if line)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    time.sleep(0.3)
+    served.process.terminate()
+    asking.join(WAIT_S)
+    assert parts[-1] == "data: [DONE]"
+    assert json.loads(parts[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
+    assert served.process.wait(WAIT_S) == 0
+    wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid, _ in children))
+
+
+def test_draining_is_bounded(serve):
+    served = serve("step_s=0.05", "drain_s=0.5").wait()
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(served.ask(LONG)))
+    asking.start()
+    time.sleep(0.3)
+    begun = time.monotonic()
+    served.process.terminate()
+    asking.join(WAIT_S)
+    assert answers[0].status_code == 503
+    served.process.wait(WAIT_S)
+    assert time.monotonic() - begun < 5
+
+
+def test_the_engine_ends_with_the_server_that_started_it(serve):
+    served = serve().wait()
+    engine = served.engine_pid()
+    served.process.kill()
+    wait_until(lambda: not os.path.exists(f"/proc/{engine}"))
+
+
+def test_a_model_that_cannot_be_served_says_why(serve):
+    served = serve("refuses=1")
+    output, errors = served.process.communicate(timeout=WAIT_S)
+    assert served.process.returncode == 1
+    assert output == ""
+    assert "unsupported_model: the model has three heads; two are supported" in errors
+
+
+def test_several_workers_share_the_port_and_the_engine(serve):
+    served = serve("http_workers=3").wait()
+    # Each connection may land at another worker; all give the same answers.
+    texts = {served.ask(SMALL).json()["choices"][0]["text"] for _ in range(12)}
+    assert len(texts) == 1
+    assert len([1 for _, command in served.children() if "spawn_main" in command]) == 3
+    served.process.terminate()
+    assert served.process.wait(WAIT_S) == 0
