@@ -7,6 +7,7 @@ from math import isfinite
 from quire.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
+MAX_ADJUSTED_TOKENS = 1024  # of one request: those with a bias, and those that min_tokens forbids for a while
 MAX_TOKEN_ID = 2**31 - 1
 
 
@@ -41,6 +42,7 @@ class SamplingParams:
         _require("frequency_penalty", self.frequency_penalty, abs(self.frequency_penalty) <= 2, "between -2 and 2")
         _require("presence_penalty", self.presence_penalty, abs(self.presence_penalty) <= 2, "between -2 and 2")
         for token, bias in self.logit_bias.items():
+            _require("a token of logit_bias", token, 0 <= token <= MAX_TOKEN_ID, f"between 0 and {MAX_TOKEN_ID}")
             _require(f"logit_bias[{token}]", bias, abs(bias) <= 100, "between -100 and 100")
         if self.logprobs is not None:
             _require("logprobs", self.logprobs, 0 <= self.logprobs <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}")
@@ -75,6 +77,14 @@ class Request:
         _require("max_tokens", self.max_tokens, self.max_tokens >= 0, "at least 0")
         _require("samples", self.samples, self.samples >= 1, "at least 1")
         _require("min_tokens", self.min_tokens, self.min_tokens >= 0, "at least 0")
+        for name in ("end_ids", "stop_ids"):
+            for token in getattr(self, name):
+                _require(f"a token of {name}", token, 0 <= token <= MAX_TOKEN_ID, f"between 0 and {MAX_TOKEN_ID}")
+        adjusted = len(self.sampling.logit_bias)
+        if self.min_tokens:
+            adjusted += len(self.end_ids) + len(self.stop_ids)
+        name = "the number of tokens that logit_bias, and min_tokens with end_ids and stop_ids, name together"
+        _require(name, adjusted, adjusted <= MAX_ADJUSTED_TOKENS, f"at most {MAX_ADJUSTED_TOKENS}")
         for name in ("queue_timeout_s", "timeout_s"):
             seconds = getattr(self, name)
             if seconds is not None:

@@ -8,10 +8,9 @@ import numpy as np
 
 from quire.core.plan import SlotStart
 from quire.executor.shapes import Shapes
-from quire.request import SamplingParams
+from quire.request import MAX_ADJUSTED_TOKENS, SamplingParams
 
 NO_TOKEN = 2**31 - 1  # beyond any vocabulary
-MAX_ADJUSTMENTS = 512  # tokens of one slot whose logits are changed by a number: biases, and ends before min_tokens
 
 TEMPERATURE, TOP_P, MIN_P, TYPICAL_P, REPETITION, FREQUENCY, PRESENCE = range(7)  # columns of `numbers`
 NUM_PROMPT, TOP_K, SEED_HIGH, SEED_LOW, SAMPLE = range(5)  # columns of `counts`
@@ -24,7 +23,7 @@ class Slots(NamedTuple):
     page_table: jax.Array  # int32 [slots + 1, max_pages]
     counts: jax.Array  # int32 [slots + 1, 5]
     numbers: jax.Array  # float32 [slots + 1, 7]
-    adjusted: jax.Array  # int32 [slots + 1, MAX_ADJUSTMENTS]: tokens; beyond the vocabulary where there is none
+    adjusted: jax.Array  # int32 [slots + 1, MAX_ADJUSTED_TOKENS]: tokens; beyond the vocabulary where there is none
     adjusted_until: jax.Array  # int32: how many tokens must be generated for the adjustment to end
     adjustments: jax.Array  # float32: added to the logit
 
@@ -35,7 +34,7 @@ def empty_slots(shapes: Shapes) -> Slots:
 
 
 def _row_shapes(shapes: Shapes) -> list[Any]:
-    widths = [shapes.history_size, shapes.table_size, 5, 7, MAX_ADJUSTMENTS, MAX_ADJUSTMENTS, MAX_ADJUSTMENTS]
+    widths = [shapes.history_size, shapes.table_size, 5, 7, *[MAX_ADJUSTED_TOKENS] * 3]
     dtypes = [jnp.int32, jnp.int32, jnp.int32, jnp.float32, jnp.int32, jnp.int32, jnp.float32]
     return [np.empty((0, width), dtype) for width, dtype in zip(widths, dtypes, strict=True)]
 
@@ -59,8 +58,9 @@ def pack_starts(
         rows.history[row, : len(known)] = known
         rows.page_table[row, : len(pages)] = pages
         seed = start.seed % 2**64
+        top_k = min(start.sampling.top_k, NO_TOKEN)  # more than there are keeps all
         rows.counts[row] = np.array(
-            [len(start.prompt), start.sampling.top_k, seed >> 32, seed & 0xFFFFFFFF, start.sample], np.uint32
+            [len(start.prompt), top_k, seed >> 32, seed & 0xFFFFFFFF, start.sample], np.uint32
         ).view(np.int32)
         rows.numbers[row] = _numbers(start.sampling)
         for column, (token, until, value) in enumerate(_adjustments(start)):
@@ -87,5 +87,6 @@ def _adjustments(start: SlotStart) -> list[tuple[int, int, float]]:
     always = 2**31 - 1
     adjustments = [(token, always, bias) for token, bias in start.sampling.logit_bias.items()]
     if start.min_tokens:
-        adjustments += [(token, start.min_tokens, -np.inf) for token in start.end_ids]
+        until = min(start.min_tokens, always)
+        adjustments += [(token, until, -np.inf) for token in start.end_ids]
     return adjustments

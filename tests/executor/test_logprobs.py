@@ -19,7 +19,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "plain": {},
     "no prefix cache": {"prefix_caching": False, "lookahead": 0},
     "chunks of 7": {"max_batch_prefill_tokens": 7},
-    "preempted": {"num_pages": 49, "max_batch_prefill_tokens": 24, "lookahead": 2},
+    "preempted": {"num_pages": 46, "max_batch_prefill_tokens": 24, "lookahead": 2},
 }
 
 
@@ -45,21 +45,21 @@ def check_answer(request: Request, answer: Answer, logits: Array) -> None:
             check_row(got, logits[position], known[position + 1], request.sampling.logprobs)
 
 
-def scored(rig: Rig, count: int) -> list[Request]:
+def scored(rig: Rig, count: int, all_prompts: bool) -> list[Request]:
     """Some with log-probabilities of the prompt, some of the answer, some of both, some of none."""
     requests = []
     for r in workload(rig, count, seed=70):
         top = (None, 0, 3, 20)[r.request_id % 4]
         sampling = SamplingParams(temperature=0.9, top_k=50, logprobs=top)
-        prompt_top = (None, 0, 5, 20, None)[r.request_id % 5]
-        max_tokens = 0 if r.request_id % 7 == 3 else 6
+        prompt_top = 1 if all_prompts else (None, 0, 5, 20, None)[r.request_id % 5]
+        max_tokens = 0 if r.request_id % 7 == 3 else 18
         requests.append(Request(r.request_id, r.prompt, max_tokens, sampling, seed=3, prompt_logprobs=prompt_top))
     return requests
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_logprobs_are_those_of_the_plain_forward(llama: Rig, name: str) -> None:
-    requests = scored(llama, 20)
+    requests = scored(llama, 20, all_prompts=name == "preempted")
     run = llama.run(requests, **SCHEDULES[name])
     assert (run.engine.scheduler.counters.preemptions > 0) == (name == "preempted")
     for request in requests:

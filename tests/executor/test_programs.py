@@ -78,6 +78,16 @@ def test_the_test_of_copies_notices_one(executor: JaxExecutor) -> None:
     assert kept.memory_analysis().alias_size_in_bytes == 0
 
 
+def test_sampling_does_what_nobody_may_ask_for_inside_conditions(executor: JaxExecutor) -> None:
+    """As it was optimised: what is outside of them is paid for by every step."""
+    program: Any = executor.programs.sample(4)
+    text = program.as_text()
+    entry = text[text.index("\nENTRY") :]
+    assert len(re.findall(r" conditional\(", entry)) == 5
+    assert re.search(r"TopK|topk| sort\(", text)
+    assert not re.search(r"TopK|topk| sort\(| while\(", entry)
+
+
 def test_serving_begins_with_the_first_programs_and_waits_for_no_other() -> None:
     with quickly_compiled():
         rig = Rig(config_of("llama", num_hidden_layers=1), FEW_SHAPES, first_programs_only=True)

@@ -5,8 +5,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire.errors import InvalidRequest
 from quire.executor.sampler import NOT_NUMBERS, NOTHING_LEFT, Features
-from quire.request import MAX_LOGPROBS, SamplingParams
+from quire.request import MAX_ADJUSTED_TOKENS, MAX_LOGPROBS, Request, SamplingParams
 from tests.executor.sampling import draws, sampling, slot_start, slots_of
 from tests.executor.sampling_reference import distribution, log_softmax, penalised
 
@@ -252,3 +253,28 @@ def test_a_vocabulary_smaller_than_a_block_and_than_the_logprobs_works() -> None
     out = sampling(logits, slots_of([slot_start(SamplingParams(top_p=0.9))]), [0] * ROWS, np.arange(ROWS))
     assert all(0 <= token < 5 for token in out.tokens)
     assert out.top_ids[0, :5].tolist() == np.argsort(-logits[0]).tolist()
+
+
+def test_as_many_tokens_as_a_request_may_adjust_are_adjusted() -> None:
+    """Half of them by a bias and half by min_tokens; numbers beyond what 32 bits hold mean as much as they can."""
+    half = MAX_ADJUSTED_TOKENS // 2
+    biases = dict.fromkeys(range(VOCAB + 10, VOCAB + 9 + half), 10.0) | {3: 10.0}
+    ends = (4, *range(2 * VOCAB, 2 * VOCAB + half - 1))
+    sampling_params = SamplingParams(temperature=0, logit_bias=biases, top_k=2**40)
+    Request(0, (1,), 5, sampling_params, min_tokens=2**40, end_ids=ends)  # is not refused
+    slots = slots_of([slot_start(sampling_params, min_tokens=2**40, end_ids=ends)])
+    logits = np.zeros((ROWS, VOCAB), np.float32)
+    logits[:, 4], logits[1:, 3] = 100, -20
+    assert sampling(logits, slots, [0] * ROWS, [0] * ROWS).tokens.tolist() == [3] + [0] * (ROWS - 1)
+
+
+def test_requests_that_adjust_more_tokens_or_none_there_can_be_are_refused() -> None:
+    many = dict.fromkeys(range(MAX_ADJUSTED_TOKENS), 1.0)
+    Request(0, (1,), 5, SamplingParams(logit_bias=many), end_ids=(1,))
+    with pytest.raises(InvalidRequest, match="1025; it must be at most 1024"):
+        Request(0, (1,), 5, SamplingParams(logit_bias=many), end_ids=(1,), min_tokens=1)
+    with pytest.raises(InvalidRequest, match="a token of logit_bias is -1"):
+        SamplingParams(logit_bias={-1: 1.0})
+    for field in ("end_ids", "stop_ids"):
+        with pytest.raises(InvalidRequest, match=f"a token of {field} is {2**31}"):
+            Request(0, (1,), 5, **{field: (3, 2**31)})  # type: ignore[arg-type]
