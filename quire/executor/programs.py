@@ -46,6 +46,8 @@ class Programs:
         self._shapes = shapes
         self._mesh = mesh
         self._dtype = jax.tree.leaves(weights)[0].dtype
+        num_devices = 1 if mesh is None else mesh.size
+        self._attention = grouped_attention_for(jax.default_backend(), str(self._dtype), num_devices)
         self._state = self._state_structure()
         self._placement = None if mesh is None else jax.tree.map(lambda array: array.sharding, self._state)
         self._whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
@@ -123,7 +125,7 @@ class Programs:
         """From the store, or compiled and stored."""
         if self._store is None:
             return self._compile(key)
-        name = "-".join(str(int(part) if isinstance(part, bool) else part) for part in key)
+        name = "-".join([self._attention.__module__, *(str(int(p) if isinstance(p, bool) else p) for p in key)])
         program = self._store.load(name)
         if program is None:
             program = self._compile(key)
@@ -144,8 +146,7 @@ class Programs:
         return self._jit(sample_next, 0, self._whole).lower(slots, logits, packed, masks).compile()
 
     def _compile_forward(self, bucket: Bucket) -> Any:
-        attention = grouped_attention_for(jax.default_backend())
-        function = partial(forward, self._model, attention, self._shapes.page_size, bucket)
+        function = partial(forward, self._model, self._attention, self._shapes.page_size, bucket)
         packed = _array((sum(sizes(bucket, self._shapes.page_size)),), jnp.int32)
         places = None if self._mesh is None else (self._placement, self._whole, self._whole)
         return self._jit(function, 1, places).lower(self._weights, self._state, packed).compile()

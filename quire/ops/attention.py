@@ -8,6 +8,8 @@ import jax
 from quire.ops import attention_reference
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.grouped_attention import Groups, grouped_attention
+from quire.ops.native import grouped_attention as native
+from quire.ops.native import library
 from quire.ops.pages import PagedBatch, write_pages
 
 # attend(spec, q [t, k, g, h], k [t, k, h], v [t, k, h], state) -> (out [t, k, g, h], state)
@@ -43,6 +45,11 @@ def whole_sequence(
     return attention_reference.causal_attention(spec, q, k, v), state
 
 
-def grouped_attention_for(platform: str) -> GroupedAttention:
-    """The implementation that steps use on a platform as JAX names it."""
-    return {"cpu": grouped_attention, "gpu": grouped_attention, "tpu": grouped_attention}[platform]
+def grouped_attention_for(platform: str, dtype: str, num_devices: int) -> GroupedAttention:
+    """The implementation that steps use on a platform as JAX names it.
+
+    The native kernel is for float32 on one CPU: the compiler does not know how to cut it across devices.
+    """
+    if platform == "cpu" and dtype == "float32" and num_devices == 1 and library.load():
+        return native.grouped_attention
+    return grouped_attention
