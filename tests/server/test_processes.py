@@ -45,6 +45,10 @@ class Served:
     def ask(self, body: dict, **options) -> httpx.Response:
         return httpx.post(f"{self.url}/v1/completions", json=body, timeout=WAIT_S, **options)
 
+    def wait_for_running(self, count: int) -> None:
+        """Until so many sequences run, as the engine last told."""
+        wait_until(lambda: f"\ntgi_batch_current_size {count}\n" in httpx.get(f"{self.url}/metrics").text)
+
     def children(self) -> list[tuple[int, str]]:
         children = map(int, _read(f"/proc/{self.process.pid}/task/{self.process.pid}/children").split())
         return [(child, _read(f"/proc/{child}/cmdline").replace("\0", " ")) for child in children]
@@ -118,10 +122,10 @@ def test_metrics_show_the_engine(served):
 
 def test_the_engine_tells_how_long_requests_waited(serve):
     served = serve("step_s=0.02").wait()
-    every_slot = {"inputs": "abc", "parameters": {"max_new_tokens": 40, "best_of": 16, "do_sample": True}}
+    every_slot = {"inputs": "abc", "parameters": {"max_new_tokens": 120, "best_of": 16, "do_sample": True}}
     asking = threading.Thread(target=lambda: httpx.post(f"{served.url}/generate", json=every_slot, timeout=WAIT_S))
     asking.start()
-    time.sleep(0.3)
+    served.wait_for_running(16)
     body = {"inputs": "abc", "parameters": {"max_new_tokens": 20}}
     waited = httpx.post(f"{served.url}/generate", json=body, timeout=WAIT_S)
     assert int(waited.headers["x-queue-time"]) > 50
@@ -141,7 +145,7 @@ def test_a_dead_engine_is_told_at_once_and_readiness_turns_red(serve):
     answers = []
     asking = threading.Thread(target=lambda: answers.append(served.ask(LONG)))
     asking.start()
-    time.sleep(0.3)
+    served.wait_for_running(1)
     os.kill(served.engine_pid(), signal.SIGKILL)
     took_s = wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 503)
     asking.join(WAIT_S)
@@ -183,17 +187,18 @@ def test_a_stopped_engine_process_turns_readiness_red(serve):
 def test_a_signal_drains_and_ends_all_processes(serve):
     served = serve("step_s=0.01").wait()
     children = served.children()
-    parts = []
+    parts: list[str] = []
 
     def ask() -> None:
         with httpx.stream(
             "POST", f"{served.url}/v1/completions", json=LONG | {"max_tokens": 60, "stream": True}
         ) as answer:
-            parts.extend(line for line in answer.iter_lines() if line)
+            for line in answer.iter_lines():
+                parts.extend([line] if line else [])
 
     asking = threading.Thread(target=ask)
     asking.start()
-    time.sleep(0.3)
+    wait_until(lambda: bool(parts))
     served.process.terminate()
     asking.join(WAIT_S)
     assert parts[-1] == "data: [DONE]"
@@ -207,7 +212,7 @@ def test_draining_is_bounded(serve):
     answers = []
     asking = threading.Thread(target=lambda: answers.append(served.ask(LONG)))
     asking.start()
-    time.sleep(0.3)
+    served.wait_for_running(1)
     begun = time.monotonic()
     served.process.terminate()
     asking.join(WAIT_S)
