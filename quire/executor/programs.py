@@ -89,10 +89,10 @@ class Programs:
             yield done / len(futures)
 
     def forward(self, rows: int, groups: int, scores: bool) -> tuple[Bucket, Callable[..., Any]]:
-        """The smallest bucket for so many rows and groups among those that are ready."""
+        """The smallest bucket for so many rows and groups among those that are ready, with what samples after it."""
         self._collect()
         buckets = self._shapes.buckets
-        ready = [key for key in self._ready if isinstance(key, Bucket)]
+        ready = [key for key in self._ready if isinstance(key, Bucket) and ("sample", key.num_samples) in self._ready]
         bucket = buckets.covering(rows, groups, scores, ready) or buckets.covering(rows, groups, scores, buckets.all())
         assert bucket is not None, f"no bucket for {rows} rows and {groups} groups"
         return bucket, self._get(bucket)
