@@ -13,7 +13,7 @@ from quire.cli.one_at_a_time import for_one_user
 from quire.cli.sampling import SamplingOptions
 from quire.cli.settings import with_settings
 from quire.config import Config
-from quire.errors import InvalidRequest
+from quire.errors import InvalidRequest, PromptTooLong
 from quire.request import SamplingParams
 
 if TYPE_CHECKING:
@@ -98,15 +98,18 @@ class Conversation:
         return text
 
     def _make_room(self) -> None:
-        limit = self._llm.plan.limits.max_sequence_tokens - (self._max_tokens or ROOM)
-        forgotten = 0
-        while len(self.exchanges) > 2 and len(self._llm.encode([*self._system, *self.exchanges])) > limit:
-            del self.exchanges[:2]
-            forgotten += 1
-        if forgotten:
-            _say(
-                f"(The conversation is longer than the model's window: {forgotten} of its oldest parts are forgotten.)"
-            )
+        longest = self._llm.plan.limits.max_sequence_tokens
+        kept = self.exchanges
+        while (length := len(self._llm.encode([*self._system, *kept]))) > longest - (self._max_tokens or ROOM):
+            if len(kept) == 1:  # the question
+                if length < longest:
+                    break
+                raise PromptTooLong(f"the question is {length} tokens long; question and answer have {longest}")
+            kept = kept[2:]
+        if len(kept) < len(self.exchanges):
+            forgotten = (len(self.exchanges) - len(kept)) // 2
+            _say(f"(The conversation is longer than the model's window: its {forgotten} oldest parts are forgotten.)")
+            self.exchanges = kept
 
 
 @contextmanager

@@ -1,0 +1,235 @@
+"""The commands, as a terminal sees them."""
+
+import contextlib
+import io
+import json
+import signal
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from quire import LLM, Config
+from quire.cli import main
+from quire.cli.bench.report import comparison
+from quire.cli.chat import Conversation
+from quire.cli.one_at_a_time import for_one_user
+from quire.cli.sampling import SamplingOptions
+from tests.tiny_chat_model import write_tiny_chat_model
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Quire = Callable[..., Done]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two models, one with a chat template, and the programs compiled for them."""
+    folder = tmp_path_factory.mktemp("models")
+    write_tiny_chat_model(folder / "chatty")
+    write_tiny_chat_model(folder / "plain", chat=False)
+    return folder
+
+
+@pytest.fixture
+def quire(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Quire:
+    def run(*arguments: str | Path, stdin: str = "") -> Done:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        try:
+            main([str(argument) for argument in arguments])
+        except SystemExit as end:
+            code = end.code
+        assert isinstance(code, int)
+        return Done(code, *capsys.readouterr())
+
+    return run
+
+
+def sizes(folder: Path, model: str = "chatty") -> list[str]:
+    return [
+        f"--model=random:{folder / model}",
+        f"--cache-dir={folder}",
+        "--page-size=4",
+        "--max-batch-prefill-tokens=32",
+    ]
+
+
+def test_generate_prints_the_answer_alone(quire: Quire, folder: Path) -> None:
+    done = quire("generate", "hello", *sizes(folder), "--max-tokens=5", "--json", "--quiet")
+    assert done.code == 0
+    answer = json.loads(done.out)
+    assert answer["prompt_tokens"] == len("user: hello\nassistant: ")
+    assert answer["finish_reason"] == "length"
+    assert len(answer["token_ids"]) == answer["output_tokens"] == 5
+    streamed = quire("generate", "-", *sizes(folder), "--max-tokens=5", stdin="hello")
+    assert (streamed.code, streamed.out) == (0, answer["text"] + "\n")
+    assert "dtype = float32 (cpu" in streamed.err
+    assert "asked for" not in streamed.err
+
+
+def test_generate_leaves_the_template_out_when_told_or_when_there_is_none(quire: Quire, folder: Path) -> None:
+    for options in (["--raw", *sizes(folder)], sizes(folder, "plain")):
+        done = quire("generate", "hello", *options, "--max-tokens=1", "--json", "-q")
+        assert json.loads(done.out)["prompt_tokens"] == len("hello")
+    refused = quire("generate", "hello", *sizes(folder, "plain"), "--system=Be brief.", "-q")
+    assert (refused.code, refused.out) == (2, "")
+    assert "has no chat template" in refused.err
+    both = quire("generate", "hello", "--raw", "--system=Be brief.")
+    assert (both.code, both.out) == (2, "")
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "message"),
+    [
+        (["--model=/no/such/thing.gguf"], 1, "quire: '/no/such/thing.gguf': no such file or folder\n"),
+        (["--model=random:nothing"], 1, "quire: random:nothing: 'nothing' is neither a config.json"),
+        (["--model=random:tiny", "--page-size=0"], 2, "quire: page_size is 0; it must be at least 1\n"),
+        (["--model=random:tiny", "--lookahead=-1"], 2, "quire: lookahead is -1; it must be at least 0\n"),
+        (["--model=random:tiny", "--dtype=int4"], 2, "quire: dtype is 'int4'; it can be float32, bfloat16, float16 or"),
+        (["--model=random:tiny", "--num-pages=9"], 2, "quire: 9 pages of 16 tokens do not hold one sequence"),
+        (["--model=random:tiny", "--max-total-tokens=9999"], 2, "the model has 2048 positions"),
+        (["--model=random:tiny", "--tensor-parallel=1000"], 2, "quire: tensor_parallel is 1000; there are"),
+        (["--temperature=-1"], 2, "quire: temperature is -1.0; it must be at least 0\n"),
+        (["--max-batch-size=many"], 2, "--max-batch-size"),
+        (["--config=/no/such/file.toml"], 2, "/no/such/file.toml"),
+    ],
+)
+def test_bad_input_is_told_in_a_line_without_a_traceback(
+    quire: Quire, options: list[str], code: int, message: str
+) -> None:
+    done = quire("generate", "hello", *options, "--quiet")
+    assert done.code == code
+    assert done.out == ""
+    assert message in done.err
+    assert "Traceback" not in done.err
+    assert not message.startswith("quire:") or done.err.count("\n") == 1
+
+
+def test_a_prompt_that_is_too_long_is_refused_with_its_length(quire: Quire, folder: Path) -> None:
+    for format_ in ([], ["--json"]):
+        done = quire("generate", "x" * 400, "--raw", *sizes(folder), "--quiet", *format_)
+        assert (done.code, done.out) == (2, "")
+        assert "quire: prompt of 400 tokens" in done.err.splitlines()[-1]
+        assert "the limit is 256" in done.err
+
+
+def test_chat_remembers_until_it_is_reset(quire: Quire, folder: Path) -> None:
+    lines = "hello\n\n/what\nagain\n/reset\nhello\n/quit\nnever asked\n"
+    done = quire("chat", *sizes(folder), "--max-tokens=4", "--temperature=0", "--quiet", stdin=lines)
+    assert done.code == 0
+    assert "There is no command /what." in done.err
+    assert "A new conversation." in done.err
+    first, second, third = done.out.removesuffix("\n").split("\n")
+    assert first == third
+    assert first != second
+
+
+def test_chat_needs_a_template(quire: Quire, folder: Path) -> None:
+    done = quire("chat", *sizes(folder, "plain"), "-q")
+    assert (done.code, done.out) == (2, "")
+    assert "give one with --chat-template" in done.err
+
+
+@pytest.fixture(scope="module")
+def llm(folder: Path) -> Iterator[LLM]:
+    config = Config(f"random:{folder / 'chatty'}", cache_dir=folder, page_size=4, max_batch_prefill_tokens=32)
+    llm = LLM(for_one_user(config), progress=False)
+    yield llm
+    llm.close()
+
+
+class Interrupting(io.StringIO):
+    """A terminal whose user presses Ctrl-C when the first text appears."""
+
+    def write(self, text: str) -> int:
+        if text and not self.getvalue():
+            signal.raise_signal(signal.SIGINT)
+        return super().write(text)
+
+
+def test_an_interrupt_ends_the_answer_and_keeps_what_there_is_of_it(llm: LLM) -> None:
+    conversation = Conversation(llm, SamplingOptions(temperature=0.0), max_tokens=100, system=None)
+    with contextlib.redirect_stdout(Interrupting()) as shown:
+        conversation.answer("hello")
+    question, answer = conversation.exchanges
+    assert question["content"] == "hello"
+    assert answer["content"] == shown.getvalue().removesuffix("\n")
+    assert len(llm.encode(answer["content"])) < 20
+    with contextlib.redirect_stdout(io.StringIO()) as shown:
+        conversation.answer("and now?")
+    assert len(conversation.exchanges) == 4
+    assert shown.getvalue()
+
+
+def test_a_long_conversation_forgets_its_beginning(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
+    conversation = Conversation(llm, SamplingOptions(temperature=0.0), max_tokens=20, system="S")
+    for turn in range(4):
+        conversation.answer(f"{turn}" * 60)
+        assert len(llm.encode([{"role": "system", "content": "S"}, *conversation.exchanges[:-1]])) <= 256 - 20
+    assert conversation.exchanges[0]["content"] != "0" * 60
+    assert conversation.exchanges[0]["role"] == "user"
+    assert "are forgotten" in capsys.readouterr().err
+    conversation.answer("9" * 300)
+    assert "question and answer have 256" in capsys.readouterr().err
+    assert conversation.exchanges[-1]["role"] == "assistant"
+
+
+def test_doctor_says_what_fits_and_why(quire: Quire, folder: Path) -> None:
+    done = quire("doctor", *sizes(folder))
+    assert done.code == 0
+    for words in ("This machine", " x cpu", "weights", "page_size", "(asked for)"):
+        assert words in done.out
+    found = json.loads(quire("doctor", *sizes(folder), "--num-pages=101", "--json").out)
+    assert found["fit"]["tokens in the cache"] == "100 pages x 4 = 400"
+    assert found["fit"]["sequences at their longest"] == "400 tokens / 256 = 1"
+    assert found["choices"]["num_pages"] == {"value": 101, "reason": "asked for"}
+    refused = quire("doctor", *sizes(folder), "--num-pages=100000000")
+    assert refused.code == 2
+    assert "This machine" in refused.out
+    assert "largest step" in refused.err
+
+
+def test_bench_measures_a_ladder_and_cases_and_compares_files(quire: Quire, folder: Path, tmp_path: Path) -> None:
+    one, other = tmp_path / "one.json", tmp_path / "other.json"
+    options = [*sizes(folder), "--max-batch-size=1", "--no-compile-ahead", "-q"]
+    done = quire("bench", "offline", *options, "--batch=1,2", "--prompt-tokens=3", "--output-tokens=4", f"--json={one}")
+    assert done.code == 0
+    found = json.loads(one.read_text())
+    assert list(found["results"]) == ["1 x 3 + 4", "2 x 3 + 4"]
+    assert found["settings"]["page_size"] == 4
+    assert found["results"]["2 x 3 + 4"]["output_tokens_per_s"] > 0
+    assert "2 x 3 + 4" in done.out
+    assert quire("bench", "offline", "ttft_5", "ttft_9", *options, f"--json={other}").code == 0
+    assert list(json.loads(other.read_text())["results"]) == ["ttft_5", "ttft_9"]
+    compared = quire("bench", "compare", one, one)
+    assert compared.out.count("1.00x") == 8
+    assert "only in the first: 1 x 3 + 4, 2 x 3 + 4" in quire("bench", "compare", one, other).out
+
+
+def test_a_comparison_is_above_one_where_the_second_is_better() -> None:
+    first = {"a": {"step_ms": 4.0, "output_tokens_per_s": 10.0}}
+    second = {"a": {"step_ms": 2.0, "output_tokens_per_s": 5.0}}
+    lines = comparison(first, second).splitlines()
+    assert lines[1].split() == ["a", "step_ms", "4", "2", "2.00x"]
+    assert lines[2].split() == ["a", "output_tokens_per_s", "10", "5", "0.50x"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["offline", "decode_b0"], "quire: there is no case 'decode_b0'; there are decode_b1,"),
+        (["offline", "--batch=1,x"], "quire: '1,x' is not a list of whole numbers above 0"),
+        (["compare", __file__, __file__], "cannot be read as JSON"),
+    ],
+)
+def test_bench_refuses_what_it_does_not_know(quire: Quire, arguments: list[str], message: str) -> None:
+    done = quire("bench", *arguments)
+    assert done.code == 2
+    assert message in done.err

@@ -1,0 +1,120 @@
+"""Settings from options, variables, files and defaults."""
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, get_type_hints
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from quire.cli import app
+from quire.cli.sampling import SamplingOptions
+from quire.cli.settings import VARIABLES, read_settings, with_settings
+from quire.config import Config, setting
+from quire.errors import InvalidSetting
+from quire.request import SamplingParams
+
+
+@dataclass(frozen=True)
+class Lists:
+    names: tuple[str, ...] = setting((), "Lists", "Names.")
+
+
+def parsed(arguments: list[str], env: dict[str, str] | None = None) -> tuple[Config, Lists]:
+    """What a command is called with."""
+    seen: list[tuple[Config, Lists]] = []
+    probe = typer.Typer()
+
+    @probe.command()
+    @with_settings
+    def look(config: Config, lists: Lists) -> None:
+        """Look at the settings."""
+        seen.append((config, lists))
+
+    empty = dict.fromkeys([*VARIABLES.values(), *(field.name.upper() for field in dataclasses.fields(Config))])
+    result = CliRunner().invoke(probe, arguments, env=empty | (env or {}))
+    if result.exception is not None and not isinstance(result.exception, SystemExit):
+        raise result.exception
+    assert result.exit_code == 0, result.output
+    return seen[0]
+
+
+def test_nothing_given_is_the_default_config() -> None:
+    assert parsed([]) == (Config(), Lists())
+
+
+@pytest.mark.parametrize("field", dataclasses.fields(Config), ids=lambda field: field.name)
+def test_every_field_is_an_option_a_variable_and_a_key(field: Any, tmp_path: Path) -> None:
+    kinds = {"bool": not field.default, "int": 3, "float": 0.25, "Path": Path("/somewhere"), "str": "text"}
+    hint = get_type_hints(Config)[field.name]
+    (kind,) = [name for name in kinds if name in str(hint).replace("pathlib.", "")]
+    value = kinds[kind]
+    option = "--" + field.name.replace("_", "-")
+    if kind == "bool":
+        given = [option if value else f"--no-{option[2:]}"]
+        written = str(value).lower()
+    else:
+        given = [option, str(value)]
+        written = str(value) if kind in ("int", "float") else f'"{value}"'
+    file = tmp_path / "quire.toml"
+    file.write_text(f"{field.name} = {written}\n")
+    wanted = dataclasses.replace(Config(), **{field.name: value})
+    assert parsed(given)[0] == wanted
+    assert parsed([], {VARIABLES.get(field.name, field.name.upper()): str(value)})[0] == wanted
+    assert parsed(["--config", str(file)])[0] == wanted
+
+
+def test_options_beat_variables_which_beat_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text("max_batch_size = 2\npage_size = 4\nprefix_caching = false\n")
+    from_file = ["--config", str(file)]
+    env = {"MAX_BATCH_SIZE": "3", "PREFIX_CACHING": "true"}
+    assert parsed(from_file)[0].max_batch_size == 2
+    assert parsed(from_file, env)[0] == Config(max_batch_size=3, page_size=4, prefix_caching=True)
+    options = ["--max-batch-size", "5", "--no-prefix-caching"]
+    for order in (options + from_file, from_file + options):
+        assert parsed(order, env)[0] == Config(max_batch_size=5, page_size=4, prefix_caching=False)
+
+
+def test_lists_are_given_by_repeating_the_option_or_as_a_list_in_the_file(tmp_path: Path) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text('names = ["a", "b"]\n')
+    assert parsed(["--names", "x", "--names", "y"])[1] == Lists(("x", "y"))
+    assert parsed(["--config", str(file)])[1] == Lists(("a", "b"))
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("max_batch_sise = 2", r"there is no setting 'max_batch_sise'; did you mean max_batch_size\?"),
+        ("zzz = 2", "there is no setting 'zzz'; there are model, revision"),
+        ('max_batch_size = "2"', "max_batch_size is '2'; it must be of type int"),
+        ("max_batch_size = true", "max_batch_size is True; it must be of type int"),
+        ("model = 3", "model is 3; it must be of type str"),
+        ("[table]\nx = 1", "there is no setting 'table'"),
+        ("= 3", "cannot be read as TOML"),
+    ],
+)
+def test_a_file_with_anything_else_is_refused_by_name(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "quire.toml"
+    file.write_text(text)
+    with pytest.raises(InvalidSetting, match=message):
+        read_settings(file, get_type_hints(Config))
+
+
+@pytest.mark.parametrize("command", [["generate"], ["chat"], ["doctor"], ["bench", "offline"]], ids=" ".join)
+def test_help_shows_every_setting_in_its_group(command: list[str]) -> None:
+    result = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    assert result.exit_code == 0
+    for field in dataclasses.fields(Config):
+        assert f"--{field.name.replace('_', '-')}" in result.output
+        assert f" {field.metadata['group']} " in result.output
+
+
+def test_a_filter_draws_even_where_the_model_is_greedy_by_default() -> None:
+    greedy = SamplingParams(temperature=0.0, repetition_penalty=1.1)
+    assert SamplingOptions().over(greedy) == greedy
+    assert SamplingOptions(top_p=0.5).over(greedy) == SamplingParams(1.0, top_p=0.5, repetition_penalty=1.1)
+    assert SamplingOptions(top_p=0.5, temperature=0.0).over(greedy).temperature == 0

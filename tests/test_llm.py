@@ -1,0 +1,221 @@
+"""The Python API, on a model that is made here."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.errors import InvalidRequest, InvalidSetting, PromptTooLong
+from tests.tiny_chat_model import write_tiny_chat_model
+
+GREEDY = SamplingParams(temperature=0.0)
+FREE = SamplingParams(temperature=1.0)
+
+
+@pytest.fixture(scope="module")
+def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    folder = tmp_path_factory.mktemp("tiny")
+    model = write_tiny_chat_model(folder / "model")
+    sizes = {"max_batch_size": 2, "max_batch_prefill_tokens": 32, "page_size": 4}
+    llm = LLM(model, progress=False, cache_dir=folder, compile_ahead=False, **sizes)
+    yield llm
+    llm.close()
+
+
+def text_of(llm: LLM, token_ids: list[int]) -> str:
+    assert llm.tokenizer is not None
+    return llm.tokenizer.decode(token_ids)
+
+
+def test_a_text_its_ids_and_a_chat_of_it_can_be_completed(llm: LLM) -> None:
+    ids = list(b"hello")
+    text, by_ids, chat = llm.generate(
+        ["hello", llm.encode("hello"), [{"role": "user", "content": "hello"}]], GREEDY, max_tokens=6, ignore_end=True
+    )
+    assert text.token_ids == by_ids.token_ids
+    assert len(text.token_ids) == 6
+    assert len(text.prompt_ids) == len(ids)
+    assert text_of(llm, list(chat.prompt_ids)) == "user: hello\nassistant: "
+    assert text.finish_reason == "length"
+
+
+@pytest.mark.parametrize("prompt", ["one", [5, 6, 7], [{"role": "user", "content": "one"}]])
+def test_one_prompt_needs_no_list_around_it(llm: LLM, prompt: object) -> None:
+    (completion,) = llm.generate(prompt, GREEDY, max_tokens=2)  # type: ignore[arg-type]
+    assert completion.token_ids
+    assert completion.prompt_ids == llm.encode(prompt)  # type: ignore[arg-type]
+
+
+def test_answers_come_in_the_order_of_prompts_whatever_their_lengths(llm: LLM) -> None:
+    prompts = ["a" * length for length in (90, 1, 40, 7, 3, 120)]
+    lengths = [3, 9, 1, 12, 5, 2]
+    together = llm.generate(prompts, GREEDY, max_tokens=lengths, ignore_end=True)
+    assert [len(one.token_ids) for one in together] == lengths
+    for prompt, length, one in zip(prompts, lengths, together, strict=True):
+        (alone,) = llm.generate(prompt, GREEDY, max_tokens=length, ignore_end=True)
+        assert alone.token_ids == one.token_ids
+
+
+def test_samples_of_one_prompt_differ_and_a_seed_brings_them_back(llm: LLM) -> None:
+    first = llm.generate(["x", "y"], FREE, n=3, seed=7, max_tokens=8, ignore_end=True)
+    again = llm.generate(["x", "y"], FREE, n=3, seed=7, max_tokens=8, ignore_end=True)
+    assert [one.token_ids for one in first] == [one.token_ids for one in again]
+    assert len({tuple(one.token_ids) for one in first}) == 6
+    assert [len(one.prompt_ids) for one in first] == [1] * 6
+
+
+def test_without_a_seed_a_prompt_is_answered_anew(llm: LLM) -> None:
+    answers = {tuple(llm.generate("x", FREE, max_tokens=8, ignore_end=True)[0].token_ids) for _ in range(4)}
+    assert len(answers) > 1
+
+
+def test_each_prompt_can_be_sampled_in_its_own_way(llm: LLM) -> None:
+    biased = SamplingParams(temperature=0.0, logit_bias={65: 100.0})
+    free, fixed = llm.generate(["p", "p"], [GREEDY, biased], max_tokens=3, ignore_end=True)
+    assert fixed.token_ids == [65, 65, 65]
+    assert free.token_ids != fixed.token_ids
+
+
+def test_a_stop_string_ends_the_answer_before_it(llm: LLM) -> None:
+    assert llm.tokenizer is not None
+    a, b = llm.encode("a")[0], llm.encode("b")[0]
+    biased = SamplingParams(temperature=1.0, logit_bias={a: 50.0, b: 50.0})
+    (whole,) = llm.generate("p", biased, seed=3, max_tokens=40)
+    cut = whole.text.index("ba", 4)
+    (stopped,) = llm.generate("p", biased, seed=3, max_tokens=40, stop=[whole.text[4 : cut + 2]])
+    assert stopped.finish_reason == "stop_string"
+    assert stopped.text == whole.text[: whole.text.index(whole.text[4 : cut + 2])]
+    assert whole.text.startswith(text_of(llm, stopped.token_ids))
+    assert llm.engine.is_idle or llm.engine.scheduler.num_running == 0
+
+
+def test_one_sample_that_stops_leaves_the_others_running(llm: LLM) -> None:
+    a, b = llm.encode("a")[0], llm.encode("b")[0]
+    biased = SamplingParams(temperature=1.0, logit_bias={a: 50.0, b: 50.0})
+    whole = llm.generate("p", biased, seed=5, n=4, max_tokens=16)
+    stop = whole[0].text[2:10]
+    stopped = llm.generate("p", biased, seed=5, n=4, max_tokens=16, stop=[stop])
+    assert [one.text for one in stopped] == [one.text.split(stop)[0] for one in whole]
+    assert [one.finish_reason for one in stopped] == ["stop_string", "length", "length", "length"]
+
+
+def test_a_stop_token_ends_the_answer_and_is_not_in_its_text(llm: LLM) -> None:
+    biased = SamplingParams(temperature=0.0, logit_bias={65: 100.0})
+    (completion,) = llm.generate("p", biased, max_tokens=9, stop_ids=[65])
+    assert (completion.token_ids, completion.text, completion.finish_reason) == ([65], "", "stop_token")
+
+
+def test_log_probabilities_come_with_each_token_and_with_the_prompt(llm: LLM) -> None:
+    sampling = SamplingParams(temperature=0.0, logprobs=2)
+    (completion,) = llm.generate("abcdef", sampling, max_tokens=4, prompt_logprobs=1, ignore_end=True)
+    assert completion.logprobs is not None
+    assert completion.prompt_logprobs is not None
+    assert len(completion.logprobs) == 4
+    assert len(completion.prompt_logprobs) == 5
+    for token, found in zip(completion.token_ids, completion.logprobs, strict=True):
+        assert found.top_ids[0] == token
+        assert found.logprob == found.top_logprobs[0] < 0
+
+
+def test_a_prompt_seen_before_is_found_in_the_cache(llm: LLM) -> None:
+    prompt = "a prompt that nobody else in this file has"
+    (first,) = llm.generate(prompt, GREEDY, max_tokens=4, ignore_end=True)
+    (second,) = llm.generate(prompt, GREEDY, max_tokens=4, ignore_end=True)
+    assert first.cached_tokens == 0
+    assert second.cached_tokens == (len(prompt) - 1) // 4 * 4
+    assert first.token_ids == second.token_ids
+
+
+def test_a_prompt_that_cannot_run_does_not_stop_the_others(llm: LLM, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, "quire.llm"):
+        good, long, wrong, empty, also_good = llm.generate(
+            ["good", "x" * 300, [99_999], "", "also good"], GREEDY, max_tokens=3, ignore_end=True
+        )
+    assert isinstance(long.error, PromptTooLong)
+    assert "prompt of 300 tokens" in long.error.message
+    assert isinstance(wrong.error, InvalidRequest)
+    assert wrong.error.message == "token id 99999 is not between 0 and 263"
+    assert isinstance(empty.error, InvalidRequest)
+    assert {one.finish_reason for one in (long, wrong, empty)} == {"error"}
+    assert [len(one.token_ids) for one in (good, also_good)] == [3, 3]
+    assert good.error is also_good.error is None
+    assert [record.getMessage().split(" has")[0] for record in caplog.records] == ["prompt 1", "prompt 2", "prompt 3"]
+
+
+def test_arguments_that_are_wrong_for_all_are_refused_at_once(llm: LLM) -> None:
+    with pytest.raises(InvalidRequest, match="n is 0"):
+        llm.generate("x", n=0)
+    with pytest.raises(InvalidRequest, match="sampling has 2 entries; there are 1 prompts"):
+        llm.generate("x", [GREEDY, GREEDY])
+    with pytest.raises(InvalidSetting, match="page_size is 0; it must be at least 1"):
+        LLM(llm.plan.config, progress=False, page_size=0)
+
+
+def test_no_limit_on_tokens_goes_to_the_end_of_the_longest_sequence(llm: LLM) -> None:
+    (completion,) = llm.generate("x" * 200, GREEDY, max_tokens=None, ignore_end=True)
+    assert len(completion.token_ids) == 56
+    assert completion.finish_reason == "length"
+
+
+def test_a_stream_brings_the_same_answer_in_pieces(llm: LLM) -> None:
+    (whole,) = llm.generate("a stream", FREE, seed=1, max_tokens=20, ignore_end=True)
+    deltas = list(llm.stream("a stream", FREE, seed=1, max_tokens=20, ignore_end=True))
+    assert "".join(delta.text for delta in deltas) == whole.text
+    assert [token for delta in deltas for token in delta.token_ids] == whole.token_ids
+    assert [delta.finish_reason for delta in deltas] == [None] * 19 + ["length"]
+
+
+def test_streams_that_are_open_together_miss_nothing(llm: LLM) -> None:
+    prompts = ["first", "the second", "3"]
+    wanted = [one.token_ids for one in llm.generate(prompts, GREEDY, max_tokens=10, ignore_end=True)]
+    streams = [llm.stream(prompt, GREEDY, max_tokens=10, ignore_end=True) for prompt in prompts]
+    found: list[list[int]] = [[], [], []]
+    for pace in (0, 1, 0, 0, 2, 1) * 10:
+        found[pace] += [token for delta in [next(streams[pace], None)] if delta for token in delta.token_ids]
+    assert found == wanted
+
+
+def test_a_stream_that_is_left_early_gives_its_pages_back(llm: LLM) -> None:
+    scheduler = llm.engine.scheduler
+    stream = llm.stream("leaving", GREEDY, max_tokens=100, ignore_end=True)
+    next(stream)
+    assert scheduler.num_running == 1
+    stream.close()  # type: ignore[attr-defined]
+    list(llm.stream("next", GREEDY, max_tokens=2))
+    assert scheduler.num_running == 0
+    assert scheduler.num_free_pages + scheduler.num_cached_pages == scheduler.limits.num_pages - 1
+
+
+def test_a_stream_raises_the_failure_when_the_others_are_done(llm: LLM) -> None:
+    stream = llm.stream(["x" * 300, "fine"], GREEDY, max_tokens=4, ignore_end=True)
+    seen = []
+    with pytest.raises(PromptTooLong):
+        seen.extend(stream)
+    stream = llm.stream(["x" * 300, "fine"], GREEDY, max_tokens=4, ignore_end=True)
+    assert [next(stream).index for _ in range(4)] == [1, 1, 1, 1]
+
+
+def test_settings_can_be_given_as_a_config(llm: LLM) -> None:
+    other = LLM(llm.plan.config, progress=False, prefix_caching=False)
+    (one,) = llm.generate("same weights", GREEDY, max_tokens=3)
+    (two,) = other.generate("same weights", GREEDY, max_tokens=3)
+    assert one.token_ids == two.token_ids
+    assert other.plan.limits.max_batch_size == llm.plan.limits.max_batch_size
+    assert other.generate("same weights", GREEDY, max_tokens=3)[0].cached_tokens == 0
+    other.close()
+
+
+def test_a_model_without_tokenizer_takes_token_ids_alone(tmp_path: Path) -> None:
+    sizes = {"max_batch_size": 1, "max_batch_prefill_tokens": 16, "max_total_tokens": 64}
+    bare = LLM("random:tiny", progress=False, cache_dir=tmp_path, **sizes)
+    (by_ids,) = bare.generate([1, 2, 3], GREEDY, max_tokens=2)
+    assert bare._built.executor.programs.num_late == 0, "all there is to compile was compiled ahead"
+    assert (len(by_ids.token_ids), by_ids.text) == (2, "")
+    (refused,) = bare.generate("text", GREEDY)
+    assert refused.error is not None
+    assert refused.error.message == "random:tiny has no tokenizer; give token ids"
+    with pytest.raises(InvalidRequest, match="stop strings need a tokenizer"):
+        bare.generate([1], stop=["x"])
+    bare.close()
