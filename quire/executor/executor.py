@@ -64,6 +64,10 @@ class JaxExecutor:
     def warm_up(self) -> Iterator[float]:
         return self.programs.compile_all()
 
+    def prepare(self, num_tokens: int) -> Iterator[float]:
+        """Make ready what a lone prompt of so many tokens needs, telling the share done; nothing where all is."""
+        return self.programs.compile_for_one(num_tokens)
+
     def close(self) -> None:
         self.programs.close()
         self._state = None

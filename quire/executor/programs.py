@@ -4,6 +4,7 @@ import logging
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from functools import partial
+from logging import INFO, WARNING
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from quire.executor.batch import NUM_FEATURES, sizes
-from quire.executor.buckets import Bucket
+from quire.executor.buckets import GROUP_SIZE, Bucket
 from quire.executor.program_store import ProgramStore
 from quire.executor.shapes import Shapes
 from quire.executor.slots import empty_slots, pack_starts, start_slots
@@ -54,7 +55,8 @@ class Programs:
         self._ready: dict[Key, Any] = {}
         self._compiling: dict[Key, Future[Any]] = {}
         self._pool = ThreadPoolExecutor(threads, "quire-compile")
-        self.num_late = 0  # compilations on the request path; stays 0
+        self._ahead = False  # whether everything was to be compiled before it is needed
+        self.num_late = 0  # compilations on the request path although it was; stays 0
 
     def empty_state(self) -> State:
         def page_array(like: jax.ShapeDtypeStruct) -> jax.Array:
@@ -77,16 +79,34 @@ class Programs:
 
     def compile_all(self) -> Iterator[float]:
         """Compile everything, the programs that can run any plan first, telling the share done."""
-        buckets = self._shapes.buckets
+        self._ahead = True
         keys: list[Key] = [("start", size) for size in START_SIZES]
-        for bucket in buckets.all():
+        for bucket in self._shapes.buckets.all():
             keys += [bucket, ("sample", bucket.num_samples)]
-        self._compiling = {key: self._pool.submit(self._make, key) for key in dict.fromkeys(keys)}
-        futures = list(self._compiling.values())
-        yield 0.0
-        for done, future in enumerate(as_completed(futures), start=1):
+        return self._compile_together(keys)
+
+    def compile_for_one(self, num_tokens: int) -> Iterator[float]:
+        """Compile what one sequence needs that runs alone, after a prompt of `num_tokens`; tells the share done."""
+        buckets, most = self._shapes.buckets, self._shapes.max_prefill_tokens
+        lengths = {min(num_tokens, most), num_tokens % most or most}  # of its first chunks, and of its last
+        launches = [(0, -(-length // GROUP_SIZE)) for length in sorted(lengths)] + [(1, 0)]
+        found = [buckets.covering(rows, groups, False, buckets.all()) for rows, groups in launches]
+        keys: list[Key] = [("start", START_SIZES[0])]
+        for bucket in found:
+            if bucket is not None:
+                keys += [bucket, ("sample", bucket.num_samples)]
+        return self._compile_together(keys)
+
+    def _compile_together(self, keys: list[Key]) -> Iterator[float]:
+        """Those of `keys` that are not ready or under way, side by side."""
+        missing = [key for key in dict.fromkeys(keys) if key not in self._ready and key not in self._compiling]
+        futures = {key: self._pool.submit(self._make, key) for key in missing}
+        self._compiling |= futures
+        if missing:
+            yield 0.0
+        for done, future in enumerate(as_completed(futures.values()), start=1):
             future.result()
-            yield done / len(futures)
+            yield done / len(missing)
 
     def forward(self, rows: int, groups: int, scores: bool) -> tuple[Bucket, Callable[..., Any]]:
         """The smallest bucket for so many rows and groups among those that are ready, with what samples after it."""
@@ -114,8 +134,8 @@ class Programs:
         if key not in self._ready:
             self._collect()
         if key not in self._ready:
-            self.num_late += 1
-            log.warning("a step waits for a program to be compiled: %s", key)
+            self.num_late += self._ahead
+            log.log(WARNING if self._ahead else INFO, "a step waits for a program to be compiled: %s", key)
             compiling = self._compiling.pop(key, None)
             self._ready[key] = self._make(key) if compiling is None else compiling.result()
         program: Callable[..., Any] = self._ready[key]

@@ -45,9 +45,7 @@ class LLM:
         self._turnstile = Turnstile(self.engine)
         self._ids = count(1)
         if self.plan.config.compile_ahead:
-            with self._share_bar("Compiling") as report:
-                for share in self._built.executor.warm_up():
-                    report(int(share * 100), 100)
+            self._compile(self._built.executor.warm_up())
 
     @property
     def default_sampling(self) -> SamplingParams:
@@ -88,6 +86,7 @@ class LLM:
         """
         batch = as_batch(prompts)
         asks = self._asks(batch, sampling, max_tokens, min_tokens, stop, stop_ids, n, seed, ignore_end, prompt_logprobs)
+        self._prepare(asks)
         show = self._share_bar if progress is None else (share_bar if progress else silent)
         done, total = 0, n * len(asks)
         with show("Generating") as report:
@@ -135,10 +134,22 @@ class LLM:
         self._built.executor.close()
 
     def _stream(self, asks: list[Ask]) -> Iterator[Delta]:
+        self._prepare(asks)
         failures: list[QuireError] = []
         yield from Run(self._turnstile, asks, lambda index, error: failures.append(error))
         if failures:
             raise failures[0]
+
+    def _prepare(self, asks: list[Ask]) -> None:
+        """What a lone prompt needs is compiled side by side; what several need, when it is wanted."""
+        if not self.plan.config.compile_ahead and len(asks) == 1 and asks[0].request is not None:
+            self._compile(self._built.executor.prepare(len(asks[0].request.prompt)))
+
+    def _compile(self, shares: Iterator[float]) -> None:
+        if next(shares, None) is not None:
+            with self._share_bar("Compiling") as report:
+                for share in shares:
+                    report(int(share * 100), 100)
 
     def _asks(
         self,
