@@ -1,5 +1,6 @@
 """Grouped attention against dense attention in numpy, over random page tables, ragged groups, windows and caps."""
 
+import sys
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -166,6 +167,12 @@ def test_what_is_not_a_number_shows_in_its_own_group_alone(implementation: str, 
     out = np.asarray(compiled(implementation, shape.spec)(*arrays.values(), groups))
     assert np.isnan(out).any(axis=(1, 2, 3, 4)).tolist() == [False, True, False]
     assert np.allclose(out[[0, 2]], 1)
+
+
+def test_the_smallest_numbers_are_not_zero_once_the_implementations_are_loaded() -> None:
+    """A library that is linked for fast arithmetic can set the processor so, for everything else in the process."""
+    assert IN_USE
+    assert sys.float_info.min / 2 > 0
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
