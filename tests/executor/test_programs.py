@@ -1,16 +1,20 @@
 """What is compiled: pages that stay where they are, and serving that begins before everything is ready."""
 
 import re
+from dataclasses import replace
 from math import prod
+from time import sleep
 from typing import Any
 
 import jax
 import pytest
 
+from quire.engine.engine import Engine
 from quire.executor.executor import JaxExecutor
 from quire.executor.shapes import Shapes
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
+from quire.request import Request
 from tests.executor.conftest import FEW_SHAPES, config_of, quickly_compiled
 from tests.executor.rig import Rig
 from tests.executor.test_schedules import check
@@ -88,14 +92,27 @@ def test_sampling_does_what_nobody_may_ask_for_inside_conditions(executor: JaxEx
     assert not re.search(r"TopK|topk| sort\(| while\(", entry)
 
 
-def test_serving_begins_with_the_first_programs_and_waits_for_no_other() -> None:
+def test_serving_begins_with_the_first_programs_and_never_waits_for_another() -> None:
+    """Requests keep coming until every program is ready; none of their steps meets one that is not."""
+    buckets = FEW_SHAPES.buckets
+    sizes = [(bucket.rows, bucket.groups, bucket.scores) for bucket in buckets.all()]
+    smallest = {size: buckets.covering(*size, buckets.all()) for size in sizes}
+    requests: list[Request] = []
     with quickly_compiled():
         rig = Rig(config_of("llama", num_hidden_layers=1), FEW_SHAPES, first_programs_only=True)
-        smallest = FEW_SHAPES.buckets.covering(0, 2, False, FEW_SHAPES.buckets.all())
-        used, _ = rig.executor.programs.forward(0, 2, False)
-        assert smallest is not None
-        assert used.num_tokens > smallest.num_tokens
-        requests = workload(rig, 6, seed=80)
-        run = rig.run(requests)
-    assert check(rig, requests, run) <= 1
+        programs = rig.executor.programs
+        used = {size: programs.forward(*size)[0] for size in sizes}
+        assert used != smallest
+
+        def arrive(engine: Engine, step: int) -> None:
+            if engine.scheduler.num_requests < 3 and any(programs.forward(*s)[0] != smallest[s] for s in sizes):
+                like = workload(rig, 1, seed=step, longest=40, max_tokens=1 + step % 8)[0]
+                requests.append(replace(like, request_id=step, prompt_logprobs=[None, 0][step % 5 == 0]))
+                engine.add(requests[-1])
+            sleep(0.01)  # the processor is for the compiler
+
+        first = replace(workload(rig, 1)[0], request_id=1_000_000)
+        run = rig.run([first], between=arrive)  # which also asserts that nothing was late
+    assert {size: programs.forward(*size)[0] for size in sizes} == smallest
+    assert check(rig, [first, *requests], run) <= 1
     rig.executor.close()

@@ -1,0 +1,120 @@
+"""Run by test_tensor_parallel.py in a process with 8 devices: tokens of a model cut across them, against one."""
+
+import re
+import time
+from typing import Any
+
+import jax
+
+from quire.core.limits import Limits
+from quire.core.scheduler import Scheduler
+from quire.engine.engine import Engine
+from quire.executor.buckets import Bucket
+from quire.executor.executor import JaxExecutor
+from quire.executor.shapes import Shapes
+from quire.models.decoder import Decoder
+from quire.models.params import Param
+from quire.models.random_weights import random_weights
+from quire.models.registry import build_model
+from quire.request import Request, SamplingParams
+from quire.sharding import key_copies, sharding, tensor_mesh
+from tests.models.cases import CASES
+
+NUM_LAYERS = 2
+# Two keys for eight queries: on 4 and 8 devices there are fewer keys than devices.
+CONFIG = {
+    **CASES["llama"],
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "num_hidden_layers": NUM_LAYERS,
+    "vocab_size": 304,
+    "max_position_embeddings": 256,
+}
+SHAPES = Shapes(num_pages=24, page_size=4, num_slots=4, max_prefill_tokens=16, max_sequence_tokens=64, min_rows=4)
+LIMITS = Limits(
+    page_size=4,
+    num_pages=24,
+    max_batch_size=4,
+    max_step_tokens=20,
+    max_batch_prefill_tokens=16,
+    max_sequence_tokens=64,
+)
+REQUESTS = [
+    Request(number, tuple(range(number, number + 9 * number)), 12, SamplingParams(temperature=number % 2), seed=number)
+    for number in range(1, 5)
+]
+
+
+def executor_on(num_devices: int) -> tuple[Decoder, JaxExecutor]:
+    """The weights are the same however they are placed, up to the copies of keys that more devices need."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    model = build_model(CONFIG)
+    if num_devices == 1:
+        return model, JaxExecutor(model, random_weights(model, seed=1, dtype="float32"), SHAPES)
+    mesh = tensor_mesh(jax.devices()[:num_devices])
+    whole = random_weights(model, seed=1, dtype="float32")
+    cut = model.with_key_copies(key_copies(2, 4, num_devices))
+
+    def place(param: Param, array: jax.Array) -> jax.Array:
+        return jax.device_put(param.assemble([array]), sharding(param.shape, param.axes, mesh))
+
+    weights = jax.tree.map(place, _copying(cut, model), whole, is_leaf=lambda node: isinstance(node, Param))
+    return cut, JaxExecutor(cut, weights, SHAPES, mesh=mesh)
+
+
+def _copying(cut: Decoder, model: Decoder) -> Any:
+    """The params of `cut`, each made from the weight of `model` as it is rather than from a checkpoint."""
+    from dataclasses import replace
+
+    import numpy as np
+
+    def from_whole(target: Param, source: Param) -> Param:
+        copies = target.shape[0] // source.shape[0] if target.axes[0] == "kv_heads" else 1
+
+        def join(tensors: Any) -> Any:
+            fused = np.asarray(tensors[0])
+            if copies == 1:
+                return fused
+            kv_heads, parts, *rest = fused.shape
+            queries = fused[:, :-2].reshape(kv_heads * copies, (parts - 2) // copies, *rest)
+            return np.concatenate((queries, np.repeat(fused[:, -2:], copies, axis=0)), axis=1)
+
+        return replace(target, sources=target.sources[:1], join=join)
+
+    is_param = lambda node: isinstance(node, Param)  # noqa: E731
+    return jax.tree.map(from_whole, cut.params(), model.params(), is_leaf=is_param)
+
+
+def generate(executor: JaxExecutor) -> dict[int, list[int]]:
+    engine = Engine(Scheduler(LIMITS, time.monotonic), executor)
+    for request in REQUESTS:
+        engine.add(request)
+    tokens: dict[int, list[int]] = {}
+    while not engine.is_idle:
+        outcome = engine.step()
+        assert not outcome.failures, outcome.failures
+        for update in outcome.updates:
+            tokens.setdefault(update.request_id, []).extend(update.tokens)
+    return tokens
+
+
+def main() -> None:
+    _, executor = executor_on(1)
+    expected = generate(executor)
+    assert all(len(tokens) == 12 for tokens in expected.values())
+    for num_devices in (2, 4, 8):
+        model, executor = executor_on(num_devices)
+        assert generate(executor) == expected, f"{num_devices} devices say something else"
+        keys, _ = executor._state.pages[0]
+        assert keys.addressable_shards[0].data.shape[2] * num_devices == model.layers[0].kv_heads
+        _, program = executor.programs.forward(4, 0, False)
+        # Besides those of the layers: one for the embedding, which is cut by vocabulary. The logits are gathered.
+        reduces = len(re.findall(r" all-reduce(?:-start)?\(", program.as_text()))
+        assert reduces <= 2 * NUM_LAYERS + 1, f"{reduces} all-reduces on {num_devices} devices"
+        print(f"{num_devices} devices: same tokens, {reduces} all-reduces in {NUM_LAYERS} layers")
+
+
+if __name__ == "__main__":
+    assert Bucket(4, 0) in SHAPES.buckets.all()
+    main()
