@@ -2,9 +2,11 @@
 
 import re
 import time
+from dataclasses import replace
 from typing import Any
 
 import jax
+import numpy as np
 
 from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
@@ -59,15 +61,12 @@ def executor_on(num_devices: int) -> tuple[Decoder, JaxExecutor]:
     def place(param: Param, array: jax.Array) -> jax.Array:
         return jax.device_put(param.assemble([array]), sharding(param.shape, param.axes, mesh))
 
-    weights = jax.tree.map(place, _copying(cut, model), whole, is_leaf=lambda node: isinstance(node, Param))
+    weights = jax.tree.map(place, _copying(cut, model), whole, is_leaf=_is_param)
     return cut, JaxExecutor(cut, weights, SHAPES, mesh=mesh)
 
 
 def _copying(cut: Decoder, model: Decoder) -> Any:
     """The params of `cut`, each made from the weight of `model` as it is rather than from a checkpoint."""
-    from dataclasses import replace
-
-    import numpy as np
 
     def from_whole(target: Param, source: Param) -> Param:
         copies = target.shape[0] // source.shape[0] if target.axes[0] == "kv_heads" else 1
@@ -82,8 +81,11 @@ def _copying(cut: Decoder, model: Decoder) -> Any:
 
         return replace(target, sources=target.sources[:1], join=join)
 
-    is_param = lambda node: isinstance(node, Param)  # noqa: E731
-    return jax.tree.map(from_whole, cut.params(), model.params(), is_leaf=is_param)
+    return jax.tree.map(from_whole, cut.params(), model.params(), is_leaf=_is_param)
+
+
+def _is_param(node: object) -> bool:
+    return isinstance(node, Param)
 
 
 def generate(executor: JaxExecutor) -> dict[int, list[int]]:
