@@ -2,15 +2,15 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Collection
+from types import SimpleNamespace
+from typing import NamedTuple
 
-from starlette.applications import Starlette
-from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
-from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.errors import QuireError
+from quire.errors import InvalidRequest, QuireError
 from quire.server import health
 from quire.server.access import Access
 from quire.server.answers import ClientGone
@@ -28,66 +28,109 @@ Handler = Callable[[Service, Request], Awaitable[Response]]
 ErrorResponse = Callable[[QuireError, Collection[str]], Response]
 
 
-def make_app(service: Service) -> Starlette:
-    """All routes over one service."""
-    chat_fields = ChatRequest.__struct_fields__
-    completion_fields = CompletionRequest.__struct_fields__
-
-    def openai(path: str, handler: Handler, method: str = "POST", fields: Collection[str] = ()) -> Route:
-        return Route(path, _endpoint(service, handler, openai_error, fields, bool(fields)), methods=[method])
-
-    def tgi(path: str, handler: Handler, method: str = "POST", generates: bool = False) -> Route:
-        return Route(path, _endpoint(service, handler, tgi_error, (), generates), methods=[method])
-
-    routes = [
-        openai("/v1/chat/completions", chat.chat_completions, fields=chat_fields),
-        openai("/v1/completions", completions.completions, fields=completion_fields),
-        openai("/v1/models", models.list_models, "GET"),
-        openai("/v1/models/{model:path}", models.get_model, "GET"),
-        tgi("/", generate.root, generates=True),
-        tgi("/generate", generate.generate, generates=True),
-        tgi("/generate_stream", generate.generate_stream, generates=True),
-        tgi("/invocations", generate.invocations, generates=True),
-        tgi("/tokenize", tokenize.tokenize),
-        tgi("/chat_tokenize", tokenize.chat_tokenize),
-        tgi("/detokenize", tokenize.detokenize),
-        tgi("/info", info, "GET"),
-        *[Route(path, _endpoint(service, health.ready, openai_error)) for path in ("/", "/health", "/ping")],
-        Route("/health/generate", _endpoint(service, health.generates, openai_error)),
-        Route("/health/live", _endpoint(service, health.live, openai_error)),
-        Route("/metrics", _endpoint(service, health.metrics, openai_error)),
-    ]
-    settings = service.settings
-    middleware = [Middleware(Access, keys=settings.api_keys)] if settings.api_keys else []
-    if settings.allowed_origins:
-        allowed = list(settings.allowed_origins)
-        middleware.insert(
-            0, Middleware(CORSMiddleware, allow_origins=allowed, allow_methods=["*"], allow_headers=["*"])
-        )
-    app = Starlette(routes=routes, middleware=middleware)
-    app.state.service = service
-    return app
+class NoSuchRoute(InvalidRequest):
+    kind = "not_found"
+    status = 404
 
 
-def _endpoint(
-    service: Service,
-    handler: Handler,
-    error_response: ErrorResponse,
-    fields: Collection[str] = (),
-    is_counted: bool = False,
-) -> Callable[[Request], Awaitable[Response]]:
-    """A route that answers every error there is in the shape its clients know. Requests to generate are counted."""
+class WrongMethod(InvalidRequest):
+    kind = "method_not_allowed"
+    status = 405
 
-    async def endpoint(request: Request) -> Response:
-        if is_counted:
-            service.metrics.num_requests += 1
+
+class Route(NamedTuple):
+    handler: Handler
+    error_response: ErrorResponse  # every error there is, in the shape that the route's clients know
+    fields: Collection[str] = ()  # that errors may name
+    generates: bool = False  # and is counted
+
+
+_COMPLETION = Route(completions.completions, openai_error, CompletionRequest.__struct_fields__, True)
+_CHAT = Route(chat.chat_completions, openai_error, ChatRequest.__struct_fields__, True)
+
+ROUTES: dict[str, dict[str, Route]] = {
+    "/v1/completions": {"POST": _COMPLETION},
+    "/v1/chat/completions": {"POST": _CHAT},
+    "/v1/models": {"GET": Route(models.list_models, openai_error)},
+    "/": {"GET": Route(health.ready, tgi_error), "POST": Route(generate.root, tgi_error, generates=True)},
+    "/generate": {"POST": Route(generate.generate, tgi_error, generates=True)},
+    "/generate_stream": {"POST": Route(generate.generate_stream, tgi_error, generates=True)},
+    "/invocations": {"POST": Route(generate.invocations, tgi_error, generates=True)},
+    "/tokenize": {"POST": Route(tokenize.tokenize, tgi_error)},
+    "/chat_tokenize": {"POST": Route(tokenize.chat_tokenize, tgi_error)},
+    "/detokenize": {"POST": Route(tokenize.detokenize, tgi_error)},
+    "/info": {"GET": Route(info, tgi_error)},
+    "/health": {"GET": Route(health.ready, tgi_error)},
+    "/ping": {"GET": Route(health.ready, tgi_error)},
+    "/health/live": {"GET": Route(health.live, tgi_error)},
+    "/health/generate": {"GET": Route(health.generates, tgi_error)},
+    "/metrics": {"GET": Route(health.metrics, tgi_error)},
+}
+_ONE_MODEL = Route(models.get_model, openai_error)
+_MODEL_PREFIX = "/v1/models/"
+
+
+class App:
+    """Looks a path up and calls its handler.
+
+    A framework's router and middlewares would lie on the way of every streamed token: each is another coroutine to
+    pass through when a stream is woken and when it writes.
+    """
+
+    def __init__(self, service: Service) -> None:
+        self._service = service
+        self._state = SimpleNamespace(state=SimpleNamespace(service=service))  # where handlers find it
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            raise RuntimeError(f"a {scope['type']} connection; this server speaks HTTP")
+        scope["app"] = self._state
+        response = await self._answer(scope, Request(scope, receive))
+        await response(scope, receive, send)
+
+    async def _answer(self, scope: Scope, request: Request) -> Response:
+        metrics = self._service.metrics
+        route: Route | None = None
         try:
-            return await handler(service, request)
+            route = _route(scope)
+            metrics.num_requests += route.generates
+            return await route.handler(self._service, request)
         except ClientGone:
             return Response(status_code=499)  # nobody reads it
         except QuireError as error:
-            if is_counted:
-                service.metrics.note_error(error)
-            return error_response(error, fields)
+            if route is None:
+                return openai_error(error)
+            if route.generates:
+                metrics.note_error(error)
+            return route.error_response(error, route.fields)
+        except Exception:  # a defect of ours; the client is told without the details, which are in the log
+            log.exception("%s %s failed", scope["method"], scope["path"])
+            metrics.failed("incomplete")
+            unknown = QuireError("the server met an error it does not know; its log has more")
+            return route.error_response(unknown, ()) if route is not None else openai_error(unknown)
 
-    return endpoint
+
+def _route(scope: Scope) -> Route:
+    path, method = scope["path"], scope["method"]
+    methods = ROUTES.get(path)
+    if methods is None:
+        if not path.startswith(_MODEL_PREFIX):
+            raise NoSuchRoute(f"there is no {path[:200]}")
+        scope["path_params"] = {"model": path.removeprefix(_MODEL_PREFIX)}
+        methods = {"GET": _ONE_MODEL}
+    route = methods.get("GET" if method == "HEAD" else method)
+    if route is None:
+        raise WrongMethod(f"{path} takes {' and '.join(methods)}, not {method}")
+    return route
+
+
+def make_app(service: Service) -> ASGIApp:
+    """The application with what stands before it, as the settings say."""
+    settings = service.settings
+    app: ASGIApp = App(service)
+    if settings.api_keys:
+        app = Access(app, settings.api_keys)
+    if settings.allowed_origins:
+        allowed = list(settings.allowed_origins)
+        app = CORSMiddleware(app, allow_origins=allowed, allow_methods=["*"], allow_headers=["*"])
+    return app

@@ -76,6 +76,7 @@ class FrontEnd:
             log_config=None,
             access_log=False,
             server_header=False,
+            proxy_headers=False,
             backlog=BACKLOG,
             timeout_graceful_shutdown=int(self._settings.drain_s) + 2,
         )

@@ -102,7 +102,7 @@ class Service:
     def take(self, messages: Sequence[ToFrontEnd]) -> None:
         """One step's events: each stream is woken once."""
         now = time.monotonic()
-        woken: dict[Stream, int] = {}
+        woken: set[Stream] = set()
         prompts = self._prompts
         for message in messages:
             if isinstance(message, Progress):
@@ -111,7 +111,8 @@ class Service:
                     if found is not None:  # else it was aborted, and this was on its way
                         prompt, stream = found
                         prompt.take(update)
-                        woken[stream] = woken.get(stream, 0) + len(update.tokens)
+                        stream.num_new += len(update.tokens)
+                        woken.add(stream)
             elif isinstance(message, Failed):
                 found = prompts.pop(message.request_id, None)
                 if found is not None:
@@ -122,20 +123,18 @@ class Service:
                     found[1].queue_s = max(found[1].queue_s, message.queue_s)
             elif isinstance(message, Stats):
                 self.stats, self._heard_s = message, now
-        for stream, num_tokens in woken.items():
-            if num_tokens:
-                self._note_tokens(stream, num_tokens, now)
+        observe = self.metrics.inter_token.observe
+        for stream in woken:
+            num_new = stream.num_new
+            if num_new and stream.is_counted:
+                if stream.first_s is not None:
+                    observe((now - stream.last_s) / num_new, num_new)
+                else:
+                    stream.first_s = now
+                    self.metrics.time_to_first_token.observe(now - stream.opened_s)
+                stream.last_s = now
+                stream.num_new = 0
             stream.wake()
-
-    def _note_tokens(self, stream: Stream, num_tokens: int, now: float) -> None:
-        if not stream.is_counted:
-            return
-        if stream.first_s is None:
-            stream.first_s = now
-            self.metrics.time_to_first_token.observe(now - stream.opened_s)
-        else:
-            self.metrics.inter_token.observe((now - stream.last_s) / num_tokens, num_tokens)
-        stream.last_s = now
 
     # Requests
 

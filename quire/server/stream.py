@@ -32,6 +32,9 @@ _ENDINGS = {
 }
 
 
+_new_tuple = tuple.__new__
+
+
 class Delta(NamedTuple):
     """One token of one sample, and the text it releases; at the end of a sample the token may be missing."""
 
@@ -76,6 +79,7 @@ class Prompt:
         self._stream = stream
         self.index = index
         self._shows_stop = asked.include_stop
+        self._is_plain = not asked.stop and request.prompt_logprobs is None
         tokenizer = stream.service.model.tokenizer
         self.samples = [
             Sample(
@@ -93,6 +97,15 @@ class Prompt:
     def take(self, update: Update) -> None:
         """Turn a step's tokens into deltas, up to the one that completes a stop string."""
         _, number, tokens, finish, cached_tokens, logprobs, prompt_logprobs = update
+        if finish is None and self._is_plain and len(tokens) == 1 and logprobs is None:
+            sample = self.samples[number]  # most tokens take this way, and it runs for every one of them
+            if sample.ending is None:
+                sample.num_tokens += 1
+                text = sample.detokenizer.push(tokens)
+                self._stream.pending.append(
+                    _new_tuple(Delta, (self.index, number, text, tokens[0], None, None))  # as Delta(...), cheaper
+                )
+            return
         if number == 0:  # the others share what the first computes
             self.cached_tokens = cached_tokens
         if prompt_logprobs and number == 0:
@@ -165,6 +178,7 @@ class Stream:
         self.queue_s = 0.0  # the longest that a prompt of it waited for a slot, as the engine process tells
         self.first_s: float | None = None  # when the first token came
         self.last_s = self.opened_s
+        self.num_new = 0  # tokens of the step that is being taken in
         self._num_live = 0
         self._max_buffered = max_buffered
         self.error: QuireError | None = None

@@ -1,0 +1,214 @@
+"""What the HTTP layer costs: front ends before an engine process whose device is free.
+
+    python bench/http.py [--streams 1,64,256,1000] [--tokens 200] [--http-workers 1] [--step-ms 20] [--json FILE]
+
+First every stream takes tokens as fast as they come: tokens per second, and processor time of the front ends per
+streamed token. Then steps take `--step-ms`, and each token says when it was made: how much later the client has it.
+"""
+
+import argparse
+import asyncio
+import json
+import multiprocessing
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Run as a script this file's folder comes first, and what imports the standard library's http would find this one.
+sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).resolve().parent]
+
+# ruff: noqa: E402
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+
+from quire.core.limits import Limits
+from quire.core.plan import StepPlan, StepResult
+from quire.core.scheduler import Scheduler
+from quire.engine.meter import Metered, metered
+from quire.engine.wire import Described
+from quire.server.serve import serve_engine
+from quire.server.settings import ServerSettings
+
+VOCABULARY = 50_000
+TICK_S = 1e-5  # tokens are ticks of the clock, so that a token says when it was made
+CONNECTIONS_AT_ONCE = 100
+
+
+def tick() -> int:
+    return int(time.monotonic() / TICK_S) % VOCABULARY
+
+
+class FreeDevice:
+    """An executor that computes nothing. A step takes `step_s`; its token is the time at its end."""
+
+    def __init__(self, step_s: float) -> None:
+        self._step_s = step_s
+        self._next_s = 0.0
+
+    def submit(self, plan: StepPlan) -> "FreeStep":
+        return FreeStep(self, plan)
+
+    def wait(self) -> None:
+        if self._step_s:
+            now = time.monotonic()
+            self._next_s = max(self._next_s + self._step_s, now)
+            time.sleep(max(0.0, self._next_s - now))
+
+    def reset(self) -> None: ...
+
+    def warm_up(self) -> Iterator[float]:
+        yield 1.0
+
+    def close(self) -> None: ...
+
+
+class FreeStep:
+    def __init__(self, device: FreeDevice, plan: StepPlan) -> None:
+        self._device = device
+        self._plan = plan
+
+    def result(self) -> StepResult:
+        self._device.wait()
+        token = tick()
+        return StepResult(self._plan.step, [[token] for chunk in self._plan.chunks if chunk.samples])
+
+
+@dataclass(frozen=True)
+class FreeEngine:
+    """An EngineBuilder."""
+
+    tokenizer: str
+    streams: int
+    step_s: float
+
+    def __call__(self, describe: Callable[[Described], None]) -> Metered:
+        describe(Described("free", self.tokenizer, (), {}))
+        limits = Limits(
+            page_size=64,
+            num_pages=self.streams * 80 + 2,
+            max_batch_size=self.streams,
+            max_step_tokens=2 * self.streams + 64,
+            max_batch_prefill_tokens=2 * self.streams + 64,
+            max_sequence_tokens=64 * 80,
+            prefix_caching=False,
+        )
+        return metered(Scheduler(limits, time.monotonic), FreeDevice(self.step_s), 1, "none", lambda: 0)
+
+
+def make_tokenizer(folder: Path) -> None:
+    """Each token is the text of its own number."""
+    backend = Tokenizer(models.BPE(vocab={f"Ġ{number}": number for number in range(VOCABULARY)}, merges=[]))
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    backend.save(str(folder / "tokenizer.json"))
+
+
+def run_server(pipe: Any, engine: FreeEngine, workers: int) -> None:
+    settings = ServerSettings(port=0, http_workers=workers, max_concurrent_requests=4 * engine.streams)
+    serve_engine(engine, settings, announce=pipe.send)
+
+
+def cpu_s(pids: list[int]) -> float:
+    total = 0
+    for pid in pids:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rsplit(")", 1)[1].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / os.sysconf("SC_CLK_TCK")
+
+
+def worker_pids(server: int) -> list[int]:
+    """The server itself and its children, without the engine, which is the first of them."""
+    children = Path(f"/proc/{server}/task/{server}/children").read_text(encoding="ascii").split()
+    spawned = [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return [server, *spawned[1:]]
+
+
+async def one_stream(port: int, tokens: int, number: int, gate: asyncio.Semaphore) -> tuple[int, float, list[float]]:
+    """How many tokens came, when the first did, and how long each was under way."""
+    body = json.dumps(
+        {"prompt": [number % VOCABULARY], "max_tokens": tokens, "stream": True, "ignore_eos": True}
+    ).encode()
+    async with gate:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
+        writer.write(head.encode() + body)
+        status = await reader.readline()
+    if b" 200 " not in status:
+        raise RuntimeError(status.decode() + (await reader.read()).decode(errors="replace"))
+    count, first_s = 0, 0.0
+    delays: list[float] = []
+    while data := await reader.read(2**16):
+        now = tick()
+        if not count:
+            first_s = time.monotonic()
+        for part in data.split(b'"text":" ')[1:]:
+            made = int(part[: part.index(b'"')])
+            delays.append(((now - made) % VOCABULARY) * TICK_S)
+            count += 1
+    writer.close()
+    return count, first_s, delays
+
+
+async def load(port: int, streams: int, tokens: int) -> tuple[float, int, list[float]]:
+    gate = asyncio.Semaphore(CONNECTIONS_AT_ONCE)
+    begun = time.monotonic()
+    answers = await asyncio.gather(*(one_stream(port, tokens, number, gate) for number in range(streams)))
+    took_s = time.monotonic() - begun
+    return took_s, sum(count for count, _, _ in answers), sorted(d for _, _, delays in answers for d in delays)
+
+
+def measure(folder: str, streams: int, tokens: int, workers: int, step_s: float) -> dict[str, Any]:
+    ours, theirs = multiprocessing.get_context("spawn").Pipe()
+    server = multiprocessing.get_context("spawn").Process(
+        target=run_server, args=(theirs, FreeEngine(folder, streams, step_s), workers)
+    )
+    server.start()
+    try:
+        port = int(ours.recv().rsplit(":", 1)[1])
+        time.sleep(0.5 if workers == 1 else 3.0)
+        asyncio.run(load(port, min(streams, 16), 20))
+        pids = worker_pids(server.pid or 0)
+        before = cpu_s(pids)
+        took_s, count, delays = asyncio.run(load(port, streams, tokens))
+        used_s = cpu_s(pids) - before
+    finally:
+        server.terminate()
+        server.join(30)
+    return {
+        "streams": streams,
+        "http_workers": workers,
+        "step_ms": step_s * 1000,
+        "tokens": count,
+        "tokens_per_s": round(count / took_s),
+        "front_end_cpu_us_per_token": round(used_s / count * 1e6, 1),
+        "delay_ms_p50": round(delays[len(delays) // 2] * 1000, 2),
+        "delay_ms_p99": round(delays[len(delays) * 99 // 100] * 1000, 2),
+        "missing": streams * tokens - count,
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", default="1,64,256,1000")
+    parser.add_argument("--tokens", type=int, default=200)
+    parser.add_argument("--http-workers", type=int, default=1)
+    parser.add_argument("--step-ms", type=float, default=20.0)
+    parser.add_argument("--json")
+    asked = parser.parse_args()
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        make_tokenizer(Path(folder))
+        for step_s in (0.0, asked.step_ms / 1000):
+            for streams in map(int, asked.streams.split(",")):
+                rows.append(measure(folder, streams, asked.tokens, asked.http_workers, step_s))
+                print(json.dumps(rows[-1]), flush=True)
+    if asked.json:
+        Path(asked.json).write_text(json.dumps(rows, indent=1) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
