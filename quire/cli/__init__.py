@@ -11,6 +11,7 @@ from quire.cli.bench import bench
 from quire.cli.chat import chat
 from quire.cli.doctor import doctor
 from quire.cli.generate import generate
+from quire.cli.serve import serve
 from quire.errors import InvalidRequest, InvalidSetting, QuireError
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130  # exit codes
@@ -38,13 +39,7 @@ def _options(
 ) -> None: ...
 
 
-@app.command()
-def serve() -> None:
-    """Serve a model over HTTP (not built yet)."""
-    typer.echo("quire serve: the HTTP server is not built yet; see README.md for what works today.", err=True)
-    raise typer.Exit(code=1)
-
-
+app.command()(serve)
 app.command()(generate)
 app.command()(chat)
 app.command()(doctor)

@@ -48,8 +48,12 @@ class Buckets:
         decodes = [Bucket(rows, 0) for rows in self._row_ladder]
         mixed = [Bucket(rows, groups) for groups in self._group_ladder for rows in self._beside_ladder]
         scored = [Bucket(0, groups, scores=True) for groups in (1, min(4, self.max_groups), self.max_groups)]
-        largest = [decodes[-1], mixed[-1], scored[-1]]
-        return list(dict.fromkeys(largest + decodes + mixed + scored))
+        return list(dict.fromkeys(self.largest() + decodes + mixed + scored))
+
+    def largest(self) -> list[Bucket]:
+        """Enough to run anything, if not fast."""
+        rows, groups = self.max_rows, self.max_groups
+        return [Bucket(rows, 0), Bucket(rows, groups), Bucket(0, groups, scores=True)]
 
     def sample_sizes(self) -> list[int]:
         """Every number of rows that is sampled from."""

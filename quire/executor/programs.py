@@ -85,6 +85,15 @@ class Programs:
             keys += [bucket, ("sample", bucket.num_samples)]
         return self._compile_together(keys)
 
+    @property
+    def can_run_anything(self) -> bool:
+        """Whether every plan finds a program that is ready; those still to come are faster for some plans."""
+        self._collect()
+        needed: list[Key] = [("start", size) for size in START_SIZES]
+        for bucket in self._shapes.buckets.largest():
+            needed += [bucket, ("sample", bucket.num_samples)]
+        return all(key in self._ready for key in needed)
+
     def compile_for_one(self, num_tokens: int) -> Iterator[float]:
         """Compile what one sequence needs that runs alone, after a prompt of `num_tokens`; tells the share done."""
         buckets, most = self._shapes.buckets, self._shapes.max_prefill_tokens
@@ -128,7 +137,11 @@ class Programs:
 
     def _collect(self) -> None:
         for key in [key for key, future in self._compiling.items() if future.done()]:
-            self._ready[key] = self._compiling.pop(key).result()
+            future = self._compiling.pop(key)
+            if (error := future.exception()) is None:
+                self._ready[key] = future.result()
+            else:  # a larger program runs in its place
+                log.error("a program could not be compiled: %s: %r", key, error)
 
     def _get(self, key: Key) -> Callable[..., Any]:
         if key not in self._ready:

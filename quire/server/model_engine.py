@@ -34,10 +34,12 @@ class ModelEngine:
             )
         )
         built = build_engine(plan, progress)
+        programs = built.executor.programs
         with (share_bar if self.show_progress else silent)("Compiling") as report:
             for share in built.executor.warm_up():
                 report(round(share * 1000), 1000)
-        programs = built.executor.programs
+                if programs.can_run_anything:
+                    break  # the rest is compiled behind the first requests
         return metered(
             built.engine.scheduler,
             built.executor,
