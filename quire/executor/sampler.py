@@ -1,7 +1,7 @@
 """Draws the next token of each row, exactly.
 
-The common rows, greedy and plain temperature, take one pass over the logits. Everything else stands behind a condition
-that is only true when a row of the step asks for it. Nothing is sorted: the cut-offs of top-k, top-p and typical-p are
+The common rows, greedy and plain temperature, take few passes over the logits. Everything else stands behind conditions
+that are only true when a row of the step asks for it. Nothing is sorted: the cut-offs of top-k, top-p and typical-p are
 found by halving the range of float32, which is as exact as a sort and treats equal probabilities alike.
 """
 
@@ -71,14 +71,18 @@ def sample(
         features.masks, lambda x: jnp.where(_unpacked(masks, x.shape[1]), x, -jnp.inf), lambda x: x, shaped
     )
 
-    temperature = numbers[:, TEMPERATURE]
     greedy = jnp.argmax(shaped, axis=-1).astype(jnp.int32)
     highest = jnp.take_along_axis(shaped, greedy[:, None], axis=1)
-    # With 0 as the highest, no temperature can make the others overflow.
-    scaled = (shaped - highest) / jnp.where(temperature < COLDEST, 1.0, temperature)[:, None]
-    scaled = jax.lax.cond(features.filters, lambda x: filtered(x, counts[:, TOP_K], numbers), lambda x: x, scaled)
-    drawn = draw(scaled, uniforms(counts, index))
-    tokens = jnp.where(temperature < COLDEST, greedy, drawn)
+    temperature = numbers[:, TEMPERATURE]
+    is_greedy = temperature < COLDEST
+
+    def drawn(shaped: jax.Array) -> jax.Array:
+        # With 0 as the highest, no temperature can make the others overflow.
+        scaled = (shaped - highest) / jnp.where(is_greedy, 1.0, temperature)[:, None]
+        scaled = jax.lax.cond(features.filters, lambda x: filtered(x, counts[:, TOP_K], numbers), lambda x: x, scaled)
+        return jnp.where(is_greedy, greedy, draw(scaled, uniforms(counts, index)))
+
+    tokens = jax.lax.cond(jnp.all(is_greedy), lambda _: greedy, drawn, shaped)
     tokens = jnp.where(jnp.isfinite(highest[:, 0]), tokens, NOTHING_LEFT)
     # Of the model's own logits: what is forbidden may hide a NaN, and a maximum does not.
     tokens = jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), tokens, NOT_NUMBERS)
@@ -128,34 +132,52 @@ def _pick(weights: jax.Array, uniform: jax.Array) -> jax.Array:
 
 
 def filtered(logits: jax.Array, top_k: jax.Array, numbers: jax.Array) -> jax.Array:
-    """Logits [r, v] with -inf for what top-k, then top-p, then min-p, then typical-p leave out."""
+    """Logits [r, v], whose highest is 0, with -inf for what top-k, then top-p, then min-p, then typical-p leave out.
+
+    Each search takes as long as all the rest together, so it is made only when a row wants it.
+    """
     size = logits.shape[1]
-    ranks = _ordered(logits)
     k = jnp.where(top_k > 0, jnp.minimum(top_k, size), size)
+    top_p, typical_p = _share(numbers[:, TOP_P]), _share(numbers[:, TYPICAL_P])
+    logits = jax.lax.cond(jnp.any(k < size), lambda x: _top_k(x, k), lambda x: x, logits)
+    logits = jax.lax.cond(jnp.any(top_p < 1), lambda x: _top_p(x, top_p), lambda x: x, logits)
+    # The highest is always left, so that its probability is the measure of the others' after every cut.
+    logits = jnp.where(logits >= jnp.log(numbers[:, MIN_P, None]), logits, -jnp.inf)
+    kept: jax.Array = jax.lax.cond(jnp.any(typical_p < 1), lambda x: _typical_p(x, typical_p), lambda x: x, logits)
+    return kept
+
+
+def _share(given: jax.Array) -> jax.Array:
+    """As it was asked for; rows of padding have 0, which no request can."""
+    return jnp.where(given > 0, given, 1.0)
+
+
+def _top_k(logits: jax.Array, k: jax.Array) -> jax.Array:
+    ranks = _ordered(logits)
     cut = _largest(lambda least: (ranks >= least[:, None]).sum(axis=-1) >= k, logits.shape[0])
-    logits = jnp.where((ranks >= cut[:, None]) | (k == size)[:, None], logits, -jnp.inf)
+    return jnp.where((ranks >= cut[:, None]) | (k == logits.shape[1])[:, None], logits, -jnp.inf)
 
-    top_p = numbers[:, TOP_P]
+
+def _top_p(logits: jax.Array, top_p: jax.Array) -> jax.Array:
     probabilities = jax.nn.softmax(logits, axis=-1)
-    ranks = _ordered(probabilities)
-    cut = _largest(lambda least: _mass(probabilities, ranks >= least[:, None]) >= top_p, logits.shape[0])
-    logits = jnp.where((ranks >= cut[:, None]) | (top_p >= 1)[:, None], logits, -jnp.inf)
+    return jnp.where(_nucleus(probabilities, probabilities, top_p), logits, -jnp.inf)
 
-    probabilities = jax.nn.softmax(logits, axis=-1)
-    floor = numbers[:, MIN_P, None] * probabilities.max(axis=-1, keepdims=True)
-    logits = jnp.where(probabilities >= floor, logits, -jnp.inf)
 
-    typical_p = numbers[:, TYPICAL_P]
+def _typical_p(logits: jax.Array, typical_p: jax.Array) -> jax.Array:
     logprobs = jax.nn.log_softmax(logits, axis=-1)
     probabilities = jnp.exp(logprobs)
     entropy = -jnp.where(probabilities > 0, probabilities * logprobs, 0.0).sum(axis=-1, keepdims=True)
-    ranks = _ordered(-jnp.abs(-logprobs - entropy))
-    cut = _largest(lambda least: _mass(probabilities, ranks >= least[:, None]) >= typical_p, logits.shape[0])
-    return jnp.where((ranks >= cut[:, None]) | (typical_p >= 1)[:, None], logits, -jnp.inf)
+    typicality = -jnp.abs(-logprobs - entropy)
+    return jnp.where(_nucleus(probabilities, typicality, typical_p), logits, -jnp.inf)
 
 
-def _mass(probabilities: jax.Array, kept: jax.Array) -> jax.Array:
-    return jnp.where(kept, probabilities, 0.0).sum(axis=-1)
+def _nucleus(probabilities: jax.Array, values: jax.Array, mass: jax.Array) -> jax.Array:
+    """Which tokens have the highest values and this mass together, with all that are level with the last of them."""
+    ranks = _ordered(values)
+    cut = _largest(
+        lambda least: jnp.where(ranks >= least[:, None], probabilities, 0.0).sum(axis=-1) >= mass, values.shape[0]
+    )
+    return (ranks >= cut[:, None]) | (mass >= 1)[:, None]
 
 
 def _ordered(values: jax.Array) -> jax.Array:

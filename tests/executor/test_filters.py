@@ -54,6 +54,15 @@ def test_filters_keep_exactly_what_sorting_keeps(logits: Array, params: Sampling
     assert keeps.any()
 
 
+def test_each_search_is_made_only_when_a_row_wants_it() -> None:
+    """Also not for rows of padding, whose numbers are all 0."""
+    traced = jax.make_jaxpr(filtered)(np.zeros((1, VOCAB), np.float32), np.zeros(1, int), np.zeros((1, 7), np.float32))
+    searches = [inside for name, inside in primitives(traced.jaxpr) if name in ("while", "scan")]
+    assert searches == [("cond",)] * 3
+    logits = np.linspace(-3, 0, VOCAB, dtype=np.float32)[None]
+    assert np.array_equal(compiled(logits, np.zeros(1, int), np.zeros((1, 7), np.float32)), logits)
+
+
 def primitives(jaxpr: Any, inside: tuple[str, ...] = ()) -> list[tuple[str, tuple[str, ...]]]:
     """Every operation of a traced program with the control flow around it."""
     found = []
@@ -82,5 +91,7 @@ def test_a_step_pays_for_a_feature_only_when_a_row_asks_for_it() -> None:
     costly = {"top_k", "scatter-add", "scatter", "while", "scan", "log"}
     outside = [(name, inside) for name, inside in found if name in costly and "cond" not in inside]
     assert outside == []
-    # The common rows pay for one exponential of the logits.
-    assert [inside for name, inside in found if name == "exp" and "cond" not in inside] == [()]
+    # Drawing takes one exponential of the logits, and a step that is greedy throughout does without.
+    exponentials = [inside for name, inside in found if name == "exp"]
+    assert [inside.count("cond") for inside in exponentials].count(1) == 2  # to draw, and in log-probabilities
+    assert () not in exponentials
