@@ -33,13 +33,13 @@ serve: $(VENV)/.run  ## serve the default model (ARGS="..." passes flags on)
 	$(BIN)/quire serve $(ARGS)
 
 test: $(VENV)/.test  ## run the tests
-	$(BIN)/python -m pytest -n $(WORKERS) $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 test-core-long: $(VENV)/.test  ## 10,000 random schedules through every invariant
-	QUIRE_HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -n $(WORKERS) tests/core tests/engine $(ARGS)
+	QUIRE_HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests/core tests/engine $(ARGS)
 
 test-parity: $(VENV)/.parity  ## compare models and tokenizers with transformers
-	$(BIN)/python -m pytest -n $(WORKERS) -m parity $(ARGS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m parity $(ARGS)
 
 mutants: $(VENV)/.test  ## break the core one line at a time and show that the tests notice
 	$(BIN)/python tests/core/mutants.py $(ARGS)

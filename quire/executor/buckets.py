@@ -44,11 +44,13 @@ class Buckets:
         self.max_scored_groups = self.max_groups  # a chunk is scored whole, however long it is
 
     def all(self) -> list[Bucket]:
-        """In the order in which they should be made ready: the first ones are enough to run anything."""
+        """In the order in which they should be made ready: first what can run anything, then what a lone request of
+        an early visitor needs, then the rest."""
         decodes = [Bucket(rows, 0) for rows in self._row_ladder]
         mixed = [Bucket(rows, groups) for groups in self._group_ladder for rows in self._beside_ladder]
         scored = [Bucket(0, groups, scores=True) for groups in (1, min(4, self.max_groups), self.max_groups)]
-        return list(dict.fromkeys(self.largest() + decodes + mixed + scored))
+        alone = [decodes[0], *(bucket for bucket in mixed if not bucket.rows)]
+        return list(dict.fromkeys(self.largest() + alone + decodes + mixed + scored))
 
     def largest(self) -> list[Bucket]:
         """Enough to run anything, if not fast."""
