@@ -108,10 +108,10 @@ class EngineProcess:
 def run_engine(path: Path, build: EngineBuilder, drain_s: float = 0.0) -> None:
     """The engine process, from its start to its end."""
 
-    async def run() -> int:
-        return await EngineProcess(path, build, drain_s).run()
+    async def run() -> None:
+        status = await EngineProcess(path, build, drain_s).run()
+        logging.shutdown()
+        # Not a return: a thread that still builds, or a step that never ends, must not keep the process.
+        os._exit(status)
 
-    status = asyncio.run(run())
-    # Not sys.exit: a thread that builds, or a step that never returns, must not keep the process.
-    logging.shutdown()
-    os._exit(status)
+    asyncio.run(run())

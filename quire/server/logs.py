@@ -17,7 +17,7 @@ class TextFormatter(logging.Formatter):
 
     def format(self, record: logging.LogRecord) -> str:
         line = super().format(record)
-        return " ".join([line, *(f"{key}={value}" for key, value in _extra(record).items())])
+        return " ".join([line, *(f"{key}={_word(value)}" for key, value in _extra(record).items())])
 
 
 class JsonFormatter(logging.Formatter):
@@ -37,6 +37,12 @@ class JsonFormatter(logging.Formatter):
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
     return {key: value for key, value in vars(record).items() if key not in _OWN}
+
+
+def _word(value: Any) -> str:
+    """As it is where that is one word; else quoted, so that no client can write lines of its own into the log."""
+    text = str(value)
+    return text if text.isprintable() and " " not in text and text else json.dumps(text)
 
 
 def configure_logs(format: str, level: int = logging.INFO) -> None:

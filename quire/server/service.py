@@ -11,6 +11,7 @@ from quire.engine.messages import Abort, Command, Event, Failed, Progress, Submi
 from quire.engine.wire import Started, Stats, ToFrontEnd
 from quire.errors import EngineFailed, Overloaded, QuireError, RequestFailed
 from quire.server.metrics import Metrics
+from quire.server.request_log import log_request
 from quire.server.served_model import ServedModel
 from quire.server.settings import ServerSettings
 from quire.server.stream import Asked, Prompt, Stream
@@ -138,8 +139,17 @@ class Service:
 
     # Requests
 
-    def open(self, asked: Sequence[Asked], opened_s: float | None = None, *, is_counted: bool = True) -> Stream:
+    def open(
+        self,
+        asked: Sequence[Asked],
+        opened_s: float | None = None,
+        *,
+        user: str | None = None,
+        is_counted: bool = True,
+    ) -> Stream:
         """Send prompts to the engine. `opened_s`: when the request came in, by the monotonic clock.
+
+        `user` is whom the log names.
 
         What is not counted leaves no trace in the metrics and the log: it is the server's own.
         """
@@ -151,6 +161,7 @@ class Service:
                 self.metrics.retry_after_s(),
             )
         stream = Stream(self, self.settings.max_buffered_tokens, is_counted)
+        stream.user = user
         if opened_s is not None:
             stream.opened_s = opened_s
         self._streams.add(stream)
@@ -183,6 +194,7 @@ class Service:
         self._streams.discard(stream)
         if stream.is_counted:
             self.metrics.note_stream(stream)
+            log_request(stream)
         if not self._streams:
             self._quiet.set()
 

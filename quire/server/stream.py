@@ -171,6 +171,7 @@ class Stream:
     def __init__(self, service: "Service", max_buffered: int, is_counted: bool = True) -> None:
         self.service = service
         self.is_counted = is_counted
+        self.user: str | None = None
         self.pending: list[Delta] = []
         self.prompts: list[Prompt] = []
         self.opened_s = time.monotonic()

@@ -22,10 +22,12 @@ class FakeEngine:
     tokenizer: Path
     step_s: float = 0.0
     refuses: bool = False
+    build_s: float = 0.0
 
     def __call__(self, describe: Callable[[Described], None]) -> Metered:
         if self.refuses:
             raise UnsupportedModel("the model has three heads; two are supported")
+        time.sleep(self.build_s)
         describe(Described("fake", str(self.tokenizer), (), {}))
         chosen = limits(num_pages=4000, max_batch_size=16, max_sequence_tokens=512, max_step_tokens=600,
                         max_batch_prefill_tokens=512)  # fmt: skip

@@ -13,7 +13,12 @@ def main(folder: str, *settings: str) -> None:
     given = {
         name: float(value) if name.endswith("_s") else int(value) for name, value in (s.split("=") for s in settings)
     }
-    engine = FakeEngine(Path(folder), step_s=given.pop("step_s", 0.0), refuses=bool(given.pop("refuses", 0)))
+    engine = FakeEngine(
+        Path(folder),
+        step_s=given.pop("step_s", 0.0),
+        refuses=bool(given.pop("refuses", 0)),
+        build_s=given.pop("build_s", 0.0),
+    )
     try:
         serve_engine(engine, ServerSettings(port=0, **given), announce=lambda address: print(address, flush=True))
     except QuireError as error:

@@ -207,6 +207,18 @@ def test_a_signal_drains_and_ends_all_processes(serve):
     wait_until(lambda: not any(os.path.exists(f"/proc/{pid}") for pid, _ in children))
 
 
+def test_a_signal_ends_all_processes_while_the_engine_is_being_made(serve):
+    served = serve("build_s=60")
+    wait_until(lambda: any("spawn_main" in command for _, command in served.children()))
+    engine = served.engine_pid()
+    time.sleep(2.5)  # until both listen to signals; before that they end by them
+    begun = time.monotonic()
+    served.process.terminate()
+    assert served.process.wait(WAIT_S) == 0
+    assert time.monotonic() - begun < 5
+    assert not os.path.exists(f"/proc/{engine}")
+
+
 def test_draining_is_bounded(serve):
     served = serve("step_s=0.05", "drain_s=0.5").wait()
     answers = []

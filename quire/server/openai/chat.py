@@ -53,7 +53,7 @@ async def answer_chat(service: Service, request: Request, raw: dict[str, Any]) -
         documents=fields.documents,
         variables=fields.chat_template_kwargs,
     )
-    stream = service.open([asking.prompt(tokens)], opened_s)
+    stream = service.open([asking.prompt(tokens)], opened_s, user=fields.user)
     reply = Reply("chatcmpl", service, unknown)
     if fields.stream:
         encoder = ChatEvents(stream, fields, reply)

@@ -53,7 +53,8 @@ async def answer_completion(service: Service, request: Request, raw: dict[str, A
         prompt_logprobs=fields.logprobs if fields.echo else None,
     )
     texts, prompts = await _prompts(service, fields.prompt)
-    stream = service.open([asking.prompt(tokens, number) for number, tokens in enumerate(prompts)], opened_s)
+    asked = [asking.prompt(tokens, number) for number, tokens in enumerate(prompts)]
+    stream = service.open(asked, opened_s, user=fields.user)
     reply = Reply("cmpl", service, unknown)
     writer = ChoiceWriter(service, fields, texts)
     if fields.stream:
