@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import replace
+from functools import partial
 from math import prod
 from time import sleep
 from typing import Any
@@ -10,10 +11,16 @@ import jax
 import pytest
 
 from quire.engine.engine import Engine
+from quire.executor.batch import sizes
+from quire.executor.buckets import Bucket
 from quire.executor.executor import JaxExecutor
 from quire.executor.shapes import Shapes
+from quire.executor.step import forward
 from quire.models.checkpoint import load_weights
+from quire.models.model import Model
+from quire.models.params import ParamTree
 from quire.models.registry import build_model
+from quire.ops.grouped_attention import grouped_attention
 from quire.request import Request
 from tests.executor.conftest import FEW_SHAPES, config_of, quickly_compiled
 from tests.executor.rig import Rig
@@ -26,10 +33,19 @@ SHAPES = Shapes(num_pages=20_011, page_size=4, num_slots=4, max_prefill_tokens=3
 
 
 @pytest.fixture(scope="module")
-def executor() -> JaxExecutor:
+def model() -> Model:
+    return build_model(config_of("gemma2", num_hidden_layers=2))
+
+
+@pytest.fixture(scope="module")
+def weights(model: Model) -> ParamTree:
+    return load_weights(model, NamedTensors(model), dtype="float32")
+
+
+@pytest.fixture(scope="module")
+def executor(model: Model, weights: ParamTree) -> JaxExecutor:
     """Optimised as in service, and not warmed up: each program is compiled when it is asked for."""
-    model = build_model(config_of("gemma2", num_hidden_layers=2))
-    return JaxExecutor(model, load_weights(model, NamedTensors(model), dtype="float32"), SHAPES)
+    return JaxExecutor(model, weights, SHAPES)
 
 
 def page_shape(executor: JaxExecutor) -> tuple[int, ...]:
@@ -51,9 +67,21 @@ def instructions(text: str) -> list[tuple[str, str, tuple[int, ...]]]:
 @pytest.mark.parametrize("size", [(4, 0, False), (4, 2, False), (0, 1, True)], ids=["decode", "mixed", "scored"])
 def test_no_step_copies_a_page_array(executor: JaxExecutor, size: tuple[int, int, bool]) -> None:
     _, program = executor.programs.forward(*size)
-    shape = page_shape(executor)
+    check_pages_stay(program, page_shape(executor))
+
+
+def test_no_step_copies_a_page_array_where_attention_is_xlas(
+    executor: JaxExecutor, model: Model, weights: ParamTree
+) -> None:
+    bucket = Bucket(4, 2)
+    step = partial(forward, model, grouped_attention, SHAPES.page_size, bucket)
+    state = jax.eval_shape(executor.programs.empty_state)
+    packed = jax.ShapeDtypeStruct((sum(sizes(bucket, SHAPES.page_size)),), "int32")
+    check_pages_stay(jax.jit(step, donate_argnums=1).lower(weights, state, packed).compile(), page_shape(executor))
+
+
+def check_pages_stay(compiled: Any, shape: tuple[int, ...]) -> None:
     num_bytes = 4 * prod(shape)
-    compiled: Any = program
     text = compiled.as_text()
     whole = [(name, operation) for name, operation, its in instructions(text) if prod(its) >= prod(shape)]
     operations = {operation for _, operation in whole}
@@ -64,8 +92,8 @@ def test_no_step_copies_a_page_array(executor: JaxExecutor, size: tuple[int, int
     entry = text[text.index("\nENTRY") :]
     pages = [
         int(number)
-        for sizes, number in re.findall(r"= f32\[([\d,]+)\]\S* parameter\((\d+)\)", entry)
-        if tuple(int(part) for part in sizes.split(",")) == shape
+        for dimensions, number in re.findall(r"= f32\[([\d,]+)\]\S* parameter\((\d+)\)", entry)
+        if tuple(int(part) for part in dimensions.split(",")) == shape
     ]
     assert len(pages) == 4
     assert set(pages) <= aliased
@@ -95,17 +123,17 @@ def test_sampling_does_what_nobody_may_ask_for_inside_conditions(executor: JaxEx
 def test_serving_begins_with_the_first_programs_and_never_waits_for_another() -> None:
     """Requests keep coming until every program is ready; none of their steps meets one that is not."""
     buckets = FEW_SHAPES.buckets
-    sizes = [(bucket.rows, bucket.groups, bucket.scores) for bucket in buckets.all()]
-    smallest = {size: buckets.covering(*size, buckets.all()) for size in sizes}
+    launches = [(bucket.rows, bucket.groups, bucket.scores) for bucket in buckets.all()]
+    smallest = {size: buckets.covering(*size, buckets.all()) for size in launches}
     requests: list[Request] = []
     with quickly_compiled():
         rig = Rig(config_of("llama", num_hidden_layers=1), FEW_SHAPES, first_programs_only=True)
         programs = rig.executor.programs
-        used = {size: programs.forward(*size)[0] for size in sizes}
+        used = {size: programs.forward(*size)[0] for size in launches}
         assert used != smallest
 
         def arrive(engine: Engine, step: int) -> None:
-            if engine.scheduler.num_requests < 3 and any(programs.forward(*s)[0] != smallest[s] for s in sizes):
+            if engine.scheduler.num_requests < 3 and any(programs.forward(*s)[0] != smallest[s] for s in launches):
                 like = workload(rig, 1, seed=step, longest=40, max_tokens=1 + step % 8)[0]
                 requests.append(replace(like, request_id=step, prompt_logprobs=[None, 0][step % 5 == 0]))
                 engine.add(requests[-1])
@@ -113,6 +141,6 @@ def test_serving_begins_with_the_first_programs_and_never_waits_for_another() ->
 
         first = replace(workload(rig, 1)[0], request_id=1_000_000)
         run = rig.run([first], between=arrive)  # which also asserts that nothing was late
-    assert {size: programs.forward(*size)[0] for size in sizes} == smallest
+    assert {size: programs.forward(*size)[0] for size in launches} == smallest
     assert check(rig, [first, *requests], run) <= 1
     rig.executor.close()

@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from quire.core.plan import Chunk, SlotStart, StepPlan
+from quire.executor.batch import Launch
 from quire.executor.executor import JaxExecutor
+from quire.executor.sampler import Features
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
 from quire.request import SamplingParams
@@ -61,6 +63,53 @@ def test_masks_restrict_the_chunks_they_are_given_for(llama: Rig) -> None:
     assert result.tokens == [[free[0]], [7], [free[2]]]
     assert not result.failed
     assert llama.executor.programs.num_late == 0
+
+
+ASKS: dict[str, tuple[SamplingParams, int]] = {  # sampling and min_tokens, by the feature they need
+    "filters": (SamplingParams(top_p=0.5), 0),
+    "penalties": (SamplingParams(temperature=0, frequency_penalty=0.1), 0),
+    "adjustments": (SamplingParams(temperature=0), 2),
+    "logprobs": (SamplingParams(logprobs=0), 0),
+}
+
+
+@pytest.mark.parametrize("asked", ["nothing", *ASKS])
+def test_a_step_is_told_of_a_feature_only_when_a_row_asks_for_it(llama: Rig, asked: str) -> None:
+    """Greedy and plain rows ask for none, and a greedy row has no use for filters."""
+    llama.executor.reset()
+    sampling, min_tokens = ASKS.get(asked, (SamplingParams(), 0))
+    starts = (
+        start_of(0, SamplingParams(temperature=0, top_p=0.5)),
+        start_of(1, sampling)._replace(min_tokens=min_tokens, end_ids=(3,)),
+    )
+    plan = StepPlan(1, (fill(0, llama.shapes.page_size), fill(1, llama.shapes.page_size)), starts)
+    llama.executor.submit(plan).result()
+    told = llama.executor._features(plan, Launch(rows=[1], fills=[0], num_groups=1))
+    assert Features(*told) == Features(*(name == asked for name in Features._fields))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_prompt_may_be_computed_in_chunks_of_any_lengths(llama: Rig, seed: int) -> None:
+    """Single tokens among them, which may begin a page that longer chunks go on from."""
+    rng = np.random.default_rng(seed)
+    page_size, prompt = llama.shapes.page_size, tuple(rng.integers(0, 300, 60).tolist())
+    pages = rng.permutation(np.arange(1, 60)).tolist()
+    llama.executor.reset()
+    position = num_pages = step = 0
+    result = None
+    while position < len(prompt):
+        length = min(int(rng.choice([1, 1, 2, 3, 17])), len(prompt) - position)
+        end = position + length
+        needed = -(-end // page_size)
+        new_pages = tuple(pages[num_pages:needed])
+        chunk = Chunk(7, 0, 3, position, length, prompt[position:end], new_pages, end == len(prompt))
+        started = (slot_start(GREEDY, slot=3, prompt=prompt)._replace(sequence_id=7),) if not step else ()
+        step += 1
+        result = llama.executor.submit(StepPlan(step, (chunk,), started)).result()
+        position, num_pages = end, needed
+    assert result is not None
+    assert result.tokens == [[int(llama.logits(prompt, len(prompt))[-1].argmax())]]
+    assert not result.failed
 
 
 @pytest.fixture(scope="module")
