@@ -1,0 +1,105 @@
+"""The default model through the whole engine, scheduled in every way: always the tokens that transformers gives.
+
+No stored token is a matter of rounding (the two best logits lie far apart at each), so none may differ.
+"""
+
+import dataclasses
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, Config
+from quire.core.scheduler import Scheduler
+from quire.engine.build import Built, build_engine, make_plan
+from quire.engine.engine import Engine
+from quire.request import Request, SamplingParams
+
+STORED = Path(__file__).parents[1] / "default_model" / "expected.json"
+TOKENS = 8
+GREEDY = SamplingParams(temperature=0.0)
+EXPECTED = json.loads(STORED.read_text())[5:9]  # chats that begin alike, and texts that do not
+REQUESTS = [
+    Request(index, tuple(entry["prompt"]), TOKENS, GREEDY, ignore_end=True)
+    for index, entry in enumerate(EXPECTED, start=1)
+]
+LONGEST = max(len(request.prompt) for request in REQUESTS) + TOKENS
+
+# Few slots and small steps, so that few programs have to be compiled; they are kept for the next run.
+CONFIG = Config(
+    max_batch_size=2, max_batch_prefill_tokens=32, max_total_tokens=128, page_size=8, num_pages=128, compile_ahead=False
+)
+
+
+@pytest.fixture(scope="module")
+def built() -> Iterator[Built]:
+    built = build_engine(make_plan(CONFIG))
+    yield built
+    built.executor.close()
+
+
+def answers(
+    built: Built, lookahead: int = 1, abort: dict[int, int] | None = None, **limits: Any
+) -> dict[int, list[int]]:
+    """The tokens of each request, from an engine with these limits; `abort` says after which step to give one up."""
+    built.executor.reset()
+    scheduler = Scheduler(dataclasses.replace(built.plan.limits, **limits), time.monotonic)
+    engine = Engine(scheduler, built.executor, lookahead)
+    for request in REQUESTS:
+        engine.add(request)
+    found: dict[int, list[int]] = {request.request_id: [] for request in REQUESTS}
+    steps = 0
+    while not engine.is_idle:
+        steps += 1
+        for request_id, step in (abort or {}).items():
+            if step == steps:
+                engine.abort(request_id)
+        outcome = engine.step()
+        assert not outcome.failures
+        for update in outcome.updates:
+            found[update.request_id] += update.tokens
+    scheduler.check()
+    assert scheduler.num_free_pages + scheduler.num_cached_pages == scheduler.limits.num_pages - 1
+    return found
+
+
+def expected() -> dict[int, list[int]]:
+    return {request.request_id: entry["generated"][:TOKENS] for request, entry in zip(REQUESTS, EXPECTED, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("lookahead", "limits"),
+    [
+        (1, {}),
+        (0, {"max_batch_prefill_tokens": 7}),
+        # One sequence fits for certain; the others are preempted and begin again.
+        (1, {"num_pages": LONGEST // 8 + 3, "max_batch_prefill_tokens": 19}),
+        (1, {"prefix_caching": False, "max_batch_size": 1, "max_step_tokens": 33}),
+    ],
+    ids=["plain", "small chunks and no look-ahead", "few pages", "no prefix cache and one at a time"],
+)
+def test_greedy_answers_do_not_depend_on_scheduling(built: Built, lookahead: int, limits: dict[str, Any]) -> None:
+    assert answers(built, lookahead, **limits) == expected()
+
+
+def test_aborting_some_leaves_the_others_as_they_are(built: Built) -> None:
+    found = answers(built, abort={1: 4, 3: 9})
+    for request_id, tokens in expected().items():
+        if request_id in (1, 3):
+            assert found[request_id] == tokens[: len(found[request_id])]
+            assert len(found[request_id]) < TOKENS
+        else:
+            assert found[request_id] == tokens
+
+
+def test_a_question_is_answered_through_the_python_api() -> None:
+    llm = LLM(CONFIG, progress=False)
+    france = [{"role": "user", "content": "What is the capital of France?"}]
+    (completion,) = llm.generate([france], GREEDY, max_tokens=20)
+    assert completion.text == "The capital of France is Paris."
+    assert completion.finish_reason == "end"
+    assert "".join(delta.text for delta in llm.stream([france], GREEDY, max_tokens=20)) == completion.text
+    llm.close()
