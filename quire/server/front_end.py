@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import uvicorn
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
 
 from quire.engine.client import EngineClient, connect
 from quire.engine.wire import Broken, Described, Ready, ToFrontEnd
 from quire.errors import EngineFailed, InvalidSetting, ModelError, QuireError
 from quire.files.generation_defaults import GenerationDefaults
 from quire.server.app import make_app
+from quire.server.health import unhealthy
 from quire.server.served_model import ServedModel
 from quire.server.service import Service
 from quire.server.settings import ServerSettings
@@ -34,54 +37,62 @@ REASONS: dict[str, type[QuireError]] = {
 
 
 class FrontEnd:
-    """Waits for the engine, then serves. `chat_template` takes the place of the model's own."""
+    """Joins the engine and serves. `chat_template` takes the place of the model's own."""
 
     def __init__(self, settings: ServerSettings, chat_template: str | None = None) -> None:
         self._settings = settings
         self._chat_template = chat_template
         self._service: Service | None = None
 
-    async def run(
-        self,
-        path: Path,
-        listener: socket.socket,
-        is_engine_alive: Callable[[], bool],
-        announce: Callable[[str], None] = lambda address: None,
+    async def run_first(
+        self, path: Path, listener: socket.socket, is_engine_alive: Callable[[], bool], announce: Callable[[str], None]
     ) -> None:
-        """Serve on `listener` what the engine at `path` generates. Raises why the engine did not get ready."""
+        """Answer on `listener` from the start, and serve once the engine at `path` is ready.
+
+        Raises why it did not get ready.
+        """
+        server = HttpServer(self._settings)
+        serving = asyncio.create_task(server.serve([listener]))
+        joining = asyncio.create_task(self._join(path, is_engine_alive))
+        await asyncio.wait({serving, joining}, return_when=asyncio.FIRST_COMPLETED)
+        if not joining.done():
+            joining.cancel()
+            log.info("stopped before the engine was ready")
+            return await serving
+        if joining.exception() is not None:
+            server.should_exit = True
+            await serving
+        service, client = joining.result()
+        server.admit(service)
+        host, port = listener.getsockname()[:2]
+        announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
+        await serving
+        client.close()
+        return None
+
+    async def run_another(self, path: Path, open_listener: Callable[[], socket.socket]) -> None:
+        """Serve beside the first: only once it can, as connections come to whoever listens."""
+        service, client = await self._join(path, path.exists)
+        server = HttpServer(self._settings)
+        server.admit(service)
+        await server.serve([open_listener()])
+        client.close()
+
+    async def _join(self, path: Path, is_engine_alive: Callable[[], bool]) -> tuple[Service, EngineClient]:
         loop = asyncio.get_running_loop()
-        task = asyncio.current_task()
-        assert task is not None
-        for number in STOP_SIGNALS:  # until there is something to drain
-            loop.add_signal_handler(number, task.cancel)
         self._described: asyncio.Future[Described] = loop.create_future()
         self._ready: asyncio.Future[Ready] = loop.create_future()
         client = await connect(path, self._take, self._lost, is_engine_alive)
         if client is None:
             raise EngineFailed("the engine process ended before it was ready")
-        text = await self._read_text(await self._described)
+        described = await self._described
+        text = await self._read_text(described)
         ready = await self._ready
-        self._service = service = Service(self._model(text, await self._described, ready), self._settings)
+        self._service = service = Service(self._model(text, described, ready), self._settings)
         service.platform = ready.platform
         service.connect(client)
         client.take = service.take
-        host, port = listener.getsockname()[:2]
-        announce(f"http://{host}:{port}")
-        await self._serve(service, client, listener)
-
-    async def _serve(self, service: Service, client: EngineClient, listener: socket.socket) -> None:
-        config = uvicorn.Config(
-            make_app(service),
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            backlog=BACKLOG,
-            timeout_graceful_shutdown=int(self._settings.drain_s) + 2,
-        )
-        await HttpServer(config, service).serve([listener])
-        client.close()
+        return service, client
 
     def _take(self, messages: list[ToFrontEnd]) -> None:
         """What the engine says before there is a service."""
@@ -137,37 +148,62 @@ class FrontEnd:
 
 
 class HttpServer(uvicorn.Server):
-    """Drains when it is told to stop: what is open may finish, what comes is refused."""
+    """Says that it is not ready until a service is admitted, and drains when it is told to stop."""
 
-    def __init__(self, config: uvicorn.Config, service: Service) -> None:
-        super().__init__(config)
-        self._service = service
-        self._loop = asyncio.get_running_loop()
+    def __init__(self, settings: ServerSettings) -> None:
+        super().__init__(
+            uvicorn.Config(
+                answer_loading,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=BACKLOG,
+                timeout_graceful_shutdown=int(settings.drain_s) + 2,
+            )
+        )
+        self._drain_s = settings.drain_s
+        self._service: Service | None = None
         self._draining: asyncio.Task[None] | None = None
+
+    def admit(self, service: Service) -> None:
+        """Connections from here on reach `service`; those before are closed after their answer."""
+        self._service = service
+        if not self.config.loaded:
+            self.config.load()
+        self.config.loaded_app = make_app(service)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """In the loop, and not raised again afterwards: there is an engine to be ended in order."""
+        loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
-            self._loop.add_signal_handler(number, self._stop, number)
+            loop.add_signal_handler(number, self._stop, number)
         yield
 
     def _stop(self, number: int) -> None:
-        self._drain()
-        self.handle_exit(number, None)
-
-    def _drain(self) -> None:
-        if self._draining is None:
+        if self._service is not None and self._draining is None:
             log.info("stopping; %d requests may take %g s to finish", self._service.num_streams, self._drain_s)
             self._draining = asyncio.create_task(self._service.drain(self._drain_s))
+        self.handle_exit(number, None)
 
-    @property
-    def _drain_s(self) -> float:
-        return self._service.settings.drain_s
+
+async def answer_loading(scope: Scope, receive: Receive, send: Send) -> None:
+    """The application until there is a service."""
+    if scope["path"] == "/health/live":
+        response = Response()
+    else:
+        response = unhealthy("the engine is starting", {"retry-after": "5"})
+    response.headers["connection"] = "close"
+    await response(scope, receive, send)
 
 
 def open_listener(host: str, port: int, *, shared: bool) -> socket.socket:
-    """A socket that is bound; `shared` with those of other workers."""
+    """A socket that listens; `shared` with those of other workers.
+
+    Two sockets that are bound and do not listen yet may have the same port, so it listens at once.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -175,6 +211,7 @@ def open_listener(host: str, port: int, *, shared: bool) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
+        listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
         raise InvalidSetting(f"cannot listen on {host} port {port}: {error.strerror}") from error

@@ -57,9 +57,9 @@ async def _generate_one(service: Service) -> None:
         stream.close()
 
 
-def unhealthy(reason: str) -> Response:
+def unhealthy(reason: str, headers: dict[str, str] | None = None) -> Response:
     body = {"error": "unhealthy", "error_type": "healthcheck", "reason": reason}
-    return Response(msgspec.json.encode(body), 503, media_type="application/json")
+    return Response(msgspec.json.encode(body), 503, headers, "application/json")
 
 
 async def metrics(service: Service, request: Request) -> Response:

@@ -58,9 +58,7 @@ def serve_engine(
             (announce or _announce)(address)
 
         try:
-            run_loop(FrontEnd(settings, chat_template).run(path, listener, engine.is_alive, start_workers))
-        except asyncio.CancelledError:
-            log.info("stopped before the engine was ready")
+            run_loop(FrontEnd(settings, chat_template).run_first(path, listener, engine.is_alive, start_workers))
         finally:
             for process in (*workers, engine):  # the engine last: the workers drain
                 _end(process, settings.drain_s + STOP_S)
@@ -70,9 +68,10 @@ def _run_worker(path: Path, settings: ServerSettings, chat_template: str | None,
     """Another HTTP worker, in a process of its own. Its parent tells it when to stop."""
     configure_logs(settings.log_format)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    listener = open_listener(settings.host, port, shared=True)
     try:
-        run_loop(FrontEnd(settings, chat_template).run(path, listener, path.exists))
+        run_loop(
+            FrontEnd(settings, chat_template).run_another(path, lambda: open_listener(settings.host, port, shared=True))
+        )
     except QuireError as error:
         log.critical("an HTTP worker cannot go on: %s", error.message)
         sys.exit(1)

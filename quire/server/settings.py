@@ -44,7 +44,7 @@ class ServerSettings:
     tgi_strict: bool = setting(False, API, "Refuse and default exactly as text-generation-inference does.")
     drain_s: float = setting(90.0, OPERATIONS, "Seconds that requests have to finish once the server is told to stop.")
     stuck_after_s: float = setting(
-        2.0, OPERATIONS, "A step that takes longer, and longer than ten times any before it, is called stuck."
+        10.0, OPERATIONS, "A step that takes longer, and longer than ten times any before it, is called stuck."
     )
     log_format: str = setting("text", OPERATIONS, "text, or json for one object a line.")
 

@@ -20,7 +20,9 @@ def main(folder: str, *settings: str) -> None:
         build_s=given.pop("build_s", 0.0),
     )
     try:
-        serve_engine(engine, ServerSettings(port=0, **given), announce=lambda address: print(address, flush=True))
+        serve_engine(
+            engine, ServerSettings(**({"port": 0} | given)), announce=lambda address: print(address, flush=True)
+        )
     except QuireError as error:
         sys.exit(f"{error.kind}: {error.message}")
 

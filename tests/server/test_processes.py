@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -217,6 +218,34 @@ def test_a_signal_ends_all_processes_while_the_engine_is_being_made(serve):
     assert served.process.wait(WAIT_S) == 0
     assert time.monotonic() - begun < 5
     assert not os.path.exists(f"/proc/{engine}")
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
+
+
+def test_while_the_engine_is_being_made_requests_are_told_and_the_port_is_taken(serve):
+    port = free_port()
+    serve("build_s=4", f"port={port}")
+    url = f"http://127.0.0.1:{port}"
+
+    def status(client: httpx.Client, path: str) -> int:
+        try:
+            return client.get(url + path).status_code
+        except httpx.ConnectError:
+            return 0
+
+    with httpx.Client() as client:
+        wait_until(lambda: status(client, "/health/live") == 200)
+        loading = client.post(f"{url}/v1/completions", json=SMALL)
+        assert (loading.status_code, loading.json()["reason"]) == (503, "the engine is starting")
+        assert int(loading.headers["retry-after"]) > 0
+        other = serve(f"port={port}")
+        _, errors = other.process.communicate(timeout=WAIT_S)
+        assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in errors
+        wait_until(lambda: status(client, "/health") == 200)  # with the client that was told 503 before
+        assert client.post(f"{url}/v1/completions", json=SMALL).status_code == 200
 
 
 def test_draining_is_bounded(serve):
