@@ -8,7 +8,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from quire.server.openai.errors import Unauthorized, error_response
 
 # What load balancers and scrapers ask without a key.
-OPEN_PATHS = frozenset({"/health", "/health/live", "/health/generate", "/ping", "/metrics", "/info", "/v1/models"})
+OPEN_PATHS = frozenset(
+    {"/health", "/health/live", "/health/generate", "/ping", "/metrics", "/info", "/v1/models", "/api-doc/openapi.json"}
+)
 
 
 class Access:

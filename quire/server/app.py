@@ -17,6 +17,7 @@ from quire.server.answers import ClientGone
 from quire.server.openai import chat, completions, models
 from quire.server.openai.errors import error_response as openai_error
 from quire.server.openai.requests import ChatRequest, CompletionRequest
+from quire.server.openapi import openapi
 from quire.server.service import Service
 from quire.server.tgi import generate, tokenize
 from quire.server.tgi.errors import error_response as tgi_error
@@ -65,6 +66,7 @@ ROUTES: dict[str, dict[str, Route]] = {
     "/health/live": {"GET": Route(health.live, tgi_error)},
     "/health/generate": {"GET": Route(health.generates, tgi_error)},
     "/metrics": {"GET": Route(health.metrics, tgi_error)},
+    "/api-doc/openapi.json": {"GET": Route(openapi, tgi_error)},
 }
 _ONE_MODEL = Route(models.get_model, openai_error)
 _MODEL_PREFIX = "/v1/models/"

@@ -1,0 +1,58 @@
+"""The documents say what the code does."""
+
+import re
+from pathlib import Path
+
+import httpx
+import msgspec
+import pytest
+
+from quire.server.app import ROUTES
+from quire.server.openai.requests import CHAT_REFUSALS, COMPLETION_REFUSALS, ChatRequest, CompletionRequest
+from quire.server.openapi import document
+from quire.server.tgi.requests import PARAMETER_REFUSALS, Parameters
+
+API = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
+
+
+def documented(*sections: str) -> dict[str, str]:
+    """Fields and what becomes of them, out of the tables of the page's sections."""
+    found: dict[str, str] = {}
+    for section in sections:
+        text = API.split(section, 1)[1].split("\n\n|", 1)[1]
+        for row in text.split("\n\n", 1)[0].splitlines()[2:]:
+            names, state = row.strip("|").split("|")[:2]
+            for name in re.findall(r"`([^`]+)`", names):
+                found[name.split(".")[0]] = state.strip().split(",")[0]
+    return found
+
+
+COMMON = "## Completions and chat completions"
+
+
+@pytest.mark.parametrize(
+    ("sections", "struct", "refusals"),
+    [
+        ((COMMON, "Completions also have"), CompletionRequest, COMPLETION_REFUSALS),
+        ((COMMON, "\n\nand chat completions"), ChatRequest, CHAT_REFUSALS),
+        (("## /generate, /generate_stream, /",), Parameters, PARAMETER_REFUSALS),
+    ],
+)
+def test_every_field_is_listed_as_it_is_treated(sections, struct, refusals):
+    fields = dict.fromkeys(struct.__struct_fields__, "supported") | dict.fromkeys(refusals, "refused")
+    assert documented(*sections) == fields
+
+
+def test_every_route_is_listed():
+    for path in ROUTES:
+        assert f"`{path}`" in API or f" {path}`" in API, path
+
+
+def test_the_document_has_every_route_and_is_served(server):
+    found = httpx.get(f"{server.url}/api-doc/openapi.json").json()
+    assert found == msgspec.json.decode(msgspec.json.encode(document()))
+    routes = {(path, method.lower()) for path, methods in ROUTES.items() for method in methods}
+    described = {(path, method) for path, methods in found["paths"].items() for method in methods}
+    assert described == routes - {("/", "get"), ("/api-doc/openapi.json", "get")}
+    fields = found["components"]["schemas"]["ChatRequest"]["properties"]
+    assert set(fields) == set(ChatRequest.__struct_fields__)
