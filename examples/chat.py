@@ -6,7 +6,7 @@ from quire import LLM
 def main() -> None:
     llm = LLM("default", max_batch_size=1, compile_ahead=False)
     messages = []
-    for question in ("Name a large city in Italy.", "What is it known for?"):
+    for question in ("What is the capital of Italy?", "What is it known for?"):
         messages.append({"role": "user", "content": question})
         (completion,) = llm.generate([messages], max_tokens=32, progress=False)
         messages.append({"role": "assistant", "content": completion.text})

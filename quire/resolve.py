@@ -186,7 +186,8 @@ def resolve_pages(config: Config, resolved: Resolved, facts: Facts, step_bytes: 
         if count > useful:
             # What is over keeps the beginnings of requests that have ended.
             count = min(count, -(-useful // PAGE_STEP) * PAGE_STEP)
-            reason = f"{resolved.max_batch_size} sequences at their longest"
+            plural = "" if resolved.max_batch_size == 1 else "s"
+            reason = f"room for {resolved.max_batch_size} sequence{plural} of max_total_tokens"
         rounded = count - count % PAGE_STEP
         choice = Choice("num_pages", rounded if rounded >= needed else count, reason)
     if choice.value < needed:

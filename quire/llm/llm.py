@@ -44,6 +44,7 @@ class LLM:
         self.engine = self._built.engine
         self._turnstile = Turnstile(self.engine)
         self._ids = count(1)
+        self._is_fresh = True  # nothing was asked yet
         if self.plan.config.compile_ahead:
             self._compile(self._built.executor.warm_up())
 
@@ -141,8 +142,9 @@ class LLM:
             raise failures[0]
 
     def _prepare(self, asks: list[Ask]) -> None:
-        """What a lone prompt needs is compiled side by side; what several need, when it is wanted."""
-        if not self.plan.config.compile_ahead and len(asks) == 1 and asks[0].request is not None:
+        """What the first prompt needs, if it comes alone, is compiled side by side; all else when it is wanted."""
+        first, self._is_fresh = self._is_fresh, False
+        if first and not self.plan.config.compile_ahead and len(asks) == 1 and asks[0].request is not None:
             self._compile(self._built.executor.prepare(len(asks[0].request.prompt)))
 
     def _compile(self, shares: Iterator[float]) -> None:
