@@ -1,7 +1,19 @@
+from dataclasses import replace
+
 import pytest
 
+from quire.config import Config
 from quire.errors import InvalidSetting
-from quire.resolve import resolve_dtype
+from quire.resolve import (
+    MAX_HOST_CACHE_BYTES,
+    PAGE_STEP,
+    RESERVE_BYTES,
+    Choice,
+    Facts,
+    resolve,
+    resolve_dtype,
+    resolve_pages,
+)
 
 
 @pytest.mark.parametrize(
@@ -29,3 +41,75 @@ def test_an_unknown_platform_must_be_told_the_dtype() -> None:
     with pytest.raises(InvalidSetting, match="platform 'abacus'"):
         resolve_dtype("abacus", None)
     assert resolve_dtype("abacus", "float32").value == "float32"
+
+
+GIB = 2**30
+FACTS = Facts(
+    platform="cpu", num_devices=2, memory_bytes=16 * GIB, max_positions=8192, weight_bytes=GIB, token_bytes=2**15
+)
+PAGE_BYTES = 16 * FACTS.token_bytes
+
+
+def pages(config: Config, facts: Facts = FACTS, step_bytes: int = 0) -> Choice[int]:
+    return resolve_pages(config, resolve(config, facts), facts, step_bytes)
+
+
+def test_choices_that_were_asked_for_are_not_automatic() -> None:
+    choices = {choice.name: choice for choice in resolve(Config(page_size=8), FACTS).choices}
+    assert not choices["page_size"].is_automatic
+    assert choices["max_batch_size"].is_automatic
+
+
+def test_a_single_sequence_gets_the_pages_it_can_use_and_no_more() -> None:
+    choice = pages(Config(max_batch_size=1))
+    assert 4096 // 16 + 1 <= choice.value <= 4096 // 16 + 1 + PAGE_STEP
+    assert choice.reason == "room for 1 sequence of max_total_tokens"
+
+
+def test_a_host_keeps_memory_for_itself() -> None:
+    choice = pages(Config(max_batch_size=100))
+    assert MAX_HOST_CACHE_BYTES - PAGE_STEP * PAGE_BYTES < choice.value * PAGE_BYTES <= MAX_HOST_CACHE_BYTES
+
+
+def test_on_other_devices_weights_the_largest_step_and_a_reserve_come_first() -> None:
+    facts = replace(FACTS, platform="gpu")
+    config = Config(memory_fraction=0.5, max_total_tokens=8192)
+    choice = pages(config, facts, step_bytes=GIB)
+    left = 8 * GIB - GIB - GIB - RESERVE_BYTES
+    assert left - PAGE_STEP * PAGE_BYTES < choice.value * PAGE_BYTES <= left
+    assert choice.reason.startswith(
+        "8.0 GiB allowed - 1.0 GiB weights - 1.0 GiB largest step - 256.0 MiB reserve = 5.8"
+    )
+
+
+@pytest.mark.parametrize("spare", [0, 1, PAGE_STEP - 1])
+def test_what_just_fits_is_not_refused_for_the_sake_of_a_round_number(spare: int) -> None:
+    needed = 4096 // 16 + 1
+    limit = FACTS.weight_bytes + RESERVE_BYTES + (needed + spare) * PAGE_BYTES
+    facts = replace(FACTS, memory_bytes=limit)
+    assert pages(Config(memory_fraction=1.0), facts).value >= needed
+    with pytest.raises(InvalidSetting, match="256 pages of 16 tokens do not hold one sequence"):
+        pages(Config(memory_fraction=1.0), replace(facts, memory_bytes=limit - (spare + 1) * PAGE_BYTES))
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (
+            Config(num_pages=20),
+            "20 pages of 16 tokens do not hold one sequence of max_total_tokens = 4096, .* needs 257",
+        ),
+        (Config(num_pages=10**6), r"num_pages = 1000000 needs 488\.3 GiB: 8\.0 GiB allowed - 1\.0 GiB weights"),
+        (Config(memory_fraction=0.01), r"0 pages of 16 tokens .*163\.8 MiB allowed - 1\.0 GiB weights"),
+        (Config(memory_fraction=1.5), "memory_fraction is 1.5; it must be above 0 and at most 1"),
+        (Config(max_total_tokens=9000), "max_total_tokens is 9000; the model has 8192 positions"),
+        (Config(tensor_parallel=3), "tensor_parallel is 3; there are 2 devices"),
+        (Config(tensor_parallel=0), "tensor_parallel is 0; it must be at least 1"),
+        (Config(lookahead=-1), "lookahead is -1; it must be at least 0"),
+        (Config(num_pages=1), "num_pages is 1; it must be at least 2"),
+        (Config(waiting_served_ratio=-0.5), "waiting_served_ratio is -0.5; it must be at least 0"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_the_arithmetic(config: Config, message: str) -> None:
+    with pytest.raises(InvalidSetting, match=message):
+        pages(config)
