@@ -9,7 +9,7 @@ import msgspec
 
 from quire.engine.driver import PORT_SHIFT
 from quire.engine.messages import Command
-from quire.engine.wire import Frames, Ready, ToFrontEnd, decode_events, frame
+from quire.engine.wire import Counts, Frames, Ready, ToFrontEnd, decode_events, frame
 
 RETRY_S = 0.05
 
@@ -40,6 +40,11 @@ class EngineClient(asyncio.Protocol):
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent.append(command)
+
+    def tell(self, counts: Counts) -> None:
+        """For the other front ends."""
+        if not self._transport.is_closing():
+            self._transport.write(frame([counts]))
 
     def close(self) -> None:
         """The engine aborts what was asked for."""

@@ -9,7 +9,7 @@ import msgspec
 
 from quire.engine.driver import Port
 from quire.engine.messages import Abort, Event, Failed, Progress, Submit
-from quire.engine.wire import Broken, Described, Frames, Ready, Started, decode_commands, frame
+from quire.engine.wire import Broken, Counts, Described, Frames, Ready, Started, decode_commands, frame
 
 if TYPE_CHECKING:
     from quire.engine.process import EngineProcess
@@ -30,6 +30,7 @@ class FrontEnd(asyncio.Protocol):
         self._frames = Frames()
         self._port: Port | None = None
         self._was_described = False
+        self.counts: Counts | None = None  # what it last told
         self._submitted_s: dict[int, float] = {}  # of requests that have no token yet; both threads pop from it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
@@ -63,6 +64,9 @@ class FrontEnd(asyncio.Protocol):
     def _obey(self, payload: bytes) -> None:
         now = time.monotonic()
         for command in decode_commands(payload):
+            if isinstance(command, Counts):
+                self.counts = command
+                continue
             if self._port is None:
                 raise ValueError("a command came before the engine was ready")
             if isinstance(command, Submit):

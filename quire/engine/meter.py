@@ -28,6 +28,7 @@ class Meter(Executor):
         self.seconds = {PREFILL: 0.0, DECODE: 0.0}
         self.batch_sizes = [0] * (len(BATCH_SIZES) + 1)
         self.batch_size_sum = 0
+        self.num_joined = 0  # steps in which sequences began beside others that ran
         self.tokens = {PREFILL: 0, DECODE: 0}
         self.num_failed = {PREFILL: 0, DECODE: 0}
         self.longest_s = 0.0
@@ -58,6 +59,7 @@ class Meter(Executor):
             self._note_starts(plan, now)
             self.batch_sizes[bisect_left(BATCH_SIZES, len(plan.started))] += 1
             self.batch_size_sum += len(plan.started)
+            self.num_joined += num_decodes > 0
         pending = self._executor.submit(plan)
         self._begun_s.append(now)
         return Timed(pending, self, kind)
@@ -166,5 +168,6 @@ def read_stats(metered: Metered) -> Stats:
         step_seconds=dict(meter.seconds),
         batch_sizes=list(meter.batch_sizes),
         batch_size_sum=meter.batch_size_sum,
+        num_joined=meter.num_joined,
         error=None if engine.error is None else engine.error.message,
     )

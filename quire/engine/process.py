@@ -12,7 +12,7 @@ from typing import Protocol
 from quire.engine.driver import Driver
 from quire.engine.front_end import FrontEnd
 from quire.engine.meter import Metered, read_stats
-from quire.engine.wire import Broken, Described, frame
+from quire.engine.wire import Broken, Described, Others, frame
 from quire.errors import EngineFailed, QuireError
 
 log = logging.getLogger(__name__)
@@ -103,6 +103,9 @@ class EngineProcess:
             data = frame([read_stats(self.metered)])
             for front_end in list(self._front_ends):
                 front_end.send(data)
+                others = [one.counts for one in self._front_ends if one is not front_end and one.counts is not None]
+                if others:
+                    front_end.send(frame([Others(others)]))
 
 
 def run_engine(path: Path, build: EngineBuilder, drain_s: float = 0.0) -> None:

@@ -54,7 +54,22 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     step_seconds: dict[str, float]
     batch_sizes: list[int]  # counts by rows that begin in a step
     batch_size_sum: int
+    num_joined: int  # steps in which sequences began beside others that ran
     error: str | None
+
+
+class Counts(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What one front end has counted, for the others: whichever is asked for metrics answers for all."""
+
+    numbers: dict[str, int]
+    histograms: dict[str, tuple[list[int], float]]  # counts by bucket, and the sum
+    failures: dict[str, int]
+
+
+class Others(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What the other front ends have counted."""
+
+    counts: list[Counts]
 
 
 class Started(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -64,8 +79,8 @@ class Started(msgspec.Struct, frozen=True, tag=True, array_like=True):
     queue_s: float
 
 
-ToFrontEnd = Progress | Failed | Started | Stats | Described | Ready | Broken
-ToEngine = Submit | Abort
+ToFrontEnd = Progress | Failed | Started | Stats | Others | Described | Ready | Broken
+ToEngine = Submit | Abort | Counts
 
 _encoder = msgspec.msgpack.Encoder()
 decode_events = msgspec.msgpack.Decoder(list[ToFrontEnd]).decode

@@ -39,6 +39,15 @@ def write_engine(page: Exposition, stats: Stats) -> None:
     page.counters("tgi_batch_inference_failure", "Steps that failed.", "method", failed)
     for name in ("tgi_batch_inference_duration", "tgi_batch_forward_duration"):
         page.histograms(name, "Seconds that a step took.", "method", steps)
+    # Sequences are admitted between any two steps, without a pause for the others; nothing is concatenated or filtered.
+    reasons = {"backpressure": 0.0, "wait_exceeded": 0.0, "chunking": float(stats.num_joined)}
+    page.counters("tgi_batch_concat", "Steps in which sequences began beside others.", "reason", reasons)
+    nothing = {kind: Histogram(DURATIONS_S) for kind in kinds}
+    page.histograms("tgi_batch_decode_duration", "Always empty: part of the step.", "method", nothing)
+    page.histograms("tgi_batch_filter_duration", "Always empty: there is nothing to filter.", "method", nothing)
+    page.histograms(
+        "tgi_batch_concat_duration", "Always empty: there is nothing to join.", "method", {"decode": nothing["decode"]}
+    )
     sizes = _histogram(BATCH_SIZES, stats.batch_sizes, stats.batch_size_sum)
     page.histogram("tgi_batch_next_size", "Sequences that began in a step.", sizes)
 

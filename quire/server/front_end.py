@@ -27,6 +27,7 @@ from quire.text.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
 
+COUNTS_INTERVAL_S = 1.0
 BACKLOG = 4096  # connections that wait to be accepted
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Why a model cannot be served; anything else is the engine's own fault.
@@ -66,8 +67,7 @@ class FrontEnd:
         server.admit(service)
         host, port = listener.getsockname()[:2]
         announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-        await serving
-        client.close()
+        await self._serve(service, client, serving)
         return None
 
     async def run_another(self, path: Path, open_listener: Callable[[], socket.socket]) -> None:
@@ -75,8 +75,16 @@ class FrontEnd:
         service, client = await self._join(path, path.exists)
         server = HttpServer(self._settings)
         server.admit(service)
-        await server.serve([open_listener()])
+        await self._serve(service, client, asyncio.create_task(server.serve([open_listener()])))
+
+    async def _serve(self, service: Service, client: EngineClient, serving: "asyncio.Task[None]") -> None:
+        """Until the server ends; meanwhile the other workers hear of what this one counts."""
+        while not serving.done():
+            if self._settings.http_workers > 1:
+                client.tell(service.metrics.counts())
+            await asyncio.wait({serving}, timeout=COUNTS_INTERVAL_S)
         client.close()
+        serving.result()
 
     async def _join(self, path: Path, is_engine_alive: Callable[[], bool]) -> tuple[Service, EngineClient]:
         loop = asyncio.get_running_loop()

@@ -64,7 +64,7 @@ def unhealthy(reason: str, headers: dict[str, str] | None = None) -> Response:
 
 async def metrics(service: Service, request: Request) -> Response:
     page = Exposition()
-    service.metrics.write(page)
+    service.metrics.write(page, service.others)
     if service.stats is not None:
         write_engine(page, service.stats)
     return Response(page.text(), headers={"content-type": CONTENT_TYPE})

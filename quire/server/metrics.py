@@ -1,14 +1,38 @@
 """What the front end counts."""
 
 import time
+from collections.abc import Sequence
 from weakref import WeakSet
 
+from quire.engine.wire import Counts
 from quire.errors import InvalidRequest, Overloaded, QuireError, RequestFailed
 from quire.server.exposition import Exposition, Histogram
 from quire.server.stream import Stream
 
 DURATIONS_S = tuple(0.00015 * 1.5**k for k in range(35))
 INTER_TOKEN_S = tuple(0.0005 * 1.5**k for k in range(24))
+COUNTERS = (
+    ("tgi_request_count", "Requests that came in.", "num_requests"),
+    ("tgi_request_success", "Requests that were answered.", "num_succeeded"),
+    ("quire_prompt_tokens", "Tokens of prompts.", "num_prompt_tokens"),
+    ("quire_cached_tokens", "Of those, found in the prefix cache.", "num_cached_tokens"),
+    ("quire_generated_tokens", "Tokens generated.", "num_generated_tokens"),
+)
+HISTOGRAMS = (
+    ("tgi_request_duration", "Seconds from a request's arrival to its end.", "request_duration"),
+    ("tgi_request_validation_duration", "Seconds spent on checking and tokenising.", "validation_duration"),
+    ("tgi_request_queue_duration", "Seconds spent waiting for a slot.", "queue_duration"),
+    ("tgi_request_inference_duration", "Seconds from the slot to the end.", "inference_duration"),
+    ("tgi_request_mean_time_per_token_duration", "Seconds per token of a request.", "mean_time_per_token"),
+    ("tgi_request_input_length", "Tokens of prompts.", "input_length"),
+    ("tgi_request_max_new_tokens", "Tokens asked for.", "max_new_tokens"),
+    ("tgi_request_generated_tokens", "Tokens generated.", "generated_tokens"),
+    ("tgi_request_skipped_tokens", "Tokens that needed no step of their own; none without speculation.",
+     "skipped_tokens"),
+    ("quire_time_to_first_token_seconds", "From arrival to the first token.", "time_to_first_token"),
+    ("quire_inter_token_seconds", "Between the tokens of a request.", "inter_token"),
+)  # fmt: skip
+_NUMBERS = tuple(attribute for _, _, attribute in COUNTERS)
 FAILURES = ("validation", "overloaded", "generation", "incomplete", "dropped", "template")
 
 
@@ -27,6 +51,7 @@ class Metrics:
         self.input_length = Histogram(lengths)
         self.max_new_tokens = Histogram(lengths)
         self.generated_tokens = Histogram(lengths)
+        self.skipped_tokens = Histogram(lengths)
         self.num_requests = 0
         self.num_succeeded = 0
         self.num_prompt_tokens = 0
@@ -81,26 +106,37 @@ class Metrics:
         """When a place is likely to be free again."""
         return min(max(1.0, self._end_interval_s), 600.0)
 
-    def write(self, page: Exposition) -> None:
-        page.counter("tgi_request_count", "Requests that came in.", self.num_requests)
-        page.counter("tgi_request_success", "Requests that were answered.", self.num_succeeded)
-        page.counters("tgi_request_failure", "Requests that were not.", "err", self.failures)
-        for name, help, histogram in (
-            ("tgi_request_duration", "Seconds from a request's arrival to its end.", self.request_duration),
-            ("tgi_request_validation_duration", "Seconds spent on checking and tokenising.", self.validation_duration),
-            ("tgi_request_queue_duration", "Seconds spent waiting for a slot.", self.queue_duration),
-            ("tgi_request_inference_duration", "Seconds from the slot to the end.", self.inference_duration),
-            ("tgi_request_mean_time_per_token_duration", "Seconds per token of a request.", self.mean_time_per_token),
-            ("tgi_request_input_length", "Tokens of prompts.", self.input_length),
-            ("tgi_request_max_new_tokens", "Tokens asked for.", self.max_new_tokens),
-            ("tgi_request_generated_tokens", "Tokens generated.", self.generated_tokens),
-            ("quire_time_to_first_token_seconds", "From arrival to the first token.", self.time_to_first_token),
-            ("quire_inter_token_seconds", "Between the tokens of a request.", self.inter_token),
-        ):
-            page.histogram(name, help, histogram)
-        page.counter("quire_prompt_tokens", "Tokens of prompts that were answered.", self.num_prompt_tokens)
-        page.counter("quire_cached_tokens", "Of those, found in the prefix cache.", self.num_cached_tokens)
-        page.counter("quire_generated_tokens", "Tokens generated.", self.num_generated_tokens)
+    def counts(self) -> Counts:
+        """Everything counted, as plain data."""
+        return Counts(
+            {name: getattr(self, name) for name in _NUMBERS},
+            {name: (histogram.counts, histogram.sum) for name, histogram in self._histograms()},
+            self.failures,
+        )
+
+    def write(self, page: Exposition, others: Sequence[Counts] = ()) -> None:
+        """The counts of this front end and of others, added up."""
+        total = self.counts()
+        for name, help, attribute in COUNTERS:
+            value = total.numbers[attribute] + sum(one.numbers[attribute] for one in others)
+            page.counter(name, help, value)
+        failures = {
+            err: count + sum(one.failures.get(err, 0) for one in others) for err, count in total.failures.items()
+        }
+        page.counters("tgi_request_failure", "Requests that were not answered.", "err", failures)
+        for name, help, attribute in HISTOGRAMS:
+            page.histogram(name, help, self._added(attribute, others))
+
+    def _histograms(self) -> list[tuple[str, Histogram]]:
+        return [(attribute, getattr(self, attribute)) for _, _, attribute in HISTOGRAMS]
+
+    def _added(self, attribute: str, others: Sequence[Counts]) -> Histogram:
+        own: Histogram = getattr(self, attribute)
+        added = Histogram(own.bounds)
+        columns = [own.counts, *(one.histograms[attribute][0] for one in others)]
+        added.counts = [sum(column) for column in zip(*columns, strict=True)]
+        added.sum = own.sum + sum(one.histograms[attribute][1] for one in others)
+        return added
 
 
 def failure_name(error: QuireError) -> str:

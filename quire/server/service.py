@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Protocol
 
 from quire.engine.messages import Abort, Command, Event, Failed, Progress, Submit
-from quire.engine.wire import Started, Stats, ToFrontEnd
+from quire.engine.wire import Counts, Others, Started, Stats, ToFrontEnd
 from quire.errors import EngineFailed, Overloaded, QuireError, RequestFailed
 from quire.server.metrics import Metrics
 from quire.server.request_log import log_request
@@ -48,6 +48,7 @@ class Service:
         self._port: Port | None = None
         self._why_not = "the engine is starting"
         self.stats: Stats | None = None  # as the engine process last told
+        self.others: list[Counts] = []  # of the other front ends
         self.platform = "unknown"
         self._heard_s = 0.0
         self._count = 0
@@ -124,6 +125,8 @@ class Service:
                     found[1].queue_s = max(found[1].queue_s, message.queue_s)
             elif isinstance(message, Stats):
                 self.stats, self._heard_s = message, now
+            elif isinstance(message, Others):
+                self.others = message.counts
         observe = self.metrics.inter_token.observe
         for stream in woken:
             num_new = stream.num_new

@@ -283,5 +283,12 @@ def test_several_workers_share_the_port_and_the_engine(serve):
     texts = {served.ask(SMALL).json()["choices"][0]["text"] for _ in range(12)}
     assert len(texts) == 1
     assert len([1 for _, command in served.children() if "spawn_main" in command]) == 3
+
+    def counted() -> set[str]:
+        """What each of several connections is told, whichever workers they reach."""
+        pages = [httpx.get(f"{served.url}/metrics").text for _ in range(4)]
+        return {line for page in pages for line in page.splitlines() if line.startswith("tgi_request_count ")}
+
+    wait_until(lambda: counted() == {"tgi_request_count 12"})
     served.process.terminate()
     assert served.process.wait(WAIT_S) == 0
