@@ -1,11 +1,14 @@
 """Servers for tests."""
 
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.server.processes import Served
 from tests.server.running import RunningServer
+from tests.server.vocabulary import TEMPLATE, tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -28,3 +31,19 @@ def make_server() -> Iterator[Callable[..., RunningServer]]:
     yield make
     for one in made:
         one.stop()
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    (folder / "tokenizer.json").write_text(tokenizer()._backend.to_str())
+    (folder / "chat_template.jinja").write_text(TEMPLATE)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def served(model_folder: Path) -> Iterator[Served]:
+    """One as processes, for all tests that only ask."""
+    one = Served(model_folder).wait()
+    yield one
+    one.stop()

@@ -4,8 +4,6 @@ import json
 import os
 import signal
 import socket
-import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,67 +12,10 @@ import httpx
 import pytest
 
 from tests.server.fake_engine import HANG
-from tests.server.vocabulary import TEMPLATE, tokenizer
+from tests.server.processes import WAIT_S, Served, wait_until
 
-WAIT_S = 20.0
 SMALL = {"prompt": "abc", "max_tokens": 8, "temperature": 0}
 LONG = {"prompt": "abc", "max_tokens": 500, "temperature": 0}
-
-
-@pytest.fixture(scope="session")
-def model_folder(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    (folder / "tokenizer.json").write_text(tokenizer()._backend.to_str())
-    (folder / "chat_template.jinja").write_text(TEMPLATE)
-    return folder
-
-
-class Served:
-    """A server's processes."""
-
-    def __init__(self, folder, *settings: str) -> None:
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.server.serve_fake", str(folder), *settings],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-        )  # fmt: skip
-
-    def wait(self) -> "Served":
-        self.url = self.process.stdout.readline().strip()
-        assert self.url, self.process.stderr.read()
-        return self
-
-    def ask(self, body: dict, **options) -> httpx.Response:
-        return httpx.post(f"{self.url}/v1/completions", json=body, timeout=WAIT_S, **options)
-
-    def wait_for_running(self, count: int) -> None:
-        """Until so many sequences run, as the engine last told."""
-        wait_until(lambda: f"\ntgi_batch_current_size {count}\n" in httpx.get(f"{self.url}/metrics").text)
-
-    def children(self) -> list[tuple[int, str]]:
-        children = map(int, _read(f"/proc/{self.process.pid}/task/{self.process.pid}/children").split())
-        return [(child, _read(f"/proc/{child}/cmdline").replace("\0", " ")) for child in children]
-
-    def engine_pid(self) -> int:
-        """Children are spawned in order: the engine is the first that is not multiprocessing's own."""
-        return next(pid for pid, command in self.children() if "spawn_main" in command)
-
-    def stop(self) -> None:
-        if self.process.poll() is None:
-            self.process.terminate()
-        self.process.wait(WAIT_S)
-
-
-def _read(path: str) -> str:
-    with open(path) as file:
-        return file.read()
-
-
-def wait_until(holds: Callable[[], bool]) -> float:
-    begun = time.monotonic()
-    while not holds():
-        assert time.monotonic() - begun < WAIT_S, "it did not come true in time"
-        time.sleep(0.02)
-    return time.monotonic() - begun
 
 
 @pytest.fixture
@@ -88,13 +29,6 @@ def serve(model_folder) -> Iterator[Callable[..., Served]]:
     yield start
     for one in made:
         one.stop()
-
-
-@pytest.fixture(scope="module")
-def served(model_folder) -> Iterator[Served]:
-    one = Served(model_folder).wait()
-    yield one
-    one.stop()
 
 
 def test_an_engine_process_answers(served, server):

@@ -1,0 +1,31 @@
+"""The pages about running a server name what there is."""
+
+import json
+import re
+from pathlib import Path
+
+import httpx
+
+from tests.server.processes import wait_until
+
+OPERATIONS = Path(__file__).parents[2] / "docs" / "operations"
+NAME = re.compile(r"\b(?:tgi|quire)_[a-z_]+")
+
+
+def plain(name: str) -> str:
+    return re.sub(r"_(bucket|sum|count)$", "", name) if name != "tgi_request_count" else name
+
+
+def emitted(text: str) -> set[str]:
+    return set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+
+
+def test_the_page_and_the_dashboard_name_the_metrics_there_are(served):
+    wait_until(lambda: "tgi_queue_size" in httpx.get(f"{served.url}/metrics").text)  # the engine has told its part
+    names = emitted(httpx.get(f"{served.url}/metrics").text)
+    page = set(NAME.findall((OPERATIONS / "metrics.md").read_text(encoding="utf-8")))
+    assert page == names
+    dashboard = json.loads((OPERATIONS / "grafana.json").read_text(encoding="utf-8"))
+    asked = {name for panel in dashboard["panels"] for one in panel["targets"] for name in NAME.findall(one["expr"])}
+    assert asked
+    assert {plain(name) for name in asked} <= names
