@@ -1,28 +1,13 @@
 """Models that are compiled once for all the tests that run on them."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import jax
 import pytest
 
 from quire.executor.shapes import Shapes
-from tests.executor.rig import MAX_LENGTH, SHAPES, Rig
-from tests.models.cases import CASES
-
-VOCAB_SIZE = 300  # no multiple of the sampler's blocks, nor of a mask's words
-
-# Fewer shapes than the first model's, for each is a program to compile.
-FEW_SHAPES = Shapes(
-    num_pages=400,
-    page_size=8,
-    num_slots=4,
-    max_prefill_tokens=32,
-    max_sequence_tokens=MAX_LENGTH,
-    min_rows=4,
-)
+from tests.executor.rig import FEW_SHAPES, SHAPES, Rig, config_of, quickly_compiled
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -31,21 +16,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for item in items:
             if item.path.is_relative_to(Path(__file__).parent):
                 item.add_marker(pytest.mark.xdist_group("executor"))
-
-
-def config_of(name: str, **changes: Any) -> dict[str, Any]:
-    return {**CASES[name], "vocab_size": VOCAB_SIZE, "max_position_embeddings": 256, **changes}
-
-
-@contextmanager
-def quickly_compiled() -> Iterator[None]:
-    """Without most optimisations: tiny models run for less time than they take to compile."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
-        yield
-    finally:
-        jax.config.update("jax_disable_most_optimizations", before)
 
 
 def made(config: dict[str, Any], shapes: Shapes) -> Iterator[Rig]:

@@ -1,6 +1,7 @@
 """A tiny model behind a compiled executor, engines that run requests on it, and the plain forward to hold them to."""
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -23,15 +24,41 @@ from quire.models.params import ParamTree
 from quire.models.registry import build_model
 from quire.ops.attention import whole_sequence
 from quire.request import FinishReason, Request
+from tests.models.cases import CASES
 from tests.models.tiny import COMPILE_QUICKLY, NamedTensors
 
 Array = np.ndarray[Any, Any]
 
+VOCAB_SIZE = 300  # no multiple of the sampler's blocks, nor of a mask's words
 MAX_LENGTH = 192  # of a prompt and its answer
 SHAPES = Shapes(
     num_pages=400, page_size=4, num_slots=8, max_prefill_tokens=96, max_sequence_tokens=MAX_LENGTH, min_rows=4
 )
+# Fewer shapes than the first model's, for each is a program to compile.
+FEW_SHAPES = Shapes(
+    num_pages=400,
+    page_size=8,
+    num_slots=4,
+    max_prefill_tokens=32,
+    max_sequence_tokens=MAX_LENGTH,
+    min_rows=4,
+)
 NEAR = 2e-4  # two logits of these models that are so close may change places when sums are taken in another order
+
+
+def config_of(name: str, **changes: Any) -> dict[str, Any]:
+    return {**CASES[name], "vocab_size": VOCAB_SIZE, "max_position_embeddings": 256, **changes}
+
+
+@contextmanager
+def quickly_compiled() -> Iterator[None]:
+    """Without most optimisations: tiny models run for less time than they take to compile."""
+    before = jax.config.read("jax_disable_most_optimizations")
+    jax.config.update("jax_disable_most_optimizations", True)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_disable_most_optimizations", before)
 
 
 @dataclass

@@ -9,8 +9,7 @@ import pytest
 from quire.core.plan import TokenLogprobs
 from quire.files import locate
 from quire.request import Request, SamplingParams
-from tests.executor.conftest import FEW_SHAPES, config_of, quickly_compiled
-from tests.executor.rig import Answer, Rig
+from tests.executor.rig import FEW_SHAPES, Answer, Rig, config_of, quickly_compiled
 from tests.executor.sampling_reference import log_softmax
 from tests.executor.workload import workload
 

@@ -22,8 +22,7 @@ from quire.models.params import ParamTree
 from quire.models.registry import build_model
 from quire.ops.grouped_attention import grouped_attention
 from quire.request import Request
-from tests.executor.conftest import FEW_SHAPES, config_of, quickly_compiled
-from tests.executor.rig import Rig
+from tests.executor.rig import FEW_SHAPES, Rig, config_of, quickly_compiled
 from tests.executor.test_schedules import check
 from tests.executor.workload import workload
 from tests.models.tiny import NamedTensors
@@ -134,13 +133,14 @@ def test_serving_begins_with_the_first_programs_and_never_waits_for_another() ->
 
         def arrive(engine: Engine, step: int) -> None:
             if engine.scheduler.num_requests < 3 and any(programs.forward(*s)[0] != smallest[s] for s in launches):
-                like = workload(rig, 1, seed=step, longest=40, max_tokens=1 + step % 8)[0]
+                like = workload(rig, 1, seed=step, longest=30, max_tokens=1 + step % 8)[0]
                 requests.append(replace(like, request_id=step, prompt_logprobs=[None, 0][step % 5 == 0]))
                 engine.add(requests[-1])
             sleep(0.01)  # the processor is for the compiler
 
         first = replace(workload(rig, 1)[0], request_id=1_000_000)
-        run = rig.run([first], between=arrive)  # which also asserts that nothing was late
+        # One at a time, so that prefills and decodes need buckets of their own. It also asserts that nothing was late.
+        run = rig.run([first], between=arrive, max_batch_size=1)
     assert {size: programs.forward(*size)[0] for size in launches} == smallest
     assert check(rig, [first, *requests], run) <= 1
     rig.executor.close()

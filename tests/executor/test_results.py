@@ -13,8 +13,7 @@ from quire.executor.sampler import Features
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
 from quire.request import SamplingParams
-from tests.executor.conftest import FEW_SHAPES, config_of, quickly_compiled
-from tests.executor.rig import Rig
+from tests.executor.rig import FEW_SHAPES, Rig, config_of, quickly_compiled
 from tests.executor.sampling import slot_start
 from tests.executor.workload import GREEDY
 from tests.models.tiny import NamedTensors
