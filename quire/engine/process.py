@@ -47,11 +47,11 @@ class EngineProcess:
 
     async def run(self) -> int:
         """Returns the exit status."""
-        self.loop.add_signal_handler(signal.SIGTERM, self._stop.set)
+        self.loop.add_signal_handler(signal.SIGTERM, self.stop)
         self.loop.add_signal_handler(signal.SIGINT, lambda: None)  # the terminal sends it to everyone; the parent acts
         parent = multiprocessing.parent_process()
         if parent is not None:
-            self.loop.add_reader(parent.sentinel, self._stop.set)
+            self.loop.add_reader(parent.sentinel, self.stop)
         server = await self.loop.create_unix_server(lambda: FrontEnd(self), str(self._path))
         stopping = asyncio.create_task(self._stop.wait())
         building = asyncio.create_task(asyncio.to_thread(self._build, self._describe_from_thread))
@@ -66,6 +66,10 @@ class EngineProcess:
             await asyncio.to_thread(self.driver.stop, self._drain_s)
             await asyncio.sleep(0)  # what the driver said last is written
         return 0 if self.broken is None else 1
+
+    def stop(self) -> None:
+        """Let `run` come to its end."""
+        self._stop.set()
 
     def join(self, front_end: FrontEnd) -> None:
         self._front_ends.add(front_end)

@@ -1,0 +1,189 @@
+"""The engine behind a socket: whoever is connected gets what it asked for, and whoever leaves is cleaned up after."""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.core.scheduler import Scheduler
+from quire.engine.client import EngineClient, connect
+from quire.engine.messages import Failed, Progress, Submit
+from quire.engine.meter import Metered, metered
+from quire.engine.process import EngineProcess
+from quire.engine.wire import Broken, Described, Frames, Ready, Started, Stats, ToFrontEnd, frame
+from quire.errors import UnsupportedModel
+from quire.request import FinishReason
+from tests.core.harness import limits, request
+from tests.fake_executor import FakeExecutor, expected_tokens
+
+WAIT_S = 10.0
+
+
+def build(describe: Callable[[Described], None], step_s: float = 0.0) -> Metered:
+    describe(Described("fake", None, (2,), {"temperature": 0.5}))
+    chosen = limits(num_pages=400, max_batch_size=8)
+    executor = FakeExecutor(
+        chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, lambda *_: time.sleep(step_s)
+    )
+    return metered(Scheduler(chosen, time.monotonic), executor, 1, "cpu", lambda: 3)
+
+
+def build_slowly(describe: Callable[[Described], None]) -> Metered:
+    return build(describe, step_s=0.02)
+
+
+class Front:
+    """A front end that remembers what it is told."""
+
+    def __init__(self) -> None:
+        self.messages: list[ToFrontEnd] = []
+        self.reason: str | None = None
+        self.client: EngineClient
+
+    async def join(self, path: Path) -> "Front":
+        found = await connect(path, self.messages.extend, self._lost, lambda: True)
+        assert found is not None
+        self.client = found
+        return self
+
+    def _lost(self, reason: str) -> None:
+        self.reason = reason
+
+    def of(self, kind: type) -> list:
+        return [message for message in self.messages if isinstance(message, kind)]
+
+    def tokens(self, request_id: int) -> list[int]:
+        updates = [update for progress in self.of(Progress) for update in progress.updates]
+        return [token for update in updates if update.request_id == request_id for token in update.tokens]
+
+    def finished(self, request_id: int) -> bool:
+        updates = [update for progress in self.of(Progress) for update in progress.updates]
+        return any(update.request_id == request_id and update.finish is FinishReason.LENGTH for update in updates)
+
+
+async def until(holds: Callable[[], bool]) -> None:
+    async with asyncio.timeout(WAIT_S):
+        while not holds():
+            await asyncio.sleep(0.01)
+
+
+@contextlib.asynccontextmanager
+async def running(path: Path, builder: Callable[..., Metered] = build) -> AsyncIterator[EngineProcess]:
+    process = EngineProcess(path, builder)
+    task = asyncio.create_task(process.run())
+    try:
+        yield process
+    finally:
+        process.stop()
+        await asyncio.wait_for(task, WAIT_S)
+
+
+def test_a_front_end_is_told_what_the_model_is_and_gets_its_answers(tmp_path):
+    async def run() -> None:
+        async with running(tmp_path / "engine"):
+            front = await Front().join(tmp_path / "engine")
+            await until(lambda: bool(front.of(Ready)))
+            assert front.of(Described) == [Described("fake", None, (2,), {"temperature": 0.5})]
+            assert front.of(Ready)[0].max_total_tokens == 64
+            asked = [request(front.client.request_id(n), prompt=(n, 1), max_tokens=6, samples=1) for n in range(1, 5)]
+            for one in asked:
+                front.client.send(Submit(one))
+            await until(lambda: all(front.finished(one.request_id) for one in asked))
+            for one in asked:
+                assert front.tokens(one.request_id) == expected_tokens(one)
+            started = front.of(Started)
+            assert sorted(one.request_id for one in started) == [one.request_id for one in asked]
+            assert all(0 <= one.queue_s < WAIT_S for one in started)
+            await until(lambda: bool(front.of(Stats)) and front.of(Stats)[-1].counters["admissions"] == 4)
+            assert front.of(Stats)[-1].counters["late_compilations"] == 3
+
+    asyncio.run(run())
+
+
+def test_what_a_front_end_that_dies_had_asked_for_is_aborted_and_others_go_on(tmp_path):
+    async def run() -> None:
+        async with running(tmp_path / "engine", build_slowly) as process:
+            dying, staying = await Front().join(tmp_path / "engine"), await Front().join(tmp_path / "engine")
+            await until(lambda: bool(dying.of(Ready) and staying.of(Ready)))
+            for n in range(1, 5):
+                dying.client.send(Submit(request(dying.client.request_id(n), prompt=(n, 2), max_tokens=60)))
+            kept = request(staying.client.request_id(1), max_tokens=20)
+            staying.client.send(Submit(kept))
+            await until(lambda: len(staying.tokens(kept.request_id)) > 2)
+            dying.client._transport.abort()
+            scheduler = process.metered.engine.scheduler
+            await until(lambda: scheduler.num_requests == 1)
+            await until(lambda: staying.finished(kept.request_id))
+            assert staying.tokens(kept.request_id) == expected_tokens(kept)
+            assert dying.reason is not None
+
+    asyncio.run(run())
+
+
+def test_whoever_sends_nonsense_is_dropped_and_others_go_on(tmp_path):
+    async def run() -> None:
+        async with running(tmp_path / "engine"):
+            front = await Front().join(tmp_path / "engine")
+            await until(lambda: bool(front.of(Ready)))
+            for nonsense in (b"\xff\xff\xff\xff", b"\x03\0\0\0abc", frame([["Submit", "x"]]), frame({"a": 1})):
+                reader, writer = await asyncio.open_unix_connection(str(tmp_path / "engine"))
+                writer.write(nonsense)
+                async with asyncio.timeout(WAIT_S):
+                    with contextlib.suppress(ConnectionError):
+                        while await reader.read(4096):
+                            pass
+                writer.close()
+            asked = request(front.client.request_id(1))
+            front.client.send(Submit(asked))
+            await until(lambda: front.finished(asked.request_id))
+
+    asyncio.run(run())
+
+
+def test_stopping_tells_those_who_wait(tmp_path):
+    async def run() -> None:
+        async with running(tmp_path / "engine", build_slowly):
+            front = await Front().join(tmp_path / "engine")
+            await until(lambda: bool(front.of(Ready)))
+            front.client.send(Submit(request(front.client.request_id(1), max_tokens=60)))
+            await until(lambda: bool(front.of(Progress)))
+        await until(lambda: bool(front.of(Failed)))
+        assert front.of(Failed)[0].kind == "engine_stopped"
+
+    asyncio.run(run())
+
+
+def test_why_an_engine_cannot_be_made_is_told_also_to_those_who_come_later(tmp_path):
+    def refuse(describe: Callable[[Described], None]) -> Metered:
+        raise UnsupportedModel("too many heads")
+
+    async def run() -> None:
+        async with running(tmp_path / "engine", refuse):
+            early = await Front().join(tmp_path / "engine")
+            await until(lambda: bool(early.of(Broken)))
+            late = await Front().join(tmp_path / "engine")
+            await until(lambda: bool(late.of(Broken)))
+            assert early.of(Broken) == late.of(Broken) == [Broken("unsupported_model", "too many heads")]
+
+    asyncio.run(run())
+
+
+@given(st.lists(st.lists(st.integers(0, 2**40), max_size=5), max_size=8), st.data())
+def test_frames_come_out_as_they_went_in_however_they_are_cut(messages, data):
+    stream = b"".join(frame(message) for message in messages)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(stream)), max_size=6)))
+    frames, found = Frames(), []
+    for start, end in zip([0, *cuts], [*cuts, len(stream)], strict=True):
+        found += [msgspec.msgpack.decode(payload) for payload in frames.feed(stream[start:end])]
+    assert found == messages
+
+
+def test_a_frame_of_absurd_length_is_an_error():
+    with pytest.raises(ValueError, match="the limit is"):
+        Frames().feed(b"\xff\xff\xff\xff")
