@@ -58,6 +58,16 @@ async def collect(stream: Stream, receive: Receive) -> list[list[Answer]]:
 @contextlib.asynccontextmanager
 async def closing_when_gone(stream: Stream, receive: Receive) -> AsyncIterator[None]:
     """Closes `stream` at the end, and as soon as the client closes its connection."""
+    try:
+        async with watching(stream, receive):
+            yield
+    finally:
+        stream.close()
+
+
+@contextlib.asynccontextmanager
+async def watching(stream: Stream, receive: Receive) -> AsyncIterator[None]:
+    """Closes `stream` when the client closes its connection meanwhile."""
 
     async def watch() -> None:
         while (await receive())["type"] != "http.disconnect":
@@ -69,4 +79,3 @@ async def closing_when_gone(stream: Stream, receive: Receive) -> AsyncIterator[N
         yield
     finally:
         watcher.cancel()
-        stream.close()

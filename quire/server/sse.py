@@ -6,7 +6,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.errors import QuireError
-from quire.server.answers import closing_when_gone
+from quire.server.answers import ClientGone, closing_when_gone, watching
 from quire.server.stream import Delta, Stream
 
 
@@ -59,10 +59,14 @@ class EventStream(Response):
             await send({"type": "http.response.body", "body": last, "more_body": False})
 
 
-async def first_deltas(stream: Stream) -> list[Delta]:
-    """Waits for the first tokens; raises what the request is refused with."""
+async def first_deltas(stream: Stream, receive: Receive) -> list[Delta]:
+    """Waits for the first tokens, or for the client to leave; raises what the request is refused with."""
     try:
-        return await stream.read()
+        async with watching(stream, receive):
+            deltas = await stream.read()
+        if not deltas and not stream.is_over:
+            raise ClientGone
     except BaseException:
         stream.close()
         raise
+    return deltas

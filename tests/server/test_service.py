@@ -81,11 +81,12 @@ def test_a_client_that_leaves_is_aborted(make_server, gate, stream):
     assert server.service.metrics.failures["dropped"] == 1
 
 
-def test_a_client_that_leaves_while_it_waits_is_taken_off_the_queue(make_server, gate):
+@pytest.mark.parametrize("stream", [True, False])
+def test_a_client_that_leaves_while_it_waits_is_taken_off_the_queue(make_server, gate, stream):
     server = make_server(before_result=gate, max_batch_size=1)
     running = send_raw(server, "/v1/completions", LONG)
     server.wait_until(lambda: server.driver._engine.scheduler.num_running == 1)
-    waiting = send_raw(server, "/v1/completions", LONG)
+    waiting = send_raw(server, "/v1/completions", LONG | {"stream": stream})
     gate.step_until(lambda: server.driver._engine.scheduler.num_waiting == 1)
     waiting.close()
     server.wait_until(lambda: server.service.num_streams == 1)

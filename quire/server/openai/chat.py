@@ -57,7 +57,7 @@ async def answer_chat(service: Service, request: Request, raw: dict[str, Any]) -
     reply = Reply("chatcmpl", service, unknown)
     if fields.stream:
         encoder = ChatEvents(stream, fields, reply)
-        return EventStream(stream, encoder, await first_deltas(stream), reply.headers)
+        return EventStream(stream, encoder, await first_deltas(stream, request.receive), reply.headers)
     (answers,) = await collect(stream, request.receive)
     body = reply.head("chat.completion") | {
         "choices": [_choice(service, fields, index, answer) for index, answer in enumerate(answers)],

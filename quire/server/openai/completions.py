@@ -59,7 +59,7 @@ async def answer_completion(service: Service, request: Request, raw: dict[str, A
     writer = ChoiceWriter(service, fields, texts)
     if fields.stream:
         encoder = CompletionEvents(stream, fields, reply, writer, n)
-        return EventStream(stream, encoder, await first_deltas(stream), reply.headers)
+        return EventStream(stream, encoder, await first_deltas(stream, request.receive), reply.headers)
     by_prompt = await collect(stream, request.receive)
     choices: list[dict[str, Any]] = []
     for prompt, answers in zip(stream.prompts, by_prompt, strict=True):

@@ -89,7 +89,7 @@ async def _answer(
     headers = ignored_header([*unknown, *more_unknown])
     if stream:
         encoder = GenerateEvents(opened, parameters.top_n_tokens or 0, prefix)
-        return EventStream(opened, encoder, await first_deltas(opened), headers)
+        return EventStream(opened, encoder, await first_deltas(opened, request.receive), headers)
     (answers,) = await collect(opened, request.receive)
     reply = _reply(opened, parameters, answers, prefix)
     headers |= timing_headers(opened, body.inputs)
