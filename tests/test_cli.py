@@ -17,7 +17,7 @@ from quire.cli.bench.report import comparison
 from quire.cli.chat import Conversation
 from quire.cli.one_at_a_time import for_one_user
 from quire.cli.sampling import SamplingOptions
-from tests.tiny_chat_model import write_tiny_chat_model
+from tests.tiny_chat_model import SIZES, program_folder, write_tiny_chat_model
 
 
 class Done(NamedTuple):
@@ -31,10 +31,12 @@ Quire = Callable[..., Done]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two models, one with a chat template, and the programs compiled for them."""
+    """Two models, one with a chat template; and a file of settings for both."""
     folder = tmp_path_factory.mktemp("models")
     write_tiny_chat_model(folder / "chatty")
     write_tiny_chat_model(folder / "plain", chat=False)
+    settings = [f'cache_dir = "{program_folder(tmp_path_factory)}"', *(f"{name} = {SIZES[name]}" for name in SIZES)]
+    (folder / "sizes.toml").write_text("\n".join(settings))
     return folder
 
 
@@ -53,12 +55,7 @@ def quire(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -
 
 
 def sizes(folder: Path, model: str = "chatty") -> list[str]:
-    return [
-        f"--model=random:{folder / model}",
-        f"--cache-dir={folder}",
-        "--page-size=4",
-        "--max-batch-prefill-tokens=32",
-    ]
+    return [f"--model=random:{folder / model}", f"--config={folder / 'sizes.toml'}"]
 
 
 def test_generate_prints_the_answer_alone(quire: Quire, folder: Path) -> None:
@@ -138,8 +135,8 @@ def test_chat_needs_a_template(quire: Quire, folder: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def llm(folder: Path) -> Iterator[LLM]:
-    config = Config(f"random:{folder / 'chatty'}", cache_dir=folder, page_size=4, max_batch_prefill_tokens=32)
+def llm(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
+    config = Config(f"random:{folder / 'chatty'}", cache_dir=program_folder(tmp_path_factory), **SIZES)
     llm = LLM(for_one_user(config), progress=False)
     yield llm
     llm.close()
@@ -198,7 +195,7 @@ def test_doctor_says_what_fits_and_why(quire: Quire, folder: Path) -> None:
 
 def test_bench_measures_a_ladder_and_cases_and_compares_files(quire: Quire, folder: Path, tmp_path: Path) -> None:
     one, other = tmp_path / "one.json", tmp_path / "other.json"
-    options = [*sizes(folder), "--max-batch-size=1", "--no-compile-ahead", "-q"]
+    options = [*sizes(folder), "--no-compile-ahead", "-q"]
     done = quire("bench", "offline", *options, "--batch=1,2", "--prompt-tokens=3", "--output-tokens=4", f"--json={one}")
     assert done.code == 0
     found = json.loads(one.read_text())

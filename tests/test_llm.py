@@ -1,5 +1,6 @@
 """The Python API, on a model that is made here."""
 
+import json
 import logging
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from quire import LLM, SamplingParams
 from quire.errors import InvalidRequest, InvalidSetting, PromptTooLong
-from tests.tiny_chat_model import write_tiny_chat_model
+from tests.tiny_chat_model import CONFIG, SIZES, program_folder, write_tiny_chat_model
 
 GREEDY = SamplingParams(temperature=0.0)
 FREE = SamplingParams(temperature=1.0)
@@ -16,10 +17,9 @@ FREE = SamplingParams(temperature=1.0)
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
-    folder = tmp_path_factory.mktemp("tiny")
-    model = write_tiny_chat_model(folder / "model")
-    sizes = {"max_batch_size": 2, "max_batch_prefill_tokens": 32, "page_size": 4}
-    llm = LLM(model, progress=False, cache_dir=folder, compile_ahead=False, **sizes)
+    model = write_tiny_chat_model(tmp_path_factory.mktemp("tiny"))
+    cache = program_folder(tmp_path_factory)
+    llm = LLM(model, progress=False, cache_dir=cache, compile_ahead=False, **SIZES)
     yield llm
     llm.close()
 
@@ -207,15 +207,18 @@ def test_settings_can_be_given_as_a_config(llm: LLM) -> None:
     other.close()
 
 
-def test_a_model_without_tokenizer_takes_token_ids_alone(tmp_path: Path) -> None:
-    sizes = {"max_batch_size": 1, "max_batch_prefill_tokens": 16, "max_total_tokens": 64}
-    bare = LLM("random:tiny", progress=False, cache_dir=tmp_path, **sizes)
+def test_a_model_without_tokenizer_takes_token_ids_alone(
+    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    name = f"random:{tmp_path}"
+    bare = LLM(name, progress=False, cache_dir=program_folder(tmp_path_factory), **SIZES)
     (by_ids,) = bare.generate([1, 2, 3], GREEDY, max_tokens=2)
     assert bare._built.executor.programs.num_late == 0, "all there is to compile was compiled ahead"
     assert (len(by_ids.token_ids), by_ids.text) == (2, "")
     (refused,) = bare.generate("text", GREEDY)
     assert refused.error is not None
-    assert refused.error.message == "random:tiny has no tokenizer; give token ids"
+    assert refused.error.message == f"{name} has no tokenizer; give token ids"
     with pytest.raises(InvalidRequest, match="stop strings need a tokenizer"):
         bare.generate([1], stop=["x"])
     bare.close()

@@ -1,8 +1,11 @@
 """A model small enough to compile in a moment, whose tokens are bytes: written as a folder that Quire can read."""
 
 import json
+import os
 from pathlib import Path
+from typing import Any
 
+import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 END = "<|end|>"
@@ -22,6 +25,8 @@ CONFIG = {
     "tie_word_embeddings": True,
     "eos_token_id": 256,
 }
+# The same everywhere, so that each program is compiled once in a run of the tests.
+SIZES: dict[str, Any] = {"max_batch_size": 2, "max_batch_prefill_tokens": 32, "page_size": 4}
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
@@ -41,3 +46,11 @@ def write_tiny_chat_model(folder: Path, *, chat: bool = True) -> str:
     described = {"eos_token": END} | ({"chat_template": TEMPLATE} if chat else {})
     (folder / "tokenizer_config.json").write_text(json.dumps(described))
     return f"random:{folder}"
+
+
+def program_folder(factory: pytest.TempPathFactory) -> Path:
+    """Where this run of the tests keeps compiled programs, for all of its workers."""
+    base = factory.getbasetemp()
+    folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tiny-programs"
+    folder.mkdir(exist_ok=True)
+    return folder
