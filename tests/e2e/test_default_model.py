@@ -13,9 +13,11 @@ from typing import Any
 import pytest
 
 from quire import LLM, Config
+from quire.core.plan import StepPlan
 from quire.core.scheduler import Scheduler
 from quire.engine.build import Built, build_engine, make_plan
 from quire.engine.engine import Engine
+from quire.engine.executor import Executor, Pending
 from quire.request import Request, SamplingParams
 
 STORED = Path(__file__).parents[1] / "default_model" / "expected.json"
@@ -41,13 +43,35 @@ def built() -> Iterator[Built]:
     built.executor.close()
 
 
+class CountingExecutor:
+    """Counts the slots that begin: one for each sequence, and one more whenever a preempted one begins again."""
+
+    def __init__(self, inner: Executor) -> None:
+        self._inner = inner
+        self.num_starts = 0
+
+    def submit(self, plan: StepPlan) -> Pending:
+        self.num_starts += len(plan.started)
+        return self._inner.submit(plan)
+
+    def reset(self) -> None:
+        self._inner.reset()
+
+    def warm_up(self) -> Iterator[float]:
+        return self._inner.warm_up()
+
+    def close(self) -> None:
+        self._inner.close()
+
+
 def answers(
-    built: Built, lookahead: int = 1, abort: dict[int, int] | None = None, **limits: Any
+    built: Built, lookahead: int = 1, abort: dict[int, int] | None = None, preempts: bool = False, **limits: Any
 ) -> dict[int, list[int]]:
     """The tokens of each request, from an engine with these limits; `abort` says after which step to give one up."""
-    built.executor.reset()
+    executor = CountingExecutor(built.executor)
+    executor.reset()
     scheduler = Scheduler(dataclasses.replace(built.plan.limits, **limits), time.monotonic)
-    engine = Engine(scheduler, built.executor, lookahead)
+    engine = Engine(scheduler, executor, lookahead)
     for request in REQUESTS:
         engine.add(request)
     found: dict[int, list[int]] = {request.request_id: [] for request in REQUESTS}
@@ -63,6 +87,7 @@ def answers(
             found[update.request_id] += update.tokens
     scheduler.check()
     assert scheduler.num_free_pages + scheduler.num_cached_pages == scheduler.limits.num_pages - 1
+    assert (executor.num_starts > len(REQUESTS)) == preempts
     return found
 
 
@@ -75,8 +100,8 @@ def expected() -> dict[int, list[int]]:
     [
         (1, {}),
         (0, {"max_batch_prefill_tokens": 7}),
-        # One sequence fits for certain; the others are preempted and begin again.
-        (1, {"num_pages": LONGEST // 8 + 3, "max_batch_prefill_tokens": 19}),
+        # One sequence fits for certain; another is preempted and begins again.
+        (1, {"num_pages": LONGEST // 8 + 3, "max_batch_prefill_tokens": 19, "preempts": True}),
         (1, {"prefix_caching": False, "max_batch_size": 1, "max_step_tokens": 33}),
     ],
     ids=["plain", "small chunks and no look-ahead", "few pages", "no prefix cache and one at a time"],
