@@ -2,7 +2,6 @@
 
 import logging
 from collections.abc import Awaitable, Callable, Collection
-from types import SimpleNamespace
 from typing import NamedTuple
 
 from starlette.middleware.cors import CORSMiddleware
@@ -81,12 +80,10 @@ class App:
 
     def __init__(self, service: Service) -> None:
         self._service = service
-        self._state = SimpleNamespace(state=SimpleNamespace(service=service))  # where handlers find it
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"a {scope['type']} connection; this server speaks HTTP")
-        scope["app"] = self._state
         response = await self._answer(scope, Request(scope, receive))
         await response(scope, receive, send)
 

@@ -4,11 +4,12 @@ from starlette.requests import ClientDisconnect, Request
 
 from quire.server.answers import ClientGone
 from quire.server.openai.errors import BodyTooLarge
+from quire.server.service import Service
 
 
-async def read_body(request: Request) -> bytes:
+async def read_body(service: Service, request: Request) -> bytes:
     """All of it, if it is not too long; nothing beyond the limit is kept."""
-    limit: int = request.app.state.service.settings.payload_limit
+    limit = service.settings.payload_limit
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limit:
         raise BodyTooLarge(f"body has {length} bytes; the limit is {limit}")

@@ -60,10 +60,6 @@ class Service:
     # The engine
 
     @property
-    def is_connected(self) -> bool:
-        return self._port is not None
-
-    @property
     def why_not_ready(self) -> str | None:
         if self.is_draining:
             return "the server is shutting down"

@@ -41,7 +41,9 @@ class ServerSettings:
     queue_timeout_s: float | None = setting(None, LIMITS, "Seconds that a request may wait for a slot.")
     served_model_name: str | None = setting(None, API, "What clients call the model; its own name if not given.")
     strict: bool = setting(False, API, "Refuse fields that no route knows, instead of warning about them.")
-    tgi_strict: bool = setting(False, API, "Refuse and default exactly as text-generation-inference does.")
+    tgi_strict: bool = setting(
+        False, API, "Refuse top_p = 1, temperature = 0, top_k = 0 and best_of with a seed, as TGI does."
+    )
     drain_s: float = setting(90.0, OPERATIONS, "Seconds that requests have to finish once the server is told to stop.")
     stuck_after_s: float = setting(
         10.0, OPERATIONS, "A step that takes longer, and longer than ten times any before it, is called stuck."

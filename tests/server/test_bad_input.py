@@ -142,6 +142,20 @@ def test_a_bad_chat_field_is_refused(http, fields, message):
     assert message in message_of(response)
 
 
+def test_a_prompt_that_leaves_no_room_for_an_answer_is_refused(http):
+    full = "a" * 512
+    chat = {"messages": [{"role": "user", "content": "a" * (512 - len("user: \nassistant: "))}]}
+    for route, body, status in (
+        ("/v1/chat/completions", chat, 400),
+        ("/generate", {"inputs": full}, 422),
+        ("/generate_stream", {"inputs": full}, 422),
+        ("/v1/completions", {"prompt": full, "max_tokens": 1}, 400),
+    ):
+        response = http.post(route, json=body)
+        assert response.status_code == status
+        assert "512" in message_of(response)
+
+
 def test_values_that_ask_for_nothing_are_taken(http):
     inert = {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "store": False, "metadata": None}
     assert http.post("/v1/chat/completions", json=CHAT | inert).status_code == 200

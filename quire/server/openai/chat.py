@@ -13,8 +13,8 @@ from quire.server.body import read_body
 from quire.server.openai.asking import Asking
 from quire.server.openai.errors import error_body
 from quire.server.openai.logprobs import chat_entry
+from quire.server.openai.reply import FINISH_REASONS, Reply, ledger, usage
 from quire.server.openai.requests import CHAT_REFUSALS, ChatRequest
-from quire.server.openai.usage import FINISH_REASONS, Reply, ledger, usage
 from quire.server.prompts import encode_conversation
 from quire.server.service import Service
 from quire.server.sse import EventStream, first_deltas
@@ -25,7 +25,7 @@ DONE = b"data: [DONE]\n\n"
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
-    return await answer_chat(service, request, parse_json(await read_body(request)))
+    return await answer_chat(service, request, parse_json(await read_body(service, request)))
 
 
 async def answer_chat(service: Service, request: Request, raw: dict[str, Any]) -> Response:

@@ -16,8 +16,8 @@ from quire.server.openai.asking import Asking
 from quire.server.openai.chat import DONE
 from quire.server.openai.errors import error_body
 from quire.server.openai.logprobs import completion_logprobs, token_name
+from quire.server.openai.reply import FINISH_REASONS, Reply, ledger, usage
 from quire.server.openai.requests import COMPLETION_REFUSALS, CompletionRequest
-from quire.server.openai.usage import FINISH_REASONS, Reply, ledger, usage
 from quire.server.prompts import encode_texts
 from quire.server.sampling import at_most, between
 from quire.server.service import Service
@@ -29,7 +29,7 @@ DEFAULT_MAX_TOKENS = 16  # as OpenAI's documentation has it
 
 
 async def completions(service: Service, request: Request) -> Response:
-    return await answer_completion(service, request, parse_json(await read_body(request)))
+    return await answer_completion(service, request, parse_json(await read_body(service, request)))
 
 
 async def answer_completion(service: Service, request: Request, raw: dict[str, Any]) -> Response:

@@ -72,7 +72,7 @@ def ask(
         raise PromptTooLong(f"inputs has {len(tokens)} tokens; the limit is {model.max_input_tokens}")
     max_tokens = parameters.max_new_tokens
     if max_tokens is None:
-        max_tokens = model.max_total_tokens - len(tokens)
+        max_tokens = model.room_after(len(tokens))
     if len(tokens) + max_tokens > model.max_total_tokens:
         raise PromptTooLong(
             f"inputs has {len(tokens)} tokens and max_new_tokens is {max_tokens}, together "

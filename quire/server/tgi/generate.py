@@ -12,7 +12,7 @@ from quire.server.answers import Answer, collect
 from quire.server.body import read_body
 from quire.server.openai.chat import answer_chat
 from quire.server.openai.completions import answer_completion
-from quire.server.openai.usage import ignored_header
+from quire.server.openai.reply import ignored_header
 from quire.server.prompts import encode_texts
 from quire.server.service import Service
 from quire.server.sse import EventStream, first_deltas
@@ -25,21 +25,21 @@ from quire.server.validation import parse_json, typed
 
 
 async def generate(service: Service, request: Request) -> Response:
-    return await _answer(service, request, parse_json(await read_body(request)), stream=False)
+    return await _answer(service, request, parse_json(await read_body(service, request)), stream=False)
 
 
 async def generate_stream(service: Service, request: Request) -> Response:
-    return await _answer(service, request, parse_json(await read_body(request)), stream=True)
+    return await _answer(service, request, parse_json(await read_body(service, request)), stream=True)
 
 
 async def root(service: Service, request: Request) -> Response:
     """Streams or not as the body says; a whole answer is the only element of a list, with the prompt before it."""
-    return await _answer_compatibly(service, request, parse_json(await read_body(request)))
+    return await _answer_compatibly(service, request, parse_json(await read_body(service, request)))
 
 
 async def invocations(service: Service, request: Request) -> Response:
     """Whatever the body is for."""
-    raw = parse_json(await read_body(request))
+    raw = parse_json(await read_body(service, request))
     if "inputs" in raw:
         return await _answer_compatibly(service, request, raw)
     if "messages" in raw:

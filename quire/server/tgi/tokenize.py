@@ -33,7 +33,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 async def tokenize(service: Service, request: Request) -> Response:
     """With `inputs` as text-generation-inference has it, with `prompt` or `messages` as OpenAI-compatible servers."""
-    raw = parse_json(await read_body(request))
+    raw = parse_json(await read_body(service, request))
     strict = service.settings.strict
     if "inputs" in raw:
         fields, _ = typed(raw, TokenizeRequest, {}, strict=strict)
@@ -51,14 +51,16 @@ async def tokenize(service: Service, request: Request) -> Response:
 
 
 async def chat_tokenize(service: Service, request: Request) -> Response:
-    raw = parse_json(await read_body(request))
+    raw = parse_json(await read_body(service, request))
     fields, _ = typed(raw, ChatRequest, CHAT_REFUSALS, strict=service.settings.strict)
     text, _ = await encode_conversation(service.model, fields.messages)
     return _json({"tokenize_response": await _spans(service, text, add_special=False), "templated_text": text})
 
 
 async def detokenize(service: Service, request: Request) -> Response:
-    fields, _ = typed(parse_json(await read_body(request)), DetokenizeRequest, {}, strict=service.settings.strict)
+    fields, _ = typed(
+        parse_json(await read_body(service, request)), DetokenizeRequest, {}, strict=service.settings.strict
+    )
     tokenizer = service.model.tokenizer
     text = await beside(len(fields.tokens), lambda: tokenizer.decode(fields.tokens, skip_special_tokens=False))
     return _json({"prompt": text})
