@@ -19,7 +19,9 @@ MAX_GENERATION_S = 10.0
 
 
 async def live(service: Service, request: Request) -> Response:
-    """This process answers."""
+    """Starting it anew would not help."""
+    if service.is_beyond_help and not service.is_draining:
+        return unhealthy(service.why_not_ready or "the engine is gone")
     return Response()
 
 

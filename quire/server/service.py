@@ -44,6 +44,7 @@ class Service:
         self.settings = settings
         self.metrics = metrics or Metrics(model.max_total_tokens)
         self.is_draining = False
+        self.is_beyond_help = False  # nothing but a new start brings the engine back
         self._loop: asyncio.AbstractEventLoop | None = None
         self._port: Port | None = None
         self._why_not = "the engine is starting"
@@ -89,6 +90,7 @@ class Service:
         """The engine is gone: everyone hears of it, and so do those who come."""
         self._port = None
         self._why_not = reason
+        self.is_beyond_help = True
         for stream in list(self._streams):
             stream.fail(EngineFailed(reason))
 

@@ -165,7 +165,7 @@ def test_a_failure_half_way_is_an_event_in_the_stream(make_server, gate):
     ready = httpx.get(f"{server.url}/health")
     assert (ready.status_code, ready.json()["reason"]) == (503, "the engine process ended")
     assert ready.json()["error_type"] == "healthcheck"
-    assert httpx.get(f"{server.url}/health/live").status_code == 200
+    assert httpx.get(f"{server.url}/health/live").status_code == 503
 
 
 def test_a_request_that_takes_too_long_ends_with_504(make_server):
