@@ -15,7 +15,12 @@ from quire.errors import InvalidSetting
 # Settings of the engine and the server have variables; those of one answer, like its temperature, do not.
 WITHOUT_VARIABLE = {"Sampling"}
 # Variables that other programs have given a name; all others are the setting's name in capitals.
-VARIABLES = {"model": "MODEL_ID", "token": "HF_TOKEN", "offline": "HF_HUB_OFFLINE"}
+VARIABLES = {
+    "model": "MODEL_ID",
+    "token": "HF_TOKEN",
+    "offline": "HF_HUB_OFFLINE",
+    "host": "QUIRE_HOST",  # HOST and HOSTNAME name the machine itself, not an address to listen on
+}
 SOURCES = (
     "Settings can also be environment variables, by their names in capitals (MAX_BATCH_SIZE=8; the model is MODEL_ID, "
     "the token HF_TOKEN, offline HF_HUB_OFFLINE), and stand in a file. Options beat variables, and variables the file."
