@@ -1,6 +1,6 @@
 """What the HTTP layer costs: front ends before an engine process whose device is free.
 
-    python bench/http_front_end.py [--streams 1,64,256,1000] [--tokens 200] [--http-workers 1] [--step-ms 20] [--json FILE]
+    python bench/http_front_end.py [--streams 1,64,256,1000] [--tokens 200] [--http-workers 1] [--step-ms 20]
 
 First every stream takes tokens as fast as they come: tokens per second, and processor time of the front ends per
 streamed token. Then steps take `--step-ms`, and each token says when it was made: how much later the client has it.
