@@ -1,4 +1,4 @@
-"""Which tests run: those marked `parity` or `gpu` only when asked for, and hypothesis by profile."""
+"""Which tests run: those marked `parity` only when asked for, and hypothesis by profile."""
 
 import os
 
@@ -12,10 +12,9 @@ settings.load_profile(os.environ.get("QUIRE_HYPOTHESIS_PROFILE", "short"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    asked = config.getoption("-m")
-    left_out = [
-        item for item in items for mark in ("parity", "gpu") if item.get_closest_marker(mark) and mark not in asked
-    ]
+    if "parity" in config.getoption("-m"):
+        return
+    left_out = [item for item in items if item.get_closest_marker("parity")]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
