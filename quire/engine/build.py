@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +18,7 @@ from quire.engine.engine import Engine
 from quire.executor.executor import JaxExecutor
 from quire.executor.memory import device_memory_bytes, largest_step_bytes, token_bytes, weight_bytes
 from quire.executor.program_store import ProgramStore
+from quire.executor.programs import Programs
 from quire.executor.shapes import Shapes
 from quire.files import ModelFiles, Progress, locate, silent
 from quire.files.model_files import DEFAULT_CACHE_DIR
@@ -108,15 +109,36 @@ def make_plan(config: Config, progress: Progress = silent) -> Plan:
 
 
 def build_engine(plan: Plan, progress: Progress = silent, clock: Callable[[], float] = time.monotonic) -> Built:
-    """Load the weights and make the engine; nothing is compiled yet."""
+    """Load the weights and make the engine. Its programs are compiled by its executor's `warm_up`."""
+    weights = _weights(plan, progress)
+    plan = _with_measured_step(plan, weights)
     for choice in plan.choices:
         if choice.is_automatic:
             log.info("%s", choice)
-    weights = _weights(plan, progress)
     threads, store = plan.resolved.compile_threads, _program_store(plan)
     executor = JaxExecutor(plan.model, weights, plan.shapes, threads, plan.mesh, store)
     scheduler = Scheduler(plan.limits, clock, prefix_key=plan.model.prefix_key)
     return Built(plan, Engine(scheduler, executor, plan.config.lookahead), executor)
+
+
+def _with_measured_step(plan: Plan, weights: ParamTree) -> Plan:
+    """The plan with as many pages as fit beside the largest step as it was compiled, where that was an estimate.
+
+    Not on a CPU: there the cache is kept small to leave the host its memory, and does not fill what is left.
+    """
+    if plan.config.num_pages is not None or plan.facts.platform == "cpu":
+        return plan
+    shapes = plan.shapes.with_pages(2)  # the pages are written in place, so their number does not matter
+    store = _program_store(replace(plan, shapes=shapes))
+    programs = Programs(plan.model, weights, shapes, plan.resolved.compile_threads, plan.mesh, store)
+    pages = resolve_pages(plan.config, plan.resolved, plan.facts, programs.largest_step_bytes())
+    programs.close()
+    return replace(
+        plan,
+        shapes=shapes.with_pages(pages.value),
+        limits=replace(plan.limits, num_pages=pages.value),
+        choices=(*plan.resolved.choices, pages),
+    )
 
 
 def _program_store(plan: Plan) -> ProgramStore:

@@ -94,6 +94,14 @@ class Programs:
             needed += [bucket, ("sample", bucket.num_samples)]
         return all(key in self._ready for key in needed)
 
+    def largest_step_bytes(self) -> int:
+        """What the largest step takes besides weights and state, as the compiler laid it out."""
+        bucket = max(self._shapes.buckets.all(), key=lambda bucket: (bucket.num_tokens, bucket.num_samples))
+        keys: list[Key] = [bucket, ("sample", bucket.num_samples)]
+        layouts = [program.memory_analysis() for program in self._pool.map(self._make, keys)]
+        logits = bucket.num_samples * self._model.vocab_size * 4
+        return sum(int(layout.temp_size_in_bytes) for layout in layouts) + logits
+
     def compile_for_one(self, num_tokens: int) -> Iterator[float]:
         """Compile what one sequence needs that runs alone, after a prompt of `num_tokens`; tells the share done."""
         buckets, most = self._shapes.buckets, self._shapes.max_prefill_tokens
