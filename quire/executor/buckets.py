@@ -44,18 +44,18 @@ class Buckets:
         self.max_scored_groups = self.max_groups  # a chunk is scored whole, however long it is
 
     def all(self) -> list[Bucket]:
-        """In the order in which they should be made ready: first what can run anything, then what a lone request of
-        an early visitor needs, then the rest."""
+        """In the order in which they should be made ready."""
         decodes = [Bucket(rows, 0) for rows in self._row_ladder]
         mixed = [Bucket(rows, groups) for groups in self._group_ladder for rows in self._beside_ladder]
         scored = [Bucket(0, groups, scores=True) for groups in (1, min(4, self.max_groups), self.max_groups)]
-        alone = [decodes[0], *(bucket for bucket in mixed if not bucket.rows)]
-        return list(dict.fromkeys(self.largest() + alone + decodes + mixed + scored))
+        return list(dict.fromkeys(self.first() + decodes + mixed + scored))
 
-    def largest(self) -> list[Bucket]:
-        """Enough to run anything, if not fast."""
+    def first(self) -> list[Bucket]:
+        """Enough to run anything, and a short prompt alone as fast as it gets: what a server needs to begin."""
         rows, groups = self.max_rows, self.max_groups
-        return [Bucket(rows, 0), Bucket(rows, groups), Bucket(0, groups, scores=True)]
+        largest = [Bucket(rows, 0), Bucket(rows, groups), Bucket(0, groups, scores=True)]
+        alone = [Bucket(self._row_ladder[0], 0), *(Bucket(0, count) for count in self._group_ladder[:3])]
+        return list(dict.fromkeys(largest + alone))
 
     def sample_sizes(self) -> list[int]:
         """Every number of rows that is sampled from."""

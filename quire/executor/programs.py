@@ -90,7 +90,7 @@ class Programs:
         """Whether every plan finds a program that is ready; those still to come are faster for some plans."""
         self._collect()
         needed: list[Key] = [("start", size) for size in START_SIZES]
-        for bucket in self._shapes.buckets.largest():
+        for bucket in self._shapes.buckets.first():
             needed += [bucket, ("sample", bucket.num_samples)]
         return all(key in self._ready for key in needed)
 
