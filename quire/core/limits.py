@@ -1,9 +1,13 @@
 """The numbers a scheduler works within."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from quire.errors import InvalidRequest, PromptTooLong
-from quire.request import Request
+from quire.request import MAX_TOKEN_ID, Request
+
+# By sample of a request: what it generated before, None for one that has ended.
+SoFar = Sequence[Sequence[int] | None]
 
 MAX_SAMPLES = 128  # of one request: each is a sequence, and one client must not queue a million with a few bytes
 
@@ -57,3 +61,17 @@ class Limits:
             raise InvalidRequest(f"samples is {request.samples}; the limit is {MAX_SAMPLES}")
         if self.max_queued is not None and request.samples > self.max_queued:
             raise InvalidRequest(f"samples is {request.samples}; the queue takes {self.max_queued}")
+
+
+def refuse_what_cannot_go_on(request: Request, so_far: SoFar) -> None:
+    """Raise when `so_far` is nothing that `request` could have generated."""
+    if len(so_far) != request.samples:
+        raise InvalidRequest(f"{len(so_far)} samples are to go on; the request has {request.samples}")
+    if all(generated is None for generated in so_far):
+        raise InvalidRequest("every sample has ended, none can go on")
+    longest = max(len(generated) for generated in so_far if generated is not None)
+    if longest and longest >= request.max_tokens:
+        raise InvalidRequest(f"{longest} tokens were generated; max_tokens is {request.max_tokens}")
+    for generated in so_far:
+        if generated and not (min(generated) >= 0 and max(generated) <= MAX_TOKEN_ID):
+            raise InvalidRequest(f"a generated token is not between 0 and {MAX_TOKEN_ID}")

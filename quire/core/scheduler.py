@@ -7,7 +7,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from quire.core.deadlines import Deadline, Deadlines
-from quire.core.limits import Limits
+from quire.core.limits import Limits, SoFar, refuse_what_cannot_go_on
 from quire.core.page_pool import PagePool
 from quire.core.plan import Chunk, Failure, SlotStart, StepPlan, StepResult, TokenLogprobs, Update
 from quire.core.prefix_cache import PrefixCache
@@ -118,6 +118,14 @@ class Scheduler:
         sequence = self._sequences.get(sequence_id)
         return None if sequence is None else sequence.request_id
 
+    def running_requests(self) -> list[int]:
+        """The requests that have a slot."""
+        return list(dict.fromkeys(sequence.request_id for sequence in self._running))
+
+    def lengths(self, request_id: int) -> dict[int, tuple[int, int]]:
+        """By live sequence of a request: the tokens it has, and as many as it may ever have."""
+        return {sequence.id: (len(sequence.tokens), sequence.limit) for sequence in self._requests.get(request_id, ())}
+
     def num_computed(self, sequence_id: int) -> int | None:
         """Positions of a live sequence that results have confirmed since it last got its slot."""
         sequence = self._sequences.get(sequence_id)
@@ -125,15 +133,21 @@ class Scheduler:
 
     # Coming and going
 
-    def add(self, request: Request, bounded: bool = True) -> None:
+    def add(self, request: Request, bounded: bool = True, so_far: SoFar | None = None) -> None:
         """Queue a request, or refuse it: at once and for good, or with a time to try again.
 
-        The engine's own requests are not `bounded` by the length of the queue.
+        The engine's own requests are not `bounded` by the length of the queue. With `so_far` the request goes on where
+        another engine left it, and is not bounded either: it was let in once.
         """
         limits = self.limits
         if request.request_id in self._requests:
             raise InvalidRequest(f"request_id {request.request_id} is in use")
         limits.refuse_what_cannot_fit(request)
+        if so_far is None:
+            so_far = [()] * request.samples
+        else:
+            bounded = False
+            refuse_what_cannot_go_on(request, so_far)
         if bounded and limits.max_queued is not None and self.num_waiting + request.samples > limits.max_queued:
             raise Overloaded(
                 f"{self.num_waiting} sequences wait, the queue takes {limits.max_queued}", self._queue.retry_after_s()
@@ -143,9 +157,11 @@ class Scheduler:
         key = 0 if self._prefix_key is None else self._prefix_key(len(request.prompt))
         salt = f"{key}+{request.salt}" if limits.prefix_caching else f"-{self._num_arrived}"
         sequences = []
-        for sample in range(request.samples):
+        for sample, generated in enumerate(so_far):
+            if generated is None:
+                continue
             self._num_arrived += 1
-            sequence = Sequence(self._num_arrived, request, sample, salt)
+            sequence = Sequence(self._num_arrived, request, sample, salt, generated)
             # How many guesses are right decides what comes after them, so the host must know.
             sequence.waits_for_host = request.waits_for_host or self._drafter is not None
             sequences.append(sequence)

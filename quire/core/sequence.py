@@ -1,5 +1,6 @@
 """A request inside the engine."""
 
+from collections.abc import Iterable
 from enum import Enum, auto
 
 from quire.core.prefix_cache import Match, Node, Place
@@ -49,14 +50,14 @@ class Sequence:
         "waits_for_host",
     )
 
-    def __init__(self, id: int, request: Request, sample: int, salt: str) -> None:
+    def __init__(self, id: int, request: Request, sample: int, salt: str, generated: Iterable[int] = ()) -> None:
         self.id = id
         self.request = request
         self.request_id = request.request_id
         self.sample = sample
         self.salt = salt
         self.stopping = Stopping(request)
-        self.tokens = list(request.prompt)
+        self.tokens = [*request.prompt, *generated]
         self.num_prompt = len(request.prompt)
         self.limit = self.num_prompt + request.max_tokens  # as many tokens as it may ever have
         self.waits_for_host = request.waits_for_host

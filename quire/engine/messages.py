@@ -11,6 +11,9 @@ __all__ = ["Abort", "Command", "Event", "Failed", "Progress", "Submit", "TokenLo
 
 class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
     request: Request
+    # When another engine was at it: what each sample generated there, None for one that has ended. The rest follows
+    # as if nothing had happened.
+    so_far: list[list[int] | None] | None = None
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):
