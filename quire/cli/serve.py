@@ -1,19 +1,25 @@
 """`quire serve`: a model over HTTP."""
 
+import logging
+import os
 from dataclasses import replace
 from typing import Annotated
 
 import typer
 
 from quire.cli.settings import with_settings
+from quire.cli.tgi_flags import TgiFlags
 from quire.config import Config
 from quire.server.settings import ServerSettings
+
+log = logging.getLogger(__name__)
 
 
 @with_settings
 def serve(
     config: Config,
     settings: ServerSettings,
+    flags: TgiFlags,
     served: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="What to serve: the same as --model.", show_default=False)
     ] = None,
@@ -21,6 +27,11 @@ def serve(
     """Serve a model over HTTP: the OpenAI API and that of text-generation-inference."""
     if served is not None:
         config = replace(config, model=served)
+    config, settings = flags.applied(config, settings, os.environ)
+    from quire.server.logs import configure_logs
     from quire.server.serve import serve as run
 
+    configure_logs(settings.log_format, settings.logging_level)
+    for warning in flags.warnings():
+        log.warning("%s", warning)
     run(config, settings)

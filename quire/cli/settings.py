@@ -21,6 +21,7 @@ VARIABLES = {
     "offline": "HF_HUB_OFFLINE",
     "host": "QUIRE_HOST",  # HOST and HOSTNAME name the machine itself, not an address to listen on
 }
+SHORT = {"port": ("--port", "-p")}
 SOURCES = (
     "Settings can also be environment variables, by their names in capitals (MAX_BATCH_SIZE=8; the model is MODEL_ID, "
     "the token HF_TOKEN, offline HF_HUB_OFFLINE), and stand in a file. Options beat variables, and variables the file."
@@ -63,17 +64,27 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     return run
 
 
+def variable_of(field: "dataclasses.Field[Any]") -> str | None:
+    """The environment variable that a setting is read from."""
+    if field.metadata["group"] in WITHOUT_VARIABLE:
+        return None
+    name: str | None = field.metadata.get("variable", VARIABLES.get(field.name, field.name.upper()))
+    return name
+
+
 def _option(field: "dataclasses.Field[Any]", hint: Any) -> inspect.Parameter:
     group = field.metadata["group"]
     default: Any = field.default
     if get_origin(hint) is tuple:  # an option that can be given several times
         hint, default = list[get_args(hint)[0]], list(default)  # type: ignore[misc]
     option = typer.Option(
+        *SHORT.get(field.name, ()),
         help=field.metadata["help"],
         rich_help_panel=group,
-        envvar=None if group in WITHOUT_VARIABLE else VARIABLES.get(field.name, field.name.upper()),
+        envvar=variable_of(field),
         show_envvar=False,  # said once, below
         show_default=field.default not in (None, ()),
+        hidden=field.metadata.get("hidden", False),
     )
     return inspect.Parameter(
         field.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=Annotated[hint, option]

@@ -123,10 +123,27 @@ def _route(scope: Scope) -> Route:
     return route
 
 
+class MetricsPort:
+    """Keeps what comes to the port of the metrics to the metrics."""
+
+    def __init__(self, app: ASGIApp, port: int) -> None:
+        self._app = app
+        self._port = port
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["server"][1] == self._port and scope["path"] != "/metrics":
+            message = f"there is no {scope['path'][:200]} on port {self._port}, which has /metrics alone"
+            await tgi_error(NoSuchRoute(message), ())(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
+
+
 def make_app(service: Service) -> ASGIApp:
     """The application with what stands before it, as the settings say."""
     settings = service.settings
     app: ASGIApp = App(service)
+    if settings.prometheus_port is not None:
+        app = MetricsPort(app, settings.prometheus_port)
     if settings.api_keys:
         app = Access(app, settings.api_keys)
     if settings.allowed_origins:

@@ -46,14 +46,18 @@ class FrontEnd:
         self._service: Service | None = None
 
     async def run_first(
-        self, path: Path, listener: socket.socket, is_engine_alive: Callable[[], bool], announce: Callable[[str], None]
+        self,
+        path: Path,
+        listeners: list[socket.socket],
+        is_engine_alive: Callable[[], bool],
+        announce: Callable[[str], None],
     ) -> None:
-        """Answer on `listener` from the start, and serve once the engine at `path` is ready.
+        """Answer on `listeners` from the start, and serve once the engine at `path` is ready.
 
         Raises why it did not get ready.
         """
         server = HttpServer(self._settings)
-        serving = asyncio.create_task(server.serve([listener]))
+        serving = asyncio.create_task(server.serve(listeners))
         joining = asyncio.create_task(self._join(path, is_engine_alive))
         await asyncio.wait({serving, joining}, return_when=asyncio.FIRST_COMPLETED)
         if not joining.done():
@@ -65,7 +69,7 @@ class FrontEnd:
             await serving
         service, client = joining.result()
         server.admit(service)
-        host, port = listener.getsockname()[:2]
+        host, port = listeners[0].getsockname()[:2]
         announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
         await self._serve(service, client, serving)
         return None

@@ -1,5 +1,6 @@
 """A model's engine, made in the engine process."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
@@ -17,11 +18,12 @@ class ModelEngine:
     config: Config
     log_format: str = "text"
     show_progress: bool = True
+    log_level: int = logging.INFO
 
     def __call__(self, describe: Callable[[Described], None]) -> Metered:
         from quire.engine.build import build_engine, make_plan  # loads JAX, which front ends do without
 
-        configure_logs(self.log_format)
+        configure_logs(self.log_format, self.log_level)
         progress = progress_bar if self.show_progress else silent
         plan = make_plan(self.config, progress)
         files = plan.files

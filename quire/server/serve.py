@@ -29,8 +29,9 @@ _spawn = multiprocessing.get_context("spawn")
 
 def serve(config: Config, settings: ServerSettings, *, show_progress: bool = True) -> None:
     """Serve a model until a signal comes. Raises why it cannot be served."""
-    configure_logs(settings.log_format)
-    serve_engine(ModelEngine(config, settings.log_format, show_progress), settings, config.chat_template)
+    configure_logs(settings.log_format, settings.logging_level)
+    engine = ModelEngine(config, settings.log_format, show_progress, settings.logging_level)
+    serve_engine(engine, settings, config.chat_template)
 
 
 def serve_engine(
@@ -42,6 +43,9 @@ def serve_engine(
     """Serve whatever engine `build` makes. This process is the first HTTP worker, and watches the others."""
     listener = open_listener(settings.host, settings.port, shared=settings.http_workers > 1)
     port = listener.getsockname()[1]
+    listeners = [listener]
+    if settings.prometheus_port is not None:
+        listeners.append(open_listener(settings.host, settings.prometheus_port, shared=False))
     with tempfile.TemporaryDirectory(prefix="quire-") as folder:  # of this user alone, and so is the socket in it
         path = Path(folder) / "engine.sock"
         engine = _spawn.Process(target=run_engine, args=(path, build), name="quire-engine")
@@ -58,7 +62,7 @@ def serve_engine(
             (announce or _announce)(address)
 
         try:
-            run_loop(FrontEnd(settings, chat_template).run_first(path, listener, engine.is_alive, start_workers))
+            run_loop(FrontEnd(settings, chat_template).run_first(path, listeners, engine.is_alive, start_workers))
         finally:
             for process in (*workers, engine):  # the engine last: the workers drain
                 _end(process, settings.drain_s + STOP_S)
@@ -66,7 +70,7 @@ def serve_engine(
 
 def _run_worker(path: Path, settings: ServerSettings, chat_template: str | None, port: int) -> None:
     """Another HTTP worker, in a process of its own. Its parent tells it when to stop."""
-    configure_logs(settings.log_format)
+    configure_logs(settings.log_format, settings.logging_level)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         run_loop(

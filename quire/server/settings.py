@@ -1,5 +1,6 @@
 """Every setting of the front end."""
 
+import logging
 from dataclasses import dataclass, fields
 
 from quire.config import setting
@@ -16,6 +17,15 @@ _AT_LEAST_ONE = (
     "max_buffered_tokens",
 )
 LOG_FORMATS = ("text", "json")
+LOG_LEVELS = {
+    "trace": logging.DEBUG,
+    "debug": logging.DEBUG,
+    "info": logging.INFO,
+    "warn": logging.WARNING,
+    "warning": logging.WARNING,
+    "error": logging.ERROR,
+    "off": logging.CRITICAL,
+}
 
 
 @dataclass(frozen=True)
@@ -25,10 +35,11 @@ class ServerSettings:
     host: str = setting("127.0.0.1", HTTP, "Address to listen on; 0.0.0.0 for all.")
     port: int = setting(8000, HTTP, "Port to listen on; 0 for any that is free.")
     http_workers: int = setting(1, HTTP, "Processes that speak HTTP, sharing the port.")
+    prometheus_port: int | None = setting(None, HTTP, "Another port that has /metrics, and nothing else.")
     payload_limit: int = setting(2_000_000, HTTP, "Bytes of a request's body.")
     api_key: str | None = setting(None, ACCESS, "Key that requests must carry; several are separated by commas.")
-    cors_allow_origin: str | None = setting(
-        None, ACCESS, "Origins whose pages may ask, separated by commas; * for all."
+    cors_allow_origin: tuple[str, ...] = setting(
+        (), ACCESS, "Origin whose pages may ask; several by commas or by repeating it, * for all."
     )
     max_concurrent_requests: int = setting(2048, LIMITS, "Requests that one worker has open; more are answered 429.")
     max_best_of: int = setting(20, LIMITS, "Samples of one prompt.")
@@ -44,11 +55,19 @@ class ServerSettings:
     tgi_strict: bool = setting(
         False, API, "Refuse top_p = 1, temperature = 0, top_k = 0 and best_of with a seed, as TGI does."
     )
+    enable_prefill_logprobs: bool = setting(
+        False, API, "With --tgi-strict: fill in decoder_input_details, which are empty there otherwise."
+    )
+    disable_grammar_support: bool = setting(False, API, "Refuse requests that ask for structured output.")
     drain_s: float = setting(90.0, OPERATIONS, "Seconds that requests have to finish once the server is told to stop.")
     stuck_after_s: float = setting(
         10.0, OPERATIONS, "A step that takes longer, and longer than ten times any before it, is called stuck."
     )
     log_format: str = setting("text", OPERATIONS, "text, or json for one object a line.")
+    log_level: str = setting("info", OPERATIONS, "What is logged: debug, info, warning or error, and what is worse.")
+    compute_type: str | None = setting(
+        None, OPERATIONS, "What the header x-compute-type says; the platform if not given."
+    )
 
     @property
     def api_keys(self) -> tuple[str, ...]:
@@ -56,7 +75,13 @@ class ServerSettings:
 
     @property
     def allowed_origins(self) -> tuple[str, ...]:
-        return _listed(self.cors_allow_origin)
+        return tuple(origin for given in self.cors_allow_origin for origin in _listed(given))
+
+    @property
+    def logging_level(self) -> int:
+        """As the logging module has it. Levels of single modules, as in `info,name=debug`, are left out."""
+        words = [word for word in _listed(self.log_level.lower()) if "=" not in word]
+        return LOG_LEVELS[words[0] if words else "info"]
 
     def __post_init__(self) -> None:
         for name in _AT_LEAST_ONE:
@@ -68,6 +93,12 @@ class ServerSettings:
                 raise InvalidSetting(f"{field.name} is {value}; it must be at least 0")
         if not 0 <= self.port <= 65535:
             raise InvalidSetting(f"port is {self.port}; it must be between 0 and 65535")
+        if self.prometheus_port is not None and not 1 <= self.prometheus_port <= 65535:
+            raise InvalidSetting(f"prometheus_port is {self.prometheus_port}; it must be between 1 and 65535")
+        try:
+            _ = self.logging_level
+        except KeyError as unknown:
+            raise InvalidSetting(f"log_level is {unknown.args[0]!r}; it can be {', '.join(LOG_LEVELS)}") from None
         if self.log_format not in LOG_FORMATS:
             raise InvalidSetting(f"log_format is {self.log_format!r}; it can be {' or '.join(LOG_FORMATS)}")
         if self.api_key is not None and not self.api_keys:

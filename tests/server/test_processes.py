@@ -183,6 +183,15 @@ def test_while_the_engine_is_being_made_requests_are_told_and_the_port_is_taken(
         assert client.post(f"{url}/v1/completions", json=SMALL).status_code == 200
 
 
+def test_metrics_have_a_port_of_their_own_where_asked(serve):
+    port = free_port()
+    served = serve(f"prometheus_port={port}").wait()
+    assert "tgi_request_count" in httpx.get(f"http://127.0.0.1:{port}/metrics").text
+    assert "tgi_request_count" in httpx.get(f"{served.url}/metrics").text
+    assert httpx.get(f"http://127.0.0.1:{port}/health").status_code == 404
+    assert httpx.post(f"http://127.0.0.1:{port}/v1/completions", json=SMALL).status_code == 404
+
+
 def test_draining_is_bounded(serve):
     served = serve("step_s=0.05", "drain_s=0.5").wait()
     answers = []

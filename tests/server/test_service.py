@@ -220,7 +220,7 @@ def test_keys_open_the_door_and_nothing_else_does(make_server):
 
 
 def test_browsers_of_the_named_origins_may_ask(make_server):
-    server = make_server(settings=ServerSettings(cors_allow_origin="https://one.example", api_key="key"))
+    server = make_server(settings=ServerSettings(cors_allow_origin=("https://one.example",), api_key="key"))
 
     def preflight(origin: str) -> httpx.Response:
         headers = {"origin": origin, "access-control-request-method": "POST"}

@@ -119,7 +119,7 @@ def timing_headers(stream: Stream, inputs: str) -> dict[str, str]:
     total_s = now - stream.opened_s
     inference_s = now - stream.submitted_s - stream.queue_s
     return {
-        "x-compute-type": stream.service.platform,
+        "x-compute-type": stream.service.settings.compute_type or stream.service.platform,
         "x-compute-time": f"{total_s:.6f}",
         "x-compute-characters": str(len(inputs)),
         "x-total-time": _ms(total_s),

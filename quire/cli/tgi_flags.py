@@ -1,0 +1,169 @@
+"""The flags and variables of text-generation-inference's launcher: what each becomes here.
+
+Those that Quire has by the same name and with the same meaning are in SAME; the others are fields of TgiFlags. The page
+docs/operations/from-tgi.md shows all of them, and a test holds it to this file.
+"""
+
+import dataclasses
+import ipaddress
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from quire.config import Config
+from quire.errors import InvalidSetting
+from quire.server.settings import ServerSettings
+
+GROUP = "As text-generation-inference has it"
+
+# By name: the default there, where there is one.
+SAME = {
+    "revision": "", "dtype": "", "max_concurrent_requests": "128", "max_best_of": "2", "max_stop_sequences": "4",
+    "max_top_n_tokens": "5", "max_input_tokens": "", "max_total_tokens": "", "waiting_served_ratio": "0.3",
+    "max_batch_prefill_tokens": "", "max_batch_total_tokens": "", "max_waiting_tokens": "20", "max_batch_size": "",
+    "port": "3000", "prometheus_port": "9000", "cors_allow_origin": "", "api_key": "", "max_client_batch_size": "4",
+    "payload_limit": "2000000",
+    "enable_prefill_logprobs": "", "disable_grammar_support": "", "prefix_caching": "1", "log_level": "info",
+    "compute_type": "",
+}  # fmt: skip
+
+
+def _means(other: str, help: str, default: Any = None, variable: bool = True) -> Any:
+    """A flag that is another name of a setting."""
+    return _flag(default, f"{help} The same as --{other.replace('_', '-')}.", variable, means=other)
+
+
+def _inert(why: str, default: Any = None) -> Any:
+    """A flag that is taken, with a warning: what it is about changes no result."""
+    return _flag(default, why, hidden=True, inert=why)
+
+
+def _refused(why: str, default: Any = None, variable: bool = True) -> Any:
+    """A flag that would change results, or who gets them."""
+    return _flag(default, why, variable, hidden=True, refused=why)
+
+
+def _flag(default: Any, help: str, variable: bool = True, **more: Any) -> Any:
+    unread = {} if variable else {"variable": None}
+    return dataclasses.field(default=default, metadata={"group": GROUP, "help": help} | unread | more)
+
+
+@dataclass(frozen=True)
+class TgiFlags:
+    """What was asked for in the launcher's own words. Owned by `quire serve`."""
+
+    # MODEL_ID is read by --model.
+    model_id: str | None = _means("model", "What to serve.", variable=False)
+    # HOSTNAME is read by `applied`, since most shells and all containers put the machine's name there.
+    hostname: str | None = _means("host", "Address to listen on.", variable=False)
+    max_input_length: int | None = _means("max_input_tokens", "Longest prompt.")
+    num_shard: int | None = _means("tensor_parallel", "Devices to cut the model across.")
+    sharded: str | None = _flag(None, "Needs --num-shard when true; with false --num-shard must be 1.", special=True)
+    cuda_memory_fraction: float | None = _means("memory_fraction", "Share of the device's memory that may be used.")
+    graceful_termination_timeout: float | None = _means("drain_s", "Seconds to finish in when told to stop.")
+    huggingface_hub_cache: Path | None = _means("cache_dir", "Where fetched models are kept.")
+    json_output: bool = _flag(False, "The same as --log-format json.", special=True)
+    tokenizer_config_path: Path | None = _flag(
+        None, "A tokenizer_config.json whose chat template takes the place of the model's.", special=True
+    )
+    validation_workers: int | None = _inert("HTTP workers tokenise; their number is --http-workers")
+    speculate: int | None = _inert("nothing is guessed ahead; the tokens are the same without")
+    trust_remote_code: bool = _inert("no code out of a model's repository is ever run", False)
+    cuda_graphs: str | None = _inert("every shape of step is compiled ahead")
+    shard_uds_path: str | None = _inert("one process drives all devices")
+    master_addr: str | None = _inert("one process drives all devices")
+    master_port: str | None = _inert("one process drives all devices")
+    weights_cache_override: str | None = _inert("fetched models are kept in --cache-dir")
+    disable_custom_kernels: bool = _inert("the kernels give what plain ones give, and are tested for it", False)
+    watermark_gamma: float | None = _inert("requests that ask for a watermark are refused")
+    watermark_delta: float | None = _inert("requests that ask for a watermark are refused")
+    ngrok_authtoken: str | None = _inert("there are no tunnels")
+    ngrok_edge: str | None = _inert("there are no tunnels")
+    usage_stats: str | None = _inert("nothing is ever reported to anyone")
+    max_image_fetch_size: int | None = _inert("requests with images are refused")
+    attention: str | None = _inert("the implementation is chosen by platform")
+    prefill_chunking: str | None = _inert("prompts are always cut where a step is full; the tokens are the same")
+    tgi_wiggle_room: float | None = _inert("memory is accounted for; see --memory-fraction")
+    quantize: str | None = _refused("weights are computed in --dtype; serve a GGUF file for quantised ones")
+    kv_cache_dtype: str | None = _refused("keys and values are kept in --dtype")
+    rope_scaling: str | None = _refused("positions are as the model's config.json has them; change rope_scaling there")
+    rope_factor: float | None = _refused("positions are as the model's config.json has them; change rope_scaling there")
+    lora_adapters: str | None = _refused("adapters are not supported")
+    otlp_endpoint: str | None = _refused("spans are not exported")
+    otlp_service_name: str | None = _refused("spans are not exported")
+    ngrok: bool = _refused("there are no tunnels; put a proxy in front", False)
+    env: bool = _refused("`quire doctor` tells what there is", False, variable=False)
+
+    def given(self, kind: str) -> dict[str, Any]:
+        """The flags of this kind (`means`, `inert`, `refused`) that were given, with what the kind says of them."""
+        return {
+            field.name: field.metadata[kind]
+            for field in dataclasses.fields(self)
+            if kind in field.metadata and getattr(self, field.name) != field.default
+        }
+
+    def warnings(self) -> list[str]:
+        """Of what was asked for and does nothing."""
+        return [f"--{name.replace('_', '-')} does nothing: {why}" for name, why in self.given("inert").items()]
+
+    def applied(
+        self, config: Config, settings: ServerSettings, environment: Mapping[str, str]
+    ) -> tuple[Config, ServerSettings]:
+        """The settings with what was asked for here; raises on what would change results."""
+        for name, why in self.given("refused").items():
+            raise InvalidSetting(f"{name} is {getattr(self, name)}: {why}")
+        self._check_sharded()
+        wanted = {other: (name, getattr(self, name)) for name, other in self.given("means").items()}
+        if self.json_output:
+            wanted["log_format"] = ("json_output", "json")
+        if self.tokenizer_config_path is not None:
+            wanted["chat_template"] = ("tokenizer_config_path", _template_in(self.tokenizer_config_path))
+        address = environment.get("HOSTNAME", "")
+        if "host" not in wanted and settings.host == ServerSettings.host and _is_address(address):
+            wanted["host"] = ("HOSTNAME", address)
+        return _changed(config, wanted), _changed(settings, wanted)
+
+    def _check_sharded(self) -> None:
+        if self.sharded is None:
+            return
+        if self.sharded.lower() not in ("true", "false"):
+            raise InvalidSetting(f"sharded is {self.sharded!r}; it can be true or false")
+        if self.sharded.lower() == "true" and self.num_shard is None:
+            raise InvalidSetting("sharded is true; say across how many devices with --num-shard")
+        if self.sharded.lower() == "false" and (self.num_shard or 1) > 1:
+            raise InvalidSetting(f"sharded is false and num_shard is {self.num_shard}; they contradict each other")
+
+
+def _changed(settings: Any, wanted: dict[str, tuple[str, Any]]) -> Any:
+    """`settings`, a dataclass, with those of the wanted values that it has fields for."""
+    changes: dict[str, Any] = {}
+    for field in dataclasses.fields(settings):
+        if field.name not in wanted:
+            continue
+        flag, value = wanted[field.name]
+        own = getattr(settings, field.name)
+        if own not in (field.default, value):
+            raise InvalidSetting(f"{flag} is {value} and {field.name} is {own}; they mean the same")
+        changes[field.name] = value
+    return replace(settings, **changes)
+
+
+def _is_address(text: str) -> bool:
+    try:
+        ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return True
+
+
+def _template_in(file: Path) -> str:
+    try:
+        found = json.loads(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise InvalidSetting(f"tokenizer_config_path is {file}, which cannot be read as JSON: {error}") from error
+    template = found.get("chat_template") if isinstance(found, dict) else None
+    if not isinstance(template, str):
+        raise InvalidSetting(f"tokenizer_config_path is {file}, which has no chat_template")
+    return template
