@@ -7,11 +7,9 @@ streamed token. Then steps take `--step-ms`, and each token says when it was mad
 """
 
 import argparse
-import asyncio
 import json
 import multiprocessing
 import os
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -19,10 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# Run as a script this file's folder comes first, and what imports the standard library's http would find this one.
-sys.path[:] = [entry for entry in sys.path if Path(entry).resolve() != Path(__file__).resolve().parent]
-
-# ruff: noqa: E402
+from stream_client import NUM_TICKS, run_load, ticks
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from quire.core.limits import Limits
@@ -32,14 +27,6 @@ from quire.engine.meter import Metered, metered
 from quire.engine.wire import Described
 from quire.server.serve import serve_engine
 from quire.server.settings import ServerSettings
-
-VOCABULARY = 50_000
-TICK_S = 1e-5  # tokens are ticks of the clock, so that a token says when it was made
-CONNECTIONS_AT_ONCE = 100
-
-
-def tick() -> int:
-    return int(time.monotonic() / TICK_S) % VOCABULARY
 
 
 class FreeDevice:
@@ -73,7 +60,7 @@ class FreeStep:
 
     def result(self) -> StepResult:
         self._device.wait()
-        token = tick()
+        token = ticks(time.time())
         return StepResult(self._plan.step, [[token] for chunk in self._plan.chunks if chunk.samples])
 
 
@@ -101,7 +88,7 @@ class FreeEngine:
 
 def make_tokenizer(folder: Path) -> None:
     """Each token is the text of its own number."""
-    backend = Tokenizer(models.BPE(vocab={f"Ġ{number}": number for number in range(VOCABULARY)}, merges=[]))
+    backend = Tokenizer(models.BPE(vocab={f"Ġ{number}": number for number in range(NUM_TICKS)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     backend.save(str(folder / "tokenizer.json"))
@@ -120,45 +107,11 @@ def cpu_s(pids: list[int]) -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
-def worker_pids(server: int) -> list[int]:
-    """The server itself and its children, without the engine, which is the first of them."""
+def processes(server: int) -> tuple[int, list[int]]:
+    """The engine, which is the first child of the server, and the front ends: the server and its other children."""
     children = Path(f"/proc/{server}/task/{server}/children").read_text(encoding="ascii").split()
-    spawned = [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return [server, *spawned[1:]]
-
-
-async def one_stream(port: int, tokens: int, number: int, gate: asyncio.Semaphore) -> tuple[int, float, list[float]]:
-    """How many tokens came, when the first did, and how long each was under way."""
-    body = json.dumps(
-        {"prompt": [number % VOCABULARY], "max_tokens": tokens, "stream": True, "ignore_eos": True}
-    ).encode()
-    async with gate:
-        reader, writer = await asyncio.open_connection("127.0.0.1", port, limit=2**20)
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n"
-        writer.write(head.encode() + body)
-        status = await reader.readline()
-    if b" 200 " not in status:
-        raise RuntimeError(status.decode() + (await reader.read()).decode(errors="replace"))
-    count, first_s = 0, 0.0
-    delays: list[float] = []
-    while data := await reader.read(2**16):
-        now = tick()
-        if not count:
-            first_s = time.monotonic()
-        for part in data.split(b'"text":" ')[1:]:
-            made = int(part[: part.index(b'"')])
-            delays.append(((now - made) % VOCABULARY) * TICK_S)
-            count += 1
-    writer.close()
-    return count, first_s, delays
-
-
-async def load(port: int, streams: int, tokens: int) -> tuple[float, int, list[float]]:
-    gate = asyncio.Semaphore(CONNECTIONS_AT_ONCE)
-    begun = time.monotonic()
-    answers = await asyncio.gather(*(one_stream(port, tokens, number, gate) for number in range(streams)))
-    took_s = time.monotonic() - begun
-    return took_s, sum(count for count, _, _ in answers), sorted(d for _, _, delays in answers for d in delays)
+    engine, *others = [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
+    return engine, [server, *others]
 
 
 def measure(folder: str, streams: int, tokens: int, workers: int, step_s: float) -> dict[str, Any]:
@@ -170,11 +123,11 @@ def measure(folder: str, streams: int, tokens: int, workers: int, step_s: float)
     try:
         port = int(ours.recv().rsplit(":", 1)[1])
         time.sleep(0.5 if workers == 1 else 3.0)
-        asyncio.run(load(port, min(streams, 16), 20))
-        pids = worker_pids(server.pid or 0)
-        before = cpu_s(pids)
-        took_s, count, delays = asyncio.run(load(port, streams, tokens))
-        used_s = cpu_s(pids) - before
+        run_load(port, min(streams, 16), 20)
+        engine, front_ends = processes(server.pid or 0)
+        before = cpu_s([engine]), cpu_s(front_ends)
+        load = run_load(port, streams, tokens)
+        engine_s, front_end_s = cpu_s([engine]) - before[0], cpu_s(front_ends) - before[1]
     finally:
         server.terminate()
         server.join(30)
@@ -182,12 +135,15 @@ def measure(folder: str, streams: int, tokens: int, workers: int, step_s: float)
         "streams": streams,
         "http_workers": workers,
         "step_ms": step_s * 1000,
-        "tokens": count,
-        "tokens_per_s": round(count / took_s),
-        "front_end_cpu_us_per_token": round(used_s / count * 1e6, 1),
-        "delay_ms_p50": round(delays[len(delays) // 2] * 1000, 2),
-        "delay_ms_p99": round(delays[len(delays) * 99 // 100] * 1000, 2),
-        "missing": streams * tokens - count,
+        "tokens": load.num_tokens,
+        "tokens_per_s": round(load.num_tokens / load.took_s),
+        "tokens_per_read": round(load.num_tokens / max(1, load.num_reads), 2),
+        "front_end_cpu_us_per_token": round(front_end_s / load.num_tokens * 1e6, 1),
+        "engine_cpu_us_per_token": round(engine_s / load.num_tokens * 1e6, 1),
+        "delay_ms_p50": load.delay_ms(50),
+        "delay_ms_p99": load.delay_ms(99),
+        "errors": load.errors[:3],
+        "num_errors": len(load.errors),
     }
 
 

@@ -20,7 +20,8 @@ Lost = Callable[[str], None]
 class EngineClient(asyncio.Protocol):
     """A port to an engine in another process. Owned by the event loop.
 
-    `take` gets every frame's messages; `lost` is told once when the connection ends and was not closed from here.
+    `take` gets the messages of all frames that came together, so that who is behind does not fall further behind by
+    writing each step on its own; `lost` is told once when the connection ends and was not closed from here.
     Commands of one turn of the loop travel as one frame.
     """
 
@@ -60,16 +61,19 @@ class EngineClient(asyncio.Protocol):
         self._transport = cast(asyncio.WriteTransport, transport)
 
     def data_received(self, data: bytes) -> None:
+        messages: list[ToFrontEnd] = []
         for payload in self._frames.feed(data):
             try:
-                messages = decode_events(payload)
+                messages += decode_events(payload)
             except msgspec.MsgspecError as error:
                 self._transport.abort()
                 self._end(f"the engine sends what is no event: {error}")
                 return
+        if self._number is None:
             for message in messages:
                 if isinstance(message, Ready):
                     self._number = message.port
+        if messages:
             self.take(messages)
 
     def connection_lost(self, error: Exception | None) -> None:

@@ -18,6 +18,7 @@ from quire.engine.wire import Broken, Described, Ready, ToFrontEnd
 from quire.errors import EngineFailed, InvalidSetting, ModelError, QuireError
 from quire.files.generation_defaults import GenerationDefaults
 from quire.server.app import make_app
+from quire.server.connection import Connection
 from quire.server.health import unhealthy
 from quire.server.served_model import ServedModel
 from quire.server.service import Service
@@ -166,6 +167,7 @@ class HttpServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 answer_loading,
+                http=Connection,
                 lifespan="off",
                 log_config=None,
                 access_log=False,

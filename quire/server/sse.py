@@ -7,7 +7,8 @@ from starlette.types import Receive, Scope, Send
 
 from quire.errors import QuireError
 from quire.server.answers import ClientGone, closing_when_gone, watching
-from quire.server.stream import Delta, Stream
+from quire.server.connection import ChunkWriter, chunk_writer
+from quire.server.stream import Delta, Sink, Stream
 
 
 class EventEncoder(Protocol):
@@ -25,6 +26,9 @@ class EventEncoder(Protocol):
 
 class EventStream(Response):
     """A stream as events: one write for each step that brought something.
+
+    While the client keeps up, whoever brings a step's deltas writes them at once; this coroutine only sees the
+    beginning, the end, and a client that is behind.
 
     `first` is what was read already: a request that is refused before its first token is answered with a status
     of its own instead.
@@ -46,17 +50,33 @@ class EventStream(Response):
         headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
         async with closing_when_gone(stream, receive):
             await send({"type": "http.response.start", "status": 200, "headers": headers})
+            sink = self._sink(chunk_writer(scope))
             deltas = self._first
             try:
                 while deltas:
                     data = encode(deltas)
                     if data:
                         await send({"type": "http.response.body", "body": data, "more_body": True})
-                    deltas = await stream.read()
+                    deltas = await stream.read(sink)
                 last = self._encoder.finish()
             except QuireError as error:
                 last = self._encoder.fail(error)
             await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    def _sink(self, writer: ChunkWriter | None) -> Sink | None:
+        if writer is None:
+            return None
+        is_behind, write, encode = writer.is_behind, writer.write_chunk, self._encoder.encode
+
+        def take(deltas: list[Delta]) -> bool:
+            if is_behind():
+                return False
+            data = encode(deltas)
+            if data:
+                write(data)
+            return True
+
+        return take
 
 
 async def first_deltas(stream: Stream, receive: Receive) -> list[Delta]:

@@ -1,7 +1,9 @@
 """What one HTTP request hears of its prompts."""
 
 import asyncio
+import logging
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,6 +16,9 @@ from quire.text.stop_strings import StopStrings
 
 if TYPE_CHECKING:
     from quire.server.service import Service
+
+
+log = logging.getLogger(__name__)
 
 
 class Ending(StrEnum):
@@ -44,6 +49,10 @@ class Delta(NamedTuple):
     token: int | None
     logprobs: TokenLogprobs | None
     ending: Ending | None
+
+
+# Takes deltas at once, all of them, or says that it cannot now.
+Sink = Callable[[list[Delta]], bool]
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,6 +193,7 @@ class Stream:
         self._max_buffered = max_buffered
         self.error: QuireError | None = None
         self._waiter: asyncio.Future[None] | None = None
+        self._sink: Sink | None = None
         self._closed = False
 
     @property
@@ -210,12 +220,27 @@ class Stream:
 
     def wake(self) -> None:
         """Something is pending, or it is over."""
+        sink, self._sink = self._sink, None
+        if sink is not None and self._num_live and self._poured(sink):
+            self._sink = sink
+            return
         if len(self.pending) > self._max_buffered:
             unread, self.pending = len(self.pending), []
             self.fail(Overloaded(f"the client has not read {unread} tokens; {self._max_buffered} are kept"))
         waiter = self._waiter
         if waiter is not None and not waiter.done():
             waiter.set_result(None)
+
+    def _poured(self, sink: Sink) -> bool:
+        try:
+            if not sink(self.pending):
+                return False
+        except Exception:  # a defect of ours, which the other streams of this step have nothing to do with
+            log.exception("a stream cannot be written")
+            self.fail(QuireError("the server met an error it does not know; its log has more"))
+            return False
+        self.pending = []
+        return True
 
     def prompt_ended(self, prompt: Prompt) -> None:
         self._num_live -= 1
@@ -227,10 +252,15 @@ class Stream:
             self.error = error
         self.close()
 
-    async def read(self) -> list[Delta]:
-        """What has come since the last call, after waiting for it if need be; empty once all is over."""
+    async def read(self, sink: Sink | None = None) -> list[Delta]:
+        """What has come since the last call, after waiting for it if need be; empty once all is over.
+
+        What comes while it waits goes into `sink` as long as that takes it; it waits on then. The last deltas of
+        all are returned.
+        """
         if not self.pending:
             if self.error is None and self._num_live and not self._closed:
+                self._sink = sink
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
             if not self.pending and self.error is not None:

@@ -12,6 +12,7 @@ from quire.engine.driver import Driver
 from quire.engine.engine import Engine
 from quire.request import Request, SamplingParams
 from quire.server.app import make_app
+from quire.server.connection import Connection
 from quire.server.served_model import ServedModel
 from quire.server.service import Service
 from quire.server.settings import ServerSettings
@@ -57,7 +58,7 @@ class RunningServer:
         self.loop = asyncio.get_running_loop()
         self.service = Service(self.model, self._settings)
         self.service.connect(self.driver.open(self.service.deliver))
-        config = uvicorn.Config(make_app(self.service), port=0, log_level="warning", lifespan="off")
+        config = uvicorn.Config(make_app(self.service), http=Connection, port=0, log_level="warning", lifespan="off")
         self._server = uvicorn.Server(config)
         task = asyncio.create_task(self._server.serve())
         while not self._server.started:
