@@ -17,6 +17,20 @@ class FinishReason(StrEnum):
     LENGTH = "length"
 
 
+class GrammarKind(StrEnum):
+    JSON_SCHEMA = "json_schema"
+    REGEX = "regex"  # matches the whole answer
+    LARK = "lark"  # rules, in llguidance's dialect
+
+
+@dataclass(frozen=True, slots=True)
+class Grammar:
+    """What an answer must be: `text` is written in the language that `kind` names."""
+
+    kind: GrammarKind
+    text: str
+
+
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
     """How a row's next token is drawn from its logits. The defaults draw from the plain distribution."""
@@ -68,6 +82,7 @@ class Request:
     timeout_s: float | None = None
     waits_for_host: bool = False  # the next token is not computed before the host has seen the last one
     prompt_logprobs: int | None = None
+    grammar: Grammar | None = None  # it also says where the answer may end
 
     def __post_init__(self) -> None:
         _require("prompt", "empty", len(self.prompt) > 0, "at least one token")
@@ -92,6 +107,12 @@ class Request:
         if self.prompt_logprobs is not None:
             top = self.prompt_logprobs
             _require("prompt_logprobs", top, 0 <= top <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}")
+        if self.grammar is not None:
+            # Where the grammar is complete nothing but an end may follow.
+            ignores = self.ignore_end
+            _require("ignore_end", ignores, not ignores, "false with a grammar, which says where to end")
+            _require("min_tokens", self.min_tokens, not self.min_tokens, "0 with a grammar, which says where to end")
+            _require("end_ids", "empty", bool(self.end_ids), "at least one token with a grammar, which ends by it")
 
 
 def _require(name: str, value: object, holds: bool, rule: str) -> None:

@@ -5,8 +5,9 @@ through a slot's page table, so that a scheduling error becomes a wrong token, a
 written, a page of other tokens, a hole in the positions) fails at once.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from quire.core.plan import Chunk, SlotStart, StepPlan, StepResult, TokenLogprobs
 from quire.request import Request, SamplingParams
@@ -15,34 +16,47 @@ VOCABULARY = 50
 POISON = 48  # a request whose prompt holds this fails its steps, where a test says so
 NAN = 49  # a request whose prompt holds this fails alone, without failing the step
 
+Allowed = Callable[[int], bool]  # whether a token may be sampled
+Guide = Callable[[list[int]], Allowed]  # after what was generated
+
 
 def digest(previous: int, token: int) -> int:
     """Stands for a position's keys and values: it depends on the token and on everything before it."""
     return hash((previous, token))  # of ints, so the same in every process
 
 
-def sample(state: int, start: SlotStart, index: int) -> int:
+def sample(state: int, start: SlotStart, index: int, allowed: Allowed = lambda token: True) -> int:
     """The `index`-th token generated after a prefix whose digest is `state`. Greedy requests draw nothing."""
     draw = (start.seed, start.sample, index) if start.sampling.temperature else ()
     token = hash((state, *draw)) % (VOCABULARY - 2)
-    while index < start.min_tokens and token in start.end_ids:
+    while not allowed(token) or (index < start.min_tokens and token in start.end_ids):
         token = (token + 1) % (VOCABULARY - 2)
     return token
+
+
+def bits(tokens: Iterable[int]) -> bytes:
+    """The mask that allows these."""
+    return sum(1 << token for token in set(tokens)).to_bytes(4 * -(-VOCABULARY // 32), "little")
+
+
+def allows(mask: bytes) -> Allowed:
+    number = int.from_bytes(mask, "little")
+    return lambda token: bool(number >> token & 1)
 
 
 def logprobs_of(state: int, token: int) -> TokenLogprobs:
     return TokenLogprobs(-float(state % 1000) - token / 100, (token,), (-0.5,))
 
 
-def expected_tokens(request: Request, sample_index: int = 0) -> list[int]:
-    """What `request` generates, worked out without pages, slots or steps."""
+def expected_tokens(request: Request, sample_index: int = 0, guide: Guide = lambda tokens: lambda _: True) -> list[int]:
+    """What `request` generates, worked out without pages, slots or steps. `guide` tells what its grammar allows."""
     start = slot_start(request, sample_index)
     state = 0
     for token in request.prompt:
         state = digest(state, token)
     tokens: list[int] = []
     while len(tokens) < request.max_tokens:
-        tokens.append(sample(state, start, len(tokens)))
+        tokens.append(sample(state, start, len(tokens), guide(tokens)))
         state = digest(state, tokens[-1])
         if len(tokens) >= request.min_tokens and (
             (tokens[-1] in request.end_ids and not request.ignore_end) or tokens[-1] in request.stop_ids
@@ -92,8 +106,9 @@ class Slot:
 
 
 class Pending:
-    def __init__(self, outcome: Callable[[], StepResult]) -> None:
+    def __init__(self, outcome: Callable[[], StepResult], sample: Callable[[dict[int, bytes]], None]) -> None:
         self._outcome = outcome
+        self.sample = sample
 
     def result(self) -> StepResult:
         return self._outcome()
@@ -132,6 +147,7 @@ class FakeExecutor:
             [None] * self._page_size for _ in range(self._num_pages)
         ]
         self._slots: list[Slot | None] = [None] * self._num_slots
+        self._unsampled: StepPlan | None = None  # it waits for its masks
 
     def warm_up(self) -> Iterator[float]:
         yield 1.0
@@ -144,26 +160,37 @@ class FakeExecutor:
         self._clear()
 
     def submit(self, plan: StepPlan) -> Pending:
+        assert self._unsampled is None, "a step was submitted before the last one could sample"
         self.plans.append(plan)
         prompts = self._prompts(plan)
         if self._before_submit is not None:
             self._before_submit(plan, prompts)
-        result = self._run(plan)
+        results: list[StepResult] = []
+        if plan.guided:
+            self._unsampled = plan
+        else:
+            results.append(self._run(plan))
+
+        def sample(masks: dict[int, bytes]) -> None:
+            assert self._unsampled is plan, "a step got masks that it did not wait for"
+            self._unsampled = None
+            results.append(self._run(plan, masks))
 
         def outcome() -> StepResult:
+            assert results, "a step was collected before it could sample"
             if self._before_result is not None:
                 self._before_result(plan, prompts)
             self._last_collected = plan.step
-            return result
+            return results[0]
 
-        return Pending(outcome)
+        return Pending(outcome, sample)
 
     def _prompts(self, plan: StepPlan) -> list[tuple[int, ...]]:
         starting = {start.slot: start for start in plan.started}
         running = {number: slot.start for number, slot in enumerate(self._slots) if slot is not None}
         return [(running | starting)[chunk.slot].prompt for chunk in plan.chunks]
 
-    def _run(self, plan: StepPlan) -> StepResult:
+    def _run(self, plan: StepPlan, masks: Mapping[int, bytes] = MappingProxyType({})) -> StepResult:
         self._step, self._writers = plan.step, {}
         for start in plan.started:
             self._slots[start.slot] = Slot(start, num_sampled=len(start.generated))
@@ -176,7 +203,8 @@ class FakeExecutor:
         for index, chunk in enumerate(plan.chunks):
             slot = self._slots[chunk.slot]
             assert slot is not None, f"slot {chunk.slot} was never started"
-            new, states = self._compute(slot, chunk)
+            allowed = allows(masks[index]) if index in masks else lambda token: True
+            new, states = self._compute(slot, chunk, allowed)
             if chunk.samples:
                 tokens.append(new)
                 if slot.start.sampling.logprobs is not None:
@@ -187,7 +215,7 @@ class FakeExecutor:
                 failed[index] = "the logits of this row are not numbers"
         return StepResult(plan.step, tokens, logprobs, prompt_logprobs, failed)
 
-    def _compute(self, slot: Slot, chunk: Chunk) -> tuple[list[int], list[int]]:
+    def _compute(self, slot: Slot, chunk: Chunk, allowed: Allowed) -> tuple[list[int], list[int]]:
         """Write the chunk's positions and sample after the last one. Returns the new tokens and their digests."""
         assert slot.start.sequence_id == chunk.sequence_id, "the slot belongs to another sequence"
         begins = slot.epoch is None
@@ -215,7 +243,7 @@ class FakeExecutor:
             state = digest(state, token)
             self._write(slot, chunk.start + offset, token, state)
             if chunk.samples and offset >= chunk.length - 1 - chunk.drafts:
-                new.append(sample(state, slot.start, slot.num_sampled + len(new)))
+                new.append(sample(state, slot.start, slot.num_sampled + len(new), allowed))
                 states.append(state)
         slot.length = chunk.start + (chunk.length if not chunk.drafts else len(new))
         slot.num_sampled += len(new)

@@ -126,6 +126,11 @@ class Scheduler:
         """By live sequence of a request: the tokens it has, and as many as it may ever have."""
         return {sequence.id: (len(sequence.tokens), sequence.limit) for sequence in self._requests.get(request_id, ())}
 
+    def sample_of(self, sequence_id: int) -> tuple[int, int] | None:
+        """The request a live sequence belongs to, and which of its samples it is."""
+        sequence = self._sequences.get(sequence_id)
+        return None if sequence is None else (sequence.request_id, sequence.sample)
+
     def num_computed(self, sequence_id: int) -> int | None:
         """Positions of a live sequence that results have confirmed since it last got its slot."""
         sequence = self._sequences.get(sequence_id)
@@ -325,6 +330,8 @@ class Scheduler:
         drafts: tuple[int, ...] = ()
         if self._drafter is not None:
             room = min(draft_budget, sequence.page_end - start - 1, sequence.limit - start - 2)
+            if sequence.request.grammar is not None:
+                room = 0  # a mask is for one token
             drafts = self._drafter(sequence.tokens, room)[:room] if room > 0 else ()
             tokens = (sequence.tokens[start], *drafts)
         length = 1 + len(drafts)

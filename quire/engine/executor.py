@@ -9,6 +9,10 @@ from quire.core.plan import StepPlan, StepResult
 class Pending(Protocol):
     """A step under way."""
 
+    def sample(self, masks: dict[int, bytes]) -> None:
+        """Go on, of a plan with guided chunks: by index of the chunk, which tokens may be sampled, a bit for each, in
+        little-endian words of 32. Guided chunks without a mask may sample anything. Returns at once."""
+
     def result(self) -> StepResult:
         """Wait for the step; raise what it failed with."""
 
@@ -17,7 +21,8 @@ class Executor(Protocol):
     """Computes steps in the order they are submitted. Used from the engine thread alone."""
 
     def submit(self, plan: StepPlan) -> Pending:
-        """Launch a step and return at once."""
+        """Launch a step and return at once. A plan with guided chunks waits before it samples until `Pending.sample`;
+        no other is submitted meanwhile."""
 
     def reset(self) -> None:
         """Rebuild the device state after a failed step, which may have consumed it. Every slot and page is empty."""
