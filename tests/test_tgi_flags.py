@@ -11,7 +11,7 @@ import typer
 from typer.testing import CliRunner
 
 from quire.cli.settings import variable_of, with_settings
-from quire.cli.tgi_flags import SAME, TgiFlags
+from quire.cli.tgi_flags import SAME, VALUES, TgiFlags
 from quire.config import Config
 from quire.errors import InvalidSetting
 from quire.server.settings import ServerSettings
@@ -159,6 +159,8 @@ def row(name: str) -> str:
     """What the page says of a flag."""
     flag = f"`--{name.replace('_', '-')}`" if name.upper() not in VARIABLES or name in SETTINGS else ""
     if name in SAME:
+        if name in VALUES:
+            return f"| {flag} | `{name.upper()}` | takes {VALUES[name]} |"
         own = SETTINGS[name].default
         default = f"; default {SAME[name]} there, {own} here" if SAME[name] and str(own) != SAME[name] else ""
         return f"| {flag} | `{name.upper()}` | the same{default} |"

@@ -26,8 +26,11 @@ SAME = {
     "port": "3000", "prometheus_port": "9000", "cors_allow_origin": "", "api_key": "", "max_client_batch_size": "4",
     "payload_limit": "2000000",
     "enable_prefill_logprobs": "", "disable_grammar_support": "", "prefix_caching": "1", "log_level": "info",
-    "compute_type": "",
+    "compute_type": "", "quantize": "",
 }  # fmt: skip
+
+# By name: where the same flag takes other values.
+VALUES = {"quantize": "`none` and `int8`; the methods there are refused"}
 
 
 def _means(other: str, help: str, default: Any = None, variable: bool = True) -> Any:
@@ -86,7 +89,6 @@ class TgiFlags:
     attention: str | None = _inert("the implementation is chosen by platform")
     prefill_chunking: str | None = _inert("prompts are always cut where a step is full; the tokens are the same")
     tgi_wiggle_room: float | None = _inert("memory is accounted for; see --memory-fraction")
-    quantize: str | None = _refused("weights are computed in --dtype; serve a GGUF file for quantised ones")
     kv_cache_dtype: str | None = _refused("keys and values are kept in --dtype")
     rope_scaling: str | None = _refused("positions are as the model's config.json has them; change rope_scaling there")
     rope_factor: float | None = _refused("positions are as the model's config.json has them; change rope_scaling there")

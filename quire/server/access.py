@@ -3,6 +3,7 @@
 import hashlib
 import hmac
 
+from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.server.openai.errors import Unauthorized, error_response
@@ -16,8 +17,10 @@ OPEN_PATHS = frozenset(
 class Access:
     """Lets requests through that carry one of the keys, compared without telling by the time how much was right."""
 
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...]) -> None:
+    def __init__(self, app: ASGIApp, keys: tuple[str, ...], *, silent: bool = False) -> None:
+        """`silent`: who is not let in is not told why."""
         self._app = app
+        self._silent = silent
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -25,7 +28,8 @@ class Access:
             await self._app(scope, receive, send)
             return
         message = "the API key is missing or wrong; send it as Authorization: Bearer KEY"
-        await error_response(Unauthorized(message))(scope, receive, send)
+        refusal = Response(status_code=401) if self._silent else error_response(Unauthorized(message))
+        await refusal(scope, receive, send)
 
     def _is_allowed(self, scope: Scope) -> bool:
         if scope["path"] in OPEN_PATHS or (scope["path"] == "/" and scope["method"] in ("GET", "HEAD")):

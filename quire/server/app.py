@@ -101,6 +101,8 @@ class App:
                 return openai_error(error)
             if route.generates:
                 metrics.note_error(error)
+            if self._service.settings.tgi_strict:
+                return tgi_error(error, ())
             return route.error_response(error, route.fields)
         except Exception:  # a defect of ours; the client is told without the details, which are in the log
             log.exception("%s %s failed", scope["method"], scope["path"])
@@ -145,7 +147,7 @@ def make_app(service: Service) -> ASGIApp:
     if settings.prometheus_port is not None:
         app = MetricsPort(app, settings.prometheus_port)
     if settings.api_keys:
-        app = Access(app, settings.api_keys)
+        app = Access(app, settings.api_keys, silent=settings.tgi_strict)
     if settings.allowed_origins:
         allowed = list(settings.allowed_origins)
         app = CORSMiddleware(app, allow_origins=allowed, allow_methods=["*"], allow_headers=["*"])

@@ -53,7 +53,7 @@ class ServerSettings:
     served_model_name: str | None = setting(None, API, "What clients call the model; its own name if not given.")
     strict: bool = setting(False, API, "Refuse fields that no route knows, instead of warning about them.")
     tgi_strict: bool = setting(
-        False, API, "Refuse top_p = 1, temperature = 0, top_k = 0 and best_of with a seed, as TGI does."
+        False, API, "Answer as text-generation-inference does where that is wrong or unusual; see docs/api.md."
     )
     enable_prefill_logprobs: bool = setting(
         False, API, "With --tgi-strict: fill in decoder_input_details, which are empty there otherwise."

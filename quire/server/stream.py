@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from quire.engine.messages import TokenLogprobs, Update
 from quire.errors import Overloaded, QuireError
 from quire.request import FinishReason, Request
+from quire.server.tgi.end_anchored_stops import EndAnchoredStops
 from quire.text.detokenizer import Detokenizer
 from quire.text.stop_strings import StopStrings
 
@@ -63,6 +64,23 @@ class Asked:
     stop: tuple[str, ...] = ()
     include_stop: bool = False
     skip_special_tokens: bool = True
+    as_tgi: bool = False  # stop strings are seen at the ends of tokens only, and after the limit
+
+
+class Stops(Protocol):
+    """Looks for stop strings."""
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """What of the text may be shown, and the string that was found."""
+
+    def flush(self) -> tuple[str, str | None]:
+        """The same, once no more text comes."""
+
+
+def _new_stops(asked: "Asked") -> Stops:
+    if asked.as_tgi:
+        return EndAnchoredStops(asked.stop)
+    return StopStrings(asked.stop, include=asked.include_stop)
 
 
 class Sample:
@@ -70,7 +88,7 @@ class Sample:
 
     __slots__ = ("detokenizer", "ending", "num_tokens", "stop", "stops")
 
-    def __init__(self, detokenizer: Detokenizer, stops: StopStrings | None) -> None:
+    def __init__(self, detokenizer: Detokenizer, stops: Stops | None) -> None:
         self.detokenizer = detokenizer
         self.stops = stops
         self.num_tokens = 0
@@ -88,12 +106,13 @@ class Prompt:
         self._stream = stream
         self.index = index
         self._shows_stop = asked.include_stop
+        self._as_tgi = asked.as_tgi
         self._is_plain = not asked.stop and request.prompt_logprobs is None
         tokenizer = stream.service.model.tokenizer
         self.samples = [
             Sample(
                 Detokenizer(tokenizer, skip_special_tokens=asked.skip_special_tokens, continues=True),
-                StopStrings(asked.stop, include=asked.include_stop) if asked.stop else None,
+                _new_stops(asked) if asked.stop else None,
             )
             for _ in range(request.samples)
         ]
@@ -128,11 +147,11 @@ class Prompt:
             sample.num_tokens += 1
             ending: Ending | None = None
             if finish is not None and position == last:
-                ending = _ENDINGS[finish]
+                ending = _ENDINGS[finish] if not self._is_limit(sample) else Ending.LENGTH
                 text = self._last_text(sample, token, ending)
             else:
                 text = sample.detokenizer.push((token,))
-            if sample.stops is not None:
+            if sample.stops is not None and not self._is_limit(sample):
                 text, stopped = self._search(sample, text, ending is not None)
                 if stopped:
                     ending = Ending.STOP_STRING
@@ -146,6 +165,10 @@ class Prompt:
             ending = _ENDINGS[finish]
             pending.append(Delta(self.index, number, "", None, None, ending))
             self._end(sample, ending, None)
+
+    def _is_limit(self, sample: Sample) -> bool:
+        """text-generation-inference looks at the length first, and then at nothing else."""
+        return self._as_tgi and sample.num_tokens >= self.request.max_tokens
 
     def _last_text(self, sample: Sample, token: int, ending: Ending) -> str:
         """What the last token adds: the token that ends a sample is not part of its text."""

@@ -1,6 +1,7 @@
 """From the fields of an OpenAI request to what the engine is asked."""
 
 from quire.errors import InvalidRequest, PromptTooLong
+from quire.files.generation_defaults import GenerationDefaults
 from quire.request import Request
 from quire.server.openai.errors import ModelNotFound
 from quire.server.openai.requests import Sampled
@@ -31,6 +32,7 @@ class Asking:
             raise ModelNotFound(f"model {fields.model!r} does not exist; this server has {model.name!r}")
         self._fields = fields
         self._model = model
+        self._as_tgi = settings.tgi_strict
         self._max_tokens = max_tokens
         self._samples = samples
         self._prompt_logprobs = prompt_logprobs
@@ -52,7 +54,7 @@ class Asking:
                 )
             }
             | {"logprobs": logprobs},
-            model.defaults,
+            GenerationDefaults() if settings.tgi_strict else model.defaults,
             model.tokenizer,
         )  # fmt: skip
 
@@ -62,7 +64,8 @@ class Asking:
         model.check_prompt(tokens)
         max_tokens = self._max_tokens
         if max_tokens is None:
-            max_tokens = model.default_max_tokens(len(tokens))
+            room = model.room_after if self._as_tgi else model.default_max_tokens
+            max_tokens = room(len(tokens))
         if len(tokens) + max_tokens > model.max_total_tokens:
             raise PromptTooLong(
                 f"max_tokens is {max_tokens}, the prompt has {len(tokens)} tokens, together "
@@ -87,7 +90,8 @@ class Asking:
                 prompt_logprobs=self._prompt_logprobs,
             ),
             stop=self.stop,
-            include_stop=bool(fields.include_stop_str_in_output),
+            include_stop=bool(fields.include_stop_str_in_output) or self._as_tgi,
+            as_tgi=self._as_tgi,
             skip_special_tokens=fields.skip_special_tokens is not False,
         )
 

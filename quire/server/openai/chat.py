@@ -19,6 +19,7 @@ from quire.server.prompts import encode_conversation
 from quire.server.service import Service
 from quire.server.sse import EventStream, first_deltas
 from quire.server.stream import Delta, Stream
+from quire.server.tgi import quirks
 from quire.server.validation import parse_json, typed
 
 DONE = b"data: [DONE]\n\n"
@@ -29,8 +30,17 @@ async def chat_completions(service: Service, request: Request) -> Response:
 
 
 async def answer_chat(service: Service, request: Request, raw: dict[str, Any]) -> Response:
+    if service.settings.tgi_strict and raw.get("stream") is True:
+        return await quirks.as_event(service, _answer(service, request, raw), native=False)
+    return await _answer(service, request, raw)
+
+
+async def _answer(service: Service, request: Request, raw: dict[str, Any]) -> Response:
     opened_s = time.monotonic()
     fields, unknown = typed(raw, ChatRequest, CHAT_REFUSALS, strict=service.settings.strict)
+    if service.settings.tgi_strict:
+        fields, unread = quirks.as_read(fields)
+        unknown += unread
     if fields.top_logprobs is not None and not fields.logprobs:
         raise InvalidRequest(f"top_logprobs is {fields.top_logprobs}; it needs logprobs to be true")
     max_tokens = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
@@ -45,7 +55,7 @@ async def answer_chat(service: Service, request: Request, raw: dict[str, Any]) -
         samples=1 if fields.n is None else fields.n,
     )
     continues = bool(fields.continue_final_message)
-    _, tokens = await encode_conversation(
+    text, tokens = await encode_conversation(
         service.model,
         fields.messages,
         add_generation_prompt=not continues if fields.add_generation_prompt is None else fields.add_generation_prompt,
@@ -67,7 +77,7 @@ async def answer_chat(service: Service, request: Request, raw: dict[str, Any]) -
         body["prompt_token_ids"] = tokens
     if fields.timings:
         body["timings"] = ledger(stream)
-    return reply.json(body)
+    return reply.whole(body, stream, len(text))
 
 
 def _choice(service: Service, fields: ChatRequest, index: int, answer: Answer) -> dict[str, Any]:
@@ -77,6 +87,9 @@ def _choice(service: Service, fields: ChatRequest, index: int, answer: Answer) -
         "logprobs": None,
         "finish_reason": FINISH_REASONS[answer.ending],
     }
+    if service.settings.tgi_strict:
+        del choice["message"]["refusal"]
+        choice["finish_reason"] = quirks.CHAT_FINISH_REASONS[answer.ending]
     if fields.logprobs:
         pairs = zip(answer.tokens, answer.logprobs, strict=True)
         choice["logprobs"] = {
@@ -98,10 +111,13 @@ class ChatEvents:
         self._usage = bool(fields.stream_options and fields.stream_options.include_usage)
         self._is_plain = not fields.logprobs and not fields.return_token_ids
         self._begun: set[int] = set()
+        self._as_tgi = stream.service.settings.tgi_strict  # it names the role in every chunk
+        self._finish_reasons = quirks.CHAT_FINISH_REASONS if self._as_tgi else FINISH_REASONS
         head = msgspec.json.encode(reply.head("chat.completion.chunk"))[:-1]
         self._head = b"data: " + head + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if self._usage else b"]}\n\n"
-        self._plain = self._head + b'{"index":%d,"delta":{"content":'
+        role = b'"role":"assistant",' if self._as_tgi else b""
+        self._plain = self._head + b'{"index":%d,"delta":{' + role + b'"content":'
         self._plain_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
 
     def encode(self, deltas: list[Delta]) -> bytes:
@@ -112,11 +128,12 @@ class ChatEvents:
         return b"".join([self._chunk(delta) for delta in deltas])
 
     def _chunk(self, delta: Delta) -> bytes:
-        content: dict[str, Any] = {}
+        content: dict[str, Any] = {"role": "assistant", "content": ""} if self._as_tgi else {}
         before = b""
         if delta.sample not in self._begun:
             self._begun.add(delta.sample)
-            before = self._write({"index": delta.sample, "delta": {"role": "assistant", "content": ""}})
+            if not self._as_tgi:
+                before = self._write({"index": delta.sample, "delta": {"role": "assistant", "content": ""}})
         if delta.text:
             content["content"] = delta.text
         choice: dict[str, Any] = {"index": delta.sample, "delta": content}
@@ -128,7 +145,7 @@ class ChatEvents:
         if not content and delta.ending is None and self._is_plain:
             return before
         if delta.ending is not None:
-            choice["finish_reason"] = FINISH_REASONS[delta.ending]
+            choice["finish_reason"] = self._finish_reasons[delta.ending]
         return before + self._write(choice)
 
     def _write(self, choice: dict[str, Any]) -> bytes:
@@ -144,4 +161,6 @@ class ChatEvents:
         return last + DONE
 
     def fail(self, error: QuireError) -> bytes:
+        if self._as_tgi:
+            return quirks.openai_event(error) + DONE
         return b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n"

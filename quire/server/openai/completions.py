@@ -23,6 +23,7 @@ from quire.server.sampling import at_most, between
 from quire.server.service import Service
 from quire.server.sse import EventStream, first_deltas
 from quire.server.stream import Delta, Prompt, Stream
+from quire.server.tgi import quirks
 from quire.server.validation import parse_json, shown, typed
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI's documentation has it
@@ -33,8 +34,16 @@ async def completions(service: Service, request: Request) -> Response:
 
 
 async def answer_completion(service: Service, request: Request, raw: dict[str, Any]) -> Response:
+    if service.settings.tgi_strict and raw.get("stream") is True:
+        return await quirks.as_event(service, _answer(service, request, raw), native=False)
+    return await _answer(service, request, raw)
+
+
+async def _answer(service: Service, request: Request, raw: dict[str, Any]) -> Response:
     opened_s = time.monotonic()
     fields, unknown = typed(raw, CompletionRequest, COMPLETION_REFUSALS, strict=service.settings.strict)
+    if service.settings.tgi_strict:
+        fields, _ = quirks.as_read(fields)
     n = 1 if fields.n is None else fields.n
     between("n", n, 1, service.settings.max_best_of)
     best_of = n if fields.best_of is None else fields.best_of
@@ -69,7 +78,7 @@ async def answer_completion(service: Service, request: Request, raw: dict[str, A
     body = reply.head("text_completion") | {"choices": choices, "usage": usage(stream)}
     if fields.timings:
         body["timings"] = ledger(stream)
-    return reply.json(body)
+    return reply.whole(body, stream, sum(map(len, texts)))
 
 
 def _max_tokens(service: Service, fields: CompletionRequest) -> int | None:
@@ -109,6 +118,8 @@ class ChoiceWriter:
         self._tokenizer = service.model.tokenizer
         self._fields = fields
         self._texts = texts
+        self._finish_reasons = quirks.COMPLETION_FINISH_REASONS if service.settings.tgi_strict else FINISH_REASONS
+        self.unfinished = "" if service.settings.tgi_strict else None
 
     def whole(self, prompt: Prompt, answer: Answer, index: int) -> dict[str, Any]:
         fields = self._fields
@@ -126,7 +137,7 @@ class ChoiceWriter:
             "index": index,
             "text": text,
             "logprobs": logprobs,
-            "finish_reason": FINISH_REASONS[answer.ending],
+            "finish_reason": self._finish_reasons[answer.ending],
         }
         if fields.return_token_ids:
             choice |= {"token_ids": answer.tokens, "prompt_token_ids": list(prompt.request.prompt)}
@@ -138,7 +149,8 @@ class ChoiceWriter:
         if self._fields.logprobs is not None:
             scores: list[TokenLogprobs | None] = [None, *prompt.logprobs]
             logprobs = completion_logprobs(self._tokenizer, prompt.request.prompt, scores, self._fields.logprobs)
-        return {"index": index, "text": self._texts[prompt.index], "logprobs": logprobs, "finish_reason": None}
+        text = self._texts[prompt.index]
+        return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": self.unfinished}
 
     def part(self, delta: Delta, index: int, offset: int) -> dict[str, Any]:
         logprobs = None
@@ -150,7 +162,7 @@ class ChoiceWriter:
             "index": index,
             "text": delta.text,
             "logprobs": logprobs,
-            "finish_reason": None if delta.ending is None else FINISH_REASONS[delta.ending],
+            "finish_reason": self.unfinished if delta.ending is None else self._finish_reasons[delta.ending],
         }
         if self._fields.return_token_ids:
             choice["token_ids"] = [] if delta.token is None else [delta.token]
@@ -175,7 +187,8 @@ class CompletionEvents:
         self._head = b"data: " + msgspec.json.encode(reply.head("text_completion"))[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if self._usage else b"]}\n\n"
         self._plain = self._head + b'{"index":%d,"text":'
-        self._plain_tail = b',"logprobs":null,"finish_reason":null}' + self._tail
+        unfinished = msgspec.json.encode(writer.unfinished)
+        self._plain_tail = b',"logprobs":null,"finish_reason":' + unfinished + b"}" + self._tail
 
     def encode(self, deltas: list[Delta]) -> bytes:
         if len(deltas) == 1 and self._is_plain:
@@ -213,4 +226,6 @@ class CompletionEvents:
         return last + DONE
 
     def fail(self, error: QuireError) -> bytes:
+        if self._stream.service.settings.tgi_strict:
+            return quirks.openai_event(error) + DONE
         return b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n"

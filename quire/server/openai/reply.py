@@ -11,6 +11,7 @@ from starlette.responses import Response
 from quire import __version__
 from quire.server.service import Service
 from quire.server.stream import Ending, Stream
+from quire.server.timing_headers import timing_headers
 
 log = logging.getLogger(__name__)
 
@@ -26,7 +27,9 @@ class Reply:
     """The envelope of one reply. `unknown` are fields of the request that nothing knows: the client is told."""
 
     def __init__(self, prefix: str, service: Service, unknown: list[str]) -> None:
-        self.id = f"{prefix}-{secrets.token_hex(12)}"
+        as_tgi = service.settings.tgi_strict
+        self.id = "" if as_tgi else f"{prefix}-{secrets.token_hex(12)}"
+        self.fingerprint = f"{__version__}-native" if as_tgi else f"quire-{__version__}"
         self.created = int(time.time())
         self.model = service.model.name
         self.headers = ignored_header(unknown)
@@ -37,11 +40,13 @@ class Reply:
             "object": kind,
             "created": self.created,
             "model": self.model,
-            "system_fingerprint": f"quire-{__version__}",
+            "system_fingerprint": self.fingerprint,
         }
 
-    def json(self, body: dict[str, Any]) -> Response:
-        return Response(msgspec.json.encode(body), 200, self.headers, "application/json")
+    def whole(self, body: dict[str, Any], stream: Stream, num_characters: int) -> Response:
+        """`num_characters`: of the prompts."""
+        headers = self.headers | timing_headers(stream, num_characters)
+        return Response(msgspec.json.encode(body), 200, headers, "application/json")
 
 
 def ignored_header(names: list[str]) -> dict[str, str]:
@@ -54,12 +59,14 @@ def ignored_header(names: list[str]) -> dict[str, str]:
 
 
 def usage(stream: Stream) -> dict[str, Any]:
-    return {
+    counts: dict[str, Any] = {
         "prompt_tokens": stream.num_prompt_tokens,
         "completion_tokens": stream.num_tokens,
         "total_tokens": stream.num_prompt_tokens + stream.num_tokens,
-        "prompt_tokens_details": {"cached_tokens": stream.num_cached_tokens},
     }
+    if not stream.service.settings.tgi_strict:
+        counts["prompt_tokens_details"] = {"cached_tokens": stream.num_cached_tokens}
+    return counts
 
 
 def ledger(stream: Stream) -> dict[str, Any]:

@@ -1,11 +1,13 @@
 """From the parameters of /generate to what the engine is asked."""
 
 from quire.errors import InvalidRequest, PromptTooLong
+from quire.files.generation_defaults import GenerationDefaults
 from quire.request import Request
 from quire.server.sampling import at_most, between, sampling_params, seed_of
 from quire.server.served_model import ServedModel
 from quire.server.settings import ServerSettings
 from quire.server.stream import Asked
+from quire.server.tgi.quirks import check_strictly
 from quire.server.tgi.requests import Parameters
 
 _SAMPLING = ("temperature", "top_k", "top_p", "typical_p", "min_p")
@@ -38,19 +40,9 @@ def check(parameters: Parameters, settings: ServerSettings, *, stream: bool) -> 
     at_most("the number of strings in stop", len(parameters.stop or ()), settings.max_stop_sequences)
     between("top_n_tokens", parameters.top_n_tokens or 0, 0, settings.max_top_n_tokens)
     if settings.tgi_strict:
-        _check_strictly(parameters)
-
-
-def _check_strictly(parameters: Parameters) -> None:
-    """What text-generation-inference refuses although it means something."""
-    for name in ("top_p", "typical_p"):
-        value = getattr(parameters, name)
-        if value is not None and not 0 < value < 1:
-            raise InvalidRequest(f"{name} is {value}; it must be above 0 and below 1")
-    if parameters.temperature is not None and parameters.temperature <= 0:
-        raise InvalidRequest(f"temperature is {parameters.temperature}; it must be above 0")
-    if parameters.top_k is not None and parameters.top_k <= 0:
-        raise InvalidRequest(f"top_k is {parameters.top_k}; it must be above 0")
+        check_strictly(
+            parameters.top_p, parameters.temperature, parameters.typical_p, parameters.top_k, parameters.seed
+        )
 
 
 def ask(
@@ -83,6 +75,8 @@ def ask(
     given["logprobs"] = (parameters.top_n_tokens or 0) if scored else None
     if not sampled:
         given["temperature"] = 0.0
+    strict = settings.tgi_strict
+    shows_prefill = settings.enable_prefill_logprobs or not strict
     stop = tuple(parameters.stop or ())
     if "" in stop:
         raise InvalidRequest(f"stop[{stop.index('')}] is empty; a stop string has at least 1 character")
@@ -91,12 +85,13 @@ def ask(
             request_id=0,
             prompt=tuple(tokens),
             max_tokens=max_tokens,
-            sampling=sampling_params(given, model.defaults, model.tokenizer),
+            sampling=sampling_params(given, GenerationDefaults() if strict else model.defaults, model.tokenizer),
             seed=seed_of(parameters.seed),
             samples=parameters.best_of or 1,
             end_ids=model.end_ids,
-            prompt_logprobs=0 if parameters.decoder_input_details else None,
+            prompt_logprobs=0 if parameters.decoder_input_details and shows_prefill else None,
         ),
         stop=stop,
         include_stop=True,  # clients expect to find it, and cut it off themselves
+        as_tgi=strict,
     )

@@ -17,10 +17,12 @@ from quire.server.prompts import encode_texts
 from quire.server.service import Service
 from quire.server.sse import EventStream, first_deltas
 from quire.server.stream import Stream
+from quire.server.tgi import quirks
 from quire.server.tgi.asking import ask, check, is_sampled
 from quire.server.tgi.details import sequence_details
 from quire.server.tgi.events import GenerateEvents
 from quire.server.tgi.requests import PARAMETER_REFUSALS, GenerateRequest, Parameters
+from quire.server.timing_headers import timing_headers
 from quire.server.validation import parse_json, typed
 
 
@@ -64,6 +66,15 @@ async def _answer(
     in_list: bool = False,
 ) -> Response:
     """`full_text`: the prompt stands before the answer unless the request says otherwise."""
+    if stream and service.settings.tgi_strict:
+        answering = _answer_typed(service, request, raw, stream=True, full_text=full_text, in_list=in_list)
+        return await quirks.as_event(service, answering, native=True)
+    return await _answer_typed(service, request, raw, stream=stream, full_text=full_text, in_list=in_list)
+
+
+async def _answer_typed(
+    service: Service, request: Request, raw: dict[str, Any], *, stream: bool, full_text: bool, in_list: bool
+) -> Response:
     opened_s = time.monotonic()
     settings, model = service.settings, service.model
     body, unknown = typed(raw, GenerateRequest, {}, strict=settings.strict)
@@ -92,7 +103,7 @@ async def _answer(
         return EventStream(opened, encoder, await first_deltas(opened, request.receive), headers)
     (answers,) = await collect(opened, request.receive)
     reply = _reply(opened, parameters, answers, prefix)
-    headers |= timing_headers(opened, body.inputs)
+    headers |= timing_headers(opened, len(body.inputs))
     return Response(msgspec.json.encode([reply] if in_list else reply), 200, headers, "application/json")
 
 
@@ -111,26 +122,3 @@ def _reply(stream: Stream, parameters: Parameters, answers: list[Answer], prefix
             for other in others
         ]
     return reply
-
-
-def timing_headers(stream: Stream, inputs: str) -> dict[str, str]:
-    """Where the time went; milliseconds, but for the compute time."""
-    now = time.monotonic()
-    total_s = now - stream.opened_s
-    inference_s = now - stream.submitted_s - stream.queue_s
-    return {
-        "x-compute-type": stream.service.settings.compute_type or stream.service.platform,
-        "x-compute-time": f"{total_s:.6f}",
-        "x-compute-characters": str(len(inputs)),
-        "x-total-time": _ms(total_s),
-        "x-validation-time": _ms(stream.submitted_s - stream.opened_s),
-        "x-queue-time": _ms(stream.queue_s),
-        "x-inference-time": _ms(inference_s),
-        "x-time-per-token": _ms(inference_s / max(1, stream.num_tokens)),
-        "x-prompt-tokens": str(stream.num_prompt_tokens),
-        "x-generated-tokens": str(stream.num_tokens),
-    }
-
-
-def _ms(seconds: float) -> str:
-    return str(round(seconds * 1000))

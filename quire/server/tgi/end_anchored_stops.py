@@ -1,0 +1,29 @@
+"""Stop strings as text-generation-inference finds them."""
+
+import re
+
+MAX_PASS_TOKENS = 1024  # it begins anew after so many, and forgets what it had seen
+_WINDOW, _KEPT = 300, 200  # characters
+
+
+class EndAnchoredStops:
+    """Sees a stop string only where a token ends with it, in the last few hundred characters of a pass."""
+
+    def __init__(self, stops: tuple[str, ...]) -> None:
+        self._patterns = [(stop, re.compile(f"{re.escape(stop)}$")) for stop in stops]
+        self._seen = ""
+        self._num_tokens = 0
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """One token's text: nothing is held back, and what matches stays in the answer."""
+        self._num_tokens += 1
+        if self._num_tokens % MAX_PASS_TOKENS == 0:
+            self._seen = ""
+            return text, None
+        self._seen += text
+        if len(self._seen) > _WINDOW:
+            self._seen = self._seen[-_KEPT:]
+        return text, next((stop for stop, pattern in self._patterns if pattern.search(self._seen)), None)
+
+    def flush(self) -> tuple[str, str | None]:
+        return "", None
