@@ -28,6 +28,9 @@ class Config:
         None, MODEL, "A chat template to use instead of the model's: a file, or the text itself."
     )
     dtype: str | None = setting(None, MODEL, "float32, bfloat16 or float16; by platform if not given.")
+    quantize: str | None = setting(
+        None, MODEL, "none, or int8: weights and activations of matmuls in 8 bits, for CPUs; chosen if not given."
+    )
     random_seed: int = setting(0, MODEL, "Seed of random: weights.")
     max_total_tokens: int | None = setting(None, MEMORY, "Longest prompt and answer together.")
     page_size: int | None = setting(None, MEMORY, "Tokens per page of the cache.")

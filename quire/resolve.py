@@ -11,6 +11,7 @@ T = TypeVar("T")
 
 ASKED_FOR = "asked for"
 DTYPES = ("float32", "bfloat16", "float16")
+QUANTIZE = ("none", "int8")
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,18 @@ def resolve_dtype(platform: str, asked: str | None) -> Choice[str]:
     return Choice("dtype", value, f"{platform}: {reason}")
 
 
+def resolve_quantize(platform: str, config: Config, fast_int8: bool) -> Choice[str]:
+    """What matrices are stored and multiplied as; "none": as `dtype`."""
+    asked = config.quantize
+    if asked is not None and asked != "auto":
+        if asked not in QUANTIZE:
+            raise InvalidSetting(f"quantize is {asked!r}; it can be {', '.join(QUANTIZE)} or auto")
+        if asked == "int8" and platform != "cpu":
+            raise InvalidSetting(f"quantize = int8 is for CPUs; on a {platform} it can be none")
+        return Choice("quantize", asked, ASKED_FOR)
+    return Choice("quantize", "none", "int8 has to be asked for")
+
+
 @dataclass(frozen=True)
 class Facts:
     """What the choices depend on: the machine, and the model's sizes."""
@@ -62,6 +75,7 @@ class Facts:
     max_positions: int
     weight_bytes: int  # on one device
     token_bytes: int  # of keys and values, on one device
+    fast_int8: bool = False  # whether its CPU multiplies int8 by instructions made for it
 
 
 @dataclass(frozen=True)
@@ -69,6 +83,7 @@ class Resolved:
     """Settings with every choice made."""
 
     dtype: str
+    quantize: str
     page_size: int
     max_batch_size: int
     max_batch_prefill_tokens: int
@@ -135,6 +150,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         raise InvalidSetting(f"memory_fraction is {fraction.value}; it must be above 0 and at most 1")
     choices: dict[str, Choice[Any]] = {
         "dtype": dtype,
+        "quantize": resolve_quantize(facts.platform, config, facts.fast_int8),
         "page_size": _chosen("page_size", config.page_size, PAGE_SIZE, "few tokens are wasted at the end of a page"),
         "max_batch_size": _chosen(
             "max_batch_size", config.max_batch_size, defaults.max_batch_size, f"for a {platform}"

@@ -27,7 +27,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "models": frozenset({"ops", "sharding", "files"}) | GROUND,
     "executor": frozenset({"core.plan", "core.limits", "models", "ops", "sharding"}) | GROUND,
     "engine": frozenset({"core"}) | GROUND,
-    "engine.build": frozenset({"core", "executor", "models", "sharding", "files", "text"}) | GROUND,
+    "engine.build": frozenset({"core", "executor", "models", "ops", "sharding", "files", "text"}) | GROUND,
     "server": frozenset({"engine", "text", "files"}) | GROUND,
     "llm": frozenset({"engine", "text", "files"}) | GROUND,
 }

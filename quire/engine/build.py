@@ -27,7 +27,8 @@ from quire.models.decoder import Decoder
 from quire.models.params import Param, ParamTree
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
-from quire.resolve import Choice, Facts, Resolved, resolve, resolve_dtype, resolve_pages
+from quire.ops.native import int8_product
+from quire.resolve import Choice, Facts, Resolved, resolve, resolve_dtype, resolve_pages, resolve_quantize
 from quire.sharding import key_copies, sharding, tensor_mesh
 
 log = logging.getLogger(__name__)
@@ -72,14 +73,18 @@ def make_plan(config: Config, progress: Progress = silent) -> Plan:
         mesh = tensor_mesh(devices[: config.tensor_parallel])
         spec = model.layers[0]
         model = model.with_key_copies(key_copies(spec.kv_heads, spec.group, config.tensor_parallel))
-    dtype = resolve_dtype(jax.default_backend(), config.dtype).value
+    platform = jax.default_backend()
+    dtype = resolve_dtype(platform, config.dtype).value
+    fast_int8 = platform == "cpu" and int8_product.is_fast()
+    quantize = resolve_quantize(platform, config, fast_int8).value
     facts = Facts(
-        platform=jax.default_backend(),
+        platform=platform,
         num_devices=len(devices),
         memory_bytes=device_memory_bytes(devices[0]),
         max_positions=model.max_positions,
-        weight_bytes=weight_bytes(model, dtype, mesh),
+        weight_bytes=weight_bytes(model, dtype, quantize, mesh),
         token_bytes=token_bytes(model, dtype, mesh),
+        fast_int8=fast_int8,
     )
     resolved = resolve(config, facts)
     shapes = Shapes(
@@ -144,7 +149,8 @@ def _with_measured_step(plan: Plan, weights: ParamTree) -> Plan:
 def _program_store(plan: Plan) -> ProgramStore:
     """Where this plan's compiled programs are kept for the next start."""
     config = json.dumps(plan.files.config, sort_keys=True, default=str)
-    identity = f"{config} {plan.shapes} {plan.resolved.dtype} {plan.config.tensor_parallel}"
+    resolved = f"{plan.resolved.dtype} {plan.resolved.quantize} {plan.facts.fast_int8} {plan.config.tensor_parallel}"
+    identity = f"{config} {plan.shapes} {resolved}"
     return ProgramStore(_cache_dir(plan.config) / "programs", identity)
 
 
@@ -159,7 +165,12 @@ def _weights(plan: Plan, progress: Progress) -> ParamTree:
 
     where = placement if plan.mesh is not None else None
     source = plan.files.open_weights()
+    how: dict[str, Any] = {
+        "dtype": plan.resolved.dtype,
+        "quantize": plan.resolved.quantize,
+        "placement": where,
+        "progress": progress,
+    }
     if source is None:
-        seed, dtype = plan.config.random_seed, plan.resolved.dtype
-        return random_weights(plan.model, seed=seed, dtype=dtype, placement=where, progress=progress)
-    return load_weights(plan.model, source, dtype=plan.resolved.dtype, placement=where, progress=progress)
+        return random_weights(plan.model, seed=plan.config.random_seed, **how)
+    return load_weights(plan.model, source, **how)

@@ -11,6 +11,7 @@ from quire.executor.shapes import Shapes
 from quire.executor.step import SCORED_AT_ONCE
 from quire.models.checkpoint import leaves
 from quire.models.model import Model
+from quire.ops.quantized import quantized_row_bytes
 from quire.sharding import PAGE_AXES, sharding
 
 
@@ -20,14 +21,15 @@ def device_memory_bytes(device: jax.Device) -> int:
     return int(stats.get("bytes_limit", 0)) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def weight_bytes(model: Model, dtype: str, mesh: Mesh | None) -> int:
+def weight_bytes(model: Model, dtype: str, quantize: str, mesh: Mesh | None) -> int:
     """Of the weights, on one device."""
     size = jnp.dtype(dtype).itemsize
-    shapes = [
-        param.shape if mesh is None else sharding(param.shape, param.axes, mesh).shard_shape(param.shape)
-        for param in leaves(model.params())
-    ]
-    return sum(prod(shape) for shape in shapes) * size
+    total = 0
+    for param in leaves(model.params()):
+        shape = param.shape if mesh is None else sharding(param.shape, param.axes, mesh).shard_shape(param.shape)
+        quantized = quantize == "int8" and param.summed
+        total += prod(shape[:-1]) * (quantized_row_bytes(shape[-1]) if quantized else shape[-1] * size)
+    return total
 
 
 def token_bytes(model: Model, dtype: str, mesh: Mesh | None) -> int:

@@ -66,7 +66,7 @@ def sources_digest() -> str:
     root = Path(quire.__file__).parent
     files = [path for part in SOURCES for path in ([root / part] if part.endswith(".py") else (root / part).rglob("*"))]
     digest = hashlib.sha256()
-    for path in sorted(path for path in files if path.suffix in (".py", ".cc")):
+    for path in sorted(path for path in files if path.suffix in (".py", ".cc", ".h")):
         digest.update(path.read_bytes())
     return digest.hexdigest()
 

@@ -46,7 +46,7 @@ class Programs:
         self._weights = weights
         self._shapes = shapes
         self._mesh = mesh
-        self._dtype = jax.tree.leaves(weights)[0].dtype
+        self._dtype = jax.tree.leaves(weights["norm"])[0].dtype  # never quantised
         num_devices = 1 if mesh is None else mesh.size
         self._attention = grouped_attention_for(jax.default_backend(), str(self._dtype), num_devices)
         self._state = self._state_structure()

@@ -4,7 +4,9 @@ from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from math import prod
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +17,10 @@ from quire.files.progress import Progress, silent
 from quire.files.tensor_source import Array, TensorInfo, TensorSource
 from quire.models.model import Model
 from quire.models.params import Param, ParamTree
+from quire.ops.native import int8_product
+from quire.ops.quantized import QuantizedWeight, group, map_arrays, pack
+
+Quantize = Literal["none", "int8"]
 
 # Where a weight goes; None: JAX's default device.
 Placement = Callable[[Param], jax.sharding.Sharding]
@@ -27,10 +33,11 @@ def load_weights(
     source: TensorSource,
     *,
     dtype: str,
+    quantize: Quantize = "none",
     placement: Placement | None = None,
     progress: Progress = silent,
 ) -> ParamTree:
-    """The model's weights on its devices, as `dtype`.
+    """The model's weights on its devices, as `dtype`, or matrices quantised.
 
     Names, shapes and dtypes of everything are compared first, and all differences reported at once. Then one weight
     is read, joined and converted while the one before it is placed, so that the host holds at most three times the
@@ -46,8 +53,10 @@ def load_weights(
     def num_bytes(param: Param) -> int:
         return sum(_num_bytes(infos[name]) for name in names(param))
 
-    def read(param: Param) -> Array:
+    def read(param: Param) -> Any:
         host = param.assemble([source.read(name) for name in names(param)])
+        if quantize == "int8" and param.summed:
+            return quantized(host, param, placement)
         # What is read-only is a view of the file: a device array in the same memory would change with it.
         return host.astype(jnp.dtype(dtype), copy=_shares_memory(param, placement) and not host.flags.writeable)
 
@@ -55,10 +64,10 @@ def load_weights(
     done = 0
     with progress("Loading weights") as report, closing(_read_ahead(read, leaves(params))) as hosts:
 
-        def place(param: Param) -> jax.Array:
+        def place(param: Param) -> Any:
             nonlocal done
-            weight: jax.Array = jax.device_put(next(hosts), None if placement is None else placement(param))
-            weight.block_until_ready()  # one weight in flight bounds the host's memory
+            weight = placed(next(hosts), param, placement)
+            jax.block_until_ready(weight)  # type: ignore[no-untyped-call]  # one weight in flight bounds the host's memory
             done += num_bytes(param)
             report(done, total)
             return weight
@@ -66,7 +75,24 @@ def load_weights(
         return map_params(place, params)
 
 
-def _read_ahead(read: Callable[[Param], Array], params: Sequence[Param]) -> Generator[Array, None, None]:
+def quantized(host: Array, param: Param, placement: Placement | None) -> QuantizedWeight:
+    """As the product with it wants it: packed for the kernel where there is one, which knows one device."""
+    packs = placement is None and jax.default_backend() == "cpu" and int8_product.is_fast()
+    return pack(host, param.summed) if packs else group(host)
+
+
+def placed(host: Any, param: Param, placement: Placement | None) -> Any:
+    """A weight on its devices; the arrays that a quantised one consists of are cut alike."""
+
+    def place(array: Array, shape: tuple[int, ...]) -> jax.Array:
+        where = None if placement is None else placement(replace(param, shape=shape))
+        on_device: jax.Array = jax.device_put(array, where)
+        return on_device
+
+    return map_arrays(place, host)
+
+
+def _read_ahead(read: Callable[[Param], Any], params: Sequence[Param]) -> Generator[Any, None, None]:
     """Each weight in order, read while its taker is busy with the one before."""
     with ThreadPoolExecutor(1) as pool:
         ahead = pool.submit(read, params[0])
@@ -113,7 +139,7 @@ def _stored_names(model: Model, source: TensorSource) -> dict[str, str]:
     return {name: found[name] for name in declared}
 
 
-def map_params(make: Callable[[Param], jax.Array], params: ParamTree) -> ParamTree:
+def map_params(make: Callable[[Param], Any], params: ParamTree) -> ParamTree:
     """The tree with an array for every Param, made in order."""
     weights: ParamTree = jax.tree.map(make, params, is_leaf=_is_param)
     return weights

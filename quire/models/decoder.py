@@ -11,6 +11,7 @@ from quire.models.attention import Attention
 from quire.models.feed_forward import FeedForward
 from quire.models.norm import Norm
 from quire.models.params import Param, ParamTree
+from quire.models.projection import lookup, matmul
 from quire.models.rope import Rope, Rotation
 from quire.ops.attention import Attend
 from quire.ops.attention_spec import AttentionSpec
@@ -122,7 +123,7 @@ class Decoder:
         *,
         lengths: jax.Array | None = None,
     ) -> tuple[jax.Array, list[Any]]:
-        x = weights["embedding"][tokens]
+        x = lookup(weights["embedding"], tokens, jax.tree.leaves(weights["norm"])[0].dtype)
         if self.position_embedding is not None:
             x = x + weights["position_embedding"][positions]
         if self.embedding_multiplier != 1.0:
@@ -137,7 +138,7 @@ class Decoder:
 
     def logits(self, weights: ParamTree, hidden: jax.Array) -> jax.Array:
         head = weights["embedding" if self.head is None else "head"]
-        logits = jnp.einsum("rd,vd->rv", hidden, head, preferred_element_type=jnp.float32) / self.logits_divisor
+        logits = matmul(hidden, head, 1) / self.logits_divisor
         if self.logits_softcap is not None:
             logits = self.logits_softcap * jnp.tanh(logits / self.logits_softcap)
         return logits

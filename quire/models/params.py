@@ -24,12 +24,16 @@ class Param:
 
     Matrices are stored [out, in]. `axes` names the logical axis of each dimension; `sharding.py` maps those to mesh
     axes. `sources` are the checkpoint tensors it is made of, `join` makes one array of `shape` from them.
+
+    The last `summed` axes of a matrix are those that its product with activations sums over; such weights can be
+    quantised, in groups along their last axis.
     """
 
     shape: tuple[int, ...]
     axes: tuple[str | None, ...]
     sources: tuple[Tensor, ...]
     join: Join | None = None  # None: one source, reshaped to `shape`
+    summed: int = 0
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.axes), f"{self.sources}: {self.shape} against {self.axes}"

@@ -37,7 +37,7 @@ def phi3(fields: Fields) -> Decoder:
             before_feed_forward=RMSNorm(f"{name}.post_attention_layernorm", sizes.embed, eps),
             feed_forward=GatedMLP(
                 activation,
-                gate_up=Param((2, mlp, sizes.embed), (None, "mlp", "embed"), (gate_up,)),
+                gate_up=Param((2, mlp, sizes.embed), (None, "mlp", "embed"), (gate_up,), summed=1),
                 down=mlp_down(f"{name}.mlp.down_proj.weight", sizes, mlp),
             ),
         )
@@ -62,4 +62,5 @@ def _qkv(name: str, spec: AttentionSpec, sizes: Sizes) -> Param:
         ("kv_heads", None, None, "embed"),
         (Tensor(name, (spec.kv_heads * parts * spec.head_dim, sizes.embed)),),
         join,
+        summed=1,
     )

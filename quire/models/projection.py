@@ -7,6 +7,7 @@ A fused weight keeps one axis per idea: kv head, query of the group, feature. Te
 from collections.abc import Sequence
 from dataclasses import replace
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,25 +15,45 @@ import numpy as np
 
 from quire.models.params import Array, Param, Tensor
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.quantized import QuantizedWeight, product, rows_of, shape_of
+
+Weight = jax.Array | QuantizedWeight
 
 
-def project(equation: str, x: jax.Array, weight: jax.Array, bias: jax.Array | None = None) -> jax.Array:
+def project(equation: str, x: jax.Array, weight: Weight, bias: jax.Array | None = None) -> jax.Array:
     """An einsum that accumulates in float32 whatever it is fed, and gives back the type of x.
 
-    What is summed over comes last in both operands. It is computed as a product of two matrices: XLA's CPU backend
-    takes ten times as long over the same numbers in more dimensions.
+    What is summed over comes last in both operands.
     """
     x_axes, weight_axes, out_axes = equation.replace("->", ",").split(",")
     kept = sum(axis in out_axes for axis in weight_axes)
     assert x_axes[1:] == weight_axes[kept:], equation
     assert out_axes == x_axes[0] + weight_axes[:kept], equation
-    outer, inner = weight.shape[:kept], prod(weight.shape[kept:])
-    matrix = weight.reshape(prod(outer), inner)
-    flat = jnp.einsum("ti,oi->to", x.reshape(x.shape[0], inner), matrix, preferred_element_type=jnp.float32)
-    out = flat.reshape(x.shape[0], *outer)
+    out = matmul(x, weight, kept)
     if bias is not None:
         out = out + bias.astype(jnp.float32)
     return out.astype(x.dtype)
+
+
+def matmul(x: jax.Array, weight: Weight, kept: int) -> jax.Array:
+    """float32 [t, *outputs] of x [t, *inputs] with a weight [*outputs, *inputs] that has `kept` axes of outputs.
+
+    It is computed as a product of two matrices: XLA's CPU backend takes ten times as long over the same numbers in more
+    dimensions.
+    """
+    shape = shape_of(weight)
+    outer, inner = shape[:kept], prod(shape[kept:])
+    if isinstance(weight, QuantizedWeight):
+        flat = product(x, weight, kept)
+    else:
+        matrix, rows = weight.reshape(prod(outer), inner), x.reshape(len(x), inner)
+        flat = jnp.einsum("ti,oi->to", rows, matrix, preferred_element_type=jnp.float32)
+    return flat.reshape(len(x), *outer)
+
+
+def lookup(weight: Weight, indices: jax.Array, dtype: Any) -> jax.Array:
+    """[n, d]: some rows of a weight [v, d]."""
+    return rows_of(weight, indices).astype(dtype) if isinstance(weight, QuantizedWeight) else weight[indices]
 
 
 def separate_qkv(name: str, spec: AttentionSpec, embed: int) -> Param:
@@ -43,6 +64,7 @@ def separate_qkv(name: str, spec: AttentionSpec, embed: int) -> Param:
         ("kv_heads", None, None, "embed"),
         tuple(Tensor(f"{name}.{part}_proj.weight", (rows[part], embed)) for part in "qkv"),
         lambda tensors: join_qkv(spec, tensors),
+        summed=1,
     )
 
 
@@ -89,12 +111,13 @@ def attention_out(name: str, spec: AttentionSpec, embed: int) -> Param:
         (embed, spec.kv_heads, spec.group, spec.head_dim),
         ("embed", "kv_heads", None, None),
         (Tensor(f"{name}.o_proj.weight", (embed, width)),),
+        summed=3,
     )
 
 
 def gate_up(gate: str, up: str, shape: tuple[int, int]) -> Param:
     """[2, m, d] from a gate and an up projection of the same shape [m, d]."""
-    return Param((2, *shape), (None, "mlp", "embed"), (Tensor(gate, shape), Tensor(up, shape)), np.stack)
+    return Param((2, *shape), (None, "mlp", "embed"), (Tensor(gate, shape), Tensor(up, shape)), np.stack, summed=1)
 
 
 def bias(name: str, size: int, axis: str) -> Param:

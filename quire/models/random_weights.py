@@ -4,12 +4,14 @@ import math
 import zlib
 from collections.abc import Callable
 from functools import cache, partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from quire.files.progress import Progress, silent
-from quire.models.checkpoint import Placement, leaves, map_params
+from quire.models.checkpoint import Placement, Quantize, leaves, map_params, placed, quantized
 from quire.models.model import Model
 from quire.models.params import Param, ParamTree
 
@@ -22,6 +24,7 @@ def random_weights(
     *,
     seed: int,
     dtype: str,
+    quantize: Quantize = "none",
     placement: Placement | None = None,
     progress: Progress = silent,
 ) -> ParamTree:
@@ -37,12 +40,14 @@ def random_weights(
     done = 0
     with progress("Making random weights") as report:
 
-        def make(param: Param) -> jax.Array:
+        def make(param: Param) -> Any:
             nonlocal done
             # By name, so that a weight does not depend on which others the model has.
             own_key = jax.random.fold_in(key, zlib.crc32(param.sources[0].name.encode()))
             draw = _draw(param.shape, dtype, None if placement is None else placement(param))
-            weight = draw(own_key, *_mean_and_spread(param))
+            weight: Any = draw(own_key, *_mean_and_spread(param))
+            if quantize == "int8" and param.summed:
+                weight = placed(quantized(np.asarray(weight), param, placement), param, placement)
             done += math.prod(param.shape) * item_bytes
             report(done, total)
             return weight

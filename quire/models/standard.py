@@ -129,7 +129,7 @@ def gated_mlp(name: str, sizes: Sizes, mlp: int, activation: Activation, *, bias
 
 def mlp_down(name: str, sizes: Sizes, mlp: int) -> Param:
     shape = (sizes.embed, mlp)
-    return Param(shape, ("embed", "mlp"), (Tensor(name, shape),))
+    return Param(shape, ("embed", "mlp"), (Tensor(name, shape),), summed=1)
 
 
 def decoder(
@@ -158,7 +158,7 @@ def decoder(
 
 def vocabulary(name: str, sizes: Sizes) -> Param:
     shape = (sizes.vocab, sizes.embed)
-    return Param(shape, ("vocab", "embed"), (Tensor(name, shape),))
+    return Param(shape, ("vocab", "embed"), (Tensor(name, shape),), summed=1)
 
 
 def used_name(name: str | None, tied: bool) -> str | None:

@@ -4,13 +4,11 @@
 // the pages, and keeps a running softmax, so that nothing of the size of a context is ever written to memory.
 
 #include <algorithm>
-#include <atomic>
 #include <cmath>
 #include <cstdint>
-#include <memory>
-#include <thread>
 #include <vector>
 
+#include "crew.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -121,8 +119,8 @@ void attend(const Task& t, int64_t group, int64_t head) {
   }
 }
 
-ffi::Error GroupedAttention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> k_pages,
-                            ffi::Buffer<ffi::F32> v_pages, ffi::Buffer<ffi::S32> table, ffi::Buffer<ffi::S32> starts,
+ffi::Error GroupedAttention(ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> k_pages, ffi::Buffer<ffi::F32> v_pages,
+                            ffi::Buffer<ffi::S32> table, ffi::Buffer<ffi::S32> starts,
                             ffi::Buffer<ffi::S32> lengths, ffi::ResultBuffer<ffi::F32> out, float scale, float softcap,
                             int64_t window) {
   const auto d = q.dimensions();
@@ -130,23 +128,7 @@ ffi::Error GroupedAttention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::
   const Task task{q.typed_data(),      k_pages.typed_data(), v_pages.typed_data(), table.typed_data(),
                   starts.typed_data(), lengths.typed_data(), out->typed_data(),    n,
                   scale,               softcap,              window};
-  // Shared, because a helper may start after this call has returned; it finds nothing left to do then. Nobody waits for
-  // helpers that have not started: they may never, while every thread of the pool waits in a call like this one.
-  struct Progress {
-    std::atomic<int64_t> next{0}, done{0};
-  };
-  const int64_t tasks = n.groups * n.heads;
-  auto progress = std::make_shared<Progress>();
-  auto work = [task, tasks, progress] {
-    for (int64_t i; (i = progress->next.fetch_add(1)) < tasks;) {
-      attend(task, i / task.n.heads, i % task.n.heads);
-      progress->done.fetch_add(1, std::memory_order_release);
-    }
-  };
-  const int64_t helpers = std::min<int64_t>(pool.num_threads(), tasks) - 1;
-  for (int64_t i = 0; i < helpers; ++i) pool.Schedule([work] { work(); });
-  work();
-  while (progress->done.load(std::memory_order_acquire) < tasks) std::this_thread::yield();
+  quire::Crew::instance().run(n.groups * n.heads, [&](int64_t i) { attend(task, i / n.heads, i % n.heads); });
   return ffi::Error::Success();
 }
 
@@ -154,7 +136,6 @@ ffi::Error GroupedAttention(ffi::ThreadPool pool, ffi::Buffer<ffi::F32> q, ffi::
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(quire_grouped_attention, GroupedAttention,
                               ffi::Ffi::Bind()
-                                  .Ctx<ffi::ThreadPool>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()

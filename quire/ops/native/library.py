@@ -14,49 +14,73 @@ import jax
 
 log = logging.getLogger(__name__)
 
-SOURCE = Path(__file__).with_name("grouped_attention.cc")
-# -ffast-math lets sums be vectorised; infinities are used, so they must go on working.
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffast-math", "-fno-finite-math-only", "-fPIC", "-w")
-TARGETS = ("quire_grouped_attention",)
+FOLDER = Path(__file__).parent
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-w")
+# Each source with flags of its own. -ffast-math lets sums be vectorised; infinities are used, so they must go on
+# working. Without contraction the same operations are done for every number of rows.
+SOURCES = {
+    "grouped_attention.cc": ("-ffast-math", "-fno-finite-math-only"),
+    "int8_product.cc": ("-ffp-contract=off",),
+}
+TARGETS = ("quire_grouped_attention", "quire_int8_product")
 BUILD_TIMEOUT_S = 300
 
 
-@cache
 def load() -> bool:
     """Register the operations with JAX; False where they cannot be built, which costs speed and nothing else."""
+    return library() is not None
+
+
+@cache
+def library() -> ctypes.CDLL | None:
+    """What was built, once its operations are registered."""
     compiler = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
     if compiler is None:
-        log.info("no C++ compiler found: attention runs in XLA, which is slower")
-        return False
+        log.info("no C++ compiler found: XLA runs in place of the native operations, which is slower")
+        return None
     try:
-        library = ctypes.cdll.LoadLibrary(str(_built(compiler)))
+        built = ctypes.cdll.LoadLibrary(str(_built(compiler)))
     except (OSError, subprocess.SubprocessError) as error:
         said = (getattr(error, "stderr", None) or b"").decode(errors="replace")[-500:]
         log.warning("the native operations cannot be built, XLA runs in their place: %s %s", error, said)
-        return False
+        return None
     for target in TARGETS:
-        handler = jax.ffi.pycapsule(getattr(library, target))  # type: ignore[no-untyped-call]
+        handler = jax.ffi.pycapsule(getattr(built, target))  # type: ignore[no-untyped-call]
         jax.ffi.register_ffi_target(target, handler, platform="cpu")
-    return True
+    return built
 
 
 def _built(compiler: str) -> Path:
-    """The library, built unless it is there: kept by its source, compiler and machine."""
-    parts = (SOURCE.read_text(), compiler, " ".join(FLAGS), platform.machine(), platform.processor(), jax.__version__)
+    """The library, built unless it is there: kept by its sources, compiler and machine."""
+    texts = [path.read_text() for path in sorted(FOLDER.iterdir()) if path.suffix in (".cc", ".h")]
+    parts = (*texts, compiler, repr((FLAGS, SOURCES)), platform.machine(), platform.processor(), jax.__version__)
     name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
     folder = Path("~/.cache/quire/native").expanduser()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.so"
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            made = Path(scratch) / "library.so"
-            compiled = Path(scratch) / "library.o"
-            # Linked apart and without -ffast-math, with which loading the library would set the whole process to take
-            # the smallest numbers for zero.
-            for command in (
-                [compiler, *FLAGS, f"-I{jax.ffi.include_dir()}", "-c", str(SOURCE), "-o", str(compiled)],
-                [compiler, "-shared", str(compiled), "-o", str(made)],
-            ):
-                subprocess.run(command, check=True, capture_output=True, timeout=BUILD_TIMEOUT_S)
-            made.replace(path)
+            build(compiler, Path(scratch), Path(scratch) / "library.so")
+            (Path(scratch) / "library.so").replace(path)
     return path
+
+
+def build(compiler: str, scratch: Path, to: Path, extra: tuple[str, ...] = ()) -> None:
+    """Compile every source side by side, with `extra` flags besides their own, and link them into one library."""
+    include = f"-I{jax.ffi.include_dir()}"
+    objects = [scratch / f"{source}.o" for source in SOURCES]
+    running = [
+        subprocess.Popen(
+            [compiler, *FLAGS, *flags, *extra, include, "-c", str(FOLDER / source), "-o", str(compiled)],
+            stderr=subprocess.PIPE,
+        )
+        for (source, flags), compiled in zip(SOURCES.items(), objects, strict=True)
+    ]
+    for process in running:
+        _, said = process.communicate(timeout=BUILD_TIMEOUT_S)
+        if process.returncode:
+            raise subprocess.CalledProcessError(process.returncode, process.args, stderr=said)
+    # Linked apart and without -ffast-math, with which loading the library would set the whole process to take the
+    # smallest numbers for zero.
+    link = [compiler, "-shared", "-pthread", *map(str, objects), "-o", str(to)]
+    subprocess.run(link, check=True, capture_output=True, timeout=BUILD_TIMEOUT_S)

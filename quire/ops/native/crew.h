@@ -1,0 +1,133 @@
+// Threads that help with the tasks of a call, and wait for the next call awake for a moment.
+//
+// A step makes hundreds of calls with microseconds between them. Waking a sleeping thread takes longer than many of them,
+// so a helper looks for work for a while before it sleeps; it gives way meanwhile to whoever else wants its core.
+
+#ifndef QUIRE_CREW_H_
+#define QUIRE_CREW_H_
+
+#include <sched.h>
+
+#include <atomic>
+#include <chrono>
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+
+namespace quire {
+
+class Crew {
+ public:
+  // One for the process, which never ends: libraries are not unloaded, and its threads hold nothing.
+  static Crew& instance() {
+    static Crew* crew = new Crew(static_cast<int>(std::thread::hardware_concurrency()) - 1);
+    return *crew;
+  }
+
+  // Calls work(i) for every i below `tasks`, on this thread and on helpers that are free. Nobody waits for a helper that
+  // has not begun; while others use the crew, this thread does all of it.
+  template <typename Work>
+  void run(int64_t tasks, const Work& work) {
+    std::unique_lock<std::mutex> one_at_a_time(busy_, std::try_to_lock);
+    if (tasks < 2 || helpers_ == 0 || !one_at_a_time.owns_lock() || !all_left()) {
+      for (int64_t i = 0; i < tasks; ++i) work(i);
+      return;
+    }
+    // Nobody is inside and the crew is closed, so the fields are this thread's to write.
+    call_ = [](const void* context, int64_t i) { (*static_cast<const Work*>(context))(i); };
+    context_ = &work;
+    tasks_ = tasks;
+    next_.store(0, std::memory_order_relaxed);
+    done_.store(0, std::memory_order_relaxed);
+    open_.store(true);
+    calls_.fetch_add(1);
+    if (asleep_.load() > 0) {
+      std::lock_guard<std::mutex> lock(sleep_);
+      wake_.notify_all();
+    }
+    take_tasks();
+    for (int64_t turns = 0; done_.load(std::memory_order_acquire) < tasks; ++turns) {
+      if (turns < kBusyTurns) pause();
+      else sched_yield();
+    }
+    open_.store(false);
+  }
+
+ private:
+  static constexpr int64_t kBusyTurns = 2000;
+  static constexpr std::chrono::microseconds kAwake{200};
+
+  explicit Crew(int helpers) : helpers_(helpers < 0 ? 0 : helpers) {
+    for (int i = 0; i < helpers_; ++i) std::thread([this] { help(); }).detach();
+  }
+
+  static void pause() {
+#if defined(__aarch64__)
+    asm volatile("yield");
+#elif defined(__x86_64__)
+    asm volatile("pause");
+#endif
+  }
+
+  // Whether every helper is done with the call before this one; one that lost its core may take long over it.
+  bool all_left() const {
+    for (int64_t turns = 0; inside_.load() != 0; ++turns) {
+      if (turns == kBusyTurns) return false;
+      pause();
+    }
+    return true;
+  }
+
+  void take_tasks() {
+    int64_t taken = 0;
+    for (int64_t i; (i = next_.fetch_add(1, std::memory_order_relaxed)) < tasks_; ++taken) call_(context_, i);
+    if (taken > 0) done_.fetch_add(taken, std::memory_order_release);
+  }
+
+  void help() {
+    uint64_t seen = 0;
+    for (;;) {
+      seen = wait_for_call(seen);
+      // What this thread reads after entering stays as it is: the fields are written only when nobody is inside.
+      inside_.fetch_add(1);
+      if (open_.load()) take_tasks();
+      inside_.fetch_sub(1);
+    }
+  }
+
+  // The number of calls there have been, once it is not `seen` any more.
+  uint64_t wait_for_call(uint64_t seen) {
+    const auto begun = std::chrono::steady_clock::now();
+    for (int64_t turns = 1;; ++turns) {
+      const uint64_t calls = calls_.load();
+      if (calls != seen) return calls;
+      if (turns % 64) {
+        pause();
+        continue;
+      }
+      sched_yield();
+      if (std::chrono::steady_clock::now() - begun > kAwake) break;
+    }
+    std::unique_lock<std::mutex> lock(sleep_);
+    asleep_.fetch_add(1);
+    wake_.wait(lock, [&] { return calls_.load() != seen; });
+    asleep_.fetch_sub(1);
+    return calls_.load();
+  }
+
+  const int helpers_;
+  std::mutex busy_, sleep_;
+  std::condition_variable wake_;
+  std::atomic<uint64_t> calls_{0};
+  std::atomic<int> asleep_{0}, inside_{0};
+  std::atomic<bool> open_{false};
+  std::atomic<int64_t> next_{0}, done_{0};
+  int64_t tasks_ = 0;
+  const void* context_ = nullptr;
+  void (*call_)(const void*, int64_t) = nullptr;
+};
+
+}  // namespace quire
+
+#endif  // QUIRE_CREW_H_

@@ -1,0 +1,142 @@
+// Products of float32 activations with int8 weights. The contract is that of quantized.py.
+
+#include <algorithm>
+#include <cstdint>
+#include <vector>
+
+#include "crew.h"
+#include "int8_tile.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace quire {
+namespace {
+
+constexpr int64_t kPanel = 16;  // blocks of rows that stay in a core's cache while tiles pass by
+constexpr int64_t kTasks = 16;  // into which a product is cut: enough for a core that is disturbed to do fewer
+
+int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
+
+// Rows of `runs` times `run` numbers; every run begins a group.
+struct Rows {
+  const float* x;
+  int64_t count, runs, run;
+  int64_t run_groups() const { return ceil_div(run, kGroup); }
+  int64_t groups() const { return runs * run_groups(); }
+  int64_t blocks() const { return ceil_div(count, kRowBlock); }
+};
+
+void quantize_block(const Rows& rows, int64_t block, RowGroup* to) {
+  const int64_t first = block * kRowBlock, last = std::min(rows.count, first + kRowBlock), per_run = rows.run_groups();
+  for (int64_t row = first; row < last; ++row) {
+    const float* x = rows.x + row * rows.runs * rows.run;
+    for (int64_t g = 0; g < rows.groups(); ++g) {
+      const int64_t at = g % per_run * kGroup;
+      const float* from = x + g / per_run * rows.run + at;
+      to[g].scales[row - first] = quantize(from, std::min(kGroup, rows.run - at), to[g].codes[row - first]);
+    }
+  }
+}
+
+void multiply_block(const RowGroup* rows, int64_t count, const TileGroup* tile, int64_t groups, float* out,
+                    int64_t stride) {
+  switch (count) {
+    case 1: return multiply<1>(rows, tile, groups, out, stride);
+    case 2: return multiply<2>(rows, tile, groups, out, stride);
+    case 3: return multiply<3>(rows, tile, groups, out, stride);
+    default: return multiply<4>(rows, tile, groups, out, stride);
+  }
+}
+
+// out [count, width] = rows times the tiles, of which the last may be wider than what is left of `width`.
+void product(const Rows& rows, const TileGroup* tiles, float* out, int64_t width) {
+  const int64_t groups = rows.groups(), blocks = rows.blocks(), num_tiles = ceil_div(width, kTile);
+  thread_local std::vector<RowGroup> scratch;
+  if (static_cast<int64_t>(scratch.size()) < blocks * groups) scratch.resize(blocks * groups);
+  RowGroup* const quantized = scratch.data();
+  Crew& crew = Crew::instance();
+  if (blocks < 4) {
+    for (int64_t block = 0; block < blocks; ++block) quantize_block(rows, block, quantized + block * groups);
+  } else {
+    crew.run(blocks, [&](int64_t block) { quantize_block(rows, block, quantized + block * groups); });
+  }
+  const int64_t panels = ceil_div(blocks, kPanel);
+  const int64_t pieces = std::min(num_tiles, std::max<int64_t>(1, kTasks / panels));
+  const int64_t piece = ceil_div(num_tiles, pieces);
+  crew.run(pieces * panels, [&](int64_t task) {
+    const int64_t first = task % pieces * piece, last = std::min(num_tiles, first + piece);
+    const int64_t first_block = task / pieces * kPanel, last_block = std::min(blocks, first_block + kPanel);
+    for (int64_t t = first; t < last; ++t) {
+      const TileGroup* tile = tiles + t * groups;
+      const int64_t channels = std::min(kTile, width - t * kTile);
+      for (int64_t block = first_block; block < last_block; ++block) {
+        const int64_t count = std::min(kRowBlock, rows.count - block * kRowBlock);
+        float* to = out + block * kRowBlock * width + t * kTile;
+        if (channels == kTile) {
+          multiply_block(quantized + block * groups, count, tile, groups, to, width);
+        } else {
+          float whole[kRowBlock * kTile];
+          multiply_block(quantized + block * groups, count, tile, groups, whole, kTile);
+          for (int64_t r = 0; r < count; ++r) std::copy_n(whole + r * kTile, channels, to + r * width);
+        }
+      }
+    }
+  });
+}
+
+ffi::Error Int8Product(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S8> tiles, ffi::ResultBuffer<ffi::F32> out) {
+  const auto d = x.dimensions();
+  const Rows rows{x.typed_data(), d[0], d[1], d[2]};
+  const int64_t width = out->dimensions()[1];
+  const int64_t needed = ceil_div(width, kTile) * rows.groups() * sizeof(TileGroup);
+  if (static_cast<int64_t>(tiles.element_count()) != needed) return ffi::Error::InvalidArgument("tiles of another shape");
+  product(rows, reinterpret_cast<const TileGroup*>(tiles.typed_data()), out->typed_data(), width);
+  return ffi::Error::Success();
+}
+
+}  // namespace
+
+// Weights [width, runs, run] as tiles; codes that fill up the last tile and the ends of runs are zero.
+void pack_tile(const float* weights, int64_t width, int64_t runs, int64_t run, int64_t tile, TileGroup* to) {
+  const int64_t per_run = ceil_div(run, kGroup);
+  for (int64_t c = 0; c < kTile; ++c) {
+    const int64_t channel = tile * kTile + c;
+    for (int64_t g = 0; g < runs * per_run; ++g) {
+      int8_t codes[kGroup] = {};
+      const int64_t at = g % per_run * kGroup;
+      to[g].scales[c] = 0.0f;
+      if (channel < width) {
+        const float* from = weights + (channel * runs + g / per_run) * run + at;
+        to[g].scales[c] = quantize(from, std::min(kGroup, run - at), codes);
+      }
+      for (int64_t i = 0; i < kGroup; ++i) to[g].codes[i / 4][c][i % 4] = codes[i];
+    }
+  }
+}
+
+}  // namespace quire
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(quire_int8_product, quire::Int8Product,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S8>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());
+
+extern "C" bool quire_int8_is_fast() {
+#if defined(QUIRE_NEON) || defined(QUIRE_AVX2)
+  return true;
+#else
+  return false;
+#endif
+}
+
+// Called while weights are loaded.
+extern "C" void quire_int8_pack(const float* weights, int64_t width, int64_t runs, int64_t run, int8_t* tiles) {
+  using namespace quire;
+  const int64_t groups = runs * ceil_div(run, kGroup);
+  auto* to = reinterpret_cast<TileGroup*>(tiles);
+  Crew::instance().run(ceil_div(width, kTile), [&](int64_t tile) {
+    pack_tile(weights, width, runs, run, tile, to + tile * groups);
+  });
+}

@@ -1,0 +1,55 @@
+"""Products with int8 weights by the C++ kernel."""
+
+import ctypes
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from quire.ops.native.library import library
+
+Array = np.ndarray[Any, Any]
+
+GROUP = 32  # numbers that share a scale
+TILE = 8  # output channels that lie together
+TILE_GROUP_BYTES = TILE * GROUP + TILE * 4  # their codes, and their scales
+
+
+def is_fast() -> bool:
+    """Whether there is a kernel, and it uses instructions made for products of int8."""
+    built = library()
+    return built is not None and bool(built.quire_int8_is_fast())
+
+
+def pack(weights: Array, summed: int) -> Array:
+    """Weights, of which the last `summed` axes are inputs, quantised: int8 [tiles, groups, TILE_GROUP_BYTES]."""
+    built = library()
+    assert built is not None
+    *outer, run = weights.shape
+    runs = int(np.prod(weights.shape[len(weights.shape) - summed : -1], dtype=np.int64))
+    width = int(np.prod(outer, dtype=np.int64)) // runs
+    weights = np.ascontiguousarray(weights, np.float32)
+    tiles = np.empty((-(-width // TILE), runs * -(-run // GROUP), TILE_GROUP_BYTES), np.int8)
+    pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (weights, tiles)]
+    built.quire_int8_pack(pointers[0], *map(ctypes.c_int64, (width, runs, run)), pointers[1])
+    return tiles
+
+
+def product(x: jax.Array, tiles: jax.Array, width: int) -> jax.Array:
+    """float32 [t, width] of x [t, runs, run]."""
+    call = jax.ffi.ffi_call("quire_int8_product", jax.ShapeDtypeStruct((x.shape[0], width), jnp.float32))  # type: ignore[no-untyped-call]
+    out: jax.Array = call(x.astype(jnp.float32), tiles)
+    return out
+
+
+def rows(tiles: jax.Array, indices: jax.Array) -> jax.Array:
+    """float32 [n, groups, GROUP]: the weights of some output channels [n]."""
+    found = tiles[indices // TILE]  # [n, groups, bytes]
+    n, groups, _ = found.shape
+    lane = (indices % TILE)[:, None]
+    codes = found[:, :, : TILE * GROUP].reshape(n, groups, GROUP // 4, TILE, 4)
+    codes = jnp.take_along_axis(codes, lane[:, :, None, None, None], axis=3).reshape(n, groups, GROUP)
+    scales = jax.lax.bitcast_convert_type(found[:, :, TILE * GROUP :].reshape(n, groups, TILE, 4), jnp.float32)
+    scale = jnp.take_along_axis(scales, lane[:, :, None], axis=2)
+    return codes.astype(jnp.float32) * scale

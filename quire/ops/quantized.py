@@ -1,0 +1,128 @@
+"""Weights of eight bits, and their products with activations.
+
+A weight is cut along its last axis into groups of 32 numbers, the last shorter where 32 does not divide the axis; a
+group is int8 codes and one float32 scale. Activations are cut and quantised alike, row by row, when they meet a weight:
+a group's product is an exact int32, and the sum over groups is float32.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from quire.ops.native import int8_product
+from quire.ops.native.int8_product import GROUP
+
+Array = np.ndarray[Any, Any]
+LARGEST = 127
+_CHUNK_GROUPS = 1 << 15  # quantised at a time without the kernel, so that temporaries stay small
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["tiles"], meta_fields=["shape", "summed"])
+@dataclass(frozen=True)
+class Packed:
+    """A weight in the order in which the kernel reads it."""
+
+    tiles: Any  # int8, an array on the host or a device
+    shape: tuple[int, ...]
+    summed: int  # of the last axes
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["codes", "scales"], meta_fields=[])
+@dataclass(frozen=True)
+class Grouped:
+    """A weight for XLA, cut across devices as it would be in float32."""
+
+    codes: Any  # int8, of the weight's shape
+    scales: Any  # float32 [..., groups]
+
+
+QuantizedWeight = Packed | Grouped
+
+
+def quantized_row_bytes(size: int) -> int:
+    """Of `size` numbers along the last axis of a weight."""
+    return -(-size // GROUP) * (GROUP + 4)
+
+
+def pack(weight: Array, summed: int) -> Packed:
+    """For one CPU with the kernel."""
+    return Packed(int8_product.pack(weight, summed), weight.shape, summed)
+
+
+def group(weight: Array) -> Grouped:
+    """For everything else."""
+    *outer, size = weight.shape
+    groups = -(-size // GROUP)
+    rows = weight.reshape(-1, size)
+    codes = np.empty(rows.shape, np.int8)
+    scales = np.empty((len(rows), groups), np.float32)
+    step = max(1, _CHUNK_GROUPS // groups)
+    for start in range(0, len(rows), step):
+        part = np.pad(rows[start : start + step].astype(np.float32), ((0, 0), (0, groups * GROUP - size)))
+        part = part.reshape(-1, groups, GROUP)
+        highest = np.abs(part).max(axis=-1, keepdims=True)
+        inverse = np.divide(np.float32(LARGEST), highest, out=np.zeros_like(highest), where=highest > 0)
+        found = np.rint(part * inverse).astype(np.int8).reshape(len(part), -1)
+        codes[start : start + step] = found[:, :size]
+        scales[start : start + step] = highest[..., 0] / np.float32(LARGEST)
+    return Grouped(codes.reshape(weight.shape), scales.reshape(*outer, groups))
+
+
+def shape_of(weight: "QuantizedWeight | jax.Array") -> tuple[int, ...]:
+    """Of the numbers it stands for."""
+    return weight.codes.shape if isinstance(weight, Grouped) else weight.shape
+
+
+def map_arrays(change: Callable[[Any, tuple[int, ...]], Any], weight: "QuantizedWeight | Any") -> Any:
+    """The weight with change(array, shape) for each array it consists of; a packed one's has no cut to follow."""
+    if isinstance(weight, Packed):
+        return Packed(change(weight.tiles, weight.tiles.shape), weight.shape, weight.summed)
+    if isinstance(weight, Grouped):
+        return Grouped(change(weight.codes, weight.codes.shape), change(weight.scales, weight.scales.shape))
+    return change(weight, weight.shape)
+
+
+def product(x: jax.Array, weight: QuantizedWeight, kept: int) -> jax.Array:
+    """float32 [t, outputs] of x [t, ...] with a weight whose first `kept` axes are outputs, flattened."""
+    shape = shape_of(weight)
+    width, inner = prod(shape[:kept]), shape[kept:]
+    runs = x.reshape(len(x), -1, inner[-1])
+    if isinstance(weight, Packed):
+        assert weight.summed == len(inner), f"a weight of {shape} was packed for {weight.summed} inputs"
+        return int8_product.product(runs, weight.tiles, width)
+    near = rounded(runs).reshape(len(x), -1)
+    return jnp.einsum("ti,oi->to", near, widened(weight).reshape(width, -1), preferred_element_type=jnp.float32)
+
+
+def rows_of(weight: QuantizedWeight, indices: jax.Array) -> jax.Array:
+    """float32 [n, size]: some rows [n] of a matrix."""
+    if isinstance(weight, Grouped):
+        return widened(Grouped(weight.codes[indices], weight.scales[indices]))
+    found = int8_product.rows(weight.tiles, indices)
+    return found.reshape(len(indices), -1)[:, : weight.shape[-1]]
+
+
+def widened(weight: Grouped) -> jax.Array:
+    """The float32 numbers it stands for."""
+    size = weight.codes.shape[-1]
+    scales = jnp.repeat(weight.scales, GROUP, axis=-1)[..., :size]
+    wide: jax.Array = weight.codes.astype(jnp.float32) * scales
+    return wide
+
+
+def rounded(x: jax.Array) -> jax.Array:
+    """Activations as they are once quantised, in float32: what the kernel computes with, up to its order of sums."""
+    size = x.shape[-1]
+    groups = -(-size // GROUP)
+    padded = jnp.pad(x.astype(jnp.float32), [(0, 0)] * (x.ndim - 1) + [(0, groups * GROUP - size)])
+    parts = padded.reshape(*x.shape[:-1], groups, GROUP)
+    highest = jnp.max(jnp.abs(parts), axis=-1, keepdims=True)
+    inverse = jnp.where(highest > 0, LARGEST / highest, 0.0)
+    codes = jnp.round(parts * inverse)
+    return (codes * (highest / LARGEST)).reshape(padded.shape)[..., :size]
