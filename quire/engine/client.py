@@ -1,15 +1,15 @@
 """The front end's end of the connection to the engine process."""
 
 import asyncio
+import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import cast
 
 import msgspec
 
 from quire.engine.driver import PORT_SHIFT
 from quire.engine.messages import Command
-from quire.engine.wire import Counts, Frames, Ready, ToFrontEnd, decode_events, frame
+from quire.engine.wire import Counts, Frames, Hello, ToFrontEnd, decode_events, frame
 
 RETRY_S = 0.05
 
@@ -25,16 +25,15 @@ class EngineClient(asyncio.Protocol):
     Commands of one turn of the loop travel as one frame.
     """
 
-    def __init__(self, take: Take, lost: Lost) -> None:
+    def __init__(self, number: int, take: Take, lost: Lost) -> None:
+        self._number = number
         self.take = take
         self._lost = lost
         self._frames = Frames()
-        self._number: int | None = None
         self._unsent: list[Command] = []
         self._closed = False
 
     def request_id(self, count: int) -> int:
-        assert self._number is not None, "the engine is ready before it is asked"
         return self._number << PORT_SHIFT | count
 
     def send(self, command: Command) -> None:
@@ -59,6 +58,7 @@ class EngineClient(asyncio.Protocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)
+        self._transport.write(frame([Hello(self._number)]))
 
     def data_received(self, data: bytes) -> None:
         messages: list[ToFrontEnd] = []
@@ -69,10 +69,6 @@ class EngineClient(asyncio.Protocol):
                 self._transport.abort()
                 self._end(f"the engine sends what is no event: {error}")
                 return
-        if self._number is None:
-            for message in messages:
-                if isinstance(message, Ready):
-                    self._number = message.port
         if messages:
             self.take(messages)
 
@@ -85,14 +81,17 @@ class EngineClient(asyncio.Protocol):
             self._lost(reason)
 
 
-async def connect(path: Path, take: Take, lost: Lost, is_alive: Callable[[], bool]) -> EngineClient | None:
-    """Wait for the engine's socket; None when its process ends before it is there."""
+async def connect(address: str, number: int, take: Take, lost: Lost) -> EngineClient:
+    """Wait for the engine's socket, as front end `number`."""
     loop = asyncio.get_running_loop()
-    while is_alive():
+    while True:
+        line = socket.socket(socket.AF_UNIX)
+        line.setblocking(False)
         try:
-            _, client = await loop.create_unix_connection(lambda: EngineClient(take, lost), str(path))
-        except (FileNotFoundError, ConnectionRefusedError):
+            line.connect(address)  # by hand: not every loop takes a name without a file
+        except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
+            line.close()
             await asyncio.sleep(RETRY_S)
         else:
+            _, client = await loop.create_unix_connection(lambda: EngineClient(number, take, lost), sock=line)
             return client
-    return None

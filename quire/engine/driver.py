@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum, auto
 
 from quire.core.plan import Failure, Update
@@ -17,6 +17,8 @@ log = logging.getLogger(__name__)
 MAX_COMMANDS_PER_TURN = 256  # so that a flood of requests holds up the next step by milliseconds at most
 PORT_SHIFT = 40  # a request id is its port's number above so many bits of the port's own counting
 
+GATHER_S = 2.0  # for requests to come back that another engine ended with
+
 Deliver = Callable[[list[Event]], None]  # called on the engine thread, so it must return at once
 
 
@@ -25,6 +27,13 @@ class Phase(Enum):
     RUNNING = auto()
     DRAINING = auto()  # finishes what it has, takes nothing new
     STOPPED = auto()
+
+
+class Order(Enum):
+    """What a port says of itself."""
+
+    OPEN = auto()
+    CLOSE = auto()
 
 
 class Port:
@@ -45,7 +54,7 @@ class Port:
 
     def close(self) -> None:
         """Abort what this port asked for, ignore what it still sends, and deliver nothing more."""
-        self._driver.post((self, None))
+        self._driver.post((self, Order.CLOSE))
 
 
 class Driver:
@@ -55,10 +64,24 @@ class Driver:
     of its end. The inbox is the only thing threads share.
     """
 
-    def __init__(self, engine: Engine, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        clock: Callable[[], float] = time.monotonic,
+        gather: Iterable[int] = (),
+        abandon: Callable[[str], None] | None = None,
+    ) -> None:
+        """Nothing runs before the requests of `gather` have come back, or had GATHER_S to.
+
+        `abandon` is called when the engine cannot go on, instead of telling everyone: with a reason, and on the engine
+        thread. Whoever gives it sees to it that the requests are answered by another engine.
+        """
         self._engine = engine
         self._clock = clock
-        self._inbox: deque[tuple[Port, Command | None]] = deque()
+        self._missing = set(gather)
+        self._gather_until_s: float | None = None
+        self._abandon = abandon
+        self._inbox: deque[tuple[Port, Command | Order]] = deque()
         self._wake = threading.Condition()
         self._phase = Phase.NEW
         self._drain_until_s = 0.0
@@ -73,10 +96,13 @@ class Driver:
     def is_running(self) -> bool:
         return self._thread.is_alive()
 
-    def open(self, deliver: Deliver) -> Port:
+    def open(self, deliver: Deliver, number: int | None = None) -> Port:
+        """A port of this number, or of one that no port had before. It takes the place of an older one of its number,
+        whose requests end."""
         with self._wake:
-            self._num_opened += 1
-            port = self._ports[self._num_opened] = Port(self, self._num_opened, deliver)
+            self._num_opened = max(self._num_opened + 1, number or 0)
+            port = Port(self, number or self._num_opened, deliver)
+        self.post((port, Order.OPEN))
         return port
 
     def start(self) -> None:
@@ -107,7 +133,7 @@ class Driver:
             self._thread.join(drain_s + join_s)
         return not self._thread.is_alive()
 
-    def post(self, item: tuple[Port, Command | None]) -> None:
+    def post(self, item: tuple[Port, Command | Order]) -> None:
         with self._wake:
             if self._phase is not Phase.STOPPED:
                 self._inbox.append(item)
@@ -124,6 +150,8 @@ class Driver:
                     self._turn()
                 except Exception as error:  # the requests must hear of it, and those to come too
                     log.exception("the engine thread met an error it does not know")
+                    if self._abandon is not None:
+                        self._abandon(f"the engine failed: {error!r}")
                     self._failure = EngineFailed(f"the engine failed: {error!r}")
                     self._fail_everyone(self._failure)
         finally:  # also when the thread is made to exit
@@ -151,7 +179,7 @@ class Driver:
         self._wait_for_work()
         for _ in range(min(len(self._inbox), MAX_COMMANDS_PER_TURN)):  # one by one: none is lost if one raises
             self._obey(*self._inbox.popleft())
-        if self._failure is not None:
+        if self._failure is not None or self._is_gathering():
             return
         failures = engine.upkeep()
         if failures:
@@ -161,27 +189,49 @@ class Driver:
         if engine.num_in_flight:
             self._dispatch(engine.collect())
 
+    def _is_gathering(self) -> bool:
+        """Whether to wait on for requests that another engine ended with."""
+        if not self._missing:
+            return False
+        self._missing -= self._samples_left.keys()
+        if self._gather_until_s is None:
+            self._gather_until_s = self._clock() + GATHER_S
+        if self._missing and self._clock() < self._gather_until_s and self._phase is Phase.RUNNING:
+            return True
+        self._missing = set()
+        self._dispatch(Outcome([], self._engine.resume_search()))
+        return False
+
     def _wait_for_work(self) -> None:
         with self._wake:
             # With requests there is always a step to launch or to collect, so only an idle engine waits.
-            while self._is_idle() and not self._inbox and self._phase is Phase.RUNNING:
-                self._wake.wait()
+            while (self._is_idle() or self._missing) and not self._inbox and self._phase is Phase.RUNNING:
+                if self._gather_until_s is None or not self._missing:
+                    self._wake.wait()
+                elif not self._wake.wait(max(0.0, self._gather_until_s - self._clock())):
+                    return
 
     def _is_idle(self) -> bool:
         return self._failure is not None or self._engine.is_idle
 
-    def _obey(self, port: Port, command: Command | None) -> None:
-        if port.number not in self._ports:
+    def _obey(self, port: Port, command: Command | Order) -> None:
+        if command is Order.OPEN:
+            self._abort_all(port.number)
+            self._ports[port.number] = port
+        elif self._ports.get(port.number) is not port:
             return  # it was closed, and nobody would hear of what it asks for
-        if isinstance(command, Submit):
+        elif isinstance(command, Submit):
             self._submit(port, command)
         elif isinstance(command, Abort):
             if command.request_id in self._requests.get(port.number, ()):
                 self._abort(command.request_id)
         else:
-            for request_id in self._requests.pop(port.number, set()).copy():
-                self._abort(request_id)
-            self._ports.pop(port.number, None)
+            self._abort_all(port.number)
+            del self._ports[port.number]
+
+    def _abort_all(self, number: int) -> None:
+        for request_id in self._requests.pop(number, set()).copy():
+            self._abort(request_id)
 
     def _abort(self, request_id: int) -> None:
         self._forget(request_id)
@@ -204,9 +254,12 @@ class Driver:
             return
         # In the accounts first: should the engine raise what it never should, this request hears of it as well.
         self._requests.setdefault(port.number, set()).add(request.request_id)
-        self._samples_left[request.request_id] = request.samples
+        so_far = command.so_far
+        self._samples_left[request.request_id] = (
+            request.samples if so_far is None else sum(generated is not None for generated in so_far)
+        )
         try:
-            self._engine.add(request)
+            self._engine.add(request, so_far)
         except QuireError as refusal:
             self._forget(request.request_id)
             self._refuse(port, command, refusal)
@@ -220,6 +273,8 @@ class Driver:
 
     def _dispatch(self, outcome: Outcome) -> None:
         """One batch of events to each port."""
+        if self._engine.error is not None and self._abandon is not None:
+            self._abandon(self._engine.error.message)
         updates: dict[int, list[Update]] = {}
         for update in outcome.updates:
             request_id = update.request_id

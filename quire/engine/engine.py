@@ -2,12 +2,16 @@
 
 import logging
 from collections import deque
+from concurrent.futures import Future
 from typing import NamedTuple
 
+from quire.core.limits import SoFar
 from quire.core.plan import Failure, StepPlan, StepResult, Update
 from quire.core.scheduler import Scheduler
 from quire.engine.executor import Executor, Pending
+from quire.engine.guides import Grammars, Guides, NoGrammars
 from quire.engine.isolation import PROBE, Isolation, Suspect
+from quire.engine.journal import Journal, Record
 from quire.errors import EngineFailed, InvalidRequest, QuireError, RequestFailed
 from quire.request import Request
 
@@ -27,6 +31,9 @@ class NotLaunched:
     def __init__(self, error: Exception) -> None:
         self._error = error
 
+    def sample(self, masks: dict[int, bytes]) -> None:
+        pass
+
     def result(self) -> StepResult:
         raise self._error
 
@@ -37,7 +44,13 @@ class Engine:
     Has no thread of its own: whoever owns it calls `launch` and `collect`, or `step`.
     """
 
-    def __init__(self, scheduler: Scheduler, executor: Executor, lookahead: int = 1) -> None:
+    def __init__(
+        self,
+        scheduler: Scheduler,
+        executor: Executor,
+        lookahead: int = 1,
+        grammars: Grammars | None = None,
+    ) -> None:
         if lookahead < 0:
             raise ValueError(f"lookahead is {lookahead}; it must be at least 0")
         scheduler.limits.refuse_what_cannot_fit(PROBE)  # it must be there when it is needed
@@ -49,8 +62,13 @@ class Engine:
         self._lookahead = lookahead
         self._in_flight: deque[tuple[StepPlan, Pending]] = deque()
         self._broken = False  # the device state is not to be used before the next reset
+        self._guides = Guides(grammars or NoGrammars(), scheduler)
+        self._awaits_masks = False  # the last step under way is not sampled yet
+        self._misguided: list[Failure] = []  # nobody has been told of them yet
         self._isolation = Isolation()
         self._last_fault: Exception | None = None
+        self.journal: Journal | None = None  # for the one that takes its place
+        self._num_running = 0  # as the journal says
 
     @property
     def is_idle(self) -> bool:
@@ -60,31 +78,46 @@ class Engine:
     def num_in_flight(self) -> int:
         return len(self._in_flight)
 
-    def add(self, request: Request) -> None:
-        """Queue a request; raises what it is refused with."""
+    def add(self, request: Request, so_far: SoFar | None = None) -> None:
+        """Queue a request; raises what it is refused with. `so_far`: what another engine generated for it."""
         if self.error is not None:
             raise self.error
         if request.request_id < 0:
             raise InvalidRequest(f"request_id is {request.request_id}; it must be at least 0")
-        self.scheduler.add(request)
+        from_here = so_far or [()] * request.samples
+        matchers = self._guides.matchers(request, from_here)
+        self.scheduler.add(request, so_far=so_far)
+        self._guides.begin(request, from_here, matchers)
+
+    def prepare(self, request: Request) -> "Future[None] | None":
+        """What is worth waiting for before `request` is added, since it holds up every request there; None for most."""
+        return self._guides.prepare(request)
 
     def abort(self, request_id: int) -> None:
         self.scheduler.abort(request_id)
+        self._guides.forget_ended()
 
     def upkeep(self) -> list[Failure]:
         """What must be seen to between steps: deadlines, and a search whose suspects may have left meanwhile."""
         failures = self.scheduler.expire()
         if self._isolation.focus is not None and self.error is None:
             failures += self._isolate()
+        self._guides.forget_ended()
         return failures
 
     def launch(self) -> bool:
         """Plan and launch one step; False when there is none, or as many are under way as may be."""
-        if len(self._in_flight) > self._lookahead or self._broken:
+        if len(self._in_flight) > self._lookahead or not self._let_sample() or self._broken:
             return False
         plan = self.scheduler.plan()
         if plan is None:
             return False
+        guided = self._guides.guided(plan)
+        if guided:
+            plan = plan._replace(guided=guided)
+            self._awaits_masks = True
+        if plan.started:
+            self._write_journal()
         pending: Pending
         try:
             pending = self._executor.submit(plan)
@@ -96,12 +129,22 @@ class Engine:
 
     def collect(self) -> Outcome:
         """Wait for the oldest step under way and hand out what came of it."""
+        self._let_sample()
+        misguided, self._misguided = self._misguided, []
+        updates, failures = self._collect()
+        self._guides.take(updates)
+        self._guides.forget_ended()
+        return Outcome(updates, misguided + failures)
+
+    def _collect(self) -> Outcome:
         plan, pending = self._in_flight.popleft()
         try:
             result = pending.result()
         except Exception as error:  # as above
             return self._recover(plan, error)
         updates, failures = self.scheduler.complete(result)
+        if self._num_running and not self.scheduler.num_running:
+            self._write_journal()  # nobody is to be blamed for what happens from here on
         if self._isolation.is_probing:
             return self._probe_ended(updates, failures)
         if self._isolation.is_counting and any(update.finish is not None for update in updates):
@@ -118,12 +161,63 @@ class Engine:
         outcome = self.collect()
         return Outcome(outcome.updates, failures + outcome.failures)
 
+    def _let_sample(self) -> bool:
+        """Give the last step under way the masks it awaits; False while it has to wait for them.
+
+        It gets them when it is the only one, as the tokens they follow from are known then. The device computes its
+        logits meanwhile.
+        """
+        if not self._awaits_masks:
+            return True
+        if len(self._in_flight) > 1:
+            return False
+        plan, pending = self._in_flight[0]
+        self._awaits_masks = False
+        masks, failures = self._guides.masks(plan)
+        for failure in failures:
+            log.warning("request %d is ended: %s", failure.request_id, failure.error)
+            self.scheduler.abort(failure.request_id)
+        self._misguided += failures
+        try:
+            pending.sample(masks)
+        except Exception as error:  # as in `launch`
+            self._in_flight[0] = plan, NotLaunched(error)
+            self._broken = True
+        return True
+
     def fail_all(self, error: QuireError) -> list[Failure]:
         """End every request with `error`. What is in flight is dropped when it is collected."""
         request_ids = self.scheduler.request_ids()
         for request_id in request_ids:
             self.scheduler.abort(request_id)
         return [Failure(request_id, error) for request_id in request_ids if request_id != PROBE.request_id]
+
+    def take_over(self, record: Record) -> list[int]:
+        """Another engine ended while it ran the requests of `record`: its end was a fault, and they are suspects.
+
+        Returns whom to wait for before `resume_search`, since targets are found in what they come back with.
+        """
+        self._isolation = Isolation(record.search)
+        if record.running:
+            self.num_faults += 1
+            self._last_fault = RuntimeError("the engine process ended while it ran this request")
+            self._isolation.fault([Suspect(one) for one in record.running if one != PROBE.request_id])
+        self._write_journal()
+        return [suspect.request_id for suspect in self._isolation.suspects()]
+
+    def resume_search(self) -> list[Failure]:
+        """Whoever was to come back has come back. Those who have not are clear."""
+        for suspect in self._isolation.suspects():
+            for sequence_id, (length, limit) in self.scheduler.lengths(suspect.request_id).items():
+                # Two steps were under way at most, and the last token is never computed.
+                suspect.targets[sequence_id] = min(length + 2, limit - 1)
+        return self._isolate() if self._isolation.focus is not None else []
+
+    def _write_journal(self) -> None:
+        if self.journal is not None:
+            running = self.scheduler.running_requests()
+            self._num_running = len(running)
+            self.journal.write(Record(running, self._isolation.search))
 
     def _recover(self, plan: StepPlan, fault: Exception) -> Outcome:
         """A step failed and may have taken the device state with it: begin again and look for who is at fault."""
@@ -137,6 +231,7 @@ class Engine:
                 suspect = suspects.setdefault(request_id, Suspect(request_id))
                 suspect.targets[chunk.sequence_id] = chunk.start + chunk.length
         self._in_flight.clear()
+        self._awaits_masks = False
         self.scheduler.restart()
         try:
             self._executor.reset()
@@ -155,6 +250,7 @@ class Engine:
         if isolation.is_probing and not self.scheduler.has(PROBE.request_id):
             self.scheduler.add(PROBE, bounded=False)
         self.scheduler.focus(isolation.focus)
+        self._write_journal()
         return []
 
     def _probe_ended(self, updates: list[Update], failures: list[Failure]) -> Outcome:

@@ -7,15 +7,17 @@ from typing import TYPE_CHECKING, cast
 
 import msgspec
 
+from quire.engine.address import is_of_this_user
 from quire.engine.driver import Port
 from quire.engine.messages import Abort, Event, Failed, Progress, Submit
-from quire.engine.wire import Broken, Counts, Described, Frames, Ready, Started, decode_commands, frame
+from quire.engine.wire import Broken, Counts, Described, Frames, Hello, Ready, Started, decode_commands, frame
 
 if TYPE_CHECKING:
     from quire.engine.process import EngineProcess
 
 log = logging.getLogger(__name__)
 
+MAX_NUMBER = 2**22 - 1  # of a front end, so that request ids fit into 63 bits
 MAX_UNSENT_BYTES = 64 * 2**20  # a front end that leaves so much unread is given up
 
 
@@ -28,13 +30,19 @@ class FrontEnd(asyncio.Protocol):
     def __init__(self, process: "EngineProcess") -> None:
         self._process = process
         self._frames = Frames()
+        self._number: int | None = None  # until it has said hello
         self._port: Port | None = None
         self._was_described = False
+        self._was_told_why = False
         self.counts: Counts | None = None  # what it last told
         self._submitted_s: dict[int, float] = {}  # of requests that have no token yet; both threads pop from it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)
+        if not is_of_this_user(transport):
+            log.error("a process of another user has connected and is dropped")
+            self._transport.abort()
+            return
         self._process.join(self)
 
     def greet(self) -> None:
@@ -44,12 +52,13 @@ class FrontEnd(asyncio.Protocol):
         if process.described is not None and not self._was_described:
             self._was_described = True
             news.append(process.described)
-        if process.broken is not None:
+        if process.broken is not None and not self._was_told_why:
+            self._was_told_why = True
             news.append(process.broken)
-        if process.driver is not None and process.metered is not None and self._port is None:
-            self._port = process.driver.open(self.deliver)
+        if process.driver is not None and process.metered is not None and self._port is None and self._number:
+            self._port = process.driver.open(self.deliver, self._number)
             limit = process.metered.engine.scheduler.limits.max_sequence_tokens
-            news.append(Ready(self._port.number, limit, process.metered.platform))
+            news.append(Ready(limit, process.metered.platform))
         if news:
             self.send(frame(news))
 
@@ -66,6 +75,12 @@ class FrontEnd(asyncio.Protocol):
         for command in decode_commands(payload):
             if isinstance(command, Counts):
                 self.counts = command
+                continue
+            if isinstance(command, Hello):
+                if self._number is not None or not 0 < command.number <= MAX_NUMBER:
+                    raise ValueError(f"a front end says hello twice, or with the number {command.number}")
+                self._number = command.number
+                self.greet()
                 continue
             if self._port is None:
                 raise ValueError("a command came before the engine was ready")

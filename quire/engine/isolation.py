@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+import msgspec
+
 from quire.request import Request
 
 MAX_PROBE_FAULTS = 2
@@ -26,6 +28,16 @@ class Suspect:
         return all(count is None or count >= target for count, target in computed)
 
 
+class Search(msgspec.Struct, frozen=True, array_like=True):
+    """How far the search has come, by request ids: enough to go on with it in another process."""
+
+    groups: list[list[int]] = []
+    accused: int | None = None
+    doubtful: int | None = None
+    num_probe_faults: int = 0
+    num_unexplained: int = 0
+
+
 class Isolation:
     """Halves the suspects of a failed step until the one at fault is known.
 
@@ -36,12 +48,29 @@ class Isolation:
     fault when MAX_UNEXPLAINED_FAULTS steps have failed while nobody was found guilty and no request finished.
     """
 
-    def __init__(self) -> None:
-        self._groups: list[list[Suspect]] = []  # still to be tried; the last is being tried
-        self._accused: Suspect | None = None  # a probe runs to tell its faults from the engine's
-        self._doubtful: int | None = None  # the request that failed alone once, while the probe worked
-        self._num_probe_faults = 0
-        self._num_unexplained = 0
+    def __init__(self, search: Search | None = None) -> None:
+        search = search or Search()
+        # Still to be tried; the last is being tried.
+        self._groups: list[list[Suspect]] = [[Suspect(one) for one in group] for group in search.groups]
+        # A probe runs to tell its faults from the engine's.
+        self._accused: Suspect | None = None if search.accused is None else Suspect(search.accused)
+        self._doubtful = search.doubtful  # the request that failed alone once, while the probe worked
+        self._num_probe_faults = search.num_probe_faults
+        self._num_unexplained = search.num_unexplained
+
+    @property
+    def search(self) -> Search:
+        return Search(
+            [[suspect.request_id for suspect in group] for group in self._groups],
+            None if self._accused is None else self._accused.request_id,
+            self._doubtful,
+            self._num_probe_faults,
+            self._num_unexplained,
+        )
+
+    def suspects(self) -> list[Suspect]:
+        accused = [] if self._accused is None else [self._accused]
+        return [suspect for group in self._groups for suspect in group] + accused
 
     @property
     def is_probing(self) -> bool:

@@ -15,6 +15,15 @@ DURATIONS_S = tuple(0.00015 * 1.5**k for k in range(35))
 BATCH_SIZES = tuple(range(1, 1025))
 PREFILL, DECODE = "prefill", "decode"
 MAX_STARTED = 4096
+STUCK_FACTOR = 10  # a step may take so much longer than the longest that is like it
+
+
+class Begun(NamedTuple):
+    """A step under way."""
+
+    at_s: float
+    num_tokens: int
+    num_late: int  # programs compiled late before it
 
 
 class Meter(Executor):
@@ -23,7 +32,13 @@ class Meter(Executor):
     A step is a prefill when it computes any prompt, as its clients' tokens wait for the prompt then.
     """
 
-    def __init__(self, executor: Executor, scheduler: Scheduler, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        scheduler: Scheduler,
+        clock: Callable[[], float] = time.monotonic,
+        num_late: Callable[[], int] = lambda: 0,
+    ) -> None:
         self.durations = {kind: [0] * (len(DURATIONS_S) + 1) for kind in (PREFILL, DECODE)}
         self.seconds = {PREFILL: 0.0, DECODE: 0.0}
         self.batch_sizes = [0] * (len(BATCH_SIZES) + 1)
@@ -37,12 +52,25 @@ class Meter(Executor):
         self._executor = executor
         self._scheduler = scheduler
         self._clock = clock
-        self._begun_s: list[float] = []  # of steps under way, oldest first
+        self._num_late = num_late
+        self._under_way: list[Begun] = []  # oldest first
+        self._slowest_token_s = 0.0
 
     def busy_s(self) -> float:
         """How long the step that is under way has taken; 0 when none is."""
-        begun = self._begun_s[:1]
-        return self._clock() - max(begun[0], self.last_end_s) if begun else 0.0
+        oldest = self._under_way[:1]
+        return self._clock() - max(oldest[0].at_s, self.last_end_s) if oldest else 0.0
+
+    def limit_s(self) -> float | None:
+        """How long the step that is under way may take by what others took; None where none before it tells.
+
+        Nor where it had to wait for a program to be compiled.
+        """
+        oldest = self._under_way[:1]
+        if not self.longest_s or (oldest and oldest[0].num_late != self._num_late()):
+            return None
+        num_tokens = oldest[0].num_tokens if oldest else 1
+        return STUCK_FACTOR * max(self.longest_s, self._slowest_token_s * num_tokens)
 
     def idle_s(self) -> float:
         """Since the last step that finished."""
@@ -52,17 +80,21 @@ class Meter(Executor):
         now = self._clock()
         num_decodes = sum(1 for chunk in plan.chunks if chunk.tokens is None)
         kind = DECODE if num_decodes == len(plan.chunks) else PREFILL
+        num_tokens = num_decodes if kind is DECODE else plan.num_tokens
         self.tokens[DECODE] += num_decodes
-        if kind is PREFILL:
-            self.tokens[PREFILL] += plan.num_tokens - num_decodes
+        self.tokens[PREFILL] += num_tokens - num_decodes
         if plan.started:
             self._note_starts(plan, now)
             self.batch_sizes[bisect_left(BATCH_SIZES, len(plan.started))] += 1
             self.batch_size_sum += len(plan.started)
             self.num_joined += num_decodes > 0
-        pending = self._executor.submit(plan)
-        self._begun_s.append(now)
-        return Timed(pending, self, kind)
+        begun = Begun(now, num_tokens, self._num_late())
+        self._under_way.append(begun)
+        try:
+            return Timed(self._executor.submit(plan), self, kind)
+        except BaseException:
+            self._under_way.remove(begun)
+            raise
 
     def _note_starts(self, plan: StepPlan, now: float) -> None:
         for start in plan.started:
@@ -78,18 +110,19 @@ class Meter(Executor):
 
     def ended(self, kind: str, worked: bool) -> None:
         now = self._clock()
-        begun = self._begun_s.pop(0) if self._begun_s else now
-        took_s = now - max(begun, self.last_end_s)
+        begun = self._under_way.pop(0) if self._under_way else Begun(now, 1, 0)
+        took_s = now - max(begun.at_s, self.last_end_s)
         self.last_end_s = now
         if not worked:
             self.num_failed[kind] += 1
             return
         self.longest_s = max(self.longest_s, took_s)
+        self._slowest_token_s = max(self._slowest_token_s, took_s / begun.num_tokens)
         self.durations[kind][bisect_left(DURATIONS_S, took_s)] += 1
         self.seconds[kind] += took_s
 
     def reset(self) -> None:
-        self._begun_s.clear()
+        self._under_way.clear()
         self._executor.reset()
 
     def warm_up(self) -> Iterator[float]:
@@ -106,6 +139,9 @@ class Timed:
         self._pending = pending
         self._meter = meter
         self._kind = kind
+
+    def sample(self, masks: dict[int, bytes]) -> None:
+        self._pending.sample(masks)
 
     def result(self) -> StepResult:
         worked = False
@@ -129,7 +165,7 @@ class Metered(NamedTuple):
 def metered(
     scheduler: Scheduler, executor: Executor, lookahead: int, platform: str, num_late: Callable[[], int]
 ) -> Metered:
-    meter = Meter(executor, scheduler)
+    meter = Meter(executor, scheduler, num_late=num_late)
     return Metered(Engine(scheduler, meter, lookahead), meter, platform, num_late)
 
 

@@ -2,22 +2,23 @@
 
 import asyncio
 import logging
-import multiprocessing
 import os
-import signal
+import socket
 from collections.abc import Callable
-from pathlib import Path
 from typing import Protocol
 
 from quire.engine.driver import Driver
 from quire.engine.front_end import FrontEnd
+from quire.engine.journal import Journal, Record
+from quire.engine.leash import Leash, Pulse, Refused, Stop, Up, Word, bind_to_parent, hold
 from quire.engine.meter import Metered, read_stats
-from quire.engine.wire import Broken, Described, Others, frame
+from quire.engine.wire import Broken, Described, Others, Stats, frame
 from quire.errors import EngineFailed, QuireError
 
 log = logging.getLogger(__name__)
 
 STATS_INTERVAL_S = 0.25
+ABANDONED = 70  # the exit status of an engine that cannot go on
 
 
 class EngineBuilder(Protocol):
@@ -28,31 +29,30 @@ class EngineBuilder(Protocol):
 
 
 class EngineProcess:
-    """Serves front ends on a Unix socket until told to stop, or until the process that started it is gone.
+    """Serves front ends on a local socket until told to stop, or until the process that started it is gone.
 
-    The event loop owns the connections; the engine's thread only hands bytes to it.
+    The event loop owns the connections; the engine's thread only hands bytes to it. With a `leash` it says how it is
+    to its supervisor, and where the engine cannot go on the process ends: another takes its place, and its `journal`,
+    and the front ends bring their requests there.
     """
 
-    def __init__(self, path: Path, build: EngineBuilder, drain_s: float = 0.0) -> None:
+    def __init__(self, address: str, build: EngineBuilder, journal: Journal | None = None, num_before: int = 0) -> None:
         self.loop = asyncio.get_running_loop()
         self.described: Described | None = None
         self.broken: Broken | None = None
         self.driver: Driver | None = None
         self.metered: Metered | None = None
-        self._path = path
+        self.leash: Leash | None = None
+        self._address = address
         self._build = build
-        self._drain_s = drain_s
+        self._journal = journal
+        self._num_before = num_before  # engines that were in its place
         self._front_ends: set[FrontEnd] = set()
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
         """Returns the exit status."""
-        self.loop.add_signal_handler(signal.SIGTERM, self.stop)
-        self.loop.add_signal_handler(signal.SIGINT, lambda: None)  # the terminal sends it to everyone; the parent acts
-        parent = multiprocessing.parent_process()
-        if parent is not None:
-            self.loop.add_reader(parent.sentinel, self.stop)
-        server = await self.loop.create_unix_server(lambda: FrontEnd(self), str(self._path))
+        server = await self.loop.create_unix_server(lambda: FrontEnd(self), self._address)
         stopping = asyncio.create_task(self._stop.wait())
         building = asyncio.create_task(asyncio.to_thread(self._build, self._describe_from_thread))
         await asyncio.wait({building, stopping}, return_when=asyncio.FIRST_COMPLETED)
@@ -63,13 +63,18 @@ class EngineProcess:
             await asyncio.wait({stopping}, timeout=STATS_INTERVAL_S)
         server.close()
         if self.driver is not None:
-            await asyncio.to_thread(self.driver.stop, self._drain_s)
+            await asyncio.to_thread(self.driver.stop)
             await asyncio.sleep(0)  # what the driver said last is written
         return 0 if self.broken is None else 1
 
     def stop(self) -> None:
         """Let `run` come to its end."""
         self._stop.set()
+
+    def obey(self, word: Word) -> None:
+        """What the supervisor says."""
+        if isinstance(word, Stop):
+            self.stop()
 
     def join(self, front_end: FrontEnd) -> None:
         self._front_ends.add(front_end)
@@ -87,9 +92,27 @@ class EngineProcess:
             log.exception("the engine could not be made")
             self.broken = Broken(EngineFailed.kind, f"the engine could not be made: {error!r}")
         else:
-            self.driver = Driver(self.metered.engine)
-            self.driver.start()
+            self._start_driver(self.metered)
+        if self.leash is not None:
+            self.leash.tell(Up() if self.broken is None else Refused(self.broken.kind, self.broken.message))
         self._greet_all()
+
+    def _start_driver(self, metered: Metered) -> None:
+        engine = metered.engine
+        gather: list[int] = []
+        if self._journal is not None:
+            engine.journal = self._journal
+            gather = engine.take_over(self._journal.read())
+        self.driver = Driver(engine, gather=gather, abandon=None if self._journal is None else self._abandon)
+        self.driver.start()
+
+    def _abandon(self, reason: str) -> None:
+        """On the engine's thread. Nobody is told: the front ends ask the next engine for what this one owes them."""
+        assert self._journal is not None
+        log.critical("the engine process ends: %s", reason)
+        self._journal.write(Record())  # the fault follows no request
+        logging.shutdown()
+        os._exit(ABANDONED)
 
     def _describe_from_thread(self, described: Described) -> None:
         self.loop.call_soon_threadsafe(self._describe, described)
@@ -102,9 +125,17 @@ class EngineProcess:
         for front_end in list(self._front_ends):
             front_end.greet()
 
+    def _stats(self, metered: Metered) -> Stats:
+        stats = read_stats(metered)
+        stats.counters["restarts"] = self._num_before
+        return stats
+
     def _send_stats(self) -> None:
+        if self.metered is not None and self.leash is not None:
+            meter = self.metered.meter
+            self.leash.tell(Pulse(meter.busy_s(), meter.limit_s()))
         if self.metered is not None and self._front_ends:
-            data = frame([read_stats(self.metered)])
+            data = frame([self._stats(self.metered)])
             for front_end in list(self._front_ends):
                 front_end.send(data)
                 others = [one.counts for one in self._front_ends if one is not front_end and one.counts is not None]
@@ -112,11 +143,16 @@ class EngineProcess:
                     front_end.send(frame([Others(others)]))
 
 
-def run_engine(path: Path, build: EngineBuilder, drain_s: float = 0.0) -> None:
-    """The engine process, from its start to its end."""
+def run_engine(
+    address: str, build: EngineBuilder, line: socket.socket, journal: Journal, num_before: int, parent: int
+) -> None:
+    """The engine process, from its start to its end. `line` leads to the supervisor, process `parent`."""
+    bind_to_parent("quire-engine", parent)
 
     async def run() -> None:
-        status = await EngineProcess(path, build, drain_s).run()
+        process = EngineProcess(address, build, journal, num_before)
+        process.leash = await hold(line, process.obey, process.stop)
+        status = await process.run()
         logging.shutdown()
         # Not a return: a thread that still builds, or a step that never ends, must not keep the process.
         os._exit(status)

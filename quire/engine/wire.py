@@ -21,10 +21,18 @@ class Described(msgspec.Struct, frozen=True, tag=True, array_like=True):
     generation: dict[str, float | int | bool | None]  # sampling that the files ask for
 
 
+class Hello(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A front end's first word: the number that its requests' ids begin with, which no other front end has.
+
+    Its own and not the engine's to choose, so that a request has one id for as long as it lives, in one engine or more.
+    """
+
+    number: int
+
+
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The engine takes requests."""
 
-    port: int
     max_total_tokens: int
     platform: str
 
@@ -80,7 +88,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 ToFrontEnd = Progress | Failed | Started | Stats | Others | Described | Ready | Broken
-ToEngine = Submit | Abort | Counts
+ToEngine = Submit | Abort | Counts | Hello
 
 _encoder = msgspec.msgpack.Encoder()
 decode_events = msgspec.msgpack.Decoder(list[ToFrontEnd]).decode

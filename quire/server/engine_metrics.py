@@ -10,6 +10,7 @@ _COUNTERS = {
     "cached_tokens": ("quire_prefix_hit_tokens", "Tokens found in the prefix cache when a sequence was admitted."),
     "faults": ("quire_step_faults", "Steps that failed."),
     "requests_blamed": ("quire_faults_isolated", "Requests that made their steps fail and were ended alone."),
+    "restarts": ("quire_engine_restarts", "Engine processes that ended and were started again."),
     "late_compilations": ("quire_late_compilations", "Programs compiled while requests waited for them."),
 }
 

@@ -3,23 +3,23 @@
 import asyncio
 import contextlib
 import logging
-import signal
 import socket
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import uvicorn
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.engine.client import EngineClient, connect
-from quire.engine.wire import Broken, Described, Ready, ToFrontEnd
-from quire.errors import EngineFailed, InvalidSetting, ModelError, QuireError
+from quire.engine.leash import GaveUp, Refused, Stop, Up, Word, hold
+from quire.engine.wire import Described, Ready, ToFrontEnd
+from quire.errors import EngineFailed, InvalidSetting, QuireError
 from quire.files.generation_defaults import GenerationDefaults
 from quire.server.app import make_app
 from quire.server.connection import Connection
 from quire.server.health import unhealthy
+from quire.server.listener import BACKLOG
 from quire.server.served_model import ServedModel
 from quire.server.service import Service
 from quire.server.settings import ServerSettings
@@ -29,105 +29,133 @@ from quire.text.tokenizer import Tokenizer, load_tokenizer
 log = logging.getLogger(__name__)
 
 COUNTS_INTERVAL_S = 1.0
-BACKLOG = 4096  # connections that wait to be accepted
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Why a model cannot be served; anything else is the engine's own fault.
-REASONS: dict[str, type[QuireError]] = {
-    InvalidSetting.kind: InvalidSetting,
-    **{error.kind: error for error in ModelError.__subclasses__()},
-}
 
 
 class FrontEnd:
-    """Joins the engine and serves. `chat_template` takes the place of the model's own."""
+    """Joins the engine and serves, and joins the next one where that ends. `chat_template` takes the place of the
+    model's own. `number` is no other front end's."""
 
-    def __init__(self, settings: ServerSettings, chat_template: str | None = None) -> None:
+    def __init__(self, settings: ServerSettings, number: int, chat_template: str | None = None) -> None:
         self._settings = settings
+        self._number = number
         self._chat_template = chat_template
         self._service: Service | None = None
+        self._client: EngineClient | None = None
+        self._rejoining: asyncio.Task[None] | None = None
 
-    async def run_first(
-        self,
-        path: Path,
-        listeners: list[socket.socket],
-        is_engine_alive: Callable[[], bool],
-        announce: Callable[[str], None],
+    async def run(
+        self, address: str, listeners: list[socket.socket], line: socket.socket, orphaned: Callable[[], None]
     ) -> None:
-        """Answer on `listeners` from the start, and serve once the engine at `path` is ready.
+        """Answer on `listeners` from the start, serve once the engine at `address` is ready, until told to stop.
 
-        Raises why it did not get ready.
+        `line` leads to the supervisor, which hears why it does not get ready; `orphaned` is called when that is gone.
         """
+        self._address = address
         server = HttpServer(self._settings)
+        leash = await hold(line, lambda word: self._obey(word, server), orphaned)
         serving = asyncio.create_task(server.serve(listeners))
-        joining = asyncio.create_task(self._join(path, is_engine_alive))
+        joining = asyncio.create_task(self._join())
         await asyncio.wait({serving, joining}, return_when=asyncio.FIRST_COMPLETED)
         if not joining.done():
             joining.cancel()
             log.info("stopped before the engine was ready")
             return await serving
-        if joining.exception() is not None:
+        error = joining.exception()
+        if error is not None:
+            if isinstance(error, QuireError):
+                leash.tell(Refused(error.kind, error.message))
             server.should_exit = True
             await serving
-        service, client = joining.result()
+        service = joining.result()
         server.admit(service)
-        host, port = listeners[0].getsockname()[:2]
-        announce(f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}")
-        await self._serve(service, client, serving)
+        leash.tell(Up())
+        await self._serve(service, serving)
         return None
 
-    async def run_another(self, path: Path, open_listener: Callable[[], socket.socket]) -> None:
-        """Serve beside the first: only once it can, as connections come to whoever listens."""
-        service, client = await self._join(path, path.exists)
-        server = HttpServer(self._settings)
-        server.admit(service)
-        await self._serve(service, client, asyncio.create_task(server.serve([open_listener()])))
+    def _obey(self, word: Word, server: "HttpServer") -> None:
+        """What the supervisor says."""
+        if isinstance(word, Stop):
+            server.stop()
+        elif isinstance(word, GaveUp):
+            if self._rejoining is not None:
+                self._rejoining.cancel()
+            if self._service is not None:
+                self._service.disconnect(word.reason)
+            server.loading.reason = word.reason
 
-    async def _serve(self, service: Service, client: EngineClient, serving: "asyncio.Task[None]") -> None:
+    async def _serve(self, service: Service, serving: "asyncio.Task[None]") -> None:
         """Until the server ends; meanwhile the other workers hear of what this one counts."""
         while not serving.done():
-            if self._settings.http_workers > 1:
-                client.tell(service.metrics.counts())
+            if self._settings.http_workers > 1 and self._client is not None:
+                self._client.tell(service.metrics.counts())
+            service.expire()
             await asyncio.wait({serving}, timeout=COUNTS_INTERVAL_S)
-        client.close()
+        if self._rejoining is not None:
+            self._rejoining.cancel()
+        if self._client is not None:
+            self._client.close()
         serving.result()
 
-    async def _join(self, path: Path, is_engine_alive: Callable[[], bool]) -> tuple[Service, EngineClient]:
+    async def _join(self) -> Service:
+        text: tuple[Tokenizer, ChatTemplates] | None = None
+        while True:
+            try:
+                described = await self._connect()
+                text = text or await self._read_text(described)
+                ready = await self._ready
+            except EngineFailed:
+                continue  # it ended meanwhile, and another will come
+            break
+        self._service = service = Service(self._model(text, described, ready), self._settings)
+        service.platform = ready.platform
+        if self._client is not None:
+            self._admit(service, self._client)
+        else:
+            self._lost("the engine process has ended")
+        return service
+
+    async def _connect(self) -> Described:
         loop = asyncio.get_running_loop()
         self._described: asyncio.Future[Described] = loop.create_future()
         self._ready: asyncio.Future[Ready] = loop.create_future()
-        client = await connect(path, self._take, self._lost, is_engine_alive)
-        if client is None:
-            raise EngineFailed("the engine process ended before it was ready")
-        described = await self._described
-        text = await self._read_text(described)
-        ready = await self._ready
-        self._service = service = Service(self._model(text, described, ready), self._settings)
-        service.platform = ready.platform
-        service.connect(client)
+        self._client = await connect(self._address, self._number, self._take, self._lost)
+        return await self._described
+
+    def _admit(self, service: Service, client: EngineClient) -> None:
+        """The engine is ready: requests go there from here on, those that another had first."""
         client.take = service.take
-        return service, client
+        service.connect(client)
+
+    async def _rejoin(self, service: Service) -> None:
+        """Is cancelled where the engine is lost again meanwhile."""
+        await self._connect()
+        await self._ready
+        assert self._client is not None
+        log.info("the engine is back; %d requests go on", service.num_streams)
+        self._admit(service, self._client)
 
     def _take(self, messages: list[ToFrontEnd]) -> None:
-        """What the engine says before there is a service."""
+        """What the engine says before it is ready."""
         for message in messages:
             if isinstance(message, Described) and not self._described.done():
                 self._described.set_result(message)
             elif isinstance(message, Ready) and not self._ready.done():
                 self._ready.set_result(message)
-            elif isinstance(message, Broken):
-                self._fail(REASONS.get(message.kind, EngineFailed)(message.message))
 
     def _lost(self, reason: str) -> None:
-        if self._service is not None:
-            log.critical("%s", reason)
-            self._service.disconnect(reason)
-        self._fail(EngineFailed(reason))
-
-    def _fail(self, error: QuireError) -> None:
-        for waiting in (self._described, self._ready):
-            if not waiting.done():
-                waiting.set_exception(error)
-                waiting.exception()  # it may be that nobody waits for it any more
+        """It is started again, or the supervisor gives up and says so."""
+        self._client = None
+        if self._rejoining is not None:
+            self._rejoining.cancel()
+        if self._service is None:
+            for waiting in (self._described, self._ready):
+                if not waiting.done():
+                    waiting.set_exception(EngineFailed(reason))
+                    waiting.exception()  # it may be that nobody waits for it yet
+            return
+        log.error("%s; %d requests wait for it", reason, self._service.num_streams)
+        self._service.lose(reason)
+        self._rejoining = asyncio.create_task(self._rejoin(self._service))
 
     async def _read_text(self, described: Described) -> tuple[Tokenizer, ChatTemplates]:
         """Beside the loop, while the engine loads the weights."""
@@ -164,9 +192,10 @@ class HttpServer(uvicorn.Server):
     """Says that it is not ready until a service is admitted, and drains when it is told to stop."""
 
     def __init__(self, settings: ServerSettings) -> None:
+        self.loading = Loading()
         super().__init__(
             uvicorn.Config(
-                answer_loading,
+                self.loading,
                 http=Connection,
                 lifespan="off",
                 log_config=None,
@@ -190,43 +219,23 @@ class HttpServer(uvicorn.Server):
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """In the loop, and not raised again afterwards: there is an engine to be ended in order."""
-        loop = asyncio.get_running_loop()
-        for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self._stop, number)
+        """None: the supervisor says when to stop."""
         yield
 
-    def _stop(self, number: int) -> None:
+    def stop(self) -> None:
         if self._service is not None and self._draining is None:
             log.info("stopping; %d requests may take %g s to finish", self._service.num_streams, self._drain_s)
             self._draining = asyncio.create_task(self._service.drain(self._drain_s))
-        self.handle_exit(number, None)
+        self.should_exit = True
 
 
-async def answer_loading(scope: Scope, receive: Receive, send: Send) -> None:
+class Loading:
     """The application until there is a service."""
-    if scope["path"] == "/health/live":
-        response = Response()
-    else:
-        response = unhealthy("the engine is starting", {"retry-after": "5"})
-    response.headers["connection"] = "close"
-    await response(scope, receive, send)
 
+    def __init__(self) -> None:
+        self.reason = "the engine is starting"
 
-def open_listener(host: str, port: int, *, shared: bool) -> socket.socket:
-    """A socket that listens; `shared` with those of other workers.
-
-    Two sockets that are bound and do not listen yet may have the same port, so it listens at once.
-    """
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    if shared:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-    try:
-        listener.bind((host, port))
-        listener.listen(BACKLOG)
-    except OSError as error:
-        listener.close()
-        raise InvalidSetting(f"cannot listen on {host} port {port}: {error.strerror}") from error
-    return listener
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = Response() if scope["path"] == "/health/live" else unhealthy(self.reason, {"retry-after": "5"})
+        response.headers["connection"] = "close"
+        await response(scope, receive, send)

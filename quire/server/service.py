@@ -3,13 +3,13 @@
 import asyncio
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
 from quire.engine.messages import Abort, Command, Event, Failed, Progress, Submit
 from quire.engine.wire import Counts, Others, Started, Stats, ToFrontEnd
-from quire.errors import EngineFailed, Overloaded, QuireError, RequestFailed
+from quire.errors import DeadlineExceeded, EngineFailed, Overloaded, QuireError, RequestFailed
 from quire.server.metrics import Metrics
 from quire.server.request_log import log_request
 from quire.server.served_model import ServedModel
@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 MAX_SILENCE_S = 1.5  # of the engine process, which speaks up four times a second
 STUCK_FACTOR = 10
+RESTART_S = 5.0  # what an engine takes to come back, by and large
 
 
 class Port(Protocol):
@@ -47,6 +48,7 @@ class Service:
         self.is_beyond_help = False  # nothing but a new start brings the engine back
         self._loop: asyncio.AbstractEventLoop | None = None
         self._port: Port | None = None
+        self._request_id: Callable[[int], int] | None = None  # by the count of a request
         self._why_not = "the engine is starting"
         self.stats: Stats | None = None  # as the engine process last told
         self.others: list[Counts] = []  # of the other front ends
@@ -82,9 +84,30 @@ class Service:
         return None
 
     def connect(self, port: Port) -> None:
-        """From here on requests go to `port`, whose events come to `take` or `deliver`."""
+        """From here on requests go to `port`, whose events come to `take` or `deliver`.
+
+        Those that came before go there at once, in the order they came: what another engine had begun goes on where
+        that left it. A port that follows another gives the same ids.
+        """
         self._loop = asyncio.get_running_loop()
         self._port = port
+        self._request_id = port.request_id
+        now = time.monotonic()
+        for prompt, stream in self._prompts.values():
+            port.send(prompt.resumed(now - stream.submitted_s))
+
+    def lose(self, reason: str) -> None:
+        """The engine is gone, and another will come: the streams wait for it."""
+        self._port = None
+        self._why_not = f"{reason}, and is started again"
+
+    def expire(self) -> None:
+        """Where there is no engine that would: end what has had its time."""
+        now = time.monotonic()
+        for prompt, stream in list(self._prompts.values()) if self._port is None else ():
+            timeout_s = prompt.request.timeout_s
+            if timeout_s is not None and now - stream.submitted_s > timeout_s:
+                stream.fail(DeadlineExceeded(f"timeout_s of {timeout_s} passed before the answer was complete"))
 
     def disconnect(self, reason: str) -> None:
         """The engine is gone: everyone hears of it, and so do those who come."""
@@ -154,8 +177,10 @@ class Service:
 
         What is not counted leaves no trace in the metrics and the log: it is the server's own.
         """
-        if self._port is None or self.is_draining:
+        if self._request_id is None or self.is_draining or self.is_beyond_help:
             raise EngineFailed(self.why_not_ready or "the engine is gone")
+        if self._port is None and not self.settings.wait_for_restart:
+            raise EngineFailed(self._why_not, RESTART_S)
         if len(self._streams) >= self.settings.max_concurrent_requests:
             raise Overloaded(
                 f"{len(self._streams)} requests are open; the limit is {self.settings.max_concurrent_requests}",
@@ -171,12 +196,13 @@ class Service:
             self._count += 1
             request = replace(
                 one.request,
-                request_id=self._port.request_id(self._count),
+                request_id=self._request_id(self._count),
                 timeout_s=self.settings.request_timeout_s,
                 queue_timeout_s=self.settings.queue_timeout_s,
             )
             self._prompts[request.request_id] = (stream.add(one, request), stream)
-            self._port.send(Submit(request))
+            if self._port is not None:
+                self._port.send(Submit(request))
         stream.submitted_s = time.monotonic()
         return stream
 

@@ -63,6 +63,18 @@ class ServerSettings:
     stuck_after_s: float = setting(
         10.0, OPERATIONS, "A step that takes longer, and longer than ten times any before it, is called stuck."
     )
+    restart_after_s: float = setting(
+        30.0,
+        OPERATIONS,
+        "The engine process is killed and started again when a step takes longer, and longer than ten times what "
+        "steps like it took; or when the process says nothing for so long. 0 never does.",
+    )
+    max_engine_restarts: int = setting(
+        16, OPERATIONS, "Quick ends of the engine process in a row after which it is not started again."
+    )
+    wait_for_restart: bool = setting(
+        True, OPERATIONS, "Requests that come while the engine restarts wait for it; else they are answered 503."
+    )
     log_format: str = setting("text", OPERATIONS, "text, or json for one object a line.")
     log_level: str = setting("info", OPERATIONS, "What is logged: debug, info, warning or error, and what is worse.")
     compute_type: str | None = setting(

@@ -4,11 +4,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from quire.engine.messages import TokenLogprobs, Update
+from quire.engine.messages import Submit, TokenLogprobs, Update
 from quire.errors import Overloaded, QuireError
 from quire.request import FinishReason, Request
 from quire.server.tgi.end_anchored_stops import EndAnchoredStops
@@ -39,6 +39,8 @@ _ENDINGS = {
 
 
 _new_tuple = tuple.__new__
+
+MIN_TIMEOUT_S = 0.001  # of a request whose time is up, so that the engine says so
 
 
 class Delta(NamedTuple):
@@ -86,12 +88,12 @@ def _new_stops(asked: "Asked") -> Stops:
 class Sample:
     """One continuation of one prompt, as text."""
 
-    __slots__ = ("detokenizer", "ending", "num_tokens", "stop", "stops")
+    __slots__ = ("detokenizer", "ending", "stop", "stops", "tokens")
 
     def __init__(self, detokenizer: Detokenizer, stops: Stops | None) -> None:
         self.detokenizer = detokenizer
         self.stops = stops
-        self.num_tokens = 0
+        self.tokens: list[int] = []
         self.ending: Ending | None = None
         self.stop: str | int | None = None  # the string or token that ended it
 
@@ -120,31 +122,44 @@ class Prompt:
 
     @property
     def num_tokens(self) -> int:
-        return sum(sample.num_tokens for sample in self.samples)
+        return sum(len(sample.tokens) for sample in self.samples)
+
+    def resumed(self, spent_s: float) -> Submit:
+        """What another engine needs in order to go on, `spent_s` after the request came."""
+        request = self.request
+        if request.timeout_s is not None:
+            request = replace(request, timeout_s=max(MIN_TIMEOUT_S, request.timeout_s - spent_s))
+        if self.num_tokens:
+            request = replace(request, queue_timeout_s=None)  # it has had its slot
+        if request.prompt_logprobs is not None:
+            if len(self.logprobs) == len(request.prompt) - 1:
+                request = replace(request, prompt_logprobs=None)  # all of them have come
+            else:
+                self.logprobs.clear()
+        return Submit(request, [None if sample.ending is not None else sample.tokens for sample in self.samples])
 
     def take(self, update: Update) -> None:
         """Turn a step's tokens into deltas, up to the one that completes a stop string."""
         _, number, tokens, finish, cached_tokens, logprobs, prompt_logprobs = update
-        if finish is None and self._is_plain and len(tokens) == 1 and logprobs is None:
-            sample = self.samples[number]  # most tokens take this way, and it runs for every one of them
-            if sample.ending is None:
-                sample.num_tokens += 1
+        sample = self.samples[number]
+        if finish is None and self._is_plain and len(tokens) == 1 and logprobs is None and sample.tokens:
+            if sample.ending is None:  # most tokens take this way, and it runs for every one of them
+                sample.tokens.append(tokens[0])
                 text = sample.detokenizer.push(tokens)
                 self._stream.pending.append(
                     _new_tuple(Delta, (self.index, number, text, tokens[0], None, None))  # as Delta(...), cheaper
                 )
             return
-        if number == 0:  # the others share what the first computes
+        if number == 0 and not sample.tokens:  # the others share what the first computes, and so does another engine
             self.cached_tokens = cached_tokens
         if prompt_logprobs and number == 0:
             self.logprobs += prompt_logprobs
-        sample = self.samples[number]
         if sample.ending is not None:
             return
         pending = self._stream.pending
         last = len(tokens) - 1
         for position, token in enumerate(tokens):
-            sample.num_tokens += 1
+            sample.tokens.append(token)
             ending: Ending | None = None
             if finish is not None and position == last:
                 ending = _ENDINGS[finish] if not self._is_limit(sample) else Ending.LENGTH
@@ -168,7 +183,7 @@ class Prompt:
 
     def _is_limit(self, sample: Sample) -> bool:
         """text-generation-inference looks at the length first, and then at nothing else."""
-        return self._as_tgi and sample.num_tokens >= self.request.max_tokens
+        return self._as_tgi and len(sample.tokens) >= self.request.max_tokens
 
     def _last_text(self, sample: Sample, token: int, ending: Ending) -> str:
         """What the last token adds: the token that ends a sample is not part of its text."""

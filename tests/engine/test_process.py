@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
+from itertools import count
 from pathlib import Path
 
 import msgspec
@@ -38,6 +39,9 @@ def build_slowly(describe: Callable[[Described], None]) -> Metered:
     return build(describe, step_s=0.02)
 
 
+_numbers = count(1)
+
+
 class Front:
     """A front end that remembers what it is told."""
 
@@ -47,9 +51,7 @@ class Front:
         self.client: EngineClient
 
     async def join(self, path: Path) -> "Front":
-        found = await connect(path, self.messages.extend, self._lost, lambda: True)
-        assert found is not None
-        self.client = found
+        self.client = await connect(str(path), next(_numbers), self.messages.extend, self._lost)
         return self
 
     def _lost(self, reason: str) -> None:
@@ -75,7 +77,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 @contextlib.asynccontextmanager
 async def running(path: Path, builder: Callable[..., Metered] = build) -> AsyncIterator[EngineProcess]:
-    process = EngineProcess(path, builder)
+    process = EngineProcess(str(path), builder)
     task = asyncio.create_task(process.run())
     try:
         yield process

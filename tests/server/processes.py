@@ -36,9 +36,12 @@ class Served:
         children = map(int, _read(f"/proc/{self.process.pid}/task/{self.process.pid}/children").split())
         return [(child, _read(f"/proc/{child}/cmdline").replace("\0", " ")) for child in children]
 
+    def named(self, name: str) -> list[int]:
+        """The server's processes of this name, oldest first."""
+        return [pid for pid, _ in self.children() if _read(f"/proc/{pid}/comm").strip() == name]
+
     def engine_pid(self) -> int:
-        """Children are spawned in order: the engine is the first that is not multiprocessing's own."""
-        return next(pid for pid, command in self.children() if "spawn_main" in command)
+        return self.named("quire-engine")[-1]
 
     def stop(self) -> None:
         if self.process.poll() is None:

@@ -1,0 +1,66 @@
+"""What an engine leaves to the one that takes its place."""
+
+import mmap
+import os
+import tempfile
+import zlib
+from multiprocessing import reduction
+from struct import Struct
+from typing import Any
+
+import msgspec
+
+from quire.engine.isolation import Search
+
+NUM_BYTES = 2**20
+_HEADER = Struct("<II")  # length and checksum of what follows
+
+
+class Record(msgspec.Struct, frozen=True, array_like=True):
+    running: list[int] = []  # the requests that had a slot
+    search: Search | None = None  # for a request that makes steps fail
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(Record).decode
+
+
+class Journal:
+    """One record that outlives the process which writes it: memory that its supervisor holds as well.
+
+    Nobody waits for a write, so it can stand before every launch that changes what runs. Travels to a new process as a
+    pickle, and is the same memory there.
+    """
+
+    def __init__(self, file: int | None = None) -> None:
+        if file is None:
+            with tempfile.TemporaryFile() as new:  # which has no name, so nothing is left of it in the end
+                new.truncate(NUM_BYTES)
+                file = os.dup(new.fileno())
+        self._file = file
+        self._memory = mmap.mmap(file, NUM_BYTES)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _attach, (reduction.DupFd(self._file),)
+
+    def write(self, record: Record) -> None:
+        data = _encode(record)
+        end = _HEADER.size + len(data)
+        if end <= NUM_BYTES:
+            self._memory[_HEADER.size : end] = data
+            self._memory[: _HEADER.size] = _HEADER.pack(len(data), zlib.crc32(data))
+
+    def read(self) -> Record:
+        """What was written last; an empty record where there is none, or where a write was cut short."""
+        length, checksum = _HEADER.unpack(self._memory[: _HEADER.size])
+        data = self._memory[_HEADER.size : _HEADER.size + length]
+        if not length or zlib.crc32(data) != checksum:
+            return Record()
+        try:
+            return _decode(data)
+        except msgspec.MsgspecError:  # another version's
+            return Record()
+
+
+def _attach(duplicate: Any) -> Journal:
+    return Journal(duplicate.detach())

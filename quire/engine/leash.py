@@ -1,0 +1,102 @@
+"""What ties a process to the supervisor that started it."""
+
+import asyncio
+import ctypes
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable
+from typing import cast
+
+import msgspec
+
+from quire.engine.wire import Frames, frame
+
+_SET_DEATH_SIGNAL, _SET_NAME = 1, 15  # of prctl
+
+
+class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """To a process: come to an end."""
+
+
+class GaveUp(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """To an HTTP worker: there will be no engine any more."""
+
+    reason: str
+
+
+class Up(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """From a process: it is ready."""
+
+
+class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """From a process: why it will not get ready."""
+
+    kind: str
+    message: str
+
+
+class Pulse(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """From the engine, several times a second."""
+
+    busy_s: float  # how long the step under way has taken
+    limit_s: float | None  # how long it may take by what others took; None when nothing is known
+
+
+Word = Stop | GaveUp | Up | Refused | Pulse
+
+_decode = msgspec.msgpack.Decoder(list[Word]).decode
+
+
+class Leash(asyncio.Protocol):
+    """One end of the line between a supervisor and a process of its. Owned by the event loop.
+
+    `take` gets each word of the other side, `lost` is told when that is gone.
+    """
+
+    def __init__(self, take: Callable[[Word], None], lost: Callable[[], None]) -> None:
+        self._take = take
+        self._lost = lost
+        self._frames = Frames()
+
+    def tell(self, word: Word) -> None:
+        if not self._transport.is_closing():
+            self._transport.write(frame([word]))
+
+    def close(self) -> None:
+        self._transport.close()
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)
+
+    def data_received(self, data: bytes) -> None:
+        for payload in self._frames.feed(data):
+            for word in _decode(payload):
+                self._take(word)
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._lost()
+
+
+async def hold(line: socket.socket, take: Callable[[Word], None], lost: Callable[[], None]) -> Leash:
+    """The leash whose one end is `line`."""
+    loop = asyncio.get_running_loop()
+    _, leash = await loop.create_unix_connection(lambda: Leash(take, lost), sock=line)
+    return leash
+
+
+def bind_to_parent(name: str, parent: int) -> None:
+    """Called first in a new process: it ends when its parent ends, even one that is stuck, and listens to it alone.
+
+    A terminal and a service manager send their signals to every process of a service; which of them ends when is the
+    parent's to say.
+    """
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, signal.SIG_IGN)
+    if sys.platform == "linux":
+        prctl = ctypes.CDLL(None).prctl
+        prctl(_SET_NAME, name.encode()[:15])  # what ps and top show
+        prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
+        if os.getppid() != parent:  # it ended before it could be bound to
+            os._exit(1)

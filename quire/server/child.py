@@ -1,0 +1,88 @@
+"""A process that the supervisor started."""
+
+import asyncio
+import multiprocessing
+import socket
+import time
+from collections.abc import Callable
+from multiprocessing.context import SpawnProcess
+from typing import Any
+
+from quire.engine.leash import Leash, Pulse, Refused, Up, Word, hold
+
+Arguments = Callable[[socket.socket], tuple[Any, ...]]  # given the process's end of its leash
+
+_spawn = multiprocessing.get_context("spawn")
+
+
+class Child:
+    """A process and the supervisor's end of its leash. Owned by the supervisor's loop.
+
+    Is started where it is made; `ended` is set when the process is gone, however it went.
+    """
+
+    def __init__(
+        self, name: str, target: Callable[..., None], args: Callable[[socket.socket], tuple[Any, ...]]
+    ) -> None:
+        self.name = name
+        self.refusal: Refused | None = None
+        self.pulse: Pulse | None = None
+        self.heard_s = time.monotonic()
+        self.ready_since_s: float | None = None
+        self.up = asyncio.Event()
+        self.ended = asyncio.Event()
+        ours, theirs = socket.socketpair()
+        ours.setblocking(False)
+        with theirs:
+            self._process: SpawnProcess = _spawn.Process(target=target, args=args(theirs), name=name)
+            self._process.start()
+        self._line = ours
+        self._leash: Leash | None = None
+        self._loop = asyncio.get_running_loop()
+        self._loop.add_reader(self._process.sentinel, self._note_end)
+
+    @property
+    def pid(self) -> int | None:
+        return self._process.pid
+
+    @property
+    def exit_status(self) -> str:
+        code = self._process.exitcode
+        return f"signal {-code}" if code is not None and code < 0 else f"status {code}"
+
+    @property
+    def ready_s(self) -> float | None:
+        """For how long it has been ready; None if it never was."""
+        return None if self.ready_since_s is None else time.monotonic() - self.ready_since_s
+
+    async def hold(self) -> "Child":
+        self._leash = await hold(self._line, self._take, lambda: None)
+        return self
+
+    def tell(self, word: Word) -> None:
+        if self._leash is not None and not self.ended.is_set():
+            self._leash.tell(word)
+
+    def kill(self) -> None:
+        self._process.kill()
+
+    def _take(self, word: Word) -> None:
+        self.heard_s = time.monotonic()
+        if isinstance(word, Pulse):
+            self.pulse = word
+        elif isinstance(word, Refused):
+            self.refusal = word
+        elif isinstance(word, Up):
+            self.ready_since_s = self.heard_s
+            self.up.set()
+
+    def _note_end(self) -> None:
+        self._loop.remove_reader(self._process.sentinel)
+        self._process.join()
+        # What it said last is read in the next turn.
+        self._loop.call_later(0.05, self._close)
+
+    def _close(self) -> None:
+        if self._leash is not None:
+            self._leash.close()
+        self.ended.set()

@@ -1,0 +1,36 @@
+"""Sockets that listen."""
+
+import socket
+
+from quire.errors import InvalidSetting
+
+BACKLOG = 4096  # connections that wait to be accepted
+
+
+def open_listeners(host: str, port: int, count: int) -> list[socket.socket]:
+    """`count` sockets that share a port; of any port that is free where `port` is 0."""
+    first = open_listener(host, port, shared=False)  # alone at first: sharing works with strangers as well
+    if count == 1:
+        return [first]
+    port = first.getsockname()[1]
+    first.close()
+    return [open_listener(host, port, shared=True) for _ in range(count)]
+
+
+def open_listener(host: str, port: int, *, shared: bool) -> socket.socket:
+    """A socket that listens; `shared` with those of other workers.
+
+    Two sockets that are bound and do not listen yet may have the same port, so it listens at once.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if shared:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise InvalidSetting(f"cannot listen on {host} port {port}: {error.strerror}") from error
+    return listener

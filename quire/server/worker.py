@@ -1,0 +1,37 @@
+"""An HTTP worker, in a process of its own."""
+
+import asyncio
+import os
+import socket
+
+from quire.engine.leash import bind_to_parent
+from quire.server.logs import configure_logs
+from quire.server.settings import ServerSettings
+
+
+def run_worker(
+    address: str,
+    number: int,
+    settings: ServerSettings,
+    chat_template: str | None,
+    listeners: list[socket.socket],
+    line: socket.socket,
+    parent: int,
+) -> None:
+    """From its start to its end. `line` leads to the supervisor, process `parent`."""
+    bind_to_parent("quire-http", parent)
+    configure_logs(settings.log_format, settings.logging_level)
+    from quire.server.front_end import FrontEnd  # loads what the supervisor, which imports this, does without
+
+    front_end = FrontEnd(settings, number, chat_template)
+    with asyncio.Runner(loop_factory=_new_loop) as runner:
+        runner.run(front_end.run(address, listeners, line, lambda: os._exit(1)))
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """The faster one where there is one."""
+    try:
+        import uvloop
+    except ImportError:  # not on every platform
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()
