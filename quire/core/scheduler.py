@@ -12,6 +12,7 @@ from quire.core.page_pool import PagePool
 from quire.core.plan import Chunk, Failure, SlotStart, StepPlan, StepResult, TokenLogprobs, Update
 from quire.core.prefix_cache import PrefixCache
 from quire.core.queue import Queue
+from quire.core.room import Room
 from quire.core.running import Running
 from quire.core.sequence import Sequence, State
 from quire.core.shared_fills import SharedFills
@@ -59,6 +60,7 @@ class Scheduler:
         prefix_key: PrefixKey | None = None,
     ) -> None:
         self.limits = limits
+        self.room = Room(limits)
         self._prefix_key = prefix_key
         self.counters = Counters()
         self.blocked_by: str | None = None  # what kept the head of the queue waiting in the last plan
@@ -224,7 +226,7 @@ class Scheduler:
         self._plan_decodes(chunks, rows)
         num_decodes = 0 if self._drafter else len(chunks)
         budget = self.limits.max_step_tokens - (sum(c.length for c in chunks) if self._drafter else len(chunks))
-        budget = min(budget, self.limits.max_batch_prefill_tokens)
+        budget = min(budget, self.room.prefill_tokens)
         budget -= self._plan_fills(chunks, rows, budget)
         if self.counters.preemptions != preemptions:  # some of them after their chunk had been planned
             kept = [(c, row) for c, row in zip(chunks, rows, strict=True) if c.epoch == row.epoch]
@@ -242,6 +244,7 @@ class Scheduler:
     def complete(self, result: StepResult) -> tuple[list[Update], list[Failure]]:
         """Take in the result of the oldest step in flight."""
         plan, rows, num_decodes = self._in_flight.popleft()
+        self.room.note_step()
         if result.step != plan.step:
             raise ValueError(f"step {plan.step} is the oldest in flight, the result is of step {result.step}")
         num_sampled = num_decodes + sum(chunk.samples for chunk in islice(plan.chunks, num_decodes, None))
@@ -369,7 +372,7 @@ class Scheduler:
         if self.blocked_by is None and not self._enough_wait():
             self.blocked_by = "waiting_served_ratio"
         while self.blocked_by is None and (sequence := self._next_waiting()) is not None:
-            if not self._running.has_free_slot:
+            if not self._running.has_free_slot or self.num_running >= self.room.rows:
                 self.blocked_by = "max_batch_size"
             elif budget <= 0:
                 self.blocked_by = "max_batch_prefill_tokens"

@@ -194,6 +194,7 @@ def read_stats(metered: Metered) -> Stats:
             "evicted_pages": scheduler.num_evicted_pages,
             "faults": engine.num_faults,
             "requests_blamed": engine.num_requests_blamed,
+            "shrinks": engine.num_shrinks,
             "prefill_tokens": meter.tokens[PREFILL],
             "decode_tokens": meter.tokens[DECODE],
             "prefill_failed": meter.num_failed[PREFILL],

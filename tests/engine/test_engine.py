@@ -241,3 +241,48 @@ def test_a_step_is_launched_before_the_last_one_is_collected():
     assert rig.engine.num_in_flight == 2
     rig.run()
     rig.check_survivors()
+
+
+def short_of_memory(num_tokens: int) -> Fault:
+    """Fails every step with more tokens than this."""
+
+    def fault(plan: StepPlan, prompts: list[tuple[int, ...]]) -> None:
+        if plan.num_tokens > num_tokens:
+            raise DeviceError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 123 bytes.")
+
+    return fault
+
+
+@pytest.mark.parametrize("where", ["at_submit", "at_result"])
+@pytest.mark.parametrize("room", [1, 3, 7, 20])
+def test_steps_shrink_when_memory_is_short_and_nobody_is_blamed(where, room):
+    rig = Rig(**{where: short_of_memory(room)})
+    for index in range(12):
+        rig.add(request(index, prompt=tuple(range(index + 1, index + 20)), max_tokens=12, samples=1 + index % 2))
+    rig.run()
+    rig.check_survivors()
+    assert rig.engine.num_requests_blamed == 0
+    assert rig.engine.num_shrinks >= 1
+
+
+def test_steps_grow_again_after_a_while():
+    shortage = short_of_memory(10)
+    rig = Rig(at_result=lambda plan, prompts: shortage(plan, prompts) if plan.step < 50 else None)
+    for index in range(200):
+        rig.add(request(index, prompt=(index % 40, 1, 2, 3, 4), max_tokens=40))
+    rig.run()
+    rig.check_survivors()
+    assert rig.engine.num_shrinks >= 1
+    assert rig.engine.scheduler.room.is_whole
+
+
+def test_a_lone_step_that_runs_out_of_memory_again_and_again_costs_its_request():
+    def fault(plan: StepPlan, prompts: list[tuple[int, ...]]) -> None:
+        if any(POISON in prompt for prompt in prompts):
+            raise DeviceError("RESOURCE_EXHAUSTED: Out of memory")
+
+    rig = Rig(at_result=fault)
+    for index in range(6):
+        rig.add(request(index, prompt=(index, POISON if index == 3 else 2), max_tokens=8))
+    rig.run()
+    rig.check_survivors(3)
