@@ -200,12 +200,10 @@ MUTANTS = (
     Mutant(
         "the step budget is ignored",
         SCHEDULER,
-        "budget = min(budget, self.limits.max_batch_prefill_tokens)",
-        "budget = self.limits.max_batch_prefill_tokens",
+        "budget = min(budget, self.room.prefill_tokens)",
+        "budget = self.room.prefill_tokens",
     ),
-    Mutant(
-        "the prefill budget is ignored", SCHEDULER, "budget = min(budget, self.limits.max_batch_prefill_tokens)", "pass"
-    ),
+    Mutant("the prefill budget is ignored", SCHEDULER, "budget = min(budget, self.room.prefill_tokens)", "pass"),
     Mutant(
         "admissions do not count against the budget",
         SCHEDULER,
