@@ -83,6 +83,7 @@ class Request:
     waits_for_host: bool = False  # the next token is not computed before the host has seen the last one
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None  # it also says where the answer may end
+    timings: bool = False  # an account of what became of it is wanted
 
     def __post_init__(self) -> None:
         _require("prompt", "empty", len(self.prompt) > 0, "at least one token")

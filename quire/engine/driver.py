@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
+from typing import NamedTuple
 
 from quire.core.plan import Failure, Update
 from quire.engine.engine import Engine, Outcome
@@ -34,6 +35,12 @@ class Order(Enum):
 
     OPEN = auto()
     CLOSE = auto()
+
+
+class Prepared(NamedTuple):
+    """What a request needs before the engine takes it is there."""
+
+    submit: Submit
 
 
 class Port:
@@ -81,7 +88,7 @@ class Driver:
         self._missing = set(gather)
         self._gather_until_s: float | None = None
         self._abandon = abandon
-        self._inbox: deque[tuple[Port, Command | Order]] = deque()
+        self._inbox: deque[tuple[Port, Command | Order | Prepared]] = deque()
         self._wake = threading.Condition()
         self._phase = Phase.NEW
         self._drain_until_s = 0.0
@@ -90,6 +97,7 @@ class Driver:
         self._ports: dict[int, Port] = {}
         self._requests: dict[int, set[int]] = {}  # live requests by port
         self._samples_left: dict[int, int] = {}  # of each live request
+        self._preparing: dict[int, Submit] = {}  # live requests that the engine does not have yet
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
 
     @property
@@ -133,7 +141,7 @@ class Driver:
             self._thread.join(drain_s + join_s)
         return not self._thread.is_alive()
 
-    def post(self, item: tuple[Port, Command | Order]) -> None:
+    def post(self, item: tuple[Port, Command | Order | Prepared]) -> None:
         with self._wake:
             if self._phase is not Phase.STOPPED:
                 self._inbox.append(item)
@@ -193,7 +201,7 @@ class Driver:
         """Whether to wait on for requests that another engine ended with."""
         if not self._missing:
             return False
-        self._missing -= self._samples_left.keys()
+        self._missing -= self._samples_left.keys() - self._preparing.keys()
         if self._gather_until_s is None:
             self._gather_until_s = self._clock() + GATHER_S
         if self._missing and self._clock() < self._gather_until_s and self._phase is Phase.RUNNING:
@@ -214,7 +222,7 @@ class Driver:
     def _is_idle(self) -> bool:
         return self._failure is not None or self._engine.is_idle
 
-    def _obey(self, port: Port, command: Command | Order) -> None:
+    def _obey(self, port: Port, command: Command | Order | Prepared) -> None:
         if command is Order.OPEN:
             self._abort_all(port.number)
             self._ports[port.number] = port
@@ -222,6 +230,10 @@ class Driver:
             return  # it was closed, and nobody would hear of what it asks for
         elif isinstance(command, Submit):
             self._submit(port, command)
+        elif isinstance(command, Prepared):
+            if self._preparing.get(command.submit.request.request_id) is command.submit:
+                del self._preparing[command.submit.request.request_id]
+                self._add(port, command.submit)
         elif isinstance(command, Abort):
             if command.request_id in self._requests.get(port.number, ()):
                 self._abort(command.request_id)
@@ -258,8 +270,17 @@ class Driver:
         self._samples_left[request.request_id] = (
             request.samples if so_far is None else sum(generated is not None for generated in so_far)
         )
+        preparing = self._engine.prepare(request)
+        if preparing is None:
+            self._add(port, command)
+        else:
+            self._preparing[request.request_id] = command
+            preparing.add_done_callback(lambda _: self.post((port, Prepared(command))))
+
+    def _add(self, port: Port, command: Submit) -> None:
+        request = command.request
         try:
-            self._engine.add(request, so_far)
+            self._engine.add(request, command.so_far)
         except QuireError as refusal:
             self._forget(request.request_id)
             self._refuse(port, command, refusal)
@@ -275,6 +296,7 @@ class Driver:
         """One batch of events to each port."""
         if self._engine.error is not None and self._abandon is not None:
             self._abandon(self._engine.error.message)
+        accounts = self._engine.accounts.news()
         updates: dict[int, list[Update]] = {}
         for update in outcome.updates:
             request_id = update.request_id
@@ -286,6 +308,8 @@ class Driver:
             if update.finish is not None:
                 self._sample_finished(request_id)
         batches: dict[int, list[Event]] = {number: [Progress(those)] for number, those in updates.items()}
+        for account in accounts:
+            batches.setdefault(account.request_id >> PORT_SHIFT, []).insert(0, account)
         for failure in outcome.failures:
             event = Failed.from_error(failure.request_id, failure.error)
             batches.setdefault(failure.request_id >> PORT_SHIFT, []).append(event)
@@ -302,6 +326,8 @@ class Driver:
 
     def _forget(self, request_id: int) -> None:
         self._samples_left.pop(request_id, None)
+        self._preparing.pop(request_id, None)
+        self._engine.accounts.close(request_id)
         self._requests.get(request_id >> PORT_SHIFT, set()).discard(request_id)
 
     def _deliver(self, port: Port, events: list[Event]) -> None:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 from quire.core.limits import SoFar
 from quire.core.plan import Failure, StepPlan, StepResult, Update
 from quire.core.scheduler import Scheduler
+from quire.engine.accounts import Accounts
 from quire.engine.executor import Executor, Pending
 from quire.engine.guides import Grammars, Guides, NoGrammars
 from quire.engine.isolation import PROBE, Isolation, Suspect
@@ -56,6 +57,7 @@ class Engine:
         scheduler.limits.refuse_what_cannot_fit(PROBE)  # it must be there when it is needed
         self.scheduler = scheduler
         self.error: EngineFailed | None = None  # set once the engine cannot run any more
+        self.accounts = Accounts()
         self.num_faults = 0
         self.num_requests_blamed = 0
         self.num_shrinks = 0  # after the device had run out of memory
@@ -89,6 +91,8 @@ class Engine:
         matchers = self._guides.matchers(request, from_here)
         self.scheduler.add(request, so_far=so_far)
         self._guides.begin(request, from_here, matchers)
+        if request.timings:
+            self.accounts.open(request.request_id, self.scheduler.blocked_by)
 
     def prepare(self, request: Request) -> "Future[None] | None":
         """What is worth waiting for before `request` is added, since it holds up every request there; None for most."""
@@ -113,6 +117,7 @@ class Engine:
         plan = self.scheduler.plan()
         if plan is None:
             return False
+        self.accounts.planned(plan, self.scheduler.blocked_by, self.scheduler.request_of)
         guided = self._guides.guided(plan)
         if guided:
             plan = plan._replace(guided=guided)

@@ -6,7 +6,7 @@ from quire.core.plan import TokenLogprobs, Update
 from quire.errors import QuireError
 from quire.request import Request
 
-__all__ = ["Abort", "Command", "Event", "Failed", "Progress", "Submit", "TokenLogprobs", "Update"]
+__all__ = ["Abort", "Account", "Command", "Event", "Failed", "Progress", "Submit", "TokenLogprobs", "Update"]
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -40,7 +40,16 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
         return cls(request_id, error.kind, error.status, error.message, error.retry_after_s)
 
 
-Command = Submit | Abort
-Event = Progress | Failed
+class Account(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """How a request with `timings` has fared so far. Comes again when it has changed."""
 
-__all__ = ["Abort", "Command", "Event", "Failed", "Progress", "Submit", "TokenLogprobs", "Update"]
+    request_id: int
+    queue_s: float  # until it got its first slot
+    blocked_s: dict[str, float]  # of that, by what kept the queue waiting; the rest went by during a step
+    prefill_chunks: int
+    prefill_tokens: int  # computed, also again after a preemption
+    preemptions: int
+
+
+Command = Submit | Abort
+Event = Progress | Failed | Account

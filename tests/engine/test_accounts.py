@@ -1,0 +1,121 @@
+"""What requests with `timings` hear of their way through the engine."""
+
+from quire.core.limits import Limits
+from quire.core.scheduler import Scheduler
+from quire.engine.accounts import Accounts
+from quire.engine.driver import Driver, Phase
+from quire.engine.engine import Engine
+from quire.engine.messages import Abort, Account, Failed, Progress, Submit
+from quire.request import Request, SamplingParams
+from tests.core.harness import limits
+from tests.fake_executor import FakeExecutor
+
+
+class Turns:
+    """A driver whose turns are taken here, each a second after the other."""
+
+    def __init__(self, **changes: object) -> None:
+        self.now = 100.0
+        chosen: Limits = limits(**changes)
+        executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, None)
+        engine = Engine(Scheduler(chosen, self.clock), executor, lookahead=0)
+        engine.accounts = Accounts(self.clock)
+        self.driver = Driver(engine, self.clock)
+        self.driver._phase = Phase.RUNNING
+        self.accounts: dict[int, Account] = {}
+        self.finished: list[int] = []
+        self.port = self.driver.open(self.take)
+
+    def clock(self) -> float:
+        return self.now
+
+    def take(self, events: list) -> None:
+        for event in events:
+            if isinstance(event, Account):
+                assert event.request_id not in self.finished, "it comes with the last tokens at the latest"
+                self.accounts[event.request_id] = event
+            elif isinstance(event, Progress):
+                self.finished += [update.request_id for update in event.updates if update.finish is not None]
+            else:
+                assert isinstance(event, Failed)
+                self.finished.append(event.request_id)
+
+    def ask(self, count: int, prompt: list[int], max_tokens: int, **fields: object) -> int:
+        request_id = self.port.request_id(count)
+        sampling = SamplingParams(temperature=0)
+        self.port.send(Submit(Request(request_id, tuple(prompt), max_tokens, sampling, **fields)))  # type: ignore
+        return request_id
+
+    def turn(self, count: int = 1) -> None:
+        for _ in range(count):
+            self.driver._turn()
+            self.now += 1.0
+
+    def finish(self, *request_ids: int) -> None:
+        for _ in range(200):
+            if set(request_ids) <= set(self.finished):
+                return
+            self.turn()
+        raise AssertionError("it does not end")
+
+
+def test_a_request_that_waits_for_a_slot_hears_so():
+    turns = Turns(max_batch_size=1)
+    first = turns.ask(1, [1, 2, 3], 5, timings=True)
+    turns.turn()
+    second = turns.ask(2, [4, 5, 6], 3, timings=True)
+    turns.finish(first, second)
+    assert turns.accounts[first].queue_s == 0
+    waited = turns.accounts[second]
+    assert waited.queue_s == 4  # four more steps of the first
+    assert waited.blocked_s == {"slots": 4}
+    assert (waited.prefill_chunks, waited.prefill_tokens, waited.preemptions) == (1, 3, 0)
+
+
+def test_a_prompt_that_is_cut_tells_its_chunks_and_who_waits_behind_it_the_budget():
+    turns = Turns(max_batch_prefill_tokens=4, max_step_tokens=16, page_size=4, num_pages=50)
+    long = turns.ask(1, list(range(1, 11)), 2, timings=True)
+    short = turns.ask(2, [11, 12], 2, timings=True)
+    turns.finish(long, short)
+    assert (turns.accounts[long].prefill_chunks, turns.accounts[long].prefill_tokens) == (3, 10)
+    assert turns.accounts[short].blocked_s == {"budget": 2}
+
+
+def test_the_waiting_rule_and_short_pages_are_told_apart():
+    ruled = Turns(waiting_served_ratio=5.0, max_waiting_tokens=3)
+    first = ruled.ask(1, [1, 2], 8)
+    ruled.turn()
+    second = ruled.ask(2, [3, 4], 2, timings=True)
+    ruled.finish(first, second)
+    assert list(ruled.accounts) == [second]  # the first did not ask
+    assert list(ruled.accounts[second].blocked_s) == ["waiting_rule"]
+    short = Turns(page_size=2, num_pages=7, max_sequence_tokens=12, prefix_caching=False)
+    first = short.ask(1, [1, 2, 3, 4], 6)
+    short.turn()
+    second = short.ask(2, [5, 6, 7, 8, 9, 10], 2, timings=True)
+    short.finish(first, second)
+    assert list(short.accounts[second].blocked_s) == ["pages"]
+
+
+def test_a_preemption_is_counted_with_what_it_computes_again():
+    turns = Turns(page_size=2, num_pages=9, max_sequence_tokens=12, prefix_caching=False)
+    ids = [turns.ask(count, [10 * count, 1, 2], 8, timings=True) for count in (1, 2)]
+    turns.finish(*ids)
+    assert turns.driver._engine.scheduler.counters.preemptions > 0
+    assert turns.accounts[ids[0]].preemptions == 0
+    assert turns.accounts[ids[1]].preemptions == turns.driver._engine.scheduler.counters.preemptions
+    assert turns.accounts[ids[1]].prefill_tokens > 3
+
+
+def test_nothing_is_kept_of_requests_that_are_over():
+    turns = Turns(max_batch_size=1)
+    done = turns.ask(1, [1, 2, 3], 2, timings=True)
+    waits = turns.ask(2, [1, 2, 3], 2, timings=True)
+    refused = turns.ask(3, [1] * 500, 2, timings=True)
+    turns.turn()
+    turns.port.send(Abort(waits))
+    turns.finish(done, refused)
+    accounts = turns.driver._engine.accounts
+    assert not accounts._open
+    assert not accounts._waiting
+    assert not accounts._changed
