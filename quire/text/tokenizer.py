@@ -85,6 +85,11 @@ class Tokenizer:
         text: str = self._backend.decode(list(token_ids), skip_special_tokens=skip_special_tokens)
         return text
 
+    def to_json(self) -> str:
+        """The vocabulary and its rules, as the tokenizers library writes them to a file."""
+        text: str = self._backend.to_str()
+        return text
+
     def check_ids(self, token_ids: Iterable[int]) -> None:
         """Refuse ids that are not in the vocabulary."""
         for token_id in token_ids:

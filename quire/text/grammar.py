@@ -1,0 +1,130 @@
+"""Grammars over a model's tokens: which may come next, at every point of an answer."""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import llguidance
+
+from quire.errors import InvalidRequest
+from quire.request import Grammar, GrammarKind
+from quire.text.tokenizer import Tokenizer
+
+MAX_COMPILED = 64  # grammars kept for the next request that has them
+# Many, because one that computes for long must not hold up the others; there are never more than there is work for.
+MAX_THREADS = 32
+# What one grammar, and one token of its answers, may cost. The library's own limits are higher by half to ten times.
+LIMITS = llguidance.LLParserLimits(
+    max_items_in_row=2_000,
+    initial_lexer_fuel=500_000,
+    step_lexer_fuel=100_000,
+    step_max_items=20_000,
+    max_lexer_states=20_000,
+    max_grammar_size=100_000,
+    precompute_large_lexemes=False,
+    verbose_errors=False,
+)
+# Between the parts of JSON: a line's end and some indentation, but not blanks for as long as a model likes.
+JSON_STYLE: dict[str, Any] = {"whitespace_pattern": r"\n?[ ]{0,16}", "lenient": False}
+
+
+class GrammarMatcher:
+    """How far one answer has got in its grammar. Implements the engine's Matcher."""
+
+    def __init__(self, matcher: llguidance.LLMatcher, pool: ThreadPoolExecutor, mask_bytes: int) -> None:
+        self._matcher = matcher
+        self._pool = pool
+        self._mask_bytes = mask_bytes
+
+    def advance(self, tokens: Sequence[int]) -> "Future[bytes]":
+        return self._pool.submit(self._advance, list(tokens))
+
+    def _advance(self, tokens: list[int]) -> bytes:
+        matcher = self._matcher
+        if tokens and not matcher.consume_tokens(tokens):
+            raise InvalidRequest(_first_line(matcher.get_error()))
+        mask = matcher.compute_bitmask()
+        if matcher.is_error():
+            raise InvalidRequest(_first_line(matcher.get_error()))
+        return mask[: self._mask_bytes].ljust(self._mask_bytes, b"\0")
+
+
+class Grammars:
+    """Compiles grammars for one model, and keeps the last ones. Implements the engine's Grammars.
+
+    Any thread may use it. The tokenizer is loaded when the first grammar comes.
+    """
+
+    def __init__(self, load: Callable[[], Tokenizer], end_ids: Sequence[int], vocab_size: int) -> None:
+        """`vocab_size` is that of the model's logits, which may be more than there are tokens."""
+        self._load = load
+        self._end_ids = list(end_ids)
+        self._mask_bytes = 4 * -(-vocab_size // 32)
+        self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="quire-grammar")
+        self._tokens: llguidance.LLTokenizer | None = None
+        self._loading = threading.Lock()  # held for as long as that takes, by no thread that others wait for
+        self._lock = threading.Lock()  # of what follows
+        self._compiled: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
+
+    def prepare(self, grammar: Grammar) -> "Future[None] | None":
+        with self._lock:
+            if grammar in self._compiled:
+                return None
+        return self._pool.submit(self._prepare, grammar)
+
+    def matcher(self, grammar: Grammar) -> GrammarMatcher:
+        compiled = self._compile(grammar)
+        if compiled.is_error():
+            raise InvalidRequest(f"grammar: {_first_line(compiled.get_error())}")
+        return GrammarMatcher(compiled.deep_copy(), self._pool, self._mask_bytes)
+
+    def _prepare(self, grammar: Grammar) -> None:
+        self._compile(grammar)
+
+    def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
+        """Also of a grammar that is wrong, so that it is found out once."""
+        with self._lock:
+            compiled = self._compiled.get(grammar)
+            if compiled is not None:
+                self._compiled.move_to_end(grammar)
+                return compiled
+        with self._loading:
+            if self._tokens is None:
+                self._tokens = tokens_of(self._load(), self._end_ids)
+        compiled = compile_grammar(grammar, self._tokens)
+        with self._lock:
+            self._compiled[grammar] = compiled
+            while len(self._compiled) > MAX_COMPILED:
+                self._compiled.popitem(last=False)
+        return compiled
+
+
+def compile_grammar(grammar: Grammar, tokens: llguidance.LLTokenizer) -> llguidance.LLMatcher:
+    """At its beginning, or in error. Answers share what the first of them makes of the lexer, so its first mask is
+    computed here."""
+    matcher = llguidance.LLMatcher(tokens, _source(grammar), log_level=0, limits=LIMITS)
+    if not matcher.is_error():
+        matcher.compute_bitmask()
+    return matcher
+
+
+def tokens_of(tokenizer: Tokenizer, end_ids: Iterable[int]) -> llguidance.LLTokenizer:
+    """A model's vocabulary as the library wants it."""
+    return llguidance.LLTokenizer(tokenizer.to_json(), n_vocab=tokenizer.vocab_size, eos_token=list(end_ids))
+
+
+def _source(grammar: Grammar) -> str:
+    if grammar.kind is GrammarKind.REGEX:
+        return llguidance.LLMatcher.grammar_from_regex(grammar.text)
+    if grammar.kind is GrammarKind.LARK:
+        return llguidance.LLMatcher.grammar_from_lark(grammar.text)
+    try:
+        return llguidance.LLMatcher.grammar_from_json_schema(grammar.text, overrides=JSON_STYLE)  # type: ignore[arg-type]
+    except ValueError as error:
+        raise InvalidRequest(f"grammar: {error}") from error
+
+
+def _first_line(message: str) -> str:
+    return message.split("\n", maxsplit=1)[0][:300]

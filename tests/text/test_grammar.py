@@ -1,0 +1,162 @@
+"""Grammars over the tokens of real vocabularies."""
+
+import json
+import random
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from quire.errors import InvalidRequest
+from quire.request import Grammar, GrammarKind
+from quire.text.grammar import Grammars
+from quire.text.grammar_limits import MAX_EXPANDED, expanded, refuse_what_explodes
+from quire.text.tokenizer import Tokenizer
+from tests.server import vocabulary
+from tests.text import vocabularies
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"name": {"enum": ["ann", "bob"]}, "age": {"type": "integer", "minimum": 0, "maximum": 199}},
+    "required": ["name", "age"],
+    "additionalProperties": False,
+}
+
+
+def regex(text: str) -> Grammar:
+    return Grammar(GrammarKind.REGEX, text)
+
+
+def schema(document: object) -> Grammar:
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(document))
+
+
+def allowed(mask: bytes) -> list[int]:
+    number = int.from_bytes(mask, "little")
+    return [token for token in range(8 * len(mask)) if number >> token & 1]
+
+
+def written(tokenizer: Tokenizer, end_ids: Sequence[int], grammar: Grammar, seed: int) -> tuple[str, bool]:
+    """A random walk through a grammar: its text, and whether it came to an end."""
+    chance = random.Random(seed)
+    matcher = Grammars(lambda: tokenizer, end_ids, tokenizer.vocab_size + 40).matcher(grammar)
+    tokens: list[int] = []
+    new: list[int] = []
+    for _ in range(60):
+        choice = allowed(matcher.advance(new).result(10))
+        assert choice, "nothing may follow, not even an end"
+        new = [chance.choice(choice)]
+        if new[0] in end_ids:
+            return tokenizer.decode(tokens), True
+        tokens += new
+    return tokenizer.decode(tokens), False
+
+
+@pytest.mark.parametrize("pattern", ["[a-c]{2,5}", "(ab|ba)+\\.", "a[0-9é]*!", "\\d{3}(,[A-K])?"])
+def test_whatever_is_chosen_among_what_is_allowed_matches(pattern):
+    for seed in range(8):
+        text, ended = written(vocabulary.tokenizer(), [0], regex(pattern), seed)
+        assert re.fullmatch(pattern, text) if ended else len(text) > 20
+
+
+@pytest.mark.parametrize(
+    ("backend", "end"),
+    [
+        (vocabularies.byte_level_original("smollm"), "<|im_end|>"),
+        (vocabularies.byte_level_original("llama-bpe"), "<|im_end|>"),
+        (vocabularies.byte_fallback_tokenizer(), "</s>"),
+        (vocabularies.byte_fallback_tokenizer(prefixed=False), "</s>"),
+    ],
+)
+def test_json_follows_its_schema_in_every_kind_of_vocabulary(backend, end):
+    tokenizer = Tokenizer(backend, {"eos_token": end})
+    for seed in range(6):
+        text, ended = written(tokenizer, [tokenizer.eos_id], schema(SCHEMA), seed)
+        assert ended
+        document = json.loads(text)
+        assert document["name"] in ("ann", "bob")
+        assert 0 <= document["age"] <= 199
+        assert list(document) == ["name", "age"]
+
+
+def test_every_end_token_ends_and_none_comes_too_early():
+    tokenizer = Tokenizer(vocabularies.byte_level_original("smollm"), {"eos_token": "<|im_end|>"})
+    ends = [tokenizer.id_of(name) for name in ("<|endoftext|>", "<|im_end|>")]
+    matcher = Grammars(lambda: tokenizer, ends, tokenizer.vocab_size).matcher(regex("ab?"))
+    assert not set(ends) & set(allowed(matcher.advance([]).result()))
+    after_a = allowed(matcher.advance(tokenizer.encode("a")).result())
+    assert set(after_a) == {*ends, *tokenizer.encode("b")}
+    assert allowed(matcher.advance(tokenizer.encode("b")).result()) == sorted(ends)
+
+
+def test_answers_with_one_grammar_go_their_own_ways():
+    grammars = Grammars(vocabulary.tokenizer, [0], 50)
+    assert grammars.prepare(regex("aa|bb")) is not None
+    first, second = grammars.matcher(regex("aa|bb")), grammars.matcher(regex("aa|bb"))
+    assert grammars.prepare(regex("aa|bb")) is None
+    a, b = vocabulary.tokenizer().encode("ab")
+    for _ in range(2):
+        first_mask, second_mask = first.advance([a]).result(), second.advance([b]).result()
+    assert allowed(first_mask) == allowed(second_mask) == [0]
+    third = grammars.matcher(regex("aa|bb"))
+    assert allowed(third.advance([a]).result()) == [a]
+    with pytest.raises(InvalidRequest, match="doesn't satisfy"):
+        third.advance([b]).result()
+
+
+@pytest.mark.parametrize(
+    ("grammar", "why"),
+    [
+        (regex("(a"), "invalid regex"),
+        (regex("a(?=b)"), "invalid regex"),
+        (schema({"type": "nothing"}), "type"),
+        (schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (schema({"$ref": "http://127.0.0.1/other.json"}), "127.0.0.1"),
+        (schema(False), "object"),
+    ],
+)
+def test_what_is_no_grammar_is_refused(grammar, why):
+    with pytest.raises(InvalidRequest, match=why):
+        Grammars(vocabulary.tokenizer, [0], 50).matcher(grammar)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "size"),
+    [
+        ("", 0),
+        ("abc", 3),
+        ("a{3}", 3),
+        ("a{3,}b", 4),
+        ("a{2,7}", 7),
+        ("(ab){10}c", 21),
+        ("((a{10}){10}){10}", 1000),
+        ("[a{9}]{3}", 3),
+        (r"[\]a{9}]{3}", 3),
+        (r"\p{L}{4}\x{1F600}", 5),
+        (r"\{5}", 3),
+        (r"a\{5\}", 4),
+        ("(a|b){5}", 10),
+        ("a{0}", 0),
+        ("(?:x*){1000}", 2000),
+    ],
+)
+def test_what_a_regular_expression_stands_for_is_counted(pattern, size):
+    assert expanded(pattern) == size
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        regex("x{1000000}"),
+        regex("(a{1000}){1000}"),
+        regex("y" * (MAX_EXPANDED + 1)),
+        schema({"type": "string", "pattern": "^(a{1000}){1000}$"}),
+        schema({"items": [{"patternProperties": {"x{99999}": {}}}]}),
+        schema({"const": "x" * 5000}),
+        schema({"enum": ["a", "x" * 5000]}),
+        schema({"enum": ["x" * 100] * 4000}),
+    ],
+)
+def test_what_is_larger_than_it_looks_is_refused(grammar):
+    with pytest.raises(InvalidRequest, match=r"^response_format.*the limit is \d+"):
+        refuse_what_explodes("response_format", grammar)
