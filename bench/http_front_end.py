@@ -28,6 +28,8 @@ from quire.engine.wire import Described
 from quire.server.serve import serve_engine
 from quire.server.settings import ServerSettings
 
+START_S = 30.0
+
 
 class FreeDevice:
     """An executor that computes nothing. A step takes `step_s`; its token is the time at its end."""
@@ -95,7 +97,9 @@ def make_tokenizer(folder: Path) -> None:
 
 
 def run_server(pipe: Any, engine: FreeEngine, workers: int) -> None:
-    settings = ServerSettings(port=0, http_workers=workers, max_concurrent_requests=4 * engine.streams)
+    settings = ServerSettings(
+        port=0, http_workers=workers, max_concurrent_requests=4 * engine.streams, log_level="warn"
+    )
     serve_engine(engine, settings, announce=pipe.send)
 
 
@@ -107,11 +111,12 @@ def cpu_s(pids: list[int]) -> float:
     return total / os.sysconf("SC_CLK_TCK")
 
 
-def processes(server: int) -> tuple[int, list[int]]:
-    """The engine, which is the first child of the server, and the front ends: the server and its other children."""
+def processes(server: int) -> tuple[list[int], list[int]]:
+    """The engine and the front ends, which are children of the server and go by these names."""
     children = Path(f"/proc/{server}/task/{server}/children").read_text(encoding="ascii").split()
-    engine, *others = [int(pid) for pid in children if b"spawn_main" in Path(f"/proc/{pid}/cmdline").read_bytes()]
-    return engine, [server, *others]
+    names = {int(pid): Path(f"/proc/{pid}/comm").read_text(encoding="ascii").strip() for pid in children}
+    engine, front_ends = ([pid for pid in names if names[pid] == wanted] for wanted in ("quire-engine", "quire-http"))
+    return engine, front_ends
 
 
 def measure(folder: str, streams: int, tokens: int, workers: int, step_s: float) -> dict[str, Any]:
@@ -121,13 +126,15 @@ def measure(folder: str, streams: int, tokens: int, workers: int, step_s: float)
     )
     server.start()
     try:
+        if not ours.poll(START_S):
+            raise RuntimeError(f"the server did not start within {START_S} s")
         port = int(ours.recv().rsplit(":", 1)[1])
-        time.sleep(0.5 if workers == 1 else 3.0)
+        time.sleep(0.5)
         run_load(port, min(streams, 16), 20)
         engine, front_ends = processes(server.pid or 0)
-        before = cpu_s([engine]), cpu_s(front_ends)
+        before = cpu_s(engine), cpu_s(front_ends)
         load = run_load(port, streams, tokens)
-        engine_s, front_end_s = cpu_s([engine]) - before[0], cpu_s(front_ends) - before[1]
+        engine_s, front_end_s = cpu_s(engine) - before[0], cpu_s(front_ends) - before[1]
     finally:
         server.terminate()
         server.join(30)

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Callable
 from typing import Protocol
 
+from quire.engine.collector import keep_what_is_there
 from quire.engine.driver import Driver
 from quire.engine.front_end import FrontEnd
 from quire.engine.journal import Journal, Record
@@ -104,6 +105,7 @@ class EngineProcess:
             engine.journal = self._journal
             gather = engine.take_over(self._journal.read())
         self.driver = Driver(engine, gather=gather, abandon=None if self._journal is None else self._abandon)
+        keep_what_is_there()
         self.driver.start()
 
     def _abandon(self, reason: str) -> None:

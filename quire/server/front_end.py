@@ -12,6 +12,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.engine.client import EngineClient, connect
+from quire.engine.collector import keep_what_is_there
 from quire.engine.leash import GaveUp, Refused, Stop, Up, Word, hold
 from quire.engine.wire import Described, Ready, ToFrontEnd
 from quire.errors import EngineFailed, InvalidSetting, QuireError
@@ -68,6 +69,7 @@ class FrontEnd:
             await serving
         service = joining.result()
         server.admit(service)
+        keep_what_is_there()
         leash.tell(Up())
         await self._serve(service, serving)
         return None

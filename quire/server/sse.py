@@ -2,6 +2,7 @@
 
 from typing import Protocol
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -9,6 +10,17 @@ from quire.errors import QuireError
 from quire.server.answers import ClientGone, closing_when_gone, watching
 from quire.server.connection import ChunkWriter, chunk_writer
 from quire.server.stream import Delta, Sink, Stream
+
+to_json = msgspec.json.Encoder().encode
+
+
+def token_template(before_index: bytes, before_text: bytes, after: bytes) -> bytes:
+    """An event in which only the choice's index and the text change; `%` fills them in."""
+    return (
+        b"%d".join(part.replace(b"%", b"%%") for part in (before_index, before_text))
+        + b"%b"
+        + after.replace(b"%", b"%%")
+    )
 
 
 class EventEncoder(Protocol):

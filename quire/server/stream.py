@@ -145,7 +145,7 @@ class Prompt:
         if finish is None and self._is_plain and len(tokens) == 1 and logprobs is None and sample.tokens:
             if sample.ending is None:  # most tokens take this way, and it runs for every one of them
                 sample.tokens.append(tokens[0])
-                text = sample.detokenizer.push(tokens)
+                text = sample.detokenizer.push_one(tokens[0])
                 self._stream.pending.append(
                     _new_tuple(Delta, (self.index, number, text, tokens[0], None, None))  # as Delta(...), cheaper
                 )
@@ -275,6 +275,7 @@ class Stream:
                 return False
         except Exception:  # a defect of ours, which the other streams of this step have nothing to do with
             log.exception("a stream cannot be written")
+            self.pending = []
             self.fail(QuireError("the server met an error it does not know; its log has more"))
             return False
         self.pending = []

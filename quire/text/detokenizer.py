@@ -48,6 +48,13 @@ class Detokenizer:
             text = self._strip(text)
         return text
 
+    def push_one(self, token_id: int) -> str:
+        """As `push`, for one token. Most are text that stands for itself, and this runs for every one of them."""
+        piece = self._pieces[token_id]
+        if piece.__class__ is str and not (self._held or self._first_differs or self._num_strippable):
+            return piece
+        return self.push((token_id,))
+
     def flush(self) -> str:
         """What is still held back, once no token follows: a character that was never completed is U+FFFD."""
         text = self._close()

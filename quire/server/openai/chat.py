@@ -17,7 +17,7 @@ from quire.server.openai.reply import FINISH_REASONS, Reply, ledger, usage
 from quire.server.openai.requests import CHAT_REFUSALS, ChatRequest
 from quire.server.prompts import encode_conversation
 from quire.server.service import Service
-from quire.server.sse import EventStream, first_deltas
+from quire.server.sse import EventStream, first_deltas, to_json, token_template
 from quire.server.stream import Delta, Stream
 from quire.server.tgi import quirks
 from quire.server.validation import parse_json, typed
@@ -117,15 +117,20 @@ class ChatEvents:
         self._head = b"data: " + head + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if self._usage else b"]}\n\n"
         role = b'"role":"assistant",' if self._as_tgi else b""
-        self._plain = self._head + b'{"index":%d,"delta":{' + role + b'"content":'
-        self._plain_tail = b'},"logprobs":null,"finish_reason":null}' + self._tail
+        end = b'},"logprobs":null,"finish_reason":null}' + self._tail
+        self._plain = token_template(self._head + b'{"index":', b',"delta":{' + role + b'"content":', end)
 
     def encode(self, deltas: list[Delta]) -> bytes:
-        if len(deltas) == 1 and self._is_plain:
-            _, sample, text, _, _, ending = deltas[0]
-            if ending is None and sample in self._begun:
-                return self._plain % sample + msgspec.json.encode(text) + self._plain_tail if text else b""
-        return b"".join([self._chunk(delta) for delta in deltas])
+        if not self._is_plain:
+            return b"".join([self._chunk(delta) for delta in deltas])
+        written = b""
+        for delta in deltas:  # mostly one; this runs for every token
+            _, sample, text, _, _, ending = delta
+            if ending is not None or sample not in self._begun:
+                written += self._chunk(delta)
+            elif text:
+                written += self._plain % (sample, to_json(text))
+        return written
 
     def _chunk(self, delta: Delta) -> bytes:
         content: dict[str, Any] = {"role": "assistant", "content": ""} if self._as_tgi else {}

@@ -21,7 +21,7 @@ from quire.server.openai.requests import COMPLETION_REFUSALS, CompletionRequest
 from quire.server.prompts import encode_texts
 from quire.server.sampling import at_most, between
 from quire.server.service import Service
-from quire.server.sse import EventStream, first_deltas
+from quire.server.sse import EventStream, first_deltas, to_json, token_template
 from quire.server.stream import Delta, Prompt, Stream
 from quire.server.tgi import quirks
 from quire.server.validation import parse_json, shown, typed
@@ -186,17 +186,21 @@ class CompletionEvents:
         self._offsets: dict[int, int] = {}  # characters so far, by choice; a choice is in it once it has begun
         self._head = b"data: " + msgspec.json.encode(reply.head("text_completion"))[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if self._usage else b"]}\n\n"
-        self._plain = self._head + b'{"index":%d,"text":'
-        unfinished = msgspec.json.encode(writer.unfinished)
-        self._plain_tail = b',"logprobs":null,"finish_reason":' + unfinished + b"}" + self._tail
+        end = b',"logprobs":null,"finish_reason":' + msgspec.json.encode(writer.unfinished) + b"}" + self._tail
+        self._plain = token_template(self._head + b'{"index":', b',"text":', end)
 
     def encode(self, deltas: list[Delta]) -> bytes:
-        if len(deltas) == 1 and self._is_plain:
-            prompt, sample, text, _, _, ending = deltas[0]
+        if not self._is_plain:
+            return b"".join([self._chunk(delta) for delta in deltas])
+        written = b""
+        for delta in deltas:  # mostly one; this runs for every token
+            prompt, sample, text, _, _, ending = delta
             index = prompt * self._n + sample
-            if ending is None and index in self._offsets:
-                return self._plain % index + msgspec.json.encode(text) + self._plain_tail if text else b""
-        return b"".join([self._chunk(delta) for delta in deltas])
+            if ending is not None or index not in self._offsets:
+                written += self._chunk(delta)
+            elif text:
+                written += self._plain % (index, to_json(text))
+        return written
 
     def _chunk(self, delta: Delta) -> bytes:
         index = delta.prompt * self._n + delta.sample
