@@ -10,6 +10,7 @@ import typer
 from quire import __version__
 from quire.cli.bench.report import Results, comparison, read_results, table
 from quire.cli.bench.scenarios import NAMES
+from quire.cli.bench.serving import serving
 from quire.cli.console import log_to_stderr
 from quire.cli.settings import with_settings
 from quire.config import Config
@@ -84,6 +85,7 @@ def compare(
 
 
 bench.command()(offline)
+bench.command()(serving)
 bench.command()(compare)
 
 

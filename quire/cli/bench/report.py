@@ -24,8 +24,9 @@ def comparison(first: Results, second: Results) -> str:
             other = second.get(case, {}).get(metric)
             if other is None:
                 continue
-            ratio = other / value if metric.endswith("_per_s") else value / other
-            lines.append(f"{case:<28} {metric:<22} {_number(value):>12} {_number(other):>12} {f'{ratio:.2f}x':>10}")
+            better, worse = (other, value) if metric.endswith("_per_s") else (value, other)
+            ratio = f"{better / worse:.2f}x" if worse else "-"
+            lines.append(f"{case:<28} {metric:<22} {_number(value):>12} {_number(other):>12} {ratio:>10}")
     for name, one, another in (("first", first, second), ("second", second, first)):
         missing = [case for case in one if case not in another]
         if missing:

@@ -1,0 +1,124 @@
+"""Load on a server: so many requests at once, or so many a second."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from random import Random
+from typing import NamedTuple
+
+from quire.cli.bench.serving_client import Asked, Sampling, Server
+from quire.errors import InvalidSetting
+
+COMMON = (
+    "the of and to in is that for it as was with be by on not he his but at are this have from or had an they which "
+    "one you were all her she there would their we him been has when who will no more if out so up said what its "
+    "about than into them can only other time new some could these two may first then do any like my now over such "
+    "our man me even most made after also did many must before back see through way where get much go well your "
+    "know should down work year because come people just say each those take day good how long own"
+)
+WORDS = COMMON.split()
+CALIBRATIONS = 6
+FIRST_WORDS = 16
+
+
+class Prompts(NamedTuple):
+    """Texts of common words, each its own so that nothing but `shared` words at its beginning is found in a cache."""
+
+    words: int
+    shared: int
+    seed: str
+
+    def take(self, count: int) -> Iterator[str]:
+        common = Random("shared").choices(WORDS, k=min(self.shared, self.words))
+        for number in range(count):
+            own = Random(f"{self.seed}/{number}").choices(WORDS, k=max(1, self.words - len(common)))
+            yield " ".join([*common, *own])
+
+
+@dataclass(frozen=True)
+class Shape:
+    """How requests come: `concurrency` of them at any time, or at random `rate` a second (a Poisson process)."""
+
+    concurrency: int | None = None
+    rate: float | None = None
+
+    @property
+    def name(self) -> str:
+        if self.concurrency is not None:
+            return f"{self.concurrency} stream{'s' if self.concurrency > 1 else ''}"
+        return f"{self.rate:g} requests/s"
+
+
+class Run(NamedTuple):
+    """Everything that was asked in one run, and how long it took."""
+
+    shape: Shape
+    asked: list[Asked]
+    took_s: float
+    client_cpu_s: float
+    output_tokens: int  # that each request asked for
+
+
+async def words_for(server: Server, tokens: int, sampling: Sampling) -> int:
+    """How many words make a prompt of `tokens` tokens, by the server's own count; as many where it does not count."""
+    tried: dict[int, int] = {}
+    words = min(tokens, FIRST_WORDS)
+    for _ in range(CALIBRATIONS):
+        (prompt,) = Prompts(words, 0, "calibration").take(1)
+        asked = await server.ask(prompt, sampling._replace(output_tokens=2))
+        if asked.error is not None and asked.error != "no tokens":
+            raise InvalidSetting(f"{server.url} does not answer: {asked.detail or asked.error}")
+        if asked.prompt_tokens is None:
+            return tokens
+        tried[words] = asked.prompt_tokens
+        # Whatever stands before every prompt shows once two lengths are known.
+        (shorter, fewer), (longer, more) = min(tried.items()), max(tried.items())
+        per_word = (more - fewer) / (longer - shorter) if more > fewer else asked.prompt_tokens / words
+        words = max(1, words + round((tokens - asked.prompt_tokens) / per_word))
+        if words in tried:
+            break
+    return min(tried, key=lambda count: abs(tried[count] - tokens))
+
+
+async def run_load(
+    server: Server,
+    shape: Shape,
+    prompts: Prompts,
+    num_requests: int,
+    sampling: Sampling,
+    *,
+    within_s: float,
+    ended: Callable[[Asked], None] = lambda asked: None,
+) -> Run:
+    """`num_requests`, or as many as end `within_s`: those still under way then are cut off."""
+    begun, cpu = time.monotonic(), time.process_time()
+    done: list[Asked] = []
+    waiting = prompts.take(num_requests)
+
+    async def ask(prompt: str) -> None:
+        asked = Asked()
+        try:
+            await server.ask(prompt, sampling, asked)
+        finally:
+            done.append(asked)
+            ended(asked)
+
+    async def ask_in_turn() -> None:
+        for prompt in waiting:
+            await ask(prompt)
+
+    async def ask_at_random(group: asyncio.TaskGroup, rate: float) -> None:
+        random = Random(prompts.seed)
+        for prompt in waiting:
+            group.create_task(ask(prompt))
+            await asyncio.sleep(random.expovariate(rate))
+
+    with suppress(TimeoutError):
+        async with asyncio.timeout(within_s), asyncio.TaskGroup() as group:
+            if shape.rate is not None:
+                group.create_task(ask_at_random(group, shape.rate))
+            for _ in range(shape.concurrency or 0):
+                group.create_task(ask_in_turn())
+    return Run(shape, done, time.monotonic() - begun, time.process_time() - cpu, sampling.output_tokens)

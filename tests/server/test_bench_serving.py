@@ -1,0 +1,179 @@
+"""`quire bench serving` against a server with the fake executor."""
+
+import asyncio
+import json
+import socket
+import threading
+import time
+from collections.abc import Iterator
+from xml.etree import ElementTree
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from typer.testing import CliRunner
+
+from quire.cli import app
+from quire.cli.bench.serving_client import Asked, Sampling, Server
+from quire.cli.bench.serving_load import Prompts, Run, Shape, run_load
+from quire.cli.bench.serving_plot import nice_ticks, plot
+from quire.cli.bench.serving_report import errors, numbers, percentile
+from quire.errors import InvalidRequest, InvalidSetting, QuireError
+from quire.server.settings import ServerSettings
+from tests.server.running import RunningServer
+
+STEP_S = 0.003
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[RunningServer]:
+    running = RunningServer(before_result=lambda *_: time.sleep(STEP_S)).start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def silent_server() -> Iterator[str]:
+    """It accepts and says nothing."""
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+def bench(*arguments: str) -> str:
+    result = CliRunner().invoke(app, ["bench", "serving", *arguments], catch_exceptions=True)
+    if result.exception is not None:
+        raise result.exception
+    return result.stdout
+
+
+def test_loads_are_measured_written_and_drawn(server, tmp_path):
+    file, picture = tmp_path / "out.json", tmp_path / "out.svg"
+    shown = bench(
+        server.url, "--concurrency", "1,4", "--request-rate", "100", "--requests", "6", "--prompt-tokens", "20",
+        "--output-tokens", "8", "--json", str(file), "--plot", str(picture),
+    )  # fmt: skip
+    document = json.loads(file.read_text())
+    assert list(document["results"]) == ["1 stream", "4 streams", "100 requests/s"]
+    assert document["errors"] == {}
+    for name, found in document["results"].items():
+        assert name in shown
+        assert found["requests"] == 6
+        assert found["errors"] == found["short_answers"] == 0
+        assert found["output_tokens_per_s"] == pytest.approx(6 * 8 / found["seconds"])
+        assert found["prompt_tokens"] == pytest.approx(20, abs=6)  # words of several lengths, a token for each letter
+        assert found["per_token_ms_p50"] >= STEP_S * 1000 * 0.9
+        assert found["end_to_end_ms_p99"] >= found["end_to_end_ms_p50"] >= 8 * STEP_S * 1000
+    assert document["results"]["4 streams"]["seconds"] < document["results"]["1 stream"]["seconds"]
+    texts = [node.text for node in ElementTree.parse(picture).iter() if node.text]
+    assert {"1 stream", "4 streams", "100 requests/s", "Output, tokens/s"} <= set(texts)
+
+
+def test_the_chat_route_is_measured_too(server):
+    shown = bench(server.url + "/v1", "--chat", "--concurrency", "2", "--requests", "4", "--output-tokens", "4")
+    assert "2 streams" in shown
+
+
+def test_a_file_of_it_can_be_compared(server, tmp_path):
+    file = tmp_path / "out.json"
+    bench(server.url, "--concurrency", "1", "--requests", "2", "--output-tokens", "2", "--json", str(file))
+    result = CliRunner().invoke(app, ["bench", "compare", str(file), str(file)])
+    assert result.exit_code == 0
+    assert "first_token_ms_p50" in result.stdout
+
+
+def test_refused_requests_are_counted_by_kind(make_server):
+    busy = make_server(
+        settings=ServerSettings(max_concurrent_requests=1), before_result=lambda *_: time.sleep(STEP_S * 3)
+    )
+    with pytest.raises(QuireError, match="requests failed"):
+        bench(busy.url, "--concurrency", "3", "--requests", "9", "--output-tokens", "4", "--warm-up", "0")
+
+    async def run() -> Run:
+        target = Server(busy.url)
+        await target.find_model()
+        return await run_load(target, Shape(concurrency=3), Prompts(5, 0, "x"), 9, Sampling(4), within_s=30)
+
+    found = asyncio.run(run())
+    (kind,) = errors(found)
+    assert kind == "HTTP 429"
+    assert 0 < errors(found)[kind]["count"] == numbers(found)["errors"] < 9
+
+
+def test_a_run_ends_in_time_and_says_what_it_cut_off(silent_server):
+    begun = time.monotonic()
+    run = asyncio.run(
+        run_load(Server(silent_server), Shape(concurrency=3), Prompts(5, 0, "x"), 9, Sampling(4), within_s=0.2)
+    )
+    assert time.monotonic() - begun < 5
+    assert [asked.error for asked in run.asked] == ["cut off"] * 3
+
+
+def test_a_server_that_says_nothing_is_a_timeout(silent_server):
+    asked = asyncio.run(Server(silent_server, timeout_s=0.2).ask("x", Sampling(1)))
+    assert asked.error == "timeout"
+
+
+def test_a_stream_that_breaks_off_is_an_error():
+    def serve(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        connection.recv(1 << 16)
+        connection.sendall(b'HTTP/1.1 200 OK\r\n\r\ndata: {"choices":[{"text":"a"}]}\n\n')
+        connection.close()
+
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        thread = threading.Thread(target=serve, args=(listener,))
+        thread.start()
+        asked = asyncio.run(Server(f"127.0.0.1:{listener.getsockname()[1]}").ask("x", Sampling(1)))
+        thread.join()
+    assert asked.error == "disconnected"
+    assert len(asked.arrivals_s) == asked.output_tokens == 1
+
+
+def test_nobody_at_the_address_is_said_in_a_line():
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    with pytest.raises(QuireError, match="cannot be reached"):
+        bench(f"http://127.0.0.1:{port}")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--concurrency", "0"), "above 0"),
+        (("--concurrency", "1.5"), "above 0"),
+        (("--request-rate", "fast"), "above 0"),
+        (("--extra", "[]"), "JSON object"),
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(arguments, message):
+    with pytest.raises((InvalidSetting, InvalidRequest), match=message):
+        bench("http://127.0.0.1:1", *arguments)
+    with pytest.raises(InvalidSetting, match="not the address"):
+        Server("ftp://x")
+
+
+def test_prompts_differ_but_for_what_they_share():
+    prompts = [text.split() for text in Prompts(10, 4, "seed").take(50)]
+    assert {len(words) for words in prompts} == {10}
+    assert len({tuple(words[:4]) for words in prompts}) == 1
+    assert len({tuple(words) for words in prompts}) == 50
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 100))
+def test_percentiles_lie_between_the_extremes_and_are_exact_at_them(values, percent):
+    assert min(values) <= percentile(values, percent) <= max(values)
+    assert percentile(values, 0) == min(values)
+    assert percentile(values, 100) == max(values)
+
+
+@given(st.floats(1e-6, 1e9))
+def test_ticks_cover_the_values_and_are_few(highest):
+    ticks = nice_ticks(highest)
+    assert ticks[0] == 0
+    assert ticks[-1] >= highest
+    assert 3 <= len(ticks) <= 7
+
+
+def test_a_plot_of_nothing_but_errors_is_still_a_plot():
+    run = Run(Shape(concurrency=1), [Asked(error="refused")], 1.0, 0.1, 4)
+    assert ElementTree.fromstring(plot("<title>", "&", {"1 stream": numbers(run)})) is not None
