@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from quire.engine.messages import Abort, Command, Event, Failed, Progress, Submit
+from quire.engine.messages import Abort, Account, Command, Event, Failed, Progress, Submit
 from quire.engine.wire import Counts, Others, Started, Stats, ToFrontEnd
 from quire.errors import DeadlineExceeded, EngineFailed, Overloaded, QuireError, RequestFailed
+from quire.server.arrival import Arrival
 from quire.server.metrics import Metrics
 from quire.server.request_log import log_request
 from quire.server.served_model import ServedModel
@@ -144,6 +145,11 @@ class Service:
                 found = prompts.get(message.request_id)
                 if found is not None:
                     found[1].queue_s = max(found[1].queue_s, message.queue_s)
+            elif isinstance(message, Account):
+                found = prompts.get(message.request_id)
+                if found is not None:
+                    found[0].account = message
+                    found[1].queue_s = max(found[1].queue_s, message.queue_s)
             elif isinstance(message, Stats):
                 self.stats, self._heard_s = message, now
             elif isinstance(message, Others):
@@ -166,14 +172,12 @@ class Service:
     def open(
         self,
         asked: Sequence[Asked],
-        opened_s: float | None = None,
+        arrival: Arrival | None = None,
         *,
         user: str | None = None,
         is_counted: bool = True,
     ) -> Stream:
-        """Send prompts to the engine. `opened_s`: when the request came in, by the monotonic clock.
-
-        `user` is whom the log names.
+        """Send prompts to the engine. `user` is whom the log names.
 
         What is not counted leaves no trace in the metrics and the log: it is the server's own.
         """
@@ -186,10 +190,9 @@ class Service:
                 f"{len(self._streams)} requests are open; the limit is {self.settings.max_concurrent_requests}",
                 self.metrics.retry_after_s(),
             )
-        stream = Stream(self, self.settings.max_buffered_tokens, is_counted)
+        arrival = arrival or Arrival({})
+        stream = Stream(self, arrival, self.settings.max_buffered_tokens, is_counted)
         stream.user = user
-        if opened_s is not None:
-            stream.opened_s = opened_s
         self._streams.add(stream)
         self._quiet.clear()
         for one in asked:
@@ -199,6 +202,7 @@ class Service:
                 request_id=self._request_id(self._count),
                 timeout_s=self.settings.request_timeout_s,
                 queue_timeout_s=self.settings.queue_timeout_s,
+                timings=arrival.wants_timings,
             )
             self._prompts[request.request_id] = (stream.add(one, request), stream)
             if self._port is not None:

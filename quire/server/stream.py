@@ -2,15 +2,15 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from quire.engine.messages import Submit, TokenLogprobs, Update
+from quire.engine.messages import Account, Submit, TokenLogprobs, Update
 from quire.errors import Overloaded, QuireError
 from quire.request import FinishReason, Request
+from quire.server.arrival import Arrival
 from quire.server.tgi.end_anchored_stops import EndAnchoredStops
 from quire.text.detokenizer import Detokenizer
 from quire.text.stop_strings import StopStrings
@@ -88,12 +88,13 @@ def _new_stops(asked: "Asked") -> Stops:
 class Sample:
     """One continuation of one prompt, as text."""
 
-    __slots__ = ("detokenizer", "ending", "stop", "stops", "tokens")
+    __slots__ = ("detokenizer", "ending", "num_skipped", "stop", "stops", "tokens")
 
     def __init__(self, detokenizer: Detokenizer, stops: Stops | None) -> None:
         self.detokenizer = detokenizer
         self.stops = stops
         self.tokens: list[int] = []
+        self.num_skipped = 0  # tokens that came beside another, without a step of their own
         self.ending: Ending | None = None
         self.stop: str | int | None = None  # the string or token that ended it
 
@@ -104,6 +105,7 @@ class Prompt:
     def __init__(self, stream: "Stream", index: int, asked: Asked, request: Request) -> None:
         self.request = request
         self.cached_tokens = 0
+        self.account: Account | None = None  # as the engine last told, where timings are wanted
         self.logprobs: list[TokenLogprobs] = []  # of the prompt's own tokens after the first, where asked for
         self._stream = stream
         self.index = index
@@ -158,6 +160,7 @@ class Prompt:
             return
         pending = self._stream.pending
         last = len(tokens) - 1
+        sample.num_skipped += max(0, last)
         for position, token in enumerate(tokens):
             sample.tokens.append(token)
             ending: Ending | None = None
@@ -215,13 +218,14 @@ class Stream:
     Everything submitted is heard to its end or aborted by `close`. Owned by the event loop.
     """
 
-    def __init__(self, service: "Service", max_buffered: int, is_counted: bool = True) -> None:
+    def __init__(self, service: "Service", arrival: Arrival, max_buffered: int, is_counted: bool = True) -> None:
         self.service = service
+        self.arrival = arrival
         self.is_counted = is_counted
         self.user: str | None = None
         self.pending: list[Delta] = []
         self.prompts: list[Prompt] = []
-        self.opened_s = time.monotonic()
+        self.opened_s = arrival.opened_s
         self.submitted_s = self.opened_s
         self.queue_s = 0.0  # the longest that a prompt of it waited for a slot, as the engine process tells
         self.first_s: float | None = None  # when the first token came

@@ -244,11 +244,3 @@ def test_metrics_count_what_happened(make_server):
     assert values['tgi_request_duration_bucket{le="+Inf"}'] == "1"
     assert values["quire_time_to_first_token_seconds_count"] == "1"
     assert values["quire_inter_token_seconds_count"] == "6"
-
-
-def test_a_ledger_is_given_on_demand(server):
-    body = {"prompt": "ledger", "max_tokens": 5, "timings": True}
-    ledger = httpx.post(f"{server.url}/v1/completions", json=body).json()["timings"]
-    assert (ledger["prompt_tokens"], ledger["generated_tokens"]) == (6, 5)
-    parts = ledger["validation_s"] + ledger["queue_s"] + ledger["prefill_s"] + ledger["decode_s"]
-    assert parts == pytest.approx(ledger["total_s"])

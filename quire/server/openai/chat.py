@@ -1,6 +1,5 @@
 """POST /v1/chat/completions."""
 
-import time
 from typing import Any
 
 import msgspec
@@ -9,11 +8,13 @@ from starlette.responses import Response
 
 from quire.errors import InvalidRequest, QuireError
 from quire.server.answers import Answer, collect
+from quire.server.arrival import Arrival
 from quire.server.body import read_body
+from quire.server.ledger import ledger
 from quire.server.openai.asking import Asking
 from quire.server.openai.errors import error_body
 from quire.server.openai.logprobs import chat_entry
-from quire.server.openai.reply import FINISH_REASONS, Reply, ledger, usage
+from quire.server.openai.reply import FINISH_REASONS, Reply, usage
 from quire.server.openai.requests import CHAT_REFUSALS, ChatRequest
 from quire.server.prompts import encode_conversation
 from quire.server.service import Service
@@ -36,7 +37,7 @@ async def answer_chat(service: Service, request: Request, raw: dict[str, Any]) -
 
 
 async def _answer(service: Service, request: Request, raw: dict[str, Any]) -> Response:
-    opened_s = time.monotonic()
+    arrival = Arrival(request.headers, "chat_completions")
     fields, unknown = typed(raw, ChatRequest, CHAT_REFUSALS, strict=service.settings.strict)
     if service.settings.tgi_strict:
         fields, unread = quirks.as_read(fields)
@@ -55,15 +56,18 @@ async def _answer(service: Service, request: Request, raw: dict[str, Any]) -> Re
         samples=1 if fields.n is None else fields.n,
     )
     continues = bool(fields.continue_final_message)
-    text, tokens = await encode_conversation(
-        service.model,
-        fields.messages,
-        add_generation_prompt=not continues if fields.add_generation_prompt is None else fields.add_generation_prompt,
-        continue_final_message=continues,
-        documents=fields.documents,
-        variables=fields.chat_template_kwargs,
-    )
-    stream = service.open([asking.prompt(tokens)], opened_s, user=fields.user)
+    invites = not continues if fields.add_generation_prompt is None else fields.add_generation_prompt
+    with arrival.tokenising():
+        text, tokens = await encode_conversation(
+            service.model,
+            fields.messages,
+            add_generation_prompt=invites,
+            continue_final_message=continues,
+            documents=fields.documents,
+            variables=fields.chat_template_kwargs,
+        )
+    arrival.wants_timings |= bool(fields.timings)
+    stream = service.open([asking.prompt(tokens)], arrival, user=fields.user)
     reply = Reply("chatcmpl", service, unknown)
     if fields.stream:
         encoder = ChatEvents(stream, fields, reply)
@@ -75,7 +79,7 @@ async def _answer(service: Service, request: Request, raw: dict[str, Any]) -> Re
     }
     if fields.return_token_ids:
         body["prompt_token_ids"] = tokens
-    if fields.timings:
+    if arrival.wants_timings:
         body["timings"] = ledger(stream)
     return reply.whole(body, stream, len(text))
 
@@ -158,9 +162,10 @@ class ChatEvents:
 
     def finish(self) -> bytes:
         last = b""
-        if self._usage or self._fields.timings:
+        wants_timings = self._stream.arrival.wants_timings
+        if self._usage or wants_timings:
             more: dict[str, Any] = {"usage": usage(self._stream)} if self._usage else {}
-            if self._fields.timings:
+            if wants_timings:
                 more["timings"] = ledger(self._stream)
             last = self._head + b"]," + msgspec.json.encode(more)[1:] + b"\n\n"
         return last + DONE

@@ -1,6 +1,5 @@
 """POST /v1/completions."""
 
-import time
 from typing import Any
 
 import msgspec
@@ -11,12 +10,14 @@ from quire.engine.messages import TokenLogprobs
 from quire.errors import InvalidRequest, QuireError
 from quire.request import MAX_LOGPROBS
 from quire.server.answers import Answer, collect
+from quire.server.arrival import Arrival
 from quire.server.body import read_body
+from quire.server.ledger import ledger
 from quire.server.openai.asking import Asking
 from quire.server.openai.chat import DONE
 from quire.server.openai.errors import error_body
 from quire.server.openai.logprobs import completion_logprobs, token_name
-from quire.server.openai.reply import FINISH_REASONS, Reply, ledger, usage
+from quire.server.openai.reply import FINISH_REASONS, Reply, usage
 from quire.server.openai.requests import COMPLETION_REFUSALS, CompletionRequest
 from quire.server.prompts import encode_texts
 from quire.server.sampling import at_most, between
@@ -40,7 +41,7 @@ async def answer_completion(service: Service, request: Request, raw: dict[str, A
 
 
 async def _answer(service: Service, request: Request, raw: dict[str, Any]) -> Response:
-    opened_s = time.monotonic()
+    arrival = Arrival(request.headers, "completions")
     fields, unknown = typed(raw, CompletionRequest, COMPLETION_REFUSALS, strict=service.settings.strict)
     if service.settings.tgi_strict:
         fields, _ = quirks.as_read(fields)
@@ -61,9 +62,11 @@ async def _answer(service: Service, request: Request, raw: dict[str, Any]) -> Re
         samples=best_of,
         prompt_logprobs=fields.logprobs if fields.echo else None,
     )
-    texts, prompts = await _prompts(service, fields.prompt)
+    with arrival.tokenising():
+        texts, prompts = await _prompts(service, fields.prompt)
     asked = [asking.prompt(tokens, number) for number, tokens in enumerate(prompts)]
-    stream = service.open(asked, opened_s, user=fields.user)
+    arrival.wants_timings |= bool(fields.timings)
+    stream = service.open(asked, arrival, user=fields.user)
     reply = Reply("cmpl", service, unknown)
     writer = ChoiceWriter(service, fields, texts)
     if fields.stream:
@@ -76,7 +79,7 @@ async def _answer(service: Service, request: Request, raw: dict[str, Any]) -> Re
             answers.sort(key=lambda answer: -answer.mean_logprob)
         choices += [writer.whole(prompt, answer, len(choices) + i) for i, answer in enumerate(answers[:n])]
     body = reply.head("text_completion") | {"choices": choices, "usage": usage(stream)}
-    if fields.timings:
+    if arrival.wants_timings:
         body["timings"] = ledger(stream)
     return reply.whole(body, stream, sum(map(len, texts)))
 
@@ -222,9 +225,10 @@ class CompletionEvents:
 
     def finish(self) -> bytes:
         last = b""
-        if self._usage or self._fields.timings:
+        wants_timings = self._stream.arrival.wants_timings
+        if self._usage or wants_timings:
             more: dict[str, Any] = {"usage": usage(self._stream)} if self._usage else {}
-            if self._fields.timings:
+            if wants_timings:
                 more["timings"] = ledger(self._stream)
             last = self._head + b"]," + msgspec.json.encode(more)[1:] + b"\n\n"
         return last + DONE

@@ -67,20 +67,3 @@ def usage(stream: Stream) -> dict[str, Any]:
     if not stream.service.settings.tgi_strict:
         counts["prompt_tokens_details"] = {"cached_tokens": stream.num_cached_tokens}
     return counts
-
-
-def ledger(stream: Stream) -> dict[str, Any]:
-    """Where the time went, in seconds: checking, waiting for a slot, the prompt, the answer."""
-    first_s = stream.last_s if stream.first_s is None else stream.first_s
-    decode_s = stream.last_s - first_s
-    return {
-        "validation_s": stream.submitted_s - stream.opened_s,
-        "queue_s": stream.queue_s,
-        "prefill_s": max(0.0, first_s - stream.submitted_s - stream.queue_s),
-        "decode_s": decode_s,
-        "total_s": stream.last_s - stream.opened_s,
-        "prompt_tokens": stream.num_prompt_tokens,
-        "cached_tokens": stream.num_cached_tokens,
-        "generated_tokens": stream.num_tokens,
-        "tokens_per_s": (stream.num_tokens - 1) / decode_s if decode_s > 0 else None,
-    }

@@ -5,6 +5,7 @@ from typing import Any
 import msgspec
 
 from quire.errors import QuireError
+from quire.server.ledger import ledger
 from quire.server.stream import Delta, Stream
 from quire.server.tgi.details import FINISH_REASONS, seed_shown, token_entry, top_entries
 from quire.server.tgi.errors import error_body
@@ -45,6 +46,8 @@ class GenerateEvents:
                 "seed": seed_shown(prompt),
                 "input_length": len(prompt.request.prompt),
             }
+            if self._stream.arrival.wants_timings:
+                event["timings"] = ledger(self._stream)
         return b"data:" + msgspec.json.encode(event) + b"\n\n"
 
     def finish(self) -> bytes:

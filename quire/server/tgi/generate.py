@@ -1,6 +1,5 @@
 """POST /, /generate, /generate_stream and /invocations."""
 
-import time
 from typing import Any
 
 import msgspec
@@ -9,7 +8,9 @@ from starlette.responses import Response
 
 from quire.errors import InvalidRequest
 from quire.server.answers import Answer, collect
+from quire.server.arrival import Arrival
 from quire.server.body import read_body
+from quire.server.ledger import ledger
 from quire.server.openai.chat import answer_chat
 from quire.server.openai.completions import answer_completion
 from quire.server.openai.reply import ignored_header
@@ -75,7 +76,7 @@ async def _answer(
 async def _answer_typed(
     service: Service, request: Request, raw: dict[str, Any], *, stream: bool, full_text: bool, in_list: bool
 ) -> Response:
-    opened_s = time.monotonic()
+    arrival = Arrival(request.headers, "generate_stream" if stream else "generate")
     settings, model = service.settings, service.model
     body, unknown = typed(raw, GenerateRequest, {}, strict=settings.strict)
     parameters, more_unknown = typed(
@@ -84,7 +85,8 @@ async def _answer_typed(
     check(parameters, settings, stream=stream)
     if not body.inputs:
         raise InvalidRequest("inputs is empty; it must have at least 1 character")
-    (tokens,) = await encode_texts(model, [body.inputs])
+    with arrival.tokenising():
+        (tokens,) = await encode_texts(model, [body.inputs])
     best_of = parameters.best_of or 1
     asked = ask(
         model,
@@ -94,7 +96,8 @@ async def _answer_typed(
         sampled=is_sampled(None if body.parameters is None else parameters),
         scored=stream or bool(parameters.details or parameters.decoder_input_details) or best_of > 1,
     )
-    opened = service.open([asked], opened_s)
+    arrival.wants_timings |= bool(body.timings)
+    opened = service.open([asked], arrival)
     wants_full = full_text if parameters.return_full_text is None else parameters.return_full_text
     prefix = body.inputs if wants_full else ""
     headers = ignored_header([*unknown, *more_unknown])
@@ -103,6 +106,8 @@ async def _answer_typed(
         return EventStream(opened, encoder, await first_deltas(opened, request.receive), headers)
     (answers,) = await collect(opened, request.receive)
     reply = _reply(opened, parameters, answers, prefix)
+    if arrival.wants_timings:
+        reply["timings"] = ledger(opened)
     headers |= timing_headers(opened, len(body.inputs))
     return Response(msgspec.json.encode([reply] if in_list else reply), 200, headers, "application/json")
 

@@ -11,6 +11,7 @@ class GenerateRequest(msgspec.Struct, kw_only=True):
     inputs: str
     parameters: dict[str, Any] | None = None
     stream: bool | None = None  # of POST / and /invocations; the other routes say it by their name
+    timings: bool | None = None  # the answer, or the last event, says where the time went
 
 
 class Parameters(msgspec.Struct, kw_only=True):
