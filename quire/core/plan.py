@@ -39,8 +39,6 @@ class StepPlan(NamedTuple):
     step: int
     chunks: tuple[Chunk, ...]
     started: tuple[SlotStart, ...] = ()
-    # By index of the chunk: which tokens may be sampled, a bit for each, in little-endian words of 32.
-    masks: dict[int, bytes] = {}  # noqa: RUF012
     # Chunks, by index, whose next tokens a grammar restricts. A plan with any is not sampled before it gets its masks.
     guided: tuple[int, ...] = ()
 

@@ -53,7 +53,13 @@ class JaxExecutor:
         started = {start.slot for start in plan.started}
         buckets = self._shapes.buckets
         launches = split(plan.chunks, scored, buckets.max_groups, buckets.max_scored_groups)
-        return Pending(plan, [self._launch(plan, launch, started) for launch in launches], wanted)
+        pending = Pending(plan, wanted, self._sample)
+        for launch in launches:
+            launched = self._launch(plan, launch, started)
+            pending.launched.append(launched)
+            if not plan.guided:
+                self._sample(plan, launched, {})
+        return pending
 
     def reset(self) -> None:
         self._packer = Packer(self._shapes.num_slots, self._shapes.page_size)
@@ -95,14 +101,22 @@ class JaxExecutor:
 
     def _launch(self, plan: StepPlan, launch: Launch, started: set[int]) -> Launched:
         bucket, forward = self.programs.forward(len(launch.rows), launch.num_groups, launch.scores)
-        sample = self.programs.sample(bucket.num_samples)
         packed = self._packer.pack(launch, plan.chunks, started, bucket)
-        state, logits, scored = forward(self._weights, self._state, packed)
-        packed = self._packer.pack_samples(launch, plan.chunks, bucket, self._features(plan, launch))
-        slots, sampled = sample(state.slots, logits, packed, self._masks(plan, launch, bucket))
-        self._state = state._replace(slots=slots)
+        self._state, logits, scored = forward(self._weights, self._state, packed)
+        return Launched(launch, bucket, logits, scored)
+
+    def _sample(self, plan: StepPlan, launched: Launched, masks: dict[int, bytes]) -> None:
+        launch, bucket = launched.launch, launched.bucket
+        features = self._features(plan, launch)
+        sample = self.programs.sample(bucket.num_samples)
+        packed = self._packer.pack_samples(launch, plan.chunks, bucket, features)
+        assert self._state is not None
+        assert launched.logits is not None, "a launch samples once"
+        rows = self._masks(plan, launch, bucket, masks)
+        slots, sampled = sample(self._state.slots, launched.logits, packed, rows)
+        self._state = self._state._replace(slots=slots)
         sampled.tokens.copy_to_host_async()
-        return Launched(launch, bucket, sampled, scored)
+        launched.sampled, launched.logits = sampled, None
 
     def _features(self, plan: StepPlan, launch: Launch) -> list[bool]:
         """What any row asks for, in the order of `Features`."""
@@ -113,21 +127,21 @@ class JaxExecutor:
             filters |= bool(s.temperature) and (s.top_k > 0 or s.top_p < 1 or s.min_p > 0 or s.typical_p < 1)
             penalties |= bool(s.repetition_penalty != 1 or s.frequency_penalty or s.presence_penalty)
             adjustments |= bool(s.logit_bias or start.min_tokens)
-            masks |= index in plan.masks
+            masks |= index in plan.guided
             logprobs |= s.logprobs is not None
         return [filters, penalties, adjustments, masks, logprobs]
 
-    def _masks(self, plan: StepPlan, launch: Launch, bucket: Bucket) -> Any:
-        rows = bucket.num_samples
-        if not any(index in plan.masks for index in (*launch.rows, *launch.fills)):
-            if rows not in self._no_masks:
-                self._no_masks[rows] = jnp.zeros((rows, self._mask_words), jnp.uint32)
-            return self._no_masks[rows]
-        masks = np.full((rows, self._mask_words), 0xFFFFFFFF, np.uint32)
+    def _masks(self, plan: StepPlan, launch: Launch, bucket: Bucket, masks: dict[int, bytes]) -> Any:
+        size = bucket.num_samples
+        if not any(index in plan.guided for index in (*launch.rows, *launch.fills)):
+            if size not in self._no_masks:
+                self._no_masks[size] = jnp.zeros((size, self._mask_words), jnp.uint32)
+            return self._no_masks[size]
+        rows = np.full((size, self._mask_words), 0xFFFFFFFF, np.uint32)
         for row, index in sampled_rows(plan.chunks, launch, bucket):
-            if index in plan.masks:
-                masks[row] = np.frombuffer(plan.masks[index], np.uint32)
-        return masks
+            if index in masks:
+                rows[row] = np.frombuffer(masks[index], np.uint32)
+        return rows
 
     def _start_of(self, chunk: Chunk) -> SlotStart:
         start = self._starts[chunk.slot]

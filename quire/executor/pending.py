@@ -1,5 +1,7 @@
 """A plan under way, and its results as the engine wants them."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -24,40 +26,53 @@ class Wanted(NamedTuple):
     num_prompt: int
 
 
-class Launched(NamedTuple):
+@dataclass(slots=True)
+class Launched:
     launch: Launch
     bucket: Bucket
-    sampled: Sampled
+    logits: jax.Array | None  # until it samples
     scored: Sampled | None  # for each token of the groups
+    sampled: Sampled | None = None
+
+
+Sampler = Callable[[StepPlan, Launched, dict[int, bytes]], None]
 
 
 class Pending:
     """Implements the engine's Pending; `result` is the only place where the host waits for the device."""
 
-    def __init__(self, plan: StepPlan, launched: list[Launched], wanted: list[Wanted]) -> None:
+    def __init__(self, plan: StepPlan, wanted: list[Wanted], sample: Sampler) -> None:
+        self.launched: list[Launched] = []
         self._plan = plan
-        self._launched = launched
         self._wanted = wanted
+        self._sample = sample
+
+    def sample(self, masks: dict[int, bytes]) -> None:
+        for launched in self.launched:
+            self._sample(self._plan, launched, masks)
 
     @property
     def is_done(self) -> bool:
         """Whether `result` would return without waiting for the device."""
-        return all(array.is_ready() for launched in self._launched for array in jax.tree.leaves(launched[2:]))
+        arrays = jax.tree.leaves([(launched.sampled, launched.scored) for launched in self.launched])
+        return all(launched.sampled is not None for launched in self.launched) and all(a.is_ready() for a in arrays)
 
     def result(self) -> StepResult:
         chunks = self._plan.chunks
         tokens: list[int] = [0] * len(chunks)
         logprobs: dict[int, list[TokenLogprobs]] = {}
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
-        for launch, bucket, samples, scored in self._launched:
+        for launched in self.launched:
+            launch, samples = launched.launch, launched.sampled
+            assert samples is not None, "it is collected once it samples"
             drawn = np.asarray(samples.tokens).tolist()
-            for row, index in sampled_rows(chunks, launch, bucket):
+            for row, index in sampled_rows(chunks, launch, launched.bucket):
                 tokens[index] = drawn[row]
                 top = self._wanted[index].logprobs
                 if top is not None and chunks[index].samples:
                     logprobs[index] = [_logprobs(samples, row, top)]
-            if scored is not None:
-                self._read_scores(launch, scored, prompt_logprobs)
+            if launched.scored is not None:
+                self._read_scores(launch, launched.scored, prompt_logprobs)
         # Also where nothing is sampled: pages that hold NaN must not be shared.
         failed = {
             index: WHY[tokens[index]]

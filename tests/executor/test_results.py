@@ -45,20 +45,24 @@ def test_masks_restrict_the_chunks_they_are_given_for(llama: Rig) -> None:
     allowed = {1: [free[1]], 2: [3, 4, 290]}
     masks = {index: mask_of(tokens, vocab_size) for index, tokens in allowed.items()} | {3: mask_of([], vocab_size)}
     chunks = tuple(fill(slot, page_size) for slot in range(4))
-    plan = StepPlan(1, chunks, tuple(start_of(slot) for slot in range(4)), masks)
-    result = llama.executor.submit(plan).result()
+    plan = StepPlan(1, chunks, tuple(start_of(slot) for slot in range(4)), tuple(masks))
+    pending = llama.executor.submit(plan)
+    assert not pending.is_done, "it waits for its masks"
+    pending.sample(masks)
+    result = pending.result()
     tokens = [row[0] for row in result.tokens]
     logits = llama.logits(PROMPTS[2], len(PROMPTS[2]))[-1]
     assert tokens[:3] == [free[0], free[1], max(allowed[2], key=lambda token: logits[token])]
     assert list(result.failed) == [3]
     assert "no token can be sampled" in result.failed[3]
-    # In the next step, of decodes, there is no mask unless it is given again.
+    # In the next step, of decodes, there is no mask unless it is given again, not even where one could have been.
     known = [(*prompt, token) for prompt, token in zip(PROMPTS, tokens, strict=True)]
     free = [int(llama.logits(row, len(row) - 1)[-1].argmax()) for row in known]
     decodes = tuple(Chunk(slot, 0, slot, len(PROMPTS[slot]), 1, None, (), True) for slot in (0, 1, 3))
     new_page = decodes[0]._replace(slot=2, sequence_id=2, start=len(PROMPTS[2]), new_pages=(99,))
-    plan = StepPlan(2, (decodes[0], decodes[1], new_page), masks={1: mask_of([7], vocab_size)})
-    result = llama.executor.submit(plan).result()
+    pending = llama.executor.submit(StepPlan(2, (decodes[0], decodes[1], new_page), guided=(1, 2)))
+    pending.sample({1: mask_of([7], vocab_size)})
+    result = pending.result()
     assert result.tokens == [[free[0]], [7], [free[2]]]
     assert not result.failed
     assert llama.executor.programs.num_late == 0
