@@ -9,9 +9,20 @@ if TYPE_CHECKING:
     from quire import errors
     from quire.config import Config
     from quire.llm import LLM, Completion, Delta
-    from quire.request import SamplingParams
+    from quire.request import Grammar, SamplingParams, json_schema, regex
 
-__all__ = ["LLM", "Completion", "Config", "Delta", "SamplingParams", "__version__", "errors"]
+__all__ = [
+    "LLM",
+    "Completion",
+    "Config",
+    "Delta",
+    "Grammar",
+    "SamplingParams",
+    "__version__",
+    "errors",
+    "json_schema",
+    "regex",
+]
 
 # Imported when first asked for, so that `import quire` and the command's help cost nothing.
 _HOMES = {
@@ -19,7 +30,10 @@ _HOMES = {
     "Completion": "quire.llm",
     "Delta": "quire.llm",
     "Config": "quire.config",
+    "Grammar": "quire.request",
     "SamplingParams": "quire.request",
+    "json_schema": "quire.request",
+    "regex": "quire.request",
 }
 
 

@@ -1,8 +1,10 @@
 """What a client asks for, once parsed: plain data that travels from the front end to the engine."""
 
+import json
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
+from typing import Any
 
 from quire.errors import InvalidRequest
 
@@ -29,6 +31,16 @@ class Grammar:
 
     kind: GrammarKind
     text: str
+
+
+def json_schema(schema: dict[str, Any]) -> Grammar:
+    """Answers are JSON that `schema` describes, its properties in the order they have there."""
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+
+
+def regex(pattern: str) -> Grammar:
+    """Answers match `pattern`, from beginning to end."""
+    return Grammar(GrammarKind.REGEX, pattern)
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,6 +30,8 @@ from quire.models.registry import build_model
 from quire.ops.native import int8_product
 from quire.resolve import Choice, Facts, Resolved, resolve, resolve_dtype, resolve_pages, resolve_quantize
 from quire.sharding import key_copies, sharding, tensor_mesh
+from quire.text.grammar import Grammars
+from quire.text.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +56,7 @@ class Built:
     plan: Plan
     engine: Engine
     executor: JaxExecutor
+    grammars: Grammars | None
 
 
 def make_plan(config: Config, progress: Progress = silent) -> Plan:
@@ -123,7 +126,15 @@ def build_engine(plan: Plan, progress: Progress = silent, clock: Callable[[], fl
     threads, store = plan.resolved.compile_threads, _program_store(plan)
     executor = JaxExecutor(plan.model, weights, plan.shapes, threads, plan.mesh, store)
     scheduler = Scheduler(plan.limits, clock, prefix_key=plan.model.prefix_key)
-    return Built(plan, Engine(scheduler, executor, plan.config.lookahead), executor)
+    grammars = _grammars(plan)
+    return Built(plan, Engine(scheduler, executor, plan.config.lookahead, grammars), executor, grammars)
+
+
+def _grammars(plan: Plan) -> Grammars | None:
+    path = plan.files.tokenizer
+    if path is None:
+        return None
+    return Grammars(lambda: load_tokenizer(path), plan.files.eos_token_ids, plan.model.vocab_size)
 
 
 def _with_measured_step(plan: Plan, weights: ParamTree) -> Plan:

@@ -9,6 +9,7 @@ from quire.core.plan import StepPlan, StepResult
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.engine.executor import Executor, Pending
+from quire.engine.guides import Grammars
 from quire.engine.wire import Stats
 
 DURATIONS_S = tuple(0.00015 * 1.5**k for k in range(35))
@@ -163,10 +164,15 @@ class Metered(NamedTuple):
 
 
 def metered(
-    scheduler: Scheduler, executor: Executor, lookahead: int, platform: str, num_late: Callable[[], int]
+    scheduler: Scheduler,
+    executor: Executor,
+    lookahead: int,
+    platform: str,
+    num_late: Callable[[], int],
+    grammars: Grammars | None = None,
 ) -> Metered:
     meter = Meter(executor, scheduler, num_late=num_late)
-    return Metered(Engine(scheduler, meter, lookahead), meter, platform, num_late)
+    return Metered(Engine(scheduler, meter, lookahead, grammars), meter, platform, num_late)
 
 
 def read_stats(metered: Metered) -> Stats:

@@ -14,7 +14,7 @@ from quire.files import Progress, progress_bar, share_bar, silent
 from quire.llm.completion import Answer, Completion, Delta
 from quire.llm.prompts import Prompt, as_batch, for_each, is_chat
 from quire.llm.run import Ask, Run, Turnstile
-from quire.request import Request, SamplingParams
+from quire.request import Grammar, Request, SamplingParams
 from quire.text.chat import ChatTemplates, load_chat_templates
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -74,6 +74,7 @@ class LLM:
         seed: int | None = None,
         ignore_end: bool = False,
         prompt_logprobs: int | None = None,
+        grammar: Grammar | None = None,
         progress: bool | None = None,
     ) -> list[Completion]:
         """Completions of all prompts, n for each, in order.
@@ -81,12 +82,15 @@ class LLM:
         A prompt is a text, a list of token ids, or a chat (a list of messages); `prompts` is one or a list of them.
         `sampling` and `max_tokens` are for all prompts or a list with one for each; None takes what the model's files
         ask for, and as many tokens as fit. An answer also ends where prompt and answer reach the longest sequence
-        there can be. A seed gives the same answers again; None draws one for each prompt.
+        there can be. A seed gives the same answers again; None draws one for each prompt. A `grammar` is what every
+        answer follows: `json_schema({...})` or `regex("...")`.
 
         A prompt that cannot be completed does not stop the others: its completions carry the `error`, and it is logged.
         """
         batch = as_batch(prompts)
-        asks = self._asks(batch, sampling, max_tokens, min_tokens, stop, stop_ids, n, seed, ignore_end, prompt_logprobs)
+        asks = self._asks(
+            batch, sampling, max_tokens, min_tokens, stop, stop_ids, n, seed, ignore_end, prompt_logprobs, grammar
+        )
         self._prepare(asks)
         show = self._share_bar if progress is None else (share_bar if progress else silent)
         done, total = 0, n * len(asks)
@@ -108,12 +112,14 @@ class LLM:
         n: int = 1,
         seed: int | None = None,
         ignore_end: bool = False,
+        grammar: Grammar | None = None,
     ) -> Iterator[Delta]:
         """The same, piece by piece. Leaving or closing the iterator ends what is not done.
 
         Several may be open at the same time. The first failure is raised when the other prompts are done.
         """
-        asks = self._asks(as_batch(prompts), sampling, max_tokens, min_tokens, stop, stop_ids, n, seed, ignore_end)
+        batch = as_batch(prompts)
+        asks = self._asks(batch, sampling, max_tokens, min_tokens, stop, stop_ids, n, seed, ignore_end, None, grammar)
         return self._stream(asks)
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
@@ -165,6 +171,7 @@ class LLM:
         seed: int | None,
         ignore_end: bool,
         prompt_logprobs: int | None = None,
+        grammar: Grammar | None = None,
     ) -> list[Ask]:
         """What is wrong with all prompts alike is raised here; what is wrong with one becomes its error."""
         if n < 1:
@@ -193,6 +200,7 @@ class LLM:
                     ignore_end=ignore_end,
                     stop_ids=tuple(stop_ids),
                     prompt_logprobs=prompt_logprobs,
+                    grammar=grammar,
                 )
             except QuireError as refusal:
                 error = refusal

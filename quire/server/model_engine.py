@@ -48,4 +48,5 @@ class ModelEngine:
             self.config.lookahead,
             plan.facts.platform,
             lambda: programs.num_late,
+            built.grammars,
         )
