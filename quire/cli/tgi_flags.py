@@ -26,7 +26,7 @@ SAME = {
     "port": "3000", "prometheus_port": "9000", "cors_allow_origin": "", "api_key": "", "max_client_batch_size": "4",
     "payload_limit": "2000000",
     "enable_prefill_logprobs": "", "disable_grammar_support": "", "prefix_caching": "1", "log_level": "info",
-    "compute_type": "", "quantize": "",
+    "compute_type": "", "quantize": "", "otlp_endpoint": "", "otlp_service_name": "text-generation-inference.router",
 }  # fmt: skip
 
 # By name: where the same flag takes other values.
@@ -93,8 +93,6 @@ class TgiFlags:
     rope_scaling: str | None = _refused("positions are as the model's config.json has them; change rope_scaling there")
     rope_factor: float | None = _refused("positions are as the model's config.json has them; change rope_scaling there")
     lora_adapters: str | None = _refused("adapters are not supported")
-    otlp_endpoint: str | None = _refused("spans are not exported")
-    otlp_service_name: str | None = _refused("spans are not exported")
     ngrok: bool = _refused("there are no tunnels; put a proxy in front", False)
     env: bool = _refused("`quire doctor` tells what there is", False, variable=False)
 

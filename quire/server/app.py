@@ -13,6 +13,7 @@ from quire.errors import InvalidRequest, QuireError
 from quire.server import health
 from quire.server.access import Access
 from quire.server.answers import ClientGone
+from quire.server.arrival import Arrival
 from quire.server.openai import chat, completions, models
 from quire.server.openai.errors import error_response as openai_error
 from quire.server.openai.requests import ChatRequest, CompletionRequest
@@ -21,6 +22,7 @@ from quire.server.service import Service
 from quire.server.tgi import generate, tokenize
 from quire.server.tgi.errors import error_response as tgi_error
 from quire.server.tgi.info import info
+from quire.server.web.page import page, wants_page
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +47,11 @@ class Route(NamedTuple):
     generates: bool = False  # and is counted
 
 
+async def root(service: Service, request: Request) -> Response:
+    """A page for browsers; for others, whether requests would be answered."""
+    return page() if wants_page(request.headers.get("accept", "")) else await health.ready(service, request)
+
+
 _COMPLETION = Route(completions.completions, openai_error, CompletionRequest.__struct_fields__, True)
 _CHAT = Route(chat.chat_completions, openai_error, ChatRequest.__struct_fields__, True)
 
@@ -52,7 +59,7 @@ ROUTES: dict[str, dict[str, Route]] = {
     "/v1/completions": {"POST": _COMPLETION},
     "/v1/chat/completions": {"POST": _CHAT},
     "/v1/models": {"GET": Route(models.list_models, openai_error)},
-    "/": {"GET": Route(health.ready, tgi_error), "POST": Route(generate.root, tgi_error, generates=True)},
+    "/": {"GET": Route(root, tgi_error), "POST": Route(generate.root, tgi_error, generates=True)},
     "/generate": {"POST": Route(generate.generate, tgi_error, generates=True)},
     "/generate_stream": {"POST": Route(generate.generate_stream, tgi_error, generates=True)},
     "/invocations": {"POST": Route(generate.invocations, tgi_error, generates=True)},
@@ -101,6 +108,9 @@ class App:
                 return openai_error(error)
             if route.generates:
                 metrics.note_error(error)
+                if self._service.tracing is not None:
+                    name = route.handler.__name__
+                    self._service.tracing.note_refusal(Arrival(request.headers, name), error)
             if self._service.settings.tgi_strict:
                 return tgi_error(error, ())
             return route.error_response(error, route.fields)

@@ -96,6 +96,8 @@ class FrontEnd:
             self._rejoining.cancel()
         if self._client is not None:
             self._client.close()
+        if service.tracing is not None:
+            await asyncio.to_thread(service.tracing.close)
         serving.result()
 
     async def _join(self) -> Service:
@@ -110,6 +112,10 @@ class FrontEnd:
             break
         self._service = service = Service(self._model(text, described, ready), self._settings)
         service.platform = ready.platform
+        if self._settings.otlp_endpoint is not None:
+            from quire.server.tracing import tracing_to  # loads much that others do without
+
+            service.tracing = tracing_to(self._settings.otlp_endpoint, self._settings.otlp_service_name)
         if self._client is not None:
             self._admit(service, self._client)
         else:

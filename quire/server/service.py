@@ -5,7 +5,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from quire.engine.messages import Abort, Account, Command, Event, Failed, Progress, Submit
 from quire.engine.wire import Counts, Others, Started, Stats, ToFrontEnd
@@ -16,6 +16,9 @@ from quire.server.request_log import log_request
 from quire.server.served_model import ServedModel
 from quire.server.settings import ServerSettings
 from quire.server.stream import Asked, Prompt, Stream
+
+if TYPE_CHECKING:
+    from quire.server.tracing import Tracing  # needs packages that most installations do without
 
 log = logging.getLogger(__name__)
 
@@ -45,6 +48,7 @@ class Service:
         self.model = model
         self.settings = settings
         self.metrics = metrics or Metrics(model.max_total_tokens)
+        self.tracing: Tracing | None = None
         self.is_draining = False
         self.is_beyond_help = False  # nothing but a new start brings the engine back
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -202,7 +206,7 @@ class Service:
                 request_id=self._request_id(self._count),
                 timeout_s=self.settings.request_timeout_s,
                 queue_timeout_s=self.settings.queue_timeout_s,
-                timings=arrival.wants_timings,
+                timings=arrival.wants_timings or self.tracing is not None,
             )
             self._prompts[request.request_id] = (stream.add(one, request), stream)
             if self._port is not None:
@@ -226,6 +230,8 @@ class Service:
         if stream.is_counted:
             self.metrics.note_stream(stream)
             log_request(stream)
+            if self.tracing is not None:
+                self.tracing.note_stream(stream)
         if not self._streams:
             self._quiet.set()
 

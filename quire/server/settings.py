@@ -77,6 +77,10 @@ class ServerSettings:
     )
     log_format: str = setting("text", OPERATIONS, "text, or json for one object a line.")
     log_level: str = setting("info", OPERATIONS, "What is logged: debug, info, warning or error, and what is worse.")
+    otlp_endpoint: str | None = setting(
+        None, OPERATIONS, "Collector of OpenTelemetry spans, as http://localhost:4317; needs the otel extra."
+    )
+    otlp_service_name: str = setting("quire", OPERATIONS, "What spans call this server.")
     compute_type: str | None = setting(
         None, OPERATIONS, "What the header x-compute-type says; the platform if not given."
     )

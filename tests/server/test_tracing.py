@@ -1,0 +1,170 @@
+"""Spans of requests."""
+
+import subprocess
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from itertools import pairwise
+
+import httpx
+import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
+from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+from quire.errors import InvalidSetting
+from quire.server.tracing import Tracing, tracing_to
+from tests.fake_executor import NAN
+
+CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
+CHAT = {"messages": [{"role": "user", "content": "secretword"}], "max_tokens": 5}
+
+
+@pytest.fixture
+def exporter():
+    return InMemorySpanExporter()
+
+
+@pytest.fixture
+def traced(make_server, exporter):
+    server = make_server()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    server.service.tracing = Tracing(provider)
+    return server
+
+
+def spans_of(server, exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
+    server.wait_until(
+        lambda: any(span.parent is None or span.parent.is_remote for span in exporter.get_finished_spans())
+    )
+    found = {span.name: span for span in exporter.get_finished_spans()}
+    assert len(found) == len(exporter.get_finished_spans())
+    return found
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/v1/chat/completions", CHAT, "chat_completions"),
+        ("/v1/chat/completions", CHAT | {"stream": True}, "chat_completions"),
+        ("/v1/completions", {"prompt": "secretword", "max_tokens": 5}, "completions"),
+        ("/generate", {"inputs": "secretword", "parameters": {"max_new_tokens": 5}}, "generate"),
+        ("/generate_stream", {"inputs": "secretword", "parameters": {"max_new_tokens": 5}}, "generate_stream"),
+    ],
+)
+def test_a_request_is_a_span_of_its_caller_with_its_parts_in_order(traced, exporter, path, body, name):
+    httpx.post(traced.url + path, json=body, headers={"traceparent": CALLER})
+    spans = spans_of(traced, exporter)
+    assert set(spans) == {name, "schedule", "waiting", "infer", "prefill", "decode", "send_generation"}
+    root = spans[name]
+    assert format(root.context.trace_id, "032x") == CALLER.split("-")[1]
+    assert format(root.parent.span_id, "016x") == CALLER.split("-")[2]
+    for child in ("schedule", "waiting", "infer", "send_generation"):
+        assert spans[child].parent.span_id == root.context.span_id
+    for child in ("prefill", "decode"):
+        assert spans[child].parent.span_id == spans["infer"].context.span_id
+    order = [spans[part] for part in ("schedule", "waiting", "prefill", "decode", "send_generation")]
+    assert order[0].start_time == root.start_time
+    assert all(before.end_time == after.start_time for before, after in pairwise(order))
+    assert order[-1].end_time == root.end_time
+    assert root.attributes["quire.generated_tokens"] == 5
+    assert root.attributes["quire.prefill_chunks"] == 1
+    assert "secretword" not in str([span.to_json() for span in spans.values()])
+    assert root.status.is_ok
+
+
+def test_a_request_without_a_caller_begins_a_trace(traced, exporter):
+    httpx.post(f"{traced.url}/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers={"traceparent": "x"})
+    assert spans_of(traced, exporter)["completions"].parent is None
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "names"),
+    [
+        ({"prompt": "abc", "top_p": 7}, "validation", {"completions", "send_error"}),
+        ({"prompt": [1, NAN, 2], "max_tokens": 3}, "generation", {"completions", "schedule", "waiting", "send_error"}),
+    ],
+)
+def test_a_request_that_fails_is_one_span_with_the_kind_of_its_error(traced, exporter, body, kind, names):
+    assert httpx.post(f"{traced.url}/v1/completions", json=body).status_code >= 400
+    spans = spans_of(traced, exporter)
+    assert set(spans) == names
+    assert not spans["completions"].status.is_ok
+    assert spans["completions"].attributes["error.type"] == kind
+
+
+def test_without_it_nothing_of_it_is_loaded():
+    code = "import sys, quire.server.front_end, quire.server.serve\n"
+    code += "print([name for name in sys.modules if 'opentelemetry' in name])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
+
+
+class Collector(BaseHTTPRequestHandler):
+    bodies: list[tuple[str, bytes]] = []  # noqa: RUF012
+
+    def do_POST(self) -> None:
+        Collector.bodies.append((self.path, self.rfile.read(int(self.headers["content-length"]))))
+        self.send_response(200)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def names_in(message: bytes) -> set[str]:
+    export = ExportTraceServiceRequest.FromString(message)
+    named = {one.key: one.value.string_value for r in export.resource_spans for one in r.resource.attributes}
+    assert named["service.name"] == "tested"
+    return {span.name for r in export.resource_spans for scope in r.scope_spans for span in scope.spans}
+
+
+def test_a_collector_gets_them_by_http_where_its_address_says_so(make_server):
+    Collector.bodies = []
+    with HTTPServer(("127.0.0.1", 0), Collector) as collector:
+        serving = threading.Thread(target=collector.serve_forever)
+        serving.start()
+        server = make_server()
+        url = f"http://127.0.0.1:{collector.server_port}/v1/traces"
+        server.service.tracing = tracing_to(url, "tested")
+        httpx.post(f"{server.url}/v1/completions", json={"prompt": "a", "max_tokens": 2})
+        server.wait_until(lambda: server.service.num_streams == 0)
+        server.service.tracing.close()
+        collector.shutdown()
+        serving.join()
+    ((path, body),) = Collector.bodies
+    assert path == "/v1/traces"
+    assert {"completions", "prefill", "decode"} <= names_in(body)
+
+
+def test_a_collector_gets_them_by_grpc_elsewhere(make_server):
+    grpc = pytest.importorskip("grpc")
+    received: list[bytes] = []
+
+    class Handler(grpc.GenericRpcHandler):
+        def service(self, call):
+            def answer(request: bytes, context: object) -> bytes:
+                received.append(request)
+                return b""
+
+            assert call.method == "/opentelemetry.proto.collector.trace.v1.TraceService/Export"
+            return grpc.unary_unary_rpc_method_handler(answer)
+
+    collector = grpc.server(ThreadPoolExecutor(1), handlers=[Handler()])
+    port = collector.add_insecure_port("127.0.0.1:0")
+    collector.start()
+    server = make_server()
+    server.service.tracing = tracing_to(f"http://127.0.0.1:{port}", "tested")
+    httpx.post(f"{server.url}/v1/completions", json={"prompt": "a", "max_tokens": 2})
+    server.wait_until(lambda: server.service.num_streams == 0)
+    server.service.tracing.close()
+    collector.stop(0)
+    assert {"completions", "prefill", "decode"} <= names_in(received[0])
+
+
+def test_an_address_that_is_none_is_refused():
+    for endpoint in ("localhost:4317", "ftp://x", "http://"):
+        with pytest.raises(InvalidSetting, match="otlp_endpoint is"):
+            tracing_to(endpoint, "tested")
