@@ -41,7 +41,8 @@ class Pulse(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """From the engine, several times a second."""
 
     busy_s: float  # how long the step under way has taken
-    limit_s: float | None  # how long it may take by what others took; None when nothing is known
+    limit_s: float | None  # how long it may take by what others took; None when there were none
+    is_compiling: bool  # it had to wait for a program
 
 
 Word = Stop | GaveUp | Up | Refused | Pulse

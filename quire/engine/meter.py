@@ -63,15 +63,17 @@ class Meter(Executor):
         return self._clock() - max(oldest[0].at_s, self.last_end_s) if oldest else 0.0
 
     def limit_s(self) -> float | None:
-        """How long the step that is under way may take by what others took; None where none before it tells.
-
-        Nor where it had to wait for a program to be compiled.
-        """
+        """How long the step that is under way may take by what others took; None where none before it tells."""
         oldest = self._under_way[:1]
-        if not self.longest_s or (oldest and oldest[0].num_late != self._num_late()):
+        if not self.longest_s:
             return None
         num_tokens = oldest[0].num_tokens if oldest else 1
         return STUCK_FACTOR * max(self.longest_s, self._slowest_token_s * num_tokens)
+
+    def is_compiling(self) -> bool:
+        """Whether the step that is under way has had to wait for a program to be compiled."""
+        oldest = self._under_way[:1]
+        return bool(oldest) and oldest[0].num_late != self._num_late()
 
     def idle_s(self) -> float:
         """Since the last step that finished."""

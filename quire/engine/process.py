@@ -135,7 +135,7 @@ class EngineProcess:
     def _send_stats(self) -> None:
         if self.metered is not None and self.leash is not None:
             meter = self.metered.meter
-            self.leash.tell(Pulse(meter.busy_s(), meter.limit_s()))
+            self.leash.tell(Pulse(meter.busy_s(), meter.limit_s(), meter.is_compiling()))
         if self.metered is not None and self._front_ends:
             data = frame([self._stats(self.metered)])
             for front_end in list(self._front_ends):

@@ -5,10 +5,15 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from quire.config import Config
+from quire.engine.executor import Executor
 from quire.engine.meter import Metered, metered
 from quire.engine.wire import Described
 from quire.files import progress_bar, share_bar, silent
 from quire.server.logs import configure_logs
+
+
+def unwrapped(executor: Executor) -> Executor:
+    return executor
 
 
 @dataclass(frozen=True)
@@ -19,6 +24,7 @@ class ModelEngine:
     log_format: str = "text"
     show_progress: bool = True
     log_level: int = logging.INFO
+    wrap: Callable[[Executor], Executor] = unwrapped  # what tests put around the executor
 
     def __call__(self, describe: Callable[[Described], None]) -> Metered:
         from quire.engine.build import build_engine, make_plan  # loads JAX, which front ends do without
@@ -44,7 +50,7 @@ class ModelEngine:
                     break  # the rest is compiled behind the first requests
         return metered(
             built.engine.scheduler,
-            built.executor,
+            self.wrap(built.executor),
             self.config.lookahead,
             plan.facts.platform,
             lambda: programs.num_late,

@@ -1,7 +1,7 @@
 """When a process that ended is started again."""
 
 QUICK_S = 30.0  # a process that was ready for longer had work to do, and its end says nothing about the next one
-FIRST_DELAY_S, MAX_DELAY_S = 0.25, 4.0
+FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
 MAX_FAILED_STARTS = 5
 
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.engine.journal import Journal
-from quire.engine.leash import GaveUp, Refused, Stop
+from quire.engine.leash import GaveUp, Pulse, Refused, Stop
 from quire.engine.process import EngineBuilder, run_engine
 from quire.errors import EngineFailed, InvalidSetting, ModelError, QuireError
 from quire.server.child import Child
@@ -57,6 +57,7 @@ class Supervisor:
         self._engine: Child | None = None
         self._workers: dict[int, Child] = {}  # by place
         self._num_workers_made = 0
+        self._last_limit_s = UNMEASURED_S
         self._gave_up: str | None = None
         self._stopping = asyncio.Event()
         self._at_once = asyncio.Event()
@@ -148,15 +149,22 @@ class Supervisor:
         await engine.up.wait()
         while True:
             silent_s = time.monotonic() - engine.heard_s
-            pulse = engine.pulse
-            limit_s = UNMEASURED_S if pulse is None or pulse.limit_s is None else pulse.limit_s
             if silent_s > floor_s:
                 log.error("the engine has not been heard of for %.1f s and is killed", silent_s)
                 engine.kill()
-            elif pulse is not None and pulse.busy_s > max(floor_s, limit_s):
-                log.error("a step has taken %.1f s, %.1f s are allowed; the engine is killed", pulse.busy_s, limit_s)
-                engine.kill()
+            elif engine.pulse is not None:
+                limit_s = max(floor_s, self._limit_s(engine.pulse))
+                if engine.pulse.busy_s > limit_s:
+                    busy_s = engine.pulse.busy_s
+                    log.error("a step has taken %.1f s, %.1f s are allowed; the engine is killed", busy_s, limit_s)
+                    engine.kill()
             await asyncio.sleep(WATCH_INTERVAL_S)
+
+    def _limit_s(self, pulse: Pulse) -> float:
+        """How long a step may take: by those before it in this engine, or in one that was in its place."""
+        if pulse.limit_s is not None:
+            self._last_limit_s = pulse.limit_s
+        return UNMEASURED_S if pulse.is_compiling else self._last_limit_s
 
     def _refuse(self, refusal: Refused) -> None:
         if not self._refused.done():

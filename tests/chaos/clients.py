@@ -1,0 +1,67 @@
+"""Clients that know what they should hear."""
+
+import asyncio
+import json
+from dataclasses import dataclass, field
+from typing import Any
+
+import httpx
+
+
+@dataclass
+class Heard:
+    """What came of one request."""
+
+    texts: list[str] = field(default_factory=list)  # by choice
+    finish: list[str | None] = field(default_factory=list)
+    error: dict[str, Any] | None = None
+    status: int = 0
+    was_cut: bool = False  # the connection ended before the answer did
+
+    @property
+    def is_complete(self) -> bool:
+        return self.error is None and not self.was_cut and bool(self.finish) and all(self.finish)
+
+
+async def stream(
+    client: httpx.AsyncClient, body: dict[str, Any], delay_s: float = 0.0, leave_after: int | None = None
+) -> Heard:
+    """Ask for a completion as a stream and listen; slowly, or only for so many events."""
+    choices = body.get("n", 1)
+    heard = Heard([""] * choices, [None] * choices)
+    num_events = 0
+    try:
+        async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
+            heard.status = answer.status_code
+            if answer.status_code != 200:
+                heard.error = json.loads(await answer.aread())
+                return heard
+            async for line in answer.aiter_lines():
+                if not line.startswith("data: {"):
+                    continue
+                _take(heard, json.loads(line.removeprefix("data: ")))
+                num_events += 1
+                if leave_after is not None and num_events >= leave_after:
+                    heard.was_cut = True
+                    return heard
+                if delay_s:
+                    await asyncio.sleep(delay_s)
+    except httpx.HTTPError:
+        heard.was_cut = True
+    return heard
+
+
+def _take(heard: Heard, event: dict[str, Any]) -> None:
+    if "error" in event:
+        heard.error = event
+        return
+    for choice in event["choices"]:
+        heard.texts[choice["index"]] += choice["text"]
+        heard.finish[choice["index"]] = choice["finish_reason"] or heard.finish[choice["index"]]
+
+
+async def stream_all(url: str, bodies: list[dict[str, Any]], timeout_s: float = 120.0) -> list[Heard]:
+    """All at once."""
+    limits = httpx.Limits(max_connections=None)
+    async with httpx.AsyncClient(base_url=url, timeout=timeout_s, limits=limits) as client:
+        return list(await asyncio.gather(*(stream(client, body) for body in bodies)))

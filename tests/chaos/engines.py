@@ -1,0 +1,35 @@
+"""Engines for the chaos tests: builders that travel to the engine process."""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from quire.core.scheduler import Scheduler
+from quire.engine.meter import Metered, metered
+from quire.engine.wire import Described
+from quire.server.logs import configure_logs
+from tests.chaos.faulty import Faults
+from tests.core.harness import limits
+from tests.fake_executor import FakeExecutor
+
+
+@dataclass(frozen=True)
+class FakeModel:
+    """Its tokens can be worked out by hand. `tokenizer` is the folder of one; a step takes `step_s`."""
+
+    tokenizer: Path
+    step_s: float = 0.0
+    faults: Faults = Faults()
+    max_queued: int | None = None
+
+    def __call__(self, describe: Callable[[Described], None]) -> Metered:
+        configure_logs("text")
+        describe(Described("fake", str(self.tokenizer), (), {}))
+        chosen = limits(num_pages=1200, max_batch_size=16, max_sequence_tokens=512, max_step_tokens=272,
+                        max_batch_prefill_tokens=256, max_queued=self.max_queued)  # fmt: skip
+        executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, self._take_time)
+        return metered(Scheduler(chosen, time.monotonic), self.faults(executor), 1, "cpu", lambda: 0)
+
+    def _take_time(self, plan: object, prompts: object) -> None:
+        time.sleep(self.step_s)

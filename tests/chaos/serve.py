@@ -1,0 +1,41 @@
+"""The server of the chaos tests: python -m tests.chaos.serve KIND FOLDER JSON
+
+KIND is fake or model; JSON has `settings`, `faults` and, for fake, `engine` or, for model, `config`.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+from quire.config import Config
+from quire.errors import QuireError
+from quire.server.logs import configure_logs
+from quire.server.model_engine import ModelEngine
+from quire.server.serve import serve_engine
+from quire.server.settings import ServerSettings
+from tests.chaos.engines import FakeModel
+from tests.chaos.faulty import Faults
+
+
+def main(kind: str, folder: str, given: str) -> None:
+    asked = json.loads(given)
+    faults = Faults(**asked.get("faults", {}))
+    configure_logs("text")
+    build = (
+        FakeModel(Path(folder), faults=faults, **asked.get("engine", {}))
+        if kind == "fake"
+        else ModelEngine(Config(model=folder, **_paths(asked.get("config", {}))), show_progress=False, wrap=faults)
+    )
+    try:
+        settings = ServerSettings(**({"port": 0} | asked.get("settings", {})))
+        serve_engine(build, settings, announce=lambda address: print(address, flush=True))
+    except QuireError as error:
+        sys.exit(f"{error.kind}: {error.message}")
+
+
+def _paths(config: dict) -> dict:
+    return {name: Path(value) if name.endswith("_dir") else value for name, value in config.items()}
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

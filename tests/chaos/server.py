@@ -1,0 +1,131 @@
+"""A server as processes, and what can be done to it."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+WAIT_S = 30.0
+
+
+class Server:
+    """Processes that serve until `stop`. What they log is in `log`."""
+
+    def __init__(self, kind: str, folder: Path | str, **asked: Any) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, "-m", "tests.chaos.serve", kind, str(folder), json.dumps(asked)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=Path(__file__).parents[2],
+        )
+        self.log: list[str] = []
+        self._reader = threading.Thread(target=self._read_log, daemon=True)
+        self._reader.start()
+
+    def _read_log(self) -> None:
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self.log.append(line.rstrip())
+
+    def wait(self) -> "Server":
+        assert self.process.stdout is not None
+        self.url = self.process.stdout.readline().strip()
+        assert self.url, "\n".join(self.log)
+        return self
+
+    def processes(self, name: str) -> list[int]:
+        """Those of this name, oldest first: quire-engine, quire-http."""
+        with contextlib.suppress(OSError):
+            children = _read(f"/proc/{self.process.pid}/task/{self.process.pid}/children").split()
+            return [int(pid) for pid in children if _name(pid) == name and _state(pid) != "Z"]
+        return []
+
+    def all_processes(self) -> list[int]:
+        with contextlib.suppress(OSError):
+            return [*map(int, _read(f"/proc/{self.process.pid}/task/{self.process.pid}/children").split())]
+        return []
+
+    def kill(self, name: str, which: int = -1, number: int = signal.SIGKILL) -> bool:
+        """Whether there was one to be killed."""
+        found = self.processes(name)
+        if not found:
+            return False
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(found[which % len(found)], number)
+        return True
+
+    def metrics(self) -> dict[str, float]:
+        text = httpx.get(f"{self.url}/metrics", timeout=WAIT_S).text
+        return {
+            name: float(value)
+            for name, value in (line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
+        }
+
+    def wait_until_healthy(self) -> None:
+        wait_until(lambda: self._status("/health") == 200)
+
+    def wait_until_idle(self) -> dict[str, float]:
+        """Until nothing runs or waits, by numbers that the engine has told since; all pages are free or cached then."""
+        self.wait_until_healthy()
+
+        def is_idle() -> bool:
+            metrics = self.metrics()
+            keys = ("tgi_batch_current_size", "tgi_queue_size", "quire_pages_active")
+            return all(metrics.get(key) == 0 for key in keys)
+
+        wait_until(is_idle)
+        return self.metrics()
+
+    def _status(self, path: str) -> int:
+        try:
+            return httpx.get(self.url + path, timeout=WAIT_S).status_code
+        except httpx.HTTPError:
+            return 0
+
+    def logged(self, text: str) -> list[str]:
+        return [line for line in list(self.log) if text in line]
+
+    def stop(self) -> int:
+        if self.process.poll() is None:
+            self.process.terminate()
+        try:
+            return self.process.wait(WAIT_S)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            return self.process.wait(WAIT_S)
+
+
+def wait_until(holds: Callable[[], bool], within_s: float = WAIT_S) -> float:
+    begun = time.monotonic()
+    while not holds():
+        assert time.monotonic() - begun < within_s, "it did not come true in time"
+        time.sleep(0.02)
+    return time.monotonic() - begun
+
+
+def is_there(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return _state(str(pid)) != "Z"
+    return False
+
+
+def _name(pid: str) -> str:
+    return _read(f"/proc/{pid}/comm").strip()
+
+
+def _state(pid: str) -> str:
+    return _read(f"/proc/{pid}/stat").rsplit(")", 1)[1].split()[0]
+
+
+def _read(path: str) -> str:
+    return Path(path).read_text(encoding="utf-8")

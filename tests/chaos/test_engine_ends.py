@@ -1,0 +1,157 @@
+"""The engine process ends in every way there is, and nobody's answer does."""
+
+import asyncio
+import os
+import signal
+import threading
+import time
+from typing import Any
+
+import httpx
+
+from quire.request import Request, SamplingParams
+from tests.chaos.clients import Heard, stream_all
+from tests.chaos.faulty import Mark
+from tests.chaos.server import Server, is_there, wait_until
+from tests.fake_executor import expected_tokens
+from tests.server.vocabulary import tokenizer
+
+TOKENIZER = tokenizer()
+
+
+def body(number: int, max_tokens: int = 60, **fields: Any) -> dict[str, Any]:
+    prompt = "abcdefghij"[: 1 + number % 7] + "klmnopqrstuvwxyz"[number % 16]
+    return {"prompt": prompt, "max_tokens": max_tokens, "temperature": number % 2, "seed": number} | fields
+
+
+def expected(asked: dict[str, Any]) -> list[str]:
+    """What each choice says, worked out by hand."""
+    request = Request(
+        0,
+        tuple(TOKENIZER.encode(asked["prompt"])),
+        asked["max_tokens"],
+        SamplingParams(temperature=float(asked["temperature"])),
+        seed=asked["seed"],
+        samples=asked.get("n", 1),
+    )
+    texts = [TOKENIZER.decode(expected_tokens(request, sample)) for sample in range(request.samples)]
+    stop = asked.get("stop")
+    return [text if stop is None else text.split(stop)[0] for text in texts]
+
+
+class Asking:
+    """Clients that ask in the background."""
+
+    def __init__(self, server: Server, bodies: list[dict[str, Any]]) -> None:
+        self.bodies = bodies
+        self.heard: list[Heard] = []
+        self._thread = threading.Thread(target=self._run, args=(server,))
+        self._thread.start()
+
+    def _run(self, server: Server) -> None:
+        self.heard = asyncio.run(stream_all(server.url, self.bodies))
+
+    def wait(self) -> "Asking":
+        self._thread.join()
+        return self
+
+    def check_all(self) -> None:
+        for asked, heard in zip(self.bodies, self.heard, strict=True):
+            assert heard.error is None, heard.error
+            assert heard.texts == expected(asked)
+            assert heard.is_complete
+
+
+def wait_for_running(server: Server, count: int) -> None:
+    wait_until(lambda: server.metrics().get("tgi_batch_current_size", 0) >= count)
+
+
+def test_thirty_two_streams_go_on_however_the_engine_is_killed(serve):
+    server = serve(engine={"step_s": 0.01}, settings={"http_workers": 2})
+    bodies = [body(n, max_tokens=150) for n in range(28)] + [body(n, n=3, temperature=1) for n in range(2)]
+    bodies += [body(30, stop="a"), body(31, stop="b", n=2, temperature=1)]
+    asking = Asking(server, bodies)
+    for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT):
+        wait_for_running(server, 12)
+        server.kill("quire-engine", number=number)
+        wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 503)
+        server.wait_until_healthy()
+    asking.wait().check_all()
+    metrics = server.wait_until_idle()
+    assert metrics["quire_engine_restarts"] == 3
+    assert metrics["quire_faults_isolated"] == 0
+
+
+def test_logprobs_usage_and_finish_reasons_are_those_of_an_undisturbed_run(serve):
+    server = serve(engine={"step_s": 0.02})
+    asked = body(5, max_tokens=60, logprobs=1, echo=True)
+
+    def ask() -> dict[str, Any]:
+        return httpx.post(f"{server.url}/v1/completions", json=asked, timeout=60).json()
+
+    undisturbed = ask()
+    answers: list[dict[str, Any]] = []
+    asking = threading.Thread(target=lambda: answers.append(ask()))
+    asking.start()
+    wait_for_running(server, 1)
+    time.sleep(0.3)
+    server.kill("quire-engine")
+    in_the_gap = Asking(server, [body(n) for n in range(6)])
+    asking.join()
+    assert answers[0]["choices"] == undisturbed["choices"]
+    counts = ("prompt_tokens", "completion_tokens", "total_tokens")
+    assert [answers[0]["usage"][name] for name in counts] == [undisturbed["usage"][name] for name in counts]
+    in_the_gap.wait().check_all()
+
+
+def test_requests_that_come_in_the_gap_are_refused_where_that_is_asked_for(serve):
+    server = serve(settings={"wait_for_restart": False})
+    server.kill("quire-engine")
+    wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 503)
+    refused = httpx.post(f"{server.url}/v1/completions", json=body(1))
+    assert refused.status_code == 503
+    assert int(refused.headers["retry-after"]) >= 1
+    server.wait_until_healthy()
+    assert httpx.post(f"{server.url}/v1/completions", json=body(1)).status_code == 200
+
+
+def check_one_of_sixteen_fails_alone(server: Server, mark: Mark, num_blamed: int = 1) -> None:
+    bodies = [body(n, max_tokens=40) for n in range(16)]
+    bodies[9] |= {"seed": int(mark)}
+    asking = Asking(server, bodies).wait()
+    culprit = asking.heard.pop(9)
+    asking.bodies.pop(9)
+    asking.check_all()
+    assert culprit.error is not None
+    assert "the steps of this request fail" in culprit.error["error"]["message"]
+    assert server.wait_until_idle()["quire_faults_isolated"] == num_blamed
+    assert len(server.logged("makes its steps fail and is ended")) == num_blamed
+    assert httpx.get(f"{server.url}/health/generate", timeout=20).status_code == 200
+
+
+def test_one_of_sixteen_whose_steps_fail_fails_alone(serve):
+    server = serve(engine={"step_s": 0.005})
+    check_one_of_sixteen_fails_alone(server, Mark.AT_SUBMIT)
+    check_one_of_sixteen_fails_alone(server, Mark.AT_RESULT, num_blamed=2)
+    assert server.metrics()["quire_engine_restarts"] == 0
+
+
+def test_one_of_sixteen_that_kills_the_engine_fails_alone(serve):
+    check_one_of_sixteen_fails_alone(serve(engine={"step_s": 0.005}), Mark.KILLS)
+
+
+def test_one_of_sixteen_whose_steps_never_end_fails_alone(serve):
+    server = serve(engine={"step_s": 0.005}, settings={"restart_after_s": 0.7})
+    check_one_of_sixteen_fails_alone(server, Mark.HANGS)
+    assert server.logged("the engine is killed")
+
+
+def test_an_engine_that_stands_still_is_replaced(serve):
+    server = serve(engine={"step_s": 0.01}, settings={"restart_after_s": 1.0})
+    asking = Asking(server, [body(n) for n in range(8)])
+    wait_for_running(server, 8)
+    stopped = server.processes("quire-engine")[0]
+    os.kill(stopped, signal.SIGSTOP)
+    asking.wait().check_all()
+    assert not is_there(stopped)
+    assert server.logged("has not been heard of")
