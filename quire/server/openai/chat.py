@@ -19,7 +19,7 @@ from quire.server.openai.requests import CHAT_REFUSALS, ChatRequest
 from quire.server.prompts import encode_conversation
 from quire.server.service import Service
 from quire.server.sse import EventStream, first_deltas, to_json, token_template
-from quire.server.stream import Delta, Stream
+from quire.server.stream import Asked, Delta, Stream
 from quire.server.tgi import quirks
 from quire.server.validation import parse_json, typed
 
@@ -42,6 +42,27 @@ async def _answer(service: Service, request: Request, raw: dict[str, Any]) -> Re
     if service.settings.tgi_strict:
         fields, unread = quirks.as_read(fields)
         unknown += unread
+    asked, text = await ask_chat(service, arrival, fields)
+    arrival.wants_timings |= bool(fields.timings)
+    stream = service.open([asked], arrival, user=fields.user)
+    reply = Reply("chatcmpl", service, unknown)
+    if fields.stream:
+        encoder = ChatEvents(stream, fields, reply)
+        return EventStream(stream, encoder, await first_deltas(stream, request.receive), reply.headers)
+    (answers,) = await collect(stream, request.receive)
+    body = reply.head("chat.completion") | {
+        "choices": [_choice(service, fields, index, answer) for index, answer in enumerate(answers)],
+        "usage": usage(stream),
+    }
+    if fields.return_token_ids:
+        body["prompt_token_ids"] = asked.request.prompt
+    if arrival.wants_timings:
+        body["timings"] = ledger(stream)
+    return reply.whole(body, stream, len(text))
+
+
+async def ask_chat(service: Service, arrival: Arrival, fields: ChatRequest) -> tuple[Asked, str]:
+    """What the engine is asked, and the conversation as the template has it."""
     if fields.top_logprobs is not None and not fields.logprobs:
         raise InvalidRequest(f"top_logprobs is {fields.top_logprobs}; it needs logprobs to be true")
     max_tokens = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
@@ -66,22 +87,7 @@ async def _answer(service: Service, request: Request, raw: dict[str, Any]) -> Re
             documents=fields.documents,
             variables=fields.chat_template_kwargs,
         )
-    arrival.wants_timings |= bool(fields.timings)
-    stream = service.open([asking.prompt(tokens)], arrival, user=fields.user)
-    reply = Reply("chatcmpl", service, unknown)
-    if fields.stream:
-        encoder = ChatEvents(stream, fields, reply)
-        return EventStream(stream, encoder, await first_deltas(stream, request.receive), reply.headers)
-    (answers,) = await collect(stream, request.receive)
-    body = reply.head("chat.completion") | {
-        "choices": [_choice(service, fields, index, answer) for index, answer in enumerate(answers)],
-        "usage": usage(stream),
-    }
-    if fields.return_token_ids:
-        body["prompt_token_ids"] = tokens
-    if arrival.wants_timings:
-        body["timings"] = ledger(stream)
-    return reply.whole(body, stream, len(text))
+    return asking.prompt(tokens), text
 
 
 def _choice(service: Service, fields: ChatRequest, index: int, answer: Answer) -> dict[str, Any]:
