@@ -43,11 +43,12 @@ class GrammarMatcher:
 
     def _advance(self, tokens: list[int]) -> bytes:
         matcher = self._matcher
-        if tokens and not matcher.consume_tokens(tokens):
-            raise InvalidRequest(_first_line(matcher.get_error()))
+        if tokens:
+            matcher.consume_tokens(tokens)
         mask = matcher.compute_bitmask()
-        if matcher.is_error():
-            raise InvalidRequest(_first_line(matcher.get_error()))
+        fault = fault_in(matcher)
+        if fault is not None:
+            raise InvalidRequest(fault)
         return mask[: self._mask_bytes].ljust(self._mask_bytes, b"\0")
 
 
@@ -76,8 +77,9 @@ class Grammars:
 
     def matcher(self, grammar: Grammar) -> GrammarMatcher:
         compiled = self._compile(grammar)
-        if compiled.is_error():
-            raise InvalidRequest(f"grammar: {_first_line(compiled.get_error())}")
+        fault = fault_in(compiled)
+        if fault is not None:
+            raise InvalidRequest(f"grammar: {fault}")
         return GrammarMatcher(compiled.deep_copy(), self._pool, self._mask_bytes)
 
     def _prepare(self, grammar: Grammar) -> None:
@@ -126,5 +128,8 @@ def _source(grammar: Grammar) -> str:
         raise InvalidRequest(f"grammar: {error}") from error
 
 
-def _first_line(message: str) -> str:
-    return message.split("\n", maxsplit=1)[0][:300]
+def fault_in(matcher: llguidance.LLMatcher) -> str | None:
+    """What is wrong, in a line; None when nothing is."""
+    if not matcher.is_error():
+        return None
+    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:300]

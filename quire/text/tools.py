@@ -1,0 +1,137 @@
+"""Tools that a model may call, and how it writes its calls.
+
+Templates are made for models that were trained on one way of writing, so the template tells which. A model whose
+template knows nothing of tools is told of them in the system message, and writes as Hermes models do.
+"""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.request import Grammar, GrammarKind
+from quire.text.grammar import JSON_STYLE
+
+NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
+
+SYSTEM_PROMPT = """You can call functions. Here are their signatures as JSON, one a line:
+<tools>
+{tools}
+</tools>
+To call one, answer with a JSON object of its name and arguments within these tags:
+<tool_call>
+{{"name": "the name", "arguments": {{"an argument": "its value"}}}}
+</tool_call>"""
+
+
+@dataclass(frozen=True)
+class Tool:
+    name: str
+    parameters: Mapping[str, Any]  # a JSON schema
+
+
+@dataclass(frozen=True)
+class CallFormat:
+    """How calls stand in an answer: `begin`, one or several calls, `end`. A call is {"name": ..., `arguments`: ...}."""
+
+    marks: tuple[str, ...]  # the parts of it that may be special tokens
+    begin: str
+    end: str
+    between: str | None  # two calls; None where there is only one
+    arguments: str = "arguments"
+    id_length: int = 24  # characters of the name that a call gets
+
+    def opening(self, name: str) -> str:
+        """What stands before the arguments of a call."""
+        return f'{{"name": {json.dumps(name)}, "{self.arguments}": '
+
+
+HERMES = CallFormat(("<tool_call>", "</tool_call>"), "<tool_call>\n", "\n</tool_call>", "\n</tool_call>\n<tool_call>\n")
+MISTRAL = CallFormat(("[TOOL_CALLS]",), "[TOOL_CALLS][", "]", ", ", id_length=9)  # its templates insist on nine
+LLAMA3 = CallFormat((), "", "", None, arguments="parameters")
+
+
+def takes_tools(template: str) -> bool:
+    """Whether a template renders the tools it is given."""
+    return "tools" in template
+
+
+def format_of(template: str) -> CallFormat:
+    """How the model of this template writes calls."""
+    if "[TOOL_CALLS]" in template:
+        return MISTRAL
+    if "<tool_call>" not in template and "ipython" in template and takes_tools(template):
+        return LLAMA3
+    return HERMES
+
+
+def calls_grammar(
+    tools: Sequence[Tool], form: CallFormat, *, required: bool, parallel: bool, special: Mapping[str, int] | None = None
+) -> Grammar:
+    """Answers that are calls, or where they are not `required`, text or calls; text may come before the first.
+
+    `special`: marks of the form that are special tokens of the vocabulary, which no text spells.
+    """
+    marks = special or {}
+    calls = "call"
+    if parallel and form.between is not None:
+        calls = f"call ({_terms(form.between, marks)} call)*"
+    calls = f"{calls} {_terms(form.end, marks)}"
+    rules = ["call: " + " | ".join(f"call_{index}" for index in range(len(tools)))]
+    for index, tool in enumerate(tools):
+        schema = json.dumps({**(tool.parameters or NO_PARAMETERS), "x-guidance": JSON_STYLE})
+        rules.append(f'call_{index}: {_terms(form.opening(tool.name), {})} args_{index} "}}"')
+        rules.append(f"args_{index}: %json {schema}")
+    begin = _terms(form.begin, marks)
+    if required:
+        rules.append(f"start: {begin} {calls}")
+    elif not form.begin:
+        rules += [f"start: TEXT | {calls}", "TEXT: /([^{](.|\\n)*)?/"]
+    elif begin.startswith("<"):
+        rules += [f"start: TEXT | TEXT {begin} {calls}", "TEXT: /(.|\\n)*/"]
+    else:
+        # A lazy rule ends as soon as it can: text goes on until calls begin, and from there on there is no way back.
+        rules += [f"start: TEXT | before {calls}", f"before[lazy]: TEXT {begin}", "TEXT: /(.|\\n)*/"]
+    return Grammar(GrammarKind.LARK, "\n".join(rules))
+
+
+def told_in_text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """A conversation about tools for a template that knows nothing of them."""
+    prompt = SYSTEM_PROMPT.format(tools="\n".join(json.dumps(tool) for tool in tools))
+    return with_system_text([_without_calls(message) for message in messages], prompt)
+
+
+def with_system_text(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
+    """The conversation with `text` at the end of its system message, which it gets if it has none."""
+    rest = [dict(message) for message in messages]
+    if rest and rest[0].get("role") in ("system", "developer"):
+        first = rest.pop(0)
+        content = first.get("content")
+        parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
+        text = "\n\n".join([*(str(part.get("text", "")) for part in parts), text]).strip()
+    return [{"role": "system", "content": text}, *rest]
+
+
+def _without_calls(message: Mapping[str, Any]) -> dict[str, Any]:
+    """Calls and their results as text, in the words of the system prompt."""
+    plain = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
+    if message.get("role") == "tool":
+        return plain | {"role": "user", "content": f"<tool_response>\n{message.get('content')}\n</tool_response>"}
+    if not message.get("tool_calls"):
+        return plain
+    written = [message.get("content") or ""]
+    for call in message["tool_calls"]:
+        function = call.get("function", {})
+        arguments = function.get("arguments", "{}")
+        arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
+        written.append(f"{HERMES.begin}{HERMES.opening(str(function.get('name')))}{arguments}}}{HERMES.end}")
+    return plain | {"content": "\n".join(part for part in written if part)}
+
+
+def _terms(text: str, special: Mapping[str, int]) -> str:
+    """`text` in a rule: quoted, its special tokens by number."""
+    parts = [text]
+    for mark in special:
+        parts = [piece for part in parts for piece in re.split(f"({re.escape(mark)})", part)]
+    return " ".join(f"<[{special[part]}]>" if part in special else json.dumps(part) for part in parts if part)

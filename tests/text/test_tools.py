@@ -1,0 +1,176 @@
+"""How models write calls, and how calls are found in what they write."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.request import Grammar, GrammarKind
+from quire.text.call_parser import Arguments, CallBegins, CallParser, Piece
+from quire.text.grammar import Grammars
+from quire.text.tokenizer import Tokenizer
+from quire.text.tools import HERMES, LLAMA3, MISTRAL, Tool, calls_grammar, format_of, takes_tools, told_in_text
+from tests.text import vocabularies
+from tests.text.templates import TEMPLATES
+
+FORMS = {"hermes": HERMES, "mistral": MISTRAL, "llama3": LLAMA3}
+CITY = {
+    "type": "object",
+    "properties": {"city": {"type": "string"}},
+    "required": ["city"],
+    "additionalProperties": False,
+}
+TOOLS = [Tool("weather", CITY), Tool("now", {})]
+
+names = st.text(st.characters(codec="utf-8", exclude_categories=["Cs"]), min_size=1, max_size=6)
+values = st.recursive(
+    st.one_of(st.none(), st.integers(), st.text(max_size=8), st.sampled_from(["}", '"', "\\", "]}", "</tool_call>"])),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=3), inner, max_size=3)),
+    max_leaves=6,
+)
+
+
+def written(form, calls):
+    text = [form.opening(name) + json.dumps(arguments, ensure_ascii=False) + "}" for name, arguments in calls]
+    return form.begin + (form.between or "").join(text) + form.end
+
+
+def read(pieces: list[Piece]) -> tuple[str, list[tuple[str, str]]]:
+    text, calls = "", []
+    for piece in pieces:
+        if isinstance(piece, str):
+            text += piece
+        elif isinstance(piece, CallBegins):
+            assert piece.number == len(calls)
+            calls.append((piece.name, ""))
+        else:
+            assert isinstance(piece, Arguments)
+            name, so_far = calls[piece.number]
+            calls[piece.number] = name, so_far + piece.text
+    return text, calls
+
+
+@given(st.data(), st.sampled_from(list(FORMS.values())))
+def test_calls_are_found_however_the_answer_is_cut(data, form):
+    calls = data.draw(st.lists(st.tuples(names, values), min_size=1, max_size=3 if form.between else 1))
+    before = data.draw(st.sampled_from(["", "I see. ", "a < b, <tool_cal"])) if form.begin else ""
+    answer = before + written(form, calls)
+    parser = CallParser(form)
+    pieces: list[Piece] = []
+    at = 0
+    while at < len(answer):
+        size = data.draw(st.integers(1, 9))
+        pieces += parser.push(answer[at : at + size])
+        at += size
+    pieces += parser.flush()
+    text, found = read(pieces)
+    assert text == before
+    assert [(name, json.loads(arguments)) for name, arguments in found] == calls
+    assert parser.num_calls == len(calls)
+
+
+@given(st.text(max_size=30), st.integers(1, 5), st.sampled_from(list(FORMS.values())))
+def test_an_answer_without_calls_is_text(answer, size, form):
+    answer = answer.lstrip("{")
+    parser = CallParser(form)
+    pieces = [piece for at in range(0, len(answer), size) for piece in parser.push(answer[at : at + size])]
+    assert read(pieces + parser.flush()) == (answer, [])
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_a_call_that_is_cut_off_has_the_arguments_that_came(form):
+    parser = CallParser(form)
+    cut = written(form, [("weather", {"city": "Rome"})])[: -len('me"}}' + form.end)]
+    assert read(parser.push(cut) + parser.flush()) == ("", [("weather", '{"city": "Ro')])
+
+
+def test_the_template_tells_how_calls_are_written():
+    told = {name: format_of(source) for name, source in TEMPLATES.items()}
+    assert told["mistral"] is MISTRAL
+    assert told["llama3"] is LLAMA3
+    assert all(told[name] is HERMES for name in ("qwen2.5", "qwen3", "chatml", "gemma"))
+    assert takes_tools(TEMPLATES["qwen2.5"])
+    assert not takes_tools(TEMPLATES["chatml"])
+
+
+def accepts(grammar: Grammar, text: str, tokenizer: Tokenizer) -> bool:
+    end = tokenizer.eos_id
+    matcher = Grammars(lambda: tokenizer, [end], tokenizer.vocab_size).matcher(grammar)
+    mask = matcher.advance([]).result()
+    for token in [*tokenizer.encode(text, add_special_tokens=False), end]:
+        if not int.from_bytes(mask, "little") >> token & 1:
+            return False
+        if token == end:
+            break
+        mask = matcher.advance([token]).result()
+    return True
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> Tokenizer:
+    return Tokenizer(vocabularies.byte_level_original("qwen2"), {"eos_token": "<|im_end|>"})
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_answers_are_calls_where_they_must_be(form, tokenizer):
+    grammar = calls_grammar(TOOLS, form, required=True, parallel=False)
+    one = written(form, [("weather", {"city": "Rome"})])
+    assert accepts(grammar, one, tokenizer)
+    assert accepts(grammar, written(form, [("now", {})]), tokenizer)
+    assert not accepts(grammar, "Hello.", tokenizer)
+    assert not accepts(grammar, "I see. " + one, tokenizer)
+    assert not accepts(grammar, written(form, [("now", {"city": "Rome"})]), tokenizer)
+    assert not accepts(grammar, written(form, [("other", {})]), tokenizer)
+    assert not accepts(grammar, one[:-1], tokenizer)
+
+
+@pytest.mark.parametrize("form", FORMS.values(), ids=FORMS)
+def test_answers_are_text_or_calls_where_they_may_be(form, tokenizer):
+    grammar = calls_grammar(TOOLS, form, required=False, parallel=True)
+    one = written(form, [("weather", {"city": "Rome"})])
+    assert accepts(grammar, "Hello {there}.", tokenizer)
+    assert accepts(grammar, one, tokenizer)
+    assert not accepts(grammar, written(form, [("other", {})]), tokenizer)
+    assert not accepts(grammar, one + " Done.", tokenizer)
+    if form.begin:
+        assert accepts(grammar, "I see. " + one, tokenizer)
+        assert accepts(grammar, written(form, [("now", {}), ("weather", {"city": "Rome"})]), tokenizer)
+        alone = calls_grammar(TOOLS, form, required=False, parallel=False)
+        assert not accepts(alone, written(form, [("now", {}), ("weather", {"city": "Rome"})]), tokenizer)
+
+
+@pytest.mark.parametrize("required", [True, False])
+def test_marks_that_are_special_tokens_are_those_tokens(required):
+    backend = vocabularies.byte_level_original("gpt-2")
+    tokenizer = Tokenizer(type(backend).from_str(backend.to_str()), {"eos_token": "<|im_end|>"})
+    mark = "<|im_start|>"
+    form = MISTRAL.__class__((mark,), f"{mark}[", "]", ", ")
+    grammar = calls_grammar(TOOLS, form, required=required, parallel=True, special={mark: tokenizer.id_of(mark)})
+    assert accepts(grammar, written(form, [("now", {}), ("now", {})]), tokenizer)
+    assert accepts(grammar, "Hello.", tokenizer) is not required
+    assert not accepts(grammar, mark, tokenizer)
+
+
+def test_schemas_may_refer_to_their_own_definitions(tokenizer):
+    linked = {"$defs": {"c": CITY}, "type": "object", "properties": {"at": {"$ref": "#/$defs/c"}}, "required": ["at"]}
+    grammar = calls_grammar([*TOOLS, Tool("go", linked)], HERMES, required=True, parallel=False)
+    assert grammar.kind is GrammarKind.LARK
+    assert accepts(grammar, written(HERMES, [("go", {"at": {"city": "Rome"}})]), tokenizer)
+    assert not accepts(grammar, written(HERMES, [("go", {"at": {"city": 1}})]), tokenizer)
+
+
+def test_a_conversation_about_tools_can_be_told_in_text():
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
+    conversation = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Rome?"},
+        {"role": "assistant", "content": None, "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "sunny"},
+    ]
+    system, user, assistant, tool = told_in_text(conversation, [{"name": "weather"}])
+    assert system["content"].startswith("Be brief.\n\nYou can call functions.")
+    assert '\n{"name": "weather"}\n' in system["content"]
+    assert user == conversation[1]
+    assert assistant == {"role": "assistant", "content": written(HERMES, [("weather", {"city": "Rome"})])}
+    assert tool == {"role": "user", "content": "<tool_response>\nsunny\n</tool_response>"}
