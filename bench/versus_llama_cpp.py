@@ -57,6 +57,8 @@ class Peer:
         return Server(f"http://127.0.0.1:{self.port}", timeout_s=LOAD_S)
 
     async def start(self, log: Path) -> None:
+        if (await self.server.ask("Hello", Sampling(1))).error != "refused":
+            raise SystemExit(f"something answers on port {self.port} already; --port names another")
         begun = time.monotonic()
         with log.open("wb") as out:
             self.process = subprocess.Popen(
@@ -166,6 +168,7 @@ def main() -> None:
         Peer(name, command.replace("{port}", str(asked.port + number)).replace("{model}", model), asked.port + number)
         for number, (name, command) in enumerate(commands.items())
     ]
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))  # and take the servers along
     streams, requests = ([int(part) for part in text.split(",")] for text in (asked.streams, asked.requests))
     try:
         asyncio.run(compare(peers, streams, requests[: len(streams)], asked.repeat))

@@ -1,0 +1,32 @@
+"""GET / for browsers: one file, which asks this server and no other."""
+
+from functools import cache
+from importlib.resources import files
+
+from starlette.responses import Response
+
+_HEADERS = {
+    "cache-control": "no-cache",
+    "vary": "accept",
+    "x-content-type-options": "nosniff",
+    "referrer-policy": "no-referrer",
+    # Answers are text that nobody has read before: whatever is in them, nothing else is loaded or asked.
+    "content-security-policy": (
+        "default-src 'none'; connect-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
+        "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+}
+
+
+def page() -> Response:
+    return Response(_read(), headers=_HEADERS, media_type="text/html")
+
+
+def wants_page(accept: str) -> bool:
+    """Whether a browser asks. Clients and probes that take anything (`*/*`) get what they always got."""
+    return "text/html" in accept
+
+
+@cache
+def _read() -> bytes:
+    return files("quire.server.web").joinpath("index.html").read_bytes()
