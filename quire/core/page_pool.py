@@ -1,5 +1,6 @@
 """The account of every page."""
 
+from collections import Counter
 from collections.abc import Iterable
 
 
@@ -27,6 +28,10 @@ class PagePool:
 
     def holders(self, page: int) -> int:
         return self._holders[page]
+
+    def free_pages(self) -> dict[int, int]:
+        """How often each page stands among the free ones: once, if all is well."""
+        return Counter(self._free)
 
     def take(self, count: int) -> list[int] | None:
         """`count` free pages, each with one holder; None, and nothing taken, when there are not enough."""

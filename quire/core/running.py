@@ -33,6 +33,10 @@ class Running:
     def has_free_slot(self) -> bool:
         return bool(self._free_slots)
 
+    @property
+    def has_all_slots(self) -> bool:
+        return len(self._free_slots) == self._limits.max_batch_size
+
     def youngest(self) -> Sequence:
         return max(self, key=_age)
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+from quire.core.audit import discrepancies
 from quire.core.deadlines import Deadline, Deadlines
 from quire.core.limits import Limits, SoFar, refuse_what_cannot_go_on
 from quire.core.page_pool import PagePool
@@ -65,6 +66,7 @@ class Scheduler:
         self.counters = Counters()
         self.blocked_by: str | None = None  # what kept the head of the queue waiting in the last plan
         self._drafter = drafter
+        self._clock = clock
         self._pool = PagePool(limits.num_pages)
         self._cache = PrefixCache(self._pool, limits.page_size)
         self._requests: dict[int, list[Sequence]] = {}  # live sequences
@@ -214,6 +216,30 @@ class Scheduler:
         for sequence in self._running:
             if not self._in_focus(sequence):
                 self._preempt(sequence)
+
+    # Accounts
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Nothing waits, runs or is in flight."""
+        return not self._requests and not self._in_flight and not self.num_running
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether at rest all pages and slots are back, as far as counts tell."""
+        return self.num_free_pages + self.num_cached_pages == self._pool.num_usable and self._running.has_all_slots
+
+    def discrepancies(self) -> list[str]:
+        """What is wrong with the accounts of pages, page by page."""
+        return discrepancies(self._pool, self._cache, self._running)
+
+    def begin_anew(self) -> None:
+        """New accounts, at rest: every page and slot is free, nothing is cached."""
+        assert self.is_at_rest
+        self._pool = PagePool(self.limits.num_pages)
+        self._cache = PrefixCache(self._pool, self.limits.page_size)
+        self._queue = Queue(SharedFills(self._cache, self.limits.page_size), self.limits.max_batch_size, self._clock)
+        self._running = Running(self.limits, self._cache)
 
     # One step
 

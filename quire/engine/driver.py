@@ -18,6 +18,7 @@ log = logging.getLogger(__name__)
 MAX_COMMANDS_PER_TURN = 256  # so that a flood of requests holds up the next step by milliseconds at most
 PORT_SHIFT = 40  # a request id is its port's number above so many bits of the port's own counting
 
+AUDIT_AFTER_S = 5.0  # of idleness, every page is looked at
 GATHER_S = 2.0  # for requests to come back that another engine ended with
 
 Deliver = Callable[[list[Event]], None]  # called on the engine thread, so it must return at once
@@ -77,6 +78,7 @@ class Driver:
         clock: Callable[[], float] = time.monotonic,
         gather: Iterable[int] = (),
         abandon: Callable[[str], None] | None = None,
+        audit_after_s: float = AUDIT_AFTER_S,
     ) -> None:
         """Nothing runs before the requests of `gather` have come back, or had GATHER_S to.
 
@@ -88,6 +90,7 @@ class Driver:
         self._missing = set(gather)
         self._gather_until_s: float | None = None
         self._abandon = abandon
+        self._audit_after_s = audit_after_s
         self._inbox: deque[tuple[Port, Command | Order | Prepared]] = deque()
         self._wake = threading.Condition()
         self._phase = Phase.NEW
@@ -211,13 +214,31 @@ class Driver:
         return False
 
     def _wait_for_work(self) -> None:
-        with self._wake:
-            # With requests there is always a step to launch or to collect, so only an idle engine waits.
-            while (self._is_idle() or self._missing) and not self._inbox and self._phase is Phase.RUNNING:
-                if self._gather_until_s is None or not self._missing:
-                    self._wake.wait()
-                elif not self._wake.wait(max(0.0, self._gather_until_s - self._clock())):
+        """With requests there is always a step to launch or to collect, so only an idle engine waits."""
+        thorough: bool | None = False  # the next look at its accounts; None after the last
+        while self._must_wait():
+            if thorough is not None and not self._missing:
+                self._audit(thorough)
+                thorough = None if thorough else True
+            with self._wake:
+                if not self._must_wait():
                     return
+                if self._missing and self._gather_until_s is not None:
+                    if not self._wake.wait(max(0.0, self._gather_until_s - self._clock())):
+                        return
+                else:
+                    self._wake.wait(None if thorough is None else self._audit_after_s)
+
+    def _must_wait(self) -> bool:
+        return (self._is_idle() or bool(self._missing)) and not self._inbox and self._phase is Phase.RUNNING
+
+    def _audit(self, thorough: bool) -> None:
+        """Look the engine's accounts through while it is idle: briefly at first, thoroughly a while later."""
+        try:
+            if self._failure is None:
+                self._engine.audit(thorough)
+        except Exception:  # what looks for faults must not be one
+            log.exception("the accounts of pages cannot be looked through")
 
     def _is_idle(self) -> bool:
         return self._failure is not None or self._engine.is_idle

@@ -18,6 +18,8 @@ from quire.request import Request
 
 log = logging.getLogger(__name__)
 
+MAX_LINES = 20  # of a ledger, in the log
+
 
 class Outcome(NamedTuple):
     """What happened to requests."""
@@ -60,6 +62,7 @@ class Engine:
         self.accounts = Accounts()
         self.num_faults = 0
         self.num_requests_blamed = 0
+        self.num_repairs = 0  # of the accounts of pages
         self.num_shrinks = 0  # after the device had run out of memory
         self._executor = executor
         self._lookahead = lookahead
@@ -190,6 +193,22 @@ class Engine:
             self._in_flight[0] = plan, NotLaunched(error)
             self._broken = True
         return True
+
+    def audit(self, thorough: bool = False) -> None:
+        """While it is idle: are all pages back? Where not, it is told and mended, and never a reason to stop.
+
+        By counts alone unless `thorough`, which looks at every page.
+        """
+        scheduler = self.scheduler
+        if not scheduler.is_at_rest or (scheduler.is_balanced and not thorough):
+            return
+        lines = scheduler.discrepancies()
+        if lines or not scheduler.is_balanced:
+            self.num_repairs += 1
+            more = f" and {len(lines) - MAX_LINES} more" if len(lines) > MAX_LINES else ""
+            ledger = "; ".join(lines[:MAX_LINES]) or "a slot is lost"
+            log.error("the accounts of pages are wrong and begin anew, with an empty cache: %s%s", ledger, more)
+            scheduler.begin_anew()
 
     def fail_all(self, error: QuireError) -> list[Failure]:
         """End every request with `error`. What is in flight is dropped when it is collected."""

@@ -203,6 +203,7 @@ def read_stats(metered: Metered) -> Stats:
             "faults": engine.num_faults,
             "requests_blamed": engine.num_requests_blamed,
             "shrinks": engine.num_shrinks,
+            "repairs": engine.num_repairs,
             "prefill_tokens": meter.tokens[PREFILL],
             "decode_tokens": meter.tokens[DECODE],
             "prefill_failed": meter.num_failed[PREFILL],

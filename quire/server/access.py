@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.server.openai.errors import Unauthorized, error_response
+from quire.server.tenant import tenant
 
 # What load balancers and scrapers ask without a key.
 OPEN_PATHS = frozenset(
@@ -17,10 +18,13 @@ OPEN_PATHS = frozenset(
 class Access:
     """Lets requests through that carry one of the keys, compared without telling by the time how much was right."""
 
-    def __init__(self, app: ASGIApp, keys: tuple[str, ...], *, silent: bool = False) -> None:
-        """`silent`: who is not let in is not told why."""
+    def __init__(
+        self, app: ASGIApp, keys: tuple[str, ...], *, silent: bool = False, keeps_apart: bool = False
+    ) -> None:
+        """`silent`: who is not let in is not told why. `keeps_apart`: each key is a tenant of its own."""
         self._app = app
         self._silent = silent
+        self._keeps_apart = keeps_apart
         self._digests = [_digest(key.encode()) for key in keys]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -38,6 +42,8 @@ class Access:
         scheme, _, key = sent.partition(b" ")
         digest = _digest(key.strip())
         matches = [hmac.compare_digest(digest, known) for known in self._digests]  # all of them, whichever matches
+        if self._keeps_apart:
+            tenant.set(digest.hex())
         return scheme.lower() == b"bearer" and any(matches)
 
 

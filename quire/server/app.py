@@ -157,7 +157,7 @@ def make_app(service: Service) -> ASGIApp:
     if settings.prometheus_port is not None:
         app = MetricsPort(app, settings.prometheus_port)
     if settings.api_keys:
-        app = Access(app, settings.api_keys, silent=settings.tgi_strict)
+        app = Access(app, settings.api_keys, silent=settings.tgi_strict, keeps_apart=settings.isolate_api_keys)
     if settings.allowed_origins:
         allowed = list(settings.allowed_origins)
         app = CORSMiddleware(app, allow_origins=allowed, allow_methods=["*"], allow_headers=["*"])

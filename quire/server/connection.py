@@ -1,11 +1,14 @@
-"""A way for a streamed response to write without a turn of the event loop for every token."""
+"""An HTTP connection: bounded in what its client may send, and fast in what it is sent."""
 
+import asyncio
 from typing import Protocol
 
 from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 EXTENSION = "quire.chunks"
+MAX_HEAD_BYTES = 64 * 2**10  # of a request line and its headers
+MAX_HEAD_S = 30.0  # for them to come
 
 
 class ChunkWriter(Protocol):
@@ -22,9 +25,50 @@ class Connection(HttpToolsProtocol):
 
     Between a token and the socket ASGI puts a future, a task's turn and two coroutines, which together cost more than
     writing to the socket does.
+
+    A client that does not come to the end of its headers is let go: neither parser nor server has a bound for that.
     """
 
+    _head_bytes = 0  # of a head that is not complete
+    _head_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._begin_head()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._end_head()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        super().data_received(data)
+        if self._head_timer is not None:
+            self._head_bytes += len(data)
+            if self._head_bytes > MAX_HEAD_BYTES:
+                self._refuse_head(f"the headers have more than {MAX_HEAD_BYTES} bytes")
+
+    def _begin_head(self) -> None:
+        if self._head_timer is None:
+            self._head_bytes = 0
+            late = f"the headers have not come within {MAX_HEAD_S:g} s"
+            self._head_timer = self.loop.call_later(MAX_HEAD_S, self._refuse_head, late)
+
+    def _end_head(self) -> None:
+        if self._head_timer is not None:
+            self._head_timer.cancel()
+            self._head_timer = None
+
+    def _refuse_head(self, why: str) -> None:
+        self._end_head()
+        if not self.transport.is_closing():
+            self.send_400_response(why)
+
+    def on_headers_complete(self) -> None:
+        self._end_head()
+        super().on_headers_complete()
+
     def on_message_begin(self) -> None:
+        self._begin_head()
         super().on_message_begin()
         self.scope["extensions"] = {EXTENSION: {"writer": self}}
 

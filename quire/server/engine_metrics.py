@@ -11,6 +11,7 @@ _COUNTERS = {
     "faults": ("quire_step_faults", "Steps that failed."),
     "requests_blamed": ("quire_faults_isolated", "Requests that made their steps fail and were ended alone."),
     "shrinks": ("quire_step_shrinks", "Times that steps were made smaller, since the device ran out of memory."),
+    "repairs": ("quire_page_repairs", "Times that the accounts of pages were wrong, and begun anew."),
     "restarts": ("quire_engine_restarts", "Engine processes that ended and were started again."),
     "late_compilations": ("quire_late_compilations", "Programs compiled while requests waited for them."),
 }

@@ -16,6 +16,7 @@ from quire.server.request_log import log_request
 from quire.server.served_model import ServedModel
 from quire.server.settings import ServerSettings
 from quire.server.stream import Asked, Prompt, Stream
+from quire.server.tenant import tenant
 
 if TYPE_CHECKING:
     from quire.server.tracing import Tracing  # needs packages that most installations do without
@@ -195,6 +196,7 @@ class Service:
                 self.metrics.retry_after_s(),
             )
         arrival = arrival or Arrival({})
+        whose = tenant.get()
         stream = Stream(self, arrival, self.settings.max_buffered_tokens, is_counted)
         stream.user = user
         self._streams.add(stream)
@@ -204,6 +206,7 @@ class Service:
             request = replace(
                 one.request,
                 request_id=self._request_id(self._count),
+                salt=f"{whose}/{one.request.salt}" if whose else one.request.salt,
                 timeout_s=self.settings.request_timeout_s,
                 queue_timeout_s=self.settings.queue_timeout_s,
                 timings=arrival.wants_timings or self.tracing is not None,

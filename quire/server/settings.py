@@ -38,6 +38,9 @@ class ServerSettings:
     prometheus_port: int | None = setting(None, HTTP, "Another port that has /metrics, and nothing else.")
     payload_limit: int = setting(2_000_000, HTTP, "Bytes of a request's body.")
     api_key: str | None = setting(None, ACCESS, "Key that requests must carry; several are separated by commas.")
+    isolate_api_keys: bool = setting(
+        False, ACCESS, "Requests with different keys share no cached pages, and so cannot tell what the others asked."
+    )
     cors_allow_origin: tuple[str, ...] = setting(
         (), ACCESS, "Origin whose pages may ask; several by commas or by repeating it, * for all."
     )

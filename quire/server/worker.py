@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import resource
 import socket
 
 from quire.engine.leash import bind_to_parent
@@ -23,6 +24,8 @@ def run_worker(
     configure_logs(settings.log_format, settings.logging_level)
     from quire.server.front_end import FrontEnd  # loads what the supervisor, which imports this, does without
 
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each client is a file; shells give a thousand
     front_end = FrontEnd(settings, number, chat_template)
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         runner.run(front_end.run(address, listeners, line, lambda: os._exit(1)))
