@@ -32,7 +32,8 @@ disable-grammar-support env max-client-batch-size lora-adapters usage-stats payl
 graceful-termination-timeout prometheus-port max-image-fetch-size
 """,
 )
-VARIABLES = ["PREFIX_CACHING", "ATTENTION", "PREFILL_CHUNKING", "TGI_WIGGLE_ROOM", "LOG_LEVEL", "COMPUTE_TYPE"]
+VARIABLES = ["PREFIX_CACHING", "ATTENTION", "PREFILL_CHUNKING", "TGI_WIGGLE_ROOM", "LOG_LEVEL", "COMPUTE_TYPE",
+             "AIP_HTTP_PORT", "AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE"]  # fmt: skip
 
 Field = dataclasses.Field
 OWN: dict[str, Field[Any]] = {field.name: field for field in dataclasses.fields(TgiFlags)}

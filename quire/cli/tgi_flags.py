@@ -24,9 +24,9 @@ SAME = {
     "max_top_n_tokens": "5", "max_input_tokens": "", "max_total_tokens": "", "waiting_served_ratio": "0.3",
     "max_batch_prefill_tokens": "", "max_batch_total_tokens": "", "max_waiting_tokens": "20", "max_batch_size": "",
     "port": "3000", "prometheus_port": "9000", "cors_allow_origin": "", "api_key": "", "max_client_batch_size": "4",
-    "payload_limit": "2000000",
-    "enable_prefill_logprobs": "", "disable_grammar_support": "", "prefix_caching": "1", "log_level": "info",
-    "compute_type": "", "quantize": "", "otlp_endpoint": "", "otlp_service_name": "text-generation-inference.router",
+    "payload_limit": "2000000", "enable_prefill_logprobs": "", "disable_grammar_support": "", "prefix_caching": "1",
+    "log_level": "info", "compute_type": "", "quantize": "", "aip_predict_route": "", "aip_health_route": "",
+    "otlp_endpoint": "", "otlp_service_name": "text-generation-inference.router",
 }  # fmt: skip
 
 # By name: where the same flag takes other values.
@@ -62,6 +62,7 @@ class TgiFlags:
     # HOSTNAME is read by `applied`, since most shells and all containers put the machine's name there.
     hostname: str | None = _means("host", "Address to listen on.", variable=False)
     max_input_length: int | None = _means("max_input_tokens", "Longest prompt.")
+    aip_http_port: int | None = _means("port", "Port to listen on, as Vertex AI chooses it.")
     num_shard: int | None = _means("tensor_parallel", "Devices to cut the model across.")
     sharded: str | None = _flag(None, "Needs --num-shard when true; with false --num-shard must be 1.", special=True)
     cuda_memory_fraction: float | None = _means("memory_fraction", "Share of the device's memory that may be used.")

@@ -2,6 +2,7 @@
 
 import hashlib
 import hmac
+from collections.abc import Collection
 
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -11,18 +12,26 @@ from quire.server.tenant import tenant
 
 # What load balancers and scrapers ask without a key.
 OPEN_PATHS = frozenset(
-    {"/health", "/health/live", "/health/generate", "/ping", "/metrics", "/info", "/v1/models", "/api-doc/openapi.json"}
-)
+    {"/health", "/health/live", "/health/generate", "/ping", "/metrics", "/info", "/v1/models", "/api-doc/openapi.json",
+     "/docs", "/v2", "/v2/health/live", "/v2/health/ready"}
+)  # fmt: skip
 
 
 class Access:
     """Lets requests through that carry one of the keys, compared without telling by the time how much was right."""
 
     def __init__(
-        self, app: ASGIApp, keys: tuple[str, ...], *, silent: bool = False, keeps_apart: bool = False
+        self,
+        app: ASGIApp,
+        keys: tuple[str, ...],
+        *,
+        open_paths: Collection[str] = (),
+        silent: bool = False,
+        keeps_apart: bool = False,
     ) -> None:
         """`silent`: who is not let in is not told why. `keeps_apart`: each key is a tenant of its own."""
         self._app = app
+        self._open_paths = OPEN_PATHS | set(open_paths)
         self._silent = silent
         self._keeps_apart = keeps_apart
         self._digests = [_digest(key.encode()) for key in keys]
@@ -36,7 +45,7 @@ class Access:
         await refusal(scope, receive, send)
 
     def _is_allowed(self, scope: Scope) -> bool:
-        if scope["path"] in OPEN_PATHS or (scope["path"] == "/" and scope["method"] in ("GET", "HEAD")):
+        if scope["path"] in self._open_paths or (scope["path"] == "/" and scope["method"] in ("GET", "HEAD")):
             return True
         sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
         scheme, _, key = sent.partition(b" ")

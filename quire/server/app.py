@@ -1,7 +1,8 @@
 """The ASGI application."""
 
 import logging
-from collections.abc import Awaitable, Callable, Collection
+import re
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import NamedTuple
 
 from starlette.middleware.cors import CORSMiddleware
@@ -14,14 +15,16 @@ from quire.server import health
 from quire.server.access import Access
 from quire.server.answers import ClientGone
 from quire.server.arrival import Arrival
+from quire.server.docs_page import docs
 from quire.server.openai import chat, completions, models
 from quire.server.openai.errors import error_response as openai_error
 from quire.server.openai.requests import ChatRequest, CompletionRequest
 from quire.server.openapi import openapi
 from quire.server.service import Service
-from quire.server.tgi import generate, tokenize
+from quire.server.tgi import generate, kserve, tokenize
 from quire.server.tgi.errors import error_response as tgi_error
 from quire.server.tgi.info import info
+from quire.server.tgi.vertex import vertex
 from quire.server.web.page import page, wants_page
 
 log = logging.getLogger(__name__)
@@ -53,6 +56,7 @@ async def root(service: Service, request: Request) -> Response:
 
 
 _COMPLETION = Route(completions.completions, openai_error, CompletionRequest.__struct_fields__, True)
+_VERTEX = Route(vertex, tgi_error, generates=True)
 _CHAT = Route(chat.chat_completions, openai_error, ChatRequest.__struct_fields__, True)
 
 ROUTES: dict[str, dict[str, Route]] = {
@@ -73,9 +77,23 @@ ROUTES: dict[str, dict[str, Route]] = {
     "/health/generate": {"GET": Route(health.generates, tgi_error)},
     "/metrics": {"GET": Route(health.metrics, tgi_error)},
     "/api-doc/openapi.json": {"GET": Route(openapi, tgi_error)},
+    "/docs": {"GET": Route(docs, tgi_error)},
+    "/vertex": {"POST": _VERTEX},
+    "/v2": {"GET": Route(kserve.server_metadata, tgi_error)},
+    "/v2/health/live": {"GET": Route(kserve.live, tgi_error)},
+    "/v2/health/ready": {"GET": Route(kserve.ready, tgi_error)},
 }
-_ONE_MODEL = Route(models.get_model, openai_error)
-_MODEL_PREFIX = "/v1/models/"
+# With names in them.
+PATTERNS: dict[str, dict[str, Route]] = {
+    "/v1/models/{model}": {"GET": Route(models.get_model, openai_error)},
+    "/v2/models/{model}/versions/{version}": {"GET": Route(kserve.model_metadata, tgi_error)},
+    "/v2/models/{model}/versions/{version}/ready": {"GET": Route(kserve.model_ready, tgi_error)},
+    "/v2/models/{model}/versions/{version}/infer": {"POST": Route(kserve.infer, tgi_error, generates=True)},
+}
+_COMPILED = [
+    (re.compile(pattern.replace("{model}", "(?P<model>.+?)").replace("{version}", "(?P<version>[^/]+)")), methods)
+    for pattern, methods in PATTERNS.items()
+]
 
 
 class App:
@@ -87,6 +105,12 @@ class App:
 
     def __init__(self, service: Service) -> None:
         self._service = service
+        settings = service.settings
+        self._routes = dict(ROUTES)
+        if settings.aip_predict_route is not None:
+            self._routes[settings.aip_predict_route] = {"POST": _VERTEX}
+        if settings.aip_health_route is not None:
+            self._routes[settings.aip_health_route] = {"GET": Route(health.ready, tgi_error)}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -98,7 +122,7 @@ class App:
         metrics = self._service.metrics
         route: Route | None = None
         try:
-            route = _route(scope)
+            route = _route(self._routes, scope)
             metrics.num_requests += route.generates
             return await route.handler(self._service, request)
         except ClientGone:
@@ -121,14 +145,15 @@ class App:
             return route.error_response(unknown, ()) if route is not None else openai_error(unknown)
 
 
-def _route(scope: Scope) -> Route:
+def _route(routes: Mapping[str, Mapping[str, Route]], scope: Scope) -> Route:
     path, method = scope["path"], scope["method"]
-    methods = ROUTES.get(path)
+    methods = routes.get(path)
     if methods is None:
-        if not path.startswith(_MODEL_PREFIX):
+        found = ((pattern.fullmatch(path), methods) for pattern, methods in _COMPILED)
+        match, methods = next(((match, methods) for match, methods in found if match), (None, None))
+        if match is None or methods is None:
             raise NoSuchRoute(f"there is no {path[:200]}")
-        scope["path_params"] = {"model": path.removeprefix(_MODEL_PREFIX)}
-        methods = {"GET": _ONE_MODEL}
+        scope["path_params"] = match.groupdict()
     route = methods.get("GET" if method == "HEAD" else method)
     if route is None:
         raise WrongMethod(f"{path} takes {' and '.join(methods)}, not {method}")
@@ -157,7 +182,14 @@ def make_app(service: Service) -> ASGIApp:
     if settings.prometheus_port is not None:
         app = MetricsPort(app, settings.prometheus_port)
     if settings.api_keys:
-        app = Access(app, settings.api_keys, silent=settings.tgi_strict, keeps_apart=settings.isolate_api_keys)
+        health_routes = () if settings.aip_health_route is None else (settings.aip_health_route,)
+        app = Access(
+            app,
+            settings.api_keys,
+            open_paths=health_routes,
+            silent=settings.tgi_strict,
+            keeps_apart=settings.isolate_api_keys,
+        )
     if settings.allowed_origins:
         allowed = list(settings.allowed_origins)
         app = CORSMiddleware(app, allow_origins=allowed, allow_methods=["*"], allow_headers=["*"])

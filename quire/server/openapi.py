@@ -1,5 +1,6 @@
 """The OpenAPI document, made of the types that requests are checked with."""
 
+import re
 from functools import cache
 from typing import Any
 
@@ -10,8 +11,10 @@ from starlette.responses import Response
 from quire import __version__
 from quire.server.openai.requests import ChatRequest, CompletionRequest
 from quire.server.service import Service
+from quire.server.tgi.kserve import InferRequest
 from quire.server.tgi.requests import GenerateRequest, Parameters, TokenizeRequest
 from quire.server.tgi.tokenize import DetokenizeRequest, PromptTokenizeRequest
+from quire.server.tgi.vertex import VertexRequest
 
 # Bodies by route. Several types: any of them.
 BODIES: dict[str, tuple[type[msgspec.Struct], ...]] = {
@@ -24,6 +27,8 @@ BODIES: dict[str, tuple[type[msgspec.Struct], ...]] = {
     "/tokenize": (TokenizeRequest, PromptTokenizeRequest),
     "/chat_tokenize": (ChatRequest,),
     "/detokenize": (DetokenizeRequest,),
+    "/vertex": (VertexRequest,),
+    "/v2/models/{model}/versions/{version}/infer": (InferRequest,),
 }
 # What GET routes answer with; None for nothing.
 QUESTIONS = {
@@ -31,6 +36,13 @@ QUESTIONS = {
     "/info": "application/json",
     "/health/generate": "application/json",
     "/metrics": "text/plain",
+    "/docs": "text/html",
+    "/v1/models/{model}": "application/json",
+    "/v2": "application/json",
+    "/v2/health/live": "application/json",
+    "/v2/health/ready": "application/json",
+    "/v2/models/{model}/versions/{version}": "application/json",
+    "/v2/models/{model}/versions/{version}/ready": "application/json",
     "/health": None,
     "/health/live": None,
     "/ping": None,
@@ -70,7 +82,15 @@ def document() -> dict[str, Any]:
     for path, content_type in QUESTIONS.items():
         content: dict[str, Any] = {} if content_type is None else {"content": {content_type: {"schema": {}}}}
         responses = {"200": {"description": "the answer", **content}, "503": _response("503")}
+        if "{model}" in path:
+            responses["404"] = _response("404")
         paths[path] = {"get": {"responses": responses}}
+    for path, methods in paths.items():
+        names = re.findall(r"{(\w+)}", path)
+        for operation in methods.values():
+            operation["parameters"] = [
+                {"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names
+            ]
     return {
         "openapi": "3.1.0",
         "info": {"title": "Quire", "version": __version__},

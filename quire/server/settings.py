@@ -62,6 +62,8 @@ class ServerSettings:
         False, API, "With --tgi-strict: fill in decoder_input_details, which are empty there otherwise."
     )
     disable_grammar_support: bool = setting(False, API, "Refuse requests that ask for structured output.")
+    aip_predict_route: str | None = setting(None, API, "Another path for /vertex, as Vertex AI chooses it.")
+    aip_health_route: str | None = setting(None, API, "Another path for /health, as Vertex AI chooses it.")
     drain_s: float = setting(90.0, OPERATIONS, "Seconds that requests have to finish once the server is told to stop.")
     stuck_after_s: float = setting(
         10.0, OPERATIONS, "A step that takes longer, and longer than ten times any before it, is called stuck."
@@ -112,6 +114,9 @@ class ServerSettings:
                 raise InvalidSetting(f"{field.name} is {value}; it must be at least 0")
         if not 0 <= self.port <= 65535:
             raise InvalidSetting(f"port is {self.port}; it must be between 0 and 65535")
+        for name in ("aip_predict_route", "aip_health_route"):
+            if not (getattr(self, name) or "/").startswith("/"):
+                raise InvalidSetting(f"{name} is {getattr(self, name)!r}; it must begin with /")
         if self.prometheus_port is not None and not 1 <= self.prometheus_port <= 65535:
             raise InvalidSetting(f"prometheus_port is {self.prometheus_port}; it must be between 1 and 65535")
         try:

@@ -7,7 +7,7 @@ import httpx
 import msgspec
 import pytest
 
-from quire.server.app import ROUTES
+from quire.server.app import PATTERNS, ROUTES
 from quire.server.openai.requests import CHAT_REFUSALS, COMPLETION_REFUSALS, ChatRequest, CompletionRequest
 from quire.server.openapi import document
 from quire.server.tgi.requests import PARAMETER_REFUSALS, Parameters
@@ -51,8 +51,19 @@ def test_every_route_is_listed():
 def test_the_document_has_every_route_and_is_served(server):
     found = httpx.get(f"{server.url}/api-doc/openapi.json").json()
     assert found == msgspec.json.decode(msgspec.json.encode(document()))
-    routes = {(path, method.lower()) for path, methods in ROUTES.items() for method in methods}
+    routes = {(path, method.lower()) for path, methods in (ROUTES | PATTERNS).items() for method in methods}
     described = {(path, method) for path, methods in found["paths"].items() for method in methods}
     assert described == routes - {("/", "get"), ("/api-doc/openapi.json", "get")}
     fields = found["components"]["schemas"]["ChatRequest"]["properties"]
     assert set(fields) == set(ChatRequest.__struct_fields__)
+
+
+def test_the_page_shows_every_route_and_field_and_needs_nothing_from_elsewhere(server):
+    answer = httpx.get(f"{server.url}/docs")
+    assert answer.headers["content-type"].startswith("text/html")
+    for path in ROUTES:
+        if path not in ("/", "/api-doc/openapi.json"):
+            assert f" {path}</code>" in answer.text
+    for field in ChatRequest.__struct_fields__:
+        assert f"<code>{field}</code>" in answer.text
+    assert "//" not in answer.text.replace("://", "//").replace("// ", "")  # no address of anything else

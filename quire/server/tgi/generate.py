@@ -1,6 +1,6 @@
 """POST /, /generate, /generate_stream and /invocations."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -17,7 +17,7 @@ from quire.server.openai.reply import ignored_header
 from quire.server.prompts import encode_texts
 from quire.server.service import Service
 from quire.server.sse import EventStream, first_deltas
-from quire.server.stream import Stream
+from quire.server.stream import Asked, Stream
 from quire.server.tgi import quirks
 from quire.server.tgi.asking import ask, check, is_sampled
 from quire.server.tgi.details import sequence_details
@@ -77,6 +77,32 @@ async def _answer_typed(
     service: Service, request: Request, raw: dict[str, Any], *, stream: bool, full_text: bool, in_list: bool
 ) -> Response:
     arrival = Arrival(request.headers, "generate_stream" if stream else "generate")
+    body, parameters, asked, unknown = await understand(service, arrival, raw, stream=stream)
+    arrival.wants_timings |= bool(body.timings)
+    opened = service.open([asked], arrival)
+    wants_full = full_text if parameters.return_full_text is None else parameters.return_full_text
+    prefix = body.inputs if wants_full else ""
+    headers = ignored_header(unknown)
+    if stream:
+        encoder = GenerateEvents(opened, parameters.top_n_tokens or 0, prefix)
+        return EventStream(opened, encoder, await first_deltas(opened, request.receive), headers)
+    (answers,) = await collect(opened, request.receive)
+    reply = _reply(opened, parameters, answers, prefix)
+    if arrival.wants_timings:
+        reply["timings"] = ledger(opened)
+    headers |= timing_headers(opened, len(body.inputs))
+    return Response(msgspec.json.encode([reply] if in_list else reply), 200, headers, "application/json")
+
+
+class Understood(NamedTuple):
+    body: GenerateRequest
+    parameters: Parameters
+    asked: Asked
+    unknown: list[str]  # names of fields that nothing knows
+
+
+async def understand(service: Service, arrival: Arrival, raw: dict[str, Any], *, stream: bool) -> Understood:
+    """A body with `inputs`, and what the engine is asked then."""
     settings, model = service.settings, service.model
     body, unknown = typed(raw, GenerateRequest, {}, strict=settings.strict)
     parameters, more_unknown = typed(
@@ -96,20 +122,7 @@ async def _answer_typed(
         sampled=is_sampled(None if body.parameters is None else parameters),
         scored=stream or bool(parameters.details or parameters.decoder_input_details) or best_of > 1,
     )
-    arrival.wants_timings |= bool(body.timings)
-    opened = service.open([asked], arrival)
-    wants_full = full_text if parameters.return_full_text is None else parameters.return_full_text
-    prefix = body.inputs if wants_full else ""
-    headers = ignored_header([*unknown, *more_unknown])
-    if stream:
-        encoder = GenerateEvents(opened, parameters.top_n_tokens or 0, prefix)
-        return EventStream(opened, encoder, await first_deltas(opened, request.receive), headers)
-    (answers,) = await collect(opened, request.receive)
-    reply = _reply(opened, parameters, answers, prefix)
-    if arrival.wants_timings:
-        reply["timings"] = ledger(opened)
-    headers |= timing_headers(opened, len(body.inputs))
-    return Response(msgspec.json.encode([reply] if in_list else reply), 200, headers, "application/json")
+    return Understood(body, parameters, asked, [*unknown, *more_unknown])
 
 
 def _reply(stream: Stream, parameters: Parameters, answers: list[Answer], prefix: str) -> dict[str, Any]:

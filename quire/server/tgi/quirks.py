@@ -36,6 +36,12 @@ def as_read(fields: T) -> tuple[T, list[str]]:
     return msgspec.structs.replace(fields, **changes), unread
 
 
+def vertex_parameters(given: Any) -> dict[str, Any]:
+    """Of an instance's parameters only these are read, and it is always sampled."""
+    read = {name: given[name] for name in ("max_new_tokens", "seed") if isinstance(given, dict) and name in given}
+    return read | {"do_sample": True}
+
+
 def check_strictly(
     top_p: float | None, temperature: float | None, typical_p: float | None, top_k: int | None, seed: int | None
 ) -> None:
