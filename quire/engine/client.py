@@ -62,13 +62,13 @@ class EngineClient(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         messages: list[ToFrontEnd] = []
-        for payload in self._frames.feed(data):
-            try:
+        try:
+            for payload in self._frames.feed(data):
                 messages += decode_events(payload)
-            except msgspec.MsgspecError as error:
-                self._transport.abort()
-                self._end(f"the engine sends what is no event: {error}")
-                return
+        except (ValueError, msgspec.MsgspecError) as error:
+            self._transport.abort()
+            self._end(f"the engine sends what is no event: {error}")
+            return
         if messages:
             self.take(messages)
 

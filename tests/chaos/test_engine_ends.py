@@ -1,6 +1,5 @@
 """The engine process ends in every way there is, and nobody's answer does."""
 
-import asyncio
 import os
 import signal
 import threading
@@ -9,61 +8,9 @@ from typing import Any
 
 import httpx
 
-from quire.request import Request, SamplingParams
-from tests.chaos.clients import Heard, stream_all
+from tests.chaos.asking import Asking, body, wait_for_running
 from tests.chaos.faulty import Mark
 from tests.chaos.server import Server, is_there, wait_until
-from tests.fake_executor import expected_tokens
-from tests.server.vocabulary import tokenizer
-
-TOKENIZER = tokenizer()
-
-
-def body(number: int, max_tokens: int = 60, **fields: Any) -> dict[str, Any]:
-    prompt = "abcdefghij"[: 1 + number % 7] + "klmnopqrstuvwxyz"[number % 16]
-    return {"prompt": prompt, "max_tokens": max_tokens, "temperature": number % 2, "seed": number} | fields
-
-
-def expected(asked: dict[str, Any]) -> list[str]:
-    """What each choice says, worked out by hand."""
-    request = Request(
-        0,
-        tuple(TOKENIZER.encode(asked["prompt"])),
-        asked["max_tokens"],
-        SamplingParams(temperature=float(asked["temperature"])),
-        seed=asked["seed"],
-        samples=asked.get("n", 1),
-    )
-    texts = [TOKENIZER.decode(expected_tokens(request, sample)) for sample in range(request.samples)]
-    stop = asked.get("stop")
-    return [text if stop is None else text.split(stop)[0] for text in texts]
-
-
-class Asking:
-    """Clients that ask in the background."""
-
-    def __init__(self, server: Server, bodies: list[dict[str, Any]]) -> None:
-        self.bodies = bodies
-        self.heard: list[Heard] = []
-        self._thread = threading.Thread(target=self._run, args=(server,))
-        self._thread.start()
-
-    def _run(self, server: Server) -> None:
-        self.heard = asyncio.run(stream_all(server.url, self.bodies))
-
-    def wait(self) -> "Asking":
-        self._thread.join()
-        return self
-
-    def check_all(self) -> None:
-        for asked, heard in zip(self.bodies, self.heard, strict=True):
-            assert heard.error is None, heard.error
-            assert heard.texts == expected(asked)
-            assert heard.is_complete
-
-
-def wait_for_running(server: Server, count: int) -> None:
-    wait_until(lambda: server.metrics().get("tgi_batch_current_size", 0) >= count)
 
 
 def test_thirty_two_streams_go_on_however_the_engine_is_killed(serve):

@@ -1,0 +1,60 @@
+"""Requests whose answers can be worked out by hand, and clients in the background that check them."""
+
+import asyncio
+import threading
+from typing import Any
+
+from quire.request import Request, SamplingParams
+from tests.chaos.clients import Heard, stream_all
+from tests.chaos.server import Server, wait_until
+from tests.fake_executor import expected_tokens
+from tests.server.vocabulary import tokenizer
+
+TOKENIZER = tokenizer()
+
+
+def body(number: int, max_tokens: int = 60, **fields: Any) -> dict[str, Any]:
+    prompt = "abcdefghij"[: 1 + number % 7] + "klmnopqrstuvwxyz"[number % 16]
+    return {"prompt": prompt, "max_tokens": max_tokens, "temperature": number % 2, "seed": number} | fields
+
+
+def expected(asked: dict[str, Any]) -> list[str]:
+    """What each choice says."""
+    request = Request(
+        0,
+        tuple(TOKENIZER.encode(asked["prompt"])),
+        asked["max_tokens"],
+        SamplingParams(temperature=float(asked["temperature"])),
+        seed=asked["seed"],
+        samples=asked.get("n", 1),
+    )
+    texts = [TOKENIZER.decode(expected_tokens(request, sample)) for sample in range(request.samples)]
+    stop = asked.get("stop")
+    return [text if stop is None else text.split(stop)[0] for text in texts]
+
+
+class Asking:
+    """Clients that ask in the background."""
+
+    def __init__(self, server: Server, bodies: list[dict[str, Any]]) -> None:
+        self.bodies = bodies
+        self.heard: list[Heard] = []
+        self._thread = threading.Thread(target=self._run, args=(server,))
+        self._thread.start()
+
+    def _run(self, server: Server) -> None:
+        self.heard = asyncio.run(stream_all(server.url, self.bodies))
+
+    def wait(self) -> "Asking":
+        self._thread.join()
+        return self
+
+    def check_all(self) -> None:
+        for asked, heard in zip(self.bodies, self.heard, strict=True):
+            assert heard.error is None, heard.error
+            assert heard.texts == expected(asked)
+            assert heard.is_complete
+
+
+def wait_for_running(server: Server, count: int) -> None:
+    wait_until(lambda: server.metrics().get("tgi_batch_current_size", 0) >= count)

@@ -1,0 +1,198 @@
+"""Chaos: a real server, real clients and random faults, with every token checked.
+
+    python -m tests.chaos.storm --seed 1 --duration 300 [--engine fake|tiny|MODEL]
+
+With the fake engine what is right can be worked out by hand. With a model, every request is asked once before the storm
+begins, and must be answered alike in it. Exits with 1 on the first wrong token, lost stream or page.
+"""
+
+import argparse
+import asyncio
+import random
+import signal
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from tests.chaos.asking import body, expected
+from tests.chaos.clients import Heard, stream
+from tests.chaos.conftest import write_tokenizer
+from tests.chaos.server import Server
+from tests.tiny_chat_model import SIZES, write_tiny_chat_model
+
+NUM_CLIENTS = 24
+NUM_KINDS = 64  # of requests to a model, each asked once before the storm
+Answers = Callable[[dict[str, Any]], list[str]]
+
+
+class Storm:
+    """Clients that ask without a pause, and one who does harm. `answers` knows what is right."""
+
+    def __init__(
+        self, server: Server, seed: int, duration_s: float, answers: Answers, bodies: list[dict[str, Any]]
+    ) -> None:
+        self._server = server
+        self._chance = random.Random(seed)
+        self._until_s = time.monotonic() + duration_s
+        self._answers = answers
+        self._bodies = bodies
+        self.counts: Counter[str] = Counter()
+        self.wrong: list[str] = []
+        self._front_end_deaths = 0
+
+    async def run(self) -> None:
+        limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
+        async with httpx.AsyncClient(base_url=self._server.url, timeout=120, limits=limits) as client:
+            async with asyncio.TaskGroup() as group:
+                for _ in range(NUM_CLIENTS):
+                    group.create_task(self._ask_on(client))
+                group.create_task(self._do_harm())
+
+    def _is_over(self) -> bool:
+        return time.monotonic() > self._until_s or bool(self.wrong)
+
+    async def _ask_on(self, client: httpx.AsyncClient) -> None:
+        while not self._is_over():
+            asked = self._chance.choice(self._bodies)
+            manner = self._chance.choices(("listens", "leaves", "reads slowly"), (8, 2, 1))[0]
+            leave_after = self._chance.randrange(1, 30) if manner == "leaves" else None
+            delay_s = 0.02 if manner == "reads slowly" else 0.0
+            deaths = self._front_end_deaths
+            heard = await stream(client, asked, delay_s, leave_after)
+            self._judge(asked, heard, manner, deaths != self._front_end_deaths)
+
+    def _judge(self, asked: dict[str, Any], heard: Heard, manner: str, worker_died: bool) -> None:
+        right = self._answers(asked)
+        if heard.error is not None:
+            self.wrong.append(f"{asked} was answered {heard.status}: {heard.error}")
+        elif heard.is_complete:
+            self.counts["answered"] += 1
+            if heard.texts != right:
+                self.wrong.append(f"{asked} was answered {heard.texts}, right is {right}")
+        elif not all(text.startswith(said.rstrip("\ufffd")) for text, said in zip(right, heard.texts, strict=True)):
+            self.wrong.append(f"{asked} was told {heard.texts}, which is no part of {right}")
+        elif manner == "leaves":
+            self.counts["left"] += 1
+        elif worker_died:
+            self.counts["cut off with their HTTP worker"] += 1
+        else:
+            self.wrong.append(f"{asked} was cut off, and no HTTP worker had died")
+
+    async def _do_harm(self) -> None:
+        harms = {
+            "engine killed": (4, lambda: self._server.kill("quire-engine")),
+            "engine aborted": (1, lambda: self._server.kill("quire-engine", number=signal.SIGABRT)),
+            "engine stopped": (1, lambda: self._server.kill("quire-engine", number=signal.SIGSTOP)),
+            "HTTP worker killed": (2, self._kill_worker),
+        }
+        while not self._is_over():
+            await asyncio.sleep(self._chance.uniform(1.0, 6.0))
+            name = self._chance.choices(list(harms), [weight for weight, _ in harms.values()])[0]
+            if harms[name][1]():
+                self.counts[name] += 1
+
+    def _kill_worker(self) -> bool:
+        self._front_end_deaths += 1
+        return self._server.kill("quire-http", self._chance.randrange(2))
+
+
+def fake_bodies(chance: random.Random) -> list[dict[str, Any]]:
+    def one(number: int) -> dict[str, Any]:
+        asked = body(number, max_tokens=chance.choice([1, 8, 40, 120]))
+        if number % 5 == 0:
+            asked |= {"n": 3, "temperature": 1}
+        if number % 7 == 0:
+            asked |= {"stop": chance.choice("abc")}
+        return asked
+
+    return [one(number) for number in range(200)]
+
+
+def model_bodies(chance: random.Random) -> list[dict[str, Any]]:
+    words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+    return [
+        {
+            "prompt": " ".join(chance.choices(words, k=chance.randrange(1, 6))),
+            "max_tokens": chance.choice([4, 16, 48]),
+            "temperature": number % 2,
+            "seed": number,
+        }
+        for number in range(NUM_KINDS)
+    ]
+
+
+async def ask_each_alone(url: str, bodies: list[dict[str, Any]]) -> dict[str, list[str]]:
+    async with httpx.AsyncClient(base_url=url, timeout=300) as client:
+        found = {}
+        for asked in bodies:
+            heard = await stream(client, asked)
+            assert heard.is_complete, heard
+            found[str(asked)] = heard.texts
+        return found
+
+
+def run_storm(engine: str, seed: int, duration_s: float, one_in: int, folder: Path) -> Storm:
+    """The storm, after it is over and the server has come to rest. Asserts that it does."""
+    settings = {"http_workers": 2, "restart_after_s": 1.5, "max_engine_restarts": 1_000_000}
+    chance = random.Random(seed)
+    faults = {"one_in": one_in, "seed": seed}
+    if engine == "fake":
+        write_tokenizer(folder)
+        server = Server("fake", folder, engine={"step_s": 0.003}, faults=faults, settings=settings).wait()
+        bodies, answers = fake_bodies(chance), expected
+    else:
+        model = write_tiny_chat_model(folder) if engine == "tiny" else engine
+        config = SIZES | {"max_batch_size": 8, "cache_dir": str(folder / "programs")} if engine == "tiny" else {}
+        server = Server("model", model, config=config, faults=faults, settings=settings).wait()
+        bodies = model_bodies(chance)
+        known = asyncio.run(ask_each_alone(server.url, bodies))
+
+        def answers(asked: dict[str, Any]) -> list[str]:
+            return known[str(asked)]
+
+    try:
+        storm = Storm(server, seed, duration_s, answers, bodies)
+        asyncio.run(storm.run())
+        if not storm.wrong:
+            with suppress(ProcessLookupError):
+                server.kill("quire-engine", number=signal.SIGCONT)
+            metrics = server.wait_until_idle()
+            storm.counts["engine restarts"] = int(metrics["quire_engine_restarts"])
+            storm.counts["accounts repaired"] = int(metrics["quire_page_repairs"])
+            if metrics["quire_page_repairs"]:
+                storm.wrong.append("the accounts of pages were wrong")
+            if server.stop() != 0:
+                storm.wrong.append("the server did not end well")
+        if storm.wrong:
+            print("\n".join(list(server.log)[-60:]), file=sys.stderr)
+        return storm
+    finally:
+        server.stop()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seed", type=int, default=int(time.time()))
+    parser.add_argument("--duration", type=float, default=60.0, help="seconds")
+    parser.add_argument("--engine", default="fake", help="fake, tiny, or a model's name")
+    parser.add_argument("--one-in", type=int, default=2000, help="one step in so many fails by chance")
+    given = parser.parse_args()
+    print(f"seed {given.seed}, {given.duration:g} s", flush=True)
+    with tempfile.TemporaryDirectory() as folder:
+        storm = run_storm(given.engine, given.seed, given.duration, given.one_in, Path(folder))
+    for name, count in sorted(storm.counts.items()):
+        print(f"{count:8} {name}")
+    for line in storm.wrong[:5]:
+        print(f"WRONG: {line}")
+    return 1 if storm.wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

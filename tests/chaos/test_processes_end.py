@@ -1,0 +1,124 @@
+"""HTTP workers end, the supervisor ends, signals come: what is left goes on or is gone, as it should be."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import httpx
+
+from tests.chaos.asking import Asking, body, expected, wait_for_running
+from tests.chaos.server import WAIT_S, Server, is_there, wait_until
+
+
+def abstract_sockets(pid: int) -> list[str]:
+    """The local sockets without a file that a server of this process made."""
+    return [
+        line for line in Path("/proc/net/unix").read_text(encoding="utf-8").splitlines() if f"@quire-{pid}-" in line
+    ]
+
+
+def test_a_worker_that_is_killed_costs_its_own_clients_alone_and_is_replaced(serve):
+    server = serve(engine={"step_s": 0.01}, settings={"http_workers": 2})
+    asking = Asking(server, [body(n, max_tokens=250) for n in range(16)])
+    wait_for_running(server, 16)
+    killed = server.processes("quire-http")[0]
+    os.kill(killed, signal.SIGKILL)
+    asking.wait()
+    complete = [heard for heard in asking.heard if heard.is_complete]
+    cut = [heard for heard in asking.heard if heard.was_cut]
+    assert len(complete) + len(cut) == 16
+    assert complete, "the connections of all clients went to one worker, try again"
+    for asked, heard in zip(asking.bodies, asking.heard, strict=True):
+        (text,) = expected(asked)
+        assert heard.texts == [text] if heard.is_complete else text.startswith(heard.texts[0].rstrip("\ufffd"))
+    metrics = server.wait_until_idle()
+    assert metrics["quire_engine_restarts"] == 0
+    wait_until(lambda: len(server.processes("quire-http")) == 2)
+    Asking(server, [body(n) for n in range(12)]).wait().check_all()  # whichever worker they reach
+    assert server.logged("quire-http-1 ended (signal 9) and is started again")
+
+
+def test_signals_to_every_process_drain_as_one_to_the_first_does(serve):
+    """A service manager sends them to all."""
+    server = serve(engine={"step_s": 0.01})
+    asking = Asking(server, [body(n, max_tokens=80) for n in range(8)])
+    wait_for_running(server, 8)
+    for pid in (*server.processes("quire-engine"), *server.processes("quire-http"), server.process.pid):
+        os.kill(pid, signal.SIGTERM)
+    asking.wait().check_all()
+    assert server.process.wait(WAIT_S) == 0
+
+
+def test_the_engine_is_killed_while_the_server_drains(serve):
+    server = serve(engine={"step_s": 0.01})
+    asking = Asking(server, [body(n, max_tokens=120) for n in range(8)])
+    wait_for_running(server, 8)
+    server.process.terminate()
+    time.sleep(0.1)
+    server.kill("quire-engine")
+    asking.wait().check_all()
+    assert server.process.wait(WAIT_S) == 0
+
+
+def test_a_second_signal_ends_at_once(serve):
+    server = serve(engine={"step_s": 0.05})
+    children = server.all_processes()
+    asking = Asking(server, [body(1, max_tokens=400)])
+    wait_for_running(server, 1)
+    server.process.terminate()
+    time.sleep(0.3)
+    assert server.process.poll() is None
+    begun = time.monotonic()
+    server.process.terminate()
+    assert server.process.wait(WAIT_S) == 1
+    assert time.monotonic() - begun < 3
+    assert not asking.wait().heard[0].is_complete
+    wait_until(lambda: not any(map(is_there, children)))
+
+
+def test_nothing_is_left_of_a_server_whose_first_process_is_killed(serve):
+    server = serve(settings={"http_workers": 2})
+    pid = server.process.pid
+    children = server.all_processes()
+    assert abstract_sockets(pid)
+    server.process.kill()
+    wait_until(lambda: not any(map(is_there, children)), within_s=5)
+    assert not abstract_sockets(pid)
+
+
+def test_nothing_is_left_of_a_server_of_which_every_process_is_killed_while_it_is_stuck(serve):
+    server = serve()
+    pid, children = server.process.pid, server.all_processes()
+    os.kill(server.processes("quire-engine")[0], signal.SIGSTOP)  # which does not hear that its parent is gone
+    for one in (pid, *server.processes("quire-http")):
+        os.kill(one, signal.SIGKILL)
+    wait_until(lambda: not any(map(is_there, children)), within_s=5)
+    assert not abstract_sockets(pid)
+
+
+def test_a_second_server_on_the_port_says_so_and_the_first_goes_on(serve, fake_model):
+    first = serve(settings={"http_workers": 2})  # which share their port with each other, and with nobody else
+    port = int(first.url.rsplit(":", 1)[1])
+    second = Server("fake", fake_model, settings={"port": port, "http_workers": 2})
+    assert second.process.wait(WAIT_S) == 1
+    wait_until(lambda: bool(second.logged(f"cannot listen on 127.0.0.1 port {port}: Address already in use")))
+    assert httpx.post(f"{first.url}/v1/completions", json=body(1)).status_code == 200
+
+
+def test_idle_processes_use_no_processor_time(serve):
+    server = serve()
+    Asking(server, [body(n) for n in range(4)]).wait().check_all()
+    server.wait_until_idle()
+    time.sleep(0.5)
+    before = cpu_s(server)
+    time.sleep(2)
+    assert cpu_s(server) - before < 0.1  # 5 % of a core, for four times a second saying that all is well
+
+
+def cpu_s(server: Server) -> float:
+    total = 0
+    for pid in (server.process.pid, *server.processes("quire-engine"), *server.processes("quire-http")):
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rsplit(")", 1)[1].split()
+        total += int(fields[11]) + int(fields[12])
+    return total / os.sysconf("SC_CLK_TCK")
