@@ -103,7 +103,7 @@ class Packer:
         self._pack_groups(arrays[3:], launch, chunks, started)
         return np.concatenate(arrays)
 
-    def pack_samples(self, launch: Launch, chunks: tuple[Chunk, ...], bucket: Bucket, features: Sequence[bool]) -> Ints:
+    def pack_samples(self, launch: Launch, chunks: tuple[Chunk, ...], bucket: Bucket, features: Sequence[Any]) -> Ints:
         """The inputs of sampling."""
         size = bucket.num_samples
         packed = np.zeros(3 * size + NUM_FEATURES, np.int32)

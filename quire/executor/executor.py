@@ -12,15 +12,19 @@ from jax.sharding import Mesh
 from quire.core.plan import Chunk, SlotStart, StepPlan
 from quire.executor.batch import Launch, Packer, sampled_rows, split
 from quire.executor.buckets import Bucket
+from quire.executor.memory import small_holes
 from quire.executor.pending import Launched, Pending, Wanted
 from quire.executor.program_store import ProgramStore
 from quire.executor.programs import START_SIZES, Programs
+from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.executor.slots import pack_starts
 from quire.models.model import Model
 from quire.models.params import ParamTree
 
 log = logging.getLogger(__name__)
+
+NOTHING_ASKED = Features(*[False] * len(Features._fields))
 
 
 class JaxExecutor:
@@ -38,18 +42,21 @@ class JaxExecutor:
         compile_threads: int = 2,
         mesh: Mesh | None = None,
         store: ProgramStore | None = None,
+        specialised: bool | None = None,
     ) -> None:
-        self._weights = weights
+        """`specialised` says whether common cases have programs of their own; None: where that pays."""
         self._shapes = shapes
-        self.programs = Programs(model, weights, shapes, compile_threads, mesh, store)
+        self.programs = Programs(model, weights, shapes, compile_threads, mesh, store, specialised)
         self._mask_words = -(-model.vocab_size // 32)
         self._no_masks: dict[int, jax.Array] = {}
+        self._holes = small_holes() if jax.default_backend() == "gpu" else []
         self.reset()
 
     def submit(self, plan: StepPlan) -> Pending:
         self._begin_slots(plan)
-        wanted = [self._wanted(chunk) for chunk in plan.chunks]
-        scored = {index for index, want in enumerate(wanted) if want.prompt_logprobs is not None}
+        special = [index for index, chunk in enumerate(plan.chunks) if chunk.slot in self._special]
+        wanted = {index: self._wanted(plan.chunks[index]) for index in special}
+        scored = {index for index, want in wanted.items() if want.prompt_logprobs is not None}
         started = {start.slot for start in plan.started}
         buckets = self._shapes.buckets
         launches = split(plan.chunks, scored, buckets.max_groups, buckets.max_scored_groups)
@@ -57,13 +64,14 @@ class JaxExecutor:
         for launch in launches:
             launched = self._launch(plan, launch, started)
             pending.launched.append(launched)
-            if not plan.guided:
+            if not plan.guided and launched.sampled is None:
                 self._sample(plan, launched, {})
         return pending
 
     def reset(self) -> None:
         self._packer = Packer(self._shapes.num_slots, self._shapes.page_size)
         self._starts: list[SlotStart | None] = [None] * self._shapes.num_slots
+        self._special: set[int] = set()  # slots whose requests ask for more than a token at some temperature
         self._state = None  # frees the old pages before there are new ones
         self._state = self.programs.empty_state()
 
@@ -86,6 +94,8 @@ class JaxExecutor:
         starts = [(start, first_pages[start.slot]) for start in plan.started]
         for start, pages in starts:
             self._starts[start.slot] = start
+            asks = any(asked_by(start)) or start.prompt_logprobs is not None
+            (self._special.add if asks else self._special.discard)(start.slot)
             self._packer.start(start.slot, len(pages))
         assert self._state is not None
         while starts:
@@ -100,15 +110,25 @@ class JaxExecutor:
         return Wanted(start.sampling.logprobs, start.prompt_logprobs if scores else None, len(start.prompt))
 
     def _launch(self, plan: StepPlan, launch: Launch, started: set[int]) -> Launched:
+        if not launch.fills and not plan.guided and not any(features := self._features(plan, launch)):
+            whole = self.programs.whole_step(len(launch.rows))
+            if whole is not None:
+                bucket, step = whole
+                packed = self._packer.pack(launch, plan.chunks, started, bucket)
+                samples = self._packer.pack_samples(launch, plan.chunks, bucket, features)
+                packed = np.concatenate([packed, samples])
+                self._state, sampled = step(self.programs.weights, self._state, packed)
+                sampled.tokens.copy_to_host_async()
+                return Launched(launch, bucket, None, None, sampled)
         bucket, forward = self.programs.forward(len(launch.rows), launch.num_groups, launch.scores)
         packed = self._packer.pack(launch, plan.chunks, started, bucket)
-        self._state, logits, scored = forward(self._weights, self._state, packed)
+        self._state, logits, scored = forward(self.programs.weights, self._state, packed)
         return Launched(launch, bucket, logits, scored)
 
     def _sample(self, plan: StepPlan, launched: Launched, masks: dict[int, bytes]) -> None:
         launch, bucket = launched.launch, launched.bucket
         features = self._features(plan, launch)
-        sample = self.programs.sample(bucket.num_samples)
+        sample = self.programs.sample(bucket.num_samples, features)
         packed = self._packer.pack_samples(launch, plan.chunks, bucket, features)
         assert self._state is not None
         assert launched.logits is not None, "a launch samples once"
@@ -118,18 +138,13 @@ class JaxExecutor:
         sampled.tokens.copy_to_host_async()
         launched.sampled, launched.logits = sampled, None
 
-    def _features(self, plan: StepPlan, launch: Launch) -> list[bool]:
-        """What any row asks for, in the order of `Features`."""
-        filters = penalties = adjustments = masks = logprobs = False
-        for index in (*launch.rows, *launch.fills):
-            start = self._start_of(plan.chunks[index])
-            s = start.sampling
-            filters |= bool(s.temperature) and (s.top_k > 0 or s.top_p < 1 or s.min_p > 0 or s.typical_p < 1)
-            penalties |= bool(s.repetition_penalty != 1 or s.frequency_penalty or s.presence_penalty)
-            adjustments |= bool(s.logit_bias or start.min_tokens)
-            masks |= index in plan.guided
-            logprobs |= s.logprobs is not None
-        return [filters, penalties, adjustments, masks, logprobs]
+    def _features(self, plan: StepPlan, launch: Launch) -> Features:
+        """What any row asks for."""
+        chunks, special = plan.chunks, self._special
+        indices = [index for index in (*launch.rows, *launch.fills) if chunks[index].slot in special]
+        asked = [asked_by(self._start_of(chunks[index])) for index in indices]
+        masks = any(index in plan.guided for index in (*launch.rows, *launch.fills)) if plan.guided else False
+        return Features(*(any(flags) for flags in zip(NOTHING_ASKED, *asked, strict=True)))._replace(masks=masks)
 
     def _masks(self, plan: StepPlan, launch: Launch, bucket: Bucket, masks: dict[int, bytes]) -> Any:
         size = bucket.num_samples
@@ -148,3 +163,15 @@ class JaxExecutor:
         assert start is not None, f"slot {chunk.slot} was never started"
         assert not chunk.drafts, "this executor does not check guesses"
         return start
+
+
+def asked_by(start: SlotStart) -> Features:
+    """What a request asks for, apart from masks."""
+    s = start.sampling
+    return Features(
+        filters=s.temperature > 0 and (s.top_k > 0 or s.top_p < 1 or s.min_p > 0 or s.typical_p < 1),
+        penalties=s.repetition_penalty != 1 or s.frequency_penalty != 0 or s.presence_penalty != 0,
+        adjustments=bool(s.logit_bias) or start.min_tokens > 0,
+        masks=False,
+        logprobs=s.logprobs is not None,
+    )

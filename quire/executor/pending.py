@@ -41,7 +41,8 @@ Sampler = Callable[[StepPlan, Launched, dict[int, bytes]], None]
 class Pending:
     """Implements the engine's Pending; `result` is the only place where the host waits for the device."""
 
-    def __init__(self, plan: StepPlan, wanted: list[Wanted], sample: Sampler) -> None:
+    def __init__(self, plan: StepPlan, wanted: dict[int, Wanted], sample: Sampler) -> None:
+        """`wanted` has the chunks, by their index, that ask for log-probabilities."""
         self.launched: list[Launched] = []
         self._plan = plan
         self._wanted = wanted
@@ -68,9 +69,10 @@ class Pending:
             drawn = np.asarray(samples.tokens).tolist()
             for row, index in sampled_rows(chunks, launch, launched.bucket):
                 tokens[index] = drawn[row]
-                top = self._wanted[index].logprobs
-                if top is not None and chunks[index].samples:
-                    logprobs[index] = [_logprobs(samples, row, top)]
+                if index in self._wanted and chunks[index].samples:
+                    top = self._wanted[index].logprobs
+                    if top is not None:
+                        logprobs[index] = [_logprobs(samples, row, top)]
             if launched.scored is not None:
                 self._read_scores(launch, launched.scored, prompt_logprobs)
         # Also where nothing is sampled: pages that hold NaN must not be shared.

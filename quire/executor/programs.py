@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from functools import partial
 from logging import INFO, WARNING
-from typing import Any
+from typing import Any, cast, get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,19 +14,21 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 from quire.executor.batch import NUM_FEATURES, sizes
 from quire.executor.buckets import GROUP_SIZE, Bucket
 from quire.executor.program_store import ProgramStore
+from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.executor.slots import empty_slots, pack_starts, start_slots
-from quire.executor.step import State, forward, sample_next
+from quire.executor.step import SamplingWay, State, forward, sample_next, whole_step
 from quire.models.model import Model
 from quire.models.params import ParamTree
-from quire.ops.attention import grouped_attention_for
+from quire.ops.step_attention import kernels_for
 from quire.sharding import PAGE_AXES, sharding
 
 log = logging.getLogger(__name__)
 
 START_SIZES = (1, 8)  # slots that one call can start
+WAYS = get_args(SamplingWay)
 
-Key = Bucket | tuple[str, int]  # a forward pass by its bucket; sampling and starting by their number of rows
+Key = Bucket | tuple[str, int]  # a forward pass by its bucket; starting, and each way of sampling, by their rows
 
 
 class Programs:
@@ -40,19 +42,27 @@ class Programs:
         threads: int,
         mesh: Mesh | None = None,
         store: ProgramStore | None = None,
+        specialised: bool | None = None,
     ) -> None:
         self._store = store
         self._model = model
-        self._weights = weights
+        # Flat, because every call walks what it is given.
+        self.weights = tuple(jax.tree.leaves(weights))
+        self._weights_structure = jax.tree.structure(weights)
         self._shapes = shapes
         self._mesh = mesh
         self._dtype = jax.tree.leaves(weights["norm"])[0].dtype  # never quantised
         num_devices = 1 if mesh is None else mesh.size
-        self._attention = grouped_attention_for(jax.default_backend(), str(self._dtype), num_devices)
+        self._kernels = kernels_for(jax.default_backend(), str(self._dtype), num_devices)
+        # Where the host would wait for a branch that the device takes, and where it takes long to start a program, the
+        # common cases have their own.
+        self._is_specialised = jax.default_backend() == "gpu" if specialised is None else specialised
+        self._ways = WAYS if self._is_specialised else WAYS[:1]
         self._state = self._state_structure()
         self._placement = None if mesh is None else jax.tree.map(lambda array: array.sharding, self._state)
         self._whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
         self._ready: dict[Key, Any] = {}
+        self._chosen: dict[tuple[int, int, bool], Bucket] = {}  # among those that are ready
         self._compiling: dict[Key, Future[Any]] = {}
         self._pool = ThreadPoolExecutor(threads, "quire-compile")
         self._ahead = False  # whether everything was to be compiled before it is needed
@@ -82,7 +92,9 @@ class Programs:
         self._ahead = True
         keys: list[Key] = [("start", size) for size in START_SIZES]
         for bucket in self._shapes.buckets.all():
-            keys += [bucket, ("sample", bucket.num_samples)]
+            if self._is_specialised and not bucket.groups:
+                keys.append(("whole", bucket.rows))
+            keys += [bucket, *((way, bucket.num_samples) for way in self._ways)]
         return self._compile_together(keys)
 
     @property
@@ -91,13 +103,13 @@ class Programs:
         self._collect()
         needed: list[Key] = [("start", size) for size in START_SIZES]
         for bucket in self._shapes.buckets.first():
-            needed += [bucket, ("sample", bucket.num_samples)]
+            needed += [bucket, ("any", bucket.num_samples)]
         return all(key in self._ready for key in needed)
 
     def largest_step_bytes(self) -> int:
         """What the largest step takes besides weights and state, as the compiler laid it out."""
         bucket = max(self._shapes.buckets.all(), key=lambda bucket: (bucket.num_tokens, bucket.num_samples))
-        keys: list[Key] = [bucket, ("sample", bucket.num_samples)]
+        keys: list[Key] = [bucket, ("any", bucket.num_samples)]
         layouts = [program.memory_analysis() for program in self._pool.map(self._make, keys)]
         logits = bucket.num_samples * self._model.vocab_size * 4
         return sum(int(layout.temp_size_in_bytes) for layout in layouts) + logits
@@ -111,7 +123,7 @@ class Programs:
         keys: list[Key] = [("start", START_SIZES[0])]
         for bucket in found:
             if bucket is not None:
-                keys += [bucket, ("sample", bucket.num_samples)]
+                keys += [bucket, *((way, bucket.num_samples) for way in self._ways)]
         return self._compile_together(keys)
 
     def _compile_together(self, keys: list[Key]) -> Iterator[float]:
@@ -128,14 +140,27 @@ class Programs:
     def forward(self, rows: int, groups: int, scores: bool) -> tuple[Bucket, Callable[..., Any]]:
         """The smallest bucket for so many rows and groups among those that are ready, with what samples after it."""
         self._collect()
-        buckets = self._shapes.buckets
-        ready = [key for key in self._ready if isinstance(key, Bucket) and ("sample", key.num_samples) in self._ready]
-        bucket = buckets.covering(rows, groups, scores, ready) or buckets.covering(rows, groups, scores, buckets.all())
-        assert bucket is not None, f"no bucket for {rows} rows and {groups} groups"
+        size = rows, groups, scores
+        if size not in self._chosen:
+            buckets = self._shapes.buckets
+            ready = [key for key in self._ready if isinstance(key, Bucket) and ("any", key.num_samples) in self._ready]
+            bucket = buckets.covering(*size, ready) or buckets.covering(*size, buckets.all())
+            assert bucket is not None, f"no bucket for {rows} rows and {groups} groups"
+            self._chosen[size] = bucket
+        bucket = self._chosen[size]
         return bucket, self._get(bucket)
 
-    def sample(self, rows: int) -> Callable[..., Any]:
-        return self._get(("sample", rows))
+    def whole_step(self, rows: int) -> tuple[Bucket, Callable[..., Any]] | None:
+        """The bucket for so many rows alone, with what computes and samples them; None where no one program does."""
+        bucket, _ = self.forward(rows, 0, False)
+        program = self._ready.get(("whole", bucket.rows))
+        return None if program is None or bucket.groups else (bucket, program)
+
+    def sample(self, rows: int, features: Features) -> Callable[..., Any]:
+        """What samples from so many rows, by the fastest program that is ready and does what they ask for."""
+        ways = [] if any(features[1:]) else [("filtered" if features.filters else "plain", rows)]
+        ready = [way for way in ways if way in self._ready]
+        return self._get(ready[0] if ready else ("any", rows))
 
     def start(self, size: int) -> Callable[..., Any]:
         return self._get(("start", size))
@@ -148,6 +173,7 @@ class Programs:
             future = self._compiling.pop(key)
             if (error := future.exception()) is None:
                 self._ready[key] = future.result()
+                self._chosen.clear()
             else:  # a larger program runs in its place
                 log.error("a program could not be compiled: %s: %r", key, error)
 
@@ -159,6 +185,7 @@ class Programs:
             log.log(WARNING if self._ahead else INFO, "a step waits for a program to be compiled: %s", key)
             compiling = self._compiling.pop(key, None)
             self._ready[key] = self._make(key) if compiling is None else compiling.result()
+            self._chosen.clear()
         program: Callable[..., Any] = self._ready[key]
         return program
 
@@ -166,7 +193,7 @@ class Programs:
         """From the store, or compiled and stored."""
         if self._store is None:
             return self._compile(key)
-        name = "-".join([self._attention.__module__, *(str(int(p) if isinstance(p, bool) else p) for p in key)])
+        name = "-".join([self._kernels.attend.__module__, *(str(int(p) if isinstance(p, bool) else p) for p in key)])
         program = self._store.load(name)
         if program is None:
             program = self._compile(key)
@@ -178,19 +205,33 @@ class Programs:
             return self._compile_forward(key)
         kind, size = key
         slots = self._state.slots
+        if kind == "whole":
+            return self._compile_whole_step(Bucket(size, 0))
         if kind == "start":
             numbers, rows = pack_starts([], size, self._shapes)
             return self._jit(start_slots, 0, self._whole).lower(slots, numbers, rows).compile()
         logits = _array((size, self._model.vocab_size), jnp.float32)
         packed = _array((3 * size + NUM_FEATURES,), jnp.int32)
         masks = _array((size, -(-self._model.vocab_size // 32)), jnp.uint32)
-        return self._jit(sample_next, 0, self._whole).lower(slots, logits, packed, masks).compile()
+        function = partial(sample_next, cast(SamplingWay, kind))
+        return self._jit(function, 0, self._whole).lower(slots, logits, packed, masks).compile()
 
     def _compile_forward(self, bucket: Bucket) -> Any:
-        function = partial(forward, self._model, self._attention, self._shapes.page_size, bucket)
-        packed = _array((sum(sizes(bucket, self._shapes.page_size)),), jnp.int32)
-        places = None if self._mesh is None else (self._placement, self._whole, self._whole)
-        return self._jit(function, 1, places).lower(self._weights, self._state, packed).compile()
+        size = sum(sizes(bucket, self._shapes.page_size))
+        return self._compile_step(forward, bucket, size, (self._placement, self._whole, self._whole))
+
+    def _compile_whole_step(self, bucket: Bucket) -> Any:
+        size = sum(sizes(bucket, self._shapes.page_size)) + 3 * bucket.num_samples + NUM_FEATURES
+        return self._compile_step(whole_step, bucket, size, (self._placement, self._whole))
+
+    def _compile_step(self, function: Callable[..., Any], bucket: Bucket, packed_size: int, places: Any) -> Any:
+        step = partial(function, self._model, self._kernels, self._shapes.page_size, bucket)
+
+        def with_flat_weights(weights: tuple[jax.Array, ...], state: State, packed: jax.Array) -> Any:
+            return step(jax.tree.unflatten(self._weights_structure, weights), state, packed)
+
+        packed = _array((packed_size,), jnp.int32)
+        return self._jit(with_flat_weights, 1, places).lower(self.weights, self._state, packed).compile()
 
     def _jit(self, function: Callable[..., Any], donated: int, places: Any) -> Any:
         if self._mesh is None:

@@ -38,13 +38,13 @@ NOTHING_LEFT = -2  # what the request forbids or penalises leaves no finite logi
 
 
 class Features(NamedTuple):
-    """What any row of a step asks for, as scalars on the device."""
+    """What any row of a step asks for: scalars on the device, or known when the program is compiled."""
 
-    filters: jax.Array  # top-k, top-p, min-p or typical-p
-    penalties: jax.Array
-    adjustments: jax.Array  # logit bias, or ends that must not come yet
-    masks: jax.Array
-    logprobs: jax.Array
+    filters: jax.Array | bool  # top-k, top-p, min-p or typical-p
+    penalties: jax.Array | bool
+    adjustments: jax.Array | bool  # logit bias, or ends that must not come yet
+    masks: jax.Array | bool
+    logprobs: jax.Array | bool
 
 
 class Sampled(NamedTuple):
@@ -55,21 +55,26 @@ class Sampled(NamedTuple):
 
 
 def sample(
-    logits: jax.Array, slots: Slots, rows: jax.Array, positions: jax.Array, masks: jax.Array, features: Features
+    logits: jax.Array,
+    slots: Slots,
+    rows: jax.Array,
+    positions: jax.Array,
+    masks: jax.Array | None,
+    features: Features,
+    branches: bool = True,
 ) -> Sampled:
     """The tokens that follow `positions` [r] in the slots `rows` [r], from logits [r, v].
 
-    `masks` [r, ceil(v / 32)] has a bit for each token that is allowed.
+    `masks` [r, ceil(v / 32)] has a bit for each token that is allowed. Without `branches` nothing is skipped that is
+    not known to be idle at compile time: on a GPU the host would wait for the device to say which way to go.
     """
     counts, numbers = slots.counts[rows], slots.numbers[rows]
     index = positions + 1 - counts[:, NUM_PROMPT]  # of the token to draw, among the generated ones
-    shaped = jax.lax.cond(
-        features.penalties, lambda x: _penalised(x, slots, rows, positions, counts, numbers), lambda x: x, logits
-    )
-    shaped = jax.lax.cond(features.adjustments, lambda x: _adjusted(x, slots, rows, index), lambda x: x, shaped)
-    shaped = jax.lax.cond(
-        features.masks, lambda x: jnp.where(_unpacked(masks, x.shape[1]), x, -jnp.inf), lambda x: x, shaped
-    )
+    shaped = _where_asked(features.penalties, lambda x: _penalised(x, slots, rows, positions, counts, numbers), logits)
+    shaped = _where_asked(features.adjustments, lambda x: _adjusted(x, slots, rows, index), shaped)
+    if masks is not None:
+        allowed = masks
+        shaped = _where_asked(features.masks, lambda x: jnp.where(_unpacked(allowed, x.shape[1]), x, -jnp.inf), shaped)
 
     greedy = jnp.argmax(shaped, axis=-1).astype(jnp.int32)
     highest = jnp.take_along_axis(shaped, greedy[:, None], axis=1)
@@ -79,17 +84,24 @@ def sample(
     def drawn(shaped: jax.Array) -> jax.Array:
         # With 0 as the highest, no temperature can make the others overflow.
         scaled = (shaped - highest) / jnp.where(is_greedy, 1.0, temperature)[:, None]
-        scaled = jax.lax.cond(features.filters, lambda x: filtered(x, counts[:, TOP_K], numbers), lambda x: x, scaled)
+        scaled = _where_asked(features.filters, lambda x: filtered(x, counts[:, TOP_K], numbers, branches), scaled)
         return jnp.where(is_greedy, greedy, draw(scaled, uniforms(counts, index)))
 
-    tokens = jax.lax.cond(jnp.all(is_greedy), lambda _: greedy, drawn, shaped)
+    tokens = jax.lax.cond(jnp.all(is_greedy), lambda _: greedy, drawn, shaped) if branches else drawn(shaped)
     tokens = jnp.where(jnp.isfinite(highest[:, 0]), tokens, NOTHING_LEFT)
     # Of the model's own logits: what is forbidden may hide a NaN, and a maximum does not.
     tokens = jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), tokens, NOT_NUMBERS)
     return describe(logits, tokens, features.logprobs)
 
 
-def describe(logits: jax.Array, tokens: jax.Array, wanted: jax.Array) -> Sampled:
+def _where_asked(asked: jax.Array | bool, change: Callable[[jax.Array], jax.Array], logits: jax.Array) -> jax.Array:
+    if isinstance(asked, bool):
+        return change(logits) if asked else logits
+    changed: jax.Array = jax.lax.cond(asked, change, lambda x: x, logits)
+    return changed
+
+
+def describe(logits: jax.Array, tokens: jax.Array, wanted: jax.Array | bool) -> Sampled:
     """The tokens with their log-probabilities, where any are wanted."""
     rows = logits.shape[0]
 
@@ -104,8 +116,9 @@ def describe(logits: jax.Array, tokens: jax.Array, wanted: jax.Array) -> Sampled
         shape = rows, MAX_LOGPROBS
         return jnp.zeros(rows, jnp.float32), jnp.zeros(shape, jnp.int32), jnp.zeros(shape, jnp.float32)
 
-    chosen, ids, top = jax.lax.cond(wanted, compute, skip, logits)
-    return Sampled(tokens, chosen, ids, top)
+    if isinstance(wanted, bool):
+        return Sampled(tokens, *(compute if wanted else skip)(logits))
+    return Sampled(tokens, *jax.lax.cond(wanted, compute, skip, logits))
 
 
 def draw(logits: jax.Array, uniform: jax.Array) -> jax.Array:
@@ -131,20 +144,23 @@ def _pick(weights: jax.Array, uniform: jax.Array) -> jax.Array:
     return jnp.where(reached.any(axis=-1), jnp.argmax(reached, axis=-1), last)
 
 
-def filtered(logits: jax.Array, top_k: jax.Array, numbers: jax.Array) -> jax.Array:
+def filtered(logits: jax.Array, top_k: jax.Array, numbers: jax.Array, branches: bool = True) -> jax.Array:
     """Logits [r, v], whose highest is 0, with -inf for what top-k, then top-p, then min-p, then typical-p leave out.
 
-    Each search takes as long as all the rest together, so it is made only when a row wants it.
+    Each search takes as long as all the rest together, so with `branches` it is made only when a row wants it.
     """
     size = logits.shape[1]
     k = jnp.where(top_k > 0, jnp.minimum(top_k, size), size)
     top_p, typical_p = _share(numbers[:, TOP_P]), _share(numbers[:, TYPICAL_P])
-    logits = jax.lax.cond(jnp.any(k < size), lambda x: _top_k(x, k), lambda x: x, logits)
-    logits = jax.lax.cond(jnp.any(top_p < 1), lambda x: _top_p(x, top_p), lambda x: x, logits)
+
+    def wanted(rows: jax.Array) -> jax.Array | bool:
+        return jnp.any(rows) if branches else True
+
+    logits = _where_asked(wanted(k < size), lambda x: _top_k(x, k), logits)
+    logits = _where_asked(wanted(top_p < 1), lambda x: _top_p(x, top_p), logits)
     # The highest is always left, so that its probability is the measure of the others' after every cut.
     logits = jnp.where(logits >= jnp.log(numbers[:, MIN_P, None]), logits, -jnp.inf)
-    kept: jax.Array = jax.lax.cond(jnp.any(typical_p < 1), lambda x: _typical_p(x, typical_p), lambda x: x, logits)
-    return kept
+    return _where_asked(wanted(typical_p < 1), lambda x: _typical_p(x, typical_p), logits)
 
 
 def _share(given: jax.Array) -> jax.Array:

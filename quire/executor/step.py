@@ -1,23 +1,28 @@
 """What is compiled: one launch's tokens through the model, and the tokens that follow them.
 
-They are two programs, because the second has fewer shapes than the first and takes as long to compile.
+They are two programs, because the second has fewer shapes than the first and takes as long to compile. Where starting
+a program costs more than that, decodes have one that does both.
 """
 
-from typing import Any, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from quire.executor.batch import Inputs, unpack
+from quire.executor.batch import Inputs, sizes, unpack
 from quire.executor.buckets import GROUP_SIZE, Bucket
 from quire.executor.sampler import Features, Sampled, describe, sample
 from quire.executor.slots import NUM_PROMPT, Slots
 from quire.models.model import Model
 from quire.models.params import ParamTree
-from quire.ops.attention import Attend, GroupedAttention
+from quire.ops.attention import Attend
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.grouped_attention import Groups
+from quire.ops.heads import Heads
+from quire.ops.step_attention import Kernels, Pages, Places, step_attention
 
+# Which programs sample: any can do everything and branches on the device; the others do no more than their names say.
+SamplingWay = Literal["any", "plain", "filtered"]
 SCORED_AT_ONCE = 64  # positions whose logits over the vocabulary are in memory together
 
 
@@ -30,7 +35,7 @@ class State(NamedTuple):
 
 def forward(
     model: Model,
-    attention: GroupedAttention,
+    kernels: Kernels,
     page_size: int,
     bucket: Bucket,
     weights: ParamTree,
@@ -52,7 +57,7 @@ def forward(
     at = jnp.maximum(positions, 0)
     tokens = slots.history[token_slots, at]
     lengths = jnp.maximum(slots.counts[token_slots, NUM_PROMPT], at + 1) if model.depends_on_length else None
-    attend = _attend(attention, slots, inputs, positions, token_slots, page_size)
+    attend = _attend(kernels, slots, inputs, positions, token_slots, page_size)
     hidden, pages = model.forward(weights, tokens, at, state.pages, attend, lengths=lengths)
 
     last = bucket.rows + jnp.arange(bucket.groups) * GROUP_SIZE + jnp.maximum(inputs.group_lengths - 1, 0)
@@ -66,15 +71,30 @@ def forward(
     return State(pages, slots), logits, scored
 
 
-def sample_next(slots: Slots, logits: jax.Array, packed: jax.Array, masks: jax.Array) -> tuple[Slots, Sampled]:
+def whole_step(
+    model: Model, kernels: Kernels, page_size: int, bucket: Bucket, weights: ParamTree, state: State, packed: jax.Array
+) -> tuple[State, Sampled]:
+    """Both programs in one, for rows that ask for nothing but their token. `packed` is what either would be given."""
+    size = sum(sizes(bucket, page_size))
+    state, logits, _ = forward(model, kernels, page_size, bucket, weights, state, packed[:size])
+    slots, sampled = sample_next("plain", state.slots, logits, packed[size:], None)
+    return State(state.pages, slots), sampled
+
+
+def sample_next(
+    way: SamplingWay, slots: Slots, logits: jax.Array, packed: jax.Array, masks: jax.Array | None
+) -> tuple[Slots, Sampled]:
     """The tokens that follow, also written where the next step will look for them.
 
     `packed` holds, for each row of the logits, its slot, its position and whether its token counts, then the features.
     """
     rows = logits.shape[0]
     slot, position, counts = packed[: 3 * rows].reshape(3, rows)
-    features = Features(*(flag > 0 for flag in packed[3 * rows :]))
-    sampled = sample(logits, slots, slot, position, masks, features)
+    if way == "any":
+        features = Features(*(flag > 0 for flag in packed[3 * rows :]))
+    else:
+        features = Features(way == "filtered", penalties=False, adjustments=False, masks=False, logprobs=False)
+    sampled = sample(logits, slots, slot, position, masks, features, branches=way == "any")
     padding = slots.history.shape[0] - 1  # what does not count is written there
     history = slots.history.at[jnp.where(counts > 0, slot, padding), position + 1].set(sampled.tokens)
     return slots._replace(history=history), sampled
@@ -90,14 +110,13 @@ def _with_new_pages(table: jax.Array, inputs: Inputs, page_size: int) -> jax.Arr
 
 
 def _attend(
-    attention: GroupedAttention,
+    kernels: Kernels,
     slots: Slots,
     inputs: Inputs,
     positions: jax.Array,
     token_slots: jax.Array,
     page_size: int,
 ) -> Attend:
-    rows, groups = inputs.row_slots.shape[0], inputs.group_slots.shape[0]
     at = jnp.maximum(positions, 0)
     page = jnp.where(positions < 0, 0, slots.page_table[token_slots, at // page_size])
     offset = at % page_size
@@ -106,16 +125,10 @@ def _attend(
     )
     fills = Groups(slots.page_table[inputs.group_slots], inputs.group_starts, inputs.group_lengths)
 
-    def attend(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, state: Any) -> tuple[jax.Array, Any]:
-        k_pages = state[0].at[page, offset].set(k.astype(state[0].dtype))
-        v_pages = state[1].at[page, offset].set(v.astype(state[1].dtype))
-        parts = []
-        if rows:
-            parts.append(attention(spec, q[:rows, None], k_pages, v_pages, decodes)[:, 0])
-        if groups:
-            grouped = q[rows:].reshape(groups, GROUP_SIZE, *q.shape[1:])
-            parts.append(attention(spec, grouped, k_pages, v_pages, fills).reshape(-1, *q.shape[1:]))
-        return jnp.concatenate(parts) if len(parts) > 1 else parts[0], (k_pages, v_pages)
+    places = Places(page, offset, decodes, fills)
+
+    def attend(spec: AttentionSpec, heads: Heads, state: Pages) -> tuple[jax.Array, Pages]:
+        return step_attention(kernels, spec, heads, state, places)
 
     return attend
 

@@ -8,9 +8,11 @@ import jax
 from quire.models.norm import HeadsRMSNorm, RMSNorm
 from quire.models.params import Param, ParamTree
 from quire.models.projection import copy_keys, project
-from quire.models.rope import Rope, Rotation, rotate
+from quire.models.rope import Rope
 from quire.ops.attention import Attend
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.heads import Heads
+from quire.ops.rotation import Rotation
 
 
 @dataclass(frozen=True)
@@ -41,16 +43,13 @@ class Attention:
     def __call__(
         self, weights: ParamTree, x: jax.Array, rotation: Rotation | None, state: Any, attend: Attend
     ) -> tuple[jax.Array, Any]:
-        group = self.spec.group
-        qkv = project("td,kghd->tkgh", x, weights["qkv"], weights.get("qkv_bias"))
-        q, k, v = qkv[:, :, :group], qkv[:, :, group], qkv[:, :, group + 1]
-        if self.q_norm is not None:
-            q = self.q_norm(weights["q_norm"], q)
-        if self.k_norm is not None:
-            k = self.k_norm(weights["k_norm"], k)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
-        out, state = attend(self.spec, q, k, v, state)
+        heads = Heads(
+            project("td,kghd->tkgh", x, weights["qkv"], weights.get("qkv_bias")),
+            rotation,
+            None if self.q_norm is None else self.q_norm.of_heads(weights["q_norm"]),
+            None if self.k_norm is None else self.k_norm.of_heads(weights["k_norm"]),
+        )
+        out, state = attend(self.spec, heads, state)
         return project("tkgh,dkgh->td", out, weights["out"], weights.get("out_bias")), state
 
     def with_key_copies(self, copies: int) -> "Attention":

@@ -12,9 +12,10 @@ from quire.models.feed_forward import FeedForward
 from quire.models.norm import Norm
 from quire.models.params import Param, ParamTree
 from quire.models.projection import lookup, matmul
-from quire.models.rope import Rope, Rotation
+from quire.models.rope import Rope
 from quire.ops.attention import Attend
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.rotation import Rotation
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.models.params import Array, Param, ParamTree, Tensor
+from quire.ops.heads import HeadNorm
+from quire.ops.rms_norm import rms_norm
 
 
 class Norm(Protocol):
@@ -30,14 +32,15 @@ class RMSNorm:
         return {"weight": Param((self.size,), (None,), (Tensor(f"{self.name}.weight", (self.size,)),))}
 
     def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
-        x32 = as_float32(x)
-        normal = x32 * jax.lax.rsqrt(jnp.mean(x32 * x32, axis=-1, keepdims=True) + self.eps)
-        return (normal * (as_float32(weights["weight"]) + self.offset)).astype(x.dtype)
+        return rms_norm(x, *self.of_heads(weights))
+
+    def of_heads(self, weights: ParamTree) -> HeadNorm:
+        return HeadNorm(weights["weight"], self.eps, self.offset)
 
 
 @dataclass(frozen=True)
 class HeadsRMSNorm:
-    """An RMS norm over all heads together: x [t, k, h], or [t, k, g, h] with the `group` of queries of each key."""
+    """An RMS norm over all heads together, those of keys, or those of queries with the `group` of each key."""
 
     name: str
     kv_heads: int
@@ -54,11 +57,8 @@ class HeadsRMSNorm:
         source = Tensor(f"{self.name}.weight", (math.prod(stored),))
         return {"weight": Param(shape, axes, (source,), lambda tensors: self._repeated(tensors[0].reshape(stored)))}
 
-    def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
-        x32 = as_float32(x)
-        square = jnp.mean(x32 * x32, axis=tuple(range(1, x.ndim)), keepdims=True)
-        normal = x32 * jax.lax.rsqrt(square + self.eps)
-        return (normal * as_float32(weights["weight"])).astype(x.dtype)
+    def of_heads(self, weights: ParamTree) -> HeadNorm:
+        return HeadNorm(weights["weight"], self.eps)
 
     def with_key_copies(self, copies: int) -> "HeadsRMSNorm":
         if self.group is None:

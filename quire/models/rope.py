@@ -7,22 +7,16 @@ the rotated features. Two types, dynamic and longrope, have frequencies that dep
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from quire.models.fields import Fields
+from quire.ops.rotation import Rotation
 
 Frequencies = np.ndarray[Any, np.dtype[np.float32]]
-
-
-class Rotation(NamedTuple):
-    """The rotation of each token, [t, rotated / 2] each."""
-
-    cos: jax.Array
-    sin: jax.Array
 
 
 @dataclass(frozen=True, eq=False)
@@ -92,17 +86,6 @@ class DynamicRope(Rope):
         theta = self.theta * stretch ** (rotated / (rotated - 2))
         exponents = np.arange(0, rotated, 2, dtype=np.float32) / rotated
         return 1.0 / theta[:, None] ** exponents
-
-
-def rotate(x: jax.Array, rotation: Rotation) -> jax.Array:
-    """x [t, ..., h] with its features i and i + rotated / 2 rotated as a pair."""
-    between = (1,) * (x.ndim - 2)
-    cos = rotation.cos.reshape(len(x), *between, -1)
-    sin = rotation.sin.reshape(len(x), *between, -1)
-    half = cos.shape[-1]
-    first, second, rest = x[..., :half], x[..., half : 2 * half], x[..., 2 * half :]
-    rotated = (first * cos - second * sin, second * cos + first * sin)
-    return jnp.concatenate((*(part.astype(x.dtype) for part in rotated), rest), axis=-1)
 
 
 # What the types below read, and what configs carry besides without an effect ("finetuned" says how it came about).

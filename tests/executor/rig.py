@@ -96,11 +96,13 @@ class Rig:
         shapes: Shapes,
         checkpoint: TensorSource | None = None,
         first_programs_only: bool = False,
+        specialised: bool | None = None,
     ) -> None:
         self.model = build_model(config)
         self.weights: ParamTree = load_weights(self.model, checkpoint or NamedTensors(self.model), dtype="float32")
         self.shapes = shapes
-        self.executor = JaxExecutor(self.model, self.weights, shapes, compile_threads=1 if first_programs_only else 2)
+        threads = 1 if first_programs_only else 2
+        self.executor = JaxExecutor(self.model, self.weights, shapes, threads, specialised=specialised)
         for done, _ in enumerate(self.executor.warm_up()):
             if first_programs_only and done == _num_first_programs(shapes):
                 break

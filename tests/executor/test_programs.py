@@ -14,14 +14,15 @@ from quire.engine.engine import Engine
 from quire.executor.batch import sizes
 from quire.executor.buckets import Bucket
 from quire.executor.executor import JaxExecutor
+from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.executor.step import forward
 from quire.models.checkpoint import load_weights
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
-from quire.ops.grouped_attention import grouped_attention
-from quire.request import Request
+from quire.ops.step_attention import PLAIN
+from quire.request import Request, SamplingParams
 from tests.executor.rig import FEW_SHAPES, Rig, config_of, quickly_compiled
 from tests.executor.test_schedules import check
 from tests.executor.workload import workload
@@ -73,7 +74,7 @@ def test_no_step_copies_a_page_array_where_attention_is_xlas(
     executor: JaxExecutor, model: Model, weights: ParamTree
 ) -> None:
     bucket = Bucket(4, 2)
-    step = partial(forward, model, grouped_attention, SHAPES.page_size, bucket)
+    step = partial(forward, model, PLAIN, SHAPES.page_size, bucket)
     state = jax.eval_shape(executor.programs.empty_state)
     packed = jax.ShapeDtypeStruct((sum(sizes(bucket, SHAPES.page_size)),), "int32")
     check_pages_stay(jax.jit(step, donate_argnums=1).lower(weights, state, packed).compile(), page_shape(executor))
@@ -111,7 +112,7 @@ def test_the_test_of_copies_notices_one(executor: JaxExecutor) -> None:
 
 def test_sampling_does_what_nobody_may_ask_for_inside_conditions(executor: JaxExecutor) -> None:
     """As it was optimised: what is outside of them is paid for by every step."""
-    program: Any = executor.programs.sample(4)
+    program: Any = executor.programs.sample(4, Features(*[False] * 5))
     text = program.as_text()
     entry = text[text.index("\nENTRY") :]
     assert len(re.findall(r" conditional\(", entry)) == 5
@@ -144,3 +145,26 @@ def test_serving_begins_with_the_first_programs_and_never_waits_for_another() ->
     assert {size: programs.forward(*size)[0] for size in launches} == smallest
     assert check(rig, [first, *requests], run) <= 1
     rig.executor.close()
+
+
+def test_programs_for_common_cases_give_the_tokens_of_those_for_all() -> None:
+    """Greedy, plain and filtered rows, together and apart, with penalties and log-probabilities among them."""
+    config = config_of("llama", num_hidden_layers=1)
+    kinds = [
+        SamplingParams(temperature=0),
+        SamplingParams(),
+        SamplingParams(temperature=0.7, top_k=5),
+        SamplingParams(presence_penalty=1.0),
+        SamplingParams(logprobs=2),
+    ]
+    answers = []
+    with quickly_compiled():
+        for specialised in (False, True):
+            rig = Rig(config, FEW_SHAPES, specialised=specialised)
+            requests = [
+                replace(request, sampling=kinds[index // 2 % len(kinds)], seed=index, max_tokens=4 + index)
+                for index, request in enumerate(workload(rig, 10, longest=30))
+            ]
+            answers.append([rig.run(requests).tokens(), rig.run(requests[1:3]).tokens()])
+            rig.executor.close()
+    assert answers[0] == answers[1]

@@ -1,12 +1,15 @@
 """Sampling on the device against plain numpy."""
 
+from functools import partial
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from quire.errors import InvalidRequest
 from quire.executor.sampler import NOT_NUMBERS, NOTHING_LEFT, Features
+from quire.executor.step import SamplingWay, sample_next
 from quire.request import MAX_ADJUSTED_TOKENS, MAX_LOGPROBS, Request, SamplingParams
 from tests.executor.sampling import draws, sampling, slot_start, slots_of
 from tests.executor.sampling_reference import distribution, log_softmax, penalised
@@ -214,6 +217,21 @@ def test_features_that_are_off_change_nothing() -> None:
     assert out.tokens.tolist() == logits.argmax(axis=-1).tolist()
     assert not out.logprobs.any()
     assert not out.top_logprobs.any()
+
+
+@pytest.mark.parametrize("name", ["plain", "filtered"])
+def test_programs_without_branches_draw_the_same_tokens(name: SamplingWay) -> None:
+    kinds = [GREEDY, SamplingParams(), *(CASES.values() if name == "filtered" else [SamplingParams(temperature=0.3)])]
+    starts = [slot_start(params, slot, seed=slot) for slot, params in enumerate(kinds[:8])]
+    slots = slots_of(starts)
+    rows = np.arange(len(starts))
+    logits = some_logits(len(starts), VOCAB)
+    asked = np.asarray([name == "filtered", 0, 0, 0, 0])
+    packed = np.concatenate([rows, np.zeros_like(rows), np.ones_like(rows), asked]).astype(np.int32)
+    masks = np.zeros((len(starts), 10), np.uint32)
+    with_branches = sample_next("any", slots, logits, packed, masks)[1]
+    without = jax.jit(partial(sample_next, name))(slots, logits, packed, masks)[1]
+    assert without.tokens.tolist() == with_branches.tokens.tolist()
 
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(), CASES["all of them"]])

@@ -8,6 +8,7 @@ from quire.models.checkpoint import load_weights, map_params
 from quire.models.registry import build_model
 from quire.ops.attention import whole_sequence
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.heads import Heads
 from tests.models.cases import CASES
 from tests.models.tiny import NamedTensors, prompt, relative_error, whole_logits
 
@@ -21,11 +22,12 @@ def test_everything_between_layers_has_the_dtype_of_the_weights(name: str) -> No
     weights = map_params(lambda param: jax.ShapeDtypeStruct(param.shape, jnp.bfloat16), model.params())
     seen: set[jnp.dtype] = set()
 
-    def attend(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, state: None) -> tuple[jax.Array, None]:
+    def attend(spec: AttentionSpec, heads: Heads, state: None) -> tuple[jax.Array, None]:
+        q, k, v = heads.finished()
         assert q.shape == (5, spec.kv_heads, spec.group, spec.head_dim)
         assert k.shape == v.shape == (5, spec.kv_heads, spec.head_dim)
         seen.update((q.dtype, k.dtype, v.dtype))
-        return whole_sequence(spec, q, k, v, state)
+        return whole_sequence(spec, heads, state)
 
     def run(weights: object) -> tuple[jax.Array, jax.Array]:
         tokens = jnp.arange(5)

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from quire.ops.attention import IMPLEMENTATIONS, PagedAttention, paged_attend, whole_sequence
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.heads import joined
 from quire.ops.pages import PagedBatch, write_pages
 
 Array = np.ndarray[Any, Any]
@@ -126,7 +127,7 @@ def test_attention_within_a_whole_sequence_is_dense_attention(spec: AttentionSpe
     rng = np.random.default_rng(0)
     q = rng.normal(size=(9, spec.kv_heads, spec.group, HEAD_DIM)).astype(np.float32)
     k, v = rng.normal(size=(2, 9, spec.kv_heads, HEAD_DIM)).astype(np.float32)
-    out, _ = whole_sequence(spec, jnp.asarray(q), jnp.asarray(k), jnp.asarray(v), None)
+    out, _ = whole_sequence(spec, joined(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)), None)
     for position in range(9):
         np.testing.assert_allclose(out[position], dense(spec, q[position], k, v, position), rtol=2e-4, atol=2e-5)
 
@@ -146,5 +147,5 @@ def test_every_platform_has_an_implementation(platform: str) -> None:
     spec = AttentionSpec(kv_heads=1, group=1, head_dim=2, scale=1.0)
     one = jnp.ones((1, 1, 2))
     pages = jnp.zeros((2, 1, 1, 2))
-    out, _ = paged_attend(batch, platform)(spec, one[:, :, None], one, 3 * one, (pages, pages))
+    out, _ = paged_attend(batch, platform)(spec, joined(one[:, :, None], one, 3 * one), (pages, pages))
     assert out.tolist() == [[[[3.0, 3.0]]]]

@@ -1,6 +1,7 @@
 """Grouped attention against dense attention in numpy, over random page tables, ragged groups, windows and caps."""
 
 import sys
+from collections.abc import Callable
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -11,18 +12,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.ops.attention import GroupedAttention, grouped_attention_for
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.gpu.decode_attention import decode_attention
+from quire.ops.gpu.fill_attention import fill_attention
+from quire.ops.gpu.kernels import GPU
 from quire.ops.grouped_attention import SPAN, Groups, grouped_attention
+from quire.ops.step_attention import NATIVE, PLAIN, kernels_for
 from tests.models.tiny import COMPILE_QUICKLY
 from tests.ops.test_attention import dense
 
 Array = np.ndarray[Any, Any]
 HEAD_DIM = 4
 NUM_GROUPS = 3
+GroupedAttention = Callable[[AttentionSpec, jax.Array, jax.Array, jax.Array, Groups], jax.Array]
+
+
+def interpreted(spec: AttentionSpec, q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, groups: Groups) -> jax.Array:
+    """What a GPU runs, with small blocks, so that short contexts have several."""
+    if q.shape[1] > 1:
+        return fill_attention(spec, q, k_pages, v_pages, groups, block=32, interpret=True)
+    return decode_attention(spec, q[:, 0], k_pages, v_pages, groups, parts=4, block=16, interpret=True)[:, None]
+
+
 # Those in use that are different, with their names; there is no native one where nothing can build it.
 IN_USE: dict[str, GroupedAttention] = {
-    f.__module__: f for f in (grouped_attention, grouped_attention_for("cpu", "float32", num_devices=1))
+    "plain": grouped_attention,
+    "gpu": interpreted,
+    kernels_for("cpu", "float32", num_devices=1).attend.__module__: kernels_for("cpu", "float32", 1).attend,
 }
 implementations = pytest.mark.parametrize("implementation", IN_USE)
 
@@ -182,14 +198,15 @@ def test_pages_of_a_smaller_type_are_summed_in_float32(dtype: str) -> None:
     q, k_pages, v_pages = (jnp.asarray(array, dtype) for array in _arrays(shape))
     table = np.tile(np.arange(1, shape.width + 1, dtype=np.int32), (NUM_GROUPS, 1))
     groups = Groups(table, np.asarray([999, 511, 2], np.int32), np.ones(NUM_GROUPS, np.int32))
-    implementation = grouped_attention_for("cpu", dtype, num_devices=1)
+    implementation = kernels_for("cpu", dtype, num_devices=1).attend
     out = jax.jit(partial(implementation, shape.spec))(q, k_pages, v_pages, groups)
     assert out.dtype == dtype
     assert np.all(np.asarray(out, np.float32) == 1)
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu", "tpu"])
-@pytest.mark.parametrize("num_devices", [1, 8])
-def test_every_platform_has_an_implementation(platform: str, num_devices: int) -> None:
-    assert grouped_attention_for(platform, "float32", num_devices) in IN_USE.values()
-    assert grouped_attention_for(platform, "bfloat16", num_devices) is grouped_attention
+def test_every_platform_has_kernels_and_several_devices_have_those_that_xla_can_cut() -> None:
+    assert kernels_for("cpu", "float32", num_devices=1) in (NATIVE, PLAIN)
+    assert kernels_for("cpu", "bfloat16", num_devices=1) is PLAIN
+    assert kernels_for("gpu", "bfloat16", num_devices=1) is kernels_for("gpu", "float32", num_devices=1) is GPU
+    assert kernels_for("tpu", "bfloat16", num_devices=1) is PLAIN
+    assert all(kernels_for(platform, "float32", num_devices=8) is PLAIN for platform in ("cpu", "gpu", "tpu"))

@@ -1,0 +1,84 @@
+"""What the attention kernels share. Triton's blocks have powers of two for sizes; what is over is masked."""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import triton as plgpu
+
+from quire.ops.attention_spec import AttentionSpec
+
+LOG2_E = math.log2(math.e)
+MASKED = -1e30  # below every score, yet finite, so that differences are numbers
+
+
+def power_of_two(size: int) -> int:
+    """The least that is not smaller."""
+    return 1 << (size - 1).bit_length()
+
+
+def least_dot(rows: int) -> int:
+    """As many rows as a product of blocks must have at least."""
+    return max(16, power_of_two(rows))
+
+
+def array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+
+
+class Softmax(NamedTuple):
+    """A softmax under way over the rows of a tile, [m] and [m, h]."""
+
+    highest: jax.Array  # of the scores so far
+    total: jax.Array
+    out: jax.Array
+
+    @classmethod
+    def begin(cls, rows: int, width: int) -> "Softmax":
+        return cls(
+            jnp.full(rows, MASKED, jnp.float32),
+            jnp.zeros(rows, jnp.float32),
+            jnp.zeros((rows, width), jnp.float32),
+        )
+
+    def add(
+        self, spec: AttentionSpec, q: jax.Array, keys: jax.Array, values: jax.Array, seen: jax.Array | None
+    ) -> "Softmax":
+        """With the keys and values [s, h], of which row i sees those where `seen` [m, s] says so.
+
+        A row that sees none of its first keys weighs them by 1; the first it does see shrinks that to nothing.
+        """
+        scores = product(q, keys, 1)
+        if spec.softcap is not None:
+            scores = jnp.tanh(scores * (spec.scale / spec.softcap))
+        if seen is not None:
+            scores = jnp.where(seen, scores, MASKED)
+        unit = exponent_of_one(spec)
+        highest = jnp.maximum(self.highest, scores.max(axis=1))
+        weights = jnp.exp2(scores * unit - (highest * unit)[:, None])
+        shrink = jnp.exp2((self.highest - highest) * unit)
+        out = self.out * shrink[:, None] + product(weights.astype(values.dtype), values, 0)
+        return Softmax(highest, self.total * shrink + weights.sum(axis=1), out)
+
+    def result(self) -> jax.Array:
+        return self.out / jnp.maximum(self.total, 1e-30)[:, None]
+
+
+def exponent_of_one(spec: AttentionSpec) -> float:
+    """The power of two that a score of one stands for: the device has an instruction for those."""
+    return (spec.scale if spec.softcap is None else spec.softcap) * LOG2_E
+
+
+def where_is(table_ref: Any, row: Any, index: jax.Array, block: int, page_size: int, end: Any) -> tuple[Any, Any]:
+    """Pages and offsets of a block's positions before `end`, [s, 1] each; one page for all where a block is in one."""
+    at = index * block + jnp.arange(block)
+    if page_size % block == 0:
+        return table_ref[row, index // (page_size // block)], (at % page_size)[:, None]
+    pages = plgpu.load(table_ref.at[row, at // page_size], mask=at < end, other=0)
+    return pages[:, None], (at % page_size)[:, None]
+
+
+def product(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
+    """Sums over the last axis of a [m, s] and the given one of b."""
+    return jax.lax.dot_general(a, b, (((1,), (axis,)), ((), ())), preferred_element_type=jnp.float32)

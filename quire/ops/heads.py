@@ -1,0 +1,52 @@
+"""Queries, keys and values on their way from a projection to attention."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from quire.ops.rms_norm import rms_norm
+from quire.ops.rotation import Rotation, rotate
+
+
+class HeadNorm(NamedTuple):
+    """An RMS norm of each head, or of all heads together where the weight is that of all."""
+
+    weight: jax.Array  # [h]; or [k, g, h] of queries and [k, h] of keys
+    eps: float
+    offset: float = 0.0
+
+
+class Heads(NamedTuple):
+    """The heads of a layer as they were projected, and what is done to them before they meet."""
+
+    qkv: jax.Array  # [t, k, g + 2, h]: for each key its queries, itself and its value
+    rotation: Rotation | None = None  # of queries and keys, after their norms
+    q_norm: HeadNorm | None = None
+    k_norm: HeadNorm | None = None
+
+    def finished(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """q [t, k, g, h], k [t, k, h] and v [t, k, h] as they meet."""
+        q, k, v = self._normal()
+        if self.rotation is not None:
+            q, k = rotate(q, self.rotation), rotate(k, self.rotation)
+        return q, k, v
+
+    def with_norms_done(self) -> "Heads":
+        """Heads that have yet to be rotated."""
+        if self.q_norm is None and self.k_norm is None:
+            return self
+        return joined(*self._normal())._replace(rotation=self.rotation)
+
+    def _normal(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+        q, k, v = self.qkv[:, :, :-2], self.qkv[:, :, -2], self.qkv[:, :, -1]
+        if self.q_norm is not None:
+            q = rms_norm(q, *self.q_norm)
+        if self.k_norm is not None:
+            k = rms_norm(k, *self.k_norm)
+        return q, k, v
+
+
+def joined(q: jax.Array, k: jax.Array, v: jax.Array) -> Heads:
+    """Heads to which nothing more is done."""
+    return Heads(jnp.concatenate((q, k[:, :, None], v[:, :, None]), axis=2))

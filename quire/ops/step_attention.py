@@ -1,0 +1,90 @@
+"""Attention over the tokens of one launch: decodes, one token each, then groups of prefill tokens."""
+
+import logging
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.grouped_attention import Groups, grouped_attention
+from quire.ops.heads import Heads
+from quire.ops.native import grouped_attention as native
+from quire.ops.native import library
+from quire.ops.native.place_heads import place_heads
+
+log = logging.getLogger(__name__)
+
+Pages = tuple[jax.Array, jax.Array]  # keys and values of a layer, [num_pages, page_size, k, h] each
+
+
+class Places(NamedTuple):
+    """Where the tokens of a launch stand, and where their keys and values go."""
+
+    pages: jax.Array  # [t]; page 0 for padding
+    offsets: jax.Array  # [t], within the page
+    rows: Groups  # the first tokens, each a group of its own
+    fills: Groups  # the rest, in groups of one size
+
+
+class Kernels(NamedTuple):
+    """How a device does it: `place` finishes the heads and writes keys and values, `attend` reads them."""
+
+    place: Callable[[Heads, Pages, Places], tuple[jax.Array, Pages]]
+    attend: Callable[[AttentionSpec, jax.Array, jax.Array, jax.Array, Groups], jax.Array]
+
+
+def step_attention(
+    kernels: Kernels, spec: AttentionSpec, heads: Heads, state: Pages, places: Places
+) -> tuple[jax.Array, Pages]:
+    """[t, k, g, h], and the pages with the keys and values of these tokens in them."""
+    q, state = kernels.place(heads, state, places)
+    rows, fills = len(places.rows.starts), len(places.fills.starts)
+    parts = []
+    if rows:
+        parts.append(kernels.attend(spec, q[:rows, None], *state, places.rows)[:, 0])
+    if fills:
+        grouped = q[rows:].reshape(fills, -1, *q.shape[1:])
+        parts.append(kernels.attend(spec, grouped, *state, places.fills).reshape(-1, *q.shape[1:]))
+    return jnp.concatenate(parts) if len(parts) > 1 else parts[0], state
+
+
+def place(heads: Heads, state: Pages, places: Places) -> tuple[jax.Array, Pages]:
+    """The queries, and the pages with keys and values written. Plain jnp."""
+    q, k, v = heads.finished()
+    k_pages = state[0].at[places.pages, places.offsets].set(k.astype(state[0].dtype))
+    v_pages = state[1].at[places.pages, places.offsets].set(v.astype(state[1].dtype))
+    return q, (k_pages, v_pages)
+
+
+def native_place(heads: Heads, state: Pages, places: Places) -> tuple[jax.Array, Pages]:
+    """The same by the C++ kernel, which leaves the norms to XLA."""
+    heads = heads.with_norms_done()
+    none = jnp.zeros((len(heads.qkv), 0), heads.qkv.dtype)
+    cos, sin = (none, none) if heads.rotation is None else heads.rotation
+    q, *pages = place_heads(heads.qkv, cos, sin, places.pages, places.offsets, *state)
+    return q, (pages[0], pages[1])
+
+
+PLAIN = Kernels(place, grouped_attention)
+NATIVE = Kernels(native_place, native.grouped_attention)
+
+
+def kernels_for(platform: str, dtype: str, num_devices: int) -> Kernels:
+    """What steps use on a platform as JAX names it.
+
+    Kernels are for one device: the compiler does not know how to cut them across several.
+    """
+    if num_devices > 1:
+        return PLAIN
+    if platform == "cpu" and dtype == "float32" and library.load():
+        return NATIVE
+    if platform == "gpu":
+        try:
+            from quire.ops.gpu.kernels import GPU
+        except ImportError as error:
+            log.warning("this JAX has no Pallas for Triton, XLA runs in its place, which is slower: %s", error)
+        else:
+            return GPU
+    return PLAIN
