@@ -2,7 +2,8 @@
 
 QuireError
 ├── InvalidRequest           the request itself is wrong; sending it again cannot help
-│   └── PromptTooLong        it can never fit
+│   ├── PromptTooLong        it can never fit
+│   └── TemplateFailed       the chat template cannot render it, or there is none
 ├── Overloaded               the queue is full; try again after `retry_after_s`
 ├── DeadlineExceeded         the time it was given has passed
 ├── RequestFailed            the device work of this one request fails
@@ -36,6 +37,10 @@ class InvalidRequest(QuireError):
 
 class PromptTooLong(InvalidRequest):
     kind = "prompt_too_long"
+
+
+class TemplateFailed(InvalidRequest):
+    kind = "template_error"
 
 
 class Overloaded(QuireError):

@@ -198,7 +198,11 @@ class Driver:
         while engine.launch():
             pass
         if engine.num_in_flight:
-            self._dispatch(engine.collect())
+            outcome = engine.collect()
+            begun_s = 0.0 if engine.note is None else time.monotonic()
+            self._dispatch(outcome)
+            if engine.note is not None and engine.last_kind:
+                engine.note(f"{engine.last_kind}_deliver", time.monotonic() - begun_s)
 
     def _is_gathering(self) -> bool:
         """Whether to wait on for requests that another engine ended with."""

@@ -1,7 +1,9 @@
 """The scheduler joined to an executor."""
 
 import logging
+import time
 from collections import deque
+from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -60,6 +62,8 @@ class Engine:
         self.scheduler = scheduler
         self.error: EngineFailed | None = None  # set once the engine cannot run any more
         self.accounts = Accounts()
+        self.note: Callable[[str, float], None] | None = None  # hears what the host's work on a step took
+        self.last_kind = ""  # of the step collected last; empty where it failed
         self.num_faults = 0
         self.num_requests_blamed = 0
         self.num_repairs = 0  # of the accounts of pages
@@ -117,9 +121,12 @@ class Engine:
         """Plan and launch one step; False when there is none, or as many are under way as may be."""
         if len(self._in_flight) > self._lookahead or not self._let_sample() or self._broken:
             return False
+        begun_s = 0.0 if self.note is None else time.monotonic()
         plan = self.scheduler.plan()
         if plan is None:
             return False
+        if self.note is not None and plan.started and plan.chunks[0].tokens is None:
+            self.note("join", time.monotonic() - begun_s)
         self.accounts.planned(plan, self.scheduler.blocked_by, self.scheduler.request_of)
         guided = self._guides.guided(plan)
         if guided:
@@ -147,11 +154,16 @@ class Engine:
 
     def _collect(self) -> Outcome:
         plan, pending = self._in_flight.popleft()
+        self.last_kind = ""
         try:
             result = pending.result()
         except Exception as error:  # as above
             return self._recover(plan, error)
+        begun_s = 0.0 if self.note is None else time.monotonic()
         updates, failures = self.scheduler.complete(result)
+        if self.note is not None:
+            self.last_kind = "decode" if plan.chunks[-1].tokens is None else "prefill"  # decodes come first
+            self.note(f"{self.last_kind}_complete", time.monotonic() - begun_s)
         if self._num_running and not self.scheduler.num_running:
             self._write_journal()  # nobody is to be blamed for what happens from here on
         if self._isolation.is_probing:

@@ -15,6 +15,8 @@ from quire.engine.wire import Stats
 DURATIONS_S = tuple(0.00015 * 1.5**k for k in range(35))
 BATCH_SIZES = tuple(range(1, 1025))
 PREFILL, DECODE = "prefill", "decode"
+# What the host does about a step: takes in its result, hands out its tokens; plans one in which sequences join others.
+HOST_WORK = ("prefill_complete", "decode_complete", "prefill_deliver", "decode_deliver", "join")
 MAX_STARTED = 4096
 STUCK_FACTOR = 10  # a step may take so much longer than the longest that is like it
 
@@ -40,8 +42,8 @@ class Meter(Executor):
         clock: Callable[[], float] = time.monotonic,
         num_late: Callable[[], int] = lambda: 0,
     ) -> None:
-        self.durations = {kind: [0] * (len(DURATIONS_S) + 1) for kind in (PREFILL, DECODE)}
-        self.seconds = {PREFILL: 0.0, DECODE: 0.0}
+        self.durations = {kind: [0] * (len(DURATIONS_S) + 1) for kind in (PREFILL, DECODE, *HOST_WORK)}
+        self.seconds = dict.fromkeys(self.durations, 0.0)
         self.batch_sizes = [0] * (len(BATCH_SIZES) + 1)
         self.batch_size_sum = 0
         self.num_joined = 0  # steps in which sequences began beside others that ran
@@ -121,8 +123,12 @@ class Meter(Executor):
             return
         self.longest_s = max(self.longest_s, took_s)
         self._slowest_token_s = max(self._slowest_token_s, took_s / begun.num_tokens)
-        self.durations[kind][bisect_left(DURATIONS_S, took_s)] += 1
-        self.seconds[kind] += took_s
+        self.note(kind, took_s)
+
+    def note(self, what: str, took_s: float) -> None:
+        """A step, or the host's part of one, took so long."""
+        self.durations[what][bisect_left(DURATIONS_S, took_s)] += 1
+        self.seconds[what] += took_s
 
     def reset(self) -> None:
         self._under_way.clear()
@@ -174,7 +180,9 @@ def metered(
     grammars: Grammars | None = None,
 ) -> Metered:
     meter = Meter(executor, scheduler, num_late=num_late)
-    return Metered(Engine(scheduler, meter, lookahead, grammars), meter, platform, num_late)
+    engine = Engine(scheduler, meter, lookahead, grammars)
+    engine.note = meter.note
+    return Metered(engine, meter, platform, num_late)
 
 
 def read_stats(metered: Metered) -> Stats:

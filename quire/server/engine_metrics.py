@@ -42,14 +42,20 @@ def write_engine(page: Exposition, stats: Stats) -> None:
     page.counters("tgi_batch_inference_failure", "Steps that failed.", "method", failed)
     for name in ("tgi_batch_inference_duration", "tgi_batch_forward_duration"):
         page.histograms(name, "Seconds that a step took.", "method", steps)
-    # Sequences are admitted between any two steps, without a pause for the others; nothing is concatenated or filtered.
+    # Sequences are admitted between any two steps, without a pause for the others.
     reasons = {"backpressure": 0.0, "wait_exceeded": 0.0, "chunking": float(stats.num_joined)}
     page.counters("tgi_batch_concat", "Steps in which sequences began beside others.", "reason", reasons)
-    nothing = {kind: Histogram(DURATIONS_S) for kind in kinds}
-    page.histograms("tgi_batch_decode_duration", "Always empty: part of the step.", "method", nothing)
-    page.histograms("tgi_batch_filter_duration", "Always empty: there is nothing to filter.", "method", nothing)
+
+    def host(what: str) -> Histogram:
+        return _histogram(DURATIONS_S, stats.steps[what], stats.step_seconds[what])
+
+    taken_in = {kind: host(f"{kind}_complete") for kind in kinds}
+    page.histograms("tgi_batch_decode_duration", "Seconds to take in the tokens of a step.", "method", taken_in)
+    handed_out = {kind: host(f"{kind}_deliver") for kind in kinds}
+    page.histograms("tgi_batch_filter_duration", "Seconds to hand out the tokens of a step.", "method", handed_out)
+    joined = {"decode": host("join")}
     page.histograms(
-        "tgi_batch_concat_duration", "Always empty: there is nothing to join.", "method", {"decode": nothing["decode"]}
+        "tgi_batch_concat_duration", "Seconds to plan a step in which sequences join others.", "method", joined
     )
     sizes = _histogram(BATCH_SIZES, stats.batch_sizes, stats.batch_size_sum)
     page.histogram("tgi_batch_next_size", "Sequences that began in a step.", sizes)

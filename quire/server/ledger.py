@@ -35,6 +35,6 @@ def ledger(stream: Stream) -> dict[str, Any]:
         "prefill_tokens": sum(account.prefill_tokens for account in accounts),
         "preemptions": sum(account.preemptions for account in accounts),
         "generated_tokens": stream.num_tokens,
-        "decode_steps": max(max(0, len(sample.tokens) - sample.num_skipped - 1) for sample in samples),
+        "decode_steps": max(max(0, len(sample.tokens) - sum(sample.skips) - 1) for sample in samples),
         "tokens_per_s": (stream.num_tokens - 1) / decode_s if decode_s > 0 else None,
     }

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from weakref import WeakSet
 
 from quire.engine.wire import Counts
-from quire.errors import InvalidRequest, Overloaded, QuireError, RequestFailed
+from quire.errors import InvalidRequest, Overloaded, QuireError, RequestFailed, TemplateFailed
 from quire.server.exposition import Exposition, Histogram
 from quire.server.stream import Stream
 
@@ -27,8 +27,7 @@ HISTOGRAMS = (
     ("tgi_request_input_length", "Tokens of prompts.", "input_length"),
     ("tgi_request_max_new_tokens", "Tokens asked for.", "max_new_tokens"),
     ("tgi_request_generated_tokens", "Tokens generated.", "generated_tokens"),
-    ("tgi_request_skipped_tokens", "Tokens that needed no step of their own; none without speculation.",
-     "skipped_tokens"),
+    ("tgi_request_skipped_tokens", "Tokens that a step brought beside the first, by step.", "skipped_tokens"),
     ("quire_time_to_first_token_seconds", "From arrival to the first token.", "time_to_first_token"),
     ("quire_inter_token_seconds", "Between the tokens of a request.", "inter_token"),
 )  # fmt: skip
@@ -95,6 +94,10 @@ class Metrics:
         self.input_length.observe(stream.num_prompt_tokens)
         self.max_new_tokens.observe(sum(prompt.request.max_tokens for prompt in stream.prompts))
         self.generated_tokens.observe(num_tokens)
+        for sample in (sample for prompt in stream.prompts for sample in prompt.samples):
+            for skipped in sample.skips:
+                self.skipped_tokens.observe(skipped)
+            self.skipped_tokens.observe(0, len(sample.tokens) - sum(sample.skips) - len(sample.skips))
 
     def _note_end(self, now: float) -> None:
         """Keep the time between ends, averaged over the last few."""
@@ -142,7 +145,7 @@ class Metrics:
 def failure_name(error: QuireError) -> str:
     """What text-generation-inference calls this kind of failure."""
     if isinstance(error, InvalidRequest):
-        return "validation"
+        return "template" if isinstance(error, TemplateFailed) else "validation"
     if isinstance(error, Overloaded):
         return "overloaded"
     return "generation" if isinstance(error, RequestFailed) else "incomplete"

@@ -88,13 +88,13 @@ def _new_stops(asked: "Asked") -> Stops:
 class Sample:
     """One continuation of one prompt, as text."""
 
-    __slots__ = ("detokenizer", "ending", "num_skipped", "stop", "stops", "tokens")
+    __slots__ = ("detokenizer", "ending", "skips", "stop", "stops", "tokens")
 
     def __init__(self, detokenizer: Detokenizer, stops: Stops | None) -> None:
         self.detokenizer = detokenizer
         self.stops = stops
         self.tokens: list[int] = []
-        self.num_skipped = 0  # tokens that came beside another, without a step of their own
+        self.skips: list[int] = []  # of steps that brought several tokens: how many beside the first
         self.ending: Ending | None = None
         self.stop: str | int | None = None  # the string or token that ended it
 
@@ -160,7 +160,8 @@ class Prompt:
             return
         pending = self._stream.pending
         last = len(tokens) - 1
-        sample.num_skipped += max(0, last)
+        if last > 0:
+            sample.skips.append(last)
         for position, token in enumerate(tokens):
             sample.tokens.append(token)
             ending: Ending | None = None

@@ -9,7 +9,7 @@ from typing import Any
 
 import jinja2
 
-from quire.errors import InvalidCheckpoint, InvalidRequest
+from quire.errors import InvalidCheckpoint, InvalidRequest, TemplateFailed
 from quire.files.json_file import read_json_if_present
 from quire.text.budget import Budget
 from quire.text.sandbox import RefusedByTemplate, TemplateEnvironment
@@ -103,10 +103,10 @@ class ChatTemplate:
         try:
             return self._environment.render(self._template, variables, budget)
         except RefusedByTemplate as error:
-            raise InvalidRequest(str(error)) from error
+            raise TemplateFailed(str(error)) from error
         except _FAILURES as error:
             line = self._line_of(error.__traceback__)
-            raise InvalidRequest(f"chat template {self.name!r}, line {line}: {error}") from error
+            raise TemplateFailed(f"chat template {self.name!r}, line {line}: {error}") from error
 
     def _line_of(self, traceback: TracebackType | None) -> int:
         """The innermost template line that the error passed through."""
@@ -166,7 +166,7 @@ class ChatTemplates:
     def select(self, name: str | None = None, *, with_tools: bool = False) -> ChatTemplate:
         """The template of that name; unnamed, the one for tools when there are tools and one is made for them."""
         if not self._templates:
-            raise InvalidRequest(
+            raise TemplateFailed(
                 "the model has no chat template; give one with --chat-template, or send a plain prompt"
             )
         if name is None:

@@ -53,6 +53,22 @@ def test_metrics_show_the_engine(served):
     assert sum(pages) == 3999
     assert values["quire_late_compilations"] == "0"
     assert float(values['quire_step_tokens{method="prefill"}']) >= 3
+    for name in ("forward", "decode", "filter"):
+        for method in ("prefill", "decode"):
+            count = float(values[f'tgi_batch_{name}_duration_count{{method="{method}"}}'])
+            assert count == float(values[f'tgi_batch_inference_success{{method="{method}"}}']), name
+            assert float(values[f'tgi_batch_{name}_duration_sum{{method="{method}"}}']) > 0
+
+
+def test_sequences_that_join_others_are_timed(serve):
+    served = serve("step_s=0.01").wait()
+    asking = threading.Thread(target=lambda: served.ask(LONG | {"max_tokens": 100}))
+    asking.start()
+    served.wait_for_running(1)
+    served.ask(SMALL | {"prompt": "xyz"})
+    name = 'tgi_batch_concat_duration_count{method="decode"} 1'
+    wait_until(lambda: name in httpx.get(f"{served.url}/metrics").text)
+    asking.join()
 
 
 def test_the_engine_tells_how_long_requests_waited(serve):

@@ -12,6 +12,7 @@ import httpx
 import pytest
 
 from quire.server.settings import ServerSettings
+from quire.text.chat import ChatTemplate, ChatTemplates
 from tests.fake_executor import NAN
 from tests.server.running import RunningServer
 from tests.server.vocabulary import PIECES, served_model
@@ -244,3 +245,24 @@ def test_metrics_count_what_happened(make_server):
     assert values['tgi_request_duration_bucket{le="+Inf"}'] == "1"
     assert values["quire_time_to_first_token_seconds_count"] == "1"
     assert values["quire_inter_token_seconds_count"] == "6"
+
+
+def test_what_a_chat_template_refuses_is_counted_as_such(make_server):
+    templates = ChatTemplates({"default": ChatTemplate("{{ raise_exception('no roles') }}")})
+    server = make_server(model=replace(served_model(), templates=templates))
+    chat = {"messages": [{"role": "user", "content": "hi"}]}
+    refused = httpx.post(f"{server.url}/v1/chat/completions", json=chat)
+    assert (refused.status_code, refused.json()["error"]["code"]) == (400, "template_error")
+    native = httpx.post(f"{server.url}/chat_tokenize", json=chat)
+    assert (native.status_code, native.json()["error_type"]) == (422, "template_error")
+    text = httpx.get(f"{server.url}/metrics").text
+    assert 'tgi_request_failure{err="template"} 1\n' in text
+    assert 'tgi_request_failure{err="validation"} 0\n' in text
+
+
+def test_tokens_that_needed_no_step_of_their_own_are_counted(make_server):
+    server = make_server()
+    httpx.post(f"{server.url}/generate", json={"inputs": "abc", "parameters": {"max_new_tokens": 7}})
+    text = httpx.get(f"{server.url}/metrics").text
+    assert "tgi_request_skipped_tokens_count 7\n" in text  # a step each
+    assert "tgi_request_skipped_tokens_sum 0" in text

@@ -13,6 +13,7 @@ from quire.errors import (
     PromptTooLong,
     QuireError,
     RequestFailed,
+    TemplateFailed,
 )
 
 
@@ -32,7 +33,7 @@ class BodyTooLarge(InvalidRequest):
 
 
 def status_of(error: QuireError) -> int:
-    if type(error) in (InvalidRequest, PromptTooLong):
+    if type(error) in (InvalidRequest, PromptTooLong, TemplateFailed):
         return 400
     return 500 if isinstance(error, RequestFailed) else error.status
 

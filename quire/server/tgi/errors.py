@@ -12,12 +12,13 @@ from quire.errors import (
     Overloaded,
     QuireError,
     RequestFailed,
+    TemplateFailed,
 )
 
 
 def error_type(error: QuireError) -> str:
     if isinstance(error, InvalidRequest):
-        return "template_error" if error.message.startswith("chat template") else "validation"
+        return "template_error" if isinstance(error, TemplateFailed) else "validation"
     if isinstance(error, Overloaded):
         return "overloaded"
     if isinstance(error, RequestFailed):
