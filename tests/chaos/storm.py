@@ -49,11 +49,13 @@ class Storm:
 
     async def run(self) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
-        async with httpx.AsyncClient(base_url=self._server.url, timeout=120, limits=limits) as client:
-            async with asyncio.TaskGroup() as group:
-                for _ in range(NUM_CLIENTS):
-                    group.create_task(self._ask_on(client))
-                group.create_task(self._do_harm())
+        async with (
+            httpx.AsyncClient(base_url=self._server.url, timeout=120, limits=limits) as client,
+            asyncio.TaskGroup() as group,
+        ):
+            for _ in range(NUM_CLIENTS):
+                group.create_task(self._ask_on(client))
+            group.create_task(self._do_harm())
 
     def _is_over(self) -> bool:
         return time.monotonic() > self._until_s or bool(self.wrong)

@@ -95,7 +95,7 @@ def test_one_of_sixteen_whose_steps_never_end_fails_alone(serve):
 
 def test_an_engine_that_stands_still_is_replaced(serve):
     server = serve(engine={"step_s": 0.01}, settings={"restart_after_s": 1.0})
-    asking = Asking(server, [body(n) for n in range(8)])
+    asking = Asking(server, [body(n, max_tokens=200) for n in range(8)])
     wait_for_running(server, 8)
     stopped = server.processes("quire-engine")[0]
     os.kill(stopped, signal.SIGSTOP)

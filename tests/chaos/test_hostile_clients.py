@@ -39,7 +39,7 @@ class Witness:
 
     def _run(self) -> None:
         with httpx.Client(base_url=self._server.url, timeout=30) as client:
-            while not self._over.is_set():
+            while not self._over.is_set() or not self.num_answers:
                 asked = body(self.num_answers, max_tokens=20)
                 begun = time.monotonic()
                 try:
@@ -143,13 +143,13 @@ def test_a_flood_of_headers_is_cut_off(server, flood):
 BODIES = {
     "ten megabytes": (b'{"prompt": "' + b"a" * 10_000_000 + b'"}', {413}),
     "deeply nested": (b'{"prompt": ' + b"[" * 100_000 + b"]" * 100_000 + b"}", {400, 422}),
-    "deeply nested objects": (b'{"prompt": "a", "logit_bias": ' + b'{"1": ' * 5_000 + b"1" + b"}" * 5_000 + b"}", {400, 422}),
+    "deeply nested objects": (b'{"prompt": "a", "x": ' + b'{"1": ' * 5_000 + b"1" + b"}" * 5_000 + b"}", {400, 422}),
     "not JSON": (b"\xff\xfe\x00{", {400, 422}),
     "half a surrogate": (b'{"prompt": "\\ud800 abc", "max_tokens": 3}', {200, 400, 422}),
     "bytes that are no text": (b'{"prompt": "\xed\xa0\x80", "max_tokens": 3}', {400, 422}),
     "control characters": (b'{"prompt": "a\\u0000\\u0007\\u202e\\ufeff", "max_tokens": 3}', {200, 400, 422}),
     "stacked accents": (json.dumps({"prompt": "a" + "\u0301" * 400, "max_tokens": 3}).encode(), {200, 400, 422}),
-    "a family of emoji": (json.dumps({"prompt": "\U0001f468\u200d\U0001f469\u200d\U0001f467" * 10}).encode(), {200, 400, 422}),
+    "a family": (json.dumps({"prompt": "\U0001f468\u200d\U0001f469\u200d\U0001f467"}).encode(), {200, 400, 422}),
     "a token that does not exist": (b'{"prompt": [50]}', {422, 400}),
     "a negative token": (b'{"prompt": [-1]}', {422, 400}),
     "a token beyond 64 bits": (b'{"prompt": [99999999999999999999]}', {422, 400}),
@@ -200,5 +200,5 @@ async def overload(server: Server) -> None:
                 await asyncio.sleep(float(answer.headers["retry-after"]))
             raise AssertionError("it was told to come back, and told so again, for ever")
 
-        attempts = await asyncio.gather(*(one(number) for number in range(320)))
+        attempts = await asyncio.gather(*(one(number) for number in range(160)))
         assert max(attempts) > 0, "nobody was refused, so it was no overload"

@@ -42,7 +42,7 @@ def test_a_worker_that_is_killed_costs_its_own_clients_alone_and_is_replaced(ser
 def test_signals_to_every_process_drain_as_one_to_the_first_does(serve):
     """A service manager sends them to all."""
     server = serve(engine={"step_s": 0.01})
-    asking = Asking(server, [body(n, max_tokens=80) for n in range(8)])
+    asking = Asking(server, [body(n, max_tokens=200) for n in range(8)])
     wait_for_running(server, 8)
     for pid in (*server.processes("quire-engine"), *server.processes("quire-http"), server.process.pid):
         os.kill(pid, signal.SIGTERM)
@@ -52,7 +52,7 @@ def test_signals_to_every_process_drain_as_one_to_the_first_does(serve):
 
 def test_the_engine_is_killed_while_the_server_drains(serve):
     server = serve(engine={"step_s": 0.01})
-    asking = Asking(server, [body(n, max_tokens=120) for n in range(8)])
+    asking = Asking(server, [body(n, max_tokens=200) for n in range(8)])
     wait_for_running(server, 8)
     server.process.terminate()
     time.sleep(0.1)
