@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from quire.models.fields import Fields
 from quire.models.params import Param, ParamTree
 from quire.models.projection import project
+from quire.ops.quantized import Packed, gated_product
 
 Activation = Callable[[jax.Array], jax.Array]
 
@@ -59,7 +60,11 @@ class GatedMLP:
 
     def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
         both = project("td,cmd->tcm", x, weights["gate_up"], weights.get("gate_up_bias"))
-        return project("tm,dm->td", gated(self.activation, both), weights["down"], weights.get("down_bias"))
+        down, down_bias = weights["down"], weights.get("down_bias")
+        if isinstance(down, Packed) and self.activation is jax.nn.silu:
+            out = gated_product(both, down)  # one kernel: what passes the gate is quantised where it is computed
+            return (out if down_bias is None else out + down_bias.astype(jnp.float32)).astype(x.dtype)
+        return project("tm,dm->td", gated(self.activation, both), down, down_bias)
 
 
 @dataclass(frozen=True)

@@ -100,6 +100,11 @@ def product(x: jax.Array, weight: QuantizedWeight, kept: int) -> jax.Array:
     return jnp.einsum("ti,oi->to", near, widened(weight).reshape(width, -1), preferred_element_type=jnp.float32)
 
 
+def gated_product(both: jax.Array, weight: Packed) -> jax.Array:
+    """float32 [t, outputs] of silu(both[:, 0]) * both[:, 1], both [t, 2, m], with a weight [outputs, m]."""
+    return int8_product.product(both, weight.tiles, weight.shape[0], gated=True)
+
+
 def rows_of(weight: QuantizedWeight, indices: jax.Array) -> jax.Array:
     """float32 [n, size]: some rows [n] of a matrix."""
     if isinstance(weight, Grouped):

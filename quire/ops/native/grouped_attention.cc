@@ -9,13 +9,21 @@
 #include <vector>
 
 #include "crew.h"
+#include "lanes.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
 
 namespace {
 
-constexpr int64_t kSpan = 32;  // keys whose scores are computed before their values are read
+constexpr int64_t kSpan = 64;  // keys whose scores are computed before their values are read
+constexpr int kKeys = 4;       // whose sums do not wait for each other
+constexpr int kWide = 4;       // registers of a value that are summed at a time
+
+using quire::kLanes;
+using quire::Lanes;
+using quire::read;
+using quire::write;
 
 struct Sizes {
   int64_t groups, queries, heads, per_head, size, page_size, width;
@@ -34,24 +42,101 @@ struct Task {
   int64_t window;
 };
 
-// Several keys at a time: their sums do not wait for each other.
-template <int kKeys>
-inline void dots(const float* query, const float* keys, int64_t stride, int64_t size, float* scores) {
-  float dot[kKeys] = {};
-  for (int64_t h = 0; h < size; ++h) {
-    for (int i = 0; i < kKeys; ++i) dot[i] += query[h] * keys[i * stride + h];
-  }
-  for (int i = 0; i < kKeys; ++i) scores[i] = dot[i];
+inline void fetch(const float* from, int64_t size) {
+  constexpr int64_t kLine = 64 / sizeof(float);
+  for (int64_t h = 0; h < size; h += kLine) __builtin_prefetch(from + h, 0, 3);
 }
 
-// Several values at a time: the sum is read and written once for all of them.
-template <int kValues>
-inline void add(const float* weights, const float* values, int64_t stride, int64_t size, float* sum) {
-  for (int64_t h = 0; h < size; ++h) {
-    float part = sum[h];
-    for (int i = 0; i < kValues; ++i) part += weights[i] * values[i * stride + h];
-    sum[h] = part;
+// scores[r][s] of kRows queries with `count` keys: each key is read once for all of them. Scores are written for whole
+// blocks of kKeys; those beyond the last key mean nothing.
+template <int kRows>
+void score(const float* const* queries, const float* const* keys, int64_t count, int64_t size, float* scores) {
+  const int64_t vectors = size / kLanes * kLanes;
+  for (int64_t s = 0; s < count; s += kKeys) {
+    const float* key[kKeys];
+    for (int k = 0; k < kKeys; ++k) key[k] = keys[std::min(s + k, count - 1)];
+    Lanes dot[kRows][kKeys] = {};
+    for (int64_t h = 0; h < vectors; h += kLanes) {
+      Lanes part[kKeys];
+      for (int k = 0; k < kKeys; ++k) part[k] = read(key[k] + h);
+      for (int r = 0; r < kRows; ++r) {
+        const Lanes query = read(queries[r] + h);
+        for (int k = 0; k < kKeys; ++k) dot[r][k] += query * part[k];
+      }
+    }
+    for (int r = 0; r < kRows; ++r) quire::sums(dot[r], scores + r * kSpan + s);
+    if (vectors == size) continue;
+    for (int r = 0; r < kRows; ++r) {
+      for (int k = 0; k < kKeys; ++k) {
+        for (int64_t h = vectors; h < size; ++h) scores[r * kSpan + s + k] += queries[r][h] * key[k][h];
+      }
+    }
   }
+}
+
+// sums[r] += weights[r][s] * values[s], for kRows rows that are `size` apart: each value is read once for all of them.
+template <int kRows>
+void add(const float* weights, const float* const* values, int64_t count, int64_t size, float* sums) {
+  const int64_t wide = kWide * kLanes;
+  int64_t h = 0;
+  for (; h + wide <= size; h += wide) {
+    Lanes part[kRows][kWide];
+    for (int r = 0; r < kRows; ++r) {
+      for (int w = 0; w < kWide; ++w) part[r][w] = read(sums + r * size + h + w * kLanes);
+    }
+    for (int64_t s = 0; s < count; ++s) {
+      Lanes value[kWide];
+      for (int w = 0; w < kWide; ++w) value[w] = read(values[s] + h + w * kLanes);
+      for (int r = 0; r < kRows; ++r) {
+        for (int w = 0; w < kWide; ++w) part[r][w] += weights[r * kSpan + s] * value[w];
+      }
+    }
+    for (int r = 0; r < kRows; ++r) {
+      for (int w = 0; w < kWide; ++w) write(sums + r * size + h + w * kLanes, part[r][w]);
+    }
+  }
+  for (; h < size; ++h) {
+    for (int r = 0; r < kRows; ++r) {
+      for (int64_t s = 0; s < count; ++s) sums[r * size + h] += weights[r * kSpan + s] * values[s][h];
+    }
+  }
+}
+
+// One query's scores of a span become weights, and what it has summed so far shrinks to match. Keys [low, high) are seen.
+void weigh(const Task& t, int64_t low, int64_t high, int64_t count, float* scores, float& highest, float& total,
+           float* sum) {
+  if (low >= high) {
+    std::fill_n(scores, count, 0.0f);
+    return;
+  }
+  if (t.softcap > 0.0f) {
+    for (int64_t s = low; s < high; ++s) scores[s] = t.softcap * std::tanh(scores[s] * t.scale / t.softcap);
+  }
+  const float scale = t.softcap > 0.0f ? 1.0f : t.scale;
+  const int64_t room = (count + kLanes - 1) / kLanes * kLanes;  // whole registers, for which a span has room
+  std::fill_n(scores, low, -INFINITY);
+  std::fill(scores + high, scores + room, -INFINITY);
+  Lanes most = quire::all(highest);
+  for (int64_t s = 0; s < room; s += kLanes) {
+    const Lanes score = read(scores + s) * scale;
+    write(scores + s, score);
+    most = score > most ? score : most;
+  }
+  const float best = quire::highest(most);
+  if (best > highest) {
+    const float shrink = highest == -INFINITY ? 0.0f : std::exp(highest - best);
+    total *= shrink;
+    for (int64_t h = 0; h < t.n.size; ++h) sum[h] *= shrink;
+    highest = best;
+  }
+  Lanes part = {};
+  for (int64_t s = 0; s < room; s += kLanes) {
+    const Lanes score = read(scores + s);
+    const Lanes weight = score == -INFINITY ? Lanes{} : quire::exponential(score - best);
+    write(scores + s, weight);
+    part += weight;
+  }
+  total += quire::sum(part);
 }
 
 // Queries of one group and one kv head.
@@ -67,55 +152,72 @@ void attend(const Task& t, int64_t group, int64_t head) {
   }
   if (count == 0) return;
 
-  std::vector<float> scores(rows * kSpan), highest(rows, -INFINITY), total(rows, 0.0f), sum(rows * n.size, 0.0f);
+  thread_local std::vector<float> scores, highest, total, sums;
+  thread_local std::vector<const float*> queries;
+  scores.assign(rows * kSpan, 0.0f);
+  highest.assign(rows, -INFINITY);
+  total.assign(rows, 0.0f);
+  sums.assign(rows * n.size, 0.0f);
+  queries.resize(rows);
+  for (int64_t row = 0; row < rows; ++row) {
+    queries[row] = q + row / n.per_head * query_stride + row % n.per_head * n.size;
+  }
   const int64_t end = start + count;
   const int64_t first = t.window > 0 ? std::max<int64_t>(0, start - t.window + 1) : 0;
   const int32_t* table = t.table + group * n.width;
+  const auto place_of = [&](int64_t position) {
+    return (table[position / n.page_size] * n.page_size + position % n.page_size) * key_stride + head * n.size;
+  };
+  for (int64_t position = first; position < std::min(first + kSpan, end); ++position) {
+    fetch(t.k_pages + place_of(position), n.size);
+  }
 
-  for (int64_t at = first; at < end;) {
-    // A span ends with its page, so that its keys lie at one stride.
-    const int64_t offset = at % n.page_size;
-    const int64_t span = std::min({kSpan, n.page_size - offset, end - at});
-    const int64_t place = (table[at / n.page_size] * n.page_size + offset) * key_stride + head * n.size;
-    const float* keys = t.k_pages + place;
-    const float* values = t.v_pages + place;
-    for (int64_t row = 0; row < rows; ++row) {
-      const int64_t b = row / n.per_head, g = row % n.per_head, position = start + b;
-      // Keys [low, high) of the span are seen by this query.
-      const int64_t low = t.window > 0 ? std::max<int64_t>(0, position - t.window + 1 - at) : 0;
-      const int64_t high = std::min(span, position + 1 - at);
-      if (low >= high) continue;
-      const float* query = q + b * query_stride + g * n.size;
-      float* score = scores.data() + row * kSpan;
-      float best = highest[row];
-      int64_t s = low;
-      for (; s + 4 <= high; s += 4) dots<4>(query, keys + s * key_stride, key_stride, n.size, score + s);
-      for (; s < high; ++s) dots<1>(query, keys + s * key_stride, key_stride, n.size, score + s);
-      for (s = low; s < high; ++s) {
-        score[s] *= t.scale;
-        if (t.softcap > 0.0f) score[s] = t.softcap * std::tanh(score[s] / t.softcap);
-        best = std::max(best, score[s]);
-      }
-      float* acc = sum.data() + row * n.size;
-      if (best > highest[row]) {
-        const float shrink = highest[row] == -INFINITY ? 0.0f : std::exp(highest[row] - best);
-        total[row] *= shrink;
-        for (int64_t h = 0; h < n.size; ++h) acc[h] *= shrink;
-        highest[row] = best;
-      }
-      for (s = low; s < high; ++s) {
-        score[s] = std::exp(score[s] - best);
-        total[row] += score[s];
-      }
-      for (s = low; s + 4 <= high; s += 4) add<4>(score + s, values + s * key_stride, key_stride, n.size, acc);
-      for (; s < high; ++s) add<1>(score + s, values + s * key_stride, key_stride, n.size, acc);
+  for (int64_t at = first; at < end; at += kSpan) {
+    const int64_t span = std::min(kSpan, end - at);
+    const float *keys[kSpan], *values[kSpan];
+    for (int64_t s = 0; s < span; ++s) {
+      const int64_t place = place_of(at + s);
+      keys[s] = t.k_pages + place;
+      values[s] = t.v_pages + place;
     }
-    at += span;
+    // Their values and the keys of the next span are on their way from memory while scores are computed.
+    for (int64_t s = 0; s < span; ++s) fetch(values[s], n.size);
+    for (int64_t position = at + kSpan; position < std::min(at + 2 * kSpan, end); ++position) {
+      fetch(t.k_pages + place_of(position), n.size);
+    }
+    // The queries before this one see nothing of the span.
+    const int64_t from = std::max<int64_t>(0, at - start) * n.per_head;
+    for (int64_t row = from; row < rows;) {
+      const int64_t together = std::min<int64_t>(4, rows - row);
+      float* weights = scores.data() + row * kSpan;
+      float* sum = sums.data() + row * n.size;
+      const float* const* these = queries.data() + row;
+      switch (together) {
+        case 1: score<1>(these, keys, span, n.size, weights); break;
+        case 2: score<2>(these, keys, span, n.size, weights); break;
+        case 3: score<3>(these, keys, span, n.size, weights); break;
+        default: score<4>(these, keys, span, n.size, weights);
+      }
+      for (int64_t i = row; i < row + together; ++i) {
+        const int64_t position = start + i / n.per_head;
+        // Keys [low, high) of the span are seen by this query.
+        const int64_t low = t.window > 0 ? std::max<int64_t>(0, position - t.window + 1 - at) : 0;
+        const int64_t high = std::min(span, position + 1 - at);
+        weigh(t, low, high, span, scores.data() + i * kSpan, highest[i], total[i], sums.data() + i * n.size);
+      }
+      switch (together) {
+        case 1: add<1>(weights, values, span, n.size, sum); break;
+        case 2: add<2>(weights, values, span, n.size, sum); break;
+        case 3: add<3>(weights, values, span, n.size, sum); break;
+        default: add<4>(weights, values, span, n.size, sum);
+      }
+      row += together;
+    }
   }
   for (int64_t row = 0; row < rows; ++row) {
     float* to = out + (row / n.per_head) * query_stride + (row % n.per_head) * n.size;
     const float inverse = total[row] > 0.0f ? 1.0f / total[row] : 0.0f;
-    for (int64_t h = 0; h < n.size; ++h) to[h] = sum[row * n.size + h] * inverse;
+    for (int64_t h = 0; h < n.size; ++h) to[h] = sums[row * n.size + h] * inverse;
   }
 }
 

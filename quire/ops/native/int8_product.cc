@@ -6,6 +6,7 @@
 
 #include "crew.h"
 #include "int8_tile.h"
+#include "lanes.h"
 #include "xla/ffi/api/ffi.h"
 
 namespace ffi = xla::ffi;
@@ -18,23 +19,47 @@ constexpr int64_t kTasks = 16;  // into which a product is cut: enough for a cor
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
-// Rows of `runs` times `run` numbers; every run begins a group.
+// Rows of `runs` times `run` numbers; every run begins a group. A gated row has a run of gates and one of what they are
+// for, and stands for one run.
 struct Rows {
   const float* x;
   int64_t count, runs, run;
+  bool gated = false;
   int64_t run_groups() const { return ceil_div(run, kGroup); }
   int64_t groups() const { return runs * run_groups(); }
   int64_t blocks() const { return ceil_div(count, kRowBlock); }
 };
 
+// silu(gate) * up
+void pass_gate(const float* gate, const float* up, int64_t count, float* to) {
+  int64_t i = 0;
+  for (; i + kLanes <= count; i += kLanes) {
+    const Lanes x = read(gate + i);
+    write(to + i, x / (1.0f + exponential(all(0.0f) - x)) * read(up + i));
+  }
+  if (i == count) return;
+  float rest[2][kLanes] = {};
+  std::copy(gate + i, gate + count, rest[0]);
+  std::copy(up + i, up + count, rest[1]);
+  const Lanes x = read(rest[0]);
+  write(rest[0], x / (1.0f + exponential(all(0.0f) - x)) * read(rest[1]));
+  std::copy_n(rest[0], count - i, to + i);
+}
+
 void quantize_block(const Rows& rows, int64_t block, RowGroup* to) {
   const int64_t first = block * kRowBlock, last = std::min(rows.count, first + kRowBlock), per_run = rows.run_groups();
   for (int64_t row = first; row < last; ++row) {
-    const float* x = rows.x + row * rows.runs * rows.run;
+    const float* x = rows.x + row * rows.runs * rows.run * (rows.gated ? 2 : 1);
     for (int64_t g = 0; g < rows.groups(); ++g) {
       const int64_t at = g % per_run * kGroup;
+      const int64_t count = std::min(kGroup, rows.run - at);
       const float* from = x + g / per_run * rows.run + at;
-      to[g].scales[row - first] = quantize(from, std::min(kGroup, rows.run - at), to[g].codes[row - first]);
+      float passed[kGroup];
+      if (rows.gated) {
+        pass_gate(from, from + rows.run, count, passed);
+        from = passed;
+      }
+      to[g].scales[row - first] = quantize(from, count, to[g].codes[row - first]);
     }
   }
 }
@@ -85,14 +110,22 @@ void product(const Rows& rows, const TileGroup* tiles, float* out, int64_t width
   });
 }
 
-ffi::Error Int8Product(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S8> tiles, ffi::ResultBuffer<ffi::F32> out) {
-  const auto d = x.dimensions();
-  const Rows rows{x.typed_data(), d[0], d[1], d[2]};
+ffi::Error multiply_rows(const Rows& rows, ffi::Buffer<ffi::S8> tiles, ffi::ResultBuffer<ffi::F32> out) {
   const int64_t width = out->dimensions()[1];
   const int64_t needed = ceil_div(width, kTile) * rows.groups() * sizeof(TileGroup);
   if (static_cast<int64_t>(tiles.element_count()) != needed) return ffi::Error::InvalidArgument("tiles of another shape");
   product(rows, reinterpret_cast<const TileGroup*>(tiles.typed_data()), out->typed_data(), width);
   return ffi::Error::Success();
+}
+
+ffi::Error Int8Product(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S8> tiles, ffi::ResultBuffer<ffi::F32> out) {
+  const auto d = x.dimensions();
+  return multiply_rows({x.typed_data(), d[0], d[1], d[2]}, tiles, out);
+}
+
+ffi::Error Int8GatedProduct(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S8> tiles, ffi::ResultBuffer<ffi::F32> out) {
+  const auto d = x.dimensions();
+  return multiply_rows({x.typed_data(), d[0], 1, d[2], true}, tiles, out);
 }
 
 }  // namespace
@@ -118,6 +151,12 @@ void pack_tile(const float* weights, int64_t width, int64_t runs, int64_t run, i
 }  // namespace quire
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(quire_int8_product, quire::Int8Product,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S8>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>());
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(quire_int8_gated_product, quire::Int8GatedProduct,
                               ffi::Ffi::Bind()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::S8>>()

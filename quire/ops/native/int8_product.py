@@ -36,9 +36,10 @@ def pack(weights: Array, summed: int) -> Array:
     return tiles
 
 
-def product(x: jax.Array, tiles: jax.Array, width: int) -> jax.Array:
-    """float32 [t, width] of x [t, runs, run]."""
-    call = jax.ffi.ffi_call("quire_int8_product", jax.ShapeDtypeStruct((x.shape[0], width), jnp.float32))  # type: ignore[no-untyped-call]
+def product(x: jax.Array, tiles: jax.Array, width: int, *, gated: bool = False) -> jax.Array:
+    """float32 [t, width] of x [t, runs, run], or of silu(x[:, 0]) * x[:, 1] where x [t, 2, run] is gated."""
+    target = "quire_int8_gated_product" if gated else "quire_int8_product"
+    call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct((x.shape[0], width), jnp.float32))  # type: ignore[no-untyped-call]
     out: jax.Array = call(x.astype(jnp.float32), tiles)
     return out
 

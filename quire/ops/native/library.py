@@ -20,9 +20,10 @@ FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-w")
 # working. Without contraction the same operations are done for every number of rows.
 SOURCES = {
     "grouped_attention.cc": ("-ffast-math", "-fno-finite-math-only"),
+    "place_heads.cc": ("-ffast-math", "-fno-finite-math-only"),
     "int8_product.cc": ("-ffp-contract=off",),
 }
-TARGETS = ("quire_grouped_attention", "quire_int8_product")
+TARGETS = ("quire_grouped_attention", "quire_place_heads", "quire_int8_product", "quire_int8_gated_product")
 BUILD_TIMEOUT_S = 300
 
 

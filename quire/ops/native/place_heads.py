@@ -1,0 +1,28 @@
+"""Rotation, and keys and values into pages, by the C++ kernel."""
+
+import jax
+
+
+def place_heads(
+    qkv: jax.Array,
+    cos: jax.Array,
+    sin: jax.Array,
+    pages: jax.Array,
+    offsets: jax.Array,
+    k_pages: jax.Array,
+    v_pages: jax.Array,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Rotated queries [t, k, g, h] of qkv [t, k, g + 2, h], and the pages with keys and values in place; all float32.
+
+    `cos` and `sin` are [t, rotated / 2], with nothing in the second axis where nothing rotates. Tokens that go to the
+    same place are padding, whose page nobody reads. The library must have been loaded.
+    """
+    tokens, heads, parts, size = qkv.shape
+    out = (
+        jax.ShapeDtypeStruct((tokens, heads, parts - 2, size), qkv.dtype),
+        jax.ShapeDtypeStruct(k_pages.shape, k_pages.dtype),
+        jax.ShapeDtypeStruct(v_pages.shape, v_pages.dtype),
+    )
+    call = jax.ffi.ffi_call("quire_place_heads", out, input_output_aliases={5: 1, 6: 2})  # type: ignore[no-untyped-call]
+    q, k_pages, v_pages = call(qkv, cos, sin, pages, offsets, k_pages, v_pages)
+    return q, k_pages, v_pages
