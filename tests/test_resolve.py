@@ -73,7 +73,7 @@ def test_a_host_keeps_memory_for_itself() -> None:
 
 def test_on_other_devices_weights_the_largest_step_and_a_reserve_come_first() -> None:
     facts = replace(FACTS, platform="gpu")
-    config = Config(memory_fraction=0.5, max_total_tokens=8192)
+    config = Config(memory_fraction=0.5, max_total_tokens=8192, page_size=16)
     choice = pages(config, facts, step_bytes=GIB)
     left = 8 * GIB - GIB - GIB - RESERVE_BYTES
     assert left - PAGE_STEP * PAGE_BYTES < choice.value * PAGE_BYTES <= left

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.gpu.decode_attention import decode_attention
+from quire.ops.gpu.decode_attention import Tiling, decode_attention
 from quire.ops.gpu.fill_attention import fill_attention
 from quire.ops.gpu.kernels import GPU
 from quire.ops.grouped_attention import SPAN, Groups, grouped_attention
@@ -31,7 +31,8 @@ def interpreted(spec: AttentionSpec, q: jax.Array, k_pages: jax.Array, v_pages: 
     """What a GPU runs, with small blocks, so that short contexts have several."""
     if q.shape[1] > 1:
         return fill_attention(spec, q, k_pages, v_pages, groups, block=32, interpret=True)
-    return decode_attention(spec, q[:, 0], k_pages, v_pages, groups, parts=4, block=16, interpret=True)[:, None]
+    tiling = Tiling(block=16, num_warps=4, num_stages=1)
+    return decode_attention(spec, q[:, 0], k_pages, v_pages, groups, parts=4, tiling=tiling, interpret=True)[:, None]
 
 
 # Those in use that are different, with their names; there is no native one where nothing can build it.

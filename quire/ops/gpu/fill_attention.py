@@ -28,8 +28,8 @@ def fill_attention(
     groups: Groups,
     *,
     block: int = BLOCK,
-    num_warps: int = 8,
-    num_stages: int = 3,
+    num_warps: int = 4,
+    num_stages: int = 2,
     interpret: bool = False,
 ) -> jax.Array:
     """Attention of q [n, b, k, g, h]; [n, b, k, g, h]."""
