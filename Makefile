@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: help serve test test-core-long test-parity mutants check format bench clean
+.PHONY: help serve test test-core-long test-parity mutants chaos soak check format bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -43,6 +43,13 @@ test-parity: $(VENV)/.parity  ## compare models and tokenizers with transformers
 
 mutants: $(VENV)/.test  ## break the core one line at a time and show that the tests notice
 	$(BIN)/python tests/core/mutants.py $(ARGS)
+
+chaos: $(VENV)/.test  ## random faults against a real server, every token checked (SEED=, DURATION= seconds, ENGINE=fake|tiny|MODEL)
+	QUIRE_CHAOS=long $(BIN)/python -m pytest -n 0 tests/chaos/test_model.py
+	$(BIN)/python -m tests.chaos.storm --seed $(or $(SEED),1) --duration $(or $(DURATION),300) --engine $(or $(ENGINE),fake) $(ARGS)
+
+soak: $(VENV)/.test  ## load for hours, and whether anything grows (DURATION= seconds)
+	$(BIN)/python -m tests.chaos.soak --duration $(or $(DURATION),3600) $(ARGS)
 
 check: $(VENV)/.dev  ## format, lint, types and tests
 	$(BIN)/ruff format --check .

@@ -45,33 +45,41 @@ class FrontEnd:
         self._rejoining: asyncio.Task[None] | None = None
 
     async def run(
-        self, address: str, listeners: list[socket.socket], line: socket.socket, orphaned: Callable[[], None]
+        self,
+        address: str,
+        listeners: list[socket.socket],
+        line: socket.socket,
+        orphaned: Callable[[], None],
+        *,
+        is_first: bool = True,
     ) -> None:
-        """Answer on `listeners` from the start, serve once the engine at `address` is ready, until told to stop.
+        """Serve on `listeners` once the engine at `address` is ready, until told to stop.
 
-        `line` leads to the supervisor, which hears why it does not get ready; `orphaned` is called when that is gone.
+        The first in its place answers from the start, to say that it is not ready. One that replaces another lets
+        clients wait: they were served before. `line` leads to the supervisor, which hears why it does not get ready;
+        `orphaned` is called when that is gone.
         """
         self._address = address
         server = HttpServer(self._settings)
         leash = await hold(line, lambda word: self._obey(word, server), orphaned)
-        serving = asyncio.create_task(server.serve(listeners))
         joining = asyncio.create_task(self._join())
-        await asyncio.wait({serving, joining}, return_when=asyncio.FIRST_COMPLETED)
+        before = asyncio.create_task(server.serve(listeners) if is_first else server.wait_until_stopped())
+        await asyncio.wait({before, joining}, return_when=asyncio.FIRST_COMPLETED)
         if not joining.done():
             joining.cancel()
             log.info("stopped before the engine was ready")
-            return await serving
+            return await before
         error = joining.exception()
         if error is not None:
             if isinstance(error, QuireError):
                 leash.tell(Refused(error.kind, error.message))
-            server.should_exit = True
-            await serving
+            server.stop()
+            await before
         service = joining.result()
         server.admit(service)
         keep_what_is_there()
         leash.tell(Up())
-        await self._serve(service, serving)
+        await self._serve(service, before if is_first else asyncio.create_task(server.serve(listeners)))
         return None
 
     def _obey(self, word: Word, server: "HttpServer") -> None:
@@ -217,6 +225,7 @@ class HttpServer(uvicorn.Server):
         self._drain_s = settings.drain_s
         self._service: Service | None = None
         self._draining: asyncio.Task[None] | None = None
+        self._stopped = asyncio.Event()
 
     def admit(self, service: Service) -> None:
         """Connections from here on reach `service`; those before are closed after their answer."""
@@ -235,6 +244,10 @@ class HttpServer(uvicorn.Server):
             log.info("stopping; %d requests may take %g s to finish", self._service.num_streams, self._drain_s)
             self._draining = asyncio.create_task(self._service.drain(self._drain_s))
         self.should_exit = True
+        self._stopped.set()
+
+    async def wait_until_stopped(self) -> None:
+        await self._stopped.wait()
 
 
 class Loading:

@@ -96,6 +96,8 @@ class Supervisor:
             self._at_once.set()
             return
         self._stopping.set()
+        for listener in (one for those in self._listeners for one in those):
+            listener.close()  # the workers close theirs; who comes now is refused
         for worker in self._workers.values():
             worker.tell(Stop())
 
@@ -196,8 +198,9 @@ class Supervisor:
 
     async def _keep_worker(self, place: int) -> None:
         restarts = Restarts(self._settings.max_engine_restarts)
+        is_first = True
         while True:
-            worker = await self._start_worker(place)
+            worker = await self._start_worker(place, is_first)
             if self._stopping.is_set():
                 worker.tell(Stop())
             try:
@@ -207,8 +210,9 @@ class Supervisor:
                     del self._workers[place]
             if self._stopping.is_set():
                 return
-            if worker.refusal is not None:
+            if worker.refusal is not None and is_first:
                 self._refuse(worker.refusal)
+            is_first = is_first and worker.ready_s is None
             delay_s = restarts.delay_s(worker.ready_s)
             if delay_s is None:
                 log.critical("%s ends again and again and is not started any more", worker.name)
@@ -216,14 +220,15 @@ class Supervisor:
             log.error("%s ended (%s) and is started again, in %g s", worker.name, worker.exit_status, delay_s)
             await asyncio.sleep(delay_s)
 
-    async def _start_worker(self, place: int) -> Child:
+    async def _start_worker(self, place: int, is_first: bool) -> Child:
         self._num_workers_made += 1  # a number of its own, so that no request has the id of another's
         number = self._num_workers_made
         worker = self._workers[place] = await Child(
             f"quire-http-{place + 1}",
             run_worker,
             lambda line: (
-                self._address, number, self._settings, self._chat_template, self._listeners[place], line, os.getpid()
+                self._address, number, self._settings, self._chat_template, self._listeners[place], line, os.getpid(),
+                is_first
             ),
         ).hold()  # fmt: skip
         if self._gave_up is not None:

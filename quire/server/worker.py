@@ -18,8 +18,9 @@ def run_worker(
     listeners: list[socket.socket],
     line: socket.socket,
     parent: int,
+    is_first: bool,
 ) -> None:
-    """From its start to its end. `line` leads to the supervisor, process `parent`."""
+    """From its start to its end. `line` leads to the supervisor, process `parent`; `is_first` in its place."""
     bind_to_parent("quire-http", parent)
     configure_logs(settings.log_format, settings.logging_level)
     from quire.server.front_end import FrontEnd  # loads what the supervisor, which imports this, does without
@@ -28,7 +29,7 @@ def run_worker(
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each client is a file; shells give a thousand
     front_end = FrontEnd(settings, number, chat_template)
     with asyncio.Runner(loop_factory=_new_loop) as runner:
-        runner.run(front_end.run(address, listeners, line, lambda: os._exit(1)))
+        runner.run(front_end.run(address, listeners, line, lambda: os._exit(1), is_first=is_first))
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
