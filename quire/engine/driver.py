@@ -107,6 +107,11 @@ class Driver:
     def is_running(self) -> bool:
         return self._thread.is_alive()
 
+    @property
+    def is_gathering(self) -> bool:
+        """Whether nothing runs since requests are still to come back."""
+        return bool(self._missing)
+
     def open(self, deliver: Deliver, number: int | None = None) -> Port:
         """A port of this number, or of one that no port had before. It takes the place of an older one of its number,
         whose requests end."""
@@ -190,7 +195,7 @@ class Driver:
         self._wait_for_work()
         for _ in range(min(len(self._inbox), MAX_COMMANDS_PER_TURN)):  # one by one: none is lost if one raises
             self._obey(*self._inbox.popleft())
-        if self._failure is not None or self._is_gathering():
+        if self._failure is not None or self._gathers_on():
             return
         failures = engine.upkeep()
         if failures:
@@ -204,7 +209,7 @@ class Driver:
             if engine.note is not None and engine.last_kind:
                 engine.note(f"{engine.last_kind}_deliver", time.monotonic() - begun_s)
 
-    def _is_gathering(self) -> bool:
+    def _gathers_on(self) -> bool:
         """Whether to wait on for requests that another engine ended with."""
         if not self._missing:
             return False

@@ -40,9 +40,9 @@ class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
 class Pulse(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """From the engine, several times a second."""
 
-    busy_s: float  # how long the step under way has taken
-    limit_s: float | None  # how long it may take by what others took; None when there were none
-    is_compiling: bool  # it had to wait for a program
+    waited_s: float  # there has been work for so long, and no step has ended
+    limit_s: float | None  # how long that may take by what steps took; None when there were none
+    is_compiling: bool  # the step under way had to wait for a program
 
 
 Word = Stop | GaveUp | Up | Refused | Pulse

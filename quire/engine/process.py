@@ -4,6 +4,7 @@ import asyncio
 import logging
 import os
 import socket
+import time
 from collections.abc import Callable
 from typing import Protocol
 
@@ -48,6 +49,7 @@ class EngineProcess:
         self._build = build
         self._journal = journal
         self._num_before = num_before  # engines that were in its place
+        self._waiting_since_s = 0.0  # there has been work since, and no step has ended
         self._front_ends: set[FrontEnd] = set()
         self._stop = asyncio.Event()
 
@@ -132,10 +134,17 @@ class EngineProcess:
         stats.counters["restarts"] = self._num_before
         return stats
 
+    def _pulse(self, metered: Metered) -> Pulse:
+        """Also an engine that has work and launches nothing is stuck."""
+        now, meter = time.monotonic(), metered.meter
+        is_gathering = self.driver is not None and self.driver.is_gathering
+        has_work = metered.engine.scheduler.num_requests > 0 and not is_gathering
+        self._waiting_since_s = max(self._waiting_since_s, meter.last_end_s) if has_work else now
+        return Pulse(now - self._waiting_since_s, meter.limit_s(), meter.is_compiling())
+
     def _send_stats(self) -> None:
         if self.metered is not None and self.leash is not None:
-            meter = self.metered.meter
-            self.leash.tell(Pulse(meter.busy_s(), meter.limit_s(), meter.is_compiling()))
+            self.leash.tell(self._pulse(self.metered))
         if self.metered is not None and self._front_ends:
             data = frame([self._stats(self.metered)])
             for front_end in list(self._front_ends):

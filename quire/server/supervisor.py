@@ -156,9 +156,11 @@ class Supervisor:
                 engine.kill()
             elif engine.pulse is not None:
                 limit_s = max(floor_s, self._limit_s(engine.pulse))
-                if engine.pulse.busy_s > limit_s:
-                    busy_s = engine.pulse.busy_s
-                    log.error("a step has taken %.1f s, %.1f s are allowed; the engine is killed", busy_s, limit_s)
+                waited_s = engine.pulse.waited_s
+                if waited_s > limit_s:
+                    log.error(
+                        "no step has ended for %.1f s, %.1f s are allowed; the engine is killed", waited_s, limit_s
+                    )
                     engine.kill()
             await asyncio.sleep(WATCH_INTERVAL_S)
 
@@ -199,7 +201,7 @@ class Supervisor:
     async def _keep_worker(self, place: int) -> None:
         restarts = Restarts(self._settings.max_engine_restarts)
         is_first = True
-        while True:
+        while not self._stopping.is_set():
             worker = await self._start_worker(place, is_first)
             if self._stopping.is_set():
                 worker.tell(Stop())
