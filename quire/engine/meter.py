@@ -224,4 +224,6 @@ def read_stats(metered: Metered) -> Stats:
         batch_size_sum=meter.batch_size_sum,
         num_joined=meter.num_joined,
         error=None if engine.error is None else engine.error.message,
+        step_limit_s=meter.limit_s(),
+        is_compiling=meter.is_compiling(),
     )

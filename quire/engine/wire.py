@@ -64,6 +64,8 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     batch_size_sum: int
     num_joined: int  # steps in which sequences began beside others that ran
     error: str | None
+    step_limit_s: float | None  # how long a step may take by what others took; None when there were none
+    is_compiling: bool  # the step under way had to wait for a program
 
 
 class Counts(msgspec.Struct, frozen=True, tag=True, array_like=True):

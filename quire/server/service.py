@@ -11,6 +11,7 @@ from quire.engine.messages import Abort, Account, Command, Event, Failed, Progre
 from quire.engine.wire import Counts, Others, Started, Stats, ToFrontEnd
 from quire.errors import DeadlineExceeded, EngineFailed, Overloaded, QuireError, RequestFailed
 from quire.server.arrival import Arrival
+from quire.server.engine_health import EngineHealth
 from quire.server.metrics import Metrics
 from quire.server.request_log import log_request
 from quire.server.served_model import ServedModel
@@ -23,8 +24,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-MAX_SILENCE_S = 1.5  # of the engine process, which speaks up four times a second
-STUCK_FACTOR = 10
 RESTART_S = 5.0  # what an engine takes to come back, by and large
 
 
@@ -59,7 +58,7 @@ class Service:
         self.stats: Stats | None = None  # as the engine process last told
         self.others: list[Counts] = []  # of the other front ends
         self.platform = "unknown"
-        self._heard_s = 0.0
+        self._health = EngineHealth(settings.stuck_after_s)
         self._count = 0
         self._prompts: dict[int, tuple[Prompt, Stream]] = {}
         self._streams: set[Stream] = set()
@@ -74,20 +73,7 @@ class Service:
             return "the server is shutting down"
         if self._port is None:
             return self._why_not
-        return None if self.stats is None else self._trouble(self.stats)
-
-    def _trouble(self, stats: Stats) -> str | None:
-        """What is wrong with an engine that is connected."""
-        if stats.error is not None:
-            return stats.error
-        silent_s = time.monotonic() - self._heard_s
-        if silent_s > MAX_SILENCE_S:
-            return f"the engine has not been heard of for {silent_s:.1f} s"
-        limit_s = max(self.settings.stuck_after_s, STUCK_FACTOR * stats.longest_step_s)
-        busy_s = stats.busy_s + silent_s if stats.busy_s else 0.0
-        if busy_s > limit_s:
-            return f"a step has taken {busy_s:.1f} s and has not ended; the longest before it took {limit_s:.1f}"
-        return None
+        return self._health.trouble(time.monotonic())
 
     def connect(self, port: Port) -> None:
         """From here on requests go to `port`, whose events come to `take` or `deliver`.
@@ -100,6 +86,7 @@ class Service:
         self._request_id = port.request_id
         now = time.monotonic()
         for prompt, stream in self._prompts.values():
+        self._health.forget()
             port.send(prompt.resumed(now - stream.submitted_s))
 
     def lose(self, reason: str) -> None:
@@ -156,7 +143,8 @@ class Service:
                     found[0].account = message
                     found[1].queue_s = max(found[1].queue_s, message.queue_s)
             elif isinstance(message, Stats):
-                self.stats, self._heard_s = message, now
+                self.stats = message
+                self._health.hear(message, now)
             elif isinstance(message, Others):
                 self.others = message.counts
         observe = self.metrics.inter_token.observe

@@ -66,7 +66,10 @@ class ServerSettings:
     aip_health_route: str | None = setting(None, API, "Another path for /health, as Vertex AI chooses it.")
     drain_s: float = setting(90.0, OPERATIONS, "Seconds that requests have to finish once the server is told to stop.")
     stuck_after_s: float = setting(
-        10.0, OPERATIONS, "A step that takes longer, and longer than ten times any before it, is called stuck."
+        1.5,
+        OPERATIONS,
+        "/health turns red when there is work and no step has ended for longer, and for longer than ten times what "
+        "steps like it took.",
     )
     restart_after_s: float = setting(
         30.0,

@@ -1,0 +1,59 @@
+"""Whether the engine gets on, by what it tells of itself."""
+
+from quire.engine.wire import Stats
+
+MAX_SILENCE_S = 1.5  # of the engine process, which speaks up four times a second
+UNMEASURED_S = 300.0  # for a step while none before it tells how long they take, and for one that waits for a program
+
+
+class EngineHealth:
+    """Listens to the engine. Owned by the event loop.
+
+    The engine is stuck when there is work and no step has ended for longer than `floor_s` and than steps like the one
+    under way may take by what others took. The first step, and one that has to wait for a program to be compiled, have
+    minutes instead.
+    """
+
+    def __init__(self, floor_s: float) -> None:
+        self._floor_s = floor_s
+        self._stats: Stats | None = None
+        self._heard_s = 0.0
+        self._waiting_since_s = 0.0  # there has been work since, and no step has ended
+
+    def hear(self, stats: Stats, now: float) -> None:
+        if self._stats is None or not has_work(self._stats):
+            self._waiting_since_s = now
+        else:
+            self._waiting_since_s = max(self._waiting_since_s, now - stats.idle_s)
+        self._stats, self._heard_s = stats, now
+
+    def forget(self) -> None:
+        """Another engine takes its place."""
+        self._stats = None
+
+    def trouble(self, now: float) -> str | None:
+        """What is wrong with it; None also before it has said anything."""
+        stats = self._stats
+        if stats is None:
+            return None
+        if stats.error is not None:
+            return stats.error
+        silent_s = now - self._heard_s
+        if silent_s > MAX_SILENCE_S:
+            return f"the engine has not been heard of for {silent_s:.1f} s"
+        if not has_work(stats):
+            return None
+        waited_s = now - self._waiting_since_s
+        measured = stats.step_limit_s is not None and not stats.is_compiling
+        limit_s = max(self._floor_s, stats.step_limit_s or 0.0) if measured else max(self._floor_s, UNMEASURED_S)
+        if waited_s <= limit_s:
+            return None
+        what = f"a step has taken {stats.busy_s + silent_s:.1f} s" if stats.busy_s else "no step is under way"
+        return (
+            f"the engine is stuck: {stats.num_running} sequences run, {stats.num_waiting} wait, and no step has ended "
+            f"for {waited_s:.1f} s ({what}); {limit_s:.1f} s are allowed"
+        )
+
+
+def has_work(stats: Stats) -> bool:
+    return stats.num_running + stats.num_waiting > 0

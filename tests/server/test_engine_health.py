@@ -1,0 +1,98 @@
+"""When an engine is called stuck, and when it is only slow."""
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.core.scheduler import Scheduler
+from quire.engine.meter import metered, read_stats
+from quire.engine.wire import Stats
+from quire.server.engine_health import MAX_SILENCE_S, UNMEASURED_S, EngineHealth
+from tests.core.harness import limits
+from tests.fake_executor import FakeExecutor
+
+
+def stats(**changes: object) -> Stats:
+    """Of an engine that has run, with changes."""
+    chosen = limits()
+    executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, None)
+    plain = read_stats(metered(Scheduler(chosen, lambda: 0.0), executor, 1, "cpu", lambda: 0))
+    return msgspec.structs.replace(plain, **({"step_limit_s": 0.3, "idle_s": 0.0} | changes))
+
+
+class Listening:
+    """Health that hears of the engine four times a second."""
+
+    def __init__(self, floor_s: float = 1.5) -> None:
+        self.health = EngineHealth(floor_s)
+        self.now = 1000.0
+
+    def hear(self, seconds: float, ended_s: float | None = None, **changes: object) -> str | None:
+        """For so long. `ended_s`: when the last step ended; None when steps end all the time."""
+        until = self.now + seconds
+        trouble = None
+        while self.now < until:
+            self.now += 0.25
+            idle_s = 0.01 if ended_s is None else self.now - ended_s
+            self.health.hear(stats(idle_s=idle_s, **changes), self.now)
+            trouble = self.health.trouble(self.now + 0.2)
+        return trouble
+
+
+def test_an_engine_that_stops_in_the_middle_is_stuck_within_two_seconds():
+    engine = Listening()
+    assert engine.hear(5, num_running=3) is None
+    stopped_s = engine.now
+    assert engine.hear(1, stopped_s, num_running=3, busy_s=1.0) is None
+    assert "the engine is stuck: 3 sequences run" in engine.hear(0.8, stopped_s, num_running=3, busy_s=1.8)
+    assert engine.now - stopped_s <= 2
+    assert engine.hear(0.25, num_running=3) is None  # it goes on
+
+
+def test_an_engine_that_does_not_begin_with_what_waits_is_stuck():
+    engine = Listening()
+    engine.hear(2, 900.0)
+    assert "1 wait, and no step has ended" in engine.hear(2, 900.0, num_waiting=1)
+    assert "no step is under way" in engine.hear(0.25, 900.0, num_waiting=1)
+
+
+def test_an_engine_without_work_is_fine_however_long():
+    engine = Listening()
+    assert engine.hear(30, 900.0) is None
+
+
+def test_steps_that_take_long_by_nature_are_not_stuck():
+    engine = Listening()
+    engine.hear(1, num_running=1)
+    begun_s = engine.now
+    slow = {"num_running": 1, "step_limit_s": 20.0}
+    assert engine.hear(19, begun_s, **slow) is None
+    assert "20.0 s are allowed" in engine.hear(2, begun_s, **slow)
+
+
+@pytest.mark.parametrize("first", [{"step_limit_s": None}, {"is_compiling": True}])
+def test_the_first_step_and_one_that_is_compiled_have_minutes(first):
+    engine = Listening()
+    begun_s = engine.now
+    assert engine.hear(UNMEASURED_S - 1, begun_s, num_running=1, **first) is None
+    assert engine.hear(2, begun_s, num_running=1, **first) is not None
+
+
+def test_an_engine_that_says_nothing_or_gave_up_is_in_trouble():
+    engine = Listening()
+    assert engine.health.trouble(engine.now) is None
+    engine.hear(1)
+    assert "has not been heard of" in engine.health.trouble(engine.now + MAX_SILENCE_S + 0.1)
+    assert engine.hear(1, error="the device is gone") == "the device is gone"
+    engine.health.forget()
+    assert engine.health.trouble(engine.now) is None
+
+
+@given(st.lists(st.floats(0.01, 1.2), min_size=1, max_size=60), st.integers(1, 5))
+def test_an_engine_whose_steps_end_in_time_is_never_stuck(gaps, running):
+    engine = Listening()
+    ended_s = engine.now
+    for gap in gaps:
+        assert engine.hear(gap, ended_s, num_running=running) is None
+        ended_s = engine.now - 0.01
