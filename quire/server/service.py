@@ -83,10 +83,10 @@ class Service:
         """
         self._loop = asyncio.get_running_loop()
         self._port = port
+        self._health.forget()
         self._request_id = port.request_id
         now = time.monotonic()
         for prompt, stream in self._prompts.values():
-        self._health.forget()
             port.send(prompt.resumed(now - stream.submitted_s))
 
     def lose(self, reason: str) -> None:
