@@ -161,7 +161,7 @@ def main() -> None:
     if asked.llama_cpp_python:
         commands["llama-cpp-python"] = (
             f"{asked.llama_cpp_python} -m llama_cpp.server --model {model} --host 127.0.0.1 --port {{port}} "
-            f"--n_threads {cores} --n_threads_batch {cores}"
+            f"--n_threads {cores} --n_threads_batch {cores} --interrupt_requests false"
         )
     commands |= dict(peer.split("=", 1) for peer in asked.peer)
     peers = [
