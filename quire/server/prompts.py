@@ -30,6 +30,7 @@ async def encode_conversation(
     *,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
+    tools: Sequence[Mapping[str, Any]] | None = None,
     documents: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
 ) -> tuple[str, list[int]]:
@@ -37,8 +38,9 @@ async def encode_conversation(
     size = sum(_check_message(index, message) for index, message in enumerate(messages))
 
     def work() -> tuple[str, list[int]]:
-        text = model.templates.select().render(
+        text = model.templates.select(with_tools=bool(tools)).render(
             [_with_known_role(message) for message in messages],
+            tools=tools,
             documents=documents,
             add_generation_prompt=add_generation_prompt,
             continue_final_message=continue_final_message,

@@ -12,6 +12,7 @@ from quire.engine.wire import Counts, Others, Started, Stats, ToFrontEnd
 from quire.errors import DeadlineExceeded, EngineFailed, Overloaded, QuireError, RequestFailed
 from quire.server.arrival import Arrival
 from quire.server.engine_health import EngineHealth
+from quire.server.grammar_check import GrammarCheck
 from quire.server.metrics import Metrics
 from quire.server.request_log import log_request
 from quire.server.served_model import ServedModel
@@ -49,6 +50,7 @@ class Service:
         self.settings = settings
         self.metrics = metrics or Metrics(model.max_total_tokens)
         self.tracing: Tracing | None = None
+        self.grammar_check = GrammarCheck()
         self.is_draining = False
         self.is_beyond_help = False  # nothing but a new start brings the engine back
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -16,19 +16,22 @@ from quire.server.connection import Connection
 from quire.server.served_model import ServedModel
 from quire.server.service import Service
 from quire.server.settings import ServerSettings
+from quire.text.grammar import Grammars
 from tests.core.harness import limits
-from tests.fake_executor import FakeExecutor, expected_tokens
+from tests.fake_executor import VOCABULARY, FakeExecutor, expected_tokens
 from tests.server.vocabulary import served_model
 
 WAIT_S = 10.0
 
 
-def new_driver(before_result: Callable[..., None] | None = None, **changes: object) -> Driver:
+def new_driver(
+    before_result: Callable[..., None] | None = None, grammars: Grammars | None = None, **changes: object
+) -> Driver:
     wanted = {"num_pages": 3000, "max_batch_size": 16, "max_sequence_tokens": 512, "max_step_tokens": 600,
               "max_batch_prefill_tokens": 512}  # fmt: skip
     chosen = limits(**(wanted | changes))
     executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, before_result)
-    return Driver(Engine(Scheduler(chosen, time.monotonic), executor))
+    return Driver(Engine(Scheduler(chosen, time.monotonic), executor, grammars=grammars))
 
 
 class RunningServer:
@@ -42,8 +45,9 @@ class RunningServer:
         before_result: Callable[..., None] | None = None,
         **limit_changes: object,
     ) -> None:
-        self.driver = new_driver(before_result, **limit_changes)
         self.model = model or served_model()
+        grammars = Grammars(lambda: self.model.tokenizer, self.model.end_ids, VOCABULARY)
+        self.driver = new_driver(before_result, grammars, **limit_changes)
         self._settings = settings or ServerSettings()
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)

@@ -90,7 +90,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
         ({"logit_bias": {"50": 1}}, "logit_bias has the token 50; the vocabulary has 50"),
         ({"logit_bias": {"1": 101}}, "logit_bias[1] is 101"),
         ({"stream_options": {"include_usage": True}}, "stream_options is set; it needs stream to be true"),
-        ({"response_format": {"type": "json_object"}}, "structured output is not supported"),
+        ({"response_format": {"type": "xml"}}, "response_format.type is 'xml'; it can be text, json_object"),
         ({"service_tier": "flex"}, "service_tier is 'flex': there are no tiers"),
     ],
 )  # fmt: skip
@@ -126,7 +126,7 @@ def test_a_bad_completion_field_is_refused(http, fields, message):
     [
         ({"top_logprobs": 2}, "top_logprobs is 2; it needs logprobs to be true"),
         ({"top_logprobs": 21, "logprobs": True}, "logprobs is 21; it must be between 0 and 20"),
-        ({"tools": [{}]}, "tool calling is not supported"),
+        ({"tools": [{}]}, "tools[0].function is None"),
         ({"messages": [{"role": "king", "content": "a"}]}, "messages[0].role is 'king'"),
         ({"messages": [{"role": "user"}]}, "messages[0].content is missing"),
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0].content is 5"),
@@ -184,7 +184,8 @@ JSON = st.recursive(
 NAMES = st.sampled_from(
     ["prompt", "messages", "inputs", "parameters", "tokens", "max_tokens", "temperature", "top_p", "top_k", "n", "stop",
      "seed", "stream", "stream_options", "logit_bias", "logprobs", "echo", "best_of", "stop_token_ids", "min_tokens",
-     "max_completion_tokens", "tools", "chat_template_kwargs", "documents", "cache_salt", "priority", "user"]
+     "max_completion_tokens", "tools", "tool_choice", "response_format", "grammar", "chat_template_kwargs", "documents",
+     "cache_salt", "priority", "user"]
 )  # fmt: skip
 
 

@@ -208,7 +208,7 @@ def test_info_names_the_model_and_its_limits(server):
         ({"seed": 2**64}, "seed is 18446744073709551616"),
         ({"max_new_tokens": "ten"}, "parameters.max_new_tokens is 'ten'"),
         ({"watermark": True}, "parameters.watermark is True: watermarking is not supported"),
-        ({"grammar": {"type": "regex", "value": "a"}}, "structured output is not supported"),
+        ({"grammar": {"type": "regexp", "value": "a"}}, "grammar.type is 'regexp'"),
         ({"adapter_id": "x"}, "adapters are not supported"),
     ],
 )  # fmt: skip

@@ -26,26 +26,34 @@ PIECES = [
     ":",
     *"ABCDEFGHIJK",
 ]
+# Enough to spell JSON, and the marks around calls of tools.
+JSON_PIECES = [END, *"abcdefghijklmnopqrstuvwxyz", *'{}[]":,.-_<>/', "Ġ", "Ċ", *"12345", "[TOOL_CALLS]"]
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
 
 
-def tokenizer() -> QuireTokenizer:
-    backend = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(PIECES)}, merges=[]))
+def tokenizer(pieces: list[str] = PIECES) -> QuireTokenizer:
+    backend = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(pieces)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
-    backend.add_special_tokens([AddedToken(END, normalized=False)])
+    special = [piece for piece in pieces if len(piece) > 1]
+    backend.add_special_tokens([AddedToken(piece, normalized=False) for piece in special])
     return QuireTokenizer(backend, {"eos_token": END})
 
 
-def served_model(max_total_tokens: int = 512, end_ids: tuple[int, ...] = ()) -> ServedModel:
+def served_model(
+    max_total_tokens: int = 512,
+    end_ids: tuple[int, ...] = (),
+    pieces: list[str] = PIECES,
+    template: str = TEMPLATE,
+) -> ServedModel:
     """Nothing ends by itself unless `end_ids` says so: what the fake samples is as good as random."""
     return ServedModel(
         name="fake",
-        tokenizer=tokenizer(),
-        templates=ChatTemplates({"default": ChatTemplate(TEMPLATE)}),
+        tokenizer=tokenizer(pieces),
+        templates=ChatTemplates({"default": ChatTemplate(template)}),
         end_ids=end_ids,
         defaults=GenerationDefaults(),
         max_total_tokens=max_total_tokens,

@@ -1,5 +1,6 @@
 """POST /v1/chat/completions."""
 
+from dataclasses import replace
 from typing import Any
 
 import msgspec
@@ -10,20 +11,25 @@ from quire.errors import InvalidRequest, QuireError
 from quire.server.answers import Answer, collect
 from quire.server.arrival import Arrival
 from quire.server.body import read_body
+from quire.server.grammars import grammar_of
+from quire.server.guided import guided
 from quire.server.ledger import ledger
 from quire.server.openai.asking import Asking
 from quire.server.openai.errors import error_body
 from quire.server.openai.logprobs import chat_entry
 from quire.server.openai.reply import FINISH_REASONS, Reply, usage
 from quire.server.openai.requests import CHAT_REFUSALS, ChatRequest
+from quire.server.openai.tool_use import Calls, ToolUse, tool_use
 from quire.server.prompts import encode_conversation
 from quire.server.service import Service
 from quire.server.sse import EventStream, first_deltas, to_json, token_template
-from quire.server.stream import Asked, Delta, Stream
+from quire.server.stream import Asked, Delta, Ending, Stream
 from quire.server.tgi import quirks
 from quire.server.validation import parse_json, typed
+from quire.text.tools import CallFormat
 
 DONE = b"data: [DONE]\n\n"
+TOOL_CALLS = "tool_calls"  # as a reason to finish
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
@@ -42,16 +48,17 @@ async def _answer(service: Service, request: Request, raw: dict[str, Any]) -> Re
     if service.settings.tgi_strict:
         fields, unread = quirks.as_read(fields)
         unknown += unread
-    asked, text = await ask_chat(service, arrival, fields)
+    tools = tool_use(fields, service.model)
+    asked, text = await ask_chat(service, arrival, fields, tools)
     arrival.wants_timings |= bool(fields.timings)
     stream = service.open([asked], arrival, user=fields.user)
     reply = Reply("chatcmpl", service, unknown)
     if fields.stream:
-        encoder = ChatEvents(stream, fields, reply)
+        encoder = ChatEvents(stream, fields, reply) if tools is None else ToolEvents(stream, fields, reply, tools.form)
         return EventStream(stream, encoder, await first_deltas(stream, request.receive), reply.headers)
     (answers,) = await collect(stream, request.receive)
     body = reply.head("chat.completion") | {
-        "choices": [_choice(service, fields, index, answer) for index, answer in enumerate(answers)],
+        "choices": [_choice(service, fields, tools, index, answer) for index, answer in enumerate(answers)],
         "usage": usage(stream),
     }
     if fields.return_token_ids:
@@ -61,7 +68,9 @@ async def _answer(service: Service, request: Request, raw: dict[str, Any]) -> Re
     return reply.whole(body, stream, len(text))
 
 
-async def ask_chat(service: Service, arrival: Arrival, fields: ChatRequest) -> tuple[Asked, str]:
+async def ask_chat(
+    service: Service, arrival: Arrival, fields: ChatRequest, tools: ToolUse | None = None
+) -> tuple[Asked, str]:
     """What the engine is asked, and the conversation as the template has it."""
     if fields.top_logprobs is not None and not fields.logprobs:
         raise InvalidRequest(f"top_logprobs is {fields.top_logprobs}; it needs logprobs to be true")
@@ -81,16 +90,25 @@ async def ask_chat(service: Service, arrival: Arrival, fields: ChatRequest) -> t
     with arrival.tokenising():
         text, tokens = await encode_conversation(
             service.model,
-            fields.messages,
+            fields.messages if tools is None else tools.conversation(fields.messages, fields.tool_prompt),
+            tools=None if tools is None or tools.is_told else tools.rendered,
             add_generation_prompt=invites,
             continue_final_message=continues,
             documents=fields.documents,
             variables=fields.chat_template_kwargs,
         )
-    return asking.prompt(tokens), text
+    asked = asking.prompt(tokens)
+    grammar = grammar_of("response_format", fields.response_format)
+    if tools is None:
+        return await guided(service, asked, "response_format", grammar), text
+    if grammar is not None:
+        raise InvalidRequest("response_format and tools are both set; an answer can follow one of them")
+    if tools.shows_special:
+        asked = replace(asked, skip_special_tokens=False)
+    return await guided(service, asked, "tools", tools.grammar, tools.checked), text
 
 
-def _choice(service: Service, fields: ChatRequest, index: int, answer: Answer) -> dict[str, Any]:
+def _choice(service: Service, fields: ChatRequest, tools: ToolUse | None, index: int, answer: Answer) -> dict[str, Any]:
     choice: dict[str, Any] = {
         "index": index,
         "message": {"role": "assistant", "content": answer.text, "refusal": None},
@@ -100,6 +118,11 @@ def _choice(service: Service, fields: ChatRequest, index: int, answer: Answer) -
     if service.settings.tgi_strict:
         del choice["message"]["refusal"]
         choice["finish_reason"] = quirks.CHAT_FINISH_REASONS[answer.ending]
+    if tools is not None:
+        calls = Calls(tools.form)
+        choice["message"] |= calls.message(answer.text)
+        if calls.has_any and answer.ending is not Ending.LENGTH:
+            choice["finish_reason"] = TOOL_CALLS
     if fields.logprobs:
         pairs = zip(answer.tokens, answer.logprobs, strict=True)
         choice["logprobs"] = {
@@ -149,8 +172,9 @@ class ChatEvents:
             self._begun.add(delta.sample)
             if not self._as_tgi:
                 before = self._write({"index": delta.sample, "delta": {"role": "assistant", "content": ""}})
-        if delta.text:
-            content["content"] = delta.text
+        *first, last = self._contents(delta)
+        before += b"".join([self._write({"index": delta.sample, "delta": content | one}) for one in first])
+        content |= last
         choice: dict[str, Any] = {"index": delta.sample, "delta": content}
         if self._fields.logprobs and delta.logprobs is not None and delta.token is not None:
             entry = chat_entry(self._tokenizer, delta.token, delta.logprobs, self._fields.top_logprobs or 0)
@@ -160,8 +184,15 @@ class ChatEvents:
         if not content and delta.ending is None and self._is_plain:
             return before
         if delta.ending is not None:
-            choice["finish_reason"] = self._finish_reasons[delta.ending]
+            choice["finish_reason"] = self._finish_reason(delta.sample, delta.ending)
         return before + self._write(choice)
+
+    def _contents(self, delta: Delta) -> list[dict[str, Any]]:
+        """What a delta of ours comes to in theirs: one after the other, the last of them with all else."""
+        return [{"content": delta.text} if delta.text else {}]
+
+    def _finish_reason(self, sample: int, ending: Ending) -> str:
+        return self._finish_reasons[ending]
 
     def _write(self, choice: dict[str, Any]) -> bytes:
         return self._head + msgspec.json.encode({"logprobs": None, "finish_reason": None} | choice) + self._tail
@@ -180,3 +211,21 @@ class ChatEvents:
         if self._as_tgi:
             return quirks.openai_event(error) + DONE
         return b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n"
+
+
+class ToolEvents(ChatEvents):
+    """Chunks of a chat completion in which tools may be called."""
+
+    def __init__(self, stream: Stream, fields: ChatRequest, reply: Reply, form: CallFormat) -> None:
+        super().__init__(stream, fields, reply)
+        self._calls = [Calls(form) for _ in stream.prompts[0].samples]
+
+    def encode(self, deltas: list[Delta]) -> bytes:
+        return b"".join([self._chunk(delta) for delta in deltas])
+
+    def _contents(self, delta: Delta) -> list[dict[str, Any]]:
+        return self._calls[delta.sample].deltas(delta.text, is_last=delta.ending is not None) or [{}]
+
+    def _finish_reason(self, sample: int, ending: Ending) -> str:
+        called = self._calls[sample].has_any and ending is not Ending.LENGTH
+        return TOOL_CALLS if called else super()._finish_reason(sample, ending)

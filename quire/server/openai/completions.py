@@ -12,6 +12,8 @@ from quire.request import MAX_LOGPROBS
 from quire.server.answers import Answer, collect
 from quire.server.arrival import Arrival
 from quire.server.body import read_body
+from quire.server.grammars import grammar_of
+from quire.server.guided import guided
 from quire.server.ledger import ledger
 from quire.server.openai.asking import Asking
 from quire.server.openai.chat import DONE
@@ -64,7 +66,11 @@ async def _answer(service: Service, request: Request, raw: dict[str, Any]) -> Re
     )
     with arrival.tokenising():
         texts, prompts = await _prompts(service, fields.prompt)
-    asked = [asking.prompt(tokens, number) for number, tokens in enumerate(prompts)]
+    grammar = grammar_of("response_format", fields.response_format)
+    asked = [
+        await guided(service, asking.prompt(tokens, number), "response_format", grammar)
+        for number, tokens in enumerate(prompts)
+    ]
     arrival.wants_timings |= bool(fields.timings)
     stream = service.open(asked, arrival, user=fields.user)
     reply = Reply("cmpl", service, unknown)

@@ -27,6 +27,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     presence_penalty: float | None = None
     logit_bias: dict[str, float] | None = None
     user: str | None = None
+    response_format: dict[str, Any] | None = None
     # Beyond OpenAI's own fields
     top_k: int | None = None
     min_p: float | None = None
@@ -55,14 +56,18 @@ class ChatRequest(Sampled, kw_only=True):
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    tool_prompt: str | None = None
+    parallel_tool_calls: bool | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
 
 
-_GRAMMAR = "structured output is not supported"
-_TOOLS = "tool calling is not supported"
+_GRAMMAR = "see response_format, which can say the same"
+_FUNCTIONS = "see tools and tool_choice, which took its place"
 
 _BOTH = {
     "service_tier": Refusal("there are no tiers", ("auto", "default")),
@@ -80,17 +85,11 @@ _BOTH = {
 
 COMPLETION_REFUSALS = _BOTH | {
     "suffix": Refusal("filling in before a suffix is not supported", ("",)),
-    "response_format": Refusal(_GRAMMAR, ({"type": "text"},)),
 }
 
 CHAT_REFUSALS = _BOTH | {
-    "tools": Refusal(_TOOLS, ([],)),
-    "tool_choice": Refusal(_TOOLS, ("none", "auto")),
-    "tool_prompt": Refusal(_TOOLS),
-    "parallel_tool_calls": Refusal(_TOOLS, (True, False)),
-    "functions": Refusal(_TOOLS, ([],)),
-    "function_call": Refusal(_TOOLS, ("none", "auto")),
-    "response_format": Refusal(_GRAMMAR, ({"type": "text"},)),
+    "functions": Refusal(_FUNCTIONS, ([],)),
+    "function_call": Refusal(_FUNCTIONS, ("none", "auto")),
     "audio": Refusal("only text is supported"),
     "modalities": Refusal("only text is supported", (["text"], [])),
     "prediction": Refusal("predicted outputs are not supported"),

@@ -10,6 +10,8 @@ from quire.errors import InvalidRequest
 from quire.server.answers import Answer, collect
 from quire.server.arrival import Arrival
 from quire.server.body import read_body
+from quire.server.grammars import grammar_of
+from quire.server.guided import guided
 from quire.server.ledger import ledger
 from quire.server.openai.chat import answer_chat
 from quire.server.openai.completions import answer_completion
@@ -122,6 +124,7 @@ async def understand(service: Service, arrival: Arrival, raw: dict[str, Any], *,
         sampled=is_sampled(None if body.parameters is None else parameters),
         scored=stream or bool(parameters.details or parameters.decoder_input_details) or best_of > 1,
     )
+    asked = await guided(service, asked, "grammar", grammar_of("grammar", parameters.grammar))
     return Understood(body, parameters, asked, [*unknown, *more_unknown])
 
 

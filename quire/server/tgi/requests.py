@@ -33,6 +33,7 @@ class Parameters(msgspec.Struct, kw_only=True):
     decoder_input_details: bool | None = None
     seed: int | None = None
     top_n_tokens: int | None = None
+    grammar: dict[str, Any] | None = None
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -44,6 +45,5 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
 PARAMETER_REFUSALS = {
     "watermark": Refusal("watermarking is not supported", (False,)),
-    "grammar": Refusal("structured output is not supported"),
     "adapter_id": Refusal("adapters are not supported"),
 }

@@ -10,6 +10,7 @@ from starlette.responses import Response
 from quire.errors import InvalidRequest
 from quire.server.body import read_body
 from quire.server.openai.requests import CHAT_REFUSALS, ChatRequest
+from quire.server.openai.tool_use import tool_use
 from quire.server.prompts import beside, encode_conversation, encode_texts
 from quire.server.service import Service
 from quire.server.tgi.requests import TokenizeRequest
@@ -53,7 +54,12 @@ async def tokenize(service: Service, request: Request) -> Response:
 async def chat_tokenize(service: Service, request: Request) -> Response:
     raw = parse_json(await read_body(service, request))
     fields, _ = typed(raw, ChatRequest, CHAT_REFUSALS, strict=service.settings.strict)
-    text, _ = await encode_conversation(service.model, fields.messages)
+    tools = tool_use(fields, service.model)
+    text, _ = await encode_conversation(
+        service.model,
+        fields.messages if tools is None else tools.conversation(fields.messages, fields.tool_prompt),
+        tools=None if tools is None or tools.is_told else tools.rendered,
+    )
     return _json({"tokenize_response": await _spans(service, text, add_special=False), "templated_text": text})
 
 

@@ -13,6 +13,7 @@ from quire.server.body import read_body
 from quire.server.openai.chat import ask_chat
 from quire.server.openai.reply import ignored_header
 from quire.server.openai.requests import CHAT_REFUSALS, ChatRequest
+from quire.server.openai.tool_use import tool_use
 from quire.server.sampling import between
 from quire.server.service import Service
 from quire.server.stream import Asked
@@ -63,5 +64,5 @@ async def _understand(
         fields, unread = quirks.as_read(fields)
         unknown += unread
     between(f"{where}.n", 1 if fields.n is None else fields.n, 1, 1)
-    asked, _ = await ask_chat(service, arrival, fields)
+    asked, _ = await ask_chat(service, arrival, fields, tool_use(fields, service.model))
     return asked, "", unknown

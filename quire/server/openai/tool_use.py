@@ -1,0 +1,169 @@
+"""Tools in a chat: from the request's fields to a grammar, and from answers to calls."""
+
+import re
+import secrets
+import string
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import InvalidRequest
+from quire.request import Grammar
+from quire.server.openai.requests import ChatRequest
+from quire.server.sampling import at_most
+from quire.server.served_model import ServedModel
+from quire.server.validation import shown
+from quire.text.call_parser import CallBegins, CallParser, Piece
+from quire.text.grammar_limits import refuse_schema_that_explodes
+from quire.text.tools import CallFormat, Tool, calls_grammar, format_of, takes_tools, told_in_text, with_system_text
+
+MAX_TOOLS = 128
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_ID_CHARACTERS = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """What the tools of one request come to."""
+
+    rendered: list[dict[str, Any]]  # for the template
+    is_told: bool  # the template knows nothing of tools, so the system message tells
+    form: CallFormat
+    grammar: Grammar
+    checked: Grammar  # the same with special tokens spelt out
+    shows_special: bool  # some of the marks around calls are special tokens
+
+    def conversation(self, messages: Sequence[Mapping[str, Any]], prompt: str | None) -> Sequence[Mapping[str, Any]]:
+        """The messages with what must be said about tools in them."""
+        if self.is_told:
+            messages = told_in_text(messages, self.rendered)
+        return messages if not prompt else with_system_text(messages, prompt)
+
+
+def tool_use(fields: ChatRequest, model: ServedModel) -> ToolUse | None:
+    """None when no tool may be called."""
+    given = fields.tools or []
+    at_most("the number of tools", len(given), MAX_TOOLS)
+    tools = {tool.name: tool for tool in (_tool(index, one) for index, one in enumerate(given))}
+    if len(tools) < len(given):
+        raise InvalidRequest("tools has two functions of one name; each needs a name of its own")
+    choice, named = _choice(fields.tool_choice)
+    if not tools:
+        if choice == "required":
+            raise InvalidRequest(f"tool_choice is {shown(fields.tool_choice)}; there are no tools")
+        if fields.tool_prompt is not None:
+            raise InvalidRequest(f"tool_prompt is {shown(fields.tool_prompt)}; there are no tools")
+        return None
+    if named is not None and named not in tools:
+        raise InvalidRequest(f"tool_choice is {shown(named)}; the tools are {', '.join(tools)}")
+    if choice == "none":
+        return None
+    callable_ = list(tools.values()) if named is None else [tools[named]]
+    source = model.templates.select(with_tools=True).source
+    form = format_of(source)
+    special = {mark: token for mark in form.marks if (token := _special_id(model, mark)) is not None}
+    required, parallel = choice == "required", named is None and fields.parallel_tool_calls is not False
+    return ToolUse(
+        rendered=[_rendered(one) for one in given],
+        is_told=not takes_tools(source),
+        form=form,
+        grammar=calls_grammar(callable_, form, required=required, parallel=parallel, special=special),
+        checked=calls_grammar(callable_, form, required=required, parallel=parallel),
+        shows_special=bool(special),
+    )
+
+
+class Calls:
+    """The calls of one answer, as OpenAI writes them."""
+
+    def __init__(self, form: CallFormat) -> None:
+        self._form = form
+        self._parser = CallParser(form)
+
+    @property
+    def has_any(self) -> bool:
+        return self._parser.num_calls > 0
+
+    def deltas(self, text: str, *, is_last: bool) -> list[dict[str, Any]]:
+        """What a chunk's `delta` is made of, one after the other."""
+        pieces = self._parser.push(text)
+        if is_last:
+            pieces += self._parser.flush()
+        return [self._delta(piece) for piece in pieces]
+
+    def message(self, text: str) -> dict[str, Any]:
+        """What a whole answer's `message` is made of."""
+        content: list[str] = []
+        calls: list[dict[str, Any]] = []
+        for delta in self.deltas(text, is_last=True):
+            if "content" in delta:
+                content.append(delta["content"])
+                continue
+            (call,) = delta["tool_calls"]
+            if "id" in call:
+                calls.append({key: value for key, value in call.items() if key != "index"})
+            else:
+                calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+        if not calls:
+            return {"content": "".join(content)}
+        return {"content": "".join(content) or None, "tool_calls": calls}
+
+    def _delta(self, piece: Piece) -> dict[str, Any]:
+        if isinstance(piece, str):
+            return {"content": piece}
+        call: dict[str, Any] = {"index": piece.number}
+        if isinstance(piece, CallBegins):
+            call |= {"id": self._new_id(), "type": "function", "function": {"name": piece.name, "arguments": ""}}
+        else:
+            call["function"] = {"arguments": piece.text}
+        return {"tool_calls": [call]}
+
+    def _new_id(self) -> str:
+        prefix = "call_" if self._form.id_length > 9 else ""
+        return prefix + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(self._form.id_length))
+
+
+def _tool(index: int, given: dict[str, Any]) -> Tool:
+    where = f"tools[{index}]"
+    if given.get("type", "function") != "function":
+        raise InvalidRequest(f"{where}.type is {shown(given['type'])}; it must be 'function'")
+    function = given.get("function")
+    if not isinstance(function, dict):
+        raise InvalidRequest(f"{where}.function is {shown(function)}; it must be an object")
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequest(f"{where}.function.name is {shown(name)}; it must match {_NAME.pattern}")
+    if parameters is None:
+        parameters = function.get("arguments")  # as text-generation-inference calls it, too
+    if parameters is not None and not isinstance(parameters, dict):
+        raise InvalidRequest(f"{where}.function.parameters is {shown(parameters)}; it must be a JSON schema")
+    refuse_schema_that_explodes(f"{where}.function.parameters", parameters)
+    return Tool(name, parameters or {})
+
+
+def _rendered(given: dict[str, Any]) -> dict[str, Any]:
+    """As templates expect it: with every part that OpenAI lets out."""
+    function = given["function"]
+    defaults = {"description": "", "parameters": {"type": "object", "properties": {}}}
+    return {"type": "function", "function": defaults | {k: v for k, v in function.items() if v is not None}}
+
+
+def _choice(given: str | dict[str, Any] | None) -> tuple[str, str | None]:
+    """none, auto or required; and the one function that is required."""
+    if given is None:
+        return "auto", None
+    if isinstance(given, str):
+        return (given, None) if given in ("none", "auto", "required") else ("required", given)
+    function = given.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if given.get("type", "function") != "function" or not isinstance(name, str):
+        raise InvalidRequest(
+            f"tool_choice is {shown(given)}; it can be none, auto, required, or "
+            '{"type": "function", "function": {"name": ...}}'
+        )
+    return "required", name
+
+
+def _special_id(model: ServedModel, mark: str) -> int | None:
+    token = model.tokenizer.id_of(mark)
+    return token if token is not None and model.tokenizer.is_special(token) else None

@@ -1,0 +1,247 @@
+"""Calls of tools, through real clients. What the fake samples is random but for its mask."""
+
+import json
+from collections.abc import Callable, Iterator
+
+import httpx
+import openai
+import pytest
+from huggingface_hub import InferenceClient
+
+from tests.server.running import RunningServer
+from tests.server.vocabulary import JSON_PIECES, served_model
+from tests.text.templates import TEMPLATES
+
+WEATHER = {
+    "type": "function",
+    "function": {
+        "name": "weather",
+        "description": "the weather in a city",
+        "parameters": {
+            "type": "object",
+            "properties": {"city": {"enum": ["rome", "oslo"]}, "days": {"type": "integer", "minimum": 1, "maximum": 5}},
+            "required": ["city", "days"],
+            "additionalProperties": False,
+        },
+        "strict": True,
+    },
+}
+NOW = {"type": "function", "function": {"name": "now"}}
+ASK = [{"role": "user", "content": "how is the weather in rome"}]
+# As Qwen's, as far as tools go.
+TEMPLATE = (
+    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools> <tool_call>{% endif %}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }} {{ call.function.arguments.city }}"
+    "{% endfor %}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def caller() -> Iterator[RunningServer]:
+    model = served_model(2048, end_ids=(0,), pieces=JSON_PIECES, template=TEMPLATE)
+    running = RunningServer(model=model, max_sequence_tokens=2048, num_pages=6000).start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture
+def client(caller: RunningServer) -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{caller.url}/v1", api_key="none", max_retries=0)
+
+
+def check(name: str, arguments: str) -> None:
+    found = json.loads(arguments)
+    if name == "weather":
+        assert found["city"] in ("rome", "oslo")
+        assert 1 <= found["days"] <= 5
+    else:
+        assert (name, found) == ("now", {})
+
+
+def test_a_required_call_is_made(client):
+    names = set()
+    for seed in range(6):
+        answer = client.chat.completions.create(
+            model="fake", messages=ASK, tools=[WEATHER, NOW], tool_choice="required", seed=seed, max_tokens=1000
+        )
+        choice = answer.choices[0]
+        assert choice.finish_reason == "tool_calls"
+        assert choice.message.content is None
+        assert len({call.id for call in choice.message.tool_calls}) == len(choice.message.tool_calls) > 0
+        for call in choice.message.tool_calls:
+            assert call.type == "function"
+            check(call.function.name, call.function.arguments)
+            names.add(call.function.name)
+    assert names == {"weather", "now"}
+
+
+@pytest.mark.parametrize("choice", [{"type": "function", "function": {"name": "weather"}}, "weather"])
+def test_a_named_call_is_made_once(client, choice):
+    for seed in range(3):
+        answer = client.chat.completions.create(
+            model="fake", messages=ASK, tools=[NOW, WEATHER], tool_choice=choice, seed=seed, n=2
+        )
+        for one in answer.choices:
+            (call,) = one.message.tool_calls
+            assert call.function.name == "weather"
+            check("weather", call.function.arguments)
+
+
+def test_calls_stream_as_deltas(client):
+    for seed in range(4):
+        asked = {"tools": [WEATHER, NOW], "tool_choice": "required", "seed": seed, "max_tokens": 1000}
+        whole = client.chat.completions.create(model="fake", messages=ASK, **asked).choices[0]
+        calls: dict[int, list[str]] = {}
+        reasons = []
+        for chunk in client.chat.completions.create(model="fake", messages=ASK, stream=True, **asked):
+            (choice,) = chunk.choices
+            reasons.append(choice.finish_reason)
+            assert not choice.delta.content
+            for call in choice.delta.tool_calls or []:
+                if call.index not in calls:
+                    assert call.id
+                    assert call.type == "function"
+                    calls[call.index] = [call.function.name, ""]
+                else:
+                    assert call.id is None
+                    assert call.function.name is None
+                calls[call.index][1] += call.function.arguments
+        assert reasons[-1] == "tool_calls"
+        assert set(reasons[:-1]) == {None}
+        assert list(calls) == list(range(len(calls)))
+        assert list(calls.values()) == [[c.function.name, c.function.arguments] for c in whole.message.tool_calls]
+
+
+def test_the_clients_own_accumulation_of_a_stream_gives_the_call(client):
+    asked = {"tools": [WEATHER], "tool_choice": "required", "parallel_tool_calls": False}
+    with client.chat.completions.stream(model="fake", messages=ASK, **asked) as stream:
+        final = stream.get_final_completion()
+    (call,) = final.choices[0].message.tool_calls
+    check(call.function.name, call.function.arguments)
+
+
+def test_one_call_at_a_time_when_they_may_not_be_parallel(client):
+    for seed in range(8):
+        answer = client.chat.completions.create(
+            model="fake",
+            messages=ASK,
+            tools=[WEATHER, NOW],
+            tool_choice="required",
+            parallel_tool_calls=False,
+            seed=seed,
+        )
+        assert len(answer.choices[0].message.tool_calls) == 1
+
+
+def test_an_answer_may_be_text_when_the_model_decides(client):
+    """What is sampled is as good as random, and calls are then most unlikely."""
+    answer = client.chat.completions.create(model="fake", messages=ASK, tools=[WEATHER], max_tokens=30, seed=1)
+    assert answer.choices[0].message.content
+    assert answer.choices[0].message.tool_calls is None
+    assert answer.choices[0].finish_reason in ("stop", "length")
+    stream = client.chat.completions.create(
+        model="fake", messages=ASK, tools=[WEATHER], max_tokens=30, seed=1, stream=True
+    )
+    text = "".join(chunk.choices[0].delta.content or "" for chunk in stream)
+    assert text == answer.choices[0].message.content
+
+
+def test_a_call_that_is_cut_off_says_so(client):
+    answer = client.chat.completions.create(
+        model="fake", messages=ASK, tools=[WEATHER], tool_choice="required", max_tokens=60
+    )
+    assert answer.choices[0].finish_reason == "length"
+    (call,) = answer.choices[0].message.tool_calls
+    assert call.function.name == "weather"
+
+
+def test_tools_and_calls_reach_the_template(caller):
+    call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "rome", "days": 1}'}}
+    conversation = [
+        *ASK,
+        {"role": "assistant", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": "1", "content": "sunny"},
+    ]
+    body = {"messages": conversation, "tools": [NOW], "tool_prompt": "call when you can."}
+    text = httpx.post(f"{caller.url}/chat_tokenize", json=body).json()["templated_text"]
+    assert '"name": "now"' in text
+    assert "system: call when you can." in text
+    assert "<tool_call>weather rometool: sunny" in text
+    none = httpx.post(f"{caller.url}/chat_tokenize", json=body | {"tool_choice": "none", "tool_prompt": None}).json()
+    assert "now" not in none["templated_text"]
+
+
+def test_templates_without_tools_are_told_of_them_in_text(make_server: Callable[..., RunningServer]):
+    server = make_server(model=served_model(end_ids=(0,), pieces=JSON_PIECES, max_total_tokens=4096))
+    text = httpx.post(f"{server.url}/chat_tokenize", json={"messages": ASK, "tools": [NOW]}).json()["templated_text"]
+    assert text.startswith("system: You can call functions.")
+    assert '"name": "now"' in text
+
+
+@pytest.mark.parametrize(
+    ("template", "answer"),
+    [("mistral", '[TOOL_CALLS][{"name": "now", "arguments": {}}]'), ("llama3", '{"name": "now", "parameters": {}}')],
+)
+def test_models_write_calls_as_their_templates_do(make_server: Callable[..., RunningServer], template, answer):
+    """One of Mistral's tokens is special. The client sees the same call in every format."""
+    model = served_model(8192, end_ids=(0,), pieces=JSON_PIECES, template=TEMPLATES[template])
+    server = make_server(model=model, max_sequence_tokens=8192, num_pages=9000)
+    asked = {"tools": [NOW], "tool_choice": "required", "parallel_tool_calls": False}
+    reply = httpx.post(
+        f"{server.url}/v1/chat/completions",
+        json={"messages": ASK, "return_token_ids": True, "max_tokens": 200, **asked},
+        timeout=60,
+    ).json()
+    (choice,) = reply["choices"]
+    assert model.tokenizer.decode(choice["token_ids"][:-1], skip_special_tokens=False) == answer
+    (call,) = choice["message"]["tool_calls"]
+    assert call["function"] == {"name": "now", "arguments": "{}"}
+
+
+def test_hugging_faces_client_calls_tools(caller):
+    hugging = InferenceClient(base_url=caller.url)
+    answer = hugging.chat_completion(ASK, tools=[WEATHER], tool_choice="required", max_tokens=1000, seed=5)
+    for call in answer.choices[0].message.tool_calls:
+        check(call.function.name, call.function.arguments)
+    named = hugging.chat_completion(
+        ASK, tools=[WEATHER, NOW], tool_choice={"type": "function", "function": {"name": "now"}}, tool_prompt="go"
+    )
+    assert named.choices[0].message.tool_calls[0].function.name == "now"
+    chunks = list(hugging.chat_completion(ASK, tools=[NOW, WEATHER], tool_choice="now", max_tokens=1000, stream=True))
+    assert chunks[-1].choices[0].finish_reason == "tool_calls"
+
+
+@pytest.mark.parametrize(
+    ("fields", "why"),
+    [
+        ({"tools": [{}]}, "tools[0].function is None"),
+        ({"tools": [{"type": "web"}]}, "tools[0].type is 'web'"),
+        ({"tools": [NOW, {"type": "function", "function": {"name": "a b"}}]}, "tools[1].function.name is 'a b'"),
+        ({"tools": [NOW, NOW]}, "two functions of one name"),
+        ({"tools": [NOW] * 129}, "number of tools"),
+        ({"tools": [{"function": {"name": "f", "parameters": []}}]}, "tools[0].function.parameters is []"),
+        ({"tools": [{"function": {"name": "f", "parameters": {"type": "nothing"}}}]}, "tools cannot be followed"),
+        ({"tools": [{"function": {"name": "f", "parameters": {"pattern": "x{99999}"}}}]}, "parameters.pattern"),
+        ({"tools": [NOW], "tool_choice": "other"}, "tool_choice is 'other'; the tools are now"),
+        ({"tools": [NOW], "tool_choice": {"type": "function"}}, "tool_choice is"),
+        ({"tool_choice": "required"}, "there are no tools"),
+        ({"tools": [], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "there are no tools"),
+        ({"tool_prompt": "go"}, "there are no tools"),
+        ({"tools": [NOW], "response_format": {"type": "json_object"}}, "response_format and tools are both set"),
+        ({"functions": [NOW]}, "see tools"),
+    ],
+)
+def test_what_is_wrong_with_tools_is_named(caller, fields, why):
+    refused = httpx.post(f"{caller.url}/v1/chat/completions", json={"messages": ASK} | fields)
+    assert refused.status_code == 400
+    assert why in refused.json()["error"]["message"]
+
+
+def test_what_asks_for_no_tool_changes_nothing(client):
+    plain = client.chat.completions.create(model="fake", messages=ASK, max_tokens=9, temperature=0)
+    for fields in ({"tool_choice": "none", "tools": [NOW]}, {"tools": []}, {"parallel_tool_calls": True}):
+        same = client.chat.completions.create(
+            model="fake", messages=ASK, max_tokens=9, temperature=0, extra_body=fields
+        )
+        assert same.choices[0].message.content == plain.choices[0].message.content
