@@ -11,7 +11,7 @@ from typing import NamedTuple
 from quire.core.plan import Failure, Update
 from quire.engine.engine import Engine, Outcome
 from quire.engine.messages import Abort, Command, Event, Failed, Progress, Submit
-from quire.errors import EngineFailed, EngineStopped, InvalidRequest, QuireError
+from quire.errors import EngineFailed, EngineStopped, InvalidRequest, QuireError, RequestFailed
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +22,9 @@ AUDIT_AFTER_S = 5.0  # of idleness, every page is looked at
 GATHER_S = 2.0  # for requests to come back that another engine ended with
 
 Deliver = Callable[[list[Event]], None]  # called on the engine thread, so it must return at once
+
+# Told why, and whether it is known that no request is to be blamed.
+Abandon = Callable[[str, bool], None]
 
 
 class Phase(Enum):
@@ -77,13 +80,13 @@ class Driver:
         engine: Engine,
         clock: Callable[[], float] = time.monotonic,
         gather: Iterable[int] = (),
-        abandon: Callable[[str], None] | None = None,
+        abandon: Abandon | None = None,
         audit_after_s: float = AUDIT_AFTER_S,
     ) -> None:
         """Nothing runs before the requests of `gather` have come back, or had GATHER_S to.
 
-        `abandon` is called when the engine cannot go on, instead of telling everyone: with a reason, and on the engine
-        thread. Whoever gives it sees to it that the requests are answered by another engine.
+        `abandon` is called on the engine thread when the engine cannot go on, instead of telling everyone. Whoever
+        gives it sees to it that the requests are answered by another engine.
         """
         self._engine = engine
         self._clock = clock
@@ -167,7 +170,7 @@ class Driver:
                 except Exception as error:  # the requests must hear of it, and those to come too
                     log.exception("the engine thread met an error it does not know")
                     if self._abandon is not None:
-                        self._abandon(f"the engine failed: {error!r}")
+                        self._abandon(f"the engine failed: {error!r}", False)
                     self._failure = EngineFailed(f"the engine failed: {error!r}")
                     self._fail_everyone(self._failure)
         finally:  # also when the thread is made to exit
@@ -314,6 +317,10 @@ class Driver:
         except QuireError as refusal:
             self._forget(request.request_id)
             self._refuse(port, command, refusal)
+        except Exception as error:  # of this request's own making, as it runs nowhere yet
+            log.exception("request %d cannot be taken in", request.request_id)
+            self._abort(request.request_id)
+            self._refuse(port, command, RequestFailed(f"the engine cannot take this request in: {error!r}"))
 
     def _refuse(self, port: Port, command: Submit, error: QuireError) -> None:
         self._deliver(port, [Failed.from_error(command.request.request_id, error)])
@@ -325,7 +332,7 @@ class Driver:
     def _dispatch(self, outcome: Outcome) -> None:
         """One batch of events to each port."""
         if self._engine.error is not None and self._abandon is not None:
-            self._abandon(self._engine.error.message)
+            self._abandon(self._engine.error.message, True)
         accounts = self._engine.accounts.news()
         updates: dict[int, list[Update]] = {}
         for update in outcome.updates:

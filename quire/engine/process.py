@@ -110,11 +110,12 @@ class EngineProcess:
         keep_what_is_there()
         self.driver.start()
 
-    def _abandon(self, reason: str) -> None:
+    def _abandon(self, reason: str, is_nobodys_fault: bool) -> None:
         """On the engine's thread. Nobody is told: the front ends ask the next engine for what this one owes them."""
         assert self._journal is not None
         log.critical("the engine process ends: %s", reason)
-        self._journal.write(Record())  # the fault follows no request
+        if is_nobodys_fault:
+            self._journal.write(Record())
         logging.shutdown()
         os._exit(ABANDONED)
 

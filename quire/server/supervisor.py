@@ -149,8 +149,13 @@ class Supervisor:
         if not floor_s:
             return
         await engine.up.wait()
+        looked_s = time.monotonic()
         while True:
-            silent_s = time.monotonic() - engine.heard_s
+            now = time.monotonic()
+            if now - looked_s > 4 * WATCH_INTERVAL_S:
+                engine.heard_s = now  # this process stood still itself, so that nothing is known
+            looked_s = now
+            silent_s = now - engine.heard_s
             if silent_s > floor_s:
                 log.error("the engine has not been heard of for %.1f s and is killed", silent_s)
                 engine.kill()

@@ -62,15 +62,16 @@ def test_requests_that_come_in_the_gap_are_refused_where_that_is_asked_for(serve
     assert httpx.post(f"{server.url}/v1/completions", json=body(1)).status_code == 200
 
 
-def check_one_of_sixteen_fails_alone(server: Server, mark: Mark, num_blamed: int = 1) -> None:
-    bodies = [body(n, max_tokens=40) for n in range(16)]
-    bodies[9] |= {"seed": int(mark)}
+def check_one_fails_alone(server: Server, mark: Mark, among: int = 16, num_blamed: int = 1) -> None:
+    bodies = [body(n, max_tokens=40) for n in range(among)]
+    culprit = among // 2 + 1
+    bodies[culprit] |= {"seed": int(mark)}
     asking = Asking(server, bodies).wait()
-    culprit = asking.heard.pop(9)
-    asking.bodies.pop(9)
+    heard = asking.heard.pop(culprit)
+    asking.bodies.pop(culprit)
     asking.check_all()
-    assert culprit.error is not None
-    assert "the steps of this request fail" in culprit.error["error"]["message"]
+    assert heard.error is not None
+    assert "the steps of this request fail" in heard.error["error"]["message"]
     assert server.wait_until_idle()["quire_faults_isolated"] == num_blamed
     assert len(server.logged("makes its steps fail and is ended")) == num_blamed
     assert httpx.get(f"{server.url}/health/generate", timeout=20).status_code == 200
@@ -78,24 +79,21 @@ def check_one_of_sixteen_fails_alone(server: Server, mark: Mark, num_blamed: int
 
 def test_one_of_sixteen_whose_steps_fail_fails_alone(serve):
     server = serve(engine={"step_s": 0.005})
-    check_one_of_sixteen_fails_alone(server, Mark.AT_SUBMIT)
-    check_one_of_sixteen_fails_alone(server, Mark.AT_RESULT, num_blamed=2)
+    check_one_fails_alone(server, Mark.AT_SUBMIT)
+    check_one_fails_alone(server, Mark.AT_RESULT, num_blamed=2)
     assert server.metrics()["quire_engine_restarts"] == 0
 
 
 def test_one_of_sixteen_that_kills_the_engine_fails_alone(serve):
-    check_one_of_sixteen_fails_alone(serve(engine={"step_s": 0.005}), Mark.KILLS)
+    check_one_fails_alone(serve(engine={"step_s": 0.005}), Mark.KILLS)
 
 
-def test_one_of_sixteen_whose_steps_never_end_fails_alone(serve):
+def test_an_engine_that_is_stuck_or_stands_still_is_replaced(serve):
+    """Found among four here, to be quick; `make chaos` has sixteen."""
     server = serve(engine={"step_s": 0.005}, settings={"restart_after_s": 0.7})
-    check_one_of_sixteen_fails_alone(server, Mark.HANGS)
+    check_one_fails_alone(server, Mark.HANGS, among=4)
     assert server.logged("the engine is killed")
-
-
-def test_an_engine_that_stands_still_is_replaced(serve):
-    server = serve(engine={"step_s": 0.01}, settings={"restart_after_s": 1.0})
-    asking = Asking(server, [body(n, max_tokens=200) for n in range(8)])
+    asking = Asking(server, [body(n, max_tokens=300) for n in range(8)])
     wait_for_running(server, 8)
     stopped = server.processes("quire-engine")[0]
     os.kill(stopped, signal.SIGSTOP)

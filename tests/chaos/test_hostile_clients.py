@@ -200,5 +200,5 @@ async def overload(server: Server) -> None:
                 await asyncio.sleep(float(answer.headers["retry-after"]))
             raise AssertionError("it was told to come back, and told so again, for ever")
 
-        attempts = await asyncio.gather(*(one(number) for number in range(160)))
+        attempts = await asyncio.gather(*(one(number) for number in range(96)))
         assert max(attempts) > 0, "nobody was refused, so it was no overload"
