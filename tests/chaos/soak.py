@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from statistics import median
 from typing import NamedTuple
 
 import httpx
@@ -81,19 +82,19 @@ async def load(server: Server, chance: random.Random, seconds: float) -> int:
 
 
 def growth(samples: list[Sample]) -> list[str]:
-    """What has grown between the end of the warm-up and the end: by the least of the later samples, since a number
-    that comes down again has not grown."""
+    """What has grown since the warm-up: by the medians of the first and the last third, so that neither a number that
+    comes down again counts nor one that happens to be low at the end is missed."""
     warm = samples[max(1, int(len(samples) * WARM_UP)) :]
-    middle = len(warm) // 2
+    third = max(1, len(warm) // 3)
     found = []
     for kind, most in (
         ("num_bytes", MAX_GROWTH_BYTES), ("num_files", MAX_GROWTH_FILES), ("num_threads", MAX_GROWTH_THREADS)
     ):  # fmt: skip
         for name in getattr(warm[0], kind):
-            before = max(getattr(sample, kind)[name] for sample in warm[:middle])
-            after = min(getattr(sample, kind)[name] for sample in warm[middle:])
+            before = median(getattr(sample, kind)[name] for sample in warm[:third])
+            after = median(getattr(sample, kind)[name] for sample in warm[-third:])
             if after - before > most:
-                found.append(f"{kind} of {name} grew from {before} to {after}; {most} more are allowed")
+                found.append(f"{kind} of {name} grew from {before:.0f} to {after:.0f}; {most} more are allowed")
     return found
 
 
@@ -127,15 +128,15 @@ def soak(duration_s: float, seed: int, folder: Path) -> list[str]:
 
 
 def report(samples: list[Sample], num_answered: int) -> None:
-    print(f"{num_answered} requests answered, {len(samples)} measurements at rest")
-    warm = samples[max(1, int(len(samples) * WARM_UP)) - 1]
+    took_s = samples[-1].at_s
+    print(f"{num_answered} requests answered in {took_s:.0f} s, {len(samples)} measurements at rest")
     for name in samples[0].num_bytes:
-        mega = [sample.num_bytes[name] / 2**20 for sample in (samples[0], warm, samples[-1])]
-        files, threads = samples[-1].num_files[name], samples[-1].num_threads[name]
-        print(
-            f"  {name.rsplit(' ', 1)[0]:14} {mega[0]:7.1f} MiB at first, {mega[1]:7.1f} warm, {mega[2]:7.1f} at last; "
-            f"{files} files ({samples[0].num_files[name]} at first), {threads} threads ({samples[0].num_threads[name]})"
+        mega = [sample.num_bytes[name] / 2**20 for sample in samples]
+        shown = ", ".join(f"{one:.1f}" for one in mega[:: max(1, len(mega) // 8)])
+        files, threads = (
+            [getattr(one, kind)[name] for one in (samples[0], samples[-1])] for kind in ("num_files", "num_threads")
         )
+        print(f"  {name}: {shown} MiB; files {files[0]} to {files[1]}, threads {threads[0]} to {threads[1]}")
 
 
 def main() -> int:
