@@ -18,7 +18,9 @@ from quire.errors import EngineFailed
 from quire.request import Request
 from tests.core.harness import limits, request
 from tests.engine.test_engine import DeviceError, poisoned
-from tests.fake_executor import NAN, POISON, FakeExecutor, expected_tokens
+from tests.engine.test_guides import expected
+from tests.engine.toy_grammars import END, ToyGrammars, toy
+from tests.fake_executor import NAN, POISON, FakeExecutor
 
 
 class FrontEnd:
@@ -54,7 +56,7 @@ class FrontEnd:
             if failed is None:
                 assert self.finished[request_id] == asked.samples, "a request was not answered"
                 for sample in range(asked.samples):
-                    assert self.tokens[request_id, sample] == expected_tokens(asked, sample)
+                    assert self.tokens[request_id, sample] == expected(asked, sample)
             elif failed.kind == "generation":
                 assert POISON in asked.prompt or NAN in asked.prompt, "a request was blamed that did nothing"
             else:
@@ -87,7 +89,7 @@ class Interleavings(RuleBasedStateMachine):
 
         faults = (fault, None) if at_submit else (None, fault)
         executor = FakeExecutor(num_pages, chosen.page_size, chosen.max_batch_size, *faults)
-        self.engine = Engine(Scheduler(chosen, lambda: self.now), executor, lookahead)
+        self.engine = Engine(Scheduler(chosen, lambda: self.now), executor, lookahead, grammars=ToyGrammars())
         self.driver = Driver(self.engine, clock=lambda: self.now)
         self.driver._phase = Phase.RUNNING
         self.open()
@@ -109,6 +111,8 @@ class Interleavings(RuleBasedStateMachine):
                 samples=data.draw(st.sampled_from([1, 1, 2])),
                 seed=data.draw(st.integers(0, 1)),
                 timeout_s=data.draw(st.sampled_from([None, None, 30.0])),
+                end_ids=(END,),
+                grammar=data.draw(st.sampled_from([None, None, None, toy(4)])),
             )
             front_end.asked[asked.request_id] = asked
             front_end.port.send(Submit(asked))

@@ -1,0 +1,99 @@
+"""Requests whose grammar takes long to compile."""
+
+import time
+
+import msgspec
+
+from quire.core.scheduler import Scheduler
+from quire.engine.driver import Driver
+from quire.engine.engine import Engine
+from quire.engine.messages import Abort, Command, Failed, Submit
+from quire.request import FinishReason
+from tests.core.harness import limits
+from tests.engine.test_driver import Client
+from tests.engine.test_guides import expected, guided
+from tests.engine.toy_grammars import ToyGrammars, toy
+from tests.fake_executor import FakeExecutor
+
+SLOW = toy(5)
+
+
+def started(grammars: ToyGrammars) -> Driver:
+    chosen = limits(num_pages=200, max_batch_size=8)
+    engine = Engine(Scheduler(chosen, time.monotonic), FakeExecutor(200, 4, 8), grammars=grammars)
+    driver = Driver(engine)
+    driver.start()
+    return driver
+
+
+def test_others_go_on_while_a_grammar_is_compiled():
+    grammars = ToyGrammars(slow=[SLOW])
+    driver = started(grammars)
+    client = Client(driver)
+    slow = guided(client.port.request_id(1), grammar=SLOW)
+    client.port.send(Submit(slow))
+    others = [client.submit(count, max_tokens=9) for count in (2, 3)]
+    client.wait_for(*others)
+    assert slow.request_id not in client.tokens
+    grammars.compiling[SLOW].set_result(None)
+    client.wait_for(slow)
+    assert client.tokens[slow.request_id] == expected(slow)
+    assert driver.stop()
+
+
+def test_what_is_aborted_meanwhile_is_not_begun_even_if_its_id_comes_back():
+    grammars = ToyGrammars(slow=[SLOW])
+    driver = started(grammars)
+    client = Client(driver)
+    number = client.port.request_id(1)
+    client.port.send(Submit(guided(number, grammar=SLOW, seed=1)))
+    client.port.send(Abort(number))
+    again = guided(number, grammar=SLOW, seed=2)
+    client.port.send(Submit(again))
+    client.wait_for(client.submit(2))
+    grammars.compiling[SLOW].set_result(None)
+    client.wait_for(again)
+    assert client.tokens[number] == expected(again)
+    assert driver.stop()
+
+
+def test_a_grammar_that_turns_out_wrong_is_refused():
+    wrong = toy(5).__class__(SLOW.kind, "no number")
+    grammars = ToyGrammars(slow=[wrong])
+    driver = started(grammars)
+    client = Client(driver)
+    asked = guided(client.port.request_id(1), grammar=wrong)
+    client.port.send(Submit(asked))
+    grammars.compiling[wrong].set_result(None)
+    client.wait_for(asked)
+    assert client.ended[asked.request_id].kind == "validation"
+    assert driver.stop()
+
+
+def test_a_driver_that_stops_meanwhile_tells_of_it():
+    driver = started(ToyGrammars(slow=[SLOW]))
+    client = Client(driver)
+    asked = guided(client.port.request_id(1), grammar=SLOW)
+    client.port.send(Submit(asked))
+    assert driver.stop()
+    client.wait_for(asked)
+    assert isinstance(client.ended[asked.request_id], Failed)
+
+
+def test_an_answer_goes_on_after_it_was_compiled():
+    grammars = ToyGrammars(slow=[SLOW])
+    driver = started(grammars)
+    client = Client(driver)
+    asked = guided(client.port.request_id(1), grammar=SLOW)
+    whole = expected(asked)
+    client.port.send(Submit(asked, so_far=[whole[:2]]))
+    grammars.compiling[SLOW].set_result(None)
+    client.wait_for(asked)
+    assert client.tokens[asked.request_id] == whole[2:]
+    assert client.ended[asked.request_id] in (FinishReason.END, FinishReason.LENGTH)
+    assert driver.stop()
+
+
+def test_grammars_survive_msgpack():
+    message = Submit(guided(7))
+    assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Command) == message
