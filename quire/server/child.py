@@ -30,6 +30,7 @@ class Child:
         self.heard_s = time.monotonic()
         self.ready_since_s: float | None = None
         self.up = asyncio.Event()
+        self.refused = asyncio.Event()
         self.ended = asyncio.Event()
         ours, theirs = socket.socketpair()
         ours.setblocking(False)
@@ -72,6 +73,7 @@ class Child:
             self.pulse = word
         elif isinstance(word, Refused):
             self.refusal = word
+            self.refused.set()
         elif isinstance(word, Up):
             self.ready_since_s = self.heard_s
             self.up.set()

@@ -5,24 +5,23 @@ import logging
 import os
 import signal
 import socket
-import time
 from collections.abc import Callable
 from typing import Any
 
 from quire.engine.journal import Journal
-from quire.engine.leash import GaveUp, Pulse, Refused, Stop
+from quire.engine.leash import GaveUp, Refused, Stop
 from quire.engine.process import EngineBuilder, run_engine
 from quire.errors import EngineFailed, InvalidSetting, ModelError, QuireError
 from quire.server.child import Child
 from quire.server.restarts import Restarts
 from quire.server.settings import ServerSettings
+from quire.server.watchdog import Watchdog
 from quire.server.worker import run_worker
 
 log = logging.getLogger(__name__)
 
 STOP_S = 10.0  # for a process to end once it is told to
-WATCH_INTERVAL_S = 0.25
-UNMEASURED_S = 600.0  # for a step of which nothing is known, and for one that waits for the compiler
+START_AGAIN_S = 1.0  # after a process could not be made at all
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 # Why a model cannot be served; anything else is the engine's own fault.
 REASONS: dict[str, type[QuireError]] = {
@@ -57,7 +56,6 @@ class Supervisor:
         self._engine: Child | None = None
         self._workers: dict[int, Child] = {}  # by place
         self._num_workers_made = 0
-        self._last_limit_s = UNMEASURED_S
         self._gave_up: str | None = None
         self._stopping = asyncio.Event()
         self._at_once = asyncio.Event()
@@ -74,6 +72,8 @@ class Supervisor:
         at_once = asyncio.create_task(self._at_once.wait())
         everything: list[asyncio.Future[Any]] = [engine, workers, stopping, at_once]
         try:
+            engine.add_done_callback(self._note_defect)
+            workers.add_done_callback(self._note_defect)
             first = {*everything, self._refused} - {engine, at_once}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if self._refused.done():
@@ -91,6 +91,12 @@ class Supervisor:
             await asyncio.gather(*everything, return_exceptions=True)
             await self._end_engine(self._at_once.is_set())
 
+    def _note_defect(self, task: "asyncio.Future[Any]") -> None:
+        """A server that nobody watches is no server."""
+        error = None if task.cancelled() else task.exception()
+        if error is not None:
+            self._refuse(Refused(EngineFailed.kind, f"the supervisor failed: {error!r}"))
+
     def _signalled(self) -> None:
         if self._stopping.is_set():
             self._at_once.set()
@@ -104,12 +110,19 @@ class Supervisor:
     # The engine
 
     async def _keep_engine(self) -> None:
-        restarts = Restarts(self._settings.max_engine_restarts)
+        restarts, watchdog = Restarts(self._settings.max_engine_restarts), Watchdog(self._settings.restart_after_s)
         num_before = 0
         while True:
-            engine = self._engine = await self._start_engine(num_before)
-            watching = asyncio.create_task(self._watch(engine))
-            was_refused = asyncio.create_task(self._until_refused(engine))
+            try:
+                engine = self._engine = await self._start_engine(num_before)
+            except OSError as error:  # the machine has no room for a process now
+                if not num_before:
+                    raise
+                log.error("the engine process cannot be started: %s", error)
+                await asyncio.sleep(START_AGAIN_S)
+                continue
+            watching = asyncio.create_task(watchdog.watch(engine))
+            was_refused = asyncio.create_task(engine.refused.wait())
             ended = asyncio.create_task(engine.ended.wait())
             try:
                 await asyncio.wait({ended, was_refused}, return_when=asyncio.FIRST_COMPLETED)
@@ -138,42 +151,6 @@ class Supervisor:
             run_engine,
             lambda line: (self._address, self._build, line, self._journal, num_before, os.getpid()),
         ).hold()
-
-    async def _until_refused(self, engine: Child) -> None:
-        while engine.refusal is None:
-            await asyncio.sleep(WATCH_INTERVAL_S / 5)
-
-    async def _watch(self, engine: Child) -> None:
-        """End an engine that is stuck: in a step, or altogether."""
-        floor_s = self._settings.restart_after_s
-        if not floor_s:
-            return
-        await engine.up.wait()
-        looked_s = time.monotonic()
-        while True:
-            now = time.monotonic()
-            if now - looked_s > 4 * WATCH_INTERVAL_S:
-                engine.heard_s = now  # this process stood still itself, so that nothing is known
-            looked_s = now
-            silent_s = now - engine.heard_s
-            if silent_s > floor_s:
-                log.error("the engine has not been heard of for %.1f s and is killed", silent_s)
-                engine.kill()
-            elif engine.pulse is not None:
-                limit_s = max(floor_s, self._limit_s(engine.pulse))
-                waited_s = engine.pulse.waited_s
-                if waited_s > limit_s:
-                    log.error(
-                        "no step has ended for %.1f s, %.1f s are allowed; the engine is killed", waited_s, limit_s
-                    )
-                    engine.kill()
-            await asyncio.sleep(WATCH_INTERVAL_S)
-
-    def _limit_s(self, pulse: Pulse) -> float:
-        """How long a step may take: by those before it in this engine, or in one that was in its place."""
-        if pulse.limit_s is not None:
-            self._last_limit_s = pulse.limit_s
-        return UNMEASURED_S if pulse.is_compiling else self._last_limit_s
 
     def _refuse(self, refusal: Refused) -> None:
         if not self._refused.done():
@@ -207,7 +184,14 @@ class Supervisor:
         restarts = Restarts(self._settings.max_engine_restarts)
         is_first = True
         while not self._stopping.is_set():
-            worker = await self._start_worker(place, is_first)
+            try:
+                worker = await self._start_worker(place, is_first)
+            except OSError as error:
+                if is_first:
+                    raise
+                log.error("an HTTP worker cannot be started: %s", error)
+                await asyncio.sleep(START_AGAIN_S)
+                continue
             if self._stopping.is_set():
                 worker.tell(Stop())
             try:
@@ -247,7 +231,7 @@ class Supervisor:
         up, ended = asyncio.create_task(worker.up.wait()), asyncio.create_task(worker.ended.wait())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
-            await asyncio.wait({up, ended}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({up, ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
             if up.done():
                 self._note_up()
             await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)

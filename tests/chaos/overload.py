@@ -38,6 +38,7 @@ class Outcome:
     inference_s: list[float] = field(default_factory=list)  # of those, from the slot to the end
     wrong: list[str] = field(default_factory=list)
     retry_after_s: list[float] = field(default_factory=list)
+    took_s: float = 0.0
 
 
 async def ask(client: httpx.AsyncClient, number: int, outcome: Outcome) -> None:
@@ -69,6 +70,7 @@ async def offer(server: Server, rate: float, seconds: float) -> Outcome:
         for number in range(int(rate * seconds)):
             await asyncio.sleep(max(0.0, begun + number / rate - time.monotonic()))
             group.create_task(ask(client, number, outcome))
+    outcome.took_s = time.monotonic() - begun
     return outcome
 
 
@@ -84,14 +86,15 @@ def run(duration_s: float, folder: Path) -> list[str]:
         server.wait_until_idle()
         time.sleep(1)
         after = measure(server, 0)
-        return judge(alone, crowd, before, after, duration_s)
+        return judge(alone, crowd, before, after)
     finally:
         server.stop()
 
 
-def judge(alone: Outcome, crowd: Outcome, before: Sample, after: Sample, duration_s: float) -> list[str]:
-    offered, answered = sum(crowd.statuses.values()) / duration_s, crowd.statuses[200] / duration_s
-    print(f"capacity {CAPACITY:g} a second; offered {offered:.0f} for {duration_s:g} s: {dict(crowd.statuses)}")
+def judge(alone: Outcome, crowd: Outcome, before: Sample, after: Sample) -> list[str]:
+    took_s = crowd.took_s
+    offered, answered = sum(crowd.statuses.values()) / took_s, crowd.statuses[200] / took_s
+    print(f"capacity {CAPACITY:g} a second; offered {offered:.0f} for {took_s:.0f} s: {dict(crowd.statuses)}")
     print(f"answered {answered:.1f} a second, {100 * answered / CAPACITY:.0f} % of capacity")
     slot_to_end = median(alone.inference_s), median(crowd.inference_s)
     print(f"from slot to end: median {slot_to_end[0]:.3f} s alone, {slot_to_end[1]:.3f} s in the crowd")
