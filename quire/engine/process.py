@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from quire.engine.collector import keep_what_is_there
+from quire.engine.collector import collect_seldom, keep_what_is_there
 from quire.engine.driver import Driver
 from quire.engine.front_end import FrontEnd
 from quire.engine.journal import Journal, Record
@@ -160,6 +160,7 @@ def run_engine(
 ) -> None:
     """The engine process, from its start to its end. `line` leads to the supervisor, process `parent`."""
     bind_to_parent("quire-engine", parent)
+    collect_seldom()
 
     async def run() -> None:
         process = EngineProcess(address, build, journal, num_before)

@@ -47,7 +47,8 @@ class ModelEngine:
             for share in built.executor.warm_up():
                 report(round(share * 1000), 1000)
                 if programs.can_run_anything:
-                    break  # the rest is compiled behind the first requests
+                    report(1000, 1000)  # of what it takes to begin; the rest is compiled behind the first requests
+                    break
         return metered(
             built.engine.scheduler,
             self.wrap(built.executor),

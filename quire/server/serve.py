@@ -46,4 +46,5 @@ def serve_engine(
 
 
 def _announce(address: str) -> None:
-    print(f"Quire serves at {address} (OpenAI API under /v1, process {os.getpid()})", file=sys.stderr, flush=True)
+    line = f"Quire serves at {address} (a page to open; OpenAI API under /v1; process {os.getpid()})"
+    print(line, file=sys.stderr, flush=True)
