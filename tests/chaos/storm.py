@@ -28,7 +28,7 @@ from tests.chaos.server import Server
 from tests.tiny_chat_model import SIZES, write_tiny_chat_model
 
 NUM_CLIENTS = 24
-NUM_KINDS = 64  # of requests to a model, each asked once before the storm
+NUM_KINDS = 24  # of requests to a model, each asked once before the storm
 Answers = Callable[[dict[str, Any]], list[str]]
 
 
