@@ -5,6 +5,7 @@ from functools import cached_property
 
 from quire.errors import InvalidRequest, PromptTooLong
 from quire.files.generation_defaults import GenerationDefaults
+from quire.server.openai.errors import ModelNotFound
 from quire.text.chat import ChatTemplates
 from quire.text.tokenizer import Tokenizer
 
@@ -28,6 +29,11 @@ class ServedModel:
     @cached_property
     def known_as(self) -> frozenset[str]:
         return ANY_MODEL | {self.name}
+
+    def check_name(self, name: str | None) -> None:
+        """Refuse the name of another model."""
+        if name is not None and name not in self.known_as:
+            raise ModelNotFound(f"model {name[:80]!r} does not exist; this server has {self.name!r}")
 
     def room_after(self, num_prompt: int) -> int:
         """How much can be generated after a prompt: at least one token."""

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from quire.server.settings import ServerSettings
 
 ROUTES = ["/v1/completions", "/v1/chat/completions", "/generate", "/generate_stream", "/", "/invocations", "/tokenize",
-          "/chat_tokenize", "/detokenize"]  # fmt: skip
+          "/chat_tokenize", "/detokenize", "/vertex", "/v2/models/fake/versions/1/infer"]  # fmt: skip
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +182,8 @@ JSON = st.recursive(
     max_leaves=8,
 )
 NAMES = st.sampled_from(
-    ["prompt", "messages", "inputs", "parameters", "tokens", "max_tokens", "temperature", "top_p", "top_k", "n", "stop",
+    ["prompt", "messages", "inputs", "parameters", "instances", "outputs", "id",
+     "tokens", "max_tokens", "temperature", "top_p", "top_k", "n", "stop",
      "seed", "stream", "stream_options", "logit_bias", "logprobs", "echo", "best_of", "stop_token_ids", "min_tokens",
      "max_completion_tokens", "tools", "tool_choice", "response_format", "grammar", "chat_template_kwargs", "documents",
      "cache_salt", "priority", "user"]

@@ -247,3 +247,29 @@ def test_temperature_zero_is_greedy(server):
         server, "/generate", {"inputs": "abc", "parameters": {"temperature": 0.0, "max_new_tokens": 9}}
     ).json()
     assert answer["generated_text"] == server.expected_text(ids(server, "abc"), 9)
+
+
+def test_what_a_prompt_depends_on_is_read_when_a_chat_is_shown(server):
+    chat = {"messages": [{"role": "user", "content": "hi"}], "add_generation_prompt": False, "colour": "red"}
+    answer = post(server, "/chat_tokenize", chat)
+    assert answer.json()["templated_text"] == "user: hi\n"
+    assert answer.headers["x-quire-ignored-fields"] == "colour"
+
+
+def test_tokenising_refuses_other_models_and_two_things_at_once(server):
+    for path, body in (
+        ("/tokenize", {"prompt": "a"}), ("/detokenize", {"tokens": [1]}),
+        ("/chat_tokenize", {"messages": [{"role": "user", "content": "hi"}]}),
+    ):  # fmt: skip
+        assert post(server, path, body | {"model": "other"}).status_code == 404
+        assert post(server, path, body | {"model": "fake"}).status_code == 200
+        assert post(server, path, body | {"colour": 1}).headers["x-quire-ignored-fields"] == "colour"
+    both = post(server, "/tokenize", {"prompt": "a", "messages": []})
+    assert (both.status_code, "not two of them" in both.json()["error"]) == (422, True)
+
+
+def test_a_stream_that_the_route_does_not_have_is_told_of(server):
+    body = {"inputs": "abc", "parameters": {"max_new_tokens": 2}, "stream": True}
+    answer = post(server, "/generate", body)
+    assert answer.headers["x-quire-ignored-fields"] == "stream"
+    assert "x-quire-ignored-fields" not in post(server, "/generate_stream", body).headers

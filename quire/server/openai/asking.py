@@ -3,7 +3,6 @@
 from quire.errors import InvalidRequest, PromptTooLong
 from quire.files.generation_defaults import GenerationDefaults
 from quire.request import Request
-from quire.server.openai.errors import ModelNotFound
 from quire.server.openai.requests import Sampled
 from quire.server.sampling import at_most, between, sampling_params, seed_of
 from quire.server.served_model import ServedModel
@@ -28,8 +27,7 @@ class Asking:
         samples: int,
         prompt_logprobs: int | None = None,
     ) -> None:
-        if fields.model is not None and fields.model not in model.known_as:
-            raise ModelNotFound(f"model {fields.model!r} does not exist; this server has {model.name!r}")
+        model.check_name(fields.model)
         self._fields = fields
         self._model = model
         self._as_tgi = settings.tgi_strict

@@ -21,6 +21,7 @@ from quire.server.openai.reply import FINISH_REASONS, Reply, usage
 from quire.server.openai.requests import CHAT_REFUSALS, ChatRequest
 from quire.server.openai.tool_use import Calls, ToolUse, tool_use
 from quire.server.prompts import encode_conversation
+from quire.server.served_model import ServedModel
 from quire.server.service import Service
 from quire.server.sse import EventStream, first_deltas, to_json, token_template
 from quire.server.stream import Asked, Delta, Ending, Stream
@@ -85,18 +86,8 @@ async def ask_chat(
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         samples=1 if fields.n is None else fields.n,
     )
-    continues = bool(fields.continue_final_message)
-    invites = not continues if fields.add_generation_prompt is None else fields.add_generation_prompt
     with arrival.tokenising():
-        text, tokens = await encode_conversation(
-            service.model,
-            fields.messages if tools is None else tools.conversation(fields.messages, fields.tool_prompt),
-            tools=None if tools is None or tools.is_told else tools.rendered,
-            add_generation_prompt=invites,
-            continue_final_message=continues,
-            documents=fields.documents,
-            variables=fields.chat_template_kwargs,
-        )
+        text, tokens = await encode_chat(service.model, fields, tools)
     asked = asking.prompt(tokens)
     grammar = grammar_of("response_format", fields.response_format)
     if tools is None:
@@ -106,6 +97,20 @@ async def ask_chat(
     if tools.shows_special:
         asked = replace(asked, skip_special_tokens=False)
     return await guided(service, asked, "tools", tools.grammar, tools.checked), text
+
+
+async def encode_chat(model: ServedModel, fields: ChatRequest, tools: ToolUse | None) -> tuple[str, list[int]]:
+    """The conversation as the template has it, and the tokens of that."""
+    continues = bool(fields.continue_final_message)
+    return await encode_conversation(
+        model,
+        fields.messages if tools is None else tools.conversation(fields.messages, fields.tool_prompt),
+        tools=None if tools is None or tools.is_told else tools.rendered,
+        add_generation_prompt=not continues if fields.add_generation_prompt is None else fields.add_generation_prompt,
+        continue_final_message=continues,
+        documents=fields.documents,
+        variables=fields.chat_template_kwargs,
+    )
 
 
 def _choice(service: Service, fields: ChatRequest, tools: ToolUse | None, index: int, answer: Answer) -> dict[str, Any]:

@@ -16,7 +16,7 @@ async def list_models(service: Service, request: Request) -> Response:
 
 async def get_model(service: Service, request: Request) -> Response:
     name = request.path_params["model"]
-    if name != service.model.name:
+    if name != service.model.name:  # none of the names that stand for any model
         raise ModelNotFound(f"model {name[:80]!r} does not exist; this server has {service.model.name!r}")
     return _json(_card(service))
 

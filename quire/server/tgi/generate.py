@@ -80,6 +80,8 @@ async def _answer_typed(
 ) -> Response:
     arrival = Arrival(request.headers, "generate_stream" if stream else "generate")
     body, parameters, asked, unknown = await understand(service, arrival, raw, stream=stream)
+    if body.stream is not None and body.stream != stream:
+        unknown.append("stream")  # the route's name says it
     arrival.wants_timings |= bool(body.timings)
     opened = service.open([asked], arrival)
     wants_full = full_text if parameters.return_full_text is None else parameters.return_full_text

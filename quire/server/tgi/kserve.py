@@ -12,7 +12,6 @@ from quire.server.answers import collect
 from quire.server.arrival import Arrival
 from quire.server.body import read_body
 from quire.server.health import unhealthy
-from quire.server.openai.errors import ModelNotFound
 from quire.server.openai.reply import ignored_header
 from quire.server.sampling import between
 from quire.server.service import Service
@@ -100,8 +99,7 @@ def _text(given: InferInput, index: int) -> str:
 
 def _model(service: Service, request: Request) -> tuple[str, str]:
     name, version = request.path_params["model"], request.path_params["version"]
-    if name not in service.model.known_as:
-        raise ModelNotFound(f"model {name[:80]!r} does not exist; this server has {service.model.name!r}")
+    service.model.check_name(name)
     return name, version
 
 
