@@ -90,6 +90,7 @@ class Resolved:
     max_total_tokens: int
     memory_limit_bytes: int
     min_rows: int
+    min_groups: int
     compile_threads: int
     choices: tuple[Choice[Any], ...]  # for the log
 
@@ -100,15 +101,16 @@ class PlatformDefaults:
     max_batch_prefill_tokens: int
     memory_fraction: float
     min_rows: int
+    min_groups: int
     page_size: int
 
 
 DEFAULTS = {
-    "cpu": PlatformDefaults(32, 512, 0.5, 1, 16),
-    # One row takes a slower path through matmuls than eight. Larger pages are fewer for the host to think about, which
-    # has little time beside a step of hundreds of rows.
-    "gpu": PlatformDefaults(256, 8192, 0.9, 8, 32),
-    "tpu": PlatformDefaults(128, 2048, 0.9, 8, 16),
+    "cpu": PlatformDefaults(32, 512, 0.5, 1, 1, 16),
+    # One row takes a slower path through matmuls than eight, and 128 tokens take as long as 32: that of the weights.
+    # Larger pages are fewer for the host to think about, which has little time beside a step of hundreds of rows.
+    "gpu": PlatformDefaults(256, 8192, 0.9, 8, 4, 32),
+    "tpu": PlatformDefaults(128, 2048, 0.9, 8, 4, 16),
 }
 DEFAULT_MAX_TOTAL_TOKENS = {"cpu": 4096, "gpu": 32768, "tpu": 32768}
 LOWEST = {
@@ -170,13 +172,14 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         ),
         "memory_fraction": fraction,
         "compile_threads": _chosen(
-            "compile_threads", config.compile_threads, min(os.cpu_count() or 1, 8), "one for each core, up to 8"
+            "compile_threads", config.compile_threads, min(os.cpu_count() or 1, 16), "one for each core, up to 16"
         ),
     }
     return Resolved(
         **{name: choice.value for name, choice in choices.items() if name != "memory_fraction"},
         memory_limit_bytes=int(fraction.value * facts.memory_bytes),
         min_rows=defaults.min_rows,
+        min_groups=defaults.min_groups,
         choices=tuple(choices.values()),
     )
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+LONG_PREFILL = 24  # groups
 GROUP_SIZE = 32  # tokens of a prefill that read the cache together; a shorter rest is padded to it
 
 
@@ -33,22 +34,28 @@ class Buckets:
     A plan that fits none runs as several launches, so the list is complete for any plan within the limits.
     """
 
-    def __init__(self, max_rows: int, max_prefill_tokens: int, min_rows: int = 1) -> None:
+    def __init__(self, max_rows: int, max_prefill_tokens: int, min_rows: int = 1, min_groups: int = 1) -> None:
         self.max_rows = max_rows
         # A quarter more than the tokens need: the last group of each prompt is seldom full.
         self.max_groups = -(-max_prefill_tokens * 5 // (GROUP_SIZE * 4))
         self._row_ladder = ladder(min(min_rows, max_rows), max_rows, dense_from=32)
-        self._group_ladder = ladder(1, self.max_groups, dense_from=8)
-        # Decodes beside a prefill: none, a few, or all of them. More steps would mean more programs to compile.
-        self._beside_ladder = [0, *sorted({min(8, max_rows), max_rows})]
+        # What prompts that fill their groups need is a step of its own: they are the longest, and most of the load.
+        full = -(-max_prefill_tokens // GROUP_SIZE)
+        self._group_ladder = sorted({*ladder(min(min_groups, full), self.max_groups, dense_from=8), full})
         self.max_scored_groups = self.max_groups  # a chunk is scored whole, however long it is
 
     def all(self) -> list[Bucket]:
         """In the order in which they should be made ready."""
         decodes = [Bucket(rows, 0) for rows in self._row_ladder]
-        mixed = [Bucket(rows, groups) for groups in self._group_ladder for rows in self._beside_ladder]
+        mixed = [Bucket(rows, groups) for groups in self._group_ladder for rows in self._beside(groups)]
         scored = [Bucket(0, groups, scores=True) for groups in (1, min(4, self.max_groups), self.max_groups)]
         return list(dict.fromkeys(self.first() + decodes + mixed + scored))
+
+    def _beside(self, groups: int) -> list[int]:
+        """How many decodes run beside a prefill: none, a few, or all of them. A few only where all would be much beside
+        it: more steps would mean more programs to compile."""
+        few = [min(8, self.max_rows)] if groups <= LONG_PREFILL else []
+        return [0, *sorted({*few, self.max_rows})]
 
     def first(self) -> list[Bucket]:
         """Enough to run anything, and a short prompt alone as fast as it gets: what a server needs to begin."""

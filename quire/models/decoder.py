@@ -1,7 +1,8 @@
 """A decoder-only transformer, put together from blocks; every family is one with its own choice of them."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -76,6 +77,11 @@ class Decoder:
     logits_divisor: float = 1.0
     logits_softcap: float | None = None
 
+    @cached_property
+    def _kinds(self) -> dict[Any, DecoderLayer]:
+        """One layer for each computation there is."""
+        return {computation(block): block for block in self.blocks}
+
     @property
     def vocab_size(self) -> int:
         return self.embedding.shape[0]
@@ -130,10 +136,12 @@ class Decoder:
         if self.embedding_multiplier != 1.0:
             x = x * jnp.asarray(self.embedding_multiplier, x.dtype)
         rotations = {id(rope): rope.rotation(positions, lengths) for rope in self._ropes()}
+        # Layers that compute alike are traced once.
+        calls = {kind: jax.jit(partial(block, attend=attend)) for kind, block in self._kinds.items()}
         new_states = []
         for block, layer_weights, state in zip(self.blocks, weights["layers"], states, strict=True):
             rotation = rotations.get(id(block.attention.rope))
-            x, state = block(layer_weights, x, rotation, state, attend)
+            x, state = calls[computation(block)](layer_weights, x, rotation, state)
             new_states.append(state)
         return self.norm(weights["norm"], x), new_states
 
@@ -158,3 +166,13 @@ class Decoder:
         """Each once: most layers share one."""
         ropes = (block.attention.rope for block in self.blocks)
         return list({id(rope): rope for rope in ropes if rope is not None}.values())
+
+
+def computation(part: Any) -> Any:
+    """What a block computes, as a key: all of it but where its weights come from."""
+    if isinstance(part, Param):
+        return part.shape
+    if isinstance(part, Rope) or not is_dataclass(part):
+        return part
+    kept = (field.name for field in fields(part) if field.name != "name")
+    return type(part), *(computation(getattr(part, name)) for name in kept)

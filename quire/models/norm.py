@@ -32,7 +32,7 @@ class RMSNorm:
         return {"weight": Param((self.size,), (None,), (Tensor(f"{self.name}.weight", (self.size,)),))}
 
     def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
-        return rms_norm(x, *self.of_heads(weights))
+        return rms_norm(x, weights["weight"], self.eps, self.offset)
 
     def of_heads(self, weights: ParamTree) -> HeadNorm:
         return HeadNorm(weights["weight"], self.eps, self.offset)

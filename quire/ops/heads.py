@@ -1,5 +1,6 @@
 """Queries, keys and values on their way from a projection to attention."""
 
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import jax
@@ -9,12 +10,17 @@ from quire.ops.rms_norm import rms_norm
 from quire.ops.rotation import Rotation, rotate
 
 
-class HeadNorm(NamedTuple):
+@jax.tree_util.register_dataclass
+@dataclass(frozen=True)
+class HeadNorm:
     """An RMS norm of each head, or of all heads together where the weight is that of all."""
 
     weight: jax.Array  # [h]; or [k, g, h] of queries and [k, h] of keys
-    eps: float
-    offset: float = 0.0
+    eps: float = field(metadata={"static": True})
+    offset: float = field(default=0.0, metadata={"static": True})
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        return rms_norm(x, self.weight, self.eps, self.offset)
 
 
 class Heads(NamedTuple):
@@ -41,9 +47,9 @@ class Heads(NamedTuple):
     def _normal(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         q, k, v = self.qkv[:, :, :-2], self.qkv[:, :, -2], self.qkv[:, :, -1]
         if self.q_norm is not None:
-            q = rms_norm(q, *self.q_norm)
+            q = self.q_norm(q)
         if self.k_norm is not None:
-            k = rms_norm(k, *self.k_norm)
+            k = self.k_norm(k)
         return q, k, v
 
 

@@ -1,5 +1,7 @@
 """What runs on one NVIDIA GPU: kernels written in Pallas, which XLA compiles by Triton into the graph of a step."""
 
+from functools import partial
+
 import jax
 
 from quire.ops.attention_spec import AttentionSpec
@@ -7,13 +9,22 @@ from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.fill_attention import fill_attention
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.grouped_attention import Groups
-from quire.ops.step_attention import Kernels
+from quire.ops.heads import Heads
+from quire.ops.step_attention import Kernels, Pages, Places
+
+# As functions of their own, they are traced and lowered once for all the layers of a step that are alike.
 
 
+@jax.jit
+def place(heads: Heads, state: Pages, places: Places) -> tuple[jax.Array, Pages]:
+    return place_heads(heads, state, places)
+
+
+@partial(jax.jit, static_argnums=0)
 def attend(spec: AttentionSpec, q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, groups: Groups) -> jax.Array:
     if q.shape[1] == 1:
         return decode_attention(spec, q[:, 0], k_pages, v_pages, groups)[:, None]
     return fill_attention(spec, q, k_pages, v_pages, groups)
 
 
-GPU = Kernels(place_heads, attend)
+GPU = Kernels(place, attend)
