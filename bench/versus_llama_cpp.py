@@ -84,10 +84,10 @@ class Peer:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
-    async def load(self, streams: int, num_requests: int, seed: str) -> dict[str, float]:
+    async def load(self, streams: int, num_requests: int, seed: str, new_tokens: int = NEW_TOKENS) -> dict[str, float]:
         server = self.server
         await server.find_model()
-        sampling = Sampling(NEW_TOKENS)
+        sampling = Sampling(new_tokens)
         self.words = self.words or await words_for(server, PROMPT_TOKENS, sampling)
         prompts = Prompts(self.words, 0, seed)
         return numbers(
@@ -100,7 +100,7 @@ async def compare(peers: list[Peer], streams: list[int], requests: list[int], re
         await peer.start(Path(f"/tmp/versus-{os.getpid()}-{peer.port}.log"))
         print(f"{peer.name}: first token {peer.first_token_s:.1f} s after its start", file=sys.stderr)
     for peer in peers:
-        await peer.load(4, 4, "warm-up")
+        await peer.load(8, 8, "warm-up", new_tokens=2)  # what runs for the first time takes longer
     for wanted, count in zip(streams, requests, strict=True):
         for turn in range(repeat):
             for peer in peers if turn % 2 == 0 else peers[::-1]:
