@@ -17,6 +17,7 @@ class EngineHealth:
     def __init__(self, floor_s: float) -> None:
         self._floor_s = floor_s
         self._stats: Stats | None = None
+        self._limit_s = UNMEASURED_S  # by the steps of this engine, or of one that was in its place
         self._heard_s = 0.0
         self._waiting_since_s = 0.0  # there has been work since, and no step has ended
 
@@ -26,6 +27,8 @@ class EngineHealth:
         else:
             self._waiting_since_s = max(self._waiting_since_s, now - stats.idle_s)
         self._stats, self._heard_s = stats, now
+        if stats.step_limit_s is not None:
+            self._limit_s = stats.step_limit_s
 
     def forget(self) -> None:
         """Another engine takes its place."""
@@ -44,8 +47,7 @@ class EngineHealth:
         if not has_work(stats):
             return None
         waited_s = now - self._waiting_since_s
-        measured = stats.step_limit_s is not None and not stats.is_compiling
-        limit_s = max(self._floor_s, stats.step_limit_s or 0.0) if measured else max(self._floor_s, UNMEASURED_S)
+        limit_s = max(self._floor_s, UNMEASURED_S if stats.is_compiling else self._limit_s)
         if waited_s <= limit_s:
             return None
         what = f"a step has taken {stats.busy_s + silent_s:.1f} s" if stats.busy_s else "no step is under way"

@@ -2,6 +2,7 @@
 
 import sys
 from pathlib import Path
+from typing import Any
 
 from quire.errors import QuireError
 from quire.server.serve import serve_engine
@@ -10,9 +11,12 @@ from tests.server.fake_engine import FakeEngine
 
 
 def main(folder: str, *settings: str) -> None:
-    given = {
-        name: float(value) if name.endswith("_s") else int(value) for name, value in (s.split("=") for s in settings)
-    }
+    given: dict[str, Any] = dict(setting.split("=", 1) for setting in settings)
+    for name, value in given.items():
+        if name.endswith("_s"):
+            given[name] = float(value)
+        elif value.isdecimal():
+            given[name] = int(value)
     engine = FakeEngine(
         Path(folder),
         step_s=given.pop("step_s", 0.0),

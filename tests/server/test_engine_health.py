@@ -79,6 +79,15 @@ def test_the_first_step_and_one_that_is_compiled_have_minutes(first):
     assert engine.hear(2, begun_s, num_running=1, **first) is not None
 
 
+def test_an_engine_that_takes_anothers_place_is_measured_by_it():
+    engine = Listening()
+    engine.hear(1, num_running=1, step_limit_s=4.0)
+    engine.health.forget()
+    begun_s = engine.now
+    assert engine.hear(3.5, begun_s, num_running=1, step_limit_s=None) is None
+    assert "4.0 s are allowed" in engine.hear(1, begun_s, num_running=1, step_limit_s=None)
+
+
 def test_an_engine_that_says_nothing_or_gave_up_is_in_trouble():
     engine = Listening()
     assert engine.health.trouble(engine.now) is None

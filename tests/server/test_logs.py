@@ -40,3 +40,25 @@ def test_an_exception_is_part_of_its_object(records):
     entry = json.loads(JsonFormatter().format(records.records[-1]))
     assert (entry["level"], entry["message"]) == ("ERROR", "it failed")
     assert "ValueError: broken" in entry["exception"]
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "secretword"}], "max_tokens": 3}),
+        ("/v1/chat/completions", {"messages": [{"role": "secretword", "content": "a"}]}),
+        ("/v1/completions", {"prompt": ["secretword", 5]}),
+        ("/v1/completions", {"prompt": "secretword" * 100, "timings": True}),
+        ("/generate", {"inputs": "secretword", "parameters": {"max_new_tokens": 3, "stop": ["secretword"]}}),
+        ("/generate", {"inputs": "secretword", "parameters": {"grammar": {"type": "secretword"}}}),
+        ("/generate_stream", {"inputs": "secretword", "parameters": {"max_new_tokens": 3}}),
+        ("/vertex", {"instances": [{"inputs": "secretword", "stream": "secretword"}]}),
+        ("/tokenize", {"inputs": "secretword"}),
+    ],
+)
+def test_nothing_of_what_is_asked_or_refused_is_logged(server, records, path, body):
+    httpx.post(server.url + path, json=body)
+    server.wait_until(lambda: server.service.num_streams == 0)
+    for record in records.records:
+        assert "secretword" not in TextFormatter().format(record)
+        assert "secretword" not in JsonFormatter().format(record)

@@ -240,6 +240,13 @@ def test_a_model_that_cannot_be_served_says_why(serve):
     assert "unsupported_model: the model has three heads; two are supported" in errors
 
 
+def test_a_collector_that_is_none_is_refused_at_the_start(serve):
+    served = serve("otlp_endpoint=localhost:4317")
+    output, errors = served.process.communicate(timeout=WAIT_S)
+    assert (served.process.returncode, output) == (1, "")
+    assert "setting: otlp_endpoint is 'localhost:4317'; it must be an address" in errors
+
+
 def test_several_workers_share_the_port_and_the_engine(serve):
     served = serve("http_workers=3").wait()
     # Each connection may land at another worker; all give the same answers.

@@ -107,3 +107,10 @@ def test_the_server_and_its_model_are_described(server):
     assert httpx.get(server.url + MODEL).json() == {"name": "fake", "version": "1", "extensions": ["infer", "ready"]}
     assert httpx.get(f"{server.url}/v2/models/other/versions/1").status_code == 404
     assert httpx.post(server.url + MODEL).status_code == 405
+
+
+def test_these_routes_tell_their_timings_too(server):
+    headers = {"x-quire-timings": "true"}
+    for path, body in (("/vertex", {"instances": [GENERATE, CHAT]}), (f"{MODEL}/infer", infer(b"abc"))):
+        answer = httpx.post(server.url + path, json=body, headers=headers).json()
+        assert answer["timings"]["decode_steps"] == 5

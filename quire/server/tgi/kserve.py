@@ -12,6 +12,7 @@ from quire.server.answers import collect
 from quire.server.arrival import Arrival
 from quire.server.body import read_body
 from quire.server.health import unhealthy
+from quire.server.ledger import ledger
 from quire.server.openai.reply import ignored_header
 from quire.server.sampling import between
 from quire.server.service import Service
@@ -85,7 +86,10 @@ async def infer(service: Service, request: Request) -> Response:
     for output, each in zip(body.outputs, answers, strict=True):
         data = max(each, key=lambda answer: answer.mean_logprob).text.encode()
         outputs.append({"name": output.name, "shape": [1, len(data)], "datatype": "BYTES", "data": list(data)})
-    return _json({"id": body.id, "outputs": outputs}, ignored_header(unknown))
+    reply: dict[str, Any] = {"id": body.id, "outputs": outputs}
+    if arrival.wants_timings:
+        reply["timings"] = ledger(stream)
+    return _json(reply, ignored_header(unknown))
 
 
 def _text(given: InferInput, index: int) -> str:

@@ -10,6 +10,7 @@ from quire.errors import InvalidRequest
 from quire.server.answers import collect
 from quire.server.arrival import Arrival
 from quire.server.body import read_body
+from quire.server.ledger import ledger
 from quire.server.openai.chat import ask_chat
 from quire.server.openai.reply import ignored_header
 from quire.server.openai.requests import CHAT_REFUSALS, ChatRequest
@@ -41,8 +42,12 @@ async def vertex(service: Service, request: Request) -> Response:
     stream = service.open(asked, arrival)
     answers = await collect(stream, request.receive)
     best = [max(each, key=lambda answer: answer.mean_logprob) for each in answers]
-    predictions = [prefix + answer.text for prefix, answer in zip(prefixes, best, strict=True)]
-    return Response(msgspec.json.encode({"predictions": predictions}), 200, ignored_header(unknown), "application/json")
+    reply: dict[str, Any] = {
+        "predictions": [prefix + answer.text for prefix, answer in zip(prefixes, best, strict=True)]
+    }
+    if arrival.wants_timings:
+        reply["timings"] = ledger(stream)
+    return Response(msgspec.json.encode(reply), 200, ignored_header(unknown), "application/json")
 
 
 async def _understand(
