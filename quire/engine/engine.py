@@ -246,8 +246,8 @@ class Engine:
         """Whoever was to come back has come back. Those who have not are clear."""
         for suspect in self._isolation.suspects():
             for sequence_id, (length, limit) in self.scheduler.lengths(suspect.request_id).items():
-                # Two steps were under way at most, and the last token is never computed.
-                suspect.targets[sequence_id] = min(length + 2, limit - 1)
+                # So many steps were under way at most, and the last token is never computed.
+                suspect.targets[sequence_id] = min(length + self._lookahead + 1, limit - 1)
         return self._isolate() if self._isolation.focus is not None else []
 
     def _write_journal(self) -> None:

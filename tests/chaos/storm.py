@@ -36,13 +36,21 @@ class Storm:
     """Clients that ask without a pause, and one who does harm. `answers` knows what is right."""
 
     def __init__(
-        self, server: Server, seed: int, duration_s: float, answers: Answers, bodies: list[dict[str, Any]]
+        self,
+        server: Server,
+        seed: int,
+        duration_s: float,
+        answers: Answers,
+        bodies: list[dict[str, Any]],
+        is_patient: bool = False,
     ) -> None:
+        """`is_patient`: no harm is done before the server has recovered from the last."""
         self._server = server
         self._chance = random.Random(seed)
         self._until_s = time.monotonic() + duration_s
         self._answers = answers
         self._bodies = bodies
+        self._is_patient = is_patient
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
         self._front_end_deaths = 0
@@ -55,7 +63,7 @@ class Storm:
         ):
             for _ in range(NUM_CLIENTS):
                 group.create_task(self._ask_on(client))
-            group.create_task(self._do_harm())
+            group.create_task(self._do_harm(client))
 
     def _is_over(self) -> bool:
         return time.monotonic() > self._until_s or bool(self.wrong)
@@ -87,7 +95,7 @@ class Storm:
         else:
             self.wrong.append(f"{asked} was cut off, and no HTTP worker had died")
 
-    async def _do_harm(self) -> None:
+    async def _do_harm(self, client: httpx.AsyncClient) -> None:
         harms = {
             "engine killed": (4, lambda: self._server.kill("quire-engine")),
             "engine aborted": (1, lambda: self._server.kill("quire-engine", number=signal.SIGABRT)),
@@ -96,6 +104,8 @@ class Storm:
         }
         while not self._is_over():
             await asyncio.sleep(self._chance.uniform(1.0, 6.0))
+            while self._is_patient and not self._is_over() and not await is_healthy(client):
+                await asyncio.sleep(0.5)
             name = self._chance.choices(list(harms), [weight for weight, _ in harms.values()])[0]
             if harms[name][1]():
                 self.counts[name] += 1
@@ -103,6 +113,13 @@ class Storm:
     def _kill_worker(self) -> bool:
         self._front_end_deaths += 1
         return self._server.kill("quire-http", self._chance.randrange(2))
+
+
+async def is_healthy(client: httpx.AsyncClient) -> bool:
+    try:
+        return (await client.get("/health")).status_code == 200
+    except httpx.HTTPError:
+        return False
 
 
 def fake_bodies(chance: random.Random) -> list[dict[str, Any]]:
@@ -160,7 +177,7 @@ def run_storm(engine: str, seed: int, duration_s: float, one_in: int, folder: Pa
             return known[str(asked)]
 
     try:
-        storm = Storm(server, seed, duration_s, answers, bodies)
+        storm = Storm(server, seed, duration_s, answers, bodies, is_patient=engine != "fake")
         asyncio.run(storm.run())
         if not storm.wrong:
             with suppress(ProcessLookupError):
