@@ -19,7 +19,7 @@ from quire.errors import QuireError
 from quire.executor.executor import JaxExecutor
 from quire.executor.shapes import Shapes
 from quire.files.tensor_source import TensorSource
-from quire.models.checkpoint import load_weights
+from quire.models.checkpoint import Quantize, load_weights
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
 from quire.ops.attention import whole_sequence
@@ -97,9 +97,12 @@ class Rig:
         checkpoint: TensorSource | None = None,
         first_programs_only: bool = False,
         specialised: bool | None = None,
+        quantize: Quantize = "none",
     ) -> None:
         self.model = build_model(config)
-        self.weights: ParamTree = load_weights(self.model, checkpoint or NamedTensors(self.model), dtype="float32")
+        self.weights: ParamTree = load_weights(
+            self.model, checkpoint or NamedTensors(self.model), dtype="float32", quantize=quantize
+        )
         self.shapes = shapes
         threads = 1 if first_programs_only else 2
         self.executor = JaxExecutor(self.model, self.weights, shapes, threads, specialised=specialised)

@@ -1,0 +1,114 @@
+"""What int8 costs in quality: 2,048 positions of an English text in float32 and in int8, and how far they are apart.
+
+    python bench/quality.py                                   # the default model, and two small random families
+    python bench/quality.py --tokens t.npy                    # also write the token ids, [windows, 512]
+    python bench/quality.py --logits NAME=l.npy               # also compare another program's logits on those tokens
+
+The text is what the standard library carries of the Python documentation, in windows that each begin anew. Perplexity
+means something for trained weights only; random ones show whether a family loses more than another.
+"""
+
+import argparse
+import pydoc_data.topics
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from quire.files import ModelFiles, locate
+from quire.models.checkpoint import Quantize, load_weights
+from quire.models.decoder import Decoder
+from quire.models.params import ParamTree
+from quire.models.random_weights import random_weights
+from quire.models.registry import build_model
+from quire.ops.attention import whole_sequence
+from quire.text.tokenizer import load_tokenizer
+
+Array = np.ndarray[Any, Any]
+Weights = Callable[[Quantize], ParamTree]
+WINDOW, WINDOWS = 512, 4
+
+SMALL = {"vocab_size": 32768, "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "head_dim": 64}
+RANDOM_FAMILIES = {
+    "random qwen3": {"model_type": "qwen3", "num_key_value_heads": 4, "intermediate_size": 1536, **SMALL},
+    "random gemma2": {"model_type": "gemma2", "num_key_value_heads": 4, "intermediate_size": 2048, **SMALL},
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tokens", help="a file to write the token ids to")
+    parser.add_argument("--logits", action="append", default=[], metavar="NAME=FILE")
+    options = parser.parse_args()
+
+    files = locate("default")
+    windows = text_windows(files)
+    if options.tokens:
+        np.save(options.tokens, windows)
+    others = dict(given.split("=", 1) for given in options.logits)
+    print(f"{'':<24} {'perplexity':>10} {'same top':>9} {'KL':>8}")
+    model = build_model(files.config)
+
+    def trained(quantize: Quantize) -> ParamTree:
+        source = files.open_weights()
+        assert source is not None
+        return load_weights(model, source, dtype="float32", quantize=quantize)
+
+    compare("default model", model, trained, windows, others)
+    for name, config in RANDOM_FAMILIES.items():
+        compare(name, *random_family(config), windows % SMALL["vocab_size"], {})
+
+
+def random_family(config: dict[str, Any]) -> tuple[Decoder, Weights]:
+    model = build_model({**config, "max_position_embeddings": 4096, "query_pre_attn_scalar": 64})
+    return model, lambda quantize: random_weights(model, seed=0, dtype="float32", quantize=quantize)
+
+
+def text_windows(files: ModelFiles) -> Array:
+    assert files.path is not None
+    text = "\n".join(pydoc_data.topics.topics[name] for name in sorted(pydoc_data.topics.topics))
+    ids = load_tokenizer(files.path).encode(text)
+    start = len(ids) // 3  # amid the prose
+    return np.asarray(ids[start : start + WINDOW * WINDOWS], np.int32).reshape(WINDOWS, WINDOW)
+
+
+def compare(name: str, model: Decoder, weights: Weights, windows: Array, others: dict[str, str]) -> None:
+    reference = logprobs(model, weights("none"), windows)
+    report(f"{name}, float32", reference, reference, windows)
+    report(f"{name}, int8", reference, logprobs(model, weights("int8"), windows), windows)
+    for other, file in others.items():
+        logits = np.load(file, mmap_mode="r").reshape(WINDOWS, WINDOW, -1)
+        given = [np.asarray(jax.nn.log_softmax(jnp.asarray(window), axis=-1)) for window in logits]
+        report(f"{name}, {other}", reference, given, windows)
+
+
+def logprobs(model: Decoder, weights: ParamTree, windows: Array) -> list[Array]:
+    """float32 [WINDOW, vocabulary] of each window."""
+
+    @jax.jit
+    def run(weights: ParamTree, tokens: jax.Array) -> jax.Array:
+        positions = jnp.arange(WINDOW)
+        states = [None] * model.num_layers
+        hidden, _ = model.forward(weights, tokens, positions, states, whole_sequence, lengths=positions + 1)
+        return jax.nn.log_softmax(model.logits(weights, hidden), axis=-1)
+
+    return [np.asarray(run(weights, jnp.asarray(window))) for window in windows]
+
+
+def report(name: str, reference: list[Array], given: list[Array], windows: Array) -> None:
+    surprise, same, distance = [], [], []
+    for base, new, tokens in zip(reference, given, windows, strict=True):
+        surprise.append(-np.take_along_axis(new[:-1], tokens[1:, None], axis=1)[:, 0])
+        same.append(base.argmax(axis=-1) == new.argmax(axis=-1))
+        distance.append((np.exp(base) * (base - new)).sum(axis=-1))
+    perplexity = np.exp(np.concatenate(surprise).mean())
+    print(
+        f"{name:<24} {perplexity:>10.3f} {np.concatenate(same).mean():>9.2%} {np.concatenate(distance).mean():>8.5f}",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Models with weights of eight bits: near float32 in every kind of block, in both forms, and cut across devices."""
+
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from quire.executor.memory import weight_bytes
+from quire.models.checkpoint import load_weights
+from quire.models.params import Param, ParamTree
+from quire.models.random_weights import random_weights
+from quire.models.registry import build_model
+from quire.ops.native import int8_product
+from quire.ops.quantized import Grouped, Packed
+from tests.models.cases import CASES
+from tests.models.test_dtypes import BLOCKS
+from tests.models.tiny import NamedTensors, prompt, relative_error, whole_logits
+
+Array = np.ndarray[Any, Any]
+
+
+def on_first_device(param: Param) -> jax.sharding.Sharding:
+    """A placement, with which weights are grouped for XLA instead of packed for the kernel."""
+    return jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+
+def matrices(weights: ParamTree) -> list[object]:
+    kinds = (Grouped, Packed)
+    return [
+        leaf for leaf in jax.tree.leaves(weights, is_leaf=lambda x: isinstance(x, kinds)) if isinstance(leaf, kinds)
+    ]
+
+
+def spread(got: Array, expected: Array) -> float:
+    """The root mean square of the differences, in parts of that of the logits."""
+    return float(np.sqrt(((got - expected) ** 2).mean() / (expected**2).mean()))
+
+
+# One rounded router sends a token to other experts, which is no measure of the products.
+@pytest.mark.parametrize("name", [name for name in BLOCKS if name != "qwen3_moe"])
+def test_int8_is_near_float32(name: str) -> None:
+    model = build_model(CASES[name])
+    tokens = prompt(12, model.vocab_size)
+    exact = whole_logits(model, load_weights(model, NamedTensors(model), dtype="float32"), tokens)
+    weights = load_weights(model, NamedTensors(model), dtype="float32", quantize="int8")
+    assert matrices(weights)
+    assert 0 < spread(whole_logits(model, weights, tokens), exact) < 0.12
+
+
+@pytest.mark.parametrize("name", ["llama-biases", "gpt2", "qwen3_moe"])
+def test_the_kernel_and_xla_compute_the_same_model(name: str) -> None:
+    model = build_model(CASES[name])
+    tokens = prompt(12, model.vocab_size)
+    source = NamedTensors(model)
+    native = load_weights(model, source, dtype="float32", quantize="int8")
+    plain = load_weights(model, source, dtype="float32", quantize="int8", placement=on_first_device)
+    assert all(isinstance(weight, Grouped) for weight in matrices(plain))
+    assert int8_product.is_fast() == all(isinstance(weight, Packed) for weight in matrices(native))
+    first, second = (whole_logits(model, weights, tokens) for weights in (native, plain))
+    assert relative_error(first, second) < 1e-4
+
+
+def test_random_weights_are_quantised_as_loaded_ones_are() -> None:
+    model = build_model(CASES["llama"])
+    tokens = prompt(12, model.vocab_size)
+    exact, rounded = (
+        whole_logits(model, random_weights(model, seed=1, dtype="float32", quantize=quantize), tokens)
+        for quantize in ("none", "int8")
+    )
+    assert 0 < spread(rounded, exact) < 0.12
+
+
+def test_the_size_of_quantised_weights_is_known_before_they_are_read() -> None:
+    model = build_model(CASES["llama"])
+    weights = load_weights(model, NamedTensors(model), dtype="float32", quantize="int8", placement=on_first_device)
+    held = sum(np.asarray(leaf).nbytes for leaf in jax.tree.leaves(weights))
+    assert held <= weight_bytes(model, "float32", "int8", None) < weight_bytes(model, "float32", "none", None)

@@ -1,0 +1,123 @@
+"""Eight-bit weights: how near they are to what they stand for, the kernel against XLA, and rows that stay apart."""
+
+import ctypes
+import shutil
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.models.feed_forward import gated
+from quire.ops.native import int8_product, library
+from quire.ops.quantized import Grouped, Packed, QuantizedWeight, gated_product, group, pack, product, rows_of, widened
+
+Array = np.ndarray[Any, Any]
+SHAPES = (  # and how many of their axes are summed over
+    ((64, 96), 1),
+    ((5, 40), 1),  # neither a whole tile nor a whole group
+    ((2, 12, 64), 1),
+    ((20, 2, 3, 16), 3),  # runs that are shorter than a group
+    ((9, 3, 80), 2),
+)
+native = pytest.mark.skipif(not library.load(), reason="there is no C++ compiler")
+compiled = pytest.mark.skipif(shutil.which("g++") is None, reason="there is no g++")
+
+
+def normal(*shape: int, seed: int = 0) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def forms(weight: Array, summed: int) -> list[QuantizedWeight]:
+    return [group(weight), *([pack(weight, summed)] if library.load() else [])]
+
+
+@pytest.mark.parametrize(("shape", "summed"), SHAPES)
+def test_products_are_near_those_in_float32_and_the_same_in_every_form(shape: tuple[int, ...], summed: int) -> None:
+    kept = len(shape) - summed
+    weight, x = normal(*shape), normal(7, *shape[kept:], seed=1)
+    exact = x.reshape(7, -1) @ weight.reshape(int(np.prod(shape[:kept])), -1).T
+    results = [np.asarray(product(jnp.asarray(x), form, kept)) for form in forms(weight, summed)]
+    size = np.sqrt((exact**2).mean())
+    assert np.abs(results[0] - exact).max() < 0.05 * size
+    for other in results[1:]:
+        np.testing.assert_allclose(other, results[0], atol=1e-4 * size)
+
+
+@pytest.mark.parametrize(("shape", "summed"), SHAPES[:2])
+def test_rows_are_looked_up_in_every_form(shape: tuple[int, ...], summed: int) -> None:
+    weight = normal(*shape)
+    indices = jnp.asarray([3, 0, shape[0] - 1, 3])
+    step = np.abs(weight).max() / 127
+    for form in forms(weight, summed):
+        assert np.abs(np.asarray(rows_of(form, indices)) - weight[np.asarray(indices)]).max() <= 0.51 * step
+
+
+def test_what_was_rounded_to_eight_bits_before_stays_as_it_is() -> None:
+    codes = np.random.default_rng(0).integers(-127, 128, (6, 3, 32))
+    codes[:, :, 5] = 127  # as every group of a Q8_0 file has one of the largest
+    scales = np.abs(normal(6, 3, 1)).astype(np.float16).astype(np.float32)
+    weight = (codes * scales).astype(np.float32).reshape(6, 96)
+    np.testing.assert_array_equal(np.asarray(widened(group(weight))), weight)
+
+
+@native
+@settings(max_examples=25, deadline=None)
+@given(rows=st.integers(1, 9), others=st.integers(0, 70), seed=st.integers(0, 99))
+def test_a_row_does_not_depend_on_the_rows_beside_it(rows: int, others: int, seed: int) -> None:
+    weight = pack(normal(24, 96), 1)
+    x = normal(rows + others, 96, seed=seed)
+    alone, together = (np.asarray(product(jnp.asarray(part), weight, 1)) for part in (x[:rows], x))
+    np.testing.assert_array_equal(alone, together[:rows])
+
+
+@native
+@pytest.mark.parametrize("size", [96, 40])
+def test_what_passes_a_gate_is_multiplied_as_if_it_had_been_computed_before(size: int) -> None:
+    both, weight = jnp.asarray(3 * normal(6, 2, size)), pack(normal(16, size, seed=1), 1)
+    apart = product(gated(jax.nn.silu, both), weight, 1)
+    np.testing.assert_allclose(gated_product(both, weight), apart, atol=0.02 * float(jnp.std(apart)))
+
+
+@pytest.mark.parametrize("wrong", [np.nan, np.inf])
+def test_what_is_not_a_number_shows_in_its_own_row_alone(wrong: float) -> None:
+    x = normal(5, 96)
+    x[2, 40] = wrong
+    for form in forms(normal(16, 96, seed=1), 1):
+        finite = np.isfinite(np.asarray(product(jnp.asarray(x), form, 1)))
+        assert not finite[2].any()
+        assert finite[[0, 1, 3, 4]].all()
+
+
+@native
+def test_zeros_give_zeros() -> None:
+    x, weight = jnp.zeros((3, 64)), normal(8, 64)
+    assert not np.asarray(product(x, pack(weight, 1), 1)).any()
+    assert not np.asarray(product(jnp.ones((3, 64)), pack(np.zeros_like(weight), 1), 1)).any()
+
+
+@compiled
+def test_the_plain_kernel_computes_what_the_fast_one_does(tmp_path: Path) -> None:
+    """It runs where there are no instructions for int8; here it has to be built on purpose."""
+    compiler = shutil.which("g++")
+    assert compiler is not None
+    library.build(compiler, tmp_path, tmp_path / "plain.so", ("-DQUIRE_SCALAR", "-O1"))
+    plain = ctypes.cdll.LoadLibrary(str(tmp_path / "plain.so"))
+    assert not plain.quire_int8_is_fast()
+    handler = jax.ffi.pycapsule(plain.quire_int8_product)
+    jax.ffi.register_ffi_target("plain_int8_product", handler, platform="cpu")
+    weight, x = pack(normal(24, 96), 1), jnp.asarray(normal(7, 1, 96, seed=1))
+    call = jax.ffi.ffi_call("plain_int8_product", jax.ShapeDtypeStruct((7, 24), jnp.float32))
+    np.testing.assert_allclose(call(x, weight.tiles), int8_product.product(x, weight.tiles, 24), rtol=1e-5, atol=1e-5)
+
+
+def test_the_forms_are_trees_of_arrays() -> None:
+    """As programs take them; what is not an array is part of the structure."""
+    for form in (Grouped(np.zeros((2, 32), np.int8), np.zeros((2, 1))), Packed(np.zeros(3, np.int8), (2, 32), 1)):
+        leaves, structure = jax.tree.flatten(form)
+        assert all(isinstance(leaf, np.ndarray) for leaf in leaves)
+        assert jax.tree.structure(jax.tree.unflatten(structure, leaves)) == structure
