@@ -109,11 +109,12 @@ class Packer:
         packed = np.zeros(3 * size + NUM_FEATURES, np.int32)
         slots, positions, counts = packed[: 3 * size].reshape(3, size)
         slots.fill(self._num_slots)
-        for row, index in sampled_rows(chunks, launch, bucket):
-            chunk = chunks[index]
-            slots[row] = chunk.slot
-            positions[row] = chunk.start + chunk.length - 1
-            counts[row] = chunk.samples
+        pairs = sampled_rows(chunks, launch, bucket)
+        rows = [row for row, _ in pairs]
+        those = [chunks[index] for _, index in pairs]
+        slots[rows] = [chunk.slot for chunk in those]
+        positions[rows] = [chunk.start + chunk.length - 1 for chunk in those]
+        counts[rows] = [chunk.samples for chunk in those]
         packed[3 * size :] = features
         return packed
 
