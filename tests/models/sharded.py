@@ -61,6 +61,29 @@ def main(name: str) -> None:
         error = relative_error(logits(cut, weights, [(empty, empty)] * cut.num_layers), expected)
         print(f"{name}: {num_devices} devices, error {error:.1e}")
         assert error < 1e-5, (name, num_devices, error)
+    check_int8(name, model, pages, expected)
+
+
+def check_int8(name: str, model: Decoder, pages: list[Any], expected: np.ndarray[Any, Any]) -> None:
+    """Weights of eight bits, cut across devices, against the same on one."""
+    found = []
+    for num_devices in (1, 2):
+        mesh = tensor_mesh(jax.devices()[:num_devices])
+
+        def placement(param: Param, mesh: jax.sharding.Mesh = mesh) -> jax.sharding.Sharding:
+            return sharding(param.shape, param.axes, mesh)
+
+        source = NamedTensors(model)
+        weights = load_weights(model, source, dtype="float32", quantize="int8", placement=placement)
+        qkv = weights["layers"][0]["attention"]["qkv"]
+        for array in (qkv.codes, qkv.scales):
+            assert array.addressable_shards[0].data.shape[0] * num_devices == array.shape[0]
+        where = sharding(pages[0][0].shape, PAGE_AXES, mesh)
+        found.append(logits(model, weights, jax.device_put(pages, where)))
+    # Sums in another order may round an activation to the next code.
+    assert relative_error(found[1], found[0]) < 0.02, name
+    assert 0 < relative_error(found[0], expected) < 1.0, name
+    print(f"{name}: int8 on two devices as on one")
 
 
 if __name__ == "__main__":
