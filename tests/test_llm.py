@@ -2,12 +2,14 @@
 
 import json
 import logging
+import re
 from collections.abc import Iterator
+from itertools import zip_longest
 from pathlib import Path
 
 import pytest
 
-from quire import LLM, SamplingParams
+from quire import LLM, SamplingParams, json_schema, regex
 from quire.errors import InvalidRequest, InvalidSetting, PromptTooLong
 from tests.tiny_chat_model import CONFIG, SIZES, program_folder, write_tiny_chat_model
 
@@ -222,3 +224,35 @@ def test_a_model_without_tokenizer_takes_token_ids_alone(
     with pytest.raises(InvalidRequest, match="stop strings need a tokenizer"):
         bare.generate([1], stop=["x"])
     bare.close()
+
+
+def test_answers_follow_a_grammar(llm: LLM) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"n": {"enum": ["ab", 7]}},
+        "required": ["n"],
+        "additionalProperties": False,
+    }
+    for answer in llm.generate(["one", "two"], FREE, n=2, seed=3, max_tokens=80, grammar=json_schema(schema)):
+        assert answer.finish_reason == "end"
+        assert json.loads(answer.text) in ({"n": "ab"}, {"n": 7})
+    scored = SamplingParams(logprobs=1)
+    (answer,) = llm.generate("one", scored, seed=3, max_tokens=20, grammar=regex("[é-ü]{2}(x|yz)"))
+    assert re.fullmatch("[é-ü]{2}(x|yz)", answer.text)
+    assert answer.logprobs is not None
+    # The model's own distribution: what it likes best is as good as never what the grammar allows.
+    assert any(each.top_ids[0] != token for each, token in zip(answer.logprobs, answer.token_ids, strict=True))
+    (wrong,) = llm.generate("one", grammar=regex("(a"), progress=False)
+    assert isinstance(wrong.error, InvalidRequest)
+
+
+def test_an_answer_beside_a_guided_one_is_the_same(llm: LLM) -> None:
+    (alone,) = llm.generate("hello", GREEDY, max_tokens=30, ignore_end=True)
+    guided = llm.stream("hello", GREEDY, max_tokens=40, grammar=regex("[a-f]{40,}"))
+    plain = llm.stream("hello", GREEDY, max_tokens=30, ignore_end=True)
+    texts, tokens = [], []
+    for one, other in zip_longest(guided, plain):
+        texts.append(one.text if one else "")
+        tokens += other.token_ids if other else []
+    assert re.fullmatch("[a-f]{40}", "".join(texts))
+    assert tokens == alone.token_ids

@@ -52,6 +52,7 @@ POOL, TREE, FILLS, QUEUE = "core/page_pool.py", "core/prefix_cache.py", "core/sh
 RUNNING, SCHEDULER, SEQUENCE = "core/running.py", "core/scheduler.py", "core/sequence.py"
 STOPPING, LIMITS, HEAP, DEADLINES = "core/stopping.py", "core/limits.py", "core/lazy_heap.py", "core/deadlines.py"
 ISOLATION, ENGINE, DRIVER = "engine/isolation.py", "engine/engine.py", "engine/driver.py"
+GUIDES = "engine/guides.py"
 
 MUTANTS = (
     # Pages
@@ -301,6 +302,37 @@ MUTANTS = (
     Mutant("a failing probe is forgotten", ISOLATION, "self._num_probe_faults += 1", "pass"),
     Mutant("a failed port keeps its requests", DRIVER, "            port.close()", "            pass"),
     Mutant("requests are not told of a defect", DRIVER, "self._fail_everyone(self._failure)", "pass"),
+    # Grammars
+    Mutant(
+        "masks come before the tokens they follow from",
+        ENGINE,
+        "if len(self._in_flight) > 1:\n            return False",
+        "if len(self._in_flight) > 9:\n            return False",
+    ),
+    Mutant("a step is launched before the last one samples", ENGINE, "or not self._let_sample() or", "or"),
+    Mutant(
+        "nobody hears of a grammar that fails",
+        ENGINE,
+        "return Outcome(updates, misguided + failures)",
+        "return Outcome(updates, failures)",
+    ),
+    Mutant(
+        "a guided request goes on after it failed",
+        ENGINE,
+        "            self.scheduler.abort(failure.request_id)\n        self._misguided",
+        "        self._misguided",
+    ),
+    Mutant("matchers miss what is sampled", GUIDES, "elif update.tokens:", "elif len(update.tokens) > 1:"),
+    Mutant(
+        "an answer that goes on begins its grammar anew",
+        GUIDES,
+        "matcher.advance(so_far[sample] or ())",
+        "matcher.advance(())",
+    ),
+    Mutant("matchers outlive their requests", GUIDES, "if not self._scheduler.has(one)]", "if False]"),
+    Mutant("guided answers are guessed at", SCHEDULER, "room = 0  # a mask is for one token", "pass"),
+    Mutant("what was aborted is added once it is compiled", DRIVER, "self._preparing.pop(request_id, None)", "pass"),
+    Mutant("compiling holds everyone up", DRIVER, "if preparing is None:", "if True:"),
 )
 
 

@@ -41,7 +41,21 @@ def test_others_go_on_while_a_grammar_is_compiled():
     assert driver.stop()
 
 
-def test_what_is_aborted_meanwhile_is_not_begun_even_if_its_id_comes_back():
+def test_what_is_aborted_meanwhile_is_not_begun():
+    grammars = ToyGrammars(slow=[SLOW])
+    driver = started(grammars)
+    client = Client(driver)
+    gone = guided(client.port.request_id(1), grammar=SLOW)
+    client.port.send(Submit(gone))
+    client.port.send(Abort(gone.request_id))
+    client.wait_for(client.submit(2))
+    grammars.compiling[SLOW].set_result(None)
+    client.wait_for(client.submit(3, max_tokens=20))
+    assert gone.request_id not in client.tokens
+    assert driver.stop()
+
+
+def test_an_id_that_comes_back_meanwhile_is_the_new_request():
     grammars = ToyGrammars(slow=[SLOW])
     driver = started(grammars)
     client = Client(driver)
