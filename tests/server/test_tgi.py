@@ -273,3 +273,9 @@ def test_a_stream_that_the_route_does_not_have_is_told_of(server):
     answer = post(server, "/generate", body)
     assert answer.headers["x-quire-ignored-fields"] == "stream"
     assert "x-quire-ignored-fields" not in post(server, "/generate_stream", body).headers
+
+
+def test_the_kind_of_machine_can_be_named(make_server):
+    server = make_server(settings=ServerSettings(compute_type="gpu+optimized"))
+    answer = post(server, "/generate", {"inputs": "abc", "parameters": {"max_new_tokens": 1}})
+    assert answer.headers["x-compute-type"] == "gpu+optimized"
