@@ -38,12 +38,20 @@ class Asking:
 
     def __init__(self, server: Server, bodies: list[dict[str, Any]]) -> None:
         self.bodies = bodies
-        self.heard: list[Heard] = []
+        self.heard = [Heard() for _ in bodies]
         self._thread = threading.Thread(target=self._run, args=(server,))
         self._thread.start()
 
     def _run(self, server: Server) -> None:
-        self.heard = asyncio.run(stream_all(server.url, self.bodies))
+        asyncio.run(stream_all(server.url, self.bodies, self.heard))
+
+    def wait_for_text(self) -> None:
+        """Until more has come than there is now."""
+        before = self._num_characters()
+        wait_until(lambda: self._num_characters() > before)
+
+    def _num_characters(self) -> int:
+        return sum(len(text) for heard in self.heard for text in heard.texts)
 
     def wait(self) -> "Asking":
         self._thread.join()
@@ -54,7 +62,3 @@ class Asking:
             assert heard.error is None, heard.error
             assert heard.texts == expected(asked)
             assert heard.is_complete
-
-
-def wait_for_running(server: Server, count: int) -> None:
-    wait_until(lambda: server.metrics().get("tgi_batch_current_size", 0) >= count)

@@ -24,11 +24,16 @@ class Heard:
 
 
 async def stream(
-    client: httpx.AsyncClient, body: dict[str, Any], delay_s: float = 0.0, leave_after: int | None = None
+    client: httpx.AsyncClient,
+    body: dict[str, Any],
+    delay_s: float = 0.0,
+    leave_after: int | None = None,
+    heard: Heard | None = None,
 ) -> Heard:
-    """Ask for a completion as a stream and listen; slowly, or only for so many events."""
+    """Ask for a completion as a stream and listen; slowly, or only for so many events. `heard` fills as it comes."""
     choices = body.get("n", 1)
-    heard = Heard([""] * choices, [None] * choices)
+    heard = heard or Heard()
+    heard.texts[:], heard.finish[:] = [""] * choices, [None] * choices
     num_events = 0
     try:
         async with client.stream("POST", "/v1/completions", json=body | {"stream": True}) as answer:
@@ -60,8 +65,12 @@ def _take(heard: Heard, event: dict[str, Any]) -> None:
         heard.finish[choice["index"]] = choice["finish_reason"] or heard.finish[choice["index"]]
 
 
-async def stream_all(url: str, bodies: list[dict[str, Any]], timeout_s: float = 120.0) -> list[Heard]:
+async def stream_all(
+    url: str, bodies: list[dict[str, Any]], heard: list[Heard] | None = None, timeout_s: float = 120.0
+) -> list[Heard]:
     """All at once."""
+    into = heard or [Heard() for _ in bodies]
     limits = httpx.Limits(max_connections=None)
     async with httpx.AsyncClient(base_url=url, timeout=timeout_s, limits=limits) as client:
-        return list(await asyncio.gather(*(stream(client, body) for body in bodies)))
+        asking = (stream(client, body, heard=one) for body, one in zip(bodies, into, strict=True))
+        return list(await asyncio.gather(*asking))

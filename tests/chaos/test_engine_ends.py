@@ -8,7 +8,7 @@ from typing import Any
 
 import httpx
 
-from tests.chaos.asking import Asking, body, wait_for_running
+from tests.chaos.asking import Asking, body
 from tests.chaos.faulty import Mark
 from tests.chaos.server import Server, is_there, wait_until
 
@@ -19,7 +19,7 @@ def test_thirty_two_streams_go_on_however_the_engine_is_killed(serve):
     bodies += [body(30, stop="a"), body(31, stop="b", n=2, temperature=1)]
     asking = Asking(server, bodies)
     for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT):
-        wait_for_running(server, 12)
+        asking.wait_for_text()
         server.kill("quire-engine", number=number)
         wait_until(lambda: httpx.get(f"{server.url}/health").status_code == 503)
         server.wait_until_healthy()
@@ -40,8 +40,7 @@ def test_logprobs_usage_and_finish_reasons_are_those_of_an_undisturbed_run(serve
     answers: list[dict[str, Any]] = []
     asking = threading.Thread(target=lambda: answers.append(ask()))
     asking.start()
-    wait_for_running(server, 1)
-    time.sleep(0.3)
+    time.sleep(0.5)  # of 1.2
     server.kill("quire-engine")
     in_the_gap = Asking(server, [body(n) for n in range(6)])
     asking.join()
@@ -94,7 +93,7 @@ def test_an_engine_that_is_stuck_or_stands_still_is_replaced(serve):
     check_one_fails_alone(server, Mark.HANGS, among=4)
     assert server.logged("the engine is killed")
     asking = Asking(server, [body(n, max_tokens=300) for n in range(8)])
-    wait_for_running(server, 8)
+    asking.wait_for_text()
     stopped = server.processes("quire-engine")[0]
     os.kill(stopped, signal.SIGSTOP)
     asking.wait().check_all()

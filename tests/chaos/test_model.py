@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.chaos.asking import Asking, wait_for_running
+from tests.chaos.asking import Asking
 from tests.chaos.clients import Heard, stream_all
 from tests.chaos.faulty import Mark
 from tests.chaos.server import Server
@@ -51,7 +51,7 @@ def check(heard: list[Heard], undisturbed: list[list[str]], culprit: int | None 
 
 def test_sixteen_streams_go_on_when_the_engine_is_killed(server, undisturbed):
     asking = Asking(server, BODIES)
-    wait_for_running(server, 1)
+    asking.wait_for_text()
     server.kill("quire-engine", number=signal.SIGKILL)
     check(asking.wait().heard, undisturbed)
     assert server.wait_until_idle()["quire_engine_restarts"] >= 1

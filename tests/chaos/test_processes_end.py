@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 
-from tests.chaos.asking import Asking, body, expected, wait_for_running
+from tests.chaos.asking import Asking, body, expected
 from tests.chaos.server import WAIT_S, Server, is_there, wait_until
 
 
@@ -21,7 +21,7 @@ def abstract_sockets(pid: int) -> list[str]:
 def test_a_worker_that_is_killed_costs_its_own_clients_alone_and_is_replaced(serve):
     server = serve(engine={"step_s": 0.01}, settings={"http_workers": 2})
     asking = Asking(server, [body(n, max_tokens=250) for n in range(16)])
-    wait_for_running(server, 16)
+    asking.wait_for_text()
     killed = server.processes("quire-http")[0]
     os.kill(killed, signal.SIGKILL)
     asking.wait()
@@ -43,7 +43,7 @@ def test_signals_to_every_process_drain_as_one_to_the_first_does(serve):
     """A service manager sends them to all."""
     server = serve(engine={"step_s": 0.01})
     asking = Asking(server, [body(n, max_tokens=200) for n in range(8)])
-    wait_for_running(server, 8)
+    asking.wait_for_text()
     for pid in (*server.processes("quire-engine"), *server.processes("quire-http"), server.process.pid):
         os.kill(pid, signal.SIGTERM)
     asking.wait().check_all()
@@ -53,7 +53,7 @@ def test_signals_to_every_process_drain_as_one_to_the_first_does(serve):
 def test_the_engine_is_killed_while_the_server_drains(serve):
     server = serve(engine={"step_s": 0.01})
     asking = Asking(server, [body(n, max_tokens=200) for n in range(8)])
-    wait_for_running(server, 8)
+    asking.wait_for_text()
     server.process.terminate()
     time.sleep(0.1)
     server.kill("quire-engine")
@@ -65,7 +65,7 @@ def test_a_second_signal_ends_at_once(serve):
     server = serve(engine={"step_s": 0.05})
     children = server.all_processes()
     asking = Asking(server, [body(1, max_tokens=400)])
-    wait_for_running(server, 1)
+    asking.wait_for_text()
     server.process.terminate()
     time.sleep(0.3)
     assert server.process.poll() is None
