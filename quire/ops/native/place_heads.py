@@ -18,11 +18,8 @@ def place_heads(
     same place are padding, whose page nobody reads. The library must have been loaded.
     """
     tokens, heads, parts, size = qkv.shape
-    out = (
-        jax.ShapeDtypeStruct((tokens, heads, parts - 2, size), qkv.dtype),
-        jax.ShapeDtypeStruct(k_pages.shape, k_pages.dtype),
-        jax.ShapeDtypeStruct(v_pages.shape, v_pages.dtype),
-    )
-    call = jax.ffi.ffi_call("quire_place_heads", out, input_output_aliases={5: 1, 6: 2})  # type: ignore[no-untyped-call]
+    shapes = ((tokens, heads, parts - 2, size), k_pages.shape, v_pages.shape)
+    out = [jax.ShapeDtypeStruct(shape, qkv.dtype) for shape in shapes]  # type: ignore[no-untyped-call]
+    call = jax.ffi.ffi_call("quire_place_heads", out, input_output_aliases={5: 1, 6: 2})
     q, k_pages, v_pages = call(qkv, cos, sin, pages, offsets, k_pages, v_pages)
     return q, k_pages, v_pages
