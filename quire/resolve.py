@@ -62,7 +62,9 @@ def resolve_quantize(platform: str, config: Config, fast_int8: bool) -> Choice[s
         if asked == "int8" and platform != "cpu":
             raise InvalidSetting(f"quantize = int8 is for CPUs; on a {platform} it can be none")
         return Choice("quantize", asked, ASKED_FOR)
-    return Choice("quantize", "none", "int8 has to be asked for")
+    if platform == "cpu" and fast_int8:
+        return Choice("quantize", "none", "as exact as the weights are; int8 is faster on this CPU")
+    return Choice("quantize", "none", "as exact as the weights are")
 
 
 @dataclass(frozen=True)
@@ -91,6 +93,7 @@ class Resolved:
     memory_limit_bytes: int
     min_rows: int
     min_groups: int
+    alone_from: int | None
     compile_threads: int
     choices: tuple[Choice[Any], ...]  # for the log
 
@@ -102,15 +105,16 @@ class PlatformDefaults:
     memory_fraction: float
     min_rows: int
     min_groups: int
+    alone_from: int | None  # groups
     page_size: int
 
 
 DEFAULTS = {
-    "cpu": PlatformDefaults(32, 512, 0.5, 1, 1, 16),
+    "cpu": PlatformDefaults(32, 512, 0.5, 1, 1, None, 16),
     # One row takes a slower path through matmuls than eight, and 128 tokens take as long as 32: that of the weights.
     # Larger pages are fewer for the host to think about, which has little time beside a step of hundreds of rows.
-    "gpu": PlatformDefaults(256, 8192, 0.9, 8, 4, 32),
-    "tpu": PlatformDefaults(128, 2048, 0.9, 8, 4, 16),
+    "gpu": PlatformDefaults(256, 8192, 0.9, 8, 4, 64, 32),
+    "tpu": PlatformDefaults(128, 2048, 0.9, 8, 4, None, 16),
 }
 DEFAULT_MAX_TOTAL_TOKENS = {"cpu": 4096, "gpu": 32768, "tpu": 32768}
 LOWEST = {
@@ -180,6 +184,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         memory_limit_bytes=int(fraction.value * facts.memory_bytes),
         min_rows=defaults.min_rows,
         min_groups=defaults.min_groups,
+        alone_from=defaults.alone_from,
         choices=tuple(choices.values()),
     )
 

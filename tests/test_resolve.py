@@ -13,6 +13,7 @@ from quire.resolve import (
     resolve,
     resolve_dtype,
     resolve_pages,
+    resolve_quantize,
 )
 
 
@@ -41,6 +42,24 @@ def test_an_unknown_platform_must_be_told_the_dtype() -> None:
     with pytest.raises(InvalidSetting, match="platform 'abacus'"):
         resolve_dtype("abacus", None)
     assert resolve_dtype("abacus", "float32").value == "float32"
+
+
+@pytest.mark.parametrize("asked", ["none", "int8"])
+def test_quantising_that_was_asked_for_is_done(asked: str) -> None:
+    assert str(resolve_quantize("cpu", Config(quantize=asked), fast_int8=False)) == f"quantize = {asked} (asked for)"
+
+
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_nothing_is_quantised_unless_it_is_asked_for(platform: str) -> None:
+    for asked in (None, "auto"):
+        assert resolve_quantize(platform, Config(quantize=asked), fast_int8=platform == "cpu").value == "none"
+
+
+def test_quantising_that_is_unknown_or_not_for_the_platform_is_refused() -> None:
+    with pytest.raises(InvalidSetting, match="quantize is 'int4'; it can be none, int8 or auto"):
+        resolve_quantize("cpu", Config(quantize="int4"), fast_int8=True)
+    with pytest.raises(InvalidSetting, match="quantize = int8 is for CPUs; on a gpu it can be none"):
+        resolve_quantize("gpu", Config(quantize="int8"), fast_int8=False)
 
 
 GIB = 2**30
