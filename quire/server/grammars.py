@@ -4,15 +4,26 @@ import json
 from typing import Any
 
 from quire.errors import InvalidRequest
-from quire.request import Grammar, json_schema, regex
+from quire.request import Grammar, GrammarKind, json_schema, regex
 from quire.server.validation import shown
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _TYPES = ("text", "json_object", "json_schema", "json", "regex")
 
 
-def grammar_of(name: str, given: dict[str, Any] | None) -> Grammar | None:
-    """The grammar that the field `name` asks for, in OpenAI's words or in text-generation-inference's."""
+def grammar_of(name: str, given: dict[str, Any] | None, *, needs_properties: bool = False) -> Grammar | None:
+    """The grammar that the field `name` asks for, in OpenAI's words or in text-generation-inference's.
+
+    `needs_properties`: of a schema, as that insists on.
+    """
+    grammar = _grammar(name, given)
+    is_schema = grammar is not None and grammar.kind is GrammarKind.JSON_SCHEMA
+    if grammar is not None and is_schema and needs_properties and "properties" not in json.loads(grammar.text):
+        raise InvalidRequest(f"{name} has no properties at the top of its schema; it must have some")
+    return grammar
+
+
+def _grammar(name: str, given: dict[str, Any] | None) -> Grammar | None:
     if given is None:
         return None
     kind = given.get("type")

@@ -181,6 +181,13 @@ def test_generate_refuses_with_its_own_status(writer):
         assert refused.json()["error"].startswith("grammar")
 
 
+def test_schemas_need_properties_where_text_generation_inference_wants_them(make_server: Callable[..., RunningServer]):
+    strict = make_server(settings=ServerSettings(tgi_strict=True), model=served_model(end_ids=(0,), pieces=JSON_PIECES))
+    for schema, status in ((SCHEMA, 200), ({"type": "object"}, 422)):
+        body = {"inputs": "go", "parameters": {"grammar": {"type": "json", "value": schema}, "max_new_tokens": 5}}
+        assert httpx.post(f"{strict.url}/generate", json=body).status_code == status
+
+
 def test_grammars_can_be_switched_off_and_need_an_end(make_server: Callable[..., RunningServer]):
     off = make_server(settings=ServerSettings(disable_grammar_support=True), model=served_model(end_ids=(0,)))
     endless = make_server()

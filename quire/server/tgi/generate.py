@@ -126,7 +126,8 @@ async def understand(service: Service, arrival: Arrival, raw: dict[str, Any], *,
         sampled=is_sampled(None if body.parameters is None else parameters),
         scored=stream or bool(parameters.details or parameters.decoder_input_details) or best_of > 1,
     )
-    asked = await guided(service, asked, "grammar", grammar_of("grammar", parameters.grammar))
+    grammar = grammar_of("grammar", parameters.grammar, needs_properties=settings.tgi_strict)
+    asked = await guided(service, asked, "grammar", grammar)
     return Understood(body, parameters, asked, [*unknown, *more_unknown])
 
 

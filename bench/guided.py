@@ -1,0 +1,84 @@
+"""What following a grammar costs: a mask, and decoding with none or all of eight rows guided.
+
+python bench/guided.py [--rounds 3] [--tokens 48]
+"""
+
+import argparse
+import statistics
+import time
+
+from quire import LLM, SamplingParams, json_schema
+from quire.request import Grammar
+from quire.text.grammar import Grammars
+
+ROWS = 8
+# Its answers are longer than what is asked for, so that all have the same number of tokens.
+SCHEMA = {
+    "type": "array",
+    "minItems": 500,
+    "items": {
+        "type": "object",
+        "properties": {"name": {"type": "string"}, "age": {"type": "integer"}, "city": {"type": "string"}},
+        "required": ["name", "age", "city"],
+        "additionalProperties": False,
+    },
+}
+PROMPT = "Here is a list of people, as JSON, each with a name, an age and a city:\n"
+
+
+def mask_costs(llm: LLM, grammar: Grammar, tokens: list[int]) -> None:
+    """Of the answer `tokens`, as the engine computes them: on a pool's thread, the result awaited."""
+    tokenizer = llm.tokenizer
+    assert tokenizer is not None
+    grammars = Grammars(lambda: tokenizer, llm.plan.files.eos_token_ids, llm.plan.model.vocab_size)
+    begun = time.perf_counter()
+    grammars.matcher(grammar)
+    first_s = time.perf_counter() - begun
+    cold, warm = ([_walk_us(grammars, grammar, tokens) for _ in range(count)] for count in (1, 5))
+    print(f"tokenizer and grammar compiled: {first_s:.3f} s")
+    flat = sorted(cost for walk in warm for cost in walk)
+    high = flat[len(flat) * 99 // 100]
+    print(f"a token taken in and its mask: median {statistics.median(flat):.0f} µs, 99th percentile {high:.0f}")
+    print(f"in a grammar's first answer: median {statistics.median(cold[0]):.0f} µs, highest {max(cold[0]):.0f}")
+
+
+def _walk_us(grammars: Grammars, grammar: Grammar, tokens: list[int]) -> list[float]:
+    matcher = grammars.matcher(grammar)
+    costs = []
+    for token in tokens:
+        begun = time.perf_counter()
+        matcher.advance([token]).result()
+        costs.append((time.perf_counter() - begun) * 1e6)
+    return costs
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--tokens", type=int, default=48)
+    asked = parser.parse_args()
+    llm = LLM("default", progress=False, compile_ahead=False, max_batch_size=ROWS, max_total_tokens=2048)
+    grammar = json_schema(SCHEMA)
+    free = SamplingParams(temperature=1.0)
+    prompts = [f"{number}. {PROMPT}" for number in range(ROWS)]
+    ways: dict[str, dict[str, object]] = {"0 of 8 rows": {"ignore_end": True}, "8 of 8 rows": {"grammar": grammar}}
+    speeds: dict[str, list[float]] = {name: [] for name in ways}
+    answer: list[int] = []
+    for round_number in range(asked.rounds + 1):
+        for name, how in ways.items():
+            begun = time.perf_counter()
+            done = llm.generate(prompts, free, max_tokens=asked.tokens, seed=1, **how)  # type: ignore[arg-type]
+            took_s = time.perf_counter() - begun
+            assert all(len(one.token_ids) == asked.tokens for one in done)
+            if round_number:  # the first compiles and fills the cache of prompts
+                speeds[name].append(ROWS * asked.tokens / took_s)
+            if "grammar" in how:
+                answer = done[0].token_ids
+    for name, values in speeds.items():
+        print(f"{name} guided: {statistics.median(values):.1f} tokens/s ({', '.join(f'{v:.1f}' for v in values)})")
+    mask_costs(llm, grammar, answer)
+    llm.close()
+
+
+if __name__ == "__main__":
+    main()
