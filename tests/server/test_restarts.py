@@ -1,5 +1,7 @@
 """How often, and how soon, a process is started again."""
 
+from itertools import pairwise
+
 from quire.server.restarts import MAX_DELAY_S, MAX_FAILED_STARTS, QUICK_S, Restarts
 
 
@@ -7,7 +9,7 @@ def test_the_first_end_is_mended_at_once_and_those_that_follow_back_off():
     restarts = Restarts(10)
     delays = [restarts.delay_s(1.0) for _ in range(10)]
     assert delays[0] == 0
-    assert all(later >= earlier for earlier, later in zip(delays, delays[1:], strict=False))
+    assert all(later >= earlier for earlier, later in pairwise(delays))
     assert delays[-1] == MAX_DELAY_S
 
 
