@@ -98,6 +98,7 @@ def make_plan(config: Config, progress: Progress = silent) -> Plan:
         max_sequence_tokens=resolved.max_total_tokens,
         min_rows=resolved.min_rows,
         min_groups=resolved.min_groups,
+        alone_from=resolved.alone_from,
     )
     pages = resolve_pages(config, resolved, facts, largest_step_bytes(model, shapes))
     shapes = shapes.with_pages(pages.value)

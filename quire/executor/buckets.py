@@ -13,6 +13,7 @@ class Bucket(NamedTuple):
     rows: int
     groups: int
     scores: bool = False  # whether the log-probabilities of prompt tokens are wanted
+    alone: bool = False  # all groups are one sequence's, from its first token on
 
     @property
     def num_tokens(self) -> int:
@@ -25,7 +26,7 @@ class Bucket(NamedTuple):
 
     def __str__(self) -> str:
         parts = [f"{self.rows} rows"] * bool(self.rows) + [f"{self.groups * GROUP_SIZE} tokens"] * bool(self.groups)
-        return " + ".join(parts) + (" scored" if self.scores else "")
+        return " + ".join(parts) + (" scored" if self.scores else "") + (" alone" if self.alone else "")
 
 
 class Buckets:
@@ -34,7 +35,14 @@ class Buckets:
     A plan that fits none runs as several launches, so the list is complete for any plan within the limits.
     """
 
-    def __init__(self, max_rows: int, max_prefill_tokens: int, min_rows: int = 1, min_groups: int = 1) -> None:
+    def __init__(
+        self,
+        max_rows: int,
+        max_prefill_tokens: int,
+        min_rows: int = 1,
+        min_groups: int = 1,
+        alone_from: int | None = None,
+    ) -> None:
         self.max_rows = max_rows
         # A quarter more than the tokens need: the last group of each prompt is seldom full.
         self.max_groups = -(-max_prefill_tokens * 5 // (GROUP_SIZE * 4))
@@ -42,6 +50,8 @@ class Buckets:
         # What prompts that fill their groups need is a step of its own: they are the longest, and most of the load.
         full = -(-max_prefill_tokens // GROUP_SIZE)
         self._group_ladder = sorted({*ladder(min(min_groups, full), self.max_groups, dense_from=8), full})
+        # A long beginning of a sequence has a faster way where it is alone.
+        self.alone_from = self.max_groups + 1 if alone_from is None else alone_from
         self.max_scored_groups = self.max_groups  # a chunk is scored whole, however long it is
 
     def all(self) -> list[Bucket]:
@@ -49,7 +59,8 @@ class Buckets:
         decodes = [Bucket(rows, 0) for rows in self._row_ladder]
         mixed = [Bucket(rows, groups) for groups in self._group_ladder for rows in self._beside(groups)]
         scored = [Bucket(0, groups, scores=True) for groups in (1, min(4, self.max_groups), self.max_groups)]
-        return list(dict.fromkeys(self.first() + decodes + mixed + scored))
+        alone = [Bucket(0, groups, alone=True) for groups in self._group_ladder if groups >= self.alone_from]
+        return list(dict.fromkeys(self.first() + decodes + mixed + alone + scored))
 
     def _beside(self, groups: int) -> list[int]:
         """How many decodes run beside a prefill: none, a few, or all of them. A few only where all would be much beside
@@ -68,10 +79,17 @@ class Buckets:
         """Every number of rows that is sampled from."""
         return sorted({bucket.num_samples for bucket in self.all()})
 
-    def covering(self, rows: int, groups: int, scores: bool, among: Iterable[Bucket]) -> Bucket | None:
+    def covering(self, launch: Bucket, among: Iterable[Bucket]) -> Bucket | None:
         """The smallest of these buckets for a launch of this size; a decode alone prefers one that does only that."""
-        fitting = [b for b in among if b.rows >= rows and b.groups >= groups and b.scores == scores]
-        return min(fitting, key=lambda b: (b.groups > 0 and not groups, b.num_tokens, b.rows), default=None)
+
+        def fits(bucket: Bucket) -> bool:
+            large_enough = bucket.rows >= launch.rows and bucket.groups >= launch.groups
+            return large_enough and bucket.scores == launch.scores and bucket.alone <= launch.alone
+
+        fitting = filter(fits, among)
+        return min(
+            fitting, key=lambda b: (b.groups > 0 and not launch.groups, b.num_tokens, b.rows, not b.alone), default=None
+        )
 
 
 def ladder(lowest: int, highest: int, dense_from: int) -> list[int]:

@@ -120,7 +120,8 @@ class JaxExecutor:
                 self._state, sampled = step(self.programs.weights, self._state, packed)
                 sampled.tokens.copy_to_host_async()
                 return Launched(launch, bucket, None, None, sampled)
-        bucket, forward = self.programs.forward(len(launch.rows), launch.num_groups, launch.scores)
+        alone = not launch.rows and len(launch.fills) == 1 and plan.chunks[launch.fills[0]].start == 0
+        bucket, forward = self.programs.forward(len(launch.rows), launch.num_groups, launch.scores, alone)
         packed = self._packer.pack(launch, plan.chunks, started, bucket)
         self._state, logits, scored = forward(self.programs.weights, self._state, packed)
         return Launched(launch, bucket, logits, scored)

@@ -28,6 +28,9 @@ log = logging.getLogger(__name__)
 START_SIZES = (1, 8)  # slots that one call can start
 WAYS = get_args(SamplingWay)
 
+# For the large products of prefills the library's own choice is as good as a search, and is there at once.
+UNTUNED: dict[str, bool | int] = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+
 Key = Bucket | tuple[str, int]  # a forward pass by its bucket; starting, and each way of sampling, by their rows
 
 
@@ -62,9 +65,11 @@ class Programs:
         self._placement = None if mesh is None else jax.tree.map(lambda array: array.sharding, self._state)
         self._whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
         self._ready: dict[Key, Any] = {}
-        self._chosen: dict[tuple[int, int, bool], Bucket] = {}  # among those that are ready
+        self._chosen: dict[Bucket, Bucket] = {}  # among those that are ready
         self._compiling: dict[Key, Future[Any]] = {}
         self._pool = ThreadPoolExecutor(threads, "quire-compile")
+        # On a GPU XLA times kernels for decodes, which busy processors disturb; so few are compiled at a time.
+        self._tuning_pool = ThreadPoolExecutor(min(threads, 2), "quire-tune") if self._is_specialised else self._pool
         self._ahead = False  # whether everything was to be compiled before it is needed
         self.num_late = 0  # compilations on the request path although it was; stays 0
 
@@ -117,9 +122,10 @@ class Programs:
     def compile_for_one(self, num_tokens: int) -> Iterator[float]:
         """Compile what one sequence needs that runs alone, after a prompt of `num_tokens`; tells the share done."""
         buckets, most = self._shapes.buckets, self._shapes.max_prefill_tokens
-        lengths = {min(num_tokens, most), num_tokens % most or most}  # of its first chunks, and of its last
-        launches = [(0, -(-length // GROUP_SIZE)) for length in sorted(lengths)] + [(1, 0)]
-        found = [buckets.covering(rows, groups, False, buckets.all()) for rows, groups in launches]
+        launches = [Bucket(0, -(-min(num_tokens, most) // GROUP_SIZE), alone=True), Bucket(1, 0)]
+        if num_tokens > most:  # the chunks between, and the last
+            launches += [Bucket(0, -(-length // GROUP_SIZE)) for length in (most, num_tokens % most or most)]
+        found = [buckets.covering(launch, buckets.all()) for launch in launches]
         keys: list[Key] = [("start", START_SIZES[0])]
         for bucket in found:
             if bucket is not None:
@@ -129,7 +135,8 @@ class Programs:
     def _compile_together(self, keys: list[Key]) -> Iterator[float]:
         """Those of `keys` that are not ready or under way, side by side."""
         missing = [key for key in dict.fromkeys(keys) if key not in self._ready and key not in self._compiling]
-        futures = {key: self._pool.submit(self._make, key) for key in missing}
+        pools = {True: self._tuning_pool, False: self._pool}
+        futures = {key: pools[_is_decode(key)].submit(self._make, key) for key in missing}
         self._compiling |= futures
         if missing:
             yield 0.0
@@ -137,17 +144,17 @@ class Programs:
             future.result()
             yield done / len(missing)
 
-    def forward(self, rows: int, groups: int, scores: bool) -> tuple[Bucket, Callable[..., Any]]:
+    def forward(self, rows: int, groups: int, scores: bool, alone: bool = False) -> tuple[Bucket, Callable[..., Any]]:
         """The smallest bucket for so many rows and groups among those that are ready, with what samples after it."""
         self._collect()
-        size = rows, groups, scores
-        if size not in self._chosen:
+        launch = Bucket(rows, groups, scores, alone)
+        if launch not in self._chosen:
             buckets = self._shapes.buckets
             ready = [key for key in self._ready if isinstance(key, Bucket) and ("any", key.num_samples) in self._ready]
-            bucket = buckets.covering(*size, ready) or buckets.covering(*size, buckets.all())
+            bucket = buckets.covering(launch, ready) or buckets.covering(launch, buckets.all())
             assert bucket is not None, f"no bucket for {rows} rows and {groups} groups"
-            self._chosen[size] = bucket
-        bucket = self._chosen[size]
+            self._chosen[launch] = bucket
+        bucket = self._chosen[launch]
         return bucket, self._get(bucket)
 
     def whole_step(self, rows: int) -> tuple[Bucket, Callable[..., Any]] | None:
@@ -167,6 +174,7 @@ class Programs:
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
+        self._tuning_pool.shutdown(wait=False, cancel_futures=True)
 
     def _collect(self) -> None:
         for key in [key for key, future in self._compiling.items() if future.done()]:
@@ -231,12 +239,17 @@ class Programs:
             return step(jax.tree.unflatten(self._weights_structure, weights), state, packed)
 
         packed = _array((packed_size,), jnp.int32)
-        return self._jit(with_flat_weights, 1, places).lower(self.weights, self._state, packed).compile()
+        options = UNTUNED if bucket.groups and jax.default_backend() == "gpu" else {}
+        return self._jit(with_flat_weights, 1, places).lower(self.weights, self._state, packed).compile(options)
 
     def _jit(self, function: Callable[..., Any], donated: int, places: Any) -> Any:
         if self._mesh is None:
             return jax.jit(function, donate_argnums=donated)
         return jax.jit(function, donate_argnums=donated, out_shardings=places)
+
+
+def _is_decode(key: Key) -> bool:
+    return key[0] == "whole" or (isinstance(key, Bucket) and not key.groups)
 
 
 def _array(shape: tuple[int, ...], dtype: Any, where: Sharding | None = None) -> jax.ShapeDtypeStruct:

@@ -49,9 +49,10 @@ class Features(NamedTuple):
 
 class Sampled(NamedTuple):
     tokens: jax.Array  # int32 [r]; NOT_NUMBERS or NOTHING_LEFT where there is none
-    logprobs: jax.Array  # float32 [r], of the token, by the model's own distribution; zeros when nobody asks
-    top_ids: jax.Array  # int32 [r, MAX_LOGPROBS]
-    top_logprobs: jax.Array  # float32 [r, MAX_LOGPROBS]
+    # Zeros, or nothing, when nobody asks.
+    logprobs: jax.Array | None = None  # float32 [r], of the token, by the model's own distribution
+    top_ids: jax.Array | None = None  # int32 [r, MAX_LOGPROBS]
+    top_logprobs: jax.Array | None = None  # float32 [r, MAX_LOGPROBS]
 
 
 def sample(

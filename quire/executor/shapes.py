@@ -15,6 +15,7 @@ class Shapes:
     max_sequence_tokens: int
     min_rows: int = 1  # smaller decodes are padded to so many rows
     min_groups: int = 1  # smaller prefills are padded to so many groups
+    alone_from: int | None = None  # groups; where a long prompt that is alone in a step has its own programs
 
     def with_pages(self, num_pages: int) -> "Shapes":
         return replace(self, num_pages=num_pages)
@@ -31,4 +32,4 @@ class Shapes:
 
     @cached_property
     def buckets(self) -> Buckets:
-        return Buckets(self.num_slots, self.max_prefill_tokens, self.min_rows, self.min_groups)
+        return Buckets(self.num_slots, self.max_prefill_tokens, self.min_rows, self.min_groups, self.alone_from)

@@ -57,7 +57,7 @@ def forward(
     at = jnp.maximum(positions, 0)
     tokens = slots.history[token_slots, at]
     lengths = jnp.maximum(slots.counts[token_slots, NUM_PROMPT], at + 1) if model.depends_on_length else None
-    attend = _attend(kernels, slots, inputs, positions, token_slots, page_size)
+    attend = _attend(kernels, slots, inputs, positions, token_slots, page_size, bucket.alone)
     hidden, pages = model.forward(weights, tokens, at, state.pages, attend, lengths=lengths)
 
     last = bucket.rows + jnp.arange(bucket.groups) * GROUP_SIZE + jnp.maximum(inputs.group_lengths - 1, 0)
@@ -78,7 +78,7 @@ def whole_step(
     size = sum(sizes(bucket, page_size))
     state, logits, _ = forward(model, kernels, page_size, bucket, weights, state, packed[:size])
     slots, sampled = sample_next("plain", state.slots, logits, packed[size:], None)
-    return State(state.pages, slots), sampled
+    return State(state.pages, slots), Sampled(sampled.tokens)
 
 
 def sample_next(
@@ -116,6 +116,7 @@ def _attend(
     positions: jax.Array,
     token_slots: jax.Array,
     page_size: int,
+    alone: bool,
 ) -> Attend:
     at = jnp.maximum(positions, 0)
     page = jnp.where(positions < 0, 0, slots.page_table[token_slots, at // page_size])
@@ -128,7 +129,7 @@ def _attend(
     places = Places(page, offset, decodes, fills)
 
     def attend(spec: AttentionSpec, heads: Heads, state: Pages) -> tuple[jax.Array, Pages]:
-        return step_attention(kernels, spec, heads, state, places)
+        return step_attention(kernels, spec, heads, state, places, alone)
 
     return attend
 

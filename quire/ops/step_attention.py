@@ -29,17 +29,31 @@ class Places(NamedTuple):
 
 
 class Kernels(NamedTuple):
-    """How a device does it: `place` finishes the heads and writes keys and values, `attend` reads them."""
+    """How a device does it: `place` finishes the heads and writes keys and values, `attend` reads them.
+
+    `attend_alone` is for one sequence's tokens from the first on, [t, k, g, h] with keys and values [t, k, h] beside
+    them; it may decline.
+    """
 
     place: Callable[[Heads, Pages, Places], tuple[jax.Array, Pages]]
     attend: Callable[[AttentionSpec, jax.Array, jax.Array, jax.Array, Groups], jax.Array]
+    attend_alone: Callable[[AttentionSpec, jax.Array, jax.Array, jax.Array], jax.Array | None] = lambda *_: None
 
 
 def step_attention(
-    kernels: Kernels, spec: AttentionSpec, heads: Heads, state: Pages, places: Places
+    kernels: Kernels, spec: AttentionSpec, heads: Heads, state: Pages, places: Places, alone: bool = False
 ) -> tuple[jax.Array, Pages]:
-    """[t, k, g, h], and the pages with the keys and values of these tokens in them."""
+    """[t, k, g, h], and the pages with the keys and values of these tokens in them.
+
+    `alone` says that the tokens are one sequence's, from the first on.
+    """
     q, state = kernels.place(heads, state, places)
+    if alone:
+        # Padding is zero: a weight of zero does not silence what its page may hold.
+        real = (places.pages > 0)[:, None, None]
+        k, v = (jnp.where(real, pages[places.pages, places.offsets], 0) for pages in state)
+        if (out := kernels.attend_alone(spec, q, k, v)) is not None:
+            return out, state
     rows, fills = len(places.rows.starts), len(places.fills.starts)
     parts = []
     if rows:

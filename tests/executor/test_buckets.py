@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quire.core.plan import Chunk
 from quire.executor.batch import Inputs, Packer, num_groups, num_updates, sampled_rows, sizes, split
-from quire.executor.buckets import GROUP_SIZE, Buckets
+from quire.executor.buckets import GROUP_SIZE, Bucket, Buckets
 
 DECODE = 1
 
@@ -71,7 +71,7 @@ def test_every_plan_runs_whole_in_buckets_that_exist(case: Case) -> None:
         packer.start(chunk.slot, in_table)
     for launch in launches:
         assert launch.scores == any(index in scored for index in (*launch.rows, *launch.fills))
-        bucket = buckets.covering(len(launch.rows), launch.num_groups, launch.scores, buckets.all())
+        bucket = buckets.covering(Bucket(len(launch.rows), launch.num_groups, launch.scores), buckets.all())
         assert bucket is not None
         assert bucket.num_samples in buckets.sample_sizes()
         packed = packer.pack(launch, chunks, started, bucket)
@@ -121,9 +121,9 @@ def test_the_first_buckets_cover_whatever_the_others_would(case: Case, ready: in
     buckets = Buckets(case.max_rows, case.max_prefill_tokens, case.min_rows)
     scored = {index for index, chunk in enumerate(case.chunks) if chunk[3]}
     for launch in split(chunks_of(case), scored, buckets.max_groups, buckets.max_scored_groups):
-        size = len(launch.rows), launch.num_groups, launch.scores
-        early = buckets.covering(*size, buckets.all()[:ready])
-        late = buckets.covering(*size, buckets.all())
+        size = Bucket(len(launch.rows), launch.num_groups, launch.scores)
+        early = buckets.covering(size, buckets.all()[:ready])
+        late = buckets.covering(size, buckets.all())
         assert early is not None
         assert late is not None
         assert late.num_tokens <= early.num_tokens
@@ -131,12 +131,20 @@ def test_the_first_buckets_cover_whatever_the_others_would(case: Case, ready: in
 
 def test_a_decode_alone_runs_in_the_smallest_bucket_that_does_only_that() -> None:
     buckets = Buckets(max_rows=64, max_prefill_tokens=512)
-    assert [buckets.covering(rows, 0, False, buckets.all()) for rows in (1, 3, 33, 64)] == [
-        (1, 0, False),
-        (4, 0, False),
-        (48, 0, False),
-        (64, 0, False),
+    assert [buckets.covering(Bucket(rows, 0), buckets.all()) for rows in (1, 3, 33, 64)] == [
+        Bucket(1, 0),
+        Bucket(4, 0),
+        Bucket(48, 0),
+        Bucket(64, 0),
     ]
+
+
+def test_a_long_prompt_alone_has_its_own_bucket_and_nothing_else_runs_in_it() -> None:
+    buckets = Buckets(max_rows=64, max_prefill_tokens=4096, alone_from=64)
+    assert buckets.covering(Bucket(0, 64, alone=True), buckets.all()) == Bucket(0, 64, alone=True)
+    assert buckets.covering(Bucket(0, 64), buckets.all()) == Bucket(0, 64)
+    short = buckets.covering(Bucket(0, 3, alone=True), buckets.all())
+    assert short == Bucket(0, 4)
 
 
 def test_a_chunk_has_the_groups_its_tokens_need() -> None:

@@ -37,8 +37,8 @@ class Work(NamedTuple):
 
 
 def uniform(rows: int, prompt_tokens: int, new_tokens: int, vocab_size: int, seed: int) -> Work:
-    """Another seed gives other prompts, so that nothing is found in the prefix cache."""
-    random = Random(seed)
+    """Another seed or shape gives other prompts, so that nothing is found in the prefix cache."""
+    random = Random(f"{seed} {rows} {prompt_tokens} {new_tokens}")
     return Work([_ids(random, prompt_tokens, vocab_size) for _ in range(rows)], [new_tokens] * rows)
 
 

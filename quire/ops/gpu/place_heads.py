@@ -13,6 +13,7 @@ from quire.ops.heads import HeadNorm, Heads, joined
 from quire.ops.step_attention import Pages, Places
 
 MOST_TOKENS = 16  # of a program
+MANY_TOKENS = 512  # from here on a program has all heads of a key: there are enough, and they share the angles
 
 
 def place_heads(heads: Heads, state: Pages, places: Places, *, interpret: bool = False) -> tuple[jax.Array, Pages]:
@@ -21,14 +22,15 @@ def place_heads(heads: Heads, state: Pages, places: Places, *, interpret: bool =
         heads = joined(*heads.finished())  # a norm over all heads, which no program sees together
     tokens, kv_heads, parts, size = heads.qkv.shape
     block = min(MOST_TOKENS, power_of_two(tokens))
+    together = parts if tokens >= MANY_TOKENS else 1
     of_block = pl.BlockSpec((block,), lambda index, head, part: (index,))
     extras = [*(heads.rotation or ()), *(norm.weight for norm in (heads.q_norm, heads.k_norm) if norm is not None)]
     operands = [places.pages, places.offsets, heads.qkv, *extras, *state]
     shapes = [(tokens, kv_heads, parts - 2, size), *(pages.shape for pages in state)]
     dtypes = [heads.qkv.dtype, *(pages.dtype for pages in state)]
     q, k_pages, v_pages = pl.pallas_call(
-        partial(_place, _numbers(heads.q_norm), _numbers(heads.k_norm), heads.rotation is not None),
-        grid=(-(-tokens // block), kv_heads, parts),
+        partial(_place, _numbers(heads.q_norm), _numbers(heads.k_norm), heads.rotation is not None, together),
+        grid=(-(-tokens // block), kv_heads, parts // together),
         in_specs=[of_block, of_block, *(_whole(operand.shape) for operand in operands[2:])],
         out_specs=[_whole(shape) for shape in shapes],
         out_shape=[array(*of) for of in zip(shapes, dtypes, strict=True)],
@@ -52,6 +54,7 @@ def _place(
     q_norm: tuple[float, float] | None,
     k_norm: tuple[float, float] | None,
     rotates: bool,
+    together: int,
     pages_ref: Any,
     offsets_ref: Any,
     qkv_ref: Any,
@@ -60,41 +63,61 @@ def _place(
     *extras, _, _, q_ref, k_ref, v_ref = refs
     tokens, _, parts, size = qkv_ref.shape
     (block,) = pages_ref.shape
-    index, head, part = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+    index, head = pl.program_id(0), pl.program_id(1)
     token = (index * block + jnp.arange(block))[:, None]
     feature = jnp.arange(power_of_two(size))[None, :]
     real = (token < tokens) & (feature < size)
-    is_query, is_key = part < parts - 2, part == parts - 2
-    x = plgpu.load(qkv_ref.at[token, head, part, feature], mask=real, other=0.0)
     rotation_refs: list[Any] = [extras.pop(0) for _ in range(2 * rotates)]
-    norms = [(norm, extras.pop(0), who) for norm, who in ((q_norm, is_query), (k_norm, is_key)) if norm is not None]
-
-    def normal(values: jax.Array, feature: jax.Array) -> jax.Array:
-        """Of the features of a head, in whatever order they come."""
-        squares = x.astype(jnp.float32) * x.astype(jnp.float32)
-        mean = squares.sum(axis=1, keepdims=True) / size
-        out = values
-        for (eps, offset), ref, applies in norms:
-            weight = plgpu.load(ref.at[feature], mask=feature < size, other=0.0).astype(jnp.float32)
-            scaled = values.astype(jnp.float32) * jax.lax.rsqrt(mean + eps) * (weight + offset)
-            out = jnp.where(applies, scaled.astype(out.dtype), out)
-        return out
-
-    finished = normal(x, feature)
+    norm_refs = [(norm, extras.pop(0)) if norm is not None else None for norm in (q_norm, k_norm)]
     if rotates:
-        cos_ref, sin_ref = rotation_refs
-        half = cos_ref.shape[1]
+        half = rotation_refs[0].shape[1]
         partner = jnp.where(feature < half, feature + half, jnp.maximum(feature - half, 0))
         rotated = (token < tokens) & (feature < 2 * half)
-        other = normal(plgpu.load(qkv_ref.at[token, head, part, partner], mask=rotated, other=0.0), partner)
         angle = jnp.where(feature < half, feature, feature - half)
-        cos = plgpu.load(cos_ref.at[token, angle], mask=rotated, other=1.0)
-        sin = plgpu.load(sin_ref.at[token, angle], mask=rotated, other=0.0)
-        turned = finished * cos + jnp.where(feature < half, -other.astype(jnp.float32), other) * sin
-        finished = jnp.where(is_query | is_key, turned.astype(finished.dtype), finished)
-    plgpu.store(q_ref.at[token, head, part, feature], finished, mask=real & is_query)
+        cos = plgpu.load(rotation_refs[0].at[token, angle], mask=rotated, other=1.0)
+        sin = plgpu.load(rotation_refs[1].at[token, angle], mask=rotated, other=0.0)
+
+    def load(part: Any, feature: jax.Array, mask: jax.Array) -> jax.Array:
+        return plgpu.load(qkv_ref.at[token, head, part, feature], mask=mask, other=0.0)
+
+    def finished(x: jax.Array, part: Any, norms: list[tuple[Any, Any]]) -> jax.Array:
+        """A head as it meets others; `norms` has those that apply, each with whether it does."""
+        mean = (x.astype(jnp.float32) * x.astype(jnp.float32)).sum(axis=1, keepdims=True) / size
+
+        def normal(values: jax.Array, feature: jax.Array) -> jax.Array:
+            out = values
+            for norm, applies in norms:
+                if norm is not None:
+                    (eps, offset), ref = norm
+                    weight = plgpu.load(ref.at[feature], mask=feature < size, other=0.0).astype(jnp.float32)
+                    scaled = values.astype(jnp.float32) * jax.lax.rsqrt(mean + eps) * (weight + offset)
+                    out = jnp.where(applies, scaled.astype(out.dtype), out)
+            return out
+
+        out = normal(x, feature)
+        if not rotates:
+            return out
+        other = normal(load(part, partner, rotated), partner)
+        turned = out * cos + jnp.where(feature < half, -other.astype(jnp.float32), other) * sin
+        return turned.astype(out.dtype)
+
     page = plgpu.load(pages_ref, mask=token[:, 0] < tokens, other=0)[:, None]
     offset = plgpu.load(offsets_ref, mask=token[:, 0] < tokens, other=0)[:, None]
     where = page, offset, head, feature
-    plgpu.store(k_ref.at[where], finished.astype(k_ref.dtype), mask=real & is_key)
-    plgpu.store(v_ref.at[where], x.astype(v_ref.dtype), mask=real & (part == parts - 1))
+    if together == 1:
+        part = pl.program_id(2)
+        is_query, is_key = part < parts - 2, part == parts - 2
+        x = load(part, feature, real)
+        out = finished(x, part, [(norm_refs[0], is_query), (norm_refs[1], is_key)])
+        plgpu.store(q_ref.at[token, head, part, feature], out, mask=real & is_query)
+        plgpu.store(k_ref.at[where], out.astype(k_ref.dtype), mask=real & is_key)
+        plgpu.store(v_ref.at[where], x.astype(v_ref.dtype), mask=real & (part == parts - 1))
+        return
+    for query in range(parts - 2):
+        part = jnp.int32(query)
+        out = finished(load(part, feature, real), part, [(norm_refs[0], True)])
+        plgpu.store(q_ref.at[token, head, part, feature], out, mask=real)
+    key = jnp.int32(parts - 2)
+    out = finished(load(key, feature, real), key, [(norm_refs[1], True)])
+    plgpu.store(k_ref.at[where], out.astype(k_ref.dtype), mask=real)
+    plgpu.store(v_ref.at[where], load(jnp.int32(parts - 1), feature, real).astype(v_ref.dtype), mask=real)
