@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: help serve test test-core-long test-parity mutants chaos soak check format bench clean
+.PHONY: help serve test test-core-long test-parity test-gpu mutants chaos soak check format bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -33,6 +33,10 @@ $(VENV)/.parity: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -q -e '.[parity]'
 	@touch $@
 
+$(VENV)/.gpu: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e '.[test,cuda]'
+	@touch $@
+
 serve: $(VENV)/.run  ## serve the default model (ARGS="..." passes flags on)
 	$(BIN)/quire serve $(ARGS)
 
@@ -44,6 +48,9 @@ test-core-long: $(VENV)/.test  ## 10,000 random schedules through every invarian
 
 test-parity: $(VENV)/.parity  ## compare models and tokenizers with transformers
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m parity $(ARGS)
+
+test-gpu: $(VENV)/.gpu  ## the kernels and the executor on an NVIDIA GPU
+	$(BIN)/python -m pytest -n 0 -m gpu $(ARGS)
 
 mutants: $(VENV)/.test  ## break the core one line at a time and show that the tests notice
 	$(BIN)/python tests/core/mutants.py $(ARGS)

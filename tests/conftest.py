@@ -1,4 +1,4 @@
-"""Which tests run: those marked `parity` only when asked for, and hypothesis by profile."""
+"""Which tests run: those marked `parity` or `gpu` only when asked for, and hypothesis by profile."""
 
 import os
 
@@ -12,9 +12,9 @@ settings.load_profile(os.environ.get("QUIRE_HYPOTHESIS_PROFILE", "short"))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    if "parity" in config.getoption("-m"):
-        return
-    left_out = [item for item in items if item.get_closest_marker("parity")]
+    asked = config.getoption("-m")
+    apart = [marker for marker in ("parity", "gpu") if marker not in asked]
+    left_out = [item for item in items if any(item.get_closest_marker(marker) for marker in apart)]
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]

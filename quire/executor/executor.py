@@ -12,7 +12,6 @@ from jax.sharding import Mesh
 from quire.core.plan import Chunk, SlotStart, StepPlan
 from quire.executor.batch import Launch, Packer, sampled_rows, split
 from quire.executor.buckets import Bucket
-from quire.executor.memory import small_holes
 from quire.executor.pending import Launched, Pending, Wanted
 from quire.executor.program_store import ProgramStore
 from quire.executor.programs import START_SIZES, Programs
@@ -49,7 +48,6 @@ class JaxExecutor:
         self.programs = Programs(model, weights, shapes, compile_threads, mesh, store, specialised)
         self._mask_words = -(-model.vocab_size // 32)
         self._no_masks: dict[int, jax.Array] = {}
-        self._holes = small_holes() if jax.default_backend() == "gpu" else []
         self.reset()
 
     def submit(self, plan: StepPlan) -> Pending:

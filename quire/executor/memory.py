@@ -21,18 +21,6 @@ def device_memory_bytes(device: jax.Device) -> int:
     return int(stats.get("bytes_limit", 0)) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def small_holes(count: int = 64, num_bytes: int = 2**16) -> list[jax.Array]:
-    """Arrays with free memory of their own size between them, for as long as they are kept.
-
-    The allocator gives the holes to the small inputs and outputs of steps. It would cut them off the free block that
-    temporary memory is taken from, which would then begin elsewhere in every step; and a graph of kernels whose memory
-    has moved must be rewritten kernel by kernel, at 2 us each.
-    """
-    arrays = [jnp.zeros(num_bytes, jnp.int8) for _ in range(2 * count)]
-    jax.block_until_ready(arrays)  # type: ignore[no-untyped-call]
-    return arrays[::2]
-
-
 def weight_bytes(model: Model, dtype: str, quantize: str, mesh: Mesh | None) -> int:
     """Of the weights, on one device."""
     size = jnp.dtype(dtype).itemsize

@@ -1,0 +1,72 @@
+"""Quire on this GPU beside what vLLM 0.26 took on one H200, case by case.
+
+    python bench/versus_vllm.py [--models llama-3.1-8b,qwen3-0.6b] [--cases decode_b8,nano256] [--json DIR]
+
+Random bf16 weights, the whole engine, temperature 1.0. vLLM's figures: version 0.26.0 with FlashAttention 3, CUDA
+graphs and torch.compile, at most 256 sequences, the same shapes and lengths, prompts of random ids.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+DECODES = ("decode_b1", "decode_b8", "decode_b32", "decode_b64", "decode_b128", "decode_b256")
+CASES = (*DECODES, "prefill_64x2048", "ttft_8192", "ttft_512", "nano256")
+METRICS = {
+    "decode": "step_ms",
+    "prefill": "prompt_tokens_per_s",
+    "ttft": "first_token_ms",
+    "nano256": "output_tokens_per_s",
+}
+VLLM = {
+    "llama-3.1-8b": dict(zip(CASES, (5.03, 5.18, 5.63, 6.13, 7.50, 11.38, 42_212, 213, 17.8, 9_646), strict=True)),
+    "qwen3-0.6b": dict(zip(CASES, (1.64, 1.69, 2.09, 2.64, 3.66, 5.57, 355_797, 36.7, 11.2, 22_674), strict=True)),
+}
+
+
+def measured(model: str, cases: list[str], folder: Path) -> dict[str, dict[str, float]]:
+    path = folder / f"{model}.json"
+    command = [
+        sys.executable,
+        "-m",
+        "quire",
+        "bench",
+        "offline",
+        *cases,
+        "--model",
+        f"random:{model}",
+        "--json",
+        str(path),
+    ]
+    subprocess.run(command, check=True)
+    results: dict[str, dict[str, float]] = json.loads(path.read_text())["results"]
+    return results
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(VLLM))
+    parser.add_argument("--cases", default=",".join(CASES))
+    parser.add_argument("--json", type=Path, help="keep the results of each model in this folder")
+    given = parser.parse_args()
+    rows = ["| case | Quire | vLLM | times as fast |", "|---|---:|---:|---:|"]
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = given.json or Path(scratch)
+        folder.mkdir(parents=True, exist_ok=True)
+        for model in given.models.split(","):
+            for case, values in measured(model, given.cases.split(","), folder).items():
+                ours = values[METRICS[case.split("_", maxsplit=1)[0]]]
+                theirs = VLLM.get(model, {}).get(case)
+                is_time = case.startswith(("decode", "ttft"))
+                ratio = None if theirs is None else theirs / ours if is_time else ours / theirs
+                unit = "ms" if is_time else "tokens/s"
+                shown = [f"{value:,.2f}" if is_time else f"{value:,.0f}" for value in (ours, theirs or 0)]
+                rows.append(f"| {model} {case} | {shown[0]} {unit} | {shown[1]} | {ratio or 0:.2f} |")
+    print("\n".join(rows))
+
+
+if __name__ == "__main__":
+    main()

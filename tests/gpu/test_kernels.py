@@ -1,0 +1,112 @@
+"""The kernels for GPUs against the plain ones, on a GPU where there is one and interpreted elsewhere.
+
+Every page that is not read holds NaN, and so does the unused part of those that are.
+"""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.gpu.decode_attention import decode_attention
+from quire.ops.gpu.fill_attention import fill_attention
+from quire.ops.gpu.place_heads import place_heads
+from quire.ops.grouped_attention import Groups, grouped_attention
+from quire.ops.heads import HeadNorm, Heads
+from quire.ops.rotation import Rotation
+from quire.ops.step_attention import Places, place
+
+pytestmark = pytest.mark.gpu
+INTERPRET = jax.default_backend() != "gpu"
+WIDTH = 20  # pages of a sequence
+SPECS = {
+    "8B": AttentionSpec(8, 4, 128, 0.088),
+    "135M": AttentionSpec(3, 3, 64, 0.125),
+    "head 80, window": AttentionSpec(2, 4, 80, 0.1, window=100),
+    "head 96, no groups": AttentionSpec(4, 1, 96, 0.1),
+    "head 256, cap": AttentionSpec(2, 8, 256, 0.06, softcap=30.0),
+    "groups of 16, window, cap": AttentionSpec(1, 16, 64, 0.125, window=33, softcap=20.0),
+}
+TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3, "float32": 1e-4}  # of the norm; float32 may be tf32's neighbour
+each_spec = pytest.mark.parametrize("name", SPECS)
+each_dtype = pytest.mark.parametrize("dtype", TOLERANCE)
+each_page_size = pytest.mark.parametrize("page_size", [16, 32, 64])
+
+
+def pages_and_groups(
+    spec: AttentionSpec, page_size: int, dtype: str, places: list[tuple[int, int]]
+) -> tuple[jax.Array, jax.Array, Groups]:
+    """For groups of (start, length) each, over random page tables."""
+    rng = np.random.default_rng(page_size)
+    count = len(places)
+    table = rng.permutation(np.arange(1, count * WIDTH + 1)).reshape(count, WIDTH).astype(np.int32)
+    pages = rng.normal(size=(2, count * WIDTH + 1, page_size, spec.kv_heads, spec.head_dim)).astype(np.float32)
+    pages[:, 0] = np.nan
+    for row, (start, length) in enumerate(places):
+        end = start + length if length else 0
+        for position in range(end, page_size * WIDTH):
+            pages[:, table[row, position // page_size], position % page_size] = np.nan
+        table[row, -(-end // page_size) :] = 0
+    starts, lengths = np.asarray(places, np.int32).T
+    groups = Groups(jnp.asarray(table), jnp.asarray(starts), jnp.asarray(lengths))
+    return jnp.asarray(pages[0], dtype), jnp.asarray(pages[1], dtype), groups
+
+
+def check(out: Any, expected: Any, dtype: str) -> None:
+    got, right = np.asarray(out, np.float32), np.asarray(expected, np.float32)
+    assert np.isfinite(got).all()
+    assert np.linalg.norm(got - right) <= TOLERANCE[dtype] * np.linalg.norm(right)
+
+
+@each_spec
+@each_dtype
+@each_page_size
+def test_decodes_read_their_contexts(name: str, dtype: str, page_size: int) -> None:
+    spec = SPECS[name]
+    longest = page_size * WIDTH - 1
+    places = [(0, 1), (1, 1), (63, 1), (64, 1), (5, 0), (min(299, longest), 1), (longest, 1), (17, 1)]
+    k_pages, v_pages, groups = pages_and_groups(spec, page_size, dtype, places)
+    q = jax.random.normal(jax.random.key(0), (8, 1, spec.kv_heads, spec.group, spec.head_dim), dtype)
+    expected = grouped_attention(spec, q, k_pages, v_pages, groups)[:, 0]
+    for parts in (1, 8):
+        run = jax.jit(partial(decode_attention, spec, parts=parts, interpret=INTERPRET))
+        check(run(q[:, 0], k_pages, v_pages, groups), expected, dtype)
+
+
+@each_spec
+@each_dtype
+@each_page_size
+def test_groups_of_prefills_read_their_contexts(name: str, dtype: str, page_size: int) -> None:
+    spec = SPECS[name]
+    places = [(0, 32), (1, 32), (63, 20), (64, 1), (128, 0), (page_size * WIDTH - 32, 32)]
+    k_pages, v_pages, groups = pages_and_groups(spec, page_size, dtype, places)
+    q = jax.random.normal(jax.random.key(0), (6, 32, spec.kv_heads, spec.group, spec.head_dim), dtype)
+    run = jax.jit(partial(fill_attention, spec, interpret=INTERPRET))
+    check(run(q, k_pages, v_pages, groups), grouped_attention(spec, q, k_pages, v_pages, groups), dtype)
+
+
+@pytest.mark.parametrize("tokens", [8, 600])
+@each_dtype
+def test_heads_are_finished_and_written(dtype: str, tokens: int) -> None:
+    rng = np.random.default_rng(0)
+    angles = rng.uniform(0, 7, (tokens, 64))
+    norm = HeadNorm(jnp.asarray(rng.normal(size=128), dtype), 1e-6)
+    heads = Heads(
+        jnp.asarray(rng.normal(size=(tokens, 8, 4, 128)), dtype),
+        Rotation(jnp.asarray(np.cos(angles), jnp.float32), jnp.asarray(np.sin(angles), jnp.float32)),
+        norm,
+        norm,
+    )
+    slots = rng.permutation(np.arange(16, 64 * 16))[:tokens]
+    nobody = Groups(*(jnp.zeros(shape, jnp.int32) for shape in ((0, 1), (0,), (0,))))
+    places = Places(jnp.asarray(slots // 16), jnp.asarray(slots % 16), nobody, nobody)
+    pages = tuple(jnp.asarray(rng.normal(size=(64, 16, 8, 128)), dtype) for _ in range(2))
+    q, right = place(heads, pages, places)
+    got, written = jax.jit(partial(place_heads, interpret=INTERPRET))(heads, pages, places)
+    check(got, q, dtype)
+    for one, other in zip(written, right, strict=True):
+        check(one[1:], other[1:], dtype)
