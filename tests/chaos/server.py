@@ -64,6 +64,11 @@ class Server:
             os.kill(found[which % len(found)], number)
         return True
 
+    def cpu_s(self) -> float:
+        """Processor time of all its processes so far."""
+        fields = [_stat(str(pid)) for pid in (self.process.pid, *self.all_processes())]
+        return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
+
     def metrics(self) -> dict[str, float]:
         text = httpx.get(f"{self.url}/metrics", timeout=WAIT_S).text
         return {
@@ -124,7 +129,11 @@ def _name(pid: str) -> str:
 
 
 def _state(pid: str) -> str:
-    return _read(f"/proc/{pid}/stat").rsplit(")", 1)[1].split()[0]
+    return _stat(pid)[0]
+
+
+def _stat(pid: str) -> list[str]:
+    return _read(f"/proc/{pid}/stat").rsplit(")", 1)[1].split()
 
 
 def _read(path: str) -> str:
