@@ -1,7 +1,7 @@
 """Weights in a GGUF file, under Hugging Face names, dequantised as they are read."""
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from math import prod
@@ -14,7 +14,7 @@ import numpy as np
 from quire.errors import InvalidCheckpoint, UnsupportedModel
 from quire.files.gguf import GGUFTensor, read_header
 from quire.files.gguf_config import ROPE_FACTORS, architecture_of, config_from_gguf
-from quire.files.tensor_source import Array, TensorInfo
+from quire.files.tensor_source import BLOCK, BLOCK_SIZE, Array, TensorInfo
 
 _PLAIN: dict[str, np.dtype[Any]] = {
     "F32": np.dtype("float32"),
@@ -27,7 +27,10 @@ _MAX_THREADS = 8
 
 
 class GGUFSource:
-    """The tensors of a GGUF file, or of all its parts. Quantised ones read as float32, others in their own dtype."""
+    """The tensors of a GGUF file, or of all its parts.
+
+    Quantised ones read as float32, and some of them as blocks of eight bits; others read in their own dtype.
+    """
 
     def __init__(self, path: str | Path) -> None:
         self._header = read_header(path)
@@ -70,6 +73,21 @@ class GGUFSource:
         values = self._values(tensor)
         if self._architecture.adds_one_to_norms and tensor.name.endswith("norm.weight"):
             return np.subtract(values, 1, dtype=values.dtype)
+        return self._in_order(tensor, values)
+
+    def read_blocks(self, name: str) -> Array | None:
+        tensor = self._by_name[name]
+        if tensor.type not in _IN_BLOCKS:
+            return None
+        blocks = _IN_BLOCKS[tensor.type](self._bytes(tensor))
+        if blocks["codes"].min() < -127:  # what no quantiser writes, a file can hold
+            return None
+        # Moved as bytes: field by field takes nine times as long.
+        rows = blocks.view(f"V{BLOCK.itemsize}").reshape(*tensor.shape[:-1], -1)
+        return self._in_order(tensor, rows).view(BLOCK)
+
+    def _in_order(self, tensor: GGUFTensor, values: Array) -> Array:
+        """The rows of a tensor as Hugging Face orders them."""
         if self._architecture.interleaves_heads and ".attn_q." in tensor.name:
             return _halves_of_heads(values, self.config["num_attention_heads"])
         if self._architecture.interleaves_heads and ".attn_k." in tensor.name:
@@ -79,8 +97,10 @@ class GGUFSource:
     def _values(self, tensor: GGUFTensor) -> Array:
         if tensor.type in _PLAIN:
             return np.memmap(tensor.path, _PLAIN[tensor.type], "r", tensor.offset, tensor.shape)
-        data = np.memmap(tensor.path, np.uint8, "r", tensor.offset, (tensor.num_bytes,))
-        return dequantize(data, tensor.type).reshape(tensor.shape)
+        return dequantize(self._bytes(tensor), tensor.type).reshape(tensor.shape)
+
+    def _bytes(self, tensor: GGUFTensor) -> Array:
+        return np.memmap(tensor.path, np.uint8, "r", tensor.offset, (tensor.num_bytes,))
 
     def _refuse_types(self) -> None:
         by_type: dict[str, list[str]] = {}
@@ -108,14 +128,39 @@ def dequantize(data: Array, type_: str) -> Array:
         # One long row: the package works through sixteen rows at a time, which is slow for short ones.
         values[start : start + step] = gguf.quants.dequantize(chunk.reshape(1, -1), kind).reshape(-1, block_size)
 
-    starts = range(0, len(blocks), step)
+    _for_each(fill, range(0, len(blocks), step))
+    return values.reshape(-1)
+
+
+def _blocks_of_q4_0(data: Array) -> Array:
+    """Each number is its four bits less 8, times the scale: the low halves of all bytes come first."""
+    half = BLOCK_SIZE // 2
+    packed = data.view(np.dtype([("scale", "<f2"), ("pairs", "u1", half)]))
+    blocks = np.empty(len(packed), BLOCK)
+    step = _CHUNK_ELEMENTS // BLOCK_SIZE
+
+    def fill(start: int) -> None:
+        part, to = packed[start : start + step], blocks[start : start + step]
+        to["scale"] = part["scale"]
+        to["codes"][:, :half] = (part["pairs"] & 15).view(np.int8) - 8
+        to["codes"][:, half:] = (part["pairs"] >> 4).view(np.int8) - 8
+
+    _for_each(fill, range(0, len(blocks), step))
+    return blocks
+
+
+# The types in blocks of 32 codes of at most eight bits, each with a scale and nothing to add.
+_IN_BLOCKS: dict[str, Callable[[Array], Array]] = {"Q8_0": lambda data: data.view(BLOCK), "Q4_0": _blocks_of_q4_0}
+
+
+def _for_each(fill: Callable[[int], None], starts: range) -> None:
+    """On threads, where there is more than one."""
     if len(starts) > 1:
         with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
             for _ in pool.map(fill, starts):
                 pass
     else:
-        fill(0)
-    return values.reshape(-1)
+        fill(starts[0])
 
 
 def _halves_of_heads(values: Array, num_heads: int) -> Array:

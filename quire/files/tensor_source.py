@@ -1,11 +1,15 @@
 """Where weights come from: named tensors, read one at a time."""
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
 Array = np.ndarray[Any, Any]
+
+BLOCK_SIZE = 32
+# Numbers that lie together along the last axis of a tensor: each is its code, within [-127, 127], times the scale.
+BLOCK = np.dtype([("scale", "<f2"), ("codes", "i1", BLOCK_SIZE)])
 
 
 class TensorInfo(NamedTuple):
@@ -23,3 +27,12 @@ class TensorSource(Protocol):
     def tensors(self) -> Mapping[str, TensorInfo]: ...
 
     def read(self, name: str) -> Array: ...
+
+
+@runtime_checkable
+class BlockSource(TensorSource, Protocol):
+    """A checkpoint that holds eight-bit numbers, or can give some of its tensors as such without rounding."""
+
+    def read_blocks(self, name: str) -> Array | None:
+        """BLOCK [..., blocks], which stand for exactly what `read` gives; None where there are none that do."""
+        ...

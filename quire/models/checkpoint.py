@@ -14,11 +14,11 @@ import numpy as np
 
 from quire.errors import InvalidCheckpoint
 from quire.files.progress import Progress, silent
-from quire.files.tensor_source import Array, TensorInfo, TensorSource
+from quire.files.tensor_source import BLOCK, Array, BlockSource, TensorInfo, TensorSource
 from quire.models.model import Model
 from quire.models.params import Param, ParamTree
 from quire.ops.native import int8_product
-from quire.ops.quantized import QuantizedWeight, group, map_arrays, pack
+from quire.ops.quantized import QuantizedWeight, group, group_codes, map_arrays, pack, pack_codes
 
 Quantize = Literal["none", "int8"]
 
@@ -54,6 +54,10 @@ def load_weights(
         return sum(_num_bytes(infos[name]) for name in names(param))
 
     def read(param: Param) -> Any:
+        if quantize == "int8" and param.summed:
+            blocks = _read_blocks(param, source, names(param))
+            if blocks is not None:
+                return quantized(blocks, param, placement)
         host = param.assemble([source.read(name) for name in names(param)])
         if quantize == "int8" and param.summed:
             return quantized(host, param, placement)
@@ -78,7 +82,23 @@ def load_weights(
 def quantized(host: Array, param: Param, placement: Placement | None) -> QuantizedWeight:
     """As the product with it wants it: packed for the kernel where there is one, which knows one device."""
     packs = placement is None and jax.default_backend() == "cpu" and int8_product.is_fast()
+    if host.dtype == BLOCK:
+        codes, scales = host["codes"], host["scale"]
+        return pack_codes(codes, scales, param.summed) if packs else group_codes(codes, scales)
     return pack(host, param.summed) if packs else group(host)
+
+
+def _read_blocks(param: Param, source: TensorSource, names: Sequence[str]) -> Array | None:
+    """The weight in blocks, where all it is made of is; they are joined as numbers are."""
+    if not param.keeps_blocks or not isinstance(source, BlockSource):
+        return None
+    tensors = []
+    for name in names:
+        blocks = source.read_blocks(name)
+        if blocks is None:
+            return None
+        tensors.append(blocks.view(f"V{BLOCK.itemsize}"))  # joined as bytes, not field by field
+    return param.assemble(tensors).view(BLOCK)
 
 
 def placed(host: Any, param: Param, placement: Placement | None) -> Any:

@@ -6,6 +6,8 @@ from typing import Any
 
 import numpy as np
 
+from quire.files.tensor_source import BLOCK_SIZE
+
 Array = np.ndarray[Any, Any]
 Join = Callable[[Sequence[Array]], Array]
 
@@ -34,15 +36,21 @@ class Param:
     sources: tuple[Tensor, ...]
     join: Join | None = None  # None: one source, reshaped to `shape`
     summed: int = 0
+    transposes: bool = False  # whether `join` moves numbers along the last axis of its sources, and not rows alone
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.axes), f"{self.sources}: {self.shape} against {self.axes}"
         assert self.join is not None or len(self.sources) == 1, f"{self.sources} need a join"
 
     def assemble(self, tensors: Sequence[Array]) -> Array:
-        """The weight, from its source tensors in the order of `sources`."""
+        """The weight, from its source tensors in the order of `sources`; or its blocks, from theirs."""
         joined = tensors[0] if self.join is None else self.join(tensors)
-        return joined.reshape(self.shape)
+        return joined.reshape(*self.shape[:-1], -1)
+
+    @property
+    def keeps_blocks(self) -> bool:
+        """Whether each block of its sources is one of its own."""
+        return not self.transposes and self.shape[-1] % BLOCK_SIZE == 0
 
 
 # A model's weights are a tree of dicts and lists with a Param (later an array) at each leaf.

@@ -142,12 +142,12 @@ def experts_down(names: Sequence[str], shape: tuple[int, int]) -> Param:
 
 def copy_keys(param: Param, copies: int) -> Param:
     """A fused qkv [k, g + 2, ...] with each key and value `copies` times, every copy for a part of the group."""
-    kv_heads, parts, *rest = param.shape
+    kv_heads, parts = param.shape[:2]
     group = (parts - 2) // copies
 
     def join(tensors: Sequence[Array]) -> Array:
         fused = param.assemble(tensors)
-        queries = fused[:, :-2].reshape(kv_heads * copies, group, *rest)
+        queries = fused[:, :-2].reshape(kv_heads * copies, group, *fused.shape[2:])
         return np.concatenate((queries, np.repeat(fused[:, -2:], copies, axis=0)), axis=1)
 
-    return replace(param, shape=(kv_heads * copies, group + 2, *rest), join=join)
+    return replace(param, shape=(kv_heads * copies, group + 2, *param.shape[2:]), join=join)

@@ -74,6 +74,20 @@ def group(weight: Array) -> Grouped:
     return Grouped(codes.reshape(weight.shape), scales.reshape(*outer, groups))
 
 
+def pack_codes(codes: Array, scales: Array, summed: int) -> Packed:
+    """A weight that is whole groups already: codes int8 [..., groups, GROUP], their scales [..., groups]."""
+    return Packed(int8_product.pack_codes(codes, scales, summed), _shape_of_groups(scales), summed)
+
+
+def group_codes(codes: Array, scales: Array) -> Grouped:
+    """The same for everything else."""
+    return Grouped(codes.copy().reshape(_shape_of_groups(scales)), scales.astype(np.float32))
+
+
+def _shape_of_groups(scales: Array) -> tuple[int, ...]:
+    return (*scales.shape[:-1], scales.shape[-1] * GROUP)
+
+
 def shape_of(weight: "QuantizedWeight | jax.Array") -> tuple[int, ...]:
     """Of the numbers it stands for."""
     return weight.codes.shape if isinstance(weight, Grouped) else weight.shape

@@ -7,6 +7,7 @@ import pytest
 
 from quire.errors import InvalidCheckpoint, UnsupportedModel
 from quire.files.gguf_source import GGUFSource, dequantize
+from quire.files.tensor_source import BLOCK
 from tests.files.gguf_writing import LLAMA_METADATA, embedding, write_gguf
 
 # How far a value may move, in parts of the largest of its block.
@@ -107,6 +108,34 @@ def test_tensors_larger_than_a_chunk_are_put_together_in_order() -> None:
     data = random_blocks("Q5_1", 1000, 1024)
     expected = gguf.quants.dequantize(data, gguf.GGMLQuantizationType.Q5_1)
     np.testing.assert_array_equal(dequantize(data.reshape(-1), "Q5_1").reshape(1000, 1024), expected)
+
+
+@pytest.mark.parametrize("type_", ["Q8_0", "Q4_0"])
+def test_blocks_stand_for_exactly_what_is_read(tmp_path: Path, type_: str) -> None:
+    rows = 1100  # more than a chunk
+    values = np.random.default_rng(0).normal(size=(rows, 256)).astype(np.float32)
+    tensors = {"token_embd.weight": (values, type_), "blk.0.attn_k.weight": (values[:128], type_)}
+    source = GGUFSource(write_gguf(tmp_path / "m.gguf", "llama", LLAMA_METADATA, tensors))
+    for name in source.tensors():
+        blocks = source.read_blocks(name)
+        assert blocks is not None
+        assert blocks.dtype == BLOCK
+        found = blocks["codes"] * blocks["scale"].astype(np.float32)[..., None]
+        np.testing.assert_array_equal(found.reshape(len(found), -1), source.read(name))
+
+
+@pytest.mark.parametrize("type_", ["F32", "F16", "Q4_1", "Q5_1", "Q6_K"])
+def test_types_that_are_no_scaled_eight_bits_have_no_blocks(tmp_path: Path, type_: str) -> None:
+    data = random_blocks(type_, 8, 256) if type_ == "Q6_K" else embedding()["token_embd.weight"][0]
+    path = write_gguf(tmp_path / "m.gguf", "llama", LLAMA_METADATA, {"token_embd.weight": (data, type_)})
+    assert GGUFSource(path).read_blocks("model.embed_tokens.weight") is None
+
+
+def test_a_code_that_has_no_opposite_keeps_a_tensor_from_being_read_as_blocks(tmp_path: Path) -> None:
+    data = gguf.quants.quantize(embedding()["token_embd.weight"][0], gguf.GGMLQuantizationType.Q8_0)
+    data[3, 40] = np.int8(-128).view(np.uint8)
+    path = write_gguf(tmp_path / "m.gguf", "llama", LLAMA_METADATA, {"token_embd.weight": (data, "Q8_0")})
+    assert GGUFSource(path).read_blocks("model.embed_tokens.weight") is None
 
 
 def test_unsupported_tensor_types_are_all_named(tmp_path: Path) -> None:

@@ -20,8 +20,15 @@ ARCHITECTURES = {
 _SCALES = {"linear", "yarn"}
 
 
-def write_as_gguf(path: Path, config: dict[str, Any], tensors: Mapping[str, np.ndarray], type_: str = "F32") -> Path:
-    """Matrices become `type_`, everything else float32."""
+def write_as_gguf(
+    path: Path,
+    config: dict[str, Any],
+    tensors: Mapping[str, np.ndarray],
+    type_: str = "F32",
+    *,
+    others: Mapping[str, str] | None = None,
+) -> Path:
+    """Matrices become `type_`, or what `others` has for their names; everything else is float32."""
     model_type = config["model_type"]
     architecture = ARCHITECTURES[model_type]
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
@@ -34,7 +41,8 @@ def write_as_gguf(path: Path, config: dict[str, Any], tensors: Mapping[str, np.n
             values = values + 1
         new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None, name
-        stored[new_name] = (np.ascontiguousarray(values), type_ if values.ndim > 1 else "F32")
+        own_type = (others or {}).get(name, type_) if values.ndim > 1 else "F32"
+        stored[new_name] = (np.ascontiguousarray(values), own_type)
     scaling = config.get("rope_scaling", {})
     if scaling.get("rope_type") == "llama3":
         stored["rope_freqs.weight"] = (_llama3_factors(config), "F32")

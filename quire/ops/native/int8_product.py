@@ -1,6 +1,7 @@
 """Products with int8 weights by the C++ kernel."""
 
 import ctypes
+import math
 from typing import Any
 
 import jax
@@ -34,6 +35,21 @@ def pack(weights: Array, summed: int) -> Array:
     pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (weights, tiles)]
     built.quire_int8_pack(pointers[0], *map(ctypes.c_int64, (width, runs, run)), pointers[1])
     return tiles
+
+
+def pack_codes(codes: Array, scales: Array, summed: int) -> Array:
+    """The tiles of what is quantised already, codes [..., groups, GROUP] within ±127 and scales [..., groups]."""
+    groups = math.prod(scales.shape[-summed:])
+    codes = codes.reshape(-1, groups, GROUP).view("=u4")  # four of them stay together
+    scales = scales.reshape(-1, groups)
+    missing = -len(scales) % TILE
+    if missing:
+        codes = np.pad(codes, ((0, missing), (0, 0), (0, 0)))
+        scales = np.pad(scales, ((0, missing), (0, 0)))
+    tiles = np.empty((len(scales) // TILE, groups), [("codes", "=u4", (GROUP // 4, TILE)), ("scales", "=f4", TILE)])
+    tiles["codes"] = codes.reshape(-1, TILE, groups, GROUP // 4).transpose(0, 2, 3, 1)
+    tiles["scales"] = scales.reshape(-1, TILE, groups).transpose(0, 2, 1)
+    return tiles.view(np.int8).reshape(*tiles.shape, TILE_GROUP_BYTES)
 
 
 def product(x: jax.Array, tiles: jax.Array, width: int, *, gated: bool = False) -> jax.Array:
