@@ -2,112 +2,201 @@
 
     python -m tests.chaos.overload --duration 60
 
-Exits with 1 when anybody is told anything but an answer or 429, when an answer is wrong, when those who are admitted
-get their tokens more slowly than without the others, when memory grows, or when the server does not come to rest.
+Most of the crowd takes no advice; one in `PATIENT` comes back when it was told to, until it is served. Exits with 1
+when the crowd was smaller than said, when anybody is told anything but an answer or 429, when an answer is wrong, when
+those who are admitted get their tokens more slowly than without the others, when coming back as told does not help,
+when memory grows, or when the server does not come to rest.
 """
 
 import argparse
 import asyncio
+import json
 import sys
 import tempfile
+import threading
 import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 
-import httpx
-
 from tests.chaos.asking import body, expected
+from tests.chaos.clients import post, written
 from tests.chaos.conftest import write_tokenizer
 from tests.chaos.server import Server
-from tests.chaos.soak import Sample, measure
+from tests.chaos.soak import NUM_PAGES, Sample, measure
 
 STEP_S = 0.05
-SLOTS, TOKENS = 16, 20
+SLOTS, TOKENS, MAX_QUEUED = 16, 20, 16
 CAPACITY = SLOTS / (TOKENS * STEP_S)  # requests a second
 TIMES = 10
+PATIENT = 160
 MAX_GROWTH_BYTES = 32 * 2**20
 MAX_SLOWER = 1.5
+MAX_RETURNS = 2  # of those for whom there is room, once others have gone: told by a mean, so the first can be too early
+MAX_CPU = 0.05  # of a core, at rest
+
+KINDS = [(body(number)["prompt"], expected(body(number, TOKENS, temperature=0))[0]) for number in range(112)]
+ASKED = [
+    written("/generate", {"inputs": prompt, "parameters": {"max_new_tokens": TOKENS, "details": True}})
+    for prompt, _ in KINDS
+]
 
 
 @dataclass
 class Outcome:
     statuses: Counter[int] = field(default_factory=Counter)
-    total_s: list[float] = field(default_factory=list)  # of those that were answered
+    total_s: list[float] = field(default_factory=list)  # of those that were answered, from asking the last time
     inference_s: list[float] = field(default_factory=list)  # of those, from the slot to the end
     wrong: list[str] = field(default_factory=list)
     retry_after_s: list[float] = field(default_factory=list)
+    returns: list[int] = field(default_factory=list)  # how often the patient came back
+    rate: float = 0.0  # at which they came, not counting those that came back
     took_s: float = 0.0
 
 
-async def ask(client: httpx.AsyncClient, number: int, outcome: Outcome) -> None:
-    prompt, begun = body(number), time.monotonic()
-    asked = {"inputs": prompt["prompt"], "parameters": {"max_new_tokens": TOKENS, "details": True}}
-    answer = await client.post("/generate", json=asked)
-    outcome.statuses[answer.status_code] += 1
-    if answer.status_code == 429:
+async def ask(url: str, number: int, outcome: Outcome) -> float | None:
+    """When to come back, if it was refused."""
+    begun = time.monotonic()
+    answer = await post(url, ASKED[number % len(KINDS)])
+    outcome.statuses[answer.status] += 1
+    if answer.status == 429:
         outcome.retry_after_s.append(float(answer.headers["retry-after"]))
-    elif answer.status_code == 200:
+        return outcome.retry_after_s[-1]
+    if answer.status == 200:
         outcome.total_s.append(time.monotonic() - begun)
         outcome.inference_s.append(float(answer.headers["x-inference-time"]) / 1000)
-        right = expected(prompt | {"temperature": 0, "max_tokens": TOKENS})
-        if [answer.json()["generated_text"]] != right:
-            outcome.wrong.append(f"{asked} was answered {answer.json()}, right is {right}")
-    else:
-        outcome.wrong.append(f"{asked} was answered {answer.status_code}: {answer.text}")
+    right = KINDS[number % len(KINDS)][1]
+    if answer.status != 200 or json.loads(answer.content)["generated_text"] != right:
+        outcome.wrong.append(f"request {number} was answered {answer.status}: {answer.content!r}, right is {right!r}")
+    return None
+
+
+async def ask_patiently(url: str, number: int, outcome: Outcome) -> None:
+    returns = 0
+    while (retry_after_s := await ask(url, number, outcome)) is not None:
+        await asyncio.sleep(retry_after_s)
+        returns += 1
+    outcome.returns.append(returns)
 
 
 async def offer(server: Server, rate: float, seconds: float) -> Outcome:
     """So many requests a second, whatever becomes of those before."""
     outcome = Outcome()
     begun = time.monotonic()
-    limits = httpx.Limits(max_connections=None)
-    async with (
-        httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client,
-        asyncio.TaskGroup() as group,
-    ):
+    async with asyncio.TaskGroup() as group:
         for number in range(int(rate * seconds)):
             await asyncio.sleep(max(0.0, begun + number / rate - time.monotonic()))
-            group.create_task(ask(client, number, outcome))
+            how = ask if number % PATIENT else ask_patiently
+            group.create_task(how(server.url, number, outcome))
+        outcome.rate = (number + 1) / (time.monotonic() - begun)
     outcome.took_s = time.monotonic() - begun
     return outcome
 
 
+async def come_back(server: Server) -> Outcome:
+    """All at once, as many as run and wait, and as many again as wait: who is refused does as told."""
+    outcome = Outcome()
+    await asyncio.gather(*(ask_patiently(server.url, number, outcome) for number in range(SLOTS + 2 * MAX_QUEUED)))
+    return outcome
+
+
+class Watch:
+    """Memory and the length of the queue, once a second."""
+
+    def __init__(self, server: Server) -> None:
+        self._server = server
+        self._over = threading.Event()
+        self.samples: list[Sample] = []
+        self.longest_queue = 0.0
+        self._thread = threading.Thread(target=self._run)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._over.wait(1.0):
+            self.samples.append(measure(self._server, 0))
+            self.longest_queue = max(self.longest_queue, self._server.metrics()["tgi_queue_size"])
+
+    def stop(self) -> "Watch":
+        self._over.set()
+        self._thread.join()
+        return self
+
+
 def run(duration_s: float, folder: Path) -> list[str]:
     write_tokenizer(folder)
-    server = Server("fake", folder, engine={"step_s": STEP_S, "max_queued": SLOTS}).wait()
+    server = Server("fake", folder, engine={"step_s": STEP_S, "max_queued": MAX_QUEUED}).wait()
     try:
         asyncio.run(offer(server, TIMES * CAPACITY, 3))  # a warm-up of all there is
         alone = asyncio.run(offer(server, CAPACITY / 2, 10))
         server.wait_until_idle()
         before = measure(server, 0)
+        watch = Watch(server)
         crowd = asyncio.run(offer(server, TIMES * CAPACITY, duration_s))
-        server.wait_until_idle()
-        time.sleep(1)
-        after = measure(server, 0)
-        return judge(alone, crowd, before, after)
+        watch.stop()
+        back = asyncio.run(come_back(server))
+        found = judge(alone, crowd, back)
+        return found + judge_memory(before, watch) + judge_rest(server, before)
     finally:
         server.stop()
 
 
-def judge(alone: Outcome, crowd: Outcome, before: Sample, after: Sample) -> list[str]:
-    took_s = crowd.took_s
-    offered, answered = sum(crowd.statuses.values()) / took_s, crowd.statuses[200] / took_s
-    print(f"capacity {CAPACITY:g} a second; offered {offered:.0f} for {took_s:.0f} s: {dict(crowd.statuses)}")
+def judge(alone: Outcome, crowd: Outcome, back: Outcome) -> list[str]:
+    answered = crowd.statuses[200] / crowd.took_s
+    print(f"capacity {CAPACITY:g} a second; offered {crowd.rate:.0f} for {crowd.took_s:.1f} s: {dict(crowd.statuses)}")
     print(f"answered {answered:.1f} a second, {100 * answered / CAPACITY:.0f} % of capacity")
-    slot_to_end = median(alone.inference_s), median(crowd.inference_s)
-    print(f"from slot to end: median {slot_to_end[0]:.3f} s alone, {slot_to_end[1]:.3f} s in the crowd")
-    print(f"from asking to end: median {median(alone.total_s):.3f} s alone, {median(crowd.total_s):.3f} s in the crowd")
+    for name, attribute in (("from slot to end", "inference_s"), ("from asking to end", "total_s")):
+        told = [
+            f"median {median(times):.3f} s, highest {max(times):.3f} s"
+            for times in (getattr(alone, attribute), getattr(crowd, attribute))
+        ]
+        print(f"{name}: {told[0]} alone; {told[1]} in the crowd")
     print(f"Retry-After: {min(crowd.retry_after_s):g} to {max(crowd.retry_after_s):g} s")
-    slower = slot_to_end[1] / slot_to_end[0]
-    found = alone.wrong[:3] + crowd.wrong[:3]
+    print(f"who did as told in the crowd came back {sorted(crowd.returns)} times until served")
+    print(f"{SLOTS + 2 * MAX_QUEUED} at once, who did as told came back {dict(Counter(back.returns))} (times: clients)")
+    found = alone.wrong[:3] + crowd.wrong[:3] + back.wrong[:3]
+    slower = median(crowd.inference_s) / median(alone.inference_s)
     if slower > MAX_SLOWER:
         found.append(f"those who are admitted are {slower:.2f} times slower; {MAX_SLOWER} is allowed")
-    for name, now in after.num_bytes.items():
-        print(f"{name}: {before.num_bytes[name] / 2**20:.1f} MiB before, {now / 2**20:.1f} after")
-        if now - before.num_bytes[name] > MAX_GROWTH_BYTES:
-            found.append(f"{name} has grown by {(now - before.num_bytes[name]) / 2**20:.1f} MiB")
+    if crowd.rate < 0.95 * TIMES * CAPACITY:
+        found.append(f"{crowd.rate:.0f} requests a second came, not {TIMES * CAPACITY:.0f}: it was no such overload")
+    if max(back.returns) > MAX_RETURNS:
+        found.append(f"somebody came back {max(back.returns)} times, as told, when there was room")
+    return found
+
+
+def judge_memory(before: Sample, watch: Watch) -> list[str]:
+    found = []
+    for name, was in before.num_bytes.items():
+        seen = [sample.num_bytes[name] / 2**20 for sample in watch.samples]
+        print(f"{name}: {was / 2**20:.1f} MiB before; {min(seen):.1f} to {max(seen):.1f}, at last {seen[-1]:.1f}")
+        if max(seen) - was / 2**20 > MAX_GROWTH_BYTES / 2**20:
+            found.append(f"{name} has grown by {max(seen) - was / 2**20:.1f} MiB")
+    print(f"longest queue seen: {watch.longest_queue:g}")
+    if watch.longest_queue > MAX_QUEUED:
+        found.append(f"{watch.longest_queue:g} waited; {MAX_QUEUED} may")
+    return found
+
+
+def judge_rest(server: Server, before: Sample, seconds: float = 5.0) -> list[str]:
+    metrics = server.wait_until_idle()
+    time.sleep(1)
+    begun_s = server.cpu_s()
+    time.sleep(seconds)
+    cpu = (server.cpu_s() - begun_s) / seconds
+    after = measure(server, 0)
+    pages = {state: metrics[f"quire_pages_{state}"] for state in ("free", "cached", "active")}
+    print(
+        f"at rest: pages {pages} of {NUM_PAGES}, repairs {metrics['quire_page_repairs']:g}, {100 * cpu:.1f} % of a core"
+    )
+    print(f"files {sum(before.num_files.values())} before, {sum(after.num_files.values())} after")
+    found = []
+    if after.num_bytes.keys() != before.num_bytes.keys():
+        found.append("a process was replaced")
+    if pages["free"] + pages["cached"] != NUM_PAGES or metrics["quire_page_repairs"]:
+        found.append("not all pages are back")
+    if cpu > MAX_CPU:
+        found.append(f"at rest it takes {100 * cpu:.1f} % of a core; {100 * MAX_CPU:g} are allowed")
     return found
 
 

@@ -32,6 +32,7 @@ WARM_UP = 0.3  # of the time: caches fill, allocators find their size
 MAX_GROWTH_BYTES = 8 * 2**20
 MAX_GROWTH_FILES = 4
 MAX_GROWTH_THREADS = 0
+NUM_PAGES = 1199  # of the fake engine that are handed out
 
 
 class Sample(NamedTuple):
@@ -111,8 +112,8 @@ def soak(duration_s: float, seed: int, folder: Path) -> list[str]:
             num_answered += asyncio.run(load(server, chance, LOAD_S))
             metrics = server.wait_until_idle()
             pages = sum(metrics[f"quire_pages_{state}"] for state in ("free", "cached"))
-            if pages != 1199 or metrics["quire_page_repairs"]:
-                return [f"{pages} pages of 1199 are back"]
+            if pages != NUM_PAGES or metrics["quire_page_repairs"]:
+                return [f"{pages} pages of {NUM_PAGES} are back"]
             time.sleep(1.0)
             samples.append(measure(server, begun_s))
             if samples[-1].num_bytes.keys() != samples[0].num_bytes.keys():
