@@ -57,7 +57,7 @@ class Meter(Executor):
         self._clock = clock
         self._num_late = num_late
         self._under_way: list[Begun] = []  # oldest first
-        self._slowest_token_s = 0.0
+        self._most_tokens = 0  # in a step that worked
 
     def busy_s(self) -> float:
         """How long the step that is under way has taken; 0 when none is."""
@@ -69,8 +69,9 @@ class Meter(Executor):
         oldest = self._under_way[:1]
         if not self.longest_s:
             return None
-        num_tokens = oldest[0].num_tokens if oldest else 1
-        return STUCK_FACTOR * max(self.longest_s, self._slowest_token_s * num_tokens)
+        # Not by the time of one token: a step of one takes nearly as long as one of many.
+        times_larger = oldest[0].num_tokens / self._most_tokens if oldest else 1.0
+        return STUCK_FACTOR * self.longest_s * max(1.0, times_larger)
 
     def is_compiling(self) -> bool:
         """Whether the step that is under way has had to wait for a program to be compiled."""
@@ -121,8 +122,8 @@ class Meter(Executor):
         if not worked:
             self.num_failed[kind] += 1
             return
+        self._most_tokens = max(self._most_tokens, begun.num_tokens)  # first: others read it once there is a longest
         self.longest_s = max(self.longest_s, took_s)
-        self._slowest_token_s = max(self._slowest_token_s, took_s / begun.num_tokens)
         self.note(kind, took_s)
 
     def note(self, what: str, took_s: float) -> None:
