@@ -1,5 +1,6 @@
 """A short storm; `make chaos` has longer ones."""
 
+from tests.chaos.near_ties import Scored, is_near_tie
 from tests.chaos.storm import run_storm
 
 
@@ -8,3 +9,12 @@ def test_in_a_storm_every_token_is_right(tmp_path):
     assert not storm.wrong, storm.wrong[0]
     assert storm.counts["answered"] > 20
     assert storm.counts["engine restarts"] > 0
+
+
+def test_an_answer_that_parts_where_two_tokens_were_level_is_told_from_a_wrong_one():
+    right = Scored("one two three", [0, 3, 7], [2.0, 1e-5, 3.0])
+    assert is_near_tie(right, "one ten")
+    assert is_near_tie(right, "one twofold")  # the level token, and one that begins like it
+    assert is_near_tie(right, "one")
+    assert not is_near_tie(right, "on three")
+    assert not is_near_tie(right, "one two thirty")
