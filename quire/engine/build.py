@@ -90,6 +90,8 @@ def make_plan(config: Config, progress: Progress = silent) -> Plan:
         fast_int8=fast_int8,
     )
     resolved = resolve(config, facts)
+    # Only where there is a faster way to attend to a sequence alone: on one device, in layers that see everything.
+    sees_all = mesh is None and all(spec.window is None and spec.softcap is None for spec in model.layers)
     shapes = Shapes(
         num_pages=2,
         page_size=resolved.page_size,
@@ -98,7 +100,7 @@ def make_plan(config: Config, progress: Progress = silent) -> Plan:
         max_sequence_tokens=resolved.max_total_tokens,
         min_rows=resolved.min_rows,
         min_groups=resolved.min_groups,
-        alone_from=resolved.alone_from,
+        alone_from=resolved.alone_from if sees_all else None,
     )
     pages = resolve_pages(config, resolved, facts, largest_step_bytes(model, shapes))
     shapes = shapes.with_pages(pages.value)

@@ -108,7 +108,9 @@ class JaxExecutor:
         return Wanted(start.sampling.logprobs, start.prompt_logprobs if scores else None, len(start.prompt))
 
     def _launch(self, plan: StepPlan, launch: Launch, started: set[int]) -> Launched:
-        if not launch.fills and not plan.guided and not any(features := self._features(plan, launch)):
+        features = self._features(plan, launch)
+        # A guided plan samples all its launches together, once its masks are there.
+        if not launch.fills and not plan.guided and not any(features):
             whole = self.programs.whole_step(len(launch.rows))
             if whole is not None:
                 bucket, step = whole
@@ -117,16 +119,15 @@ class JaxExecutor:
                 packed = np.concatenate([packed, samples])
                 self._state, sampled = step(self.programs.weights, self._state, packed)
                 sampled.tokens.copy_to_host_async()
-                return Launched(launch, bucket, None, None, sampled)
+                return Launched(launch, bucket, features, None, None, sampled)
         alone = not launch.rows and len(launch.fills) == 1 and plan.chunks[launch.fills[0]].start == 0
         bucket, forward = self.programs.forward(len(launch.rows), launch.num_groups, launch.scores, alone)
         packed = self._packer.pack(launch, plan.chunks, started, bucket)
         self._state, logits, scored = forward(self.programs.weights, self._state, packed)
-        return Launched(launch, bucket, logits, scored)
+        return Launched(launch, bucket, features, logits, scored)
 
     def _sample(self, plan: StepPlan, launched: Launched, masks: dict[int, bytes]) -> None:
-        launch, bucket = launched.launch, launched.bucket
-        features = self._features(plan, launch)
+        launch, bucket, features = launched.launch, launched.bucket, launched.features
         sample = self.programs.sample(bucket.num_samples, features)
         packed = self._packer.pack_samples(launch, plan.chunks, bucket, features)
         assert self._state is not None

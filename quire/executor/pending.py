@@ -10,7 +10,7 @@ import numpy as np
 from quire.core.plan import StepPlan, StepResult, TokenLogprobs
 from quire.executor.batch import Launch, num_groups, sampled_rows
 from quire.executor.buckets import GROUP_SIZE, Bucket
-from quire.executor.sampler import NOT_NUMBERS, NOTHING_LEFT, Sampled
+from quire.executor.sampler import NOT_NUMBERS, NOTHING_LEFT, Features, Sampled
 
 WHY = {
     NOT_NUMBERS: "the model's logits are not finite",
@@ -30,6 +30,7 @@ class Wanted(NamedTuple):
 class Launched:
     launch: Launch
     bucket: Bucket
+    features: Features
     logits: jax.Array | None  # until it samples
     scored: Sampled | None  # for each token of the groups
     sampled: Sampled | None = None

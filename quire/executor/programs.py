@@ -100,16 +100,20 @@ class Programs:
             if self._is_specialised and not bucket.groups:
                 keys.append(("whole", bucket.rows))
             keys += [bucket, *((way, bucket.num_samples) for way in self._ways)]
-        return self._compile_together(keys)
+        return self._compile_together(keys, self._needed())
 
     @property
     def can_run_anything(self) -> bool:
         """Whether every plan finds a program that is ready; those still to come are faster for some plans."""
         self._collect()
+        return all(key in self._ready for key in self._needed())
+
+    def _needed(self) -> list[Key]:
+        """What a server needs to begin; any other program can be done without."""
         needed: list[Key] = [("start", size) for size in START_SIZES]
         for bucket in self._shapes.buckets.first():
             needed += [bucket, ("any", bucket.num_samples)]
-        return all(key in self._ready for key in needed)
+        return needed
 
     def largest_step_bytes(self) -> int:
         """What the largest step takes besides weights and state, as the compiler laid it out."""
@@ -130,18 +134,19 @@ class Programs:
         for bucket in found:
             if bucket is not None:
                 keys += [bucket, *((way, bucket.num_samples) for way in self._ways)]
-        return self._compile_together(keys)
+        return self._compile_together(keys, keys)
 
-    def _compile_together(self, keys: list[Key]) -> Iterator[float]:
-        """Those of `keys` that are not ready or under way, side by side."""
+    def _compile_together(self, keys: list[Key], needed: list[Key]) -> Iterator[float]:
+        """Those of `keys` that are not ready or under way, side by side. Raises where one of the `needed` fails."""
         missing = [key for key in dict.fromkeys(keys) if key not in self._ready and key not in self._compiling]
         pools = {True: self._tuning_pool, False: self._pool}
-        futures = {key: pools[_is_decode(key)].submit(self._make, key) for key in missing}
-        self._compiling |= futures
+        futures = {pools[_is_decode(key)].submit(self._make, key): key for key in missing}
+        self._compiling |= {key: future for future, key in futures.items()}
         if missing:
             yield 0.0
-        for done, future in enumerate(as_completed(futures.values()), start=1):
-            future.result()
+        for done, future in enumerate(as_completed(futures), start=1):
+            if futures[future] in needed:
+                future.result()
             yield done / len(missing)
 
     def forward(self, rows: int, groups: int, scores: bool, alone: bool = False) -> tuple[Bucket, Callable[..., Any]]:

@@ -14,6 +14,7 @@ from quire.engine.engine import Engine
 from quire.executor.batch import sizes
 from quire.executor.buckets import Bucket
 from quire.executor.executor import JaxExecutor
+from quire.executor.programs import Programs
 from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.executor.step import forward
@@ -169,3 +170,33 @@ def test_programs_for_common_cases_give_the_tokens_of_those_for_all() -> None:
             answers.append([rig.run(requests).tokens(), rig.run(requests[1:3]).tokens()])
             rig.executor.close()
     assert answers[0] == answers[1]
+
+
+class Broken(Programs):
+    """Cannot compile one of its programs."""
+
+    broken: Bucket
+
+    def _compile(self, key: Any) -> Any:
+        if key == self.broken:
+            raise NotImplementedError("there is no such kernel here")
+        return super()._compile(key)
+
+
+def test_a_program_that_cannot_be_compiled_is_done_without_unless_nothing_else_can_run(
+    model: Model, weights: ParamTree, caplog: pytest.LogCaptureFixture
+) -> None:
+    buckets = FEW_SHAPES.buckets
+    needless = next(bucket for bucket in buckets.all() if bucket not in buckets.first() and not bucket.scores)
+    for broken in (needless, buckets.first()[0]):
+        with quickly_compiled():
+            programs = Broken(model, weights, FEW_SHAPES, threads=2)
+            programs.broken = broken
+            if broken == needless:
+                assert list(programs.compile_all())[-1] == 1
+                assert programs.forward(*broken)[0] not in (broken, None)
+                assert "there is no such kernel here" in caplog.text
+            else:
+                with pytest.raises(NotImplementedError):
+                    list(programs.compile_all())
+            programs.close()
