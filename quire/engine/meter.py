@@ -123,7 +123,8 @@ class Meter(Executor):
             self.num_failed[kind] += 1
             return
         self._most_tokens = max(self._most_tokens, begun.num_tokens)  # first: others read it once there is a longest
-        self.longest_s = max(self.longest_s, took_s)
+        if begun.num_late == self._num_late():  # else it waited for a compiler, which says nothing of steps
+            self.longest_s = max(self.longest_s, took_s)
         self.note(kind, took_s)
 
     def note(self, what: str, took_s: float) -> None:

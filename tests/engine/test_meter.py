@@ -1,8 +1,6 @@
 """How long a step may take, by those before it."""
 
-from types import SimpleNamespace
-
-from quire.core.plan import StepPlan
+from quire.core.plan import Chunk, StepPlan
 from quire.engine.meter import STUCK_FACTOR, Meter
 
 
@@ -16,9 +14,8 @@ class Clocked:
         return None
 
 
-def step(num_tokens: int) -> SimpleNamespace:
-    chunk = SimpleNamespace(tokens=(1,) * num_tokens)
-    return SimpleNamespace(chunks=[chunk], num_tokens=num_tokens, started=())
+def step(num_tokens: int) -> StepPlan:
+    return StepPlan(1, (Chunk(1, 0, 0, 0, num_tokens, (1,) * num_tokens, (), samples=True),))
 
 
 def test_a_large_step_is_held_to_what_large_steps_took_and_not_to_many_small_ones():
@@ -41,3 +38,13 @@ def test_a_step_larger_than_any_before_has_as_much_more_time():
     pending.result()
     meter.submit(step(40))
     assert meter.limit_s() == STUCK_FACTOR * 0.5 * 4
+
+
+def test_a_step_that_waited_for_a_compiler_tells_nothing_of_others():
+    now, num_late = 0.0, 0
+    meter = Meter(Clocked(), None, lambda: now, num_late=lambda: num_late)
+    pending = meter.submit(step(10))
+    now, num_late = 60.0, 1
+    pending.result()
+    meter.submit(step(10))
+    assert meter.limit_s() is None
