@@ -11,15 +11,16 @@ import pytest
 import quire
 
 PACKAGE = Path(quire.__file__).parent
-GROUND = frozenset({"errors", "request", "config", "resolve"})
+GROUND = frozenset({"appointments", "errors", "request", "config", "resolve"})
 
 # What each part of quire may import of quire. A name with a dot is one module of a part.
 MAY_IMPORT: dict[str, frozenset[str]] = {
+    "appointments": GROUND,
     "errors": GROUND,
     "request": GROUND,
     "config": GROUND,
     "resolve": GROUND,
-    "core": frozenset({"errors", "request"}),
+    "core": frozenset({"appointments", "errors", "request"}),
     "files": frozenset({"errors"}),
     "text": frozenset({"errors", "request", "files"}),
     "sharding": GROUND,

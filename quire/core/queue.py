@@ -2,12 +2,13 @@
 
 from collections.abc import Callable, Iterable
 
+from quire.appointments import MAX_WAIT_S, MIN_WAIT_S, Appointments
 from quire.core.lazy_heap import LazyHeap
 from quire.core.prefix_cache import Place
 from quire.core.sequence import Sequence
 from quire.core.shared_fills import SharedFills
-
-MIN_RETRY_S, MAX_RETRY_S = 1.0, 600.0
+from quire.errors import Overloaded
+from quire.request import Request
 
 
 class Queue:
@@ -18,9 +19,11 @@ class Queue:
     a step never looks at more of a long line than that. Owned by the scheduler.
     """
 
-    def __init__(self, fills: SharedFills, max_parked: int, clock: Callable[[], float]) -> None:
+    def __init__(self, fills: SharedFills, max_parked: int, max_queued: int | None, clock: Callable[[], float]) -> None:
         self._fills = fills
         self._max_parked = max_parked
+        self._max_queued = max_queued
+        self._appointments = Appointments((max_queued or 0) // 2, clock)
         self._clock = clock
         self._line: LazyHeap[Sequence] = LazyHeap()
         self._last_admission_s: float | None = None
@@ -38,6 +41,22 @@ class Queue:
             return min((one for one in among if one in self._line), key=lambda one: one.age, default=None)
         first = self._line.peek()
         return None if first is None else first[1]
+
+    def refuse_if_full(self, request: Request) -> None:
+        """Whoever is refused has a place when it comes back as it is told."""
+        most = self._max_queued
+        if most is None or (len(self) + request.samples <= most and not self._appointments):
+            return
+        client = hash((request.prompt, request.max_tokens, request.salt))
+        num_kept = self._appointments.num_kept_from(client) if len(self) else 0
+        if len(self) + num_kept + request.samples <= most:
+            self._appointments.admitted(client)
+            return
+        retry_after_s = self._appointments.refused(
+            client, request.samples, self.retry_after_s(), self._admission_interval_s
+        )
+        kept = f" and {num_kept} places are kept for those who come back" if num_kept else ""
+        raise Overloaded(f"{len(self)} sequences wait{kept}, the queue takes {most}", retry_after_s)
 
     def push(self, sequence: Sequence) -> None:
         self._line.push(sequence.age, sequence)
@@ -78,7 +97,7 @@ class Queue:
 
     def retry_after_s(self) -> float:
         """How long the queue, as it is now, takes to empty at the measured rate."""
-        return min(max(MIN_RETRY_S, self._admission_interval_s * len(self)), MAX_RETRY_S)
+        return min(max(MIN_WAIT_S, self._admission_interval_s * len(self)), MAX_WAIT_S)
 
     def check(self, sequences: Iterable[Sequence], running: Iterable[Sequence]) -> None:
         waiting = 0
@@ -88,3 +107,4 @@ class Queue:
         assert waiting == len(self), "a sequence waits that is not live"
         assert len(self._fills) <= self._max_parked
         self._fills.check(running)
+        self._appointments.check()

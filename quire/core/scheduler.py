@@ -17,7 +17,7 @@ from quire.core.room import Room
 from quire.core.running import Running
 from quire.core.sequence import Sequence, State
 from quire.core.shared_fills import SharedFills
-from quire.errors import DeadlineExceeded, InvalidRequest, Overloaded, RequestFailed
+from quire.errors import DeadlineExceeded, InvalidRequest, RequestFailed
 from quire.request import FinishReason, Request
 
 # Given the tokens known so far and how many are welcome, guesses at the next ones; an empty tuple for no guess.
@@ -71,7 +71,7 @@ class Scheduler:
         self._cache = PrefixCache(self._pool, limits.page_size)
         self._requests: dict[int, list[Sequence]] = {}  # live sequences
         self._sequences: dict[int, Sequence] = {}
-        self._queue = Queue(SharedFills(self._cache, limits.page_size), limits.max_batch_size, clock)
+        self._queue = self._new_queue()
         self._running = Running(limits, self._cache)
         self._deadlines = Deadlines(clock)
         self._in_flight: deque[InFlight] = deque()
@@ -157,10 +157,8 @@ class Scheduler:
         else:
             bounded = False
             refuse_what_cannot_go_on(request, so_far)
-        if bounded and limits.max_queued is not None and self.num_waiting + request.samples > limits.max_queued:
-            raise Overloaded(
-                f"{self.num_waiting} sequences wait, the queue takes {limits.max_queued}", self._queue.retry_after_s()
-            )
+        if bounded:
+            self._queue.refuse_if_full(request)
         self._deadlines.add(request)
         # Without prefix caching only the samples of one request share pages, under a salt of their own.
         key = 0 if self._prefix_key is None else self._prefix_key(len(request.prompt))
@@ -238,8 +236,12 @@ class Scheduler:
         assert self.is_at_rest
         self._pool = PagePool(self.limits.num_pages)
         self._cache = PrefixCache(self._pool, self.limits.page_size)
-        self._queue = Queue(SharedFills(self._cache, self.limits.page_size), self.limits.max_batch_size, self._clock)
+        self._queue = self._new_queue()
         self._running = Running(self.limits, self._cache)
+
+    def _new_queue(self) -> Queue:
+        fills = SharedFills(self._cache, self.limits.page_size)
+        return Queue(fills, self.limits.max_batch_size, self.limits.max_queued, self._clock)
 
     # One step
 

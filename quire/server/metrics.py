@@ -4,6 +4,7 @@ import time
 from collections.abc import Sequence
 from weakref import WeakSet
 
+from quire.appointments import MAX_WAIT_S
 from quire.engine.wire import Counts
 from quire.errors import InvalidRequest, Overloaded, QuireError, RequestFailed, TemplateFailed
 from quire.server.exposition import Exposition, Histogram
@@ -59,7 +60,7 @@ class Metrics:
         self.failures = dict.fromkeys(FAILURES, 0)
         self._noted: WeakSet[QuireError] = WeakSet()
         self._last_end_s: float | None = None
-        self._end_interval_s = 0.0
+        self.end_interval_s = 0.0  # between ends of requests, averaged over the last few
 
     def failed(self, err: str) -> None:
         self.failures[err] = self.failures.get(err, 0) + 1
@@ -100,14 +101,10 @@ class Metrics:
             self.skipped_tokens.observe(0, len(sample.tokens) - sum(sample.skips) - len(sample.skips))
 
     def _note_end(self, now: float) -> None:
-        """Keep the time between ends, averaged over the last few."""
         if self._last_end_s is not None:
-            self._end_interval_s += 0.2 * (now - self._last_end_s - self._end_interval_s)
+            interval_s = min(now - self._last_end_s, MAX_WAIT_S)  # nights say nothing about busy hours
+            self.end_interval_s += 0.2 * (interval_s - self.end_interval_s)
         self._last_end_s = now
-
-    def retry_after_s(self) -> float:
-        """When a place is likely to be free again."""
-        return min(max(1.0, self._end_interval_s), 600.0)
 
     def counts(self) -> Counts:
         """Everything counted, as plain data."""

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
+from quire.appointments import Appointments
 from quire.engine.messages import Abort, Account, Command, Event, Failed, Progress, Submit
 from quire.engine.wire import Counts, Others, Started, Stats, ToFrontEnd
 from quire.errors import DeadlineExceeded, EngineFailed, Overloaded, QuireError, RequestFailed
@@ -61,6 +62,8 @@ class Service:
         self.others: list[Counts] = []  # of the other front ends
         self.platform = "unknown"
         self._health = EngineHealth(settings.stuck_after_s)
+        # An eighth: what is kept from newcomers here is kept from the engine, too.
+        self._appointments = Appointments(settings.max_concurrent_requests // 8, time.monotonic)
         self._count = 0
         self._prompts: dict[int, tuple[Prompt, Stream]] = {}
         self._streams: set[Stream] = set()
@@ -180,13 +183,9 @@ class Service:
             raise EngineFailed(self.why_not_ready or "the engine is gone")
         if self._port is None and not self.settings.wait_for_restart:
             raise EngineFailed(self._why_not, RESTART_S)
-        if len(self._streams) >= self.settings.max_concurrent_requests:
-            raise Overloaded(
-                f"{len(self._streams)} requests are open; the limit is {self.settings.max_concurrent_requests}",
-                self.metrics.retry_after_s(),
-            )
-        arrival = arrival or Arrival({})
         whose = tenant.get()
+        self._refuse_if_full(asked, whose)
+        arrival = arrival or Arrival({})
         stream = Stream(self, arrival, self.settings.max_buffered_tokens, is_counted)
         stream.user = user
         self._streams.add(stream)
@@ -206,6 +205,20 @@ class Service:
                 self._port.send(Submit(request))
         stream.submitted_s = time.monotonic()
         return stream
+
+    def _refuse_if_full(self, asked: Sequence[Asked], whose: str | None) -> None:
+        """Whoever is refused has a place when it comes back as it is told."""
+        most, num_open = self.settings.max_concurrent_requests, len(self._streams)
+        if num_open < most and not self._appointments:
+            return
+        client = hash((whose, *((one.request.prompt, one.request.max_tokens) for one in asked)))
+        num_kept = self._appointments.num_kept_from(client)
+        if num_open + num_kept < most:
+            self._appointments.admitted(client)
+            return
+        retry_after_s = self._appointments.refused(client, 1, 0.0, self.metrics.end_interval_s)
+        kept = f" and {num_kept} places are kept for those who come back" if num_kept else ""
+        raise Overloaded(f"{num_open} requests are open{kept}; the limit is {most}", retry_after_s)
 
     def ended(self, prompt: Prompt) -> None:
         """All samples of `prompt` have their ends. The engine goes on when a stop string ended the last of them."""

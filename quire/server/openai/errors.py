@@ -1,6 +1,7 @@
 """Errors in OpenAI's shape."""
 
 from collections.abc import Collection
+from math import ceil
 
 import msgspec
 from starlette.responses import Response
@@ -53,7 +54,7 @@ def error_body(error: QuireError, fields: Collection[str] = ()) -> dict[str, obj
 
 
 def error_response(error: QuireError, fields: Collection[str] = ()) -> Response:
-    headers = {} if error.retry_after_s is None else {"retry-after": str(max(1, round(error.retry_after_s)))}
+    headers = {} if error.retry_after_s is None else {"retry-after": str(max(1, ceil(error.retry_after_s)))}
     return Response(msgspec.json.encode(error_body(error, fields)), status_of(error), headers, "application/json")
 
 
