@@ -9,6 +9,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 EXTENSION = "quire.chunks"
 MAX_HEAD_BYTES = 64 * 2**10  # of a request line and its headers
 MAX_HEAD_S = 30.0  # for them to come
+LAST_LOOK_S = 0.05
 
 
 class ChunkWriter(Protocol):
@@ -71,6 +72,11 @@ class Connection(HttpToolsProtocol):
         self._begin_head()
         super().on_message_begin()
         self.scope["extensions"] = {EXTENSION: {"writer": self}}
+
+    def timeout_keep_alive_handler(self) -> None:
+        """A request may have come while this process did not get to run, and timers are seen to before sockets are. So
+        the sockets are looked at once more first; a request takes the timer back."""
+        self.timeout_keep_alive_task = self.loop.call_later(LAST_LOOK_S, super().timeout_keep_alive_handler)
 
     def is_behind(self) -> bool:
         return self.flow.write_paused

@@ -219,6 +219,7 @@ class HttpServer(uvicorn.Server):
                 server_header=False,
                 proxy_headers=False,
                 backlog=BACKLOG,
+                timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type]  # parts of seconds work as well
                 timeout_graceful_shutdown=int(settings.drain_s) + 2,
             )
         )

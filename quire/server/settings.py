@@ -37,6 +37,9 @@ class ServerSettings:
     http_workers: int = setting(1, HTTP, "Processes that speak HTTP, sharing the port.")
     prometheus_port: int | None = setting(None, HTTP, "Another port that has /metrics, and nothing else.")
     payload_limit: int = setting(2_000_000, HTTP, "Bytes of a request's body.")
+    keep_alive_s: float = setting(
+        75.0, HTTP, "Seconds that a connection is kept after an answer; more than anybody is told to stay away."
+    )
     api_key: str | None = setting(None, ACCESS, "Key that requests must carry; several are separated by commas.")
     isolate_api_keys: bool = setting(
         False, ACCESS, "Requests with different keys share no cached pages, and so cannot tell what the others asked."

@@ -1,13 +1,17 @@
 """HTTP workers end, the supervisor ends, signals come: what is left goes on or is gone, as it should be."""
 
+import http.client
 import os
 import signal
+import threading
 import time
+from contextlib import closing
 from pathlib import Path
 
 import httpx
 
 from tests.chaos.asking import Asking, body, expected
+from tests.chaos.clients import address
 from tests.chaos.server import WAIT_S, Server, is_there, wait_until
 
 
@@ -37,6 +41,22 @@ def test_a_worker_that_is_killed_costs_its_own_clients_alone_and_is_replaced(ser
     wait_until(lambda: len(server.processes("quire-http")) == 2)
     Asking(server, [body(n) for n in range(12)]).wait().check_all()  # whichever worker they reach
     assert server.logged("quire-http-1 ended (signal 9) and is started again")
+
+
+def test_a_request_that_comes_while_its_worker_does_not_get_to_run_is_answered(serve):
+    """Also when its connection has been idle for as long as that is kept by the time the worker looks."""
+    server = serve(settings={"keep_alive_s": 1.0})
+    worker = server.processes("quire-http")[0]
+    with closing(http.client.HTTPConnection(*address(server.url), timeout=WAIT_S)) as client:
+        for _ in range(2):
+            client.request("GET", "/health")
+            answer = client.getresponse()
+            assert answer.status == 200
+            answer.read()
+            time.sleep(0.7)
+            os.kill(worker, signal.SIGSTOP)
+            threading.Timer(0.6, os.kill, (worker, signal.SIGCONT)).start()
+        assert client.sock.recv(1) == b"", "it is kept for ever"
 
 
 def test_signals_to_every_process_drain_as_one_to_the_first_does(serve):
