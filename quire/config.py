@@ -50,6 +50,12 @@ class Config:
         None, BATCHING, "Sequences that may wait; more are refused. No bound if not given."
     )
     lookahead: int = setting(1, BATCHING, "Steps launched before the last one's tokens are known.")
+    max_burst: int | None = setting(
+        None,
+        BATCHING,
+        "Tokens that each sequence may get in one step while nobody could join; by platform if not given.",
+    )
+    max_burst_ms: float = setting(10.0, BATCHING, "How long such a step may take; longer ones give one token each.")
     tensor_parallel: int = setting(1, DEVICES, "Devices to cut the model across.")
     compile_ahead: bool = setting(
         True, DEVICES, "Compile every program before the first request; otherwise each when it is first needed."

@@ -94,6 +94,7 @@ class Resolved:
     min_rows: int
     min_groups: int
     alone_from: int | None
+    max_burst: int
     compile_threads: int
     choices: tuple[Choice[Any], ...]  # for the log
 
@@ -107,14 +108,16 @@ class PlatformDefaults:
     min_groups: int
     alone_from: int | None  # groups
     page_size: int
+    max_burst: int
 
 
 DEFAULTS = {
-    "cpu": PlatformDefaults(32, 512, 0.5, 1, 1, None, 16),
+    "cpu": PlatformDefaults(32, 512, 0.5, 1, 1, None, 16, 1),
     # One row takes a slower path through matmuls than eight, and 128 tokens take as long as 32: that of the weights.
     # Larger pages are fewer for the host to think about, which has little time beside a step of hundreds of rows.
-    "gpu": PlatformDefaults(256, 8192, 0.9, 8, 4, 64, 32),
-    "tpu": PlatformDefaults(128, 2048, 0.9, 8, 4, None, 16),
+    # To start a program takes the host a millisecond, as long as a decode of a small model.
+    "gpu": PlatformDefaults(256, 8192, 0.9, 8, 4, 64, 32, 4),
+    "tpu": PlatformDefaults(128, 2048, 0.9, 8, 4, None, 16, 1),
 }
 DEFAULT_MAX_TOTAL_TOKENS = {"cpu": 4096, "gpu": 32768, "tpu": 32768}
 LOWEST = {
@@ -128,6 +131,8 @@ LOWEST = {
     "waiting_served_ratio": 0,
     "max_queued": 1,
     "lookahead": 0,
+    "max_burst": 1,
+    "max_burst_ms": 0,
     "tensor_parallel": 1,
     "compile_threads": 1,
 }
@@ -175,6 +180,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
             "all positions of the model" if limit == facts.max_positions else f"for a {platform}; ask for more",
         ),
         "memory_fraction": fraction,
+        "max_burst": _max_burst(config, defaults, platform),
         "compile_threads": _chosen(
             "compile_threads", config.compile_threads, min(os.cpu_count() or 1, 16), "one for each core, up to 16"
         ),
@@ -187,6 +193,13 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         alone_from=defaults.alone_from,
         choices=tuple(choices.values()),
     )
+
+
+def _max_burst(config: Config, defaults: PlatformDefaults, platform: str) -> Choice[int]:
+    page_size = config.page_size or defaults.page_size
+    if config.max_burst is not None and config.max_burst > page_size:
+        raise InvalidSetting(f"max_burst is {config.max_burst}; it can be as many as page_size, {page_size}")
+    return _chosen("max_burst", config.max_burst, min(defaults.max_burst, page_size), f"for a {platform}")
 
 
 def resolve_pages(config: Config, resolved: Resolved, facts: Facts, step_bytes: int) -> Choice[int]:

@@ -205,14 +205,15 @@ class FakeExecutor:
             assert slot is not None, f"slot {chunk.slot} was never started"
             allowed = allows(masks[index]) if index in masks else lambda token: True
             new, states = self._compute(slot, chunk, allowed)
+            if NAN in slot.start.prompt:
+                failed[index] = "the logits of this row are not numbers"
+                new, states = [], []
             if chunk.samples:
                 tokens.append(new)
                 if slot.start.sampling.logprobs is not None:
                     logprobs[index] = [logprobs_of(state, token) for state, token in zip(states, new, strict=True)]
             if slot.start.prompt_logprobs is not None:
                 prompt_logprobs[index] = self._score(slot, chunk)
-            if NAN in slot.start.prompt:
-                failed[index] = "the logits of this row are not numbers"
         return StepResult(plan.step, tokens, logprobs, prompt_logprobs, failed)
 
     def _compute(self, slot: Slot, chunk: Chunk, allowed: Allowed) -> tuple[list[int], list[int]]:
@@ -228,12 +229,10 @@ class FakeExecutor:
         if begins:
             self._check_collected(slot)
         if chunk.tokens is None:
-            assert chunk.length == 1
             assert slot.last_token is not None, "the slot has not sampled"
-            given = [slot.last_token]
-        else:
-            assert len(chunk.tokens) == chunk.length >= 1
-            given = list(chunk.tokens)
+            return self._compute_burst(slot, chunk, allowed)
+        assert len(chunk.tokens) == chunk.length >= 1
+        given = list(chunk.tokens)
         state = self._read(slot, chunk.start)
         new: list[int] = []
         states: list[int] = []
@@ -249,6 +248,23 @@ class FakeExecutor:
         slot.num_sampled += len(new)
         if new:
             slot.last_token = new[-1]
+        return new, states
+
+    def _compute_burst(self, slot: Slot, chunk: Chunk, allowed: Allowed) -> tuple[list[int], list[int]]:
+        """The token sampled last, and as many more as the chunk is long, each sampled after the one before."""
+        state = self._read(slot, chunk.start)
+        new: list[int] = []
+        states: list[int] = []
+        for position in range(chunk.start, chunk.start + chunk.length):
+            token = slot.last_token
+            assert token is not None
+            state = digest(state, token)
+            self._write(slot, position, token, state)
+            slot.last_token = sample(state, slot.start, slot.num_sampled, allowed)
+            slot.num_sampled += 1
+            new.append(slot.last_token)
+            states.append(state)
+        slot.length = chunk.start + chunk.length
         return new, states
 
     def _score(self, slot: Slot, chunk: Chunk) -> list[TokenLogprobs]:

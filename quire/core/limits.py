@@ -29,6 +29,7 @@ class Limits:
     waiting_served_ratio: float = 0.0
     max_waiting_tokens: int = 0
     prefix_caching: bool = True
+    max_burst: int = 1  # tokens that a step may give each sequence while nobody could join them
 
     def __post_init__(self) -> None:
         for name in ("page_size", "max_batch_size", "max_batch_prefill_tokens", "max_sequence_tokens"):
@@ -40,6 +41,11 @@ class Limits:
             raise ValueError(
                 f"max_step_tokens is {self.max_step_tokens}; it must be at least max_batch_size "
                 f"({self.max_batch_size}), so that every running sequence gets a token in every step"
+            )
+        if not 1 <= self.max_burst <= self.page_size:
+            raise ValueError(
+                f"max_burst is {self.max_burst}; it must be between 1 and page_size ({self.page_size}), so that no "
+                "sequence needs more than one page in a step"
             )
         if self.waiting_served_ratio < 0 or self.max_waiting_tokens < 0:
             raise ValueError("waiting_served_ratio and max_waiting_tokens must be at least 0")

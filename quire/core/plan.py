@@ -14,7 +14,8 @@ class Chunk(NamedTuple):
     slot: int
     start: int
     length: int
-    tokens: tuple[int, ...] | None  # None: the token this slot sampled last, which the host may not know yet
+    # None: the token this slot sampled last, which the host may not know yet, then those sampled within the step.
+    tokens: tuple[int, ...] | None
     new_pages: tuple[int, ...]  # appended to the slot's page table
     samples: bool  # False when the chunk does not reach the end of the known tokens
     drafts: int = 0  # so many of the last tokens are guesses: the result holds those that were right and one more
@@ -42,6 +43,8 @@ class StepPlan(NamedTuple):
     # Chunks, by index, whose next tokens a grammar restricts. A plan with any is not sampled before it gets its masks.
     guided: tuple[int, ...] = ()
 
+    burst: int = 1  # the most tokens that a chunk samples one after the other; above 1, all chunks are decodes
+
     @property
     def num_tokens(self) -> int:
         return sum(chunk.length for chunk in self.chunks)
@@ -57,12 +60,13 @@ class TokenLogprobs(NamedTuple):
 
 class StepResult(NamedTuple):
     step: int
-    tokens: list[list[int]]  # for each chunk that samples, in the plan's order; more than one where drafts were right
+    # For each chunk that samples, in the plan's order; more than one where drafts were right, and in a burst.
+    tokens: list[list[int]]
     # By index of the chunk: one for each of its new tokens.
     logprobs: dict[int, list[TokenLogprobs]] = {}  # noqa: RUF012
     # By index of the chunk: of the next token, for each of its positions that is followed by a token of the prompt.
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # noqa: RUF012
-    # By index of the chunk: why this row alone has no result. Its entry in `tokens` is not looked at.
+    # By index of the chunk: why this row alone has no result, or none after those in `tokens`.
     failed: dict[int, str] = {}  # noqa: RUF012
 
 

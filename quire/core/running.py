@@ -18,6 +18,7 @@ class Running:
         self.filling: dict[int, Sequence] = {}
         self.decoding: dict[int, Sequence] = {}
         self.max_tokens = 0  # of all of them together, at their longest
+        self.num_guided = 0  # sequences whose tokens a grammar restricts
         self._limits = limits
         self._cache = cache
         self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
@@ -63,6 +64,7 @@ class Running:
         sequence.place, sequence.match = match.place, None
         self.filling[sequence.id] = sequence
         self.max_tokens += sequence.limit
+        self.num_guided += sequence.request.grammar is not None
         self.extend(sequence, pages)
 
     def extend(self, sequence: Sequence, pages: list[int]) -> None:
@@ -89,6 +91,7 @@ class Running:
         self._cache.release(sequence.pages)
         self._free_slots.append(sequence.slot)
         self.max_tokens -= sequence.limit
+        self.num_guided -= sequence.request.grammar is not None
         if self.decoding.pop(sequence.id, None) is None:
             del self.filling[sequence.id]
 
@@ -106,6 +109,7 @@ class Running:
         assert all(sequence.state is State.FILLING for sequence in self.filling.values())
         assert all(sequence.state is State.DECODING for sequence in self.decoding.values())
         assert self.max_tokens == sum(sequence.limit for sequence in self), "the sum of the limits is wrong"
+        assert self.num_guided == sum(sequence.request.grammar is not None for sequence in self)
 
 
 def _age(sequence: Sequence) -> tuple[int, int]:

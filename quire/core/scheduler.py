@@ -62,6 +62,7 @@ class Scheduler:
     ) -> None:
         self.limits = limits
         self.room = Room(limits)
+        self.burst = limits.max_burst  # tokens; whoever knows how long they take may allow fewer
         self._prefix_key = prefix_key
         self.counters = Counters()
         self.blocked_by: str | None = None  # what kept the head of the queue waiting in the last plan
@@ -251,21 +252,31 @@ class Scheduler:
         rows: list[Sequence] = []
         self.blocked_by = None
         preemptions = self.counters.preemptions
-        self._plan_decodes(chunks, rows)
+        burst = self._burst()
+        self._plan_decodes(chunks, rows, burst)
         num_decodes = 0 if self._drafter else len(chunks)
         budget = self.limits.max_step_tokens - (sum(c.length for c in chunks) if self._drafter else len(chunks))
         budget = min(budget, self.room.prefill_tokens)
-        budget -= self._plan_fills(chunks, rows, budget)
+        if burst == 1:
+            budget -= self._plan_fills(chunks, rows, budget)
         if self.counters.preemptions != preemptions:  # some of them after their chunk had been planned
             kept = [(c, row) for c, row in zip(chunks, rows, strict=True) if c.epoch == row.epoch]
             chunks, rows = [c for c, _ in kept], [row for _, row in kept]
             num_decodes = sum(c.tokens is None for c in chunks)
-        started = self._admit(chunks, rows, budget)
+        started: list[SlotStart] = []
+        if burst == 1 or not chunks:
+            burst = 1
+            started = self._admit(chunks, rows, budget)
+        elif self.num_waiting:
+            self.blocked_by = "max_batch_size"
         if not chunks:
             return None
+        if burst > 1:
+            burst = max(chunk.length for chunk in chunks)
+            num_decodes = num_decodes if burst == 1 else 0
         self.counters.steps += 1
-        self._steps_since_admission += 1
-        plan = StepPlan(self.counters.steps, tuple(chunks), tuple(started))
+        self._steps_since_admission += burst
+        plan = StepPlan(self.counters.steps, tuple(chunks), tuple(started), burst=burst)
         self._in_flight.append(InFlight(plan, rows, num_decodes))
         return plan
 
@@ -290,13 +301,15 @@ class Scheduler:
             tokens = next(sampled) if chunk.samples else []
             if chunk.epoch != sequence.epoch:
                 self.counters.dropped_chunks += 1
-            elif index in result.failed:
+                continue
+            failed = result.failed.get(index)
+            if failed is not None and not (tokens and sequence.stopping.ends(tokens, sequence.num_generated)):
                 self.abort(sequence.request_id)
-                failures.append(Failure(sequence.request_id, RequestFailed(result.failed[index])))
-            else:
-                update = self._apply(sequence, chunk, index, tokens, result)
-                if update is not None:
-                    updates.append(update)
+                failures.append(Failure(sequence.request_id, RequestFailed(failed)))
+                continue
+            update = self._apply(sequence, chunk, index, tokens, result)
+            if update is not None:
+                updates.append(update)
         return updates, failures
 
     def check(self) -> None:
@@ -322,16 +335,26 @@ class Scheduler:
 
     # Planning
 
-    def _plan_decodes(self, chunks: list[Chunk], rows: list[Sequence]) -> None:
-        """Every decoding sequence gets its next token, those that need a page or guess ahead last."""
+    def _burst(self) -> int:
+        """How many tokens each decode gets: several while nobody could join them and nothing depends on the host."""
+        running = self._running
+        if self.burst == 1 or self._drafter or self._focus is not None or running.filling or running.num_guided:
+            return 1
+        if self.num_waiting and running.has_free_slot and self.num_running < self.room.rows:
+            return 1
+        return self.burst
+
+    def _plan_decodes(self, chunks: list[Chunk], rows: list[Sequence], burst: int) -> None:
+        """Every decoding sequence gets its next tokens, those that need a page or guess ahead last."""
         others: list[Sequence] = []
         new_chunk = tuple.__new__  # what Chunk(...) comes to, at half its cost: this loop is most of a plan
         for sequence in self._running.decoding.values():
             start = sequence.num_planned
-            if start < sequence.plain_end:
-                sequence.num_planned = start + 1
+            end = start + burst
+            if end <= sequence.plain_end:
+                sequence.num_planned = end
                 chunks.append(
-                    new_chunk(Chunk, (sequence.id, sequence.epoch, sequence.slot, start, 1, None, (), True, 0))
+                    new_chunk(Chunk, (sequence.id, sequence.epoch, sequence.slot, start, burst, None, (), True, 0))
                 )
                 rows.append(sequence)
             elif start + 1 < sequence.limit and not (sequence.waits_for_host and start >= len(sequence.tokens)):
@@ -345,18 +368,23 @@ class Scheduler:
             for sequence in others:
                 if sequence.state is not State.DECODING:
                     continue  # preempted for an older one
-                draft_budget -= self._plan_decode(sequence, chunks, rows, draft_budget)
+                draft_budget -= self._plan_decode(sequence, chunks, rows, draft_budget, burst)
 
-    def _plan_decode(self, sequence: Sequence, chunks: list[Chunk], rows: list[Sequence], draft_budget: int) -> int:
+    def _plan_decode(
+        self, sequence: Sequence, chunks: list[Chunk], rows: list[Sequence], draft_budget: int, burst: int
+    ) -> int:
         """One decode with all it may need: a page, and guesses to check with it. Returns how many guesses."""
         start = sequence.num_planned
+        length = 1 if sequence.waits_for_host else min(burst, sequence.limit - 1 - start)
         pages: list[int] = []
-        if start >= sequence.page_end:
-            taken = self._take_or_preempt(1, sequence)
-            if taken is None:
+        if start + length > sequence.page_end:
+            # Nobody is preempted for what could come later.
+            taken = self._cache.take(1) if start < sequence.page_end else self._take_or_preempt(1, sequence)
+            if taken is None and start >= sequence.page_end:
                 return 0
-            pages = taken
+            pages = taken or []
             self._running.extend(sequence, pages)
+            length = min(length, sequence.page_end - start)
         tokens = None
         drafts: tuple[int, ...] = ()
         if self._drafter is not None:
@@ -365,7 +393,7 @@ class Scheduler:
                 room = 0  # a mask is for one token
             drafts = self._drafter(sequence.tokens, room)[:room] if room > 0 else ()
             tokens = (sequence.tokens[start], *drafts)
-        length = 1 + len(drafts)
+        length += len(drafts)
         sequence.num_planned = start + length
         chunks.append(
             Chunk(sequence.id, sequence.epoch, sequence.slot, start, length, tokens, tuple(pages), True, len(drafts))
@@ -526,6 +554,8 @@ class Scheduler:
                 break
         if chunk.drafts:
             sequence.num_computed = sequence.num_planned = chunk.start + len(tokens)
+        elif chunk.tokens is None:
+            sequence.num_computed = chunk.start + len(tokens)  # not what was computed beyond its end
         else:
             sequence.num_computed = chunk.start + chunk.length
         prompt_logprobs = None

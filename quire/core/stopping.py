@@ -26,3 +26,7 @@ class Stopping:
             if token in self._stops:
                 return FinishReason.STOP_TOKEN
         return FinishReason.LENGTH if count >= self.max_tokens else None
+
+    def ends(self, tokens: list[int], count: int) -> bool:
+        """Whether any of `tokens`, which follow `count` generated ones, is the last."""
+        return any(self.reason(token, count + n) is not None for n, token in enumerate(tokens, start=1))

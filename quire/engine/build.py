@@ -101,6 +101,7 @@ def make_plan(config: Config, progress: Progress = silent) -> Plan:
         min_rows=resolved.min_rows,
         min_groups=resolved.min_groups,
         alone_from=resolved.alone_from if sees_all else None,
+        burst=resolved.max_burst,
     )
     pages = resolve_pages(config, resolved, facts, largest_step_bytes(model, shapes))
     shapes = shapes.with_pages(pages.value)
@@ -116,6 +117,7 @@ def make_plan(config: Config, progress: Progress = silent) -> Plan:
         waiting_served_ratio=config.waiting_served_ratio,
         max_waiting_tokens=config.max_waiting_tokens,
         prefix_caching=config.prefix_caching,
+        max_burst=resolved.max_burst,
     )
     return Plan(config, files, model, mesh, facts, resolved, shapes, limits, (*resolved.choices, pages))
 
@@ -131,7 +133,8 @@ def build_engine(plan: Plan, progress: Progress = silent, clock: Callable[[], fl
     executor = JaxExecutor(plan.model, weights, plan.shapes, threads, plan.mesh, store)
     scheduler = Scheduler(plan.limits, clock, prefix_key=plan.model.prefix_key)
     grammars = _grammars(plan)
-    return Built(plan, Engine(scheduler, executor, plan.config.lookahead, grammars), executor, grammars)
+    engine = Engine(scheduler, executor, plan.config.lookahead, grammars, plan.config.max_burst_ms / 1000)
+    return Built(plan, engine, executor, grammars)
 
 
 def _grammars(plan: Plan) -> Grammars | None:

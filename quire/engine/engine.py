@@ -15,6 +15,7 @@ from quire.engine.executor import Executor, Pending
 from quire.engine.guides import Grammars, Guides, NoGrammars
 from quire.engine.isolation import PROBE, Isolation, Suspect
 from quire.engine.journal import Journal, Record
+from quire.engine.pace import Pace
 from quire.errors import EngineFailed, InvalidRequest, QuireError, RequestFailed
 from quire.request import Request
 
@@ -55,7 +56,9 @@ class Engine:
         executor: Executor,
         lookahead: int = 1,
         grammars: Grammars | None = None,
+        max_burst_s: float = 0.01,
     ) -> None:
+        """`max_burst_s`: how long a step may take in which sequences get several tokens."""
         if lookahead < 0:
             raise ValueError(f"lookahead is {lookahead}; it must be at least 0")
         scheduler.limits.refuse_what_cannot_fit(PROBE)  # it must be there when it is needed
@@ -71,6 +74,7 @@ class Engine:
         self._executor = executor
         self._lookahead = lookahead
         self._in_flight: deque[tuple[StepPlan, Pending]] = deque()
+        self._pace = Pace(scheduler, max_burst_s, time.monotonic) if scheduler.limits.max_burst > 1 else None
         self._broken = False  # the device state is not to be used before the next reset
         self._guides = Guides(grammars or NoGrammars(), scheduler)
         self._awaits_masks = False  # the last step under way is not sampled yet
@@ -141,6 +145,8 @@ class Engine:
             pending = NotLaunched(error)
             self._broken = True
         self._in_flight.append((plan, pending))
+        if self._pace is not None:
+            self._pace.launched()
         return True
 
     def collect(self) -> Outcome:
@@ -160,6 +166,8 @@ class Engine:
         except Exception as error:  # as above
             return self._recover(plan, error)
         begun_s = 0.0 if self.note is None else time.monotonic()
+        if self._pace is not None:
+            self._pace.ended(plan)
         updates, failures = self.scheduler.complete(result)
         if self.note is not None:
             self.last_kind = "decode" if plan.chunks[-1].tokens is None else "prefill"  # decodes come first
@@ -246,8 +254,9 @@ class Engine:
         """Whoever was to come back has come back. Those who have not are clear."""
         for suspect in self._isolation.suspects():
             for sequence_id, (length, limit) in self.scheduler.lengths(suspect.request_id).items():
-                # So many steps were under way at most, and the last token is never computed.
-                suspect.targets[sequence_id] = min(length + self._lookahead + 1, limit - 1)
+                # So many tokens were under way at most, and the last one is never computed.
+                under_way = (self._lookahead + 1) * self.scheduler.limits.max_burst
+                suspect.targets[sequence_id] = min(length + under_way, limit - 1)
         return self._isolate() if self._isolation.focus is not None else []
 
     def _write_journal(self) -> None:
@@ -268,6 +277,8 @@ class Engine:
                 suspect = suspects.setdefault(request_id, Suspect(request_id))
                 suspect.targets[chunk.sequence_id] = chunk.start + chunk.length
         self._in_flight.clear()
+        if self._pace is not None:
+            self._pace.forget()
         self._awaits_masks = False
         self.scheduler.restart()
         try:

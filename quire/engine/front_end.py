@@ -11,6 +11,7 @@ from quire.engine.address import is_of_this_user
 from quire.engine.driver import Port
 from quire.engine.messages import Abort, Event, Failed, Progress, Submit
 from quire.engine.wire import Broken, Counts, Described, Frames, Hello, Ready, Started, decode_commands, frame
+from quire.errors import InvalidRequest
 
 if TYPE_CHECKING:
     from quire.engine.process import EngineProcess
@@ -66,7 +67,7 @@ class FrontEnd(asyncio.Protocol):
         try:
             for payload in self._frames.feed(data):
                 self._obey(payload)
-        except (ValueError, msgspec.MsgspecError) as error:  # it is no front end of ours, or of another version
+        except (ValueError, msgspec.MsgspecError, InvalidRequest) as error:  # no front end of ours, or of this version
             log.error("a front end sends what is no command and is dropped: %s", error)
             self._transport.abort()
 

@@ -86,6 +86,8 @@ class Meter(Executor):
         now = self._clock()
         num_decodes = sum(1 for chunk in plan.chunks if chunk.tokens is None)
         kind = DECODE if num_decodes == len(plan.chunks) else PREFILL
+        if plan.burst > 1:
+            num_decodes = plan.num_tokens
         num_tokens = num_decodes if kind is DECODE else plan.num_tokens
         self.tokens[DECODE] += num_decodes
         self.tokens[PREFILL] += num_tokens - num_decodes
@@ -180,9 +182,10 @@ def metered(
     platform: str,
     num_late: Callable[[], int],
     grammars: Grammars | None = None,
+    max_burst_s: float = 0.01,
 ) -> Metered:
     meter = Meter(executor, scheduler, num_late=num_late)
-    engine = Engine(scheduler, meter, lookahead, grammars)
+    engine = Engine(scheduler, meter, lookahead, grammars, max_burst_s)
     engine.note = meter.note
     return Metered(engine, meter, platform, num_late)
 

@@ -20,7 +20,7 @@ class Inputs(NamedTuple):
 
     row_slots: jax.Array  # [rows]
     row_positions: jax.Array  # [rows]; -1: padding
-    row_pages: jax.Array  # [rows]: the page that begins at this position, or 0
+    row_pages: jax.Array  # [rows]: the next page that begins, at this position or after it, or 0
     group_slots: jax.Array  # [groups]
     group_starts: jax.Array  # [groups]
     group_lengths: jax.Array  # [groups]; 0: padding
@@ -60,6 +60,7 @@ class Launch:
     fills: list[int] = field(default_factory=list)  # longer ones
     num_groups: int = 0
     scores: bool = False
+    offset: int = 0  # so many tokens of each chunk were computed by launches before
 
 
 def split(chunks: tuple[Chunk, ...], scored: set[int], max_groups: int, max_scored_groups: int) -> list[Launch]:
@@ -74,7 +75,7 @@ def split(chunks: tuple[Chunk, ...], scored: set[int], max_groups: int, max_scor
                 scoring.append(Launch(scores=True))
             scoring[-1].fills.append(index)
             scoring[-1].num_groups += groups
-        elif chunk.length == 1:
+        elif chunk.length == 1 or chunk.tokens is None:
             launches[0].rows.append(index)
         else:
             if launches[-1].num_groups + groups > max_groups:
@@ -103,6 +104,13 @@ class Packer:
         self._pack_groups(arrays[3:], launch, chunks, started)
         return np.concatenate(arrays)
 
+    def pack_decodes(self, launch: Launch, chunks: tuple[Chunk, ...], started: set[int], bucket: Bucket) -> Ints:
+        """The inputs of rows that one program computes and samples: those of the forward pass, and their lengths."""
+        packed = np.zeros((4, bucket.rows), np.int32)
+        self._pack_rows(list(packed[:3]), launch, chunks, started)
+        packed[3, : len(launch.rows)] = [chunks[index].length - launch.offset for index in launch.rows]
+        return packed
+
     def pack_samples(self, launch: Launch, chunks: tuple[Chunk, ...], bucket: Bucket, features: Sequence[Any]) -> Ints:
         """The inputs of sampling."""
         size = bucket.num_samples
@@ -113,7 +121,8 @@ class Packer:
         rows = [row for row, _ in pairs]
         those = [chunks[index] for _, index in pairs]
         slots[rows] = [chunk.slot for chunk in those]
-        positions[rows] = [chunk.start + chunk.length - 1 for chunk in those]
+        ends = ((0 if chunk.tokens is None else chunk.length - 1) for chunk in those)
+        positions[rows] = [chunk.start + launch.offset + end for chunk, end in zip(those, ends, strict=True)]
         counts[rows] = [chunk.samples for chunk in those]
         packed[3 * size :] = features
         return packed
@@ -126,7 +135,9 @@ class Packer:
             return
         those = [chunks[index] for index in launch.rows]
         slots[: len(those)] = [chunk.slot for chunk in those]
-        positions[: len(those)] = [chunk.start for chunk in those]
+        positions[: len(those)] = [chunk.start + launch.offset for chunk in those]
+        if launch.offset:
+            return  # the first launch brought the pages
         for row, chunk in enumerate(those):
             if chunk.new_pages and chunk.slot not in started:
                 (pages[row],) = chunk.new_pages

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -60,10 +61,7 @@ class JaxExecutor:
         launches = split(plan.chunks, scored, buckets.max_groups, buckets.max_scored_groups)
         pending = Pending(plan, wanted, self._sample)
         for launch in launches:
-            launched = self._launch(plan, launch, started)
-            pending.launched.append(launched)
-            if not plan.guided and launched.sampled is None:
-                self._sample(plan, launched, {})
+            pending.launched += self._launch(plan, launch, started)
         return pending
 
     def reset(self) -> None:
@@ -74,7 +72,10 @@ class JaxExecutor:
         self._state = self.programs.empty_state()
 
     def warm_up(self) -> Iterator[float]:
-        return self.programs.compile_all()
+        yield from self.programs.compile_all()
+        if self.programs.is_specialised:
+            assert self._state is not None
+            self._state = self.programs.rehearse(self._state)
 
     def prepare(self, num_tokens: int) -> Iterator[float]:
         """Make ready what a lone prompt of so many tokens needs, telling the share done; nothing where all is."""
@@ -107,24 +108,42 @@ class JaxExecutor:
         scores = start.prompt_logprobs is not None and chunk.start < len(start.prompt) - 1
         return Wanted(start.sampling.logprobs, start.prompt_logprobs if scores else None, len(start.prompt))
 
-    def _launch(self, plan: StepPlan, launch: Launch, started: set[int]) -> Launched:
+    def _launch(self, plan: StepPlan, launch: Launch, started: set[int]) -> list[Launched]:
         features = self._features(plan, launch)
         # A guided plan samples all its launches together, once its masks are there.
-        if not launch.fills and not plan.guided and not any(features):
-            whole = self.programs.whole_step(len(launch.rows))
-            if whole is not None:
-                bucket, step = whole
-                packed = self._packer.pack(launch, plan.chunks, started, bucket)
-                samples = self._packer.pack_samples(launch, plan.chunks, bucket, features)
-                packed = np.concatenate([packed, samples])
-                self._state, sampled = step(self.programs.weights, self._state, packed)
-                sampled.tokens.copy_to_host_async()
-                return Launched(launch, bucket, features, None, None, sampled)
+        is_plain = not launch.fills and not plan.guided and not any(features)
+        if is_plain and (decoded := self._decode(plan, launch, started, features, plan.burst)) is not None:
+            return [decoded]
+        launched = []
+        for offset in range(plan.burst):  # where no one program does them all
+            if offset:
+                rows = [index for index in launch.rows if plan.chunks[index].length > offset]
+                launch = replace(launch, rows=rows, offset=offset)
+            one = self._decode(plan, launch, started, features, 1) if is_plain and plan.burst > 1 else None
+            launched.append(one or self._forward(plan, launch, started, features))
+        return launched
+
+    def _decode(
+        self, plan: StepPlan, launch: Launch, started: set[int], features: Features, burst: int
+    ) -> Launched | None:
+        found = self.programs.decode(len(launch.rows), burst)
+        if found is None:
+            return None
+        bucket, step = found
+        packed = self._packer.pack_decodes(launch, plan.chunks, started, bucket)
+        self._state, sampled = step(self.programs.weights, self._state, packed)
+        sampled.tokens.copy_to_host_async()
+        return Launched(launch, bucket, features, None, None, sampled)
+
+    def _forward(self, plan: StepPlan, launch: Launch, started: set[int], features: Features) -> Launched:
         alone = not launch.rows and len(launch.fills) == 1 and plan.chunks[launch.fills[0]].start == 0
         bucket, forward = self.programs.forward(len(launch.rows), launch.num_groups, launch.scores, alone)
         packed = self._packer.pack(launch, plan.chunks, started, bucket)
         self._state, logits, scored = forward(self.programs.weights, self._state, packed)
-        return Launched(launch, bucket, features, logits, scored)
+        launched = Launched(launch, bucket, features, logits, scored)
+        if not plan.guided:
+            self._sample(plan, launched, {})
+        return launched
 
     def _sample(self, plan: StepPlan, launched: Launched, masks: dict[int, bytes]) -> None:
         launch, bucket, features = launched.launch, launched.bucket, launched.features

@@ -61,28 +61,34 @@ class Pending:
 
     def result(self) -> StepResult:
         chunks = self._plan.chunks
-        tokens: list[int] = [0] * len(chunks)
+        tokens: list[list[int]] = [[] for _ in chunks]
+        missing = False  # a token that could not be sampled
         logprobs: dict[int, list[TokenLogprobs]] = {}
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
         for launched in self.launched:
             launch, samples = launched.launch, launched.sampled
             assert samples is not None, "it is collected once it samples"
-            drawn = np.asarray(samples.tokens).tolist()
+            drawn = np.atleast_2d(np.asarray(samples.tokens))
+            missing |= bool(drawn.min() < 0)
+            count, by_row = len(drawn), drawn.T.tolist()
             for row, index in sampled_rows(chunks, launch, launched.bucket):
-                tokens[index] = drawn[row]
+                tokens[index] += by_row[row] if count == 1 else by_row[row][: chunks[index].length]
                 if index in self._wanted and chunks[index].samples:
                     top = self._wanted[index].logprobs
                     if top is not None:
-                        logprobs[index] = [_logprobs(samples, row, top)]
+                        logprobs.setdefault(index, []).append(_logprobs(samples, row, top))
             if launched.scored is not None:
                 self._read_scores(launch, launched.scored, prompt_logprobs)
-        # Also where nothing is sampled: pages that hold NaN must not be shared.
-        failed = {
-            index: WHY[tokens[index]]
-            for index, chunk in enumerate(chunks)
-            if tokens[index] == NOT_NUMBERS or (tokens[index] < 0 and chunk.samples)
-        }
-        sampled = [[tokens[index]] for index, chunk in enumerate(chunks) if chunk.samples]
+        failed = {}
+        if missing:
+            for index, chunk in enumerate(chunks):
+                reason = min(0, *tokens[index])
+                # Also where nothing is sampled: pages that hold NaN must not be shared.
+                if reason == NOT_NUMBERS or (reason < 0 and chunk.samples):
+                    end = next(n for n, token in enumerate(tokens[index]) if token < 0)
+                    failed[index] = WHY[tokens[index][end]]
+                    del tokens[index][end:]
+        sampled = [tokens[index] for index, chunk in enumerate(chunks) if chunk.samples]
         return StepResult(self._plan.step, sampled, logprobs, prompt_logprobs, failed)
 
     def _read_scores(self, launch: Launch, scored: Sampled, into: dict[int, list[TokenLogprobs]]) -> None:

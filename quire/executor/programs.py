@@ -9,15 +9,16 @@ from typing import Any, cast, get_args
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
-from quire.executor.batch import NUM_FEATURES, sizes
+from quire.executor.batch import NUM_FEATURES, Launch, Packer, sizes
 from quire.executor.buckets import GROUP_SIZE, Bucket
 from quire.executor.program_store import ProgramStore
 from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.executor.slots import empty_slots, pack_starts, start_slots
-from quire.executor.step import SamplingWay, State, forward, sample_next, whole_step
+from quire.executor.step import SamplingWay, State, decode, forward, sample_next
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.ops.step_attention import kernels_for
@@ -59,8 +60,8 @@ class Programs:
         self._kernels = kernels_for(jax.default_backend(), str(self._dtype), num_devices)
         # Where the host would wait for a branch that the device takes, and where it takes long to start a program, the
         # common cases have their own.
-        self._is_specialised = jax.default_backend() == "gpu" if specialised is None else specialised
-        self._ways = WAYS if self._is_specialised else WAYS[:1]
+        self.is_specialised = jax.default_backend() == "gpu" if specialised is None else specialised
+        self._ways = WAYS if self.is_specialised else WAYS[:1]
         self._state = self._state_structure()
         self._placement = None if mesh is None else jax.tree.map(lambda array: array.sharding, self._state)
         self._whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
@@ -69,7 +70,7 @@ class Programs:
         self._compiling: dict[Key, Future[Any]] = {}
         self._pool = ThreadPoolExecutor(threads, "quire-compile")
         # On a GPU XLA times kernels for decodes, which busy processors disturb; so few are compiled at a time.
-        self._tuning_pool = ThreadPoolExecutor(min(threads, 2), "quire-tune") if self._is_specialised else self._pool
+        self._tuning_pool = ThreadPoolExecutor(min(threads, 2), "quire-tune") if self.is_specialised else self._pool
         self._ahead = False  # whether everything was to be compiled before it is needed
         self.num_late = 0  # compilations on the request path although it was; stays 0
 
@@ -97,8 +98,8 @@ class Programs:
         self._ahead = True
         keys: list[Key] = [("start", size) for size in START_SIZES]
         for bucket in self._shapes.buckets.all():
-            if self._is_specialised and not bucket.groups:
-                keys.append(("whole", bucket.rows))
+            if self.is_specialised and not bucket.groups:
+                keys += [("decode", bucket.rows), *[("burst", bucket.rows)] * (self._shapes.burst > 1)]
             keys += [bucket, *((way, bucket.num_samples) for way in self._ways)]
         return self._compile_together(keys, self._needed())
 
@@ -162,11 +163,14 @@ class Programs:
         bucket = self._chosen[launch]
         return bucket, self._get(bucket)
 
-    def whole_step(self, rows: int) -> tuple[Bucket, Callable[..., Any]] | None:
-        """The bucket for so many rows alone, with what computes and samples them; None where no one program does."""
+    def decode(self, rows: int, burst: int) -> tuple[Bucket, Callable[..., Any]] | None:
+        """The bucket for so many rows alone, with what computes and samples so many tokens of each; None where no one
+        program does."""
         bucket, _ = self.forward(rows, 0, False)
-        program = self._ready.get(("whole", bucket.rows))
-        return None if program is None or bucket.groups else (bucket, program)
+        if bucket.groups or burst not in (1, self._shapes.burst):
+            return None
+        program = self._ready.get(("decode" if burst == 1 else "burst", bucket.rows))
+        return None if program is None else (bucket, program)
 
     def sample(self, rows: int, features: Features) -> Callable[..., Any]:
         """What samples from so many rows, by the fastest program that is ready and does what they ask for."""
@@ -176,6 +180,28 @@ class Programs:
 
     def start(self, size: int) -> Callable[..., Any]:
         return self._get(("start", size))
+
+    def rehearse(self, state: State) -> State:
+        """Run every program that is ready once, on padding: a GPU takes its time to load one that it has not run."""
+        self._collect()
+        packer = Packer(self._shapes.num_slots, self._shapes.page_size)
+        for key, program in self._ready.items():
+            if isinstance(key, Bucket):
+                state = program(self.weights, state, packer.pack(Launch(), (), set(), key))[0]
+                continue
+            kind, size = key
+            if kind in ("decode", "burst"):
+                packed = packer.pack_decodes(Launch(), (), set(), Bucket(size, 0))
+                state = program(self.weights, state, packed)[0]
+            elif kind == "start":
+                state = state._replace(slots=program(state.slots, *pack_starts([], size, self._shapes)))
+            else:
+                logits = jnp.zeros((size, self._model.vocab_size), jnp.float32)
+                masks = jnp.zeros((size, -(-self._model.vocab_size // 32)), jnp.uint32)
+                packed = np.full(3 * size + NUM_FEATURES, self._shapes.num_slots, np.int32)
+                packed[size:] = 0
+                state = state._replace(slots=program(state.slots, logits, packed, masks)[0])
+        return state
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
@@ -218,8 +244,8 @@ class Programs:
             return self._compile_forward(key)
         kind, size = key
         slots = self._state.slots
-        if kind == "whole":
-            return self._compile_whole_step(Bucket(size, 0))
+        if kind in ("decode", "burst"):
+            return self._compile_decode(Bucket(size, 0), 1 if kind == "decode" else self._shapes.burst)
         if kind == "start":
             numbers, rows = pack_starts([], size, self._shapes)
             return self._jit(start_slots, 0, self._whole).lower(slots, numbers, rows).compile()
@@ -230,22 +256,22 @@ class Programs:
         return self._jit(function, 0, self._whole).lower(slots, logits, packed, masks).compile()
 
     def _compile_forward(self, bucket: Bucket) -> Any:
+        step = partial(forward, self._model, self._kernels, self._shapes.page_size, bucket)
         size = sum(sizes(bucket, self._shapes.page_size))
-        return self._compile_step(forward, bucket, size, (self._placement, self._whole, self._whole))
+        options = UNTUNED if bucket.groups and jax.default_backend() == "gpu" else {}
+        return self._compile_step(step, (size,), (self._placement, self._whole, self._whole), options)
 
-    def _compile_whole_step(self, bucket: Bucket) -> Any:
-        size = sum(sizes(bucket, self._shapes.page_size)) + 3 * bucket.num_samples + NUM_FEATURES
-        return self._compile_step(whole_step, bucket, size, (self._placement, self._whole))
+    def _compile_decode(self, bucket: Bucket, count: int) -> Any:
+        step = partial(decode, self._model, self._kernels, self._shapes.page_size, bucket, count)
+        return self._compile_step(step, (4, bucket.rows), (self._placement, self._whole), {})
 
-    def _compile_step(self, function: Callable[..., Any], bucket: Bucket, packed_size: int, places: Any) -> Any:
-        step = partial(function, self._model, self._kernels, self._shapes.page_size, bucket)
+    def _compile_step(self, step: Callable[..., Any], packed: tuple[int, ...], places: Any, options: Any) -> Any:
 
         def with_flat_weights(weights: tuple[jax.Array, ...], state: State, packed: jax.Array) -> Any:
             return step(jax.tree.unflatten(self._weights_structure, weights), state, packed)
 
-        packed = _array((packed_size,), jnp.int32)
-        options = UNTUNED if bucket.groups and jax.default_backend() == "gpu" else {}
-        return self._jit(with_flat_weights, 1, places).lower(self.weights, self._state, packed).compile(options)
+        inputs = _array(packed, jnp.int32)
+        return self._jit(with_flat_weights, 1, places).lower(self.weights, self._state, inputs).compile(options)
 
     def _jit(self, function: Callable[..., Any], donated: int, places: Any) -> Any:
         if self._mesh is None:
@@ -254,7 +280,7 @@ class Programs:
 
 
 def _is_decode(key: Key) -> bool:
-    return key[0] == "whole" or (isinstance(key, Bucket) and not key.groups)
+    return key[0] in ("decode", "burst") or (isinstance(key, Bucket) and not key.groups)
 
 
 def _array(shape: tuple[int, ...], dtype: Any, where: Sharding | None = None) -> jax.ShapeDtypeStruct:

@@ -16,6 +16,7 @@ class Shapes:
     min_rows: int = 1  # smaller decodes are padded to so many rows
     min_groups: int = 1  # smaller prefills are padded to so many groups
     alone_from: int | None = None  # groups; where a long prompt that is alone in a step has its own programs
+    burst: int = 1  # decodes that one program does after each other; 1: no such program
 
     def with_pages(self, num_pages: int) -> "Shapes":
         return replace(self, num_pages=num_pages)

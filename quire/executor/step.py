@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from quire.executor.batch import Inputs, sizes, unpack
+from quire.executor.batch import Inputs, unpack
 from quire.executor.buckets import GROUP_SIZE, Bucket
 from quire.executor.sampler import Features, Sampled, describe, sample
 from quire.executor.slots import NUM_PROMPT, Slots
@@ -48,7 +48,65 @@ def forward(
     bucket scores, the log-probability of what follows each token of the groups.
     """
     inputs = unpack(packed, bucket, page_size)
-    slots = state.slots._replace(page_table=_with_new_pages(state.slots.page_table, inputs, page_size))
+    state = _with_new_pages(state, inputs, page_size)
+    state, hidden, positions, token_slots = _hidden(model, kernels, page_size, bucket, weights, state, inputs)
+
+    last = bucket.rows + jnp.arange(bucket.groups) * GROUP_SIZE + jnp.maximum(inputs.group_lengths - 1, 0)
+    ends = jnp.concatenate([jnp.arange(bucket.rows), last])
+    ends = jnp.pad(ends, (0, bucket.num_samples - ends.shape[0]))
+    logits = model.logits(weights, hidden[ends])
+    scored = None
+    if bucket.scores:
+        rows = bucket.rows
+        scored = _score(model, weights, hidden[rows:], state.slots, token_slots[rows:], positions[rows:])
+    return state, logits, scored
+
+
+def decode(
+    model: Model,
+    kernels: Kernels,
+    page_size: int,
+    bucket: Bucket,
+    count: int,
+    weights: ParamTree,
+    state: State,
+    packed: jax.Array,
+) -> tuple[State, Sampled]:
+    """The next tokens of rows that ask for nothing else, [count, bucket.rows]: up to `count` of each, one by one.
+
+    `packed` holds, for each row, its slot, its position, the next page it needs and how many tokens it gets.
+    """
+    row_slots, row_positions, row_pages, lengths = packed
+    none = packed[0, :0]
+    inputs = Inputs(row_slots, row_positions, row_pages, *[none] * 6)
+    state = _with_new_pages(state, inputs, page_size)
+
+    def one(state: State, offset: jax.Array) -> tuple[State, jax.Array]:
+        positions = jnp.where(offset < lengths, row_positions + offset, -1)
+        at = inputs._replace(row_positions=positions)
+        state, hidden, _, _ = _hidden(model, kernels, page_size, bucket, weights, state, at)
+        logits = model.logits(weights, hidden)
+        slots, sampled = _next("plain", state.slots, logits, row_slots, positions, positions >= 0)
+        return state._replace(slots=slots), sampled.tokens
+
+    if count == 1:
+        state, tokens = one(state, jnp.int32(0))
+        return state, Sampled(tokens[None])
+    state, tokens = jax.lax.scan(one, state, jnp.arange(count, dtype=jnp.int32))
+    return state, Sampled(tokens)
+
+
+def _hidden(
+    model: Model,
+    kernels: Kernels,
+    page_size: int,
+    bucket: Bucket,
+    weights: ParamTree,
+    state: State,
+    inputs: Inputs,
+) -> tuple[State, jax.Array, jax.Array, jax.Array]:
+    """What the last layer gives for each token [t, d], with the tokens' positions and slots."""
+    slots = state.slots
     offsets = jnp.arange(GROUP_SIZE)
     real = offsets < inputs.group_lengths[:, None]
     group_positions = jnp.where(real, inputs.group_starts[:, None] + offsets, -1).reshape(-1)
@@ -59,26 +117,7 @@ def forward(
     lengths = jnp.maximum(slots.counts[token_slots, NUM_PROMPT], at + 1) if model.depends_on_length else None
     attend = _attend(kernels, slots, inputs, positions, token_slots, page_size, bucket.alone)
     hidden, pages = model.forward(weights, tokens, at, state.pages, attend, lengths=lengths)
-
-    last = bucket.rows + jnp.arange(bucket.groups) * GROUP_SIZE + jnp.maximum(inputs.group_lengths - 1, 0)
-    ends = jnp.concatenate([jnp.arange(bucket.rows), last])
-    ends = jnp.pad(ends, (0, bucket.num_samples - ends.shape[0]))
-    logits = model.logits(weights, hidden[ends])
-    scored = None
-    if bucket.scores:
-        rows = bucket.rows
-        scored = _score(model, weights, hidden[rows:], slots, token_slots[rows:], positions[rows:])
-    return State(pages, slots), logits, scored
-
-
-def whole_step(
-    model: Model, kernels: Kernels, page_size: int, bucket: Bucket, weights: ParamTree, state: State, packed: jax.Array
-) -> tuple[State, Sampled]:
-    """Both programs in one, for rows that ask for nothing but their token. `packed` is what either would be given."""
-    size = sum(sizes(bucket, page_size))
-    state, logits, _ = forward(model, kernels, page_size, bucket, weights, state, packed[:size])
-    slots, sampled = sample_next("plain", state.slots, logits, packed[size:], None)
-    return State(state.pages, slots), Sampled(sampled.tokens)
+    return State(pages, slots), hidden, positions, token_slots
 
 
 def sample_next(
@@ -90,23 +129,37 @@ def sample_next(
     """
     rows = logits.shape[0]
     slot, position, counts = packed[: 3 * rows].reshape(3, rows)
-    if way == "any":
-        features = Features(*(flag > 0 for flag in packed[3 * rows :]))
+    return _next(way, slots, logits, slot, position, counts > 0, packed[3 * rows :], masks)
+
+
+def _next(
+    way: SamplingWay,
+    slots: Slots,
+    logits: jax.Array,
+    slot: jax.Array,
+    position: jax.Array,
+    counts: jax.Array,
+    asked: jax.Array | None = None,
+    masks: jax.Array | None = None,
+) -> tuple[Slots, Sampled]:
+    if asked is not None and way == "any":
+        features = Features(*(flag > 0 for flag in asked))
     else:
         features = Features(way == "filtered", penalties=False, adjustments=False, masks=False, logprobs=False)
     sampled = sample(logits, slots, slot, position, masks, features, branches=way == "any")
     padding = slots.history.shape[0] - 1  # what does not count is written there
-    history = slots.history.at[jnp.where(counts > 0, slot, padding), position + 1].set(sampled.tokens)
+    history = slots.history.at[jnp.where(counts, slot, padding), position + 1].set(sampled.tokens)
     return slots._replace(history=history), sampled
 
 
-def _with_new_pages(table: jax.Array, inputs: Inputs, page_size: int) -> jax.Array:
+def _with_new_pages(state: State, inputs: Inputs, page_size: int) -> State:
+    table = state.slots.page_table
     table = table.at[inputs.page_slots, inputs.page_indices].set(inputs.pages)
     padding = table.shape[0] - 1
     slots = jnp.where(inputs.row_pages > 0, inputs.row_slots, padding)
-    table = table.at[slots, jnp.maximum(inputs.row_positions, 0) // page_size].set(inputs.row_pages)
+    table = table.at[slots, -(-jnp.maximum(inputs.row_positions, 0) // page_size)].set(inputs.row_pages)
     # Whatever was written for padding, its pages are page 0.
-    return table.at[padding].set(0)
+    return state._replace(slots=state.slots._replace(page_table=table.at[padding].set(0)))
 
 
 def _attend(

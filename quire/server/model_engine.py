@@ -46,7 +46,8 @@ class ModelEngine:
         with (share_bar if self.show_progress else silent)("Compiling") as report:
             for share in built.executor.warm_up():
                 report(round(share * 1000), 1000)
-                if programs.can_run_anything:
+                # On a GPU others would be timed, to choose between them, while requests run.
+                if programs.can_run_anything and not programs.is_specialised:
                     report(1000, 1000)  # of what it takes to begin; the rest is compiled behind the first requests
                     break
         return metered(
@@ -56,4 +57,5 @@ class ModelEngine:
             plan.facts.platform,
             lambda: programs.num_late,
             built.grammars,
+            self.config.max_burst_ms / 1000,
         )

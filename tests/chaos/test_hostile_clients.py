@@ -180,7 +180,7 @@ def test_bodies_that_mean_harm_are_refused_or_served(server):
         assert answer.status_code in statuses, (name, answer.status_code, answer.text[:300])
 
 
-def test_ten_times_as_many_as_fit_are_served_or_told_when_to_come_back(fake_model):
+def test_several_times_as_many_as_fit_are_served_or_told_when_to_come_back(fake_model):
     """And who does as told is served."""
     server = Server("fake", fake_model, engine={"step_s": 0.005, "max_queued": 16}).wait()
     try:
@@ -195,15 +195,15 @@ async def overload(server: Server) -> None:
     async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=httpx.Limits(max_connections=None)) as client:
 
         async def one(number: int) -> int:
-            for attempt in range(20):
-                asked = body(number, max_tokens=30)
+            asked = {"prompt": "abcdefgh"[number % 8] + "ijklmnop"[number // 8], "max_tokens": 30, "temperature": 0}
+            for attempt in range(2):
                 answer = await client.post("/v1/completions", json=asked)
                 if answer.status_code == 200:
-                    assert [answer.json()["choices"][0]["text"]] == expected(asked)
+                    assert [answer.json()["choices"][0]["text"]] == expected(asked | {"seed": 0})
                     return attempt
                 assert answer.status_code == 429, answer.text
                 await asyncio.sleep(float(answer.headers["retry-after"]))
-            raise AssertionError("it was told to come back, and told so again, for ever")
+            raise AssertionError("it came back as it was told, and was refused again")
 
-        attempts = await asyncio.gather(*(one(number) for number in range(96)))
+        attempts = await asyncio.gather(*(one(number) for number in range(64)))
         assert max(attempts) > 0, "nobody was refused, so it was no overload"

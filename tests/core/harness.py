@@ -121,7 +121,12 @@ class Harness:
 
     def _check_budgets(self, plan: StepPlan) -> None:
         limits = self.scheduler.limits
-        assert 0 < plan.num_tokens <= limits.max_step_tokens
+        if plan.burst > 1:
+            assert max(chunk.length for chunk in plan.chunks) == plan.burst <= limits.max_burst
+            assert all(chunk.tokens is None for chunk in plan.chunks), "a burst is of decodes alone"
+            assert not plan.started
+        else:
+            assert 0 < plan.num_tokens <= limits.max_step_tokens
         fills = [] if self._drafts else [c for c in plan.chunks if c.tokens is not None]
         assert sum(chunk.length for chunk in fills) <= limits.max_batch_prefill_tokens
         assert len(plan.chunks) <= limits.max_batch_size

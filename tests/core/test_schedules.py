@@ -70,6 +70,7 @@ def setups(draw: st.DrawFn) -> tuple[Limits, int, Drafter | None]:
         waiting_served_ratio=draw(st.sampled_from([0.0, 0.0, 0.5, 1.2])),
         max_waiting_tokens=draw(st.sampled_from([0, 3])),
         prefix_caching=draw(st.sampled_from([True, True, False])),
+        max_burst=draw(st.integers(1, page_size)),
     )
     return chosen, draw(st.integers(0, 2)), draw(st.sampled_from([None, None, drafter]))
 

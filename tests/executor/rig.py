@@ -126,7 +126,7 @@ class Rig:
     def engine(self, lookahead: int = 1, executor: Executor | None = None, **limits: Any) -> Engine:
         self.executor.reset()
         scheduler = Scheduler(self.limits(**limits), clock=lambda: 0.0)
-        return Engine(scheduler, self.executor if executor is None else executor, lookahead)
+        return Engine(scheduler, self.executor if executor is None else executor, lookahead, max_burst_s=float("inf"))
 
     def run(
         self,

@@ -160,16 +160,21 @@ def test_programs_for_common_cases_give_the_tokens_of_those_for_all() -> None:
         SamplingParams(logprobs=2),
     ]
     answers = []
+    bursts = []
     with quickly_compiled():
         for specialised in (False, True):
-            rig = Rig(config, FEW_SHAPES, specialised=specialised)
+            rig = Rig(config, replace(FEW_SHAPES, burst=4 if specialised else 1), specialised=specialised)
             requests = [
                 replace(request, sampling=kinds[index // 2 % len(kinds)], seed=index, max_tokens=4 + index)
                 for index, request in enumerate(workload(rig, 10, longest=30))
             ]
-            answers.append([rig.run(requests).tokens(), rig.run(requests[1:3]).tokens()])
+            for max_burst in (1, 4):
+                runs = [rig.run(those, max_burst=max_burst) for those in (requests, requests[1:3])]
+                answers.append([run.tokens() for run in runs])
+                bursts.append(sum(run.engine.scheduler.counters.steps for run in runs))
             rig.executor.close()
-    assert answers[0] == answers[1]
+    assert answers[0] == answers[1] == answers[2] == answers[3]
+    assert bursts[1] == bursts[3] < bursts[0] == bursts[2]
 
 
 class Broken(Programs):

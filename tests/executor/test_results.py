@@ -9,7 +9,7 @@ import pytest
 from quire.core.plan import Chunk, SlotStart, StepPlan
 from quire.executor.batch import Launch
 from quire.executor.executor import JaxExecutor
-from quire.executor.sampler import Features
+from quire.executor.sampler import NOTHING_LEFT, Features
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
 from quire.request import SamplingParams
@@ -50,10 +50,11 @@ def test_masks_restrict_the_chunks_they_are_given_for(llama: Rig) -> None:
     assert not pending.is_done, "it waits for its masks"
     pending.sample(masks)
     result = pending.result()
-    tokens = [row[0] for row in result.tokens]
+    tokens = [row[0] if row else NOTHING_LEFT for row in result.tokens]
     logits = llama.logits(PROMPTS[2], len(PROMPTS[2]))[-1]
     assert tokens[:3] == [free[0], free[1], max(allowed[2], key=lambda token: logits[token])]
     assert list(result.failed) == [3]
+    assert result.tokens[3] == []
     assert "no token can be sampled" in result.failed[3]
     # In the next step, of decodes, there is no mask unless it is given again, not even where one could have been.
     known = [(*prompt, token) for prompt, token in zip(PROMPTS, tokens, strict=True)]

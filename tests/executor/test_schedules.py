@@ -18,6 +18,8 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "chunks of 7": {"max_batch_prefill_tokens": 7},
     "chunks of 32": {"max_batch_prefill_tokens": 32},
     "one at a time": {"max_batch_size": 1},
+    "bursts": {"max_burst": 4},
+    "bursts, few pages, two steps ahead": {"max_burst": 3, "num_pages": 49, "lookahead": 2},
     "few pages": {"num_pages": 49},
     "few pages, no cache, two steps ahead": {"num_pages": 49, "prefix_caching": False, "lookahead": 2},
     "few pages, small chunks": {"num_pages": 49, "max_batch_prefill_tokens": 11},
