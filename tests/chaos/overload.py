@@ -2,10 +2,10 @@
 
     python -m tests.chaos.overload --duration 60
 
-Most of the crowd takes no advice; one in `PATIENT` comes back when it was told to, with what it asked before, which nobody
-else asks. Exits with 1 when the crowd was smaller than said, when anybody is told anything but an answer or 429, when an
-answer is wrong, when those who are admitted get their tokens more slowly than without the others, when somebody who came
-back as told was not served, when memory grows, or when the server does not come to rest.
+Most of the crowd takes no advice; one in `PATIENT` comes back when it was told to, with what it asked before, which
+nobody else asks. Exits with 1 when the crowd was smaller than said, when anybody is told anything but an answer or 429,
+when an answer is wrong, when those who are admitted get their tokens more slowly than without the others, when somebody
+who came back as told was not served, when memory grows, or when the server does not come to rest.
 """
 
 import argparse
@@ -59,7 +59,7 @@ class Outcome:
     retry_after_s: list[float] = field(default_factory=list)
     returns: list[int] = field(default_factory=list)  # how often the patient came back
     rate: float = 0.0  # at which they came, not counting those that came back
-    took_s: float = 0.0
+    answer_rate: float = 0.0  # meanwhile
 
 
 async def ask(url: str, one: Asked, outcome: Outcome) -> float | None:
@@ -98,8 +98,8 @@ async def offer(server: Server, rate: float, seconds: float) -> Outcome:
                 group.create_task(ask(server.url, KINDS[number % len(KINDS)], outcome))
             else:
                 group.create_task(ask_patiently(server.url, number, outcome))
-        outcome.rate = (number + 1) / (time.monotonic() - begun)
-    outcome.took_s = time.monotonic() - begun
+        took_s = time.monotonic() - begun
+        outcome.rate, outcome.answer_rate = (number + 1) / took_s, outcome.statuses[200] / took_s
     return outcome
 
 
@@ -151,9 +151,8 @@ def run(duration_s: float, folder: Path) -> list[str]:
 
 
 def judge(alone: Outcome, crowd: Outcome, back: Outcome) -> list[str]:
-    answered = crowd.statuses[200] / crowd.took_s
-    print(f"capacity {CAPACITY:g} a second; offered {crowd.rate:.0f} for {crowd.took_s:.1f} s: {dict(crowd.statuses)}")
-    print(f"answered {answered:.1f} a second, {100 * answered / CAPACITY:.0f} % of capacity")
+    print(f"capacity {CAPACITY:g} a second, offered {crowd.rate:.0f}: {dict(crowd.statuses)}")
+    print(f"answered {crowd.answer_rate:.1f} a second, {100 * crowd.answer_rate / CAPACITY:.0f} % of capacity")
     for name, attribute in (("from slot to end", "inference_s"), ("from asking to end", "total_s")):
         told = [
             f"median {median(times):.3f} s, highest {max(times):.3f} s"
@@ -161,7 +160,7 @@ def judge(alone: Outcome, crowd: Outcome, back: Outcome) -> list[str]:
         ]
         print(f"{name}: {told[0]} alone; {told[1]} in the crowd")
     print(f"Retry-After: {min(crowd.retry_after_s):g} to {max(crowd.retry_after_s):g} s")
-    print(f"who did as told in the crowd came back {sorted(crowd.returns)} times until served")
+    print(f"who did as told in the crowd came back {dict(Counter(crowd.returns))} (times: clients)")
     print(f"{SLOTS + 2 * MAX_QUEUED} at once, who did as told came back {dict(Counter(back.returns))} (times: clients)")
     found = alone.wrong[:3] + crowd.wrong[:3] + back.wrong[:3]
     slower = median(crowd.inference_s) / median(alone.inference_s)
@@ -178,7 +177,8 @@ def judge_memory(before: Sample, watch: Watch) -> list[str]:
     found = []
     for name, was in before.num_bytes.items():
         seen = [sample.num_bytes[name] / 2**20 for sample in watch.samples]
-        print(f"{name}: {was / 2**20:.1f} MiB before; {min(seen):.1f} to {max(seen):.1f}, at last {seen[-1]:.1f}")
+        shown = ", ".join(f"{one:.1f}" for one in seen[:: max(1, len(seen) // 8)])
+        print(f"{name}: {was / 2**20:.1f} MiB before; {shown}, highest {max(seen):.1f}")
         if max(seen) - was / 2**20 > MAX_GROWTH_BYTES / 2**20:
             found.append(f"{name} has grown by {max(seen) - was / 2**20:.1f} MiB")
     print(f"longest queue seen: {watch.longest_queue:g}")
