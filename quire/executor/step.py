@@ -116,7 +116,7 @@ def _hidden(
     tokens = slots.history[token_slots, at]
     lengths = jnp.maximum(slots.counts[token_slots, NUM_PROMPT], at + 1) if model.depends_on_length else None
     attend = _attend(kernels, slots, inputs, positions, token_slots, page_size, bucket.alone)
-    hidden, pages = model.forward(weights, tokens, at, state.pages, attend, lengths=lengths)
+    hidden, pages = model.forward(weights, tokens, at, state.pages, attend, lengths=lengths, add_norm=kernels.add_norm)
     return State(pages, slots), hidden, positions, token_slots
 
 

@@ -16,6 +16,7 @@ from quire.models.projection import lookup, matmul
 from quire.models.rope import Rope
 from quire.ops.attention import Attend
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.rms_norm import AddNorm, add_norm
 from quire.ops.rotation import Rotation
 
 
@@ -43,23 +44,28 @@ class DecoderLayer:
         return {name: part.params() for name, part in parts.items() if part is not None}
 
     def __call__(
-        self, weights: ParamTree, x: jax.Array, rotation: Rotation | None, state: Any, attend: Attend
-    ) -> tuple[jax.Array, Any]:
-        normal = x
-        if self.before_attention is not None:
-            normal = self.before_attention(weights["before_attention"], x)
+        self,
+        weights: ParamTree,
+        x: jax.Array,
+        out: jax.Array | None,
+        rotation: Rotation | None,
+        state: Any,
+        attend: Attend,
+        add_norm: AddNorm,
+    ) -> tuple[jax.Array, jax.Array, Any]:
+        """`out` is what the layer before adds to x, and what this one adds is given back beside it: the sum is taken
+        together with the norm that follows."""
+        x, normal = _normal_sum(self.before_attention, weights.get("before_attention"), x, out, add_norm)
         out, state = self.attention(weights["attention"], normal, rotation, state, attend)
         if self.after_attention is not None:
             out = self.after_attention(weights["after_attention"], out)
-        x = x + out * self.residual_multiplier
+        out = out * self.residual_multiplier
 
-        normal = x
-        if self.before_feed_forward is not None:
-            normal = self.before_feed_forward(weights["before_feed_forward"], x)
+        x, normal = _normal_sum(self.before_feed_forward, weights.get("before_feed_forward"), x, out, add_norm)
         out = self.feed_forward(weights["feed_forward"], normal)
         if self.after_feed_forward is not None:
             out = self.after_feed_forward(weights["after_feed_forward"], out)
-        return x + out * self.residual_multiplier, state
+        return x, out * self.residual_multiplier, state
 
 
 @dataclass(frozen=True)
@@ -129,6 +135,7 @@ class Decoder:
         attend: Attend,
         *,
         lengths: jax.Array | None = None,
+        add_norm: AddNorm = add_norm,
     ) -> tuple[jax.Array, list[Any]]:
         x = lookup(weights["embedding"], tokens, jax.tree.leaves(weights["norm"])[0].dtype)
         if self.position_embedding is not None:
@@ -137,13 +144,14 @@ class Decoder:
             x = x * jnp.asarray(self.embedding_multiplier, x.dtype)
         rotations = {id(rope): rope.rotation(positions, lengths) for rope in self._ropes()}
         # Layers that compute alike are traced once.
-        calls = {kind: jax.jit(partial(block, attend=attend)) for kind, block in self._kinds.items()}
+        calls = {kind: jax.jit(partial(block, attend=attend, add_norm=add_norm)) for kind, block in self._kinds.items()}
+        out = None
         new_states = []
         for block, layer_weights, state in zip(self.blocks, weights["layers"], states, strict=True):
             rotation = rotations.get(id(block.attention.rope))
-            x, state = calls[computation(block)](layer_weights, x, rotation, state)
+            x, out, state = calls[computation(block)](layer_weights, x, out, rotation, state)
             new_states.append(state)
-        return self.norm(weights["norm"], x), new_states
+        return _normal_sum(self.norm, weights["norm"], x, out, add_norm)[1], new_states
 
     def logits(self, weights: ParamTree, hidden: jax.Array) -> jax.Array:
         head = weights["embedding" if self.head is None else "head"]
@@ -166,6 +174,16 @@ class Decoder:
         """Each once: most layers share one."""
         ropes = (block.attention.rope for block in self.blocks)
         return list({id(rope): rope for rope in ropes if rope is not None}.values())
+
+
+def _normal_sum(
+    norm: Norm | None, weights: ParamTree | None, x: jax.Array, out: jax.Array | None, add_norm: AddNorm
+) -> tuple[jax.Array, jax.Array]:
+    """x + out, and its norm where there is one."""
+    if norm is None or weights is None:
+        x = x if out is None else x + out
+        return x, x
+    return (x, norm(weights, x)) if out is None else norm.of_sum(weights, x, out, add_norm)
 
 
 def computation(part: Any) -> Any:

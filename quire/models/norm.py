@@ -10,13 +10,18 @@ import numpy as np
 
 from quire.models.params import Array, Param, ParamTree, Tensor
 from quire.ops.heads import HeadNorm
-from quire.ops.rms_norm import rms_norm
+from quire.ops.rms_norm import AddNorm, rms_norm
 
 
 class Norm(Protocol):
     def params(self) -> ParamTree: ...
 
     def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array: ...
+
+    def of_sum(
+        self, weights: ParamTree, x: jax.Array, out: jax.Array, add_norm: AddNorm
+    ) -> tuple[jax.Array, jax.Array]:
+        """x + out, and its norm."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,11 @@ class RMSNorm:
 
     def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
         return rms_norm(x, weights["weight"], self.eps, self.offset)
+
+    def of_sum(
+        self, weights: ParamTree, x: jax.Array, out: jax.Array, add_norm: AddNorm
+    ) -> tuple[jax.Array, jax.Array]:
+        return add_norm(x, out, weights["weight"], self.eps, self.offset)
 
     def of_heads(self, weights: ParamTree) -> HeadNorm:
         return HeadNorm(weights["weight"], self.eps, self.offset)
@@ -89,6 +99,11 @@ class LayerNorm:
         normal = centred * jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + self.eps)
         scaled = normal * as_float32(weights["weight"]) + as_float32(weights["bias"])
         return scaled.astype(x.dtype)
+
+    def of_sum(
+        self, weights: ParamTree, x: jax.Array, out: jax.Array, add_norm: AddNorm
+    ) -> tuple[jax.Array, jax.Array]:
+        return x + out, self(weights, x + out)
 
 
 def as_float32(x: jax.Array) -> jax.Array:

@@ -13,6 +13,7 @@ from quire.ops.heads import Heads
 from quire.ops.native import grouped_attention as native
 from quire.ops.native import library
 from quire.ops.native.place_heads import place_heads
+from quire.ops.rms_norm import AddNorm, add_norm
 
 log = logging.getLogger(__name__)
 
@@ -32,12 +33,13 @@ class Kernels(NamedTuple):
     """How a device does it: `place` finishes the heads and writes keys and values, `attend` reads them.
 
     `attend_alone` is for one sequence's tokens from the first on, [t, k, g, h] with keys and values [t, k, h] beside
-    them; it may decline.
+    them; it may decline. `add_norm` is for what lies between the layers' parts.
     """
 
     place: Callable[[Heads, Pages, Places], tuple[jax.Array, Pages]]
     attend: Callable[[AttentionSpec, jax.Array, jax.Array, jax.Array, Groups], jax.Array]
     attend_alone: Callable[[AttentionSpec, jax.Array, jax.Array, jax.Array], jax.Array | None] = lambda *_: None
+    add_norm: AddNorm = add_norm
 
 
 def step_attention(

@@ -12,11 +12,13 @@ import numpy as np
 import pytest
 
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.gpu.add_norm import add_norm
 from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.fill_attention import fill_attention
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.grouped_attention import Groups, grouped_attention
 from quire.ops.heads import HeadNorm, Heads
+from quire.ops.rms_norm import add_norm as plain_add_norm
 from quire.ops.rotation import Rotation
 from quire.ops.step_attention import Places, place
 
@@ -110,3 +112,16 @@ def test_heads_are_finished_and_written(dtype: str, tokens: int) -> None:
     check(got, q, dtype)
     for one, other in zip(written, right, strict=True):
         check(one[1:], other[1:], dtype)
+
+
+@each_dtype
+@pytest.mark.parametrize("shape", [(3, 576), (8, 1024), (1, 4096), (33, 2304)], ids=str)
+@pytest.mark.parametrize("offset", [0.0, 1.0])
+def test_a_sum_and_its_norm_are_those_of_the_plain_functions(shape: tuple[int, int], dtype: str, offset: float) -> None:
+    chance = np.random.default_rng(0)
+    x, out = (jnp.asarray(chance.normal(size=shape), dtype) for _ in range(2))
+    weight = jnp.asarray(chance.normal(size=shape[1]), dtype)
+    total, normal = add_norm(x, out, weight, 1e-5, offset, interpret=INTERPRET)
+    right_total, right_normal = plain_add_norm(x, out, weight, 1e-5, offset)
+    assert np.array_equal(np.asarray(total), np.asarray(right_total))
+    check(normal, right_normal, dtype)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.gpu import add_norm as sum_and_norm
 from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.fill_attention import fill_attention
 from quire.ops.gpu.place_heads import place_heads
@@ -44,4 +45,9 @@ def attend_alone(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array) 
     return out.reshape(q.shape)
 
 
-GPU = Kernels(place, attend, attend_alone)
+@partial(jax.jit, static_argnums=(3, 4))
+def add_norm(x: jax.Array, out: jax.Array, weight: jax.Array, eps: float, offset: float) -> tuple[jax.Array, jax.Array]:
+    return sum_and_norm.add_norm(x, out, weight, eps, offset)
+
+
+GPU = Kernels(place, attend, attend_alone, add_norm)

@@ -1,0 +1,51 @@
+"""A sum and its norm in one launch, where XLA makes two of it and reads the sum again."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from quire.ops.gpu.tiles import array, power_of_two
+
+WIDE = 2048  # features, from which on a row is shared by more threads
+
+
+def add_norm(
+    x: jax.Array, out: jax.Array, weight: jax.Array, eps: float, offset: float, *, interpret: bool = False
+) -> tuple[jax.Array, jax.Array]:
+    """As in quire.ops.rms_norm."""
+    tokens, size = x.shape
+    whole = pl.BlockSpec((tokens, size), lambda _: (0, 0))
+    total, normal = pl.pallas_call(
+        partial(_add_norm, eps, offset),
+        grid=(tokens,),
+        in_specs=[whole, whole, pl.BlockSpec((size,), lambda _: (0,))],
+        out_specs=[whole, whole],
+        out_shape=[array(x.shape, x.dtype)] * 2,
+        compiler_params=plgpu.CompilerParams(num_warps=4 if size < WIDE else 8, num_stages=1),
+        interpret=interpret,
+        name="add_norm",
+    )(x, out, weight)
+    return total, normal
+
+
+def _add_norm(
+    eps: float, offset: float, x_ref: Any, out_ref: Any, weight_ref: Any, total_ref: Any, normal_ref: Any
+) -> None:
+    row, size = pl.program_id(0), x_ref.shape[1]
+    feature = jnp.arange(power_of_two(size))
+    real = feature < size
+
+    def load(ref: Any) -> jax.Array:
+        return plgpu.load(ref, mask=real, other=0.0).astype(jnp.float32)
+
+    # Rounded first: it is what the next layer adds to.
+    total = (load(x_ref.at[row, feature]) + load(out_ref.at[row, feature])).astype(x_ref.dtype)
+    plgpu.store(total_ref.at[row, feature], total, mask=real)
+    wide = total.astype(jnp.float32)
+    scale = jax.lax.rsqrt((wide * wide).sum() / size + eps)
+    normal = wide * scale * (load(weight_ref.at[feature]) + offset)
+    plgpu.store(normal_ref.at[row, feature], normal.astype(normal_ref.dtype), mask=real)
