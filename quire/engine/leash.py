@@ -37,6 +37,10 @@ class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
     message: str
 
 
+class Alive(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """From an HTTP worker, every second: its loop turns."""
+
+
 class Pulse(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """From the engine, several times a second."""
 
@@ -45,7 +49,7 @@ class Pulse(msgspec.Struct, frozen=True, tag=True, array_like=True):
     is_compiling: bool  # the step under way had to wait for a program
 
 
-Word = Stop | GaveUp | Up | Refused | Pulse
+Word = Stop | GaveUp | Up | Refused | Alive | Pulse
 
 _decode = msgspec.msgpack.Decoder(list[Word]).decode
 

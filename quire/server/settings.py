@@ -80,6 +80,9 @@ class ServerSettings:
         "The engine process is killed and started again when a step takes longer, and longer than ten times what "
         "steps like it took; or when the process says nothing for so long. 0 never does.",
     )
+    worker_restart_after_s: float = setting(
+        30.0, OPERATIONS, "An HTTP worker that says nothing for so long is killed and started again. 0 never does."
+    )
     max_engine_restarts: int = setting(
         16, OPERATIONS, "Quick ends of the engine process in a row after which it is not started again."
     )

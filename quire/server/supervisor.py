@@ -15,7 +15,7 @@ from quire.errors import EngineFailed, InvalidSetting, ModelError, QuireError
 from quire.server.child import Child
 from quire.server.restarts import Restarts
 from quire.server.settings import ServerSettings
-from quire.server.watchdog import Watchdog
+from quire.server.watchdog import Silence, StuckEngine, watch
 from quire.server.worker import run_worker
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,7 @@ class Supervisor:
     # The engine
 
     async def _keep_engine(self) -> None:
-        restarts, watchdog = Restarts(self._settings.max_engine_restarts), Watchdog(self._settings.restart_after_s)
+        restarts, is_stuck = Restarts(self._settings.max_engine_restarts), StuckEngine(self._settings.restart_after_s)
         num_before = 0
         while True:
             try:
@@ -121,7 +121,7 @@ class Supervisor:
                 log.error("the engine process cannot be started: %s", error)
                 await asyncio.sleep(START_AGAIN_S)
                 continue
-            watching = asyncio.create_task(watchdog.watch(engine))
+            watching = asyncio.create_task(watch(engine, is_stuck))
             was_refused = asyncio.create_task(engine.refused.wait())
             ended = asyncio.create_task(engine.ended.wait())
             try:
@@ -227,7 +227,10 @@ class Supervisor:
         return worker
 
     async def _follow(self, worker: Child) -> None:
-        """Until it ends; once it is ready the server can be announced, and once told to stop it has its time."""
+        """Until it ends, or nothing is heard of it; once it is ready the server can be announced, and once told to stop
+        it has its time."""
+        is_silent = Silence(worker.name, self._settings.worker_restart_after_s)
+        watching = asyncio.create_task(watch(worker, is_silent))
         up, ended = asyncio.create_task(worker.up.wait()), asyncio.create_task(worker.ended.wait())
         stopping = asyncio.create_task(self._stopping.wait())
         try:
@@ -235,6 +238,7 @@ class Supervisor:
             if up.done():
                 self._note_up()
             await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            watching.cancel()
             if not ended.done():
                 within_s = self._settings.drain_s + STOP_S
                 await asyncio.wait({ended}, timeout=within_s)
@@ -243,7 +247,7 @@ class Supervisor:
                     worker.kill()
                     await ended
         finally:
-            for task in (up, ended, stopping):
+            for task in (watching, up, ended, stopping):
                 task.cancel()
 
     def _note_up(self) -> None:

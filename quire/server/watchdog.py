@@ -1,8 +1,9 @@
-"""Ends an engine that is stuck."""
+"""Ends processes that are stuck."""
 
 import asyncio
 import logging
 import time
+from collections.abc import Callable
 
 from quire.engine.leash import Pulse
 from quire.server.child import Child
@@ -12,41 +13,58 @@ log = logging.getLogger(__name__)
 INTERVAL_S = 0.25
 UNMEASURED_S = 600.0  # for a step of which nothing is known, and for one that waits for the compiler
 
+# Why a process is to be ended that last said this, so many seconds ago.
+Trouble = Callable[[Pulse | None, float], str | None]
 
-class Watchdog:
-    """Kills an engine process that has work and ends no step, or that says nothing.
 
-    After `floor_s`, or after what steps may take by those before them where that is longer; never where it is 0. Owned
-    by the supervisor's loop.
+async def watch(child: Child, trouble: Trouble) -> None:
+    """Kill a process that is up when there is trouble with it. Until cancelled."""
+    await child.up.wait()
+    looked_s = time.monotonic()
+    while True:
+        now = time.monotonic()
+        if now - looked_s > 4 * INTERVAL_S:
+            child.heard_s = now  # this process stood still itself, so that nothing is known
+        looked_s = now
+        why = trouble(child.pulse, now - child.heard_s)
+        if why is not None:
+            log.error("%s; %s is killed", why, child.name)
+            child.kill()
+        await asyncio.sleep(INTERVAL_S)
+
+
+class Silence:
+    """The trouble with a process that says nothing for `limit_s`; none where that is 0."""
+
+    def __init__(self, name: str, limit_s: float) -> None:
+        self._name = name
+        self._limit_s = limit_s
+
+    def __call__(self, pulse: Pulse | None, silent_s: float) -> str | None:
+        if not 0 < self._limit_s < silent_s:
+            return None
+        return f"{self._name} has not been heard of for {silent_s:.1f} s"
+
+
+class StuckEngine:
+    """The trouble with an engine process that has work and ends no step, or that says nothing.
+
+    After `floor_s`, or after what steps may take by those before them where that is longer; never where it is 0. Is the
+    same for one engine after the other. Owned by the supervisor's loop.
     """
 
     def __init__(self, floor_s: float) -> None:
         self._floor_s = floor_s
+        self._silence = Silence("the engine", floor_s)
         self._last_limit_s = UNMEASURED_S
 
-    async def watch(self, engine: Child) -> None:
-        """Until cancelled."""
-        await engine.up.wait()
-        looked_s = time.monotonic()
-        while self._floor_s:
-            now = time.monotonic()
-            if now - looked_s > 4 * INTERVAL_S:
-                engine.heard_s = now  # this process stood still itself, so that nothing is known
-            looked_s = now
-            why = self.trouble(engine.pulse, now - engine.heard_s)
-            if why is not None:
-                log.error("%s; the engine is killed", why)
-                engine.kill()
-            await asyncio.sleep(INTERVAL_S)
-
-    def trouble(self, pulse: Pulse | None, silent_s: float) -> str | None:
-        """Why an engine is to be ended that last said this, `silent_s` ago."""
-        if silent_s > self._floor_s:
-            return f"the engine has not been heard of for {silent_s:.1f} s"
-        if pulse is None:
-            return None
+    def __call__(self, pulse: Pulse | None, silent_s: float) -> str | None:
+        if not self._floor_s or pulse is None:
+            return self._silence(pulse, silent_s)
         waited_s, limit_s = pulse.waited_s, max(self._floor_s, self._limit_s(pulse))
-        return f"no step has ended for {waited_s:.1f} s, {limit_s:.1f} s are allowed" if waited_s > limit_s else None
+        if waited_s > limit_s:
+            return f"no step has ended for {waited_s:.1f} s, {limit_s:.1f} s are allowed"
+        return self._silence(pulse, silent_s)
 
     def _limit_s(self, pulse: Pulse) -> float:
         """By the steps of this engine, or of one that was in its place."""

@@ -82,14 +82,16 @@ class Server:
     def wait_until_idle(self) -> dict[str, float]:
         """Until nothing runs or waits, by numbers that the engine has told since; all pages are free or cached then."""
         self.wait_until_healthy()
+        metrics: dict[str, float] = {}
 
         def is_idle() -> bool:
-            metrics = self.metrics()
+            nonlocal metrics
+            metrics = self.metrics()  # not every worker may have heard of the engine yet
             keys = ("tgi_batch_current_size", "tgi_queue_size", "quire_pages_active")
             return all(metrics.get(key) == 0 for key in keys)
 
         wait_until(is_idle)
-        return self.metrics()
+        return metrics
 
     def _status(self, path: str) -> int:
         try:

@@ -108,7 +108,8 @@ class Storm:
             "engine killed": (4, lambda: self._server.kill("quire-engine")),
             "engine aborted": (1, lambda: self._server.kill("quire-engine", number=signal.SIGABRT)),
             "engine stopped": (1, lambda: self._server.kill("quire-engine", number=signal.SIGSTOP)),
-            "HTTP worker killed": (2, self._kill_worker),
+            "HTTP worker killed": (2, lambda: self._strike_worker(signal.SIGKILL)),
+            "HTTP worker stopped": (1, lambda: self._strike_worker(signal.SIGSTOP)),
         }
         while not self._is_over():
             await asyncio.sleep(self._chance.uniform(1.0, 6.0))
@@ -118,9 +119,10 @@ class Storm:
             if harms[name][1]():
                 self.counts[name] += 1
 
-    def _kill_worker(self) -> bool:
+    def _strike_worker(self, number: signal.Signals) -> bool:
+        """A client that comes after it has stopped waits for the next one."""
         self._front_end_deaths += 1
-        return self._server.kill("quire-http", self._chance.randrange(2))
+        return self._server.kill("quire-http", self._chance.randrange(2), number)
 
 
 async def is_healthy(client: httpx.AsyncClient) -> bool:
@@ -171,7 +173,9 @@ async def ask_each_alone(url: str, bodies: list[dict[str, Any]]) -> tuple[dict[s
 
 def run_storm(engine: str, seed: int, duration_s: float, one_in: int, folder: Path) -> Storm:
     """The storm, after it is over and the server has come to rest. Asserts that it does."""
-    settings = {"http_workers": 2, "restart_after_s": 1.5, "max_engine_restarts": 1_000_000}
+    settings = {
+        "http_workers": 2, "restart_after_s": 1.5, "worker_restart_after_s": 3.0, "max_engine_restarts": 1_000_000
+    }  # fmt: skip
     chance = random.Random(seed)
     faults = {"one_in": one_in, "seed": seed}
     if engine == "fake":

@@ -91,7 +91,7 @@ def test_an_engine_that_is_stuck_or_stands_still_is_replaced(serve):
     """Found among four here, to be quick; `make chaos` has sixteen."""
     server = serve(engine={"step_s": 0.005}, settings={"restart_after_s": 0.7})
     check_one_fails_alone(server, Mark.HANGS, among=4)
-    assert server.logged("the engine is killed")
+    assert server.logged("quire-engine is killed")
     asking = Asking(server, [body(n, max_tokens=300) for n in range(8)])
     asking.wait_for_text()
     stopped = server.processes("quire-engine")[0]

@@ -9,6 +9,7 @@ from contextlib import closing
 from pathlib import Path
 
 import httpx
+import pytest
 
 from tests.chaos.asking import Asking, body, expected
 from tests.chaos.clients import address
@@ -22,13 +23,15 @@ def abstract_sockets(pid: int) -> list[str]:
     ]
 
 
-def test_a_worker_that_is_killed_costs_its_own_clients_alone_and_is_replaced(serve):
-    server = serve(engine={"step_s": 0.01}, settings={"http_workers": 2})
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_worker_that_dies_or_stands_still_costs_its_own_clients_alone_and_is_replaced(serve, number):
+    server = serve(engine={"step_s": 0.01}, settings={"http_workers": 2, "worker_restart_after_s": 3.0})
     asking = Asking(server, [body(n, max_tokens=250) for n in range(16)])
     asking.wait_for_text()
-    killed = server.processes("quire-http")[0]
-    os.kill(killed, signal.SIGKILL)
+    struck = server.processes("quire-http")[0]
+    os.kill(struck, number)
     asking.wait()
+    assert not is_there(struck)
     complete = [heard for heard in asking.heard if heard.is_complete]
     cut = [heard for heard in asking.heard if heard.was_cut]
     assert len(complete) + len(cut) == 16
