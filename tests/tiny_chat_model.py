@@ -33,16 +33,20 @@ TEMPLATE = (
 )
 
 
-def write_tiny_chat_model(folder: Path, *, chat: bool = True) -> str:
-    """The folder as a model's name: its weights are random, and its answers as good as noise."""
+def byte_tokenizer() -> Tokenizer:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     backend = Tokenizer(models.BPE(vocab={piece: index for index, piece in enumerate(alphabet)}, merges=[]))
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     backend.decoder = decoders.ByteLevel()
     backend.add_special_tokens([AddedToken(END, normalized=False)])
+    return backend
+
+
+def write_tiny_chat_model(folder: Path, *, chat: bool = True, **config: Any) -> str:
+    """The folder as a model's name: its weights are random, and its answers as good as noise."""
     folder.mkdir(parents=True, exist_ok=True)
-    backend.save(str(folder / "tokenizer.json"))
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    byte_tokenizer().save(str(folder / "tokenizer.json"))
+    (folder / "config.json").write_text(json.dumps(CONFIG | config))
     described = {"eos_token": END} | ({"chat_template": TEMPLATE} if chat else {})
     (folder / "tokenizer_config.json").write_text(json.dumps(described))
     return f"random:{folder}"

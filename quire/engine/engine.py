@@ -169,6 +169,8 @@ class Engine:
         if self._pace is not None:
             self._pace.ended(plan)
         updates, failures = self.scheduler.complete(result)
+        for failure in failures:
+            log.warning("request %d is ended: %s", failure.request_id, failure.error)
         if self.note is not None:
             self.last_kind = "decode" if plan.chunks[-1].tokens is None else "prefill"  # decodes come first
             self.note(f"{self.last_kind}_complete", time.monotonic() - begun_s)

@@ -14,6 +14,7 @@ from quire.engine.executor import Executor, Pending
 
 log = logging.getLogger(__name__)
 
+FITTING_ROWS = 4
 AFTER_TOKENS = 3  # a marked request generates so many before it does harm
 
 
@@ -24,6 +25,7 @@ class Mark(IntEnum):
     AT_RESULT = 666_002  # its steps fail
     HANGS = 666_003  # its steps never end
     KILLS = 666_004  # its steps end the process
+    NO_MEMORY = 666_005  # its steps find no memory while they have more rows than FITTING_ROWS
 
 
 MARKS = frozenset(map(int, Mark))
@@ -62,6 +64,8 @@ class Faulty(Executor):
             os.kill(os.getpid(), signal.SIGKILL)
         if Mark.AT_SUBMIT in marks or self._strikes():
             raise InjectedFault("a step cannot be launched")
+        if len(plan.chunks) <= FITTING_ROWS:
+            marks.discard(Mark.NO_MEMORY)
         return FaultyStep(self._executor.submit(plan), marks, self._strikes())
 
     def _mark(self, slot: int, end: int) -> Mark | None:
@@ -96,4 +100,13 @@ class FaultyStep:
             time.sleep(0.05)
         if Mark.AT_RESULT in self._marks or self._fails:
             raise InjectedFault("a step fails")
+        if Mark.NO_MEMORY in self._marks:
+            raise out_of_memory()
         return self._pending.result()
+
+
+def out_of_memory() -> Exception:
+    """As JAX says it."""
+    from jax.errors import JaxRuntimeError  # which engines that are not JAX's do without
+
+    return JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory while trying to allocate 8589934592 bytes.")

@@ -4,30 +4,64 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from tests.chaos.asking import Asking
 from tests.chaos.clients import Heard, stream_all
 from tests.chaos.faulty import Mark
 from tests.chaos.server import Server
-from tests.tiny_chat_model import SIZES, program_folder, write_tiny_chat_model
+from tests.tiny_chat_model import CONFIG, SIZES, byte_tokenizer, program_folder, write_tiny_chat_model
 
 CULPRIT = 9
+POISON = "~"  # the model's numbers for this token are none
 LONG = pytest.mark.skipif(os.environ.get("QUIRE_CHAOS") != "long", reason="takes many engines; part of `make chaos`")
 
 
-def body(number: int, max_tokens: int = 48) -> dict[str, Any]:
-    return {"prompt": f"number {number}", "max_tokens": max_tokens, "temperature": number % 2, "seed": number}
+def body(number: int) -> dict[str, Any]:
+    never = {"logit_bias": {str(poison_id()): -100}}
+    return {"prompt": f"number {number}", "max_tokens": 48, "temperature": number % 2, "seed": number} | never
+
+
+def poison_id() -> int:
+    return int(byte_tokenizer().encode(POISON).ids[0])
 
 
 BODIES = [body(number) for number in range(16)]
 
 
+def write_poisoned_model(folder: Path) -> str:
+    """Weights as drawn for other small models, but for one token's embedding."""
+    write_tiny_chat_model(folder, tie_word_embeddings=False)
+    draw = np.random.default_rng(1).standard_normal
+    embed, mlp, vocabulary = (CONFIG[name] for name in ("hidden_size", "intermediate_size", "vocab_size"))
+    head = embed // CONFIG["num_attention_heads"]
+    shapes = {
+        "model.embed_tokens": (vocabulary, embed),
+        "model.layers.0.self_attn.q_proj": (embed, embed),
+        "model.layers.0.self_attn.k_proj": (head, embed),
+        "model.layers.0.self_attn.v_proj": (head, embed),
+        "model.layers.0.self_attn.o_proj": (embed, embed),
+        "model.layers.0.mlp.gate_proj": (mlp, embed),
+        "model.layers.0.mlp.up_proj": (mlp, embed),
+        "model.layers.0.mlp.down_proj": (embed, mlp),
+        "lm_head": (vocabulary, embed),
+    }
+    tensors = {f"{name}.weight": draw(shape, np.float32) * 0.2 for name, shape in shapes.items()}
+    norms = ("model.norm", "model.layers.0.input_layernorm", "model.layers.0.post_attention_layernorm")
+    tensors |= {f"{name}.weight": np.ones(embed, np.float32) for name in norms}
+    tensors["model.embed_tokens.weight"][poison_id()] = np.nan
+    save_file(tensors, folder / "model.safetensors")
+    return str(folder)
+
+
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    model = write_tiny_chat_model(tmp_path_factory.mktemp("tiny"))
+    model = write_poisoned_model(tmp_path_factory.mktemp("tiny"))
     config = SIZES | {"max_batch_size": 16, "dtype": "float32", "cache_dir": str(program_folder(tmp_path_factory))}
     one = Server("model", model, config=config, settings={"restart_after_s": 2.0}).wait()
     yield one
@@ -55,6 +89,28 @@ def test_sixteen_streams_go_on_when_the_engine_is_killed(server, undisturbed):
     server.kill("quire-engine", number=signal.SIGKILL)
     check(asking.wait().heard, undisturbed)
     assert server.wait_until_idle()["quire_engine_restarts"] >= 1
+
+
+def test_a_row_whose_logits_are_no_numbers_fails_alone(server, undisturbed):
+    bodies = list(BODIES)
+    bodies[CULPRIT] = bodies[CULPRIT] | {"prompt": f"number {POISON}"}
+    heard = asyncio.run(stream_all(server.url, bodies))
+    check(heard, undisturbed, CULPRIT)
+    assert heard[CULPRIT].error is not None
+    assert "logits are not finite" in heard[CULPRIT].error["error"]["message"]
+    assert server.logged("logits are not finite")
+
+
+def test_steps_shrink_when_the_device_has_no_memory_for_them_and_nobody_is_blamed(server, undisturbed):
+    before = server.wait_until_idle()
+    bodies = [one | {"seed": int(Mark.NO_MEMORY)} if number == CULPRIT else one for number, one in enumerate(BODIES)]
+    heard = asyncio.run(stream_all(server.url, bodies))
+    check(heard, undisturbed, CULPRIT)
+    assert heard[CULPRIT].is_complete
+    after = server.wait_until_idle()
+    assert after["quire_step_shrinks"] - before["quire_step_shrinks"] == 2  # from 16 rows to 4
+    assert after["quire_faults_isolated"] == before["quire_faults_isolated"]
+    assert after["quire_engine_restarts"] == before["quire_engine_restarts"]
 
 
 @pytest.mark.parametrize(
