@@ -13,9 +13,9 @@ def ledger(stream: Stream) -> dict[str, Any]:
     first_s = stream.last_s if stream.first_s is None else stream.first_s
     decode_s = stream.last_s - first_s
     queue_s = stream.queue_s
-    accounts = [prompt.account for prompt in stream.prompts if prompt.account is not None]
+    accounts = [account for prompt in stream.prompts for account in prompt.accounts]
     blocked: dict[str, float] = {}
-    for account in accounts:
+    for account in (prompt.accounts[0] for prompt in stream.prompts if prompt.accounts):
         for name, seconds in account.blocked_s.items():
             blocked[name] = max(blocked.get(name, 0.0), seconds)
     if queue_s > sum(blocked.values()):
@@ -34,6 +34,7 @@ def ledger(stream: Stream) -> dict[str, Any]:
         "prefill_chunks": sum(account.prefill_chunks for account in accounts),
         "prefill_tokens": sum(account.prefill_tokens for account in accounts),
         "preemptions": sum(account.preemptions for account in accounts),
+        "engine_restarts": max((len(prompt.accounts) - 1 for prompt in stream.prompts if prompt.accounts), default=0),
         "generated_tokens": stream.num_tokens,
         "decode_steps": max(max(0, len(sample.tokens) - sum(sample.skips) - 1) for sample in samples),
         "tokens_per_s": (stream.num_tokens - 1) / decode_s if decode_s > 0 else None,

@@ -141,12 +141,12 @@ class Service:
             elif isinstance(message, Started):
                 found = prompts.get(message.request_id)
                 if found is not None:
-                    found[1].queue_s = max(found[1].queue_s, message.queue_s)
+                    found[1].waited(message.queue_s)
             elif isinstance(message, Account):
                 found = prompts.get(message.request_id)
                 if found is not None:
-                    found[0].account = message
-                    found[1].queue_s = max(found[1].queue_s, message.queue_s)
+                    found[0].note(message)
+                    found[1].waited(message.queue_s)
             elif isinstance(message, Stats):
                 self.stats = message
                 self._health.hear(message, now)

@@ -105,7 +105,8 @@ class Prompt:
     def __init__(self, stream: "Stream", index: int, asked: Asked, request: Request) -> None:
         self.request = request
         self.cached_tokens = 0
-        self.account: Account | None = None  # as the engine last told, where timings are wanted
+        self.accounts: list[Account] = []  # as each engine last told, where timings are wanted
+        self._is_with_another = False  # than the one that told last
         self.logprobs: list[TokenLogprobs] = []  # of the prompt's own tokens after the first, where asked for
         self._stream = stream
         self.index = index
@@ -128,6 +129,7 @@ class Prompt:
 
     def resumed(self, spent_s: float) -> Submit:
         """What another engine needs in order to go on, `spent_s` after the request came."""
+        self._is_with_another = True
         request = self.request
         if request.timeout_s is not None:
             request = replace(request, timeout_s=max(MIN_TIMEOUT_S, request.timeout_s - spent_s))
@@ -139,6 +141,12 @@ class Prompt:
             else:
                 self.logprobs.clear()
         return Submit(request, [None if sample.ending is not None else sample.tokens for sample in self.samples])
+
+    def note(self, account: Account) -> None:
+        if self.accounts and not self._is_with_another:
+            self.accounts.pop()
+        self.accounts.append(account)
+        self._is_with_another = False
 
     def take(self, update: Update) -> None:
         """Turn a step's tokens into deltas, up to the one that completes a stop string."""
@@ -260,6 +268,11 @@ class Stream:
         self.prompts.append(prompt)
         self._num_live += 1
         return prompt
+
+    def waited(self, queue_s: float) -> None:
+        """A prompt of it waited for a slot. After the first token, in another engine, that is part of the answer."""
+        if self.first_s is None:
+            self.queue_s = max(self.queue_s, queue_s)
 
     def wake(self) -> None:
         """Something is pending, or it is over."""

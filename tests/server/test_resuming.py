@@ -101,6 +101,23 @@ def test_what_was_cached_is_told_as_the_first_engine_found_it(make_server):
     assert asking.answer().json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 8
 
 
+def test_timings_are_of_all_engines(make_server):
+    server = make_server(before_result=slowly)
+    asking = Asking(server, {"prompt": LONG, "max_tokens": 40, "timings": True})
+    lose_engine(server)
+    time.sleep(0.3)
+    next_engine(server)
+    ledger = asking.answer().json()["timings"]
+    assert ledger["engine_restarts"] == 1
+    assert ledger["prefill_chunks"] == 2
+    assert ledger["prefill_tokens"] > 2 * len(LONG) + 5  # the prompt, and with more than 5 tokens after it once more
+    assert ledger["generated_tokens"] == 40
+    assert ledger["decode_s"] > 0.3 + 30 * 0.01
+    parts = ("validation_s", "tokenising_s", "queue_s", "prefill_s", "decode_s")
+    assert sum(ledger[part] for part in parts) == pytest.approx(ledger["total_s"])
+    assert sum(ledger["blocked_s"].values()) == pytest.approx(ledger["queue_s"])
+
+
 def test_a_request_has_one_time_limit_over_all_engines(make_server):
     server = make_server(before_result=slowly, settings=ServerSettings(request_timeout_s=1.5))
     begun = time.monotonic()
