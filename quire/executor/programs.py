@@ -252,7 +252,7 @@ class Programs:
         logits = _array((size, self._model.vocab_size), jnp.float32)
         packed = _array((3 * size + NUM_FEATURES,), jnp.int32)
         masks = _array((size, -(-self._model.vocab_size // 32)), jnp.uint32)
-        function = partial(sample_next, cast(SamplingWay, kind))
+        function = partial(sample_next, cast(SamplingWay, kind), cuts=self._kernels.filter_cuts)
         return self._jit(function, 0, self._whole).lower(slots, logits, packed, masks).compile()
 
     def _compile_forward(self, bucket: Bucket) -> Any:

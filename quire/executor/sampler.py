@@ -2,10 +2,12 @@
 
 The common rows, greedy and plain temperature, take few passes over the logits. Everything else stands behind conditions
 that are only true when a row of the step asks for it. Nothing is sorted: the cut-offs of top-k, top-p and typical-p are
-found by halving the range of float32, which is as exact as a sort and treats equal probabilities alike.
+found by halving the range of float32, which is as exact as a sort and treats equal probabilities alike; on a GPU by a
+kernel.
 """
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -27,6 +29,7 @@ from quire.executor.slots import (
     TYPICAL_P,
     Slots,
 )
+from quire.ops.step_attention import FilterCuts
 from quire.request import MAX_LOGPROBS
 
 BLOCK = 256  # of the vocabulary, for drawing in two stages
@@ -63,6 +66,7 @@ def sample(
     masks: jax.Array | None,
     features: Features,
     branches: bool = True,
+    cuts: FilterCuts | None = None,
 ) -> Sampled:
     """The tokens that follow `positions` [r] in the slots `rows` [r], from logits [r, v].
 
@@ -81,11 +85,12 @@ def sample(
     highest = jnp.take_along_axis(shaped, greedy[:, None], axis=1)
     temperature = numbers[:, TEMPERATURE]
     is_greedy = temperature < COLDEST
+    keep = partial(filtered, branches=branches, cuts=cuts)
 
     def drawn(shaped: jax.Array) -> jax.Array:
         # With 0 as the highest, no temperature can make the others overflow.
         scaled = (shaped - highest) / jnp.where(is_greedy, 1.0, temperature)[:, None]
-        scaled = _where_asked(features.filters, lambda x: filtered(x, counts[:, TOP_K], numbers, branches), scaled)
+        scaled = _where_asked(features.filters, lambda x: keep(x, counts[:, TOP_K], numbers), scaled)
         return jnp.where(is_greedy, greedy, draw(scaled, uniforms(counts, index)))
 
     tokens = jax.lax.cond(jnp.all(is_greedy), lambda _: greedy, drawn, shaped) if branches else drawn(shaped)
@@ -145,14 +150,21 @@ def _pick(weights: jax.Array, uniform: jax.Array) -> jax.Array:
     return jnp.where(reached.any(axis=-1), jnp.argmax(reached, axis=-1), last)
 
 
-def filtered(logits: jax.Array, top_k: jax.Array, numbers: jax.Array, branches: bool = True) -> jax.Array:
+def filtered(
+    logits: jax.Array, top_k: jax.Array, numbers: jax.Array, branches: bool = True, cuts: FilterCuts | None = None
+) -> jax.Array:
     """Logits [r, v], whose highest is 0, with -inf for what top-k, then top-p, then min-p, then typical-p leave out.
 
-    Each search takes as long as all the rest together, so with `branches` it is made only when a row wants it.
+    Each search takes as long as all the rest together, so with `branches` it is made only when a row wants it. With
+    `cuts`, a kernel, each row pays for what it wants.
     """
     size = logits.shape[1]
     k = jnp.where(top_k > 0, jnp.minimum(top_k, size), size)
     top_p, typical_p = _share(numbers[:, TOP_P]), _share(numbers[:, TYPICAL_P])
+    if cuts is not None:
+        logits, *limits = cuts(logits, k, top_p, numbers[:, MIN_P], typical_p)
+        cut, centre, spread = (limit[:, None] for limit in limits)
+        return jnp.where((logits >= cut) & (jnp.abs(-logits - centre) <= spread), logits, -jnp.inf)
 
     def wanted(rows: jax.Array) -> jax.Array | bool:
         return jnp.any(rows) if branches else True

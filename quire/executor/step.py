@@ -19,7 +19,7 @@ from quire.ops.attention import Attend
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.grouped_attention import Groups
 from quire.ops.heads import Heads
-from quire.ops.step_attention import Kernels, Pages, Places, step_attention
+from quire.ops.step_attention import FilterCuts, Kernels, Pages, Places, step_attention
 
 # Which programs sample: any can do everything and branches on the device; the others do no more than their names say.
 SamplingWay = Literal["any", "plain", "filtered"]
@@ -121,7 +121,12 @@ def _hidden(
 
 
 def sample_next(
-    way: SamplingWay, slots: Slots, logits: jax.Array, packed: jax.Array, masks: jax.Array | None
+    way: SamplingWay,
+    slots: Slots,
+    logits: jax.Array,
+    packed: jax.Array,
+    masks: jax.Array | None,
+    cuts: FilterCuts | None = None,
 ) -> tuple[Slots, Sampled]:
     """The tokens that follow, also written where the next step will look for them.
 
@@ -129,7 +134,7 @@ def sample_next(
     """
     rows = logits.shape[0]
     slot, position, counts = packed[: 3 * rows].reshape(3, rows)
-    return _next(way, slots, logits, slot, position, counts > 0, packed[3 * rows :], masks)
+    return _next(way, slots, logits, slot, position, counts > 0, packed[3 * rows :], masks, cuts)
 
 
 def _next(
@@ -141,12 +146,13 @@ def _next(
     counts: jax.Array,
     asked: jax.Array | None = None,
     masks: jax.Array | None = None,
+    cuts: FilterCuts | None = None,
 ) -> tuple[Slots, Sampled]:
     if asked is not None and way == "any":
         features = Features(*(flag > 0 for flag in asked))
     else:
         features = Features(way == "filtered", penalties=False, adjustments=False, masks=False, logprobs=False)
-    sampled = sample(logits, slots, slot, position, masks, features, branches=way == "any")
+    sampled = sample(logits, slots, slot, position, masks, features, branches=way == "any", cuts=cuts)
     padding = slots.history.shape[0] - 1  # what does not count is written there
     history = slots.history.at[jnp.where(counts, slot, padding), position + 1].set(sampled.tokens)
     return slots._replace(history=history), sampled

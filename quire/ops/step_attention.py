@@ -18,6 +18,10 @@ from quire.ops.rms_norm import AddNorm, add_norm
 log = logging.getLogger(__name__)
 
 Pages = tuple[jax.Array, jax.Array]  # keys and values of a layer, [num_pages, page_size, k, h] each
+# Of logits, top_k, top_p, min_p and typical_p: the logits again, and the cut, centre and spread of what they leave.
+FilterCuts = Callable[
+    [jax.Array, jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+]
 
 
 class Places(NamedTuple):
@@ -33,13 +37,15 @@ class Kernels(NamedTuple):
     """How a device does it: `place` finishes the heads and writes keys and values, `attend` reads them.
 
     `attend_alone` is for one sequence's tokens from the first on, [t, k, g, h] with keys and values [t, k, h] beside
-    them; it may decline. `add_norm` is for what lies between the layers' parts.
+    them; it may decline. `add_norm` is for what lies between the layers' parts, `filter_cuts` for sampling, where XLA
+    alone takes too long.
     """
 
     place: Callable[[Heads, Pages, Places], tuple[jax.Array, Pages]]
     attend: Callable[[AttentionSpec, jax.Array, jax.Array, jax.Array, Groups], jax.Array]
     attend_alone: Callable[[AttentionSpec, jax.Array, jax.Array, jax.Array], jax.Array | None] = lambda *_: None
     add_norm: AddNorm = add_norm
+    filter_cuts: FilterCuts | None = None
 
 
 def step_attention(

@@ -10,6 +10,8 @@ import pytest
 from quire.errors import InvalidRequest
 from quire.executor.sampler import NOT_NUMBERS, NOTHING_LEFT, Features
 from quire.executor.step import SamplingWay, sample_next
+from quire.ops.gpu.filter_cuts import filter_cuts
+from quire.ops.step_attention import FilterCuts
 from quire.request import MAX_ADJUSTED_TOKENS, MAX_LOGPROBS, Request, SamplingParams
 from tests.executor.sampling import draws, sampling, slot_start, slots_of
 from tests.executor.sampling_reference import distribution, log_softmax, penalised
@@ -19,6 +21,7 @@ VOCAB = 300  # no multiple of the sampler's blocks
 ROWS = 8
 NUM_DRAWS = 10_000
 GREEDY = SamplingParams(temperature=0)
+CUTS = partial(filter_cuts, interpret=True)
 
 
 def some_logits(*shape: int, seed: int = 0, spread: float = 2.0) -> Array:
@@ -219,18 +222,20 @@ def test_features_that_are_off_change_nothing() -> None:
     assert not out.top_logprobs.any()
 
 
-@pytest.mark.parametrize("name", ["plain", "filtered"])
-def test_programs_without_branches_draw_the_same_tokens(name: SamplingWay) -> None:
-    kinds = [GREEDY, SamplingParams(), *(CASES.values() if name == "filtered" else [SamplingParams(temperature=0.3)])]
+@pytest.mark.parametrize(("name", "cuts"), [("plain", None), ("filtered", None), ("filtered", CUTS), ("any", CUTS)])
+def test_programs_without_branches_and_with_a_kernel_draw_the_same_tokens(
+    name: SamplingWay, cuts: FilterCuts | None
+) -> None:
+    kinds = [GREEDY, SamplingParams(), *(CASES.values() if name != "plain" else [SamplingParams(temperature=0.3)])]
     starts = [slot_start(params, slot, seed=slot) for slot, params in enumerate(kinds[:8])]
     slots = slots_of(starts)
     rows = np.arange(len(starts))
     logits = some_logits(len(starts), VOCAB)
-    asked = np.asarray([name == "filtered", 0, 0, 0, 0])
+    asked = np.asarray([name != "plain", 0, 0, 0, 0])
     packed = np.concatenate([rows, np.zeros_like(rows), np.ones_like(rows), asked]).astype(np.int32)
     masks = np.zeros((len(starts), 10), np.uint32)
     with_branches = sample_next("any", slots, logits, packed, masks)[1]
-    without = jax.jit(partial(sample_next, name))(slots, logits, packed, masks)[1]
+    without = jax.jit(partial(sample_next, name, cuts=cuts))(slots, logits, packed, masks)[1]
     assert without.tokens.tolist() == with_branches.tokens.tolist()
 
 

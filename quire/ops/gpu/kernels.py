@@ -9,6 +9,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import add_norm as sum_and_norm
 from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.fill_attention import fill_attention
+from quire.ops.gpu.filter_cuts import filter_cuts
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.grouped_attention import Groups
 from quire.ops.heads import Heads
@@ -50,4 +51,4 @@ def add_norm(x: jax.Array, out: jax.Array, weight: jax.Array, eps: float, offset
     return sum_and_norm.add_norm(x, out, weight, eps, offset)
 
 
-GPU = Kernels(place, attend, attend_alone, add_norm)
+GPU = Kernels(place, attend, attend_alone, add_norm, filter_cuts)
