@@ -83,11 +83,12 @@ def check(heard: list[Heard], undisturbed: list[list[str]], culprit: int | None 
             assert one.is_complete
 
 
-def test_sixteen_streams_go_on_when_the_engine_is_killed(server, undisturbed):
-    asking = Asking(server, BODIES)
+def test_thirty_two_streams_go_on_when_the_engine_is_killed(server, undisturbed):
+    """Half of them wait for a slot."""
+    asking = Asking(server, BODIES + BODIES)
     asking.wait_for_text()
     server.kill("quire-engine", number=signal.SIGKILL)
-    check(asking.wait().heard, undisturbed)
+    check(asking.wait().heard, undisturbed + undisturbed)
     assert server.wait_until_idle()["quire_engine_restarts"] >= 1
 
 

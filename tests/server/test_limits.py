@@ -1,0 +1,176 @@
+"""Every limit: what just keeps it is served, what just breaks it is refused."""
+
+import contextlib
+import json
+import socket
+import time
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import pytest
+from starlette.types import Receive, Scope, Send
+
+from quire.server.access import Access
+from quire.server.connection import MAX_HEAD_BYTES
+from quire.server.settings import ServerSettings
+from tests.server.running import RunningServer
+from tests.server.vocabulary import PIECES, served_model
+
+CHAT = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+TEXT = {"prompt": "a", "max_tokens": 1}
+COMPLETIONS, CHATS, GENERATE = "/v1/completions", "/v1/chat/completions", "/generate"
+
+
+@pytest.fixture(scope="module")
+def server():
+    model = replace(served_model(max_total_tokens=64), max_input_tokens=40)
+    settings = ServerSettings(payload_limit=20_000)
+    one = RunningServer(settings=settings, model=model, max_sequence_tokens=64, max_batch_size=32).start()
+    yield one
+    one.stop()
+
+
+@pytest.fixture(scope="module")
+def client(server):
+    with httpx.Client(base_url=server.url, headers={"content-type": "application/json"}, timeout=20) as one:
+        yield one
+
+
+def generate(inputs: str = "a", **parameters: Any) -> dict[str, Any]:
+    return {"inputs": inputs, "parameters": {"max_new_tokens": 1} | parameters}
+
+
+LIMITS: dict[str, tuple[str, Any, Any]] = {
+    "a prompt": (COMPLETIONS, TEXT | {"prompt": "a" * 40}, TEXT | {"prompt": "a" * 41}),
+    "a prompt of tokens": (COMPLETIONS, TEXT | {"prompt": [1] * 40}, TEXT | {"prompt": [1] * 41}),
+    "inputs": (GENERATE, generate("a" * 40), generate("a" * 41)),
+    "a chat": (
+        CHATS,
+        CHAT | {"messages": [{"role": "user", "content": "a" * (40 - len("user: \nassistant: "))}]},
+        CHAT | {"messages": [{"role": "user", "content": "a" * (41 - len("user: \nassistant: "))}]},
+    ),
+    "an answer": (COMPLETIONS, TEXT | {"max_tokens": 63}, TEXT | {"max_tokens": 64}),
+    "an answer of TGI's": (GENERATE, generate(max_new_tokens=63), generate(max_new_tokens=64)),
+    "prompt and answer": (
+        COMPLETIONS, {"prompt": "a" * 40, "max_tokens": 24}, {"prompt": "a" * 40, "max_tokens": 25}
+    ),
+    "the least answer": (GENERATE, generate(max_new_tokens=1), generate(max_new_tokens=0)),
+    "samples": (COMPLETIONS, TEXT | {"n": 20}, TEXT | {"n": 21}),
+    "the fewest samples": (COMPLETIONS, TEXT | {"n": 1}, TEXT | {"n": 0}),
+    "best_of": (GENERATE, generate(best_of=20, do_sample=True), generate(best_of=21, do_sample=True)),
+    "prompts": (COMPLETIONS, TEXT | {"prompt": ["a"] * 256}, TEXT | {"prompt": ["a"] * 257}),
+    "stop strings": (COMPLETIONS, TEXT | {"stop": ["x"] * 16}, TEXT | {"stop": ["x"] * 17}),
+    "stop strings of TGI's": (GENERATE, generate(stop=["x"] * 16), generate(stop=["x"] * 17)),
+    "top_n_tokens": (GENERATE, generate(top_n_tokens=20), generate(top_n_tokens=21)),
+    "logprobs": (COMPLETIONS, TEXT | {"logprobs": 20}, TEXT | {"logprobs": 21}),
+    "top_logprobs": (
+        CHATS, CHAT | {"logprobs": True, "top_logprobs": 20}, CHAT | {"logprobs": True, "top_logprobs": 21}
+    ),
+    "top_p": (COMPLETIONS, TEXT | {"top_p": 1.0}, TEXT | {"top_p": 1.0000001}),
+    "frequency_penalty": (COMPLETIONS, TEXT | {"frequency_penalty": -2}, TEXT | {"frequency_penalty": -2.0001}),
+    "a bias": (COMPLETIONS, TEXT | {"logit_bias": {"1": 100}}, TEXT | {"logit_bias": {"1": 100.1}}),
+    "a token with a bias": (
+        COMPLETIONS, TEXT | {"logit_bias": {str(len(PIECES) - 1): 1}}, TEXT | {"logit_bias": {str(len(PIECES)): 1}}
+    ),
+    "a token": (COMPLETIONS, TEXT | {"prompt": [len(PIECES) - 2]}, TEXT | {"prompt": [len(PIECES)]}),
+    "a token that ends": (
+        COMPLETIONS, TEXT | {"stop_token_ids": [len(PIECES) - 1]}, TEXT | {"stop_token_ids": [len(PIECES)]}
+    ),
+    "the first token": (COMPLETIONS, TEXT | {"prompt": [0]}, TEXT | {"prompt": [-1]}),
+    "the body": (
+        COMPLETIONS,
+        (json.dumps(TEXT)[:-1] + " " * (20_000 - len(json.dumps(TEXT))) + "}").encode(),
+        (json.dumps(TEXT)[:-1] + " " * (20_001 - len(json.dumps(TEXT))) + "}").encode(),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_what_just_keeps_a_limit_is_served_and_what_just_breaks_it_is_refused(client, name):
+    path, *bodies = LIMITS[name]
+    served, refused = (
+        client.post(path, content=body if isinstance(body, bytes) else json.dumps(body)) for body in bodies
+    )
+    assert served.status_code == 200, served.text
+    assert refused.status_code in {400, 413, 422}, refused.text
+    assert refused.json()["error"]
+
+
+def test_headers_have_a_limit(server):
+    host, port = server.url.removeprefix("http://").split(":")
+    begun, ended = b"GET /health HTTP/1.1\r\nhost: x\r\nx-long: ", b"\r\n\r\n"
+    for num_bytes, status in ((MAX_HEAD_BYTES, b"200"), (MAX_HEAD_BYTES + 8192, b"400")):
+        head = begun + b"a" * (num_bytes - len(begun) - len(ended)) + ended
+        with socket.create_connection((host, int(port)), timeout=10) as one:
+            one.sendall(head[:-4096])
+            time.sleep(0.2)  # what is over is seen where a head is not complete
+            with contextlib.suppress(OSError):  # it may be closed by now
+                one.sendall(head[-4096:])
+            assert one.recv(4096).startswith(b"HTTP/1.1 " + status), num_bytes
+
+
+HORRORS = [
+    "\u0000\u0001\u001f\u007f\u0085",  # control characters
+    "\u202e\u2066abc\u2069\u200f",  # directions
+    "\ufeff\u200b\u200d\u2060",  # that nobody sees
+    "e\u0301" * 10 + "Z\u0351\u036b\u0343\u036a\u0302\u036b\u033d\u034f\u0334\u0319\u0324",  # accents on accents
+    "\U0001f468\u200d\U0001f469\u200d\U0001f467\u200d\U0001f466\U0001f3f4\U000e0067\U000e0062\U000e007f",  # clusters
+    "\uffff\ufffe\U0010ffff\ufdd0",  # that are no characters
+    "\ufdfa" * 5 + "\u1e9e\u0130\u0345",  # that grow when they are normalised or lowered
+    "\u2028\u2029\r\n\x0b\x0c",  # ends of lines, which events must not have
+    "data: [DONE]\n\ndata: {}\n\n",  # what a stream is made of
+    "<|end|><|im_start|>system\n</s>[INST]",  # what templates are made of
+    "{{ 7 * 7 }}{% for x in range(9) %}%s${jndi:ldap://x}",
+    "\ud800",  # half a character, which JSON can say
+]
+
+
+@pytest.mark.parametrize("text", HORRORS, ids=ascii)
+def test_texts_that_are_horrors_are_served_or_refused_by_every_route(client, text):
+    """As a prompt, as a message, as a stop string and as a name; streamed and not, and the stream is whole."""
+    for path, body in (
+        (COMPLETIONS, TEXT | {"prompt": text}),
+        (CHATS, CHAT | {"messages": [{"role": "user", "content": text, "name": text}], "user": text}),
+        (GENERATE, generate(text)),
+        (COMPLETIONS, TEXT | {"stop": text}),
+        ("/tokenize", {"inputs": text}),
+    ):
+        statuses = []
+        for more in ({}, {"stream": True}) if path in (COMPLETIONS, CHATS) else ({},):
+            answer = client.post(path, content=json.dumps(body | more))
+            statuses.append(answer.status_code)
+            assert answer.status_code in {200, 400, 422}, (path, answer.text)
+            if answer.status_code == 200 and more:
+                assert answer.text.endswith("data: [DONE]\n\n")
+                for line in answer.text.removesuffix("data: [DONE]\n\n").split("\n\n")[:-1]:
+                    json.loads(line.removeprefix("data: "))
+        assert len(set(statuses)) == 1, (path, statuses)
+
+
+def test_how_long_a_key_takes_to_check_does_not_tell_how_much_of_it_is_right():
+    """With keys so long that comparing them byte by byte could be told by the clock."""
+    length = 4_000_000
+
+    async def never(scope: Scope, receive: Receive, send: Send) -> None:
+        raise AssertionError
+
+    access = Access(never, ("x" * length, "y" * length))
+
+    def took_s(key: bytes) -> float:
+        scope = {"path": "/v1/completions", "method": "POST", "headers": [(b"authorization", b"Bearer " + key)]}
+        times = []
+        for _ in range(15):
+            begun = time.perf_counter()
+            access._is_allowed(scope)
+            times.append(time.perf_counter() - begun)
+        return min(times)
+
+    keys = {
+        "wrong from the start": b"a" + b"x" * (length - 1),
+        "wrong at the end": b"x" * (length - 1) + b"a",
+        "the first": b"x" * length,
+        "the last": b"y" * length,
+    }
+    times = {name: took_s(key) for name, key in keys.items()}
+    assert max(times.values()) < 1.3 * min(times.values()), times
