@@ -89,6 +89,11 @@ class Engine:
         return not self._in_flight and not self.scheduler.num_requests
 
     @property
+    def is_searching(self) -> bool:
+        """Whether only some requests run, to find one that makes steps fail."""
+        return self._isolation.focus is not None
+
+    @property
     def num_in_flight(self) -> int:
         return len(self._in_flight)
 

@@ -11,6 +11,7 @@ from typing import cast
 
 import msgspec
 
+from quire.engine.longest_step import LongestStep
 from quire.engine.wire import Frames, frame
 
 _SET_DEATH_SIGNAL, _SET_NAME = 1, 15  # of prctl
@@ -45,8 +46,10 @@ class Pulse(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """From the engine, several times a second."""
 
     waited_s: float  # there has been work for so long, and no step has ended
-    limit_s: float | None  # how long that may take by what steps took; None when there were none
+    longest: LongestStep
+    num_tokens: int  # of the step under way; 0 where none is
     is_compiling: bool  # the step under way had to wait for a program
+    is_searching: bool  # for a request that makes steps fail
 
 
 Word = Stop | GaveUp | Up | Refused | Alive | Pulse

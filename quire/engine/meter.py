@@ -10,6 +10,7 @@ from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.engine.executor import Executor, Pending
 from quire.engine.guides import Grammars
+from quire.engine.longest_step import LongestStep
 from quire.engine.wire import Stats
 
 DURATIONS_S = tuple(0.00015 * 1.5**k for k in range(35))
@@ -18,7 +19,6 @@ PREFILL, DECODE = "prefill", "decode"
 # What the host does about a step: takes in its result, hands out its tokens; plans one in which sequences join others.
 HOST_WORK = ("prefill_complete", "decode_complete", "prefill_deliver", "decode_deliver", "join")
 MAX_STARTED = 4096
-STUCK_FACTOR = 10  # a step may take so much longer than the longest that is like it
 
 
 class Begun(NamedTuple):
@@ -64,14 +64,19 @@ class Meter(Executor):
         oldest = self._under_way[:1]
         return self._clock() - max(oldest[0].at_s, self.last_end_s) if oldest else 0.0
 
+    @property
+    def longest(self) -> LongestStep:
+        return LongestStep(self.longest_s, self._most_tokens)
+
+    @property
+    def num_tokens(self) -> int:
+        """Of the step that is under way; 0 when none is."""
+        oldest = self._under_way[:1]
+        return oldest[0].num_tokens if oldest else 0
+
     def limit_s(self) -> float | None:
         """How long the step that is under way may take by what others took; None where none before it tells."""
-        oldest = self._under_way[:1]
-        if not self.longest_s:
-            return None
-        # Not by the time of one token: a step of one takes nearly as long as one of many.
-        times_larger = oldest[0].num_tokens / self._most_tokens if oldest else 1.0
-        return STUCK_FACTOR * self.longest_s * max(1.0, times_larger)
+        return self.longest.limit_s(self.num_tokens)
 
     def is_compiling(self) -> bool:
         """Whether the step that is under way has had to wait for a program to be compiled."""

@@ -141,7 +141,13 @@ class EngineProcess:
         is_gathering = self.driver is not None and self.driver.is_gathering
         has_work = metered.engine.scheduler.num_requests > 0 and not is_gathering
         self._waiting_since_s = max(self._waiting_since_s, meter.last_end_s) if has_work else now
-        return Pulse(now - self._waiting_since_s, meter.limit_s(), meter.is_compiling())
+        return Pulse(
+            now - self._waiting_since_s,
+            meter.longest,
+            meter.num_tokens,
+            meter.is_compiling(),
+            metered.engine.is_searching,
+        )
 
     def _send_stats(self) -> None:
         if self.metered is not None and self.leash is not None:

@@ -6,11 +6,13 @@ import time
 from collections.abc import Callable
 
 from quire.engine.leash import Pulse
+from quire.engine.longest_step import LongestStep
 from quire.server.child import Child
 
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.25
+SEARCH_S = 5.0  # while it looks for a request that makes steps fail
 UNMEASURED_S = 600.0  # for a step of which nothing is known, and for one that waits for the compiler
 
 # Why a process is to be ended that last said this, so many seconds ago.
@@ -49,25 +51,27 @@ class Silence:
 class StuckEngine:
     """The trouble with an engine process that has work and ends no step, or that says nothing.
 
-    After `floor_s`, or after what steps may take by those before them where that is longer; never where it is 0. Is the
-    same for one engine after the other. Owned by the supervisor's loop.
+    After `floor_s`, or after what steps may take by those before them where that is longer; never where it is 0. While
+    it looks for a request that makes steps fail, and may have to meet it several times, the floor is lower. Is the same
+    for one engine after the other, and remembers what they took. Owned by the supervisor's loop.
     """
 
     def __init__(self, floor_s: float) -> None:
         self._floor_s = floor_s
         self._silence = Silence("the engine", floor_s)
-        self._last_limit_s = UNMEASURED_S
+        self._longest = LongestStep()
 
     def __call__(self, pulse: Pulse | None, silent_s: float) -> str | None:
         if not self._floor_s or pulse is None:
             return self._silence(pulse, silent_s)
-        waited_s, limit_s = pulse.waited_s, max(self._floor_s, self._limit_s(pulse))
+        if pulse.longest.num_tokens >= self._longest.num_tokens:
+            self._longest = pulse.longest  # else another engine knows more about large steps
+        floor_s = min(self._floor_s, SEARCH_S) if pulse.is_searching else self._floor_s
+        waited_s, limit_s = pulse.waited_s, max(floor_s, self._limit_s(pulse))
         if waited_s > limit_s:
             return f"no step has ended for {waited_s:.1f} s, {limit_s:.1f} s are allowed"
         return self._silence(pulse, silent_s)
 
     def _limit_s(self, pulse: Pulse) -> float:
-        """By the steps of this engine, or of one that was in its place."""
-        if pulse.limit_s is not None:
-            self._last_limit_s = pulse.limit_s
-        return UNMEASURED_S if pulse.is_compiling else self._last_limit_s
+        limit_s = self._longest.limit_s(pulse.num_tokens)
+        return UNMEASURED_S if limit_s is None or pulse.is_compiling else limit_s

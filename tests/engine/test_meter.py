@@ -1,7 +1,8 @@
 """How long a step may take, by those before it."""
 
 from quire.core.plan import Chunk, StepPlan
-from quire.engine.meter import STUCK_FACTOR, Meter
+from quire.engine.longest_step import STUCK_FACTOR
+from quire.engine.meter import Meter
 
 
 class Clocked:
