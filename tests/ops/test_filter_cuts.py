@@ -81,6 +81,27 @@ def test_each_row_gets_the_filters_it_asks_for(name: str, size: int) -> None:
     check(logits, COMBINATIONS, cut(cut_by_kernel, logits, COMBINATIONS))
 
 
+def test_neighbouring_floats_are_told_apart() -> None:
+    neighbours = (0x3F800000 + np.random.default_rng(0).permutation(299)).astype(np.int32).view(np.float32)
+    logits = in_every_row(np.append(-neighbours, np.float32(0)))
+    for asked in ({"top_k": 200}, {"top_p": 0.5}, {"top_p": 0.999}, {"top_k": 77, "top_p": 0.7}):
+        rows = [SamplingParams(**asked)] * len(logits)  # type: ignore[arg-type]
+        check(logits[:1], rows[:1], cut(cut_by_kernel, logits, rows)[:1])
+
+
+@pytest.mark.parametrize("middle", [0x1F000000, 0x1F5A5A5A, 0x5F000000, 0x5FA5A5A5])
+def test_every_search_ends_in_time(middle: int) -> None:
+    """However a range is cut, there are others left in it, near to its middle."""
+    away = 2 ** np.arange(29)
+    bits = np.concatenate([[0, middle], middle - away, middle + away]).astype(np.int32)
+    logits = np.full(300, -np.inf, np.float32)
+    logits[: len(bits)] = -bits.view(np.float32)
+    asked = [SamplingParams(top_k=row + 1) for row in range(len(bits))]
+    rows, padded = in_every_row(logits), [*asked, *COMBINATIONS[len(asked) :]]
+    left = np.isfinite(cut(cut_by_kernel, rows, padded))[: len(asked)]
+    assert left.sum(axis=1).tolist() == [row + 1 for row in range(len(asked))]
+
+
 def test_rows_that_ask_for_nothing_and_padding_come_back_as_they_are() -> None:
     logits = in_every_row(np.linspace(-3, 0, 300))
     for asked in (SamplingParams(), SamplingParams(top_k=300)):
