@@ -21,7 +21,7 @@ EIGHTH = 0x3E000000  # so is this
 DOUBLE = 1 << 23  # what doubling adds to the bits
 WIDE = 1 << 30  # only the first range is wider
 WAYS = range(1, 8)  # the limits within a range
-MOST_PASSES = 11  # by one, three bits each, for the thirty that the first leaves
+MOST_PASSES = 11  # the first leaves at most thirty bits, and each of the others finds three
 
 # Adds the distances of a block, and what was added up over the blocks before it.
 Add = Callable[[jax.Array, Any], Any]
