@@ -73,10 +73,11 @@ def prefill(llm: "LLM") -> Metrics:
     return {"seconds": timing.seconds, "prompt_tokens_per_s": sum(map(len, work.prompts)) / timing.seconds}
 
 
-def nano256(llm: "LLM") -> Metrics:
+def together(llm: "LLM", name: str) -> Metrics:
     vocab_size = llm.plan.model.vocab_size
     measure(llm, scenarios.uniform(8, 64, 8, vocab_size, seed=1))
-    work = scenarios.nano256(vocab_size)
+    work = scenarios.together(name, vocab_size)
+    assert work is not None
     return summary(work, measure(llm, work))
 
 
@@ -108,8 +109,8 @@ def start(config: Config) -> Metrics:
 
 def case(name: str) -> Callable[["LLM"], Metrics]:
     """How a case is measured, by its name; all but `start`, which needs no engine here."""
-    if name == "nano256":
-        return nano256
+    if scenarios.together(name, vocab_size=100) is not None:
+        return lambda llm: together(llm, name)
     if name == "prefill_64x2048":
         return prefill
     if found := re.fullmatch(r"decode_b([1-9]\d*)", name):

@@ -3,10 +3,14 @@
 decode_bN        N prompts of 128 tokens: the time of 257 tokens less the time of 1, by 256, is that of one step
 prefill_64x2048  64 prompts of 2,048 tokens, one token each
 nano256          256 prompts of 100 to 1,024 tokens, answers of 100 to 1,024
+long_16x8000     16 prompts of 8,000 tokens, answers of 256
+shared_400x4096  400 prompts that begin with the same 4,096 tokens and have 64 of their own, answers of 128
+mix1000          1,000 prompts of 16 to 4,096 tokens, answers of 16 to 1,024, short ones as likely as long ones
 ttft_L           one prompt of L tokens, one token, once the same has been done for another prompt
 start            a process that begins, loads the model and gives one token
 """
 
+import re
 from collections.abc import Iterator
 from itertools import product
 from random import Random
@@ -20,6 +24,9 @@ NAMES = (
     *(f"decode_b{rows}" for rows in DECODE_ROWS),
     "prefill_64x2048",
     "nano256",
+    "long_16x8000",
+    "shared_400x4096",
+    "mix1000",
     *(f"ttft_{length}" for length in TTFT_LENGTHS),
     "start",
 )
@@ -47,6 +54,31 @@ def nano256(vocab_size: int) -> Work:
     _ids(random, 8 * 64, vocab_size)  # drawn for a warm-up by those whose figures ours are compared with
     prompts = [_ids(random, random.randint(100, 1024), vocab_size) for _ in range(256)]
     return Work(prompts, [random.randint(100, 1024) for _ in prompts])
+
+
+def shared(rows: int, length: int, vocab_size: int) -> Work:
+    random = Random(f"shared {rows} {length}")
+    alike = _ids(random, length, vocab_size)
+    return Work([alike + _ids(random, 64, vocab_size) for _ in range(rows)], [128] * rows)
+
+
+def mix(rows: int, vocab_size: int) -> Work:
+    random = Random(f"mix {rows}")
+    prompts = [_ids(random, round(2 ** random.uniform(4, 12)), vocab_size) for _ in range(rows)]
+    return Work(prompts, [round(2 ** random.uniform(4, 10)) for _ in prompts])
+
+
+def together(name: str, vocab_size: int) -> Work | None:
+    """Those cases that are one load of prompts, all there from the beginning."""
+    if name == "nano256":
+        return nano256(vocab_size)
+    if found := re.fullmatch(r"long_([1-9]\d*)x([1-9]\d*)", name):
+        return uniform(int(found[1]), int(found[2]), 256, vocab_size, seed=2)
+    if found := re.fullmatch(r"shared_([1-9]\d*)x([1-9]\d*)", name):
+        return shared(int(found[1]), int(found[2]), vocab_size)
+    if found := re.fullmatch(r"mix([1-9]\d*)", name):
+        return mix(int(found[1]), vocab_size)
+    return None
 
 
 def ladder(rows: list[int], prompt_tokens: list[int], new_tokens: list[int]) -> Iterator[tuple[int, int, int]]:
