@@ -111,8 +111,10 @@ class Tokenizer:
         return token_id
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds in the middle of a text; a character may take several tokens."""
-        self.check_ids((token_id,))
+        """What the token adds in the middle of a text; a character may take several tokens.
+
+        Nothing where there is no such token: the vocabulary of a model is often larger than that of its tokenizer.
+        """
         piece = self._all_pieces[token_id]
         if piece is None:
             return b""

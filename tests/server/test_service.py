@@ -143,6 +143,24 @@ def test_a_full_queue_is_a_429_also_for_streams(make_server, gate):
         connection.close()
 
 
+def test_tokens_that_the_tokenizer_does_not_know_are_answered_with_their_scores(make_server):
+    """Models have more rows than there are tokens, and nothing keeps them from being sampled."""
+    server = make_server(model=served_model(pieces=PIECES[:12]))
+    asked = {"prompt": "abc", "max_tokens": 30, "temperature": 0}
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 30}
+    for path, body in (
+        ("/v1/completions", asked | {"logprobs": 3}),
+        ("/v1/chat/completions", chat | {"logprobs": True, "top_logprobs": 3}),
+        ("/generate", {"inputs": "abc", "parameters": {"max_new_tokens": 30, "details": True, "top_n_tokens": 3}}),
+    ):
+        for stream in ({}, {"stream": True}) if path != "/generate" else ({},):
+            answer = httpx.post(server.url + path, json=body | stream)
+            assert answer.status_code == 200, answer.text
+            assert '"error"' not in answer.text
+    scores = httpx.post(f"{server.url}/v1/completions", json=asked | {"logprobs": 3}).json()["choices"][0]["logprobs"]
+    assert any(token.startswith("token_id:") for token in scores["tokens"])
+
+
 def test_a_request_whose_row_fails_fails_alone(server):
     poisoned = {"prompt": [1, NAN, 2], "max_tokens": 5}
     answer = httpx.post(f"{server.url}/v1/completions", json=poisoned)

@@ -27,8 +27,11 @@ def _scored(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
 
 
 def token_name(tokenizer: Tokenizer, token: int) -> str:
-    """The token's text; part of a character is spelt as its bytes, so that no two tokens look alike."""
+    """The token's text; part of a character is spelt as its bytes, so that no two tokens look alike. One that the
+    tokenizer does not know has its number."""
     raw = tokenizer.token_bytes(token)
+    if not raw:
+        return f"token_id:{token}"
     try:
         return raw.decode()
     except UnicodeDecodeError:
