@@ -116,7 +116,7 @@ DEFAULTS = {
     # One row takes a slower path through matmuls than eight, and 128 tokens take as long as 32: that of the weights.
     # Larger pages are fewer for the host to think about, which has little time beside a step of hundreds of rows.
     # To start a program takes the host a millisecond, as long as a decode of a small model.
-    "gpu": PlatformDefaults(256, 8192, 0.9, 8, 4, 64, 32, 4),
+    "gpu": PlatformDefaults(256, 8192, 0.95, 8, 4, 64, 32, 4),
     "tpu": PlatformDefaults(128, 2048, 0.9, 8, 4, None, 16, 1),
 }
 DEFAULT_MAX_TOTAL_TOKENS = {"cpu": 4096, "gpu": 32768, "tpu": 32768}

@@ -16,7 +16,13 @@ from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.executor.executor import JaxExecutor
-from quire.executor.memory import device_memory_bytes, largest_step_bytes, token_bytes, weight_bytes
+from quire.executor.memory import (
+    device_memory_bytes,
+    largest_step_bytes,
+    reserve_device_memory,
+    token_bytes,
+    weight_bytes,
+)
 from quire.executor.program_store import ProgramStore
 from quire.executor.programs import Programs
 from quire.executor.shapes import Shapes
@@ -70,6 +76,7 @@ def make_plan(config: Config, progress: Progress = silent) -> Plan:
         progress=progress,
     )
     model = build_model(files.config)
+    reserve_device_memory()
     devices = jax.devices()
     mesh = None
     if config.tensor_parallel > 1:

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 LONG_PREFILL = 24  # groups
+MANY_GROUPS = 128
 GROUP_SIZE = 32  # tokens of a prefill that read the cache together; a shorter rest is padded to it
 
 
@@ -49,7 +50,9 @@ class Buckets:
         self._row_ladder = ladder(min(min_rows, max_rows), max_rows, dense_from=32)
         # What prompts that fill their groups need is a step of its own: they are the longest, and most of the load.
         full = -(-max_prefill_tokens // GROUP_SIZE)
-        self._group_ladder = sorted({*ladder(min(min_groups, full), self.max_groups, dense_from=8), full})
+        # Nearly all that many prompts need are a few groups more, where that is little beside them.
+        steps = {full, full + full // 16} if full >= MANY_GROUPS else {full}
+        self._group_ladder = sorted({*ladder(min(min_groups, full), self.max_groups, dense_from=8), *steps})
         # A long beginning of a sequence has a faster way where it is alone.
         self.alone_from = self.max_groups + 1 if alone_from is None else alone_from
         self.max_scored_groups = self.max_groups  # a chunk is scored whole, however long it is
