@@ -8,7 +8,6 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 EXTENSION = "quire.chunks"
 MAX_HEAD_BYTES = 64 * 2**10  # of a request line and its headers
-MAX_HEAD_S = 30.0  # for them to come
 LAST_LOOK_S = 0.05
 
 
@@ -27,11 +26,16 @@ class Connection(HttpToolsProtocol):
     Between a token and the socket ASGI puts a future, a task's turn and two coroutines, which together cost more than
     writing to the socket does.
 
-    A client that does not come to the end of its headers is let go: neither parser nor server has a bound for that.
+    A client that does not come to the end of its headers, or of its body, is let go: neither parser nor server has a
+    bound for that.
     """
+
+    max_head_s = 30.0  # for headers to come, and
+    max_body_s = 120.0  # for what follows them
 
     _head_bytes = 0  # of a head that is not complete
     _head_timer: asyncio.TimerHandle | None = None
+    _body_timer: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -39,6 +43,7 @@ class Connection(HttpToolsProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         self._end_head()
+        self._end_body()
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
@@ -51,8 +56,8 @@ class Connection(HttpToolsProtocol):
     def _begin_head(self) -> None:
         if self._head_timer is None:
             self._head_bytes = 0
-            late = f"the headers have not come within {MAX_HEAD_S:g} s"
-            self._head_timer = self.loop.call_later(MAX_HEAD_S, self._refuse_head, late)
+            late = f"the headers have not come within {self.max_head_s:g} s"
+            self._head_timer = self.loop.call_later(self.max_head_s, self._refuse_head, late)
 
     def _end_head(self) -> None:
         if self._head_timer is not None:
@@ -66,7 +71,26 @@ class Connection(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._end_head()
+        self._begin_body()
         super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        self._end_body()
+        super().on_message_complete()
+
+    def _begin_body(self) -> None:
+        self._body_timer = self.loop.call_later(self.max_body_s, self._give_up_body)
+
+    def _end_body(self) -> None:
+        if self._body_timer is not None:
+            self._body_timer.cancel()
+            self._body_timer = None
+
+    def _give_up_body(self) -> None:
+        if self.flow.read_paused:
+            self._begin_body()  # it is not the client that is slow
+        elif not self.transport.is_closing():
+            self.transport.close()
 
     def on_message_begin(self) -> None:
         self._begin_head()

@@ -43,12 +43,14 @@ class RunningServer:
         settings: ServerSettings | None = None,
         model: ServedModel | None = None,
         before_result: Callable[..., None] | None = None,
+        connection: type[Connection] = Connection,
         **limit_changes: object,
     ) -> None:
         self.model = model or served_model()
         grammars = Grammars(lambda: self.model.tokenizer, self.model.end_ids, VOCABULARY)
         self.driver = new_driver(before_result, grammars, **limit_changes)
         self._settings = settings or ServerSettings()
+        self._connection = connection
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
 
@@ -62,7 +64,9 @@ class RunningServer:
         self.loop = asyncio.get_running_loop()
         self.service = Service(self.model, self._settings)
         self.service.connect(self.driver.open(self.service.deliver))
-        config = uvicorn.Config(make_app(self.service), http=Connection, port=0, log_level="warning", lifespan="off")
+        config = uvicorn.Config(
+            make_app(self.service), http=self._connection, port=0, log_level="warning", lifespan="off"
+        )
         self._server = uvicorn.Server(config)
         task = asyncio.create_task(self._server.serve())
         while not self._server.started:

@@ -12,7 +12,7 @@ import pytest
 from starlette.types import Receive, Scope, Send
 
 from quire.server.access import Access
-from quire.server.connection import MAX_HEAD_BYTES
+from quire.server.connection import MAX_HEAD_BYTES, Connection
 from quire.server.settings import ServerSettings
 from tests.server.running import RunningServer
 from tests.server.vocabulary import PIECES, served_model
@@ -108,6 +108,33 @@ def test_headers_have_a_limit(server):
             with contextlib.suppress(OSError):  # it may be closed by now
                 one.sendall(head[-4096:])
             assert one.recv(4096).startswith(b"HTTP/1.1 " + status), num_bytes
+
+
+class Impatient(Connection):
+    max_head_s = 0.3
+    max_body_s = 0.6
+
+
+def test_requests_that_never_come_to_their_end_are_let_go_and_answers_that_take_long_are_not():
+    server = RunningServer(connection=Impatient, before_result=lambda *_: time.sleep(0.02)).start()
+    host, port = server.url.removeprefix("http://").split(":")
+    begun = time.monotonic()
+    head = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 100\r\n"
+    refused = b'POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: 9999999\r\n\r\n{"prompt'
+    half, no_body, too_long = (socket.create_connection((host, int(port)), timeout=10) for _ in range(3))
+    half.sendall(head)
+    no_body.sendall(head + b"\r\n{")
+    too_long.sendall(refused)
+    slow = httpx.post(f"{server.url}/v1/completions", json=TEXT | {"max_tokens": 50}, timeout=20)
+    assert slow.json()["usage"]["completion_tokens"] == 50
+    assert time.monotonic() - begun > 1.0
+    assert half.recv(4096).startswith(b"HTTP/1.1 400")
+    assert no_body.recv(4096) == b""
+    assert too_long.recv(4096).startswith(b"HTTP/1.1 413")
+    while too_long.recv(4096):
+        pass  # the rest of the answer, and then the end
+    server.wait_until(lambda: server.service.num_streams == 0)
+    server.stop()
 
 
 HORRORS = [
