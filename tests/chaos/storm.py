@@ -31,6 +31,7 @@ from tests.tiny_chat_model import SIZES, write_tiny_chat_model
 
 NUM_CLIENTS = 24
 NUM_KINDS = 24  # of requests to a model, each asked once before the storm
+MAX_MORE_FILES = 4  # that the supervisor has open afterwards
 Answers = Callable[[dict[str, Any]], list[str]]
 
 
@@ -146,6 +147,7 @@ def fake_bodies(chance: random.Random) -> list[dict[str, Any]]:
 
 def model_bodies(chance: random.Random) -> list[dict[str, Any]]:
     words = ["one", "two", "three", "four", "five", "six", "seven", "eight"]
+    guided = {"response_format": {"type": "regex", "value": "([a-z]{2,8} [0-9]{1,3}[.] ){2,6}"}}
     return [
         {
             "prompt": " ".join(chance.choices(words, k=chance.randrange(1, 6))),
@@ -153,6 +155,7 @@ def model_bodies(chance: random.Random) -> list[dict[str, Any]]:
             "temperature": number % 2,
             "seed": number,
         }
+        | (guided if number % 6 > 3 else {})
         for number in range(NUM_KINDS)
     ]
 
@@ -198,6 +201,7 @@ def run_storm(engine: str, seed: int, duration_s: float, one_in: int, folder: Pa
                 return known[str(asked)]
 
         storm = Storm(server, seed, duration_s, answers, bodies, scored)
+        num_files = server.num_files()
         asyncio.run(storm.run())
         if not storm.wrong:
             with suppress(ProcessLookupError):
@@ -207,6 +211,8 @@ def run_storm(engine: str, seed: int, duration_s: float, one_in: int, folder: Pa
             storm.counts["accounts repaired"] = int(metrics["quire_page_repairs"])
             if metrics["quire_page_repairs"]:
                 storm.wrong.append("the accounts of pages were wrong")
+            if server.num_files() > num_files + MAX_MORE_FILES:
+                storm.wrong.append(f"the supervisor had {num_files} files open, and has {server.num_files()}")
             if server.stop() != 0:
                 storm.wrong.append("the server did not end well")
         if storm.wrong:
