@@ -69,9 +69,9 @@ class Server:
         fields = [_stat(str(pid)) for pid in (self.process.pid, *self.all_processes())]
         return sum(int(one[11]) + int(one[12]) for one in fields) / os.sysconf("SC_CLK_TCK")
 
-    def num_files(self) -> int:
-        """That its first process has open, which outlives all others."""
-        return len(os.listdir(f"/proc/{self.process.pid}/fd"))
+    def num_files(self, pid: int | None = None) -> int:
+        """That a process of it has open; the first one, which outlives all others, if not said otherwise."""
+        return len(os.listdir(f"/proc/{pid or self.process.pid}/fd"))
 
     def metrics(self) -> dict[str, float]:
         text = httpx.get(f"{self.url}/metrics", timeout=WAIT_S).text

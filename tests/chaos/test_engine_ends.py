@@ -17,6 +17,8 @@ def test_thirty_two_streams_go_on_however_the_engine_is_killed(serve):
     server = serve(engine={"step_s": 0.01}, settings={"http_workers": 2})
     bodies = [body(n, max_tokens=150) for n in range(28)] + [body(n, n=3, temperature=1) for n in range(2)]
     bodies += [body(30, stop="a"), body(31, stop="b", n=2, temperature=1)]
+    others = (server.process.pid, *server.processes("quire-http"))
+    num_files = [server.num_files(pid) for pid in others]
     asking = Asking(server, bodies)
     for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT):
         asking.wait_for_text()
@@ -27,6 +29,7 @@ def test_thirty_two_streams_go_on_however_the_engine_is_killed(serve):
     metrics = server.wait_until_idle()
     assert metrics["quire_engine_restarts"] == 3
     assert metrics["quire_faults_isolated"] == 0
+    wait_until(lambda: all(server.num_files(pid) <= num + 1 for pid, num in zip(others, num_files, strict=True)))
 
 
 def test_logprobs_usage_and_finish_reasons_are_those_of_an_undisturbed_run(serve):
