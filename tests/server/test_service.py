@@ -122,6 +122,42 @@ def test_more_requests_than_may_be_open_are_refused_with_a_time(make_server, gat
     first.close()
 
 
+def test_who_comes_back_as_told_has_a_place_among_the_requests_that_may_be_open(make_server):
+    """Although others, who were told the same, do not stop asking."""
+    settings = ServerSettings(max_concurrent_requests=32)
+    server = make_server(before_result=lambda *_: time.sleep(0.01), settings=settings, max_batch_size=32)
+
+    async def ask(client: httpx.AsyncClient, number: int) -> httpx.Response:
+        asked = {"prompt": [1 + number % 40, 1 + number // 40], "max_tokens": 80}
+        return await client.post("/v1/completions", json=asked)
+
+    async def press(client: httpx.AsyncClient, number: int) -> None:
+        while True:
+            await ask(client, number)
+            await asyncio.sleep(0.1)
+
+    async def run() -> list[int]:
+        limits = httpx.Limits(max_connections=None)
+        async with httpx.AsyncClient(base_url=server.url, timeout=20, limits=limits) as client:
+            crowd = [asyncio.create_task(press(client, number)) for number in range(38)]
+            await asyncio.sleep(0.4)
+            answers = await asyncio.gather(*(ask(client, 100 + number) for number in range(3)))
+            refused = {number: answer for number, answer in enumerate(answers) if answer.status_code == 429}
+            assert refused, "it was no crowd"
+
+            async def come_back(number: int) -> int:
+                await asyncio.sleep(int(refused[number].headers["retry-after"]))
+                return (await ask(client, 100 + number)).status_code
+
+            statuses = await asyncio.gather(*map(come_back, refused))
+            for one in crowd:
+                one.cancel()
+            await asyncio.gather(*crowd, return_exceptions=True)
+            return statuses
+
+    assert set(asyncio.run(run())) == {200}
+
+
 def test_a_full_queue_is_a_429_also_for_streams(make_server, gate):
     server = make_server(before_result=gate, max_batch_size=1, max_queued=1)
     others = [send_raw(server, "/v1/completions", LONG)]
