@@ -31,11 +31,12 @@ settings.register_profile(
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("quire/core", "quire/engine", "quire/__init__.py", "quire/errors.py", "quire/request.py", "pyproject.toml",
-          "tests/__init__.py", "tests/conftest.py", "tests/fake_executor.py", "tests/core", "tests/engine")  # fmt: skip
+COPIED = ("quire/core", "quire/engine", "quire/__init__.py", "quire/appointments.py", "quire/errors.py",
+          "quire/request.py", "pyproject.toml", "tests/__init__.py", "tests/conftest.py", "tests/fake_executor.py",
+          "tests/test_appointments.py", "tests/core", "tests/engine")  # fmt: skip
 # Those that kill most, fastest, come first.
 TESTS = ("tests/core/test_page_pool.py", "tests/core/test_scheduler.py", "tests/core/test_prefix_cache.py",
-         "tests/core/test_schedules.py", "tests/engine")  # fmt: skip
+         "tests/test_appointments.py", "tests/core/test_schedules.py", "tests/engine")  # fmt: skip
 TIMEOUT_S = 120
 
 
@@ -49,6 +50,7 @@ class Mutant(NamedTuple):
 
 
 POOL, TREE, FILLS, QUEUE = "core/page_pool.py", "core/prefix_cache.py", "core/shared_fills.py", "core/queue.py"
+APPOINTMENTS = "appointments.py"
 RUNNING, SCHEDULER, SEQUENCE = "core/running.py", "core/scheduler.py", "core/sequence.py"
 STOPPING, LIMITS, HEAP, DEADLINES = "core/stopping.py", "core/limits.py", "core/lazy_heap.py", "core/deadlines.py"
 ISOLATION, ENGINE, DRIVER = "engine/isolation.py", "engine/engine.py", "engine/driver.py"
@@ -225,7 +227,16 @@ MUTANTS = (
         "        if True:\n            return self._queue.head()",
     ),
     Mutant("who runs out of focus goes on", SCHEDULER, "if not self._in_focus(sequence):", "if False:"),
-    Mutant("the queue has no bound", SCHEDULER, "self.num_waiting + request.samples > limits.max_queued", "False"),
+    Mutant("the queue has no bound", QUEUE, "if len(self) + num_kept + request.samples <= most:", "if True:"),
+    Mutant("nobody's place is kept", QUEUE, "self._appointments.num_kept_from(client)", "0"),
+    Mutant("an empty line keeps places", QUEUE, "num_kept_from(client) if len(self) else 0", "num_kept_from(client)"),
+    Mutant("who is let in keeps its appointment", QUEUE, "self._appointments.admitted(client)", "pass"),
+    Mutant("everybody is told the same time", APPOINTMENTS, "self._last_due_s + apart_s)", "0.0)"),
+    Mutant("who comes back early gets another time", APPOINTMENTS, "own is not None and own.due_s > now:", "False:"),
+    Mutant("who comes back has no place", APPOINTMENTS, "if own is not None and own.due_s <= now <=", "if 1 <"),
+    Mutant("places are kept too late", APPOINTMENTS, "appointment.due_s > now + LEAD_S:", "appointment.due_s > now:"),
+    Mutant("no-shows are kept for ever", APPOINTMENTS, "self._by_client.popitem(last=False)", "break"),
+    Mutant("a crowd fills the memory", APPOINTMENTS, "if len(self._by_client) < MAX_APPOINTMENTS:", "if True:"),
     Mutant(
         "what fits exactly is refused",
         LIMITS,

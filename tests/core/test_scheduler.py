@@ -255,6 +255,35 @@ def test_the_queue_has_a_bound_and_says_when_to_retry():
     assert refused.value.retry_after_s > 10, "the measured rate is not used"
 
 
+def test_a_place_is_kept_for_who_comes_back_as_told_and_none_where_nobody_waits():
+    now = [0.0]
+    harness = Harness(limits(max_batch_size=1, max_queued=4), clock=lambda: now[0])
+    for request_id in range(4):
+        harness.add(request(request_id, prompt=(1, request_id), max_tokens=3))
+    told = {}
+    for request_id in (10, 11):
+        with pytest.raises(Overloaded) as refused:
+            harness.add(request(request_id, prompt=(2, request_id)))
+        told[request_id] = refused.value.retry_after_s
+    assert 1 <= told[10] < told[11]
+    while harness.scheduler.num_waiting > 2:
+        harness.step()
+    now[0] = told[11]
+    with pytest.raises(Overloaded, match="2 sequences wait and 2 places are kept for those who come back"):
+        harness.add(request(12, prompt=(3, 3)))
+    harness.add(request(13, prompt=(2, 10)))  # it is what it asks, and not how it is numbered
+    harness.add(request(14, prompt=(2, 11)))
+    assert harness.scheduler.num_waiting == 4
+    harness.run()
+    for request_id in range(20, 24):
+        harness.add(request(request_id, prompt=(4, request_id), max_tokens=2))
+    with pytest.raises(Overloaded):
+        harness.add(request(24, prompt=(4, 24)))
+    harness.run()
+    now[0] += 1
+    harness.add(request(30, prompt=(5, 5), samples=4))  # nobody waits
+
+
 def test_a_request_that_waits_too_long_is_refused_and_one_that_runs_is_not():
     now = [0.0]
     harness = Harness(limits(max_batch_size=1), clock=lambda: now[0])
