@@ -118,17 +118,15 @@ class FrontEnd:
                 ready = await self._ready
             except EngineFailed:
                 continue  # it ended meanwhile, and another will come
-            break
+            if self._client is not None:
+                break  # else it ended after it had been ready, while text was read
         self._service = service = Service(self._model(text, described, ready), self._settings)
         service.platform = ready.platform
         if self._settings.otlp_endpoint is not None:
             from quire.server.tracing import tracing_to  # loads much that others do without
 
             service.tracing = tracing_to(self._settings.otlp_endpoint, self._settings.otlp_service_name)
-        if self._client is not None:
-            self._admit(service, self._client)
-        else:
-            self._lost("the engine process has ended")
+        self._admit(service, self._client)
         return service
 
     async def _connect(self) -> Described:

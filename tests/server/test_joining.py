@@ -1,0 +1,66 @@
+"""A front end that starts while engines come and go."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+
+from quire.engine.process import EngineProcess
+from quire.engine.wire import Described
+from quire.server.front_end import FrontEnd
+from quire.server.settings import ServerSettings
+from quire.text.chat import ChatTemplates
+from quire.text.tokenizer import Tokenizer
+from tests.server.fake_engine import FakeEngine
+from tests.server.vocabulary import TEMPLATE, tokenizer
+
+WAIT_S = 10.0
+
+
+class ReadingSlowly(FrontEnd):
+    """Something happens after the engine is ready and before the text has been read."""
+
+    meanwhile: Callable[["ReadingSlowly"], Awaitable[None]]
+
+    async def _read_text(self, described: Described) -> tuple[Tokenizer, ChatTemplates]:
+        text = await super()._read_text(described)
+        await self._ready
+        await self.meanwhile(self)
+        return text
+
+
+def test_an_engine_that_ends_when_it_was_ready_is_not_taken_for_one_that_is_there(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(tokenizer()._backend.to_str(), encoding="utf-8")
+    (tmp_path / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    address = str(tmp_path / "engine")
+    engines: list[tuple[EngineProcess, asyncio.Task[int]]] = []
+
+    def start() -> None:
+        process = EngineProcess(address, FakeEngine(tmp_path))
+        engines.append((process, asyncio.create_task(process.run())))
+
+    async def stop() -> None:
+        process, running = engines[-1]
+        process.stop()
+        await asyncio.wait_for(running, WAIT_S)
+        for front_end in list(process._front_ends):
+            front_end._transport.abort()
+        Path(address).unlink(missing_ok=True)
+
+    async def replace_engine(front_end: ReadingSlowly) -> None:
+        await stop()
+        async with asyncio.timeout(WAIT_S):
+            while front_end._client is not None:
+                await asyncio.sleep(0.01)
+        start()
+
+    async def run() -> None:
+        start()
+        front_end = ReadingSlowly(ServerSettings(), 1)
+        front_end._address = address
+        front_end.meanwhile = replace_engine
+        service = await asyncio.wait_for(front_end._join(), WAIT_S)
+        assert len(engines) == 2
+        assert service.why_not_ready is None, "it would refuse what it should let wait"
+        await stop()
+
+    asyncio.run(run())
