@@ -34,6 +34,7 @@ from quire.models.params import Param, ParamTree
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.ops.native import int8_product
+from quire.ops.step_attention import kernels_for
 from quire.resolve import Choice, Facts, Resolved, resolve, resolve_dtype, resolve_pages, resolve_quantize
 from quire.sharding import key_copies, sharding, tensor_mesh
 from quire.text.grammar import Grammars
@@ -108,6 +109,7 @@ def make_plan(config: Config, progress: Progress = silent) -> Plan:
         min_rows=resolved.min_rows,
         min_groups=resolved.min_groups,
         alone_from=resolved.alone_from if sees_all else None,
+        most_alone=kernels_for(platform, dtype, config.tensor_parallel).most_alone if sees_all else 0,
         burst=resolved.max_burst,
     )
     pages = resolve_pages(config, resolved, facts, largest_step_bytes(model, shapes))

@@ -20,6 +20,7 @@ from quire.errors import EngineFailed, QuireError
 log = logging.getLogger(__name__)
 
 STATS_INTERVAL_S = 0.25
+STOOD_STILL_S = 1.0  # between two turns of the loop: the whole process was kept from running
 ABANDONED = 70  # the exit status of an engine that cannot go on
 
 
@@ -50,6 +51,7 @@ class EngineProcess:
         self._journal = journal
         self._num_before = num_before  # engines that were in its place
         self._waiting_since_s = 0.0  # there has been work since, and no step has ended
+        self._pulsed_s = 0.0
         self._front_ends: set[FrontEnd] = set()
         self._stop = asyncio.Event()
 
@@ -140,6 +142,9 @@ class EngineProcess:
         now, meter = time.monotonic(), metered.meter
         is_gathering = self.driver is not None and self.driver.is_gathering
         has_work = metered.engine.scheduler.num_requests > 0 and not is_gathering
+        if now - self._pulsed_s > STOOD_STILL_S:  # so did the steps
+            has_work = False
+        self._pulsed_s = now
         self._waiting_since_s = max(self._waiting_since_s, meter.last_end_s) if has_work else now
         return Pulse(
             now - self._waiting_since_s,

@@ -82,6 +82,8 @@ def split(chunks: tuple[Chunk, ...], scored: set[int], max_groups: int, max_scor
                 launches.append(Launch())
             launches[-1].fills.append(index)
             launches[-1].num_groups += groups
+    # Those who read the most begin first, or the device would wait for the last of them.
+    launches[0].rows.sort(key=lambda index: chunks[index].start, reverse=True)
     return [launch for launch in launches if launch.rows or launch.fills] + scoring
 
 

@@ -14,7 +14,7 @@ class Bucket(NamedTuple):
     rows: int
     groups: int
     scores: bool = False  # whether the log-probabilities of prompt tokens are wanted
-    alone: bool = False  # all groups are one sequence's, from its first token on
+    alone: int = 0  # all groups are those of so many sequences at most, each from its first token on; 0: of any
 
     @property
     def num_tokens(self) -> int:
@@ -27,7 +27,9 @@ class Bucket(NamedTuple):
 
     def __str__(self) -> str:
         parts = [f"{self.rows} rows"] * bool(self.rows) + [f"{self.groups * GROUP_SIZE} tokens"] * bool(self.groups)
-        return " + ".join(parts) + (" scored" if self.scores else "") + (" alone" if self.alone else "")
+        return (
+            " + ".join(parts) + (" scored" if self.scores else "") + (f" of {self.alone} alone" if self.alone else "")
+        )
 
 
 class Buckets:
@@ -43,6 +45,7 @@ class Buckets:
         min_rows: int = 1,
         min_groups: int = 1,
         alone_from: int | None = None,
+        most_alone: int = 0,
     ) -> None:
         self.max_rows = max_rows
         # A quarter more than the tokens need: the last group of each prompt is seldom full.
@@ -53,8 +56,9 @@ class Buckets:
         # Nearly all that many prompts need are a few groups more, where that is little beside them.
         steps = {full, full + full // 16} if full >= MANY_GROUPS else {full}
         self._group_ladder = sorted({*ladder(min(min_groups, full), self.max_groups, dense_from=8), *steps})
-        # A long beginning of a sequence has a faster way where it is alone.
+        # Long beginnings of sequences have a faster way where they are alone.
         self.alone_from = self.max_groups + 1 if alone_from is None else alone_from
+        self._alone = sorted({1, most_alone} - {0}) if most_alone else []
         self.max_scored_groups = self.max_groups  # a chunk is scored whole, however long it is
 
     def all(self) -> list[Bucket]:
@@ -62,7 +66,8 @@ class Buckets:
         decodes = [Bucket(rows, 0) for rows in self._row_ladder]
         mixed = [Bucket(rows, groups) for groups in self._group_ladder for rows in self._beside(groups)]
         scored = [Bucket(0, groups, scores=True) for groups in (1, min(4, self.max_groups), self.max_groups)]
-        alone = [Bucket(0, groups, alone=True) for groups in self._group_ladder if groups >= self.alone_from]
+        long = [groups for groups in self._group_ladder if groups >= self.alone_from]
+        alone = [Bucket(0, groups, alone=most) for groups in long for most in self._alone]
         return list(dict.fromkeys(self.first() + decodes + mixed + alone + scored))
 
     def _beside(self, groups: int) -> list[int]:
@@ -87,11 +92,14 @@ class Buckets:
 
         def fits(bucket: Bucket) -> bool:
             large_enough = bucket.rows >= launch.rows and bucket.groups >= launch.groups
-            return large_enough and bucket.scores == launch.scores and bucket.alone <= launch.alone
+            is_alone = not bucket.alone or 1 <= launch.alone <= bucket.alone
+            return large_enough and bucket.scores == launch.scores and is_alone
 
         fitting = filter(fits, among)
         return min(
-            fitting, key=lambda b: (b.groups > 0 and not launch.groups, b.num_tokens, b.rows, not b.alone), default=None
+            fitting,
+            key=lambda b: (b.groups > 0 and not launch.groups, b.num_tokens, b.rows, not b.alone, b.alone),
+            default=None,
         )
 
 

@@ -136,7 +136,8 @@ class JaxExecutor:
         return Launched(launch, bucket, features, None, None, sampled)
 
     def _forward(self, plan: StepPlan, launch: Launch, started: set[int], features: Features) -> Launched:
-        alone = not launch.rows and len(launch.fills) == 1 and plan.chunks[launch.fills[0]].start == 0
+        are_new = not launch.rows and all(plan.chunks[index].start == 0 for index in launch.fills)
+        alone = len(launch.fills) if are_new else 0
         bucket, forward = self.programs.forward(len(launch.rows), launch.num_groups, launch.scores, alone)
         packed = self._packer.pack(launch, plan.chunks, started, bucket)
         self._state, logits, scored = forward(self.programs.weights, self._state, packed)

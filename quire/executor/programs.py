@@ -127,7 +127,7 @@ class Programs:
     def compile_for_one(self, num_tokens: int) -> Iterator[float]:
         """Compile what one sequence needs that runs alone, after a prompt of `num_tokens`; tells the share done."""
         buckets, most = self._shapes.buckets, self._shapes.max_prefill_tokens
-        launches = [Bucket(0, -(-min(num_tokens, most) // GROUP_SIZE), alone=True), Bucket(1, 0)]
+        launches = [Bucket(0, -(-min(num_tokens, most) // GROUP_SIZE), alone=1), Bucket(1, 0)]
         if num_tokens > most:  # the chunks between, and the last
             launches += [Bucket(0, -(-length // GROUP_SIZE)) for length in (most, num_tokens % most or most)]
         found = [buckets.covering(launch, buckets.all()) for launch in launches]
@@ -150,7 +150,7 @@ class Programs:
                 future.result()
             yield done / len(missing)
 
-    def forward(self, rows: int, groups: int, scores: bool, alone: bool = False) -> tuple[Bucket, Callable[..., Any]]:
+    def forward(self, rows: int, groups: int, scores: bool, alone: int = 0) -> tuple[Bucket, Callable[..., Any]]:
         """The smallest bucket for so many rows and groups among those that are ready, with what samples after it."""
         self._collect()
         launch = Bucket(rows, groups, scores, alone)

@@ -178,7 +178,7 @@ def _attend(
     positions: jax.Array,
     token_slots: jax.Array,
     page_size: int,
-    alone: bool,
+    alone: int,
 ) -> Attend:
     at = jnp.maximum(positions, 0)
     page = jnp.where(positions < 0, 0, slots.page_table[token_slots, at // page_size])

@@ -33,35 +33,55 @@ class Places(NamedTuple):
     fills: Groups  # the rest, in groups of one size
 
 
+class Segments(NamedTuple):
+    """Where sequences begin among the tokens of a launch, and how many tokens of each there are, [m]; -1 for none."""
+
+    offsets: jax.Array
+    lengths: jax.Array
+
+    @classmethod
+    def of(cls, groups: Groups, group_size: int, most: int) -> "Segments":
+        """Of groups that are whole sequences' from the first token on, of at most so many."""
+        begins = (groups.starts == 0) & (groups.lengths > 0)
+        (first,) = jnp.nonzero(begins, size=most, fill_value=-1)
+        numbers = jnp.where(groups.lengths > 0, jnp.cumsum(begins) - 1, most)
+        lengths = jnp.zeros(most + 1, jnp.int32).at[numbers].add(groups.lengths)[:most]
+        return cls(jnp.where(first < 0, -1, first * group_size).astype(jnp.int32), jnp.where(first < 0, -1, lengths))
+
+
 class Kernels(NamedTuple):
     """How a device does it: `place` finishes the heads and writes keys and values, `attend` reads them.
 
-    `attend_alone` is for one sequence's tokens from the first on, [t, k, g, h] with keys and values [t, k, h] beside
-    them; it may decline. `add_norm` is for what lies between the layers' parts, `filter_cuts` for sampling, where XLA
-    alone takes too long.
+    `attend_alone` is for the tokens of a few sequences from their first on, [t, k, g, h], with keys and values
+    [t, k, h]; it may decline. `add_norm` is for what lies between the layers' parts, `filter_cuts` for sampling, where
+    XLA alone takes too long.
     """
 
     place: Callable[[Heads, Pages, Places], tuple[jax.Array, Pages]]
     attend: Callable[[AttentionSpec, jax.Array, jax.Array, jax.Array, Groups], jax.Array]
-    attend_alone: Callable[[AttentionSpec, jax.Array, jax.Array, jax.Array], jax.Array | None] = lambda *_: None
+    attend_alone: Callable[[AttentionSpec, jax.Array, jax.Array, jax.Array, Segments], jax.Array | None] = lambda *_: (
+        None
+    )
+    most_alone: int = 0  # sequences that `attend_alone` can be given
     add_norm: AddNorm = add_norm
     filter_cuts: FilterCuts | None = None
 
 
 def step_attention(
-    kernels: Kernels, spec: AttentionSpec, heads: Heads, state: Pages, places: Places, alone: bool = False
+    kernels: Kernels, spec: AttentionSpec, heads: Heads, state: Pages, places: Places, alone: int = 0
 ) -> tuple[jax.Array, Pages]:
     """[t, k, g, h], and the pages with the keys and values of these tokens in them.
 
-    `alone` says that the tokens are one sequence's, from the first on.
+    `alone` says that the tokens are those of so many sequences at most, from the first on.
     """
     q, state = kernels.place(heads, state, places)
     if alone:
         # Padding is zero: a weight of zero does not silence what its page may hold.
         real = (places.pages > 0)[:, None, None]
         k, v = (jnp.where(real, pages[places.pages, places.offsets], 0) for pages in state)
-        if (out := kernels.attend_alone(spec, q, k, v)) is not None:
-            return out, state
+        segments = Segments.of(places.fills, len(q) // len(places.fills.starts), alone)
+        if (out := kernels.attend_alone(spec, q, k, v, segments)) is not None:
+            return jnp.where(real[..., None], out, 0), state
     rows, fills = len(places.rows.starts), len(places.fills.starts)
     parts = []
     if rows:

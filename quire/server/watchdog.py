@@ -25,8 +25,8 @@ async def watch(child: Child, trouble: Trouble) -> None:
     looked_s = time.monotonic()
     while True:
         now = time.monotonic()
-        if now - looked_s > 4 * INTERVAL_S:
-            child.heard_s = now  # this process stood still itself, so that nothing is known
+        if now - looked_s > 4 * INTERVAL_S:  # this process stood still itself, so that nothing is known
+            child.heard_s, child.pulse = now, None
         looked_s = now
         why = trouble(child.pulse, now - child.heard_s)
         if why is not None:

@@ -139,11 +139,11 @@ def test_a_decode_alone_runs_in_the_smallest_bucket_that_does_only_that() -> Non
     ]
 
 
-def test_a_long_prompt_alone_has_its_own_bucket_and_nothing_else_runs_in_it() -> None:
-    buckets = Buckets(max_rows=64, max_prefill_tokens=4096, alone_from=64)
-    assert buckets.covering(Bucket(0, 64, alone=True), buckets.all()) == Bucket(0, 64, alone=True)
-    assert buckets.covering(Bucket(0, 64), buckets.all()) == Bucket(0, 64)
-    short = buckets.covering(Bucket(0, 3, alone=True), buckets.all())
+def test_long_prompts_alone_have_their_own_buckets_and_nothing_else_runs_in_them() -> None:
+    buckets = Buckets(max_rows=64, max_prefill_tokens=4096, alone_from=64, most_alone=8)
+    chosen = {alone: buckets.covering(Bucket(0, 64, alone=alone), buckets.all()) for alone in (0, 1, 2, 8, 9)}
+    assert chosen == {alone: Bucket(0, 64, alone=most) for alone, most in {0: 0, 1: 1, 2: 8, 8: 8, 9: 0}.items()}
+    short = buckets.covering(Bucket(0, 3, alone=1), buckets.all())
     assert short == Bucket(0, 4)
 
 

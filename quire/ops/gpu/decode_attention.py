@@ -54,25 +54,26 @@ def decode_attention(
     queries, width = least_dot(group), power_of_two(size)
     whole = [pl.BlockSpec(k_pages.shape, lambda *_: (0, 0, 0, 0))] * 2
     shapes = [array(q.shape, q.dtype)]
-    out_specs = [pl.BlockSpec((None, None, queries, width), lambda row, head, part: (row, head, 0, 0))]
+    out_specs = [pl.BlockSpec((None, None, queries, width), lambda head, row, part: (row, head, 0, 0))]
     if parts > 1:
-        of_part = pl.BlockSpec((None, None, queries, None), lambda row, head, part: (row, head, 0, part))
+        of_part = pl.BlockSpec((None, None, queries, None), lambda head, row, part: (row, head, 0, part))
         shapes = [
             array((rows, heads, group, parts, size), jnp.float32),
             *[array((rows, heads, group, parts), jnp.float32)] * 2,
         ]
         out_specs = [
-            pl.BlockSpec((None, None, queries, None, width), lambda row, head, part: (row, head, 0, part, 0)),
+            pl.BlockSpec((None, None, queries, None, width), lambda head, row, part: (row, head, 0, part, 0)),
             *[of_part] * 2,
         ]
     out: Any = pl.pallas_call(
         partial(_read_part, spec, group, size, k_pages.shape[1], parts, block),
-        grid=(rows, heads, parts),
+        # The heads of a sequence run beside each other: their keys do.
+        grid=(heads, rows, parts),
         in_specs=[
             pl.BlockSpec(groups.page_table.shape, lambda *_: (0, 0)),
-            pl.BlockSpec((None,), lambda row, head, part: (row,)),
-            pl.BlockSpec((None,), lambda row, head, part: (row,)),
-            pl.BlockSpec((None, None, queries, width), lambda row, head, part: (row, head, 0, 0)),
+            pl.BlockSpec((None,), lambda head, row, part: (row,)),
+            pl.BlockSpec((None,), lambda head, row, part: (row,)),
+            pl.BlockSpec((None, None, queries, width), lambda head, row, part: (row, head, 0, 0)),
             *whole,
         ],
         out_specs=out_specs,
@@ -101,7 +102,7 @@ def _read_part(
     v_ref: Any,
     *out_refs: Any,
 ) -> None:
-    row, head, part = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+    head, row, part = pl.program_id(0), pl.program_id(1), pl.program_id(2)
     queries, width = q_ref.shape
     end = jnp.where(length_ref[...] > 0, start_ref[...] + 1, 0)
     first = 0 if spec.window is None else jnp.maximum(end - spec.window, 0) // block
