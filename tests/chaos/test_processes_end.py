@@ -62,6 +62,21 @@ def test_a_request_that_comes_while_its_worker_does_not_get_to_run_is_answered(s
         assert client.sock.recv(1) == b"", "it is kept for ever"
 
 
+def test_a_server_that_is_paused_and_goes_on_ends_nobody(serve):
+    """As containers are. Every process finds out that time has passed, and not that another one is stuck."""
+    server = serve(engine={"step_s": 0.01}, settings={"restart_after_s": 0.8, "worker_restart_after_s": 1.5})
+    asking = Asking(server, [body(n, max_tokens=100) for n in range(8)])
+    asking.wait_for_text()
+    processes = [server.process.pid, *server.processes("quire-engine"), *server.processes("quire-http")]
+    for pid in processes:
+        os.kill(pid, signal.SIGSTOP)
+    time.sleep(2)
+    for pid in processes:
+        os.kill(pid, signal.SIGCONT)
+    asking.wait().check_all()
+    assert [server.process.pid, *server.processes("quire-engine"), *server.processes("quire-http")] == processes
+
+
 def test_signals_to_every_process_drain_as_one_to_the_first_does(serve):
     """A service manager sends them to all."""
     server = serve(engine={"step_s": 0.01})

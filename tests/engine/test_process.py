@@ -128,6 +128,21 @@ def test_what_a_front_end_that_dies_had_asked_for_is_aborted_and_others_go_on(tm
     asyncio.run(run())
 
 
+def test_a_process_that_stood_still_does_not_hold_the_time_against_its_steps(tmp_path):
+    async def run() -> None:
+        async with running(tmp_path / "engine", lambda describe: build(describe, step_s=2.2)) as process:
+            front = await Front().join(tmp_path / "engine")
+            await until(lambda: bool(front.of(Ready)))
+            front.client.send(Submit(request(front.client.request_id(1), max_tokens=1)))
+            await until(lambda: process._pulse(process.metered).waited_s > 0.5)
+            time.sleep(1.2)  # the loop does not turn, as when the process is stopped
+            assert process._pulse(process.metered).waited_s < 0.1
+            await asyncio.sleep(0.2)
+            assert process._pulse(process.metered).waited_s > 0.15, "a step that goes on is not timed any more"
+
+    asyncio.run(run())
+
+
 def test_whoever_sends_nonsense_is_dropped_and_others_go_on(tmp_path):
     async def run() -> None:
         async with running(tmp_path / "engine"):
