@@ -86,6 +86,8 @@ def make_plan(config: Config, progress: Progress = silent) -> Plan:
         model = model.with_key_copies(key_copies(spec.kv_heads, spec.group, config.tensor_parallel))
     platform = jax.default_backend()
     dtype = resolve_dtype(platform, config.dtype).value
+    if dtype == "float32":  # as it was asked for: a GPU would round products to ten bits
+        jax.config.update("jax_default_matmul_precision", "highest")  # type: ignore[no-untyped-call]
     fast_int8 = platform == "cpu" and int8_product.is_fast()
     quantize = resolve_quantize(platform, config, fast_int8).value
     facts = Facts(

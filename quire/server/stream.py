@@ -152,13 +152,15 @@ class Prompt:
         """Turn a step's tokens into deltas, up to the one that completes a stop string."""
         _, number, tokens, finish, cached_tokens, logprobs, prompt_logprobs = update
         sample = self.samples[number]
-        if finish is None and self._is_plain and len(tokens) == 1 and logprobs is None and sample.tokens:
-            if sample.ending is None:  # most tokens take this way, and it runs for every one of them
-                sample.tokens.append(tokens[0])
-                text = sample.detokenizer.push_one(tokens[0])
-                self._stream.pending.append(
-                    _new_tuple(Delta, (self.index, number, text, tokens[0], None, None))  # as Delta(...), cheaper
-                )
+        if finish is None and self._is_plain and logprobs is None and sample.tokens:
+            if sample.ending is not None:
+                return
+            if len(tokens) > 1:
+                sample.skips.append(len(tokens) - 1)
+            pending, push_one = self._stream.pending, sample.detokenizer.push_one
+            sample.tokens += tokens
+            for token in tokens:  # most tokens take this way
+                pending.append(_new_tuple(Delta, (self.index, number, push_one(token), token, None, None)))  # a Delta
             return
         if number == 0 and not sample.tokens:  # the others share what the first computes, and so does another engine
             self.cached_tokens = cached_tokens

@@ -11,7 +11,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from quire.ops.attention_reference import causal_attention
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.add_norm import add_norm
 from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.fill_attention import fill_attention
@@ -20,7 +22,7 @@ from quire.ops.grouped_attention import Groups, grouped_attention
 from quire.ops.heads import HeadNorm, Heads
 from quire.ops.rms_norm import add_norm as plain_add_norm
 from quire.ops.rotation import Rotation
-from quire.ops.step_attention import Places, place
+from quire.ops.step_attention import Places, Segments, place
 
 pytestmark = pytest.mark.gpu
 INTERPRET = jax.default_backend() != "gpu"
@@ -33,10 +35,17 @@ SPECS = {
     "head 256, cap": AttentionSpec(2, 8, 256, 0.06, softcap=30.0),
     "groups of 16, window, cap": AttentionSpec(1, 16, 64, 0.125, window=33, softcap=20.0),
 }
-TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3, "float32": 1e-4}  # of the norm; float32 may be tf32's neighbour
-each_spec = pytest.mark.parametrize("name", SPECS)
+TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3, "float32": 1e-4}  # of the norm
 each_dtype = pytest.mark.parametrize("dtype", TOLERANCE)
-each_page_size = pytest.mark.parametrize("page_size", [16, 32, 64])
+# Every model with every type, and in turns with every size of pages: each is compiled.
+each_case = pytest.mark.parametrize(
+    ("name", "dtype", "page_size"),
+    [
+        (name, dtype, (16, 32, 64)[(row + column) % 3])
+        for row, name in enumerate(SPECS)
+        for column, dtype in enumerate(TOLERANCE)
+    ],
+)
 
 
 def pages_and_groups(
@@ -64,9 +73,7 @@ def check(out: Any, expected: Any, dtype: str) -> None:
     assert np.linalg.norm(got - right) <= TOLERANCE[dtype] * np.linalg.norm(right)
 
 
-@each_spec
-@each_dtype
-@each_page_size
+@each_case
 def test_decodes_read_their_contexts(name: str, dtype: str, page_size: int) -> None:
     spec = SPECS[name]
     longest = page_size * WIDTH - 1
@@ -79,9 +86,7 @@ def test_decodes_read_their_contexts(name: str, dtype: str, page_size: int) -> N
         check(run(q[:, 0], k_pages, v_pages, groups), expected, dtype)
 
 
-@each_spec
-@each_dtype
-@each_page_size
+@each_case
 def test_groups_of_prefills_read_their_contexts(name: str, dtype: str, page_size: int) -> None:
     spec = SPECS[name]
     places = [(0, 32), (1, 32), (63, 20), (64, 1), (128, 0), (page_size * WIDTH - 32, 32)]
@@ -125,3 +130,23 @@ def test_a_sum_and_its_norm_are_those_of_the_plain_functions(shape: tuple[int, i
     right_total, right_normal = plain_add_norm(x, out, weight, 1e-5, offset)
     assert np.array_equal(np.asarray(total), np.asarray(right_total))
     check(normal, right_normal, dtype)
+
+
+@pytest.mark.skipif(INTERPRET, reason="cuDNN is not elsewhere")
+@pytest.mark.parametrize("lengths", [[2048] * 4, [700, 33, 1500, 1, 640], [5000]], ids=str)
+def test_new_prompts_are_attended_to_by_cudnn_as_by_the_plain_kernel(lengths: list[int]) -> None:
+    if gpu_kernels.packed_attention is None:
+        pytest.skip("this JAX attends to one sequence alone")
+    spec, group, tokens = SPECS["8B"], 32, 8192
+    rng = np.random.default_rng(0)
+    q, k, v = (jnp.asarray(rng.normal(size=(tokens, 8, *parts, 128)), jnp.bfloat16) for parts in ((4,), (), ()))
+    starts = [start for length in lengths for start in range(0, length, group)]
+    counts = [min(group, length - start) for length in lengths for start in range(0, length, group)]
+    missing = [0] * (tokens // group - len(starts))
+    groups = Groups(*(jnp.asarray(those, jnp.int32) for those in ([], starts + missing, counts + missing)))
+    out = gpu_kernels.attend_alone(spec, q, k, v, Segments.of(groups, group, gpu_kernels.MOST_ALONE))
+    offset = 0
+    for length in lengths:
+        those = slice(offset, offset + length)
+        check(out[those], causal_attention(spec, q[those], k[those], v[those]), "bfloat16")
+        offset += -(-length // group) * group
