@@ -39,7 +39,7 @@ class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """From an HTTP worker, every second: its loop turns."""
+    """From an HTTP worker, and from an engine that is being made, every second: its loop turns."""
 
 
 class Pulse(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -51,6 +51,8 @@ class Pulse(msgspec.Struct, frozen=True, tag=True, array_like=True):
     is_compiling: bool  # the step under way had to wait for a program
     is_searching: bool  # for a request that makes steps fail
 
+
+ALIVE_INTERVAL_S = 1.0
 
 Word = Stop | GaveUp | Up | Refused | Alive | Pulse
 

@@ -12,7 +12,7 @@ from quire.engine.collector import collect_seldom, keep_what_is_there
 from quire.engine.driver import Driver
 from quire.engine.front_end import FrontEnd
 from quire.engine.journal import Journal, Record
-from quire.engine.leash import Leash, Pulse, Refused, Stop, Up, Word, bind_to_parent, hold
+from quire.engine.leash import ALIVE_INTERVAL_S, Alive, Leash, Pulse, Refused, Stop, Up, Word, bind_to_parent, hold
 from quire.engine.meter import Metered, read_stats
 from quire.engine.wire import Broken, Described, Others, Stats, frame
 from quire.errors import EngineFailed, QuireError
@@ -60,7 +60,10 @@ class EngineProcess:
         server = await self.loop.create_unix_server(lambda: FrontEnd(self), self._address)
         stopping = asyncio.create_task(self._stop.wait())
         building = asyncio.create_task(asyncio.to_thread(self._build, self._describe_from_thread))
-        await asyncio.wait({building, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        while not building.done() and not stopping.done():
+            if self.leash is not None:
+                self.leash.tell(Alive())
+            await asyncio.wait({building, stopping}, timeout=ALIVE_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
         if building.done():
             self._start(building)
         while not stopping.done():  # a broken engine stays too, until somebody has heard why

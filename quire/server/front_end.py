@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from quire.engine.client import EngineClient, connect
 from quire.engine.collector import keep_what_is_there
-from quire.engine.leash import Alive, GaveUp, Leash, Refused, Stop, Up, Word, hold
+from quire.engine.leash import ALIVE_INTERVAL_S, Alive, GaveUp, Leash, Refused, Stop, Up, Word, hold
 from quire.engine.wire import Described, Ready, ToFrontEnd
 from quire.errors import EngineFailed, InvalidSetting, QuireError
 from quire.files.generation_defaults import GenerationDefaults
@@ -29,7 +29,7 @@ from quire.text.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
 
-NEWS_INTERVAL_S = 1.0
+COUNTS_INTERVAL_S = 1.0
 
 
 class FrontEnd:
@@ -62,6 +62,7 @@ class FrontEnd:
         self._address = address
         server = HttpServer(self._settings)
         leash = await hold(line, lambda word: self._obey(word, server), orphaned)
+        self._living = asyncio.create_task(_live(leash))
         joining = asyncio.create_task(self._join())
         before = asyncio.create_task(server.serve(listeners) if is_first else server.wait_until_stopped())
         await asyncio.wait({before, joining}, return_when=asyncio.FIRST_COMPLETED)
@@ -79,7 +80,7 @@ class FrontEnd:
         server.admit(service)
         keep_what_is_there()
         leash.tell(Up())
-        await self._serve(service, before if is_first else asyncio.create_task(server.serve(listeners)), leash)
+        await self._serve(service, before if is_first else asyncio.create_task(server.serve(listeners)))
         return None
 
     def _obey(self, word: Word, server: "HttpServer") -> None:
@@ -93,14 +94,13 @@ class FrontEnd:
                 self._service.disconnect(word.reason)
             server.loading.reason = word.reason
 
-    async def _serve(self, service: Service, serving: "asyncio.Task[None]", leash: Leash) -> None:
-        """Until the server ends; meanwhile the supervisor hears of it, and the other workers of what it counts."""
+    async def _serve(self, service: Service, serving: "asyncio.Task[None]") -> None:
+        """Until the server ends; meanwhile the other workers hear of what this one counts."""
         while not serving.done():
-            leash.tell(Alive())
             if self._settings.http_workers > 1 and self._client is not None:
                 self._client.tell(service.metrics.counts())
             service.expire()
-            await asyncio.wait({serving}, timeout=NEWS_INTERVAL_S)
+            await asyncio.wait({serving}, timeout=COUNTS_INTERVAL_S)
         if self._rejoining is not None:
             self._rejoining.cancel()
         if self._client is not None:
@@ -201,6 +201,13 @@ class FrontEnd:
             max_input_tokens=max_input or limit,
             created=int(time.time()),
         )
+
+
+async def _live(leash: Leash) -> None:
+    """Say so for as long as the loop turns."""
+    while True:
+        leash.tell(Alive())
+        await asyncio.sleep(ALIVE_INTERVAL_S)
 
 
 class HttpServer(uvicorn.Server):

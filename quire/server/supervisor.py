@@ -15,7 +15,7 @@ from quire.errors import EngineFailed, InvalidSetting, ModelError, QuireError
 from quire.server.child import Child
 from quire.server.restarts import Restarts
 from quire.server.settings import ServerSettings
-from quire.server.watchdog import Silence, StuckEngine, watch
+from quire.server.watchdog import STARTING_FACTOR, Silence, StuckEngine, watch
 from quire.server.worker import run_worker
 
 log = logging.getLogger(__name__)
@@ -110,7 +110,8 @@ class Supervisor:
     # The engine
 
     async def _keep_engine(self) -> None:
-        restarts, is_stuck = Restarts(self._settings.max_engine_restarts), StuckEngine(self._settings.restart_after_s)
+        restarts, limit_s = Restarts(self._settings.max_engine_restarts), self._settings.restart_after_s
+        is_stuck, is_silent = StuckEngine(limit_s), Silence("the engine", STARTING_FACTOR * limit_s)
         num_before = 0
         while True:
             try:
@@ -121,7 +122,8 @@ class Supervisor:
                 log.error("the engine process cannot be started: %s", error)
                 await asyncio.sleep(START_AGAIN_S)
                 continue
-            watching = asyncio.create_task(watch(engine, is_stuck))
+            # The first has all the time it wants: nobody waits for it who was served before.
+            watching = asyncio.create_task(watch(engine, is_stuck, is_silent if num_before else None))
             was_refused = asyncio.create_task(engine.refused.wait())
             ended = asyncio.create_task(engine.ended.wait())
             try:
@@ -195,7 +197,7 @@ class Supervisor:
             if self._stopping.is_set():
                 worker.tell(Stop())
             try:
-                await self._follow(worker)
+                await self._follow(worker, is_first)
             finally:
                 if worker.ended.is_set():
                     del self._workers[place]
@@ -226,11 +228,12 @@ class Supervisor:
             worker.tell(GaveUp(self._gave_up))
         return worker
 
-    async def _follow(self, worker: Child) -> None:
+    async def _follow(self, worker: Child, is_first: bool) -> None:
         """Until it ends, or nothing is heard of it; once it is ready the server can be announced, and once told to stop
         it has its time."""
-        is_silent = Silence(worker.name, self._settings.worker_restart_after_s)
-        watching = asyncio.create_task(watch(worker, is_silent))
+        limit_s = self._settings.worker_restart_after_s
+        starting = None if is_first else Silence(worker.name, STARTING_FACTOR * limit_s)
+        watching = asyncio.create_task(watch(worker, Silence(worker.name, limit_s), starting))
         up, ended = asyncio.create_task(worker.up.wait()), asyncio.create_task(worker.ended.wait())
         stopping = asyncio.create_task(self._stopping.wait())
         try:

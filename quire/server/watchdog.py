@@ -12,6 +12,7 @@ from quire.server.child import Child
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.25
+STARTING_FACTOR = 10  # a process that starts may be silent for so much longer: loading a model is not all in our hands
 SEARCH_S = 5.0  # while it looks for a request that makes steps fail
 UNMEASURED_S = 600.0  # for a step of which nothing is known, and for one that waits for the compiler
 
@@ -19,16 +20,18 @@ UNMEASURED_S = 600.0  # for a step of which nothing is known, and for one that w
 Trouble = Callable[[Pulse | None, float], str | None]
 
 
-async def watch(child: Child, trouble: Trouble) -> None:
-    """Kill a process that is up when there is trouble with it. Until cancelled."""
-    await child.up.wait()
+async def watch(child: Child, trouble: Trouble, starting: Trouble | None) -> None:
+    """Kill a process when there is trouble with it, with `starting` before it is up. Until cancelled."""
+    if starting is None:
+        await child.up.wait()
     looked_s = time.monotonic()
     while True:
         now = time.monotonic()
         if now - looked_s > 4 * INTERVAL_S:  # this process stood still itself, so that nothing is known
             child.heard_s, child.pulse = now, None
         looked_s = now
-        why = trouble(child.pulse, now - child.heard_s)
+        look = trouble if starting is None or child.up.is_set() else starting
+        why = look(child.pulse, now - child.heard_s)
         if why is not None:
             log.error("%s; %s is killed", why, child.name)
             child.kill()

@@ -1,5 +1,6 @@
 """Servers for the chaos tests."""
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -8,6 +9,8 @@ import pytest
 
 from tests.chaos.server import Server
 from tests.server.vocabulary import TEMPLATE, tokenizer
+
+LONG = pytest.mark.skipif(os.environ.get("QUIRE_CHAOS") != "long", reason="takes its time; part of `make chaos`")
 
 
 def write_tokenizer(folder: Path) -> Path:

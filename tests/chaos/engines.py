@@ -16,15 +16,17 @@ from tests.fake_executor import FakeExecutor
 
 @dataclass(frozen=True)
 class FakeModel:
-    """Its tokens can be worked out by hand. `tokenizer` is the folder of one; a step takes `step_s`."""
+    """Its tokens can be worked out by hand. `tokenizer` is the folder of one; a start takes `build_s`, a step `step_s`."""
 
     tokenizer: Path
     step_s: float = 0.0
     faults: Faults = Faults()
     max_queued: int | None = None
+    build_s: float = 0.0
 
     def __call__(self, describe: Callable[[Described], None]) -> Metered:
         configure_logs("text")
+        time.sleep(self.build_s)
         describe(Described("fake", str(self.tokenizer), (), {}))
         chosen = limits(num_pages=1200, max_batch_size=16, max_sequence_tokens=512, max_step_tokens=272,
                         max_batch_prefill_tokens=256, max_queued=self.max_queued)  # fmt: skip

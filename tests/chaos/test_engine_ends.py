@@ -9,6 +9,7 @@ from typing import Any
 import httpx
 
 from tests.chaos.asking import Asking, body
+from tests.chaos.conftest import LONG
 from tests.chaos.faulty import Mark
 from tests.chaos.server import Server, is_there, wait_until
 
@@ -62,6 +63,19 @@ def test_requests_that_come_in_the_gap_are_refused_where_that_is_asked_for(serve
     assert int(refused.headers["retry-after"]) >= 1
     server.wait_until_healthy()
     assert httpx.post(f"{server.url}/v1/completions", json=body(1)).status_code == 200
+
+
+@LONG
+def test_an_engine_that_stands_still_before_it_is_ready_is_replaced(serve):
+    server = serve(engine={"step_s": 0.01, "build_s": 1.0}, settings={"restart_after_s": 0.7})
+    asking = Asking(server, [body(n, max_tokens=100) for n in range(8)])
+    asking.wait_for_text()
+    first = server.processes("quire-engine")
+    server.kill("quire-engine")
+    wait_until(lambda: server.processes("quire-engine") not in (first, []))
+    server.kill("quire-engine", number=signal.SIGSTOP)
+    asking.wait().check_all()
+    assert server.metrics()["quire_engine_restarts"] == 2
 
 
 def check_one_fails_alone(server: Server, mark: Mark, among: int = 16, num_blamed: int = 1) -> None:

@@ -1,7 +1,6 @@
 """The same on JAX: a small model, whose answers must be those that it gave when nothing went wrong."""
 
 import asyncio
-import os
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,13 +12,13 @@ from safetensors.numpy import save_file
 
 from tests.chaos.asking import Asking
 from tests.chaos.clients import Heard, stream_all
+from tests.chaos.conftest import LONG
 from tests.chaos.faulty import Mark
 from tests.chaos.server import Server
 from tests.tiny_chat_model import CONFIG, SIZES, byte_tokenizer, program_folder, write_tiny_chat_model
 
 CULPRIT = 9
 POISON = "~"  # the model's numbers for this token are none
-LONG = pytest.mark.skipif(os.environ.get("QUIRE_CHAOS") != "long", reason="takes many engines; part of `make chaos`")
 
 
 def body(number: int) -> dict[str, Any]:

@@ -1,8 +1,13 @@
 """How long a step may take before its engine is ended, and how long a process may say nothing."""
 
+import asyncio
+import socket
+import time
+
 from quire.engine.leash import Pulse
 from quire.engine.longest_step import STUCK_FACTOR, LongestStep
-from quire.server.watchdog import Silence, StuckEngine
+from quire.server.child import Child
+from quire.server.watchdog import Silence, StuckEngine, watch
 
 
 def pulse(
@@ -54,3 +59,22 @@ def test_silence_has_the_floor():
 def test_nothing_is_ended_where_the_limit_is_0():
     assert StuckEngine(0)(pulse(1e6), 1e6) is None
     assert Silence("quire-http-1", 0)(None, 1e6) is None
+
+
+def say_nothing(line: socket.socket) -> None:
+    time.sleep(60)
+
+
+def test_a_process_that_does_not_get_up_is_ended_unless_it_is_the_first():
+    async def run(starting: Silence | None) -> str:
+        child = await Child("quire-silent", say_nothing, lambda line: (line,)).hold()
+        watching = asyncio.create_task(watch(child, Silence("it", 0.1), starting))
+        done, _ = await asyncio.wait({asyncio.create_task(child.ended.wait())}, timeout=10 if starting else 1)
+        assert bool(done) is (starting is not None)
+        watching.cancel()
+        child.kill()
+        await child.ended.wait()
+        return child.exit_status
+
+    assert asyncio.run(run(Silence("it", 0.5))) == "signal 9"
+    asyncio.run(run(None))
