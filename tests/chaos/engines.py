@@ -16,7 +16,7 @@ from tests.fake_executor import FakeExecutor
 
 @dataclass(frozen=True)
 class FakeModel:
-    """Its tokens can be worked out by hand. `tokenizer` is the folder of one; a start takes `build_s`, a step `step_s`."""
+    """Its tokens can be worked out by hand. `tokenizer` is a folder; a start takes `build_s` and a step `step_s`."""
 
     tokenizer: Path
     step_s: float = 0.0
