@@ -5,7 +5,7 @@ from collections.abc import Iterator
 
 import httpx
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.server.openai.requests import ChatRequest, CompletionRequest
@@ -71,7 +71,6 @@ def client(running: RunningServer) -> Iterator[httpx.Client]:
 
 
 @given(asked())
-@settings(max_examples=300)
 def test_whatever_is_asked_is_served_or_refused_with_a_reason(client, asked):
     path, content = asked
     answer = client.post(path, content=content)
