@@ -108,7 +108,8 @@ def test_steps_shrink_when_the_device_has_no_memory_for_them_and_nobody_is_blame
     check(heard, undisturbed, CULPRIT)
     assert heard[CULPRIT].is_complete
     after = server.wait_until_idle()
-    assert after["quire_step_shrinks"] - before["quire_step_shrinks"] == 2  # from 16 rows to 4
+    # From 16 rows to 4, and less of prompts, where steps had some.
+    assert after["quire_step_shrinks"] - before["quire_step_shrinks"] >= 2
     assert after["quire_faults_isolated"] == before["quire_faults_isolated"]
     assert after["quire_engine_restarts"] == before["quire_engine_restarts"]
 
