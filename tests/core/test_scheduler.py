@@ -275,6 +275,7 @@ def test_a_place_is_kept_for_who_comes_back_as_told_and_none_where_nobody_waits(
     harness.add(request(14, prompt=(2, 11)))
     assert harness.scheduler.num_waiting == 4
     harness.run()
+    now[0] += 60  # whoever has not come back by now does not
     for request_id in range(20, 24):
         harness.add(request(request_id, prompt=(4, request_id), max_tokens=2))
     with pytest.raises(Overloaded):
