@@ -138,6 +138,7 @@ LOWEST = {
 }
 RESERVE_BYTES = 256 * 2**20  # for what nobody counts: fragments, programs, small arrays
 MAX_HOST_CACHE_BYTES = 2 * 2**30
+LARGE_MODEL_BYTES = 8 * 2**30  # on one device; to read them takes milliseconds
 PAGE_STEP = 64  # the number of pages is a multiple of this, so that compiled programs are found again
 
 
@@ -180,7 +181,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
             "all positions of the model" if limit == facts.max_positions else f"for a {platform}; ask for more",
         ),
         "memory_fraction": fraction,
-        "max_burst": _max_burst(config, defaults, platform),
+        "max_burst": _max_burst(config, defaults, platform, facts),
         "compile_threads": _chosen(
             "compile_threads", config.compile_threads, min(os.cpu_count() or 1, 16), "one for each core, up to 16"
         ),
@@ -195,10 +196,12 @@ def resolve(config: Config, facts: Facts) -> Resolved:
     )
 
 
-def _max_burst(config: Config, defaults: PlatformDefaults, platform: str) -> Choice[int]:
+def _max_burst(config: Config, defaults: PlatformDefaults, platform: str, facts: Facts) -> Choice[int]:
     page_size = config.page_size or defaults.page_size
     if config.max_burst is not None and config.max_burst > page_size:
         raise InvalidSetting(f"max_burst is {config.max_burst}; it can be as many as page_size, {page_size}")
+    if facts.weight_bytes > LARGE_MODEL_BYTES:
+        return _chosen("max_burst", config.max_burst, 1, "a step of so large a model takes longer than to start it")
     return _chosen("max_burst", config.max_burst, min(defaults.max_burst, page_size), f"for a {platform}")
 
 

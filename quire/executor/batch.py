@@ -171,6 +171,8 @@ class Packer:
 
 def sampled_rows(chunks: tuple[Chunk, ...], launch: Launch, bucket: Bucket) -> list[tuple[int, int]]:
     """Where each chunk's sample stands: (row of the launch's samples, index of the chunk)."""
+    if bucket.alone:
+        return list(enumerate(launch.fills))
     pairs = list(enumerate(launch.rows))
     group = bucket.rows - 1
     for index in launch.fills:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 LONG_PREFILL = 24  # groups
 MANY_GROUPS = 128
+MIN_SAMPLES = 8  # after sequences alone: as many as there is a program for anyway
 GROUP_SIZE = 32  # tokens of a prefill that read the cache together; a shorter rest is padded to it
 
 
@@ -23,6 +24,8 @@ class Bucket(NamedTuple):
     @property
     def num_samples(self) -> int:
         """How many rows of logits it gives: a power of two, so that few programs can sample from them."""
+        if self.alone:
+            return max(MIN_SAMPLES, 1 << (self.alone - 1).bit_length())
         return 1 << (self.rows + self.groups - 1).bit_length()
 
     def __str__(self) -> str:

@@ -140,6 +140,8 @@ class Programs:
     def _compile_together(self, keys: list[Key], needed: list[Key]) -> Iterator[float]:
         """Those of `keys` that are not ready or under way, side by side. Raises where one of the `needed` fails."""
         missing = [key for key in dict.fromkeys(keys) if key not in self._ready and key not in self._compiling]
+        if self.is_specialised:
+            missing.sort(key=_tuned_by_others)
         pools = {True: self._tuning_pool, False: self._pool}
         futures = {pools[_is_decode(key)].submit(self._make, key): key for key in missing}
         self._compiling |= {key: future for future, key in futures.items()}
@@ -277,6 +279,11 @@ class Programs:
         if self._mesh is None:
             return jax.jit(function, donate_argnums=donated)
         return jax.jit(function, donate_argnums=donated, out_shardings=places)
+
+
+def _tuned_by_others(key: Key) -> bool:
+    """Whether its products are also those of a program that is compiled before it, which finds out how to do them."""
+    return key[0] == "burst" or (isinstance(key, Bucket) and not key.groups)
 
 
 def _is_decode(key: Key) -> bool:

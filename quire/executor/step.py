@@ -20,7 +20,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.grouped_attention import Groups
 from quire.ops.heads import Heads
 from quire.ops.rms_norm import add_norm
-from quire.ops.step_attention import FilterCuts, Kernels, Pages, Places, step_attention
+from quire.ops.step_attention import FilterCuts, Kernels, Pages, Places, Segments, step_attention
 
 # Which programs sample: any can do everything and branches on the device; the others do no more than their names say.
 SamplingWay = Literal["any", "plain", "filtered"]
@@ -45,22 +45,29 @@ def forward(
 ) -> tuple[State, jax.Array, Sampled | None]:
     """One launch's tokens through the model.
 
-    Gives the logits after each row and after the last token of each group, [bucket.num_samples, v], and where the
-    bucket scores, the log-probability of what follows each token of the groups.
+    Gives the logits after each row and after the last token of each group, or of each sequence where they are alone,
+    [bucket.num_samples, v], and where the bucket scores, the log-probability of what follows each token of the groups.
     """
     inputs = unpack(packed, bucket, page_size)
     state = _with_new_pages(state, inputs, page_size)
     state, hidden, positions, token_slots = _hidden(model, kernels, page_size, bucket, weights, state, inputs)
 
-    last = bucket.rows + jnp.arange(bucket.groups) * GROUP_SIZE + jnp.maximum(inputs.group_lengths - 1, 0)
-    ends = jnp.concatenate([jnp.arange(bucket.rows), last])
-    ends = jnp.pad(ends, (0, bucket.num_samples - ends.shape[0]))
-    logits = model.logits(weights, hidden[ends])
+    ends = _ends(inputs, bucket)
+    logits = model.logits(weights, hidden[jnp.pad(ends, (0, bucket.num_samples - ends.shape[0]))])
     scored = None
     if bucket.scores:
         rows = bucket.rows
         scored = _score(model, weights, hidden[rows:], state.slots, token_slots[rows:], positions[rows:])
     return state, logits, scored
+
+
+def _ends(inputs: Inputs, bucket: Bucket) -> jax.Array:
+    """The tokens of a launch after which something may be sampled."""
+    if bucket.alone:
+        offsets, lengths = Segments.of(inputs.group_starts, inputs.group_lengths, GROUP_SIZE, bucket.alone)
+        return jnp.maximum(offsets + lengths - 1, 0)
+    last = bucket.rows + jnp.arange(bucket.groups) * GROUP_SIZE + jnp.maximum(inputs.group_lengths - 1, 0)
+    return jnp.concatenate([jnp.arange(bucket.rows), last])
 
 
 def decode(

@@ -40,12 +40,12 @@ class Segments(NamedTuple):
     lengths: jax.Array
 
     @classmethod
-    def of(cls, groups: Groups, group_size: int, most: int) -> "Segments":
-        """Of groups that are whole sequences' from the first token on, of at most so many."""
-        begins = (groups.starts == 0) & (groups.lengths > 0)
+    def of(cls, starts: jax.Array, lengths: jax.Array, group_size: int, most: int) -> "Segments":
+        """Of groups with these starts and lengths, each sequence's from its first token on, and at most so many."""
+        begins = (starts == 0) & (lengths > 0)
         (first,) = jnp.nonzero(begins, size=most, fill_value=-1)
-        numbers = jnp.where(groups.lengths > 0, jnp.cumsum(begins) - 1, most)
-        lengths = jnp.zeros(most + 1, jnp.int32).at[numbers].add(groups.lengths)[:most]
+        numbers = jnp.where(lengths > 0, jnp.cumsum(begins) - 1, most)
+        lengths = jnp.zeros(most + 1, jnp.int32).at[numbers].add(lengths)[:most]
         return cls(jnp.where(first < 0, -1, first * group_size).astype(jnp.int32), jnp.where(first < 0, -1, lengths))
 
 
@@ -79,15 +79,16 @@ def step_attention(
         # Padding is zero: a weight of zero does not silence what its page may hold.
         real = (places.pages > 0)[:, None, None]
         k, v = (jnp.where(real, pages[places.pages, places.offsets], 0) for pages in state)
-        segments = Segments.of(places.fills, len(q) // len(places.fills.starts), alone)
+        fills = places.fills
+        segments = Segments.of(fills.starts, fills.lengths, len(q) // len(fills.starts), alone)
         if (out := kernels.attend_alone(spec, q, k, v, segments)) is not None:
             return jnp.where(real[..., None], out, 0), state
-    rows, fills = len(places.rows.starts), len(places.fills.starts)
+    rows, groups = len(places.rows.starts), len(places.fills.starts)
     parts = []
     if rows:
         parts.append(kernels.attend(spec, q[:rows, None], *state, places.rows)[:, 0])
-    if fills:
-        grouped = q[rows:].reshape(fills, -1, *q.shape[1:])
+    if groups:
+        grouped = q[rows:].reshape(groups, -1, *q.shape[1:])
         parts.append(kernels.attend(spec, grouped, *state, places.fills).reshape(-1, *q.shape[1:]))
     return jnp.concatenate(parts) if len(parts) > 1 else parts[0], state
 

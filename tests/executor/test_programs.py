@@ -177,6 +177,28 @@ def test_programs_for_common_cases_give_the_tokens_of_those_for_all() -> None:
     assert bursts[1] == bursts[3] < bursts[0] == bursts[2]
 
 
+def test_prompts_that_are_alone_in_a_step_are_answered_as_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    used: list[Bucket] = []
+    find = Programs.forward
+
+    def forward(self: Programs, *launch: Any) -> Any:
+        found = find(self, *launch)
+        used.append(found[0])
+        return found
+
+    monkeypatch.setattr(Programs, "forward", forward)
+    shapes = replace(FEW_SHAPES, max_prefill_tokens=96, alone_from=2, most_alone=2)
+    with quickly_compiled():
+        rig = Rig(config_of("llama", num_hidden_layers=1), shapes)
+        requests = [
+            Request(number, tuple(range(number, number + length)), 5, sampling=SamplingParams(temperature=0))
+            for number, length in enumerate([40, 35, 70, 10, 50], start=1)
+        ]
+        assert check(rig, requests, rig.run(requests, max_batch_size=2)) <= 1
+        rig.executor.close()
+    assert {bucket.alone for bucket in used} == {0, 1, 2}
+
+
 class Broken(Programs):
     """Cannot compile one of its programs."""
 

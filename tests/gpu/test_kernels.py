@@ -144,7 +144,9 @@ def test_new_prompts_are_attended_to_by_cudnn_as_by_the_plain_kernel(lengths: li
     counts = [min(group, length - start) for length in lengths for start in range(0, length, group)]
     missing = [0] * (tokens // group - len(starts))
     groups = Groups(*(jnp.asarray(those, jnp.int32) for those in ([], starts + missing, counts + missing)))
-    out = gpu_kernels.attend_alone(spec, q, k, v, Segments.of(groups, group, gpu_kernels.MOST_ALONE))
+    out = gpu_kernels.attend_alone(
+        spec, q, k, v, Segments.of(groups.starts, groups.lengths, group, gpu_kernels.MOST_ALONE)
+    )
     offset = 0
     for length in lengths:
         those = slice(offset, offset + length)

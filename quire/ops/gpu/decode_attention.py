@@ -26,9 +26,8 @@ class Tiling(NamedTuple):
     num_stages: int  # blocks on their way at a time
 
 
-# The fastest of a dozen each on an H200.
-WHOLE = Tiling(64, 4, 3)
-IN_PARTS = Tiling(32, 2, 4)
+# The fastest of a dozen on an H200, whether contexts are alike or not, whole or in parts.
+TILING = Tiling(32, 2, 4)
 
 
 def num_parts(rows: int, kv_heads: int) -> int:
@@ -50,7 +49,7 @@ def decode_attention(
     """Attention of q [n, k, g, h], one query for each group; [n, k, g, h]."""
     rows, heads, group, size = q.shape
     parts = parts or num_parts(rows, heads)
-    block, num_warps, num_stages = tiling or (IN_PARTS if parts > 1 else WHOLE)
+    block, num_warps, num_stages = tiling or TILING
     queries, width = least_dot(group), power_of_two(size)
     whole = [pl.BlockSpec(k_pages.shape, lambda *_: (0, 0, 0, 0))] * 2
     shapes = [array(q.shape, q.dtype)]
