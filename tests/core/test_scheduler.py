@@ -274,6 +274,9 @@ def test_a_place_is_kept_for_who_comes_back_as_told_and_none_where_nobody_waits(
     harness.add(request(13, prompt=(2, 10)))  # it is what it asks, and not how it is numbered
     harness.add(request(14, prompt=(2, 11)))
     assert harness.scheduler.num_waiting == 4
+    while harness.scheduler.num_waiting > 2:
+        harness.step()
+    harness.add(request(15, prompt=(3, 4)))  # one place is kept for the one that was refused last, and no others
     harness.run()
     now[0] += 60  # whoever has not come back by now does not
     for request_id in range(20, 24):
