@@ -35,7 +35,8 @@ COPIED = ("quire/core", "quire/engine", "quire/__init__.py", "quire/appointments
           "quire/request.py", "pyproject.toml", "tests/__init__.py", "tests/conftest.py", "tests/fake_executor.py",
           "tests/test_appointments.py", "tests/core", "tests/engine")  # fmt: skip
 # Those that kill most, fastest, come first.
-TESTS = ("tests/core/test_page_pool.py", "tests/core/test_scheduler.py", "tests/core/test_prefix_cache.py",
+TESTS = ("tests/core/test_page_pool.py", "tests/core/test_scheduler.py", "tests/core/test_bursts.py",
+         "tests/core/test_prefix_cache.py",
          "tests/test_appointments.py", "tests/core/test_schedules.py", "tests/engine")  # fmt: skip
 TIMEOUT_S = 120
 
@@ -227,6 +228,31 @@ MUTANTS = (
         "        if True:\n            return self._queue.head()",
     ),
     Mutant("who runs out of focus goes on", SCHEDULER, "if not self._in_focus(sequence):", "if False:"),
+    # Bursts
+    Mutant(
+        "a burst runs past those who could join", SCHEDULER, "if self.num_waiting and running.has_free_slot", "if False"
+    ),
+    Mutant(
+        "a burst does not wait for prompts",
+        SCHEDULER,
+        "or running.filling or running.num_guided:",
+        "or running.num_guided:",
+    ),
+    Mutant("a burst outruns a grammar", SCHEDULER, "or running.filling or running.num_guided:", "or running.filling:"),
+    Mutant("a burst is longer than its request", SCHEDULER, "min(burst, sequence.limit - 1 - start)", "burst"),
+    Mutant("a burst runs over its pages", SCHEDULER, "length = min(length, sequence.page_end - start)", "pass"),
+    Mutant(
+        "what lies beyond the end is shared",
+        SCHEDULER,
+        "sequence.num_computed = chunk.start + len(tokens)  # not",
+        "sequence.num_computed = chunk.start + chunk.length  # not",
+    ),
+    Mutant(
+        "a row that failed after its end has failed",
+        SCHEDULER,
+        "if failed is not None and not (tokens and",
+        "if failed is not None and not (0 and",
+    ),
     Mutant("the queue has no bound", QUEUE, "if len(self) + num_kept + request.samples <= most:", "if True:"),
     Mutant("nobody's place is kept", QUEUE, "self._appointments.num_kept_from(client)", "0"),
     Mutant("an empty line keeps places", QUEUE, "num_kept_from(client) if len(self) else 0", "num_kept_from(client)"),
