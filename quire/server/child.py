@@ -39,14 +39,14 @@ class Child:
             self._process.start()
         self._line = ours
         self._leash: Leash | None = None
-        self._exit_code: int | None = None  # while it runs
+        self.exit_code: int | None = None  # while it runs
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._process.sentinel, self._note_end)
 
     @property
     def exit_status(self) -> str:
         """Once it has ended."""
-        code = self._exit_code
+        code = self.exit_code
         return f"signal {-code}" if code is not None and code < 0 else f"status {code}"
 
     @property
@@ -63,7 +63,7 @@ class Child:
             self._leash.tell(word)
 
     def kill(self) -> None:
-        if self._exit_code is None:
+        if self.exit_code is None:
             self._process.kill()
 
     def _take(self, word: Word) -> None:
@@ -80,7 +80,7 @@ class Child:
     def _note_end(self) -> None:
         self._loop.remove_reader(self._process.sentinel)
         self._process.join()
-        self._exit_code = self._process.exitcode
+        self.exit_code = self._process.exitcode
         self._process.close()  # its files, which would stay open until somebody collects garbage
         # What it said last is read in the next turn.
         self._loop.call_later(0.05, self._close)

@@ -3,6 +3,7 @@
 QUICK_S = 30.0  # a process that was ready for longer had work to do, and its end says nothing about the next one
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
 MAX_FAILED_STARTS = 5
+SEARCH_FACTOR = 3  # so many times the ends that may follow each other may be in a search
 
 
 class Restarts:
@@ -11,12 +12,20 @@ class Restarts:
     def __init__(self, max_quick: int) -> None:
         self._max_quick = max_quick
         self.num_quick = 0
+        self._num_searches = 0
         self._num_failed_starts = 0
 
-    def delay_s(self, ready_s: float | None) -> float | None:
-        """How long to wait before the next start; None to give up. `ready_s`: how long it was ready, None for never."""
+    def delay_s(self, ready_s: float | None, was_searching: bool = False) -> float | None:
+        """How long to wait before the next start; None to give up. `ready_s`: how long it was ready, None for never.
+
+        An engine that looked for the request that ends engines, and ended, has come closer to it: a good many of those
+        do not count.
+        """
         if ready_s is not None and ready_s >= QUICK_S:
-            self.num_quick = 0
+            self.num_quick = self._num_searches = 0
+        if ready_s is not None and was_searching and self._num_searches < SEARCH_FACTOR * self._max_quick:
+            self._num_searches += 1
+            return 0.0
         self._num_failed_starts = self._num_failed_starts + 1 if ready_s is None else 0
         self.num_quick += 1
         if self.num_quick > self._max_quick or self._num_failed_starts > MAX_FAILED_STARTS:

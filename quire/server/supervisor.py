@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.engine.journal import Journal
 from quire.engine.leash import GaveUp, Refused, Stop
-from quire.engine.process import EngineBuilder, run_engine
+from quire.engine.process import ABANDONED, EngineBuilder, run_engine
 from quire.errors import EngineFailed, InvalidSetting, ModelError, QuireError
 from quire.server.child import Child
 from quire.server.restarts import Restarts
@@ -139,7 +139,8 @@ class Supervisor:
             if not num_before and engine.ready_s is None:
                 self._refuse(refusal or Refused(EngineFailed.kind, f"{reason} before it was ready"))
                 return
-            delay_s = restarts.delay_s(engine.ready_s)
+            was_searching = engine.pulse is not None and engine.pulse.is_searching and engine.exit_code != ABANDONED
+            delay_s = restarts.delay_s(engine.ready_s, was_searching)
             if delay_s is None:
                 self._give_up(f"{reason}, {restarts.num_quick} times in a row; it is not started again")
                 return

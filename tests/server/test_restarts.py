@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from quire.server.restarts import MAX_DELAY_S, MAX_FAILED_STARTS, QUICK_S, Restarts
+from quire.server.restarts import MAX_DELAY_S, MAX_FAILED_STARTS, QUICK_S, SEARCH_FACTOR, Restarts
 
 
 def test_the_first_end_is_mended_at_once_and_those_that_follow_back_off():
@@ -34,3 +34,11 @@ def test_one_that_never_gets_ready_is_given_up_sooner():
 
 def test_zero_restarts_are_none():
     assert Restarts(0).delay_s(1000.0) is None
+
+
+def test_ends_on_the_way_to_a_culprit_do_not_count():
+    restarts = Restarts(2)
+    assert restarts.delay_s(1.0) == 0.0
+    assert [restarts.delay_s(1.0, was_searching=True) for _ in range(2 * SEARCH_FACTOR)] == [0.0] * 2 * SEARCH_FACTOR
+    assert restarts.delay_s(1.0) is not None
+    assert restarts.delay_s(1.0, was_searching=True) is None  # it does not come to an end
