@@ -23,13 +23,14 @@ class FakeModel:
     faults: Faults = Faults()
     max_queued: int | None = None
     build_s: float = 0.0
+    max_burst: int = 1
 
     def __call__(self, describe: Callable[[Described], None]) -> Metered:
         configure_logs("text")
         time.sleep(self.build_s)
         describe(Described("fake", str(self.tokenizer), (), {}))
         chosen = limits(num_pages=1200, max_batch_size=16, max_sequence_tokens=512, max_step_tokens=272,
-                        max_batch_prefill_tokens=256, max_queued=self.max_queued)  # fmt: skip
+                        max_batch_prefill_tokens=256, max_queued=self.max_queued, max_burst=self.max_burst)  # fmt: skip
 
         def take_time(plan: object, prompts: object) -> None:
             executor.plans.clear()  # which tests of single steps look at, and hours of them would fill the memory

@@ -196,7 +196,9 @@ def run_storm(engine: str, seed: int, duration_s: float, one_in: int, folder: Pa
     faults = {"one_in": one_in, "seed": seed}
     if engine == "fake":
         write_tokenizer(folder)
-        server = Server("fake", folder, engine={"step_s": 0.003}, faults=faults, settings=settings)
+        server = Server(
+            "fake", folder, engine={"step_s": 0.003, "max_burst": seed % 4 + 1}, faults=faults, settings=settings
+        )
     else:
         model = write_tiny_chat_model(folder) if engine == "tiny" else engine
         config = SIZES | {"max_batch_size": 8, "cache_dir": str(folder / "programs")} if engine == "tiny" else {}
