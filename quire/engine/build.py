@@ -86,7 +86,7 @@ def make_plan(config: Config, progress: Progress = silent) -> Plan:
         model = model.with_key_copies(key_copies(spec.kv_heads, spec.group, config.tensor_parallel))
     platform = jax.default_backend()
     dtype = resolve_dtype(platform, config.dtype).value
-    if dtype == "float32":  # as it was asked for: a GPU would round products to ten bits
+    if dtype == "float32" and platform == "gpu":  # as it was asked for: products would be rounded to ten bits
         jax.config.update("jax_default_matmul_precision", "highest")  # type: ignore[no-untyped-call]
     fast_int8 = platform == "cpu" and int8_product.is_fast()
     quantize = resolve_quantize(platform, config, fast_int8).value
@@ -110,7 +110,6 @@ def make_plan(config: Config, progress: Progress = silent) -> Plan:
         max_sequence_tokens=resolved.max_total_tokens,
         min_rows=resolved.min_rows,
         min_groups=resolved.min_groups,
-        alone_from=resolved.alone_from if sees_all else None,
         most_alone=kernels_for(platform, dtype, config.tensor_parallel).most_alone if sees_all else 0,
         burst=resolved.max_burst,
     )
