@@ -117,8 +117,8 @@ def table(watched: Watched) -> list[str]:
 
 
 def work_of(case: str, vocab_size: int) -> Work:
-    if (work := scenarios.together(case, vocab_size)) is not None:
-        return work
+    if (make := scenarios.together(case)) is not None:
+        return make(vocab_size)
     rows = int(case.removeprefix("decode_b"))
     return scenarios.uniform(rows, scenarios.DECODE_PROMPT, scenarios.DECODE_TOKENS, vocab_size, seed=3)
 

@@ -73,11 +73,10 @@ def prefill(llm: "LLM") -> Metrics:
     return {"seconds": timing.seconds, "prompt_tokens_per_s": sum(map(len, work.prompts)) / timing.seconds}
 
 
-def together(llm: "LLM", name: str) -> Metrics:
+def together(llm: "LLM", make: Callable[[int], Work]) -> Metrics:
     vocab_size = llm.plan.model.vocab_size
     measure(llm, scenarios.uniform(8, 64, 8, vocab_size, seed=1))
-    work = scenarios.together(name, vocab_size)
-    assert work is not None
+    work = make(vocab_size)
     return summary(work, measure(llm, work))
 
 
@@ -109,8 +108,8 @@ def start(config: Config) -> Metrics:
 
 def case(name: str) -> Callable[["LLM"], Metrics]:
     """How a case is measured, by its name; all but `start`, which needs no engine here."""
-    if scenarios.together(name, vocab_size=100) is not None:
-        return lambda llm: together(llm, name)
+    if (make := scenarios.together(name)) is not None:
+        return lambda llm: together(llm, make)
     if name == "prefill_64x2048":
         return prefill
     if found := re.fullmatch(r"decode_b([1-9]\d*)", name):

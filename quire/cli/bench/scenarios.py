@@ -11,7 +11,7 @@ start            a process that begins, loads the model and gives one token
 """
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import product
 from random import Random
 from typing import NamedTuple
@@ -68,16 +68,19 @@ def mix(rows: int, vocab_size: int) -> Work:
     return Work(prompts, [round(2 ** random.uniform(4, 10)) for _ in prompts])
 
 
-def together(name: str, vocab_size: int) -> Work | None:
-    """Those cases that are one load of prompts, all there from the beginning."""
+def together(name: str) -> Callable[[int], Work] | None:
+    """For the cases that are one load of prompts, all there from the beginning: what makes it for a vocabulary."""
     if name == "nano256":
-        return nano256(vocab_size)
+        return nano256
     if found := re.fullmatch(r"long_([1-9]\d*)x([1-9]\d*)", name):
-        return uniform(int(found[1]), int(found[2]), 256, vocab_size, seed=2)
+        rows, length = int(found[1]), int(found[2])
+        return lambda vocab_size: uniform(rows, length, 256, vocab_size, seed=2)
     if found := re.fullmatch(r"shared_([1-9]\d*)x([1-9]\d*)", name):
-        return shared(int(found[1]), int(found[2]), vocab_size)
+        rows, length = int(found[1]), int(found[2])
+        return lambda vocab_size: shared(rows, length, vocab_size)
     if found := re.fullmatch(r"mix([1-9]\d*)", name):
-        return mix(int(found[1]), vocab_size)
+        rows = int(found[1])
+        return lambda vocab_size: mix(rows, vocab_size)
     return None
 
 
