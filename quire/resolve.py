@@ -93,7 +93,6 @@ class Resolved:
     memory_limit_bytes: int
     min_rows: int
     min_groups: int
-    alone_from: int | None
     max_burst: int
     compile_threads: int
     choices: tuple[Choice[Any], ...]  # for the log
@@ -106,18 +105,17 @@ class PlatformDefaults:
     memory_fraction: float
     min_rows: int
     min_groups: int
-    alone_from: int | None  # groups
     page_size: int
     max_burst: int
 
 
 DEFAULTS = {
-    "cpu": PlatformDefaults(32, 512, 0.5, 1, 1, None, 16, 1),
+    "cpu": PlatformDefaults(32, 512, 0.5, 1, 1, 16, 1),
     # One row takes a slower path through matmuls than eight, and 128 tokens take as long as 32: that of the weights.
     # Larger pages are fewer for the host to think about, which has little time beside a step of hundreds of rows.
     # To start a program takes the host a millisecond, as long as a decode of a small model.
-    "gpu": PlatformDefaults(256, 8192, 0.95, 8, 4, 64, 32, 4),
-    "tpu": PlatformDefaults(128, 2048, 0.9, 8, 4, None, 16, 1),
+    "gpu": PlatformDefaults(256, 8192, 0.95, 8, 4, 32, 4),
+    "tpu": PlatformDefaults(128, 2048, 0.9, 8, 4, 16, 1),
 }
 DEFAULT_MAX_TOTAL_TOKENS = {"cpu": 4096, "gpu": 32768, "tpu": 32768}
 LOWEST = {
@@ -191,7 +189,6 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         memory_limit_bytes=int(fraction.value * facts.memory_bytes),
         min_rows=defaults.min_rows,
         min_groups=defaults.min_groups,
-        alone_from=defaults.alone_from,
         choices=tuple(choices.values()),
     )
 

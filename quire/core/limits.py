@@ -24,8 +24,8 @@ class Limits:
     max_sequence_tokens: int  # prompt and answer together
     max_batch_total_tokens: int | None = None  # prompts and answers, at their longest, of all that run
     max_queued: int | None = None  # sequences
-    # While sequences run, admissions wait until `waiting_served_ratio` × as many wait, or `max_waiting_tokens` steps
-    # have passed without one. 0 admits eagerly.
+    # While sequences run, admissions wait until `waiting_served_ratio` × as many wait, or those have got
+    # `max_waiting_tokens` each without one. 0 admits eagerly.
     waiting_served_ratio: float = 0.0
     max_waiting_tokens: int = 0
     prefix_caching: bool = True

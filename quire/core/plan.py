@@ -42,7 +42,6 @@ class StepPlan(NamedTuple):
     started: tuple[SlotStart, ...] = ()
     # Chunks, by index, whose next tokens a grammar restricts. A plan with any is not sampled before it gets its masks.
     guided: tuple[int, ...] = ()
-
     burst: int = 1  # the most tokens that a chunk samples one after the other; above 1, all chunks are decodes
 
     @property

@@ -78,7 +78,7 @@ class Scheduler:
         self._in_flight: deque[InFlight] = deque()
         self._focus: frozenset[int] | None = None
         self._num_arrived = 0
-        self._steps_since_admission = 0
+        self._tokens_since_admission = 0
 
     # What is there
 
@@ -275,7 +275,7 @@ class Scheduler:
             burst = max(chunk.length for chunk in chunks)
             num_decodes = num_decodes if burst == 1 else 0
         self.counters.steps += 1
-        self._steps_since_admission += burst
+        self._tokens_since_admission += burst
         plan = StepPlan(self.counters.steps, tuple(chunks), tuple(started), burst=burst)
         self._in_flight.append(InFlight(plan, rows, num_decodes))
         return plan
@@ -438,7 +438,7 @@ class Scheduler:
                 budget -= self._start_or_park(sequence, budget, chunks, rows, started)
         if started:
             self._queue.note_admissions(len(started))
-            self._steps_since_admission = 0
+            self._tokens_since_admission = 0
         return started
 
     def _start_or_park(
@@ -487,7 +487,7 @@ class Scheduler:
 
     def _enough_wait(self) -> bool:
         limits = self.limits
-        if not self.num_running or self._steps_since_admission >= limits.max_waiting_tokens:
+        if not self.num_running or self._tokens_since_admission >= limits.max_waiting_tokens:
             return True
         return self.num_waiting >= int(self.num_running * limits.waiting_served_ratio)
 

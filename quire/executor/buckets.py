@@ -47,8 +47,8 @@ class Buckets:
         max_prefill_tokens: int,
         min_rows: int = 1,
         min_groups: int = 1,
-        alone_from: int | None = None,
         most_alone: int = 0,
+        alone_from: int = 64,
     ) -> None:
         self.max_rows = max_rows
         # A quarter more than the tokens need: the last group of each prompt is seldom full.
@@ -60,8 +60,8 @@ class Buckets:
         steps = {full, full + full // 16} if full >= MANY_GROUPS else {full}
         self._group_ladder = sorted({*ladder(min(min_groups, full), self.max_groups, dense_from=8), *steps})
         # Long beginnings of sequences have a faster way where they are alone.
-        self.alone_from = self.max_groups + 1 if alone_from is None else alone_from
-        self._alone = sorted({1, most_alone} - {0}) if most_alone else []
+        self._alone_from = alone_from
+        self._alone = sorted({1, most_alone}) if most_alone else []
         self.max_scored_groups = self.max_groups  # a chunk is scored whole, however long it is
 
     def all(self) -> list[Bucket]:
@@ -69,7 +69,7 @@ class Buckets:
         decodes = [Bucket(rows, 0) for rows in self._row_ladder]
         mixed = [Bucket(rows, groups) for groups in self._group_ladder for rows in self._beside(groups)]
         scored = [Bucket(0, groups, scores=True) for groups in (1, min(4, self.max_groups), self.max_groups)]
-        long = [groups for groups in self._group_ladder if groups >= self.alone_from]
+        long = [groups for groups in self._group_ladder if groups >= self._alone_from]
         alone = [Bucket(0, groups, alone=most) for groups in long for most in self._alone]
         return list(dict.fromkeys(self.first() + decodes + mixed + alone + scored))
 

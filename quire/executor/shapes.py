@@ -15,8 +15,8 @@ class Shapes:
     max_sequence_tokens: int
     min_rows: int = 1  # smaller decodes are padded to so many rows
     min_groups: int = 1  # smaller prefills are padded to so many groups
-    alone_from: int | None = None  # groups; from there on prompts that are alone in a step have their own programs
-    most_alone: int = 0  # so many of them at most; 0: there are no such programs
+    most_alone: int = 0  # prompts that have programs of their own where a step is theirs alone; 0: there are none
+    alone_from: int = 64  # groups, from which on they do
     burst: int = 1  # decodes that one program does after each other; 1: no such program
 
     def with_pages(self, num_pages: int) -> "Shapes":
@@ -39,6 +39,6 @@ class Shapes:
             self.max_prefill_tokens,
             self.min_rows,
             self.min_groups,
-            self.alone_from,
             self.most_alone,
+            self.alone_from,
         )

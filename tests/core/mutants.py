@@ -219,7 +219,7 @@ MUTANTS = (
         "younger ones pass a prefill that is short", SCHEDULER, 'self.blocked_by = "pages"  # nobody', "pass  # nobody"
     ),
     Mutant("admissions never wait", SCHEDULER, "return self.num_waiting >= int(", "return True or int("),
-    Mutant("admissions wait forever", SCHEDULER, "or self._steps_since_admission >= limits.max_waiting_tokens:", ":"),
+    Mutant("admissions wait forever", SCHEDULER, "or self._tokens_since_admission >= limits.max_waiting_tokens:", ":"),
     Mutant("priorities are ignored", SEQUENCE, "return self.request.priority, self.id", "return 0, self.id"),
     Mutant(
         "focus is ignored in the queue",

@@ -50,7 +50,7 @@ def test_logits_of_new_prompts_of_mixed_steps_and_of_decodes_are_those_of_the_pl
     model = build_model(SHAPES["llama-3.1-8b"] | SMALLER)
     weights = random_weights(model, seed=0, dtype="bfloat16")
     most_alone = kernels_for(jax.default_backend(), "bfloat16", 1).most_alone
-    shapes = Shapes(256, 32, 8, 4096, 4096, min_rows=8, min_groups=4, alone_from=64, most_alone=most_alone)
+    shapes = Shapes(256, 32, 8, 4096, 4096, min_rows=8, min_groups=4, most_alone=most_alone)
     programs = Programs(model, weights, shapes, threads=2)
     packer = Packer(shapes.num_slots, shapes.page_size)
     chance = np.random.default_rng(0)
