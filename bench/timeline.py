@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 
 from quire import LLM, Config
 from quire.cli.bench import scenarios
-from quire.cli.bench.scenarios import Work
 from quire.core.plan import StepPlan, StepResult
 from quire.request import SamplingParams
 
@@ -116,13 +115,6 @@ def table(watched: Watched) -> list[str]:
     return rows
 
 
-def work_of(case: str, vocab_size: int) -> Work:
-    if (make := scenarios.together(case)) is not None:
-        return make(vocab_size)
-    rows = int(case.removeprefix("decode_b"))
-    return scenarios.uniform(rows, scenarios.DECODE_PROMPT, scenarios.DECODE_TOKENS, vocab_size, seed=3)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
@@ -132,7 +124,9 @@ def main() -> None:
     llm = LLM(Config(model=given.model))
     watched = Watched(llm)
     for case in given.case.split(","):
-        work = work_of(case, llm.plan.model.vocab_size)
+        work = scenarios.load(case, llm.plan.model.vocab_size)
+        if work is None:
+            parser.error(f"there is no case {case!r}; there are {', '.join(scenarios.NAMES)}, with any numbers")
         for store in (watched.spans, watched.plans, watched.ended_s):
             store.clear()  # type: ignore[attr-defined]
         begun, first_s, tokens = time.perf_counter(), {}, 0

@@ -84,6 +84,19 @@ def together(name: str) -> Callable[[int], Work] | None:
     return None
 
 
+def load(name: str, vocab_size: int) -> Work | None:
+    """The prompts of any case, all there from the beginning; None where there is no such case."""
+    if (make := together(name)) is not None:
+        return make(vocab_size)
+    if found := re.fullmatch(r"decode_b([1-9]\d*)", name):
+        return uniform(int(found[1]), DECODE_PROMPT, DECODE_TOKENS, vocab_size, seed=3)
+    if name == "prefill_64x2048":
+        return uniform(64, 2048, 1, vocab_size, seed=2)
+    if found := re.fullmatch(r"ttft_([1-9]\d*)", name):
+        return uniform(1, int(found[1]), 1, vocab_size, seed=2)
+    return None
+
+
 def ladder(rows: list[int], prompt_tokens: list[int], new_tokens: list[int]) -> Iterator[tuple[int, int, int]]:
     yield from product(rows, prompt_tokens, new_tokens)
 
