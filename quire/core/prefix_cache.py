@@ -115,9 +115,11 @@ class PrefixCache:
         else:
             first = 0
             node = self._roots.get(salt) or self._roots.setdefault(salt, Node(ROOT_PAGE, _encoded(salt), None))
-        for index in range(first, len(pages)):
-            key = self.key_after(tokens, index)
-            node = node.children.get(key) or self._enter(pages[index], key, node)
+        size = self._page_size
+        packed = array(TOKEN_TYPE, tokens[first * size : len(pages) * size]).tobytes()  # all at once: they are many
+        for index, page in enumerate(pages[first:]):
+            key = packed[index * size * TOKEN_BYTES : (index + 1) * size * TOKEN_BYTES]
+            node = node.children.get(key) or self._enter(page, key, node)
         node.last_used = self._now
         return Place(node, len(pages))
 

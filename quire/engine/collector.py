@@ -1,4 +1,4 @@
-"""Python's garbage collector in processes that serve."""
+"""Python's garbage collector in processes that run an engine."""
 
 import gc
 

@@ -61,7 +61,7 @@ class Buckets:
         self._group_ladder = sorted({*ladder(min(min_groups, full), self.max_groups, dense_from=8), *steps})
         # Long beginnings of sequences have a faster way where they are alone.
         self._alone_from = alone_from
-        self._alone = sorted({1, most_alone}) if most_alone else []
+        self._alone = {most: self._enough(full + most - 1) for most in (1, most_alone)} if most_alone else {}
         self.max_scored_groups = self.max_groups  # a chunk is scored whole, however long it is
 
     def all(self) -> list[Bucket]:
@@ -69,9 +69,16 @@ class Buckets:
         decodes = [Bucket(rows, 0) for rows in self._row_ladder]
         mixed = [Bucket(rows, groups) for groups in self._group_ladder for rows in self._beside(groups)]
         scored = [Bucket(0, groups, scores=True) for groups in (1, min(4, self.max_groups), self.max_groups)]
-        long = [groups for groups in self._group_ladder if groups >= self._alone_from]
-        alone = [Bucket(0, groups, alone=most) for groups in long for most in self._alone]
+        alone = [
+            Bucket(0, groups, alone=most)
+            for groups in self._group_ladder
+            for most, enough in self._alone.items()
+            if self._alone_from <= groups <= enough
+        ]
         return list(dict.fromkeys(self.first() + decodes + mixed + alone + scored))
+
+    def _enough(self, groups: int) -> int:
+        return next((step for step in self._group_ladder if step >= groups), self.max_groups)
 
     def _beside(self, groups: int) -> list[int]:
         """How many decodes run beside a prefill: none, a few, or all of them. A few only where all would be much beside

@@ -99,8 +99,8 @@ class JaxExecutor:
         assert self._state is not None
         while starts:
             size = next((size for size in START_SIZES if size >= len(starts)), START_SIZES[-1])
-            numbers, rows = pack_starts(starts[:size], size, self._shapes)
-            self._state = self._state._replace(slots=self.programs.start(size)(self._state.slots, numbers, rows))
+            packed = pack_starts(starts[:size], size, self._shapes)
+            self._state = self._state._replace(slots=self.programs.start(size)(self._state.slots, packed))
             starts = starts[size:]
 
     def _wanted(self, chunk: Chunk) -> Wanted:

@@ -1,8 +1,9 @@
 """The compiled programs: all are made ahead, none on the request path."""
 
 import logging
+import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from functools import partial
 from logging import INFO, WARNING
 from typing import Any, cast, get_args
@@ -70,7 +71,7 @@ class Programs:
         self._compiling: dict[Key, Future[Any]] = {}
         self._pool = ThreadPoolExecutor(threads, "quire-compile")
         # On a GPU XLA times kernels for decodes, which busy processors disturb; so few are compiled at a time.
-        self._tuning_pool = ThreadPoolExecutor(min(threads, 2), "quire-tune") if self.is_specialised else self._pool
+        self._tuning_pool = ThreadPoolExecutor(min(threads, 2), "quire-tune")
         self._ahead = False  # whether everything was to be compiled before it is needed
         self.num_late = 0  # compilations on the request path although it was; stays 0
 
@@ -141,16 +142,32 @@ class Programs:
         """Those of `keys` that are not ready or under way, side by side. Raises where one of the `needed` fails."""
         missing = [key for key in dict.fromkeys(keys) if key not in self._ready and key not in self._compiling]
         if self.is_specialised:
-            missing.sort(key=_tuned_by_others)
-        pools = {True: self._tuning_pool, False: self._pool}
-        futures = {pools[_is_decode(key)].submit(self._make, key): key for key in missing}
-        self._compiling |= {key: future for future, key in futures.items()}
+            missing.sort(key=_is_tuned_by_another)
+        for key in missing:
+            self._compiling[key] = self._begin(key)
+        futures = {self._compiling[key]: key for key in missing}
         if missing:
             yield 0.0
         for done, future in enumerate(as_completed(futures), start=1):
             if futures[future] in needed:
                 future.result()
             yield done / len(missing)
+
+    def _begin(self, key: Key) -> "Future[Any]":
+        """Make a program on a thread. XLA times the products of decodes: once for all programs that have the same."""
+        if not self.is_specialised or not _is_decode(key):
+            return self._pool.submit(self._make, key)
+        if not _is_tuned_by_another(key):
+            return self._tuning_pool.submit(self._make, key)
+        rows = key.rows if isinstance(key, Bucket) else key[1]
+        other = self._compiling.get(("decode", rows))
+
+        def make_after() -> Any:
+            if other is not None:
+                wait([other])
+            return self._make(key)
+
+        return self._pool.submit(make_after)
 
     def forward(self, rows: int, groups: int, scores: bool, alone: int = 0) -> tuple[Bucket, Callable[..., Any]]:
         """The smallest bucket for so many rows and groups among those that are ready, with what samples after it."""
@@ -196,7 +213,7 @@ class Programs:
                 packed = packer.pack_decodes(Launch(), (), set(), Bucket(size, 0))
                 state = program(self.weights, state, packed)[0]
             elif kind == "start":
-                state = state._replace(slots=program(state.slots, *pack_starts([], size, self._shapes)))
+                state = state._replace(slots=program(state.slots, pack_starts([], size, self._shapes)))
             else:
                 logits = jnp.zeros((size, self._model.vocab_size), jnp.float32)
                 masks = jnp.zeros((size, -(-self._model.vocab_size // 32)), jnp.uint32)
@@ -232,13 +249,15 @@ class Programs:
 
     def _make(self, key: Key) -> Any:
         """From the store, or compiled and stored."""
-        if self._store is None:
-            return self._compile(key)
+        begun_s = time.monotonic()
         name = "-".join([self._kernels.attend.__module__, *(str(int(p) if isinstance(p, bool) else p) for p in key)])
-        program = self._store.load(name)
+        program = None if self._store is None else self._store.load(name)
+        is_kept = program is not None
         if program is None:
             program = self._compile(key)
-            self._store.save(name, program)
+            if self._store is not None:
+                self._store.save(name, program)
+        log.debug("%s %s in %.2f s", "loaded" if is_kept else "compiled", key, time.monotonic() - begun_s)
         return program
 
     def _compile(self, key: Key) -> Any:
@@ -249,8 +268,8 @@ class Programs:
         if kind in ("decode", "burst"):
             return self._compile_decode(Bucket(size, 0), 1 if kind == "decode" else self._shapes.burst)
         if kind == "start":
-            numbers, rows = pack_starts([], size, self._shapes)
-            return self._jit(start_slots, 0, self._whole).lower(slots, numbers, rows).compile()
+            starts = pack_starts([], size, self._shapes)
+            return self._jit(start_slots, 0, self._whole).lower(slots, starts).compile()
         logits = _array((size, self._model.vocab_size), jnp.float32)
         packed = _array((3 * size + NUM_FEATURES,), jnp.int32)
         masks = _array((size, -(-self._model.vocab_size // 32)), jnp.uint32)
@@ -281,8 +300,8 @@ class Programs:
         return jax.jit(function, donate_argnums=donated, out_shardings=places)
 
 
-def _tuned_by_others(key: Key) -> bool:
-    """Whether its products are also those of a program that is compiled before it, which finds out how to do them."""
+def _is_tuned_by_another(key: Key) -> bool:
+    """Whether its products are those of the program that decodes as many rows, which finds out how to do them."""
     return key[0] == "burst" or (isinstance(key, Bucket) and not key.groups)
 
 

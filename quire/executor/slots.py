@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.core.plan import SlotStart
+from quire.executor.batch import Ints
 from quire.executor.shapes import Shapes
 from quire.request import MAX_ADJUSTED_TOKENS, SamplingParams
 
@@ -39,21 +40,35 @@ def _row_shapes(shapes: Shapes) -> list[Any]:
     return [np.empty((0, width), dtype) for width, dtype in zip(widths, dtypes, strict=True)]
 
 
-def start_slots(slots: Slots, numbers: jax.Array, rows: Slots) -> Slots:
-    """The state with `rows` in the slots of these numbers."""
-    return Slots(*(old.at[numbers].set(new) for old, new in zip(slots, rows, strict=True)))
+def start_slots(slots: Slots, packed: jax.Array) -> Slots:
+    """The state with what `pack_starts` packed in it."""
+    numbers, begin = packed[:, 0], 1
+    started = []
+    for old in slots:
+        end = begin + old.shape[1]
+        new = jax.lax.bitcast_convert_type(packed[:, begin:end], old.dtype)
+        started.append(old.at[numbers].set(new))
+        begin = end
+    return Slots(*started)
 
 
-def pack_starts(
-    starts: list[tuple[SlotStart, tuple[int, ...]]], size: int, shapes: Shapes
-) -> tuple[np.ndarray[Any, Any], Slots]:
-    """Up to `size` starts with the first pages of each; the rest of the rows go to the padding slot."""
-    numbers = np.full(size, shapes.num_slots, np.int32)
-    blank: list[Any] = [np.zeros((size, *row.shape[1:]), row.dtype) for row in _row_shapes(shapes)]
-    rows: Any = Slots(*blank)
+def pack_starts(starts: list[tuple[SlotStart, tuple[int, ...]]], size: int, shapes: Shapes) -> Ints:
+    """Up to `size` starts with the first pages of each: the number of a slot and its row, field by field.
+
+    One array, because each takes its time to get to a device. The rest of the rows go to the padding slot.
+    """
+    fields = _row_shapes(shapes)
+    packed = np.zeros((size, 1 + sum(row.shape[1] for row in fields)), np.int32)
+    packed[:, 0] = shapes.num_slots
+    views: list[Any] = []
+    begin = 1
+    for row in fields:
+        views.append(packed[:, begin : begin + row.shape[1]].view(row.dtype))
+        begin += row.shape[1]
+    rows: Any = Slots(*views)
     rows.adjusted[:] = NO_TOKEN
     for row, (start, pages) in enumerate(starts):
-        numbers[row] = start.slot
+        packed[row, 0] = start.slot
         known = start.prompt + start.generated
         rows.history[row, : len(known)] = known
         rows.page_table[row, : len(pages)] = pages
@@ -67,7 +82,7 @@ def pack_starts(
             rows.adjusted[row, column] = token
             rows.adjusted_until[row, column] = until
             rows.adjustments[row, column] = value
-    return numbers, rows
+    return packed
 
 
 def _numbers(sampling: SamplingParams) -> tuple[float, ...]:

@@ -9,10 +9,11 @@ from typing import Any
 
 from quire.config import Config
 from quire.engine.build import Built, build_engine, make_plan
+from quire.engine.collector import keep_what_is_there
 from quire.errors import InvalidRequest, QuireError
 from quire.files import Progress, progress_bar, share_bar, silent
 from quire.llm.completion import Answer, Completion, Delta
-from quire.llm.prompts import Prompt, as_batch, for_each, is_chat
+from quire.llm.prompts import Prompt, as_batch, as_ids, for_each, is_chat
 from quire.llm.run import Ask, Run, Turnstile
 from quire.request import Grammar, Request, SamplingParams
 from quire.text.chat import ChatTemplates, load_chat_templates
@@ -47,6 +48,7 @@ class LLM:
         self._is_fresh = True  # nothing was asked yet
         if self.plan.config.compile_ahead:
             self._compile(self._built.executor.warm_up())
+        keep_what_is_there()  # a search for cycles among it takes 100 ms
 
     @property
     def default_sampling(self) -> SamplingParams:
@@ -131,11 +133,7 @@ class LLM:
                 raise InvalidRequest(f"{self.plan.files.name} has no chat template")
             text = self._templates.select().render(list(prompt))
             return tuple(self._need_tokenizer().encode(text, add_special_tokens=False))
-        limit = self.plan.model.vocab_size
-        for token in prompt:
-            if not isinstance(token, int) or not 0 <= token < limit:
-                raise InvalidRequest(f"token id {token!r} is not between 0 and {limit - 1}")
-        return tuple(prompt)  # type: ignore[arg-type]
+        return as_ids(prompt, self.plan.model.vocab_size)  # type: ignore[arg-type]
 
     def close(self) -> None:
         self._built.executor.close()

@@ -1,7 +1,10 @@
 """What can be completed: a text, token ids, or a chat."""
 
+from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeGuard, TypeVar
+
+import numpy as np
 
 from quire.errors import InvalidRequest
 
@@ -28,3 +31,17 @@ def for_each(name: str, given: T | Sequence[T], count: int) -> list[T]:
     if len(given) != count:
         raise InvalidRequest(f"{name} has {len(given)} entries; there are {count} prompts")
     return list(given)
+
+
+def as_ids(prompt: Sequence[int], limit: int) -> tuple[int, ...]:
+    """The token ids, each of them at least 0 and below `limit`."""
+    ids = tuple(prompt)
+    try:
+        packed = np.frombuffer(array("i", ids), np.intc)
+        are_valid = not ids or bool(packed.min() >= 0 and packed.max() < limit)
+    except (TypeError, OverflowError):
+        are_valid = False
+    if not are_valid:
+        wrong = next(token for token in ids if not isinstance(token, int | np.integer) or not 0 <= token < limit)
+        raise InvalidRequest(f"token id {wrong!r} is not between 0 and {limit - 1}")
+    return ids

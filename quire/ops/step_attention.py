@@ -53,8 +53,8 @@ class Kernels(NamedTuple):
     """How a device does it: `place` finishes the heads and writes keys and values, `attend` reads them.
 
     `attend_alone` is for the tokens of a few sequences from their first on, [t, k, g, h], with keys and values
-    [t, k, h]; it may decline. `add_norm` is for what lies between the layers' parts, `filter_cuts` for sampling, where
-    XLA alone takes too long.
+    [t, k, h]; it may decline, and give anything for padding. `add_norm` is for what lies between the layers' parts,
+    `filter_cuts` for sampling, where XLA alone takes too long.
     """
 
     place: Callable[[Heads, Pages, Places], tuple[jax.Array, Pages]]
@@ -82,7 +82,7 @@ def step_attention(
         fills = places.fills
         segments = Segments.of(fills.starts, fills.lengths, len(q) // len(fills.starts), alone)
         if (out := kernels.attend_alone(spec, q, k, v, segments)) is not None:
-            return jnp.where(real[..., None], out, 0), state
+            return out, state
     rows, groups = len(places.rows.starts), len(places.fills.starts)
     parts = []
     if rows:

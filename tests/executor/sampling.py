@@ -31,8 +31,7 @@ def slot_start(sampling: SamplingParams, slot: int = 0, seed: int = 0, **changes
 def slots_of(starts: list[SlotStart]) -> Slots:
     # As many for every test, so that few programs are compiled.
     shapes = Shapes(num_pages=2, page_size=4, num_slots=8, max_prefill_tokens=32, max_sequence_tokens=192)
-    numbers, rows = pack_starts([(start, ()) for start in starts], len(starts), shapes)
-    return start_slots(empty_slots(shapes), numbers, rows)
+    return start_slots(empty_slots(shapes), pack_starts([(start, ()) for start in starts], len(starts), shapes))
 
 
 class Sampling:

@@ -147,6 +147,14 @@ def test_long_prompts_alone_have_their_own_buckets_and_nothing_else_runs_in_them
     assert short == Bucket(0, 4)
 
 
+def test_there_is_no_bucket_for_more_groups_than_prompts_alone_can_have() -> None:
+    buckets = Buckets(max_rows=64, max_prefill_tokens=4096, alone_from=64, most_alone=8)
+    longest = {most: max(bucket.groups for bucket in buckets.all() if bucket.alone == most) for most in (1, 8)}
+    assert longest == {1: 128, 8: 136}
+    # Each of eight prompts may begin a group that it does not fill.
+    assert buckets.covering(Bucket(0, 128 + 7, alone=8), buckets.all()) == Bucket(0, 136, alone=8)
+
+
 def test_a_chunk_has_the_groups_its_tokens_need() -> None:
     lengths = {1: 1, GROUP_SIZE: 1, GROUP_SIZE + 1: 2, 5 * GROUP_SIZE: 5}
     chunks = [Chunk(0, 0, 0, 3, length, None, (), True) for length in lengths]

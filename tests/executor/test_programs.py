@@ -8,9 +8,11 @@ from time import sleep
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from quire.engine.engine import Engine
+from quire.executor import programs
 from quire.executor.batch import sizes
 from quire.executor.buckets import Bucket
 from quire.executor.executor import JaxExecutor
@@ -22,7 +24,8 @@ from quire.models.checkpoint import load_weights
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
-from quire.ops.step_attention import PLAIN
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.step_attention import PLAIN, Segments
 from quire.request import Request, SamplingParams
 from tests.executor.rig import FEW_SHAPES, Rig, config_of, quickly_compiled
 from tests.executor.test_schedules import check
@@ -177,7 +180,22 @@ def test_programs_for_common_cases_give_the_tokens_of_those_for_all() -> None:
     assert bursts[1] == bursts[3] < bursts[0] == bursts[2]
 
 
-def test_prompts_that_are_alone_in_a_step_are_answered_as_others_are(monkeypatch: pytest.MonkeyPatch) -> None:
+def attend_alone(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments) -> jax.Array:
+    """Plain, and NaN for padding."""
+    at = jnp.arange(len(q))
+    which = jnp.sum((at[:, None] >= segments.offsets) & (segments.offsets >= 0), axis=1) - 1
+    real = at < (segments.offsets + segments.lengths)[which]
+    seen = (at[:, None] >= at) & (which[:, None] == which)
+    logits = jnp.where(seen, jnp.einsum("tkgh,skh->kgts", q, k) * spec.scale, -jnp.inf)
+    out = jnp.einsum("kgts,skh->tkgh", jax.nn.softmax(logits, axis=-1), v)
+    return jnp.where(real[:, None, None, None], out, jnp.nan)
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3_moe"])
+def test_prompts_that_are_alone_in_a_step_are_answered_as_others_are(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever their attention makes of padding: it reaches no token."""
     used: list[Bucket] = []
     find = Programs.forward
 
@@ -187,9 +205,10 @@ def test_prompts_that_are_alone_in_a_step_are_answered_as_others_are(monkeypatch
         return found
 
     monkeypatch.setattr(Programs, "forward", forward)
+    monkeypatch.setattr(programs, "kernels_for", lambda *_: PLAIN._replace(attend_alone=attend_alone))
     shapes = replace(FEW_SHAPES, max_prefill_tokens=96, alone_from=2, most_alone=2)
     with quickly_compiled():
-        rig = Rig(config_of("llama", num_hidden_layers=1), shapes)
+        rig = Rig(config_of(family, num_hidden_layers=2), shapes)
         requests = [
             Request(number, tuple(range(number, number + length)), 5, sampling=SamplingParams(temperature=0))
             for number, length in enumerate([40, 35, 70, 10, 50], start=1)

@@ -61,7 +61,7 @@ def test_logits_of_new_prompts_of_mixed_steps_and_of_decodes_are_those_of_the_pl
         for slot, tokens in enumerate(known)
     ]
     state = programs.empty_state()
-    state = state._replace(slots=programs.start(8)(state.slots, *pack_starts(starts, 8, shapes)))
+    state = state._replace(slots=programs.start(8)(state.slots, pack_starts(starts, 8, shapes)))
 
     got: dict[tuple[int, int], Any] = {}
     state, logits = run(programs, packer, state, (chunk(0, 0, CUT), chunk(1, 0, SHORT)), alone=2 if most_alone else 0)

@@ -65,6 +65,5 @@ def test_sequences_alone_are_attended_to_as_their_groups_are(lengths: list[int])
     got, _ = step_attention(kernels, SPEC, joined(q, k, v), pages, places, alone=4)
     assert asked == [lengths]
     np.testing.assert_allclose(got[is_real], expected[is_real], rtol=2e-5, atol=2e-6)
-    assert np.isfinite(got).all()
     declined, _ = step_attention(PLAIN, SPEC, joined(q, k, v), pages, places, alone=4)
     np.testing.assert_array_equal(declined, expected)
