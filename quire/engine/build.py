@@ -4,11 +4,13 @@ import json
 import logging
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from quire.config import Config
@@ -28,7 +30,7 @@ from quire.executor.programs import Programs
 from quire.executor.shapes import Shapes
 from quire.files import ModelFiles, Progress, locate, silent
 from quire.files.model_files import DEFAULT_CACHE_DIR
-from quire.models.checkpoint import load_weights
+from quire.models.checkpoint import Placement, load_weights, map_params
 from quire.models.decoder import Decoder
 from quire.models.params import Param, ParamTree
 from quire.models.random_weights import random_weights
@@ -134,8 +136,10 @@ def make_plan(config: Config, progress: Progress = silent) -> Plan:
 
 def build_engine(plan: Plan, progress: Progress = silent, clock: Callable[[], float] = time.monotonic) -> Built:
     """Load the weights and make the engine. Its programs are compiled by its executor's `warm_up`."""
-    weights = _weights(plan, progress)
-    plan = _with_measured_step(plan, weights)
+    with ThreadPoolExecutor(1) as pool:  # one waits for a compiler, the other for files
+        measuring = pool.submit(_with_measured_step, plan)
+        weights = _weights(plan, progress)
+        plan = measuring.result()
     for choice in plan.choices:
         if choice.is_automatic:
             log.info("%s", choice)
@@ -154,13 +158,20 @@ def _grammars(plan: Plan) -> Grammars | None:
     return Grammars(lambda: load_tokenizer(path), plan.files.eos_token_ids, plan.model.vocab_size)
 
 
-def _with_measured_step(plan: Plan, weights: ParamTree) -> Plan:
+def _with_measured_step(plan: Plan) -> Plan:
     """The plan with as many pages as fit beside the largest step as it was compiled, where that was an estimate.
 
     Not on a CPU: there the cache is kept small to leave the host its memory, and does not fill what is left.
     """
     if plan.config.num_pages is not None or plan.facts.platform == "cpu":
         return plan
+    placement, dtype = _placement(plan), jnp.dtype(plan.resolved.dtype)
+
+    def like(param: Param) -> jax.ShapeDtypeStruct:
+        where = None if placement is None else placement(param)
+        return jax.ShapeDtypeStruct(param.shape, dtype, sharding=where)  # type: ignore[no-untyped-call]
+
+    weights = map_params(like, plan.model.params())
     shapes = plan.shapes.with_pages(2)  # the pages are written in place, so their number does not matter
     store = _program_store(replace(plan, shapes=shapes))
     programs = Programs(plan.model, weights, shapes, plan.resolved.compile_threads, plan.mesh, store)
@@ -186,17 +197,18 @@ def _cache_dir(config: Config) -> Path:
     return (config.cache_dir or DEFAULT_CACHE_DIR).expanduser()
 
 
-def _weights(plan: Plan, progress: Progress) -> ParamTree:
-    def placement(param: Param) -> jax.sharding.Sharding:
-        assert plan.mesh is not None
-        return sharding(param.shape, param.axes, plan.mesh)
+def _placement(plan: Plan) -> Placement | None:
+    """Where weights go; None where there is one device."""
+    mesh = plan.mesh
+    return None if mesh is None else lambda param: sharding(param.shape, param.axes, mesh)
 
-    where = placement if plan.mesh is not None else None
+
+def _weights(plan: Plan, progress: Progress) -> ParamTree:
     source = plan.files.open_weights()
     how: dict[str, Any] = {
         "dtype": plan.resolved.dtype,
         "quantize": plan.resolved.quantize,
-        "placement": where,
+        "placement": _placement(plan),
         "progress": progress,
     }
     if source is None:

@@ -72,10 +72,11 @@ class JaxExecutor:
         self._state = self.programs.empty_state()
 
     def warm_up(self) -> Iterator[float]:
-        yield from self.programs.compile_all()
-        if self.programs.is_specialised:
-            assert self._state is not None
-            self._state = self.programs.rehearse(self._state)
+        for share in self.programs.compile_all():
+            if self.programs.is_specialised:
+                assert self._state is not None
+                self._state = self.programs.rehearse(self._state)
+            yield share
 
     def prepare(self, num_tokens: int) -> Iterator[float]:
         """Make ready what a lone prompt of so many tokens needs, telling the share done; nothing where all is."""

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from functools import partial
 from logging import INFO, WARNING
+from threading import Lock
 from typing import Any, cast, get_args
 
 import jax
@@ -30,8 +31,14 @@ log = logging.getLogger(__name__)
 START_SIZES = (1, 8)  # slots that one call can start
 WAYS = get_args(SamplingWay)
 
+Options = dict[str, Any]  # of the compiler
+
 # For the large products of prefills the library's own choice is as good as a search, and is there at once.
-UNTUNED: dict[str, bool | int] = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+UNTUNED: Options = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+# Decodes of few rows gain from products that XLA writes itself; for more rows the library's are faster, although XLA,
+# which times each alone, may choose its own.
+FEW_ROWS = 32
+OF_THE_LIBRARY: Options = {"xla_gpu_enable_triton_gemm": False}
 
 Key = Bucket | tuple[str, int]  # a forward pass by its bucket; starting, and each way of sampling, by their rows
 
@@ -69,9 +76,12 @@ class Programs:
         self._ready: dict[Key, Any] = {}
         self._chosen: dict[Bucket, Bucket] = {}  # among those that are ready
         self._compiling: dict[Key, Future[Any]] = {}
+        self._rehearsed: set[Key] = set()
         self._pool = ThreadPoolExecutor(threads, "quire-compile")
         # On a GPU XLA times kernels for decodes, which busy processors disturb; so few are compiled at a time.
         self._tuning_pool = ThreadPoolExecutor(min(threads, 2), "quire-tune")
+        # Tracing is Python's, and one thread's at a time: side by side, all would be traced before any is compiled.
+        self._tracing = Lock()
         self._ahead = False  # whether everything was to be compiled before it is needed
         self.num_late = 0  # compilations on the request path although it was; stays 0
 
@@ -155,12 +165,11 @@ class Programs:
 
     def _begin(self, key: Key) -> "Future[Any]":
         """Make a program on a thread. XLA times the products of decodes: once for all programs that have the same."""
-        if not self.is_specialised or not _is_decode(key):
-            return self._pool.submit(self._make, key)
-        if not _is_tuned_by_another(key):
+        if self.is_specialised and key[0] == "decode":
             return self._tuning_pool.submit(self._make, key)
-        rows = key.rows if isinstance(key, Bucket) else key[1]
-        other = self._compiling.get(("decode", rows))
+        if not self.is_specialised or not _is_tuned_by_another(key):
+            return self._pool.submit(self._make, key)
+        other = self._compiling.get(("decode", key.rows if isinstance(key, Bucket) else key[1]))
 
         def make_after() -> Any:
             if other is not None:
@@ -201,10 +210,17 @@ class Programs:
         return self._get(("start", size))
 
     def rehearse(self, state: State) -> State:
-        """Run every program that is ready once, on padding: a GPU takes its time to load one that it has not run."""
+        """Run every program that is ready once, on padding: a GPU takes its time to load one that it has not run.
+
+        Not while others are compiled whose kernels are timed.
+        """
+        if any(key[0] == "decode" and not future.done() for key, future in self._compiling.items()):
+            return state
         self._collect()
         packer = Packer(self._shapes.num_slots, self._shapes.page_size)
-        for key, program in self._ready.items():
+        for key in [key for key in self._ready if key not in self._rehearsed]:
+            self._rehearsed.add(key)
+            program = self._ready[key]
             if isinstance(key, Bucket):
                 state = program(self.weights, state, packer.pack(Launch(), (), set(), key))[0]
                 continue
@@ -268,45 +284,49 @@ class Programs:
         if kind in ("decode", "burst"):
             return self._compile_decode(Bucket(size, 0), 1 if kind == "decode" else self._shapes.burst)
         if kind == "start":
-            starts = pack_starts([], size, self._shapes)
-            return self._jit(start_slots, 0, self._whole).lower(slots, starts).compile()
+            return self._compile_traced(start_slots, 0, self._whole, slots, pack_starts([], size, self._shapes))
         logits = _array((size, self._model.vocab_size), jnp.float32)
         packed = _array((3 * size + NUM_FEATURES,), jnp.int32)
         masks = _array((size, -(-self._model.vocab_size // 32)), jnp.uint32)
         function = partial(sample_next, cast(SamplingWay, kind), cuts=self._kernels.filter_cuts)
-        return self._jit(function, 0, self._whole).lower(slots, logits, packed, masks).compile()
+        return self._compile_traced(function, 0, self._whole, slots, logits, packed, masks)
 
     def _compile_forward(self, bucket: Bucket) -> Any:
         step = partial(forward, self._model, self._kernels, self._shapes.page_size, bucket)
         size = sum(sizes(bucket, self._shapes.page_size))
-        options = UNTUNED if bucket.groups and jax.default_backend() == "gpu" else {}
-        return self._compile_step(step, (size,), (self._placement, self._whole, self._whole), options)
+        return self._compile_step(step, (size,), (self._placement, self._whole, self._whole), _options(bucket))
 
     def _compile_decode(self, bucket: Bucket, count: int) -> Any:
         step = partial(decode, self._model, self._kernels, self._shapes.page_size, bucket, count)
-        return self._compile_step(step, (4, bucket.rows), (self._placement, self._whole), {})
+        return self._compile_step(step, (4, bucket.rows), (self._placement, self._whole), _options(bucket))
 
-    def _compile_step(self, step: Callable[..., Any], packed: tuple[int, ...], places: Any, options: Any) -> Any:
-
+    def _compile_step(self, step: Callable[..., Any], packed: tuple[int, ...], places: Any, options: Options) -> Any:
         def with_flat_weights(weights: tuple[jax.Array, ...], state: State, packed: jax.Array) -> Any:
             return step(jax.tree.unflatten(self._weights_structure, weights), state, packed)
 
         inputs = _array(packed, jnp.int32)
-        return self._jit(with_flat_weights, 1, places).lower(self.weights, self._state, inputs).compile(options)
+        return self._compile_traced(with_flat_weights, 1, places, self.weights, self._state, inputs, options=options)
 
-    def _jit(self, function: Callable[..., Any], donated: int, places: Any) -> Any:
-        if self._mesh is None:
-            return jax.jit(function, donate_argnums=donated)
-        return jax.jit(function, donate_argnums=donated, out_shardings=places)
+    def _compile_traced(
+        self, function: Callable[..., Any], donated: int, places: Any, *inputs: Any, options: Options | None = None
+    ) -> Any:
+        where = {} if self._mesh is None else {"out_shardings": places}
+        with self._tracing:
+            lowered = jax.jit(function, donate_argnums=donated, **where).lower(*inputs)
+        return lowered.compile(options)
+
+
+def _options(bucket: Bucket) -> Options:
+    if jax.default_backend() != "gpu":
+        return {}
+    if bucket.groups:
+        return UNTUNED
+    return OF_THE_LIBRARY if bucket.rows > FEW_ROWS else {}
 
 
 def _is_tuned_by_another(key: Key) -> bool:
     """Whether its products are those of the program that decodes as many rows, which finds out how to do them."""
     return key[0] == "burst" or (isinstance(key, Bucket) and not key.groups)
-
-
-def _is_decode(key: Key) -> bool:
-    return key[0] in ("decode", "burst") or (isinstance(key, Bucket) and not key.groups)
 
 
 def _array(shape: tuple[int, ...], dtype: Any, where: Sharding | None = None) -> jax.ShapeDtypeStruct:

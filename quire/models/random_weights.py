@@ -3,6 +3,7 @@
 import math
 import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any
 
@@ -38,14 +39,22 @@ def random_weights(
     item_bytes = jnp.dtype(dtype).itemsize
     total = sum(math.prod(param.shape) * item_bytes for param in leaves(params))
     done = 0
+
+    def drawn(param: Param) -> jax.Array:
+        # By name, so that a weight does not depend on which others the model has.
+        own_key = jax.random.fold_in(key, zlib.crc32(param.sources[0].name.encode()))
+        draw = _draw(param.shape, dtype, None if placement is None else placement(param))
+        return draw(own_key, *_mean_and_spread(param))
+
+    # The first of each shape, which are compiled side by side.
+    first = list({param.shape: param for param in reversed(leaves(params))}.values())
+    with ThreadPoolExecutor() as pool:
+        ready = dict(zip(map(id, first), pool.map(drawn, first), strict=True))
     with progress("Making random weights") as report:
 
         def make(param: Param) -> Any:
             nonlocal done
-            # By name, so that a weight does not depend on which others the model has.
-            own_key = jax.random.fold_in(key, zlib.crc32(param.sources[0].name.encode()))
-            draw = _draw(param.shape, dtype, None if placement is None else placement(param))
-            weight: Any = draw(own_key, *_mean_and_spread(param))
+            weight: Any = ready.pop(id(param)) if id(param) in ready else drawn(param)
             if quantize == "int8" and param.summed:
                 weight = placed(quantized(np.asarray(weight), param, placement), param, placement)
             done += math.prod(param.shape) * item_bytes

@@ -18,6 +18,8 @@ from quire.ops.grouped_attention import Groups
 
 BLOCK = 64  # positions read at a time
 MAX_ROWS = 128  # of a tile
+# Products of float32, which tensor cores do not do, are written out: larger ones take minutes to compile.
+EXACT_BLOCK, MAX_EXACT_ROWS = 32, 32
 
 
 def fill_attention(
@@ -35,7 +37,8 @@ def fill_attention(
     """Attention of q [n, b, k, g, h]; [n, b, k, g, h]."""
     n, positions, heads, group, size = q.shape
     queries, width = power_of_two(group), power_of_two(size)
-    tile = min(positions, max(1, MAX_ROWS // queries))  # positions of a tile
+    block, rows = (EXACT_BLOCK, MAX_EXACT_ROWS) if q.dtype == jnp.float32 else (block, MAX_ROWS)
+    tile = min(positions, max(1, rows // queries))  # positions of a tile
     tiles = positions // tile
     tile_spec = pl.BlockSpec(
         (None, tile, None, queries, width), lambda index, head: (index // tiles, index % tiles, head, 0, 0)
