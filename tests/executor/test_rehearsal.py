@@ -1,0 +1,73 @@
+"""The order in which programs are made and first run where XLA times kernels: on a GPU."""
+
+from dataclasses import replace
+from threading import Event
+from typing import Any
+
+import pytest
+
+from quire.executor.buckets import Bucket
+from quire.executor.programs import Key, Programs
+from quire.executor.sampler import Sampled
+from quire.models.checkpoint import load_weights
+from quire.models.registry import build_model
+from tests.executor.rig import FEW_SHAPES, config_of
+from tests.models.tiny import NamedTensors
+
+SHAPES = replace(FEW_SHAPES, burst=4)
+
+
+class Recorded(Programs):
+    """Its programs note that they are made and run, and do nothing; those that decode are made when they may be."""
+
+    may_tune: Event
+    made: list[Key]
+    ran: list[Key]
+
+    def _make(self, key: Key) -> Any:
+        if key[0] == "decode":
+            assert self.may_tune.wait(10)
+        self.made.append(key)
+
+        def run(*given: Any) -> Any:
+            self.ran.append(key)
+            if isinstance(key, Bucket):
+                return given[1], None, None
+            return given[0] if key[0] == "start" else (given[1 if key[0] in ("decode", "burst") else 0], Sampled(None))
+
+        return run
+
+
+@pytest.fixture
+def programs() -> Recorded:
+    model = build_model(config_of("llama", num_hidden_layers=1))
+    made = Recorded(model, load_weights(model, NamedTensors(model), dtype="float32"), SHAPES, 2, specialised=True)
+    made.may_tune, made.made, made.ran = Event(), [], []
+    return made
+
+
+def test_every_program_runs_once_before_it_is_needed_and_none_while_others_are_timed(programs: Recorded) -> None:
+    state = programs.empty_state()
+    for share in programs.compile_all():
+        before = len(programs.ran)
+        is_timing = not programs.may_tune.is_set()
+        state = programs.rehearse(state)
+        assert not (is_timing and len(programs.ran) > before)
+        # Those that wait for the timed ones stand last, so that all others are done by then.
+        if share and len(programs.made) > 10:
+            programs.may_tune.set()
+    assert sorted(map(str, programs.ran)) == sorted(map(str, programs.made))
+    assert len(set(programs.ran)) == len(programs.ran) > 20
+    programs.rehearse(state)
+    assert len(set(programs.ran)) == len(programs.ran)
+    programs.close()
+
+
+def test_programs_with_the_products_of_a_decode_are_compiled_after_it(programs: Recorded) -> None:
+    programs.may_tune.set()
+    list(programs.compile_all())
+    for rows in {bucket.rows for bucket in SHAPES.buckets.all() if not bucket.groups}:
+        timed = programs.made.index(("decode", rows))
+        assert timed < programs.made.index(("burst", rows))
+        assert timed < programs.made.index(Bucket(rows, 0))
+    programs.close()
