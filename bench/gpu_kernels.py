@@ -1,0 +1,150 @@
+"""The kernels of one layer of an 8B model, and sampling alone, on a GPU.
+
+    python bench/gpu_kernels.py [--only decode,prefill,sampling]
+
+Attention runs over random page tables, many times after each other in one program, each on the queries that the last
+one gave. Bytes are those of the keys and values that must be read; FLOP are those below the diagonal.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from quire.core.plan import SlotStart
+from quire.executor.batch import NUM_FEATURES
+from quire.executor.shapes import Shapes
+from quire.executor.slots import empty_slots, pack_starts, start_slots
+from quire.executor.step import sample_next
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.grouped_attention import Groups
+from quire.ops.step_attention import Kernels, Segments, kernels_for
+from quire.request import SamplingParams
+
+SPEC = AttentionSpec(kv_heads=8, group=4, head_dim=128, scale=0.088)
+PAGE_SIZE, GROUP_SIZE, REPEATS = 32, 32, 32
+KINDS = ("decode", "prefill", "sampling")
+
+
+def repeated_s(attend: Callable[..., jax.Array], q: jax.Array, *given: Any) -> float:
+    """Seconds of one call, of many that each take what the last one gave."""
+
+    @jax.jit
+    def many(q: jax.Array, *given: Any) -> jax.Array:
+        return jax.lax.fori_loop(0, REPEATS, lambda _, q: attend(q, *given), q)
+
+    many(q, *given).block_until_ready()
+    begun = time.perf_counter()
+    many(q, *given).block_until_ready()
+    return (time.perf_counter() - begun) / REPEATS
+
+
+def paged(lengths: np.ndarray[Any, Any]) -> tuple[jax.Array, jax.Array, np.ndarray[Any, Any]]:
+    """Keys and values of sequences of these lengths in pages, and which page is where, [n, pages of the longest]."""
+    counts = -(-lengths // PAGE_SIZE)
+    free = np.random.default_rng(0).permutation(np.arange(1, counts.sum() + 1)).astype(np.int32)
+    table = np.zeros((len(lengths), counts.max()), np.int32)
+    for row, (count, end) in enumerate(zip(counts, counts.cumsum(), strict=True)):
+        table[row, :count] = free[end - count : end]
+    shape = (int(counts.sum()) + 1, PAGE_SIZE, SPEC.kv_heads, SPEC.head_dim)
+    k, v = (jax.random.normal(jax.random.key(seed), shape, jnp.bfloat16) for seed in (1, 2))
+    return k, v, table
+
+
+def queries(*shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(0), (*shape, SPEC.kv_heads, SPEC.group, SPEC.head_dim), jnp.bfloat16)
+
+
+def decodes(kernels: Kernels) -> Iterator[str]:
+    chance = np.random.default_rng(1)
+    cases = {
+        "256 rows x 256": np.full(256, 256),
+        "256 rows x 200-1500, longest first": np.sort(chance.integers(200, 1500, 256))[::-1],
+        "100 rows x 600-2000, longest first": np.sort(chance.integers(600, 2000, 100))[::-1],
+        "16 rows x 8000": np.full(16, 8000),
+        "8 rows x 300": np.full(8, 300),
+    }
+    for name, lengths in cases.items():
+        k, v, table = paged(lengths)
+        groups = Groups(jnp.asarray(table), jnp.asarray(lengths - 1, jnp.int32), jnp.ones(len(lengths), jnp.int32))
+        seconds = repeated_s(partial(kernels.attend, SPEC), queries(len(lengths), 1), k, v, groups)
+        read = int(lengths.sum()) * SPEC.kv_heads * SPEC.head_dim * 2 * 2
+        yield f"decode, {name}: {seconds * 1e6:.0f} µs, {read / seconds / 1e12:.2f} TB/s"
+
+
+def prefills(kernels: Kernels) -> Iterator[str]:
+    for count, length in ((4, 2048), (1, 8192)):
+        lengths = np.full(count, length)
+        k, v, table = paged(lengths)
+        per_sequence = length // GROUP_SIZE
+        groups = Groups(
+            jnp.asarray(np.repeat(table, per_sequence, axis=0)),
+            jnp.asarray(np.tile(np.arange(per_sequence) * GROUP_SIZE, count), jnp.int32),
+            jnp.full(count * per_sequence, GROUP_SIZE, jnp.int32),
+        )
+        flop = count * 4 * length * length / 2 * SPEC.kv_heads * SPEC.group * SPEC.head_dim
+        seconds = repeated_s(partial(kernels.attend, SPEC), queries(count * per_sequence, GROUP_SIZE), k, v, groups)
+        yield f"prefill, {count} x {length}, ours: {seconds * 1e6:.0f} µs, {flop / seconds / 1e12:.0f} TFLOP/s"
+        if count > kernels.most_alone:
+            continue
+        most = 1 if count == 1 else kernels.most_alone
+        offsets = np.full(most, -1, np.int32)
+        sizes = offsets.copy()
+        offsets[:count], sizes[:count] = np.arange(count) * length, length
+        fresh = [jax.random.normal(jax.random.key(s), (count * length, 8, 128), jnp.bfloat16) for s in (1, 2)]
+        segments = Segments(jnp.asarray(offsets), jnp.asarray(sizes))
+
+        def alone(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments) -> jax.Array:
+            out = kernels.attend_alone(SPEC, q, k, v, segments)
+            assert out is not None
+            return out
+
+        seconds = repeated_s(alone, queries(count * length), *fresh, segments)
+        yield f"prefill, {count} x {length}, alone: {seconds * 1e6:.0f} µs, {flop / seconds / 1e12:.0f} TFLOP/s"
+
+
+def sampling(kernels: Kernels, rows: int = 256, vocab_size: int = 151_936) -> Iterator[str]:
+    shapes = Shapes(num_pages=2, page_size=PAGE_SIZE, num_slots=rows, max_prefill_tokens=32, max_sequence_tokens=512)
+    logits = 3 * jax.random.normal(jax.random.key(0), (rows, vocab_size), jnp.float32)
+    masks = jnp.zeros((rows, -(-vocab_size // 32)), jnp.uint32)
+    packed = np.zeros(3 * rows + NUM_FEATURES, np.int32)
+    packed[:rows], packed[rows : 2 * rows], packed[2 * rows : 3 * rows] = np.arange(rows), 300, 1
+    asked = {
+        "plain": SamplingParams(),
+        "top-k 50": SamplingParams(top_k=50),
+        "top-p 0.9": SamplingParams(top_p=0.9),
+        "top-k 50, top-p 0.9": SamplingParams(top_k=50, top_p=0.9),
+    }
+    for name, params in asked.items():
+        starts = [(SlotStart(n, n, params, n, 0, (1,), (), 0, (), None), ()) for n in range(rows)]
+        slots = jax.jit(start_slots)(empty_slots(shapes), pack_starts(starts, rows, shapes))
+        way: Any = "plain" if name == "plain" else "filtered"
+        draw = jax.jit(partial(sample_next, way, cuts=kernels.filter_cuts), donate_argnums=0)
+        for count in (2, REPEATS):
+            begun = time.perf_counter()
+            for _ in range(count):
+                slots, sampled = draw(slots, logits, packed, masks)
+            sampled.tokens.block_until_ready()
+            seconds = (time.perf_counter() - begun) / count
+        yield f"sampling, {rows} rows x {vocab_size}, {name}: {seconds * 1e3:.2f} ms"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(KINDS))
+    given = parser.parse_args()
+    if jax.default_backend() != "gpu":
+        parser.error(f"these kernels are for a GPU; JAX has a {jax.default_backend()}")
+    kernels = kernels_for("gpu", "bfloat16", 1)
+    for kind in given.only.split(","):
+        for line in {"decode": decodes, "prefill": prefills, "sampling": sampling}[kind](kernels):
+            print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
