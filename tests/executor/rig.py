@@ -109,7 +109,9 @@ class Rig:
         for done, _ in enumerate(self.executor.warm_up()):
             if first_programs_only and done == _num_first_programs(shapes):
                 break
+        # On a CPU, wherever the executor runs.
         self._reference = jax.jit(partial(_logits, self.model), compiler_options=COMPILE_QUICKLY)
+        self._reference_weights = jax.device_put(self.weights, jax.devices("cpu")[0])
 
     def limits(self, **changes: Any) -> Limits:
         shapes = self.shapes
@@ -177,7 +179,7 @@ class Rig:
         tokens = list(tokens)
         known[: len(tokens)] = tokens
         lengths = np.maximum(num_prompt, np.arange(len(known)) + 1)
-        return np.asarray(self._reference(self.weights, known, lengths))[: len(tokens)]
+        return np.asarray(self._reference(self._reference_weights, known, lengths))[: len(tokens)]
 
     def near_ties(self, request: Request, tokens: list[int]) -> int:
         """How often a greedy answer differs from the reference, which may only be between logits that are NEAR."""

@@ -1,4 +1,4 @@
-"""The whole executor where there is a GPU, against forward passes without pages."""
+"""The whole executor where there is a GPU, against forward passes without pages on a CPU."""
 
 from collections.abc import Iterator
 
@@ -25,6 +25,6 @@ def llama() -> Iterator[Rig]:
 @pytest.mark.parametrize(
     "settings", [{}, {"lookahead": 2}, {"num_pages": 49}, {"max_batch_prefill_tokens": 7}], ids=str
 )
-def test_greedy_answers_are_those_of_the_plain_forward(llama: Rig, settings: dict[str, int]) -> None:
+def test_greedy_answers_are_those_of_a_cpu(llama: Rig, settings: dict[str, int]) -> None:
     requests = workload(llama, 24)
     assert check(llama, requests, llama.run(requests, **settings)) <= 1
