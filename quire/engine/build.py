@@ -190,7 +190,9 @@ def _program_store(plan: Plan) -> ProgramStore:
     config = json.dumps(plan.files.config, sort_keys=True, default=str)
     resolved = f"{plan.resolved.dtype} {plan.resolved.quantize} {plan.facts.fast_int8} {plan.config.tensor_parallel}"
     identity = f"{config} {plan.shapes} {resolved}"
-    return ProgramStore(_cache_dir(plan.config) / "programs", identity)
+    store = ProgramStore(_cache_dir(plan.config) / "programs", identity)
+    store.forget_unused()
+    return store
 
 
 def _cache_dir(config: Config) -> Path:

@@ -5,6 +5,7 @@ import logging
 import os
 import pickle
 import platform
+import shutil
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,8 @@ log = logging.getLogger(__name__)
 
 # What a compiled step is made from.
 SOURCES = ("executor", "models", "ops", "sharding.py")
+# Folders that stay: as many as were used last, if that was in the last month.
+KEPT_FOLDERS, KEPT_S = 32, 30 * 24 * 3600
 
 
 class ProgramStore:
@@ -56,6 +59,23 @@ class ProgramStore:
             unfinished.replace(path)  # at once, so that nobody reads a half
         except OSError as error:
             log.warning("%s cannot be kept for the next start: %s", path, error)
+
+    def forget_unused(self) -> None:
+        """This folder is used now; those that have not been for long are deleted.
+
+        Every version of the code and every setting has its own, so they would pile up.
+        """
+        try:
+            self._folder.mkdir(parents=True, exist_ok=True)
+            os.utime(self._folder)
+            used_s = {folder: folder.stat().st_mtime for folder in self._folder.parent.iterdir() if folder.is_dir()}
+        except OSError as error:
+            log.warning("%s cannot be tidied up: %s", self._folder.parent, error)
+            return
+        since_s = used_s[self._folder] - KEPT_S
+        for rank, folder in enumerate(sorted(used_s, key=used_s.__getitem__, reverse=True)):
+            if rank >= KEPT_FOLDERS or used_s[folder] < since_s:
+                shutil.rmtree(folder, ignore_errors=True)
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.program"
