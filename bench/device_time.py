@@ -3,7 +3,7 @@
     python bench/device_time.py random:llama-3.1-8b --case ttft_8192,decode_b256 [--rows 16]
 
 Each case of `quire bench offline` runs once to warm up and once under JAX's profiler, which lengthens it a little.
-Kernels are put together by name, without the numbers the compiler gives them. An idle time is one between two kernels.
+Kernels are put together by name, without the number at its end. Copies count as kernels; between two it is idle.
 """
 
 import argparse
@@ -79,7 +79,7 @@ def noted_ns(profile: ProfileData, name: str) -> float | None:
 
 
 def kind(name: str) -> str:
-    return re.sub(r"[\d.]+_?", "", name)[:80]
+    return re.sub(r"([._]\d+)+$", "", name)[:80]
 
 
 def idle(ordered: list[Kernel]) -> Iterator[tuple[float, str, str]]:

@@ -1,6 +1,6 @@
 """The kernels of one layer of an 8B model, and sampling alone, on a GPU.
 
-    python bench/gpu_kernels.py [--only decode,prefill,sampling]
+    python bench/gpu_kernels.py [--only decode prefill sampling]
 
 Attention runs over random page tables, many times after each other in one program, each on the queries that the last
 one gave. Bytes are those of the keys and values that must be read; FLOP are those below the diagonal.
@@ -18,6 +18,7 @@ import numpy as np
 
 from quire.core.plan import SlotStart
 from quire.executor.batch import NUM_FEATURES
+from quire.executor.buckets import GROUP_SIZE
 from quire.executor.shapes import Shapes
 from quire.executor.slots import empty_slots, pack_starts, start_slots
 from quire.executor.step import sample_next
@@ -27,8 +28,7 @@ from quire.ops.step_attention import Kernels, Segments, kernels_for
 from quire.request import SamplingParams
 
 SPEC = AttentionSpec(kv_heads=8, group=4, head_dim=128, scale=0.088)
-PAGE_SIZE, GROUP_SIZE, REPEATS = 32, 32, 32
-KINDS = ("decode", "prefill", "sampling")
+PAGE_SIZE, REPEATS = 32, 32
 
 
 def repeated_s(attend: Callable[..., jax.Array], q: jax.Array, *given: Any) -> float:
@@ -96,7 +96,8 @@ def prefills(kernels: Kernels) -> Iterator[str]:
         offsets = np.full(most, -1, np.int32)
         sizes = offsets.copy()
         offsets[:count], sizes[:count] = np.arange(count) * length, length
-        fresh = [jax.random.normal(jax.random.key(s), (count * length, 8, 128), jnp.bfloat16) for s in (1, 2)]
+        shape = (count * length, SPEC.kv_heads, SPEC.head_dim)
+        fresh = [jax.random.normal(jax.random.key(seed), shape, jnp.bfloat16) for seed in (1, 2)]
         segments = Segments(jnp.asarray(offsets), jnp.asarray(sizes))
 
         def alone(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments) -> jax.Array:
@@ -134,15 +135,18 @@ def sampling(kernels: Kernels, rows: int = 256, vocab_size: int = 151_936) -> It
         yield f"sampling, {rows} rows x {vocab_size}, {name}: {seconds * 1e3:.2f} ms"
 
 
+KINDS = {"decode": decodes, "prefill": prefills, "sampling": sampling}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(KINDS))
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=[*KINDS])
     given = parser.parse_args()
     if jax.default_backend() != "gpu":
         parser.error(f"these kernels are for a GPU; JAX has a {jax.default_backend()}")
     kernels = kernels_for("gpu", "bfloat16", 1)
-    for kind in given.only.split(","):
-        for line in {"decode": decodes, "prefill": prefills, "sampling": sampling}[kind](kernels):
+    for kind in given.only:
+        for line in KINDS[kind](kernels):
             print(line, flush=True)
 
 

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterator
 from itertools import zip_longest
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 from quire import LLM, SamplingParams, json_schema, regex
@@ -144,6 +146,21 @@ def test_a_prompt_that_cannot_run_does_not_stop_the_others(llm: LLM, caplog: pyt
     assert [len(one.token_ids) for one in (good, also_good)] == [3, 3]
     assert good.error is also_good.error is None
     assert [record.getMessage().split(" has")[0] for record in caplog.records] == ["prompt 1", "prompt 2", "prompt 3"]
+
+
+@pytest.mark.parametrize(
+    ("prompt", "wrong"),
+    [([1, -1], "-1"), ([1, 2**40, 3], "1099511627776"), ([1, 2.5], "2.5"), ([np.int64(3), 264], "264")],
+)
+def test_a_wrong_id_is_named(llm: LLM, prompt: list[Any], wrong: str) -> None:
+    with pytest.raises(InvalidRequest, match=f"^token id {wrong} is not between 0 and 263$"):
+        llm.encode(prompt)
+
+
+def test_ids_may_be_numpys(llm: LLM) -> None:
+    ids = llm.encode(np.arange(5))  # type: ignore[arg-type]
+    assert ids == (0, 1, 2, 3, 4)
+    assert {type(one) for one in ids} == {int}
 
 
 def test_arguments_that_are_wrong_for_all_are_refused_at_once(llm: LLM) -> None:

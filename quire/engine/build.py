@@ -144,6 +144,7 @@ def build_engine(plan: Plan, progress: Progress = silent, clock: Callable[[], fl
         if choice.is_automatic:
             log.info("%s", choice)
     threads, store = plan.resolved.compile_threads, _program_store(plan)
+    store.forget_unused()
     executor = JaxExecutor(plan.model, weights, plan.shapes, threads, plan.mesh, store)
     scheduler = Scheduler(plan.limits, clock, prefix_key=plan.model.prefix_key)
     grammars = _grammars(plan)
@@ -165,6 +166,7 @@ def _with_measured_step(plan: Plan) -> Plan:
     """
     if plan.config.num_pages is not None or plan.facts.platform == "cpu":
         return plan
+    assert plan.resolved.quantize == "none", "quantised weights have other shapes"
     placement, dtype = _placement(plan), jnp.dtype(plan.resolved.dtype)
 
     def like(param: Param) -> jax.ShapeDtypeStruct:
@@ -190,9 +192,7 @@ def _program_store(plan: Plan) -> ProgramStore:
     config = json.dumps(plan.files.config, sort_keys=True, default=str)
     resolved = f"{plan.resolved.dtype} {plan.resolved.quantize} {plan.facts.fast_int8} {plan.config.tensor_parallel}"
     identity = f"{config} {plan.shapes} {resolved}"
-    store = ProgramStore(_cache_dir(plan.config) / "programs", identity)
-    store.forget_unused()
-    return store
+    return ProgramStore(_cache_dir(plan.config) / "programs", identity)
 
 
 def _cache_dir(config: Config) -> Path:

@@ -14,5 +14,6 @@ def collect_seldom() -> None:
 
 
 def keep_what_is_there() -> None:
-    """Called once a process is ready: what was made so far stays, so the collector need not look at it again."""
+    """Called when an engine or a front end is ready: what is there stays, and need not be looked at again."""
+    gc.collect()  # what nobody reaches would stay too
     gc.freeze()

@@ -5,6 +5,7 @@ import logging
 import os
 import pickle
 import platform
+import re
 import shutil
 from functools import cache
 from pathlib import Path
@@ -20,8 +21,9 @@ log = logging.getLogger(__name__)
 
 # What a compiled step is made from.
 SOURCES = ("executor", "models", "ops", "sharding.py")
-# Folders that stay: as many as were used last, if that was in the last month.
-KEPT_FOLDERS, KEPT_S = 32, 30 * 24 * 3600
+NAME_LENGTH = 32
+NAME = re.compile(rf"[0-9a-f]{{{NAME_LENGTH}}}")  # of our folders, among which others may stand
+KEPT_FOLDERS = 64  # those that were used last
 
 
 class ProgramStore:
@@ -34,7 +36,7 @@ class ProgramStore:
     def __init__(self, folder: Path, identity: str) -> None:
         """`identity` says all about the model and the sizes that the programs depend on."""
         parts = (identity, sources_digest(), machine(), jax.__version__, jaxlib.version.__version__)
-        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
+        digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:NAME_LENGTH]
         self._folder = folder / digest
 
     def load(self, name: str) -> Any | None:
@@ -61,21 +63,21 @@ class ProgramStore:
             log.warning("%s cannot be kept for the next start: %s", path, error)
 
     def forget_unused(self) -> None:
-        """This folder is used now; those that have not been for long are deleted.
+        """This folder is used now; those that many others were used after are deleted.
 
         Every version of the code and every setting has its own, so they would pile up.
         """
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             os.utime(self._folder)
-            used_s = {folder: folder.stat().st_mtime for folder in self._folder.parent.iterdir() if folder.is_dir()}
+            ours = [path for path in self._folder.parent.iterdir() if NAME.fullmatch(path.name) and path.is_dir()]
+            last_first = sorted(ours, key=lambda folder: folder.stat().st_mtime, reverse=True)
         except OSError as error:
             log.warning("%s cannot be tidied up: %s", self._folder.parent, error)
             return
-        since_s = used_s[self._folder] - KEPT_S
-        for rank, folder in enumerate(sorted(used_s, key=used_s.__getitem__, reverse=True)):
-            if rank >= KEPT_FOLDERS or used_s[folder] < since_s:
-                shutil.rmtree(folder, ignore_errors=True)
+        for folder in last_first[KEPT_FOLDERS:]:
+            log.info("programs that %d others were used after are deleted: %s", KEPT_FOLDERS, folder)
+            shutil.rmtree(folder, ignore_errors=True)
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.program"

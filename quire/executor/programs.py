@@ -3,7 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from functools import partial
 from logging import INFO, WARNING
 from threading import Lock
@@ -163,17 +163,16 @@ class Programs:
                 future.result()
             yield done / len(missing)
 
-    def _begin(self, key: Key) -> "Future[Any]":
+    def _begin(self, key: Key) -> Future[Any]:
         """Make a program on a thread. XLA times the products of decodes: once for all programs that have the same."""
-        if self.is_specialised and key[0] == "decode":
-            return self._tuning_pool.submit(self._make, key)
-        if not self.is_specialised or not _is_tuned_by_another(key):
+        if not self.is_specialised or not (key[0] == "decode" or _is_tuned_by_another(key)):
             return self._pool.submit(self._make, key)
         other = self._compiling.get(("decode", key.rows if isinstance(key, Bucket) else key[1]))
+        if other is None:
+            return self._tuning_pool.submit(self._make, key)
 
         def make_after() -> Any:
-            if other is not None:
-                wait([other])
+            other.exception()  # whatever became of it; where it was cancelled, so is this
             return self._make(key)
 
         return self._pool.submit(make_after)
@@ -273,6 +272,7 @@ class Programs:
             program = self._compile(key)
             if self._store is not None:
                 self._store.save(name, program)
+        # With the time that others were traced in.
         log.debug("%s %s in %.2f s", "loaded" if is_kept else "compiled", key, time.monotonic() - begun_s)
         return program
 

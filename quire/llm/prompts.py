@@ -2,7 +2,8 @@
 
 from array import array
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeGuard, TypeVar
+from operator import index
+from typing import Any, SupportsIndex, TypeGuard, TypeVar
 
 import numpy as np
 
@@ -35,13 +36,17 @@ def for_each(name: str, given: T | Sequence[T], count: int) -> list[T]:
 
 def as_ids(prompt: Sequence[int], limit: int) -> tuple[int, ...]:
     """The token ids, each of them at least 0 and below `limit`."""
-    ids = tuple(prompt)
     try:
-        packed = np.frombuffer(array("i", ids), np.intc)
-        are_valid = not ids or bool(packed.min() >= 0 and packed.max() < limit)
+        packed = array("i", prompt)
+        numbers = np.frombuffer(packed, np.intc)  # which finds the least and the greatest in no time
+        are_valid = not packed or (numbers.min() >= 0 and numbers.max() < limit)
     except (TypeError, OverflowError):
         are_valid = False
     if not are_valid:
-        wrong = next(token for token in ids if not isinstance(token, int | np.integer) or not 0 <= token < limit)
+        wrong = next(token for token in prompt if not _is_id(token, limit))
         raise InvalidRequest(f"token id {wrong!r} is not between 0 and {limit - 1}")
-    return ids
+    return tuple(packed)
+
+
+def _is_id(token: object, limit: int) -> bool:
+    return isinstance(token, SupportsIndex) and 0 <= index(token) < limit

@@ -48,9 +48,8 @@ def random_weights(
 
     # The first of each shape, which are compiled side by side.
     first = list({param.shape: param for param in reversed(leaves(params))}.values())
-    with ThreadPoolExecutor() as pool:
+    with progress("Making random weights") as report, ThreadPoolExecutor() as pool:
         ready = dict(zip(map(id, first), pool.map(drawn, first), strict=True))
-    with progress("Making random weights") as report:
 
         def make(param: Param) -> Any:
             nonlocal done

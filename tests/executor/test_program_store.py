@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from quire.executor.program_store import KEPT_FOLDERS, KEPT_S, ProgramStore
+from quire.executor.program_store import KEPT_FOLDERS, ProgramStore
 
 
 def test_a_program_is_found_by_a_store_of_the_same_identity(tmp_path: Path) -> None:
@@ -29,24 +29,18 @@ def test_a_damaged_program_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixt
     assert "cannot be loaded and is made again" in caplog.text
 
 
-def test_what_nobody_has_used_for_long_is_deleted(tmp_path: Path) -> None:
+def test_what_many_others_were_used_after_is_deleted_if_it_is_ours(tmp_path: Path) -> None:
     ours = ProgramStore(tmp_path, "ours")
     ours.forget_unused()
     (folder,) = tmp_path.iterdir()
     now = folder.stat().st_mtime
-    ages_s = {"old": KEPT_S + 60, "recent": KEPT_S - 60, **{f"new {n}": n for n in range(KEPT_FOLDERS - 2)}}
-    for name, age_s in ages_s.items():
+    names = [f"{number:032x}" for number in range(KEPT_FOLDERS)]
+    for age, name in enumerate([*names, "somebody's"], start=1):
         (tmp_path / name).mkdir()
         (tmp_path / name / "one.program").touch()
-        os.utime(tmp_path / name, (now - age_s, now - age_s))
-    (tmp_path / "a file of somebody's").touch()
+        os.utime(tmp_path / name, (now - age, now - age))
     ours.forget_unused()
-    kept = {path.name for path in tmp_path.iterdir()}
-    assert kept == {*ages_s, folder.name, "a file of somebody's"} - {"old"}
-    (tmp_path / "newest").mkdir()
-    ours.forget_unused()
-    assert {path.name for path in tmp_path.iterdir()} == kept - {"recent"} | {"newest"}
-    assert folder.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {folder.name, *names[:-1], "somebody's"}
 
 
 def test_a_folder_that_cannot_be_written_is_said_and_nothing_more(

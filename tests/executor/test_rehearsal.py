@@ -1,5 +1,7 @@
 """The order in which programs are made and first run where XLA times kernels: on a GPU."""
 
+from concurrent.futures import CancelledError
+from contextlib import suppress
 from dataclasses import replace
 from threading import Event
 from typing import Any
@@ -14,7 +16,7 @@ from quire.models.registry import build_model
 from tests.executor.rig import FEW_SHAPES, config_of
 from tests.models.tiny import NamedTensors
 
-SHAPES = replace(FEW_SHAPES, burst=4)
+SHAPES = replace(FEW_SHAPES, min_rows=1, burst=4)
 
 
 class Recorded(Programs):
@@ -64,10 +66,32 @@ def test_every_program_runs_once_before_it_is_needed_and_none_while_others_are_t
 
 
 def test_programs_with_the_products_of_a_decode_are_compiled_after_it(programs: Recorded) -> None:
+    shares = programs.compile_all()
+    sizes = {bucket.rows for bucket in SHAPES.buckets.all() if not bucket.groups}
+    assert len(sizes) > 1
+    others = 2 + len(SHAPES.buckets.all()) - len(sizes) + 3 * len(SHAPES.buckets.sample_sizes())
+    while len(programs.made) < others:
+        next(shares)
+    assert not any(waits_for_a_decode(key) for key in programs.made)
     programs.may_tune.set()
-    list(programs.compile_all())
-    for rows in {bucket.rows for bucket in SHAPES.buckets.all() if not bucket.groups}:
+    assert list(shares)[-1] == 1
+    for rows in sizes:
         timed = programs.made.index(("decode", rows))
-        assert timed < programs.made.index(("burst", rows))
-        assert timed < programs.made.index(Bucket(rows, 0))
+        assert timed < min(programs.made.index(key) for key in (("burst", rows), Bucket(rows, 0)))
     programs.close()
+
+
+def test_closing_ends_those_that_wait_for_another(programs: Recorded) -> None:
+    shares = programs.compile_all()
+    next(shares)
+    waiting = [future for key, future in programs._compiling.items() if waits_for_a_decode(key)]
+    programs.close()
+    programs.may_tune.set()
+    assert waiting
+    for future in waiting:
+        with suppress(CancelledError):
+            future.exception(10)
+
+
+def waits_for_a_decode(key: Key) -> bool:
+    return key[0] == "burst" or (isinstance(key, Bucket) and not key.groups)

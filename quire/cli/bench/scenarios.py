@@ -85,7 +85,7 @@ def together(name: str) -> Callable[[int], Work] | None:
 
 
 def load(name: str, vocab_size: int) -> Work | None:
-    """The prompts of any case, all there from the beginning; None where there is no such case."""
+    """The prompts of any case but `start`, all there from the beginning; None where there is no such case."""
     if (make := together(name)) is not None:
         return make(vocab_size)
     if found := re.fullmatch(r"decode_b([1-9]\d*)", name):

@@ -29,7 +29,7 @@ def fill_attention(
     v_pages: jax.Array,
     groups: Groups,
     *,
-    block: int = BLOCK,
+    block: int | None = None,
     num_warps: int = 4,
     num_stages: int = 2,
     interpret: bool = False,
@@ -37,8 +37,9 @@ def fill_attention(
     """Attention of q [n, b, k, g, h]; [n, b, k, g, h]."""
     n, positions, heads, group, size = q.shape
     queries, width = power_of_two(group), power_of_two(size)
-    block, rows = (EXACT_BLOCK, MAX_EXACT_ROWS) if q.dtype == jnp.float32 else (block, MAX_ROWS)
-    tile = min(positions, max(1, rows // queries))  # positions of a tile
+    is_exact = q.dtype == jnp.float32
+    block = block or (EXACT_BLOCK if is_exact else BLOCK)
+    tile = min(positions, max(1, (MAX_EXACT_ROWS if is_exact else MAX_ROWS) // queries))  # positions of a tile
     tiles = positions // tile
     tile_spec = pl.BlockSpec(
         (None, tile, None, queries, width), lambda index, head: (index // tiles, index % tiles, head, 0, 0)
