@@ -4,8 +4,10 @@ from collections import deque
 from collections.abc import Callable
 
 from quire.core.limits import Limits
+from quire.core.live_sequences import PrefixKey
 from quire.core.plan import Failure, StepPlan, TokenLogprobs, Update
-from quire.core.scheduler import Drafter, PrefixKey, Scheduler
+from quire.core.planner import Drafter
+from quire.core.scheduler import Scheduler
 from quire.request import FinishReason, Request, SamplingParams
 from tests.fake_executor import FakeExecutor, Pending
 

@@ -52,7 +52,8 @@ class Mutant(NamedTuple):
 
 POOL, TREE, FILLS, QUEUE = "core/page_pool.py", "core/prefix_cache.py", "core/shared_fills.py", "core/queue.py"
 APPOINTMENTS = "appointments.py"
-RUNNING, SCHEDULER, SEQUENCE = "core/running.py", "core/scheduler.py", "core/sequence.py"
+RUNNING, SEQUENCE, LIVE = "core/running.py", "core/sequence.py", "core/live_sequences.py"
+PLANNER, IN_FLIGHT = "core/planner.py", "core/step_in_flight.py"
 STOPPING, LIMITS, HEAP, DEADLINES = "core/stopping.py", "core/limits.py", "core/lazy_heap.py", "core/deadlines.py"
 ISOLATION, ENGINE, DRIVER = "engine/isolation.py", "engine/engine.py", "engine/driver.py"
 GUIDES = "engine/guides.py"
@@ -104,7 +105,7 @@ MUTANTS = (
         "node = self._roots.get(salt)\n        pages",
         "node = next(iter(self._roots.values()), None)\n        pages",
     ),
-    Mutant("the prefix key is ignored", SCHEDULER, 'salt = f"{key}+{request.salt}"', 'salt = f"+{request.salt}"'),
+    Mutant("the prefix key is ignored", LIVE, 'salt = f"{key}+{request.salt}"', 'salt = f"+{request.salt}"'),
     Mutant("the wrong parent in the tree", TREE, "Node(page, key, parent)", "Node(page, key, parent.parent or parent)"),
     Mutant(
         "the wrong key in the tree",
@@ -153,103 +154,100 @@ MUTANTS = (
     ),
     Mutant(
         "a prompt is never published while it runs",
-        SCHEDULER,
-        "        self._running.publish(sequence)",
+        LIVE,
+        "        self.running.publish(sequence)",
         "        pass",
-        within="def _publish",
     ),
     Mutant("what ended is not published", RUNNING, "        if keep_pages:", "        if False:"),
     Mutant("the last token is not computed", SEQUENCE, "return len(self.tokens) - 1", "return len(self.tokens)"),
-    Mutant("a lost device's pages stay cached", SCHEDULER, "self._cache.clear()", "pass"),
+    Mutant("a lost device's pages stay cached", LIVE, "self.cache.clear()", "pass"),
     # Slots and states
     Mutant("a slot is leaked", RUNNING, "self._free_slots.append(sequence.slot)", "pass"),
     Mutant("the epoch does not change on preemption", SEQUENCE, "self.epoch += 1", "pass"),
-    Mutant("the epoch does not change at the end", SCHEDULER, "sequence.epoch += 1", "pass"),
+    Mutant("the epoch does not change at the end", LIVE, "sequence.epoch += 1", "pass"),
     Mutant(
         "a late decode result is taken",
-        SCHEDULER,
-        "            if chunk.epoch != sequence.epoch:",
-        "            if False:",
+        IN_FLIGHT,
+        "        if chunk.epoch != sequence.epoch:",
+        "        if False:",
         within="def _apply_decodes",
     ),
     Mutant(
         "a late prefill result is taken",
-        SCHEDULER,
+        IN_FLIGHT,
         "            if chunk.epoch != sequence.epoch:",
         "            if False:",
         within="sampled = islice",
     ),
-    Mutant("a preempted row keeps its chunk", SCHEDULER, "if c.epoch == row.epoch]", "if True]"),
+    Mutant("a preempted row keeps its chunk", PLANNER, "if c.epoch == row.epoch]", "if True]"),
     Mutant(
         "a preempted sequence is lost",
-        SCHEDULER,
-        "        self._queue.push(sequence)\n\n    def _end",
-        "\n    def _end",
+        LIVE,
+        "        self.queue.push(sequence)\n\n    def _in_focus",
+        "\n    def _in_focus",
     ),
     Mutant(
         "preemption loses a token",
-        SCHEDULER,
+        PLANNER,
         "generated=tuple(sequence.tokens[sequence.num_prompt :])",
         "generated=tuple(sequence.tokens[sequence.num_prompt + 1 :])",
     ),
     Mutant("the oldest is preempted", RUNNING, "return max(self, key=_age)", "return min(self, key=_age)"),
     Mutant(
         "a finished sequence goes on",
-        SCHEDULER,
-        "                    self._end(sequence)\n            updates",
-        "                    pass\n            updates",
+        IN_FLIGHT,
+        "                live.end(sequence)\n        updates",
+        "                pass\n        updates",
     ),
     Mutant("the sum of the limits only grows", RUNNING, "self.max_tokens -= sequence.limit", "pass"),
     # Budgets and admission
     Mutant(
         "the step budget is ignored",
-        SCHEDULER,
-        "budget = min(budget, self.room.prefill_tokens)",
-        "budget = self.room.prefill_tokens",
+        PLANNER,
+        "budget = min(budget, self._room.prefill_tokens)",
+        "budget = self._room.prefill_tokens",
     ),
-    Mutant("the prefill budget is ignored", SCHEDULER, "budget = min(budget, self.room.prefill_tokens)", "pass"),
+    Mutant("the prefill budget is ignored", PLANNER, "budget = min(budget, self._room.prefill_tokens)", "pass"),
     Mutant(
         "admissions do not count against the budget",
-        SCHEDULER,
+        PLANNER,
         "budget -= self._start_or_park(",
         "self._start_or_park(",
     ),
-    Mutant("the total of tokens is ignored", SCHEDULER, "return total is None or", "return True or"),
+    Mutant("the total of tokens is ignored", PLANNER, "return total is None or", "return True or"),
     Mutant(
-        "younger ones pass a prefill that is short", SCHEDULER, 'self.blocked_by = "pages"  # nobody', "pass  # nobody"
+        "younger ones pass a prefill that is short", PLANNER, 'self.blocked_by = "pages"  # nobody', "pass  # nobody"
     ),
-    Mutant("admissions never wait", SCHEDULER, "return self.num_waiting >= int(", "return True or int("),
-    Mutant("admissions wait forever", SCHEDULER, "or self._tokens_since_admission >= limits.max_waiting_tokens:", ":"),
+    Mutant("admissions never wait", PLANNER, "return len(live.queue) >= int(", "return True or int("),
+    Mutant("admissions wait forever", PLANNER, "or self._tokens_since_admission >= limits.max_waiting_tokens:", ":"),
     Mutant("priorities are ignored", SEQUENCE, "return self.request.priority, self.id", "return 0, self.id"),
     Mutant(
         "focus is ignored in the queue",
-        SCHEDULER,
-        "        if self._focus is None:\n            return self._queue.head()",
-        "        if True:\n            return self._queue.head()",
+        LIVE,
+        "        if self.focus is None:\n            return self.queue.head()",
+        "        if True:\n            return self.queue.head()",
     ),
-    Mutant("who runs out of focus goes on", SCHEDULER, "if not self._in_focus(sequence):", "if False:"),
+    Mutant("who runs out of focus goes on", LIVE, "if not self._in_focus(sequence):", "if False:"),
     # Bursts
-    Mutant(
-        "a burst runs past those who could join", SCHEDULER, "if self.num_waiting and running.has_free_slot", "if False"
-    ),
+    Mutant("a burst runs past those who could join", PLANNER, "if live.queue and running.has_free_slot", "if False"),
     Mutant(
         "a burst does not wait for prompts",
-        SCHEDULER,
+        PLANNER,
         "or running.filling or running.num_guided:",
         "or running.num_guided:",
     ),
-    Mutant("a burst outruns a grammar", SCHEDULER, "or running.filling or running.num_guided:", "or running.filling:"),
-    Mutant("a burst is longer than its request", SCHEDULER, "min(burst, sequence.limit - 1 - start)", "burst"),
-    Mutant("a burst runs over its pages", SCHEDULER, "length = min(length, sequence.page_end - start)", "pass"),
+    Mutant("a burst outruns a grammar", PLANNER, "or running.filling or running.num_guided:", "or running.filling:"),
+    Mutant("a burst is longer than its request", PLANNER, "min(burst, sequence.limit - 1 - start)", "burst"),
+    Mutant("a burst runs over its pages", PLANNER, "length = min(length, sequence.page_end - start)", "pass"),
     Mutant(
         "what lies beyond the end is shared",
-        SCHEDULER,
+        IN_FLIGHT,
         "sequence.num_computed = chunk.start + len(tokens)  # not",
         "sequence.num_computed = chunk.start + chunk.length  # not",
     ),
     Mutant(
         "a row that failed after its end has failed",
-        SCHEDULER,
+        IN_FLIGHT,
         "if failed is not None and not (tokens and",
         "if failed is not None and not (0 and",
     ),
@@ -275,11 +273,11 @@ MUTANTS = (
     Mutant("a deadline comes late", DEADLINES, "first[0] > self._clock()", "first[0] >= self._clock()"),
     Mutant(
         "the queue timeout ends what runs",
-        SCHEDULER,
+        LIVE,
         "elif len(sequences) == request.samples and all(",
         "elif True or all(",
     ),
-    Mutant("deadlines outlive their request", SCHEDULER, "self._deadlines.forget(sequence.request_id)", "pass"),
+    Mutant("deadlines outlive their request", LIVE, "self._deadlines.forget(sequence.request_id)", "pass"),
     # Tokens
     Mutant("the minimum is off by one", STOPPING, "if count >= self._min_tokens:", "if count > self._min_tokens:"),
     Mutant(
@@ -303,19 +301,19 @@ MUTANTS = (
     Mutant("a row does not wait for the host", RUNNING, "if not sequence.waits_for_host:", "if True:"),
     Mutant(
         "a prefill that does not reach the end samples",
-        SCHEDULER,
+        PLANNER,
         "samples = reaches_end and end < sequence.limit",
         "samples = end < sequence.limit",
     ),
     Mutant(
         "wrong guesses count as computed",
-        SCHEDULER,
+        IN_FLIGHT,
         "sequence.num_computed = sequence.num_planned = chunk.start + len(tokens)",
         "sequence.num_computed = sequence.num_planned = chunk.start + chunk.length",
     ),
     Mutant(
         "prompt scores are handed out twice",
-        SCHEDULER,
+        IN_FLIGHT,
         "new = logprobs[max(0, sequence.num_scored - chunk.start) :]",
         "new = logprobs",
     ),
@@ -367,7 +365,7 @@ MUTANTS = (
         "matcher.advance(())",
     ),
     Mutant("matchers outlive their requests", GUIDES, "if not self._scheduler.has(one)]", "if False]"),
-    Mutant("guided answers are guessed at", SCHEDULER, "room = 0  # a mask is for one token", "pass"),
+    Mutant("guided answers are guessed at", PLANNER, "room = 0  # a mask is for one token", "pass"),
     Mutant("what was aborted is added once it is compiled", DRIVER, "self._preparing.pop(request_id, None)", "pass"),
     Mutant("compiling holds everyone up", DRIVER, "if preparing is None:", "if True:"),
 )

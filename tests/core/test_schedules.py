@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quire.core.limits import Limits
-from quire.core.scheduler import Drafter
+from quire.core.planner import Drafter
 from quire.errors import Overloaded, PromptTooLong
 from quire.request import FinishReason, Request, SamplingParams
 from tests.core.harness import GREEDY, Harness, limits

@@ -14,28 +14,28 @@ from tests.fake_executor import FakeExecutor
 
 
 def lose_a_page(scheduler: Scheduler) -> None:
-    scheduler._pool.take(1)
+    scheduler._live.pool.take(1)
 
 
 def free_a_page_twice(scheduler: Scheduler) -> None:
-    scheduler._pool._free.append(scheduler._pool._free[0])
+    scheduler._live.pool._free.append(scheduler._live.pool._free[0])
 
 
 def free_a_cached_page(scheduler: Scheduler) -> None:
-    scheduler._pool.release([next(iter(scheduler._cache.pages()))])
+    scheduler._live.pool.release([next(iter(scheduler._live.cache.pages()))])
 
 
 def miscount_lone_pages(scheduler: Scheduler) -> None:
-    scheduler._cache.num_lone += 1
+    scheduler._live.cache.num_lone += 1
 
 
 def lose_a_slot(scheduler: Scheduler) -> None:
-    scheduler._running._free_slots.pop()
+    scheduler._live.running._free_slots.pop()
 
 
 def swap_pages(scheduler: Scheduler) -> None:
     """What counts alone do not show: one page is lost while another is free twice."""
-    scheduler._pool._free[0] = scheduler._pool._free[1]
+    scheduler._live.pool._free[0] = scheduler._live.pool._free[1]
 
 
 HARMS = [lose_a_page, free_a_page_twice, free_a_cached_page, miscount_lone_pages, lose_a_slot, swap_pages]

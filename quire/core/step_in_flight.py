@@ -1,0 +1,126 @@
+"""A step between its plan and its result."""
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import NamedTuple
+
+from quire.core.live_sequences import LiveSequences
+from quire.core.plan import Chunk, Failure, StepPlan, StepResult, TokenLogprobs, Update
+from quire.core.sequence import Sequence
+from quire.errors import RequestFailed
+from quire.request import FinishReason
+
+
+class StepInFlight(NamedTuple):
+    """A step planned and not completed."""
+
+    plan: StepPlan
+    rows: list[Sequence]  # of each chunk
+    num_decodes: int  # so many chunks, the first ones, are one token each that follows the last one sampled
+
+    def complete(self, result: StepResult, live: LiveSequences) -> tuple[list[Update], list[Failure]]:
+        """Give every row that is still what it was when the step was planned what came out for it."""
+        plan, rows, num_decodes = self
+        if result.step != plan.step:
+            raise ValueError(f"step {plan.step} is the oldest in flight, the result is of step {result.step}")
+        num_sampled = num_decodes + sum(chunk.samples for chunk in islice(plan.chunks, num_decodes, None))
+        if len(result.tokens) != num_sampled:
+            raise ValueError(f"step {plan.step} samples in {num_sampled} chunks, the result has {len(result.tokens)}")
+        updates: list[Update] = []
+        if result.logprobs or result.failed:
+            num_decodes = 0
+        else:
+            _apply_decodes(islice(zip(plan.chunks, rows, result.tokens, strict=False), num_decodes), live, updates)
+        failures: list[Failure] = []
+        sampled = islice(result.tokens, num_decodes, None)
+        for index in range(num_decodes, len(rows)):
+            chunk, sequence = plan.chunks[index], rows[index]
+            tokens = next(sampled) if chunk.samples else []
+            if chunk.epoch != sequence.epoch:
+                live.counters.dropped_chunks += 1
+                continue
+            failed = result.failed.get(index)
+            if failed is not None and not (tokens and sequence.stopping.ends(tokens, sequence.num_generated)):
+                live.abort(sequence.request_id)
+                failures.append(Failure(sequence.request_id, RequestFailed(failed)))
+                continue
+            update = _apply(sequence, chunk, index, tokens, result, live)
+            if update is not None:
+                updates.append(update)
+        return updates, failures
+
+
+def _apply_decodes(
+    decodes: Iterable[tuple[Chunk, Sequence, list[int]]], live: LiveSequences, updates: list[Update]
+) -> None:
+    """What `_apply` does, for rows that sampled one token and nothing else. Most rows of most steps are such."""
+    new_update = tuple.__new__  # what Update(...) comes to, at half its cost: this loop is most of a completion
+    for chunk, sequence, tokens in decodes:
+        if chunk.epoch != sequence.epoch:
+            live.counters.dropped_chunks += 1
+            continue
+        (token,) = tokens
+        known = sequence.tokens
+        known.append(token)
+        sequence.num_computed += 1
+        finish = None
+        if len(known) >= sequence.limit or token in sequence.stopping.watched:
+            finish = sequence.stopping.reason(token, len(known) - sequence.num_prompt)
+            if finish is not None:
+                live.end(sequence)
+        updates.append(
+            new_update(
+                Update,
+                (sequence.request_id, sequence.sample, tokens, finish, sequence.cached_tokens, None, None),
+            )
+        )
+
+
+def _apply(
+    sequence: Sequence, chunk: Chunk, index: int, tokens: list[int], result: StepResult, live: LiveSequences
+) -> Update | None:
+    """Append what a chunk sampled, and end the sequence where it ends."""
+    num_prompt = sequence.num_prompt
+    known = sequence.tokens
+    finish: FinishReason | None = None
+    for position, token in enumerate(tokens):
+        known.append(token)
+        finish = sequence.stopping.reason(token, len(known) - num_prompt)
+        if finish is not None:
+            tokens = tokens[: position + 1]
+            break
+    if chunk.drafts:
+        sequence.num_computed = sequence.num_planned = chunk.start + len(tokens)
+    elif chunk.tokens is None:
+        sequence.num_computed = chunk.start + len(tokens)  # not what was computed beyond its end
+    else:
+        sequence.num_computed = chunk.start + chunk.length
+    prompt_logprobs = None
+    if chunk.tokens is not None and not chunk.drafts:
+        if sequence.request.prompt_logprobs is not None:
+            prompt_logprobs = _new_prompt_logprobs(sequence, chunk, result.prompt_logprobs.get(index, []))
+        if not chunk.samples and sequence.num_computed == sequence.limit:
+            finish = FinishReason.LENGTH  # nothing was to be generated
+        if finish is None:
+            live.publish(sequence)
+    if finish is not None:
+        live.end(sequence)
+    elif not tokens and not prompt_logprobs:
+        return None
+    logprobs = result.logprobs.get(index) if result.logprobs else None
+    return Update(
+        sequence.request_id,
+        sequence.sample,
+        tokens,
+        finish,
+        sequence.cached_tokens,
+        None if logprobs is None else logprobs[: len(tokens)],
+        prompt_logprobs,
+    )
+
+
+def _new_prompt_logprobs(sequence: Sequence, chunk: Chunk, logprobs: list[TokenLogprobs]) -> list[TokenLogprobs]:
+    """Those that were not handed out before a preemption."""
+    new = logprobs[max(0, sequence.num_scored - chunk.start) :]
+    sequence.num_scored += len(new)
+    return new
