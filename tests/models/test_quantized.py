@@ -15,7 +15,7 @@ from quire.ops.native import int8_product
 from quire.ops.quantized import Grouped, Packed
 from tests.models.cases import CASES
 from tests.models.test_dtypes import BLOCKS
-from tests.models.tiny import NamedTensors, prompt, relative_error, whole_logits
+from tests.models.tiny import NamedTensors, prompt, whole_logits
 
 Array = np.ndarray[Any, Any]
 
@@ -58,7 +58,10 @@ def test_the_kernel_and_xla_compute_the_same_model(name: str) -> None:
     assert all(isinstance(weight, Grouped) for weight in matrices(plain))
     assert int8_product.is_fast() == all(isinstance(weight, Packed) for weight in matrices(native))
     first, second = (whole_logits(model, weights, tokens) for weights in (native, plain))
-    assert relative_error(first, second) < 1e-4
+    # A number halfway between two codes may get either: that token differs, by as much as quantising takes.
+    errors = np.abs(first - second).max(axis=1) / np.abs(second).max()
+    assert (errors < 1e-5).sum() >= len(tokens) - 1
+    assert errors.max() < 0.1
 
 
 def test_random_weights_are_quantised_as_loaded_ones_are() -> None:
