@@ -8,6 +8,7 @@ from typing import NamedTuple
 MIN_WAIT_S, MAX_WAIT_S = 1.0, 60.0
 LEAD_S = 2.0  # so long before it is due a place is kept, for one to be free by then
 GRACE_S = 10.0  # so long after it is due
+TOGETHER_S = 1.25  # times are told in whole seconds: who is due so soon after another may come with it
 MAX_APPOINTMENTS = 16_384
 
 
@@ -62,8 +63,7 @@ class Appointments:
         own = self._by_client.get(client)
         if own is not None and own.due_s > now:
             return max(MIN_WAIT_S, own.due_s - now)  # it came too early
-        # Times are told in whole seconds. Those who come in one of them must find room together.
-        apart_s = num_places * max(interval_s, 1 / max(1, self._max_kept))
+        apart_s = num_places * max(interval_s, TOGETHER_S / max(1, self._max_kept))
         due_s = min(max(now + max(MIN_WAIT_S, wait_s), self._last_due_s + apart_s), now + MAX_WAIT_S)
         self._by_client.pop(client, None)
         if len(self._by_client) < MAX_APPOINTMENTS:

@@ -4,7 +4,7 @@ from collections import deque
 from math import ceil
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from quire.appointments import GRACE_S, LEAD_S, MAX_APPOINTMENTS, MAX_WAIT_S, Appointments
@@ -55,6 +55,7 @@ class Line:
             self._num_strangers += 1
 
 
+@example(most=4, interval_s=0.4, gaps=[0.0, 0.0, 0.0], is_late=False)  # three are due within a second
 @given(
     st.integers(4, 64),
     st.sampled_from([0.002, 0.02, 0.1, 0.4]),
