@@ -256,6 +256,7 @@ MUTANTS = (
     Mutant("an empty line keeps places", QUEUE, "num_kept_from(client) if len(self) else 0", "num_kept_from(client)"),
     Mutant("who is let in keeps its appointment", QUEUE, "self._appointments.admitted(client)", "pass"),
     Mutant("everybody is told the same time", APPOINTMENTS, "self._last_due_s + apart_s)", "0.0)"),
+    Mutant("too many are told to come together", APPOINTMENTS, "TOGETHER_S = 1.25", "TOGETHER_S = 1.0"),
     Mutant("who comes back early gets another time", APPOINTMENTS, "own is not None and own.due_s > now:", "False:"),
     Mutant("who comes back has no place", APPOINTMENTS, "if own is not None and own.due_s <= now <=", "if 1 <"),
     Mutant("places are kept too late", APPOINTMENTS, "appointment.due_s > now + LEAD_S:", "appointment.due_s > now:"),
