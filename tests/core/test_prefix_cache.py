@@ -90,6 +90,16 @@ def test_held_pages_are_not_evicted_and_can_be_once_released():
     assert cache.evict(9) == 1
 
 
+def test_pages_that_are_held_again_are_not_evicted():
+    pool, cache = cached()
+    pages = enter(pool, cache, [1, 2, 3, 4])
+    cache.hold(pages)
+    assert cache.evict(9) == 0
+    assert cache.match("", [1, 2, 3, 4], 9).pages == pages
+    cache.release(pages)
+    assert cache.evict(9) == 2
+
+
 def test_taking_evicts_only_the_shortage_and_nothing_when_that_would_not_do():
     pool, cache = cached(num_pages=5)
     enter(pool, cache, [1, 2, 3, 4])
