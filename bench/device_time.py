@@ -124,11 +124,10 @@ def main() -> None:
     parser.add_argument("--case", default="ttft_8192", help="of `quire bench offline`; several with commas")
     parser.add_argument("--rows", type=int, default=16, help="so many kernels are listed, those that take most")
     given = parser.parse_args()
+    loads = {case: scenarios.load(case) for case in given.case.split(",")}
     llm = LLM(Config(model=given.model))
-    for case in given.case.split(","):
-        work = scenarios.load(case, llm.plan.model.vocab_size)
-        if work is None:
-            parser.error(f"there is no case {case!r}; there are {', '.join(scenarios.NAMES)}, with any numbers")
+    for case, make in loads.items():
+        work = make(llm.plan.model.vocab_size)
         # The same lengths with other tokens, so that nothing is found in the prefix cache.
         run(llm, Work([prompt[::-1] for prompt in work.prompts], work.new_tokens), seed=1)
         seconds, profile = profiled(llm, work)

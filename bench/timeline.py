@@ -121,12 +121,11 @@ def main() -> None:
     parser.add_argument("--case", default="nano256", help="of `quire bench offline`; several with commas")
     parser.add_argument("--trace", type=Path)
     given = parser.parse_args()
+    loads = {case: scenarios.load(case) for case in given.case.split(",")}
     llm = LLM(Config(model=given.model))
     watched = Watched(llm)
-    for case in given.case.split(","):
-        work = scenarios.load(case, llm.plan.model.vocab_size)
-        if work is None:
-            parser.error(f"there is no case {case!r}; there are {', '.join(scenarios.NAMES)}, with any numbers")
+    for case, make in loads.items():
+        work = make(llm.plan.model.vocab_size)
         for store in (watched.spans, watched.plans, watched.ended_s):
             store.clear()  # type: ignore[attr-defined]
         begun, first_s, tokens = time.perf_counter(), {}, 0

@@ -47,7 +47,7 @@ def rows(model: str, results: dict[str, dict[str, float]]) -> Iterator[str]:
             is_time = not metric.endswith("_per_s")
             ratio = None if theirs is None else theirs / ours if is_time else ours / theirs
             unit = "tokens/s" if not is_time else metric.rsplit("_", maxsplit=1)[1]
-            shown = ["" if value is None else f"{value:,.{2 * is_time}f}" for value in (ours, theirs, ratio)]
+            shown = ["" if value is None else f"{value:,.{2 * is_time}f}" for value in (ours, theirs)]
             name = metric.removesuffix("_s") if case == "start" else case
             yield f"| {model} {name} | {shown[0]} {unit} | {shown[1]} | {'' if ratio is None else f'{ratio:.2f}'} |"
 

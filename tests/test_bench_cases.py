@@ -19,9 +19,19 @@ def test_other_names_are_refused(name: str) -> None:
 
 
 def load(name: str) -> scenarios.Work:
-    make = scenarios.together(name)
-    assert make is not None
-    return make(1000)
+    return scenarios.load(name)(1000)
+
+
+def test_those_that_are_compared_with_others_have_their_lengths() -> None:
+    lengths = {
+        name: ({len(prompt) for prompt in load(name).prompts}, set(load(name).new_tokens), len(load(name).prompts))
+        for name in ("decode_b8", "prefill_64x2048", "ttft_512")
+    }
+    assert lengths == {
+        "decode_b8": ({128}, {257}, 8),
+        "prefill_64x2048": ({2048}, {1}, 64),
+        "ttft_512": ({512}, {1}, 1),
+    }
 
 
 def test_long_contexts_differ_from_the_first_token_on() -> None:

@@ -1,6 +1,5 @@
 """Measures a model through the Python API."""
 
-import re
 import subprocess
 import sys
 import time
@@ -50,33 +49,29 @@ def summary(work: Work, timing: Timing) -> Metrics:
     }
 
 
-def decode(llm: "LLM", rows: int) -> Metrics:
-    vocab_size, length, tokens = llm.plan.model.vocab_size, scenarios.DECODE_PROMPT, scenarios.DECODE_TOKENS
+def decode(llm: "LLM", work: Work) -> Metrics:
+    """What the tokens after the first take."""
+    vocab_size, length = llm.plan.model.vocab_size, len(work.prompts[0])
+    rows, tokens = len(work.prompts), work.new_tokens[0]
     measure(llm, scenarios.uniform(rows, length, 2, vocab_size, seed=1))
     one = measure(llm, scenarios.uniform(rows, length, 1, vocab_size, seed=2)).seconds
-    all_ = measure(llm, scenarios.uniform(rows, length, tokens, vocab_size, seed=3)).seconds
-    step_s = (all_ - one) / (tokens - 1)
+    step_s = (measure(llm, work).seconds - one) / (tokens - 1)
     return {"step_ms": step_s * 1000, "output_tokens_per_s": rows / step_s}
 
 
-def first_token(llm: "LLM", length: int) -> Metrics:
-    vocab_size = llm.plan.model.vocab_size
-    measure(llm, scenarios.uniform(1, length, 1, vocab_size, seed=1))
-    return {"first_token_ms": measure(llm, scenarios.uniform(1, length, 1, vocab_size, seed=2)).seconds * 1000}
+def first_token(llm: "LLM", work: Work) -> Metrics:
+    measure(llm, scenarios.uniform(1, len(work.prompts[0]), 1, llm.plan.model.vocab_size, seed=1))
+    return {"first_token_ms": measure(llm, work).seconds * 1000}
 
 
-def prefill(llm: "LLM") -> Metrics:
-    vocab_size = llm.plan.model.vocab_size
-    measure(llm, scenarios.uniform(1, 2048, 1, vocab_size, seed=1))
-    work = scenarios.uniform(64, 2048, 1, vocab_size, seed=2)
+def prefill(llm: "LLM", work: Work) -> Metrics:
+    measure(llm, scenarios.uniform(1, len(work.prompts[0]), 1, llm.plan.model.vocab_size, seed=1))
     timing = measure(llm, work)
     return {"seconds": timing.seconds, "prompt_tokens_per_s": sum(map(len, work.prompts)) / timing.seconds}
 
 
-def together(llm: "LLM", make: Callable[[int], Work]) -> Metrics:
-    vocab_size = llm.plan.model.vocab_size
-    measure(llm, scenarios.uniform(8, 64, 8, vocab_size, seed=1))
-    work = make(vocab_size)
+def together(llm: "LLM", work: Work) -> Metrics:
+    measure(llm, scenarios.uniform(8, 64, 8, llm.plan.model.vocab_size, seed=1))
     return summary(work, measure(llm, work))
 
 
@@ -106,16 +101,10 @@ def start(config: Config) -> Metrics:
     return {"first_start_s": seconds[0], "second_start_s": seconds[1]}
 
 
+HOW = {"decode": decode, "ttft": first_token, "prefill": prefill}  # by what a name begins with; others: together
+
+
 def case(name: str) -> Callable[["LLM"], Metrics]:
     """How a case is measured, by its name; all but `start`, which needs no engine here."""
-    if (make := scenarios.together(name)) is not None:
-        return lambda llm: together(llm, make)
-    if name == "prefill_64x2048":
-        return prefill
-    if found := re.fullmatch(r"decode_b([1-9]\d*)", name):
-        rows = int(found[1])
-        return lambda llm: decode(llm, rows)
-    if found := re.fullmatch(r"ttft_([1-9]\d*)", name):
-        length = int(found[1])
-        return lambda llm: first_token(llm, length)
-    raise InvalidSetting(f"there is no case {name!r}; there are {', '.join(scenarios.NAMES)}, with any numbers")
+    make, how = scenarios.load(name), HOW.get(name.split("_", maxsplit=1)[0], together)
+    return lambda llm: how(llm, make(llm.plan.model.vocab_size))

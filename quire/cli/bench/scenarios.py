@@ -16,6 +16,8 @@ from itertools import product
 from random import Random
 from typing import NamedTuple
 
+from quire.errors import InvalidSetting
+
 FIRST_ID, END_ID = 10, 100_000  # ids are drawn from here, or up to the end of a smaller vocabulary
 DECODE_PROMPT, DECODE_TOKENS = 128, 257
 DECODE_ROWS = (1, 8, 32, 64, 128, 256)
@@ -68,33 +70,25 @@ def mix(rows: int, vocab_size: int) -> Work:
     return Work(prompts, [round(2 ** random.uniform(4, 10)) for _ in prompts])
 
 
-def together(name: str) -> Callable[[int], Work] | None:
-    """For the cases that are one load of prompts, all there from the beginning: what makes it for a vocabulary."""
+def load(name: str) -> Callable[[int], Work]:
+    """What makes the prompts of a case, all there from the beginning, for a vocabulary; any case but `start`."""
     if name == "nano256":
         return nano256
-    if found := re.fullmatch(r"long_([1-9]\d*)x([1-9]\d*)", name):
-        rows, length = int(found[1]), int(found[2])
-        return lambda vocab_size: uniform(rows, length, 256, vocab_size, seed=2)
-    if found := re.fullmatch(r"shared_([1-9]\d*)x([1-9]\d*)", name):
-        rows, length = int(found[1]), int(found[2])
-        return lambda vocab_size: shared(rows, length, vocab_size)
-    if found := re.fullmatch(r"mix([1-9]\d*)", name):
-        rows = int(found[1])
-        return lambda vocab_size: mix(rows, vocab_size)
-    return None
-
-
-def load(name: str, vocab_size: int) -> Work | None:
-    """The prompts of any case but `start`, all there from the beginning; None where there is no such case."""
-    if (make := together(name)) is not None:
-        return make(vocab_size)
-    if found := re.fullmatch(r"decode_b([1-9]\d*)", name):
-        return uniform(int(found[1]), DECODE_PROMPT, DECODE_TOKENS, vocab_size, seed=3)
     if name == "prefill_64x2048":
-        return uniform(64, 2048, 1, vocab_size, seed=2)
-    if found := re.fullmatch(r"ttft_([1-9]\d*)", name):
-        return uniform(1, int(found[1]), 1, vocab_size, seed=2)
-    return None
+        return lambda vocab_size: uniform(64, 2048, 1, vocab_size, seed=2)
+    if found := re.fullmatch(r"(decode_b|ttft_|mix)([1-9]\d*)", name):
+        kind, count = found[1], int(found[2])
+        if kind == "mix":
+            return lambda vocab_size: mix(count, vocab_size)
+        if kind == "ttft_":
+            return lambda vocab_size: uniform(1, count, 1, vocab_size, seed=2)
+        return lambda vocab_size: uniform(count, DECODE_PROMPT, DECODE_TOKENS, vocab_size, seed=3)
+    if found := re.fullmatch(r"(long|shared)_([1-9]\d*)x([1-9]\d*)", name):
+        kind, rows, length = found[1], int(found[2]), int(found[3])
+        if kind == "shared":
+            return lambda vocab_size: shared(rows, length, vocab_size)
+        return lambda vocab_size: uniform(rows, length, 256, vocab_size, seed=2)
+    raise InvalidSetting(f"there is no case {name!r}; there are {', '.join(NAMES)}, with any numbers")
 
 
 def ladder(rows: list[int], prompt_tokens: list[int], new_tokens: list[int]) -> Iterator[tuple[int, int, int]]:
