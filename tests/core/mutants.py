@@ -35,7 +35,8 @@ COPIED = ("quire/core", "quire/engine", "quire/__init__.py", "quire/appointments
           "quire/request.py", "pyproject.toml", "tests/__init__.py", "tests/conftest.py", "tests/fake_executor.py",
           "tests/test_appointments.py", "tests/core", "tests/engine")  # fmt: skip
 # Those that kill most, fastest, come first.
-TESTS = ("tests/core/test_page_pool.py", "tests/core/test_scheduler.py", "tests/core/test_bursts.py",
+TESTS = ("tests/core/test_page_pool.py", "tests/core/test_scheduler.py", "tests/core/test_sharing.py",
+         "tests/core/test_admission.py", "tests/core/test_bursts.py",
          "tests/core/test_prefix_cache.py",
          "tests/test_appointments.py", "tests/core/test_schedules.py", "tests/engine")  # fmt: skip
 TIMEOUT_S = 120

@@ -1,0 +1,168 @@
+"""What sequences share: pages of equal prefixes, and the work of computing them."""
+
+import pytest
+
+from quire.request import FinishReason
+from tests.core.harness import Harness, limits, request
+from tests.fake_executor import expected_prompt_logprobs, expected_tokens
+
+
+def test_a_cached_prefix_is_not_computed_again():
+    harness = Harness(limits())
+    prompt = tuple(range(10))
+    harness.add(request(1, prompt=prompt, max_tokens=3))
+    harness.run()
+    harness.add(request(2, prompt=prompt, max_tokens=3))
+    plan = harness.plan()
+    assert (plan.chunks[0].start, plan.chunks[0].length) == (8, 2)
+    harness.run()
+    assert harness.cached[2, 0] == 8
+
+
+def test_a_fully_cached_prompt_still_computes_its_last_token():
+    harness = Harness(limits())
+    prompt = tuple(range(8))
+    harness.add(request(1, prompt=prompt, max_tokens=3))
+    harness.run()
+    harness.add(request(2, prompt=prompt, max_tokens=3))
+    plan = harness.plan()
+    assert (plan.chunks[0].start, plan.chunks[0].length) == (4, 4)
+
+
+def test_generated_tokens_are_cached_for_the_next_turn():
+    harness = Harness(limits())
+    first = request(1, prompt=tuple(range(6)), max_tokens=8)
+    harness.add(first)
+    harness.run()
+    harness.add(request(2, prompt=first.prompt + tuple(expected_tokens(first)) + (9, 9), max_tokens=1))
+    assert harness.plan().chunks[0].start == 12
+
+
+def test_salts_keep_equal_prompts_apart():
+    harness = Harness(limits())
+    prompt = tuple(range(12))
+    harness.add(request(1, prompt=prompt, max_tokens=1, salt="a"))
+    harness.run()
+    harness.add(request(2, prompt=prompt, max_tokens=1, salt="b"))
+    harness.add(request(3, prompt=prompt, max_tokens=1, salt="a"))
+    harness.run()
+    assert (harness.cached[2, 0], harness.cached[3, 0]) == (0, 8)
+
+
+def test_prompts_whose_positions_are_computed_differently_share_nothing():
+    harness = Harness(limits(), prefix_key=lambda length: int(length > 12))
+    for request_id, length in ((1, 12), (2, 13), (3, 11), (4, 14)):
+        harness.add(request(request_id, prompt=tuple(range(length)), max_tokens=1))
+        harness.run()
+    assert [harness.cached[request_id, 0] for request_id in (1, 2, 3, 4)] == [0, 0, 8, 12]
+
+
+def test_pages_are_not_shared_before_their_step_has_completed():
+    harness = Harness(limits(), lookahead=1)
+    prompt = tuple(range(12))
+    harness.add(request(1, prompt=prompt, max_tokens=2))
+    harness.plan()
+    harness.abort(1)  # while its step is under way
+    harness.add(request(2, prompt=prompt, max_tokens=2))
+    assert harness.plan().chunks[-1].start == 0
+    harness.run()
+
+
+def test_a_crowd_with_one_prefix_computes_it_once():
+    harness = Harness(limits(max_batch_size=8, num_pages=64))
+    prompt = tuple(range(12))
+    for request_id in range(6):
+        harness.add(request(request_id, prompt=(*prompt, request_id), max_tokens=2))
+    harness.run()
+    prefill = sum(c.length for plan in harness.executor.plans for c in plan.chunks if c.tokens is not None)
+    assert prefill == 13 + 5 * 1
+
+
+def test_those_that_wait_for_a_prefix_go_on_when_its_sequence_is_aborted():
+    harness = Harness(limits(max_batch_prefill_tokens=4))
+    for request_id in (1, 2):
+        harness.add(request(request_id, prompt=tuple(range(20)), max_tokens=2))
+    harness.step()
+    harness.abort(1)
+    harness.run()
+    assert harness.finished[2, 0] is FinishReason.LENGTH
+
+
+def test_one_that_waits_for_a_prefix_can_be_aborted():
+    harness = Harness(limits())
+    for request_id in (1, 2, 3):
+        harness.add(request(request_id, prompt=tuple(range(12)), max_tokens=2))
+    harness.plan()
+    harness.abort(2)
+    assert harness.scheduler.num_waiting == 1
+    harness.run()
+    assert set(harness.finished) == {(1, 0), (3, 0)}
+
+
+@pytest.mark.parametrize("prefix_caching", [True, False])
+def test_samples_share_the_pages_of_their_prompt(prefix_caching):
+    harness = Harness(limits(prefix_caching=prefix_caching))
+    asked = request(1, prompt=tuple(range(12)), max_tokens=3, samples=3)
+    harness.add(asked)
+    harness.step()
+    harness.step()
+    shared = {chunk.new_pages[:2] for plan in harness.executor.plans for chunk in plan.chunks if chunk.tokens}
+    assert len(shared) == 1
+    harness.run()
+    outputs = [harness.tokens[1, index] for index in range(3)]
+    assert outputs == [expected_tokens(asked, index) for index in range(3)]
+    assert outputs[0] != outputs[1]
+
+
+def test_without_prefix_caching_nothing_is_cached_between_requests():
+    harness = Harness(limits(prefix_caching=False))
+    for request_id in (1, 2):
+        harness.add(request(request_id, prompt=tuple(range(12)), max_tokens=3))
+        harness.run()
+    assert harness.cached[2, 0] == 0
+    assert harness.scheduler.num_cached_pages == 0
+
+
+def test_the_least_recently_used_prefix_is_evicted_from_its_end():
+    harness = Harness(limits(num_pages=9, max_sequence_tokens=32))
+    old, fresh = tuple(range(12)), tuple(range(20, 32))
+    harness.add(request(1, prompt=old, max_tokens=1))
+    harness.run()
+    harness.add(request(2, prompt=fresh, max_tokens=1))
+    harness.run()
+    harness.add(request(3, prompt=tuple(range(30, 42)), max_tokens=1))
+    harness.run()
+    harness.add(request(4, prompt=fresh, max_tokens=1))
+    harness.run()
+    harness.add(request(5, prompt=old, max_tokens=1))
+    harness.run()
+    assert harness.cached[4, 0] == 8
+    assert harness.cached[5, 0] == 4
+
+
+def test_prompt_logprobs_are_complete_although_the_prefix_is_cached():
+    harness = Harness(limits())
+    for request_id in (1, 2):
+        asked = request(request_id, prompt=tuple(range(10)), prompt_logprobs=1)
+        harness.add(asked)
+        harness.run()
+        assert harness.prompt_logprobs[request_id, 0] == expected_prompt_logprobs(asked)
+
+
+def test_a_long_line_for_one_prefix_is_not_looked_through_in_one_step():
+    harness = Harness(limits(max_batch_size=4, num_pages=64))
+    for request_id in range(40):
+        harness.add(request(request_id, prompt=(*range(12), request_id), max_tokens=2))
+    harness.plan()
+    assert harness.scheduler.blocked_by == "shared_prefix"
+    harness.run()
+    prefill = sum(c.length for plan in harness.executor.plans for c in plan.chunks if c.tokens is not None)
+    assert prefill == 13 + 39 * 1
+
+
+def test_any_text_can_be_a_salt():
+    harness = Harness(limits())
+    for request_id in (1, 2):
+        harness.add(request(request_id, prompt=tuple(range(9)), salt="\ud800"))
+        harness.run()
+    assert harness.cached[2, 0] == 8
