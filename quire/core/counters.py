@@ -1,6 +1,10 @@
 """What the scheduler has done so far."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+
+# Why sequences began beside others that ran, in the words of text-generation-inference's `tgi_batch_concat`: the wait
+# reached `waiting_served_ratio`; `max_waiting_tokens` passed without an admission; no rule makes sequences wait.
+BACKPRESSURE, WAIT_EXCEEDED, CHUNKING = "backpressure", "wait_exceeded", "chunking"
 
 
 @dataclass(slots=True)
@@ -12,3 +16,5 @@ class Counters:
     admissions: int = 0
     cached_tokens: int = 0
     dropped_chunks: int = 0  # results of sequences that had ended or lost their slot
+    # Steps in which sequences began beside others that ran, by the rule that admitted them.
+    joined_by: dict[str, int] = field(default_factory=lambda: dict.fromkeys((BACKPRESSURE, WAIT_EXCEEDED, CHUNKING), 0))

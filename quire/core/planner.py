@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 
+from quire.core.counters import BACKPRESSURE, CHUNKING, WAIT_EXCEEDED
 from quire.core.limits import Limits
 from quire.core.live_sequences import LiveSequences
 from quire.core.plan import Chunk, SlotStart, StepPlan
@@ -155,7 +156,9 @@ class Planner:
         """Start sequences from the head of the queue for as long as there is room for the first."""
         live = self._live
         started: list[SlotStart] = []
-        if self.blocked_by is None and not self._enough_wait():
+        others_run = bool(live.running)
+        rule = self._admission_rule()
+        if self.blocked_by is None and rule is None:
             self.blocked_by = "waiting_served_ratio"
         while self.blocked_by is None and (sequence := live.next_waiting()) is not None:
             if not live.running.has_free_slot or len(live.running) >= self._room.rows:
@@ -169,6 +172,8 @@ class Planner:
         if started:
             live.queue.note_admissions(len(started))
             self._tokens_since_admission = 0
+            if others_run and rule is not None:
+                self._counters.joined_by[rule] += 1
         return started
 
     def _start_or_park(
@@ -209,11 +214,14 @@ class Planner:
         if reaches_end:
             self._live.running.decode(sequence)
 
-    def _enough_wait(self) -> bool:
+    def _admission_rule(self) -> str | None:
+        """The rule by which sequences may begin now; None while they must wait for more to wait."""
         limits, live = self._limits, self._live
+        if not limits.max_waiting_tokens or not limits.waiting_served_ratio:
+            return CHUNKING
         if not live.running or self._tokens_since_admission >= limits.max_waiting_tokens:
-            return True
-        return len(live.queue) >= int(len(live.running) * limits.waiting_served_ratio)
+            return WAIT_EXCEEDED
+        return BACKPRESSURE if len(live.queue) >= int(len(live.running) * limits.waiting_served_ratio) else None
 
     def _total_allows(self, sequence: Sequence) -> bool:
         total = self._limits.max_batch_total_tokens

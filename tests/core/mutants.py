@@ -4,7 +4,8 @@
 
 Each mutant is one plausible fault in a copy of the package, and the tests of the core and of the engine run against it
 until one fails. A mutant that survives is a fault that could be made without anyone noticing; it must be explained
-here, or the run fails. So does a mutant whose line is no longer in the source.
+here, or the run fails. No mutant runs while the line of one is not in the source any more: the run names them and
+fails.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
@@ -219,8 +221,9 @@ MUTANTS = (
     Mutant(
         "younger ones pass a prefill that is short", PLANNER, 'self.blocked_by = "pages"  # nobody', "pass  # nobody"
     ),
-    Mutant("admissions never wait", PLANNER, "return len(live.queue) >= int(", "return True or int("),
+    Mutant("admissions never wait", PLANNER, "if len(live.queue) >= int(", "if True or int("),
     Mutant("admissions wait forever", PLANNER, "or self._tokens_since_admission >= limits.max_waiting_tokens:", ":"),
+    Mutant("the first sequences join others", PLANNER, "others_run = bool(live.running)", "others_run = True"),
     Mutant("priorities are ignored", SEQUENCE, "return self.request.priority, self.id", "return 0, self.id"),
     Mutant(
         "focus is ignored in the queue",
@@ -374,13 +377,31 @@ MUTANTS = (
 
 
 def apply(mutant: Mutant, source: str) -> str:
-    """The source with the fault in it; raises when its line is not there."""
+    """The source with the fault in it; raises when its line is not there, or the fault changes nothing."""
     begin = source.find(mutant.within)
     if begin < 0 or mutant.line not in source[begin:]:
         raise LookupError(f"{mutant.name}: {mutant.path} has no line {mutant.line!r} any more")
     if not mutant.within and source.count(mutant.line) > 1:
         raise LookupError(f"{mutant.name}: {mutant.line!r} is in {mutant.path} more than once; say `within` what")
-    return source[:begin] + source[begin:].replace(mutant.line, mutant.fault, 1)
+    broken = source[:begin] + source[begin:].replace(mutant.line, mutant.fault, 1)
+    if broken == source:
+        raise LookupError(f"{mutant.name}: the fault is the line itself")
+    try:
+        compile(broken, mutant.path, "exec")
+    except SyntaxError as error:
+        raise LookupError(f"{mutant.name}: {mutant.path} is no Python with the fault in it: {error}") from None
+    return broken
+
+
+def outdated(mutants: Iterable[Mutant], sources: Path) -> list[str]:
+    """A line for each mutant that cannot be made of the `sources`."""
+    lines = []
+    for mutant in mutants:
+        try:
+            apply(mutant, (sources / mutant.path).read_text())
+        except (LookupError, FileNotFoundError) as error:
+            lines.append(str(error))
+    return lines
 
 
 def run(mutant: Mutant) -> tuple[Mutant, str | None, float]:
@@ -430,8 +451,12 @@ def main() -> int:
     parser.add_argument("--only", default="", help="only the mutants whose names hold this")
     asked = parser.parse_args()
     chosen = [mutant for mutant in MUTANTS if asked.only in mutant.name]
-    for mutant in chosen:
-        apply(mutant, (ROOT / "quire" / mutant.path).read_text())
+    if lines := outdated(chosen, ROOT / "quire"):
+        print(*lines, f"{len(lines)} of {len(chosen)} mutants do not fit the source; mend or remove them", sep="\n")
+        return 2
+    if not chosen:
+        print(f"no mutant has {asked.only!r} in its name")
+        return 2
     survivors = 0
     with ThreadPoolExecutor(asked.jobs) as workers:
         for mutant, killer, taken in workers.map(run, chosen):

@@ -137,6 +137,35 @@ def test_admissions_wait_until_enough_requests_queue_or_enough_steps_passed():
     assert harness.scheduler.num_waiting < 5
 
 
+def test_the_rule_by_which_sequences_join_others_is_counted():
+    harness = Harness(limits(max_batch_size=8, waiting_served_ratio=1.0, max_waiting_tokens=5))
+    joined_by = harness.scheduler.counters.joined_by
+    for request_id in range(4):
+        harness.add(request(request_id, prompt=(request_id, 1), max_tokens=20))
+    harness.step()
+    assert joined_by == {"backpressure": 0, "wait_exceeded": 0, "chunking": 0}, "no other sequence ran"
+    harness.add(request(10, prompt=(40, 1), max_tokens=2))
+    while harness.scheduler.num_waiting:
+        harness.step()
+    assert joined_by == {"backpressure": 0, "wait_exceeded": 1, "chunking": 0}
+    for request_id in range(20, 25):
+        harness.add(request(request_id, prompt=(request_id, 1), max_tokens=2))
+    harness.step()
+    assert joined_by == {"backpressure": 1, "wait_exceeded": 1, "chunking": 0}
+
+
+@pytest.mark.parametrize("rule", [{}, {"waiting_served_ratio": 0.3}, {"max_waiting_tokens": 20}])
+def test_sequences_that_join_others_without_a_wait_are_counted_as_such(rule):
+    harness = Harness(limits(max_batch_prefill_tokens=4, **rule))
+    harness.add(request(1, max_tokens=20))
+    harness.step()
+    harness.add(request(2, prompt=tuple(range(10, 30)), max_tokens=2))
+    for _ in range(3):
+        harness.step()
+    assert harness.scheduler.counters.joined_by == {"backpressure": 0, "wait_exceeded": 0, "chunking": 1}
+    harness.run()
+
+
 def test_the_batch_has_a_bound_on_its_total_tokens():
     harness = Harness(limits(max_batch_total_tokens=30, max_sequence_tokens=30))
     for request_id in range(3):
