@@ -11,17 +11,18 @@ import pytest
 import quire
 
 PACKAGE = Path(quire.__file__).parent
-GROUND = frozenset({"appointments", "errors", "request", "config", "resolve"})
+GROUND = frozenset({"appointments", "cache_folder", "errors", "request", "config", "resolve"})
 
 # What each part of quire may import of quire. A name with a dot is one module of a part.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "appointments": GROUND,
+    "cache_folder": GROUND,
     "errors": GROUND,
     "request": GROUND,
     "config": GROUND,
     "resolve": GROUND,
     "core": frozenset({"appointments", "errors", "request"}),
-    "files": frozenset({"errors"}),
+    "files": frozenset({"cache_folder", "errors"}),
     "text": frozenset({"errors", "request", "files"}),
     "sharding": GROUND,
     "ops": frozenset({"sharding"}) | GROUND,

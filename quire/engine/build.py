@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
 
+from quire.cache_folder import cache_folder
 from quire.config import Config
 from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
@@ -29,13 +29,12 @@ from quire.executor.program_store import ProgramStore
 from quire.executor.programs import Programs
 from quire.executor.shapes import Shapes
 from quire.files import ModelFiles, Progress, locate, silent
-from quire.files.model_files import DEFAULT_CACHE_DIR
 from quire.models.checkpoint import Placement, load_weights, map_params
 from quire.models.decoder import Decoder
 from quire.models.params import Param, ParamTree
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
-from quire.ops.native import int8_product
+from quire.ops.native import int8_product, library
 from quire.ops.step_attention import kernels_for
 from quire.resolve import Choice, Facts, Resolved, resolve, resolve_dtype, resolve_pages, resolve_quantize
 from quire.sharding import key_copies, sharding, tensor_mesh
@@ -90,6 +89,8 @@ def make_plan(config: Config, progress: Progress = silent) -> Plan:
     dtype = resolve_dtype(platform, config.dtype).value
     if dtype == "float32" and platform == "gpu":  # as it was asked for: products would be rounded to ten bits
         jax.config.update("jax_default_matmul_precision", "highest")  # type: ignore[no-untyped-call]
+    if platform == "cpu":
+        library.load(cache_folder(config.cache_dir) / "native")
     fast_int8 = platform == "cpu" and int8_product.is_fast()
     quantize = resolve_quantize(platform, config, fast_int8).value
     facts = Facts(
@@ -192,11 +193,7 @@ def _program_store(plan: Plan) -> ProgramStore:
     config = json.dumps(plan.files.config, sort_keys=True, default=str)
     resolved = f"{plan.resolved.dtype} {plan.resolved.quantize} {plan.facts.fast_int8} {plan.config.tensor_parallel}"
     identity = f"{config} {plan.shapes} {resolved}"
-    return ProgramStore(_cache_dir(plan.config) / "programs", identity)
-
-
-def _cache_dir(config: Config) -> Path:
-    return (config.cache_dir or DEFAULT_CACHE_DIR).expanduser()
+    return ProgramStore(cache_folder(plan.config.cache_dir) / "programs", identity)
 
 
 def _placement(plan: Plan) -> Placement | None:

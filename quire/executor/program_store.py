@@ -4,7 +4,6 @@ import hashlib
 import logging
 import os
 import pickle
-import platform
 import re
 import shutil
 from functools import cache
@@ -16,6 +15,7 @@ import jaxlib.version
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 import quire
+from quire.ops.native.processor import instruction_set
 
 log = logging.getLogger(__name__)
 
@@ -97,10 +97,5 @@ def sources_digest() -> str:
 def machine() -> str:
     """What code for this machine may rely on: its devices, and the instructions of its processor."""
     device = jax.devices()[0]
-    features = ""
-    cpuinfo = Path("/proc/cpuinfo")
-    if cpuinfo.exists():
-        lines = cpuinfo.read_text().splitlines()
-        features = next((line for line in lines if line.startswith(("flags", "Features"))), "")
-    parts = (platform.machine(), features, device.device_kind, str(jax.device_count()), device.client.platform_version)
+    parts = (instruction_set(), device.device_kind, str(jax.device_count()), device.client.platform_version)
     return "\0".join((*parts, os.environ.get("XLA_FLAGS", "")))

@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
+from quire.cache_folder import cache_folder
 from quire.errors import InvalidCheckpoint, ModelUnavailable
 from quire.files.generation_defaults import (
     GenerationDefaults,
@@ -21,7 +22,6 @@ from quire.files.safetensors_source import SafetensorsSource, weight_files
 from quire.files.shapes import SHAPES
 from quire.files.tensor_source import TensorSource
 
-DEFAULT_CACHE_DIR = Path("~/.cache/quire")
 _RANDOM_PREFIX = "random:"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
@@ -68,7 +68,7 @@ def locate(
     """
     if model in ("default", DEFAULT_MODEL.name):
         _refuse_revision(model, revision)
-        cache = (cache_dir or DEFAULT_CACHE_DIR).expanduser()
+        cache = cache_folder(cache_dir)
         return _from_gguf(DEFAULT_MODEL.fetch(cache, offline=offline, progress=progress), DEFAULT_MODEL.name)
     if model.startswith(_RANDOM_PREFIX):
         _refuse_revision(model, revision)
@@ -88,7 +88,7 @@ def locate(
         revision=own_revision or revision,
         token=token,
         offline=offline,
-        cache_dir=None if cache_dir is None else cache_dir.expanduser() / "hub",
+        cache_dir=None if cache_dir is None else cache_folder(cache_dir) / "hub",
         endpoint=endpoint,
         show_progress=progress is not silent,
     )

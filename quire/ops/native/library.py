@@ -1,16 +1,17 @@
 """Builds and loads the C++ operations."""
 
 import ctypes
-import hashlib
 import logging
-import platform
 import shutil
 import subprocess
-import tempfile
-from functools import cache
 from pathlib import Path
 
 import jax
+import jaxlib.version
+
+from quire.cache_folder import cache_folder
+from quire.ops.native.library_store import LibraryFailed, LibraryStore
+from quire.ops.native.processor import instruction_set
 
 log = logging.getLogger(__name__)
 
@@ -24,26 +25,42 @@ SOURCES = {
     "int8_product.cc": ("-ffp-contract=off",),
 }
 TARGETS = ("quire_grouped_attention", "quire_place_heads", "quire_int8_product", "quire_int8_gated_product")
+TRIED = "quire_int8_pack"  # run once in another process before a new library is used
 BUILD_TIMEOUT_S = 300
+_opened: list[ctypes.CDLL | None] = []  # once it was tried: operations can be registered once in a process
 
 
-def load() -> bool:
-    """Register the operations with JAX; False where they cannot be built, which costs speed and nothing else."""
-    return library() is not None
+def load(folder: Path | None = None) -> bool:
+    """Register the operations with JAX; False where they cannot be built, which costs speed and nothing else.
+
+    The first call in a process decides: `folder` is where it looks for the built library, and keeps it.
+    """
+    if not _opened:
+        _opened.append(_open(folder))
+    return _opened[0] is not None
 
 
-@cache
 def library() -> ctypes.CDLL | None:
-    """What was built, once its operations are registered."""
+    """The built library, once its operations are registered."""
+    load()
+    return _opened[0]
+
+
+def _open(folder: Path | None) -> ctypes.CDLL | None:
     compiler = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
     if compiler is None:
         log.info("no C++ compiler found: XLA runs in place of the native operations, which is slower")
         return None
+    folder = folder or cache_folder() / "native"
     try:
-        built = ctypes.cdll.LoadLibrary(str(_built(compiler)))
-    except (OSError, subprocess.SubprocessError) as error:
+        store = LibraryStore(folder, _identity(compiler))
+        built = store.open(lambda scratch, to: build(compiler, scratch, to), TARGETS, TRIED)
+    except (OSError, subprocess.SubprocessError, LibraryFailed) as error:
         said = (getattr(error, "stderr", None) or b"").decode(errors="replace")[-500:]
-        log.warning("the native operations cannot be built, XLA runs in their place: %s %s", error, said)
+        log.warning(
+            "the native library cannot be built in %s, XLA runs in its place, which is slower: %s %s",
+            folder, error, said,
+        )  # fmt: skip
         return None
     for target in TARGETS:
         handler = jax.ffi.pycapsule(getattr(built, target))  # type: ignore[no-untyped-call]
@@ -51,19 +68,12 @@ def library() -> ctypes.CDLL | None:
     return built
 
 
-def _built(compiler: str) -> Path:
-    """The library, built unless it is there: kept by its sources, compiler and machine."""
+def _identity(compiler: str) -> list[str]:
+    """All that decides the library's code."""
     texts = [path.read_text() for path in sorted(FOLDER.iterdir()) if path.suffix in (".cc", ".h")]
-    parts = (*texts, compiler, repr((FLAGS, SOURCES)), platform.machine(), platform.processor(), jax.__version__)
-    name = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
-    folder = Path("~/.cache/quire/native").expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
-    path = folder / f"{name}.so"
-    if not path.exists():
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            build(compiler, Path(scratch), Path(scratch) / "library.so")
-            (Path(scratch) / "library.so").replace(path)
-    return path
+    version = subprocess.run([compiler, "--version"], capture_output=True, check=True, timeout=BUILD_TIMEOUT_S).stdout
+    flags = repr((FLAGS, SOURCES))
+    return [*texts, flags, compiler, version.decode(errors="replace"), instruction_set(), jaxlib.version.__version__]
 
 
 def build(compiler: str, scratch: Path, to: Path, extra: tuple[str, ...] = ()) -> None:

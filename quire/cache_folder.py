@@ -1,0 +1,35 @@
+"""The folder for fetched models, compiled programs and the native library."""
+
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from quire.errors import InvalidSetting
+
+HOME_CACHE = Path("~/.cache/quire")
+
+
+def cache_folder(chosen: Path | None = None) -> Path:
+    """`chosen`, or ~/.cache/quire, or a folder among the temporary ones for a user without a home."""
+    try:
+        return (chosen or HOME_CACHE).expanduser()
+    except RuntimeError as error:  # HOME is not set, and no user has this number
+        if chosen is not None:
+            raise InvalidSetting(f"cache_dir = {str(chosen)!r}: {error}") from error
+    return _temporary_cache()
+
+
+def _temporary_cache() -> Path:
+    """Its files are loaded as code, so it must belong to this user alone: anybody can make folders beside it."""
+    folder = Path(tempfile.gettempdir()) / f"quire-cache-{os.getuid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = folder.lstat()
+    except OSError as error:
+        raise InvalidSetting(
+            f"there is no home folder, and {folder} cannot be made ({error}): set --cache-dir"
+        ) from error
+    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        raise InvalidSetting(f"there is no home folder, and {folder} is open to other users: set --cache-dir")
+    return folder

@@ -1,0 +1,213 @@
+"""The native library on disk: built once, never loaded damaged, and done without where it cannot be had."""
+
+import ctypes
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from quire.ops.native import library
+from quire.ops.native.library_store import LibraryFailed, LibraryStore
+from quire.ops.native.processor import instruction_set
+
+COMPILER = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++") or ""
+needs_compiler = pytest.mark.skipif(not COMPILER, reason="there is no C++ compiler")
+ANSWER = 'extern "C" int answer() { return 42; }'
+TRAP = 'extern "C" void pack() { __builtin_trap(); }'
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
+    "truncated": lambda content: content[: len(content) // 2],
+    "empty": lambda content: b"",
+    "bit flipped": lambda content: content[:5000] + bytes([content[5000] ^ 1]) + content[5001:],
+    "zeros": lambda content: bytes(len(content)),
+}
+
+
+class Builds:
+    """Builds a library of one source, and counts how often."""
+
+    def __init__(self, source: str = ANSWER) -> None:
+        self.source = source
+        self.num_built = 0
+
+    def __call__(self, scratch: Path, to: Path) -> None:
+        self.num_built += 1
+        (scratch / "source.cc").write_text(self.source)
+        subprocess.run([COMPILER, "-shared", "-fPIC", str(scratch / "source.cc"), "-o", str(to)], check=True)
+
+
+def answer(built: ctypes.CDLL) -> int:
+    found: int = built.answer()
+    return found
+
+
+@needs_compiler
+def test_a_library_is_built_once(tmp_path: Path) -> None:
+    build = Builds()
+    for _ in range(2):
+        assert answer(LibraryStore(tmp_path, ["sources"]).open(build, ["answer"])) == 42
+    assert build.num_built == 1
+    assert len(list(tmp_path.iterdir())) == 1, "what it was built in is gone"
+
+
+@needs_compiler
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_library_is_named_and_built_again(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    store, build = LibraryStore(tmp_path, ["sources"]), Builds()
+    store.open(build)
+    (path,) = tmp_path.glob("*.so")
+    damaged = tmp_path / "damaged"
+    damaged.write_bytes(DAMAGES[damage](path.read_bytes()))
+    damaged.replace(path)  # not in place: this process has the good one mapped
+    assert store.find() is None
+    assert f"{path} is damaged" in caplog.text
+    assert answer(store.open(build)) == 42
+    assert build.num_built == 2
+    assert store.find() == path
+
+
+@needs_compiler
+def test_a_library_for_other_instructions_is_not_taken(tmp_path: Path) -> None:
+    here, there = tmp_path / "here", tmp_path / "there"
+    text = "processor\t: 0\nvendor_id\t: X\nmodel\t: 7\nflags\t\t: sse avx2{}\n\nprocessor\t: 1\nflags\t\t: sse\n"
+    here.write_text(text.format(" avx512f"))
+    there.write_text(text.format(""))
+    assert "avx512f" in instruction_set(here)
+    build = Builds()
+    LibraryStore(tmp_path / "kept", [instruction_set(here)]).open(build)
+    assert LibraryStore(tmp_path / "kept", [instruction_set(here)]).find() is not None
+    assert LibraryStore(tmp_path / "kept", [instruction_set(there)]).find() is None
+
+
+def test_a_machine_that_does_not_list_its_instructions_has_libraries_of_its_own(tmp_path: Path) -> None:
+    assert os.uname().nodename in instruction_set(tmp_path / "missing")
+
+
+@needs_compiler
+def test_a_library_that_cannot_be_kept_is_used_all_the_same(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("no folder")
+    folder = tmp_path / "file" / "native"
+    assert answer(LibraryStore(folder, ["sources"]).open(Builds())) == 42
+    assert f"cannot be kept for the next start in {folder}" in caplog.text
+
+
+@needs_compiler
+def test_a_library_with_instructions_that_the_processor_lacks_is_refused_and_not_kept(tmp_path: Path) -> None:
+    with pytest.raises(LibraryFailed, match="ended with signal"):
+        LibraryStore(tmp_path, ["sources"]).open(Builds(TRAP), pack="pack")
+    assert not list(tmp_path.iterdir())
+
+
+@needs_compiler
+def test_a_library_without_its_operations_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(LibraryFailed, match="undefined symbol: missing"):
+        LibraryStore(tmp_path, ["sources"]).open(Builds(), ["missing"])
+
+
+PROCESS = """
+import sys
+from pathlib import Path
+from tests.ops.test_native_library import Builds, answer
+from quire.ops.native import library
+from quire.ops.native.library_store import LibraryStore
+print("ready", flush=True)
+sys.stdin.readline()
+assert answer(LibraryStore(Path(sys.argv[1]), ["sources"]).open(Builds())) == 42
+"""
+
+
+@needs_compiler
+def test_processes_that_build_at_the_same_time_do_not_disturb_each_other(tmp_path: Path) -> None:
+    pipe = subprocess.PIPE
+    command = [sys.executable, "-c", PROCESS, str(tmp_path)]
+    processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) for _ in range(3)]
+    for process in processes:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        assert process.stdin is not None
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    for process in processes:
+        process.communicate(timeout=120)
+        assert process.returncode == 0
+    assert LibraryStore(tmp_path, ["sources"]).find() is not None
+    assert all(path.suffix == ".so" for path in tmp_path.iterdir())
+
+
+LOADS = """
+import logging, sys
+from pathlib import Path
+logging.basicConfig()
+from quire.ops.native import library
+print(library.load(Path(sys.argv[1]) if len(sys.argv) > 1 else None))
+"""
+
+
+def loads(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A process of its own that loads the real library."""
+    command = [sys.executable, "-c", LOADS, *arguments]
+    environment = {**os.environ, **environment}
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+
+@pytest.fixture
+def quick_compiler(tmp_path: Path) -> Path:
+    """A folder with a compiler that has the library ready, as long as there is a file beside it."""
+    built = library.library()
+    assert built is not None
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    shutil.copy(built._name, folder / "ready.so")
+    script = f"""#!/bin/sh
+for last; do :; done
+case "$1" in
+  --version) echo 1.0;;
+  -shared) exec {shutil.which("cp")} {folder}/ready.so "$last";;
+  *) : > "$last";;
+esac
+"""
+    (folder / "g++").write_text(script)
+    (folder / "g++").chmod(0o700)
+    return folder
+
+
+@needs_compiler
+def test_a_truncated_library_does_not_end_the_process(tmp_path: Path, quick_compiler: Path) -> None:
+    folder = tmp_path / "native"
+    ended = loads(str(folder), PATH=str(quick_compiler))
+    assert (ended.stdout, ended.stderr) == ("True\n", "")
+    (path,) = folder.iterdir()
+    os.truncate(path, 4096)
+    ended = loads(str(folder), PATH=str(quick_compiler))
+    assert ended.stdout == "True\n"
+    assert f"{path} is damaged" in ended.stderr
+    os.truncate(path, 4096)
+    (quick_compiler / "ready.so").unlink()
+    ended = loads(str(folder), PATH=str(quick_compiler))
+    assert ended.stdout == "False\n"
+    assert f"{path} is damaged" in ended.stderr
+    assert f"cannot be built in {folder}, XLA runs in its place" in ended.stderr
+
+
+def test_without_a_compiler_there_is_no_library_and_no_error(tmp_path: Path) -> None:
+    ended = loads(str(tmp_path), PATH=str(tmp_path))
+    assert (ended.stdout, ended.stderr) == ("False\n", "")
+
+
+@needs_compiler
+def test_without_a_home_folder_the_library_is_kept_among_temporary_files(tmp_path: Path, quick_compiler: Path) -> None:
+    # "~" stands for a HOME that is not set, of a user that the system does not know: neither can be expanded.
+    ended = loads(HOME="~", TMPDIR=str(tmp_path), PATH=str(quick_compiler))
+    assert (ended.stdout, ended.stderr) == ("True\n", "")
+    (folder,) = tmp_path.glob("quire-cache-*")
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert list((folder / "native").glob("*.so"))
+    folder.chmod(0o777)  # another user could put files there, which would be run
+    ended = loads(HOME="~", TMPDIR=str(tmp_path), PATH=str(quick_compiler))
+    assert f"{folder} is open to other users: set --cache-dir" in ended.stderr
