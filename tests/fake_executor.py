@@ -128,12 +128,14 @@ class FakeExecutor:
         num_slots: int,
         before_submit: Fault | None = None,
         before_result: Fault | None = None,
+        before_sample: Fault | None = None,
     ) -> None:
         self._num_pages = num_pages
         self._page_size = page_size
         self._num_slots = num_slots
         self._before_submit = before_submit
         self._before_result = before_result
+        self._before_sample = before_sample  # of steps that wait for masks
         self.num_resets = 0
         self.plans: list[StepPlan] = []
         self._step = 0  # the one that runs
@@ -173,6 +175,8 @@ class FakeExecutor:
 
         def sample(masks: dict[int, bytes]) -> None:
             assert self._unsampled is plan, "a step got masks that it did not wait for"
+            if self._before_sample is not None:
+                self._before_sample(plan, prompts)
             self._unsampled = None
             results.append(self._run(plan, masks))
 

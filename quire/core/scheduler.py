@@ -44,6 +44,11 @@ class Scheduler:
         return len(self._live.running)
 
     @property
+    def running_max_tokens(self) -> int:
+        """Tokens that the running sequences may ever have, prompts included."""
+        return self._live.running.max_tokens
+
+    @property
     def num_waiting(self) -> int:
         return len(self._live.queue)
 

@@ -207,10 +207,12 @@ class Driver:
             pass
         if engine.num_in_flight:
             outcome = engine.collect()
-            begun_s = 0.0 if engine.note is None else time.monotonic()
+            begun_s = 0.0 if engine.note is None else self._clock()
             self._dispatch(outcome)
             if engine.note is not None and engine.last_kind:
-                engine.note(f"{engine.last_kind}_deliver", time.monotonic() - begun_s)
+                now = self._clock()
+                engine.note(f"{engine.last_kind}_deliver", now - begun_s)
+                engine.note(f"{engine.last_kind}_inference", now - engine.last_begun_s)
 
     def _gathers_on(self) -> bool:
         """Whether to wait on for requests that another engine ended with."""

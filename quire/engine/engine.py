@@ -8,7 +8,7 @@ from concurrent.futures import Future
 from typing import NamedTuple
 
 from quire.core.limits import SoFar
-from quire.core.plan import Failure, StepPlan, StepResult, Update
+from quire.core.plan import Failure, StepPlan, Update
 from quire.core.scheduler import Scheduler
 from quire.engine.accounts import Accounts
 from quire.engine.executor import Executor, Pending
@@ -16,6 +16,7 @@ from quire.engine.guides import Grammars, Guides, NoGrammars
 from quire.engine.isolation import PROBE, Isolation, Suspect
 from quire.engine.journal import Journal, Record
 from quire.engine.pace import Pace
+from quire.engine.step_under_way import NotLaunched, StepUnderWay
 from quire.errors import EngineFailed, InvalidRequest, QuireError, RequestFailed
 from quire.request import Request
 
@@ -31,19 +32,6 @@ class Outcome(NamedTuple):
     failures: list[Failure]
 
 
-class NotLaunched:
-    """Stands in line for a step that could not be submitted, so that faults are met in the order of the steps."""
-
-    def __init__(self, error: Exception) -> None:
-        self._error = error
-
-    def sample(self, masks: dict[int, bytes]) -> None:
-        pass
-
-    def result(self) -> StepResult:
-        raise self._error
-
-
 class Engine:
     """Launches steps, up to `lookahead` of them before the oldest has been collected, and survives those that fail.
 
@@ -57,6 +45,7 @@ class Engine:
         lookahead: int = 1,
         grammars: Grammars | None = None,
         max_burst_s: float = 0.01,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`max_burst_s`: how long a step may take in which sequences get several tokens."""
         if lookahead < 0:
@@ -67,14 +56,16 @@ class Engine:
         self.accounts = Accounts()
         self.note: Callable[[str, float], None] | None = None  # hears what the host's work on a step took
         self.last_kind = ""  # of the step collected last; empty where it failed
+        self.last_begun_s = 0.0  # when that step was planned
         self.num_faults = 0
         self.num_requests_blamed = 0
         self.num_repairs = 0  # of the accounts of pages
         self.num_shrinks = 0  # after the device had run out of memory
         self._executor = executor
+        self._clock = clock
         self._lookahead = lookahead
-        self._in_flight: deque[tuple[StepPlan, Pending]] = deque()
-        self._pace = Pace(scheduler, max_burst_s, time.monotonic) if scheduler.limits.max_burst > 1 else None
+        self._in_flight: deque[StepUnderWay] = deque()
+        self._pace = Pace(scheduler, max_burst_s, clock) if scheduler.limits.max_burst > 1 else None
         self._broken = False  # the device state is not to be used before the next reset
         self._guides = Guides(grammars or NoGrammars(), scheduler)
         self._awaits_masks = False  # the last step under way is not sampled yet
@@ -130,12 +121,12 @@ class Engine:
         """Plan and launch one step; False when there is none, or as many are under way as may be."""
         if len(self._in_flight) > self._lookahead or not self._let_sample() or self._broken:
             return False
-        begun_s = 0.0 if self.note is None else time.monotonic()
+        begun_s = 0.0 if self.note is None else self._clock()
         plan = self.scheduler.plan()
         if plan is None:
             return False
         if self.note is not None and plan.started and plan.chunks[0].tokens is None:
-            self.note("join", time.monotonic() - begun_s)
+            self.note("join", self._clock() - begun_s)
         self.accounts.planned(plan, self.scheduler.blocked_by, self.scheduler.request_of)
         guided = self._guides.guided(plan)
         if guided:
@@ -149,7 +140,7 @@ class Engine:
         except Exception as error:  # whatever it is, the requests of this step must hear of it
             pending = NotLaunched(error)
             self._broken = True
-        self._in_flight.append((plan, pending))
+        self._in_flight.append(StepUnderWay(plan, pending, begun_s))
         if self._pace is not None:
             self._pace.launched()
         return True
@@ -164,13 +155,13 @@ class Engine:
         return Outcome(updates, misguided + failures)
 
     def _collect(self) -> Outcome:
-        plan, pending = self._in_flight.popleft()
+        plan, pending, self.last_begun_s = self._in_flight.popleft()
         self.last_kind = ""
         try:
             result = pending.result()
         except Exception as error:  # as above
             return self._recover(plan, error)
-        begun_s = 0.0 if self.note is None else time.monotonic()
+        begun_s = 0.0 if self.note is None else self._clock()
         if self._pace is not None:
             self._pace.ended(plan)
         updates, failures = self.scheduler.complete(result)
@@ -178,7 +169,7 @@ class Engine:
             log.warning("request %d is ended: %s", failure.request_id, failure.error)
         if self.note is not None:
             self.last_kind = "decode" if plan.chunks[-1].tokens is None else "prefill"  # decodes come first
-            self.note(f"{self.last_kind}_complete", time.monotonic() - begun_s)
+            self.note(f"{self.last_kind}_complete", self._clock() - begun_s)
         if self._num_running and not self.scheduler.num_running:
             self._write_journal()  # nobody is to be blamed for what happens from here on
         if self._isolation.is_probing:
@@ -207,7 +198,8 @@ class Engine:
             return True
         if len(self._in_flight) > 1:
             return False
-        plan, pending = self._in_flight[0]
+        step = self._in_flight[0]
+        plan, pending = step.plan, step.pending
         self._awaits_masks = False
         masks, failures = self._guides.masks(plan)
         for failure in failures:
@@ -217,7 +209,7 @@ class Engine:
         try:
             pending.sample(masks)
         except Exception as error:  # as in `launch`
-            self._in_flight[0] = plan, NotLaunched(error)
+            self._in_flight[0] = step._replace(pending=NotLaunched(error))
             self._broken = True
         return True
 

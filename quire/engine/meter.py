@@ -16,14 +16,19 @@ from quire.engine.wire import Stats
 DURATIONS_S = tuple(0.00015 * 1.5**k for k in range(35))
 BATCH_SIZES = tuple(range(1, 1025))
 PREFILL, DECODE = "prefill", "decode"
-# What the host does about a step: takes in its result, hands out its tokens; plans one in which sequences join others.
-HOST_WORK = ("prefill_complete", "decode_complete", "prefill_deliver", "decode_deliver", "join")
+# The host's work on a step: it takes in the result, hands out the tokens, plans a step in which sequences join others.
+# `inference` is all of a step, from its plan until its tokens are handed out.
+HOST_WORK = (
+    *(f"{kind}_{part}" for kind in (PREFILL, DECODE) for part in ("complete", "deliver", "inference")),
+    "join",
+)
 MAX_STARTED = 4096
 
 
 class Begun(NamedTuple):
     """A step under way."""
 
+    kind: str
     at_s: float
     num_tokens: int
     num_late: int  # programs compiled late before it
@@ -46,8 +51,8 @@ class Meter(Executor):
         self.seconds = dict.fromkeys(self.durations, 0.0)
         self.batch_sizes = [0] * (len(BATCH_SIZES) + 1)
         self.batch_size_sum = 0
-        self.num_joined = 0  # steps in which sequences began beside others that ran
         self.tokens = {PREFILL: 0, DECODE: 0}
+        self.num_begun = {PREFILL: 0, DECODE: 0}  # each of them is under way, has a duration, or failed
         self.num_failed = {PREFILL: 0, DECODE: 0}
         self.longest_s = 0.0
         self.last_end_s = clock()
@@ -100,13 +105,14 @@ class Meter(Executor):
             self._note_starts(plan, now)
             self.batch_sizes[bisect_left(BATCH_SIZES, len(plan.started))] += 1
             self.batch_size_sum += len(plan.started)
-            self.num_joined += num_decodes > 0
-        begun = Begun(now, num_tokens, self._num_late())
+        self.num_begun[kind] += 1
+        begun = Begun(kind, now, num_tokens, self._num_late())
         self._under_way.append(begun)
         try:
-            return Timed(self._executor.submit(plan), self, kind)
+            return Timed(self._executor.submit(plan), self)
         except BaseException:
             self._under_way.remove(begun)
+            self.num_failed[kind] += 1
             raise
 
     def _note_starts(self, plan: StepPlan, now: float) -> None:
@@ -121,18 +127,19 @@ class Meter(Executor):
         """When a request got its first slot. Told once."""
         return self._started_s.pop(request_id, None)
 
-    def ended(self, kind: str, worked: bool) -> None:
+    def ended(self, worked: bool) -> None:
+        """The oldest step under way has."""
         now = self._clock()
-        begun = self._under_way.pop(0) if self._under_way else Begun(now, 1, 0)
+        begun = self._under_way.pop(0)
         took_s = now - max(begun.at_s, self.last_end_s)
         self.last_end_s = now
         if not worked:
-            self.num_failed[kind] += 1
+            self.num_failed[begun.kind] += 1
             return
         self._most_tokens = max(self._most_tokens, begun.num_tokens)  # first: others read it once there is a longest
         if begun.num_late == self._num_late():  # else it waited for a compiler, which says nothing of steps
             self.longest_s = max(self.longest_s, took_s)
-        self.note(kind, took_s)
+        self.note(begun.kind, took_s)
 
     def note(self, what: str, took_s: float) -> None:
         """A step, or the host's part of one, took so long."""
@@ -140,6 +147,8 @@ class Meter(Executor):
         self.seconds[what] += took_s
 
     def reset(self) -> None:
+        for begun in self._under_way:  # discarded behind one that failed
+            self.num_failed[begun.kind] += 1
         self._under_way.clear()
         self._executor.reset()
 
@@ -153,13 +162,17 @@ class Meter(Executor):
 class Timed:
     """A step under way whose end is noted."""
 
-    def __init__(self, pending: Pending, meter: Meter, kind: str) -> None:
+    def __init__(self, pending: Pending, meter: Meter) -> None:
         self._pending = pending
         self._meter = meter
-        self._kind = kind
 
     def sample(self, masks: dict[int, bytes]) -> None:
-        self._pending.sample(masks)
+        """No other step is under way, and one that fails here has no result."""
+        try:
+            self._pending.sample(masks)
+        except BaseException:
+            self._meter.ended(worked=False)
+            raise
 
     def result(self) -> StepResult:
         worked = False
@@ -168,7 +181,7 @@ class Timed:
             worked = True
             return result
         finally:
-            self._meter.ended(self._kind, worked)
+            self._meter.ended(worked)
 
 
 class Metered(NamedTuple):
@@ -188,9 +201,10 @@ def metered(
     num_late: Callable[[], int],
     grammars: Grammars | None = None,
     max_burst_s: float = 0.01,
+    clock: Callable[[], float] = time.monotonic,
 ) -> Metered:
-    meter = Meter(executor, scheduler, num_late=num_late)
-    engine = Engine(scheduler, meter, lookahead, grammars, max_burst_s)
+    meter = Meter(executor, scheduler, clock, num_late)
+    engine = Engine(scheduler, meter, lookahead, grammars, max_burst_s, clock)
     engine.note = meter.note
     return Metered(engine, meter, platform, num_late)
 
@@ -207,10 +221,10 @@ def read_stats(metered: Metered) -> Stats:
         idle_s=meter.idle_s(),
         num_running=scheduler.num_running,
         num_waiting=scheduler.num_waiting,
+        running_max_tokens=scheduler.running_max_tokens,
         free_pages=scheduler.num_free_pages,
         cached_pages=scheduler.num_cached_pages,
         num_pages=limits.num_pages - 1,
-        page_size=limits.page_size,
         max_total_tokens=limits.max_batch_total_tokens or (limits.num_pages - 1) * limits.page_size,
         counters={
             "steps": counters.steps,
@@ -224,6 +238,8 @@ def read_stats(metered: Metered) -> Stats:
             "repairs": engine.num_repairs,
             "prefill_tokens": meter.tokens[PREFILL],
             "decode_tokens": meter.tokens[DECODE],
+            "prefill_begun": meter.num_begun[PREFILL],
+            "decode_begun": meter.num_begun[DECODE],
             "prefill_failed": meter.num_failed[PREFILL],
             "decode_failed": meter.num_failed[DECODE],
             "late_compilations": num_late(),
@@ -232,7 +248,7 @@ def read_stats(metered: Metered) -> Stats:
         step_seconds=dict(meter.seconds),
         batch_sizes=list(meter.batch_sizes),
         batch_size_sum=meter.batch_size_sum,
-        num_joined=meter.num_joined,
+        joined_by=dict(counters.joined_by),
         error=None if engine.error is None else engine.error.message,
         step_limit_s=meter.limit_s(),
         is_compiling=meter.is_compiling(),

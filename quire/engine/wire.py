@@ -52,17 +52,17 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     idle_s: float  # since the last step that finished
     num_running: int
     num_waiting: int
+    running_max_tokens: int  # that the running sequences may ever have, prompts included
     free_pages: int
     cached_pages: int
     num_pages: int
-    page_size: int
     max_total_tokens: int  # of all that run together
     counters: dict[str, int]
     steps: dict[str, list[int]]  # counts by duration, by kind of step
     step_seconds: dict[str, float]
     batch_sizes: list[int]  # counts by rows that begin in a step
     batch_size_sum: int
-    num_joined: int  # steps in which sequences began beside others that ran
+    joined_by: dict[str, int]  # steps in which sequences began beside others that ran, by the rule that let them
     error: str | None
     step_limit_s: float | None  # how long a step may take by what others took; None when there were none
     is_compiling: bool  # the step under way had to wait for a program

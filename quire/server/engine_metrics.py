@@ -20,10 +20,14 @@ _COUNTERS = {
 def write_engine(page: Exposition, stats: Stats) -> None:
     page.gauge("tgi_queue_size", "Sequences that wait.", stats.num_waiting)
     page.gauge("tgi_batch_current_size", "Sequences that run.", stats.num_running)
-    active = stats.num_pages - stats.free_pages - stats.cached_pages
-    page.gauge("tgi_batch_current_max_tokens", "Tokens that the pages in use hold.", active * stats.page_size)
+    page.gauge(
+        "tgi_batch_current_max_tokens",
+        "Tokens of the prompts that run, and that they may generate.",
+        stats.running_max_tokens,
+    )
     page.gauge("tgi_batch_max_total_tokens", "Tokens that may run together.", stats.max_total_tokens)
     page.gauge("quire_pages_free", "Pages that hold nothing.", stats.free_pages)
+    active = stats.num_pages - stats.free_pages - stats.cached_pages
     page.gauge("quire_pages_active", "Pages that sequences use.", active)
     page.gauge("quire_pages_cached", "Pages that only the prefix cache holds.", stats.cached_pages)
     page.gauge("quire_last_step_age_seconds", "Since the last step that finished.", stats.idle_s)
@@ -35,20 +39,21 @@ def write_engine(page: Exposition, stats: Stats) -> None:
     steps = {kind: _histogram(DURATIONS_S, stats.steps[kind], stats.step_seconds[kind]) for kind in kinds}
     worked = {kind: float(steps[kind].count) for kind in kinds}
     failed = {kind: float(stats.counters[f"{kind}_failed"]) for kind in kinds}
-    page.counters(
-        "tgi_batch_inference_count", "Steps begun.", "method", {kind: worked[kind] + failed[kind] for kind in kinds}
-    )
+    begun = {kind: float(stats.counters[f"{kind}_begun"]) for kind in kinds}
+    page.counters("tgi_batch_inference_count", "Steps begun.", "method", begun)
     page.counters("tgi_batch_inference_success", "Steps that worked.", "method", worked)
-    page.counters("tgi_batch_inference_failure", "Steps that failed.", "method", failed)
-    for name in ("tgi_batch_inference_duration", "tgi_batch_forward_duration"):
-        page.histograms(name, "Seconds that a step took.", "method", steps)
-    # Sequences are admitted between any two steps, without a pause for the others.
-    reasons = {"backpressure": 0.0, "wait_exceeded": 0.0, "chunking": float(stats.num_joined)}
-    page.counters("tgi_batch_concat", "Steps in which sequences began beside others.", "reason", reasons)
+    page.counters("tgi_batch_inference_failure", "Steps that failed, or were discarded.", "method", failed)
+    page.histograms("tgi_batch_forward_duration", "Seconds that the device took for a step.", "method", steps)
+    joined_by = {reason: float(count) for reason, count in stats.joined_by.items()}
+    page.counters("tgi_batch_concat", "Steps in which sequences began beside others.", "reason", joined_by)
 
     def host(what: str) -> Histogram:
         return _histogram(DURATIONS_S, stats.steps[what], stats.step_seconds[what])
 
+    whole = {kind: host(f"{kind}_inference") for kind in kinds}
+    page.histograms(
+        "tgi_batch_inference_duration", "Seconds from planning a step to handing out its tokens.", "method", whole
+    )
     taken_in = {kind: host(f"{kind}_complete") for kind in kinds}
     page.histograms("tgi_batch_decode_duration", "Seconds to take in the tokens of a step.", "method", taken_in)
     handed_out = {kind: host(f"{kind}_deliver") for kind in kinds}

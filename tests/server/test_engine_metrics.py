@@ -1,0 +1,169 @@
+"""Metrics of the engine, as /metrics shows them."""
+
+import pytest
+
+from quire.core.plan import StepPlan
+from quire.core.scheduler import Scheduler
+from quire.engine.driver import Driver, Phase
+from quire.engine.messages import Event, Submit
+from quire.engine.meter import metered, read_stats
+from quire.server.engine_metrics import write_engine
+from quire.server.exposition import Exposition
+from tests.core.harness import GREEDY, limits, request
+from tests.engine.toy_grammars import END, ToyGrammars, toy
+from tests.fake_executor import FakeExecutor, Fault
+
+STEP_S = 1.0
+DELIVERY_S = 0.25
+
+
+class Engine:
+    """A metered engine whose turns are taken here, on a clock of its own: steps and deliveries take fixed times."""
+
+    def __init__(self, lookahead: int = 1, faults: dict[str, Fault] | None = None, **changes: object) -> None:
+        self.now = 100.0
+        chosen = limits(**({"num_pages": 100} | changes))
+        faults = dict(faults or {})
+        fault = faults.pop("before_result", None)
+
+        def before_result(plan: StepPlan, prompts: list[tuple[int, ...]]) -> None:
+            self.now += STEP_S
+            if fault is not None:
+                fault(plan, prompts)
+
+        self.executor = FakeExecutor(chosen.num_pages, 4, chosen.max_batch_size, before_result=before_result, **faults)
+        scheduler = Scheduler(chosen, self.clock)
+        self.metered = metered(
+            scheduler, self.executor, lookahead, "cpu", lambda: 0, grammars=ToyGrammars(), clock=self.clock
+        )
+        self.driver = Driver(self.metered.engine, self.clock)
+        self.driver._phase = Phase.RUNNING  # without its thread: the turns are taken here
+        self.port = self.driver.open(self.take)
+
+    def clock(self) -> float:
+        return self.now
+
+    def take(self, events: list[Event]) -> None:
+        self.now += DELIVERY_S
+
+    def ask(self, count: int, **fields: object) -> None:
+        self.port.send(Submit(request(self.port.request_id(count), sampling=GREEDY, **fields)))
+
+    def turn(self) -> None:
+        self.driver._turn()
+
+    def run(self) -> None:
+        self.turn()
+        while not self.metered.engine.is_idle:
+            self.turn()
+
+    def values(self) -> dict[str, float]:
+        page = Exposition()
+        stats = read_stats(self.metered)
+        stats.counters["restarts"] = 0
+        write_engine(page, stats)
+        lines = [line for line in page.text().decode().splitlines() if not line.startswith("#")]
+        return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+
+    def steps(self, what: str) -> dict[str, float]:
+        values = self.values()
+        return {method: values[f'tgi_batch_inference_{what}{{method="{method}"}}'] for method in ("prefill", "decode")}
+
+
+def at_step(number: int) -> Fault:
+    def fault(plan: StepPlan, prompts: list[tuple[int, ...]]) -> None:
+        if plan.step == number:
+            raise RuntimeError("a device fault")
+
+    return fault
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 2])
+@pytest.mark.parametrize(
+    ("where", "step", "grammar", "failed"),
+    [
+        ("before_submit", 1, None, {"prefill": 1, "decode": 0}),
+        ("before_submit", 3, None, {"prefill": 0, "decode": 1}),
+        ("before_sample", 1, toy(2), {"prefill": 1, "decode": 0}),
+        ("before_sample", 2, toy(2), {"prefill": 0, "decode": 1}),
+    ],
+)
+def test_a_step_that_is_not_launched_or_not_sampled_counts_as_one_that_failed(lookahead, where, step, grammar, failed):
+    engine = Engine(lookahead, {where: at_step(step)})
+    engine.ask(1, max_tokens=6, grammar=grammar, end_ids=(END,))
+    engine.run()
+    assert engine.steps("failure") == failed
+    assert sum(engine.steps("count").values()) == len(engine.executor.plans)
+    successes, counts = engine.steps("success"), engine.steps("count")
+    assert {method: counts[method] - successes[method] for method in counts} == failed
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 2])
+def test_steps_discarded_behind_one_that_failed_count_as_failed(lookahead):
+    engine = Engine(lookahead, {"before_result": at_step(2)})
+    engine.ask(1, max_tokens=12)
+    engine.run()
+    assert engine.steps("failure") == {"prefill": 0, "decode": 1 + lookahead}
+    assert sum(engine.steps("count").values()) == len(engine.executor.plans)
+    assert sum(engine.steps("success").values()) == len(engine.executor.plans) - 1 - lookahead
+
+
+def test_steps_under_way_are_counted_as_begun_alone():
+    engine = Engine(lookahead=1)
+    engine.ask(1, max_tokens=12)
+    engine.turn()
+    assert sum(engine.steps("count").values()) == 2
+    assert sum(engine.steps("success").values()) == 1
+    assert sum(engine.steps("failure").values()) == 0
+
+
+def test_forward_is_the_share_of_the_device_and_inference_the_whole_of_a_step():
+    engine = Engine(lookahead=0)
+    engine.ask(1, max_tokens=5)
+    engine.run()
+    values = engine.values()
+    for method, count in (("prefill", 1), ("decode", 4)):
+        assert values[f'tgi_batch_forward_duration_count{{method="{method}"}}'] == count
+        assert values[f'tgi_batch_forward_duration_sum{{method="{method}"}}'] == count * STEP_S
+        assert values[f'tgi_batch_inference_duration_count{{method="{method}"}}'] == count
+        assert values[f'tgi_batch_inference_duration_sum{{method="{method}"}}'] == count * (STEP_S + DELIVERY_S)
+
+
+def test_a_step_launched_ahead_is_timed_from_its_launch():
+    engine = Engine(lookahead=1)
+    engine.ask(1, max_tokens=3)
+    engine.run()
+    values = engine.values()
+    assert values['tgi_batch_forward_duration_sum{method="decode"}'] == 2 * (STEP_S + DELIVERY_S)
+    assert values['tgi_batch_inference_duration_sum{method="decode"}'] > 2 * (STEP_S + DELIVERY_S)
+
+
+def test_the_tokens_of_a_batch_are_those_that_its_sequences_may_ever_have():
+    engine = Engine()
+    engine.ask(1, prompt=(1, 2, 3), max_tokens=20)
+    engine.ask(2, prompt=(4, 5, 6, 7), max_tokens=10)
+    engine.turn()
+    assert engine.values()["tgi_batch_current_max_tokens"] == 3 + 20 + 4 + 10
+    engine.run()
+    assert engine.values()["tgi_batch_current_max_tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({}, "chunking"),
+        ({"waiting_served_ratio": 1.0, "max_waiting_tokens": 3}, "backpressure"),
+        ({"waiting_served_ratio": 4.0, "max_waiting_tokens": 3}, "wait_exceeded"),
+    ],
+)
+def test_sequences_that_join_others_are_counted_by_the_rule_that_let_them(changes, reason):
+    engine = Engine(**changes)
+    engine.ask(1, max_tokens=30)
+    engine.turn()
+    engine.ask(2, prompt=(7, 8, 9), max_tokens=3)
+    engine.run()
+    values = engine.values()
+    counted = {
+        name: values[f'tgi_batch_concat{{reason="{name}"}}'] for name in ("backpressure", "wait_exceeded", "chunking")
+    }
+    assert counted == {name: float(name == reason) for name in counted}
