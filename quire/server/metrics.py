@@ -28,9 +28,10 @@ HISTOGRAMS = (
     ("tgi_request_input_length", "Tokens of prompts.", "input_length"),
     ("tgi_request_max_new_tokens", "Tokens asked for.", "max_new_tokens"),
     ("tgi_request_generated_tokens", "Tokens generated.", "generated_tokens"),
-    ("tgi_request_skipped_tokens", "Tokens that a step brought beside the first, by step.", "skipped_tokens"),
+    ("tgi_request_skipped_tokens", "Speculated tokens accepted beside each token.", "skipped_tokens"),
     ("quire_time_to_first_token_seconds", "From arrival to the first token.", "time_to_first_token"),
     ("quire_inter_token_seconds", "Between the tokens of a request.", "inter_token"),
+    ("quire_detokenize_seconds", "To turn the tokens of a step into text.", "detokenizing"),
 )  # fmt: skip
 _NUMBERS = tuple(attribute for _, _, attribute in COUNTERS)
 FAILURES = ("validation", "overloaded", "generation", "incomplete", "dropped", "template")
@@ -43,6 +44,7 @@ class Metrics:
         lengths = [max_total_tokens * k / 100 for k in range(1, 101)]
         self.time_to_first_token = Histogram(DURATIONS_S)
         self.inter_token = Histogram(INTER_TOKEN_S)
+        self.detokenizing = Histogram(DURATIONS_S)
         self.request_duration = Histogram(DURATIONS_S)
         self.validation_duration = Histogram(DURATIONS_S)
         self.queue_duration = Histogram(DURATIONS_S)
@@ -95,10 +97,7 @@ class Metrics:
         self.input_length.observe(stream.num_prompt_tokens)
         self.max_new_tokens.observe(sum(prompt.request.max_tokens for prompt in stream.prompts))
         self.generated_tokens.observe(num_tokens)
-        for sample in (sample for prompt in stream.prompts for sample in prompt.samples):
-            for skipped in sample.skips:
-                self.skipped_tokens.observe(skipped)
-            self.skipped_tokens.observe(0, len(sample.tokens) - sum(sample.skips) - len(sample.skips))
+        self.skipped_tokens.observe(0, num_tokens)  # nothing is speculated, so every token is computed
 
     def _note_end(self, now: float) -> None:
         if self._last_end_s is not None:

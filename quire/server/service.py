@@ -125,8 +125,10 @@ class Service:
         now = time.monotonic()
         woken: set[Stream] = set()
         prompts = self._prompts
+        has_tokens = False
         for message in messages:
             if isinstance(message, Progress):
+                has_tokens = True
                 for update in message.updates:
                     found = prompts.get(update.request_id)
                     if found is not None:  # else it was aborted, and this was on its way
@@ -152,6 +154,8 @@ class Service:
                 self._health.hear(message, now)
             elif isinstance(message, Others):
                 self.others = message.counts
+        if has_tokens:  # by step and not by token, which would cost as much as what it measures
+            self.metrics.detokenizing.observe(time.monotonic() - now)
         observe = self.metrics.inter_token.observe
         for stream in woken:
             num_new = stream.num_new

@@ -88,13 +88,13 @@ def _new_stops(asked: "Asked") -> Stops:
 class Sample:
     """One continuation of one prompt, as text."""
 
-    __slots__ = ("detokenizer", "ending", "skips", "stop", "stops", "tokens")
+    __slots__ = ("detokenizer", "ending", "num_beside", "stop", "stops", "tokens")
 
     def __init__(self, detokenizer: Detokenizer, stops: Stops | None) -> None:
         self.detokenizer = detokenizer
         self.stops = stops
         self.tokens: list[int] = []
-        self.skips: list[int] = []  # of steps that brought several tokens: how many beside the first
+        self.num_beside = 0  # tokens that came in one step with another before them
         self.ending: Ending | None = None
         self.stop: str | int | None = None  # the string or token that ended it
 
@@ -156,7 +156,7 @@ class Prompt:
             if sample.ending is not None:
                 return
             if len(tokens) > 1:
-                sample.skips.append(len(tokens) - 1)
+                sample.num_beside += len(tokens) - 1
             pending, push_one = self._stream.pending, sample.detokenizer.push_one
             sample.tokens += tokens
             for token in tokens:  # most tokens take this way
@@ -171,7 +171,7 @@ class Prompt:
         pending = self._stream.pending
         last = len(tokens) - 1
         if last > 0:
-            sample.skips.append(last)
+            sample.num_beside += last
         for position, token in enumerate(tokens):
             sample.tokens.append(token)
             ending: Ending | None = None

@@ -314,9 +314,20 @@ def test_what_a_chat_template_refuses_is_counted_as_such(make_server):
     assert 'tgi_request_failure{err="validation"} 0\n' in text
 
 
-def test_tokens_that_needed_no_step_of_their_own_are_counted(make_server):
+@pytest.mark.parametrize("max_burst", [1, 4])
+def test_no_token_is_counted_as_skipped_without_speculation(make_server, max_burst):
+    """A burst brings several tokens in one step, and computes each of them."""
+    server = make_server(max_burst=max_burst)
+    httpx.post(f"{server.url}/generate", json={"inputs": "abc", "parameters": {"max_new_tokens": 7}})
+    text = httpx.get(f"{server.url}/metrics").text
+    assert "tgi_request_skipped_tokens_count 7\n" in text
+    assert "tgi_request_skipped_tokens_sum 0" in text
+
+
+def test_the_time_to_turn_tokens_into_text_is_measured_by_step(make_server):
     server = make_server()
     httpx.post(f"{server.url}/generate", json={"inputs": "abc", "parameters": {"max_new_tokens": 7}})
     text = httpx.get(f"{server.url}/metrics").text
-    assert "tgi_request_skipped_tokens_count 7\n" in text  # a step each
-    assert "tgi_request_skipped_tokens_sum 0" in text
+    values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
+    assert values["quire_detokenize_seconds_count"] == "7"
+    assert 0 < float(values["quire_detokenize_seconds_sum"]) <= float(values["tgi_request_duration_sum"])
