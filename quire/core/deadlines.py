@@ -19,16 +19,23 @@ class Deadlines:
         self._clock = clock
         self._heap: LazyHeap[tuple[int, Deadline]] = LazyHeap()
 
-    def add(self, request: Request) -> None:
-        now = self._clock()
+    def add(self, request: Request, waited_s: float = 0.0) -> None:
+        """The time of `request` began `waited_s` ago."""
+        begun_s = self._clock() - waited_s
         if request.queue_timeout_s is not None:
-            self._heap.push(now + request.queue_timeout_s, (request.request_id, Deadline.START))
+            self._heap.push(begun_s + request.queue_timeout_s, (request.request_id, Deadline.START))
         if request.timeout_s is not None:
-            self._heap.push(now + request.timeout_s, (request.request_id, Deadline.END))
+            self._heap.push(begun_s + request.timeout_s, (request.request_id, Deadline.END))
 
     def forget(self, request_id: int) -> None:
         self._heap.discard((request_id, Deadline.START))
         self._heap.discard((request_id, Deadline.END))
+
+    @property
+    def next_s(self) -> float | None:
+        """When the first passes; None when there is none."""
+        first = self._heap.peek()
+        return None if first is None else first[0]
 
     def pop_due(self) -> tuple[int, Deadline] | None:
         """The first that has passed and was not handed out yet; None when there is none."""

@@ -63,9 +63,9 @@ class LiveSequences:
 
     # Coming and going
 
-    def add(self, request: Request, so_far: SoFar) -> None:
-        """Queue those samples of a request that have not ended."""
-        self._deadlines.add(request)
+    def add(self, request: Request, so_far: SoFar, waited_s: float = 0.0) -> None:
+        """Queue those samples of a request that have not ended. `waited_s`: the part of its time that has passed."""
+        self._deadlines.add(request, waited_s)
         # Without prefix caching only the samples of one request share pages, under a salt of their own.
         key = 0 if self._prefix_key is None else self._prefix_key(len(request.prompt))
         salt = f"{key}+{request.salt}" if self._limits.prefix_caching else f"-{self._num_arrived}"

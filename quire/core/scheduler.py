@@ -105,11 +105,11 @@ class Scheduler:
 
     # Coming and going
 
-    def add(self, request: Request, bounded: bool = True, so_far: SoFar | None = None) -> None:
+    def add(self, request: Request, bounded: bool = True, so_far: SoFar | None = None, waited_s: float = 0.0) -> None:
         """Queue a request, or refuse it: at once and for good, or with a time to try again.
 
         The engine's own requests are not `bounded` by the length of the queue. With `so_far` the request goes on where
-        another engine left it, and is not bounded either: it was let in once.
+        another engine left it, and is not bounded either: it was let in once. Its deadlines count from `waited_s` ago.
         """
         if self.has(request.request_id):
             raise InvalidRequest(f"request_id {request.request_id} is in use")
@@ -121,7 +121,7 @@ class Scheduler:
             refuse_what_cannot_go_on(request, so_far)
         if bounded:
             self._live.queue.refuse_if_full(request)
-        self._live.add(request, so_far)
+        self._live.add(request, so_far, waited_s)
 
     def abort(self, request_id: int) -> None:
         """End a request now; a request that has ended already is none."""

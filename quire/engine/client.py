@@ -7,8 +7,8 @@ from typing import cast
 
 import msgspec
 
-from quire.engine.driver import PORT_SHIFT
 from quire.engine.messages import Command
+from quire.engine.port import PORT_SHIFT
 from quire.engine.wire import Counts, Frames, Hello, ToFrontEnd, decode_events, frame
 
 RETRY_S = 0.05

@@ -6,22 +6,20 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
-from typing import NamedTuple
 
 from quire.core.plan import Failure, Update
 from quire.engine.engine import Engine, Outcome
+from quire.engine.idle_upkeep import IdleUpkeep
 from quire.engine.messages import Abort, Command, Event, Failed, Progress, Submit
+from quire.engine.port import PORT_SHIFT, Deliver, Order, Port
+from quire.engine.preparations import Preparations, Prepared
 from quire.errors import EngineFailed, EngineStopped, InvalidRequest, QuireError, RequestFailed
 
 log = logging.getLogger(__name__)
 
 MAX_COMMANDS_PER_TURN = 256  # so that a flood of requests holds up the next step by milliseconds at most
-PORT_SHIFT = 40  # a request id is its port's number above so many bits of the port's own counting
-
 AUDIT_AFTER_S = 5.0  # of idleness, every page is looked at
 GATHER_S = 2.0  # for requests to come back that another engine ended with
-
-Deliver = Callable[[list[Event]], None]  # called on the engine thread, so it must return at once
 
 # Told why, and whether it is known that no request is to be blamed.
 Abandon = Callable[[str, bool], None]
@@ -32,40 +30,6 @@ class Phase(Enum):
     RUNNING = auto()
     DRAINING = auto()  # finishes what it has, takes nothing new
     STOPPED = auto()
-
-
-class Order(Enum):
-    """What a port says of itself."""
-
-    OPEN = auto()
-    CLOSE = auto()
-
-
-class Prepared(NamedTuple):
-    """What a request needs before the engine takes it is there."""
-
-    submit: Submit
-
-
-class Port:
-    """One front end's connection to the driver. Any thread may use it."""
-
-    def __init__(self, driver: "Driver", number: int, deliver: Deliver) -> None:
-        self.number = number
-        self.deliver = deliver
-        self._driver = driver
-
-    def request_id(self, count: int) -> int:
-        """The id of this port's `count`-th request: unique among all ports, and tells whose it is."""
-        return self.number << PORT_SHIFT | count
-
-    def send(self, command: Command) -> None:
-        """Every Submit is answered: by events that end with a finished update for each sample, or by Failed."""
-        self._driver.post((self, command))
-
-    def close(self) -> None:
-        """Abort what this port asked for, ignore what it still sends, and deliver nothing more."""
-        self._driver.post((self, Order.CLOSE))
 
 
 class Driver:
@@ -93,7 +57,7 @@ class Driver:
         self._missing = set(gather)
         self._gather_until_s: float | None = None
         self._abandon = abandon
-        self._audit_after_s = audit_after_s
+        self._idle_upkeep = IdleUpkeep(engine, clock, audit_after_s)
         self._inbox: deque[tuple[Port, Command | Order | Prepared]] = deque()
         self._wake = threading.Condition()
         self._phase = Phase.NEW
@@ -103,7 +67,7 @@ class Driver:
         self._ports: dict[int, Port] = {}
         self._requests: dict[int, set[int]] = {}  # live requests by port
         self._samples_left: dict[int, int] = {}  # of each live request
-        self._preparing: dict[int, Submit] = {}  # live requests that the engine does not have yet
+        self._preparing = Preparations(clock)  # live requests that the engine does not have yet
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
 
     @property
@@ -200,7 +164,7 @@ class Driver:
             self._obey(*self._inbox.popleft())
         if self._failure is not None or self._gathers_on():
             return
-        failures = engine.upkeep()
+        failures = self._preparing.expire() + engine.upkeep()
         if failures:
             self._dispatch(Outcome([], failures))
         while engine.launch():
@@ -218,7 +182,7 @@ class Driver:
         """Whether to wait on for requests that another engine ended with."""
         if not self._missing:
             return False
-        self._missing -= self._samples_left.keys() - self._preparing.keys()
+        self._missing -= {one for one in self._samples_left if one not in self._preparing}
         if self._gather_until_s is None:
             self._gather_until_s = self._clock() + GATHER_S
         if self._missing and self._clock() < self._gather_until_s and self._phase is Phase.RUNNING:
@@ -229,30 +193,26 @@ class Driver:
 
     def _wait_for_work(self) -> None:
         """With requests there is always a step to launch or to collect, so only an idle engine waits."""
-        thorough: bool | None = False  # the next look at its accounts; None after the last
+        if self._must_wait():
+            self._idle_upkeep.begin()
         while self._must_wait():
-            if thorough is not None and not self._missing:
-                self._audit(thorough)
-                thorough = None if thorough else True
+            upkeep_in_s = self._idle_upkeep.run() if self._failure is None and not self._missing else None
             with self._wake:
-                if not self._must_wait():
-                    return
-                if self._missing and self._gather_until_s is not None:
-                    if not self._wake.wait(max(0.0, self._gather_until_s - self._clock())):
-                        return
-                else:
-                    self._wake.wait(None if thorough is None else self._audit_after_s)
+                if self._must_wait():
+                    waits_s = [one for one in (upkeep_in_s, self._due_in_s()) if one is not None]
+                    self._wake.wait(min(waits_s, default=None))
 
     def _must_wait(self) -> bool:
-        return (self._is_idle() or bool(self._missing)) and not self._inbox and self._phase is Phase.RUNNING
+        if self._inbox or self._phase is not Phase.RUNNING or not (self._is_idle() or self._missing):
+            return False
+        due_in_s = self._due_in_s()
+        return due_in_s is None or due_in_s > 0
 
-    def _audit(self, thorough: bool) -> None:
-        """Look the engine's accounts through while it is idle: briefly at first, thoroughly a while later."""
-        try:
-            if self._failure is None:
-                self._engine.audit(thorough)
-        except Exception:  # what looks for faults must not be one
-            log.exception("the accounts of pages cannot be looked through")
+    def _due_in_s(self) -> float | None:
+        """Until requests are not waited for any longer, or one that is not in the engine yet has had its time."""
+        if self._missing and self._gather_until_s is not None:
+            return self._gather_until_s - self._clock()
+        return self._preparing.due_in_s
 
     def _is_idle(self) -> bool:
         return self._failure is not None or self._engine.is_idle
@@ -266,9 +226,10 @@ class Driver:
         elif isinstance(command, Submit):
             self._submit(port, command)
         elif isinstance(command, Prepared):
-            if self._preparing.get(command.submit.request.request_id) is command.submit:
-                del self._preparing[command.submit.request.request_id]
-                self._add(port, command.submit)
+            waited_s = self._preparing.waited_s(command.submit)
+            if waited_s is not None:
+                self._preparing.forget(command.submit.request.request_id)
+                self._add(port, command.submit, waited_s)
         elif isinstance(command, Abort):
             if command.request_id in self._requests.get(port.number, ()):
                 self._abort(command.request_id)
@@ -309,13 +270,13 @@ class Driver:
         if preparing is None:
             self._add(port, command)
         else:
-            self._preparing[request.request_id] = command
+            self._preparing.begin(command)
             preparing.add_done_callback(lambda _: self.post((port, Prepared(command))))
 
-    def _add(self, port: Port, command: Submit) -> None:
+    def _add(self, port: Port, command: Submit, waited_s: float = 0.0) -> None:
         request = command.request
         try:
-            self._engine.add(request, command.so_far)
+            self._engine.add(request, command.so_far, waited_s)
         except QuireError as refusal:
             self._forget(request.request_id)
             self._refuse(port, command, refusal)
@@ -365,7 +326,7 @@ class Driver:
 
     def _forget(self, request_id: int) -> None:
         self._samples_left.pop(request_id, None)
-        self._preparing.pop(request_id, None)
+        self._preparing.forget(request_id)
         self._engine.accounts.close(request_id)
         self._requests.get(request_id >> PORT_SHIFT, set()).discard(request_id)
 

@@ -88,15 +88,18 @@ class Engine:
     def num_in_flight(self) -> int:
         return len(self._in_flight)
 
-    def add(self, request: Request, so_far: SoFar | None = None) -> None:
-        """Queue a request; raises what it is refused with. `so_far`: what another engine generated for it."""
+    def add(self, request: Request, so_far: SoFar | None = None, waited_s: float = 0.0) -> None:
+        """Queue a request; raises what it is refused with.
+
+        `so_far`: tokens that another engine generated for it. `waited_s`: the part of its time that has passed.
+        """
         if self.error is not None:
             raise self.error
         if request.request_id < 0:
             raise InvalidRequest(f"request_id is {request.request_id}; it must be at least 0")
         from_here = so_far or [()] * request.samples
         matchers = self._guides.matchers(request, from_here)
-        self.scheduler.add(request, so_far=so_far)
+        self.scheduler.add(request, so_far=so_far, waited_s=waited_s)
         self._guides.begin(request, from_here, matchers)
         if request.timings:
             self.accounts.open(request.request_id, self.scheduler.blocked_by)

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, cast
 import msgspec
 
 from quire.engine.address import is_of_this_user
-from quire.engine.driver import Port
 from quire.engine.messages import Abort, Event, Failed, Progress, Submit
+from quire.engine.port import Port
 from quire.engine.wire import Broken, Counts, Described, Frames, Hello, Ready, Started, decode_commands, frame
 from quire.errors import InvalidRequest
 

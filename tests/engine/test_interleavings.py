@@ -11,9 +11,10 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 
 from quire.core.plan import StepPlan
 from quire.core.scheduler import Scheduler
-from quire.engine.driver import Driver, Phase, Port
+from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine
 from quire.engine.messages import Abort, Event, Failed, Submit
+from quire.engine.port import Port
 from quire.errors import EngineFailed
 from quire.request import Request
 from tests.core.harness import limits, request

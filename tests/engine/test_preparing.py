@@ -3,9 +3,10 @@
 import time
 
 import msgspec
+import pytest
 
 from quire.core.scheduler import Scheduler
-from quire.engine.driver import Driver
+from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine
 from quire.engine.messages import Abort, Command, Failed, Submit
 from quire.request import FinishReason
@@ -106,6 +107,45 @@ def test_an_answer_goes_on_after_it_was_compiled():
     assert client.tokens[asked.request_id] == whole[2:]
     assert client.ended[asked.request_id] in (FinishReason.END, FinishReason.LENGTH)
     assert driver.stop()
+
+
+@pytest.mark.parametrize("field", ["timeout_s", "queue_timeout_s"])
+def test_a_request_ends_at_its_deadline_while_its_grammar_is_compiled(field):
+    grammars = ToyGrammars(slow=[SLOW])
+    driver = started(grammars)
+    client = Client(driver)
+    asked = guided(client.port.request_id(1), grammar=SLOW, **{field: 0.05})
+    client.port.send(Submit(asked))
+    client.wait_for(asked)
+    assert client.ended[asked.request_id].kind == "deadline_exceeded"
+    assert f"{field} of 0.05 passed" in client.ended[asked.request_id].message
+    grammars.compiling[SLOW].set_result(None)  # which nobody waits for any more
+    client.wait_for(client.submit(2))
+    assert asked.request_id not in client.tokens
+    assert driver.stop()
+
+
+def test_the_time_that_its_grammar_took_counts_against_the_deadline_of_a_request():
+    now = 100.0
+    grammars = ToyGrammars(slow=[SLOW])
+    chosen = limits(num_pages=200, max_batch_size=8)
+    engine = Engine(Scheduler(chosen, lambda: now), FakeExecutor(200, 4, 8), lookahead=0, grammars=grammars)
+    driver = Driver(engine, lambda: now)
+    driver._phase = Phase.RUNNING  # without its thread: the turns are taken here
+    client = Client(driver)
+    asked = guided(client.port.request_id(1), grammar=SLOW, max_tokens=30, timeout_s=10.0)
+    client.port.send(Submit(asked))
+    other = client.submit(2, max_tokens=30)  # so that there is a step in every turn
+    driver._turn()
+    now += 8.0
+    grammars.compiling[SLOW].set_result(None)
+    driver._turn()
+    assert engine.scheduler.has(asked.request_id)
+    now += 3.0
+    driver._turn()
+    client.wait_for(asked)
+    assert client.ended[asked.request_id].message == "timeout_s of 10.0 passed before the answer was complete"
+    assert other.request_id not in client.ended
 
 
 def test_grammars_survive_msgpack():

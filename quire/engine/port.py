@@ -1,0 +1,42 @@
+"""A front end's connection to the driver."""
+
+from collections.abc import Callable
+from enum import Enum, auto
+from typing import TYPE_CHECKING
+
+from quire.engine.messages import Command, Event
+
+if TYPE_CHECKING:
+    from quire.engine.driver import Driver
+
+PORT_SHIFT = 40  # a request id is its port's number above so many bits of the port's own counting
+
+Deliver = Callable[[list[Event]], None]  # called on the engine thread, so it must return at once
+
+
+class Order(Enum):
+    """A port opens or closes."""
+
+    OPEN = auto()
+    CLOSE = auto()
+
+
+class Port:
+    """One front end's connection to the driver. Any thread may use it."""
+
+    def __init__(self, driver: "Driver", number: int, deliver: Deliver) -> None:
+        self.number = number
+        self.deliver = deliver
+        self._driver = driver
+
+    def request_id(self, count: int) -> int:
+        """The id of this port's `count`-th request: unique among all ports, and tells whose it is."""
+        return self.number << PORT_SHIFT | count
+
+    def send(self, command: Command) -> None:
+        """Every Submit is answered: by events that end with a finished update for each sample, or by Failed."""
+        self._driver.post((self, command))
+
+    def close(self) -> None:
+        """Abort what this port asked for, ignore what it still sends, and deliver nothing more."""
+        self._driver.post((self, Order.CLOSE))

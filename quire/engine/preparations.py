@@ -1,0 +1,60 @@
+"""Requests that wait for their grammars."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from quire.core.deadlines import Deadline, Deadlines
+from quire.core.plan import Failure
+from quire.engine.messages import Submit
+from quire.errors import DeadlineExceeded
+
+
+class Prepared(NamedTuple):
+    """The grammar of a request is compiled."""
+
+    submit: Submit
+
+
+class Preparations:
+    """Requests whose grammars are compiled. Their deadlines count from their arrival. Owned by the engine thread."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._waiting: dict[int, tuple[Submit, float]] = {}  # and since when, by request
+        self._deadlines = Deadlines(clock)
+
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._waiting
+
+    def begin(self, submit: Submit) -> None:
+        self._waiting[submit.request.request_id] = submit, self._clock()
+        self._deadlines.add(submit.request)
+
+    def waited_s(self, submit: Submit) -> float | None:
+        """How long `submit` has waited; None when it waits no longer. Another may have come by its id."""
+        found, since_s = self._waiting.get(submit.request.request_id, (None, 0.0))
+        return self._clock() - since_s if found is submit else None
+
+    def forget(self, request_id: int) -> None:
+        if self._waiting.pop(request_id, None) is not None:
+            self._deadlines.forget(request_id)
+
+    @property
+    def due_in_s(self) -> float | None:
+        """Until the first deadline, at most 0 where it has passed; None where there is none."""
+        due_s = self._deadlines.next_s
+        return None if due_s is None else due_s - self._clock()
+
+    def expire(self) -> list[Failure]:
+        """The requests whose time has passed. They wait on until they are forgotten."""
+        failures: dict[int, Failure] = {}
+        while (due := self._deadlines.pop_due()) is not None:
+            request_id, which = due
+            request = self._waiting[request_id][0].request
+            if which is Deadline.END:
+                limit = f"timeout_s of {request.timeout_s}"
+            else:
+                limit = f"queue_timeout_s of {request.queue_timeout_s}"
+            error = DeadlineExceeded(f"{limit} passed before the request's grammar was compiled")
+            failures.setdefault(request_id, Failure(request_id, error))
+        return list(failures.values())
