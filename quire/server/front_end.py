@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 
 import uvicorn
+from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
@@ -24,6 +25,7 @@ from quire.server.listener import BACKLOG
 from quire.server.served_model import ServedModel
 from quire.server.service import Service
 from quire.server.settings import ServerSettings
+from quire.server.web.page import page, wants_page
 from quire.text.chat import ChatTemplates, load_chat_templates
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -264,6 +266,12 @@ class Loading:
         self.reason = "the engine is starting"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = Response() if scope["path"] == "/health/live" else unhealthy(self.reason, {"retry-after": "5"})
+        response = self._answer(Request(scope))
         response.headers["connection"] = "close"
         await response(scope, receive, send)
+
+    def _answer(self, request: Request) -> Response:
+        path, is_read = request.url.path, request.method in ("GET", "HEAD")
+        if path == "/" and is_read and wants_page(request.headers.get("accept", "")):
+            return page()  # shows that the server starts, and goes on by itself
+        return Response() if path == "/health/live" else unhealthy(self.reason, {"retry-after": "5"})

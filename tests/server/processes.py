@@ -1,5 +1,6 @@
 """A server as processes, for tests."""
 
+import socket
 import subprocess
 import sys
 import time
@@ -47,6 +48,11 @@ class Served:
         if self.process.poll() is None:
             self.process.terminate()
         self.process.wait(WAIT_S)
+
+
+def free_port() -> int:
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        return probe.getsockname()[1]
 
 
 def _read(path: str) -> str:

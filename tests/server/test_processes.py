@@ -3,7 +3,6 @@
 import json
 import os
 import signal
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +11,7 @@ import httpx
 import pytest
 
 from tests.server.fake_engine import HANG
-from tests.server.processes import WAIT_S, Served, wait_until
+from tests.server.processes import WAIT_S, Served, free_port, wait_until
 
 SMALL = {"prompt": "abc", "max_tokens": 8, "temperature": 0}
 LONG = {"prompt": "abc", "max_tokens": 500, "temperature": 0}
@@ -172,11 +171,6 @@ def test_a_signal_ends_all_processes_while_the_engine_is_being_made(serve):
     assert served.process.wait(WAIT_S) == 0
     assert time.monotonic() - begun < 5
     assert not os.path.exists(f"/proc/{engine}")
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
 
 
 def test_while_the_engine_is_being_made_requests_are_told_and_the_port_is_taken(serve):

@@ -1,4 +1,4 @@
-"""GET / for browsers: one file, which asks this server and no other."""
+"""GET / for browsers: one document, which asks this server and no other."""
 
 from functools import cache
 from importlib.resources import files
@@ -10,7 +10,7 @@ _HEADERS = {
     "vary": "accept",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    # Answers are text that nobody has read before: whatever is in them, nothing else is loaded or asked.
+    # Answers are untrusted text: whatever is in them, nothing else is loaded or asked.
     "content-security-policy": (
         "default-src 'none'; connect-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -29,4 +29,9 @@ def wants_page(accept: str) -> bool:
 
 @cache
 def _read() -> bytes:
-    return files("quire.server.web").joinpath("index.html").read_bytes()
+    """The document with its style and its script inside, so that one request gets all of it."""
+    folder = files("quire.server.web")
+    document = folder.joinpath("index.html").read_text(encoding="utf-8")
+    for name in ("page.css", "page.js"):
+        document = document.replace(f"/* {name} */", "\n" + folder.joinpath(name).read_text(encoding="utf-8"))
+    return document.encode()

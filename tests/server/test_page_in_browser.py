@@ -1,0 +1,210 @@
+"""The page as a reader uses it, in a browser. Without one these tests are skipped."""
+
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+
+import httpx
+import pytest
+
+from quire.server.settings import ServerSettings
+from tests.server.browser import OTHER_HOST, Browser, wait_until, why_missing
+from tests.server.processes import Served, free_port
+from tests.server.running import RunningServer
+
+pytestmark = pytest.mark.skipif(why_missing is not None, reason=why_missing or "")
+
+ENTER, CONTROL, RELEASE = "\ue007", "\ue009", "\ue000"
+IDLE = "return !document.body.classList.contains('busy')"
+
+
+@pytest.fixture(scope="module")
+def window(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    one = Browser(tmp_path_factory.mktemp("profile"))
+    yield one
+    one.close()
+
+
+@pytest.fixture
+def browser(window: Browser) -> Iterator[Browser]:
+    """The one window, with nothing kept from the test before."""
+    yield window
+    window.run("sessionStorage.clear(); localStorage.clear()")
+    window.open("about:blank")
+
+
+class Gate:
+    """Lets the engine's results through, or keeps them back."""
+
+    def __init__(self) -> None:
+        self._open = threading.Event()
+        self._open.set()
+        self.close, self.open = self._open.clear, self._open.set
+
+    def __call__(self, *_: object) -> None:
+        self._open.wait()
+
+
+def say(browser: Browser, text: str) -> None:
+    """Send a message and wait until it is answered."""
+    browser.type("#input", text + ENTER)
+    wait_until(lambda: browser.run(IDLE))
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_page_that_is_opened_while_the_server_starts_goes_on_by_itself(browser, model_folder):
+    port = free_port()
+    served = Served(model_folder, "build_s=3600", f"port={port}")  # it is never ready
+    try:
+        wait_until(lambda: is_open(port))
+        browser.open(f"http://127.0.0.1:{port}/")
+        browser.wait_for(".hello", "The server is starting…")
+        assert "starting" in browser.text("#model")
+        browser.type("#input", "hello")
+        assert browser.run("return document.getElementById('go').disabled")
+    finally:
+        served.stop()
+    browser.wait_for("#model", "cannot be reached")
+    served = Served(model_folder, f"port={port}").wait()  # and now it is
+    try:
+        browser.wait_for("#model", "fake")
+        browser.wait_for(".hello", "What would you like to know?")
+        assert browser.run("return document.getElementById('dot').className") == "dot up"
+        browser.type("#input", ENTER)
+        browser.wait_for(".foot", "tokens/s")
+    finally:
+        served.stop()
+
+
+def test_the_dot_turns_red_when_the_server_is_gone_and_green_when_it_is_back(browser, model_folder):
+    port = free_port()
+    served = Served(model_folder, f"port={port}").wait()
+    browser.open(served.url)
+    browser.wait_for("#model", "fake")
+    served.stop()
+    browser.run("document.dispatchEvent(new Event('visibilitychange'))")  # the reader comes back to the tab
+    browser.wait_for("#model", "cannot be reached")
+    assert browser.run("return document.getElementById('dot').className") == "dot down"
+    served = Served(model_folder, f"port={port}").wait()
+    try:
+        browser.wait_for("#model", "fake")
+    finally:
+        served.stop()
+
+
+def test_the_dot_is_red_while_the_engine_is_gone(browser, model_folder):
+    served = Served(model_folder, "max_engine_restarts=0").wait()
+    try:
+        browser.open(served.url)
+        browser.wait_for("#model", "fake")
+        os.kill(served.engine_pid(), signal.SIGKILL)
+        wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 503)
+        browser.run("document.dispatchEvent(new Event('visibilitychange'))")
+        browser.wait_for("#model", "the engine process ended")
+        assert browser.run("return document.getElementById('dot').className") == "dot down"
+    finally:
+        served.stop()
+
+
+def test_the_dot_is_red_while_the_key_is_wrong(browser, make_server):
+    server = make_server(settings=ServerSettings(api_key="secret"))
+    browser.open(server.url)
+    browser.wait_for("#model", "API key")
+    assert browser.run("return document.getElementById('dot').className") == "dot down"
+    browser.click("#open")
+    browser.type("#set-key", "wrong" + ENTER)
+    browser.wait_for("#model", "wrong API key")
+    browser.click("#open")
+    browser.run("document.getElementById('set-key').value = ''")
+    browser.type("#set-key", "secret" + ENTER)
+    browser.wait_for("#model", server.model.name)
+    say(browser, "hi")
+    assert not browser.text(".fault")
+
+
+def test_a_conversation_that_is_too_long_goes_on_without_its_oldest_turns(browser, server):
+    browser.open(server.url)
+    browser.wait_for("#model", server.model.name)
+    browser.run("values.max_tokens = '60'; values.temperature = '0'")
+    limit = server.model.max_total_tokens
+    while not browser.text(".fault"):
+        say(browser, "once more, with feeling")
+        assert browser.run("return messages.length") < 200
+    asked = browser.run("return messages.map(({ role, content }) => ({ role, content }))")
+    count = httpx.post(f"{server.url}/tokenize", json={"messages": asked}).json()["count"]
+    fault = f"This conversation is too long: {count} tokens plus 60 for the answer; the limit is {limit}."
+    assert fault in browser.text(".fault")
+    browser.click(".fault button")
+    wait_until(lambda: browser.run(IDLE) and not browser.text(".fault"))
+    assert browser.text(".cut") == "The model no longer sees what is above this line."
+    sent = browser.run("return messages.map(({ role }) => role)")
+    assert 1 < len(sent) < len(asked) + 1
+    assert (sent[0], sent[-1]) == ("user", "assistant")
+    say(browser, "and again")
+    assert browser.run("return messages.at(-1).role") == "assistant"
+
+
+def test_a_message_that_is_too_long_by_itself_says_so(browser, server):
+    browser.open(server.url)
+    browser.wait_for("#model", server.model.name)
+    browser.run("document.getElementById('input').value = 'once more '.repeat(400)")
+    say(browser, "!")
+    assert browser.text(".fault").startswith("This message is too long: ")
+    assert "; the limit is 512." in browser.text(".fault")
+    assert browser.run("return document.getElementById('input').value").startswith("once more ")  # to be made shorter
+    browser.run("document.getElementById('input').value = ''")
+    say(browser, "hi")
+    assert browser.run("return messages.map(({ role }) => role)") == ["user", "assistant"]
+
+
+@pytest.fixture
+def gated(make_server: Callable[..., RunningServer]) -> Iterator[tuple[RunningServer, Gate]]:
+    gate = Gate()
+    yield make_server(before_result=gate), gate
+    gate.open()
+
+
+def test_the_end_of_an_answer_leaves_the_readers_place_and_focus(browser, gated):
+    server, gate = gated
+    browser.open(server.url)
+    browser.wait_for("#model", server.model.name)
+    browser.run("values.max_tokens = '30'")
+    for _ in range(8):
+        say(browser, "tell me\nmore\nof\nit")
+    gate.close()
+    browser.type("#input", "and this?" + ENTER)
+    wait_until(lambda: not browser.run(IDLE))
+    browser.run("document.getElementById('scroll').scrollTop = 40; document.getElementById('theme').focus()")
+    gate.open()
+    wait_until(lambda: browser.run(IDLE))
+    assert browser.run("return document.getElementById('scroll').scrollTop") == 40
+    assert browser.run("return document.activeElement.id") == "theme"
+
+
+def test_a_reader_at_the_end_follows_the_answer(browser, server):
+    browser.open(server.url)
+    browser.wait_for("#model", server.model.name)
+    browser.run("values.max_tokens = '30'")
+    for _ in range(8):
+        say(browser, "tell me\nmore\nof\nit")
+    assert browser.run("return near()")
+    assert browser.run("return document.activeElement.id") == "input"
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", OTHER_HOST])
+def test_an_answer_is_copied_also_where_the_browser_does_not_trust_the_address(browser, server, host):
+    browser.open(server.url.replace("127.0.0.1", host))
+    browser.wait_for("#model", server.model.name)
+    assert browser.run("return isSecureContext") == (host != OTHER_HOST)
+    say(browser, "hi")
+    said = browser.run("return messages.at(-1).content")
+    browser.click(".foot button")
+    browser.wait_for(".foot button", "Copied")
+    browser.type("#input", CONTROL + "v" + RELEASE)
+    assert browser.run("return document.getElementById('input').value").split() == said.split()
