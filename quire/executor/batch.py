@@ -69,14 +69,19 @@ def split(chunks: tuple[Chunk, ...], scored: set[int], max_groups: int, max_scor
     launches = [Launch()]
     scoring: list[Launch] = []
     for index, chunk in enumerate(chunks):
+        if (chunk.tokens is None or chunk.length == 1) and index not in scored:
+            launches[0].rows.append(index)
+            continue
+        if chunk.drafts:
+            raise ValueError(
+                f"sequence {chunk.sequence_id} has {chunk.drafts} guesses; this executor does not check guesses"
+            )
         groups = num_groups(chunk)
         if index in scored:
             if not scoring or scoring[-1].num_groups + groups > max_scored_groups:
                 scoring.append(Launch(scores=True))
             scoring[-1].fills.append(index)
             scoring[-1].num_groups += groups
-        elif chunk.length == 1 or chunk.tokens is None:
-            launches[0].rows.append(index)
         else:
             if launches[-1].num_groups + groups > max_groups:
                 launches.append(Launch())
@@ -107,10 +112,12 @@ class Packer:
         return np.concatenate(arrays)
 
     def pack_decodes(self, launch: Launch, chunks: tuple[Chunk, ...], started: set[int], bucket: Bucket) -> Ints:
-        """The inputs of rows that one program computes and samples: those of the forward pass, and their lengths."""
+        """The inputs of rows that one program computes and samples: those of the forward pass, and how many tokens each
+        gets. A chunk that does not reach the end of the known tokens gets none."""
         packed = np.zeros((4, bucket.rows), np.int32)
         self._pack_rows(list(packed[:3]), launch, chunks, started)
-        packed[3, : len(launch.rows)] = [chunks[index].length - launch.offset for index in launch.rows]
+        those = [chunks[index] for index in launch.rows]
+        packed[3, : len(those)] = [chunk.length - launch.offset if chunk.samples else 0 for chunk in those]
         return packed
 
     def pack_samples(self, launch: Launch, chunks: tuple[Chunk, ...], bucket: Bucket, features: Sequence[Any]) -> Ints:

@@ -82,19 +82,20 @@ def decode(
 ) -> tuple[State, Sampled]:
     """The next tokens of rows that ask for nothing else, [count, bucket.rows]: up to `count` of each, one by one.
 
-    `packed` holds, for each row, its slot, its position, the next page it needs and how many tokens it gets.
+    `packed` holds, for each row, its slot, its position, the next page it needs and how many tokens it gets. A row that
+    gets none is computed all the same: it is a part of a prompt, and the token after it is known.
     """
-    row_slots, row_positions, row_pages, lengths = packed
+    row_slots, row_positions, row_pages, num_new = packed
     none = packed[0, :0]
     inputs = Inputs(row_slots, row_positions, row_pages, *[none] * 6)
     state = _with_new_pages(state, inputs, page_size)
 
     def one(state: State, offset: jax.Array) -> tuple[State, jax.Array]:
-        positions = jnp.where(offset < lengths, row_positions + offset, -1)
+        positions = jnp.where(offset < jnp.maximum(num_new, 1), row_positions + offset, -1)
         at = inputs._replace(row_positions=positions)
         state, hidden, _, _ = _hidden(model, kernels, page_size, bucket, weights, state, at)
         logits = model.logits(weights, hidden)
-        slots, sampled = _next("plain", state.slots, logits, row_slots, positions, positions >= 0)
+        slots, sampled = _next("plain", state.slots, logits, row_slots, positions, offset < num_new)
         return state._replace(slots=slots), sampled.tokens
 
     if count == 1:

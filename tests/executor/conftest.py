@@ -1,6 +1,7 @@
 """Models that are compiled once for all the tests that run on them."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
                 item.add_marker(pytest.mark.xdist_group("executor"))
 
 
-def made(config: dict[str, Any], shapes: Shapes) -> Iterator[Rig]:
+def made(config: dict[str, Any], shapes: Shapes, specialised: bool | None = None) -> Iterator[Rig]:
     with quickly_compiled():
-        rig = Rig(config, shapes)
+        rig = Rig(config, shapes, specialised=specialised)
     yield rig
     rig.executor.close()
 
@@ -28,6 +29,20 @@ def made(config: dict[str, Any], shapes: Shapes) -> Iterator[Rig]:
 @pytest.fixture(scope="session")
 def llama() -> Iterator[Rig]:
     yield from made(config_of("llama"), SHAPES)
+
+
+@pytest.fixture(scope="session")
+def specialised_llama() -> Iterator[Rig]:
+    """With the programs that a GPU has for common cases. Of one layer: they take longer to compile than to run."""
+    shapes = replace(SHAPES, max_prefill_tokens=32, min_rows=8, burst=4)
+    yield from made(config_of("llama", num_hidden_layers=1), shapes, specialised=True)
+
+
+@pytest.fixture(params=["llama", "specialised_llama"])
+def any_llama(request: pytest.FixtureRequest) -> Rig:
+    """With and without programs for common cases."""
+    rig: Rig = request.getfixturevalue(request.param)
+    return rig
 
 
 FAMILIES: dict[str, dict[str, Any]] = {

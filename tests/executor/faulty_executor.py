@@ -15,12 +15,16 @@ class DeviceLost(Exception):
 
 
 class FailedStep:
-    def __init__(self, lose: Callable[[], None]) -> None:
+    def __init__(self, lose: Callable[[], None], message: str) -> None:
         self._lose = lose
+        self._message = message
+
+    def sample(self, masks: dict[int, bytes]) -> None:
+        pass
 
     def result(self) -> StepResult:
         self._lose()
-        raise DeviceLost("the step failed on the device")
+        raise DeviceLost(self._message)
 
 
 class FaultyExecutor:
@@ -31,10 +35,12 @@ class FaultyExecutor:
         inner: JaxExecutor,
         fails_at: Callable[[StepPlan], bool],
         where: Literal["submit", "result"] = "result",
+        message: str = "the step failed on the device",
     ) -> None:
         self._inner = inner
         self._fails_at = fails_at
         self._where = where
+        self._message = message
         self.num_resets = 0
 
     def submit(self, plan: StepPlan) -> Pending:
@@ -43,7 +49,7 @@ class FaultyExecutor:
             self._lose_state()
             raise DeviceLost("the step could not be launched")
         pending = self._inner.submit(plan)
-        return FailedStep(self._lose_state) if fails else pending
+        return FailedStep(self._lose_state, self._message) if fails else pending
 
     def reset(self) -> None:
         self.num_resets += 1

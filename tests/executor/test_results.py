@@ -93,12 +93,12 @@ def test_a_step_is_told_of_a_feature_only_when_a_row_asks_for_it(llama: Rig, ask
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_prompt_may_be_computed_in_chunks_of_any_lengths(llama: Rig, seed: int) -> None:
+def test_a_prompt_may_be_computed_in_chunks_of_any_lengths(any_llama: Rig, seed: int) -> None:
     """Single tokens among them, which may begin a page that longer chunks go on from."""
     rng = np.random.default_rng(seed)
-    page_size, prompt = llama.shapes.page_size, tuple(rng.integers(0, 300, 60).tolist())
+    page_size, prompt = any_llama.shapes.page_size, tuple(rng.integers(0, 300, 60).tolist())
     pages = rng.permutation(np.arange(1, 60)).tolist()
-    llama.executor.reset()
+    any_llama.executor.reset()
     position = num_pages = step = 0
     result = None
     while position < len(prompt):
@@ -109,11 +109,22 @@ def test_a_prompt_may_be_computed_in_chunks_of_any_lengths(llama: Rig, seed: int
         chunk = Chunk(7, 0, 3, position, length, prompt[position:end], new_pages, end == len(prompt))
         started = (slot_start(GREEDY, slot=3, prompt=prompt)._replace(sequence_id=7),) if not step else ()
         step += 1
-        result = llama.executor.submit(StepPlan(step, (chunk,), started)).result()
+        result = any_llama.executor.submit(StepPlan(step, (chunk,), started)).result()
         position, num_pages = end, needed
     assert result is not None
-    assert result.tokens == [[int(llama.logits(prompt, len(prompt))[-1].argmax())]]
+    assert result.tokens == [[int(any_llama.logits(prompt, len(prompt))[-1].argmax())]]
     assert not result.failed
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(logprobs=1)], ids=["plain", "with log-probabilities"])
+def test_guesses_are_refused_whatever_the_slot_asks_for(any_llama: Rig, sampling: SamplingParams) -> None:
+    """The device has the tokens it was told and those it sampled, and would compute others in place of guesses."""
+    any_llama.executor.reset()
+    page_size = any_llama.shapes.page_size
+    first = any_llama.executor.submit(StepPlan(1, (fill(0, page_size),), (start_of(0, sampling),))).result()
+    guess = Chunk(0, 0, 0, 3, 3, (first.tokens[0][0], 7, 7), (100,), True, drafts=2)
+    with pytest.raises(ValueError, match="sequence 0 has 2 guesses; this executor does not check guesses"):
+        any_llama.executor.submit(StepPlan(2, (guess,)))
 
 
 @pytest.fixture(scope="module")

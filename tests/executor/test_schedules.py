@@ -5,8 +5,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from quire.core.plan import StepPlan
 from quire.engine.engine import Engine
 from quire.request import Request
+from tests.executor.faulty_executor import FaultyExecutor
 from tests.executor.rig import Rig, Run
 from tests.executor.workload import GREEDY, workload
 
@@ -15,13 +17,15 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "no look-ahead": {"lookahead": 0},
     "two steps ahead": {"lookahead": 2},
     "no prefix cache": {"prefix_caching": False},
+    "chunks of 1": {"max_batch_prefill_tokens": 1},
+    "chunks of 1, bursts, two steps ahead": {"max_batch_prefill_tokens": 1, "max_burst": 4, "lookahead": 2},
     "chunks of 7": {"max_batch_prefill_tokens": 7},
     "chunks of 32": {"max_batch_prefill_tokens": 32},
     "one at a time": {"max_batch_size": 1},
     "bursts": {"max_burst": 4},
     "bursts, few pages, two steps ahead": {"max_burst": 3, "num_pages": 49, "lookahead": 2},
     "few pages": {"num_pages": 49},
-    "few pages, no cache, two steps ahead": {"num_pages": 49, "prefix_caching": False, "lookahead": 2},
+    "few pages, no cache, two steps ahead": {"num_pages": 42, "prefix_caching": False, "lookahead": 2},
     "few pages, small chunks": {"num_pages": 49, "max_batch_prefill_tokens": 11},
 }
 NUM_REQUESTS = 24
@@ -40,15 +44,36 @@ def check(rig: Rig, requests: list[Request], run: Run) -> int:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_answers_do_not_depend_on_scheduling(llama: Rig, name: str) -> None:
-    requests = workload(llama, NUM_REQUESTS)
-    run = llama.run(requests, **SCHEDULES[name])
-    assert check(llama, requests, run) <= 1
+def test_answers_do_not_depend_on_scheduling(any_llama: Rig, name: str) -> None:
+    requests = workload(any_llama, NUM_REQUESTS)
+    run = any_llama.run(requests, **SCHEDULES[name])
+    assert check(any_llama, requests, run) <= 1
     counters = run.engine.scheduler.counters
     assert (counters.preemptions > 0) == ("few pages" in name)
     # Without the cache, a sequence that was preempted still finds its own pages where nobody needed them.
     assert (counters.cached_tokens > 0) == (name != "no prefix cache")
     assert (run.engine.scheduler.num_evicted_pages > 0) == ("few pages" in name)
+
+
+def test_a_prompt_whose_first_chunk_is_what_another_leaves_of_the_budget_is_not_changed(any_llama: Rig) -> None:
+    """One token, beside a prompt that is computed apart because its log-probabilities are wanted."""
+    scored = Request(1, tuple(range(1, 16)), 4, GREEDY, prompt_logprobs=1)
+    other = Request(2, tuple(range(40, 60)), 8, GREEDY)
+    run = any_llama.run([scored, other], max_batch_prefill_tokens=16)
+    assert check(any_llama, [scored, other], run) <= 1
+
+
+def test_answers_are_the_same_after_the_device_ran_out_of_memory(any_llama: Rig) -> None:
+    """Its steps get smaller, down to one token of a prompt."""
+
+    def is_too_much(plan: StepPlan) -> bool:
+        return sum(chunk.length for chunk in plan.chunks if chunk.tokens is not None) > len(plan.chunks)
+
+    requests = workload(any_llama, 6, seed=3, longest=40)
+    faulty = FaultyExecutor(any_llama.executor, is_too_much, message="RESOURCE_EXHAUSTED")
+    run = any_llama.run(requests, engine=any_llama.engine(executor=faulty))
+    assert run.engine.scheduler.room.prefill_tokens == 1
+    assert check(any_llama, requests, run) <= 1
 
 
 @pytest.mark.parametrize("settings", [{}, {"num_pages": 27, "max_batch_prefill_tokens": 7, "lookahead": 2}], ids=str)

@@ -1,29 +1,41 @@
 """The whole executor where there is a GPU, against forward passes without pages on a CPU."""
 
 from collections.abc import Iterator
+from contextlib import nullcontext
+from dataclasses import replace
 
 import jax
 import pytest
 
-from tests.executor.rig import SHAPES, Rig, config_of
+from tests.executor.rig import SHAPES, Rig, config_of, quickly_compiled
 from tests.executor.test_schedules import check
 from tests.executor.workload import workload
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(jax.default_backend() != "gpu", reason="tests/executor has the same for CPUs"),
-]
+# Also runs where there is no GPU, with the programs that one has: `pytest -m gpu tests/gpu/test_engine.py`.
+pytestmark = pytest.mark.gpu
 
 
 @pytest.fixture(scope="module")
 def llama() -> Iterator[Rig]:
-    rig = Rig(config_of("llama"), SHAPES)
+    with nullcontext() if jax.default_backend() == "gpu" else quickly_compiled():
+        rig = Rig(config_of("llama"), replace(SHAPES, burst=4), specialised=True)
     yield rig
     rig.executor.close()
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"lookahead": 2}, {"num_pages": 49}, {"max_batch_prefill_tokens": 7}], ids=str
+    "settings",
+    [
+        {},
+        {"lookahead": 2},
+        {"num_pages": 49},
+        {"max_batch_prefill_tokens": 7},
+        {"max_batch_prefill_tokens": 1},
+        {"max_burst": 4},
+        {"max_burst": 4, "max_batch_prefill_tokens": 1, "lookahead": 2},
+        {"max_burst": 3, "num_pages": 49, "lookahead": 2},
+    ],
+    ids=str,
 )
 def test_greedy_answers_are_those_of_a_cpu(llama: Rig, settings: dict[str, int]) -> None:
     requests = workload(llama, 24)
