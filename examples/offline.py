@@ -8,7 +8,7 @@ def main() -> None:
     prompts = [
         "The three primary colours are",
         llm.encode("1, 2, 4, 8, 16,"),
-        [{"role": "user", "content": "What is the capital of France?"}],
+        [{"role": "user", "content": "Complete the sentence: The capital of Japan is"}],
     ]
     for completion in llm.generate(prompts, SamplingParams(temperature=0.0), max_tokens=24):
         print(f"{completion.text!r} ({completion.finish_reason}, {len(completion.token_ids)} tokens)")

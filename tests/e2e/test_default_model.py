@@ -6,6 +6,7 @@ int8 some do, but not from one schedule to another.
 
 import dataclasses
 import json
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,7 @@ from quire.engine.executor import Executor, Pending
 from quire.request import Request, SamplingParams
 
 STORED = Path(__file__).parents[1] / "default_model" / "expected.json"
+README = Path(__file__).parents[2] / "README.md"
 TOKENS = 8
 GREEDY = SamplingParams(temperature=0.0)
 EXPECTED = json.loads(STORED.read_text())[5:9]  # chats that begin alike, and texts that do not
@@ -141,11 +143,17 @@ def test_aborting_some_leaves_the_others_as_they_are(built: Built) -> None:
             assert found[request_id] == tokens
 
 
-def test_a_question_is_answered_through_the_python_api() -> None:
-    llm = LLM(CONFIG, progress=False)
-    france = [{"role": "user", "content": "What is the capital of France?"}]
-    (completion,) = llm.generate([france], GREEDY, max_tokens=20)
-    assert completion.text == "The capital of France is Paris."
-    assert completion.finish_reason == "end"
-    assert "".join(delta.text for delta in llm.stream([france], GREEDY, max_tokens=20)) == completion.text
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_the_readme_s_question_is_answered_as_it_says_by_a_wide_margin(quantize: str) -> None:
+    """Through the Python API. So wide that rounding, of whatever kind, does not matter."""
+    readme = README.read_text(encoding="utf-8")
+    question, answer = re.findall(r'^\$ quire generate "(.*)"\n(.*)$', readme, re.MULTILINE)[0]
+    assert readme.count(question) == 3  # the other ways to ask
+    llm = LLM(dataclasses.replace(CONFIG, quantize=quantize), progress=False)
+    asked = [{"role": "user", "content": question}]
+    (completion,) = llm.generate([asked], SamplingParams(temperature=0.0, logprobs=2), max_tokens=20)
+    assert (completion.text, completion.finish_reason) == (answer, "end")
+    best = [each.top_logprobs for each in completion.logprobs or []]
+    assert min(first - second for first, second in best) > 1.0
+    assert "".join(delta.text for delta in llm.stream([asked], GREEDY, max_tokens=20)) == completion.text
     llm.close()

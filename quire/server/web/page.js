@@ -1,7 +1,7 @@
 "use strict";
 const $ = (id) => document.getElementById(id);
 const make = (tag, name, text) => { const node = document.createElement(tag); if (name) node.className = name; if (text !== undefined) node.textContent = text; return node; };
-const IDEAS = ["What is the capital of France?", "Write a haiku about paper.", "Explain what a cache is to a child.", "Give me three names for a cat."];
+const IDEAS = ["What is the capital of Japan?", "Write a haiku about paper.", "Explain what a cache is to a child.", "Give me three names for a cat."];
 
 // Settings. Of those that are empty only the longest answer is sent; for the others the server's own default holds.
 const LONGEST_ANSWER = 512;
