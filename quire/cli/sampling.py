@@ -19,7 +19,7 @@ class SamplingOptions:
     repetition_penalty: float | None = setting(
         None, GROUP, "Above 1: tokens that are there already become less likely."
     )
-    seed: int | None = setting(None, GROUP, "The same seed gives the same answer.")
+    seed: int | None = setting(None, GROUP, "The same seed gives the same answer; on a GPU only at the same load.")
 
     def over(self, defaults: SamplingParams) -> SamplingParams:
         """`defaults` with what was given. A filter means that tokens are drawn, even where the default is greedy."""

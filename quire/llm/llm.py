@@ -84,8 +84,8 @@ class LLM:
         A prompt is a text, a list of token ids, or a chat (a list of messages); `prompts` is one or a list of them.
         `sampling` and `max_tokens` are for all prompts or a list with one for each; None takes what the model's files
         ask for, and as many tokens as fit. An answer also ends where prompt and answer reach the longest sequence
-        there can be. A seed gives the same answers again; None draws one for each prompt. A `grammar` is what every
-        answer follows: `json_schema({...})` or `regex("...")`.
+        there can be. A seed gives the same answers again, on a GPU only among the same prompts; None draws one for each
+        prompt. A `grammar` is what every answer follows: `json_schema({...})` or `regex("...")`.
 
         A prompt that cannot be completed does not stop the others: its completions carry the `error`, and it is logged.
         """
