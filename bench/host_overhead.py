@@ -65,6 +65,8 @@ class MadeUp:
     def reset(self) -> None:
         raise AssertionError("nothing fails here")
 
+    def check_device(self) -> None: ...
+
     def warm_up(self) -> Iterator[float]:
         yield 1.0
 

@@ -49,6 +49,8 @@ class FreeDevice:
 
     def reset(self) -> None: ...
 
+    def check_device(self) -> None: ...
+
     def warm_up(self) -> Iterator[float]:
         yield 1.0
 

@@ -129,6 +129,7 @@ class FakeExecutor:
         before_submit: Fault | None = None,
         before_result: Fault | None = None,
         before_sample: Fault | None = None,
+        before_check: Callable[[], object] | None = None,
     ) -> None:
         self._num_pages = num_pages
         self._page_size = page_size
@@ -136,6 +137,7 @@ class FakeExecutor:
         self._before_submit = before_submit
         self._before_result = before_result
         self._before_sample = before_sample  # of steps that wait for masks
+        self._before_check = before_check
         self.num_resets = 0
         self.plans: list[StepPlan] = []
         self._step = 0  # the one that runs
@@ -156,6 +158,10 @@ class FakeExecutor:
 
     def close(self) -> None:
         self._clear()
+
+    def check_device(self) -> None:
+        if self._before_check is not None:
+            self._before_check()
 
     def reset(self) -> None:
         self.num_resets += 1

@@ -19,6 +19,7 @@ log = logging.getLogger(__name__)
 
 MAX_COMMANDS_PER_TURN = 256  # so that a flood of requests holds up the next step by milliseconds at most
 AUDIT_AFTER_S = 5.0  # of idleness, every page is looked at
+CHECK_EVERY_S = 30.0  # of idleness, the device is checked
 GATHER_S = 2.0  # for requests to come back that another engine ended with
 
 # Told why, and whether it is known that no request is to be blamed.
@@ -46,6 +47,7 @@ class Driver:
         gather: Iterable[int] = (),
         abandon: Abandon | None = None,
         audit_after_s: float = AUDIT_AFTER_S,
+        check_every_s: float = CHECK_EVERY_S,
     ) -> None:
         """Nothing runs before the requests of `gather` have come back, or had GATHER_S to.
 
@@ -57,7 +59,7 @@ class Driver:
         self._missing = set(gather)
         self._gather_until_s: float | None = None
         self._abandon = abandon
-        self._idle_upkeep = IdleUpkeep(engine, clock, audit_after_s)
+        self._idle_upkeep = IdleUpkeep(engine, clock, audit_after_s, check_every_s)
         self._inbox: deque[tuple[Port, Command | Order | Prepared]] = deque()
         self._wake = threading.Condition()
         self._phase = Phase.NEW
@@ -196,11 +198,19 @@ class Driver:
         if self._must_wait():
             self._idle_upkeep.begin()
         while self._must_wait():
-            upkeep_in_s = self._idle_upkeep.run() if self._failure is None and not self._missing else None
+            upkeep_in_s = self._look_after_engine() if self._failure is None and not self._missing else None
             with self._wake:
                 if self._must_wait():
                     waits_s = [one for one in (upkeep_in_s, self._due_in_s()) if one is not None]
                     self._wake.wait(min(waits_s, default=None))
+
+    def _look_after_engine(self) -> float | None:
+        """Returns the seconds until there is more to do; None for an engine that cannot go on."""
+        upkeep_in_s = self._idle_upkeep.run() if self._engine.error is None else None
+        if self._engine.error is None:
+            return upkeep_in_s
+        self._dispatch(Outcome([], []))  # the process ends there, where another takes its place
+        return None
 
     def _must_wait(self) -> bool:
         if self._inbox or self._phase is not Phase.RUNNING or not (self._is_idle() or self._missing):

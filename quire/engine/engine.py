@@ -11,6 +11,7 @@ from quire.core.limits import SoFar
 from quire.core.plan import Failure, StepPlan, Update
 from quire.core.scheduler import Scheduler
 from quire.engine.accounts import Accounts
+from quire.engine.audit import repair_if_wrong
 from quire.engine.executor import Executor, Pending
 from quire.engine.guides import Grammars, Guides, NoGrammars
 from quire.engine.isolation import PROBE, Isolation, Suspect
@@ -21,8 +22,6 @@ from quire.errors import EngineFailed, InvalidRequest, QuireError, RequestFailed
 from quire.request import Request
 
 log = logging.getLogger(__name__)
-
-MAX_LINES = 20  # of a ledger, in the log
 
 
 class Outcome(NamedTuple):
@@ -217,20 +216,24 @@ class Engine:
         return True
 
     def audit(self, thorough: bool = False) -> None:
-        """While it is idle: are all pages back? Where not, it is told and mended, and never a reason to stop.
+        """While it is idle: are all pages back? Where not, it is told and mended, and never a reason to stop."""
+        self.num_repairs += repair_if_wrong(self.scheduler, thorough)
 
-        By counts alone unless `thorough`, which looks at every page.
-        """
-        scheduler = self.scheduler
-        if not scheduler.is_at_rest or (scheduler.is_balanced and not thorough):
+    def check_device(self) -> None:
+        """While it is idle: does the device still compute? Where not, set it up again, or give up."""
+        try:
+            self._executor.check_device()
             return
-        lines = scheduler.discrepancies()
-        if lines or not scheduler.is_balanced:
-            self.num_repairs += 1
-            more = f" and {len(lines) - MAX_LINES} more" if len(lines) > MAX_LINES else ""
-            ledger = "; ".join(lines[:MAX_LINES]) or "a slot is lost"
-            log.error("the accounts of pages are wrong and begin anew, with an empty cache: %s%s", ledger, more)
-            scheduler.begin_anew()
+        except Exception as error:
+            self._last_fault = error
+        self.num_faults += 1
+        log.error("the device fails while nothing runs: %r", self._last_fault)
+        self.scheduler.restart()
+        try:
+            self._executor.reset()
+            self._executor.check_device()
+        except Exception as error:
+            self._give_up(f"the device does not compute: {error!r}")
 
     def fail_all(self, error: QuireError) -> list[Failure]:
         """End every request with `error`. What is in flight is dropped when it is collected."""

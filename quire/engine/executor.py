@@ -27,6 +27,9 @@ class Executor(Protocol):
     def reset(self) -> None:
         """Rebuild the device state after a failed step, which may have consumed it. Every slot and page is empty."""
 
+    def check_device(self) -> None:
+        """Compute something tiny on every device and wait for it; raise where that fails. No step is under way."""
+
     def warm_up(self) -> Iterator[float]:
         """Prepare every shape of step there can be, telling the share done, from 0 to 1."""
 

@@ -9,27 +9,35 @@ log = logging.getLogger(__name__)
 
 
 class IdleUpkeep:
-    """Audits the accounts of pages while the engine is idle: briefly at once, thoroughly after `audit_after_s`.
+    """Audits the accounts of pages while the engine is idle, briefly at once and thoroughly after `audit_after_s`; and
+    checks the device every `check_every_s`, as nothing else would find out that it is dead.
 
     Owned by the engine thread.
     """
 
-    def __init__(self, engine: Engine, clock: Callable[[], float], audit_after_s: float) -> None:
+    def __init__(self, engine: Engine, clock: Callable[[], float], audit_after_s: float, check_every_s: float) -> None:
         self._engine = engine
         self._clock = clock
         self._audit_after_s = audit_after_s
+        self._check_every_s = check_every_s
+        self._check_s = 0.0  # when the device is checked next
         self._audits: list[tuple[float, bool]] = []  # when, and whether thoroughly
 
     def begin(self) -> None:
         """The engine may be idle from here on."""
         now = self._clock()
         self._audits = [(now, False), (now + self._audit_after_s, True)]
+        self._check_s = now + self._check_every_s
 
-    def run(self) -> float | None:
-        """Do what is due. Returns the seconds until there is more to do, None where there is not."""
+    def run(self) -> float:
+        """Do what is due. Returns the seconds until there is more to do."""
         while self._audits and self._audits[0][0] <= self._clock():
             self._audit(self._audits.pop(0)[1])
-        return max(0.0, self._audits[0][0] - self._clock()) if self._audits else None
+        if self._check_s <= self._clock():
+            self._engine.check_device()
+            self._check_s = self._clock() + self._check_every_s
+        next_s = min([self._check_s, *(at_s for at_s, _ in self._audits)])
+        return max(0.0, next_s - self._clock())
 
     def _audit(self, thorough: bool) -> None:
         try:

@@ -50,6 +50,7 @@ class Pulse(msgspec.Struct, frozen=True, tag=True, array_like=True):
     num_tokens: int  # of the step under way; 0 where none is
     is_compiling: bool  # the step under way had to wait for a program
     is_searching: bool  # for a request that makes steps fail
+    is_checking: bool  # the device, while nothing runs: that is what has been waited for
 
 
 ALIVE_INTERVAL_S = 1.0

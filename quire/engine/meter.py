@@ -63,6 +63,7 @@ class Meter(Executor):
         self._num_late = num_late
         self._under_way: list[Begun] = []  # oldest first
         self._most_tokens = 0  # in a step that worked
+        self._check_begun_s: float | None = None
 
     def busy_s(self) -> float:
         """How long the step that is under way has taken; 0 when none is."""
@@ -151,6 +152,18 @@ class Meter(Executor):
             self.num_failed[begun.kind] += 1
         self._under_way.clear()
         self._executor.reset()
+
+    def check_device(self) -> None:
+        self._check_begun_s = self._clock()
+        try:
+            self._executor.check_device()
+        finally:
+            self._check_begun_s = None
+
+    def checking_s(self) -> float | None:
+        """How long the check of the device that is under way has taken; None when none is."""
+        begun_s = self._check_begun_s
+        return None if begun_s is None else self._clock() - begun_s
 
     def warm_up(self) -> Iterator[float]:
         return self._executor.warm_up()
@@ -252,4 +265,5 @@ def read_stats(metered: Metered) -> Stats:
         error=None if engine.error is None else engine.error.message,
         step_limit_s=meter.limit_s(),
         is_compiling=meter.is_compiling(),
+        checking_s=meter.checking_s(),
     )

@@ -144,7 +144,8 @@ class EngineProcess:
         """Also an engine that has work and launches nothing is stuck."""
         now, meter = time.monotonic(), metered.meter
         is_gathering = self.driver is not None and self.driver.is_gathering
-        has_work = metered.engine.scheduler.num_requests > 0 and not is_gathering
+        is_checking = meter.checking_s() is not None
+        has_work = is_checking or (metered.engine.scheduler.num_requests > 0 and not is_gathering)
         if now - self._pulsed_s > STOOD_STILL_S:  # so did the steps
             has_work = False
         self._pulsed_s = now
@@ -155,6 +156,7 @@ class EngineProcess:
             meter.num_tokens,
             meter.is_compiling(),
             metered.engine.is_searching,
+            is_checking,
         )
 
     def _send_stats(self) -> None:

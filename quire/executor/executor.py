@@ -49,7 +49,9 @@ class JaxExecutor:
         self.programs = Programs(model, weights, shapes, compile_threads, mesh, store, specialised)
         self._mask_words = -(-model.vocab_size // 32)
         self._no_masks: dict[int, jax.Array] = {}
+        self._devices = sorted({one for leaf in jax.tree.leaves(weights) for one in leaf.devices()}, key=str)
         self.reset()
+        self.check_device()  # so that it is compiled
 
     def submit(self, plan: StepPlan) -> Pending:
         self._begin_slots(plan)
@@ -70,6 +72,12 @@ class JaxExecutor:
         self._special: set[int] = set()  # slots whose requests ask for more than a token at some temperature
         self._state = None  # frees the old pages before there are new ones
         self._state = self.programs.empty_state()
+
+    def check_device(self) -> None:
+        for device in self._devices:
+            found = int(_successor(jax.device_put(41, device)))
+            if found != 42:
+                raise RuntimeError(f"{device} computes 41 + 1 = {found}")
 
     def warm_up(self) -> Iterator[float]:
         for share in self.programs.compile_all():
@@ -183,6 +191,11 @@ class JaxExecutor:
         start = self._starts[chunk.slot]
         assert start is not None, f"slot {chunk.slot} was never started"
         return start
+
+
+@jax.jit
+def _successor(number: jax.Array) -> jax.Array:
+    return number + 1
 
 
 def asked_by(start: SlotStart) -> Features:

@@ -3,6 +3,7 @@
 from quire.engine.wire import Stats
 
 MAX_SILENCE_S = 1.5  # of the engine process, which speaks up four times a second
+MAX_CHECK_S = 10.0  # for a check of the device, which takes a millisecond
 UNMEASURED_S = 300.0  # for a step while none before it tells how long they take, and for one that waits for a program
 
 
@@ -34,6 +35,10 @@ class EngineHealth:
         """Another engine takes its place."""
         self._stats = None
 
+    def last_step_age_s(self, now: float) -> float | None:
+        """Since the last step that finished; None before the engine has said anything."""
+        return None if self._stats is None else self._stats.idle_s + now - self._heard_s
+
     def trouble(self, now: float) -> str | None:
         """What is wrong with it; None also before it has said anything."""
         stats = self._stats
@@ -44,6 +49,8 @@ class EngineHealth:
         silent_s = now - self._heard_s
         if silent_s > MAX_SILENCE_S:
             return f"the engine has not been heard of for {silent_s:.1f} s"
+        if stats.checking_s is not None and stats.checking_s + silent_s > max(self._floor_s, MAX_CHECK_S):
+            return f"the device has not answered a check for {stats.checking_s + silent_s:.1f} s"
         if not has_work(stats):
             return None
         waited_s = now - self._waiting_since_s

@@ -7,7 +7,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import QuireError
+from quire.errors import EngineFailed, Overloaded, QuireError
 from quire.request import Request as EngineRequest
 from quire.request import SamplingParams
 from quire.server.engine_metrics import write_engine
@@ -16,6 +16,7 @@ from quire.server.service import Service
 from quire.server.stream import Asked
 
 MAX_GENERATION_S = 10.0
+LOOK_S = 0.25  # between looks at what the engine does meanwhile, which tells as often
 
 
 async def live(service: Service, request: Request) -> Response:
@@ -32,31 +33,39 @@ async def ready(service: Service, request: Request) -> Response:
 
 
 async def generates(service: Service, request: Request) -> Response:
-    """Tokens come out: by the age of the last step while there is work, by generating one while there is none."""
+    """Tokens come out: by the age of the last step while the engine has work, by generating one while it has none."""
     reason = service.why_not_ready
     if reason is not None:
         return unhealthy(reason)
     begun_s = time.monotonic()
-    if not service.num_streams:
+    if not service.is_engine_busy:
         try:
-            await asyncio.wait_for(_generate_one(service), MAX_GENERATION_S)
-        except TimeoutError:
-            return unhealthy(f"no token came within {MAX_GENERATION_S:g} s")
+            await _generate_one(service, begun_s)
+        except Overloaded:
+            pass  # others came first, and steps that end too slowly are a reason not to be ready
         except QuireError as error:
             return unhealthy(error.message)
-    stats = service.stats
-    body = {"last_step_age_s": None if stats is None else stats.idle_s, "took_s": time.monotonic() - begun_s}
+    body = {"last_step_age_s": service.last_step_age_s, "took_s": time.monotonic() - begun_s}
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
-async def _generate_one(service: Service) -> None:
-    probe = EngineRequest(0, (0,), 1, SamplingParams(temperature=0.0), salt="health")
-    stream = service.open([Asked(probe)], is_counted=False)
+async def _generate_one(service: Service, begun_s: float) -> None:
+    """Wait for one token, or for the end of a step that the engine does for others. Raises where neither comes."""
+    asked = EngineRequest(0, (0,), 1, SamplingParams(temperature=0.0), salt="health")
+    stream = service.open([Asked(asked)], is_counted=False)
+    reading = asyncio.ensure_future(stream.read())
     try:
-        while await stream.read():
-            pass
+        while not reading.done():
+            await asyncio.wait({reading}, timeout=LOOK_S)
+            waited_s, age_s = time.monotonic() - begun_s, service.last_step_age_s
+            if not reading.done() and service.is_engine_busy and age_s is not None and age_s < waited_s:
+                return
+            if not reading.done() and waited_s > MAX_GENERATION_S:
+                raise EngineFailed(f"no token came within {MAX_GENERATION_S:g} s")
+        reading.result()
     finally:
         stream.close()
+        reading.cancel()
 
 
 def unhealthy(reason: str, headers: dict[str, str] | None = None) -> Response:

@@ -12,7 +12,7 @@ from quire.engine.messages import Abort, Account, Command, Event, Failed, Progre
 from quire.engine.wire import Counts, Others, Started, Stats, ToFrontEnd
 from quire.errors import DeadlineExceeded, EngineFailed, Overloaded, QuireError, RequestFailed
 from quire.server.arrival import Arrival
-from quire.server.engine_health import EngineHealth
+from quire.server.engine_health import EngineHealth, has_work
 from quire.server.grammar_check import GrammarCheck
 from quire.server.metrics import Metrics
 from quire.server.request_log import log_request
@@ -79,6 +79,16 @@ class Service:
         if self._port is None:
             return self._why_not
         return self._health.trouble(time.monotonic())
+
+    @property
+    def is_engine_busy(self) -> bool:
+        """Whether it has work, of whichever front end; of this one alone where the engine does not tell."""
+        return has_work(self.stats) if self.stats is not None else bool(self._streams)
+
+    @property
+    def last_step_age_s(self) -> float | None:
+        """Since the last step that finished; None where the engine does not tell."""
+        return self._health.last_step_age_s(time.monotonic())
 
     def connect(self, port: Port) -> None:
         """From here on requests go to `port`, whose events come to `take` or `deliver`.

@@ -79,6 +79,9 @@ class Faulty(Executor):
         self._starts.clear()
         self._executor.reset()
 
+    def check_device(self) -> None:
+        self._executor.check_device()
+
     def warm_up(self) -> Iterator[float]:
         return self._executor.warm_up()
 

@@ -73,6 +73,9 @@ class CountingExecutor:
     def reset(self) -> None:
         self._inner.reset()
 
+    def check_device(self) -> None:
+        self._inner.check_device()
+
     def warm_up(self) -> Iterator[float]:
         return self._inner.warm_up()
 

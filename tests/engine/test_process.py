@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from itertools import count
@@ -139,6 +140,32 @@ def test_a_process_that_stood_still_does_not_hold_the_time_against_its_steps(tmp
             assert process._pulse(process.metered).waited_s < 0.1
             await asyncio.sleep(0.2)
             assert process._pulse(process.metered).waited_s > 0.15, "a step that goes on is not timed any more"
+
+    asyncio.run(run())
+
+
+def test_a_check_of_the_device_that_hangs_is_told_to_the_supervisor_and_to_front_ends(tmp_path):
+    release = threading.Event()
+
+    def build_hanging(describe: Callable[[Described], None]) -> Metered:
+        describe(Described("fake", None, (2,), {}))
+        chosen = limits(num_pages=400, max_batch_size=8)
+        executor = FakeExecutor(chosen.num_pages, chosen.page_size, 8, before_check=lambda: release.wait(WAIT_S))
+        return metered(Scheduler(chosen, time.monotonic), executor, 1, "cpu", lambda: 0)
+
+    async def run() -> None:
+        async with running(tmp_path / "engine", build_hanging) as process:
+            front = await Front().join(tmp_path / "engine")
+            await until(lambda: bool(front.of(Ready)))
+            assert not process._pulse(process.metered).is_checking
+            checking = asyncio.create_task(asyncio.to_thread(process.metered.engine.check_device))
+            await until(lambda: process._pulse(process.metered).waited_s > 0.1)
+            assert process._pulse(process.metered).is_checking
+            await until(lambda: any(one.checking_s is not None for one in front.of(Stats)))
+            release.set()
+            await checking
+            assert process._pulse(process.metered).waited_s == 0
+            await until(lambda: front.of(Stats)[-1].checking_s is None)
 
     asyncio.run(run())
 

@@ -55,6 +55,9 @@ class FaultyExecutor:
         self.num_resets += 1
         self._inner.reset()
 
+    def check_device(self) -> None:
+        self._inner.check_device()
+
     def warm_up(self) -> Iterator[float]:
         return self._inner.warm_up()
 

@@ -40,6 +40,9 @@ class RecordingExecutor:
     def reset(self) -> None:
         self._inner.reset()
 
+    def check_device(self) -> None:
+        self._inner.check_device()
+
     def warm_up(self) -> Iterator[float]:
         return self._inner.warm_up()
 

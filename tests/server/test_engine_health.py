@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from quire.core.scheduler import Scheduler
 from quire.engine.meter import metered, read_stats
 from quire.engine.wire import Stats
-from quire.server.engine_health import MAX_SILENCE_S, UNMEASURED_S, EngineHealth
+from quire.server.engine_health import MAX_CHECK_S, MAX_SILENCE_S, UNMEASURED_S, EngineHealth
 from tests.core.harness import limits
 from tests.fake_executor import FakeExecutor
 
@@ -96,6 +96,17 @@ def test_an_engine_that_says_nothing_or_gave_up_is_in_trouble():
     assert engine.hear(1, error="the device is gone") == "the device is gone"
     engine.health.forget()
     assert engine.health.trouble(engine.now) is None
+
+
+@pytest.mark.parametrize("num_waiting", [0, 1])
+def test_a_device_that_does_not_answer_its_check_is_trouble(num_waiting):
+    engine = Listening()
+    waiting = {"num_waiting": num_waiting, "step_limit_s": None}
+    assert engine.hear(1, 900.0, checking_s=MAX_CHECK_S - 1, **waiting) is None
+    trouble = engine.hear(1, 900.0, checking_s=MAX_CHECK_S + 1, **waiting)
+    assert trouble is not None
+    assert "the device has not answered a check for" in trouble
+    assert engine.hear(0.25, 900.0, checking_s=None, **waiting) is None
 
 
 @given(st.lists(st.floats(0.01, 1.2), min_size=1, max_size=60), st.integers(1, 5))

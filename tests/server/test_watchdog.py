@@ -12,9 +12,9 @@ from quire.server.watchdog import Silence, StuckEngine, watch
 
 def pulse(
     waited_s: float, longest_s: float = 0.1, most_tokens: int = 8, *, num_tokens: int = 8,
-    is_compiling: bool = False, is_searching: bool = False,
+    is_compiling: bool = False, is_searching: bool = False, is_checking: bool = False,
 ) -> Pulse:  # fmt: skip
-    return Pulse(waited_s, LongestStep(longest_s, most_tokens), num_tokens, is_compiling, is_searching)
+    return Pulse(waited_s, LongestStep(longest_s, most_tokens), num_tokens, is_compiling, is_searching, is_checking)
 
 
 def test_a_step_has_the_floor_and_what_steps_before_it_allow():
@@ -46,6 +46,13 @@ def test_while_a_culprit_is_looked_for_its_steps_have_less_time():
     assert StuckEngine(2)(pulse(3.0, is_searching=True), 0.1) is not None
     assert StuckEngine(30)(pulse(6.0, 1.0, is_searching=True), 0.1) is None
     assert StuckEngine(30)(pulse(6.0, is_searching=True, is_compiling=True), 0.1) is None
+
+
+def test_a_check_of_the_device_has_the_floor_alone():
+    assert StuckEngine(30)(pulse(29.0, 0.0, 0, is_checking=True), 0.1) is None
+    why = "the device has not answered a check for 31.0 s, 30.0 s are allowed"
+    assert StuckEngine(30)(pulse(31.0, 0.0, 0, is_checking=True), 0.1) == why
+    assert StuckEngine(0)(pulse(31.0, 0.0, 0, is_checking=True), 0.1) is None
 
 
 def test_silence_has_the_floor():

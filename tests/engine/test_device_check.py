@@ -1,0 +1,111 @@
+"""An idle engine checks now and then that its device still computes."""
+
+import threading
+import time
+from collections.abc import Callable
+
+from quire.core.scheduler import Scheduler
+from quire.engine.driver import Driver
+from quire.engine.engine import Engine
+from quire.engine.meter import Meter
+from quire.errors import EngineFailed
+from tests.core.harness import limits
+from tests.engine.test_driver import Client
+from tests.engine.test_engine import DeviceError
+from tests.fake_executor import FakeExecutor, expected_tokens
+
+WAIT_S = 10.0
+
+
+def new_engine(before_check: Callable[[], None]) -> tuple[Engine, FakeExecutor]:
+    chosen = limits(num_pages=200, max_batch_size=8)
+    executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, before_check=before_check)
+    return Engine(Scheduler(chosen, time.monotonic), executor), executor
+
+
+class Failing:
+    """Fails the first `times` checks of a device."""
+
+    def __init__(self, times: int) -> None:
+        self.left = times
+        self.passed = threading.Event()
+
+    def __call__(self) -> None:
+        if self.left:
+            self.left -= 1
+            raise DeviceError("the device is gone")
+        self.passed.set()
+
+
+def test_an_idle_driver_checks_its_device_again_and_again():
+    checked = threading.Semaphore(0)
+    engine, _ = new_engine(checked.release)
+    driver = Driver(engine, check_every_s=0.01)
+    driver.start()
+    assert all(checked.acquire(timeout=WAIT_S) for _ in range(3))
+    assert engine.num_faults == 0
+    assert driver.stop()
+
+
+def test_a_device_that_fails_a_check_is_set_up_again_and_serves():
+    failing = Failing(times=1)
+    engine, executor = new_engine(failing)
+    driver = Driver(engine, check_every_s=0.01)
+    driver.start()
+    client = Client(driver)
+    first = client.submit(1, prompt=(1, 2, 3, 4, 5, 6))
+    client.wait_for(first)
+    assert failing.passed.wait(WAIT_S)
+    assert (executor.num_resets, engine.num_faults, engine.error) == (1, 1, None)
+    again = client.submit(2, prompt=(1, 2, 3, 4, 5, 6))  # whose pages are gone with the state of the device
+    client.wait_for(again)
+    assert client.tokens[again.request_id] == expected_tokens(again)
+    assert driver.stop()
+
+
+def test_an_engine_whose_device_stays_dead_gives_up():
+    abandoned: list[tuple[str, bool]] = []
+    told = threading.Event()
+
+    def abandon(reason: str, is_nobodys_fault: bool) -> None:
+        abandoned.append((reason, is_nobodys_fault))
+        told.set()
+
+    engine, _ = new_engine(Failing(times=1_000_000))
+    driver = Driver(engine, abandon=abandon, check_every_s=0.01)
+    driver.start()
+    assert told.wait(WAIT_S)
+    assert driver.stop()
+    reason, is_nobodys_fault = abandoned[0]
+    assert "the device does not compute" in reason
+    assert "the device is gone" in reason
+    assert is_nobodys_fault
+    assert isinstance(engine.error, EngineFailed)
+
+
+def test_an_engine_in_no_process_of_its_own_refuses_what_comes_after_its_device_died():
+    engine, _ = new_engine(Failing(times=1_000_000))
+    engine.check_device()
+    driver = Driver(engine, check_every_s=0.01)
+    driver.start()
+    client = Client(driver)
+    asked = client.submit(1)
+    client.wait_for(asked)
+    assert client.ended[asked.request_id].kind == EngineFailed.kind
+    assert driver.stop()
+
+
+def test_the_meter_tells_how_long_a_check_has_taken():
+    now, seen = 100.0, []
+
+    def before_check() -> None:
+        nonlocal now
+        seen.append(meter.checking_s())
+        now += 7.0
+        seen.append(meter.checking_s())
+
+    meter = Meter(FakeExecutor(10, 4, 2, before_check=before_check), Scheduler(limits(), lambda: now), lambda: now)
+    assert meter.checking_s() is None
+    meter.check_device()
+    assert seen == [0.0, 7.0]
+    assert meter.checking_s() is None

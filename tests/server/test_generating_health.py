@@ -1,0 +1,103 @@
+"""/health/generate asks for a token where the engine is idle, whichever worker's requests keep it busy."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import msgspec
+from starlette.responses import Response
+
+from quire.core.plan import Update
+from quire.engine.messages import Abort, Command, Failed, Progress, Submit
+from quire.errors import Overloaded
+from quire.request import FinishReason
+from quire.server import health
+from quire.server.service import Service
+from quire.server.settings import ServerSettings
+from tests.server.test_engine_health import stats
+from tests.server.vocabulary import served_model
+
+WAIT_S = 10.0
+
+
+class Engine:
+    """A connection to an engine that answers as a test says."""
+
+    def __init__(self) -> None:
+        self.sent: list[Command] = []
+
+    def request_id(self, count: int) -> int:
+        return count
+
+    def send(self, command: Command) -> None:
+        self.sent.append(command)
+
+    def close(self) -> None: ...
+
+    async def wait_for_request(self) -> int:
+        async with asyncio.timeout(WAIT_S):
+            while not self.sent:
+                await asyncio.sleep(0.001)
+        assert isinstance(self.sent[0], Submit)
+        return self.sent[0].request.request_id
+
+
+def answer(tell: Callable[[Service, Engine], Awaitable[None]], **first: object) -> tuple[Response, list[Command]]:
+    """The answer of a worker that is told of its engine as in `first`, and then as `tell` does."""
+
+    async def run() -> tuple[Response, list[Command]]:
+        service, engine = Service(served_model(), ServerSettings()), Engine()
+        service.connect(engine)
+        service.take([stats(**first)])
+        asking = asyncio.create_task(health.generates(service, None))
+        await tell(service, engine)
+        return await asyncio.wait_for(asking, 2 * WAIT_S), engine.sent
+
+    return asyncio.run(run())
+
+
+async def nothing(service: Service, engine: Engine) -> None: ...
+
+
+def test_nothing_is_asked_of_an_engine_that_other_workers_keep_busy():
+    for busy in ({"num_running": 3}, {"num_waiting": 2}):
+        response, sent = answer(nothing, **busy)
+        assert (response.status_code, sent) == (200, [])
+        assert msgspec.json.decode(response.body)["last_step_age_s"] is not None
+
+
+def test_an_idle_engine_is_asked_for_a_token():
+    async def tell(service: Service, engine: Engine) -> None:
+        request_id = await engine.wait_for_request()
+        service.take([Progress([Update(request_id, 0, [1], FinishReason.LENGTH, 0, None, None)])])
+
+    response, sent = answer(tell)
+    assert response.status_code == 200
+    assert [type(command) for command in sent] == [Submit]
+
+
+def test_an_engine_that_gets_work_meanwhile_and_does_it_is_healthy():
+    async def tell(service: Service, engine: Engine) -> None:
+        await engine.wait_for_request()
+        service.take([stats(num_running=4, num_waiting=1, idle_s=0.0)])
+
+    response, sent = answer(tell)
+    assert response.status_code == 200
+    assert [type(command) for command in sent] == [Submit, Abort]  # it is not left in the queue
+
+
+def test_an_engine_whose_queue_is_full_is_healthy():
+    async def tell(service: Service, engine: Engine) -> None:
+        request_id = await engine.wait_for_request()
+        service.take([Failed.from_error(request_id, Overloaded("10 requests wait; the limit is 10", 3.0))])
+
+    assert answer(tell)[0].status_code == 200
+
+
+def test_an_engine_that_fails_the_request_is_not():
+    async def tell(service: Service, engine: Engine) -> None:
+        request_id = await engine.wait_for_request()
+        service.take([Failed(request_id, "generation", 424, "the steps of this request fail")])
+
+    response, _ = answer(tell)
+    assert response.status_code == 503
+    assert msgspec.json.decode(response.body)["reason"] == "the steps of this request fail"
