@@ -1,13 +1,28 @@
 """A request's body."""
 
+from typing import Any, NamedTuple
+
 from starlette.requests import ClientDisconnect, Request
 
 from quire.server.answers import ClientGone
 from quire.server.openai.errors import BodyTooLarge
 from quire.server.service import Service
+from quire.server.validation import parse_json
 
 
-async def read_body(service: Service, request: Request) -> bytes:
+class Body(NamedTuple):
+    """A body as a JSON object, and its length, by which work on it is done in a thread or not."""
+
+    raw: dict[str, Any]
+    num_bytes: int
+
+
+async def read_json(service: Service, request: Request) -> Body:
+    body = await _read(service, request)
+    return Body(await service.offload.run(len(body), lambda: parse_json(body)), len(body))
+
+
+async def _read(service: Service, request: Request) -> bytes:
     """All of it, if it is not too long; nothing beyond the limit is kept."""
     limit = service.settings.payload_limit
     length = request.headers.get("content-length", "")

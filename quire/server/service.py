@@ -15,6 +15,7 @@ from quire.server.arrival import Arrival
 from quire.server.engine_health import EngineHealth, has_work
 from quire.server.grammar_check import GrammarCheck
 from quire.server.metrics import Metrics
+from quire.server.offload import Offload
 from quire.server.request_log import log_request
 from quire.server.served_model import ServedModel
 from quire.server.settings import ServerSettings
@@ -52,6 +53,7 @@ class Service:
         self.metrics = metrics or Metrics(model.max_total_tokens)
         self.tracing: Tracing | None = None
         self.grammar_check = GrammarCheck()
+        self.offload = Offload()
         self.is_draining = False
         self.is_beyond_help = False  # nothing but a new start brings the engine back
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -9,6 +9,7 @@ from starlette.types import Receive, Scope, Send
 from quire.errors import QuireError
 from quire.server.answers import ClientGone, closing_when_gone, watching
 from quire.server.connection import ChunkWriter, chunk_writer
+from quire.server.offload import LARGE_BYTES
 from quire.server.stream import Delta, Sink, Stream
 
 to_json = msgspec.json.Encoder().encode
@@ -25,6 +26,10 @@ def token_template(before_index: bytes, before_text: bytes, after: bytes) -> byt
 
 class EventEncoder(Protocol):
     """The events of one response, as bytes."""
+
+    @property
+    def largest_event(self) -> int:
+        """About how many bytes an event may have beyond a few tokens; 0 for most. Large ones are written in threads."""
 
     def encode(self, deltas: list[Delta]) -> bytes:
         """What a step brought."""
@@ -58,15 +63,16 @@ class EventStream(Response):
         self._first = first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        stream, encode = self._stream, self._encoder.encode
+        stream = self._stream
+        is_large = self._encoder.largest_event >= LARGE_BYTES
         headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
         async with closing_when_gone(stream, receive):
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            sink = self._sink(chunk_writer(scope))
+            sink = None if is_large else self._sink(chunk_writer(scope))
             deltas = self._first
             try:
                 while deltas:
-                    data = encode(deltas)
+                    data = await self._encode(deltas)
                     if data:
                         await send({"type": "http.response.body", "body": data, "more_body": True})
                     deltas = await stream.read(sink)
@@ -74,6 +80,9 @@ class EventStream(Response):
             except QuireError as error:
                 last = self._encoder.fail(error)
             await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _encode(self, deltas: list[Delta]) -> bytes:
+        return await self._stream.service.offload.run(self._encoder.largest_event, lambda: self._encoder.encode(deltas))
 
     def _sink(self, writer: ChunkWriter | None) -> Sink | None:
         if writer is None:

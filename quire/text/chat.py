@@ -34,6 +34,7 @@ _FAILURES = (
 # Ends in a space, by whose loss we see that a template trims what it is given.
 _CONTINUED = "\ue000the answer goes on here\ue001 "
 _PROBE = "\ue000probe\ue001"
+_PLAIN_TYPES = frozenset((str, int, float, bool))
 
 
 class ChatTemplate:
@@ -261,13 +262,36 @@ def _read(file: Path) -> str:
 
 def _plain(where: str, value: Any) -> Any:
     """A copy out of JSON's own types alone, so that a template finds no method that reaches further."""
-    if value is None or type(value) in (str, int, float, bool):
+    try:
+        return _copied(value)
+    except _NotJson as error:
+        raise InvalidRequest(f"{where}{error.place}: a {error.type_name} is not JSON") from None
+
+
+class _NotJson(Exception):
+    """Gathers its place on the way out: keys may be long and values many, so no place is spelt out before."""
+
+    def __init__(self, type_name: str) -> None:
+        super().__init__(type_name)
+        self.type_name = type_name
+        self.place = ""
+
+
+def _copied(value: Any) -> Any:
+    if value is None or type(value) in _PLAIN_TYPES:
         return value
-    if isinstance(value, Mapping):
-        return {str(key): _plain(f"{where}.{key}", item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(f"{where}[{index}]", item) for index, item in enumerate(value)]
-    raise InvalidRequest(f"{where}: a {type(value).__name__} is not JSON")
+    is_mapping = isinstance(value, Mapping)
+    if not is_mapping and not isinstance(value, (list, tuple)):
+        raise _NotJson(type(value).__name__)
+    at: Any = None
+    copied: dict[Any, Any] = {}
+    try:
+        for at, item in value.items() if is_mapping else enumerate(value):
+            copied[at] = item if type(item) in _PLAIN_TYPES else _copied(item)
+        return {str(key): item for key, item in copied.items()} if is_mapping else list(copied.values())
+    except _NotJson as error:
+        error.place = (f".{at}" if is_mapping else f"[{at}]") + error.place
+        raise
 
 
 def _size(value: Any) -> int:

@@ -44,6 +44,7 @@ class RunningServer:
         model: ServedModel | None = None,
         before_result: Callable[..., None] | None = None,
         connection: type[Connection] = Connection,
+        loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
         **limit_changes: object,
     ) -> None:
         self.model = model or served_model()
@@ -52,13 +53,17 @@ class RunningServer:
         self._settings = settings or ServerSettings()
         self._connection = connection
         self._started = threading.Event()
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+        self._thread = threading.Thread(target=self._serve, args=(loop_factory,), daemon=True)
 
     def start(self) -> "RunningServer":
         self.driver.start()
         self._thread.start()
         assert self._started.wait(WAIT_S)
         return self
+
+    def _serve(self, loop_factory: Callable[[], asyncio.AbstractEventLoop]) -> None:
+        with asyncio.Runner(loop_factory=loop_factory) as runner:
+            runner.run(self._run())
 
     async def _run(self) -> None:
         self.loop = asyncio.get_running_loop()

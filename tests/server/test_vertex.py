@@ -33,9 +33,9 @@ def test_instances_of_both_kinds_are_predicted_in_order(server):
     ("body", "message"),
     [
         ({"instances": []}, "the number of instances is 0; it must be between 1 and 256"),
-        ({"instances": [{}]}, "instances[0] has neither inputs nor messages"),
-        ({"instances": [GENERATE, CHAT | {"stream": True}]}, "instances[1].stream is True"),
-        ({"instances": [CHAT | {"n": 2}]}, "instances[0].n is 2"),
+        ({"instances": [{}]}, "instances[0]: inputs and messages are missing"),
+        ({"instances": [GENERATE, CHAT | {"stream": True}]}, "instances[1]: stream is True"),
+        ({"instances": [CHAT | {"n": 2}]}, "instances[0]: n is 2"),
         ({"instances": [{"inputs": "abc", "parameters": {"top_p": 7}}]}, "top_p is 7"),
         ({"instances": "abc"}, "instances is 'abc'"),
         ({}, "instances"),
@@ -114,3 +114,41 @@ def test_these_routes_tell_their_timings_too(server):
     for path, body in (("/vertex", {"instances": [GENERATE, CHAT]}), (f"{MODEL}/infer", infer(b"abc"))):
         answer = httpx.post(server.url + path, json=body, headers=headers).json()
         assert answer["timings"]["decode_steps"] == 5
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "message"),
+    [
+        ("/vertex", {"instances": [{"inputs": "a", "parameters": {"details": True}}]}, "parameters.details is True"),
+        ("/vertex", {"instances": [{"inputs": "a", "parameters": {"top_n_tokens": 2}}]}, "parameters.top_n_tokens"),
+        ("/vertex", {"instances": [CHAT | {"logprobs": True}]}, "instances[0]: logprobs is true"),
+        ("/vertex", {"instances": [CHAT | {"return_token_ids": True}]}, "instances[0]: return_token_ids is true"),
+        (f"{MODEL}/infer", infer(b"a", parameters={"decoder_input_details": True}), "decoder_input_details is True"),
+    ],
+)
+def test_what_an_answer_of_texts_has_no_place_for_is_refused(server, path, body, message):
+    answer = post(server, path, body)
+    assert answer.status_code == 422
+    assert message in answer.json()["error"]
+
+
+def test_fields_that_were_dropped_are_used(server):
+    full = infer(b"abc", parameters={"max_new_tokens": 6, "return_full_text": True})
+    data = post(server, f"{MODEL}/infer", full).json()["outputs"][0]["data"]
+    assert bytes(data).decode() == "abc" + server.expected_text(ids(server, "abc"), 6)
+    for instance in (GENERATE, CHAT):
+        answer = post(server, "/vertex", {"instances": [GENERATE, instance | {"timings": True}]})
+        assert answer.json()["timings"]["generated_tokens"] == 12
+
+
+def test_fields_that_nothing_knows_are_named_wherever_they_stand(server, make_server):
+    body = infer(b"a")
+    body["inputs"][0]["dtype"] = "x"
+    body["outputs"][0]["parameters"] = {}
+    vertex = {"instances": [GENERATE, GENERATE | {"input": "x"}]}
+    ignored = "x-quire-ignored-fields"
+    assert post(server, f"{MODEL}/infer", body).headers[ignored] == "inputs[0].dtype,outputs[0].parameters"
+    assert post(server, "/vertex", vertex).headers[ignored] == "instances[1].input"
+    strict = make_server(settings=ServerSettings(strict=True))
+    assert "inputs[0].dtype is not a field" in post(strict, f"{MODEL}/infer", body).json()["error"]
+    assert "instances[1]: input is not a field" in post(strict, "/vertex", vertex).json()["error"]

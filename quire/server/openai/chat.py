@@ -1,16 +1,17 @@
 """POST /v1/chat/completions."""
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.errors import InvalidRequest, QuireError
+from quire.request import Grammar
 from quire.server.answers import Answer, collect
 from quire.server.arrival import Arrival
-from quire.server.body import read_body
+from quire.server.body import Body, read_json
 from quire.server.grammars import grammar_of
 from quire.server.guided import guided
 from quire.server.ledger import ledger
@@ -26,7 +27,7 @@ from quire.server.service import Service
 from quire.server.sse import EventStream, first_deltas, to_json, token_template
 from quire.server.stream import Asked, Delta, Ending, Stream
 from quire.server.tgi import quirks
-from quire.server.validation import parse_json, typed
+from quire.server.validation import typed
 from quire.text.tools import CallFormat
 
 DONE = b"data: [DONE]\n\n"
@@ -34,23 +35,20 @@ TOOL_CALLS = "tool_calls"  # as a reason to finish
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
-    return await answer_chat(service, request, parse_json(await read_body(service, request)))
+    return await answer_chat(service, request, await read_json(service, request))
 
 
-async def answer_chat(service: Service, request: Request, raw: dict[str, Any]) -> Response:
-    if service.settings.tgi_strict and raw.get("stream") is True:
-        return await quirks.as_event(service, _answer(service, request, raw), native=False)
-    return await _answer(service, request, raw)
+async def answer_chat(service: Service, request: Request, body: Body) -> Response:
+    if service.settings.tgi_strict and body.raw.get("stream") is True:
+        return await quirks.as_event(service, _answer(service, request, body), native=False)
+    return await _answer(service, request, body)
 
 
-async def _answer(service: Service, request: Request, raw: dict[str, Any]) -> Response:
+async def _answer(service: Service, request: Request, body: Body) -> Response:
     arrival = Arrival(request.headers, "chat_completions")
-    fields, unknown = typed(raw, ChatRequest, CHAT_REFUSALS, strict=service.settings.strict)
-    if service.settings.tgi_strict:
-        fields, unread = quirks.as_read(fields)
-        unknown += unread
-    tools = tool_use(fields, service.model)
-    asked, text = await ask_chat(service, arrival, fields, tools)
+    parsed = await service.offload.run(body.num_bytes, lambda: parse_chat(service, arrival, body.raw))
+    fields, tools, unknown = parsed.fields, parsed.tools, parsed.unknown
+    asked = await guided_chat(service, parsed)
     arrival.wants_timings |= bool(fields.timings)
     stream = service.open([asked], arrival, user=fields.user)
     reply = Reply("chatcmpl", service, unknown)
@@ -58,21 +56,37 @@ async def _answer(service: Service, request: Request, raw: dict[str, Any]) -> Re
         encoder = ChatEvents(stream, fields, reply) if tools is None else ToolEvents(stream, fields, reply, tools.form)
         return EventStream(stream, encoder, await first_deltas(stream, request.receive), reply.headers)
     (answers,) = await collect(stream, request.receive)
-    body = reply.head("chat.completion") | {
-        "choices": [_choice(service, fields, tools, index, answer) for index, answer in enumerate(answers)],
-        "usage": usage(stream),
-    }
-    if fields.return_token_ids:
-        body["prompt_token_ids"] = asked.request.prompt
-    if arrival.wants_timings:
-        body["timings"] = ledger(stream)
-    return reply.whole(body, stream, len(text))
+
+    def write() -> dict[str, Any]:
+        whole = reply.head("chat.completion") | {
+            "choices": [_choice(service, fields, tools, index, answer) for index, answer in enumerate(answers)],
+            "usage": usage(stream),
+        }
+        if fields.return_token_ids:
+            whole["prompt_token_ids"] = asked.request.prompt
+        if arrival.wants_timings:
+            whole["timings"] = ledger(stream)
+        return whole
+
+    return await reply.whole(write, stream, len(parsed.text), fields.top_logprobs or 0)
 
 
-async def ask_chat(
-    service: Service, arrival: Arrival, fields: ChatRequest, tools: ToolUse | None = None
-) -> tuple[Asked, str]:
-    """What the engine is asked, and the conversation as the template has it."""
+class ParsedChat(NamedTuple):
+    fields: ChatRequest
+    unknown: list[str]  # names of fields that nothing knows
+    tools: ToolUse | None
+    asked: Asked  # of the engine, but for a grammar
+    text: str  # the conversation as the template has it
+    grammar: Grammar | None
+
+
+def parse_chat(service: Service, arrival: Arrival, raw: dict[str, Any]) -> ParsedChat:
+    """Everything about a chat that takes longer the longer it is."""
+    fields, unknown = typed(raw, ChatRequest, CHAT_REFUSALS, strict=service.settings.strict)
+    if service.settings.tgi_strict:
+        fields, unread = quirks.as_read(fields)
+        unknown += unread
+    tools = tool_use(fields, service.model)
     if fields.top_logprobs is not None and not fields.logprobs:
         raise InvalidRequest(f"top_logprobs is {fields.top_logprobs}; it needs logprobs to be true")
     max_tokens = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
@@ -87,22 +101,28 @@ async def ask_chat(
         samples=1 if fields.n is None else fields.n,
     )
     with arrival.tokenising():
-        text, tokens = await encode_chat(service.model, fields, tools)
+        text, tokens = encode_chat(service.model, fields, tools)
     asked = asking.prompt(tokens)
     grammar = grammar_of("response_format", fields.response_format)
-    if tools is None:
-        return await guided(service, asked, "response_format", grammar), text
-    if grammar is not None:
+    if tools is not None and grammar is not None:
         raise InvalidRequest("response_format and tools are both set; an answer can follow one of them")
-    if tools.shows_special:
+    if tools is not None and tools.shows_special:
         asked = replace(asked, skip_special_tokens=False)
-    return await guided(service, asked, "tools", tools.grammar, tools.checked), text
+    return ParsedChat(fields, unknown, tools, asked, text, grammar)
 
 
-async def encode_chat(model: ServedModel, fields: ChatRequest, tools: ToolUse | None) -> tuple[str, list[int]]:
+async def guided_chat(service: Service, parsed: ParsedChat) -> Asked:
+    """What the engine is asked."""
+    tools = parsed.tools
+    if tools is None:
+        return await guided(service, parsed.asked, "response_format", parsed.grammar)
+    return await guided(service, parsed.asked, "tools", tools.grammar, tools.checked)
+
+
+def encode_chat(model: ServedModel, fields: ChatRequest, tools: ToolUse | None) -> tuple[str, list[int]]:
     """The conversation as the template has it, and the tokens of that."""
     continues = bool(fields.continue_final_message)
-    return await encode_conversation(
+    return encode_conversation(
         model,
         fields.messages if tools is None else tools.conversation(fields.messages, fields.tool_prompt),
         tools=None if tools is None or tools.is_told else tools.rendered,
@@ -141,6 +161,8 @@ def _choice(service: Service, fields: ChatRequest, tools: ToolUse | None, index:
 
 class ChatEvents:
     """Chunks of a chat completion. Most of a plain chunk is the same bytes every time."""
+
+    largest_event = 0
 
     def __init__(self, stream: Stream, fields: ChatRequest, reply: Reply) -> None:
         self._stream = stream

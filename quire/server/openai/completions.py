@@ -1,6 +1,6 @@
 """POST /v1/completions."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -8,10 +8,10 @@ from starlette.responses import Response
 
 from quire.engine.messages import TokenLogprobs
 from quire.errors import InvalidRequest, QuireError
-from quire.request import MAX_LOGPROBS
+from quire.request import MAX_LOGPROBS, Grammar
 from quire.server.answers import Answer, collect
 from quire.server.arrival import Arrival
-from quire.server.body import read_body
+from quire.server.body import Body, read_json
 from quire.server.grammars import grammar_of
 from quire.server.guided import guided
 from quire.server.ledger import ledger
@@ -25,25 +25,63 @@ from quire.server.prompts import encode_texts
 from quire.server.sampling import at_most, between
 from quire.server.service import Service
 from quire.server.sse import EventStream, first_deltas, to_json, token_template
-from quire.server.stream import Delta, Prompt, Stream
+from quire.server.stream import Asked, Delta, Prompt, Stream
 from quire.server.tgi import quirks
-from quire.server.validation import parse_json, shown, typed
+from quire.server.validation import shown, typed
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI's documentation has it
 
 
 async def completions(service: Service, request: Request) -> Response:
-    return await answer_completion(service, request, parse_json(await read_body(service, request)))
+    return await answer_completion(service, request, await read_json(service, request))
 
 
-async def answer_completion(service: Service, request: Request, raw: dict[str, Any]) -> Response:
-    if service.settings.tgi_strict and raw.get("stream") is True:
-        return await quirks.as_event(service, _answer(service, request, raw), native=False)
-    return await _answer(service, request, raw)
+async def answer_completion(service: Service, request: Request, body: Body) -> Response:
+    if service.settings.tgi_strict and body.raw.get("stream") is True:
+        return await quirks.as_event(service, _answer(service, request, body), native=False)
+    return await _answer(service, request, body)
 
 
-async def _answer(service: Service, request: Request, raw: dict[str, Any]) -> Response:
+async def _answer(service: Service, request: Request, body: Body) -> Response:
     arrival = Arrival(request.headers, "completions")
+    parsed = await service.offload.run(body.num_bytes, lambda: _parse(service, arrival, body.raw))
+    fields, texts, n, best_of = parsed.fields, parsed.texts, parsed.n, parsed.best_of
+    asked = [await guided(service, one, "response_format", parsed.grammar) for one in parsed.asked]
+    arrival.wants_timings |= bool(fields.timings)
+    stream = service.open(asked, arrival, user=fields.user)
+    reply = Reply("cmpl", service, parsed.unknown)
+    writer = ChoiceWriter(service, fields, texts)
+    if fields.stream:
+        encoder = CompletionEvents(stream, fields, reply, writer, n)
+        return EventStream(stream, encoder, await first_deltas(stream, request.receive), reply.headers)
+    by_prompt = await collect(stream, request.receive)
+
+    def write() -> dict[str, Any]:
+        choices: list[dict[str, Any]] = []
+        for prompt, answers in zip(stream.prompts, by_prompt, strict=True):
+            if best_of > n:
+                answers.sort(key=lambda answer: -answer.mean_logprob)
+            choices += [writer.whole(prompt, answer, len(choices) + i) for i, answer in enumerate(answers[:n])]
+        whole = reply.head("text_completion") | {"choices": choices, "usage": usage(stream)}
+        if arrival.wants_timings:
+            whole["timings"] = ledger(stream)
+        return whole
+
+    return await reply.whole(write, stream, sum(map(len, texts)), fields.logprobs or 0)
+
+
+class ParsedCompletion(NamedTuple):
+    fields: CompletionRequest
+    unknown: list[str]  # names of fields that nothing knows
+    n: int
+    best_of: int
+    texts: list[str]  # the prompts
+    asked: list[Asked]  # of the engine, but for a grammar
+    grammar: Grammar | None
+
+
+def _parse(service: Service, arrival: Arrival, raw: dict[str, Any]) -> ParsedCompletion:
+    """Everything about a completion that takes longer the longer it is."""
     fields, unknown = typed(raw, CompletionRequest, COMPLETION_REFUSALS, strict=service.settings.strict)
     if service.settings.tgi_strict:
         fields, _ = quirks.as_read(fields)
@@ -65,29 +103,10 @@ async def _answer(service: Service, request: Request, raw: dict[str, Any]) -> Re
         prompt_logprobs=fields.logprobs if fields.echo else None,
     )
     with arrival.tokenising():
-        texts, prompts = await _prompts(service, fields.prompt)
+        texts, prompts = _prompts(service, fields.prompt)
     grammar = grammar_of("response_format", fields.response_format)
-    asked = [
-        await guided(service, asking.prompt(tokens, number), "response_format", grammar)
-        for number, tokens in enumerate(prompts)
-    ]
-    arrival.wants_timings |= bool(fields.timings)
-    stream = service.open(asked, arrival, user=fields.user)
-    reply = Reply("cmpl", service, unknown)
-    writer = ChoiceWriter(service, fields, texts)
-    if fields.stream:
-        encoder = CompletionEvents(stream, fields, reply, writer, n)
-        return EventStream(stream, encoder, await first_deltas(stream, request.receive), reply.headers)
-    by_prompt = await collect(stream, request.receive)
-    choices: list[dict[str, Any]] = []
-    for prompt, answers in zip(stream.prompts, by_prompt, strict=True):
-        if best_of > n:
-            answers.sort(key=lambda answer: -answer.mean_logprob)
-        choices += [writer.whole(prompt, answer, len(choices) + i) for i, answer in enumerate(answers[:n])]
-    body = reply.head("text_completion") | {"choices": choices, "usage": usage(stream)}
-    if arrival.wants_timings:
-        body["timings"] = ledger(stream)
-    return reply.whole(body, stream, sum(map(len, texts)))
+    asked = [asking.prompt(tokens, number) for number, tokens in enumerate(prompts)]
+    return ParsedCompletion(fields, unknown, n, best_of, texts, asked, grammar)
 
 
 def _max_tokens(service: Service, fields: CompletionRequest) -> int | None:
@@ -98,7 +117,7 @@ def _max_tokens(service: Service, fields: CompletionRequest) -> int | None:
     return fields.max_tokens
 
 
-async def _prompts(service: Service, given: str | list[Any]) -> tuple[list[str], list[list[int]]]:
+def _prompts(service: Service, given: str | list[Any]) -> tuple[list[str], list[list[int]]]:
     """The prompts as text and as tokens: a text, tokens, or a list of either."""
     model = service.model
     if isinstance(given, str):
@@ -109,7 +128,7 @@ async def _prompts(service: Service, given: str | list[Any]) -> tuple[list[str],
         given = [given]
     at_most("the number of prompts", len(given), service.settings.max_client_batch_size)
     if all(isinstance(item, str) for item in given):
-        return given, await encode_texts(model, given)
+        return given, encode_texts(model, given)
     for index, item in enumerate(given):
         if not (isinstance(item, list) and item and all(type(token) is int for token in item)):
             raise InvalidRequest(
@@ -129,6 +148,11 @@ class ChoiceWriter:
         self._texts = texts
         self._finish_reasons = quirks.COMPLETION_FINISH_REASONS if service.settings.tgi_strict else FINISH_REASONS
         self.unfinished = "" if service.settings.tgi_strict else None
+
+    @property
+    def num_characters(self) -> int:
+        """Of the prompts."""
+        return sum(map(len, self._texts))
 
     def whole(self, prompt: Prompt, answer: Answer, index: int) -> dict[str, Any]:
         fields = self._fields
@@ -185,11 +209,15 @@ class ChoiceWriter:
 class CompletionEvents:
     """Chunks of a completion."""
 
+    largest_event = 0
+
     def __init__(self, stream: Stream, fields: CompletionRequest, reply: Reply, writer: ChoiceWriter, n: int) -> None:
         self._stream = stream
         self._fields = fields
         self._writer = writer
         self._n = n
+        if fields.echo:  # the prompt with its log-probabilities is one event
+            self.largest_event = stream.num_prompt_tokens * (1 + (fields.logprobs or 0)) + writer.num_characters
         self._usage = bool(fields.stream_options and fields.stream_options.include_usage)
         self._is_plain = fields.logprobs is None and not fields.return_token_ids
         self._offsets: dict[int, int] = {}  # characters so far, by choice; a choice is in it once it has begun

@@ -3,6 +3,7 @@
 import logging
 import secrets
 import time
+from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -43,10 +44,14 @@ class Reply:
             "system_fingerprint": self.fingerprint,
         }
 
-    def whole(self, body: dict[str, Any], stream: Stream, num_characters: int) -> Response:
-        """`num_characters`: of the prompts."""
+    async def whole(
+        self, write: Callable[[], dict[str, Any]], stream: Stream, num_characters: int, num_top: int
+    ) -> Response:
+        """What `write` makes. `num_characters`: of the prompts; `num_top`: likely tokens shown beside each."""
         headers = self.headers | timing_headers(stream, num_characters)
-        return Response(msgspec.json.encode(body), 200, headers, "application/json")
+        size = num_characters + (stream.num_prompt_tokens + stream.num_tokens) * (1 + num_top)
+        content = await stream.service.offload.run(size, lambda: msgspec.json.encode(write()))
+        return Response(content, 200, headers, "application/json")
 
 
 def ignored_header(names: list[str]) -> dict[str, str]:

@@ -45,6 +45,16 @@ def check(parameters: Parameters, settings: ServerSettings, *, stream: bool) -> 
         )
 
 
+def refuse_details(parameters: Parameters, settings: ServerSettings) -> None:
+    """For routes that answer with texts alone. text-generation-inference leaves out what was asked for."""
+    if settings.tgi_strict:
+        return
+    for name in ("details", "decoder_input_details", "top_n_tokens"):
+        value = getattr(parameters, name)
+        if value:
+            raise InvalidRequest(f"parameters.{name} is {value}; this route answers with texts alone")
+
+
 def ask(
     model: ServedModel,
     settings: ServerSettings,

@@ -14,6 +14,8 @@ from quire.server.tgi.errors import error_body
 class GenerateEvents:
     """One event for each token; the last one has the whole text and the details."""
 
+    largest_event = 0
+
     def __init__(self, stream: Stream, top_n_tokens: int, prefix: str) -> None:
         """`prefix` stands before the generated text, where the full text was asked for."""
         self._stream = stream

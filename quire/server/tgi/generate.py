@@ -7,9 +7,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.errors import InvalidRequest
+from quire.request import Grammar
 from quire.server.answers import Answer, collect
 from quire.server.arrival import Arrival
-from quire.server.body import read_body
+from quire.server.body import Body, read_json
 from quire.server.grammars import grammar_of
 from quire.server.guided import guided
 from quire.server.ledger import ledger
@@ -26,43 +27,43 @@ from quire.server.tgi.details import sequence_details
 from quire.server.tgi.events import GenerateEvents
 from quire.server.tgi.requests import PARAMETER_REFUSALS, GenerateRequest, Parameters
 from quire.server.timing_headers import timing_headers
-from quire.server.validation import parse_json, typed
+from quire.server.validation import typed
 
 
 async def generate(service: Service, request: Request) -> Response:
-    return await _answer(service, request, parse_json(await read_body(service, request)), stream=False)
+    return await _answer(service, request, await read_json(service, request), stream=False)
 
 
 async def generate_stream(service: Service, request: Request) -> Response:
-    return await _answer(service, request, parse_json(await read_body(service, request)), stream=True)
+    return await _answer(service, request, await read_json(service, request), stream=True)
 
 
 async def root(service: Service, request: Request) -> Response:
     """Streams or not as the body says; a whole answer is the only element of a list, with the prompt before it."""
-    return await _answer_compatibly(service, request, parse_json(await read_body(service, request)))
+    return await _answer_compatibly(service, request, await read_json(service, request))
 
 
 async def invocations(service: Service, request: Request) -> Response:
     """Whatever the body is for."""
-    raw = parse_json(await read_body(service, request))
-    if "inputs" in raw:
-        return await _answer_compatibly(service, request, raw)
-    if "messages" in raw:
-        return await answer_chat(service, request, raw)
-    if "prompt" in raw:
-        return await answer_completion(service, request, raw)
+    body = await read_json(service, request)
+    if "inputs" in body.raw:
+        return await _answer_compatibly(service, request, body)
+    if "messages" in body.raw:
+        return await answer_chat(service, request, body)
+    if "prompt" in body.raw:
+        return await answer_completion(service, request, body)
     raise InvalidRequest("body has none of inputs, messages and prompt; it must have one")
 
 
-async def _answer_compatibly(service: Service, request: Request, raw: dict[str, Any]) -> Response:
-    stream = raw.get("stream")
-    return await _answer(service, request, raw, stream=stream is True, full_text=True, in_list=True)
+async def _answer_compatibly(service: Service, request: Request, body: Body) -> Response:
+    stream = body.raw.get("stream")
+    return await _answer(service, request, body, stream=stream is True, full_text=True, in_list=True)
 
 
 async def _answer(
     service: Service,
     request: Request,
-    raw: dict[str, Any],
+    body: Body,
     *,
     stream: bool,
     full_text: bool = False,
@@ -70,16 +71,20 @@ async def _answer(
 ) -> Response:
     """`full_text`: the prompt stands before the answer unless the request says otherwise."""
     if stream and service.settings.tgi_strict:
-        answering = _answer_typed(service, request, raw, stream=True, full_text=full_text, in_list=in_list)
+        answering = _answer_typed(service, request, body, stream=True, full_text=full_text, in_list=in_list)
         return await quirks.as_event(service, answering, native=True)
-    return await _answer_typed(service, request, raw, stream=stream, full_text=full_text, in_list=in_list)
+    return await _answer_typed(service, request, body, stream=stream, full_text=full_text, in_list=in_list)
 
 
 async def _answer_typed(
-    service: Service, request: Request, raw: dict[str, Any], *, stream: bool, full_text: bool, in_list: bool
+    service: Service, request: Request, given: Body, *, stream: bool, full_text: bool, in_list: bool
 ) -> Response:
     arrival = Arrival(request.headers, "generate_stream" if stream else "generate")
-    body, parameters, asked, unknown = await understand(service, arrival, raw, stream=stream)
+    parsed = await service.offload.run(
+        given.num_bytes, lambda: parse_generate(service, arrival, given.raw, stream=stream)
+    )
+    body, parameters, asked, unknown, grammar = parsed
+    asked = await guided(service, asked, "grammar", grammar)
     if body.stream is not None and body.stream != stream:
         unknown.append("stream")  # the route's name says it
     arrival.wants_timings |= bool(body.timings)
@@ -91,44 +96,65 @@ async def _answer_typed(
         encoder = GenerateEvents(opened, parameters.top_n_tokens or 0, prefix)
         return EventStream(opened, encoder, await first_deltas(opened, request.receive), headers)
     (answers,) = await collect(opened, request.receive)
-    reply = _reply(opened, parameters, answers, prefix)
-    if arrival.wants_timings:
-        reply["timings"] = ledger(opened)
+
+    def write() -> bytes:
+        reply = _reply(opened, parameters, answers, prefix)
+        if arrival.wants_timings:
+            reply["timings"] = ledger(opened)
+        return msgspec.json.encode([reply] if in_list else reply)
+
+    shown_tokens = opened.num_prompt_tokens + opened.num_tokens * (1 + (parameters.top_n_tokens or 0))
+    content = await service.offload.run(len(prefix) + shown_tokens, write)
     headers |= timing_headers(opened, len(body.inputs))
-    return Response(msgspec.json.encode([reply] if in_list else reply), 200, headers, "application/json")
+    return Response(content, 200, headers, "application/json")
 
 
-class Understood(NamedTuple):
+class ParsedGenerate(NamedTuple):
     body: GenerateRequest
     parameters: Parameters
-    asked: Asked
+    asked: Asked  # of the engine, but for a grammar
     unknown: list[str]  # names of fields that nothing knows
+    grammar: Grammar | None
 
 
-async def understand(service: Service, arrival: Arrival, raw: dict[str, Any], *, stream: bool) -> Understood:
-    """A body with `inputs`, and what the engine is asked then."""
-    settings, model = service.settings, service.model
-    body, unknown = typed(raw, GenerateRequest, {}, strict=settings.strict)
-    parameters, more_unknown = typed(
-        body.parameters or {}, Parameters, PARAMETER_REFUSALS, strict=settings.strict, where="parameters."
+def parse_generate(service: Service, arrival: Arrival, raw: dict[str, Any], *, stream: bool) -> ParsedGenerate:
+    """Everything about a body with `inputs` that takes longer the longer it is."""
+    body, unknown = typed(raw, GenerateRequest, {}, strict=service.settings.strict)
+    parameters, more_unknown, grammar = parse_parameters(service, body.parameters, stream=stream)
+    sampled = is_sampled(None if body.parameters is None else parameters)
+    asked = ask_to_continue(service, arrival, body.inputs, parameters, sampled=sampled, stream=stream)
+    return ParsedGenerate(body, parameters, asked, [*unknown, *more_unknown], grammar)
+
+
+def parse_parameters(
+    service: Service, given: dict[str, Any] | None, *, stream: bool
+) -> tuple[Parameters, list[str], Grammar | None]:
+    """The parameters, the names of those that nothing knows, and the grammar among them."""
+    settings = service.settings
+    parameters, unknown = typed(
+        given or {}, Parameters, PARAMETER_REFUSALS, strict=settings.strict, where="parameters."
     )
     check(parameters, settings, stream=stream)
-    if not body.inputs:
+    grammar = grammar_of("grammar", parameters.grammar, needs_properties=settings.tgi_strict)
+    return parameters, unknown, grammar
+
+
+def ask_to_continue(
+    service: Service, arrival: Arrival, inputs: str, parameters: Parameters, *, sampled: bool, stream: bool = False
+) -> Asked:
+    """What the engine is asked about one text."""
+    if not inputs:
         raise InvalidRequest("inputs is empty; it must have at least 1 character")
     with arrival.tokenising():
-        (tokens,) = await encode_texts(model, [body.inputs])
-    best_of = parameters.best_of or 1
-    asked = ask(
-        model,
-        settings,
+        (tokens,) = encode_texts(service.model, [inputs])
+    return ask(
+        service.model,
+        service.settings,
         parameters,
         tokens,
-        sampled=is_sampled(None if body.parameters is None else parameters),
-        scored=stream or bool(parameters.details or parameters.decoder_input_details) or best_of > 1,
+        sampled=sampled,
+        scored=stream or bool(parameters.details or parameters.decoder_input_details) or (parameters.best_of or 1) > 1,
     )
-    grammar = grammar_of("grammar", parameters.grammar, needs_properties=settings.tgi_strict)
-    asked = await guided(service, asked, "grammar", grammar)
-    return Understood(body, parameters, asked, [*unknown, *more_unknown])
 
 
 def _reply(stream: Stream, parameters: Parameters, answers: list[Answer], prefix: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """The routes under /v2, as KServe's inference protocol has them: a text in, a text out, both as bytes."""
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -8,16 +8,20 @@ from starlette.responses import Response
 
 from quire import __version__
 from quire.errors import InvalidRequest
+from quire.request import Grammar
 from quire.server.answers import collect
 from quire.server.arrival import Arrival
-from quire.server.body import read_body
+from quire.server.body import Body, read_json
+from quire.server.guided import guided
 from quire.server.health import unhealthy
 from quire.server.ledger import ledger
 from quire.server.openai.reply import ignored_header
 from quire.server.sampling import between
 from quire.server.service import Service
-from quire.server.tgi.generate import understand
-from quire.server.validation import parse_json, typed
+from quire.server.stream import Asked
+from quire.server.tgi.asking import is_sampled, refuse_details
+from quire.server.tgi.generate import ask_to_continue, parse_parameters
+from quire.server.validation import typed
 
 
 class InferInput(msgspec.Struct, kw_only=True):
@@ -33,8 +37,8 @@ class InferOutput(msgspec.Struct, kw_only=True):
 
 class InferRequest(msgspec.Struct, kw_only=True):
     id: str
-    inputs: list[InferInput]
-    outputs: list[InferOutput]
+    inputs: list[dict[str, Any]]
+    outputs: list[dict[str, Any]]
     parameters: dict[str, Any] | None = None  # as those of /generate
 
 
@@ -67,29 +71,55 @@ async def infer(service: Service, request: Request) -> Response:
     """One answer for each input, under the name that the output of the same place has."""
     _model(service, request)
     arrival = Arrival(request.headers, "infer")
-    raw = parse_json(await read_body(service, request))
-    body, unknown = typed(raw, InferRequest, {}, strict=service.settings.strict)
+    body = await read_json(service, request)
+    parsed = await service.offload.run(body.num_bytes, lambda: _parse(service, arrival, body))
+    asked = [await guided(service, one, "grammar", parsed.grammar) for one in parsed.asked]
+    stream = service.open(asked, arrival)
+    answers = await collect(stream, request.receive)
+
+    def write() -> bytes:
+        outputs = []
+        for name, prefix, each in zip(parsed.names, parsed.prefixes, answers, strict=True):
+            data = (prefix + max(each, key=lambda answer: answer.mean_logprob).text).encode()
+            outputs.append({"name": name, "shape": [1, len(data)], "datatype": "BYTES", "data": list(data)})
+        reply: dict[str, Any] = {"id": parsed.id, "outputs": outputs}
+        if arrival.wants_timings:
+            reply["timings"] = ledger(stream)
+        return msgspec.json.encode(reply)
+
+    content = await service.offload.run(stream.num_tokens + sum(map(len, parsed.prefixes)), write)
+    return Response(content, 200, ignored_header(parsed.unknown), "application/json")
+
+
+class ParsedInfer(NamedTuple):
+    id: str
+    names: list[str]  # of the outputs
+    prefixes: list[str]  # before each answer
+    asked: list[Asked]  # of the engine, but for a grammar
+    unknown: list[str]  # names of fields that nothing knows
+    grammar: Grammar | None
+
+
+def _parse(service: Service, arrival: Arrival, given: Body) -> ParsedInfer:
+    strict = service.settings.strict
+    body, unknown = typed(given.raw, InferRequest, {}, strict=strict)
     between("the number of inputs", len(body.inputs), 1, service.settings.max_client_batch_size)
     if len(body.inputs) != len(body.outputs):
         raise InvalidRequest(f"inputs has {len(body.inputs)} and outputs {len(body.outputs)}; they must be as many")
-    asked = []
-    for index, one in enumerate(body.inputs):
-        generate: dict[str, Any] = {"inputs": _text(one, index)}
-        if body.parameters is not None:
-            generate["parameters"] = body.parameters
-        understood = await understand(service, arrival, generate, stream=False)
-        asked.append(understood.asked)
-    unknown += understood.unknown  # the same for each
-    stream = service.open(asked, arrival)
-    answers = await collect(stream, request.receive)
-    outputs = []
-    for output, each in zip(body.outputs, answers, strict=True):
-        data = max(each, key=lambda answer: answer.mean_logprob).text.encode()
-        outputs.append({"name": output.name, "shape": [1, len(data)], "datatype": "BYTES", "data": list(data)})
-    reply: dict[str, Any] = {"id": body.id, "outputs": outputs}
-    if arrival.wants_timings:
-        reply["timings"] = ledger(stream)
-    return _json(reply, ignored_header(unknown))
+    texts: list[str] = []
+    names: list[str] = []
+    for index, (an_input, an_output) in enumerate(zip(body.inputs, body.outputs, strict=True)):
+        one, more_unknown = typed(an_input, InferInput, {}, strict=strict, where=f"inputs[{index}].")
+        output, yet_more = typed(an_output, InferOutput, {}, strict=strict, where=f"outputs[{index}].")
+        texts.append(_text(one, index))
+        names.append(output.name)
+        unknown += more_unknown + yet_more
+    parameters, more_unknown, grammar = parse_parameters(service, body.parameters, stream=False)
+    refuse_details(parameters, service.settings)
+    sampled = is_sampled(None if body.parameters is None else parameters)
+    asked = [ask_to_continue(service, arrival, text, parameters, sampled=sampled) for text in texts]
+    prefixes = texts if parameters.return_full_text else [""] * len(texts)
+    return ParsedInfer(body.id, names, prefixes, asked, unknown + more_unknown, grammar)
 
 
 def _text(given: InferInput, index: int) -> str:

@@ -1,23 +1,27 @@
 """POST /tokenize and /chat_tokenize; POST /detokenize."""
 
+from collections.abc import Callable, Sequence
 from itertools import accumulate
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.errors import InvalidRequest
-from quire.server.body import read_body
+from quire.server.body import read_json
 from quire.server.openai.chat import encode_chat
 from quire.server.openai.reply import ignored_header
 from quire.server.openai.requests import CHAT_REFUSALS, ChatRequest
 from quire.server.openai.tool_use import tool_use
-from quire.server.prompts import beside, encode_conversation
+from quire.server.prompts import encode_conversation
+from quire.server.sampling import at_most
 from quire.server.service import Service
 from quire.server.tgi.requests import TokenizeRequest
-from quire.server.validation import parse_json, typed
+from quire.server.validation import typed
 from quire.text.tokenizer import Tokenizer
+
+MAX_SPANS = 262_144  # of a reply: each takes a hundred bytes
 
 
 class PromptTokenizeRequest(msgspec.Struct, kw_only=True):
@@ -35,54 +39,80 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
 
 
+class Encoded(NamedTuple):
+    """What is answered, and the names of fields that nothing knows."""
+
+    reply: Any
+    unknown: list[str]
+
+
 async def tokenize(service: Service, request: Request) -> Response:
     """With `inputs` as text-generation-inference has it, with `prompt` or `messages` as OpenAI-compatible servers."""
-    raw = parse_json(await read_body(service, request))
-    strict = service.settings.strict
-    if "inputs" in raw:
-        fields, unknown = typed(raw, TokenizeRequest, {}, strict=strict)
-        add_special = fields.add_special_tokens is not False
-        return _json(await _spans(service, fields.inputs, add_special), unknown)
-    asked, unknown = typed(raw, PromptTokenizeRequest, {}, strict=strict)
-    service.model.check_name(asked.model)
-    if (asked.prompt is None) == (asked.messages is None):
-        raise InvalidRequest("body must have one of inputs, prompt and messages, and not two of them")
-    if asked.prompt is not None:
-        add_special = asked.add_special_tokens is not False
-        text, tokenizer = asked.prompt, service.model.tokenizer
-        tokens = await beside(len(text), lambda: tokenizer.encode(text, add_special_tokens=add_special))
-    else:
-        add_prompt = asked.add_generation_prompt is not False
-        _, tokens = await encode_conversation(service.model, asked.messages or (), add_generation_prompt=add_prompt)
-    return _json({"count": len(tokens), "max_model_len": service.model.max_total_tokens, "tokens": tokens}, unknown)
+    return await _answer(service, request, _tokenize)
 
 
 async def chat_tokenize(service: Service, request: Request) -> Response:
-    raw = parse_json(await read_body(service, request))
-    fields, unknown = typed(raw, ChatRequest, CHAT_REFUSALS, strict=service.settings.strict)
-    service.model.check_name(fields.model)
-    text, _ = await encode_chat(service.model, fields, tool_use(fields, service.model))
-    spans = await _spans(service, text, add_special=False)
-    return _json({"tokenize_response": spans, "templated_text": text}, unknown)
+    return await _answer(service, request, _chat_tokenize)
 
 
 async def detokenize(service: Service, request: Request) -> Response:
-    raw = parse_json(await read_body(service, request))
+    return await _answer(service, request, _detokenize)
+
+
+async def _answer(service: Service, request: Request, encode: Callable[[Service, dict[str, Any]], Encoded]) -> Response:
+    body = await read_json(service, request)
+
+    def write() -> tuple[bytes, list[str]]:
+        encoded = encode(service, body.raw)
+        return msgspec.json.encode(encoded.reply), encoded.unknown
+
+    content, unknown = await service.offload.run(body.num_bytes, write)
+    return Response(content, 200, ignored_header(unknown), "application/json")
+
+
+def _tokenize(service: Service, raw: dict[str, Any]) -> Encoded:
+    strict, model = service.settings.strict, service.model
+    if "inputs" in raw:
+        fields, unknown = typed(raw, TokenizeRequest, {}, strict=strict)
+        add_special = fields.add_special_tokens is not False
+        return Encoded(_spans(model.tokenizer, fields.inputs, add_special), unknown)
+    asked, unknown = typed(raw, PromptTokenizeRequest, {}, strict=strict)
+    model.check_name(asked.model)
+    if (asked.prompt is None) == (asked.messages is None):
+        raise InvalidRequest("body must have one of inputs, prompt and messages, and not two of them")
+    if asked.prompt is not None:
+        tokens = model.tokenizer.encode(asked.prompt, add_special_tokens=asked.add_special_tokens is not False)
+    else:
+        add_prompt = asked.add_generation_prompt is not False
+        _, tokens = encode_conversation(model, asked.messages or (), add_generation_prompt=add_prompt)
+    reply = {"count": len(tokens), "max_model_len": model.max_total_tokens, "tokens": tokens}
+    return Encoded(reply, unknown)
+
+
+def _chat_tokenize(service: Service, raw: dict[str, Any]) -> Encoded:
+    fields, unknown = typed(raw, ChatRequest, CHAT_REFUSALS, strict=service.settings.strict)
+    service.model.check_name(fields.model)
+    text, _ = encode_chat(service.model, fields, tool_use(fields, service.model))
+    spans = _spans(service.model.tokenizer, text, add_special=False)
+    return Encoded({"tokenize_response": spans, "templated_text": text}, unknown)
+
+
+def _detokenize(service: Service, raw: dict[str, Any]) -> Encoded:
     fields, unknown = typed(raw, DetokenizeRequest, {}, strict=service.settings.strict)
     service.model.check_name(fields.model)
-    tokenizer = service.model.tokenizer
-    text = await beside(len(fields.tokens), lambda: tokenizer.decode(fields.tokens, skip_special_tokens=False))
-    return _json({"prompt": text}, unknown)
+    text = service.model.tokenizer.decode(fields.tokens, skip_special_tokens=False)
+    return Encoded({"prompt": text}, unknown)
 
 
-async def _spans(service: Service, text: str, add_special: bool) -> list[dict[str, Any]]:
-    return await beside(len(text), lambda: spans(service.model.tokenizer, text, add_special))
-
-
-def spans(tokenizer: Tokenizer, text: str, add_special: bool) -> list[dict[str, Any]]:
+def _spans(tokenizer: Tokenizer, text: str, add_special: bool) -> list[dict[str, Any]]:
     """Tokens with their text and where it lies, in bytes."""
+    if len(text) > MAX_SPANS // 4:  # where it might be too long: to count tokens is cheaper than to place them
+        num_tokens = len(tokenizer.encode(text, add_special_tokens=add_special))
+        at_most("the number of tokens", num_tokens, MAX_SPANS)
     found = tokenizer.encode_with_spans(text, add_special_tokens=add_special)
-    offsets = [0, *accumulate(len(character.encode()) for character in text)]
+    offsets: Sequence[int] = range(len(text) + 1)
+    if not text.isascii():
+        offsets = [0, *accumulate(len(character.encode()) for character in text)]
     return [
         {
             "id": span.id,
@@ -92,7 +122,3 @@ def spans(tokenizer: Tokenizer, text: str, add_special: bool) -> list[dict[str, 
         }
         for span in found
     ]
-
-
-def _json(body: Any, unknown: list[str]) -> Response:
-    return Response(msgspec.json.encode(body), 200, ignored_header(unknown), "application/json")

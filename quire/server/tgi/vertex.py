@@ -9,18 +9,18 @@ from starlette.responses import Response
 from quire.errors import InvalidRequest
 from quire.server.answers import collect
 from quire.server.arrival import Arrival
-from quire.server.body import read_body
+from quire.server.body import Body, read_json
+from quire.server.guided import guided
 from quire.server.ledger import ledger
-from quire.server.openai.chat import ask_chat
+from quire.server.openai.chat import ParsedChat, guided_chat, parse_chat
 from quire.server.openai.reply import ignored_header
-from quire.server.openai.requests import CHAT_REFUSALS, ChatRequest
-from quire.server.openai.tool_use import tool_use
 from quire.server.sampling import between
 from quire.server.service import Service
 from quire.server.stream import Asked
 from quire.server.tgi import quirks
-from quire.server.tgi.generate import understand
-from quire.server.validation import parse_json, shown, typed
+from quire.server.tgi.asking import refuse_details
+from quire.server.tgi.generate import ParsedGenerate, parse_generate
+from quire.server.validation import shown, typed
 
 
 class VertexRequest(msgspec.Struct, kw_only=True):
@@ -29,45 +29,73 @@ class VertexRequest(msgspec.Struct, kw_only=True):
 
 async def vertex(service: Service, request: Request) -> Response:
     arrival = Arrival(request.headers, "vertex")
-    raw = parse_json(await read_body(service, request))
-    body, unknown = typed(raw, VertexRequest, {}, strict=service.settings.strict)
-    between("the number of instances", len(body.instances), 1, service.settings.max_client_batch_size)
+    body = await read_json(service, request)
+    parsed, unknown = await service.offload.run(body.num_bytes, lambda: _parse(service, arrival, body))
     asked: list[Asked] = []
-    prefixes: list[str] = []
-    for index, instance in enumerate(body.instances):
-        one, prefix, more_unknown = await _understand(service, arrival, instance, f"instances[{index}]")
-        asked.append(one)
-        prefixes.append(prefix)
-        unknown += more_unknown
-    stream = service.open(asked, arrival)
+    for one in parsed:
+        if isinstance(one, ParsedChat):
+            asked.append(await guided_chat(service, one))
+        else:
+            asked.append(await guided(service, one.asked, "grammar", one.grammar))
+    prefixes = [_prefix(one) for one in parsed]
+    stream = service.open(asked, arrival, user=_users(parsed))
     answers = await collect(stream, request.receive)
-    best = [max(each, key=lambda answer: answer.mean_logprob) for each in answers]
-    reply: dict[str, Any] = {
-        "predictions": [prefix + answer.text for prefix, answer in zip(prefixes, best, strict=True)]
-    }
-    if arrival.wants_timings:
-        reply["timings"] = ledger(stream)
-    return Response(msgspec.json.encode(reply), 200, ignored_header(unknown), "application/json")
+
+    def write() -> bytes:
+        best = [max(each, key=lambda answer: answer.mean_logprob) for each in answers]
+        texts = [prefix + answer.text for prefix, answer in zip(prefixes, best, strict=True)]
+        reply: dict[str, Any] = {"predictions": texts}
+        if arrival.wants_timings:
+            reply["timings"] = ledger(stream)
+        return msgspec.json.encode(reply)
+
+    content = await service.offload.run(stream.num_tokens + sum(map(len, prefixes)), write)
+    return Response(content, 200, ignored_header(unknown), "application/json")
 
 
-async def _understand(
-    service: Service, arrival: Arrival, instance: dict[str, Any], where: str
-) -> tuple[Asked, str, list[str]]:
-    """What the engine is asked, what stands before the answer, and fields that nothing knows."""
+def _parse(service: Service, arrival: Arrival, given: Body) -> tuple[list[ParsedGenerate | ParsedChat], list[str]]:
+    """The instances, and the names of fields that nothing knows."""
+    body, unknown = typed(given.raw, VertexRequest, {}, strict=service.settings.strict)
+    between("the number of instances", len(body.instances), 1, service.settings.max_client_batch_size)
+    parsed: list[ParsedGenerate | ParsedChat] = []
+    for index, instance in enumerate(body.instances):
+        try:
+            one = _parse_instance(service, arrival, instance)
+        except InvalidRequest as error:
+            raise type(error)(f"instances[{index}]: {error.message}") from None
+        parsed.append(one)
+        unknown += [f"instances[{index}].{name}" for name in one.unknown]
+        arrival.wants_timings |= bool(one.body.timings if isinstance(one, ParsedGenerate) else one.fields.timings)
+    return parsed, unknown
+
+
+def _parse_instance(service: Service, arrival: Arrival, instance: dict[str, Any]) -> ParsedGenerate | ParsedChat:
     if instance.get("stream"):
-        raise InvalidRequest(f"{where}.stream is {shown(instance['stream'])}; predictions are not streamed")
+        raise InvalidRequest(f"stream is {shown(instance['stream'])}; predictions are not streamed")
     strict = service.settings.tgi_strict
     if "inputs" in instance:
         if strict:
             instance = instance | {"parameters": quirks.vertex_parameters(instance.get("parameters"))}
-        body, parameters, asked, unknown = await understand(service, arrival, instance, stream=False)
-        return asked, body.inputs if parameters.return_full_text else "", unknown
+        generated = parse_generate(service, arrival, instance, stream=False)
+        refuse_details(generated.parameters, service.settings)
+        return generated
     if "messages" not in instance:
-        raise InvalidRequest(f"{where} has neither inputs nor messages; it must have one")
-    fields, unknown = typed(instance, ChatRequest, CHAT_REFUSALS, strict=service.settings.strict)
-    if strict:
-        fields, unread = quirks.as_read(fields)
-        unknown += unread
-    between(f"{where}.n", 1 if fields.n is None else fields.n, 1, 1)
-    asked, _ = await ask_chat(service, arrival, fields, tool_use(fields, service.model))
-    return asked, "", unknown
+        raise InvalidRequest("inputs and messages are missing; an instance has one of them")
+    chat = parse_chat(service, arrival, instance)
+    between("n", 1 if chat.fields.n is None else chat.fields.n, 1, 1)
+    if not strict:  # else they are left out
+        for name in ("logprobs", "return_token_ids"):
+            if getattr(chat.fields, name):
+                raise InvalidRequest(f"{name} is true; predictions are texts alone")
+    return chat
+
+
+def _prefix(parsed: ParsedGenerate | ParsedChat) -> str:
+    """What stands before the answer."""
+    return parsed.body.inputs if isinstance(parsed, ParsedGenerate) and parsed.parameters.return_full_text else ""
+
+
+def _users(parsed: list[ParsedGenerate | ParsedChat]) -> str | None:
+    """Every user that an instance names, for the log."""
+    users = {one.fields.user for one in parsed if isinstance(one, ParsedChat) and one.fields.user is not None}
+    return ",".join(sorted(users)) if users else None

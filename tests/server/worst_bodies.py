@@ -1,0 +1,144 @@
+"""Bodies as long as a server takes them, each in a shape that is costly in its own way."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from quire.server.validation import MAX_VALUES
+
+CHATS = ("/v1/chat/completions", "/invocations", "/chat_tokenize")
+TEXTS = ("/v1/completions", "/invocations", "/tokenize")
+INPUTS = ("/generate", "/generate_stream", "/", "/invocations", "/tokenize")
+INFER = "/v2/models/fake/versions/1/infer"
+
+
+def filled(body: dict[str, Any], path: tuple[str | int, ...], item: Any, num_bytes: int) -> bytes:
+    """`body` with as many `item`s in the list at `path` as `num_bytes` and `MAX_VALUES` have room for."""
+    place: Any = body
+    for step in path:
+        place = place[step]
+    count = (num_bytes - len(_dumped(body))) // (len(_dumped(item)) + 1)
+    if num_values(item):
+        count = min(count, (MAX_VALUES - num_values(body)) // num_values(item))
+    place.extend([item] * count)
+    return _dumped(body)
+
+
+def num_values(value: Any) -> int:
+    """Objects, arrays and fields of objects."""
+    if isinstance(value, dict):
+        return 1 + len(value) + sum(map(num_values, value.values()))
+    return 1 + sum(map(num_values, value)) if isinstance(value, list) else 0
+
+
+def chat(**fields: Any) -> dict[str, Any]:
+    return {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1} | fields
+
+
+def call(arguments: Any) -> dict[str, Any]:
+    return {"id": "a", "type": "function", "function": {"name": "a", "arguments": arguments}}
+
+
+def tool(name: str = "a", **fields: Any) -> dict[str, Any]:
+    return {"type": "function", "function": {"name": name} | fields}
+
+
+def many_keys(num_bytes: int, value: Any = 0) -> dict[str, Any]:
+    """A few fewer than may be, each with a long name."""
+    count = (MAX_VALUES - 100) // (1 + num_values(value))
+    length = num_bytes // count - 10
+    return {f"{number:x}".ljust(length, "k"): value for number in range(count)}
+
+
+def chats(room: int) -> Iterator[tuple[str, bytes]]:
+    """Conversations, and what stands beside them."""
+    messages = ("messages",)
+    yield "many empty messages", filled(chat(), messages, {"role": "user", "content": ""}, room)
+    yield "many messages of no parts", filled(chat(), messages, {"role": "user", "content": []}, room)
+    part = {"type": "text", "text": ""}
+    of_parts = chat(messages=[{"role": "user", "content": [part]}])
+    yield "many parts", filled(of_parts, ("messages", 0, "content"), part, room)
+    called = {"role": "assistant", "content": "", "tool_calls": []}
+    yield "many calls", filled(chat(messages=[called]), ("messages", 0, "tool_calls"), call("{}"), room)
+    long_call = call(json.dumps({"a": [0] * (room // 4)}))
+    yield "a call of long arguments", _dumped(chat(messages=[{**called, "tool_calls": [long_call]}]))
+    yield "a long message", _dumped(chat(messages=[{"role": "user", "content": "a " * (room // 2 - 50)}]))
+    yield "many special tokens", _dumped(chat(messages=[{"role": "user", "content": "<|end|>" * (room // 8)}]))
+    yield "nearly special tokens", _dumped(chat(messages=[{"role": "user", "content": "<|en" * (room // 5)}]))
+    yield "many short documents", filled(chat(documents=[]), ("documents",), {"a": ""}, room)
+    under_a_key = chat(documents=[{"k" * (room // 2): []}])
+    yield "a long key over many values", filled(under_a_key, ("documents", 0, "k" * (room // 2)), 0, room)
+    yield "many variables", _dumped(chat(chat_template_kwargs=many_keys(room - 1000)))
+    yield "many tools", filled(chat(tools=[]), ("tools",), tool(), room)
+    schema = {"type": "object", "properties": {"a": {"type": "string", "description": "a" * (room - 1000)}}}
+    yield "a tool of a long schema", _dumped(chat(tools=[tool(parameters=schema)]))
+    yield (
+        "a tool of many properties",
+        _dumped(chat(tools=[tool(parameters={"type": "object", "properties": many_keys(room - 1000, {})})])),
+    )
+    yield "many unknown fields", _dumped(chat() | many_keys(room - 1000))
+    yield "many biases", _dumped(chat(logit_bias=many_keys(room - 1000)))
+    yield "many stop strings", filled(chat(stop=[]), ("stop",), "a", room)
+    yield "many tokens that end", filled(chat(stop_token_ids=[]), ("stop_token_ids",), 1, room)
+    yield "many lists", filled(chat(documents=[{"a": []}]), ("documents", 0, "a"), [], room)
+    yield "a long refused value", filled(chat(audio=[]), ("audio",), [], room)
+
+
+def texts(room: int) -> Iterator[tuple[str, bytes]]:
+    """Prompts, and token ids in their place."""
+    yield "a long text", _dumped({"prompt": "a " * (room // 2 - 50), "max_tokens": 1})
+    yield "many texts", filled({"prompt": [], "max_tokens": 1}, ("prompt",), "a", room)
+    yield "as many texts as may be", _dumped({"prompt": ["a" * 400] * 256, "max_tokens": 1})
+    yield "many token ids", filled({"prompt": [], "max_tokens": 1}, ("prompt",), 1, room)
+    lists = {"prompt": [[1] * 500] * 256, "max_tokens": 1}
+    yield "many lists of token ids", _dumped(lists)
+    echoed = {"prompt": [[1] * 500] * 24, "max_tokens": 1, "echo": True, "logprobs": 20}
+    yield "prompts to score", _dumped(echoed)
+    yield "prompts to score in a stream", _dumped(echoed | {"stream": True})
+    yield "one wrong token id", _dumped({"prompt": [[1] * 500] * 255 + [["a"] * (room // 4 - 70_000)], "max_tokens": 1})
+
+
+def inputs(room: int) -> Iterator[tuple[str, bytes]]:
+    yield "a long text", _dumped({"inputs": "a " * (room // 2 - 50), "parameters": {"max_new_tokens": 1}})
+    yield "the end of a long text", _dumped({"inputs": "a " * (room // 2 - 50), "parameters": {"truncate": 9}})
+    yield "many parameters", _dumped({"inputs": "a", "parameters": many_keys(room - 1000)})
+    yield "many stop strings", filled({"inputs": "a", "parameters": {"stop": []}}, ("parameters", "stop"), "a", room)
+
+
+def batches(room: int) -> Iterator[tuple[str, str, bytes]]:
+    """Requests of several."""
+    vertex: dict[str, Any] = {"instances": []}
+    yield "/vertex", "many instances", filled(vertex, ("instances",), {"inputs": "a"}, room)
+    each = {"messages": [{"role": "user", "content": ""}] * (room // 256 // 35), "max_tokens": 1}
+    yield "/vertex", "instances of many messages", _dumped({"instances": [each] * 250})
+    one = {"inputs": "a" * (room // 260), "parameters": {"truncate": 400, "max_new_tokens": 1}}
+    yield "/vertex", "instances of long texts", _dumped({"instances": [one] * 250})
+    an_input = {"name": "a", "shape": [1], "datatype": "BYTES", "data": [97]}
+    infer = {"id": "a", "inputs": [], "outputs": []}
+    yield INFER, "many inputs", filled(infer, ("inputs",), an_input, room)
+    long_input = an_input | {"data": [97] * (room // 4 - 100)}
+    yield INFER, "a long input", _dumped({"id": "a", "inputs": [long_input], "outputs": [{"name": "a"}]})
+    as_many = [an_input | {"data": [97] * 400}] * 256
+    long_stop = {"max_new_tokens": 1, "stop": ["a" * 1000] * 16}
+    yield (
+        INFER,
+        "many inputs of long parameters",
+        _dumped({"id": "a", "inputs": as_many, "outputs": [{"name": "a"}] * 256, "parameters": long_stop}),
+    )
+    yield "/detokenize", "many token ids", filled({"tokens": []}, ("tokens",), 1, room)
+
+
+def worst_bodies(room: int) -> Iterator[tuple[str, str, bytes]]:
+    """Routes, shapes and bodies of at most `room` bytes."""
+    yield from ((CHATS[0], shape, body) for shape, body in chats(room))
+    yield from ((TEXTS[0], shape, body) for shape, body in texts(room))
+    yield from ((INPUTS[0], shape, body) for shape, body in inputs(room))
+    # The others do the same with what they are sent, so a few shapes tell.
+    for routes, shapes in ((CHATS, chats), (TEXTS, texts), (INPUTS, inputs)):
+        of_each = [*shapes(room)]
+        yield from ((route, shape, body) for route in routes[1:] for shape, body in (of_each[0], of_each[-1]))
+    yield from batches(room)
+
+
+def _dumped(body: Any) -> bytes:
+    return json.dumps(body, separators=(",", ":")).encode()
