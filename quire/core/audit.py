@@ -20,7 +20,7 @@ def discrepancies(pool: PagePool, cache: PrefixCache, running: Iterable[Sequence
         if counted != len(known) or times_free != (not known):
             who = ", ".join(known) or "nobody"
             lines.append(f"page {page} is held by {who}; {counted} holders are counted, it is free {times_free} times")
-    lone = sum(pool.holders(page) == 1 for page in cache.pages())
-    if lone != cache.num_lone:
-        lines.append(f"{lone} pages are held by the prefix cache alone; {cache.num_lone} are counted")
+    evictable = cache.count_evictable()
+    if evictable != cache.num_evictable:
+        lines.append(f"{evictable} pages of the prefix cache can be evicted; {cache.num_evictable} are counted")
     return lines

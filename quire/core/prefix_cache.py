@@ -18,7 +18,7 @@ class Node:
     A root's key is its salt.
     """
 
-    __slots__ = ("children", "key", "last_used", "listed", "page", "parent")
+    __slots__ = ("children", "key", "last_used", "listed", "page", "parent", "pins")
 
     def __init__(self, page: int, key: bytes, parent: "Node | None") -> None:
         self.page = page
@@ -27,6 +27,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.last_used = 0  # or one of those after it, if that is later
         self.listed = False  # among the candidates for eviction
+        self.pins = 0  # what keeps it in the tree: a sequence that holds its page, and each child that is pinned
 
 
 class Place(NamedTuple):
@@ -49,7 +50,8 @@ class PrefixCache:
 
     The tree is one holder of each of its pages and each running sequence another. A page is in the tree at most once.
     A page can be evicted when only the tree holds it and nothing in the tree follows it; every such page is among
-    `_candidates`. Sequences hold and release pages through the cache, so that it sees when it is the last holder.
+    `_candidates`. One that a held page follows, which another sequence computed as well, is pinned until that goes.
+    Sequences hold and release pages through the cache, so that it sees when it is the last holder.
     Owned by the engine thread.
     """
 
@@ -60,7 +62,7 @@ class PrefixCache:
         self._node_of: dict[int, Node] = {}
         self._candidates: list[tuple[int, int, Node]] = []  # a heap by last use; entries may be out of date
         self._now = 0
-        self.num_lone = 0  # pages that only the tree holds
+        self.num_evictable = 0  # pages that only the tree holds, and with them all that follows
         self.num_evicted = 0  # since the start
 
     @property
@@ -69,8 +71,8 @@ class PrefixCache:
 
     @property
     def num_available(self) -> int:
-        """Pages that are free or that eviction can free, by and large: a lone page may precede a held one."""
-        return self._pool.num_free + self.num_lone
+        """Pages that are free or that eviction can free."""
+        return self._pool.num_free + self.num_evictable
 
     def pages(self) -> Iterable[int]:
         return self._node_of.keys()
@@ -131,8 +133,8 @@ class PrefixCache:
     def hold(self, pages: Sequence[int]) -> None:
         self._pool.hold(pages)
         for page in pages:
-            if self._pool.holders(page) == 2 and page in self._node_of:
-                self.num_lone -= 1
+            if self._pool.holders(page) == 2 and (node := self._node_of.get(page)) is not None:
+                self._pin(node)
 
     def release(self, pages: Sequence[int]) -> None:
         """Give up a sequence's hold; what the tree still holds stays for others to match."""
@@ -141,7 +143,7 @@ class PrefixCache:
             if self._pool.holders(page) == 1:
                 node = self._node_of.get(page)
                 if node is not None:
-                    self.num_lone += 1
+                    self._unpin(node)
                     self._list(node)
 
     def take(self, count: int) -> list[int] | None:
@@ -182,6 +184,16 @@ class PrefixCache:
         for salt in list(self._roots):
             self.drop(salt)
 
+    def count_evictable(self) -> int:
+        """What `num_evictable` should be, by looking at every page."""
+        pinned: set[Node] = set()
+        for page, held in self._node_of.items():
+            node: Node | None = held if self._pool.holders(page) > 1 else None
+            while node is not None and node not in pinned:
+                pinned.add(node)
+                node = node.parent
+        return sum(node not in pinned for node in self._node_of.values())
+
     def check(self) -> None:
         seen: dict[int, Node] = {}
         listed = {id(node) for _, _, node in self._candidates}
@@ -196,8 +208,8 @@ class PrefixCache:
                 evictable = not node.children and self._pool.holders(node.page) == 1
                 assert not evictable or id(node) in listed, f"page {node.page} can be evicted and is not listed"
         assert seen == self._node_of, "the index and the tree differ"
-        lone = sum(self._pool.holders(page) == 1 for page in seen)
-        assert lone == self.num_lone, f"{lone} pages are held by the tree alone, {self.num_lone} counted"
+        counted = self.count_evictable()
+        assert counted == self.num_evictable, f"{counted} pages can be evicted, {self.num_evictable} are counted"
 
     def _holds(self, place: Place) -> bool:
         return isinstance(place.end, Node) and self._node_of.get(place.end.page) is place.end
@@ -207,7 +219,24 @@ class PrefixCache:
             raise ValueError(f"page {page} is in the tree under other tokens")
         node = parent.children[key] = self._node_of[page] = Node(page, key, parent)
         self._pool.hold((page,))
+        self.num_evictable += 1
+        self._pin(node)  # by the sequence that enters it
         return node
+
+    def _pin(self, node: Node) -> None:
+        """Something more keeps `node` in the tree; the first such thing is one that keeps its parent."""
+        node.pins += 1
+        while node.pins == 1 and node.parent is not None:
+            self.num_evictable -= 1
+            node = node.parent
+            node.pins += 1
+
+    def _unpin(self, node: Node) -> None:
+        node.pins -= 1
+        while not node.pins and node.parent is not None:
+            self.num_evictable += 1
+            node = node.parent
+            node.pins -= 1
 
     def _list(self, node: Node) -> None:
         if not node.listed and not node.children:
@@ -236,8 +265,8 @@ class PrefixCache:
             self._list(parent)
 
     def _forget(self, node: Node) -> None:
-        if self._pool.holders(node.page) == 1:
-            self.num_lone -= 1
+        if not node.pins:
+            self.num_evictable -= 1
         del self._node_of[node.page]
         self._pool.release((node.page,))
 

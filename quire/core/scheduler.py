@@ -67,8 +67,8 @@ class Scheduler:
 
     @property
     def num_cached_pages(self) -> int:
-        """Pages that only the prefix cache holds."""
-        return self._live.cache.num_lone
+        """Pages that the prefix cache would give up."""
+        return self._live.cache.num_evictable
 
     @property
     def num_evicted_pages(self) -> int:
@@ -181,7 +181,7 @@ class Scheduler:
     def is_balanced(self) -> bool:
         """Whether at rest all pages and slots are back, as far as counts tell."""
         live = self._live
-        return live.pool.num_free + live.cache.num_lone == live.pool.num_usable and live.running.has_all_slots
+        return live.pool.num_free + live.cache.num_evictable == live.pool.num_usable and live.running.has_all_slots
 
     def discrepancies(self) -> list[str]:
         """What is wrong with the accounts of pages, page by page."""

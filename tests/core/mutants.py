@@ -136,6 +136,19 @@ MUTANTS = (
     Mutant("the parent of the last child is not listed", TREE, "            self._list(parent)", "            pass"),
     Mutant("an empty root stays", TREE, "del self._roots[_decoded(parent.key)]", "pass"),
     Mutant("more is evicted than is short", TREE, "self.evict(shortage)", "self.evict(count)"),
+    Mutant(
+        "a page before a held one looks like one that can go",
+        TREE,
+        "while node.pins == 1 and node.parent is not None:\n            self.num_evictable -= 1",
+        "if node.pins == 1 and node.parent is not None:\n            self.num_evictable -= 1",
+    ),
+    Mutant(
+        "a page stays pinned when the one after it is let go",
+        TREE,
+        "while not node.pins and node.parent is not None:",
+        "if not node.pins and node.parent is not None:",
+    ),
+    Mutant("taking evicts although it will not do", TREE, "if count > self.num_available:", "if False:"),
     # Sharing a prefix that is being computed
     Mutant("parked sequences are forgotten", QUEUE, "            self.push(waited)", "            pass"),
     Mutant("an aborted one stays parked", QUEUE, "self._fills.leave(sequence)", "pass"),

@@ -109,6 +109,25 @@ def test_taking_evicts_only_the_shortage_and_nothing_when_that_would_not_do():
     assert cache.num_pages == 1
 
 
+def test_taking_evicts_nothing_when_pages_before_held_ones_would_be_needed():
+    """A page that two sequences computed is the first one's in the tree, and what the second computed follows it."""
+    pool, cache = cached(num_pages=6)
+    (shared,) = enter(pool, cache, [1, 2])
+    (unused,) = enter(pool, cache, [9, 9])
+    mine = pool.take(2)
+    cache.publish("", [1, 2, 3, 4], mine)
+    cache.check()
+    assert pool.num_free == 1
+    assert cache.num_available == 2
+    assert cache.take(3) is None
+    assert cache.match("", [9, 9], 1).pages == [unused]
+    assert cache.num_evicted == 0
+    cache.release(mine)
+    cache.check()
+    assert cache.num_available == 5
+    assert set(cache.take(5)) == {shared, unused, *mine, 5}
+
+
 def test_dropping_a_salt_forgets_it_and_leaves_its_holders_their_pages():
     pool, cache = cached()
     pages = enter(pool, cache, [1, 2, 3, 4], salt="a")
@@ -230,10 +249,11 @@ class Trees(RuleBasedStateMachine):
             prefix = tuple(tokens[: (index + 1) * self.page_size])
             assert self.content[page] == (salt, prefix), "a page was found under tokens it was not computed from"
         self.cache.hold(matched)
-        available = self.cache.num_available
+        available, evicted = self.cache.num_available, self.cache.num_evicted
         taken = self.cache.take(total - len(matched))
+        assert (taken is None) == (total - len(matched) > available)
         if taken is None:
-            assert total - len(matched) > available or self.pool.num_free < total - len(matched)
+            assert self.cache.num_evicted == evicted, "pages were evicted for nothing"
             self.cache.release(matched)
         else:
             for index, page in enumerate(taken, start=len(matched)):
@@ -274,7 +294,9 @@ class Trees(RuleBasedStateMachine):
     @rule(count=st.integers(1, 6))
     def evict(self, count):
         before, cached = self.pool.num_free, list(self.cache.pages())
+        possible = self.cache.num_available - before
         freed = self.cache.evict(count)
+        assert freed == min(count, possible)
         assert self.pool.num_free == before + freed <= before + count
         gone = [page for page in cached if not self.pool.holders(page)]
         left = [page for page in self.cache.pages() if self.pool.holders(page) == 1 and self._is_last(page)]

@@ -25,8 +25,8 @@ def free_a_cached_page(scheduler: Scheduler) -> None:
     scheduler._live.pool.release([next(iter(scheduler._live.cache.pages()))])
 
 
-def miscount_lone_pages(scheduler: Scheduler) -> None:
-    scheduler._live.cache.num_lone += 1
+def miscount_cached_pages(scheduler: Scheduler) -> None:
+    scheduler._live.cache.num_evictable += 1
 
 
 def lose_a_slot(scheduler: Scheduler) -> None:
@@ -38,7 +38,7 @@ def swap_pages(scheduler: Scheduler) -> None:
     scheduler._live.pool._free[0] = scheduler._live.pool._free[1]
 
 
-HARMS = [lose_a_page, free_a_page_twice, free_a_cached_page, miscount_lone_pages, lose_a_slot, swap_pages]
+HARMS = [lose_a_page, free_a_page_twice, free_a_cached_page, miscount_cached_pages, lose_a_slot, swap_pages]
 
 
 def used_rig() -> Rig:
