@@ -12,6 +12,7 @@ from quire.engine.executor import Executor, Pending
 from quire.engine.guides import Grammars
 from quire.engine.longest_step import LongestStep
 from quire.engine.wire import Stats
+from quire.engine.work_log import WorkLog
 
 DURATIONS_S = tuple(0.00015 * 1.5**k for k in range(35))
 BATCH_SIZES = tuple(range(1, 1025))
@@ -64,6 +65,7 @@ class Meter(Executor):
         self._under_way: list[Begun] = []  # oldest first
         self._most_tokens = 0  # in a step that worked
         self._check_begun_s: float | None = None
+        self._work_log = WorkLog(scheduler, self.tokens)
 
     def busy_s(self) -> float:
         """How long the step that is under way has taken; 0 when none is."""
@@ -134,6 +136,7 @@ class Meter(Executor):
         begun = self._under_way.pop(0)
         took_s = now - max(begun.at_s, self.last_end_s)
         self.last_end_s = now
+        self._work_log.add(took_s)
         if not worked:
             self.num_failed[begun.kind] += 1
             return

@@ -1,8 +1,10 @@
 """How long a step may take, by those before it."""
 
 from quire.core.plan import Chunk, StepPlan
+from quire.core.scheduler import Scheduler
 from quire.engine.longest_step import STUCK_FACTOR
 from quire.engine.meter import Meter
+from tests.core.harness import limits
 
 
 class Clocked:
@@ -21,7 +23,7 @@ def step(num_tokens: int) -> StepPlan:
 
 def test_a_large_step_is_held_to_what_large_steps_took_and_not_to_many_small_ones():
     now = 0.0
-    meter = Meter(Clocked(), None, lambda: now)
+    meter = Meter(Clocked(), Scheduler(limits(), lambda: 0.0), lambda: now)
     assert meter.limit_s() is None
     for num_tokens, took_s in ((1, 0.3), (40, 0.4)):
         pending = meter.submit(step(num_tokens))
@@ -33,7 +35,7 @@ def test_a_large_step_is_held_to_what_large_steps_took_and_not_to_many_small_one
 
 def test_a_step_larger_than_any_before_has_as_much_more_time():
     now = 0.0
-    meter = Meter(Clocked(), None, lambda: now)
+    meter = Meter(Clocked(), Scheduler(limits(), lambda: 0.0), lambda: now)
     pending = meter.submit(step(10))
     now += 0.5
     pending.result()
@@ -43,7 +45,7 @@ def test_a_step_larger_than_any_before_has_as_much_more_time():
 
 def test_a_step_that_waited_for_a_compiler_tells_nothing_of_others():
     now, num_late = 0.0, 0
-    meter = Meter(Clocked(), None, lambda: now, num_late=lambda: num_late)
+    meter = Meter(Clocked(), Scheduler(limits(), lambda: 0.0), lambda: now, num_late=lambda: num_late)
     pending = meter.submit(step(10))
     now, num_late = 60.0, 1
     pending.result()
