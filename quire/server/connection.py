@@ -1,6 +1,7 @@
 """An HTTP connection: bounded in what its client may send, and fast in what it is sent."""
 
 import asyncio
+import select
 from typing import Protocol
 
 from starlette.types import Scope
@@ -9,6 +10,10 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 EXTENSION = "quire.chunks"
 MAX_HEAD_BYTES = 64 * 2**10  # of a request line and its headers
 LAST_LOOK_S = 0.05
+LINGER_S = 2.0
+GONE_INTERVAL_S = 0.1  # between looks at whether a client that has said all it will say is still there
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+_CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class ChunkWriter(Protocol):
@@ -28,12 +33,18 @@ class Connection(HttpToolsProtocol):
 
     A client that does not come to the end of its headers, or of its body, is let go: neither parser nor server has a
     bound for that.
+
+    A client that closes its side once the request is sent, and waits, gets its answer. One that has gone altogether
+    looks the same until something is sent to it, so an interim response is: its system refuses that, and then the
+    request is aborted.
     """
 
     max_head_s = 30.0  # for headers to come, and
     max_body_s = 120.0  # for what follows them
 
-    _head_bytes = 0  # of a head that is not complete
+    _head_bytes = 0  # of a head that is not complete, as they came
+    _parsed_bytes = 0  # of the same, as the parser has handed them on
+    _is_refused = False  # what else comes is not looked at
     _head_timer: asyncio.TimerHandle | None = None
     _body_timer: asyncio.TimerHandle | None = None
 
@@ -47,13 +58,44 @@ class Connection(HttpToolsProtocol):
         super().connection_lost(exc)
 
     def data_received(self, data: bytes) -> None:
-        super().data_received(data)
+        if self._is_refused:
+            return
         if self._head_timer is not None:
             self._head_bytes += len(data)
-            if self._head_bytes > MAX_HEAD_BYTES:
-                self._refuse_head(f"the headers have more than {MAX_HEAD_BYTES} bytes")
+        super().data_received(data)
+        if self._head_timer is not None and self._head_bytes > MAX_HEAD_BYTES:
+            self._refuse_large_head()
+
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """The client sends no more. True keeps the connection open, for an answer that is under way."""
+        cycle = self.cycle
+        if cycle is None or cycle.response_complete or cycle.more_body or self.transport.is_closing():
+            return False
+        cycle.keep_alive = False
+        if not cycle.response_started and not self.pipeline and cycle.scope["http_version"] == "1.1":
+            self.transport.write(_CONTINUE)
+        self._look_whether_gone()
+        return True
+
+    def _look_whether_gone(self) -> None:
+        """The transport reads no more, so nothing else would notice."""
+        if self.transport.is_closing() or self.cycle.response_complete:
+            return
+        if _is_reset(self.transport.get_extra_info("socket").fileno()):
+            self.transport.abort()
+        else:
+            self.loop.call_later(GONE_INTERVAL_S, self._look_whether_gone)
+
+    def on_url(self, url: bytes) -> None:
+        self._parsed_bytes += len(url)
+        super().on_url(url)
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._parsed_bytes += len(name) + len(value) + 4  # a colon, a blank and the end of the line
+        super().on_header(name, value)
 
     def _begin_head(self) -> None:
+        self._parsed_bytes = 0
         if self._head_timer is None:
             self._head_bytes = 0
             late = f"the headers have not come within {self.max_head_s:g} s"
@@ -69,7 +111,26 @@ class Connection(HttpToolsProtocol):
         if not self.transport.is_closing():
             self.send_400_response(why)
 
+    def _refuse_large_head(self) -> None:
+        """A connection that is closed while data comes is reset, and then its client never sees the answer. So the
+        rest is read for a moment."""
+        self._end_head()
+        if not self._is_refused and not self.transport.is_closing():
+            self._is_refused = True
+            message = b"the request line and headers have more than %d bytes" % MAX_HEAD_BYTES
+            about = b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
+            self.transport.write(_TOO_LARGE + about % len(message) + message)
+            self.transport.write_eof()
+            self.loop.call_later(LINGER_S, self.transport.close)
+
+    def send_400_response(self, msg: str) -> None:
+        if not self._is_refused and not self.transport.is_closing():
+            super().send_400_response(msg)
+
     def on_headers_complete(self) -> None:
+        if self._parsed_bytes > MAX_HEAD_BYTES:
+            self._refuse_large_head()
+            raise ValueError("the parser goes no further")
         self._end_head()
         self._begin_body()
         super().on_headers_complete()
@@ -109,6 +170,13 @@ class Connection(HttpToolsProtocol):
         transport = self.transport
         if not transport.is_closing():  # else nobody reads it, and whoever watches the connection says so
             transport.write(b"%x\r\n%b\r\n" % (len(data), data))
+
+
+def _is_reset(descriptor: int) -> bool:
+    """Whether the other end has refused what was sent to it."""
+    poll = select.poll()
+    poll.register(descriptor, 0)  # errors are always told
+    return bool(poll.poll(0))
 
 
 def chunk_writer(scope: Scope) -> ChunkWriter | None:

@@ -1,0 +1,99 @@
+"""Clients that close one side of their connection, or both."""
+
+import asyncio
+import json
+import socket
+import threading
+
+import pytest
+import uvloop
+
+from tests.server.running import RunningServer
+
+TEXT = {"prompt": "abc", "max_tokens": 6, "temperature": 0}
+
+
+def connected(server: RunningServer) -> socket.socket:
+    host, port = server.url.removeprefix("http://").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def post(body: dict, version: str = "1.1") -> bytes:
+    content = json.dumps(body).encode()
+    head = f"POST /v1/completions HTTP/{version}\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n"
+    return head.encode() + content
+
+
+def everything(one: socket.socket) -> bytes:
+    parts = []
+    while part := one.recv(65536):
+        parts.append(part)
+    return b"".join(parts)
+
+
+def final_response(raw: bytes) -> tuple[bytes, bytes]:
+    """The status line and the rest, after interim responses."""
+    while raw.startswith(b"HTTP/1.1 100 "):
+        raw = raw.partition(b"\r\n\r\n")[2]
+    status, _, rest = raw.partition(b"\r\n")
+    return status, rest
+
+
+class Gate:
+    """Holds the engine's results back until it is opened."""
+
+    def __init__(self) -> None:
+        self.opened = threading.Event()
+
+    def __call__(self, *_: object) -> None:
+        assert self.opened.wait(10)
+
+
+@pytest.fixture
+def gate():
+    return Gate()
+
+
+@pytest.fixture(params=[asyncio.new_event_loop, uvloop.new_event_loop], ids=["asyncio", "uvloop"])
+def server(request, make_server, gate):
+    yield make_server(before_result=gate, loop_factory=request.param)
+    gate.opened.set()
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_only_reads_on_gets_its_answer(server, gate, stream, version):
+    with connected(server) as one:
+        one.sendall(post(TEXT | {"stream": stream}, version))
+        one.shutdown(socket.SHUT_WR)
+        server.wait_until(lambda: server.service.num_streams == 1)
+        gate.opened.set()
+        status, rest = final_response(everything(one))
+    assert status == b"HTTP/1.1 200 OK"
+    assert (b"data: [DONE]" if stream else b'"usage"') in rest
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_request_of_a_client_that_is_gone_is_aborted(server, stream):
+    one = connected(server)
+    one.sendall(post(TEXT | {"stream": stream}))
+    server.wait_until(lambda: server.service.num_streams == 1)
+    one.close()
+    server.wait_until(lambda: server.service.num_streams == 0)  # while no result has come
+
+
+def test_a_client_that_leaves_after_it_has_closed_one_side_is_noticed(server):
+    one = connected(server)
+    one.sendall(post(TEXT))
+    one.shutdown(socket.SHUT_WR)
+    server.wait_until(lambda: server.service.num_streams == 1)
+    one.close()
+    server.wait_until(lambda: server.service.num_streams == 0)
+
+
+def test_half_a_body_and_then_the_end_is_let_go(server):
+    with connected(server) as one:
+        one.sendall(post(TEXT)[:-5])
+        one.shutdown(socket.SHUT_WR)
+        assert everything(one) == b""
+    assert server.service.num_streams == 0

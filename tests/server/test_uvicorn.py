@@ -1,0 +1,66 @@
+"""The parts of uvicorn that the server uses and uvicorn does not document.
+
+`Connection` and `HttpServer` build on them. A version of uvicorn that lacks one of them, or calls it another way, fails
+here by name.
+"""
+
+import asyncio
+import inspect
+from collections.abc import Callable
+
+import pytest
+import uvicorn
+from uvicorn.protocols.http.flow_control import FlowControl
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+from uvicorn.server import ServerState
+
+# Methods that are overridden or called, and their parameters.
+PROTOCOL_METHODS = {
+    "connection_made": ["self", "transport"],
+    "connection_lost": ["self", "exc"],
+    "data_received": ["self", "data"],
+    "eof_received": ["self"],
+    "on_url": ["self", "url"],
+    "on_header": ["self", "name", "value"],
+    "on_headers_complete": ["self"],
+    "on_message_begin": ["self"],
+    "on_message_complete": ["self"],
+    "send_400_response": ["self", "msg"],
+    "timeout_keep_alive_handler": ["self"],
+}
+PROTOCOL_ATTRIBUTES = ("loop", "transport", "flow", "scope", "cycle", "pipeline", "timeout_keep_alive_task")
+CYCLE_ATTRIBUTES = ("scope", "keep_alive", "more_body", "response_started", "response_complete")
+FLOW_ATTRIBUTES = ("read_paused", "write_paused")
+SERVER_ATTRIBUTES = ("config", "should_exit", "started", "servers")
+CONFIG_ATTRIBUTES = ("loaded", "loaded_app")
+
+
+async def application(scope: object, receive: object, send: object) -> None: ...
+
+
+def parameters(function: Callable[..., object]) -> list[str]:
+    return list(inspect.signature(function).parameters)
+
+
+@pytest.mark.parametrize("name", PROTOCOL_METHODS)
+def test_a_connection_has_the_method(name):
+    assert parameters(getattr(HttpToolsProtocol, name)) == PROTOCOL_METHODS[name]
+
+
+def test_a_connection_and_its_parts_have_their_attributes():
+    async def look() -> None:
+        config = uvicorn.Config(application, lifespan="off", log_config=None)
+        assert [name for name in CONFIG_ATTRIBUTES if not hasattr(config, name)] in ([], ["loaded_app"])
+        config.load()
+        assert config.loaded_app is not None
+        protocol = HttpToolsProtocol(config, ServerState(), {})
+        assert [name for name in PROTOCOL_ATTRIBUTES if not hasattr(protocol, name)] == []
+        flow = FlowControl(asyncio.Transport())
+        assert [name for name in FLOW_ATTRIBUTES if not hasattr(flow, name)] == []
+        server = uvicorn.Server(config)
+        assert [name for name in SERVER_ATTRIBUTES if not hasattr(server, name)] in ([], ["servers"])
+        assert hasattr(server, "capture_signals")
+
+    asyncio.run(look())
+    made = inspect.getsource(RequestResponseCycle.__init__)
+    assert [name for name in CYCLE_ATTRIBUTES if f"self.{name}" not in made] == []
