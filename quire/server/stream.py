@@ -277,7 +277,9 @@ class Stream:
             self.queue_s = max(self.queue_s, queue_s)
 
     def wake(self) -> None:
-        """Something is pending, or it is over."""
+        """The engine has said something. A step that brought no delta, as those within a prompt, wakes no reader."""
+        if not self.pending and self._num_live and not self._closed:
+            return
         sink, self._sink = self._sink, None
         if sink is not None and self._num_live and self._poured(sink):
             self._sink = sink
