@@ -10,10 +10,10 @@ from quire.errors import InvalidSetting
 HOME_CACHE = Path("~/.cache/quire")
 
 
-def cache_folder(chosen: Path | None = None) -> Path:
+def cache_folder(chosen: Path | str | None = None) -> Path:
     """`chosen`, or ~/.cache/quire, or a folder among the temporary ones for a user without a home."""
     try:
-        return (chosen or HOME_CACHE).expanduser()
+        return Path(chosen or HOME_CACHE).expanduser()
     except RuntimeError as error:  # HOME is not set, and no user has this number
         if chosen is not None:
             raise InvalidSetting(f"cache_dir = {str(chosen)!r}: {error}") from error

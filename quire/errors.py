@@ -19,6 +19,26 @@ Each has a `kind`, which is what clients see, and the HTTP `status` that goes wi
 the limit.
 """
 
+import reprlib
+from collections.abc import Sequence
+
+MOST_LISTED = 20
+
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
+_SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 8
+
+
+def shown(value: object) -> str:
+    """A value as messages show it: whatever a file or a request holds, it fits in a few lines."""
+    return _SHORT.repr(value)
+
+
+def listed(names: Sequence[str], between: str = ", ") -> str:
+    """Names as messages list them: the first of them, and how many more there are."""
+    more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
+    return between.join(names[:MOST_LISTED]) + more
+
 
 class QuireError(Exception):
     kind = "internal"

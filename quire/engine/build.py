@@ -29,7 +29,8 @@ from quire.executor.program_store import ProgramStore
 from quire.executor.programs import Programs
 from quire.executor.shapes import Shapes
 from quire.files import ModelFiles, Progress, locate, silent
-from quire.models.checkpoint import Placement, load_weights, map_params
+from quire.files.tensor_source import TensorSource
+from quire.models.checkpoint import Placement, load_weights, map_params, stored_names
 from quire.models.decoder import Decoder
 from quire.models.params import Param, ParamTree
 from quire.models.random_weights import random_weights
@@ -50,6 +51,7 @@ class Plan:
 
     config: Config
     files: ModelFiles
+    source: TensorSource | None  # None for random weights
     model: Decoder
     mesh: Mesh | None
     facts: Facts
@@ -78,6 +80,9 @@ def make_plan(config: Config, progress: Progress = silent) -> Plan:
         progress=progress,
     )
     model = build_model(files.config)
+    source = files.open_weights()
+    if source is not None:  # before memory is taken for what the config says
+        stored_names(model, source)
     reserve_device_memory()
     devices = jax.devices()
     mesh = None
@@ -132,7 +137,7 @@ def make_plan(config: Config, progress: Progress = silent) -> Plan:
         prefix_caching=config.prefix_caching,
         max_burst=resolved.max_burst,
     )
-    return Plan(config, files, model, mesh, facts, resolved, shapes, limits, (*resolved.choices, pages))
+    return Plan(config, files, source, model, mesh, facts, resolved, shapes, limits, (*resolved.choices, pages))
 
 
 def build_engine(plan: Plan, progress: Progress = silent, clock: Callable[[], float] = time.monotonic) -> Built:
@@ -203,13 +208,12 @@ def _placement(plan: Plan) -> Placement | None:
 
 
 def _weights(plan: Plan, progress: Progress) -> ParamTree:
-    source = plan.files.open_weights()
     how: dict[str, Any] = {
         "dtype": plan.resolved.dtype,
         "quantize": plan.resolved.quantize,
         "placement": _placement(plan),
         "progress": progress,
     }
-    if source is None:
+    if plan.source is None:
         return random_weights(plan.model, seed=plan.config.random_seed, **how)
-    return load_weights(plan.model, source, **how)
+    return load_weights(plan.model, plan.source, **how)

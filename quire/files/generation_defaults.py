@@ -1,12 +1,12 @@
 """What a model's own files say about generating with it."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from quire.errors import InvalidCheckpoint
-from quire.files.json_file import read_json_if_present
+from quire.errors import InvalidCheckpoint, shown
+from quire.files.json_file import MAX_VOCABULARY_BYTES, read_json_if_present
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,19 @@ class GenerationDefaults:
     repetition_penalty: float | None = None
     max_new_tokens: int | None = None
 
+
+# For each field: its type, the values it may have, and these in words. NaN is none of them.
+_PROBABILITY = (int | float, lambda value: 0 < value <= 1, "a number above 0 and at most 1")
+_ALLOWED: dict[str, tuple[Any, Callable[[Any], bool], str]] = {
+    "do_sample": (bool, lambda value: True, "true or false"),
+    "temperature": (int | float, lambda value: 0 <= value <= 100, "a number from 0 to 100"),
+    "top_k": (int, lambda value: -1 <= value < 2**31, "a whole number from -1 to 2147483647"),
+    "top_p": _PROBABILITY,
+    "min_p": (int | float, lambda value: 0 <= value <= 1, "a number from 0 to 1"),
+    "typical_p": _PROBABILITY,
+    "repetition_penalty": (int | float, lambda value: 0 < value <= 100, "a number above 0 and at most 100"),
+    "max_new_tokens": (int, lambda value: 0 < value < 2**31, "a whole number from 1 to 2147483647"),
+}
 
 _GGUF_KEYS = {
     "temperature": "general.sampling.temp",
@@ -46,10 +59,12 @@ def generation_defaults(generation_config: Mapping[str, Any], origin: Path) -> G
         value = generation_config.get(field.name)
         if value is None:
             continue
-        wanted: tuple[type, ...] = (bool,) if field.name == "do_sample" else (int, float)
-        if not isinstance(value, wanted) or (bool not in wanted and isinstance(value, bool)):
-            raise InvalidCheckpoint(f"{origin}: {field.name} is {value!r}")
+        kind, fits, allowed = _ALLOWED[field.name]
+        if not isinstance(value, kind) or (kind is not bool and isinstance(value, bool)) or not fits(value):
+            raise InvalidCheckpoint(f"{origin}: {field.name} is {shown(value)}; {allowed} is needed")
         found[field.name] = value
+    if found.get("top_k") == -1:  # off, in the spelling of other programs
+        found["top_k"] = 0
     return GenerationDefaults(**found)
 
 
@@ -81,7 +96,7 @@ def _integers(values: Iterable[Any], origin: Path) -> Iterable[int]:
             if item is None:
                 continue
             if not isinstance(item, int) or isinstance(item, bool):
-                raise InvalidCheckpoint(f"{origin}: an end-of-sequence id is {item!r}, not an integer")
+                raise InvalidCheckpoint(f"{origin}: an end-of-sequence id is {shown(item)}, not an integer")
             yield item
 
 
@@ -94,12 +109,17 @@ def _tokenizer_eos_ids(folder: Path) -> set[int]:
         return set()
     added = settings.get("added_tokens_decoder")
     if isinstance(added, dict):
-        found = {int(key) for key, entry in added.items() if key.isdecimal() and _content(entry) == content}
+        found = {int(key) for key, entry in added.items() if _is_id(key) and _content(entry) == content}
         if found:
             return found
-    tokenizer = read_json_if_present(folder / "tokenizer.json")
-    entries = [entry for entry in tokenizer.get("added_tokens") or () if _content(entry) == content]
+    tokenizer = read_json_if_present(folder / "tokenizer.json", MAX_VOCABULARY_BYTES)
+    listed = tokenizer.get("added_tokens")
+    entries = [entry for entry in listed if _content(entry) == content] if isinstance(listed, list) else []
     return set(_integers((entry.get("id") for entry in entries), folder / "tokenizer.json"))
+
+
+def _is_id(key: str) -> bool:
+    return key.isascii() and key.isdecimal() and len(key) < 12
 
 
 def _content(entry: Any) -> Any:

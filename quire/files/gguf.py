@@ -15,13 +15,15 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from quire.errors import InvalidCheckpoint, UnsupportedModel
+from quire.errors import InvalidCheckpoint, UnsupportedModel, listed, shown
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
 _DEFAULT_ALIGNMENT = 32
 _MAX_DIMENSIONS = 4
 _MAX_NESTING = 4  # arrays of arrays; real files have none
+_MAX_ITEMS = 1 << 23  # of an array; vocabularies have 300,000
+_MAX_STRING_BYTES = 64 << 20
 
 _BOOL, _STRING, _ARRAY = 7, 8, 9
 _NUMBERS: dict[int, np.dtype[Any]] = {
@@ -92,7 +94,7 @@ def _join_parts(path: Path, count: int) -> GGUFHeader:
     paths = [path.with_name(f"{numbered['stem']}-{i:05}-of-{count:05}.gguf") for i in range(1, count + 1)]
     missing = [part.name for part in paths if not part.is_file()]
     if missing:
-        raise InvalidCheckpoint(f"{path}: one of {count} parts, of which are missing: {', '.join(missing)}")
+        raise InvalidCheckpoint(f"{path}: one of {count} parts, of which are missing: {listed(missing)}")
     headers = [_with_cursor(part, _read_header) for part in paths]
     tensors: dict[str, GGUFTensor] = {}
     for header in headers:
@@ -132,6 +134,10 @@ class _Cursor:
 
     def string(self) -> str:
         length = self.u64()
+        if length > _MAX_STRING_BYTES:
+            raise InvalidCheckpoint(
+                f"{self.path}: a string of {length} bytes at {self.at}; {_MAX_STRING_BYTES} are read"
+            )
         start = self.skip(length)
         try:
             return self.data[start : start + length].decode()
@@ -175,6 +181,8 @@ class _Cursor:
                 raise InvalidCheckpoint(f"{self.path}: arrays are nested more than {_MAX_NESTING} deep at {self.at}")
             item_type = self.u32()
             count = self.u64()
+            if count > _MAX_ITEMS:
+                raise InvalidCheckpoint(f"{self.path}: an array of {count} items at {self.at}; {_MAX_ITEMS} are read")
             if item_type == _STRING:
                 return self.strings(count)
             if item_type == _ARRAY:
@@ -238,7 +246,7 @@ def _read_header(cursor: _Cursor) -> GGUFHeader:
 
     alignment = metadata.get("general.alignment", _DEFAULT_ALIGNMENT)
     if not isinstance(alignment, int) or alignment < 1:
-        raise InvalidCheckpoint(f"{cursor.path}: general.alignment is {alignment!r}, not a positive integer")
+        raise InvalidCheckpoint(f"{cursor.path}: general.alignment is {shown(alignment)}, not a positive integer")
     data_start = -(-cursor.at // alignment) * alignment
     tensors: dict[str, GGUFTensor] = {}
     outside = []
@@ -251,7 +259,7 @@ def _read_header(cursor: _Cursor) -> GGUFHeader:
             outside.append(name)
     if outside:
         raise InvalidCheckpoint(
-            f"{cursor.path}: truncated: {len(outside)} tensors pass the end at {cursor.size}: {', '.join(outside)}"
+            f"{cursor.path}: truncated: {len(outside)} tensors pass the end at {cursor.size}: {listed(outside)}"
         )
     return GGUFHeader(cursor.path, metadata, tensors)
 

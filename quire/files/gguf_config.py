@@ -7,12 +7,14 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from quire.errors import InvalidCheckpoint, UnsupportedModel
+from quire.errors import InvalidCheckpoint, UnsupportedModel, shown
 from quire.files.gguf import GGUFHeader
 from quire.files.gguf_architecture import ARCHITECTURES, GGUFArchitecture
 
 ROPE_FACTORS = "rope_freqs.weight"  # what each rotary frequency is divided by; a config field in Hugging Face
 
+_MAX_LAYERS = 1000  # more than any model has
+_MAX_INTEGER = 2**31 - 1
 # Keys that describe and do not change the computation.
 _DESCRIPTIVE = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
 # Keys that change it, with the values that leave it as it is.
@@ -54,7 +56,7 @@ def config_from_gguf(header: GGUFHeader, rope_factors: Sequence[float] | None = 
     """The config.json this file would have had. `rope_factors` are the values of its tensor ROPE_FACTORS."""
     architecture = architecture_of(header)
     keys = _Keys(header)
-    num_layers = keys.integer("block_count")
+    num_layers = keys.integer("block_count", at_most=_MAX_LAYERS)
     hidden_size = keys.integer("embedding_length")
     num_heads = keys.integer("attention.head_count")
     head_dim = keys.integer("attention.key_length", hidden_size // num_heads)
@@ -71,7 +73,7 @@ def config_from_gguf(header: GGUFHeader, rope_factors: Sequence[float] | None = 
         "head_dim": head_dim,
         "max_position_embeddings": keys.integer("context_length"),
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
-        "rope_theta": keys.number("rope.freq_base", 10_000.0),
+        "rope_theta": keys.positive("rope.freq_base", 10_000.0),
         "tie_word_embeddings": "output.weight" not in header.tensors,
     }
     scaling = _rope_scaling(keys, config, rope_factors)
@@ -108,39 +110,46 @@ class _Keys:
         value = self._values.get(key)
         if isinstance(value, list) and value and key != "attention.sliding_window_pattern":
             if any(item != value[0] for item in value):
-                raise UnsupportedModel(f"{self._path}: {self._prefix}{key} differs between layers: {value}")
+                raise UnsupportedModel(f"{self._path}: {self._prefix}{key} differs between layers: {shown(value)}")
             return value[0]
         return value
 
-    def integer(self, key: str, default: int | None = None) -> int:
+    def integer(self, key: str, default: int | None = None, at_most: int = _MAX_INTEGER) -> int:
         value = self.get(key)
         value = default if value is None else value
-        if not isinstance(value, int) or value < 1:
-            raise InvalidCheckpoint(f"{self._path}: {self._prefix}{key} is {value!r}, not a positive integer")
+        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= at_most:
+            allowed = f"not a positive integer up to {at_most}"
+            raise InvalidCheckpoint(f"{self._path}: {self._prefix}{key} is {shown(value)}, {allowed}")
         return value
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key)
         value = default if value is None else value
-        if not isinstance(value, int | float):
-            raise InvalidCheckpoint(f"{self._path}: {self._prefix}{key} is {value!r}, not a number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise InvalidCheckpoint(f"{self._path}: {self._prefix}{key} is {shown(value)}, not a number that is finite")
         return float(f"{value:.7g}")  # written as a 32-bit float: 9.999999747378752e-06 was 1e-05
+
+    def positive(self, key: str, default: float | None = None) -> float:
+        value = self.number(key, default)
+        if value <= 0:
+            raise InvalidCheckpoint(f"{self._path}: {self._prefix}{key} is {value!r}, not a number above 0")
+        return value
 
     def must_equal(self, key: str, expected: int) -> None:
         value = self.get(key)
         if value is not None and value != expected:
             raise UnsupportedModel(
-                f"{self._path}: {self._prefix}{key} is {value}; only the head size {expected} is supported"
+                f"{self._path}: {self._prefix}{key} is {shown(value)}; only the head size {expected} is supported"
             )
 
     def refuse(self, key: str, value: Any, supported: str) -> UnsupportedModel:
-        return UnsupportedModel(f"{self._path}: {self._prefix}{key} is {value!r}; supported: {supported}")
+        return UnsupportedModel(f"{self._path}: {self._prefix}{key} is {shown(value)}; supported: {supported}")
 
     def refuse_the_rest(self) -> None:
         for key, value in self._values.items():
             if key in self._asked or key in _DESCRIPTIVE or value in _NEUTRAL.get(key, ()):
                 continue
-            raise UnsupportedModel(f"{self._path}: metadata {self._prefix}{key} = {value!r} is not supported")
+            raise UnsupportedModel(f"{self._path}: metadata {self._prefix}{key} = {shown(value)} is not supported")
 
 
 def _vocab_size(header: GGUFHeader) -> int:
@@ -188,7 +197,9 @@ def _layer_types(keys: _Keys, num_layers: int, every: int) -> list[str]:
     """One layer in `every` attends to everything, unless the file says which layers have a window."""
     pattern = keys.get("attention.sliding_window_pattern")
     if pattern is None or (isinstance(pattern, int) and not isinstance(pattern, bool)):
-        every = pattern or every
+        every = pattern if pattern is not None else every
+        if every < 1:
+            raise keys.refuse("attention.sliding_window_pattern", pattern, "a number above 0")
         windowed = [(layer + 1) % every != 0 for layer in range(num_layers)]
     elif isinstance(pattern, list) and len(pattern) == num_layers:
         windowed = [bool(item) for item in pattern]
@@ -207,13 +218,13 @@ def _rope_scaling(keys: _Keys, config: dict[str, Any], factors: Sequence[float] 
         for name, key in (("beta_fast", "yarn_beta_fast"), ("beta_slow", "yarn_beta_slow"))
     }
     if kind is None and legacy not in (None, 1.0):
-        return {"rope_type": "linear", "factor": keys.number("rope.scale_linear")}
+        return {"rope_type": "linear", "factor": keys.positive("rope.scale_linear")}
     if kind in (None, "none"):
         keys.get("rope.scaling.factor")
         return None if factors is None else _scaling_from_factors(config, list(factors))
     if factors is not None:
         raise keys.refuse("rope.scaling.type", kind, f"'none' in a file that has {ROPE_FACTORS}")
-    factor = keys.number("rope.scaling.factor")
+    factor = keys.positive("rope.scaling.factor")
     if kind == "linear":
         return {"rope_type": "linear", "factor": factor}
     if kind != "yarn":
@@ -236,6 +247,8 @@ def _scaling_from_factors(config: dict[str, Any], factors: list[float]) -> dict[
         raise InvalidCheckpoint(
             f"{ROPE_FACTORS} has {len(factors)} values; a head of {config['head_dim']} has {config['head_dim'] // 2}"
         )
+    if not all(0 < value < math.inf for value in factors):
+        raise InvalidCheckpoint(f"{ROPE_FACTORS} holds {shown(factors)}; numbers above 0 are needed")
     factor = float(f"{max(factors):.7g}")
     expected = _llama3_factors(config["rope_theta"], config["head_dim"], factor)
     if all(math.isclose(found, want, rel_tol=1e-5) for found, want in zip(factors, expected, strict=True)):

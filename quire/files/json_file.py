@@ -6,20 +6,52 @@ from typing import Any
 
 from quire.errors import InvalidCheckpoint
 
+MAX_BYTES = 32 << 20
+MAX_VOCABULARY_BYTES = 256 << 20  # of the files with an entry for each token or tensor
+MAX_DEPTH = 64  # of lists and objects in each other; real files have ten
 
-def read_json(path: Path) -> dict[str, Any]:
+
+def read_json(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
     """The object in a file; damage is reported with the file's name."""
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        size = path.stat().st_size
+        if size > max_bytes:
+            raise InvalidCheckpoint(f"{path}: {size} bytes of JSON; at most {max_bytes} are read")
+        text = path.read_bytes()
     except OSError as error:
         raise InvalidCheckpoint(f"{path}: cannot be read: {error.strerror}") from error
+    return parse_object(text, str(path))
+
+
+def read_json_if_present(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
+    """As `read_json`; an absent file is an empty object."""
+    return read_json(path, max_bytes) if path.is_file() else {}
+
+
+def parse_object(text: bytes, origin: str) -> dict[str, Any]:
+    """The object that `text` is; damage is reported with `origin`, which says where the text is from."""
+    try:
+        found = json.loads(text.decode())
+    except RecursionError as error:
+        raise _too_deep(origin) from error
     except ValueError as error:
-        raise InvalidCheckpoint(f"{path}: not JSON: {error}") from error
+        raise InvalidCheckpoint(f"{origin}: not JSON: {error}") from error
     if not isinstance(found, dict):
-        raise InvalidCheckpoint(f"{path}: holds a {type(found).__name__}, not an object")
+        raise InvalidCheckpoint(f"{origin}: holds a {type(found).__name__}, not an object")
+    _refuse_depth(found, origin)
     return found
 
 
-def read_json_if_present(path: Path) -> dict[str, Any]:
-    """As `read_json`; an absent file is an empty object."""
-    return read_json(path) if path.is_file() else {}
+def _refuse_depth(found: Any, origin: str) -> None:
+    """Recursive code, such as repr and json.dumps, can then walk over what was found."""
+    level = [found]
+    for _ in range(MAX_DEPTH):
+        items = (item for one in level for item in (one.values() if isinstance(one, dict) else one))
+        level = [item for item in items if isinstance(item, dict | list)]
+        if not level:
+            return
+    raise _too_deep(origin)
+
+
+def _too_deep(origin: str) -> InvalidCheckpoint:
+    return InvalidCheckpoint(f"{origin}: lists and objects are nested more than {MAX_DEPTH} deep")

@@ -1,5 +1,6 @@
 """A model's files: found, fetched where needed, and their small parts read."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -73,7 +74,7 @@ def locate(
     if model.startswith(_RANDOM_PREFIX):
         _refuse_revision(model, revision)
         return _random(model.removeprefix(_RANDOM_PREFIX), model)
-    path = Path(model).expanduser()
+    path = Path(os.path.expanduser(model))  # Path's own raises where there is no such home
     if model and path.exists():  # an empty path would be the current folder
         _refuse_revision(model, revision)
         return _local(path, model)
@@ -140,7 +141,7 @@ def _from_folder(folder: Path, name: str) -> ModelFiles:
 
 
 def _random(what: str, name: str) -> ModelFiles:
-    path = Path(what).expanduser()
+    path = Path(os.path.expanduser(what))
     if what in SHAPES:
         return ModelFiles("random", name, None, dict(SHAPES[what]), GenerationDefaults(), (), None)
     if what and path.is_dir():

@@ -4,7 +4,6 @@ Headers are parsed here and data is mapped per tensor: the library's reader copi
 whole files mapped while one is open.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import prod
@@ -14,8 +13,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from quire.errors import InvalidCheckpoint
-from quire.files.json_file import read_json
+from quire.errors import InvalidCheckpoint, listed, shown
+from quire.files.json_file import MAX_VOCABULARY_BYTES, parse_object, read_json
 from quire.files.tensor_source import Array, TensorInfo
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -80,13 +79,13 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    weight_map = read_json(index).get("weight_map")
+    weight_map = read_json(index, MAX_VOCABULARY_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise InvalidCheckpoint(f"{index}: weight_map is not a table from tensor names to file names")
     # An index is somebody else's text: it may name neighbours, not other places.
     strays = sorted({name for name in weight_map.values() if Path(name).name != name})
     if strays:
-        raise InvalidCheckpoint(f"{index}: weight_map names files outside the folder: {', '.join(strays)}")
+        raise InvalidCheckpoint(f"{index}: weight_map names files outside the folder: {listed(strays)}")
     return weight_map
 
 
@@ -116,7 +115,7 @@ def _read_folder(folder: Path) -> dict[str, _Entry]:
             if name not in entries:
                 problems.append(f"{name}: {INDEX_NAME} places it in {file_name}, which does not hold it")
     if problems:
-        raise InvalidCheckpoint(f"{folder}: {len(problems)} problems: " + "; ".join(problems))
+        raise InvalidCheckpoint(f"{folder}: {len(problems)} problems: {listed(problems, '; ')}")
     return entries
 
 
@@ -136,12 +135,7 @@ def _read_header(path: Path) -> dict[str, _Entry]:
                 f"{path.name}: its header has {header_bytes} bytes; the format allows {_MAX_HEADER_BYTES}"
             )
         text = file.read(header_bytes)
-    try:
-        header = json.loads(text)
-    except ValueError as error:
-        raise InvalidCheckpoint(f"{path.name}: its header is not JSON: {error}") from error
-    if not isinstance(header, dict):
-        raise InvalidCheckpoint(f"{path.name}: its header is not a table of tensors")
+    header = parse_object(text, f"the header of {path.name}")
     header.pop("__metadata__", None)
     data_start = 8 + header_bytes
     entries = {}
@@ -153,7 +147,7 @@ def _read_header(path: Path) -> dict[str, _Entry]:
             truncated.append(name)
     if truncated:
         raise InvalidCheckpoint(
-            f"{path.name}: truncated: {len(truncated)} tensors pass the end at {size}: {', '.join(truncated)}"
+            f"{path.name}: truncated: {len(truncated)} tensors pass the end at {size}: {listed(truncated)}"
         )
     return entries
 
@@ -163,11 +157,11 @@ def _entry(path: Path, name: str, fields: Any, data_start: int) -> tuple[_Entry,
     try:
         dtype_name, shape, (begin, end) = fields["dtype"], tuple(fields["shape"]), fields["data_offsets"]
     except (KeyError, TypeError, ValueError) as error:
-        raise InvalidCheckpoint(f"{path.name}: the entry of {name} is malformed: {fields!r}") from error
+        raise InvalidCheckpoint(f"{path.name}: the entry of {name} is malformed: {shown(fields)}") from error
     if not all(isinstance(number, int) and number >= 0 for number in (*shape, begin, end)):
-        raise InvalidCheckpoint(f"{path.name}: the entry of {name} is malformed: {fields!r}")
-    if dtype_name not in _DTYPES:
-        raise InvalidCheckpoint(f"{path.name}: {name} has dtype {dtype_name}; known are {', '.join(_DTYPES)}")
+        raise InvalidCheckpoint(f"{path.name}: the entry of {name} is malformed: {shown(fields)}")
+    if not isinstance(dtype_name, str) or dtype_name not in _DTYPES:
+        raise InvalidCheckpoint(f"{path.name}: {name} has dtype {shown(dtype_name)}; known are {', '.join(_DTYPES)}")
     dtype = _DTYPES[dtype_name]
     if end - begin != prod(shape) * dtype.itemsize:
         raise InvalidCheckpoint(

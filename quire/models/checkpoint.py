@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from quire.errors import InvalidCheckpoint
+from quire.errors import InvalidCheckpoint, listed
 from quire.files.progress import Progress, silent
 from quire.files.tensor_source import BLOCK, Array, BlockSource, TensorInfo, TensorSource
 from quire.models.model import Model
@@ -43,7 +43,7 @@ def load_weights(
     is read, joined and converted while the one before it is placed, so that the host holds at most three times the
     largest weight besides what is placed.
     """
-    stored = _stored_names(model, source)
+    stored = stored_names(model, source)
     infos = source.tensors()
     params = model.params()
 
@@ -128,8 +128,11 @@ def _shares_memory(param: Param, placement: Placement | None) -> bool:
     return any(device.platform == "cpu" for device in devices)
 
 
-def _stored_names(model: Model, source: TensorSource) -> dict[str, str]:
-    """The checkpoint's name of every tensor the model declares, once all of them are known to fit."""
+def stored_names(model: Model, source: TensorSource) -> dict[str, str]:
+    """The checkpoint's name of every tensor the model declares, once all of them are known to fit.
+
+    Takes no memory for weights, whatever sizes the config has.
+    """
     infos = source.tensors()
     found: dict[str, str] = {}
     problems: dict[str, list[str]] = defaultdict(list)
@@ -154,7 +157,7 @@ def _stored_names(model: Model, source: TensorSource) -> dict[str, str]:
     problems["extra"] += [name for canonical, name in found.items() if canonical not in declared]
 
     if any(problems.values()):
-        lines = [f"{len(names)} {kind}: {', '.join(names)}" for kind, names in problems.items() if names]
+        lines = [f"{len(names)} {kind}: {listed(names)}" for kind, names in problems.items() if names]
         raise InvalidCheckpoint("the checkpoint does not fit the model: " + "; ".join(lines))
     return {name: found[name] for name in declared}
 

@@ -3,7 +3,8 @@
 from collections.abc import Iterator, Mapping
 from typing import Any, TypeVar
 
-from quire.errors import InvalidCheckpoint, UnsupportedModel
+from quire.errors import InvalidCheckpoint, UnsupportedModel, shown
+from quire.models.field_ranges import LARGEST_INTEGER, LARGEST_NUMBER, RANGES
 
 Item = TypeVar("Item")
 
@@ -41,24 +42,26 @@ class Fields:
         return Fields({**(defaults or {}), **(value or {})}, self.family, f"{self._path}{name}.")
 
     def integer(self, name: str, default: int | None = None) -> int:
-        """A whole number above zero."""
+        """A whole number in the range of the field, which begins above zero."""
         value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise self.invalid(name, "a whole number above 0 is needed")
+        least, most = RANGES.get(name, (1, LARGEST_INTEGER))
+        if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
+            raise self.invalid(name, f"a whole number from {least} to {most} is needed", value)
         return value
 
     def whole(self, name: str, default: int) -> int:
         """A whole number, zero included."""
-        return 0 if self.get(name) == 0 else self.integer(name, default)
+        value = self.get(name)
+        return (
+            0 if value == 0 and isinstance(value, int) and not isinstance(value, bool) else self.integer(name, default)
+        )
 
     def optional_integer(self, name: str, default: int | None = None) -> int | None:
         return self.integer(name, default) if name in self or default is not None else None
 
     def number(self, name: str, default: float | None = None) -> float:
-        value = self._value(name, default)
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise self.invalid(name, "a number is needed")
-        return float(value)
+        """A number in the range of the field."""
+        return self._in_range(name, self._value(name, default))
 
     def optional_number(self, name: str) -> float | None:
         return self.number(name) if name in self else None
@@ -83,9 +86,9 @@ class Fields:
 
     def numbers(self, name: str, length: int) -> list[float]:
         value = self._value(name, None)
-        if not isinstance(value, list) or not all(isinstance(item, int | float) for item in value):
+        if not isinstance(value, list):
             raise self.invalid(name, "a list of numbers is needed")
-        return self._of_length(name, [float(item) for item in value], length)
+        return [self._in_range(name, item) for item in self._of_length(name, value, length)]
 
     def texts(self, name: str, length: int) -> list[str]:
         value = self._value(name, None)
@@ -98,11 +101,21 @@ class Fields:
         if name in self and self.get(name) not in supported:
             raise self.unsupported(name, f"known values are {', '.join(map(repr, supported))}")
 
-    def invalid(self, name: str, reason: str) -> InvalidCheckpoint:
-        return InvalidCheckpoint(f"config: {self._path}{name} = {self.get(name)!r}: {reason}")
+    def invalid(self, name: str, reason: str, value: Any = None) -> InvalidCheckpoint:
+        """`value` where it is not the whole field, or none was given."""
+        value = self.get(name) if value is None else value
+        return InvalidCheckpoint(f"config: {self._path}{name} = {shown(value)}: {reason}")
 
     def unsupported(self, name: str, reason: str) -> UnsupportedModel:
-        return UnsupportedModel(f"{self.family}: {self._path}{name} = {self.get(name)!r} is not supported: {reason}")
+        return UnsupportedModel(
+            f"{self.family}: {self._path}{name} = {shown(self.get(name))} is not supported: {reason}"
+        )
+
+    def _in_range(self, name: str, value: Any) -> float:
+        least, most = RANGES.get(name, (-LARGEST_NUMBER, LARGEST_NUMBER))
+        if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value <= most:
+            raise self.invalid(name, f"a number from {least:g} to {most:g} is needed", value)
+        return float(value)
 
     def _of_length(self, name: str, value: list[Item], length: int | None) -> list[Item]:
         if length is not None and len(value) != length:

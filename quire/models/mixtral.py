@@ -14,7 +14,7 @@ def mixtral(fields: Fields) -> Decoder:
     mlp = fields.integer("intermediate_size")
     eps = fields.number("rms_norm_eps", 1e-5)
     activation = read_activation(fields)
-    num_experts, chosen = read_expert_counts(fields, default_experts=8, default_chosen=2)
+    num_experts, chosen = read_expert_counts(fields, sizes, default_experts=8, default_chosen=2)
     spec = sizes.attention(window=fields.optional_integer("sliding_window"))
     rope = read_rope(fields, sizes.head_dim, default_theta=1_000_000.0)
 

@@ -14,7 +14,7 @@ def qwen3_moe(fields: Fields) -> Decoder:
     eps = fields.number("rms_norm_eps", 1e-6)
     biased = fields.flag("attention_bias", False)
     activation = read_activation(fields)
-    num_experts, chosen = read_expert_counts(fields, default_experts=128, default_chosen=8)
+    num_experts, chosen = read_expert_counts(fields, sizes, default_experts=128, default_chosen=8)
     normalised = fields.flag("norm_topk_prob", False)
     sparse_step = fields.integer("decoder_sparse_step", 1)
     dense_layers = fields.integers("mlp_only_layers") if "mlp_only_layers" in fields else []

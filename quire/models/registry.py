@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from quire.errors import UnsupportedModel
+from quire.errors import UnsupportedModel, shown
 from quire.models.decoder import Decoder
 from quire.models.fields import Fields
 from quire.models.gemma2 import gemma2
@@ -50,10 +50,14 @@ def build_model(config: Mapping[str, Any]) -> Decoder:
     model_type = config.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:
-        raise UnsupportedModel(f"model_type = {model_type!r} is not supported: known are {', '.join(sorted(FAMILIES))}")
+        raise UnsupportedModel(
+            f"model_type = {shown(model_type)} is not supported: known are {', '.join(sorted(FAMILIES))}"
+        )
     fields = Fields(config, str(model_type))
     architectures = config.get("architectures") or []
-    if architectures and not set(architectures) & set(family.architectures):
+    if architectures and not (
+        isinstance(architectures, list) and any(name in family.architectures for name in architectures)
+    ):
         raise fields.unsupported("architectures", f"this family has {', '.join(family.architectures)}")
     _refuse_options(fields)
     if "text_config" in fields:  # a model with more than text, of which Quire runs the text

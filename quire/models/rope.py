@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from quire.models.field_ranges import LARGEST_INTEGER
 from quire.models.fields import Fields
 from quire.ops.rotation import Rotation
 
@@ -149,7 +150,7 @@ def read_rope(
         raise fields.invalid("head_dim", f"rope needs an even number of at least 4 rotated features, not {rotated}")
     # A value beside the rope parameters counts before one within them.
     original = fields if "original_max_position_embeddings" in fields else rope
-    return TYPES[rope_type](
+    found = TYPES[rope_type](
         RopeFields(
             rope=rope,
             rotated=rotated,
@@ -158,6 +159,11 @@ def read_rope(
             original_max_positions=original.integer("original_max_position_embeddings", max_positions),
         )
     )
+    if not 1 <= found.max_positions <= LARGEST_INTEGER:
+        raise rope.invalid(
+            "factor", f"it gives {found.max_positions} positions; from 1 to {LARGEST_INTEGER} can be used"
+        )
+    return found
 
 
 def _default(given: RopeFields) -> Rope:
@@ -183,6 +189,8 @@ def _llama3(given: RopeFields) -> Rope:
     """Long wavelengths are stretched, short ones are kept, those between are blended."""
     factor = given.rope.number("factor")
     low, high = given.rope.number("low_freq_factor"), given.rope.number("high_freq_factor")
+    if not low < high:
+        raise given.rope.invalid("low_freq_factor", f"it must be below high_freq_factor = {high:g}")
     plain = given.plain()
     wavelengths = 2 * math.pi / plain
     blend = (given.original_max_positions / wavelengths - low) / (high - low)

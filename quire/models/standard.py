@@ -9,6 +9,7 @@ import numpy as np
 from quire.models.attention import Attention
 from quire.models.decoder import Decoder, DecoderLayer
 from quire.models.feed_forward import Activation, GatedMLP
+from quire.models.field_ranges import MAX_LAYER_EXPERTS
 from quire.models.fields import Fields
 from quire.models.norm import HeadsRMSNorm, Norm, RMSNorm
 from quire.models.params import Param, Tensor
@@ -79,10 +80,13 @@ def read_windows(fields: Fields, sizes: Sizes) -> list[int | None]:
     return [window if slides[index] else None for index in range(sizes.layers)]
 
 
-def read_expert_counts(fields: Fields, default_experts: int, default_chosen: int) -> tuple[int, int]:
+def read_expert_counts(fields: Fields, sizes: Sizes, default_experts: int, default_chosen: int) -> tuple[int, int]:
     """How many experts there are, by either name configs have for it, and how many of them each token visits."""
     name = "num_experts" if "num_experts" in fields else "num_local_experts"
     num_experts = fields.integer(name, default_experts)
+    if num_experts * sizes.layers > MAX_LAYER_EXPERTS:
+        most = f"{sizes.layers} layers may have {MAX_LAYER_EXPERTS} experts together"
+        raise fields.invalid(name, most, num_experts)
     chosen = fields.integer("num_experts_per_tok", default_chosen)
     if chosen > num_experts:
         raise fields.invalid("num_experts_per_tok", f"there are {num_experts} experts")

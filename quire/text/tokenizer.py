@@ -9,7 +9,7 @@ import tokenizers
 from tokenizers import AddedToken
 
 from quire.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel
-from quire.files.json_file import read_json, read_json_if_present
+from quire.files.json_file import MAX_VOCABULARY_BYTES, read_json, read_json_if_present
 from quire.text.gguf_vocabulary import surround, tokenizer_from_metadata
 from quire.text.token_text import Piece, PieceTable, TextRule, rule_of_decoder
 
@@ -190,7 +190,7 @@ def _read_backend(file: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
-        read_json(file)  # names what is wrong with a damaged file better than the library does
+        read_json(file, MAX_VOCABULARY_BYTES)  # names what is wrong with a damaged file better than the library does
         raise InvalidCheckpoint(f"{file}: not a tokenizer: {error}") from error
 
 

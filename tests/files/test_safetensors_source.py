@@ -139,9 +139,9 @@ def test_a_file_cut_anywhere_is_reported_by_name(whole: Path, data: st.DataObjec
     ("header", "message"),
     [
         (b"not json", "not JSON"),
-        (b"[]", "not a table"),
+        (b"[]", "holds a list, not an object"),
         (b'{"a": {"dtype": "F32"}}', "entry of a is malformed"),
-        (b'{"a": {"dtype": "F4", "shape": [1], "data_offsets": [0, 1]}}', "a has dtype F4"),
+        (b'{"a": {"dtype": "F4", "shape": [1], "data_offsets": [0, 1]}}', "a has dtype 'F4'"),
         (b'{"a": {"dtype": "F32", "shape": [2], "data_offsets": [0, 4]}}', "does not fill its 4 bytes"),
         (b'{"a": {"dtype": "F32", "shape": [1], "data_offsets": [-4, 0]}}', "malformed"),
         (b'{"a": {"dtype": "F32", "shape": ["x"], "data_offsets": [0, 4]}}', "malformed"),
