@@ -35,7 +35,10 @@ class Grammar:
 
 def json_schema(schema: dict[str, Any]) -> Grammar:
     """Answers are JSON that `schema` describes, its properties in the order they have there."""
-    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+    try:
+        return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+    except (TypeError, ValueError, RecursionError) as error:
+        raise InvalidRequest(f"the schema cannot be written as JSON: {str(error)[:200]}") from None
 
 
 def regex(pattern: str) -> Grammar:

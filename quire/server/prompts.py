@@ -6,6 +6,7 @@ from typing import Any
 from quire.errors import InvalidRequest
 from quire.server.served_model import ServedModel
 from quire.server.validation import shown
+from quire.text.tools import check_calls
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
@@ -26,8 +27,7 @@ def encode_conversation(
     variables: Mapping[str, Any] | None = None,
 ) -> tuple[str, list[int]]:
     """A conversation as its template has it, and the tokens of that."""
-    for index, message in enumerate(messages):
-        _check_message(index, message)
+    check_messages(messages)
     text = model.templates.select(with_tools=bool(tools)).render(
         [_with_known_role(message) for message in messages],
         tools=tools,
@@ -39,8 +39,14 @@ def encode_conversation(
     return text, model.tokenizer.encode(text, add_special_tokens=False)
 
 
-def _check_message(index: int, message: Mapping[str, Any]) -> None:
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
     """Refuse what no template reads."""
+    for index, message in enumerate(messages):
+        _check_message(index, message)
+
+
+def _check_message(index: int, message: Mapping[str, Any]) -> None:
+    check_calls(f"messages[{index}]", message)
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         raise InvalidRequest(f"messages[{index}].role is {shown(role)}; it must be one of {', '.join(ROLES)}")

@@ -52,8 +52,8 @@ class Service:
         self.settings = settings
         self.metrics = metrics or Metrics(model.max_total_tokens)
         self.tracing: Tracing | None = None
-        self.grammar_check = GrammarCheck()
         self.offload = Offload()
+        self.grammar_check = GrammarCheck(self.offload)
         self.is_draining = False
         self.is_beyond_help = False  # nothing but a new start brings the engine back
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -7,11 +7,10 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from quire.errors import InvalidRequest
+from quire.text.json_text import MAX_DEPTH, check_structure
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-MAX_DEPTH = 64
-MAX_VALUES = 65_536  # objects, arrays, and fields of objects: each costs microseconds in Python
 _SHOWN = 80  # characters of a value that an error repeats
 
 
@@ -33,7 +32,7 @@ def parse_json(body: bytes) -> dict[str, Any]:
         raise InvalidRequest(f"body: not valid JSON: {error}") from None
     if not isinstance(found, dict):
         raise InvalidRequest(f"body: a JSON {_json_name(found)}; it must be an object")
-    _check_structure(found)
+    check_structure("body", found)
     return found
 
 
@@ -66,7 +65,7 @@ def typed(
 
 
 def shown(value: Any) -> str:
-    text = repr(value)
+    text = repr(value[: _SHOWN + 1] if isinstance(value, str) else value)
     return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
 
 
@@ -84,24 +83,6 @@ def _described(message: str, raw: Mapping[str, Any], where: str) -> str:
         except (LookupError, TypeError):
             return f"{where}{place}: {what}"
     return f"{where}{place} is {shown(value)}: {what}"
-
-
-def _check_structure(value: Any) -> None:
-    level = [value]
-    num_values = 0
-    for _ in range(MAX_DEPTH):
-        num_values += len(level) + sum(len(one) for one in level if isinstance(one, dict))
-        if num_values > MAX_VALUES:
-            raise InvalidRequest(f"body: more than {MAX_VALUES} objects, arrays and fields of objects, the limit")
-        level = [
-            item
-            for one in level
-            for item in (one.values() if isinstance(one, dict) else one)
-            if isinstance(item, (dict, list))
-        ]
-        if not level:
-            return
-    raise InvalidRequest(f"body: nested deeper than {MAX_DEPTH} levels")
 
 
 def _json_name(value: Any) -> str:

@@ -1,6 +1,5 @@
 """Conversations to prompts: the chat templates that come with models."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -12,7 +11,9 @@ import jinja2
 from quire.errors import InvalidCheckpoint, InvalidRequest, TemplateFailed
 from quire.files.json_file import read_json_if_present
 from quire.text.budget import Budget
+from quire.text.json_text import parse_json_text
 from quire.text.sandbox import RefusedByTemplate, TemplateEnvironment
+from quire.text.tools import check_calls
 
 Message = Mapping[str, Any]
 
@@ -122,6 +123,7 @@ class ChatTemplate:
         """A message in the form this template reads."""
         if not isinstance(message, Mapping):
             raise InvalidRequest(f"messages[{index}]: a {type(message).__name__}, not an object")
+        check_calls(f"messages[{index}]", message)
         plain: dict[str, Any] = _plain(f"messages[{index}]", message)
         content = plain.get("content")
         if isinstance(content, list) and not self.takes_parts:
@@ -316,10 +318,7 @@ def _parse_arguments(where: str, call: Any) -> None:
     function = call.get("function", call) if isinstance(call, dict) else None
     if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
         return
-    try:
-        arguments = json.loads(function["arguments"] or "{}")
-    except ValueError as error:
-        raise InvalidRequest(f"{where}.function.arguments: not JSON: {error}") from error
+    arguments = parse_json_text(f"{where}.function.arguments", function["arguments"] or "{}")
     if not isinstance(arguments, dict):
         raise InvalidRequest(f"{where}.function.arguments: a JSON {type(arguments).__name__}, not an object")
     function["arguments"] = arguments

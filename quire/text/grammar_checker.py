@@ -22,7 +22,7 @@ from quire.text.grammar import compile_grammar, fault_in
 
 MAX_CPU_S = 1
 MAX_WALL_S = 10.0
-MAX_MEMORY_BYTES = 2 * 2**30
+MAX_MEMORY_BYTES = 512 * 2**20  # of addresses, a third of which any child begins with
 MAX_CHILDREN = 4
 POLL_S = 0.005
 NUM_TOKENS = 8  # that are tried after the beginning

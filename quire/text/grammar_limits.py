@@ -1,35 +1,52 @@
-"""What a client may ask of a grammar before it is looked at any closer."""
+"""Limits of a client's grammar, checked before it is compiled. Every check takes time linear in the grammar's size."""
 
-import json
-import re
 from collections.abc import Iterator
 from typing import Any
 
 from quire.errors import InvalidRequest
-from quire.request import Grammar, GrammarKind
+from quire.request import Grammar, GrammarKind, json_schema
+from quire.text.json_text import parse_json_text
+from quire.text.regex_size import MAX_COUNT, expanded
 
 MAX_BYTES = 256 * 1024
 # Characters that a regular expression stands for, each {n} written out: every token costs a share of a microsecond for
 # each that the expression leaves no choice about.
 MAX_EXPANDED = 10_000
 MAX_LITERAL = 4_096  # characters of a string in a schema
-
-_REPEAT = re.compile(r"\{(\d+)(,(\d*))?\}")
-_NAMED = re.compile(r"\\[pPxuU]\{[^}]*\}")  # braces that are no repetition
+_SHOWN_PLACE = 120  # characters of a place in a schema that an error names
 
 
 def refuse_what_explodes(name: str, grammar: Grammar) -> None:
     """Raise when `grammar`, the field `name`, is large, or larger than it looks."""
-    size = len(grammar.text.encode())
-    if size > MAX_BYTES:
-        raise InvalidRequest(f"{name} has {size} bytes; the limit is {MAX_BYTES}")
+    _check_size(name, grammar.text)
     if grammar.kind is GrammarKind.REGEX:
         _check_regex(name, grammar.text)
     elif grammar.kind is GrammarKind.JSON_SCHEMA:
-        refuse_schema_that_explodes(name, json.loads(grammar.text))
+        _check_schema(name, parse_json_text(name, grammar.text))
 
 
-def refuse_schema_that_explodes(name: str, schema: Any) -> None:
+def refuse_schema_that_explodes(name: str, schema: Any) -> int:
+    """Raise when `schema`, the field `name`, is large, or larger than it looks. Returns its bytes as JSON."""
+    text = json_schema(schema).text
+    _check_size(name, text)
+    _check_schema(name, schema)
+    return len(text)
+
+
+def _check_size(name: str, text: str) -> None:
+    if len(text) > MAX_BYTES:  # before anything that takes longer for a longer text
+        raise InvalidRequest(f"{name} has {len(text)} characters; the limit is {MAX_BYTES} bytes")
+    try:
+        size = len(text.encode())
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(
+            f"{name} has half of a surrogate pair at {error.start}; it must be valid Unicode"
+        ) from None
+    if size > MAX_BYTES:
+        raise InvalidRequest(f"{name} has {size} bytes; the limit is {MAX_BYTES}")
+
+
+def _check_schema(name: str, schema: Any) -> None:
     for place, key, value in _entries(schema, name):
         if key == "pattern" and isinstance(value, str):
             _check_regex(f"{place}.pattern", value)
@@ -42,74 +59,30 @@ def refuse_schema_that_explodes(name: str, schema: Any) -> None:
 
 
 def _check_regex(name: str, pattern: str) -> None:
-    size = expanded(pattern)
+    try:
+        size = expanded(pattern)
+    except ValueError as error:
+        raise InvalidRequest(f"{name} is no regular expression that can be followed: {error}") from None
     if size > MAX_EXPANDED:
+        shown = str(size) if size < MAX_COUNT else f"{MAX_COUNT} or more"
         raise InvalidRequest(
-            f"{name} is a regular expression of {size} characters once its repetitions are written out; "
+            f"{name} is a regular expression of {shown} characters once its repetitions are written out; "
             f"the limit is {MAX_EXPANDED}"
         )
 
 
-def expanded(pattern: str) -> int:
-    """How many characters and classes `pattern` has, each as often as it is repeated. What is no regular expression
-    is counted as well as it can be."""
-    totals = [0]  # of each open group
-    last = 0  # of what a repetition would repeat
-    at = 0
-    while at < len(pattern):
-        char = pattern[at]
-        named = _NAMED.match(pattern, at)
-        repeat = _REPEAT.match(pattern, at)
-        if repeat is not None:
-            times = max(int(number or 0) for number in (repeat[1], repeat[3]))
-            totals[-1] += last * (times - 1)
-            last *= times
-            at = repeat.end()
-            continue
-        if char == "(":
-            totals.append(0)
-            last = 0
-        elif char == ")" and len(totals) > 1:
-            last = totals.pop()
-            totals[-1] += last
-        elif char not in "|*+?^$":
-            last = 1
-            totals[-1] += 1
-            if named is not None:
-                at = named.end()
-                continue
-            if char == "\\":
-                at += 1
-            elif char == "[":
-                at = _class_end(pattern, at)
-        at += 1
-    return sum(totals)
-
-
-def _class_end(pattern: str, at: int) -> int:
-    """Where the class that opens at `at` closes. Classes may hold classes."""
-    depth = 0
-    while at < len(pattern):
-        char = pattern[at]
-        if char == "\\":
-            at += 1
-        elif char == "[":
-            depth += 1
-        elif char == "]":
-            depth -= 1
-            if not depth:
-                return at
-        at += 1
-    return at
-
-
-def _entries(value: Any, place: str) -> Iterator[tuple[str, str, Any]]:
+def _entries(document: Any, place: str) -> Iterator[tuple[str, str, Any]]:
     """Every key and value in a document, with the place of what holds it."""
-    if isinstance(value, dict):
-        for key, item in value.items():
-            yield place, key, item
-            yield from _entries(item, f"{place}.{key}"[:120])
-    elif isinstance(value, list):
-        for index, item in enumerate(value):
-            yield place, "", item
-            yield from _entries(item, f"{place}[{index}]")
+    left = [(place, document)]
+    while left:
+        place, value = left.pop()
+        if isinstance(value, dict):
+            for key, item in value.items():
+                yield place, key, item
+                if isinstance(item, (dict, list)):
+                    left.append((f"{place}.{key}"[:_SHOWN_PLACE], item))
+        elif isinstance(value, list):
+            for index, item in enumerate(value):
+                yield place, "", item
+                if isinstance(item, (dict, list)):
+                    left.append((f"{place}[{index}]"[:_SHOWN_PLACE], item))

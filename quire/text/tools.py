@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.errors import InvalidRequest
 from quire.request import Grammar, GrammarKind
 from quire.text.grammar import JSON_STYLE
 
@@ -94,6 +95,18 @@ def calls_grammar(
         # A lazy rule ends as soon as it can: text goes on until calls begin, and from there on there is no way back.
         rules += [f"start: TEXT | before {calls}", f"before[lazy]: TEXT {begin}", "TEXT: /(.|\\n)*/"]
     return Grammar(GrammarKind.LARK, "\n".join(rules))
+
+
+def check_calls(where: str, message: Mapping[str, Any]) -> None:
+    """Refuse calls in a message, at `where`, that are not a list of objects."""
+    calls = message.get("tool_calls")
+    if calls is None:
+        return
+    if not isinstance(calls, (list, tuple)):
+        raise InvalidRequest(f"{where}.tool_calls is a {type(calls).__name__}; it must be a list of calls")
+    for number, call in enumerate(calls):
+        if not isinstance(call, Mapping) or not isinstance(call.get("function", {}), Mapping):
+            raise InvalidRequest(f"{where}.tool_calls[{number}] is no call; it must be an object with a function")
 
 
 def told_in_text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

@@ -5,8 +5,9 @@ import pytest
 
 from quire.errors import InvalidRequest
 from quire.server.settings import ServerSettings
-from quire.server.validation import MAX_VALUES, parse_json
+from quire.server.validation import parse_json
 from quire.text.chat import ChatTemplate
+from quire.text.json_text import MAX_VALUES
 from tests.server.loop_time import MeasuredLoop
 from tests.server.running import RunningServer
 from tests.server.worst_bodies import INFER, worst_bodies

@@ -137,7 +137,7 @@ REFUSED = [
     ({}, "response_format.type is None"),
     ({"type": "json_schema"}, "response_format.value is None"),
     ({"type": "json_schema", "json_schema": {"name": "x"}}, "response_format.json_schema.schema is None"),
-    ({"type": "json", "value": "{"}, "it must be a JSON schema"),
+    ({"type": "json", "value": "{"}, "response_format.value: not valid JSON"),
     ({"type": "json", "value": 3}, "it must be a JSON schema"),
     ({"type": "regex", "value": {}}, "it must be a regular expression"),
     ({"type": "regex", "value": "(a"}, "regex parse error"),

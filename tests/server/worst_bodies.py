@@ -4,7 +4,7 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from quire.server.validation import MAX_VALUES
+from quire.text.json_text import MAX_VALUES
 
 CHATS = ("/v1/chat/completions", "/invocations", "/chat_tokenize")
 TEXTS = ("/v1/completions", "/invocations", "/tokenize")

@@ -1,5 +1,6 @@
 """POST /v1/chat/completions."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ from quire.server.openai.logprobs import chat_entry
 from quire.server.openai.reply import FINISH_REASONS, Reply, usage
 from quire.server.openai.requests import CHAT_REFUSALS, ChatRequest
 from quire.server.openai.tool_use import Calls, ToolUse, tool_use
-from quire.server.prompts import encode_conversation
+from quire.server.prompts import check_messages, encode_conversation
 from quire.server.served_model import ServedModel
 from quire.server.service import Service
 from quire.server.sse import EventStream, first_deltas, to_json, token_template
@@ -122,9 +123,13 @@ async def guided_chat(service: Service, parsed: ParsedChat) -> Asked:
 def encode_chat(model: ServedModel, fields: ChatRequest, tools: ToolUse | None) -> tuple[str, list[int]]:
     """The conversation as the template has it, and the tokens of that."""
     continues = bool(fields.continue_final_message)
+    messages: Sequence[Mapping[str, Any]] = fields.messages
+    if tools is not None:
+        check_messages(messages)
+        messages = tools.conversation(messages, fields.tool_prompt)
     return encode_conversation(
         model,
-        fields.messages if tools is None else tools.conversation(fields.messages, fields.tool_prompt),
+        messages,
         tools=None if tools is None or tools.is_told else tools.rendered,
         add_generation_prompt=not continues if fields.add_generation_prompt is None else fields.add_generation_prompt,
         continue_final_message=continues,

@@ -14,7 +14,7 @@ from quire.server.sampling import at_most
 from quire.server.served_model import ServedModel
 from quire.server.validation import shown
 from quire.text.call_parser import CallBegins, CallParser, Piece
-from quire.text.grammar_limits import refuse_schema_that_explodes
+from quire.text.grammar_limits import MAX_BYTES, refuse_schema_that_explodes
 from quire.text.tools import CallFormat, Tool, calls_grammar, format_of, takes_tools, told_in_text, with_system_text
 
 MAX_TOOLS = 128
@@ -44,9 +44,7 @@ def tool_use(fields: ChatRequest, model: ServedModel) -> ToolUse | None:
     """None when no tool may be called."""
     given = fields.tools or []
     at_most("the number of tools", len(given), MAX_TOOLS)
-    tools = {tool.name: tool for tool in (_tool(index, one) for index, one in enumerate(given))}
-    if len(tools) < len(given):
-        raise InvalidRequest("tools has two functions of one name; each needs a name of its own")
+    tools = _tools(given)
     choice, named = _choice(fields.tool_choice)
     if not tools:
         if choice == "required":
@@ -123,6 +121,24 @@ class Calls:
         return prefix + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(self._form.id_length))
 
 
+def _tools(given: Sequence[dict[str, Any]]) -> dict[str, Tool]:
+    """The tools by name."""
+    tools: dict[str, Tool] = {}
+    size = 0
+    for index, one in enumerate(given):
+        tool = _tool(index, one)
+        if tool.name in tools:
+            raise InvalidRequest(f"tools has two functions of one name, {tool.name!r}; each needs a name of its own")
+        tools[tool.name] = tool
+        size += refuse_schema_that_explodes(f"tools[{index}].function.parameters", tool.parameters)
+        if size > MAX_BYTES:
+            raise InvalidRequest(
+                f"tools[{index}].function.parameters brings the schemas of all tools to {size} bytes; "
+                f"the limit is {MAX_BYTES}"
+            )
+    return tools
+
+
 def _tool(index: int, given: dict[str, Any]) -> Tool:
     where = f"tools[{index}]"
     if given.get("type", "function") != "function":
@@ -137,7 +153,6 @@ def _tool(index: int, given: dict[str, Any]) -> Tool:
         parameters = function.get("arguments")  # as text-generation-inference calls it, too
     if parameters is not None and not isinstance(parameters, dict):
         raise InvalidRequest(f"{where}.function.parameters is {shown(parameters)}; it must be a JSON schema")
-    refuse_schema_that_explodes(f"{where}.function.parameters", parameters)
     return Tool(name, parameters or {})
 
 

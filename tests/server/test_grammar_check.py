@@ -1,0 +1,104 @@
+"""Asking the process that compiles grammars."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+
+import pytest
+
+from quire.errors import InvalidRequest, Overloaded
+from quire.request import json_schema, regex
+from quire.server.grammar_check import GrammarCheck
+from quire.server.offload import Offload
+from quire.text.grammar_checking import MAX_WAITING
+
+SLOW = json_schema({"type": "integer", "multipleOf": 999983})  # is given up after a second
+
+
+def run(work: Callable[[GrammarCheck], Awaitable[None]]) -> None:
+    async def whole() -> None:
+        check = GrammarCheck(Offload())
+        try:
+            await work(check)
+            check.checking.check()
+        finally:
+            check.checking.close()
+
+    asyncio.run(whole())
+
+
+def test_identical_grammars_are_asked_about_once() -> None:
+    async def work(check: GrammarCheck) -> None:
+        count = MAX_WAITING + 20  # more than may wait, were they different
+        await asyncio.gather(*(check.refuse_what_cannot_be_followed("grammar", regex("ab{3}")) for _ in range(count)))
+        assert check.checking.num_asked == 1
+        await check.refuse_what_cannot_be_followed("grammar", regex("ab{3}"))
+        assert check.checking.num_asked == 1
+
+    run(work)
+
+
+def test_a_wrong_grammar_is_refused_to_everyone_that_has_it() -> None:
+    async def work(check: GrammarCheck) -> None:
+        asked = (check.refuse_what_cannot_be_followed(f"n{number}", regex("(a")) for number in range(5))
+        for number, fault in enumerate(await asyncio.gather(*asked, return_exceptions=True)):
+            assert isinstance(fault, InvalidRequest)
+            assert fault.message.startswith(f"n{number} cannot be followed")
+        assert check.checking.num_asked == 1
+
+    run(work)
+
+
+def test_a_request_that_leaves_takes_no_verdict_from_others() -> None:
+    async def work(check: GrammarCheck) -> None:
+        first = asyncio.create_task(check.refuse_what_cannot_be_followed("grammar", SLOW))
+        second = asyncio.create_task(check.refuse_what_cannot_be_followed("grammar", SLOW))
+        while not check.checking.num_asked:
+            await asyncio.sleep(0)
+        first.cancel()
+        with pytest.raises(InvalidRequest, match="too complex"):
+            await second
+        assert first.cancelled()
+        assert check.checking.num_asked == 1
+
+    run(work)
+
+
+def test_requests_that_leave_make_no_room_for_more_work() -> None:
+    """The process still works on what they asked."""
+
+    async def work(check: GrammarCheck) -> None:
+        left = []
+        for number in range(MAX_WAITING):
+            asked = json_schema({"type": "integer", "multipleOf": 999983 + number})
+            left.append(asyncio.create_task(check.refuse_what_cannot_be_followed("grammar", asked)))
+        while check.checking.num_asked < MAX_WAITING:
+            await asyncio.sleep(0)
+        for task in left:
+            task.cancel()
+        with pytest.raises(Overloaded, match=f"the limit is {MAX_WAITING}"):
+            await check.refuse_what_cannot_be_followed("grammar", regex("a"))
+
+    run(work)
+
+
+def test_a_costly_grammar_does_not_hold_up_the_next_ones() -> None:
+    async def work(check: GrammarCheck) -> None:
+        verdicts: list[str] = []
+
+        async def ask(number: int) -> None:
+            await check.refuse_what_cannot_be_followed("grammar", regex(f"a{{{number}}}"))
+            verdicts.append("good")
+
+        async def ask_slow() -> None:
+            with pytest.raises(InvalidRequest, match="too complex"):
+                await check.refuse_what_cannot_be_followed("grammar", SLOW)
+            verdicts.append("slow")
+
+        slow = asyncio.create_task(ask_slow())
+        while not check.checking.num_asked:
+            await asyncio.sleep(0)
+        await asyncio.gather(*(ask(number) for number in range(10)))
+        await slow
+        assert verdicts == ["good"] * 10 + ["slow"]
+
+    run(work)
