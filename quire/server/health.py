@@ -2,6 +2,7 @@
 
 import asyncio
 import time
+from typing import Literal, TypedDict
 
 import msgspec
 from starlette.requests import Request
@@ -17,6 +18,19 @@ from quire.server.stream import Asked
 
 MAX_GENERATION_S = 10.0
 LOOK_S = 0.25  # between looks at what the engine does meanwhile, which tells as often
+
+
+class Unhealthy(TypedDict):
+    """Why requests would not be answered."""
+
+    error: Literal["unhealthy"]
+    error_type: Literal["healthcheck"]
+    reason: str
+
+
+class Generates(TypedDict):
+    last_step_age_s: float | None
+    took_s: float
 
 
 async def live(service: Service, request: Request) -> Response:
@@ -45,7 +59,7 @@ async def generates(service: Service, request: Request) -> Response:
             pass  # others came first, and steps that end too slowly are a reason not to be ready
         except QuireError as error:
             return unhealthy(error.message)
-    body = {"last_step_age_s": service.last_step_age_s, "took_s": time.monotonic() - begun_s}
+    body: Generates = {"last_step_age_s": service.last_step_age_s, "took_s": time.monotonic() - begun_s}
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
@@ -69,7 +83,7 @@ async def _generate_one(service: Service, begun_s: float) -> None:
 
 
 def unhealthy(reason: str, headers: dict[str, str] | None = None) -> Response:
-    body = {"error": "unhealthy", "error_type": "healthcheck", "reason": reason}
+    body: Unhealthy = {"error": "unhealthy", "error_type": "healthcheck", "reason": reason}
     return Response(msgspec.json.encode(body), 503, headers, "application/json")
 
 

@@ -1,11 +1,30 @@
 """Where the time of a request went."""
 
-from typing import Any
+from typing import TypedDict
 
 from quire.server.stream import Stream
 
 
-def ledger(stream: Stream) -> dict[str, Any]:
+class Timings(TypedDict):
+    validation_s: float
+    tokenising_s: float
+    queue_s: float
+    blocked_s: dict[str, float]
+    prefill_s: float
+    decode_s: float
+    total_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    prefill_chunks: int
+    prefill_tokens: int
+    preemptions: int
+    engine_restarts: int
+    generated_tokens: int
+    decode_steps: int
+    tokens_per_s: float | None
+
+
+def ledger(stream: Stream) -> Timings:
     """In seconds: checking, tokenising, waiting for a slot, the prompt, the answer; and what was done in them.
 
     The first five, less what tokenising took of checking, add up to the total.

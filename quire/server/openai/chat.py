@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -21,6 +21,13 @@ from quire.server.openai.errors import error_body
 from quire.server.openai.logprobs import chat_entry
 from quire.server.openai.reply import FINISH_REASONS, Reply, usage
 from quire.server.openai.requests import CHAT_REFUSALS, ChatRequest
+from quire.server.openai.responses import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    FinishReason,
+    MessagePart,
+)
 from quire.server.openai.tool_use import Calls, ToolUse, tool_use
 from quire.server.prompts import check_messages, encode_conversation
 from quire.server.served_model import ServedModel
@@ -32,7 +39,7 @@ from quire.server.validation import typed
 from quire.text.tools import CallFormat
 
 DONE = b"data: [DONE]\n\n"
-TOOL_CALLS = "tool_calls"  # as a reason to finish
+TOOL_CALLS: Final = "tool_calls"  # as a reason to finish
 
 
 async def chat_completions(service: Service, request: Request) -> Response:
@@ -58,13 +65,14 @@ async def _answer(service: Service, request: Request, body: Body) -> Response:
         return EventStream(stream, encoder, await first_deltas(stream, request.receive), reply.headers)
     (answers,) = await collect(stream, request.receive)
 
-    def write() -> dict[str, Any]:
-        whole = reply.head("chat.completion") | {
+    def write() -> ChatCompletion:
+        whole: ChatCompletion = {
+            **reply.head("chat.completion"),  # type: ignore[typeddict-item]  # mypy fears keys that a Head has not
             "choices": [_choice(service, fields, tools, index, answer) for index, answer in enumerate(answers)],
             "usage": usage(stream),
         }
         if fields.return_token_ids:
-            whole["prompt_token_ids"] = asked.request.prompt
+            whole["prompt_token_ids"] = list(asked.request.prompt)
         if arrival.wants_timings:
             whole["timings"] = ledger(stream)
         return whole
@@ -138,8 +146,8 @@ def encode_chat(model: ServedModel, fields: ChatRequest, tools: ToolUse | None) 
     )
 
 
-def _choice(service: Service, fields: ChatRequest, tools: ToolUse | None, index: int, answer: Answer) -> dict[str, Any]:
-    choice: dict[str, Any] = {
+def _choice(service: Service, fields: ChatRequest, tools: ToolUse | None, index: int, answer: Answer) -> ChatChoice:
+    choice: ChatChoice = {
         "index": index,
         "message": {"role": "assistant", "content": answer.text, "refusal": None},
         "logprobs": None,
@@ -150,7 +158,10 @@ def _choice(service: Service, fields: ChatRequest, tools: ToolUse | None, index:
         choice["finish_reason"] = quirks.CHAT_FINISH_REASONS[answer.ending]
     if tools is not None:
         calls = Calls(tools.form)
-        choice["message"] |= calls.message(answer.text)
+        found = calls.message(answer.text)
+        choice["message"]["content"] = found["content"]
+        if "tool_calls" in found:
+            choice["message"]["tool_calls"] = found["tool_calls"]
         if calls.has_any and answer.ending is not Ending.LENGTH:
             choice["finish_reason"] = TOOL_CALLS
     if fields.logprobs:
@@ -198,16 +209,16 @@ class ChatEvents:
         return written
 
     def _chunk(self, delta: Delta) -> bytes:
-        content: dict[str, Any] = {"role": "assistant", "content": ""} if self._as_tgi else {}
+        content: MessagePart = {"role": "assistant", "content": ""} if self._as_tgi else {}
         before = b""
         if delta.sample not in self._begun:
             self._begun.add(delta.sample)
             if not self._as_tgi:
-                before = self._write({"index": delta.sample, "delta": {"role": "assistant", "content": ""}})
+                before = self._write(self._choice(delta.sample, {"role": "assistant", "content": ""}))
         *first, last = self._contents(delta)
-        before += b"".join([self._write({"index": delta.sample, "delta": content | one}) for one in first])
-        content |= last
-        choice: dict[str, Any] = {"index": delta.sample, "delta": content}
+        before += b"".join([self._write(self._choice(delta.sample, {**content, **one})) for one in first])
+        content.update(last)
+        choice = self._choice(delta.sample, content)
         if self._fields.logprobs and delta.logprobs is not None and delta.token is not None:
             entry = chat_entry(self._tokenizer, delta.token, delta.logprobs, self._fields.top_logprobs or 0)
             choice["logprobs"] = {"content": [entry], "refusal": None}
@@ -219,15 +230,18 @@ class ChatEvents:
             choice["finish_reason"] = self._finish_reason(delta.sample, delta.ending)
         return before + self._write(choice)
 
-    def _contents(self, delta: Delta) -> list[dict[str, Any]]:
+    def _choice(self, sample: int, content: MessagePart) -> ChatChunkChoice:
+        return {"index": sample, "delta": content, "logprobs": None, "finish_reason": None}
+
+    def _contents(self, delta: Delta) -> list[MessagePart]:
         """What a delta of ours comes to in theirs: one after the other, the last of them with all else."""
         return [{"content": delta.text} if delta.text else {}]
 
-    def _finish_reason(self, sample: int, ending: Ending) -> str:
+    def _finish_reason(self, sample: int, ending: Ending) -> FinishReason:
         return self._finish_reasons[ending]
 
-    def _write(self, choice: dict[str, Any]) -> bytes:
-        return self._head + msgspec.json.encode({"logprobs": None, "finish_reason": None} | choice) + self._tail
+    def _write(self, choice: ChatChunkChoice) -> bytes:
+        return self._head + msgspec.json.encode(choice) + self._tail
 
     def finish(self) -> bytes:
         last = b""
@@ -255,9 +269,9 @@ class ToolEvents(ChatEvents):
     def encode(self, deltas: list[Delta]) -> bytes:
         return b"".join([self._chunk(delta) for delta in deltas])
 
-    def _contents(self, delta: Delta) -> list[dict[str, Any]]:
+    def _contents(self, delta: Delta) -> list[MessagePart]:
         return self._calls[delta.sample].deltas(delta.text, is_last=delta.ending is not None) or [{}]
 
-    def _finish_reason(self, sample: int, ending: Ending) -> str:
+    def _finish_reason(self, sample: int, ending: Ending) -> FinishReason:
         called = self._calls[sample].has_any and ending is not Ending.LENGTH
         return TOOL_CALLS if called else super()._finish_reason(sample, ending)

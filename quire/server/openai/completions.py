@@ -1,6 +1,6 @@
 """POST /v1/completions."""
 
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import msgspec
 from starlette.requests import Request
@@ -21,6 +21,7 @@ from quire.server.openai.errors import error_body
 from quire.server.openai.logprobs import completion_logprobs, token_name
 from quire.server.openai.reply import FINISH_REASONS, Reply, usage
 from quire.server.openai.requests import COMPLETION_REFUSALS, CompletionRequest
+from quire.server.openai.responses import Completion, CompletionChoice
 from quire.server.prompts import encode_texts
 from quire.server.sampling import at_most, between
 from quire.server.service import Service
@@ -56,13 +57,17 @@ async def _answer(service: Service, request: Request, body: Body) -> Response:
         return EventStream(stream, encoder, await first_deltas(stream, request.receive), reply.headers)
     by_prompt = await collect(stream, request.receive)
 
-    def write() -> dict[str, Any]:
-        choices: list[dict[str, Any]] = []
+    def write() -> Completion:
+        choices: list[CompletionChoice] = []
         for prompt, answers in zip(stream.prompts, by_prompt, strict=True):
             if best_of > n:
                 answers.sort(key=lambda answer: -answer.mean_logprob)
             choices += [writer.whole(prompt, answer, len(choices) + i) for i, answer in enumerate(answers[:n])]
-        whole = reply.head("text_completion") | {"choices": choices, "usage": usage(stream)}
+        whole: Completion = {
+            **reply.head("text_completion"),  # type: ignore[typeddict-item]  # mypy fears keys that a Head has not
+            "choices": choices,
+            "usage": usage(stream),
+        }
         if arrival.wants_timings:
             whole["timings"] = ledger(stream)
         return whole
@@ -147,14 +152,14 @@ class ChoiceWriter:
         self._fields = fields
         self._texts = texts
         self._finish_reasons = quirks.COMPLETION_FINISH_REASONS if service.settings.tgi_strict else FINISH_REASONS
-        self.unfinished = "" if service.settings.tgi_strict else None
+        self.unfinished: Literal[""] | None = "" if service.settings.tgi_strict else None
 
     @property
     def num_characters(self) -> int:
         """Of the prompts."""
         return sum(map(len, self._texts))
 
-    def whole(self, prompt: Prompt, answer: Answer, index: int) -> dict[str, Any]:
+    def whole(self, prompt: Prompt, answer: Answer, index: int) -> CompletionChoice:
         fields = self._fields
         number = prompt.index
         text = self._texts[number] + answer.text if fields.echo else answer.text
@@ -166,17 +171,18 @@ class ChoiceWriter:
                 tokens = [*prompt.request.prompt, *tokens]
                 scores = [None, *prompt.logprobs, *scores]
             logprobs = completion_logprobs(self._tokenizer, tokens, scores, fields.logprobs)
-        choice: dict[str, Any] = {
+        choice: CompletionChoice = {
             "index": index,
             "text": text,
             "logprobs": logprobs,
             "finish_reason": self._finish_reasons[answer.ending],
         }
         if fields.return_token_ids:
-            choice |= {"token_ids": answer.tokens, "prompt_token_ids": list(prompt.request.prompt)}
+            choice["token_ids"] = answer.tokens
+            choice["prompt_token_ids"] = list(prompt.request.prompt)
         return choice
 
-    def echoed(self, prompt: Prompt, index: int) -> dict[str, Any]:
+    def echoed(self, prompt: Prompt, index: int) -> CompletionChoice:
         """The prompt itself, as the first chunk of a stream."""
         logprobs = None
         if self._fields.logprobs is not None:
@@ -185,13 +191,13 @@ class ChoiceWriter:
         text = self._texts[prompt.index]
         return {"index": index, "text": text, "logprobs": logprobs, "finish_reason": self.unfinished}
 
-    def part(self, delta: Delta, index: int, offset: int) -> dict[str, Any]:
+    def part(self, delta: Delta, index: int, offset: int) -> CompletionChoice:
         logprobs = None
         if self._fields.logprobs is not None and delta.token is not None:
             logprobs = completion_logprobs(
                 self._tokenizer, [delta.token], [delta.logprobs], self._fields.logprobs, offset
             )
-        choice: dict[str, Any] = {
+        choice: CompletionChoice = {
             "index": index,
             "text": delta.text,
             "logprobs": logprobs,
@@ -254,7 +260,7 @@ class CompletionEvents:
             self._offsets[index] += self._writer.length((delta.token,))
         return before + written
 
-    def _write(self, choice: dict[str, Any]) -> bytes:
+    def _write(self, choice: CompletionChoice) -> bytes:
         return self._head + msgspec.json.encode(choice) + self._tail
 
     def finish(self) -> bytes:

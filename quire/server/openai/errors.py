@@ -16,6 +16,7 @@ from quire.errors import (
     RequestFailed,
     TemplateFailed,
 )
+from quire.server.openai.responses import ErrorType, OpenAIError
 
 
 class ModelNotFound(InvalidRequest):
@@ -39,7 +40,7 @@ def status_of(error: QuireError) -> int:
     return 500 if isinstance(error, RequestFailed) else error.status
 
 
-def error_body(error: QuireError, fields: Collection[str] = ()) -> dict[str, object]:
+def error_body(error: QuireError, fields: Collection[str] = ()) -> OpenAIError:
     """`fields` are those of the request: the message begins with the name of the one that is wrong."""
     first = error.message.split(maxsplit=1)[0].rstrip(":") if error.message else ""
     name = first.split("[", maxsplit=1)[0].split(".", maxsplit=1)[0]
@@ -58,7 +59,7 @@ def error_response(error: QuireError, fields: Collection[str] = ()) -> Response:
     return Response(msgspec.json.encode(error_body(error, fields)), status_of(error), headers, "application/json")
 
 
-def _type_of(error: QuireError) -> str:
+def _type_of(error: QuireError) -> ErrorType:
     if isinstance(error, Unauthorized):
         return "authentication_error"
     if isinstance(error, InvalidRequest):

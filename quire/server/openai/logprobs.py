@@ -1,9 +1,9 @@
 """Log-probabilities as the OpenAI routes write them."""
 
 from collections.abc import Sequence
-from typing import Any
 
 from quire.engine.messages import TokenLogprobs
+from quire.server.openai.responses import ChatLogprob, CompletionLogprobs, ScoredToken
 from quire.text.tokenizer import Tokenizer
 
 LOWEST = -9999.0  # JSON has no infinity
@@ -13,15 +13,16 @@ def finite(logprob: float) -> float:
     return logprob if logprob > LOWEST else LOWEST
 
 
-def chat_entry(tokenizer: Tokenizer, token: int, logprobs: TokenLogprobs, num_top: int) -> dict[str, Any]:
+def chat_entry(tokenizer: Tokenizer, token: int, logprobs: TokenLogprobs, num_top: int) -> ChatLogprob:
     """One token of a chat completion."""
     top = zip(logprobs.top_ids[:num_top], logprobs.top_logprobs[:num_top], strict=True)
-    return _scored(tokenizer, token, logprobs.logprob) | {
-        "top_logprobs": [_scored(tokenizer, each, logprob) for each, logprob in top]
+    return {
+        **_scored(tokenizer, token, logprobs.logprob),
+        "top_logprobs": [_scored(tokenizer, each, logprob) for each, logprob in top],
     }
 
 
-def _scored(tokenizer: Tokenizer, token: int, logprob: float) -> dict[str, Any]:
+def _scored(tokenizer: Tokenizer, token: int, logprob: float) -> ScoredToken:
     raw = tokenizer.token_bytes(token)
     return {"token": raw.decode(errors="replace"), "logprob": finite(logprob), "bytes": list(raw)}
 
@@ -44,7 +45,7 @@ def completion_logprobs(
     logprobs: Sequence[TokenLogprobs | None],
     num_top: int,
     offset: int = 0,
-) -> dict[str, Any]:
+) -> CompletionLogprobs:
     """The columns of a completion. The first token of a prompt has none."""
     names = [token_name(tokenizer, token) for token in tokens]
     offsets: list[int] = []

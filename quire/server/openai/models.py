@@ -1,12 +1,11 @@
 """GET /v1/models."""
 
-from typing import Any
-
 import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.server.openai.errors import ModelNotFound
+from quire.server.openai.responses import ModelCard, ModelList
 from quire.server.service import Service
 
 
@@ -21,13 +20,18 @@ async def get_model(service: Service, request: Request) -> Response:
     return _json(_card(service))
 
 
-def _card(service: Service) -> dict[str, Any]:
+def _card(service: Service) -> ModelCard:
     model = service.model
-    card = {"id": model.name, "object": "model", "created": model.created, "owned_by": model.name}
     if service.settings.tgi_strict:
-        return card | {"created": 0}
-    return card | {"max_model_len": model.max_total_tokens}
+        return {"id": model.name, "object": "model", "created": 0, "owned_by": model.name}
+    return {
+        "id": model.name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": model.name,
+        "max_model_len": model.max_total_tokens,
+    }
 
 
-def _json(body: dict[str, Any]) -> Response:
+def _json(body: ModelList | ModelCard) -> Response:
     return Response(msgspec.json.encode(body), media_type="application/json")

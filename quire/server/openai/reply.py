@@ -4,19 +4,20 @@ import logging
 import secrets
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Literal
 
 import msgspec
 from starlette.responses import Response
 
 from quire import __version__
+from quire.server.openai.responses import ChatCompletion, Completion, FinishReason, Head, Usage
 from quire.server.service import Service
 from quire.server.stream import Ending, Stream
 from quire.server.timing_headers import timing_headers
 
 log = logging.getLogger(__name__)
 
-FINISH_REASONS = {
+FINISH_REASONS: dict[Ending, FinishReason] = {
     Ending.END: "stop",
     Ending.STOP_TOKEN: "stop",
     Ending.STOP_STRING: "stop",
@@ -35,7 +36,7 @@ class Reply:
         self.model = service.model.name
         self.headers = ignored_header(unknown)
 
-    def head(self, kind: str) -> dict[str, Any]:
+    def head(self, kind: Literal["chat.completion", "chat.completion.chunk", "text_completion"]) -> Head:
         return {
             "id": self.id,
             "object": kind,
@@ -45,7 +46,7 @@ class Reply:
         }
 
     async def whole(
-        self, write: Callable[[], dict[str, Any]], stream: Stream, num_characters: int, num_top: int
+        self, write: Callable[[], Completion | ChatCompletion], stream: Stream, num_characters: int, num_top: int
     ) -> Response:
         """What `write` makes. `num_characters`: of the prompts; `num_top`: likely tokens shown beside each."""
         headers = self.headers | timing_headers(stream, num_characters)
@@ -63,8 +64,8 @@ def ignored_header(names: list[str]) -> dict[str, str]:
     return {"x-quire-ignored-fields": ",".join(safe)}
 
 
-def usage(stream: Stream) -> dict[str, Any]:
-    counts: dict[str, Any] = {
+def usage(stream: Stream) -> Usage:
+    counts: Usage = {
         "prompt_tokens": stream.num_prompt_tokens,
         "completion_tokens": stream.num_tokens,
         "total_tokens": stream.num_prompt_tokens + stream.num_tokens,

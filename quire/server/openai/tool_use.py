@@ -10,6 +10,7 @@ from typing import Any
 from quire.errors import InvalidRequest
 from quire.request import Grammar
 from quire.server.openai.requests import ChatRequest
+from quire.server.openai.responses import FunctionCall, MessageContent, MessagePart, ToolCall, ToolCallPart
 from quire.server.sampling import at_most
 from quire.server.served_model import ServedModel
 from quire.server.validation import shown
@@ -82,39 +83,44 @@ class Calls:
     def has_any(self) -> bool:
         return self._parser.num_calls > 0
 
-    def deltas(self, text: str, *, is_last: bool) -> list[dict[str, Any]]:
+    def deltas(self, text: str, *, is_last: bool) -> list[MessagePart]:
         """What a chunk's `delta` is made of, one after the other."""
         pieces = self._parser.push(text)
         if is_last:
             pieces += self._parser.flush()
         return [self._delta(piece) for piece in pieces]
 
-    def message(self, text: str) -> dict[str, Any]:
+    def message(self, text: str) -> MessageContent:
         """What a whole answer's `message` is made of."""
         content: list[str] = []
-        calls: list[dict[str, Any]] = []
+        calls: list[ToolCall] = []
         for delta in self.deltas(text, is_last=True):
             if "content" in delta:
                 content.append(delta["content"])
                 continue
             (call,) = delta["tool_calls"]
-            if "id" in call:
-                calls.append({key: value for key, value in call.items() if key != "index"})
+            function = call["function"]
+            if "id" in call and "name" in function:
+                whole: FunctionCall = {"name": function["name"], "arguments": function["arguments"]}
+                calls.append({"id": call["id"], "type": "function", "function": whole})
             else:
-                calls[-1]["function"]["arguments"] += call["function"]["arguments"]
+                calls[-1]["function"]["arguments"] += function["arguments"]
         if not calls:
             return {"content": "".join(content)}
         return {"content": "".join(content) or None, "tool_calls": calls}
 
-    def _delta(self, piece: Piece) -> dict[str, Any]:
+    def _delta(self, piece: Piece) -> MessagePart:
         if isinstance(piece, str):
             return {"content": piece}
-        call: dict[str, Any] = {"index": piece.number}
-        if isinstance(piece, CallBegins):
-            call |= {"id": self._new_id(), "type": "function", "function": {"name": piece.name, "arguments": ""}}
-        else:
-            call["function"] = {"arguments": piece.text}
-        return {"tool_calls": [call]}
+        if not isinstance(piece, CallBegins):
+            return {"tool_calls": [{"index": piece.number, "function": {"arguments": piece.text}}]}
+        begun: ToolCallPart = {
+            "index": piece.number,
+            "id": self._new_id(),
+            "type": "function",
+            "function": {"name": piece.name, "arguments": ""},
+        }
+        return {"tool_calls": [begun]}
 
     def _new_id(self) -> str:
         prefix = "call_" if self._form.id_length > 9 else ""

@@ -1,14 +1,13 @@
 """The parts of a reply: tokens, and how it went."""
 
-from typing import Any
-
 from quire.engine.messages import TokenLogprobs
 from quire.server.answers import Answer
 from quire.server.openai.logprobs import finite
 from quire.server.stream import Ending, Prompt
+from quire.server.tgi.responses import FinishReason, PrefillToken, SequenceDetails, Token
 from quire.text.tokenizer import Tokenizer
 
-FINISH_REASONS = {
+FINISH_REASONS: dict[Ending, FinishReason] = {
     Ending.END: "eos_token",
     Ending.STOP_TOKEN: "stop_sequence",
     Ending.STOP_STRING: "stop_sequence",
@@ -21,7 +20,7 @@ def seed_shown(prompt: Prompt) -> int | None:
     return prompt.request.seed if prompt.request.sampling.temperature else None
 
 
-def token_entry(tokenizer: Tokenizer, token: int, text: str, logprob: float) -> dict[str, Any]:
+def token_entry(tokenizer: Tokenizer, token: int, text: str, logprob: float) -> Token:
     """`text` is what the answer gains by the token; a special one shows its name instead."""
     special = tokenizer.is_special(token)
     return {
@@ -32,7 +31,7 @@ def token_entry(tokenizer: Tokenizer, token: int, text: str, logprob: float) -> 
     }
 
 
-def top_entries(tokenizer: Tokenizer, logprobs: TokenLogprobs, count: int) -> list[dict[str, Any]]:
+def top_entries(tokenizer: Tokenizer, logprobs: TokenLogprobs, count: int) -> list[Token]:
     pairs = zip(logprobs.top_ids[:count], logprobs.top_logprobs[:count], strict=True)
     return [
         token_entry(tokenizer, token, tokenizer.token_bytes(token).decode(errors="replace"), logprob)
@@ -40,13 +39,13 @@ def top_entries(tokenizer: Tokenizer, logprobs: TokenLogprobs, count: int) -> li
     ]
 
 
-def sequence_details(tokenizer: Tokenizer, prompt: Prompt, answer: Answer, top_n_tokens: int) -> dict[str, Any]:
+def sequence_details(tokenizer: Tokenizer, prompt: Prompt, answer: Answer, top_n_tokens: int) -> SequenceDetails:
     """Everything about one whole answer."""
     entries = [
         token_entry(tokenizer, token, text, logprobs.logprob)
         for token, text, logprobs in zip(answer.tokens, answer.token_texts, answer.logprobs, strict=True)
     ]
-    details: dict[str, Any] = {
+    details: SequenceDetails = {
         "finish_reason": FINISH_REASONS[answer.ending],
         "generated_tokens": len(answer.tokens),
         "seed": seed_shown(prompt),
@@ -58,7 +57,7 @@ def sequence_details(tokenizer: Tokenizer, prompt: Prompt, answer: Answer, top_n
     return details
 
 
-def prefill_entries(tokenizer: Tokenizer, prompt: Prompt) -> list[dict[str, Any]]:
+def prefill_entries(tokenizer: Tokenizer, prompt: Prompt) -> list[PrefillToken]:
     """The prompt's tokens with what each was worth, where asked for; the first has none."""
     if prompt.request.prompt_logprobs is None:
         return []

@@ -15,9 +15,10 @@ from quire.errors import (
     RequestFailed,
     TemplateFailed,
 )
+from quire.server.tgi.responses import ErrorType, TGIError
 
 
-def error_type(error: QuireError) -> str:
+def error_type(error: QuireError) -> ErrorType:
     if isinstance(error, InvalidRequest):
         return "template_error" if isinstance(error, TemplateFailed) else "validation"
     if isinstance(error, Overloaded):
@@ -27,7 +28,7 @@ def error_type(error: QuireError) -> str:
     return "healthcheck" if isinstance(error, (EngineFailed, EngineStopped)) else "incomplete_generation"
 
 
-def error_body(error: QuireError) -> dict[str, str]:
+def error_body(error: QuireError) -> TGIError:
     return {"error": error.message, "error_type": error_type(error)}
 
 

@@ -1,7 +1,5 @@
 """The events of /generate_stream."""
 
-from typing import Any
-
 import msgspec
 
 from quire.errors import QuireError
@@ -9,6 +7,7 @@ from quire.server.ledger import ledger
 from quire.server.stream import Delta, Stream
 from quire.server.tgi.details import FINISH_REASONS, seed_shown, token_entry, top_entries
 from quire.server.tgi.errors import error_body
+from quire.server.tgi.responses import GeneratedToken
 
 
 class GenerateEvents:
@@ -32,13 +31,14 @@ class GenerateEvents:
         assert delta.logprobs is not None, "this route always asks for them"
         self._texts.append(delta.text)
         self._index += 1
-        event: dict[str, Any] = {
+        event: GeneratedToken = {
             "index": self._index,
             "token": token_entry(self._tokenizer, delta.token, delta.text, delta.logprobs.logprob),
+            "generated_text": None,
+            "details": None,
         }
         if self._top_n_tokens:
             event["top_tokens"] = top_entries(self._tokenizer, delta.logprobs, self._top_n_tokens)
-        event |= {"generated_text": None, "details": None}
         if delta.ending is not None:
             prompt = self._stream.prompts[0]
             event["generated_text"] = "".join(self._texts)

@@ -26,6 +26,7 @@ from quire.server.tgi.asking import ask, check, is_sampled
 from quire.server.tgi.details import sequence_details
 from quire.server.tgi.events import GenerateEvents
 from quire.server.tgi.requests import PARAMETER_REFUSALS, GenerateRequest, Parameters
+from quire.server.tgi.responses import Details, Generated
 from quire.server.timing_headers import timing_headers
 from quire.server.validation import typed
 
@@ -157,18 +158,19 @@ def ask_to_continue(
     )
 
 
-def _reply(stream: Stream, parameters: Parameters, answers: list[Answer], prefix: str) -> dict[str, Any]:
+def _reply(stream: Stream, parameters: Parameters, answers: list[Answer], prefix: str) -> Generated:
     prompt = stream.prompts[0]
     tokenizer = stream.service.model.tokenizer
     best, *others = sorted(answers, key=lambda answer: -answer.mean_logprob)
-    reply: dict[str, Any] = {"generated_text": prefix + best.text}
+    reply: Generated = {"generated_text": prefix + best.text}
     if not (parameters.details or parameters.decoder_input_details):
         return reply
     top_n_tokens = parameters.top_n_tokens or 0
-    reply["details"] = sequence_details(tokenizer, prompt, best, top_n_tokens)
+    details: Details = {**sequence_details(tokenizer, prompt, best, top_n_tokens)}  # type: ignore[typeddict-item]
+    reply["details"] = details
     if others:
-        reply["details"]["best_of_sequences"] = [
-            {"generated_text": prefix + other.text} | sequence_details(tokenizer, prompt, other, top_n_tokens)
+        details["best_of_sequences"] = [
+            {"generated_text": prefix + other.text, **sequence_details(tokenizer, prompt, other, top_n_tokens)}
             for other in others
         ]
     return reply

@@ -6,11 +6,12 @@ from starlette.responses import Response
 
 from quire import __version__
 from quire.server.service import Service
+from quire.server.tgi.responses import Info
 
 
 async def info(service: Service, request: Request) -> Response:
     settings, model = service.settings, service.model
-    body = {
+    body: Info = {
         "model_id": model.name,
         "model_sha": None,
         "model_pipeline_tag": "text-generation",

@@ -21,6 +21,7 @@ from quire.server.service import Service
 from quire.server.stream import Asked
 from quire.server.tgi.asking import is_sampled, refuse_details
 from quire.server.tgi.generate import ask_to_continue, parse_parameters
+from quire.server.tgi.responses import Inferred, InferredOutput, KServeLive, KServeServer
 from quire.server.validation import typed
 
 
@@ -78,11 +79,11 @@ async def infer(service: Service, request: Request) -> Response:
     answers = await collect(stream, request.receive)
 
     def write() -> bytes:
-        outputs = []
+        outputs: list[InferredOutput] = []
         for name, prefix, each in zip(parsed.names, parsed.prefixes, answers, strict=True):
             data = (prefix + max(each, key=lambda answer: answer.mean_logprob).text).encode()
             outputs.append({"name": name, "shape": [1, len(data)], "datatype": "BYTES", "data": list(data)})
-        reply: dict[str, Any] = {"id": parsed.id, "outputs": outputs}
+        reply: Inferred = {"id": parsed.id, "outputs": outputs}
         if arrival.wants_timings:
             reply["timings"] = ledger(stream)
         return msgspec.json.encode(reply)
@@ -137,5 +138,5 @@ def _model(service: Service, request: Request) -> tuple[str, str]:
     return name, version
 
 
-def _json(body: Any, headers: dict[str, str] | None = None) -> Response:
-    return Response(msgspec.json.encode(body), 200, headers, "application/json")
+def _json(body: KServeServer | KServeLive) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -8,19 +8,20 @@ from starlette.responses import Response
 
 from quire.errors import InvalidRequest, QuireError
 from quire.server.openai.requests import ChatRequest, Sampled
+from quire.server.openai.responses import FinishReason
 from quire.server.service import Service
 from quire.server.stream import Ending
 from quire.server.tgi.errors import error_body
 
 T = TypeVar("T", bound=Sampled)
 
-CHAT_FINISH_REASONS = {
+CHAT_FINISH_REASONS: dict[Ending, FinishReason] = {
     Ending.END: "stop",
     Ending.STOP_TOKEN: "stop_sequence",
     Ending.STOP_STRING: "stop_sequence",
     Ending.LENGTH: "length",
 }
-COMPLETION_FINISH_REASONS = CHAT_FINISH_REASONS | {Ending.END: "eos_token"}
+COMPLETION_FINISH_REASONS: dict[Ending, FinishReason] = CHAT_FINISH_REASONS | {Ending.END: "eos_token"}
 _UNREAD = ("n", "logit_bias")  # of a chat
 
 

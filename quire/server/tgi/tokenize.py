@@ -18,6 +18,7 @@ from quire.server.prompts import encode_conversation
 from quire.server.sampling import at_most
 from quire.server.service import Service
 from quire.server.tgi.requests import TokenizeRequest
+from quire.server.tgi.responses import ChatTokenized, Detokenized, Tokenized, TokenSpan
 from quire.server.validation import typed
 from quire.text.tokenizer import Tokenizer
 
@@ -42,7 +43,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 class Encoded(NamedTuple):
     """What is answered, and the names of fields that nothing knows."""
 
-    reply: Any
+    reply: list[TokenSpan] | Tokenized | ChatTokenized | Detokenized
     unknown: list[str]
 
 
@@ -85,7 +86,7 @@ def _tokenize(service: Service, raw: dict[str, Any]) -> Encoded:
     else:
         add_prompt = asked.add_generation_prompt is not False
         _, tokens = encode_conversation(model, asked.messages or (), add_generation_prompt=add_prompt)
-    reply = {"count": len(tokens), "max_model_len": model.max_total_tokens, "tokens": tokens}
+    reply: Tokenized = {"count": len(tokens), "max_model_len": model.max_total_tokens, "tokens": tokens}
     return Encoded(reply, unknown)
 
 
@@ -104,7 +105,7 @@ def _detokenize(service: Service, raw: dict[str, Any]) -> Encoded:
     return Encoded({"prompt": text}, unknown)
 
 
-def _spans(tokenizer: Tokenizer, text: str, add_special: bool) -> list[dict[str, Any]]:
+def _spans(tokenizer: Tokenizer, text: str, add_special: bool) -> list[TokenSpan]:
     """Tokens with their text and where it lies, in bytes."""
     if len(text) > MAX_SPANS // 4:  # where it might be too long: to count tokens is cheaper than to place them
         num_tokens = len(tokenizer.encode(text, add_special_tokens=add_special))

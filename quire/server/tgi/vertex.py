@@ -20,6 +20,7 @@ from quire.server.stream import Asked
 from quire.server.tgi import quirks
 from quire.server.tgi.asking import refuse_details
 from quire.server.tgi.generate import ParsedGenerate, parse_generate
+from quire.server.tgi.responses import Predictions
 from quire.server.validation import shown, typed
 
 
@@ -44,7 +45,7 @@ async def vertex(service: Service, request: Request) -> Response:
     def write() -> bytes:
         best = [max(each, key=lambda answer: answer.mean_logprob) for each in answers]
         texts = [prefix + answer.text for prefix, answer in zip(prefixes, best, strict=True)]
-        reply: dict[str, Any] = {"predictions": texts}
+        reply: Predictions = {"predictions": texts}
         if arrival.wants_timings:
             reply["timings"] = ledger(stream)
         return msgspec.json.encode(reply)
