@@ -91,7 +91,10 @@ PATTERNS: dict[str, dict[str, Route]] = {
     "/v2/models/{model}/versions/{version}/infer": {"POST": Route(kserve.infer, tgi_error, generates=True)},
 }
 _COMPILED = [
-    (re.compile(pattern.replace("{model}", "(?P<model>.+?)").replace("{version}", "(?P<version>[^/]+)")), methods)
+    (
+        re.compile(pattern.replace("{model}", "(?P<model>.+?)").replace("{version}", "(?P<version>[^/]+)"), re.DOTALL),
+        methods,
+    )
     for pattern, methods in PATTERNS.items()
 ]
 

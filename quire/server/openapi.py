@@ -193,14 +193,14 @@ def _errors(path: str, method: str, operation: Operation) -> dict[str, tuple[str
     statuses: dict[str, Types] = {"500": own, "503": (*own, Unhealthy)}
     if path not in OPEN_PATHS:
         statuses["401"] = (OpenAIError,)
-    if "{model}" in path:
-        statuses["404"] = own
     if method == "post":
         statuses |= {"404": own, "413": own, "422": (TGIError,)}
         if operation.is_openai:
             statuses["400"] = own
     if operation.generates:
         statuses |= {"424": (TGIError,), "429": own, "504": own}
+    if "{model}" in path:
+        statuses["404"] = tuple(dict.fromkeys((*own, OpenAIError)))  # the latter where it is no path at all
     return {
         status: (
             _STATUSES[status] + (_TGI_STRICT if operation.is_openai and status in ("422", "424") else ""),
