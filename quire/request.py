@@ -99,6 +99,7 @@ class Request:
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None  # it also says where the answer may end
     timings: bool = False  # an account of what became of it is wanted
+    traced: bool = False  # records of some of its steps are wanted
 
     def __post_init__(self) -> None:
         _require("prompt", "empty", len(self.prompt) > 0, "at least one token")

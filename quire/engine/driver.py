@@ -11,7 +11,7 @@ from quire.core.plan import Failure, Update
 from quire.engine.engine import Engine, Outcome
 from quire.engine.idle_upkeep import IdleUpkeep
 from quire.engine.messages import Abort, Command, Event, Failed, Progress, Submit
-from quire.engine.port import PORT_SHIFT, Deliver, Order, Port
+from quire.engine.port import PORT_SHIFT, Deliver, Order, Port, by_port
 from quire.engine.preparations import Preparations, Prepared
 from quire.errors import EngineFailed, EngineStopped, InvalidRequest, QuireError, RequestFailed
 
@@ -198,19 +198,16 @@ class Driver:
         if self._must_wait():
             self._idle_upkeep.begin()
         while self._must_wait():
-            upkeep_in_s = self._look_after_engine() if self._failure is None and not self._missing else None
+            upkeep_in_s = self._idle_upkeep.run() if self._failure is None and not self._missing else None
+            self._abandon_if_broken()
             with self._wake:
                 if self._must_wait():
                     waits_s = [one for one in (upkeep_in_s, self._due_in_s()) if one is not None]
                     self._wake.wait(min(waits_s, default=None))
 
-    def _look_after_engine(self) -> float | None:
-        """Returns the seconds until there is more to do; None for an engine that cannot go on."""
-        upkeep_in_s = self._idle_upkeep.run() if self._engine.error is None else None
-        if self._engine.error is None:
-            return upkeep_in_s
-        self._dispatch(Outcome([], []))  # the process ends there, where another takes its place
-        return None
+    def _abandon_if_broken(self) -> None:
+        if self._engine.error is not None and self._abandon is not None:
+            self._abandon(self._engine.error.message, True)
 
     def _must_wait(self) -> bool:
         if self._inbox or self._phase is not Phase.RUNNING or not (self._is_idle() or self._missing):
@@ -304,8 +301,7 @@ class Driver:
 
     def _dispatch(self, outcome: Outcome) -> None:
         """One batch of events to each port."""
-        if self._engine.error is not None and self._abandon is not None:
-            self._abandon(self._engine.error.message, True)
+        self._abandon_if_broken()
         accounts = self._engine.accounts.news()
         updates: dict[int, list[Update]] = {}
         for update in outcome.updates:
@@ -320,6 +316,8 @@ class Driver:
         batches: dict[int, list[Event]] = {number: [Progress(those)] for number, those in updates.items()}
         for account in accounts:
             batches.setdefault(account.request_id >> PORT_SHIFT, []).insert(0, account)
+        for number, part in by_port(self._engine.traces.news(outcome.failures)):
+            batches.setdefault(number, []).insert(0, part)
         for failure in outcome.failures:
             event = Failed.from_error(failure.request_id, failure.error)
             batches.setdefault(failure.request_id >> PORT_SHIFT, []).append(event)
@@ -338,6 +336,7 @@ class Driver:
         self._samples_left.pop(request_id, None)
         self._preparing.forget(request_id)
         self._engine.accounts.close(request_id)
+        self._engine.traces.close(request_id)
         self._requests.get(request_id >> PORT_SHIFT, set()).discard(request_id)
 
     def _deliver(self, port: Port, events: list[Event]) -> None:

@@ -12,11 +12,12 @@ from quire.core.plan import Failure, StepPlan, Update
 from quire.core.scheduler import Scheduler
 from quire.engine.accounts import Accounts
 from quire.engine.audit import repair_if_wrong
-from quire.engine.executor import Executor, Pending
+from quire.engine.executor import Executor, Pending, is_out_of_memory
 from quire.engine.guides import Grammars, Guides, NoGrammars
 from quire.engine.isolation import PROBE, Isolation, Suspect
 from quire.engine.journal import Journal, Record
 from quire.engine.pace import Pace
+from quire.engine.step_traces import StepTraces
 from quire.engine.step_under_way import NotLaunched, StepUnderWay
 from quire.errors import EngineFailed, InvalidRequest, QuireError, RequestFailed
 from quire.request import Request
@@ -53,6 +54,7 @@ class Engine:
         self.scheduler = scheduler
         self.error: EngineFailed | None = None  # set once the engine cannot run any more
         self.accounts = Accounts()
+        self.traces = StepTraces()
         self.note: Callable[[str, float], None] | None = None  # hears what the host's work on a step took
         self.last_kind = ""  # of the step collected last; empty where it failed
         self.last_begun_s = 0.0  # when that step was planned
@@ -102,6 +104,8 @@ class Engine:
         self._guides.begin(request, from_here, matchers)
         if request.timings:
             self.accounts.open(request.request_id, self.scheduler.blocked_by)
+        if request.traced:
+            self.traces.open(request.request_id)
 
     def prepare(self, request: Request) -> "Future[None] | None":
         """What is worth waiting for before `request` is added, since it holds up every request there; None for most."""
@@ -130,6 +134,7 @@ class Engine:
         if self.note is not None and plan.started and plan.chunks[0].tokens is None:
             self.note("join", self._clock() - begun_s)
         self.accounts.planned(plan, self.scheduler.blocked_by, self.scheduler.request_of)
+        self.traces.launched(plan)
         guided = self._guides.guided(plan)
         if guided:
             plan = plan._replace(guided=guided)
@@ -162,7 +167,9 @@ class Engine:
         try:
             result = pending.result()
         except Exception as error:  # as above
+            self.traces.collected(plan, self.scheduler.request_of, worked=False)
             return self._recover(plan, error)
+        self.traces.collected(plan, self.scheduler.request_of, worked=True)
         begun_s = 0.0 if self.note is None else self._clock()
         if self._pace is not None:
             self._pace.ended(plan)
@@ -336,8 +343,3 @@ class Engine:
         self._broken = True
         log.critical("the engine gives up: %s", reason)
         return self.fail_all(self.error)
-
-
-def is_out_of_memory(fault: Exception) -> bool:
-    """Whether the device had too little memory for a step, as XLA says it."""
-    return "RESOURCE_EXHAUSTED" in str(fault)

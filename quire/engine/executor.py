@@ -34,3 +34,8 @@ class Executor(Protocol):
         """Prepare every shape of step there can be, telling the share done, from 0 to 1."""
 
     def close(self) -> None: ...
+
+
+def is_out_of_memory(fault: Exception) -> bool:
+    """Whether the device had too little memory for a step, as XLA says it."""
+    return "RESOURCE_EXHAUSTED" in str(fault)

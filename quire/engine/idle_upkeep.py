@@ -29,8 +29,10 @@ class IdleUpkeep:
         self._audits = [(now, False), (now + self._audit_after_s, True)]
         self._check_s = now + self._check_every_s
 
-    def run(self) -> float:
-        """Do what is due. Returns the seconds until there is more to do."""
+    def run(self) -> float | None:
+        """Do what is due. Returns the seconds until there is more to do; None for an engine that cannot go on."""
+        if self._engine.error is not None:
+            return None
         while self._audits and self._audits[0][0] <= self._clock():
             self._audit(self._audits.pop(0)[1])
         if self._check_s <= self._clock():

@@ -6,7 +6,18 @@ from quire.core.plan import TokenLogprobs, Update
 from quire.errors import QuireError
 from quire.request import Request
 
-__all__ = ["Abort", "Account", "Command", "Event", "Failed", "Progress", "Submit", "TokenLogprobs", "Update"]
+__all__ = [
+    "Abort",
+    "Account",
+    "Command",
+    "Event",
+    "Failed",
+    "Progress",
+    "StepTrace",
+    "Submit",
+    "TokenLogprobs",
+    "Update",
+]
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -51,5 +62,23 @@ class Account(msgspec.Struct, frozen=True, tag=True, array_like=True):
     preemptions: int
 
 
+class StepTrace(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A step with traced requests of a front end. Comes before the events of the step.
+
+    Times are seconds of the monotonic clock, which processes of one machine share.
+    """
+
+    step: int
+    method: str
+    num_sequences: int
+    num_tokens: int
+    begun_s: float
+    collected_s: float  # its result was there
+    completed_s: float  # the result was taken in, and what is complete has left the batch
+    worked: bool
+    request_ids: list[int]  # the traced ones in it, and those that it ended with an error
+    failed_ids: list[int]  # of them, those that it ended with an error
+
+
 Command = Submit | Abort
-Event = Progress | Failed | Account
+Event = Progress | Failed | Account | StepTrace

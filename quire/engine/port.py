@@ -1,10 +1,12 @@
 """A front end's connection to the driver."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import Enum, auto
 from typing import TYPE_CHECKING
 
-from quire.engine.messages import Command, Event
+import msgspec
+
+from quire.engine.messages import Command, Event, StepTrace
 
 if TYPE_CHECKING:
     from quire.engine.driver import Driver
@@ -40,3 +42,13 @@ class Port:
     def close(self) -> None:
         """Abort what this port asked for, ignore what it still sends, and deliver nothing more."""
         self._driver.post((self, Order.CLOSE))
+
+
+def by_port(trace: StepTrace | None) -> Iterator[tuple[int, StepTrace]]:
+    """The numbers of the ports whose requests `trace` names, each with its part of it."""
+    if trace is None:
+        return
+    for number in dict.fromkeys(one >> PORT_SHIFT for one in trace.request_ids):
+        request_ids = [one for one in trace.request_ids if one >> PORT_SHIFT == number]
+        failed_ids = [one for one in trace.failed_ids if one >> PORT_SHIFT == number]
+        yield number, msgspec.structs.replace(trace, request_ids=request_ids, failed_ids=failed_ids)

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 
-from quire.engine.messages import Abort, Account, Failed, Progress, Submit
+from quire.engine.messages import Abort, Account, Failed, Progress, StepTrace, Submit
 
 _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 256 * 2**20
@@ -90,7 +90,7 @@ class Started(msgspec.Struct, frozen=True, tag=True, array_like=True):
     queue_s: float
 
 
-ToFrontEnd = Progress | Failed | Account | Started | Stats | Others | Described | Ready | Broken
+ToFrontEnd = Progress | Failed | Account | StepTrace | Started | Stats | Others | Described | Ready | Broken
 ToEngine = Submit | Abort | Counts | Hello
 
 _encoder = msgspec.msgpack.Encoder()

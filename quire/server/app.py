@@ -2,6 +2,7 @@
 
 import logging
 import re
+import time
 from collections.abc import Awaitable, Callable, Collection, Mapping
 from typing import NamedTuple
 
@@ -123,6 +124,7 @@ class App:
 
     async def _answer(self, scope: Scope, request: Request) -> Response:
         metrics = self._service.metrics
+        opened_s = time.monotonic()
         route: Route | None = None
         try:
             route = _route(self._routes, scope)
@@ -137,7 +139,7 @@ class App:
                 metrics.note_error(error)
                 if self._service.tracing is not None:
                     name = route.handler.__name__
-                    self._service.tracing.note_refusal(Arrival(request.headers, name), error)
+                    self._service.tracing.note_refusal(Arrival(request.headers, name, opened_s), error)
             if self._service.settings.tgi_strict:
                 return tgi_error(error, ())
             return route.error_response(error, route.fields)

@@ -11,8 +11,9 @@ _YES = ("1", "true", "yes")
 class Arrival:
     """When a request came, what its tokens took, and what its headers ask for."""
 
-    def __init__(self, headers: Mapping[str, str], route: str = "") -> None:
-        self.opened_s = time.monotonic()
+    def __init__(self, headers: Mapping[str, str], route: str = "", opened_s: float | None = None) -> None:
+        """`opened_s`: when it came; None for now."""
+        self.opened_s = time.monotonic() if opened_s is None else opened_s
         self.tokenising_s = 0.0
         self.headers = headers
         self.route = route

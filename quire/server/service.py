@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from quire.appointments import Appointments
-from quire.engine.messages import Abort, Account, Command, Event, Failed, Progress, Submit
+from quire.engine.messages import Abort, Account, Command, Event, Failed, Progress, StepTrace, Submit
 from quire.engine.wire import Counts, Others, Started, Stats, ToFrontEnd
 from quire.errors import DeadlineExceeded, EngineFailed, Overloaded, QuireError, RequestFailed
 from quire.server.arrival import Arrival
@@ -23,7 +23,7 @@ from quire.server.stream import Asked, Prompt, Stream
 from quire.server.tenant import tenant
 
 if TYPE_CHECKING:
-    from quire.server.tracing import Tracing  # needs packages that most installations do without
+    from quire.server.tracing import StepSpans, Tracing  # needs packages that most installations do without
 
 log = logging.getLogger(__name__)
 
@@ -138,6 +138,7 @@ class Service:
         woken: set[Stream] = set()
         prompts = self._prompts
         has_tokens = False
+        steps: list[StepSpans] = []
         for message in messages:
             if isinstance(message, Progress):
                 has_tokens = True
@@ -161,6 +162,8 @@ class Service:
                 if found is not None:
                     found[0].note(message)
                     found[1].waited(message.queue_s)
+            elif isinstance(message, StepTrace):
+                steps += self._begin_spans(message)
             elif isinstance(message, Stats):
                 self.stats = message
                 self._health.hear(message, now)
@@ -180,6 +183,16 @@ class Service:
                 stream.last_s = now
                 stream.num_new = 0
             stream.wake()
+        for step in steps:
+            assert self.tracing is not None
+            self.tracing.end_step(step)
+
+    def _begin_spans(self, step: StepTrace) -> "list[StepSpans]":
+        """Of a step that holds requests of streams that are open; none where all have left."""
+        found = (self._prompts.get(request_id) for request_id in step.request_ids)
+        streams = dict.fromkeys(stream for _, stream in filter(None, found))
+        traces = [stream.trace for stream in streams if stream.trace is not None]
+        return [self.tracing.begin_step(step, traces)] if self.tracing is not None and traces else []
 
     # Requests
 
@@ -204,6 +217,9 @@ class Service:
         arrival = arrival or Arrival({})
         stream = Stream(self, arrival, self.settings.max_buffered_tokens, is_counted)
         stream.user = user
+        if self.tracing is not None and is_counted:
+            stream.trace = self.tracing.open(arrival)
+        is_traced = stream.trace is not None and stream.trace.is_wanted
         self._streams.add(stream)
         self._quiet.clear()
         for one in asked:
@@ -214,7 +230,8 @@ class Service:
                 salt=f"{whose}/{one.request.salt}" if whose else one.request.salt,
                 timeout_s=self.settings.request_timeout_s,
                 queue_timeout_s=self.settings.queue_timeout_s,
-                timings=arrival.wants_timings or self.tracing is not None,
+                timings=arrival.wants_timings or is_traced,
+                traced=is_traced,
             )
             self._prompts[request.request_id] = (stream.add(one, request), stream)
             if self._port is not None:
@@ -252,8 +269,8 @@ class Service:
         if stream.is_counted:
             self.metrics.note_stream(stream)
             log_request(stream)
-            if self.tracing is not None:
-                self.tracing.note_stream(stream)
+            if self.tracing is not None and stream.trace is not None:
+                self.tracing.note_stream(stream, stream.trace)
         if not self._streams:
             self._quiet.set()
 

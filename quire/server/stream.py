@@ -17,6 +17,7 @@ from quire.text.stop_strings import StopStrings
 
 if TYPE_CHECKING:
     from quire.server.service import Service
+    from quire.server.tracing import RequestTrace
 
 
 log = logging.getLogger(__name__)
@@ -234,6 +235,7 @@ class Stream:
         self.arrival = arrival
         self.is_counted = is_counted
         self.user: str | None = None
+        self.trace: RequestTrace | None = None
         self.pending: list[Delta] = []
         self.prompts: list[Prompt] = []
         self.opened_s = arrival.opened_s

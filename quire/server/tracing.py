@@ -1,4 +1,4 @@
-"""Requests as OpenTelemetry spans. Loaded only where spans are wanted, and written once a request is over.
+"""Requests and steps as OpenTelemetry spans. Loaded only where spans are wanted.
 
 generate | generate_stream | completions | chat_completions      the request, below the caller's span if it names one
 ├── schedule           checking, tokenising, handing it to the engine
@@ -7,13 +7,21 @@ generate | generate_stream | completions | chat_completions      the request, be
 │   ├── prefill        until the first token
 │   └── decode         from there to the last
 └── send_generation    until the last of it was written, or send_error
+
+batch                          a step of the engine, linked with the requests in it, and they with it
+├── prefill | decode           from its plan to its result
+├── filter_batch               taking in the result; sequences that are complete leave the batch
+├── filter_send_generations    until the tokens have reached the streams of the front end
+└── send_errors                until the requests that it failed were told
 """
 
 import time
+from collections.abc import Iterable, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
+from quire.engine.messages import StepTrace
 from quire.errors import InvalidSetting, QuireError
 from quire.server.arrival import Arrival
 from quire.server.ledger import ledger
@@ -24,7 +32,7 @@ try:
     from opentelemetry.sdk.resources import Resource
     from opentelemetry.sdk.trace import TracerProvider
     from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
-    from opentelemetry.trace import Span, SpanKind, StatusCode, set_span_in_context
+    from opentelemetry.trace import Link, Span, SpanKind, StatusCode, set_span_in_context
     from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 except ImportError as error:
     raise InvalidSetting(
@@ -34,8 +42,30 @@ except ImportError as error:
 HTTP_PORT = 4318  # the other one that collectors have, 4317, speaks gRPC
 
 
+class RequestTrace:
+    """The span of a request that is not over yet."""
+
+    def __init__(self, spans: "_Spans", root: Span) -> None:
+        self.spans = spans
+        self.root = root
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether it is written in the end; the caller or the sampler may say no."""
+        return self.root.is_recording()
+
+
+class StepSpans:
+    """The span of a step whose tokens are being handed out."""
+
+    def __init__(self, spans: "_Spans", batch: Span, step: StepTrace) -> None:
+        self.spans = spans
+        self.batch = batch
+        self.step = step
+
+
 class Tracing:
-    """Writes the spans of requests. Owned by the event loop."""
+    """Writes the spans of requests and steps. Owned by the event loop."""
 
     def __init__(self, provider: TracerProvider) -> None:
         self._provider = provider
@@ -43,11 +73,50 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
         self._noted: WeakSet[QuireError] = WeakSet()
 
-    def note_stream(self, stream: Stream) -> None:
+    def open(self, arrival: Arrival) -> RequestTrace:
+        """A request is taken in."""
+        spans = _Spans(self._tracer)
+        root = spans.open(arrival.route, arrival.opened_s, self._caller(arrival), kind=SpanKind.SERVER)
+        return RequestTrace(spans, root)
+
+    def begin_step(self, step: StepTrace, traces: Iterable[RequestTrace]) -> StepSpans:
+        """The events of a step are taken in next. `traces`: of its requests, which it is linked with."""
+        spans, roots = _Spans(self._tracer), [trace.root for trace in traces]
+        links = [Link(root.get_span_context()) for root in roots]
+        batch = spans.open("batch", step.begun_s, Context(), links=links)
+        batch.set_attributes(
+            {
+                "batch_size": step.num_sequences,
+                "quire.step": step.step,
+                "quire.method": step.method,
+                "quire.tokens": step.num_tokens,
+            }
+        )
+        for root in roots:
+            root.add_link(batch.get_span_context())
+        return StepSpans(spans, batch, step)
+
+    def end_step(self, one: StepSpans) -> None:
+        """Its events are taken in."""
+        spans, batch, step = one.spans, one.batch, one.step
+        now = max(time.monotonic(), step.completed_s)
+        context = set_span_in_context(batch)
+        spans.write(step.method, step.begun_s, step.collected_s, context)
+        if step.worked:
+            spans.write("filter_batch", step.collected_s, step.completed_s, context)
+            spans.write("filter_send_generations", step.completed_s, now, context)
+        else:
+            batch.set_status(StatusCode.ERROR)
+        if step.failed_ids:
+            telling = spans.open("send_errors", step.completed_s, context)
+            telling.set_attribute("quire.errors", len(step.failed_ids))
+            spans.close(telling, now)
+        spans.close(batch, now)
+
+    def note_stream(self, stream: Stream, trace: RequestTrace) -> None:
         """`stream` is over, however it went."""
         now = time.monotonic()
-        spans = _Spans(self._tracer)
-        root = spans.open(stream.arrival.route, stream.opened_s, self._caller(stream.arrival), kind=SpanKind.SERVER)
+        spans, root = trace.spans, trace.root
         root.set_attributes(_attributes(stream))
         context = set_span_in_context(root)
         spans.write("schedule", stream.opened_s, stream.submitted_s, context)
@@ -75,10 +144,12 @@ class Tracing:
         if error in self._noted:
             return
         now = time.monotonic()
-        spans = _Spans(self._tracer)
-        root = spans.open(arrival.route, arrival.opened_s, self._caller(arrival), kind=SpanKind.SERVER)
+        trace = self.open(arrival)
+        spans, root = trace.spans, trace.root
         _fail(root, error)
-        spans.write("send_error", now, now, set_span_in_context(root))
+        context = set_span_in_context(root)
+        spans.write("schedule", arrival.opened_s, now, context)
+        spans.write("send_error", now, now, context)
         spans.close(root, now)
 
     def close(self) -> None:
@@ -98,8 +169,15 @@ class _Spans:
         self._tracer = tracer
         self._zero_ns = time.time_ns() - time.monotonic_ns()
 
-    def open(self, name: str, begun_s: float, context: Context, kind: SpanKind = SpanKind.INTERNAL) -> Span:
-        span: Span = self._tracer.start_span(name, context, kind, start_time=self._ns(begun_s))
+    def open(
+        self,
+        name: str,
+        begun_s: float,
+        context: Context,
+        kind: SpanKind = SpanKind.INTERNAL,
+        links: Sequence[Link] = (),
+    ) -> Span:
+        span: Span = self._tracer.start_span(name, context, kind, links=links, start_time=self._ns(begun_s))
         return span
 
     def close(self, span: Span, ended_s: float) -> None:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quire.engine.client import EngineClient
 from quire.engine.front_end import FrontEnd
-from quire.engine.messages import Abort, Failed, Progress, Submit, TokenLogprobs, Update
+from quire.engine.messages import Abort, Failed, Progress, StepTrace, Submit, TokenLogprobs, Update
 from quire.engine.wire import Counts, Frames, Hello, decode_commands, decode_events, frame
 from quire.errors import InvalidRequest
 from quire.request import FinishReason, Request, SamplingParams
@@ -34,7 +34,10 @@ updates = st.builds(
 )
 events = st.lists(
     st.builds(Progress, st.lists(updates, max_size=3))
-    | st.builds(Failed, ids, texts, st.integers(100, 599), texts, st.none() | st.floats(0, 600)),
+    | st.builds(Failed, ids, texts, st.integers(100, 599), texts, st.none() | st.floats(0, 600))
+    | st.builds(
+        StepTrace, ids, texts, ids, ids, *[st.floats(0, 1e9)] * 3, st.booleans(), *[st.lists(ids, max_size=3)] * 2
+    ),
     max_size=4,
 )
 requests = st.builds(

@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import threading
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from itertools import pairwise
@@ -13,7 +14,9 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+from opentelemetry.trace import Link, SpanKind
 
+from quire.core.plan import StepPlan
 from quire.errors import InvalidSetting
 from quire.server.tracing import Tracing, tracing_to
 from tests.fake_executor import NAN
@@ -27,22 +30,44 @@ def exporter():
     return InMemorySpanExporter()
 
 
-@pytest.fixture
-def traced(make_server, exporter):
-    server = make_server()
+def traced_server(server, exporter: InMemorySpanExporter):
     provider = TracerProvider()
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     server.service.tracing = Tracing(provider)
     return server
 
 
+@pytest.fixture
+def traced(make_server, exporter):
+    return traced_server(make_server(), exporter)
+
+
+def finished_requests(exporter: InMemorySpanExporter) -> list[ReadableSpan]:
+    return [span for span in exporter.get_finished_spans() if span.kind is SpanKind.SERVER]
+
+
 def spans_of(server, exporter: InMemorySpanExporter) -> dict[str, ReadableSpan]:
-    server.wait_until(
-        lambda: any(span.parent is None or span.parent.is_remote for span in exporter.get_finished_spans())
-    )
-    found = {span.name: span for span in exporter.get_finished_spans()}
-    assert len(found) == len(exporter.get_finished_spans())
+    """Those of the one request there was."""
+    server.wait_until(lambda: bool(finished_requests(exporter)))
+    (root,) = finished_requests(exporter)
+    spans = [span for span in exporter.get_finished_spans() if span.context.trace_id == root.context.trace_id]
+    found = {span.name: span for span in spans}
+    assert len(found) == len(spans)
     return found
+
+
+def batches_of(exporter: InMemorySpanExporter) -> list[tuple[ReadableSpan, dict[str, ReadableSpan]]]:
+    """The spans of steps, each with its parts."""
+    spans = exporter.get_finished_spans()
+
+    def parts(batch: ReadableSpan) -> dict[str, ReadableSpan]:
+        return {one.name: one for one in spans if one.parent and one.parent.span_id == batch.context.span_id}
+
+    return [(span, parts(span)) for span in spans if span.name == "batch"]
+
+
+def ids_of(links: Iterable[Link]) -> set[int]:
+    return {link.context.span_id for link in links}
 
 
 @pytest.mark.parametrize(
@@ -84,7 +109,7 @@ def test_a_request_without_a_caller_begins_a_trace(traced, exporter):
 @pytest.mark.parametrize(
     ("body", "kind", "names"),
     [
-        ({"prompt": "abc", "top_p": 7}, "validation", {"completions", "send_error"}),
+        ({"prompt": "abc", "top_p": 7}, "validation", {"completions", "schedule", "send_error"}),
         ({"prompt": [1, NAN, 2], "max_tokens": 3}, "generation", {"completions", "schedule", "waiting", "send_error"}),
     ],
 )
@@ -94,6 +119,64 @@ def test_a_request_that_fails_is_one_span_with_the_kind_of_its_error(traced, exp
     assert set(spans) == names
     assert not spans["completions"].status.is_ok
     assert spans["completions"].attributes["error.type"] == kind
+
+
+def test_a_refused_request_has_the_time_in_which_it_was_checked(traced, exporter):
+    httpx.post(f"{traced.url}/v1/completions", json={"prompt": "abc", "top_p": 7})
+    spans = spans_of(traced, exporter)
+    root, schedule = spans["completions"], spans["schedule"]
+    assert root.start_time == schedule.start_time < schedule.end_time == root.end_time
+    assert schedule.parent.span_id == root.context.span_id
+
+
+def test_steps_are_spans_of_their_own_linked_with_their_requests(traced, exporter):
+    httpx.post(f"{traced.url}/v1/completions", json={"prompt": "abc", "max_tokens": 5})
+    root = spans_of(traced, exporter)["completions"]
+    batches = batches_of(exporter)
+    assert batches
+    assert ids_of(root.links) == {batch.context.span_id for batch, _ in batches}
+    for batch, parts in batches:
+        assert batch.parent is None
+        assert batch.context.trace_id != root.context.trace_id
+        assert ids_of(batch.links) == {root.context.span_id}
+        assert batch.attributes["batch_size"] == 1
+        method = batch.attributes["quire.method"]
+        assert set(parts) == {method, "filter_batch", "filter_send_generations"}
+        order = [parts[name] for name in (method, "filter_batch", "filter_send_generations")]
+        assert batch.start_time == order[0].start_time
+        assert all(before.end_time == after.start_time for before, after in pairwise(order))
+        assert order[-1].end_time == batch.end_time
+        assert batch.status.is_ok
+    assert batches[0][0].attributes["quire.method"] == "prefill"
+
+
+def test_a_step_that_tells_errors_has_a_part_for_them(traced, exporter):
+    httpx.post(f"{traced.url}/v1/completions", json={"prompt": [1, NAN, 2], "max_tokens": 3})
+    root = spans_of(traced, exporter)["completions"]
+    traced.wait_until(lambda: any("send_errors" in parts for _, parts in batches_of(exporter)))
+    ((batch, parts),) = batches_of(exporter)
+    assert ids_of(root.links) == {batch.context.span_id}
+    assert parts["send_errors"].attributes["quire.errors"] == 1
+
+
+def test_a_step_that_fails_is_a_span_with_an_error(make_server, exporter):
+    def fault(plan: StepPlan, prompts: list[tuple[int, ...]]) -> None:
+        if plan.step == 3:
+            raise RuntimeError("a device fault")
+
+    server = traced_server(make_server(before_result=fault), exporter)
+    assert httpx.post(f"{server.url}/v1/completions", json={"prompt": "abc", "max_tokens": 5}).status_code == 200
+    root = spans_of(server, exporter)["completions"]
+    ((batch, parts),) = [one for one in batches_of(exporter) if not one[0].status.is_ok]
+    assert set(parts) == {"decode"}
+    assert batch.context.span_id in ids_of(root.links)
+
+
+def test_a_request_that_its_caller_does_not_want_traced_leaves_no_span(traced, exporter):
+    headers = {"traceparent": CALLER.removesuffix("01") + "00"}
+    httpx.post(f"{traced.url}/v1/completions", json={"prompt": "abc", "max_tokens": 5}, headers=headers)
+    traced.wait_until(lambda: traced.service.num_streams == 0)
+    assert not exporter.get_finished_spans()
 
 
 def test_without_it_nothing_of_it_is_loaded():
