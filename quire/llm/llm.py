@@ -17,6 +17,7 @@ from quire.llm.prompts import Prompt, as_batch, as_ids, for_each, is_chat
 from quire.llm.run import Ask, Run, Turnstile
 from quire.request import Grammar, Request, SamplingParams
 from quire.text.chat import ChatTemplates, load_chat_templates
+from quire.text.conversation import render_conversation
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
@@ -125,14 +126,16 @@ class LLM:
         return self._stream(asks)
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
-        """The token ids of a prompt; a chat is rendered by the model's template."""
+        """The token ids of a prompt; a chat is rendered by the model's template, and special tokens that are written
+        out in its messages are plain text."""
         if isinstance(prompt, str):
             return tuple(self._need_tokenizer().encode(prompt))
         if is_chat(prompt):
             if not self.has_chat_template or self._templates is None:
                 raise InvalidRequest(f"{self.plan.files.name} has no chat template")
-            text = self._templates.select().render(list(prompt))
-            return tuple(self._need_tokenizer().encode(text, add_special_tokens=False))
+            tokenizer = self._need_tokenizer()
+            rendered = render_conversation(self._templates.select(), tokenizer.shield, list(prompt))
+            return tuple(tokenizer.encode_prompt(rendered))
         return as_ids(prompt, self.plan.model.vocab_size)  # type: ignore[arg-type]
 
     def close(self) -> None:

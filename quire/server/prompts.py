@@ -4,8 +4,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.errors import InvalidRequest
+from quire.server.openai.tool_use import ToolUse
 from quire.server.served_model import ServedModel
+from quire.server.service import Service
 from quire.server.validation import shown
+from quire.text.conversation import render_conversation
+from quire.text.shield import Prompt
 from quire.text.tools import check_calls
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
@@ -17,26 +21,27 @@ def encode_texts(model: ServedModel, texts: Sequence[str]) -> list[list[int]]:
 
 
 def encode_conversation(
-    model: ServedModel,
+    service: Service,
     messages: Sequence[Mapping[str, Any]],
     *,
-    add_generation_prompt: bool = True,
-    continue_final_message: bool = False,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    documents: Sequence[Mapping[str, Any]] | None = None,
-    variables: Mapping[str, Any] | None = None,
-) -> tuple[str, list[int]]:
-    """A conversation as its template has it, and the tokens of that."""
+    tools: ToolUse | None = None,
+    tool_prompt: str | None = None,
+    **options: Any,
+) -> tuple[Prompt, list[int]]:
+    """A conversation as its template has it, and the tokens of that. `options` are those of `render_conversation`."""
     check_messages(messages)
-    text = model.templates.select(with_tools=bool(tools)).render(
+    model = service.model
+    are_told = tools is not None and tools.is_told
+    prompt = render_conversation(
+        model.templates.select(with_tools=tools is not None and not are_told),
+        None if service.settings.parses_special_in_messages else model.tokenizer.shield,
         [_with_known_role(message) for message in messages],
-        tools=tools,
-        documents=documents,
-        add_generation_prompt=add_generation_prompt,
-        continue_final_message=continue_final_message,
-        variables=variables,
+        tools=None if tools is None else tools.rendered,
+        are_tools_told=are_told,
+        tool_prompt=tool_prompt,
+        **options,
     )
-    return text, model.tokenizer.encode(text, add_special_tokens=False)
+    return prompt, model.tokenizer.encode_prompt(prompt)
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:

@@ -61,6 +61,11 @@ class ServerSettings:
     tgi_strict: bool = setting(
         False, API, "Answer as text-generation-inference does where that is wrong or unusual; see docs/api.md."
     )
+    parse_special_in_messages: bool = setting(
+        False,
+        API,
+        "Special tokens written out in messages, tools and documents become those tokens; else they are plain text.",
+    )
     enable_prefill_logprobs: bool = setting(
         False, API, "With --tgi-strict: fill in decoder_input_details, which are empty there otherwise."
     )
@@ -102,6 +107,11 @@ class ServerSettings:
     @property
     def api_keys(self) -> tuple[str, ...]:
         return _listed(self.api_key)
+
+    @property
+    def parses_special_in_messages(self) -> bool:
+        """As text-generation-inference does, too."""
+        return self.parse_special_in_messages or self.tgi_strict
 
     @property
     def allowed_origins(self) -> tuple[str, ...]:

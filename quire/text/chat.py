@@ -12,6 +12,7 @@ from quire.errors import InvalidCheckpoint, InvalidRequest, TemplateFailed
 from quire.files.json_file import read_json_if_present
 from quire.text.budget import Budget
 from quire.text.json_text import parse_json_text
+from quire.text.plain_data import plain_copy, size_of
 from quire.text.sandbox import RefusedByTemplate, TemplateEnvironment
 from quire.text.tools import check_calls
 
@@ -35,7 +36,6 @@ _FAILURES = (
 # Ends in a space, by whose loss we see that a template trims what it is given.
 _CONTINUED = "\ue000the answer goes on here\ue001 "
 _PROBE = "\ue000probe\ue001"
-_PLAIN_TYPES = frozenset((str, int, float, bool))
 
 
 class ChatTemplate:
@@ -91,17 +91,17 @@ class ChatTemplate:
         prompt = self._render(
             {
                 **self._special_tokens,
-                **_plain("variables", variables or {}),
+                **plain_copy("variables", variables or {}),
                 "messages": conversation,
-                "tools": None if tools is None else _plain("tools", tools),
-                "documents": None if documents is None else _plain("documents", documents),
+                "tools": None if tools is None else plain_copy("tools", tools),
+                "documents": None if documents is None else plain_copy("documents", documents),
                 "add_generation_prompt": add_generation_prompt,
             }
         )
         return self._up_to_mark(prompt) if continue_final_message else prompt
 
     def _render(self, variables: Mapping[str, Any]) -> str:
-        budget = Budget(_size(variables))
+        budget = Budget(size_of(variables))
         try:
             return self._environment.render(self._template, variables, budget)
         except RefusedByTemplate as error:
@@ -124,14 +124,13 @@ class ChatTemplate:
         if not isinstance(message, Mapping):
             raise InvalidRequest(f"messages[{index}]: a {type(message).__name__}, not an object")
         check_calls(f"messages[{index}]", message)
-        plain: dict[str, Any] = _plain(f"messages[{index}]", message)
+        plain: dict[str, Any] = plain_copy(f"messages[{index}]", message)
         content = plain.get("content")
         if isinstance(content, list) and not self.takes_parts:
             plain["content"] = "".join(_part_text(f"messages[{index}].content[{i}]", p) for i, p in enumerate(content))
         elif isinstance(content, str) and self.takes_parts and not self.takes_text:
             plain["content"] = [{"type": "text", "text": content}]
-        for number, call in enumerate(plain.get("tool_calls") or ()):
-            _parse_arguments(f"messages[{index}].tool_calls[{number}]", call)
+        _parse_calls(index, plain)
         reasoning = next((plain[key] for key in _REASONING if plain.get(key) is not None), None)
         if reasoning is not None:
             plain |= {"reasoning_content": reasoning, "thinking": plain.get("thinking", reasoning)}
@@ -262,55 +261,17 @@ def _read(file: Path) -> str:
         raise InvalidCheckpoint(f"{file}: not UTF-8: {error}") from error
 
 
-def _plain(where: str, value: Any) -> Any:
-    """A copy out of JSON's own types alone, so that a template finds no method that reaches further."""
-    try:
-        return _copied(value)
-    except _NotJson as error:
-        raise InvalidRequest(f"{where}{error.place}: a {error.type_name} is not JSON") from None
-
-
-class _NotJson(Exception):
-    """Gathers its place on the way out: keys may be long and values many, so no place is spelt out before."""
-
-    def __init__(self, type_name: str) -> None:
-        super().__init__(type_name)
-        self.type_name = type_name
-        self.place = ""
-
-
-def _copied(value: Any) -> Any:
-    if value is None or type(value) in _PLAIN_TYPES:
-        return value
-    is_mapping = isinstance(value, Mapping)
-    if not is_mapping and not isinstance(value, (list, tuple)):
-        raise _NotJson(type(value).__name__)
-    at: Any = None
-    copied: dict[Any, Any] = {}
-    try:
-        for at, item in value.items() if is_mapping else enumerate(value):
-            copied[at] = item if type(item) in _PLAIN_TYPES else _copied(item)
-        return {str(key): item for key, item in copied.items()} if is_mapping else list(copied.values())
-    except _NotJson as error:
-        error.place = (f".{at}" if is_mapping else f"[{at}]") + error.place
-        raise
-
-
-def _size(value: Any) -> int:
-    """Characters in the strings of plain data, and one for each other thing."""
-    if isinstance(value, str):
-        return len(value)
-    if isinstance(value, dict):
-        return 1 + sum(_size(key) + _size(item) for key, item in value.items())
-    return 1 + sum(map(_size, value)) if isinstance(value, list) else 1
-
-
 def _part_text(where: str, part: Any) -> str:
     text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
     if not isinstance(text, str):
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
         raise InvalidRequest(f"{where}: {kind!r} is not supported by this model; supported is 'text'")
     return text
+
+
+def _parse_calls(index: int, message: Message) -> None:
+    for number, call in enumerate(message.get("tool_calls") or ()):
+        _parse_arguments(f"messages[{index}].tool_calls[{number}]", call)
 
 
 def _parse_arguments(where: str, call: Any) -> None:
@@ -322,6 +283,18 @@ def _parse_arguments(where: str, call: Any) -> None:
     if not isinstance(arguments, dict):
         raise InvalidRequest(f"{where}.function.arguments: a JSON {type(arguments).__name__}, not an object")
     function["arguments"] = arguments
+
+
+def with_parsed_arguments(messages: Sequence[Message]) -> list[Message]:
+    """The messages with the arguments of calls as objects."""
+    parsed = []
+    for index, message in enumerate(messages):
+        if isinstance(message, Mapping) and message.get("tool_calls"):
+            check_calls(f"messages[{index}]", message)
+            message = plain_copy(f"messages[{index}]", message)
+            _parse_calls(index, message)
+        parsed.append(message)
+    return parsed
 
 
 def _mark_final(conversation: list[dict[str, Any]]) -> None:

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
+from itertools import accumulate
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,6 +12,7 @@ from tokenizers import AddedToken
 from quire.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel
 from quire.files.json_file import MAX_VOCABULARY_BYTES, read_json, read_json_if_present
 from quire.text.gguf_vocabulary import surround, tokenizer_from_metadata
+from quire.text.shield import STAND_INS, Prompt, Shield
 from quire.text.token_text import Piece, PieceTable, TextRule, rule_of_decoder
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -73,11 +75,31 @@ class Tokenizer:
         """As `encode`, with where in the text each token lies."""
         backend = self._backend if parse_special else self._plain_backend
         _check_texts([text])
-        encoding = backend.encode(text, add_special_tokens=add_special_tokens)
-        return [
-            TokenSpan(token_id, piece, start, stop)
-            for token_id, piece, (start, stop) in zip(encoding.ids, encoding.tokens, encoding.offsets, strict=True)
-        ]
+        return _spans(backend.encode(text, add_special_tokens=add_special_tokens))
+
+    def encode_prompt(self, prompt: Prompt) -> list[int]:
+        """The tokens of a rendered conversation: its template's special tokens, and plain text where clients typed
+        others."""
+        if prompt.standing is None:
+            return self.encode(prompt.text, add_special_tokens=False)
+        _check_texts([prompt.text])
+        (encoding,) = self._standing_backend.encode_batch_fast([prompt.standing], add_special_tokens=False)
+        return [self._special_id_of.get(token_id, token_id) for token_id in encoding.ids]
+
+    def encode_prompt_with_spans(self, prompt: Prompt) -> list[TokenSpan]:
+        """As `encode_prompt`, with where in the text each token lies."""
+        if prompt.standing is None:
+            return self.encode_with_spans(prompt.text, add_special_tokens=False)
+        _check_texts([prompt.text])
+        specials = self.shield.specials
+        lengths = (len(specials[ord(one) - STAND_INS]) if ord(one) >= STAND_INS else 1 for one in prompt.standing)
+        offsets = [0, *accumulate(lengths)]
+        found = []
+        for span in _spans(self._standing_backend.encode(prompt.standing, add_special_tokens=False)):
+            token_id = self._special_id_of.get(span.id, span.id)
+            piece = span.piece if token_id == span.id else self.piece(token_id)
+            found.append(TokenSpan(token_id, piece, offsets[span.start], offsets[span.stop]))
+        return found
 
     def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
         """The text of the tokens. An id inside the vocabulary that names no token has no text."""
@@ -138,11 +160,48 @@ class Tokenizer:
         return None if token is None else self.id_of(token)
 
     @cached_property
+    def shield(self) -> Shield:
+        added = self._backend.get_added_tokens_decoder().values()
+        return Shield(token.content for token in added if token.special)
+
+    @cached_property
+    def _standing_backend(self) -> tokenizers.Tokenizer:
+        """The plain one, with a character more for each special token."""
+        backend = tokenizers.Tokenizer.from_str(self._plain_backend.to_str())
+        backend.encode_special_tokens = True
+        added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
+        backend.add_tokens(
+            [
+                AddedToken(chr(STAND_INS + index), normalized=False, lstrip=added[one].lstrip, rstrip=added[one].rstrip)
+                for index, one in enumerate(self.shield.specials)
+            ]
+        )
+        return backend
+
+    @cached_property
+    def _special_id_of(self) -> dict[int, int]:
+        """The ids of special tokens by those of their stand-ins."""
+        ids: dict[int, int] = {}
+        for index, special in enumerate(self.shield.specials):
+            standing, own = self._standing_backend.token_to_id(chr(STAND_INS + index)), self.id_of(special)
+            assert standing is not None, "it was added"
+            assert own is not None, "the vocabulary has it"
+            ids[standing] = own
+        return ids
+
+    @cached_property
     def _plain_backend(self) -> tokenizers.Tokenizer:
         """The same vocabulary, blind to special tokens in text. A copy: the switch is a state of the whole object."""
         plain = tokenizers.Tokenizer.from_str(self._backend.to_str())
         plain.encode_special_tokens = True
         return plain
+
+
+def _spans(encoding: tokenizers.Encoding) -> list[TokenSpan]:
+    return [
+        TokenSpan(token_id, piece, start, stop)
+        for token_id, piece, (start, stop) in zip(encoding.ids, encoding.tokens, encoding.offsets, strict=True)
+    ]
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:

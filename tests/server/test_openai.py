@@ -2,10 +2,13 @@
 
 import asyncio
 
+import httpx
 import openai
 import pytest
 
+from quire.server.settings import ServerSettings
 from tests.server.running import RunningServer
+from tests.server.vocabulary import END
 
 
 @pytest.fixture
@@ -212,3 +215,27 @@ def test_errors_name_the_field_its_value_and_the_limit(client):
     assert refused.value.code == "context_length_exceeded"
     with pytest.raises(openai.NotFoundError, match="model 'other' does not exist"):
         client.completions.create(model="other", prompt="a")
+
+
+@pytest.mark.parametrize(
+    ("settings", "is_parsed"),
+    [
+        (ServerSettings(), False),
+        (ServerSettings(parse_special_in_messages=True), True),
+        (ServerSettings(tgi_strict=True), True),
+    ],
+)
+def test_special_tokens_in_messages_are_plain_text_unless_the_server_is_told_otherwise(
+    make_server, settings, is_parsed
+):
+    server = make_server(settings=settings)
+    messages = [{"role": "user", "content": f"a{END}b"}]
+    tokens = httpx.post(f"{server.url}/tokenize", json={"messages": messages}).json()["tokens"]
+    assert (0 in tokens) == is_parsed
+    shown = httpx.post(f"{server.url}/chat_tokenize", json={"messages": messages}).json()
+    assert [each["id"] for each in shown["tokenize_response"]] == tokens
+    assert shown["templated_text"] == f"user: a{END}b\nassistant: "
+    body = {"messages": messages, "max_tokens": 2, "return_token_ids": True}
+    assert httpx.post(f"{server.url}/v1/chat/completions", json=body).json()["prompt_token_ids"] == tokens
+    plain = httpx.post(f"{server.url}/tokenize", json={"prompt": f"a{END}b"}).json()["tokens"]
+    assert plain == [1, 0, 2]

@@ -1,6 +1,5 @@
 """POST /v1/chat/completions."""
 
-from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
@@ -29,13 +28,13 @@ from quire.server.openai.responses import (
     MessagePart,
 )
 from quire.server.openai.tool_use import Calls, ToolUse, tool_use
-from quire.server.prompts import check_messages, encode_conversation
-from quire.server.served_model import ServedModel
+from quire.server.prompts import encode_conversation
 from quire.server.service import Service
 from quire.server.sse import EventStream, first_deltas, to_json, token_template
 from quire.server.stream import Asked, Delta, Ending, Stream
 from quire.server.tgi import quirks
 from quire.server.validation import typed
+from quire.text.shield import Prompt
 from quire.text.tools import CallFormat
 
 DONE = b"data: [DONE]\n\n"
@@ -110,14 +109,14 @@ def parse_chat(service: Service, arrival: Arrival, raw: dict[str, Any]) -> Parse
         samples=1 if fields.n is None else fields.n,
     )
     with arrival.tokenising():
-        text, tokens = encode_chat(service.model, fields, tools)
+        prompt, tokens = encode_chat(service, fields, tools)
     asked = asking.prompt(tokens)
     grammar = grammar_of("response_format", fields.response_format)
     if tools is not None and grammar is not None:
         raise InvalidRequest("response_format and tools are both set; an answer can follow one of them")
     if tools is not None and tools.shows_special:
         asked = replace(asked, skip_special_tokens=False)
-    return ParsedChat(fields, unknown, tools, asked, text, grammar)
+    return ParsedChat(fields, unknown, tools, asked, prompt.text, grammar)
 
 
 async def guided_chat(service: Service, parsed: ParsedChat) -> Asked:
@@ -128,17 +127,14 @@ async def guided_chat(service: Service, parsed: ParsedChat) -> Asked:
     return await guided(service, parsed.asked, "tools", tools.grammar, tools.checked)
 
 
-def encode_chat(model: ServedModel, fields: ChatRequest, tools: ToolUse | None) -> tuple[str, list[int]]:
+def encode_chat(service: Service, fields: ChatRequest, tools: ToolUse | None) -> tuple[Prompt, list[int]]:
     """The conversation as the template has it, and the tokens of that."""
     continues = bool(fields.continue_final_message)
-    messages: Sequence[Mapping[str, Any]] = fields.messages
-    if tools is not None:
-        check_messages(messages)
-        messages = tools.conversation(messages, fields.tool_prompt)
     return encode_conversation(
-        model,
-        messages,
-        tools=None if tools is None or tools.is_told else tools.rendered,
+        service,
+        fields.messages,
+        tools=tools,
+        tool_prompt=None if tools is None else fields.tool_prompt,
         add_generation_prompt=not continues if fields.add_generation_prompt is None else fields.add_generation_prompt,
         continue_final_message=continues,
         documents=fields.documents,

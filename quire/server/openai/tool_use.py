@@ -3,7 +3,7 @@
 import re
 import secrets
 import string
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from quire.server.served_model import ServedModel
 from quire.server.validation import shown
 from quire.text.call_parser import CallBegins, CallParser, Piece
 from quire.text.grammar_limits import MAX_BYTES, refuse_schema_that_explodes
-from quire.text.tools import CallFormat, Tool, calls_grammar, format_of, takes_tools, told_in_text, with_system_text
+from quire.text.tools import CallFormat, Tool, calls_grammar, format_of, takes_tools
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -33,12 +33,6 @@ class ToolUse:
     grammar: Grammar
     checked: Grammar  # the same with special tokens spelt out
     shows_special: bool  # some of the marks around calls are special tokens
-
-    def conversation(self, messages: Sequence[Mapping[str, Any]], prompt: str | None) -> Sequence[Mapping[str, Any]]:
-        """The messages with what must be said about tools in them."""
-        if self.is_told:
-            messages = told_in_text(messages, self.rendered)
-        return messages if not prompt else with_system_text(messages, prompt)
 
 
 def tool_use(fields: ChatRequest, model: ServedModel) -> ToolUse | None:

@@ -21,6 +21,7 @@ from quire.server.tgi.requests import TokenizeRequest
 from quire.server.tgi.responses import ChatTokenized, Detokenized, Tokenized, TokenSpan
 from quire.server.validation import typed
 from quire.text.tokenizer import Tokenizer
+from quire.text.tokenizer import TokenSpan as PlacedToken
 
 MAX_SPANS = 262_144  # of a reply: each takes a hundred bytes
 
@@ -85,7 +86,7 @@ def _tokenize(service: Service, raw: dict[str, Any]) -> Encoded:
         tokens = model.tokenizer.encode(asked.prompt, add_special_tokens=asked.add_special_tokens is not False)
     else:
         add_prompt = asked.add_generation_prompt is not False
-        _, tokens = encode_conversation(model, asked.messages or (), add_generation_prompt=add_prompt)
+        _, tokens = encode_conversation(service, asked.messages or (), add_generation_prompt=add_prompt)
     reply: Tokenized = {"count": len(tokens), "max_model_len": model.max_total_tokens, "tokens": tokens}
     return Encoded(reply, unknown)
 
@@ -93,9 +94,10 @@ def _tokenize(service: Service, raw: dict[str, Any]) -> Encoded:
 def _chat_tokenize(service: Service, raw: dict[str, Any]) -> Encoded:
     fields, unknown = typed(raw, ChatRequest, CHAT_REFUSALS, strict=service.settings.strict)
     service.model.check_name(fields.model)
-    text, _ = encode_chat(service.model, fields, tool_use(fields, service.model))
-    spans = _spans(service.model.tokenizer, text, add_special=False)
-    return Encoded({"tokenize_response": spans, "templated_text": text}, unknown)
+    prompt, tokens = encode_chat(service, fields, tool_use(fields, service.model))
+    at_most("the number of tokens", len(tokens), MAX_SPANS)
+    spans = _shown(prompt.text, service.model.tokenizer.encode_prompt_with_spans(prompt))
+    return Encoded({"tokenize_response": spans, "templated_text": prompt.text}, unknown)
 
 
 def _detokenize(service: Service, raw: dict[str, Any]) -> Encoded:
@@ -106,11 +108,14 @@ def _detokenize(service: Service, raw: dict[str, Any]) -> Encoded:
 
 
 def _spans(tokenizer: Tokenizer, text: str, add_special: bool) -> list[TokenSpan]:
-    """Tokens with their text and where it lies, in bytes."""
     if len(text) > MAX_SPANS // 4:  # where it might be too long: to count tokens is cheaper than to place them
         num_tokens = len(tokenizer.encode(text, add_special_tokens=add_special))
         at_most("the number of tokens", num_tokens, MAX_SPANS)
-    found = tokenizer.encode_with_spans(text, add_special_tokens=add_special)
+    return _shown(text, tokenizer.encode_with_spans(text, add_special_tokens=add_special))
+
+
+def _shown(text: str, found: list[PlacedToken]) -> list[TokenSpan]:
+    """Tokens with their text and where it lies, in bytes."""
     offsets: Sequence[int] = range(len(text) + 1)
     if not text.isascii():
         offsets = [0, *accumulate(len(character.encode()) for character in text)]
