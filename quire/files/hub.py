@@ -1,9 +1,14 @@
 """Model folders from the Hugging Face hub, through its own client and cache."""
 
+import glob
 import re
+from collections.abc import Sequence
+from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any, NamedTuple
 
 from quire.errors import ModelUnavailable
+from quire.files.gguf_choice import choose_gguf
 
 # What Quire reads, and no more: repositories also hold the weights in formats nobody here opens.
 _WANTED = [
@@ -24,18 +29,29 @@ _WANTED = [
 ]
 _UNWANTED = ["consolidated*.safetensors", "original/*", "onnx/*", "*/*.safetensors"]
 
-_REPOSITORY = re.compile(r"(?P<repository>[\w.-]+(/[\w.-]+)?)(@(?P<revision>[^@\s]+))?")
+_REPOSITORY = re.compile(
+    r"(?P<id>[\w.-]+(/[\w.-]+)?)"
+    r"(:(?P<type>[\w.-]+)|/(?P<file>[\w./-]+\.gguf))?"
+    r"(@(?P<revision>[^@\s]+))?"
+)
 
 
-def parse_repository(text: str) -> tuple[str, str | None] | None:
-    """`org/name[@revision]` as its two parts; None where the text is no such thing."""
+class Repository(NamedTuple):
+    id: str
+    gguf: str | None  # the file to take, or the type of it
+    revision: str | None
+
+
+def parse_repository(text: str) -> Repository | None:
+    """`org/name[:TYPE or /FILE.gguf][@revision]` as its parts; None where the text is no such thing."""
     found = _REPOSITORY.fullmatch(text)
-    return None if found is None else (found["repository"], found["revision"])
+    return None if found is None else Repository(found["id"], found["type"] or found["file"], found["revision"])
 
 
 def fetch_repository(
     repository: str,
     *,
+    gguf: str | None = None,
     revision: str | None = None,
     token: str | None = None,
     offline: bool = False,
@@ -43,8 +59,12 @@ def fetch_repository(
     endpoint: str | None = None,
     show_progress: bool = False,
 ) -> Path:
-    """The folder of a repository in the client's cache, complete, or ModelUnavailable with what to do about it."""
-    from huggingface_hub import snapshot_download
+    """A model in the client's cache, complete, or ModelUnavailable with what to do about it.
+
+    It is the folder of the repository, or a GGUF file, the only one that is fetched: where `gguf` says which, or where
+    a repository has no other weights.
+    """
+    from huggingface_hub import HfApi, snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
@@ -59,17 +79,32 @@ def fetch_repository(
         def __init__(self, *args: object, **options: object) -> None:
             super().__init__(*args, **(options | {"disable": True}))
 
+    where: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir, "endpoint": endpoint}
     wanted = f"{repository}@{revision}" if revision else repository
+
+    def chosen() -> list[str]:
+        """The GGUF files to fetch, by what the hub says it has; by what the cache has where it cannot be asked."""
+        try:
+            names = HfApi(endpoint, token=token).list_repo_files(repository, revision=revision) if not offline else None
+        except (HTTPError, OSError):  # what is wrong is said when files are fetched, if the cache does not have them
+            names = None
+        if names is not None:
+            return _chosen(repository, names, gguf)
+        try:
+            folder = Path(snapshot_download(repository, **where, local_files_only=True, allow_patterns=[]))
+        except LocalEntryNotFoundError:
+            return []
+        cached = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
+        return _chosen(f"{wanted} in the local cache", cached, gguf)
+
     try:
+        files = chosen()
         folder = snapshot_download(
             repository,
-            revision=revision,
-            token=token,
+            **where,
             local_files_only=offline,
-            cache_dir=cache_dir,
-            endpoint=endpoint,
-            allow_patterns=_WANTED,
-            ignore_patterns=_UNWANTED,
+            allow_patterns=[glob.escape(name) for name in files] or _WANTED,
+            ignore_patterns=None if files else _UNWANTED,
             tqdm_class=None if show_progress else Hidden,
         )
     except GatedRepoError as error:
@@ -88,7 +123,15 @@ def fetch_repository(
         raise ModelUnavailable(_unreachable(wanted, offline)) from error
     except (HTTPError, OSError) as error:
         raise ModelUnavailable(f"{wanted} could not be fetched: {type(error).__name__}: {error}") from error
-    return Path(folder)
+    return Path(folder, files[0]) if files else Path(folder)
+
+
+def _chosen(repository: str, names: Sequence[str], gguf: str | None) -> list[str]:
+    """The GGUF files to take; none where the repository has other weights and no GGUF file was asked for."""
+    tensors = [name for name in names if name.endswith(".safetensors")]
+    has_tensors = any(not any(fnmatch(name, pattern) for pattern in _UNWANTED) for name in tensors)
+    has_gguf = any(name.endswith(".gguf") for name in names)
+    return choose_gguf(repository, names, gguf) if gguf is not None or (has_gguf and not has_tensors) else []
 
 
 def _unreachable(wanted: str, offline: bool) -> str:

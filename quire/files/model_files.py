@@ -65,7 +65,7 @@ def locate(
     - `default` or its name: the packaged model;
     - `random:` and a config.json, a folder that has one, or a name from `shapes.py`;
     - a folder or a .gguf file;
-    - `org/name[@revision]`: a repository of the hub.
+    - `org/name[@revision]`: a repository of the hub; `org/name:TYPE` and `org/name/FILE.gguf` take one GGUF file of it.
     """
     if model in ("default", DEFAULT_MODEL.name):
         _refuse_revision(model, revision)
@@ -79,21 +79,21 @@ def locate(
         _refuse_revision(model, revision)
         return _local(path, model)
     repository = parse_repository(model)
-    if repository is None or model.endswith(".gguf"):
+    if repository is None or repository.id.endswith(".gguf"):
         raise ModelUnavailable(f"{model!r}: no such file or folder")
-    repository_id, own_revision = repository
-    if own_revision is not None and revision not in (None, own_revision):
+    if repository.revision is not None and revision not in (None, repository.revision):
         raise ModelUnavailable(f"{model} names a revision, and {revision!r} was asked for besides")
-    folder = fetch_repository(
-        repository_id,
-        revision=own_revision or revision,
+    found = fetch_repository(
+        repository.id,
+        gguf=repository.gguf,
+        revision=repository.revision or revision,
         token=token,
         offline=offline,
         cache_dir=None if cache_dir is None else cache_folder(cache_dir) / "hub",
         endpoint=endpoint,
         show_progress=progress is not silent,
     )
-    return _from_folder(folder, repository_id)
+    return _from_folder(found, repository.id) if found.is_dir() else _from_gguf(found, model.partition("@")[0])
 
 
 def _refuse_revision(model: str, revision: str | None) -> None:

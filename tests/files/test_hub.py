@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from safetensors.numpy import save
 
-from quire.errors import ModelUnavailable
+from quire.errors import InvalidCheckpoint, ModelUnavailable
 from quire.files import locate
 from tests.files.fake_hub import COMMIT, FakeHub
+from tests.files.gguf_writing import LLAMA_METADATA, embedding, write_gguf
 
 FILES = {
     "config.json": json.dumps({"model_type": "llama", "eos_token_id": 2}).encode(),
@@ -33,6 +34,31 @@ def hub() -> FakeHub:
 def endpoint(hub: FakeHub) -> Iterator[str]:
     with hub.running() as url:
         yield url
+
+
+@pytest.fixture
+def ggufs(tmp_path_factory: pytest.TempPathFactory) -> FakeHub:
+    path = write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf", "llama", LLAMA_METADATA, embedding())
+    model, other = path.read_bytes(), b"another model"
+    return FakeHub(
+        {
+            "org/model-GGUF": {
+                "README.md": b"unwanted",
+                "config.json": b"{}",
+                "imatrix.gguf": other,
+                "mmproj-F32.gguf": other,
+                "model-IQ2_XS.gguf": other,
+                "model-Q8_0.gguf": model,
+                "sub/model.Q4_K_M.gguf": model,
+                "model-F16-00001-of-00002.gguf": other,
+                "model-F16-00002-of-00002.gguf": b"the second part",
+            },
+            "org/both": FILES | {"model-Q8_0.gguf": model},
+            "org/odd-GGUF": {"a-IQ1_S.gguf": other, "b-IQ2_S.gguf": other},
+            "org/two-GGUF": {"large-Q8_0.gguf": other, "small-Q8_0.gguf": other},
+            "org/cut-GGUF": {"m-Q8_0-00001-of-00002.gguf": other},
+        }
+    )
 
 
 def test_a_repository_is_fetched_once_and_then_found_offline(hub: FakeHub, endpoint: str, tmp_path: Path) -> None:
@@ -94,3 +120,57 @@ def test_a_hub_that_cannot_be_reached_is_a_clear_error(tmp_path: Path) -> None:
 def test_an_impossible_name_is_refused_without_asking_the_hub(tmp_path: Path) -> None:
     with pytest.raises(ModelUnavailable, match="neither a local path nor a repository id"):
         locate("org/..name--", endpoint="http://127.0.0.1:9", cache_dir=tmp_path)
+
+
+def test_of_gguf_files_the_preferred_one_is_fetched_and_no_other(ggufs: FakeHub, tmp_path: Path) -> None:
+    with ggufs.running() as endpoint:
+        found = locate("org/model-GGUF", endpoint=endpoint, cache_dir=tmp_path)
+    assert (found.kind, found.name) == ("gguf", "org/model-GGUF")
+    assert found.path is not None
+    assert found.path.name == "model-Q8_0.gguf"
+    assert ggufs.downloads == ["model-Q8_0.gguf"]
+    assert locate("org/model-GGUF", offline=True, cache_dir=tmp_path) == found
+
+
+@pytest.mark.parametrize("model", ["org/model-GGUF:q4_k_m", "org/model-GGUF/sub/model.Q4_K_M.gguf"])
+def test_a_gguf_file_is_taken_by_its_type_or_name(ggufs: FakeHub, tmp_path: Path, model: str) -> None:
+    with ggufs.running() as endpoint:
+        found = locate(f"{model}@{COMMIT}", endpoint=endpoint, cache_dir=tmp_path)
+    assert ggufs.downloads == ["sub/model.Q4_K_M.gguf"]
+    assert found.name == model
+    with pytest.raises(ModelUnavailable, match=r"in the local cache has no GGUF file of type Q8_0; it has sub/"):
+        locate("org/model-GGUF:Q8_0", revision=COMMIT, offline=True, cache_dir=tmp_path)
+
+
+def test_all_parts_of_a_split_gguf_file_are_fetched(ggufs: FakeHub, tmp_path: Path) -> None:
+    with ggufs.running() as endpoint, pytest.raises(InvalidCheckpoint):  # these parts are no real ones
+        locate("org/model-GGUF:F16", endpoint=endpoint, cache_dir=tmp_path)
+    assert sorted(ggufs.downloads) == ["model-F16-00001-of-00002.gguf", "model-F16-00002-of-00002.gguf"]
+
+
+def test_a_repository_with_both_is_read_as_safetensors_unless_a_gguf_file_is_named(
+    ggufs: FakeHub, tmp_path: Path
+) -> None:
+    with ggufs.running() as endpoint:
+        assert locate("org/both", endpoint=endpoint, cache_dir=tmp_path).kind == "safetensors"
+        assert "model-Q8_0.gguf" not in ggufs.downloads
+        assert locate("org/both:Q8_0", endpoint=endpoint, cache_dir=tmp_path).kind == "gguf"
+
+
+@pytest.mark.parametrize(
+    ("model", "message"),
+    [
+        ("org/model-GGUF:Q2_K", r"org/model-GGUF has no GGUF file of type Q2_K; it has model-IQ2_XS.gguf, model-Q8_0"),
+        ("org/model-GGUF/model-Q9.gguf", r"org/model-GGUF has no file 'model-Q9.gguf'; it has model-IQ2_XS.gguf"),
+        ("org/model-GGUF/mmproj-F32.gguf", r"mmproj-F32.gguf is a part for other models"),
+        ("org/odd-GGUF", r"org/odd-GGUF has no GGUF file of a type that is read \(Q8_0, .*it has a-IQ1_S.gguf, b-IQ2"),
+        ("org/two-GGUF", r"several files of type Q8_0; name one of org/two-GGUF/large-Q8_0.gguf, org/two-GGUF/small"),
+        ("org/cut-GGUF", r"m-Q8_0-00001-of-00002.gguf is one of 2 parts, of which are missing: m-Q8_0-00002-of-00002"),
+    ],
+)
+def test_a_gguf_file_that_cannot_be_chosen_is_refused_with_those_there_are(
+    ggufs: FakeHub, tmp_path: Path, model: str, message: str
+) -> None:
+    with ggufs.running() as endpoint, pytest.raises(ModelUnavailable, match=message):
+        locate(model, endpoint=endpoint, cache_dir=tmp_path)
+    assert ggufs.downloads == []
