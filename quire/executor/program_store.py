@@ -1,11 +1,13 @@
 """Compiled programs on disk, so that a second start neither traces nor compiles."""
 
+import contextlib
 import hashlib
 import logging
 import os
 import pickle
 import re
 import shutil
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ SOURCES = ("executor", "models", "ops", "sharding.py")
 NAME_LENGTH = 32
 NAME = re.compile(rf"[0-9a-f]{{{NAME_LENGTH}}}")  # of our folders, among which others may stand
 KEPT_FOLDERS = 64  # those that were used last
+UNFINISHED_S = 3600.0  # after which nobody still writes a file
 
 
 class ProgramStore:
@@ -54,13 +57,15 @@ class ProgramStore:
 
     def save(self, name: str, program: Any) -> None:
         path = self._path(name)
+        unfinished = path.with_suffix(f".{os.getpid()}")
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_suffix(f".{os.getpid()}")
             unfinished.write_bytes(pickle.dumps(serialize(program)))
             unfinished.replace(path)  # at once, so that nobody reads a half
         except OSError as error:
             log.warning("%s cannot be kept for the next start: %s", path, error)
+            with contextlib.suppress(OSError):
+                unfinished.unlink(missing_ok=True)  # on a full disk it would take what is left
 
     def forget_unused(self) -> None:
         """This folder is used now; those that many others were used after are deleted.
@@ -70,6 +75,7 @@ class ProgramStore:
         try:
             self._folder.mkdir(parents=True, exist_ok=True)
             os.utime(self._folder)
+            self._delete_unfinished()
             ours = [path for path in self._folder.parent.iterdir() if NAME.fullmatch(path.name) and path.is_dir()]
             last_first = sorted(ours, key=lambda folder: folder.stat().st_mtime, reverse=True)
         except OSError as error:
@@ -78,6 +84,12 @@ class ProgramStore:
         for folder in last_first[KEPT_FOLDERS:]:
             log.info("programs that %d others were used after are deleted: %s", KEPT_FOLDERS, folder)
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _delete_unfinished(self) -> None:
+        """What processes left behind that ended while they wrote."""
+        for path in self._folder.iterdir():
+            if path.suffix[1:].isdecimal() and time.time() - path.stat().st_mtime > UNFINISHED_S:
+                path.unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.program"

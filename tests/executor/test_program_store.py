@@ -1,6 +1,8 @@
 """Programs on disk: found again, made again where they are damaged, and deleted when nobody uses them."""
 
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import jax
@@ -49,3 +51,35 @@ def test_a_folder_that_cannot_be_written_is_said_and_nothing_more(
     (tmp_path / "programs").write_text("no folder")
     ProgramStore(tmp_path / "programs", "a model").forget_unused()
     assert "cannot be tidied up" in caplog.text
+
+
+SAVE_ON_A_FULL_DISK = """
+import resource, sys
+from pathlib import Path
+import jax, jax.numpy as jnp
+from quire.executor.program_store import ProgramStore
+program = jax.jit(lambda x: x + 1).lower(jnp.zeros(3)).compile()
+resource.setrlimit(resource.RLIMIT_FSIZE, (100, 100))  # a file of more bytes than this is refused half way
+ProgramStore(Path(sys.argv[1]), "a model").save("add", program)
+"""
+
+
+def test_nothing_is_left_of_a_program_that_the_disk_has_no_room_for(tmp_path: Path) -> None:
+    ended = subprocess.run(
+        [sys.executable, "-c", SAVE_ON_A_FULL_DISK, str(tmp_path)], check=True, capture_output=True, text=True
+    )
+    assert "cannot be kept for the next start: [Errno 27] File too large" in ended.stderr
+    assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
+
+
+def test_what_a_process_left_half_written_is_deleted_once_it_is_old(tmp_path: Path) -> None:
+    store = ProgramStore(tmp_path, "ours")
+    store.forget_unused()
+    (folder,) = tmp_path.iterdir()
+    old, new, program = folder / "add.123", folder / "add.456", folder / "add.program"
+    for path in (old, new, program):
+        path.write_bytes(b"a")
+    for path in (old, program):
+        os.utime(path, (1, 1))
+    store.forget_unused()
+    assert {*folder.iterdir()} == {new, program}
