@@ -40,11 +40,16 @@ def listed(names: Sequence[str], between: str = ", ") -> str:
     return between.join(names[:MOST_LISTED]) + more
 
 
+MAX_MESSAGE = 2000  # characters: messages repeat what clients sent
+
+
 class QuireError(Exception):
     kind = "internal"
     status = 500
 
     def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        if len(message) > MAX_MESSAGE:
+            message = f"{message[:MAX_MESSAGE]}…"
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s  # None where trying again does not help

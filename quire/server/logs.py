@@ -9,6 +9,16 @@ from typing import Any
 _OWN = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | {"message", "asctime", "taskName"}
 
 
+MAX_TEXT = 8192  # characters of a line, or of a traceback: either may repeat what a client sent
+MAX_EXTRA = 1024
+
+
+def cut(text: str, limit: int = MAX_TEXT) -> str:
+    """`text` without its middle, if it is too long."""
+    left_out = len(text) - limit
+    return text if left_out <= 0 else f"{text[: limit // 2]}… {left_out} characters …{text[-limit // 2 :]}"
+
+
 class TextFormatter(logging.Formatter):
     """`12:34:56 INFO message key=value ...`"""
 
@@ -16,7 +26,7 @@ class TextFormatter(logging.Formatter):
         super().__init__("%(asctime)s %(levelname)s %(message)s", "%H:%M:%S")
 
     def format(self, record: logging.LogRecord) -> str:
-        line = super().format(record)
+        line = cut(super().format(record))
         return " ".join([line, *(f"{key}={_word(value)}" for key, value in _extra(record).items())])
 
 
@@ -28,15 +38,16 @@ class JsonFormatter(logging.Formatter):
             "time": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{int(record.msecs):03d}Z",
             "level": record.levelname,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": cut(record.getMessage()),
         }
         if record.exc_info:
-            entry["exception"] = self.formatException(record.exc_info)
+            entry["exception"] = cut(self.formatException(record.exc_info))
         return json.dumps(entry | _extra(record), default=str)
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
-    return {key: value for key, value in vars(record).items() if key not in _OWN}
+    extra = {key: value for key, value in vars(record).items() if key not in _OWN}
+    return {key: cut(value, MAX_EXTRA) if isinstance(value, str) else value for key, value in extra.items()}
 
 
 def _word(value: Any) -> str:

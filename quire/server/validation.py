@@ -55,9 +55,9 @@ def typed(
             if value is not None and value not in refusal.inert:
                 raise InvalidRequest(f"{where}{name} is {shown(value)}: {refusal.reason}")
         elif strict:
-            raise InvalidRequest(f"{where}{name} is not a field of this route")
+            raise InvalidRequest(f"{where}{name[:_SHOWN]} is not a field of this route")
         else:
-            unknown.append(f"{where}{name}")
+            unknown.append(f"{where}{name[:_SHOWN]}")
     try:
         return msgspec.convert({name: raw[name] for name in known if name in raw}, struct), unknown
     except msgspec.ValidationError as error:

@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from quire.server.logs import JsonFormatter, TextFormatter
+from quire.server.settings import ServerSettings
 
 
 @pytest.fixture
@@ -62,3 +63,47 @@ def test_nothing_of_what_is_asked_or_refused_is_logged(server, records, path, bo
     for record in records.records:
         assert "secretword" not in TextFormatter().format(record)
         assert "secretword" not in JsonFormatter().format(record)
+
+
+def test_no_client_makes_a_long_line_or_a_long_answer(make_server, records):
+    """By names, values, paths and models of a megabyte."""
+    long = "n" * 1_000_000
+    strict = make_server(settings=ServerSettings(strict=True))
+    server = make_server()
+    chat = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}
+    for one in (server, strict):
+        for path, body in (
+            ("/v1/completions", {"prompt": "a", "max_tokens": 1, long: 1}),
+            ("/v1/chat/completions", chat | {long: 1}),
+            ("/v1/chat/completions", chat | {"model": long}),
+            ("/v1/chat/completions", chat | {"logit_bias": {long: 1}}),
+            ("/v1/chat/completions", chat | {"logit_bias": {long: "a"}}),
+            ("/v1/chat/completions", chat | {"max_tokens": long}),
+            ("/v1/chat/completions", chat | {"chat_template_kwargs": {long: [long]}, "tool_choice": long}),
+            ("/v1/chat/completions", chat | {"messages": [{"role": long, "content": long}]}),
+            ("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 1, long: 1}}),
+            ("/generate", {"inputs": "a", "parameters": {"grammar": {"type": long}}}),
+            ("/vertex", {"instances": [{"inputs": "a", long: 1, "parameters": {"max_new_tokens": 1}}]}),
+            ("/vertex", {"instances": [{"inputs": "a", "stream": long}]}),
+            ("/v2/models/fake/versions/1/infer", {"id": long, "inputs": [{long: 1}], "outputs": [{long: 1}]}),
+        ):
+            answer = httpx.post(one.url + path, json=body, timeout=20)
+            assert len(answer.content) < 5000, (path, answer.status_code)
+            assert sum(len(name) + len(value) for name, value in answer.headers.items()) < 5000, path
+        assert len(httpx.get(f"{one.url}/v1/models/{long[:60_000]}").content) < 5000
+        assert len(httpx.put(f"{one.url}/v1/models/{long[:60_000]}").content) < 5000
+    assert records.records
+    for record in records.records:
+        assert len(TextFormatter().format(record)) < 10_000, record.msg
+        assert len(record.getMessage()) < 5000, record.msg
+
+
+def test_a_long_message_keeps_its_ends(records):
+    try:
+        raise ValueError("v" * 100_000)
+    except ValueError:
+        logging.getLogger("quire.test").exception("begin%send", "x" * 100_000, extra={"user": "u" * 100_000})
+    for formatter in (TextFormatter(), JsonFormatter()):
+        line = formatter.format(records.records[-1])
+        found = len(line), "begin" in line, " characters " in line
+        assert found == (min(found[0], 20_000), True, True)

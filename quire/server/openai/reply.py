@@ -17,6 +17,9 @@ from quire.server.timing_headers import timing_headers
 
 log = logging.getLogger(__name__)
 
+MAX_NAMES = 20  # of fields that are not known, in the log and in a header
+MAX_NAME = 60  # characters of each
+
 FINISH_REASONS: dict[Ending, FinishReason] = {
     Ending.END: "stop",
     Ending.STOP_TOKEN: "stop",
@@ -59,8 +62,10 @@ def ignored_header(names: list[str]) -> dict[str, str]:
     """Tells the client which of its fields nothing here knows: names out of its body, made safe for a header."""
     if not names:
         return {}
-    log.warning("fields that no route knows were ignored: %s", ", ".join(map(repr, names[:20])))
-    safe = ["".join(c for c in name if c.isascii() and c.isprintable())[:60] for name in names[:20]]
+    shown = [name[:MAX_NAME] for name in names[:MAX_NAMES]]
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    log.warning("fields that no route knows were ignored: %s%s", ", ".join(map(repr, shown)), more)
+    safe = ["".join(c for c in name if c.isascii() and c.isprintable()) for name in shown]
     return {"x-quire-ignored-fields": ",".join(safe)}
 
 
