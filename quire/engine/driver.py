@@ -166,7 +166,9 @@ class Driver:
             self._obey(*self._inbox.popleft())
         if self._failure is not None or self._gathers_on():
             return
-        failures = self._preparing.expire() + engine.upkeep()
+        failures = engine.upkeep()
+        if self._preparing:
+            failures += self._preparing.expire()
         if failures:
             self._dispatch(Outcome([], failures))
         while engine.launch():

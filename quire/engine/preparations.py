@@ -23,6 +23,9 @@ class Preparations:
         self._waiting: dict[int, tuple[Submit, float]] = {}  # and since when, by request
         self._deadlines = Deadlines(clock)
 
+    def __len__(self) -> int:
+        return len(self._waiting)
+
     def __contains__(self, request_id: int) -> bool:
         return request_id in self._waiting
 
