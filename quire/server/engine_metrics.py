@@ -8,7 +8,7 @@ _COUNTERS = {
     "preemptions": ("quire_preemptions", "Sequences that lost their pages to older ones."),
     "evicted_pages": ("quire_evicted_pages", "Cached pages given up for others."),
     "cached_tokens": ("quire_prefix_hit_tokens", "Tokens found in the prefix cache when a sequence was admitted."),
-    "faults": ("quire_step_faults", "Steps that failed."),
+    "faults": ("quire_step_faults", "Steps that failed, and checks of an idle device that did."),
     "requests_blamed": ("quire_faults_isolated", "Requests that made their steps fail and were ended alone."),
     "shrinks": ("quire_step_shrinks", "Times that steps were made smaller, since the device ran out of memory."),
     "repairs": ("quire_page_repairs", "Times that the accounts of pages were wrong, and begun anew."),
