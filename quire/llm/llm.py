@@ -18,6 +18,7 @@ from quire.llm.run import Ask, Run, Turnstile
 from quire.request import Grammar, Request, SamplingParams
 from quire.text.chat import ChatTemplates, load_chat_templates
 from quire.text.conversation import render_conversation
+from quire.text.stop_strings import MAX_STOPS, check_stops
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
@@ -179,6 +180,7 @@ class LLM:
             raise InvalidRequest(f"n is {n}; it must be at least 1")
         if isinstance(stop, str):
             stop = [stop]
+        check_stops(stop, MAX_STOPS)
         asks = []
         samplings = for_each("sampling", sampling, len(prompts))
         limits = for_each("max_tokens", max_tokens, len(prompts))

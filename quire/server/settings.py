@@ -5,6 +5,7 @@ from dataclasses import dataclass, fields
 
 from quire.config import setting
 from quire.errors import InvalidSetting
+from quire.text.stop_strings import MAX_STOPS
 
 HTTP, ACCESS, LIMITS, API, OPERATIONS = "HTTP", "Access", "Limits", "API", "Operations"
 
@@ -49,7 +50,7 @@ class ServerSettings:
     )
     max_concurrent_requests: int = setting(2048, LIMITS, "Requests that one worker has open; more are answered 429.")
     max_best_of: int = setting(20, LIMITS, "Samples of one prompt.")
-    max_stop_sequences: int = setting(16, LIMITS, "Stop strings of one request.")
+    max_stop_sequences: int = setting(MAX_STOPS, LIMITS, "Stop strings of one request.")
     max_top_n_tokens: int = setting(20, LIMITS, "Likely tokens shown beside each token.")
     max_client_batch_size: int = setting(256, LIMITS, "Prompts in one request.")
     max_input_tokens: int | None = setting(None, LIMITS, "Longest prompt; as long as a sequence if not given.")

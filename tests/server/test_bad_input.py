@@ -85,6 +85,7 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
         ({"min_tokens": -1}, "min_tokens is -1"),
         ({"stop": ["a"] * 17}, "the number of strings in stop is 17; it must be at most 16"),
         ({"stop": ""}, "stop[0] is empty"),
+        ({"stop": ["a", "b" * 200_000]}, "stop[1] has 200000 characters; the limit is 4096"),
         ({"stop_token_ids": [50]}, "token id 50 is outside the vocabulary: 0 to 49"),
         ({"logit_bias": {"x": 1}}, "logit_bias has the key 'x'"),
         ({"logit_bias": {"50": 1}}, "logit_bias has the token 50; the vocabulary has 50"),

@@ -60,6 +60,8 @@ LIMITS: dict[str, tuple[str, Any, Any]] = {
     "best_of": (GENERATE, generate(best_of=20, do_sample=True), generate(best_of=21, do_sample=True)),
     "prompts": (COMPLETIONS, TEXT | {"prompt": ["a"] * 256}, TEXT | {"prompt": ["a"] * 257}),
     "stop strings": (COMPLETIONS, TEXT | {"stop": ["x"] * 16}, TEXT | {"stop": ["x"] * 17}),
+    "characters of a stop string": (COMPLETIONS, TEXT | {"stop": "x" * 4096}, TEXT | {"stop": "x" * 4097}),
+    "characters of a stop string of TGI's": (GENERATE, generate(stop=["x" * 4096]), generate(stop=["x" * 4097])),
     "stop strings of TGI's": (GENERATE, generate(stop=["x"] * 16), generate(stop=["x"] * 17)),
     "top_n_tokens": (GENERATE, generate(top_n_tokens=20), generate(top_n_tokens=21)),
     "logprobs": (COMPLETIONS, TEXT | {"logprobs": 20}, TEXT | {"logprobs": 21}),

@@ -1,14 +1,32 @@
 """Stop strings in a stream, against a search of the whole text."""
 
+import re
+import sys
+import time
+import tracemalloc
+from collections.abc import Callable
+from itertools import pairwise
+from types import FrameType
+from typing import Any
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quire.errors import InvalidRequest
-from quire.text.stop_strings import Released, StopStrings
+from quire.server.tgi.end_anchored_stops import EndAnchoredStops
+from quire.text.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS, Released, StopStrings, check_stops
 
 letters = st.text("abc", max_size=30)
 stop_lists = st.lists(st.text("abc", min_size=1, max_size=5), max_size=4)
+# Strings that repeat themselves have the most beginnings within them.
+periodic = st.builds(
+    lambda part, times, end: part * times + end,
+    st.text("ab", min_size=1, max_size=3),
+    st.integers(0, 5),
+    st.text("abc", max_size=2),
+)
+periodic_stops = st.lists(periodic.filter(bool), min_size=1, max_size=4)
 
 
 def search(text: str, stops: list[str], include: bool) -> tuple[str, str | None]:
@@ -58,6 +76,131 @@ def test_nothing_is_held_back_but_what_may_begin_a_stop(text: str, stops: list[s
         held = text[len(said) : index + 1]
         assert text.startswith(said)
         assert held == "" or any(stop != held and stop.startswith(held) for stop in stops)
+
+
+class Quadratic:
+    """The same by looking at all of the text again after every piece."""
+
+    def __init__(self, stops: list[str]) -> None:
+        self._stops = sorted(stops, key=len)
+        self._text = ""
+        self._num_released = 0
+
+    def push(self, text: str) -> Released:
+        self._text += text
+        for begin in range(len(self._text) + 1):
+            rest = self._text[begin:]
+            found = next((stop for stop in self._stops if rest.startswith(stop)), None)
+            if found is not None or any(stop.startswith(rest) for stop in self._stops):
+                return Released(self._upto(begin), found)
+        raise AssertionError("every stop string begins with the empty rest")
+
+    def _upto(self, end: int) -> str:
+        begin, self._num_released = self._num_released, end
+        return self._text[begin:end]
+
+
+@given(stops=periodic_stops, parts=st.lists(periodic, max_size=8))
+@example(stops=["aab", "ab"], parts=["aaa", "aa", "b"])
+@example(stops=["ababc", "ba"], parts=["abab", "abd"])
+def test_every_piece_releases_what_a_search_of_all_the_text_would(stops: list[str], parts: list[str]) -> None:
+    searcher, reference = StopStrings(stops), Quadratic(stops)
+    for part in parts:
+        expected = reference.push(part)
+        assert searcher.push(part) == expected
+        if expected.stop is not None:
+            return
+
+
+def lines_run(work: Callable[[], object]) -> int:
+    """Lines of Python that `work` runs: the same on every machine."""
+    count = 0
+
+    def trace(frame: FrameType, event: str, argument: Any) -> Any:
+        nonlocal count
+        count += event == "line"
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        work()
+    finally:
+        sys.settrace(before)
+    return count
+
+
+@pytest.mark.parametrize(
+    ("stops", "piece"),
+    [
+        (["-" * 4095 + "b"], "-"),
+        (["-" * 4095 + "b", "-" * 4000 + "c", "--d"], "-"),
+        (["ab" * 2000 + "c", "ba" * 2000 + "c"], "ab"),
+        (["-" * 4095 + "b"], "-" * 60),
+        (["-" * 1000 + "b" + "-" * 1000], ("-" * 999 + "b") * 2),
+    ],
+)
+def test_the_work_grows_with_the_text_and_not_with_what_is_held_back(stops: list[str], piece: str) -> None:
+    def stream_of(count: int) -> Callable[[], None]:
+        def work() -> None:
+            searcher = StopStrings(stops)
+            for _ in range(count):
+                assert searcher.push(piece).stop is None
+
+        return work
+
+    count = 6000 // len(piece)
+    counts = [lines_run(stream_of(count * times)) for times in (1, 2, 4)]
+    assert all(more <= 2.3 * fewer for fewer, more in pairwise(counts))
+    assert counts[-1] < 40 * len(stops) * 4 * count * len(piece)
+
+
+def test_the_longest_stop_strings_cost_little_while_all_of_them_are_open() -> None:
+    open_ones = ["-" * (MAX_STOP_CHARACTERS - 1) + chr(ord("a") + index) for index in range(MAX_STOPS - 1)]
+    searcher = StopStrings([*open_ones, "z"])
+    begun_s = time.thread_time()
+    for _ in range(6000):
+        assert searcher.push("-").stop is None
+    assert time.thread_time() - begun_s < 10.0  # a search of the text held back, at every piece, takes minutes
+
+
+def test_nothing_of_a_stop_string_is_kept_after_its_request() -> None:
+    def work(number: int) -> None:
+        stops = [f"{number}-{index}".ljust(MAX_STOP_CHARACTERS, "x") for index in range(MAX_STOPS)]
+        searcher = StopStrings(stops)
+        searcher.push(stops[0][:-1])
+        EndAnchoredStops(tuple(stops)).push("x")
+
+    work(0)
+    re.purge()
+    tracemalloc.start()
+    before, _ = tracemalloc.get_traced_memory()
+    for number in range(1, 20):
+        work(number)
+    after, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert after - before < MAX_STOP_CHARACTERS
+
+
+def test_stop_strings_have_limits() -> None:
+    check_stops(["x" * MAX_STOP_CHARACTERS] * MAX_STOPS, MAX_STOPS)
+    with pytest.raises(InvalidRequest, match=r"^stop\[1\] has 4097 characters; the limit is 4096$"):
+        StopStrings(["a", "x" * (MAX_STOP_CHARACTERS + 1)])
+    with pytest.raises(InvalidRequest, match=r"the number of strings in stop is 17; it must be at most 16"):
+        check_stops(["a"] * 17, MAX_STOPS)
+
+
+@given(
+    st.lists(st.text("ab\n", max_size=3), max_size=12), st.lists(st.text("ab\n", min_size=1, max_size=3), max_size=3)
+)
+def test_stops_at_the_ends_of_tokens_are_those_of_a_pattern_with_a_dollar_sign(
+    pieces: list[str], stops: list[str]
+) -> None:
+    searcher, seen = EndAnchoredStops(tuple(stops)), ""
+    for piece in pieces:
+        seen += piece
+        found = next((stop for stop in stops if re.search(f"{re.escape(stop)}$", seen)), None)
+        assert searcher.push(piece) == (piece, found)
 
 
 def test_a_stop_across_pieces_is_left_out_or_included_as_asked() -> None:

@@ -8,6 +8,7 @@ from quire.server.sampling import at_most, between, sampling_params, seed_of
 from quire.server.served_model import ServedModel
 from quire.server.settings import ServerSettings
 from quire.server.stream import Asked
+from quire.text.stop_strings import check_stops
 
 MAX_PRIORITY = 2**31 - 1
 MAX_STOP_IDS = 1024
@@ -38,7 +39,8 @@ class Asking:
         self._stop_ids = tuple(fields.stop_token_ids or ())
         at_most("the number of stop_token_ids", len(self._stop_ids), MAX_STOP_IDS)
         model.tokenizer.check_ids(self._stop_ids)
-        self.stop = _stops(fields.stop, settings.max_stop_sequences)
+        self.stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
+        check_stops(self.stop, settings.max_stop_sequences)
         between("n", samples, 1, settings.max_best_of)
         between("priority", fields.priority or 0, -MAX_PRIORITY, MAX_PRIORITY)
         if fields.stream_options is not None and not fields.stream:
@@ -92,12 +94,3 @@ class Asking:
             as_tgi=self._as_tgi,
             skip_special_tokens=fields.skip_special_tokens is not False,
         )
-
-
-def _stops(given: str | list[str] | None, limit: int) -> tuple[str, ...]:
-    stops = (given,) if isinstance(given, str) else tuple(given or ())
-    at_most("the number of strings in stop", len(stops), limit)
-    for index, stop in enumerate(stops):
-        if not stop:
-            raise InvalidRequest(f"stop[{index}] is empty; a stop string has at least 1 character")
-    return stops

@@ -3,12 +3,13 @@
 from quire.errors import InvalidRequest, PromptTooLong
 from quire.files.generation_defaults import GenerationDefaults
 from quire.request import Request
-from quire.server.sampling import at_most, between, sampling_params, seed_of
+from quire.server.sampling import between, sampling_params, seed_of
 from quire.server.served_model import ServedModel
 from quire.server.settings import ServerSettings
 from quire.server.stream import Asked
 from quire.server.tgi.quirks import check_strictly
 from quire.server.tgi.requests import Parameters
+from quire.text.stop_strings import check_stops
 
 _SAMPLING = ("temperature", "top_k", "top_p", "typical_p", "min_p")
 
@@ -37,7 +38,7 @@ def check(parameters: Parameters, settings: ServerSettings, *, stream: bool) -> 
         raise InvalidRequest("decoder_input_details is true; it cannot be streamed")
     if parameters.max_new_tokens is not None and parameters.max_new_tokens < 1:
         raise InvalidRequest(f"max_new_tokens is {parameters.max_new_tokens}; it must be at least 1")
-    at_most("the number of strings in stop", len(parameters.stop or ()), settings.max_stop_sequences)
+    check_stops(parameters.stop or (), settings.max_stop_sequences)
     between("top_n_tokens", parameters.top_n_tokens or 0, 0, settings.max_top_n_tokens)
     if settings.tgi_strict:
         check_strictly(
@@ -87,9 +88,6 @@ def ask(
         given["temperature"] = 0.0
     strict = settings.tgi_strict
     shows_prefill = settings.enable_prefill_logprobs or not strict
-    stop = tuple(parameters.stop or ())
-    if "" in stop:
-        raise InvalidRequest(f"stop[{stop.index('')}] is empty; a stop string has at least 1 character")
     return Asked(
         Request(
             request_id=0,
@@ -101,7 +99,7 @@ def ask(
             end_ids=model.end_ids,
             prompt_logprobs=0 if parameters.decoder_input_details and shows_prefill else None,
         ),
-        stop=stop,
+        stop=tuple(parameters.stop or ()),
         include_stop=True,  # clients expect to find it, and cut it off themselves
         as_tgi=strict,
     )

@@ -1,7 +1,5 @@
 """Stop strings as text-generation-inference finds them."""
 
-import re
-
 MAX_PASS_TOKENS = 1024  # it begins anew after so many, and forgets what it had seen
 _WINDOW, _KEPT = 300, 200  # characters
 
@@ -10,7 +8,7 @@ class EndAnchoredStops:
     """Sees a stop string only where a token ends with it, in the last few hundred characters of a pass."""
 
     def __init__(self, stops: tuple[str, ...]) -> None:
-        self._patterns = [(stop, re.compile(f"{re.escape(stop)}$")) for stop in stops]
+        self._stops = stops
         self._seen = ""
         self._num_tokens = 0
 
@@ -23,7 +21,10 @@ class EndAnchoredStops:
         self._seen += text
         if len(self._seen) > _WINDOW:
             self._seen = self._seen[-_KEPT:]
-        return text, next((stop for stop, pattern in self._patterns if pattern.search(self._seen)), None)
+        before_line_end = self._seen.removesuffix("\n")  # it looks by a pattern that ends in $
+        return text, next(
+            (stop for stop in self._stops if self._seen.endswith(stop) or before_line_end.endswith(stop)), None
+        )
 
     def flush(self) -> tuple[str, str | None]:
         return "", None
