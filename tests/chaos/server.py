@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-WAIT_S = 30.0
+from tests.patience import WAIT_S
 
 
 class Server:
@@ -116,10 +116,10 @@ class Server:
             return self.process.wait(WAIT_S)
 
 
-def wait_until(holds: Callable[[], bool], within_s: float = WAIT_S) -> float:
+def wait_until(holds: Callable[[], bool]) -> float:
     begun = time.monotonic()
     while not holds():
-        assert time.monotonic() - begun < within_s, "it did not come true in time"
+        assert time.monotonic() - begun < WAIT_S, "it did not come true in time"
         time.sleep(0.02)
     return time.monotonic() - begun
 

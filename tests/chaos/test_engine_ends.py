@@ -12,6 +12,7 @@ from tests.chaos.asking import Asking, body
 from tests.chaos.conftest import LONG
 from tests.chaos.faulty import Mark
 from tests.chaos.server import Server, is_there, wait_until
+from tests.patience import WAIT_S
 
 
 def test_thirty_two_streams_go_on_however_the_engine_is_killed(serve):
@@ -38,7 +39,7 @@ def test_logprobs_usage_and_finish_reasons_are_those_of_an_undisturbed_run(serve
     asked = body(5, max_tokens=60, logprobs=1, echo=True)
 
     def ask() -> dict[str, Any]:
-        return httpx.post(f"{server.url}/v1/completions", json=asked, timeout=60).json()
+        return httpx.post(f"{server.url}/v1/completions", json=asked, timeout=WAIT_S).json()
 
     undisturbed = ask()
     answers: list[dict[str, Any]] = []
@@ -90,7 +91,7 @@ def check_one_fails_alone(server: Server, mark: Mark, among: int = 16, num_blame
     assert "the steps of this request fail" in heard.error["error"]["message"]
     assert server.wait_until_idle()["quire_faults_isolated"] == num_blamed
     assert len(server.logged("makes its steps fail and is ended")) == num_blamed
-    assert httpx.get(f"{server.url}/health/generate", timeout=20).status_code == 200
+    assert httpx.get(f"{server.url}/health/generate", timeout=WAIT_S).status_code == 200
 
 
 def test_one_of_sixteen_whose_steps_fail_fails_alone(serve):

@@ -14,6 +14,7 @@ from quire.server.openai.requests import ChatRequest, CompletionRequest
 from quire.server.settings import ServerSettings
 from quire.server.tgi.requests import Parameters, TokenizeRequest
 from quire.server.tgi.tokenize import DetokenizeRequest, PromptTokenizeRequest
+from tests.patience import WAIT_S
 from tests.server.running import RunningServer
 
 MAX_CPU_S = 5.0  # of this process, client and server, for one request; most take milliseconds
@@ -81,7 +82,7 @@ def running() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def client(running: RunningServer) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=running.url, headers={"content-type": "application/json"}, timeout=30) as one:
+    with httpx.Client(base_url=running.url, headers={"content-type": "application/json"}, timeout=WAIT_S) as one:
         yield one
 
 

@@ -17,6 +17,7 @@ import pytest
 from tests.chaos.asking import Asking, body, expected
 from tests.chaos.clients import address, written
 from tests.chaos.server import Server
+from tests.patience import WAIT_S
 
 MAX_GROWTH_BYTES = 64 * 2**20
 STORM_S = 3.0  # in which a thousand come
@@ -34,22 +35,19 @@ class Witness:
         self._server = server
         self._over = threading.Event()
         self.num_answers = 0
-        self.longest_s = 0.0
         self.wrong: list[Any] = []
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
 
     def _run(self) -> None:
-        with httpx.Client(base_url=self._server.url, timeout=30) as client:
+        with httpx.Client(base_url=self._server.url, timeout=WAIT_S) as client:
             while not self._over.is_set() or not self.num_answers:
                 asked = body(self.num_answers, max_tokens=20)
-                begun = time.monotonic()
                 try:
                     answer = client.post("/v1/completions", json=asked)
                     text = answer.json()["choices"][0]["text"] if answer.status_code == 200 else answer.text
                 except httpx.HTTPError as error:
                     text = repr(error)
-                self.longest_s = max(self.longest_s, time.monotonic() - begun)
                 self.num_answers += 1
                 if [text] != expected(asked):
                     self.wrong.append((asked, text))
@@ -76,7 +74,6 @@ def nobody_notices(server: Server) -> Iterator[None]:
     witness.stop()
     assert witness.num_answers
     assert not witness.wrong
-    assert witness.longest_s < 10
     server.wait_until_idle()
     assert [*server.processes("quire-engine"), *server.processes("quire-http")] == pids, "a process was replaced"
     for pid in pids:
@@ -84,11 +81,17 @@ def nobody_notices(server: Server) -> Iterator[None]:
 
 
 async def leave(url: str, asked: bytes, chance: random.Random) -> bytes:
-    """Ask, one in four times for less than a whole request, and be gone within a second. What had come by then."""
+    """Ask, one in four times for less than a whole request, and be gone within a second, or as soon as the answer has
+    begun. What had come by then."""
     await asyncio.sleep(STORM_S * chance.random())
     reader, writer = await asyncio.open_connection(*address(url))
-    writer.write(asked if chance.randrange(4) else asked[: chance.randrange(len(asked))])
+    is_whole = bool(chance.randrange(4))
+    writer.write(asked if is_whole else asked[: chance.randrange(len(asked))])
     heard = b""
+    if is_whole and chance.randrange(2):
+        heard = await reader.readuntil(b"data: {")
+        writer.transport.abort()
+        return heard
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(chance.random()):
             while part := await reader.read(65536):
@@ -134,7 +137,7 @@ def test_readers_that_do_not_read(server):
 @pytest.mark.parametrize("flood", [b"x-%d: y\r\n", b"%d" + b"a" * 1000], ids=["many headers", "one long header"])
 def test_a_flood_of_headers_is_cut_off(server, flood):
     with socket.create_connection(address(server.url)) as one:
-        one.settimeout(10)
+        one.settimeout(WAIT_S)
         one.sendall(b"GET /health HTTP/1.1\r\nhost: x\r\nx-first: ")
         try:
             for number in range(100_000):
@@ -175,7 +178,10 @@ BODIES = {
 def test_bodies_that_mean_harm_are_refused_or_served(server):
     for name, (content, statuses) in BODIES.items():
         answer = httpx.post(
-            f"{server.url}/v1/completions", content=content, headers={"content-type": "application/json"}, timeout=60
+            f"{server.url}/v1/completions",
+            content=content,
+            headers={"content-type": "application/json"},
+            timeout=WAIT_S,
         )
         assert answer.status_code in statuses, (name, answer.status_code, answer.text[:300])
 
@@ -192,7 +198,9 @@ def test_several_times_as_many_as_fit_are_served_or_told_when_to_come_back(fake_
 
 
 async def overload(server: Server) -> None:
-    async with httpx.AsyncClient(base_url=server.url, timeout=60, limits=httpx.Limits(max_connections=None)) as client:
+    async with httpx.AsyncClient(
+        base_url=server.url, timeout=WAIT_S, limits=httpx.Limits(max_connections=None)
+    ) as client:
 
         async def one(number: int) -> int:
             asked = {"prompt": "abcdefgh"[number % 8] + "ijklmnop"[number // 8], "max_tokens": 30, "temperature": 0}

@@ -3,7 +3,7 @@
 import http.client
 import os
 import signal
-import threading
+import socket
 import time
 from contextlib import closing
 from pathlib import Path
@@ -51,26 +51,27 @@ def test_a_request_that_comes_while_its_worker_does_not_get_to_run_is_answered(s
     server = serve(settings={"keep_alive_s": 1.0})
     worker = server.processes("quire-http")[0]
     with closing(http.client.HTTPConnection(*address(server.url), timeout=WAIT_S)) as client:
-        for _ in range(2):
-            client.request("GET", "/health")
-            answer = client.getresponse()
-            assert answer.status == 200
-            answer.read()
-            time.sleep(0.7)
-            os.kill(worker, signal.SIGSTOP)
-            threading.Timer(0.6, os.kill, (worker, signal.SIGCONT)).start()
+        client.request("GET", "/health")
+        client.getresponse().read()
+        os.kill(worker, signal.SIGSTOP)
+        client.request("GET", "/health")  # in time
+        time.sleep(1.3)
+        os.kill(worker, signal.SIGCONT)
+        answer = client.getresponse()
+        assert answer.status == 200
+        answer.read()
         assert client.sock.recv(1) == b"", "it is kept for ever"
 
 
 def test_a_server_that_is_paused_and_goes_on_ends_nobody(serve):
     """As containers are. Every process finds out that time has passed, and not that another one is stuck."""
-    server = serve(engine={"step_s": 0.01}, settings={"restart_after_s": 0.8, "worker_restart_after_s": 1.5})
+    server = serve(engine={"step_s": 0.01}, settings={"restart_after_s": 3.0, "worker_restart_after_s": 3.0})
     asking = Asking(server, [body(n, max_tokens=100) for n in range(8)])
     asking.wait_for_text()
     processes = [server.process.pid, *server.processes("quire-engine"), *server.processes("quire-http")]
     for pid in processes:
         os.kill(pid, signal.SIGSTOP)
-    time.sleep(2)
+    time.sleep(4)
     for pid in processes:
         os.kill(pid, signal.SIGCONT)
     asking.wait().check_all()
@@ -99,18 +100,22 @@ def test_the_engine_is_killed_while_the_server_drains(serve):
     assert server.process.wait(WAIT_S) == 0
 
 
+def is_open(url: str) -> bool:
+    """Whether connections are accepted."""
+    with socket.socket() as probe:
+        return probe.connect_ex(address(url)) == 0
+
+
 def test_a_second_signal_ends_at_once(serve):
     server = serve(engine={"step_s": 0.05})
     children = server.all_processes()
     asking = Asking(server, [body(1, max_tokens=400)])
     asking.wait_for_text()
     server.process.terminate()
-    time.sleep(0.3)
+    wait_until(lambda: not is_open(server.url))
     assert server.process.poll() is None
-    begun = time.monotonic()
     server.process.terminate()
     assert server.process.wait(WAIT_S) == 1
-    assert time.monotonic() - begun < 3
     assert not asking.wait().heard[0].is_complete
     wait_until(lambda: not any(map(is_there, children)))
 
@@ -121,7 +126,7 @@ def test_nothing_is_left_of_a_server_whose_first_process_is_killed(serve):
     children = server.all_processes()
     assert abstract_sockets(pid)
     server.process.kill()
-    wait_until(lambda: not any(map(is_there, children)), within_s=5)
+    wait_until(lambda: not any(map(is_there, children)))
     assert not abstract_sockets(pid)
 
 
@@ -131,7 +136,7 @@ def test_nothing_is_left_of_a_server_of_which_every_process_is_killed_while_it_i
     os.kill(server.processes("quire-engine")[0], signal.SIGSTOP)  # which does not hear that its parent is gone
     for one in (pid, *server.processes("quire-http")):
         os.kill(one, signal.SIGKILL)
-    wait_until(lambda: not any(map(is_there, children)), within_s=5)
+    wait_until(lambda: not any(map(is_there, children)))
     assert not abstract_sockets(pid)
 
 

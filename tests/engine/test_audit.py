@@ -11,6 +11,7 @@ from quire.engine.engine import Engine
 from tests.core.harness import limits, request
 from tests.engine.test_engine import Rig
 from tests.fake_executor import FakeExecutor
+from tests.patience import WAIT_S
 
 
 def lose_a_page(scheduler: Scheduler) -> None:
@@ -90,7 +91,7 @@ def test_an_idle_driver_looks_by_itself(harm):
     harm(engine.scheduler)
     driver = Driver(engine, audit_after_s=0.05)
     driver.start()
-    until_s = time.monotonic() + 5
+    until_s = time.monotonic() + WAIT_S
     while not engine.num_repairs and time.monotonic() < until_s:
         time.sleep(0.01)
     assert driver.stop()

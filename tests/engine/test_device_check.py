@@ -13,8 +13,7 @@ from tests.core.harness import limits
 from tests.engine.test_driver import Client
 from tests.engine.test_engine import DeviceError
 from tests.fake_executor import FakeExecutor, expected_tokens
-
-WAIT_S = 10.0
+from tests.patience import WAIT_S
 
 
 def new_engine(before_check: Callable[[], None]) -> tuple[Engine, FakeExecutor]:

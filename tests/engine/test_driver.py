@@ -3,13 +3,14 @@
 import queue
 import threading
 import time
+from collections.abc import Callable
 
 import msgspec
 import pytest
 
 from quire.core.plan import TokenLogprobs, Update
 from quire.core.scheduler import Scheduler
-from quire.engine.driver import MAX_COMMANDS_PER_TURN, Driver
+from quire.engine.driver import MAX_COMMANDS_PER_TURN, Driver, Phase
 from quire.engine.engine import Engine
 from quire.engine.messages import Abort, Command, Event, Failed, Progress, Submit
 from quire.engine.port import Port
@@ -18,8 +19,14 @@ from quire.request import FinishReason, Request, SamplingParams
 from tests.core.harness import limits, request
 from tests.engine.test_engine import poisoned
 from tests.fake_executor import POISON, FakeExecutor, expected_tokens
+from tests.patience import WAIT_S
 
-WAIT_S = 10.0
+
+def wait_until(holds: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + WAIT_S
+    while not holds():
+        assert time.monotonic() < until_s, "it did not come true in time"
+        time.sleep(0.005)
 
 
 class Client:
@@ -181,15 +188,16 @@ def test_an_error_nobody_expected_reaches_every_request_and_those_to_come(make_d
 
 
 def test_draining_finishes_what_runs_and_refuses_what_comes(make_driver):
-    started = threading.Event()
-    driver = make_driver(before_result=lambda *_: (started.set(), time.sleep(0.01)))
+    started, may_go_on = threading.Event(), threading.Event()
+    driver = make_driver(before_result=lambda *_: (started.set(), may_go_on.wait()))
     client = Client(driver)
     running = client.submit(1, max_tokens=20)
     assert started.wait(WAIT_S)
     stopper = threading.Thread(target=driver.stop, args=(WAIT_S,))
     stopper.start()
-    time.sleep(0.05)
+    wait_until(lambda: driver._phase is Phase.DRAINING)
     late = client.submit(2)
+    may_go_on.set()
     client.wait_for(running, late)
     stopper.join(WAIT_S)
     assert client.ended[running.request_id] is FinishReason.LENGTH
@@ -210,13 +218,11 @@ def test_stopping_without_time_fails_what_runs(make_driver):
 
 
 def test_stopping_is_bounded_when_a_step_never_returns(make_driver):
-    release = threading.Event()
-    driver = make_driver(before_result=lambda *_: release.wait(WAIT_S))
+    started, release = threading.Event(), threading.Event()
+    driver = make_driver(before_result=lambda *_: (started.set(), release.wait()))
     Client(driver).submit(1)
-    time.sleep(0.05)
-    begun = time.monotonic()
-    assert not driver.stop(join_s=0.2)
-    assert time.monotonic() - begun < 2
+    assert started.wait(WAIT_S)
+    assert not driver.stop(join_s=0.2)  # it returns
     release.set()
 
 
@@ -235,16 +241,23 @@ def test_stopping_what_never_started_answers_what_was_sent():
 
 
 def test_stopping_again_with_less_time_waits_less(make_driver):
-    driver = make_driver(before_result=lambda *_: time.sleep(0.02))
+    started, may_go_on = threading.Event(), threading.Event()
+    driver = make_driver(before_result=lambda *_: (started.set(), may_go_on.wait()))
     client = Client(driver)
     running = client.submit(1, max_tokens=60)
-    patient = threading.Thread(target=driver.stop, args=(60.0,))
+    assert started.wait(WAIT_S)
+    patient = threading.Thread(target=driver.stop, args=(3600.0,))
     patient.start()
-    time.sleep(0.05)
-    assert driver.stop(drain_s=0.0, join_s=WAIT_S)
+    wait_until(lambda: driver._phase is Phase.DRAINING)
+    hasty = threading.Thread(target=driver.stop, args=(0.0, WAIT_S))
+    hasty.start()
+    wait_until(lambda: driver._drain_until_s <= time.monotonic())
+    may_go_on.set()
     client.wait_for(running)
     assert client.ended[running.request_id].kind == "engine_stopped"
-    patient.join(WAIT_S)
+    for stopper in (hasty, patient):
+        stopper.join(WAIT_S)
+        assert not stopper.is_alive()
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")

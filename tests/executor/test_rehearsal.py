@@ -15,6 +15,7 @@ from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
 from tests.executor.rig import FEW_SHAPES, config_of
 from tests.models.tiny import NamedTensors
+from tests.patience import WAIT_S
 
 SHAPES = replace(FEW_SHAPES, min_rows=1, burst=4)
 
@@ -28,7 +29,7 @@ class Recorded(Programs):
 
     def _make(self, key: Key) -> Any:
         if key[0] == "decode":
-            assert self.may_tune.wait(10)
+            assert self.may_tune.wait(WAIT_S)
         self.made.append(key)
 
         def run(*given: Any) -> Any:

@@ -11,7 +11,8 @@ from typing import Any
 
 import httpx
 
-WAIT_S = 120.0  # for a browser on a busy machine
+from tests.patience import WAIT_S
+
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
     "--disable-background-networking", "--disable-component-update", "--disable-sync",

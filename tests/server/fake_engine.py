@@ -23,11 +23,14 @@ class FakeEngine:
     step_s: float = 0.0
     refuses: bool = False
     build_s: float = 0.0
+    builds_after: Path | None = None  # this file is there
 
     def __call__(self, describe: Callable[[Described], None]) -> Metered:
         if self.refuses:
             raise UnsupportedModel("the model has three heads; two are supported")
         time.sleep(self.build_s)
+        while self.builds_after is not None and not self.builds_after.exists():
+            time.sleep(0.02)
         describe(Described("fake", str(self.tokenizer), (), {}))
         chosen = limits(num_pages=4000, max_batch_size=16, max_sequence_tokens=512, max_step_tokens=600,
                         max_batch_prefill_tokens=512)  # fmt: skip

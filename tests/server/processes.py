@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-WAIT_S = 20.0
+from tests.patience import WAIT_S
 
 
 class Served:

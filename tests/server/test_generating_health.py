@@ -13,10 +13,9 @@ from quire.request import FinishReason
 from quire.server import health
 from quire.server.service import Service
 from quire.server.settings import ServerSettings
+from tests.patience import WAIT_S
 from tests.server.test_engine_health import stats
 from tests.server.vocabulary import served_model
-
-WAIT_S = 10.0
 
 
 class Engine:

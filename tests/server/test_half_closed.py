@@ -8,6 +8,7 @@ import threading
 import pytest
 import uvloop
 
+from tests.patience import WAIT_S
 from tests.server.running import RunningServer
 
 TEXT = {"prompt": "abc", "max_tokens": 6, "temperature": 0}
@@ -15,7 +16,7 @@ TEXT = {"prompt": "abc", "max_tokens": 6, "temperature": 0}
 
 def connected(server: RunningServer) -> socket.socket:
     host, port = server.url.removeprefix("http://").split(":")
-    return socket.create_connection((host, int(port)), timeout=10)
+    return socket.create_connection((host, int(port)), timeout=WAIT_S)
 
 
 def post(body: dict, version: str = "1.1") -> bytes:
@@ -46,7 +47,7 @@ class Gate:
         self.opened = threading.Event()
 
     def __call__(self, *_: object) -> None:
-        assert self.opened.wait(10)
+        assert self.opened.wait(WAIT_S)
 
 
 @pytest.fixture

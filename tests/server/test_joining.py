@@ -10,10 +10,9 @@ from quire.server.front_end import FrontEnd
 from quire.server.settings import ServerSettings
 from quire.text.chat import ChatTemplates
 from quire.text.tokenizer import Tokenizer
+from tests.patience import WAIT_S
 from tests.server.fake_engine import FakeEngine
 from tests.server.vocabulary import TEMPLATE, tokenizer
-
-WAIT_S = 10.0
 
 
 class ReadingSlowly(FrontEnd):

@@ -8,6 +8,7 @@ from quire.server.settings import ServerSettings
 from quire.server.validation import parse_json
 from quire.text.chat import ChatTemplate
 from quire.text.json_text import MAX_VALUES
+from tests.patience import WAIT_S
 from tests.server.loop_time import MeasuredLoop
 from tests.server.running import RunningServer
 from tests.server.worst_bodies import INFER, worst_bodies
@@ -33,7 +34,7 @@ def test_no_body_keeps_the_loop_from_other_requests(server, loop):
     """Every route is sent the longest bodies that are allowed, in the shapes that cost most."""
     room = ServerSettings().payload_limit
     longest: dict[tuple[str, str], float] = {}
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
         client.get("/health")
         for route, shape, body in worst_bodies(room):
             assert len(body) <= room, (route, shape)

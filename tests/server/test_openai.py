@@ -7,13 +7,14 @@ import openai
 import pytest
 
 from quire.server.settings import ServerSettings
+from tests.patience import WAIT_S
 from tests.server.running import RunningServer
 from tests.server.vocabulary import END
 
 
 @pytest.fixture
 def client(server: RunningServer) -> openai.OpenAI:
-    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=20)
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=WAIT_S)
 
 
 def ids(server: RunningServer, text: str) -> list[int]:

@@ -18,13 +18,13 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from quire.server.openapi import document
+from tests.patience import WAIT_S
 from tests.server.running import RunningServer
 from tests.server.vocabulary import JSON_PIECES, served_model
 
 # Not `positive_data_acceptance`: that a prompt is too long, or a token not in the vocabulary, no schema says.
 CHECKS = (not_a_server_error, status_code_conformance, content_type_conformance, response_schema_conformance)
 MAX_CPU_S = 5.0  # of this process, client and server, for one request; most take milliseconds
-WAIT_S = 120.0
 NUM_EXAMPLES = 8  # of each operation: some 300 in all
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from quire.server.settings import ServerSettings
 from tests.fake_executor import NAN
+from tests.patience import WAIT_S
 from tests.server.vocabulary import PIECES, served_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:The `dict` method is deprecated")
@@ -20,7 +21,7 @@ types = pytest.importorskip("text_generation.types")
 
 @pytest.fixture
 def client(server):
-    return text_generation.Client(server.url, timeout=20)
+    return text_generation.Client(server.url, timeout=WAIT_S)
 
 
 def ids(server, text: str) -> list[int]:
@@ -92,7 +93,7 @@ def test_it_is_told_of_overload(make_server):
 
 
 def test_it_works_side_by_side(server):
-    client = text_generation.AsyncClient(server.url, timeout=20)
+    client = text_generation.AsyncClient(server.url, timeout=WAIT_S)
 
     async def ask() -> list[str]:
         answers = await asyncio.gather(*(client.generate(prompt, max_new_tokens=5) for prompt in ("abc", "def", "ghi")))

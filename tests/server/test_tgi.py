@@ -8,17 +8,18 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import ValidationError as HubValidationError
 
 from quire.server.settings import ServerSettings
+from tests.patience import WAIT_S
 from tests.server.running import RunningServer
 from tests.server.vocabulary import END, served_model
 
 
 @pytest.fixture
 def client(server: RunningServer) -> InferenceClient:
-    return InferenceClient(model=server.url, timeout=20)
+    return InferenceClient(model=server.url, timeout=WAIT_S)
 
 
 def post(server: RunningServer, path: str, body: object) -> httpx.Response:
-    return httpx.post(server.url + path, json=body, timeout=20)
+    return httpx.post(server.url + path, json=body, timeout=WAIT_S)
 
 
 def events(response: httpx.Response) -> list[dict]:

@@ -11,6 +11,7 @@ from quire.server.openai.requests import ChatRequest, CompletionRequest
 from quire.server.settings import ServerSettings
 from quire.server.tgi.end_anchored_stops import MAX_PASS_TOKENS, EndAnchoredStops
 from quire.server.tgi.quirks import as_read
+from tests.patience import WAIT_S
 from tests.server.running import RunningServer
 from tests.server.vocabulary import served_model
 
@@ -35,7 +36,7 @@ def ending():
 
 
 def post(server: RunningServer, path: str, body: object, **options) -> httpx.Response:
-    return httpx.post(server.url + path, json=body, timeout=20, **options)
+    return httpx.post(server.url + path, json=body, timeout=WAIT_S, **options)
 
 
 def events(response: httpx.Response) -> list[dict]:

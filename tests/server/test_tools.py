@@ -8,6 +8,7 @@ import openai
 import pytest
 from huggingface_hub import InferenceClient
 
+from tests.patience import WAIT_S
 from tests.server.running import RunningServer
 from tests.server.vocabulary import JSON_PIECES, served_model
 from tests.text.templates import TEMPLATES
@@ -191,7 +192,7 @@ def test_models_write_calls_as_their_templates_do(make_server: Callable[..., Run
     reply = httpx.post(
         f"{server.url}/v1/chat/completions",
         json={"messages": ASK, "return_token_ids": True, "max_tokens": 200, **asked},
-        timeout=60,
+        timeout=WAIT_S,
     ).json()
     (choice,) = reply["choices"]
     said = model.tokenizer.decode(choice["token_ids"][:-1], skip_special_tokens=False)

@@ -4,6 +4,7 @@ import httpx
 import pytest
 
 from quire.server.settings import ServerSettings
+from tests.patience import WAIT_S
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "temperature": 0}
 GENERATE = {"inputs": "abc", "parameters": {"max_new_tokens": 6}}
@@ -11,7 +12,7 @@ MODEL = "/v2/models/fake/versions/1"
 
 
 def post(server, path: str, body: object) -> httpx.Response:
-    return httpx.post(server.url + path, json=body, timeout=20)
+    return httpx.post(server.url + path, json=body, timeout=WAIT_S)
 
 
 def ids(server, text: str) -> list[int]:

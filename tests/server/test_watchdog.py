@@ -8,6 +8,7 @@ from quire.engine.leash import Pulse
 from quire.engine.longest_step import STUCK_FACTOR, LongestStep
 from quire.server.child import Child
 from quire.server.watchdog import Silence, StuckEngine, watch
+from tests.patience import WAIT_S
 
 
 def pulse(
@@ -69,14 +70,14 @@ def test_nothing_is_ended_where_the_limit_is_0():
 
 
 def say_nothing(line: socket.socket) -> None:
-    time.sleep(60)
+    time.sleep(3600)
 
 
 def test_a_process_that_does_not_get_up_is_ended_unless_it_is_the_first():
     async def run(starting: Silence | None) -> str:
         child = await Child("quire-silent", say_nothing, lambda line: (line,)).hold()
         watching = asyncio.create_task(watch(child, Silence("it", 0.1), starting))
-        done, _ = await asyncio.wait({asyncio.create_task(child.ended.wait())}, timeout=10 if starting else 1)
+        done, _ = await asyncio.wait({asyncio.create_task(child.ended.wait())}, timeout=WAIT_S if starting else 1)
         assert bool(done) is (starting is not None)
         watching.cancel()
         child.kill()
