@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 
 from quire import LLM, SamplingParams, json_schema, regex
 from quire.errors import InvalidRequest, InvalidSetting, PromptTooLong
+from tests.interrupts import interrupted
 from tests.tiny_chat_model import CONFIG, SIZES, program_folder, write_tiny_chat_model
 
 GREEDY = SamplingParams(temperature=0.0)
@@ -210,6 +212,24 @@ def test_a_stream_that_is_left_early_gives_its_pages_back(llm: LLM) -> None:
     stream.close()  # type: ignore[attr-defined]
     list(llm.stream("next", GREEDY, max_tokens=2))
     assert scheduler.num_running == 0
+    assert scheduler.num_free_pages + scheduler.num_cached_pages == scheduler.limits.num_pages - 1
+
+
+@pytest.mark.parametrize(
+    "after_lines", [(60,), (400,), (700,), (1100,), (1500,), (2200,), (900, 5, 40), (1300, 300)], ids=str
+)
+def test_an_interrupt_at_any_line_leaves_the_model_usable(llm: LLM, after_lines: tuple[int, ...]) -> None:
+    prompts = ["an interrupted prompt", "another", [{"role": "user", "content": "and a chat"}]]
+    wanted = [one.token_ids for one in llm.generate(prompts, GREEDY, max_tokens=8, ignore_end=True)]
+    with interrupted(*after_lines):
+        for _ in after_lines:
+            with suppress(KeyboardInterrupt):
+                llm.generate(prompts, GREEDY, max_tokens=8, ignore_end=True)
+    found = [one.token_ids for one in llm.generate(prompts, GREEDY, max_tokens=8, ignore_end=True)]
+    assert found == wanted
+    deltas = list(llm.stream(prompts[0], GREEDY, max_tokens=8, ignore_end=True))
+    assert [token for delta in deltas for token in delta.token_ids] == wanted[0]
+    scheduler = llm.engine.scheduler
     assert scheduler.num_free_pages + scheduler.num_cached_pages == scheduler.limits.num_pages - 1
 
 

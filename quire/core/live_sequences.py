@@ -34,21 +34,21 @@ class LiveSequences:
         prefix_key: PrefixKey | None,
         all_wait_for_host: bool,
     ) -> None:
-        self.requests: dict[int, list[Sequence]] = {}  # by request, those that have not ended
-        self.sequences: dict[int, Sequence] = {}
-        self.focus: frozenset[int] | None = None  # the only requests that may run
         self.counters = counters
         self._limits = limits
         self._clock = clock
         self._prefix_key = prefix_key
         self._all_wait_for_host = all_wait_for_host
-        self._deadlines = Deadlines(clock)
         self._num_arrived = 0
         self.begin_anew()
 
     def begin_anew(self) -> None:
-        """New accounts, while nothing is live: every page and slot is free, nothing is cached."""
+        """New accounts: nothing is live, every page and slot is free, nothing is cached."""
         limits = self._limits
+        self.requests: dict[int, list[Sequence]] = {}  # by request, those that have not ended
+        self.sequences: dict[int, Sequence] = {}
+        self.focus: frozenset[int] | None = None  # the only requests that may run
+        self._deadlines = Deadlines(self._clock)
         self.pool = PagePool(limits.num_pages)
         self.cache = PrefixCache(self.pool, limits.page_size)
         fills = SharedFills(self.cache, limits.page_size)

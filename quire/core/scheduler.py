@@ -136,6 +136,11 @@ class Scheduler:
         self._in_flight.clear()
         self._live.restart()
 
+    def start_over(self) -> None:
+        """Drop every request and all accounts, whatever state they are in: nothing is live, every page is free."""
+        self._in_flight.clear()
+        self._live.begin_anew()
+
     def focus(self, request_ids: Iterable[int] | None) -> None:
         """Run only these requests until told otherwise; None runs all again."""
         self._live.focus_on(request_ids)

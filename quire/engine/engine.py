@@ -18,7 +18,7 @@ from quire.engine.isolation import PROBE, Isolation, Suspect
 from quire.engine.journal import Journal, Record
 from quire.engine.pace import Pace
 from quire.engine.step_traces import StepTraces
-from quire.engine.step_under_way import NotLaunched, StepUnderWay
+from quire.engine.step_under_way import NotLaunched, StepUnderWay, is_out_of_memory
 from quire.errors import EngineFailed, InvalidRequest, QuireError, RequestFailed
 from quire.request import Request
 
@@ -249,6 +249,22 @@ class Engine:
             self.scheduler.abort(request_id)
         return [Failure(request_id, error) for request_id in request_ids if request_id != PROBE.request_id]
 
+    def start_over(self) -> None:
+        """Drop every request and all that the device holds, whatever state an interrupt has left them in."""
+        self._forget_steps()
+        self._misguided.clear()
+        self._isolation = Isolation()
+        self.scheduler.start_over()
+        self._guides.forget_ended()
+        self._executor.reset()
+        self._broken = self.error is not None
+
+    def _forget_steps(self) -> None:
+        self._in_flight.clear()
+        if self._pace is not None:
+            self._pace.forget()
+        self._awaits_masks = False
+
     def take_over(self, record: Record) -> list[int]:
         """Another engine ended while it ran the requests of `record`: its end was a fault, and they are suspects.
 
@@ -288,10 +304,7 @@ class Engine:
             if request_id is not None:
                 suspect = suspects.setdefault(request_id, Suspect(request_id))
                 suspect.targets[chunk.sequence_id] = chunk.start + chunk.length
-        self._in_flight.clear()
-        if self._pace is not None:
-            self._pace.forget()
-        self._awaits_masks = False
+        self._forget_steps()
         self.scheduler.restart()
         try:
             self._executor.reset()

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from quire.core.plan import TokenLogprobs, Update
+from quire.core.plan import Failure, TokenLogprobs, Update
 from quire.errors import QuireError
 from quire.request import Request
 
@@ -12,6 +12,7 @@ __all__ = [
     "Command",
     "Event",
     "Failed",
+    "Failure",
     "Progress",
     "StepTrace",
     "Submit",

@@ -3,6 +3,7 @@
 import logging
 import secrets
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -13,8 +14,9 @@ from quire.engine.collector import keep_what_is_there
 from quire.errors import InvalidRequest, QuireError
 from quire.files import Progress, progress_bar, share_bar, silent
 from quire.llm.completion import Answer, Completion, Delta
+from quire.llm.engine_stepper import EngineStepper
 from quire.llm.prompts import Prompt, as_batch, as_ids, for_each, is_chat
-from quire.llm.run import Ask, Run, Turnstile
+from quire.llm.run import Ask, Run
 from quire.request import Grammar, Request, SamplingParams
 from quire.text.chat import ChatTemplates, load_chat_templates
 from quire.text.conversation import render_conversation
@@ -25,10 +27,12 @@ log = logging.getLogger(__name__)
 
 
 class LLM:
-    """A model in this process, for one thread.
+    """A model in this process, for one thread at a time.
 
     `LLM("default").generate("The sky is", max_tokens=8)` gives one `Completion` for each prompt and sample. Settings
     are the fields of `quire.Config`, which can be given in place of the name.
+
+    An interrupt (Ctrl-C) ends every answer under way and empties the prefix cache; the object can be used again.
     """
 
     def __init__(self, model: str | Config = "default", *, progress: bool = True, **settings: Any) -> None:
@@ -45,7 +49,7 @@ class LLM:
             )
         self._built: Built = build_engine(self.plan, self._files_bar)
         self.engine = self._built.engine
-        self._turnstile = Turnstile(self.engine)
+        self._stepper = EngineStepper(self.engine)
         self._ids = count(1)
         self._is_fresh = True  # nothing was asked yet
         if self.plan.config.compile_ahead:
@@ -95,13 +99,14 @@ class LLM:
         asks = self._asks(
             batch, sampling, max_tokens, min_tokens, stop, stop_ids, n, seed, ignore_end, prompt_logprobs, grammar
         )
-        self._prepare(asks)
         show = self._share_bar if progress is None else (share_bar if progress else silent)
         done, total = 0, n * len(asks)
-        with show("Generating") as report:
-            for delta in Run(self._turnstile, asks, _log_failure):
-                done += delta.finish_reason is not None
-                report(done, total)
+        with self._stepper.reserved():
+            self._prepare(asks)
+            with show("Generating") as report, closing(iter(Run(self._stepper, asks, _log_failure))) as deltas:
+                for delta in deltas:
+                    done += delta.finish_reason is not None
+                    report(done, total)
         return [answer.completion for ask in asks for answer in ask.answers]
 
     def stream(
@@ -143,9 +148,10 @@ class LLM:
         self._built.executor.close()
 
     def _stream(self, asks: list[Ask]) -> Iterator[Delta]:
-        self._prepare(asks)
+        with self._stepper.reserved():
+            self._prepare(asks)
         failures: list[QuireError] = []
-        yield from Run(self._turnstile, asks, lambda index, error: failures.append(error))
+        yield from Run(self._stepper, asks, lambda index, error: failures.append(error))
         if failures:
             raise failures[0]
 

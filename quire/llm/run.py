@@ -1,13 +1,15 @@
 """One call's requests on their way through the engine."""
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
+from inspect import GEN_CLOSED, getgeneratorstate
 from typing import NamedTuple
+from weakref import ref
 
-from quire.engine.engine import Engine
-from quire.engine.messages import Update
-from quire.errors import EngineFailed, QuireError
+from quire.engine.messages import Failure, Update
+from quire.errors import QuireError
 from quire.llm.completion import Answer, Delta
+from quire.llm.engine_stepper import EngineStepper
 from quire.request import Request
 
 
@@ -19,65 +21,42 @@ class Ask(NamedTuple):
     answers: list[Answer]
 
 
-class Turnstile:
-    """Steps the engine for whichever run wants to go on, and hands every run what concerns it.
-
-    So several iterators can be open at the same time, each advanced when its owner likes, and none misses a token.
-    """
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-        self._runs: dict[int, Run] = {}
-
-    def enter(self, run: "Run", request: Request) -> None:
-        self.engine.add(request)
-        self._runs[request.request_id] = run
-
-    def leave(self, request_id: int) -> None:
-        if self._runs.pop(request_id, None) is not None:
-            self.engine.abort(request_id)
-
-    def step(self) -> None:
-        if self.engine.is_idle:
-            raise EngineFailed("the engine has nothing to do, and a request has no answer")
-        outcome = self.engine.step()
-        for failure in outcome.failures:
-            if failure.request_id in self._runs:
-                self._runs[failure.request_id].fail(failure.request_id, failure.error)
-        for update in outcome.updates:
-            if update.request_id in self._runs:
-                self._runs[update.request_id].inbox.append(update)
-
-
 class Run:
     """Iterating drives the engine until all are done; leaving the iteration early ends what is not."""
 
-    def __init__(self, turnstile: Turnstile, asks: list[Ask], on_failure: Callable[[int, QuireError], None]) -> None:
-        self.inbox: deque[Update] = deque()
-        self._turnstile = turnstile
+    def __init__(self, stepper: EngineStepper, asks: list[Ask], on_failure: Callable[[int, QuireError], None]) -> None:
+        self._stepper = stepper
         self._on_failure = on_failure
         self._asks = asks
+        self._inbox: deque[Update | Failure] = deque()
         self._index: dict[int, int] = {}  # of those under way, by request id
+        self._deltas: ref[Generator[Delta, None, None]] | None = None  # weak: who drops it closes it
 
-    def __iter__(self) -> Iterator[Delta]:
+    def __iter__(self) -> Generator[Delta, None, None]:
+        deltas = self._iterate()
+        self._deltas = ref(deltas)
+        return deltas
+
+    @property
+    def is_over(self) -> bool:
+        deltas = None if self._deltas is None else self._deltas()
+        return deltas is None or getgeneratorstate(deltas) == GEN_CLOSED
+
+    def hear(self, message: Update | Failure) -> None:
+        self._inbox.append(message)
+
+    def _iterate(self) -> Generator[Delta, None, None]:
         try:
             self._enter_all()
             while self._index:
-                while self.inbox:
-                    update = self.inbox.popleft()
-                    delta = self._take(update)
+                while self._inbox:
+                    delta = self._apply(self._inbox.popleft())
                     if delta is not None:
                         yield delta
                 if self._index:
-                    self._turnstile.step()
+                    self._stepper.step()
         finally:
-            for request_id in list(self._index):
-                self._turnstile.leave(request_id)
-
-    def fail(self, request_id: int, error: QuireError) -> None:
-        index = self._index.pop(request_id)
-        self._turnstile.leave(request_id)
-        self._refuse(index, error)
+            self._stepper.close(self)
 
     def _enter_all(self) -> None:
         for index, ask in enumerate(self._asks):
@@ -86,7 +65,7 @@ class Run:
                 self._refuse(index, ask.error)
                 continue
             try:
-                self._turnstile.enter(self, ask.request)
+                self._stepper.enter(self, ask.request)
             except QuireError as error:
                 self._refuse(index, error)
             else:
@@ -98,17 +77,25 @@ class Run:
                 answer.fail(error)
         self._on_failure(index, error)
 
-    def _take(self, update: Update) -> Delta | None:
-        index = self._index.get(update.request_id)
+    def _apply(self, message: Update | Failure) -> Delta | None:
+        request_id = message.request_id
+        index = self._index.get(request_id)
         if index is None:
-            return None  # it has failed since
+            return None  # it has ended since
+        if isinstance(message, Failure):
+            self._end(request_id)
+            self._refuse(index, message.error)
+            return None
         answers = self._asks[index].answers
-        answer = answers[update.sample]
+        answer = answers[message.sample]
         if answer.is_done:
             return None  # tokens that were under way when its stop string was found
-        text = answer.take(update)
+        text = answer.take(message)
         reason = answer.completion.finish_reason
         if all(answer.is_done for answer in answers):
-            del self._index[update.request_id]
-            self._turnstile.leave(update.request_id)  # where a stop string ended it, the engine does not know
-        return Delta(index, update.sample, text, update.tokens, reason, update.logprobs)
+            self._end(request_id)  # where a stop string ended it, the engine does not know
+        return Delta(index, message.sample, text, message.tokens, reason, message.logprobs)
+
+    def _end(self, request_id: int) -> None:
+        del self._index[request_id]
+        self._stepper.leave(request_id)

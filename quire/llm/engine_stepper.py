@@ -1,0 +1,120 @@
+"""The engine, shared by the runs of one process."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Protocol
+
+from quire.engine.engine import Engine
+from quire.engine.messages import Failure, Update
+from quire.errors import EngineFailed, QuireError, RequestFailed
+from quire.request import Request
+
+
+class Receiver(Protocol):
+    """A run: hears of its requests, and is over at some time."""
+
+    @property
+    def is_over(self) -> bool: ...
+
+    def hear(self, message: Update | Failure) -> None: ...
+
+
+class EngineStepper:
+    """Steps the engine for whichever run wants to go on, and hands every run what concerns it.
+
+    So several iterators can be open at the same time, each advanced when its owner likes, and none misses a token.
+
+    An interrupt may come at any moment, also half way through a step. `_is_at_work` stays set then, and the engine
+    starts over before it is used again: every request that was under way has ended. A run may also be closed by the
+    garbage collector at any moment, so what it leaves is aborted when the engine is at hand.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self.engine = engine
+        self._runs: dict[int, Receiver] = {}  # by request under way
+        self._open: dict[Receiver, None] = {}  # those that may have any
+        self._left: list[int] = []  # requests to abort
+        self._is_at_work = False
+        self._threads: dict[str, int] = {}  # by purpose: the thread that uses the engine now
+
+    @contextmanager
+    def reserved(self, purpose: str = "generate") -> Iterator[None]:
+        """For this thread alone; raises while another one has it."""
+        this = get_ident()
+        try:
+            self._threads.setdefault(purpose, this)
+            if set(self._threads.values()) != {this}:
+                raise RuntimeError("another thread is using this LLM; one thread at a time can")
+            yield
+        finally:
+            if self._threads.get(purpose) == this:
+                del self._threads[purpose]
+
+    def enter(self, run: Receiver, request: Request) -> None:
+        """Queue a request of `run`; raises what it is refused with."""
+        with self._engine_in_order() as engine:
+            self._open[run] = None
+            self._runs[request.request_id] = run
+            try:
+                engine.add(request)
+            except QuireError:
+                del self._runs[request.request_id]
+                raise
+
+    def step(self) -> None:
+        with self._engine_in_order() as engine:
+            if not self._runs:
+                return  # the engine started over, and they were told
+            if engine.is_idle:
+                raise EngineFailed("the engine has nothing to do, and a request has no answer")
+            outcome = engine.step()
+            messages: list[Update | Failure] = [*outcome.failures, *outcome.updates]
+            for message in messages:
+                run = self._runs.get(message.request_id)
+                if run is not None:
+                    run.hear(message)
+
+    def leave(self, request_id: int) -> None:
+        """A run wants to hear no more of `request_id`. What still runs of it is aborted before the next step."""
+        if request_id in self._runs:
+            self._left.append(request_id)
+            self._runs.pop(request_id, None)
+
+    def close(self, run: Receiver) -> None:
+        """`run` is over, whatever it has under way."""
+        self._leave_all(run)
+        if self._left and not self._is_at_work and set(self._threads.values()) <= {get_ident()}:
+            with self._engine_in_order():
+                pass
+
+    @contextmanager
+    def _engine_in_order(self) -> Iterator[Engine]:
+        with self.reserved("step"):
+            if self._is_at_work:
+                self._start_over()
+            self._is_at_work = True
+            for run in [run for run in self._open if run.is_over]:  # an interrupt came while it was closed
+                self._leave_all(run)
+            while self._left:
+                self.engine.abort(self._left.pop())
+            try:
+                yield self.engine
+            except QuireError:
+                self._is_at_work = False  # a refusal, which changes nothing
+                raise
+            self._is_at_work = False
+
+    def _start_over(self) -> None:
+        error = RequestFailed("the engine was interrupted, and everything that ran has ended")
+        for request_id, run in list(self._runs.items()):
+            run.hear(Failure(request_id, error))
+        self.engine.start_over()
+        self._runs.clear()
+        self._open.clear()
+        self._left.clear()
+
+    def _leave_all(self, run: Receiver) -> None:
+        for request_id in [one for one, other in list(self._runs.items()) if other is run]:
+            self.leave(request_id)
+        self._open.pop(run, None)

@@ -1,0 +1,226 @@
+"""Interrupts end what is running, wherever they strike, and the next answers are right."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from itertools import count
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.core.plan import StepPlan
+from quire.core.scheduler import Scheduler
+from quire.engine.engine import Engine
+from quire.errors import QuireError, RequestFailed
+from quire.llm.completion import Answer, Completion, Delta
+from quire.llm.engine_stepper import EngineStepper
+from quire.llm.run import Ask, Run
+from quire.request import Request, SamplingParams
+from tests.core.harness import limits
+from tests.engine.toy_grammars import ToyGrammars, toy
+from tests.fake_executor import FakeExecutor, Pending, expected_tokens
+from tests.interrupts import interrupted
+
+WAIT_S = 10.0
+
+
+class InterruptedExecutor(FakeExecutor):
+    """Raises KeyboardInterrupt at the moments it is told: before or after a step is submitted, before or after its
+    result is there, before and after it is rebuilt."""
+
+    def __init__(self, *sizes: int) -> None:
+        self.moments: list[int] = []  # how many moments pass before each interrupt
+        self.before_result: Callable[[], None] = lambda: None
+        super().__init__(*sizes)
+
+    def submit(self, plan: StepPlan) -> Pending:
+        self._moment()
+        pending = super().submit(plan)
+        self._moment()
+
+        def result():
+            self._moment()
+            self.before_result()
+            found = pending.result()
+            self._moment()
+            return found
+
+        return Pending(result, pending.sample)
+
+    def reset(self) -> None:
+        self._moment()
+        super().reset()
+        self._moment()
+
+    def _moment(self) -> None:
+        if self.moments:
+            self.moments[0] -= 1
+            if self.moments[0] < 0:
+                self.moments.pop(0)
+                raise KeyboardInterrupt
+
+
+class Model:
+    """What `quire.LLM` is apart from its text."""
+
+    def __init__(self, **changes: object) -> None:
+        chosen = limits(**({"num_pages": 40, "max_burst": 2} | changes))
+        self.executor = InterruptedExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size)
+        scheduler = Scheduler(chosen, lambda: 0.0)
+        self.engine = Engine(scheduler, self.executor, 1, ToyGrammars(), max_burst_s=float("inf"))
+        self.stepper = EngineStepper(self.engine)
+        self._ids = count(1)
+        self.errors: list[QuireError] = []
+
+    def requests(self, number: int, max_tokens: int = 6) -> list[Request]:
+        greedy = SamplingParams(temperature=0)
+        prompts = [tuple(range(n, n + 3 + 5 * n)) for n in range(1, number + 1)]
+        return [Request(next(self._ids), prompt, max_tokens, greedy) for prompt in prompts]
+
+    def stream(self, requests: list[Request]) -> Iterator[Delta]:
+        asks = [Ask(one, None, [Answer(one.prompt, None, (), True)]) for one in requests]
+        self.asks = asks
+        return iter(Run(self.stepper, asks, lambda index, error: self.errors.append(error)))
+
+    def generate(self, requests: list[Request]) -> list[Completion]:
+        with self.stepper.reserved():
+            list(self.stream(requests))
+        return [answer.completion for ask in self.asks for answer in ask.answers]
+
+    def check(self) -> None:
+        """The next answers are right, and then nothing is left."""
+        requests = self.requests(4)
+        answers = self.generate(requests)
+        assert [one.token_ids for one in answers] == [expected_tokens(one) for one in requests]
+        scheduler = self.engine.scheduler
+        assert self.engine.is_idle
+        scheduler.check()
+        assert scheduler.num_free_pages + scheduler.num_cached_pages == scheduler.limits.num_pages - 1
+        assert scheduler.is_balanced
+
+
+@given(moments=st.lists(st.integers(0, 40), min_size=1, max_size=4))
+def test_the_next_answers_are_right_after_an_interrupt_in_the_executor(moments: list[int]) -> None:
+    model = Model()
+    model.executor.moments = moments
+    with suppress(KeyboardInterrupt):
+        model.generate(model.requests(3))
+    for _ in moments:  # those that are left strike while it starts over, and in what comes then
+        with suppress(KeyboardInterrupt):
+            model.generate(model.requests(2))
+    model.executor.moments = []
+    model.check()
+
+
+@pytest.mark.parametrize("moment", range(8))
+def test_an_interrupt_is_told_to_the_caller(moment: int) -> None:
+    model = Model()
+    model.executor.moments = [moment]
+    with pytest.raises(KeyboardInterrupt):
+        model.generate(model.requests(3))
+    model.check()
+
+
+@settings(max_examples=300)
+@given(after_lines=st.lists(st.integers(0, 8000), min_size=1, max_size=3), is_guided=st.booleans())
+def test_the_next_answers_are_right_after_an_interrupt_at_any_line(after_lines: list[int], is_guided: bool) -> None:
+    model = Model(num_pages=12)
+    model.generate(model.requests(1))
+    with interrupted(*after_lines):
+        for _ in after_lines:
+            with suppress(KeyboardInterrupt):
+                requests = model.requests(3, max_tokens=9)
+                if is_guided:
+                    requests[0] = replace(requests[0], grammar=toy(2), end_ids=(0,))
+                model.generate(requests)
+    model.check()
+
+
+def test_closing_a_stream_ends_its_requests() -> None:
+    model = Model()
+    stream = model.stream(model.requests(3, max_tokens=20))
+    next(stream)
+    assert model.engine.scheduler.num_running == 3
+    stream.close()  # type: ignore[attr-defined]
+    assert model.engine.scheduler.num_running == 0
+    model.check()
+
+
+@settings(max_examples=100)
+@given(before=st.integers(1, 4), after_lines=st.integers(0, 400))
+def test_an_interrupt_while_a_stream_is_closed_leaves_nothing_behind(before: int, after_lines: int) -> None:
+    model = Model()
+    stream = model.stream(model.requests(3, max_tokens=30))
+    for _ in range(before):
+        next(stream)
+    with interrupted(after_lines), suppress(KeyboardInterrupt):
+        stream.close()  # type: ignore[attr-defined]
+    model.check()
+    assert model.engine.scheduler.counters.steps < 40, "what was closed went on"
+
+
+def test_a_stream_beside_an_interrupted_one_hears_of_it() -> None:
+    model = Model()
+    other = model.stream(model.requests(1, max_tokens=20))
+    first = next(other)
+    assert first.token_ids
+    stream = model.stream(model.requests(2))
+    model.executor.moments = [3]
+    with pytest.raises(KeyboardInterrupt):
+        list(stream)
+    assert list(other) == []
+    (error,) = model.errors
+    assert isinstance(error, RequestFailed)
+    assert "interrupted" in error.message
+    model.check()
+
+
+def test_a_stream_that_is_collected_in_the_middle_of_a_step_is_ended_after_it() -> None:
+    """The garbage collector closes a stream that its owner dropped, whatever the engine does at the time."""
+    model = Model()
+    dropped = [model.stream(model.requests(2, max_tokens=30))]
+    next(dropped[0])
+    model.executor.before_result = dropped.clear
+    requests = model.requests(3)
+    answers = model.generate(requests)
+    assert not dropped
+    assert [one.token_ids for one in answers] == [expected_tokens(one) for one in requests]
+    assert model.engine.is_idle
+    model.check()
+
+
+def test_a_second_thread_is_refused_while_one_generates() -> None:
+    model = Model()
+    model.check()
+    is_inside, may_go_on = threading.Event(), threading.Event()
+    requests = model.requests(2)
+    found: list[list[int]] = []
+
+    def wait() -> None:
+        is_inside.set()
+        assert may_go_on.wait(WAIT_S)
+
+    model.executor.before_result = wait
+    thread = threading.Thread(target=lambda: found.extend(one.token_ids for one in model.generate(requests)))
+    thread.start()
+    assert is_inside.wait(WAIT_S)
+    with pytest.raises(RuntimeError, match="another thread is using this LLM"):
+        model.generate(model.requests(1))
+    may_go_on.set()
+    thread.join(WAIT_S)
+    assert found == [expected_tokens(one) for one in requests]
+    model.check()  # from this thread, now that the other has ended
+
+
+def test_a_stream_may_go_on_in_another_thread() -> None:
+    model = Model()
+    (asked,) = requests = model.requests(1)
+    stream = model.stream(requests)
+    tokens = list(next(stream).token_ids)
+    thread = threading.Thread(target=lambda: tokens.extend(t for delta in stream for t in delta.token_ids))
+    thread.start()
+    thread.join(WAIT_S)
+    assert tokens == expected_tokens(asked)
+    model.check()
