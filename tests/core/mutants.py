@@ -343,8 +343,8 @@ MUTANTS = (
         "if len(self._in_flight) > self._lookahead or",
         "if len(self._in_flight) > self._lookahead + 1 or",
     ),
-    Mutant("the device is not rebuilt", ENGINE, "self._executor.reset()", "pass"),
-    Mutant("the scheduler is not restarted", ENGINE, "self.scheduler.restart()", "pass"),
+    Mutant("the device is not rebuilt", ENGINE, "self._executor.reset()", "pass", within="def _recover"),
+    Mutant("the scheduler is not restarted", ENGINE, "self.scheduler.restart()", "pass", within="def _recover"),
     Mutant("the first suspect is guilty", ISOLATION, "if accused.request_id != self._doubtful:", "if False:"),
     Mutant(
         "the second half is never tried",
@@ -384,7 +384,7 @@ MUTANTS = (
     ),
     Mutant("matchers outlive their requests", GUIDES, "if not self._scheduler.has(one)]", "if False]"),
     Mutant("guided answers are guessed at", PLANNER, "room = 0  # a mask is for one token", "pass"),
-    Mutant("what was aborted is added once it is compiled", DRIVER, "self._preparing.pop(request_id, None)", "pass"),
+    Mutant("what was aborted is added once it is compiled", DRIVER, "self._preparing.forget(request_id)", "pass"),
     Mutant("compiling holds everyone up", DRIVER, "if preparing is None:", "if True:"),
 )
 
