@@ -14,7 +14,7 @@ SOURCES = str(Path(quire.__file__).parent)
 
 @contextmanager
 def interrupted(*after_lines: int) -> Iterator[None]:
-    """Raises KeyboardInterrupt in this thread after so many lines of the package, then after so many more, and so on."""
+    """Raises KeyboardInterrupt in this thread after so many lines of the package, then after so many more."""
     left = list(after_lines)
     seen = 0
 

@@ -18,7 +18,7 @@ from quire.engine.isolation import PROBE, Isolation, Suspect
 from quire.engine.journal import Journal, Record
 from quire.engine.pace import Pace
 from quire.engine.step_traces import StepTraces
-from quire.engine.step_under_way import NotLaunched, StepUnderWay, is_out_of_memory
+from quire.engine.step_under_way import NotLaunched, StepUnderWay
 from quire.errors import EngineFailed, InvalidRequest, QuireError, RequestFailed
 from quire.request import Request
 

@@ -23,8 +23,3 @@ class NotLaunched:
 
     def result(self) -> StepResult:
         raise self._error
-
-
-def is_out_of_memory(fault: Exception) -> bool:
-    """Whether the device had too little memory for a step, as XLA says it."""
-    return "RESOURCE_EXHAUSTED" in str(fault)

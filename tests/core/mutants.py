@@ -33,9 +33,7 @@ settings.register_profile(
 )
 
 ROOT = Path(__file__).resolve().parents[2]
-COPIED = ("quire/core", "quire/engine", "quire/__init__.py", "quire/appointments.py", "quire/errors.py",
-          "quire/request.py", "pyproject.toml", "tests/__init__.py", "tests/conftest.py", "tests/fake_executor.py",
-          "tests/test_appointments.py", "tests/core", "tests/engine")  # fmt: skip
+COPIED = ("quire", "tests", "pyproject.toml")
 # Those that kill most, fastest, come first.
 TESTS = ("tests/core/test_page_pool.py", "tests/core/test_scheduler.py", "tests/core/test_sharing.py",
          "tests/core/test_admission.py", "tests/core/test_bursts.py",
@@ -417,17 +415,30 @@ def outdated(mutants: Iterable[Mutant], sources: Path) -> list[str]:
     return lines
 
 
+def copy_to(folder: Path) -> None:
+    for name in COPIED:
+        if (ROOT / name).is_dir():
+            shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+        else:
+            shutil.copy(ROOT / name, folder / name)
+
+
+def why_not_collected() -> str:
+    """What keeps pytest from finding the tests without any fault, which would seem to kill every mutant; or nothing."""
+    with tempfile.TemporaryDirectory() as folder:
+        copy_to(Path(folder))
+        command = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", *TESTS]
+        environment = os.environ | {"PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+        return "" if done.returncode == 0 else done.stdout + done.stderr
+
+
 def run(mutant: Mutant) -> tuple[Mutant, str | None, float]:
     """Which test failed, None when none did; and how long that took."""
     begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
-        for name in COPIED:
-            (copy / name).parent.mkdir(parents=True, exist_ok=True)
-            if (ROOT / name).is_dir():
-                shutil.copytree(ROOT / name, copy / name, ignore=shutil.ignore_patterns("__pycache__"))
-            else:
-                shutil.copy(ROOT / name, copy / name)
+        copy_to(copy)
         target = copy / "quire" / mutant.path
         target.write_text(apply(mutant, target.read_text()))
         # python -m puts the working directory first on the path, so that the copy is what is imported.
@@ -469,6 +480,9 @@ def main() -> int:
         return 2
     if not chosen:
         print(f"no mutant has {asked.only!r} in its name")
+        return 2
+    if reason := why_not_collected():
+        print(reason, "the tests cannot be run, even without a fault", sep="\n")
         return 2
     survivors = 0
     with ThreadPoolExecutor(asked.jobs) as workers:
