@@ -47,7 +47,7 @@ class Config:
     )
     max_waiting_tokens: int = setting(0, BATCHING, "Or once those that run have got so many tokens each.")
     max_queued: int | None = setting(
-        None, BATCHING, "Sequences that may wait; more are refused. No bound if not given."
+        None, BATCHING, "Sequences that may wait; more are refused. Chosen for a server if not given, no bound offline."
     )
     lookahead: int = setting(1, BATCHING, "Steps launched before the last one's tokens are known.")
     max_burst: int | None = setting(

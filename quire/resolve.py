@@ -137,6 +137,8 @@ LOWEST = {
 RESERVE_BYTES = 256 * 2**20  # for what nobody counts: fragments, programs, small arrays
 MAX_HOST_CACHE_BYTES = 2 * 2**30
 LARGE_MODEL_BYTES = 8 * 2**30  # on one device; to read them takes milliseconds
+QUEUED_BATCHES = 16
+MIN_QUEUED = 4096  # sequences
 PAGE_STEP = 64  # the number of pages is a multiple of this, so that compiled programs are found again
 
 
@@ -191,6 +193,15 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         min_groups=defaults.min_groups,
         choices=tuple(choices.values()),
     )
+
+
+def resolve_max_queued(config: Config, max_batch_size: int) -> Choice[int]:
+    """How many sequences wait at most in a server. Offline there is no bound: all that is asked for is done."""
+    several = QUEUED_BATCHES * max_batch_size
+    reason = f"{QUEUED_BATCHES} batches; what is behind so many has been given up when its turn comes"
+    if several < MIN_QUEUED:
+        several, reason = MIN_QUEUED, "twice what one HTTP worker lets in by default"
+    return _chosen("max_queued", config.max_queued, several, reason)
 
 
 def _max_burst(config: Config, defaults: PlatformDefaults, platform: str, facts: Facts) -> Choice[int]:

@@ -12,6 +12,7 @@ from quire.resolve import (
     Facts,
     resolve,
     resolve_dtype,
+    resolve_max_queued,
     resolve_pages,
     resolve_quantize,
 )
@@ -132,3 +133,10 @@ def test_what_just_fits_is_not_refused_for_the_sake_of_a_round_number(spare: int
 def test_what_cannot_be_is_refused_with_the_arithmetic(config: Config, message: str) -> None:
     with pytest.raises(InvalidSetting, match=message):
         pages(config)
+
+
+def test_a_server_bounds_what_waits_and_says_why() -> None:
+    few, many = (resolve_max_queued(Config(model="m"), size) for size in (32, 1024))
+    assert str(few) == "max_queued = 4096 (twice what one HTTP worker lets in by default)"
+    assert str(many).startswith("max_queued = 16384 (16 batches; ")
+    assert resolve_max_queued(Config(model="m", max_queued=7), 32).value == 7

@@ -26,7 +26,7 @@ def doctor(
     from quire.engine.build import make_plan
     from quire.files import progress_bar, silent
 
-    plan = make_plan(config, silent if json else progress_bar)
+    plan = make_plan(config, silent if json else progress_bar, is_served=True)
     facts, limits, resolved = plan.facts, plan.limits, plan.resolved
     page_bytes = limits.page_size * facts.token_bytes
     tokens = (limits.num_pages - 1) * limits.page_size

@@ -37,7 +37,16 @@ from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.ops.native import int8_product, library
 from quire.ops.step_attention import kernels_for
-from quire.resolve import Choice, Facts, Resolved, resolve, resolve_dtype, resolve_pages, resolve_quantize
+from quire.resolve import (
+    Choice,
+    Facts,
+    Resolved,
+    resolve,
+    resolve_dtype,
+    resolve_max_queued,
+    resolve_pages,
+    resolve_quantize,
+)
 from quire.sharding import key_copies, sharding, tensor_mesh
 from quire.text.grammar import Grammars
 from quire.text.tokenizer import load_tokenizer
@@ -69,8 +78,8 @@ class Built:
     grammars: Grammars | None
 
 
-def make_plan(config: Config, progress: Progress = silent) -> Plan:
-    """Find the model's files, and decide whether and how it fits."""
+def make_plan(config: Config, progress: Progress = silent, *, is_served: bool = False) -> Plan:
+    """Find the model's files, and decide whether and how it fits. `is_served`: to clients, so the queue has a bound."""
     files = locate(
         config.model,
         revision=config.revision,
@@ -123,6 +132,11 @@ def make_plan(config: Config, progress: Progress = silent) -> Plan:
     )
     pages = resolve_pages(config, resolved, facts, largest_step_bytes(model, shapes))
     shapes = shapes.with_pages(pages.value)
+    choices = (*resolved.choices, pages)
+    max_queued = config.max_queued
+    if is_served:
+        queued = resolve_max_queued(config, resolved.max_batch_size)
+        max_queued, choices = queued.value, (*choices, queued)
     limits = Limits(
         page_size=resolved.page_size,
         num_pages=pages.value,
@@ -131,13 +145,13 @@ def make_plan(config: Config, progress: Progress = silent) -> Plan:
         max_batch_prefill_tokens=resolved.max_batch_prefill_tokens,
         max_sequence_tokens=resolved.max_total_tokens,
         max_batch_total_tokens=config.max_batch_total_tokens,
-        max_queued=config.max_queued,
+        max_queued=max_queued,
         waiting_served_ratio=config.waiting_served_ratio,
         max_waiting_tokens=config.max_waiting_tokens,
         prefix_caching=config.prefix_caching,
         max_burst=resolved.max_burst,
     )
-    return Plan(config, files, source, model, mesh, facts, resolved, shapes, limits, (*resolved.choices, pages))
+    return Plan(config, files, source, model, mesh, facts, resolved, shapes, limits, choices)
 
 
 def build_engine(plan: Plan, progress: Progress = silent, clock: Callable[[], float] = time.monotonic) -> Built:

@@ -31,7 +31,7 @@ class ModelEngine:
 
         configure_logs(self.log_format, self.log_level)
         progress = progress_bar if self.show_progress else silent
-        plan = make_plan(self.config, progress)
+        plan = make_plan(self.config, progress, is_served=True)
         files = plan.files
         describe(
             Described(

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol
 from quire.appointments import Appointments
 from quire.engine.messages import Abort, Account, Command, Event, Failed, Progress, StepTrace, Submit
 from quire.engine.wire import Counts, Others, Started, Stats, ToFrontEnd
-from quire.errors import DeadlineExceeded, EngineFailed, Overloaded, QuireError, RequestFailed
+from quire.errors import DeadlineExceeded, EngineFailed, InvalidRequest, Overloaded, QuireError, RequestFailed
 from quire.server.arrival import Arrival
 from quire.server.engine_health import EngineHealth, has_work
 from quire.server.grammar_check import GrammarCheck
@@ -69,6 +69,7 @@ class Service:
         self._count = 0
         self._prompts: dict[int, tuple[Prompt, Stream]] = {}
         self._streams: set[Stream] = set()
+        self._num_sequences = 0  # that were asked for by the streams that are open
         self._quiet = asyncio.Event()  # set while no stream is open
         self._quiet.set()
 
@@ -203,8 +204,9 @@ class Service:
         *,
         user: str | None = None,
         is_counted: bool = True,
+        field: str = "n",
     ) -> Stream:
-        """Send prompts to the engine. `user` is whom the log names.
+        """Send prompts to the engine. `user` is whom the log names; `field`, the one that asks for many sequences.
 
         What is not counted leaves no trace in the metrics and the log: it is the server's own.
         """
@@ -213,13 +215,15 @@ class Service:
         if self._port is None and not self.settings.wait_for_restart:
             raise EngineFailed(self._why_not, RESTART_S)
         whose = tenant.get()
-        self._refuse_if_full(asked, whose)
+        num_sequences = self._refuse_if_full(asked, whose, field)
         arrival = arrival or Arrival({})
         stream = Stream(self, arrival, self.settings.max_buffered_tokens, is_counted)
         stream.user = user
         if self.tracing is not None and is_counted:
             stream.trace = self.tracing.open(arrival)
         is_traced = stream.trace is not None and stream.trace.is_wanted
+        stream.num_sequences = num_sequences
+        self._num_sequences += num_sequences
         self._streams.add(stream)
         self._quiet.clear()
         for one in asked:
@@ -239,19 +243,28 @@ class Service:
         stream.submitted_s = time.monotonic()
         return stream
 
-    def _refuse_if_full(self, asked: Sequence[Asked], whose: str | None) -> None:
-        """Whoever is refused has a place when it comes back as it is told."""
-        most, num_open = self.settings.max_concurrent_requests, len(self._streams)
-        if num_open < most and not self._appointments:
-            return
+    def _refuse_if_full(self, asked: Sequence[Asked], whose: str | None, field: str) -> int:
+        """How many sequences there will be more. Whoever is refused has a place when it comes back as it is told."""
+        most, num_open = self.settings.max_concurrent_requests, self._num_sequences
+        num_asked = sum(one.request.samples for one in asked)
+        if num_asked > most:
+            raise InvalidRequest(
+                f"{field} asks for {num_asked} sequences, of {len(asked)} prompts; the limit is {most}, "
+                "--max-concurrent-requests"
+            )
+        if num_open + num_asked <= most and not self._appointments:
+            return num_asked
         client = hash((whose, *((one.request.prompt, one.request.max_tokens) for one in asked)))
-        num_kept = self._appointments.num_kept_from(client)
-        if num_open + num_kept < most:
+        num_kept = self._appointments.num_kept_from(client) if num_open else 0
+        if num_open + num_kept + num_asked <= most:
             self._appointments.admitted(client)
-            return
-        retry_after_s = self._appointments.refused(client, 1, 0.0, self.metrics.end_interval_s)
+            return num_asked
+        retry_after_s = self._appointments.refused(client, num_asked, 0.0, self.metrics.end_interval_s)
         kept = f" and {num_kept} places are kept for those who come back" if num_kept else ""
-        raise Overloaded(f"{num_open} requests are open{kept}; the limit is {most}", retry_after_s)
+        raise Overloaded(
+            f"{num_open} sequences are open{kept}, and {num_asked} more are asked for; the limit is {most}",
+            retry_after_s,
+        )
 
     def ended(self, prompt: Prompt) -> None:
         """All samples of `prompt` have their ends. The engine goes on when a stop string ended the last of them."""
@@ -266,6 +279,7 @@ class Service:
             if self._prompts.pop(request_id, None) is not None and self._port is not None:
                 self._port.send(Abort(request_id))
         self._streams.discard(stream)
+        self._num_sequences -= stream.num_sequences
         if stream.is_counted:
             self.metrics.note_stream(stream)
             log_request(stream)

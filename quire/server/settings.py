@@ -48,7 +48,9 @@ class ServerSettings:
     cors_allow_origin: tuple[str, ...] = setting(
         (), ACCESS, "Origin whose pages may ask; several by commas or by repeating it, * for all."
     )
-    max_concurrent_requests: int = setting(2048, LIMITS, "Requests that one worker has open; more are answered 429.")
+    max_concurrent_requests: int = setting(
+        2048, LIMITS, "Sequences that one worker has open, one for each prompt and sample; more are answered 429."
+    )
     max_best_of: int = setting(20, LIMITS, "Samples of one prompt.")
     max_stop_sequences: int = setting(MAX_STOPS, LIMITS, "Stop strings of one request.")
     max_top_n_tokens: int = setting(20, LIMITS, "Likely tokens shown beside each token.")

@@ -235,6 +235,7 @@ class Stream:
         self.arrival = arrival
         self.is_counted = is_counted
         self.user: str | None = None
+        self.num_sequences = 0  # places that it takes of those that one worker has
         self.trace: RequestTrace | None = None
         self.pending: list[Delta] = []
         self.prompts: list[Prompt] = []

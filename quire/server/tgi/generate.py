@@ -89,7 +89,7 @@ async def _answer_typed(
     if body.stream is not None and body.stream != stream:
         unknown.append("stream")  # the route's name says it
     arrival.wants_timings |= bool(body.timings)
-    opened = service.open([asked], arrival)
+    opened = service.open([asked], arrival, field="best_of")
     wants_full = full_text if parameters.return_full_text is None else parameters.return_full_text
     prefix = body.inputs if wants_full else ""
     headers = ignored_header(unknown)

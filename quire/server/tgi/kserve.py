@@ -75,7 +75,7 @@ async def infer(service: Service, request: Request) -> Response:
     body = await read_json(service, request)
     parsed = await service.offload.run(body.num_bytes, lambda: _parse(service, arrival, body))
     asked = [await guided(service, one, "grammar", parsed.grammar) for one in parsed.asked]
-    stream = service.open(asked, arrival)
+    stream = service.open(asked, arrival, field="inputs")
     answers = await collect(stream, request.receive)
 
     def write() -> bytes:

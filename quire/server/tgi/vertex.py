@@ -39,7 +39,7 @@ async def vertex(service: Service, request: Request) -> Response:
         else:
             asked.append(await guided(service, one.asked, "grammar", one.grammar))
     prefixes = [_prefix(one) for one in parsed]
-    stream = service.open(asked, arrival, user=_users(parsed))
+    stream = service.open(asked, arrival, user=_users(parsed), field="instances")
     answers = await collect(stream, request.receive)
 
     def write() -> bytes:
