@@ -6,6 +6,7 @@ import socket
 import threading
 import time
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from xml.etree import ElementTree
 
 import pytest
@@ -169,6 +170,54 @@ def test_prompts_differ_but_for_what_they_share():
     assert {len(words) for words in prompts} == {10}
     assert len({tuple(words[:4]) for words in prompts}) == 1
     assert len({tuple(words) for words in prompts}) == 50
+
+
+class Prompted:
+    """A server that notes the prompts it is asked, and answers each with one token."""
+
+    def __init__(self) -> None:
+        self.prompts: list[str] = []
+        prompts = self.prompts
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                prompts.append(json.loads(self.rfile.read(int(self.headers["Content-Length"])))["prompt"])
+                self.send_response(200)
+                self.end_headers()
+                self.wfile.write(b'data: {"choices":[{"text":"a"}]}\n\ndata: [DONE]\n\n')
+
+            def log_message(self, *args: object) -> None: ...
+
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        threading.Thread(target=self.http.serve_forever, daemon=True).start()
+
+    def run(self, *arguments: str) -> tuple[list[str], str]:
+        """The prompts of one bench, without the first, by which it learns how long words are."""
+        self.prompts.clear()
+        url = f"http://127.0.0.1:{self.http.server_port}"
+        shown = bench(url, "--model", "x", "--concurrency", "1", "--requests", "3", "--output-tokens", "1", *arguments)
+        return self.prompts[1:], shown
+
+
+@pytest.fixture
+def prompted() -> Iterator[Prompted]:
+    prompted = Prompted()
+    yield prompted
+    prompted.http.shutdown()
+    prompted.http.server_close()
+
+
+def test_each_run_has_prompts_of_its_own_unless_asked_otherwise(prompted: Prompted) -> None:
+    (first, shown), (second, _) = (prompted.run("--seed", "3", "--shared-prefix", "40") for _ in range(2))
+    assert len(first) == len(second) == 5
+    assert {len(text.split()) for text in first} == {len(text.split()) for text in second}
+    assert not {text[:100] for text in first} & {text[:100] for text in second}, "not even what they share"
+    assert "Prompts are new in this run." in shown
+
+    (first, shown), (second, _) = (prompted.run("--seed", "3", "--reuse-prompts") for _ in range(2))
+    assert first == second
+    assert "Prompts are those of seed 3: an earlier run may have left them cached." in shown
+    assert prompted.run("--seed", "4", "--reuse-prompts")[0] != first
 
 
 @given(st.lists(st.floats(0, 1e6), min_size=1), st.floats(0, 100))

@@ -1,5 +1,6 @@
 """`quire bench serving`: load on a server that is already running."""
 
+import secrets
 from pathlib import Path
 from typing import Annotated
 
@@ -56,7 +57,16 @@ def serving(
     timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds without a byte that end a request.", rich_help_panel=REQUEST)
     ] = 120.0,
-    seed: Annotated[int, typer.Option(help="Other prompts, other arrivals.", rich_help_panel=REQUEST)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Of arrivals, and of prompts with --reuse-prompts.", rich_help_panel=REQUEST)
+    ] = 0,
+    reuse_prompts: Annotated[
+        bool,
+        typer.Option(
+            "--reuse-prompts", rich_help_panel=REQUEST,
+            help="The same prompts in each run of a seed, which a server may have cached. New ones otherwise.",
+        ),
+    ] = False,
     json: Annotated[
         Path | None, typer.Option(help="Write the results to this file too.", metavar="FILE", rich_help_panel=OUT)
     ] = None,
@@ -79,5 +89,6 @@ def serving(
         sampling=Sampling(output_tokens, temperature, ignore_eos, json_object(extra)),
         warm_up=warm_up,
         seed=seed,
+        salt="" if reuse_prompts else secrets.token_hex(8),
     )
     measure(server, plan, json, plot)

@@ -29,11 +29,12 @@ class Prompts(NamedTuple):
     words: int
     shared: int
     seed: str
+    salt: str = ""  # other texts for the same seed
 
     def take(self, count: int) -> Iterator[str]:
-        common = Random("shared").choices(WORDS, k=min(self.shared, self.words))
+        common = Random(f"shared{self.salt}").choices(WORDS, k=min(self.shared, self.words))
         for number in range(count):
-            own = Random(f"{self.seed}/{number}").choices(WORDS, k=max(1, self.words - len(common)))
+            own = Random(f"{self.salt}{self.seed}/{number}").choices(WORDS, k=max(1, self.words - len(common)))
             yield " ".join([*common, *own])
 
 

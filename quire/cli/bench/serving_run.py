@@ -37,6 +37,10 @@ class Plan:
     sampling: Sampling
     warm_up: int
     seed: int
+    salt: str  # of the prompts; "" for those that every run of the seed has
+
+    def prompts(self, words: int, run: str) -> Prompts:
+        return Prompts(words, self.shared_words, f"{self.seed}/{run}", self.salt)
 
     def requests_of(self, shape: Shape) -> int:
         if self.num_requests is not None:
@@ -54,7 +58,7 @@ async def bench_server(server: Server, plan: Plan, console: Console) -> list[Run
     if plan.warm_up:
         widest = max(plan.shapes, key=lambda shape: shape.concurrency or 0)
         shape = Shape(concurrency=widest.concurrency or 1)
-        prompts = Prompts(words, plan.shared_words, f"{plan.seed}/warm-up")
+        prompts = plan.prompts(words, "warm-up")
         await run_load(server, shape, prompts, plan.warm_up, plan.sampling, within_s=plan.max_seconds)
     runs = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
@@ -62,7 +66,7 @@ async def bench_server(server: Server, plan: Plan, console: Console) -> list[Run
         for number, shape in enumerate(plan.shapes):
             count = plan.requests_of(shape)
             bar = progress.add_task(shape.name, total=count)
-            prompts = Prompts(words, plan.shared_words, f"{plan.seed}/{number}")
+            prompts = plan.prompts(words, str(number))
             runs.append(
                 await run_load(
                     server, shape, prompts, count, plan.sampling,
@@ -88,10 +92,15 @@ def measure(server: Server, plan: Plan, json_file: Path | None, plot_file: Path 
         "asked_output_tokens": plan.sampling.output_tokens,
         "shared_prefix": plan.shared_words,
         "seed": plan.seed,
+        "reused_prompts": not plan.salt,
     }
     title = f"{server.model} at {server.url}: {plan.prompt_tokens} tokens in, {plan.sampling.output_tokens} out"
     out = Console(file=sys.stdout)
     out.print(title, highlight=False)
+    if plan.salt:
+        out.print("Prompts are new in this run.", highlight=False)
+    else:
+        out.print(f"Prompts are those of seed {plan.seed}: an earlier run may have left them cached.", highlight=False)
     print_table(out, results, faults)
     if json_file is not None:
         document = {**about, "results": results, "errors": faults}
