@@ -29,7 +29,9 @@ class Config:
     )
     dtype: str | None = setting(None, MODEL, "float32, bfloat16 or float16; by platform if not given.")
     quantize: str | None = setting(
-        None, MODEL, "none, or int8: weights and activations of matmuls in 8 bits, for CPUs; chosen if not given."
+        None,
+        MODEL,
+        "none; int8: weights and activations of matmuls in 8 bits, for CPUs; auto, as if not given: chosen.",
     )
     random_seed: int = setting(0, MODEL, "Seed of random: weights.")
     max_total_tokens: int | None = setting(None, MEMORY, "Longest prompt and answer together.")

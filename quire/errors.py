@@ -9,6 +9,7 @@ QuireError
 ├── RequestFailed            the device work of this one request fails
 ├── EngineFailed             the engine cannot run any request
 ├── EngineStopped            the engine is shutting down
+├── AddressUnavailable       the port to listen on is taken, or not allowed
 ├── InvalidSetting           a setting is wrong, or what it asks for does not fit
 └── ModelError               a model cannot be served
     ├── UnsupportedModel     its architecture, or an option of it, is not implemented
@@ -91,6 +92,10 @@ class EngineFailed(QuireError):
 class EngineStopped(QuireError):
     kind = "engine_stopped"
     status = 503
+
+
+class AddressUnavailable(QuireError):
+    kind = "address_unavailable"
 
 
 class InvalidSetting(QuireError):

@@ -178,6 +178,29 @@ def test_a_long_conversation_forgets_its_beginning(llm: LLM, capsys: pytest.Capt
     assert conversation.exchanges[-1]["role"] == "assistant"
 
 
+def labels(shown: str) -> dict[tuple[str, str], str]:
+    """What stands behind each label, by the title above and the label."""
+    found, title = {}, ""
+    for line in shown.splitlines():
+        if line.startswith("  "):
+            label, _, value = line.strip().partition("  ")
+            found[title, label] = value.strip()
+        else:
+            title = line
+    return found
+
+
+def test_the_sample_of_doctor_in_the_readme_is_what_it_prints(quire: Quire) -> None:
+    readme = (Path(__file__).parents[1] / "README.md").read_text()
+    sample = labels(readme.split("$ quire doctor\n")[1].split("```")[0])
+    shown = labels(quire("doctor", "--model=random:tiny").out)
+    assert len(sample) > 8
+    assert set(sample) <= set(shown)
+    for (title, label), value in sample.items():
+        if title == "Choices" and label != "quantize":  # which depends on the processor
+            assert value.partition("(")[2] == shown[title, label].partition("(")[2], label
+
+
 def test_doctor_says_what_fits_and_why(quire: Quire, folder: Path) -> None:
     done = quire("doctor", *sizes(folder))
     assert done.code == 0

@@ -1,5 +1,6 @@
 """The `quire` command. Heavy imports are made inside the commands, so that `quire --help` answers at once."""
 
+import signal
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -48,6 +49,7 @@ app.add_typer(bench, name="bench")
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit; what Quire refuses or fails at becomes one line on standard error."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         app(args=None if arguments is None else list(arguments), prog_name="quire")
     except QuireError as error:

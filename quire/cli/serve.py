@@ -2,6 +2,7 @@
 
 import logging
 import os
+import signal
 from dataclasses import replace
 from typing import Annotated
 
@@ -25,6 +26,7 @@ def serve(
     ] = None,
 ) -> None:
     """Serve a model over HTTP: the OpenAI API and that of text-generation-inference."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # until the supervisor handles it; nothing has begun that must end
     if served is not None:
         config = replace(config, model=served)
     config, settings = flags.applied(config, settings, os.environ)

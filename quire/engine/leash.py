@@ -57,6 +57,8 @@ ALIVE_INTERVAL_S = 1.0
 
 Word = Stop | GaveUp | Up | Refused | Alive | Pulse
 
+PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # which a supervisor alone obeys
+
 _decode = msgspec.msgpack.Decoder(list[Word]).decode
 
 
@@ -103,8 +105,9 @@ def bind_to_parent(name: str, parent: int) -> None:
     A terminal and a service manager send their signals to every process of a service; which of them ends when is the
     parent's to say.
     """
-    for number in (signal.SIGINT, signal.SIGTERM):
+    for number in PARENTS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, PARENTS_SIGNALS)  # processes that this one starts inherit the mask
     if sys.platform == "linux":
         prctl = ctypes.CDLL(None).prctl
         prctl(_SET_NAME, name.encode()[:15])  # what ps and top show

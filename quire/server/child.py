@@ -2,17 +2,34 @@
 
 import asyncio
 import multiprocessing
+import signal
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from quire.engine.leash import Leash, Pulse, Refused, Up, Word, hold
+from quire.engine.leash import PARENTS_SIGNALS, Leash, Pulse, Refused, Up, Word, hold
 
 Arguments = Callable[[socket.socket], tuple[Any, ...]]  # given the process's end of its leash
 
 _spawn = multiprocessing.get_context("spawn")
+
+
+@contextmanager
+def _signals_held() -> Iterator[None]:
+    """Processes started within have SIGINT and SIGTERM blocked, until `bind_to_parent` ignores them.
+
+    Those that come meanwhile reach this process afterwards.
+    """
+    resource_tracker.ensure_running()  # it is started with the first process otherwise, and unblocks signals then
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 class Child:
@@ -36,7 +53,8 @@ class Child:
         ours.setblocking(False)
         with theirs:
             self._process: SpawnProcess = _spawn.Process(target=target, args=args(theirs), name=name)
-            self._process.start()
+            with _signals_held():
+                self._process.start()
         self._line = ours
         self._leash: Leash | None = None
         self.exit_code: int | None = None  # while it runs

@@ -1,8 +1,9 @@
 """Sockets that listen."""
 
 import socket
+from errno import EACCES, EADDRINUSE
 
-from quire.errors import InvalidSetting
+from quire.errors import AddressUnavailable, InvalidSetting
 
 BACKLOG = 4096  # connections that wait to be accepted
 
@@ -32,5 +33,6 @@ def open_listener(host: str, port: int, *, shared: bool) -> socket.socket:
         listener.listen(BACKLOG)
     except OSError as error:
         listener.close()
-        raise InvalidSetting(f"cannot listen on {host} port {port}: {error.strerror}") from error
+        kind = AddressUnavailable if error.errno in (EADDRINUSE, EACCES) else InvalidSetting
+        raise kind(f"cannot listen on {host} port {port}: {error.strerror}") from error
     return listener

@@ -1,0 +1,63 @@
+"""Ctrl-C and SIGTERM while a server starts: a terminal and a service manager send them to all of its processes."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.server.processes import WAIT_S, Served, wait_until
+from tests.tiny_chat_model import write_tiny_chat_model
+
+SIGNALS = [signal.SIGINT, signal.SIGTERM]
+# The first child is the one that tracks what processes leave behind; those of the server follow.
+MOMENTS: dict[str, Callable[[Served], bool]] = {
+    "the first process exists": lambda served: len(served.children()) >= 1,
+    "a process of the server exists": lambda served: len(served.children()) >= 2,
+    "all processes exist": lambda served: len(served.children()) >= 3,
+    "the engine process listens to its parent alone": lambda served: bool(served.named("quire-engine")),
+    "the worker listens to its parent alone": lambda served: bool(served.named("quire-http")),
+}
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[Served]:
+    write_tiny_chat_model(tmp_path)
+    served = Served(tmp_path)
+    yield served
+    served.stop()
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_server_that_starts_ends_without_a_word_of_its_processes(
+    served: Served, number: signal.Signals, moment: str
+) -> None:
+    wait_until(lambda: MOMENTS[moment](served))
+    for pid in [served.process.pid, *(pid for pid, _ in served.children())]:
+        os.kill(pid, number)
+    _, errors = served.process.communicate(timeout=WAIT_S)
+    assert "Traceback" not in errors
+    assert len(errors.splitlines()) <= 1
+    assert served.process.returncode == 0
+
+
+@pytest.mark.parametrize("number", SIGNALS, ids=["SIGINT", "SIGTERM"])
+@pytest.mark.parametrize("module", ["quire.cli", "quire.server.settings", "quire.server.supervisor"])
+def test_the_command_is_quiet_while_it_imports(number: signal.Signals, module: str) -> None:
+    """`-X importtime` says on standard error which module has just been imported."""
+    command = [sys.executable, "-X", "importtime", "-m", "quire", "serve", "random:no-such-shape", "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:
+        if line.rstrip().endswith(f" {module}"):
+            process.send_signal(number)
+            break
+    shown, errors = process.communicate(timeout=WAIT_S)
+    assert "Traceback" not in errors
+    assert [line for line in errors.splitlines() if "import time:" not in line] == []
+    assert shown == ""
+    assert process.returncode in (-number, 128 + number)
