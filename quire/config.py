@@ -47,7 +47,11 @@ class Config:
     waiting_served_ratio: float = setting(
         0.0, BATCHING, "Admit once this many times as many wait as run; 0 admits at once."
     )
-    max_waiting_tokens: int = setting(0, BATCHING, "Or once those that run have got so many tokens each.")
+    max_waiting_tokens: int | None = setting(
+        None,
+        BATCHING,
+        "Or once those that run have got so many tokens each; 20 if not given; 0 admits at once.",
+    )
     max_queued: int | None = setting(
         None, BATCHING, "Sequences that may wait; more are refused. Chosen for a server if not given, no bound offline."
     )

@@ -94,6 +94,7 @@ class Resolved:
     min_rows: int
     min_groups: int
     max_burst: int
+    max_waiting_tokens: int
     compile_threads: int
     choices: tuple[Choice[Any], ...]  # for the log
 
@@ -134,6 +135,7 @@ LOWEST = {
     "tensor_parallel": 1,
     "compile_threads": 1,
 }
+MAX_WAITING_TOKENS = 20  # as in text-generation-inference
 RESERVE_BYTES = 256 * 2**20  # for what nobody counts: fragments, programs, small arrays
 MAX_HOST_CACHE_BYTES = 2 * 2**30
 LARGE_MODEL_BYTES = 8 * 2**30  # on one device; to read them takes milliseconds
@@ -186,8 +188,17 @@ def resolve(config: Config, facts: Facts) -> Resolved:
             "compile_threads", config.compile_threads, min(os.cpu_count() or 1, 16), "one for each core, up to 16"
         ),
     }
+    if config.waiting_served_ratio or config.max_waiting_tokens is not None:
+        choices["max_waiting_tokens"] = _chosen(
+            "max_waiting_tokens",
+            config.max_waiting_tokens,
+            MAX_WAITING_TOKENS,
+            f"as in text-generation-inference, since waiting_served_ratio is {config.waiting_served_ratio:g}",
+        )
+    values = {"max_waiting_tokens": 0} | {name: choice.value for name, choice in choices.items()}
+    del values["memory_fraction"]
     return Resolved(
-        **{name: choice.value for name, choice in choices.items() if name != "memory_fraction"},
+        **values,
         memory_limit_bytes=int(fraction.value * facts.memory_bytes),
         min_rows=defaults.min_rows,
         min_groups=defaults.min_groups,

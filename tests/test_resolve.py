@@ -127,6 +127,7 @@ def test_what_just_fits_is_not_refused_for_the_sake_of_a_round_number(spare: int
         (Config(tensor_parallel=0), "tensor_parallel is 0; it must be at least 1"),
         (Config(lookahead=-1), "lookahead is -1; it must be at least 0"),
         (Config(num_pages=1), "num_pages is 1; it must be at least 2"),
+        (Config(max_waiting_tokens=-1), "max_waiting_tokens is -1; it must be at least 0"),
         (Config(waiting_served_ratio=-0.5), "waiting_served_ratio is -0.5; it must be at least 0"),
     ],
 )
@@ -140,3 +141,23 @@ def test_a_server_bounds_what_waits_and_says_why() -> None:
     assert str(few) == "max_queued = 4096 (twice what one HTTP worker lets in by default)"
     assert str(many).startswith("max_queued = 16384 (16 batches; ")
     assert resolve_max_queued(Config(model="m", max_queued=7), 32).value == 7
+
+
+@pytest.mark.parametrize(
+    ("config", "value"),
+    [
+        (Config(), 0),
+        (Config(waiting_served_ratio=0.3), 20),
+        (Config(waiting_served_ratio=0.3, max_waiting_tokens=5), 5),
+        (Config(waiting_served_ratio=0.3, max_waiting_tokens=0), 0),
+        (Config(max_waiting_tokens=7), 7),
+    ],
+)
+def test_a_ratio_alone_waits_as_long_as_in_text_generation_inference(config: Config, value: int) -> None:
+    assert resolve(config, FACTS).max_waiting_tokens == value
+
+
+def test_the_wait_that_goes_with_a_ratio_is_told() -> None:
+    lines = [str(choice) for choice in resolve(Config(waiting_served_ratio=0.3), FACTS).choices]
+    assert "max_waiting_tokens = 20 (as in text-generation-inference, since waiting_served_ratio is 0.3)" in lines
+    assert not [line for line in map(str, resolve(Config(), FACTS).choices) if "waiting" in line]

@@ -32,8 +32,8 @@ disable-grammar-support env max-client-batch-size lora-adapters usage-stats payl
 graceful-termination-timeout prometheus-port max-image-fetch-size
 """,
 )
-VARIABLES = ["PREFIX_CACHING", "ATTENTION", "PREFILL_CHUNKING", "TGI_WIGGLE_ROOM", "LOG_LEVEL", "COMPUTE_TYPE",
-             "AIP_HTTP_PORT", "AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE"]  # fmt: skip
+VARIABLES = ["PREFIX_CACHING", "USE_PREFIX_CACHING", "ATTENTION", "PREFILL_CHUNKING", "TGI_WIGGLE_ROOM", "LOG_LEVEL",
+             "COMPUTE_TYPE", "AIP_HTTP_PORT", "AIP_PREDICT_ROUTE", "AIP_HEALTH_ROUTE"]  # fmt: skip
 
 Field = dataclasses.Field
 OWN: dict[str, Field[Any]] = {field.name: field for field in dataclasses.fields(TgiFlags)}
@@ -127,6 +127,20 @@ def test_two_names_of_one_setting_must_agree():
         asked("--num-shard", "4", "--tensor-parallel", "2")
     with pytest.raises(InvalidSetting, match="model_id is a and model is b"):
         asked("--model-id", "a", env={"MODEL_ID": "b"})
+
+
+@pytest.mark.parametrize(("said", "meant"), [("0", False), ("false", False), ("1", True), ("true", True)])
+def test_prefix_caching_is_found_under_its_old_name(said, meant):
+    assert asked(env={"USE_PREFIX_CACHING": said})[0].prefix_caching is meant
+    assert asked(env={"PREFIX_CACHING": said})[0].prefix_caching is meant
+
+
+def test_the_names_of_prefix_caching_must_agree():
+    assert asked(env={"USE_PREFIX_CACHING": "0", "PREFIX_CACHING": "0"})[0].prefix_caching is False
+    with pytest.raises(InvalidSetting, match="use_prefix_caching is True and prefix_caching is False"):
+        asked(env={"USE_PREFIX_CACHING": "1", "PREFIX_CACHING": "0"})
+    with pytest.raises(AssertionError, match="use-prefix-caching"):
+        asked(env={"USE_PREFIX_CACHING": "maybe"})
 
 
 def test_shards_are_counted():

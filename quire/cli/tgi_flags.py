@@ -22,7 +22,7 @@ GROUP = "As text-generation-inference has it"
 SAME = {
     "revision": "", "dtype": "", "max_concurrent_requests": "128", "max_best_of": "2", "max_stop_sequences": "4",
     "max_top_n_tokens": "5", "max_input_tokens": "", "max_total_tokens": "", "waiting_served_ratio": "0.3",
-    "max_batch_prefill_tokens": "", "max_batch_total_tokens": "", "max_waiting_tokens": "20", "max_batch_size": "",
+    "max_batch_prefill_tokens": "", "max_batch_total_tokens": "", "max_waiting_tokens": "", "max_batch_size": "",
     "port": "3000", "prometheus_port": "9000", "cors_allow_origin": "", "api_key": "", "max_client_batch_size": "4",
     "payload_limit": "2000000", "enable_prefill_logprobs": "", "disable_grammar_support": "", "prefix_caching": "1",
     "log_level": "info", "compute_type": "", "quantize": "", "aip_predict_route": "", "aip_health_route": "",
@@ -68,6 +68,7 @@ class TgiFlags:
     cuda_memory_fraction: float | None = _means("memory_fraction", "Share of the device's memory that may be used.")
     graceful_termination_timeout: float | None = _means("drain_s", "Seconds to finish in when told to stop.")
     huggingface_hub_cache: Path | None = _means("cache_dir", "Where fetched models are kept.")
+    use_prefix_caching: bool | None = _flag(None, "The same as PREFIX_CACHING.", special=True)
     json_output: bool = _flag(False, "The same as --log-format json.", special=True)
     tokenizer_config_path: Path | None = _flag(
         None, "A tokenizer_config.json whose chat template takes the place of the model's.", special=True
@@ -117,6 +118,8 @@ class TgiFlags:
             raise InvalidSetting(f"{name} is {getattr(self, name)}: {why}")
         self._check_sharded()
         wanted = {other: (name, getattr(self, name)) for name, other in self.given("means").items()}
+        if self.use_prefix_caching is not None:
+            wanted["prefix_caching"] = ("use_prefix_caching", self.use_prefix_caching)
         if self.json_output:
             wanted["log_format"] = ("json_output", "json")
         if self.tokenizer_config_path is not None:

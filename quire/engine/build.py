@@ -147,7 +147,7 @@ def make_plan(config: Config, progress: Progress = silent, *, is_served: bool = 
         max_batch_total_tokens=config.max_batch_total_tokens,
         max_queued=max_queued,
         waiting_served_ratio=config.waiting_served_ratio,
-        max_waiting_tokens=config.max_waiting_tokens,
+        max_waiting_tokens=resolved.max_waiting_tokens,
         prefix_caching=config.prefix_caching,
         max_burst=resolved.max_burst,
     )
