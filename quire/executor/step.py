@@ -19,7 +19,6 @@ from quire.ops.attention import Attend
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.grouped_attention import Groups
 from quire.ops.heads import Heads
-from quire.ops.rms_norm import add_norm
 from quire.ops.step_attention import FilterCuts, Kernels, Pages, Places, Segments, step_attention
 
 # Which programs sample: any can do everything and branches on the device; the others do no more than their names say.
@@ -124,10 +123,9 @@ def _hidden(
     at = jnp.maximum(positions, 0)
     tokens = slots.history[token_slots, at]
     lengths = jnp.maximum(slots.counts[token_slots, NUM_PROMPT], at + 1) if model.depends_on_length else None
-    # Large products add to what is there themselves, which a kernel after them would read and write again.
-    between = add_norm if bucket.groups else kernels.add_norm
+    norms = kernels.norms if bucket.groups else kernels.decode_norms
     attend = _attend(kernels, slots, inputs, positions, token_slots, page_size, bucket.alone)
-    hidden, pages = model.forward(weights, tokens, at, state.pages, attend, lengths=lengths, add_norm=between)
+    hidden, pages = model.forward(weights, tokens, at, state.pages, attend, lengths=lengths, norms=norms)
     return State(pages, slots), hidden, positions, token_slots
 
 

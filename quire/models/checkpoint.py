@@ -17,7 +17,8 @@ from quire.files.progress import Progress, silent
 from quire.files.tensor_source import BLOCK, Array, BlockSource, TensorInfo, TensorSource
 from quire.models.model import Model
 from quire.models.params import Param, ParamTree
-from quire.ops.native import int8_product
+from quire.ops.native import int8_product, library
+from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import QuantizedWeight, group, group_codes, map_arrays, pack, pack_codes
 
 Quantize = Literal["none", "int8"]
@@ -70,7 +71,7 @@ def load_weights(
 
         def place(param: Param) -> Any:
             nonlocal done
-            weight = placed(next(hosts), param, placement)
+            weight = for_kernels(placed(next(hosts), param, placement), param, placement)
             jax.block_until_ready(weight)  # type: ignore[no-untyped-call]  # one weight in flight bounds the host's memory
             done += num_bytes(param)
             report(done, total)
@@ -86,6 +87,13 @@ def quantized(host: Array, param: Param, placement: Placement | None) -> Quantiz
         codes, scales = host["codes"], host["scale"]
         return pack_codes(codes, scales, param.summed) if packs else group_codes(codes, scales)
     return pack(host, param.summed) if packs else group(host)
+
+
+def for_kernels(weight: Any, param: Param, placement: Placement | None) -> Any:
+    """A weight as the product with it wants it: float32 matrices on one CPU are the native library's."""
+    is_float32 = isinstance(weight, jax.Array) and weight.dtype == jnp.float32
+    on_one_cpu = placement is None and jax.default_backend() == "cpu"
+    return NativeWeight(weight) if param.is_matrix and is_float32 and on_one_cpu and library.load() else weight
 
 
 def _read_blocks(param: Param, source: TensorSource, names: Sequence[str]) -> Array | None:

@@ -16,7 +16,7 @@ from quire.models.projection import lookup, matmul
 from quire.models.rope import Rope
 from quire.ops.attention import Attend
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.rms_norm import AddNorm, add_norm
+from quire.ops.norms import PLAIN, Norms
 from quire.ops.rotation import Rotation
 
 
@@ -51,20 +51,20 @@ class DecoderLayer:
         rotation: Rotation | None,
         state: Any,
         attend: Attend,
-        add_norm: AddNorm,
+        norms: Norms,
     ) -> tuple[jax.Array, jax.Array, Any]:
         """`out` is what the layer before adds to x, and what this one adds is given back beside it: the sum is taken
         together with the norm that follows."""
-        x, normal = _normal_sum(self.before_attention, weights.get("before_attention"), x, out, add_norm)
+        x, normal = _normal_sum(self.before_attention, weights.get("before_attention"), x, out, norms)
         out, state = self.attention(weights["attention"], normal, rotation, state, attend)
         if self.after_attention is not None:
-            out = self.after_attention(weights["after_attention"], out)
+            out = self.after_attention(weights["after_attention"], out, norms)
         out = out * self.residual_multiplier
 
-        x, normal = _normal_sum(self.before_feed_forward, weights.get("before_feed_forward"), x, out, add_norm)
+        x, normal = _normal_sum(self.before_feed_forward, weights.get("before_feed_forward"), x, out, norms)
         out = self.feed_forward(weights["feed_forward"], normal)
         if self.after_feed_forward is not None:
-            out = self.after_feed_forward(weights["after_feed_forward"], out)
+            out = self.after_feed_forward(weights["after_feed_forward"], out, norms)
         return x, out * self.residual_multiplier, state
 
 
@@ -135,7 +135,7 @@ class Decoder:
         attend: Attend,
         *,
         lengths: jax.Array | None = None,
-        add_norm: AddNorm = add_norm,
+        norms: Norms = PLAIN,
     ) -> tuple[jax.Array, list[Any]]:
         x = lookup(weights["embedding"], tokens, jax.tree.leaves(weights["norm"])[0].dtype)
         if self.position_embedding is not None:
@@ -144,14 +144,14 @@ class Decoder:
             x = x * jnp.asarray(self.embedding_multiplier, x.dtype)
         rotations = {id(rope): rope.rotation(positions, lengths) for rope in self._ropes()}
         # Layers that compute alike are traced once.
-        calls = {kind: jax.jit(partial(block, attend=attend, add_norm=add_norm)) for kind, block in self._kinds.items()}
+        calls = {kind: jax.jit(partial(block, attend=attend, norms=norms)) for kind, block in self._kinds.items()}
         out = None
         new_states = []
         for block, layer_weights, state in zip(self.blocks, weights["layers"], states, strict=True):
             rotation = rotations.get(id(block.attention.rope))
             x, out, state = calls[computation(block)](layer_weights, x, out, rotation, state)
             new_states.append(state)
-        return _normal_sum(self.norm, weights["norm"], x, out, add_norm)[1], new_states
+        return _normal_sum(self.norm, weights["norm"], x, out, norms)[1], new_states
 
     def logits(self, weights: ParamTree, hidden: jax.Array) -> jax.Array:
         head = weights["embedding" if self.head is None else "head"]
@@ -177,13 +177,13 @@ class Decoder:
 
 
 def _normal_sum(
-    norm: Norm | None, weights: ParamTree | None, x: jax.Array, out: jax.Array | None, add_norm: AddNorm
+    norm: Norm | None, weights: ParamTree | None, x: jax.Array, out: jax.Array | None, norms: Norms
 ) -> tuple[jax.Array, jax.Array]:
     """x + out, and its norm where there is one."""
     if norm is None or weights is None:
         x = x if out is None else x + out
         return x, x
-    return (x, norm(weights, x)) if out is None else norm.of_sum(weights, x, out, add_norm)
+    return (x, norm(weights, x, norms)) if out is None else norm.of_sum(weights, x, out, norms)
 
 
 def computation(part: Any) -> Any:

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from quire.models.fields import Fields
 from quire.models.params import Param, ParamTree
-from quire.models.projection import project
+from quire.models.projection import Weight, matmul, project
+from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import Packed, gated_product
 
 Activation = Callable[[jax.Array], jax.Array]
@@ -106,16 +107,15 @@ class Experts:
     def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
         tokens = len(x)
         num_experts, _, mlp, embed = self.gate_up.shape
-        liking = jnp.einsum("td,ed->te", x, weights["router"], preferred_element_type=jnp.float32)
-        share, expert = jax.lax.top_k(jax.nn.softmax(liking, axis=-1), self.chosen)  # [t, chosen] each
+        router_logits = matmul(x, weights["router"], 1)
+        share, expert = jax.lax.top_k(jax.nn.softmax(router_logits, axis=-1), self.chosen)  # [t, chosen] each
         if self.normalised:
             share = share / jnp.sum(share, axis=-1, keepdims=True)
 
         order = jnp.argsort(expert.reshape(-1), stable=True)  # of the visits, [t * chosen]
         visits = jnp.bincount(expert.reshape(-1), length=num_experts)  # of each expert
         inputs = x[order // self.chosen]
-        gate_up = weights["gate_up"].reshape(num_experts, 2 * mlp, embed)
-        both = grouped(inputs, gate_up, visits).astype(x.dtype).reshape(-1, 2, mlp)
+        both = grouped(inputs, weights["gate_up"], visits).astype(x.dtype).reshape(-1, 2, mlp)
         outputs = grouped(gated(self.activation, both), weights["down"], visits)  # [t * chosen, d]
         outputs = outputs * share.reshape(-1)[order][:, None]
         return jnp.zeros((tokens, embed), jnp.float32).at[order // self.chosen].add(outputs).astype(x.dtype)
@@ -127,8 +127,12 @@ def gated(activation: Activation, both: jax.Array) -> jax.Array:
     return (activation(both32[:, 0]) * both32[:, 1]).astype(both.dtype)
 
 
-def grouped(x: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
-    """x [n, in] times, for each run of `sizes` rows, the next of the matrices [e, out, in]; float32."""
+def grouped(x: jax.Array, weights: Weight, sizes: jax.Array) -> jax.Array:
+    """float32 [n, outputs] of x [n, in] with, for each run of `sizes` rows, the next of the matrices [e, ..., in]."""
+    if isinstance(weights, NativeWeight):
+        return weights.grouped_product(x, sizes)
+    assert isinstance(weights, jax.Array), "experts are not quantised"
+    weights = weights.reshape(weights.shape[0], -1, weights.shape[-1])
     dimensions = jax.lax.RaggedDotDimensionNumbers(  # type: ignore[no-untyped-call]
         dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[0]
     )

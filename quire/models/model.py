@@ -8,7 +8,7 @@ import jax
 from quire.models.params import ParamTree
 from quire.ops.attention import Attend
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.rms_norm import AddNorm, add_norm
+from quire.ops.norms import PLAIN, Norms
 
 # What a layer keeps between steps. Attention is the only kind so far; another kind is another type here.
 LayerSpec = AttentionSpec
@@ -54,12 +54,12 @@ class Model(Protocol):
         attend: Attend,
         *,
         lengths: jax.Array | None = None,
-        add_norm: AddNorm = add_norm,
+        norms: Norms = PLAIN,
     ) -> tuple[jax.Array, list[Any]]:
         """The hidden vector of each token [t, d], and the states, one per layer, after it.
 
         `lengths` [t] is read by models that depend on it: the prompt length of a token's sequence, or the token's
-        position + 1 where that is more. `add_norm` is how the device adds and normalises best.
+        position + 1 where that is more. `norms` are those of the platform.
         """
 
     def logits(self, weights: ParamTree, hidden: jax.Array) -> jax.Array:

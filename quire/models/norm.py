@@ -5,22 +5,19 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from quire.models.params import Array, Param, ParamTree, Tensor
 from quire.ops.heads import HeadNorm
-from quire.ops.rms_norm import AddNorm, rms_norm
+from quire.ops.norms import Norms
 
 
 class Norm(Protocol):
     def params(self) -> ParamTree: ...
 
-    def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array: ...
+    def __call__(self, weights: ParamTree, x: jax.Array, norms: Norms) -> jax.Array: ...
 
-    def of_sum(
-        self, weights: ParamTree, x: jax.Array, out: jax.Array, add_norm: AddNorm
-    ) -> tuple[jax.Array, jax.Array]:
+    def of_sum(self, weights: ParamTree, x: jax.Array, out: jax.Array, norms: Norms) -> tuple[jax.Array, jax.Array]:
         """x + out, and its norm."""
 
 
@@ -36,13 +33,11 @@ class RMSNorm:
     def params(self) -> ParamTree:
         return {"weight": Param((self.size,), (None,), (Tensor(f"{self.name}.weight", (self.size,)),))}
 
-    def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
-        return rms_norm(x, weights["weight"], self.eps, self.offset)
+    def __call__(self, weights: ParamTree, x: jax.Array, norms: Norms) -> jax.Array:
+        return norms.rms(x, weights["weight"], self.eps, self.offset)
 
-    def of_sum(
-        self, weights: ParamTree, x: jax.Array, out: jax.Array, add_norm: AddNorm
-    ) -> tuple[jax.Array, jax.Array]:
-        return add_norm(x, out, weights["weight"], self.eps, self.offset)
+    def of_sum(self, weights: ParamTree, x: jax.Array, out: jax.Array, norms: Norms) -> tuple[jax.Array, jax.Array]:
+        return norms.add_rms(x, out, weights["weight"], self.eps, self.offset)
 
     def of_heads(self, weights: ParamTree) -> HeadNorm:
         return HeadNorm(weights["weight"], self.eps, self.offset)
@@ -93,18 +88,9 @@ class LayerNorm:
             for part in ("weight", "bias")
         }
 
-    def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
-        x32 = as_float32(x)
-        centred = x32 - jnp.mean(x32, axis=-1, keepdims=True)
-        normal = centred * jax.lax.rsqrt(jnp.mean(centred * centred, axis=-1, keepdims=True) + self.eps)
-        scaled = normal * as_float32(weights["weight"]) + as_float32(weights["bias"])
-        return scaled.astype(x.dtype)
+    def __call__(self, weights: ParamTree, x: jax.Array, norms: Norms) -> jax.Array:
+        return norms.layer(x, weights["weight"], weights["bias"], self.eps)
 
-    def of_sum(
-        self, weights: ParamTree, x: jax.Array, out: jax.Array, add_norm: AddNorm
-    ) -> tuple[jax.Array, jax.Array]:
-        return x + out, self(weights, x + out)
-
-
-def as_float32(x: jax.Array) -> jax.Array:
-    return x.astype(jnp.float32)
+    def of_sum(self, weights: ParamTree, x: jax.Array, out: jax.Array, norms: Norms) -> tuple[jax.Array, jax.Array]:
+        total = x + out
+        return total, self(weights, total, norms)

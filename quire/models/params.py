@@ -48,6 +48,11 @@ class Param:
         return joined.reshape(*self.shape[:-1], -1)
 
     @property
+    def is_matrix(self) -> bool:
+        """Whether activations are multiplied by it."""
+        return self.summed > 0 or self.axes[0] == "experts"
+
+    @property
     def keeps_blocks(self) -> bool:
         """Whether each block of its sources is one of its own."""
         return not self.transposes and self.shape[-1] % BLOCK_SIZE == 0

@@ -15,9 +15,10 @@ import numpy as np
 
 from quire.models.params import Array, Param, Tensor
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import QuantizedWeight, product, rows_of, shape_of
 
-Weight = jax.Array | QuantizedWeight
+Weight = jax.Array | NativeWeight | QuantizedWeight
 
 
 def project(equation: str, x: jax.Array, weight: Weight, bias: jax.Array | None = None) -> jax.Array:
@@ -44,6 +45,8 @@ def matmul(x: jax.Array, weight: Weight, kept: int, dtype: Any = jnp.float32) ->
     outer, inner = shape[:kept], prod(shape[kept:])
     if isinstance(weight, QuantizedWeight):
         flat = product(x, weight, kept)
+    elif isinstance(weight, NativeWeight):
+        flat = weight.product(x.reshape(len(x), inner), kept)
     else:
         matrix, rows = weight.reshape(prod(outer), inner), x.reshape(len(x), inner)
         flat = jnp.einsum("ti,oi->to", rows, matrix, preferred_element_type=dtype)
@@ -52,7 +55,9 @@ def matmul(x: jax.Array, weight: Weight, kept: int, dtype: Any = jnp.float32) ->
 
 def lookup(weight: Weight, indices: jax.Array, dtype: Any) -> jax.Array:
     """[n, d]: some rows of a weight [v, d]."""
-    return rows_of(weight, indices).astype(dtype) if isinstance(weight, QuantizedWeight) else weight[indices]
+    if isinstance(weight, QuantizedWeight):
+        return rows_of(weight, indices).astype(dtype)
+    return weight.values[indices] if isinstance(weight, NativeWeight) else weight[indices]
 
 
 def separate_qkv(name: str, spec: AttentionSpec, embed: int) -> Param:

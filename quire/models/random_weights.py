@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.files.progress import Progress, silent
-from quire.models.checkpoint import Placement, Quantize, leaves, map_params, placed, quantized
+from quire.models.checkpoint import Placement, Quantize, for_kernels, leaves, map_params, placed, quantized
 from quire.models.model import Model
 from quire.models.params import Param, ParamTree
 
@@ -58,7 +58,7 @@ def random_weights(
                 weight = placed(quantized(np.asarray(weight), param, placement), param, placement)
             done += math.prod(param.shape) * item_bytes
             report(done, total)
-            return weight
+            return for_kernels(weight, param, placement)
 
         return map_params(make, params)
 

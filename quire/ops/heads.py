@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from quire.ops.rms_norm import rms_norm
+from quire.ops.norms import RMSNormOp, rms_norm
 from quire.ops.rotation import Rotation, rotate
 
 
@@ -19,8 +19,8 @@ class HeadNorm:
     eps: float = field(metadata={"static": True})
     offset: float = field(default=0.0, metadata={"static": True})
 
-    def __call__(self, x: jax.Array) -> jax.Array:
-        return rms_norm(x, self.weight, self.eps, self.offset)
+    def __call__(self, x: jax.Array, rms: RMSNormOp) -> jax.Array:
+        return rms(x, self.weight, self.eps, self.offset)
 
 
 class Heads(NamedTuple):
@@ -33,23 +33,23 @@ class Heads(NamedTuple):
 
     def finished(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         """q [t, k, g, h], k [t, k, h] and v [t, k, h] as they meet."""
-        q, k, v = self._normal()
+        q, k, v = self._normal(rms_norm)
         if self.rotation is not None:
             q, k = rotate(q, self.rotation), rotate(k, self.rotation)
         return q, k, v
 
-    def with_norms_done(self) -> "Heads":
-        """Heads that have yet to be rotated."""
+    def with_norms_done(self, rms: RMSNormOp) -> "Heads":
+        """Heads that have yet to be rotated; `rms` computes their norms."""
         if self.q_norm is None and self.k_norm is None:
             return self
-        return joined(*self._normal())._replace(rotation=self.rotation)
+        return joined(*self._normal(rms))._replace(rotation=self.rotation)
 
-    def _normal(self) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def _normal(self, rms: RMSNormOp) -> tuple[jax.Array, jax.Array, jax.Array]:
         q, k, v = self.qkv[:, :, :-2], self.qkv[:, :, -2], self.qkv[:, :, -1]
         if self.q_norm is not None:
-            q = self.q_norm(q)
+            q = self.q_norm(q, rms)
         if self.k_norm is not None:
-            k = self.k_norm(k)
+            k = self.k_norm(k, rms)
         return q, k, v
 
 

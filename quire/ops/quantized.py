@@ -17,9 +17,13 @@ import numpy as np
 
 from quire.ops.native import int8_product
 from quire.ops.native.int8_product import GROUP
+from quire.ops.native_weight import NativeWeight
 
 Array = np.ndarray[Any, Any]
 LARGEST = 127
+# Groups whose largest number is below this count as zero: the inverse of their scale would be infinite, or the scale
+# itself too small for a normal float.
+SMALLEST = 2.0**-119
 _CHUNK_GROUPS = 1 << 15  # quantised at a time without the kernel, so that temporaries stay small
 
 
@@ -67,6 +71,7 @@ def group(weight: Array) -> Grouped:
         part = np.pad(rows[start : start + step].astype(np.float32), ((0, 0), (0, groups * GROUP - size)))
         part = part.reshape(-1, groups, GROUP)
         highest = np.abs(part).max(axis=-1, keepdims=True)
+        highest[highest < SMALLEST] = 0.0
         inverse = np.divide(np.float32(LARGEST), highest, out=np.zeros_like(highest), where=highest > 0)
         found = np.rint(part * inverse).astype(np.int8).reshape(len(part), -1)
         codes[start : start + step] = found[:, :size]
@@ -88,17 +93,19 @@ def _shape_of_groups(scales: Array) -> tuple[int, ...]:
     return (*scales.shape[:-1], scales.shape[-1] * GROUP)
 
 
-def shape_of(weight: "QuantizedWeight | jax.Array") -> tuple[int, ...]:
+def shape_of(weight: "QuantizedWeight | NativeWeight | jax.Array") -> tuple[int, ...]:
     """Of the numbers it stands for."""
     return weight.codes.shape if isinstance(weight, Grouped) else weight.shape
 
 
-def map_arrays(change: Callable[[Any, tuple[int, ...]], Any], weight: "QuantizedWeight | Any") -> Any:
+def map_arrays(change: Callable[[Any, tuple[int, ...]], Any], weight: "QuantizedWeight | NativeWeight | Any") -> Any:
     """The weight with change(array, shape) for each array it consists of; a packed one's has no cut to follow."""
     if isinstance(weight, Packed):
         return Packed(change(weight.tiles, weight.tiles.shape), weight.shape, weight.summed)
     if isinstance(weight, Grouped):
         return Grouped(change(weight.codes, weight.codes.shape), change(weight.scales, weight.scales.shape))
+    if isinstance(weight, NativeWeight):
+        return NativeWeight(change(weight.values, weight.shape))
     return change(weight, weight.shape)
 
 
@@ -142,6 +149,7 @@ def rounded(x: jax.Array) -> jax.Array:
     padded = jnp.pad(x.astype(jnp.float32), [(0, 0)] * (x.ndim - 1) + [(0, groups * GROUP - size)])
     parts = padded.reshape(*x.shape[:-1], groups, GROUP)
     highest = jnp.max(jnp.abs(parts), axis=-1, keepdims=True)
+    highest = jnp.where(highest < SMALLEST, 0.0, highest)
     inverse = jnp.where(highest > 0, LARGEST / highest, 0.0)
     codes = jnp.round(parts * inverse)
     return (codes * (highest / LARGEST)).reshape(padded.shape)[..., :size]

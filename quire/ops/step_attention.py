@@ -12,8 +12,10 @@ from quire.ops.grouped_attention import Groups, grouped_attention
 from quire.ops.heads import Heads
 from quire.ops.native import grouped_attention as native
 from quire.ops.native import library
+from quire.ops.native.norms import NATIVE as NATIVE_NORMS
 from quire.ops.native.place_heads import place_heads
-from quire.ops.rms_norm import AddNorm, add_norm
+from quire.ops.norms import PLAIN as PLAIN_NORMS
+from quire.ops.norms import Norms
 
 log = logging.getLogger(__name__)
 
@@ -53,8 +55,8 @@ class Kernels(NamedTuple):
     """How a device does it: `place` finishes the heads and writes keys and values, `attend` reads them.
 
     `attend_alone` is for the tokens of a few sequences from their first on, [t, k, g, h], with keys and values
-    [t, k, h]; it may decline, and give anything for padding. `add_norm` is for what lies between the layers' parts,
-    `filter_cuts` for sampling, where XLA alone takes too long.
+    [t, k, h]; it may decline, and give anything for padding. `decode_norms` are the norms of steps without prefills,
+    `filter_cuts` is for sampling, where XLA alone takes too long.
     """
 
     place: Callable[[Heads, Pages, Places], tuple[jax.Array, Pages]]
@@ -63,7 +65,8 @@ class Kernels(NamedTuple):
         None
     )
     most_alone: int = 0  # sequences that `attend_alone` can be given
-    add_norm: AddNorm = add_norm
+    norms: Norms = PLAIN_NORMS
+    decode_norms: Norms = PLAIN_NORMS
     filter_cuts: FilterCuts | None = None
 
 
@@ -102,8 +105,8 @@ def place(heads: Heads, state: Pages, places: Places) -> tuple[jax.Array, Pages]
 
 
 def native_place(heads: Heads, state: Pages, places: Places) -> tuple[jax.Array, Pages]:
-    """The same by the C++ kernel, which leaves the norms to XLA."""
-    heads = heads.with_norms_done()
+    """The same by the C++ kernels."""
+    heads = heads.with_norms_done(NATIVE_NORMS.rms)
     none = jnp.zeros((len(heads.qkv), 0), heads.qkv.dtype)
     cos, sin = (none, none) if heads.rotation is None else heads.rotation
     q, *pages = place_heads(heads.qkv, cos, sin, places.pages, places.offsets, *state)
@@ -111,7 +114,7 @@ def native_place(heads: Heads, state: Pages, places: Places) -> tuple[jax.Array,
 
 
 PLAIN = Kernels(place, grouped_attention)
-NATIVE = Kernels(native_place, native.grouped_attention)
+NATIVE = Kernels(native_place, native.grouped_attention, norms=NATIVE_NORMS, decode_norms=NATIVE_NORMS)
 
 
 def kernels_for(platform: str, dtype: str, num_devices: int) -> Kernels:

@@ -58,7 +58,8 @@ def executor_on(num_devices: int) -> tuple[Decoder, JaxExecutor]:
     whole = random_weights(model, seed=1, dtype="float32")
     cut = model.with_key_copies(key_copies(2, 4, num_devices))
 
-    def place(param: Param, array: jax.Array) -> jax.Array:
+    def place(param: Param, weight: Any) -> jax.Array:
+        (array,) = jax.tree.leaves(weight)
         return jax.device_put(param.assemble([array]), sharding(param.shape, param.axes, mesh))
 
     weights = jax.tree.map(place, _copying(cut, model), whole, is_leaf=_is_param)

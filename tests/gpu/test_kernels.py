@@ -20,7 +20,7 @@ from quire.ops.gpu.fill_attention import fill_attention
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.grouped_attention import Groups, grouped_attention
 from quire.ops.heads import HeadNorm, Heads
-from quire.ops.rms_norm import add_norm as plain_add_norm
+from quire.ops.norms import add_rms_norm as plain_add_norm
 from quire.ops.rotation import Rotation
 from quire.ops.step_attention import Places, Segments, place
 

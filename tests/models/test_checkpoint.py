@@ -101,7 +101,7 @@ def test_any_float_becomes_any_other(stored: str, wanted: str) -> None:
     weights = load_weights(TINY, Arrays(arrays), dtype=wanted)
     assert {weight.dtype.name for weight in jax.tree.leaves(weights)} == {wanted}
     expected = arrays["model.embed_tokens.weight"].astype(jnp.dtype(wanted))
-    np.testing.assert_array_equal(np.asarray(weights["embedding"]), expected)
+    np.testing.assert_array_equal(*jax.tree.leaves(weights["embedding"]), expected)
 
 
 def test_progress_counts_every_byte() -> None:

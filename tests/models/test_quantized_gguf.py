@@ -17,6 +17,7 @@ from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
 from quire.ops.native import int8_product
+from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import Grouped, Packed, widened
 from tests.models.cases import CASES
 from tests.models.gguf_conversion import write_as_gguf
@@ -86,7 +87,13 @@ def numbers(weight: Any) -> Array:
     if isinstance(weight, Packed):
         channels = prod(weight.shape[: -weight.summed])
         weight = int8_product.rows(weight.tiles, jnp.arange(channels)).reshape(weight.shape)
+    if isinstance(weight, NativeWeight):
+        weight = weight.values
     return np.asarray(widened(weight) if isinstance(weight, Grouped) else weight)
+
+
+def all_numbers(weights: ParamTree) -> Any:
+    return jax.tree.map(numbers, weights, is_leaf=lambda leaf: isinstance(leaf, Packed | Grouped | NativeWeight))
 
 
 def assert_same(found: ParamTree, expected: ParamTree) -> None:
@@ -102,11 +109,9 @@ def test_weights_are_exactly_those_of_the_file_and_never_floats(
     tmp_path: Path, type_: str, placement: Placement | None
 ) -> None:
     model, source = write(tmp_path, type_)
-    found = jax.tree.map(
-        numbers, int8(model, source, placement), is_leaf=lambda leaf: isinstance(leaf, Packed | Grouped)
-    )
+    found = all_numbers(int8(model, source, placement))
     assert not source.widened
-    assert_same(found, load_weights(model, source, dtype="float32"))
+    assert_same(found, all_numbers(load_weights(model, source, dtype="float32")))
 
 
 @forms
@@ -131,7 +136,7 @@ def test_a_weight_is_rounded_where_one_of_its_tensors_has_another_type(
 
     gate_up = found["layers"][0]["feed_forward"].pop("gate_up")
     exact = load_weights(model, source, dtype="float32")["layers"][0]["feed_forward"]["gate_up"]
-    np.testing.assert_array_equal(numbers(gate_up), exact)
+    np.testing.assert_array_equal(numbers(gate_up), numbers(exact))
     rounded = int8(model, Floats(source), placement)
     del rounded["layers"][0]["feed_forward"]["gate_up"]
     assert_same(found, rounded)

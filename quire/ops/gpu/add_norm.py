@@ -16,7 +16,7 @@ WIDE = 2048  # features, from which on a row is shared by more threads
 def add_norm(
     x: jax.Array, out: jax.Array, weight: jax.Array, eps: float, offset: float, *, interpret: bool = False
 ) -> tuple[jax.Array, jax.Array]:
-    """As in quire.ops.rms_norm."""
+    """As in quire.ops.norms."""
     tokens, size = x.shape
     whole = pl.BlockSpec((tokens, size), lambda _: (0, 0))
     total, normal = pl.pallas_call(

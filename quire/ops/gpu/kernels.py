@@ -15,6 +15,7 @@ from quire.ops.gpu.filter_cuts import filter_cuts
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.grouped_attention import Groups
 from quire.ops.heads import Heads
+from quire.ops.norms import Norms
 from quire.ops.step_attention import Kernels, Pages, Places, Segments
 
 log = logging.getLogger(__name__)
@@ -72,8 +73,18 @@ def attend_alone(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, 
 
 
 @partial(jax.jit, static_argnums=(3, 4))
-def add_norm(x: jax.Array, out: jax.Array, weight: jax.Array, eps: float, offset: float) -> tuple[jax.Array, jax.Array]:
+def add_rms_norm(
+    x: jax.Array, out: jax.Array, weight: jax.Array, eps: float, offset: float
+) -> tuple[jax.Array, jax.Array]:
     return sum_and_norm.add_norm(x, out, weight, eps, offset)
 
 
-GPU = Kernels(place, attend, attend_alone, MOST_ALONE if packed_attention is not None else 1, add_norm, filter_cuts)
+GPU = Kernels(
+    place,
+    attend,
+    attend_alone,
+    MOST_ALONE if packed_attention is not None else 1,
+    # Large products add to what is there themselves, which a kernel after them would read and write again.
+    decode_norms=Norms(add_rms=add_rms_norm),
+    filter_cuts=filter_cuts,
+)

@@ -2,6 +2,9 @@
 //
 // One task computes the queries of one group that share one kv head: it reads each key and value once, in the order of
 // the pages, and keeps a running softmax, so that nothing of the size of a context is ever written to memory.
+//
+// A query's result does not depend on the group it is in. Contexts are cut into spans at multiples of kSpan, whatever
+// the group sees, and a key has the same lane in every group; keys that a query does not see add zeros to its sums.
 
 #include <algorithm>
 #include <cmath>
@@ -22,6 +25,7 @@ constexpr int kWide = 4;       // registers of a value that are summed at a time
 
 using quire::kLanes;
 using quire::Lanes;
+using quire::multiply_add;
 using quire::read;
 using quire::write;
 
@@ -61,43 +65,50 @@ void score(const float* const* queries, const float* const* keys, int64_t count,
       for (int k = 0; k < kKeys; ++k) part[k] = read(key[k] + h);
       for (int r = 0; r < kRows; ++r) {
         const Lanes query = read(queries[r] + h);
-        for (int k = 0; k < kKeys; ++k) dot[r][k] += query * part[k];
+        for (int k = 0; k < kKeys; ++k) dot[r][k] = multiply_add(query, part[k], dot[r][k]);
       }
     }
     for (int r = 0; r < kRows; ++r) quire::sums(dot[r], scores + r * kSpan + s);
     if (vectors == size) continue;
     for (int r = 0; r < kRows; ++r) {
       for (int k = 0; k < kKeys; ++k) {
-        for (int64_t h = vectors; h < size; ++h) scores[r * kSpan + s + k] += queries[r][h] * key[k][h];
+        float& score = scores[r * kSpan + s + k];
+        for (int64_t h = vectors; h < size; ++h) score = multiply_add(queries[r][h], key[k][h], score);
       }
     }
   }
 }
 
-// sums[r] += weights[r][s] * values[s], for kRows rows that are `size` apart: each value is read once for all of them.
-template <int kRows>
-void add(const float* weights, const float* const* values, int64_t count, int64_t size, float* sums) {
-  const int64_t wide = kWide * kLanes;
-  int64_t h = 0;
-  for (; h + wide <= size; h += wide) {
-    Lanes part[kRows][kWide];
+// sums[r] += weights[r][s] * values[s] for kRows rows that are `size` apart, and kWide registers from feature h on.
+template <int kRows, int kWide>
+void add_at(int64_t h, const float* weights, const float* const* values, int64_t count, int64_t size, float* sums) {
+  Lanes part[kRows][kWide];
+  for (int r = 0; r < kRows; ++r) {
+    for (int w = 0; w < kWide; ++w) part[r][w] = read(sums + r * size + h + w * kLanes);
+  }
+  for (int64_t s = 0; s < count; ++s) {
+    Lanes value[kWide];
+    for (int w = 0; w < kWide; ++w) value[w] = read(values[s] + h + w * kLanes);
     for (int r = 0; r < kRows; ++r) {
-      for (int w = 0; w < kWide; ++w) part[r][w] = read(sums + r * size + h + w * kLanes);
-    }
-    for (int64_t s = 0; s < count; ++s) {
-      Lanes value[kWide];
-      for (int w = 0; w < kWide; ++w) value[w] = read(values[s] + h + w * kLanes);
-      for (int r = 0; r < kRows; ++r) {
-        for (int w = 0; w < kWide; ++w) part[r][w] += weights[r * kSpan + s] * value[w];
-      }
-    }
-    for (int r = 0; r < kRows; ++r) {
-      for (int w = 0; w < kWide; ++w) write(sums + r * size + h + w * kLanes, part[r][w]);
+      const Lanes weight = quire::all(weights[r * kSpan + s]);
+      for (int w = 0; w < kWide; ++w) part[r][w] = multiply_add(weight, value[w], part[r][w]);
     }
   }
+  for (int r = 0; r < kRows; ++r) {
+    for (int w = 0; w < kWide; ++w) write(sums + r * size + h + w * kLanes, part[r][w]);
+  }
+}
+
+// The same for all features: each value is read once for all rows.
+template <int kRows>
+void add(const float* weights, const float* const* values, int64_t count, int64_t size, float* sums) {
+  int64_t h = 0;
+  for (; h + kWide * kLanes <= size; h += kWide * kLanes) add_at<kRows, kWide>(h, weights, values, count, size, sums);
+  for (; h + kLanes <= size; h += kLanes) add_at<kRows, 1>(h, weights, values, count, size, sums);
   for (; h < size; ++h) {
     for (int r = 0; r < kRows; ++r) {
-      for (int64_t s = 0; s < count; ++s) sums[r * size + h] += weights[r * kSpan + s] * values[s][h];
+      float& sum = sums[r * size + h];
+      for (int64_t s = 0; s < count; ++s) sum = multiply_add(weights[r * kSpan + s], values[s][h], sum);
     }
   }
 }
@@ -172,11 +183,11 @@ void attend(const Task& t, int64_t group, int64_t head) {
     fetch(t.k_pages + place_of(position), n.size);
   }
 
-  for (int64_t at = first; at < end; at += kSpan) {
+  for (int64_t at = first / kSpan * kSpan; at < end; at += kSpan) {
     const int64_t span = std::min(kSpan, end - at);
     const float *keys[kSpan], *values[kSpan];
     for (int64_t s = 0; s < span; ++s) {
-      const int64_t place = place_of(at + s);
+      const int64_t place = place_of(std::max(first, at + s));  // nothing behind the window is read
       keys[s] = t.k_pages + place;
       values[s] = t.v_pages + place;
     }

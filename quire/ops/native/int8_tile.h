@@ -148,6 +148,10 @@ inline void multiply(const RowGroup* rows, const TileGroup* tile, int64_t groups
 
 #endif
 
+// Groups whose largest number is below this count as zero: the inverse of their scale would be infinite, or the scale
+// itself too small for a normal float.
+constexpr float kSmallest = 0x1p-119f;
+
 // `count` numbers, at most a group, as codes and their scale; the rest of the group is zero. What is not finite makes
 // the scale so, and with it everything computed from it.
 inline float quantize(const float* x, int64_t count, int8_t* codes) {
@@ -158,7 +162,8 @@ inline float quantize(const float* x, int64_t count, int8_t* codes) {
     for (int step = 4; step > 0; step /= 2) {
       for (int i = 0; i < step; ++i) size[i] = vmaxq_f32(size[i], size[i + step]);
     }
-    const float highest = vmaxvq_f32(size[0]);  // NaN where there is one
+    float highest = vmaxvq_f32(size[0]);  // NaN where there is one
+    if (highest < kSmallest) highest = 0.0f;
     const float inverse = highest > 0.0f ? 127.0f / highest : 0.0f;
     int16x4_t narrow[8];
     for (int i = 0; i < 8; ++i) narrow[i] = vmovn_s32(vcvtnq_s32_f32(vmulq_n_f32(part[i], inverse)));
@@ -176,6 +181,7 @@ inline float quantize(const float* x, int64_t count, int8_t* codes) {
     highest = std::fmax(highest, std::fabs(x[i]));
     finite &= std::isfinite(x[i]);
   }
+  if (highest < kSmallest) highest = 0.0f;
   const float inverse = finite && highest > 0.0f ? 127.0f / highest : 0.0f;
   for (int64_t i = 0; i < kGroup; ++i) {
     codes[i] = finite && i < count ? static_cast<int8_t>(std::lrintf(x[i] * inverse)) : int8_t{0};

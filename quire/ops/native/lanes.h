@@ -1,4 +1,7 @@
-// Several floats at a time, in the width of the machine's registers, and the exponential function of them.
+// Several floats at a time, in the width of the machine's registers.
+//
+// Sums are taken in one order, which no compiler may change: a file that includes this is compiled without -ffast-math
+// and without contraction, and says itself where a product and a sum are rounded once.
 
 #ifndef QUIRE_LANES_H_
 #define QUIRE_LANES_H_
@@ -8,11 +11,17 @@
 
 #if defined(__aarch64__)
 #include <arm_neon.h>
+#elif defined(__x86_64__)
+#include <immintrin.h>
 #endif
 
 namespace quire {
 
-#if defined(__AVX2__)
+#if defined(__AVX512F__) && defined(__AVX512DQ__)
+#define QUIRE_LANES_512 1
+constexpr int kLanes = 16;
+#elif defined(__AVX2__) && defined(__FMA__)
+#define QUIRE_LANES_256 1
 constexpr int kLanes = 8;
 #else
 constexpr int kLanes = 4;
@@ -31,51 +40,91 @@ inline void write(float* to, Lanes lanes) { std::memcpy(to, &lanes, sizeof(lanes
 
 inline Lanes all(float x) { return x - Lanes{}; }
 
+// a * b + c, rounded once where the machine can.
+inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
+#if defined(QUIRE_LANES_512)
+  return (Lanes)_mm512_fmadd_ps((__m512)a, (__m512)b, (__m512)c);
+#elif defined(QUIRE_LANES_256)
+  return (Lanes)_mm256_fmadd_ps((__m256)a, (__m256)b, (__m256)c);
+#elif defined(__aarch64__)
+  return (Lanes)vfmaq_f32((float32x4_t)c, (float32x4_t)a, (float32x4_t)b);
+#else
+  return a * b + c;
+#endif
+}
+
+// The same for one number.
+inline float multiply_add(float a, float b, float c) {
+#if defined(QUIRE_LANES_512) || defined(QUIRE_LANES_256) || defined(__aarch64__)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+// Halves are added until four lanes are left: (l0 + l1) + (l2 + l3) of those is the sum.
+#if defined(__aarch64__)
+inline float32x4_t four_left(Lanes lanes) { return (float32x4_t)lanes; }
+#elif defined(QUIRE_LANES_512)
+inline __m128 four_left(Lanes lanes) {
+  const __m512 x = (__m512)lanes;
+  const __m256 half = _mm256_add_ps(_mm512_castps512_ps256(x), _mm512_extractf32x8_ps(x, 1));
+  return _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+}
+#elif defined(QUIRE_LANES_256)
+inline __m128 four_left(Lanes lanes) {
+  const __m256 x = (__m256)lanes;
+  return _mm_add_ps(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+}
+#endif
+
 inline float sum(Lanes lanes) {
 #if defined(__aarch64__)
-  return vaddvq_f32(reinterpret_cast<float32x4_t&>(lanes));
+  return vaddvq_f32(four_left(lanes));
+#elif defined(QUIRE_LANES_512) || defined(QUIRE_LANES_256)
+  const __m128 four = four_left(lanes), pairs = _mm_hadd_ps(four, four);
+  return _mm_cvtss_f32(_mm_hadd_ps(pairs, pairs));
 #else
-  float total = 0.0f;
-  for (int i = 0; i < kLanes; ++i) total += lanes[i];
-  return total;
+  return (lanes[0] + lanes[1]) + (lanes[2] + lanes[3]);
 #endif
 }
 
-inline float highest(Lanes lanes) {
-#if defined(__aarch64__)
-  return vmaxvq_f32(reinterpret_cast<float32x4_t&>(lanes));
-#else
-  float most = lanes[0];
-  for (int i = 1; i < kLanes; ++i) most = lanes[i] > most ? lanes[i] : most;
-  return most;
-#endif
-}
-
-// The sums of four.
+// The sums of four, each in the order of `sum`.
 inline void sums(const Lanes* four, float* to) {
 #if defined(__aarch64__)
-  const auto* x = reinterpret_cast<const float32x4_t*>(four);
-  vst1q_f32(to, vpaddq_f32(vpaddq_f32(x[0], x[1]), vpaddq_f32(x[2], x[3])));
+  const float32x4_t low = vpaddq_f32(four_left(four[0]), four_left(four[1]));
+  vst1q_f32(to, vpaddq_f32(low, vpaddq_f32(four_left(four[2]), four_left(four[3]))));
+#elif defined(QUIRE_LANES_512) || defined(QUIRE_LANES_256)
+  const __m128 low = _mm_hadd_ps(four_left(four[0]), four_left(four[1]));
+  _mm_storeu_ps(to, _mm_hadd_ps(low, _mm_hadd_ps(four_left(four[2]), four_left(four[3]))));
 #else
   for (int i = 0; i < 4; ++i) to[i] = sum(four[i]);
 #endif
 }
 
-// e^x to within a few units in the last place, for any x up to 88; what is too small becomes 0 or nearly so.
+inline float highest(Lanes lanes) {
+  float most = lanes[0];
+  for (int i = 1; i < kLanes; ++i) most = lanes[i] > most ? lanes[i] : most;
+  return most;
+}
+
+// e^x to within a few units in the last place. Below -87 and above 88 it is the value there: the first is nearly zero,
+// the second nearly the largest float.
 inline Lanes exponential(Lanes x) {
-  const Lanes lowest = all(-87.0f);
+  const Lanes lowest = all(-87.0f), highest = all(88.0f);
   x = x < lowest ? lowest : x;
+  x = x > highest ? highest : x;
   // x = n ln 2 + r with |r| <= ln 2 / 2. The conversion cuts off, hence the half towards the sign.
   const Lanes scaled = x * 1.44269504f;
   const IntLanes n = __builtin_convertvector(scaled + (scaled < 0.0f ? all(-0.5f) : all(0.5f)), IntLanes);
   const Lanes whole = __builtin_convertvector(n, Lanes);
-  const Lanes r = (x - whole * 0.693359375f) + whole * 2.12194440e-4f;
-  Lanes y = 1.9875691500e-4f * r + 1.3981999507e-3f;
-  y = y * r + 8.3334519073e-3f;
-  y = y * r + 4.1665795894e-2f;
-  y = y * r + 1.6666665459e-1f;
-  y = y * r + 5.0000001201e-1f;
-  y = y * (r * r) + r + 1.0f;
+  const Lanes r = multiply_add(whole, all(2.12194440e-4f), x - whole * 0.693359375f);
+  Lanes y = multiply_add(all(1.9875691500e-4f), r, all(1.3981999507e-3f));
+  y = multiply_add(y, r, all(8.3334519073e-3f));
+  y = multiply_add(y, r, all(4.1665795894e-2f));
+  y = multiply_add(y, r, all(1.6666665459e-1f));
+  y = multiply_add(y, r, all(5.0000001201e-1f));
+  y = multiply_add(y, r * r, r) + 1.0f;
   const IntLanes power = (n + 127) << 23;
   Lanes factor;
   std::memcpy(&factor, &power, sizeof(factor));

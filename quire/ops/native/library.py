@@ -16,15 +16,21 @@ from quire.ops.native.processor import instruction_set
 log = logging.getLogger(__name__)
 
 FOLDER = Path(__file__).parent
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-w")
-# Each source with flags of its own. -ffast-math lets sums be vectorised; infinities are used, so they must go on
-# working. Without contraction the same operations are done for every number of rows.
-SOURCES = {
-    "grouped_attention.cc": ("-ffast-math", "-fno-finite-math-only"),
-    "place_heads.cc": ("-ffast-math", "-fno-finite-math-only"),
-    "int8_product.cc": ("-ffp-contract=off",),
-}
-TARGETS = ("quire_grouped_attention", "quire_place_heads", "quire_int8_product", "quire_int8_gated_product")
+# A row's numbers must not depend on how many rows are beside it, so no order of operations is the compiler's to choose:
+# no -ffast-math, no contraction.
+FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-w")
+SOURCES = ("float_product.cc", "grouped_attention.cc", "int8_product.cc", "norm.cc", "place_heads.cc")
+TARGETS = (
+    "quire_add_rms_norm",
+    "quire_float_grouped_product",
+    "quire_float_product",
+    "quire_grouped_attention",
+    "quire_int8_gated_product",
+    "quire_int8_product",
+    "quire_layer_norm",
+    "quire_place_heads",
+    "quire_rms_norm",
+)
 TRIED = "quire_int8_pack"  # run once in another process before a new library is used
 BUILD_TIMEOUT_S = 300
 _opened: list[ctypes.CDLL | None] = []  # once it was tried: operations can be registered once in a process
@@ -77,21 +83,19 @@ def _identity(compiler: str) -> list[str]:
 
 
 def build(compiler: str, scratch: Path, to: Path, extra: tuple[str, ...] = ()) -> None:
-    """Compile every source side by side, with `extra` flags besides their own, and link them into one library."""
+    """Compile every source side by side, with `extra` flags besides, and link them into one library."""
     include = f"-I{jax.ffi.include_dir()}"
     objects = [scratch / f"{source}.o" for source in SOURCES]
     running = [
         subprocess.Popen(
-            [compiler, *FLAGS, *flags, *extra, include, "-c", str(FOLDER / source), "-o", str(compiled)],
+            [compiler, *FLAGS, *extra, include, "-c", str(FOLDER / source), "-o", str(compiled)],
             stderr=subprocess.PIPE,
         )
-        for (source, flags), compiled in zip(SOURCES.items(), objects, strict=True)
+        for source, compiled in zip(SOURCES, objects, strict=True)
     ]
     for process in running:
         _, said = process.communicate(timeout=BUILD_TIMEOUT_S)
         if process.returncode:
             raise subprocess.CalledProcessError(process.returncode, process.args, stderr=said)
-    # Linked apart and without -ffast-math, with which loading the library would set the whole process to take the
-    # smallest numbers for zero.
     link = [compiler, "-shared", "-pthread", *map(str, objects), "-o", str(to)]
     subprocess.run(link, check=True, capture_output=True, timeout=BUILD_TIMEOUT_S)

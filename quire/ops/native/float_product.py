@@ -1,0 +1,21 @@
+"""Products with float32 weights by the C++ kernel, for CPUs. The library must have been loaded.
+
+A row's result does not depend on the rows beside it, which XLA's products do not promise.
+"""
+
+import jax
+import jax.numpy as jnp
+
+
+def product(x: jax.Array, weight: jax.Array) -> jax.Array:
+    """[t, o] of x [t, i] with a weight [o, i]."""
+    out = jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), jnp.float32)  # type: ignore[no-untyped-call]
+    result: jax.Array = jax.ffi.ffi_call("quire_float_product", out)(x, weight)
+    return result
+
+
+def grouped_product(x: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
+    """[n, o] of x [n, i] with, for each run of `sizes` rows, the next of the matrices [e, o, i]."""
+    out = jax.ShapeDtypeStruct((x.shape[0], weights.shape[1]), jnp.float32)  # type: ignore[no-untyped-call]
+    result: jax.Array = jax.ffi.ffi_call("quire_float_grouped_product", out)(x, weights, sizes.astype(jnp.int32))
+    return result
