@@ -4,7 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
-from functools import partial
+from functools import cache, partial
 from logging import INFO, WARNING
 from threading import Lock
 from typing import Any, cast, get_args
@@ -39,6 +39,9 @@ UNTUNED: Options = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": F
 # which times each alone, may choose its own.
 FEW_ROWS = 32
 OF_THE_LIBRARY: Options = {"xla_gpu_enable_triton_gemm": False}
+# On a CPU XLA hands large reductions to a library that sums in another order than XLA does, so that a row's sums would
+# depend on how many rows are beside it. This keeps all of them with XLA. The option is experimental.
+OWN_REDUCTIONS: Options = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
 Key = Bucket | tuple[str, int]  # a forward pass by its bucket; starting, and each way of sampling, by their rows
 
@@ -313,7 +316,18 @@ class Programs:
         where = {} if self._mesh is None else {"out_shardings": places}
         with self._tracing:
             lowered = jax.jit(function, donate_argnums=donated, **where).lower(*inputs)
-        return lowered.compile(options)
+        return lowered.compile({**(cpu_options() if jax.default_backend() == "cpu" else {}), **(options or {})})
+
+
+@cache
+def cpu_options() -> Options:
+    """OWN_REDUCTIONS where this XLA knows the option. Only sums over a vocabulary depend on it: norms are native."""
+    try:
+        jax.jit(lambda x: x).lower(0).compile(OWN_REDUCTIONS)
+    except jax.errors.JaxRuntimeError as error:
+        log.info("this XLA does not know %s: %s", next(iter(OWN_REDUCTIONS)), str(error).partition("\n")[0])
+        return {}
+    return OWN_REDUCTIONS
 
 
 def _options(bucket: Bucket) -> Options:

@@ -100,6 +100,27 @@ def test_zeros_give_zeros() -> None:
     assert not np.asarray(product(jnp.ones((3, 64)), pack(np.zeros_like(weight), 1), 1)).any()
 
 
+@native
+@pytest.mark.parametrize("gate", [-1e30, -1000.0, -100.0, -89.0, -88.0, -87.0, -20.0, 0.0, 20.0, 88.0, 100.0, 1e30])
+def test_the_gate_is_silu_for_every_number(gate: float) -> None:
+    both = jnp.stack([jnp.full((1, 32), gate), jnp.ones((1, 32))], axis=1)
+    weight = pack(np.eye(8, 32, dtype=np.float32), 1)
+    expected = np.broadcast_to(np.asarray(jax.nn.silu(jnp.float32(gate))), (1, 8))
+    np.testing.assert_allclose(gated_product(both, weight), expected, rtol=0.01, atol=1e-7)
+
+
+@pytest.mark.parametrize("largest", [1e-44, 1e-38, 3.6e-37, 3.8e-37, 1e-36, 2e-36, 1e-30])
+def test_the_smallest_numbers_are_quantised_to_themselves_or_to_zero(largest: float) -> None:
+    tiny = (np.clip(normal(4, 96), -1, 1) * largest).astype(np.float32)
+    tiny[:, ::32] = largest
+    for form in forms(tiny, 1):
+        rows = np.asarray(rows_of(form, jnp.arange(4)))
+        assert np.isfinite(rows).all()
+        assert np.abs(rows - tiny).max() <= max(largest / 100, 2.0**-119)
+    for form in forms(normal(8, 96, seed=1), 1):
+        assert np.isfinite(np.asarray(product(jnp.asarray(tiny), form, 1))).all()
+
+
 @compiled
 def test_the_plain_kernel_computes_what_the_fast_one_does(tmp_path: Path) -> None:
     """It runs where there are no instructions for int8; here it has to be built on purpose."""
