@@ -1,11 +1,14 @@
 """An engine with weights of eight bits gives the same tokens however its requests are scheduled."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from quire.executor.executor import JaxExecutor
 from quire.executor.shapes import Shapes
-from tests.executor.rig import Rig
+from quire.request import Request, SamplingParams
+from tests.executor.rig import Rig, quickly_compiled
 from tests.executor.workload import workload
 from tests.models.cases import CASES
 
@@ -19,7 +22,8 @@ SCHEDULES: tuple[dict[str, Any], ...] = (
 
 @pytest.fixture(scope="module")
 def rig() -> Rig:
-    return Rig(CASES["llama"], SHAPES, first_programs_only=True, quantize="int8")
+    with quickly_compiled():
+        return Rig(CASES["llama"], SHAPES, first_programs_only=True, quantize="int8")
 
 
 def test_answers_do_not_depend_on_scheduling(rig: Rig) -> None:
@@ -31,3 +35,26 @@ def test_answers_do_not_depend_on_scheduling(rig: Rig) -> None:
         run = rig.run(requests, **settings)
         assert (run.engine.scheduler.counters.preemptions > 0) == ("num_pages" in settings)
         assert run.tokens() == expected.tokens(), settings
+
+
+def test_answers_do_not_depend_on_which_programs_are_ready(rig: Rig) -> None:
+    """As while a server starts: a sequence alone runs in a large program until the small one is there."""
+    drawn = SamplingParams(temperature=1.0)
+    requests = [*workload(rig, 4, longest=40), *workload(rig, 4, longest=40, sampling=drawn)]
+    requests = [replace(request, request_id=number) for number, request in enumerate(requests)]
+
+    def tokens(executor: JaxExecutor, requests: list[Request]) -> dict[tuple[int, int], list[int]]:
+        executor.reset()
+        return rig.run(requests, engine=rig.engine(executor=executor)).tokens()
+
+    found = []
+    with quickly_compiled():  # each when it is first needed; a larger one that is ready serves as well
+        for first in (requests, requests[:1]):
+            executor = JaxExecutor(rig.model, rig.weights, SHAPES)
+            tokens(executor, first)
+            found.append([tokens(executor, [request]) for request in requests])
+            found.append([executor.programs.forward(1, 0, False)[0].rows])
+            executor.close()
+    assert found[0] == found[2]
+    assert found[1] == [SHAPES.num_slots]
+    assert found[3] == [1]
