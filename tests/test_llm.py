@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire import LLM, SamplingParams, json_schema, regex
+from quire import LLM, Grammar, SamplingParams, json_schema, regex
 from quire.errors import InvalidRequest, InvalidSetting, PromptTooLong
 from tests.interrupts import interrupted
 from tests.tiny_chat_model import CONFIG, SIZES, program_folder, write_tiny_chat_model
@@ -285,8 +285,23 @@ def test_answers_follow_a_grammar(llm: LLM) -> None:
     assert answer.logprobs is not None
     # The model's own distribution: what it likes best is as good as never what the grammar allows.
     assert any(each.top_ids[0] != token for each, token in zip(answer.logprobs, answer.token_ids, strict=True))
-    (wrong,) = llm.generate("one", grammar=regex("(a"), progress=False)
-    assert isinstance(wrong.error, InvalidRequest)
+
+
+@pytest.mark.parametrize(
+    ("grammar", "why"),
+    [
+        (regex("((a{1000}){1000}){1000}"), "the limit is 10000"),
+        (regex("\\"), "ends with a backslash"),
+        (regex("(?=a)b"), "look-around"),
+        (regex("(a"), "unclosed group"),
+        (regex("\ud800"), "surrogate"),
+        (json_schema({"type": "string", "allOf": [{"pattern": f".*a.{{{n}}}"} for n in range(20)]}), "too complex"),
+    ],
+)
+def test_a_grammar_that_cannot_be_followed_is_refused(llm: LLM, grammar: Grammar, why: str) -> None:
+    for ask in (llm.generate, llm.stream):
+        with pytest.raises(InvalidRequest, match=f"^grammar .*{why}"):
+            ask("hello", max_tokens=4, grammar=grammar)
 
 
 def test_an_answer_beside_a_guided_one_is_the_same(llm: LLM) -> None:

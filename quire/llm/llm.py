@@ -20,6 +20,7 @@ from quire.llm.run import Ask, Run
 from quire.request import Grammar, Request, SamplingParams
 from quire.text.chat import ChatTemplates, load_chat_templates
 from quire.text.conversation import render_conversation
+from quire.text.grammar_checking import GrammarChecking
 from quire.text.stop_strings import MAX_STOPS, check_stops
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 
@@ -50,6 +51,7 @@ class LLM:
         self._built: Built = build_engine(self.plan, self._files_bar)
         self.engine = self._built.engine
         self._stepper = EngineStepper(self.engine)
+        self._grammar_checking = GrammarChecking()
         self._ids = count(1)
         self._is_fresh = True  # nothing was asked yet
         if self.plan.config.compile_ahead:
@@ -145,6 +147,7 @@ class LLM:
         return as_ids(prompt, self.plan.model.vocab_size)  # type: ignore[arg-type]
 
     def close(self) -> None:
+        self._grammar_checking.close()
         self._built.executor.close()
 
     def _stream(self, asks: list[Ask]) -> Iterator[Delta]:
@@ -187,6 +190,8 @@ class LLM:
         if isinstance(stop, str):
             stop = [stop]
         check_stops(stop, MAX_STOPS)
+        if grammar is not None:
+            self._grammar_checking.refuse("grammar", grammar)
         asks = []
         samplings = for_each("sampling", sampling, len(prompts))
         limits = for_each("max_tokens", max_tokens, len(prompts))

@@ -9,8 +9,9 @@ from collections import OrderedDict
 from concurrent.futures import Future
 from queue import SimpleQueue
 
-from quire.errors import EngineFailed, Overloaded
-from quire.request import Grammar
+from quire.errors import EngineFailed, InvalidRequest, Overloaded
+from quire.request import Grammar, GrammarKind
+from quire.text.grammar_limits import refuse_what_explodes
 
 log = logging.getLogger(__name__)
 
@@ -69,6 +70,16 @@ class GrammarChecking:
                 self._writer = threading.Thread(target=self._write_all, name="quire-grammar-check", daemon=True)
                 self._writer.start()
         return verdict
+
+    def refuse(self, name: str, grammar: Grammar) -> None:
+        """Raise when `grammar`, the field `name`, is wrong or would cost too much. Waits for the process.
+
+        Rules are not asked about: they may name tokens of the model, which the process does not know.
+        """
+        refuse_what_explodes(name, grammar)
+        fault = None if grammar.kind is GrammarKind.LARK else self.ask(grammar).result()
+        if fault is not None:
+            raise InvalidRequest(f"{name} cannot be followed: {fault}")
 
     def close(self) -> None:
         with self._lock:
