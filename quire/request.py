@@ -11,6 +11,10 @@ from quire.errors import InvalidRequest
 MAX_LOGPROBS = 20
 MAX_ADJUSTED_TOKENS = 1024  # of one request: those with a bias, and those that min_tokens forbids for a while
 MAX_TOKEN_ID = 2**31 - 1
+# The device computes in float32. Within these limits no number becomes 0 or infinite there, nor makes a logit so.
+MAX_TEMPERATURE = 100.0  # logits divided by more are all alike
+MIN_SHARE = 1e-30  # of the probability: top_p and typical_p
+MIN_PENALTY, MAX_PENALTY = 0.01, 100.0  # by which logits are multiplied or divided
 
 
 class FinishReason(StrEnum):
@@ -62,17 +66,17 @@ class SamplingParams:
     logprobs: int | None = None  # None: none; n: of the sampled token and of the n most likely
 
     def __post_init__(self) -> None:
-        _require("temperature", self.temperature, self.temperature >= 0, "at least 0")
+        _require_between("temperature", self.temperature, 0, MAX_TEMPERATURE)
         _require("top_k", self.top_k, self.top_k >= 0, "at least 0 (0 is off)")
-        _require("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1")
-        _require("min_p", self.min_p, 0 <= self.min_p <= 1, "between 0 and 1")
-        _require("typical_p", self.typical_p, 0 < self.typical_p <= 1, "above 0 and at most 1")
-        _require("repetition_penalty", self.repetition_penalty, self.repetition_penalty > 0, "above 0")
-        _require("frequency_penalty", self.frequency_penalty, abs(self.frequency_penalty) <= 2, "between -2 and 2")
-        _require("presence_penalty", self.presence_penalty, abs(self.presence_penalty) <= 2, "between -2 and 2")
+        _require_between("top_p", self.top_p, MIN_SHARE, 1)
+        _require_between("min_p", self.min_p, 0, 1)
+        _require_between("typical_p", self.typical_p, MIN_SHARE, 1)
+        _require_between("repetition_penalty", self.repetition_penalty, MIN_PENALTY, MAX_PENALTY)
+        _require_between("frequency_penalty", self.frequency_penalty, -2, 2)
+        _require_between("presence_penalty", self.presence_penalty, -2, 2)
         for token, bias in self.logit_bias.items():
             _require("a token of logit_bias", token, 0 <= token <= MAX_TOKEN_ID, f"between 0 and {MAX_TOKEN_ID}")
-            _require(f"logit_bias[{token}]", bias, abs(bias) <= 100, "between -100 and 100")
+            _require_between(f"logit_bias[{token}]", bias, -100, 100)
         if self.logprobs is not None:
             _require("logprobs", self.logprobs, 0 <= self.logprobs <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}")
 
@@ -130,6 +134,10 @@ class Request:
             _require("ignore_end", ignores, not ignores, "false with a grammar, which says where to end")
             _require("min_tokens", self.min_tokens, not self.min_tokens, "0 with a grammar, which says where to end")
             _require("end_ids", "empty", bool(self.end_ids), "at least one token with a grammar, which ends by it")
+
+
+def _require_between(name: str, value: float, low: float, high: float) -> None:
+    _require(name, value, low <= value <= high, f"between {low:g} and {high:g}")
 
 
 def _require(name: str, value: object, holds: bool, rule: str) -> None:

@@ -93,7 +93,7 @@ def test_generate_leaves_the_template_out_when_told_or_when_there_is_none(quire:
         (["--model=random:tiny", "--num-pages=9"], 2, "quire: 9 pages of 16 tokens do not hold one sequence"),
         (["--model=random:tiny", "--max-total-tokens=9999"], 2, "the model has 2048 positions"),
         (["--model=random:tiny", "--tensor-parallel=1000"], 2, "quire: tensor_parallel is 1000; there are"),
-        (["--temperature=-1"], 2, "quire: temperature is -1.0; it must be at least 0\n"),
+        (["--temperature=-1"], 2, "quire: temperature is -1.0; it must be between 0 and 100\n"),
         (["--max-batch-size=many"], 2, "--max-batch-size"),
         (["--config=/no/such/file.toml"], 2, "/no/such/file.toml"),
     ],

@@ -9,9 +9,7 @@ from quire.files.generation_defaults import GenerationDefaults
 from quire.request import MAX_LOGPROBS, SamplingParams
 from quire.text.tokenizer import Tokenizer
 
-MAX_TEMPERATURE = 100.0  # logits divided by more are all alike in float32
-GREEDY_BELOW = 1e-5  # and divided by less are not finite
-MAX_PENALTY = 100.0
+GREEDY_BELOW = 1e-5  # a temperature below takes the most likely token
 MAX_BIASES = 1024
 _SEEDS = 2**64
 
@@ -23,8 +21,6 @@ def sampling_params(given: Mapping[str, Any], defaults: GenerationDefaults, toke
         stated = getattr(defaults, name)
         if stated is not None:
             chosen.setdefault(name, stated)
-    at_most("temperature", chosen.get("temperature", 0), MAX_TEMPERATURE)
-    at_most("repetition_penalty", chosen.get("repetition_penalty", 1), MAX_PENALTY)
     if 0 < chosen.get("temperature", 1) < GREEDY_BELOW:
         chosen["temperature"] = 0.0
     if "top_k" in chosen:

@@ -1,5 +1,6 @@
 """Sampling on the device against plain numpy."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -252,9 +253,47 @@ def test_a_row_of_logits_that_are_not_numbers_fails_alone(params: SamplingParams
     assert tokens[6] % 2 == 1
 
 
+AT_LIMITS = [
+    {"temperature": 1e-320}, {"temperature": 100.0}, {"top_p": 1e-30}, {"typical_p": 1e-30}, {"min_p": 1e-320},
+    {"min_p": 1.0}, {"repetition_penalty": 0.01}, {"repetition_penalty": 100.0}, {"frequency_penalty": -2.0},
+    {"frequency_penalty": 1e-320}, {"presence_penalty": 2.0}, {"presence_penalty": -1e-320},
+    {"logit_bias": {0: 1e-320}},
+    {"temperature": 1e-30, "repetition_penalty": 0.01, "top_p": 1e-30, "typical_p": 1e-30, "min_p": 1e-40,
+    "top_k": 10**30},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("fields", AT_LIMITS, ids=str)
+def test_numbers_at_their_limits_leave_tokens_to_draw(fields: dict[str, Any]) -> None:
+    logits = some_logits(ROWS, VOCAB, spread=300)
+    out = sampling(logits, slots_of([slot_start(SamplingParams(**fields))]), [0] * ROWS, np.arange(ROWS))
+    assert all(0 <= token < VOCAB for token in out.tokens)
+    if fields == {"top_p": 1e-30}:
+        assert out.tokens.tolist() == logits.argmax(axis=-1).tolist()
+
+
+BEYOND = [
+    ("temperature", 1e39), ("temperature", -1e-320), ("temperature", math.nan), ("temperature", math.inf),
+    ("temperature", 10**400),
+    ("top_p", 1e-320), ("top_p", 0.0), ("top_p", 1e300), ("typical_p", 1e-46), ("min_p", -1e-320), ("min_p", math.nan),
+    ("repetition_penalty", 1e-320), ("repetition_penalty", 1e-39), ("repetition_penalty", 1e39),
+    ("repetition_penalty", 0.0),
+    ("frequency_penalty", 1e300), ("presence_penalty", -math.inf), ("presence_penalty", math.nan),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "value"), BEYOND)
+def test_numbers_that_the_device_cannot_hold_are_refused(name: str, value: float) -> None:
+    with pytest.raises(InvalidRequest, match=f"^{name} is .*; it must be between "):
+        SamplingParams(**{name: value})
+    for bias in (1e39, math.nan):
+        with pytest.raises(InvalidRequest, match=r"^logit_bias\[3\] is .*; it must be between -100 and 100"):
+            SamplingParams(logit_bias={3: bias})
+
+
 def test_infinities_that_penalties_make_fail_the_row() -> None:
-    params = SamplingParams(repetition_penalty=1e-39)
-    logits = np.ones((ROWS, VOCAB), np.float32)
+    params = SamplingParams(repetition_penalty=0.01)
+    logits = np.full((ROWS, VOCAB), 1e37, np.float32)
     out = sampling(logits, slots_of([slot_start(params), slot_start(GREEDY, slot=1)]), [0, 1] * 4, [0] * ROWS)
     assert out.tokens.tolist() == [NOTHING_LEFT, 0] * 4
 
