@@ -1,6 +1,7 @@
 """What comes back: completions, and the pieces they arrive in."""
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from quire.engine.messages import TokenLogprobs, Update
@@ -27,28 +28,46 @@ class Completion:
     text: str = ""
     finish_reason: str | None = None  # end, stop_token, stop_string, length, error
     cached_tokens: int = 0  # of the prompt, found in the prefix cache
+    tokens_per_s: float | None = None  # after the first step that brought any; None where all came in one
     logprobs: list[TokenLogprobs] | None = None  # one for each of token_ids
     prompt_logprobs: list[TokenLogprobs] | None = None  # one for each of the prompt's tokens after the first
     error: QuireError | None = None
 
+    @property
+    def prompt_tokens(self) -> int:
+        return len(self.prompt_ids)
+
+    @property
+    def generated_tokens(self) -> int:
+        return len(self.token_ids)
+
 
 @dataclass(frozen=True)
 class Delta:
-    """What one step added to a completion."""
+    """What one step added to a completion. The numbers of tokens, and their speed, are of all steps so far."""
 
     index: int  # of the prompt
     sample: int
     text: str
     token_ids: list[int]
     finish_reason: str | None
-    logprobs: list[TokenLogprobs] | None = None
+    logprobs: list[TokenLogprobs] | None
+    prompt_tokens: int
+    cached_tokens: int
+    generated_tokens: int
+    tokens_per_s: float | None
 
 
 class Answer:
     """A completion in the making."""
 
     def __init__(
-        self, prompt_ids: tuple[int, ...], tokenizer: Tokenizer | None, stop: Sequence[str], continues: bool
+        self,
+        prompt_ids: tuple[int, ...],
+        tokenizer: Tokenizer | None,
+        stop: Sequence[str],
+        continues: bool,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`continues` where the answer goes on in the middle of the prompt's text, as opposed to a chat's."""
         if stop and tokenizer is None:
@@ -56,6 +75,9 @@ class Answer:
         self.completion = Completion(prompt_ids)
         self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, continues=continues)
         self._stops = StopStrings(list(stop)) if stop else None
+        self._clock = clock
+        self._first_s: float | None = None  # when the first tokens came
+        self._num_first = 0
 
     @property
     def is_done(self) -> bool:
@@ -66,6 +88,8 @@ class Answer:
         done = self.completion
         done.token_ids += update.tokens
         done.cached_tokens = update.cached_tokens
+        if update.tokens:
+            self._note_speed(len(update.tokens))
         if update.logprobs is not None:
             done.logprobs = (done.logprobs or []) + update.logprobs
         if update.prompt_logprobs is not None:
@@ -75,6 +99,30 @@ class Answer:
         if done.finish_reason is None and update.finish is not None:
             done.finish_reason = str(update.finish)
         return text
+
+    def delta(self, index: int, update: Update, text: str) -> Delta:
+        """What `update`, which was taken in, and the `text` it released mean for prompt number `index`."""
+        done = self.completion
+        return Delta(
+            index,
+            update.sample,
+            text,
+            update.tokens,
+            done.finish_reason,
+            update.logprobs,
+            done.prompt_tokens,
+            done.cached_tokens,
+            done.generated_tokens,
+            done.tokens_per_s,
+        )
+
+    def _note_speed(self, num_new: int) -> None:
+        now = self._clock()
+        if self._first_s is None:
+            self._first_s, self._num_first = now, num_new
+        elif now > self._first_s:
+            num_later = self.completion.generated_tokens - self._num_first
+            self.completion.tokens_per_s = num_later / (now - self._first_s)
 
     def fail(self, error: QuireError) -> None:
         self.completion.error = error

@@ -91,10 +91,9 @@ class Run:
         if answer.is_done:
             return None  # tokens that were under way when its stop string was found
         text = answer.take(message)
-        reason = answer.completion.finish_reason
         if all(answer.is_done for answer in answers):
             self._end(request_id)  # where a stop string ended it, the engine does not know
-        return Delta(index, message.sample, text, message.tokens, reason, message.logprobs)
+        return answer.delta(index, message, text)
 
     def _end(self, request_id: int) -> None:
         del self._index[request_id]
