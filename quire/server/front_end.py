@@ -184,6 +184,8 @@ class FrontEnd:
 
         def read() -> tuple[Tokenizer, ChatTemplates]:
             tokenizer = load_tokenizer(path)
+            if not self._settings.parses_special_in_messages:
+                tokenizer.prepare_shield()
             return tokenizer, load_chat_templates(path, tokenizer.special_tokens, override=self._chat_template)
 
         return await asyncio.to_thread(read)

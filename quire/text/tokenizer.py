@@ -77,6 +77,11 @@ class Tokenizer:
         _check_texts([text])
         return _spans(backend.encode(text, add_special_tokens=add_special_tokens))
 
+    def prepare_shield(self) -> None:
+        """Make what the first conversation with special tokens in it needs: for a large vocabulary that takes a second
+        in which no other thread runs."""
+        self._special_id_of.keys()
+
     def encode_prompt(self, prompt: Prompt) -> list[int]:
         """The tokens of a rendered conversation: its template's special tokens, and plain text where clients typed
         others."""
@@ -166,8 +171,8 @@ class Tokenizer:
 
     @cached_property
     def _standing_backend(self) -> tokenizers.Tokenizer:
-        """The plain one, with a character more for each special token."""
-        backend = tokenizers.Tokenizer.from_str(self._plain_backend.to_str())
+        """As the plain one, with a character more for each special token."""
+        backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
         backend.encode_special_tokens = True
         added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
         backend.add_tokens(

@@ -11,6 +11,7 @@ from quire.text.json_text import MAX_VALUES
 from tests.patience import WAIT_S
 from tests.server.loop_time import MeasuredLoop
 from tests.server.running import RunningServer
+from tests.server.vocabulary import served_model
 from tests.server.worst_bodies import INFER, worst_bodies
 
 MAX_LOOP_S = 0.2  # of processor time, within which every other request is looked at
@@ -25,7 +26,7 @@ def loop():
 
 @pytest.fixture(scope="module")
 def server(loop):
-    one = RunningServer(loop_factory=lambda: loop).start()
+    one = RunningServer(loop_factory=lambda: loop, model=served_model(end_ids=(0,))).start()
     yield one
     one.stop()
 

@@ -76,6 +76,10 @@ def chats(room: int) -> Iterator[tuple[str, bytes]]:
         "a tool of many properties",
         _dumped(chat(tools=[tool(parameters={"type": "object", "properties": many_keys(room - 1000, {})})])),
     )
+    properties = {f"p{number}": {"type": "string"} for number in range(9000)}
+    wanted = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": properties}}}
+    yield "an answer of a long schema", _dumped(chat(response_format=wanted))
+    yield "a long expression", _dumped(chat(response_format={"type": "regex", "value": "(a|b)" * 50_000}))
     yield "many unknown fields", _dumped(chat() | many_keys(room - 1000))
     yield "many biases", _dumped(chat(logit_bias=many_keys(room - 1000)))
     yield "many stop strings", filled(chat(stop=[]), ("stop",), "a", room)
@@ -92,6 +96,7 @@ def texts(room: int) -> Iterator[tuple[str, bytes]]:
     yield "many token ids", filled({"prompt": [], "max_tokens": 1}, ("prompt",), 1, room)
     lists = {"prompt": [[1] * 500] * 256, "max_tokens": 1}
     yield "many lists of token ids", _dumped(lists)
+    yield "as many sequences as may be", _dumped({"prompt": ["a" * 80] * 102, "n": 20, "max_tokens": 1})
     echoed = {"prompt": [[1] * 500] * 24, "max_tokens": 1, "echo": True, "logprobs": 20}
     yield "prompts to score", _dumped(echoed)
     yield "prompts to score in a stream", _dumped(echoed | {"stream": True})
