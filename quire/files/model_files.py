@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from quire.cache_folder import cache_folder
-from quire.errors import InvalidCheckpoint, ModelUnavailable
+from quire.errors import InvalidCheckpoint, ModelUnavailable, shown
 from quire.files.generation_defaults import (
     GenerationDefaults,
     eos_token_ids,
@@ -75,9 +75,12 @@ def locate(
         _refuse_revision(model, revision)
         return _random(model.removeprefix(_RANDOM_PREFIX), model)
     path = Path(os.path.expanduser(model))  # Path's own raises where there is no such home
-    if model and path.exists():  # an empty path would be the current folder
-        _refuse_revision(model, revision)
-        return _local(path, model)
+    try:
+        if model and path.exists():  # an empty path would be the current folder
+            _refuse_revision(model, revision)
+            return _local(path, model)
+    except OSError as error:  # of a folder that may not be looked into, or a name that no file can have
+        raise ModelUnavailable(f"{shown(model)} cannot be read: {error.strerror}") from error
     repository = parse_repository(model)
     if repository is None or repository.id.endswith(".gguf"):
         raise ModelUnavailable(f"{model!r}: no such file or folder")

@@ -115,13 +115,14 @@ def _read_folder(folder: Path) -> dict[str, _Entry]:
             if name not in entries:
                 problems.append(f"{name}: {INDEX_NAME} places it in {file_name}, which does not hold it")
     if problems:
-        raise InvalidCheckpoint(f"{folder}: {len(problems)} problems: {listed(problems, '; ')}")
+        count = f"{len(problems)} problem{'s' if len(problems) > 1 else ''}"
+        raise InvalidCheckpoint(f"{folder}: {count}: {listed(problems, '; ')}")
     return entries
 
 
 def _read_header(path: Path) -> dict[str, _Entry]:
-    size = path.stat().st_size
     try:
+        size = path.stat().st_size
         file = path.open("rb")
     except OSError as error:
         raise InvalidCheckpoint(f"{path.name}: cannot be read: {error.strerror}") from error
@@ -129,7 +130,9 @@ def _read_header(path: Path) -> dict[str, _Entry]:
         prefix = file.read(8)
         header_bytes = int.from_bytes(prefix, "little")
         if len(prefix) < 8 or 8 + header_bytes > size:
-            raise InvalidCheckpoint(f"{path.name}: truncated: {size} bytes do not hold its header")
+            raise InvalidCheckpoint(
+                f"{path.name}: truncated, or not a safetensors file: {size} bytes do not hold its header"
+            )
         if header_bytes > _MAX_HEADER_BYTES:
             raise InvalidCheckpoint(
                 f"{path.name}: its header has {header_bytes} bytes; the format allows {_MAX_HEADER_BYTES}"

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import tokenizers
 from tokenizers import AddedToken
 
-from quire.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel
+from quire.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel, shown
 from quire.files.json_file import MAX_VOCABULARY_BYTES, read_json, read_json_if_present
 from quire.text.gguf_vocabulary import surround, tokenizer_from_metadata
 from quire.text.shield import STAND_INS, Prompt, Shield
@@ -260,11 +260,19 @@ def _read_backend(file: Path) -> tokenizers.Tokenizer:
 
 def _add_tokens(backend: tokenizers.Tokenizer, folder: Path, config: Mapping[str, Any]) -> None:
     """Tokens that the configuration names and `tokenizer.json` lacks, in the order of their ids."""
-    wanted = {
-        int(token_id): AddedToken(**token) if isinstance(token, dict) else AddedToken(token)
-        for token_id, token in config.get("added_tokens_decoder", {}).items()
-    }
+    listed = config.get("added_tokens_decoder", {})
+    try:
+        wanted = {
+            int(token_id): AddedToken(**token) if isinstance(token, dict) else AddedToken(token)
+            for token_id, token in listed.items()
+        }
+    except (AttributeError, TypeError, ValueError) as error:
+        raise InvalidCheckpoint(
+            f"{folder}: added_tokens_decoder is {shown(listed)}; a table from token ids to tokens is needed"
+        ) from error
     for content, token_id in read_json_if_present(folder / "added_tokens.json").items():
+        if isinstance(token_id, bool) or not isinstance(token_id, int):
+            raise InvalidCheckpoint(f"{folder / 'added_tokens.json'}: {shown(content)} has the id {shown(token_id)}")
         wanted.setdefault(token_id, AddedToken(content))
     for token_id, token in sorted(wanted.items()):
         if backend.token_to_id(token.content) is None:

@@ -185,3 +185,8 @@ def test_a_revision_of_what_has_none_is_refused(tmp_path: Path, model: str) -> N
 def test_the_default_is_unavailable_offline_before_it_was_fetched(tmp_path: Path) -> None:
     with pytest.raises(ModelUnavailable, match=r"smollm2-135m-instruct is not in .* fetching is off"):
         locate("default", offline=True, cache_dir=tmp_path)
+
+
+def test_a_name_that_no_file_can_have_is_refused() -> None:
+    with pytest.raises(ModelUnavailable, match=r"'x+\.\.\.x+' cannot be read: File name too long"):
+        locate("x" * 5000)

@@ -165,6 +165,11 @@ def test_settings_that_make_no_sense_are_refused(arguments, message):
         Server("ftp://x")
 
 
+def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(tmp_path):
+    with pytest.raises(InvalidSetting, match=r"out\.json cannot be written: there is no folder"):
+        bench("http://127.0.0.1:1", "--json", str(tmp_path / "missing" / "out.json"))
+
+
 def test_prompts_differ_but_for_what_they_share():
     prompts = [text.split() for text in Prompts(10, 4, "seed").take(50)]
     assert {len(words) for words in prompts} == {10}

@@ -84,6 +84,14 @@ def test_an_added_token_with_another_id_than_its_own_is_refused(tmp_path: Path) 
         load_tokenizer(folder_of(tmp_path, tokenizer_config=config))
 
 
+@pytest.mark.parametrize("listed", [[1, 2], {"x": {"content": "a"}}, {"300": 7}, {"9" * 5000: "a"}, "text"])
+def test_added_tokens_that_are_no_table_are_refused(tmp_path: Path, listed: Any) -> None:
+    with pytest.raises(
+        InvalidCheckpoint, match=r"added_tokens_decoder is .*; a table from token ids to tokens is needed"
+    ):
+        load_tokenizer(folder_of(tmp_path, tokenizer_config={"added_tokens_decoder": listed}))
+
+
 def with_bos() -> Backend:
     backend = Backend.from_str(byte_level_original("gpt-2").to_str())
     backend.post_processor = processors.TemplateProcessing(

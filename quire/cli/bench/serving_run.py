@@ -78,6 +78,9 @@ async def bench_server(server: Server, plan: Plan, console: Console) -> list[Run
 
 def measure(server: Server, plan: Plan, json_file: Path | None, plot_file: Path | None) -> None:
     """Runs the plan, prints what it showed, and writes it to files where asked."""
+    for file in (json_file, plot_file):
+        if file is not None and not file.parent.is_dir():  # found out now, and not after minutes
+            raise InvalidSetting(f"{file} cannot be written: there is no folder {file.parent}")
     begun_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     runs = asyncio.run(_bench(server, plan, Console(stderr=True)))
     results = {run.shape.name: numbers(run) for run in runs}
