@@ -43,8 +43,8 @@ class Shield:
         self._pattern = re.compile(_alternatives(self.specials))
         self._prefixes = frozenset(word[:end] for word in self.specials for end in range(1, len(word)))
         self._suffixes = frozenset(word[begin:] for word in self.specials for begin in range(1, len(word)))
-        self._first_characters = "".join({word[0] for word in self.specials})
-        self._last_characters = "".join({word[-1] for word in self.specials})
+        self._first_characters = frozenset(word[0] for word in self.specials)
+        self._last_characters = frozenset(word[-1] for word in self.specials)
         self._longest = max(map(len, self.specials), default=0)
         self._all = _BETWEEN.join(self.specials)
 
@@ -114,11 +114,10 @@ class Shield:
         if len(text) < self._longest and text in self._all:
             return True, True
         window = range(1, min(self._longest, len(text) + 1))
-        head, tail = text[: self._longest], text[-self._longest :]
-        opens = any(character in head for character in self._last_characters) and any(
+        opens = not self._last_characters.isdisjoint(text[: self._longest]) and any(
             text[:length] in self._suffixes and not _is_word(text[:length]) for length in window
         )
-        closes = any(character in tail for character in self._first_characters) and any(
+        closes = not self._first_characters.isdisjoint(text[-self._longest :]) and any(
             text[-length:] in self._prefixes and not _is_word(text[-length:]) for length in window
         )
         return opens, closes
