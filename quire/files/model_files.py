@@ -71,11 +71,11 @@ def locate(
         _refuse_revision(model, revision)
         cache = cache_folder(cache_dir)
         return _from_gguf(DEFAULT_MODEL.fetch(cache, offline=offline, progress=progress), DEFAULT_MODEL.name)
-    if model.startswith(_RANDOM_PREFIX):
-        _refuse_revision(model, revision)
-        return _random(model.removeprefix(_RANDOM_PREFIX), model)
     path = Path(os.path.expanduser(model))  # Path's own raises where there is no such home
     try:
+        if model.startswith(_RANDOM_PREFIX):
+            _refuse_revision(model, revision)
+            return _random(model.removeprefix(_RANDOM_PREFIX), model)
         if model and path.exists():  # an empty path would be the current folder
             _refuse_revision(model, revision)
             return _local(path, model)

@@ -187,6 +187,7 @@ def test_the_default_is_unavailable_offline_before_it_was_fetched(tmp_path: Path
         locate("default", offline=True, cache_dir=tmp_path)
 
 
-def test_a_name_that_no_file_can_have_is_refused() -> None:
-    with pytest.raises(ModelUnavailable, match=r"'x+\.\.\.x+' cannot be read: File name too long"):
-        locate("x" * 5000)
+@pytest.mark.parametrize("prefix", ["", "random:"])
+def test_a_name_that_no_file_can_have_is_refused(prefix: str) -> None:
+    with pytest.raises(ModelUnavailable, match=rf"'{prefix}x+\.\.\.x+' cannot be read: File name too long"):
+        locate(prefix + "x" * 5000)

@@ -107,7 +107,11 @@ def _load(path: Path) -> ctypes.CDLL:
 def _try(path: Path, symbols: Sequence[str], pack: str) -> None:
     """Run it in a process of its own: a compiler can take a processor for one with more instructions than it has."""
     trial = [sys.executable, "-I", "-S", "-c", TRIAL, str(path), pack, *symbols]
-    ended = subprocess.run(trial, check=False, capture_output=True, timeout=TRIAL_TIMEOUT_S)
+    try:
+        ended = subprocess.run(trial, check=False, capture_output=True, timeout=TRIAL_TIMEOUT_S)
+    except OSError as error:  # where Python is part of another program there is no interpreter to run
+        log.info("the native library is used without a trial: %s", error)
+        return
     if ended.returncode:
         said = ended.stderr.decode(errors="replace").strip().splitlines()[-1:]
         how = f"signal {-ended.returncode}" if ended.returncode < 0 else f"status {ended.returncode}"
