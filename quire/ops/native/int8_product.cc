@@ -59,18 +59,18 @@ void quantize_block(const Rows& rows, int64_t block, RowGroup* to) {
         pass_gate(from, from + rows.run, count, passed);
         from = passed;
       }
-      to[g].scales[row - first] = quantize(from, count, to[g].codes[row - first]);
+      quantize_row(from, count, row - first, to[g]);
     }
   }
 }
 
-void multiply_block(const RowGroup* rows, int64_t count, const TileGroup* tile, int64_t groups, float* out,
+void multiply_block(const RowGroup* rows, int64_t count, const TileGroup* const* tiles, int64_t groups, float* out,
                     int64_t stride) {
   switch (count) {
-    case 1: return multiply<1>(rows, tile, groups, out, stride);
-    case 2: return multiply<2>(rows, tile, groups, out, stride);
-    case 3: return multiply<3>(rows, tile, groups, out, stride);
-    default: return multiply<4>(rows, tile, groups, out, stride);
+    case 1: return multiply<1>(rows, tiles, groups, out, stride);
+    case 2: return multiply<2>(rows, tiles, groups, out, stride);
+    case 3: return multiply<3>(rows, tiles, groups, out, stride);
+    default: return multiply<4>(rows, tiles, groups, out, stride);
   }
 }
 
@@ -87,23 +87,26 @@ void product(const Rows& rows, const TileGroup* tiles, float* out, int64_t width
     crew.run(blocks, [&](int64_t block) { quantize_block(rows, block, quantized + block * groups); });
   }
   const int64_t panels = ceil_div(blocks, kPanel);
-  const int64_t pieces = std::min(num_tiles, std::max<int64_t>(1, kTasks / panels));
-  const int64_t piece = ceil_div(num_tiles, pieces);
+  const int64_t steps = ceil_div(num_tiles, kTilesTogether);
+  const int64_t pieces = std::min(steps, std::max<int64_t>(1, kTasks / panels));
+  const int64_t piece = ceil_div(steps, pieces) * kTilesTogether;
   crew.run(pieces * panels, [&](int64_t task) {
     const int64_t first = task % pieces * piece, last = std::min(num_tiles, first + piece);
     const int64_t first_block = task / pieces * kPanel, last_block = std::min(blocks, first_block + kPanel);
-    for (int64_t t = first; t < last; ++t) {
-      const TileGroup* tile = tiles + t * groups;
-      const int64_t channels = std::min(kTile, width - t * kTile);
+    for (int64_t t = first; t < last; t += kTilesTogether) {
+      // The last tile stands for one that is missing.
+      const TileGroup* these[kTilesTogether];
+      for (int64_t i = 0; i < kTilesTogether; ++i) these[i] = tiles + std::min(t + i, num_tiles - 1) * groups;
+      const int64_t channels = std::min(kChannels, width - t * kTile);
       for (int64_t block = first_block; block < last_block; ++block) {
         const int64_t count = std::min(kRowBlock, rows.count - block * kRowBlock);
         float* to = out + block * kRowBlock * width + t * kTile;
-        if (channels == kTile) {
-          multiply_block(quantized + block * groups, count, tile, groups, to, width);
+        if (channels == kChannels) {
+          multiply_block(quantized + block * groups, count, these, groups, to, width);
         } else {
-          float whole[kRowBlock * kTile];
-          multiply_block(quantized + block * groups, count, tile, groups, whole, kTile);
-          for (int64_t r = 0; r < count; ++r) std::copy_n(whole + r * kTile, channels, to + r * width);
+          float whole[kRowBlock * kChannels];
+          multiply_block(quantized + block * groups, count, these, groups, whole, kChannels);
+          for (int64_t r = 0; r < count; ++r) std::copy_n(whole + r * kChannels, channels, to + r * width);
         }
       }
     }
@@ -163,7 +166,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(quire_int8_gated_product, quire::Int8GatedProduct,
                                   .Ret<ffi::Buffer<ffi::F32>>());
 
 extern "C" bool quire_int8_is_fast() {
-#if defined(QUIRE_NEON) || defined(QUIRE_AVX2)
+#if defined(QUIRE_NEON) || defined(QUIRE_VNNI) || defined(QUIRE_AVX2)
   return true;
 #else
   return false;

@@ -1,4 +1,4 @@
-// The innermost product: up to four rows of activations with a tile of eight output channels, all int8.
+// The innermost product: up to four rows of activations with a tile or two of eight output channels, all int8.
 //
 // A group is 32 numbers that share a scale. A tile holds, group by group, four inputs of each of its eight channels at a
 // time, then the eight scales: what one instruction multiplies lies together on ARM and on x86 alike.
@@ -18,6 +18,9 @@
 #elif defined(__ARM_FEATURE_DOTPROD)
 #include <arm_neon.h>
 #define QUIRE_NEON 1
+#elif defined(__AVX512VNNI__) && defined(__AVX512VL__) && defined(__AVX512DQ__) && defined(__AVX512BW__)
+#include <immintrin.h>
+#define QUIRE_VNNI 1
 #elif defined(__AVX2__) && defined(__FMA__)
 #include <immintrin.h>
 #define QUIRE_AVX2 1
@@ -37,7 +40,18 @@ struct TileGroup {
 struct RowGroup {
   int8_t codes[kRowBlock][kGroup];
   float scales[kRowBlock];
+  int32_t sums[kRowBlock];  // of the codes; with QUIRE_VNNI alone
 };
+
+#if defined(QUIRE_VNNI)
+constexpr int64_t kTilesTogether = 2;  // that `multiply` takes at a time
+#else
+constexpr int64_t kTilesTogether = 1;
+#endif
+constexpr int64_t kChannels = kTilesTogether * kTile;
+
+// multiply<kRows>(rows, tiles, groups, out, stride): kRows rows with kTilesTogether tiles, each of `groups` groups. Row r
+// of the result, kChannels wide, goes to out + r * stride.
 
 #if defined(QUIRE_NEON)
 
@@ -46,7 +60,8 @@ constexpr int32_t kMagicBits = 0x4B400000;
 constexpr float kMagic = 12582912.0f;
 
 template <int kRows>
-inline void multiply(const RowGroup* rows, const TileGroup* tile, int64_t groups, float* out, int64_t stride) {
+inline void multiply(const RowGroup* rows, const TileGroup* const* tiles, int64_t groups, float* out, int64_t stride) {
+  const TileGroup* const tile = tiles[0];
   float32x4_t sum[kRows][2];
   for (int r = 0; r < kRows; ++r) sum[r][0] = sum[r][1] = vdupq_n_f32(0.0f);
   const float32x4_t magic = vdupq_n_f32(kMagic);
@@ -88,10 +103,46 @@ inline void multiply(const RowGroup* rows, const TileGroup* tile, int64_t groups
   }
 }
 
+#elif defined(QUIRE_VNNI)
+
+inline __m512i both(const void* low, const void* high) {
+  const __m256i first = _mm256_loadu_si256(static_cast<const __m256i*>(low));
+  return _mm512_inserti64x4(_mm512_castsi256_si512(first), _mm256_loadu_si256(static_cast<const __m256i*>(high)), 1);
+}
+
+template <int kRows>
+inline void multiply(const RowGroup* rows, const TileGroup* const* tiles, int64_t groups, float* out, int64_t stride) {
+  __m512 sum[kRows];
+  for (int r = 0; r < kRows; ++r) sum[r] = _mm512_setzero_ps();
+  // The instruction takes one side unsigned: 128 is added to the weights, and 128 times the inputs' sum taken off.
+  const __m512i offset = _mm512_set1_epi8(-128);
+  for (int64_t g = 0; g < groups; ++g) {
+    const RowGroup& a = rows[g];
+    const TileGroup &first = tiles[0][g], &second = tiles[1][g];
+    __m512i dot[kRows];
+    for (int r = 0; r < kRows; ++r) dot[r] = _mm512_set1_epi32(-128 * a.sums[r]);
+    for (int four = 0; four < kGroup / 4; ++four) {
+      const __m512i codes = _mm512_xor_si512(both(first.codes[four], second.codes[four]), offset);
+      for (int r = 0; r < kRows; ++r) {
+        int32_t inputs;
+        std::memcpy(&inputs, a.codes[r] + 4 * four, 4);
+        dot[r] = _mm512_dpbusd_epi32(dot[r], codes, _mm512_set1_epi32(inputs));
+      }
+    }
+    const __m512 scales = _mm512_castsi512_ps(both(first.scales, second.scales));
+    for (int r = 0; r < kRows; ++r) {
+      const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(dot[r]), scales);
+      sum[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(a.scales[r]), sum[r]);
+    }
+  }
+  for (int r = 0; r < kRows; ++r) _mm512_storeu_ps(out + r * stride, sum[r]);
+}
+
 #elif defined(QUIRE_AVX2)
 
 template <int kRows>
-inline void multiply(const RowGroup* rows, const TileGroup* tile, int64_t groups, float* out, int64_t stride) {
+inline void multiply(const RowGroup* rows, const TileGroup* const* tiles, int64_t groups, float* out, int64_t stride) {
+  const TileGroup* const tile = tiles[0];
   __m256 sum[kRows];
   for (int r = 0; r < kRows; ++r) sum[r] = _mm256_setzero_ps();
   for (int64_t g = 0; g < groups; ++g) {
@@ -108,9 +159,7 @@ inline void multiply(const RowGroup* rows, const TileGroup* tile, int64_t groups
         // The instructions take one side unsigned: the sign of the inputs moves to the weights. Codes are within
         // [-127, 127], so two products do not overflow an int16.
         const __m256i size = _mm256_abs_epi8(row), turned = _mm256_sign_epi8(codes, row);
-#if defined(__AVX512VNNI__) && defined(__AVX512VL__)
-        dot[r] = _mm256_dpbusd_epi32(dot[r], size, turned);
-#elif defined(__AVXVNNI__)
+#if defined(__AVXVNNI__)
         dot[r] = _mm256_dpbusd_avx_epi32(dot[r], size, turned);
 #else
         const __m256i pairs = _mm256_madd_epi16(_mm256_maddubs_epi16(size, turned), _mm256_set1_epi16(1));
@@ -130,7 +179,8 @@ inline void multiply(const RowGroup* rows, const TileGroup* tile, int64_t groups
 #else
 
 template <int kRows>
-inline void multiply(const RowGroup* rows, const TileGroup* tile, int64_t groups, float* out, int64_t stride) {
+inline void multiply(const RowGroup* rows, const TileGroup* const* tiles, int64_t groups, float* out, int64_t stride) {
+  const TileGroup* const tile = tiles[0];
   float sum[kRows][kTile] = {};
   for (int64_t g = 0; g < groups; ++g) {
     const RowGroup& a = rows[g];
@@ -174,6 +224,23 @@ inline float quantize(const float* x, int64_t count, int8_t* codes) {
     }
     return highest / 127.0f;
   }
+#elif defined(QUIRE_VNNI)
+  if (count == kGroup) {
+    const __m512 low = _mm512_loadu_ps(x), high = _mm512_loadu_ps(x + 16);
+    const __m512 most = _mm512_max_ps(_mm512_abs_ps(low), _mm512_abs_ps(high));
+    const __m512 infinity = _mm512_set1_ps(INFINITY);
+    const bool finite = !_mm512_cmp_ps_mask(_mm512_abs_ps(low), infinity, _CMP_NLT_UQ) &&
+                        !_mm512_cmp_ps_mask(_mm512_abs_ps(high), infinity, _CMP_NLT_UQ);
+    float highest = _mm512_reduce_max_ps(most);
+    if (highest < kSmallest) highest = 0.0f;
+    const __m512 inverse = _mm512_set1_ps(finite && highest > 0.0f ? 127.0f / highest : 0.0f);
+    const __m512i first = _mm512_cvtps_epi32(_mm512_mul_ps(low, inverse));
+    const __m512i second = _mm512_cvtps_epi32(_mm512_mul_ps(high, inverse));
+    const __m128i zero = _mm_setzero_si128();
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes), finite ? _mm512_cvtepi32_epi8(first) : zero);
+    _mm_storeu_si128(reinterpret_cast<__m128i*>(codes + 16), finite ? _mm512_cvtepi32_epi8(second) : zero);
+    return finite ? highest / 127.0f : NAN;
+  }
 #endif
   float highest = 0.0f;
   bool finite = true;
@@ -187,6 +254,16 @@ inline float quantize(const float* x, int64_t count, int8_t* codes) {
     codes[i] = finite && i < count ? static_cast<int8_t>(std::lrintf(x[i] * inverse)) : int8_t{0};
   }
   return finite ? highest / 127.0f : NAN;
+}
+
+// Numbers of a row as codes in a group of a block of rows.
+inline void quantize_row(const float* x, int64_t count, int64_t row, RowGroup& to) {
+  to.scales[row] = quantize(x, count, to.codes[row]);
+#if defined(QUIRE_VNNI)
+  int32_t sum = 0;
+  for (int64_t i = 0; i < kGroup; ++i) sum += to.codes[row][i];
+  to.sums[row] = sum;
+#endif
 }
 
 }  // namespace quire
