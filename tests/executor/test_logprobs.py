@@ -17,6 +17,7 @@ Array = np.ndarray[Any, Any]
 SCHEDULES: dict[str, dict[str, Any]] = {
     "plain": {},
     "no prefix cache": {"prefix_caching": False, "lookahead": 0},
+    "chunks of 1": {"max_batch_prefill_tokens": 1},
     "chunks of 7": {"max_batch_prefill_tokens": 7},
     "preempted": {"num_pages": 46, "max_batch_prefill_tokens": 24, "lookahead": 2},
 }
@@ -57,14 +58,14 @@ def scored(rig: Rig, count: int, all_prompts: bool) -> list[Request]:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_logprobs_are_those_of_the_plain_forward(llama: Rig, name: str) -> None:
-    requests = scored(llama, 20, all_prompts=name == "preempted")
-    run = llama.run(requests, **SCHEDULES[name])
+def test_logprobs_are_those_of_the_plain_forward(any_llama: Rig, name: str) -> None:
+    requests = scored(any_llama, 20, all_prompts=name == "preempted")
+    run = any_llama.run(requests, **SCHEDULES[name])
     assert (run.engine.scheduler.counters.preemptions > 0) == (name == "preempted")
     for request in requests:
         answer = run.answers[request.request_id, 0]
         assert len(answer.tokens) == request.max_tokens
-        check_answer(request, answer, llama.logits([*request.prompt, *answer.tokens], len(request.prompt)))
+        check_answer(request, answer, any_llama.logits([*request.prompt, *answer.tokens], len(request.prompt)))
 
 
 def test_a_prompt_in_the_cache_is_computed_again_when_its_logprobs_are_asked_for(llama: Rig) -> None:

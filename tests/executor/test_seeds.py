@@ -77,18 +77,18 @@ def check(rig: Rig, requests: list[Request], run: Run) -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_seed_gives_the_same_tokens_alone_in_any_batch_and_after_preemption(llama: Rig, name: str) -> None:
-    requests = requests_of(llama)
-    run = llama.run(requests, **SCHEDULES[name])
-    check(llama, requests, run)
+def test_a_seed_gives_the_same_tokens_alone_in_any_batch_and_after_preemption(any_llama: Rig, name: str) -> None:
+    requests = requests_of(any_llama)
+    run = any_llama.run(requests, **SCHEDULES[name])
+    check(any_llama, requests, run)
     assert (run.engine.scheduler.counters.preemptions > 0) == (name == "preempted")
     # The two samples of a request draw apart.
     assert all(run.answers[n, 0].tokens != run.answers[n, 1].tokens for n in range(NUM_REQUESTS))
 
 
-def test_a_seed_gives_the_same_tokens_after_the_device_state_was_lost(llama: Rig) -> None:
-    requests = requests_of(llama)
-    executor = FaultyExecutor(llama.executor, fails_at=lambda plan: plan.step in (5, 17, 40))
-    run = llama.run(requests, executor=executor)
+def test_a_seed_gives_the_same_tokens_after_the_device_state_was_lost(any_llama: Rig) -> None:
+    requests = requests_of(any_llama)
+    executor = FaultyExecutor(any_llama.executor, fails_at=lambda plan: plan.step in (5, 17, 40))
+    run = any_llama.run(requests, executor=executor)
     assert executor.num_resets == 3
-    check(llama, requests, run)
+    check(any_llama, requests, run)
