@@ -1,11 +1,14 @@
 """Asking the process that compiles grammars."""
 
 import asyncio
+import os
+import signal
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 
 import pytest
 
-from quire.errors import InvalidRequest, Overloaded
+from quire.errors import EngineFailed, InvalidRequest, Overloaded
 from quire.request import json_schema, regex
 from quire.server.grammar_check import GrammarCheck
 from quire.server.offload import Offload
@@ -77,6 +80,40 @@ def test_requests_that_leave_make_no_room_for_more_work() -> None:
             task.cancel()
         with pytest.raises(Overloaded, match=f"the limit is {MAX_WAITING}"):
             await check.refuse_what_cannot_be_followed("grammar", regex("a"))
+
+    run(work)
+
+
+def checkers(parent: int) -> list[int]:
+    """Processes that `parent` has started to check grammars."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            started_by = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
+            if started_by == parent and b"quire.text.grammar_checker" in (folder / "cmdline").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue  # it has ended
+    return found
+
+
+def test_a_process_that_ends_fails_those_that_wait_and_is_started_again() -> None:
+    async def work(check: GrammarCheck) -> None:
+        await check.refuse_what_cannot_be_followed("grammar", regex("ab"))
+        waits = [
+            asyncio.create_task(check.refuse_what_cannot_be_followed("grammar", grammar)) for grammar in (SLOW, SLOW)
+        ]
+        (process,) = checkers(os.getpid())
+        while not checkers(process):  # until it works on the grammar
+            await asyncio.sleep(0.01)
+        os.kill(process, signal.SIGKILL)
+        for fault in await asyncio.gather(*waits, return_exceptions=True):
+            assert isinstance(fault, EngineFailed)
+            assert fault.retry_after_s is not None
+        await check.refuse_what_cannot_be_followed("grammar", regex("cd"))
+        with pytest.raises(InvalidRequest, match="too complex"):
+            await check.refuse_what_cannot_be_followed("grammar", SLOW)
+        assert checkers(os.getpid()) != [process]
 
     run(work)
 
