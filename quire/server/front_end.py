@@ -252,7 +252,11 @@ class HttpServer(uvicorn.Server):
 
     def stop(self) -> None:
         if self._service is not None and self._draining is None:
-            log.info("stopping; %d requests may take %g s to finish", self._service.num_streams, self._drain_s)
+            num_open = self._service.num_streams
+            if num_open:
+                log.info("stopping: finishing %d requests, up to %g s; a second signal quits", num_open, self._drain_s)
+            else:
+                log.info("stopping")
             self._draining = asyncio.create_task(self._service.drain(self._drain_s))
         self.should_exit = True
         self._stopped.set()

@@ -37,7 +37,7 @@ def serve_engine(
 
     async def run(address: str) -> None:
         supervisor = Supervisor(
-            build, settings, chat_template, address, listeners, lambda: (announce or _announce)(url)
+            build, settings, chat_template, address, listeners, lambda: (announce or print_ready)(url)
         )
         await supervisor.run()
 
@@ -45,6 +45,6 @@ def serve_engine(
         asyncio.run(run(address))
 
 
-def _announce(address: str) -> None:
-    line = f"Quire serves at {address} (a page to open; OpenAI API under /v1; process {os.getpid()})"
+def print_ready(address: str) -> None:
+    line = f"Ready. Chat: {address}  API: {address}/v1  (process {os.getpid()})"
     print(line, file=sys.stderr, flush=True)

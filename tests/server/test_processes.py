@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
+from quire.server.serve import print_ready
 from tests.server.fake_engine import HANG
 from tests.server.processes import WAIT_S, Served, free_port, wait_until
 
@@ -155,6 +156,7 @@ def test_a_signal_drains_and_ends_all_processes(serve):
     wait_until(lambda: bool(parts))
     served.process.terminate()
     asking.join(WAIT_S)
+    assert "stopping: finishing 1 requests, up to 90 s; a second signal quits" in served.process.communicate()[1]
     assert parts[-1] == "data: [DONE]"
     assert json.loads(parts[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     assert served.process.wait(WAIT_S) == 0
@@ -193,6 +195,13 @@ def test_while_the_engine_is_being_made_requests_are_told_and_the_port_is_taken(
         may_go_on.touch()
         wait_until(lambda: status(client, "/health") == 200)  # with the client that was told 503 before
         assert client.post(f"{url}/v1/completions", json=SMALL).status_code == 200
+
+
+def test_a_server_that_is_ready_says_where(capsys):
+    print_ready("http://host:1")
+    assert capsys.readouterr().err.startswith(
+        "Ready. Chat: http://127.0.0.1:8000  API: http://127.0.0.1:8000/v1  (process"
+    )
 
 
 def test_metrics_have_a_port_of_their_own_where_asked(serve):
