@@ -88,6 +88,7 @@ class GrammarChecking:
         self._questions.put(None)
         if process is not None:
             process.kill()
+            process.wait()
 
     def check(self) -> None:
         """Assert the invariant."""
