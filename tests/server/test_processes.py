@@ -132,6 +132,7 @@ def test_a_stuck_engine_turns_readiness_red(serve):
 def test_a_stopped_engine_process_turns_readiness_red(serve):
     served = serve().wait()
     served.ask(SMALL)
+    served.wait_for_running(0)  # the engine has told of itself
     os.kill(served.engine_pid(), signal.SIGSTOP)
     wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 503)
     assert "has not been heard of" in httpx.get(f"{served.url}/health").json()["reason"]
