@@ -22,8 +22,7 @@ from tests.core.harness import limits
 from tests.engine.toy_grammars import ToyGrammars, toy
 from tests.fake_executor import FakeExecutor, Pending, expected_tokens
 from tests.interrupts import interrupted
-
-WAIT_S = 10.0
+from tests.patience import WAIT_S
 
 
 class InterruptedExecutor(FakeExecutor):

@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 
+from tests import http
 from tests.patience import WAIT_S
 
 FLAGS = (
@@ -36,7 +37,7 @@ class Browser:
         self._driver = subprocess.Popen(
             ["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        self._http = httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=WAIT_S)
+        self._http = http.Client(base_url=f"http://127.0.0.1:{port}")
         try:
             wait_until(self._is_up)
             arguments = [

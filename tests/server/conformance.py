@@ -12,6 +12,8 @@ from typing import Any
 
 import httpx
 
+from tests import http
+
 CASES: list[dict[str, Any]] = json.loads(Path(__file__).with_name("conformance.json").read_text(encoding="utf-8"))
 KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,), "integer": (int,), "number": (int, float), "boolean": (bool,), "null": (type(None),),
@@ -60,7 +62,7 @@ def wrong_fields(body: Any, fields: dict[str, str]) -> list[str]:
 
 def main(url: str, mode: str = "corrected") -> int:
     wrong = 0
-    with httpx.Client(base_url=url, timeout=120) as client:
+    with http.Client(base_url=url) as client:
         for case in cases(mode):
             found = differences(client, case)
             wrong += bool(found)

@@ -171,7 +171,7 @@ def test_unknown_fields_are_told_of_or_refused(http, make_server):
     assert response.status_code == 200
     assert response.headers["x-quire-ignored-fields"] == "colour,badname"
     strict = make_server(settings=ServerSettings(strict=True))
-    refused = httpx.post(f"{strict.url}/v1/completions", json=COMPLETION | {"colour": "red"})
+    refused = httpx.post(f"{strict.url}/v1/completions", json=COMPLETION | {"colour": "red"}, timeout=WAIT_S)
     assert refused.status_code == 400
     assert "colour is not a field of this route" in message_of(refused)
 

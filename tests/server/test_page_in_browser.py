@@ -6,10 +6,10 @@ import socket
 import threading
 from collections.abc import Callable, Iterator
 
-import httpx
 import pytest
 
 from quire.server.settings import ServerSettings
+from tests import http
 from tests.server.browser import OTHER_HOST, Browser, wait_until, why_missing
 from tests.server.processes import Served, free_port
 from tests.server.running import RunningServer
@@ -104,7 +104,7 @@ def test_the_dot_is_red_while_the_engine_is_gone(browser, model_folder):
         browser.open(served.url)
         browser.wait_for("#model", "fake")
         os.kill(served.engine_pid(), signal.SIGKILL)
-        wait_until(lambda: httpx.get(f"{served.url}/health").status_code == 503)
+        wait_until(lambda: http.get(f"{served.url}/health").status_code == 503)
         browser.run("document.dispatchEvent(new Event('visibilitychange'))")
         browser.wait_for("#model", "the engine process ended")
         assert browser.run("return document.getElementById('dot').className") == "dot down"
@@ -137,7 +137,7 @@ def test_a_conversation_that_is_too_long_goes_on_without_its_oldest_turns(browse
         say(browser, "once more, with feeling")
         assert browser.run("return messages.length") < 200
     asked = browser.run("return messages.map(({ role, content }) => ({ role, content }))")
-    count = httpx.post(f"{server.url}/tokenize", json={"messages": asked}).json()["count"]
+    count = http.post(f"{server.url}/tokenize", json={"messages": asked}).json()["count"]
     fault = f"This conversation is too long: {count} tokens plus 60 for the answer; the limit is {limit}."
     assert fault in browser.text(".fault")
     browser.click(".fault button")

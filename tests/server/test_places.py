@@ -7,6 +7,7 @@ import httpx
 import pytest
 
 from quire.server.settings import ServerSettings
+from tests import http
 from tests.server.running import RunningServer
 
 TEXT = {"prompt": "abc", "max_tokens": 2}
@@ -29,7 +30,7 @@ def server(make_server, opened):
 
 
 def post(server: RunningServer, path: str, body: dict[str, Any]) -> httpx.Response:
-    return httpx.post(server.url + path, json=body, timeout=20)
+    return http.post(server.url + path, json=body)
 
 
 @pytest.mark.parametrize(
