@@ -5,7 +5,8 @@ import re
 MAX_COUNT = 10**9  # sizes stay at this when they are larger
 _MAX_DIGITS = 10  # of a repetition's count that are worth reading: more make a number beyond MAX_COUNT
 
-_REPEAT = re.compile(r"\{\s*([0-9]+)\s*(,\s*([0-9]*)\s*)?\}")
+# Possessive: two runs of blanks with nothing between them would be divided in every way before it fails.
+_REPEAT = re.compile(r"\{\s*+([0-9]++)\s*+(,\s*+([0-9]*+)\s*+)?\}")
 _NAMED = re.compile(r"\\[pPxuU]\{[^}]{0,64}\}")  # braces that are no repetition; names are short
 _FLAGS = re.compile(r"\(\?([a-zA-Z-]{1,16})[:)]")
 

@@ -38,6 +38,15 @@ def test_the_check_of_a_regular_expression_takes_linear_time(piece: str) -> None
         assert time.thread_time() - begun_s < MAX_CPU_S
 
 
+@pytest.mark.parametrize("begun", ["a{", "a{1", "a{1,", "a{1,1", "a{ 1 ,", "[", "[^", "[a-", "\\p{", "(?", "(?i"])
+def test_a_long_run_after_what_begins_something_takes_linear_time(begun: str) -> None:
+    for run in " \t1,-^[ai":
+        begun_s = time.thread_time()
+        with suppress(ValueError):
+            expanded(begun + run * 65_536 + "x")
+        assert time.thread_time() - begun_s < MAX_CPU_S, run
+
+
 @pytest.mark.parametrize(
     "text",
     [
