@@ -21,7 +21,7 @@ from quire.request import Request, SamplingParams
 from tests.core.harness import limits
 from tests.engine.toy_grammars import ToyGrammars, toy
 from tests.fake_executor import FakeExecutor, Pending, expected_tokens
-from tests.interrupts import interrupted
+from tests.interrupts import interrupted, paused
 from tests.patience import WAIT_S
 
 
@@ -211,6 +211,32 @@ def test_a_second_thread_is_refused_while_one_generates() -> None:
     thread.join(WAIT_S)
     assert found == [expected_tokens(one) for one in requests]
     model.check()  # from this thread, now that the other has ended
+
+
+@pytest.mark.parametrize("lines", range(12))
+def test_a_thread_that_is_refused_is_not_in_the_way_of_the_other(lines: int) -> None:
+    """Whichever line it has come to when the other takes its next step."""
+    model = Model()
+    requests = model.requests(1, max_tokens=20)
+    stream = model.stream(requests)
+    tokens = list(next(stream).token_ids)
+    is_there, may_go_on = threading.Event(), threading.Event()
+
+    def ask() -> None:
+        with paused(lines, is_there, may_go_on), suppress(RuntimeError):
+            model.stepper.step()
+        is_there.set()
+
+    thread = threading.Thread(target=ask)
+    with model.stepper.reserved():
+        thread.start()
+        try:
+            assert is_there.wait(WAIT_S)
+            tokens += [token for delta in stream for token in delta.token_ids]
+        finally:
+            may_go_on.set()
+            thread.join(WAIT_S)
+    assert tokens == expected_tokens(requests[0])
 
 
 def test_a_stream_may_go_on_in_another_thread() -> None:

@@ -43,13 +43,17 @@ class EngineStepper:
         """For this thread alone; raises while another one has it."""
         this = get_ident()
         try:
+            self._refuse_others(this)  # first: one that is refused must not be in the way of the other
             self._threads.setdefault(purpose, this)
-            if set(self._threads.values()) != {this}:
-                raise RuntimeError("another thread is using this LLM; one thread at a time can")
+            self._refuse_others(this)
             yield
         finally:
             if self._threads.get(purpose) == this:
                 del self._threads[purpose]
+
+    def _refuse_others(self, thread: int) -> None:
+        if not set(self._threads.values()) <= {thread}:
+            raise RuntimeError("another thread is using this LLM; one thread at a time can")
 
     def enter(self, run: Receiver, request: Request) -> None:
         """Queue a request of `run`; raises what it is refused with."""
