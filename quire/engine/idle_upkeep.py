@@ -10,7 +10,7 @@ log = logging.getLogger(__name__)
 
 class IdleUpkeep:
     """Audits the accounts of pages while the engine is idle, briefly at once and thoroughly after `audit_after_s`; and
-    checks the device every `check_every_s`, as nothing else would find out that it is dead.
+    checks the device every `check_every_s` without a step, as nothing else would find out that it is dead.
 
     Owned by the engine thread.
     """
@@ -21,13 +21,17 @@ class IdleUpkeep:
         self._audit_after_s = audit_after_s
         self._check_every_s = check_every_s
         self._check_s = 0.0  # when the device is checked next
+        self._num_steps = -1  # that there had been when the engine was idle last
         self._audits: list[tuple[float, bool]] = []  # when, and whether thoroughly
 
     def begin(self) -> None:
         """The engine may be idle from here on."""
         now = self._clock()
         self._audits = [(now, False), (now + self._audit_after_s, True)]
-        self._check_s = now + self._check_every_s
+        num_steps = self._engine.scheduler.counters.steps
+        if num_steps != self._num_steps:  # else what woke the engine did not touch the device
+            self._num_steps = num_steps
+            self._check_s = now + self._check_every_s
 
     def run(self) -> float | None:
         """Do what is due. Returns the seconds until there is more to do; None for an engine that cannot go on."""

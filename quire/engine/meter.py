@@ -3,6 +3,7 @@
 import time
 from bisect import bisect_left
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 from quire.core.plan import StepPlan, StepResult
@@ -154,17 +155,23 @@ class Meter(Executor):
         for begun in self._under_way:  # discarded behind one that failed
             self.num_failed[begun.kind] += 1
         self._under_way.clear()
-        self._executor.reset()
+        with self._checking():
+            self._executor.reset()
 
     def check_device(self) -> None:
+        with self._checking():
+            self._executor.check_device()
+
+    @contextmanager
+    def _checking(self) -> Iterator[None]:
         self._check_begun_s = self._clock()
         try:
-            self._executor.check_device()
+            yield
         finally:
             self._check_begun_s = None
 
     def checking_s(self) -> float | None:
-        """How long the check of the device that is under way has taken; None when none is."""
+        """How long the device has been checked, or set up again; None when it is not."""
         begun_s = self._check_begun_s
         return None if begun_s is None else self._clock() - begun_s
 

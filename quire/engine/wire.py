@@ -66,7 +66,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     error: str | None
     step_limit_s: float | None  # how long a step may take by what others took; None when there were none
     is_compiling: bool  # the step under way had to wait for a program
-    checking_s: float | None  # how long the check of the device that is under way has taken
+    checking_s: float | None  # how long the device has been checked, or set up again
 
 
 class Counts(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -3,7 +3,7 @@
 from quire.engine.wire import Stats
 
 MAX_SILENCE_S = 1.5  # of the engine process, which speaks up four times a second
-MAX_CHECK_S = 10.0  # for a check of the device, which takes a millisecond
+MAX_CHECK_S = 10.0  # for a check of the device, which takes a millisecond, or a new state of it
 UNMEASURED_S = 300.0  # for a step while none before it tells how long they take, and for one that waits for a program
 
 
@@ -50,7 +50,7 @@ class EngineHealth:
         if silent_s > MAX_SILENCE_S:
             return f"the engine has not been heard of for {silent_s:.1f} s"
         if stats.checking_s is not None and stats.checking_s + silent_s > max(self._floor_s, MAX_CHECK_S):
-            return f"the device has not answered a check for {stats.checking_s + silent_s:.1f} s"
+            return f"the device has not answered for {stats.checking_s + silent_s:.1f} s"
         if not has_work(stats):
             return None
         waited_s = now - self._waiting_since_s

@@ -70,7 +70,7 @@ class StuckEngine:
         if pulse.longest.num_tokens >= self._longest.num_tokens:
             self._longest = pulse.longest  # else another engine knows more about large steps
         if pulse.is_checking and pulse.waited_s > self._floor_s:
-            return f"the device has not answered a check for {pulse.waited_s:.1f} s, {self._floor_s:.1f} s are allowed"
+            return f"the device has not answered for {pulse.waited_s:.1f} s, {self._floor_s:.1f} s are allowed"
         floor_s = min(self._floor_s, SEARCH_S) if pulse.is_searching else self._floor_s
         waited_s, limit_s = pulse.waited_s, max(floor_s, self._limit_s(pulse))
         if waited_s > limit_s:

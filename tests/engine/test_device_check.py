@@ -7,8 +7,10 @@ from collections.abc import Callable
 from quire.core.scheduler import Scheduler
 from quire.engine.driver import Driver
 from quire.engine.engine import Engine
+from quire.engine.idle_upkeep import IdleUpkeep
 from quire.engine.meter import Meter
 from quire.errors import EngineFailed
+from quire.request import Request
 from tests.core.harness import limits
 from tests.engine.test_driver import Client
 from tests.engine.test_engine import DeviceError
@@ -94,17 +96,50 @@ def test_an_engine_in_no_process_of_its_own_refuses_what_comes_after_its_device_
     assert driver.stop()
 
 
-def test_the_meter_tells_how_long_a_check_has_taken():
+def test_what_wakes_an_idle_engine_without_a_step_does_not_put_off_the_check():
+    now, checks = 100.0, []
+    engine, _ = new_engine(lambda: checks.append(now))
+    upkeep = IdleUpkeep(engine, lambda: now, audit_after_s=5.0, check_every_s=30.0)
+
+    def wake_up(at_s: float) -> None:
+        """As by a request that is refused."""
+        nonlocal now
+        now = at_s
+        upkeep.begin()
+        upkeep.run()
+
+    wake_up(100.0)
+    wake_up(120.0)
+    wake_up(140.0)
+    assert checks == [140.0]
+    engine.add(Request(1, (1, 2, 3), 1))
+    engine.step()
+    wake_up(160.0)
+    wake_up(180.0)
+    assert checks == [140.0]  # the step showed that it computes
+    now = 190.0
+    upkeep.run()
+    assert checks == [140.0, 190.0]
+
+
+def test_the_meter_tells_how_long_the_device_has_not_answered():
     now, seen = 100.0, []
 
-    def before_check() -> None:
+    def take_time() -> None:
         nonlocal now
         seen.append(meter.checking_s())
         now += 7.0
         seen.append(meter.checking_s())
 
-    meter = Meter(FakeExecutor(10, 4, 2, before_check=before_check), Scheduler(limits(), lambda: now), lambda: now)
+    class SlowToReset(FakeExecutor):
+        def reset(self) -> None:
+            take_time()
+            super().reset()
+
+    meter = Meter(SlowToReset(10, 4, 2, before_check=take_time), Scheduler(limits(), lambda: now), lambda: now)
     assert meter.checking_s() is None
-    meter.check_device()
-    assert seen == [0.0, 7.0]
-    assert meter.checking_s() is None
+    for ask_device in (meter.check_device, meter.reset):
+        ask_device()
+        assert seen == [0.0, 7.0]
+        seen.clear()
+        assert meter.checking_s() is None

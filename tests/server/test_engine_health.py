@@ -105,7 +105,7 @@ def test_a_device_that_does_not_answer_its_check_is_trouble(num_waiting):
     assert engine.hear(1, 900.0, checking_s=MAX_CHECK_S - 1, **waiting) is None
     trouble = engine.hear(1, 900.0, checking_s=MAX_CHECK_S + 1, **waiting)
     assert trouble is not None
-    assert "the device has not answered a check for" in trouble
+    assert "the device has not answered for" in trouble
     assert engine.hear(0.25, 900.0, checking_s=None, **waiting) is None
 
 

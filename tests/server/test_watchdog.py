@@ -51,7 +51,7 @@ def test_while_a_culprit_is_looked_for_its_steps_have_less_time():
 
 def test_a_check_of_the_device_has_the_floor_alone():
     assert StuckEngine(30)(pulse(29.0, 0.0, 0, is_checking=True), 0.1) is None
-    why = "the device has not answered a check for 31.0 s, 30.0 s are allowed"
+    why = "the device has not answered for 31.0 s, 30.0 s are allowed"
     assert StuckEngine(30)(pulse(31.0, 0.0, 0, is_checking=True), 0.1) == why
     assert StuckEngine(0)(pulse(31.0, 0.0, 0, is_checking=True), 0.1) is None
 
