@@ -44,13 +44,16 @@ class Config:
     max_batch_total_tokens: int | None = setting(
         None, BATCHING, "Prompts and answers, at their longest, of all that run."
     )
-    waiting_served_ratio: float = setting(
-        0.0, BATCHING, "Admit once this many times as many wait as run; 0 admits at once."
+    waiting_served_ratio: float | None = setting(
+        None,
+        BATCHING,
+        "Admit once this many times as many wait as run; 0 admits at once, as if neither this nor the next is given. "
+        "0.3 if only the next is.",
     )
     max_waiting_tokens: int | None = setting(
         None,
         BATCHING,
-        "Or once those that run have got so many tokens each; 20 if not given; 0 admits at once.",
+        "Or once those that run have got so many tokens each; 0 admits at once. 20 if only the ratio is given.",
     )
     max_queued: int | None = setting(
         None, BATCHING, "Sequences that may wait; more are refused. Chosen for a server if not given, no bound offline."

@@ -94,6 +94,7 @@ class Resolved:
     min_rows: int
     min_groups: int
     max_burst: int
+    waiting_served_ratio: float
     max_waiting_tokens: int
     compile_threads: int
     choices: tuple[Choice[Any], ...]  # for the log
@@ -135,7 +136,8 @@ LOWEST = {
     "tensor_parallel": 1,
     "compile_threads": 1,
 }
-MAX_WAITING_TOKENS = 20  # as in text-generation-inference
+# As in text-generation-inference: each is what goes with the other where only that is given.
+WAITING_SERVED_RATIO, MAX_WAITING_TOKENS = 0.3, 20
 RESERVE_BYTES = 256 * 2**20  # for what nobody counts: fragments, programs, small arrays
 MAX_HOST_CACHE_BYTES = 2 * 2**30
 LARGE_MODEL_BYTES = 8 * 2**30  # on one device; to read them takes milliseconds
@@ -148,7 +150,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
     """Decide what `config` leaves open, for this machine and model."""
     for name, lowest in LOWEST.items():
         value = getattr(config, name)
-        if value is not None and value < lowest:
+        if value is not None and not value >= lowest:  # NaN is neither above nor below
             raise InvalidSetting(f"{name} is {value}; it must be at least {lowest}")
     platform = _PLATFORM_ALIASES.get(facts.platform, facts.platform)
     defaults = DEFAULTS.get(platform, DEFAULTS["cpu"])
@@ -188,14 +190,22 @@ def resolve(config: Config, facts: Facts) -> Resolved:
             "compile_threads", config.compile_threads, min(os.cpu_count() or 1, 16), "one for each core, up to 16"
         ),
     }
-    if config.waiting_served_ratio or config.max_waiting_tokens is not None:
+    if config.waiting_served_ratio or config.max_waiting_tokens:
+        reason = "as in text-generation-inference, where {} is given alone"
+        choices["waiting_served_ratio"] = _chosen(
+            "waiting_served_ratio",
+            config.waiting_served_ratio,
+            WAITING_SERVED_RATIO,
+            reason.format("max_waiting_tokens"),
+        )
         choices["max_waiting_tokens"] = _chosen(
             "max_waiting_tokens",
             config.max_waiting_tokens,
             MAX_WAITING_TOKENS,
-            f"as in text-generation-inference, since waiting_served_ratio is {config.waiting_served_ratio:g}",
+            reason.format("waiting_served_ratio"),
         )
-    values = {"max_waiting_tokens": 0} | {name: choice.value for name, choice in choices.items()}
+    at_once = {"waiting_served_ratio": 0.0, "max_waiting_tokens": 0}
+    values = at_once | {name: choice.value for name, choice in choices.items()}
     del values["memory_fraction"]
     return Resolved(
         **values,

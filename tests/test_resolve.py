@@ -1,4 +1,5 @@
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -129,6 +130,7 @@ def test_what_just_fits_is_not_refused_for_the_sake_of_a_round_number(spare: int
         (Config(num_pages=1), "num_pages is 1; it must be at least 2"),
         (Config(max_waiting_tokens=-1), "max_waiting_tokens is -1; it must be at least 0"),
         (Config(waiting_served_ratio=-0.5), "waiting_served_ratio is -0.5; it must be at least 0"),
+        (Config(waiting_served_ratio=float("nan")), "waiting_served_ratio is nan; it must be at least 0"),
     ],
 )
 def test_what_cannot_be_is_refused_with_the_arithmetic(config: Config, message: str) -> None:
@@ -144,20 +146,30 @@ def test_a_server_bounds_what_waits_and_says_why() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "value"),
+    ("config", "ratio", "tokens"),
     [
-        (Config(), 0),
-        (Config(waiting_served_ratio=0.3), 20),
-        (Config(waiting_served_ratio=0.3, max_waiting_tokens=5), 5),
-        (Config(waiting_served_ratio=0.3, max_waiting_tokens=0), 0),
-        (Config(max_waiting_tokens=7), 7),
+        (Config(), 0, 0),
+        (Config(waiting_served_ratio=0.5), 0.5, 20),
+        (Config(waiting_served_ratio=0.5, max_waiting_tokens=5), 0.5, 5),
+        (Config(waiting_served_ratio=0.5, max_waiting_tokens=0), 0.5, 0),
+        (Config(max_waiting_tokens=7), 0.3, 7),
+        (Config(max_waiting_tokens=7, waiting_served_ratio=0.0), 0, 7),
+        (Config(waiting_served_ratio=0.0), 0, 0),
     ],
 )
-def test_a_ratio_alone_waits_as_long_as_in_text_generation_inference(config: Config, value: int) -> None:
-    assert resolve(config, FACTS).max_waiting_tokens == value
+def test_half_a_rule_of_waiting_is_completed_as_in_text_generation_inference(
+    config: Config, ratio: float, tokens: int
+) -> None:
+    resolved = resolve(config, FACTS)
+    assert (resolved.waiting_served_ratio, resolved.max_waiting_tokens) == (ratio, tokens)
 
 
-def test_the_wait_that_goes_with_a_ratio_is_told() -> None:
-    lines = [str(choice) for choice in resolve(Config(waiting_served_ratio=0.3), FACTS).choices]
-    assert "max_waiting_tokens = 20 (as in text-generation-inference, since waiting_served_ratio is 0.3)" in lines
-    assert not [line for line in map(str, resolve(Config(), FACTS).choices) if "waiting" in line]
+def test_what_completes_a_rule_of_waiting_is_told() -> None:
+    def lines(**settings: Any) -> list[str]:
+        return [line for line in map(str, resolve(Config(**settings), FACTS).choices) if "waiting" in line]
+
+    reason = "as in text-generation-inference, where"
+    told = f"max_waiting_tokens = 20 ({reason} waiting_served_ratio is given alone)"
+    assert told in lines(waiting_served_ratio=0.5)
+    assert f"waiting_served_ratio = 0.3 ({reason} max_waiting_tokens is given alone)" in lines(max_waiting_tokens=7)
+    assert not lines()

@@ -21,7 +21,7 @@ GROUP = "As text-generation-inference has it"
 # By name: the default there, where there is one.
 SAME = {
     "revision": "", "dtype": "", "max_concurrent_requests": "128", "max_best_of": "2", "max_stop_sequences": "4",
-    "max_top_n_tokens": "5", "max_input_tokens": "", "max_total_tokens": "", "waiting_served_ratio": "0.3",
+    "max_top_n_tokens": "5", "max_input_tokens": "", "max_total_tokens": "", "waiting_served_ratio": "",
     "max_batch_prefill_tokens": "", "max_batch_total_tokens": "", "max_waiting_tokens": "", "max_batch_size": "",
     "port": "3000", "prometheus_port": "9000", "cors_allow_origin": "", "api_key": "", "max_client_batch_size": "4",
     "payload_limit": "2000000", "enable_prefill_logprobs": "", "disable_grammar_support": "", "prefix_caching": "1",

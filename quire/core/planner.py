@@ -221,7 +221,8 @@ class Planner:
             return CHUNKING
         if not live.running or self._tokens_since_admission >= limits.max_waiting_tokens:
             return WAIT_EXCEEDED
-        return BACKPRESSURE if len(live.queue) >= int(len(live.running) * limits.waiting_served_ratio) else None
+        # At least the whole part of the product, which may be beyond all whole numbers.
+        return BACKPRESSURE if len(live.queue) + 1 > len(live.running) * limits.waiting_served_ratio else None
 
     def _total_allows(self, sequence: Sequence) -> bool:
         total = self._limits.max_batch_total_tokens

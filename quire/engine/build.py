@@ -146,7 +146,7 @@ def make_plan(config: Config, progress: Progress = silent, *, is_served: bool = 
         max_sequence_tokens=resolved.max_total_tokens,
         max_batch_total_tokens=config.max_batch_total_tokens,
         max_queued=max_queued,
-        waiting_served_ratio=config.waiting_served_ratio,
+        waiting_served_ratio=resolved.waiting_served_ratio,
         max_waiting_tokens=resolved.max_waiting_tokens,
         prefix_caching=config.prefix_caching,
         max_burst=resolved.max_burst,

@@ -137,6 +137,18 @@ def test_admissions_wait_until_enough_requests_queue_or_enough_steps_passed():
     assert harness.scheduler.num_waiting < 5
 
 
+def test_under_a_ratio_that_no_queue_reaches_admissions_wait_for_steps_to_pass():
+    harness = Harness(limits(max_batch_size=8, waiting_served_ratio=float("inf"), max_waiting_tokens=5))
+    harness.add(request(1, max_tokens=20))
+    harness.step()
+    harness.add(request(2, prompt=(40, 1), max_tokens=2))
+    waited = 0
+    while harness.scheduler.num_waiting:
+        harness.step()
+        waited += 1
+    assert waited == 5
+
+
 def test_the_rule_by_which_sequences_join_others_is_counted():
     harness = Harness(limits(max_batch_size=8, waiting_served_ratio=1.0, max_waiting_tokens=5))
     joined_by = harness.scheduler.counters.joined_by
