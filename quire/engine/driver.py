@@ -175,12 +175,9 @@ class Driver:
             pass
         if engine.num_in_flight:
             outcome = engine.collect()
-            begun_s = 0.0 if engine.note is None else self._clock()
+            begun_s = engine.host_times.now()
             self._dispatch(outcome)
-            if engine.note is not None and engine.last_kind:
-                now = self._clock()
-                engine.note(f"{engine.last_kind}_deliver", now - begun_s)
-                engine.note(f"{engine.last_kind}_inference", now - engine.last_begun_s)
+            engine.host_times.delivered(begun_s)
 
     def _gathers_on(self) -> bool:
         """Whether to wait on for requests that another engine ended with."""

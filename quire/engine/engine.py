@@ -14,7 +14,8 @@ from quire.engine.accounts import Accounts
 from quire.engine.audit import repair_if_wrong
 from quire.engine.executor import Executor, Pending, is_out_of_memory
 from quire.engine.guides import Grammars, Guides, NoGrammars
-from quire.engine.isolation import PROBE, Isolation, Suspect
+from quire.engine.host_times import HostTimes
+from quire.engine.isolation import PROBE, Isolation, Suspect, suspects_of
 from quire.engine.journal import Journal, Record
 from quire.engine.pace import Pace
 from quire.engine.step_traces import StepTraces
@@ -55,15 +56,12 @@ class Engine:
         self.error: EngineFailed | None = None  # set once the engine cannot run any more
         self.accounts = Accounts()
         self.traces = StepTraces()
-        self.note: Callable[[str, float], None] | None = None  # hears what the host's work on a step took
-        self.last_kind = ""  # of the step collected last; empty where it failed
-        self.last_begun_s = 0.0  # when that step was planned
+        self.host_times = HostTimes(clock)
         self.num_faults = 0
         self.num_requests_blamed = 0
         self.num_repairs = 0  # of the accounts of pages
         self.num_shrinks = 0  # after the device had run out of memory
         self._executor = executor
-        self._clock = clock
         self._lookahead = lookahead
         self._in_flight: deque[StepUnderWay] = deque()
         self._pace = Pace(scheduler, max_burst_s, clock) if scheduler.limits.max_burst > 1 else None
@@ -127,12 +125,11 @@ class Engine:
         """Plan and launch one step; False when there is none, or as many are under way as may be."""
         if len(self._in_flight) > self._lookahead or not self._let_sample() or self._broken:
             return False
-        begun_s = 0.0 if self.note is None else self._clock()
+        begun_s = self.host_times.now()
         plan = self.scheduler.plan()
         if plan is None:
             return False
-        if self.note is not None and plan.started and plan.chunks[0].tokens is None:
-            self.note("join", self._clock() - begun_s)
+        self.host_times.planned(plan, begun_s)
         self.accounts.planned(plan, self.scheduler.blocked_by, self.scheduler.request_of)
         self.traces.launched(plan)
         guided = self._guides.guided(plan)
@@ -162,23 +159,20 @@ class Engine:
         return Outcome(updates, misguided + failures)
 
     def _collect(self) -> Outcome:
-        plan, pending, self.last_begun_s = self._in_flight.popleft()
-        self.last_kind = ""
+        plan, pending, planned_s = self._in_flight.popleft()
         try:
             result = pending.result()
         except Exception as error:  # as above
             self.traces.collected(plan, self.scheduler.request_of, worked=False)
             return self._recover(plan, error)
         self.traces.collected(plan, self.scheduler.request_of, worked=True)
-        begun_s = 0.0 if self.note is None else self._clock()
+        begun_s = self.host_times.now()
         if self._pace is not None:
             self._pace.ended(plan)
         updates, failures = self.scheduler.complete(result)
         for failure in failures:
             log.warning("request %d is ended: %s", failure.request_id, failure.error)
-        if self.note is not None:
-            self.last_kind = "decode" if plan.chunks[-1].tokens is None else "prefill"  # decodes come first
-            self.note(f"{self.last_kind}_complete", self._clock() - begun_s)
+        self.host_times.completed(plan, planned_s, begun_s)
         if self._num_running and not self.scheduler.num_running:
             self._write_journal()  # nobody is to be blamed for what happens from here on
         if self._isolation.is_probing:
@@ -298,12 +292,7 @@ class Engine:
         self.num_faults += 1
         self._last_fault = fault
         log.error("step %d with %d rows failed: %r", plan.step, len(plan.chunks), fault)
-        suspects: dict[int, Suspect] = {}
-        for chunk in plan.chunks:
-            request_id = self.scheduler.request_of(chunk.sequence_id)
-            if request_id is not None:
-                suspect = suspects.setdefault(request_id, Suspect(request_id))
-                suspect.targets[chunk.sequence_id] = chunk.start + chunk.length
+        suspects = suspects_of(plan, self.scheduler.request_of)
         self._forget_steps()
         self.scheduler.restart()
         try:
@@ -318,7 +307,7 @@ class Engine:
                 "steps have at most %d tokens of prompts and %d rows for a while", room.prefill_tokens, room.rows
             )
             return Outcome([], [])
-        self._isolation.fault(list(suspects.values()))
+        self._isolation.fault(suspects)
         return Outcome([], self._isolate())
 
     def _isolate(self) -> list[Failure]:

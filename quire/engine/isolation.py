@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
+from quire.core.plan import StepPlan
 from quire.request import Request
 
 MAX_PROBE_FAULTS = 2
@@ -26,6 +27,17 @@ class Suspect:
     def is_clear(self, num_computed: NumComputed) -> bool:
         computed = ((num_computed(sequence_id), target) for sequence_id, target in self.targets.items())
         return all(count is None or count >= target for count, target in computed)
+
+
+def suspects_of(plan: StepPlan, request_of: Callable[[int], int | None]) -> list[Suspect]:
+    """The requests in a step that failed. `request_of` finds them by the ids of their sequences."""
+    suspects: dict[int, Suspect] = {}
+    for chunk in plan.chunks:
+        request_id = request_of(chunk.sequence_id)
+        if request_id is not None:
+            suspect = suspects.setdefault(request_id, Suspect(request_id))
+            suspect.targets[chunk.sequence_id] = chunk.start + chunk.length
+    return list(suspects.values())
 
 
 class Search(msgspec.Struct, frozen=True, array_like=True):

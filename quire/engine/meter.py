@@ -228,7 +228,7 @@ def metered(
 ) -> Metered:
     meter = Meter(executor, scheduler, clock, num_late)
     engine = Engine(scheduler, meter, lookahead, grammars, max_burst_s, clock)
-    engine.note = meter.note
+    engine.host_times.note = meter.note
     return Metered(engine, meter, platform, num_late)
 
 
