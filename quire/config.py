@@ -31,7 +31,7 @@ class Config:
     quantize: str | None = setting(
         None,
         MODEL,
-        "none; int8: weights and activations of matmuls in 8 bits, for CPUs; auto, as if not given: chosen.",
+        "none; int8: weights and activations of matmuls in 8 bits, for CPUs; auto, as if not given: int8 on a CPU.",
     )
     random_seed: int = setting(0, MODEL, "Seed of random: weights.")
     max_total_tokens: int | None = setting(None, MEMORY, "Longest prompt and answer together.")

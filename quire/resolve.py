@@ -54,7 +54,7 @@ def resolve_dtype(platform: str, asked: str | None) -> Choice[str]:
 
 
 def resolve_quantize(platform: str, config: Config, fast_int8: bool) -> Choice[str]:
-    """What matrices are stored and multiplied as; "none": as `dtype`."""
+    """The type in which matrices are stored and multiplied; "none": `dtype`."""
     asked = config.quantize
     if asked is not None and asked != "auto":
         if asked not in QUANTIZE:
@@ -62,9 +62,12 @@ def resolve_quantize(platform: str, config: Config, fast_int8: bool) -> Choice[s
         if asked == "int8" and platform != "cpu":
             raise InvalidSetting(f"quantize = int8 is for CPUs; on a {platform} it can be none")
         return Choice("quantize", asked, ASKED_FOR)
-    if platform == "cpu" and fast_int8:
-        return Choice("quantize", "none", "as exact as the weights are; int8 is faster on this CPU")
-    return Choice("quantize", "none", "as exact as the weights are")
+    if platform != "cpu" or not fast_int8:
+        return Choice("quantize", "none", "as exact as the weights are")
+    if config.dtype is not None or config.tensor_parallel > 1:
+        asked_for = "dtype" if config.dtype is not None else "tensor_parallel"
+        return Choice("quantize", "none", f"{asked_for} is asked for; without it int8, which is faster on this CPU")
+    return Choice("quantize", "int8", "faster on this CPU, and as close to float32 as Q8_0 files; none: float32")
 
 
 @dataclass(frozen=True)
@@ -182,7 +185,9 @@ def resolve(config: Config, facts: Facts) -> Resolved:
             "max_total_tokens",
             config.max_total_tokens,
             limit,
-            "all positions of the model" if limit == facts.max_positions else f"for a {platform}; ask for more",
+            "all positions of the model"
+            if limit == facts.max_positions
+            else f"for a {platform}; the model allows {facts.max_positions}",
         ),
         "memory_fraction": fraction,
         "max_burst": _max_burst(config, defaults, platform, facts),

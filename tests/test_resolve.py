@@ -51,10 +51,17 @@ def test_quantising_that_was_asked_for_is_done(asked: str) -> None:
     assert str(resolve_quantize("cpu", Config(quantize=asked), fast_int8=False)) == f"quantize = {asked} (asked for)"
 
 
-@pytest.mark.parametrize("platform", ["cpu", "gpu"])
-def test_nothing_is_quantised_unless_it_is_asked_for(platform: str) -> None:
-    for asked in (None, "auto"):
-        assert resolve_quantize(platform, Config(quantize=asked), fast_int8=platform == "cpu").value == "none"
+@pytest.mark.parametrize("asked", [None, "auto"])
+def test_a_cpu_multiplies_in_eight_bits_where_it_has_a_fast_kernel_and_nothing_else_was_asked_for(
+    asked: str | None,
+) -> None:
+    assert resolve_quantize("cpu", Config(quantize=asked), fast_int8=True).value == "int8"
+    assert resolve_quantize("cpu", Config(quantize=asked), fast_int8=False).value == "none"
+    assert resolve_quantize("gpu", Config(quantize=asked), fast_int8=False).value == "none"
+    for other in (Config(quantize=asked, dtype="float32"), Config(quantize=asked, tensor_parallel=2)):
+        choice = resolve_quantize("cpu", other, fast_int8=True)
+        assert choice.value == "none"
+        assert "is asked for; without it int8" in choice.reason
 
 
 def test_quantising_that_is_unknown_or_not_for_the_platform_is_refused() -> None:

@@ -30,13 +30,14 @@ def doctor(
     facts, limits, resolved = plan.facts, plan.limits, plan.resolved
     page_bytes = limits.page_size * facts.token_bytes
     tokens = (limits.num_pages - 1) * limits.page_size
+    weight_type = resolved.dtype if resolved.quantize == "none" else f"{resolved.quantize} and {resolved.dtype}"
     model = {
         "name": plan.files.name,
         "architecture": plan.files.config.get("model_type", "?"),
         "layers": plan.model.num_layers,
         "vocabulary": plan.model.vocab_size,
         "positions": plan.model.max_positions,
-        "weights": f"{as_size(facts.weight_bytes)} on each device, in {resolved.dtype}",
+        "weights": f"{as_size(facts.weight_bytes)} on each device, in {weight_type}",
         "chat template and tokenizer": "yes" if plan.files.tokenizer is not None else "none: token ids only",
     }
     fit = {

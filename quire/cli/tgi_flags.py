@@ -30,7 +30,7 @@ SAME = {
 }  # fmt: skip
 
 # By name: where the same flag takes other values.
-VALUES = {"quantize": "`none` and `int8`; the methods there are refused"}
+VALUES = {"quantize": "`none`, `int8` and `auto`, the default (int8 on a CPU); the methods there are refused"}
 
 
 def _means(other: str, help: str, default: Any = None, variable: bool = True) -> Any:
