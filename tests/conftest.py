@@ -1,10 +1,13 @@
 """Which tests run: those marked `parity` or `gpu` only when asked for, and hypothesis by profile."""
 
 import os
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
 
+# Folders whose tests stay in one worker: each worker would compile the models again, and use all cores.
+IN_ONE_WORKER = ("executor", "e2e")
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile("short", max_examples=200, deadline=None, suppress_health_check=SLOW_IS_FINE)
 settings.register_profile("long", max_examples=10_000, deadline=None, suppress_health_check=SLOW_IS_FINE)
@@ -18,3 +21,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
+    if config.pluginmanager.hasplugin("xdist"):
+        for item in items:
+            folder = item.path.relative_to(Path(__file__).parent).parts[0]
+            if folder in IN_ONE_WORKER:
+                item.add_marker(pytest.mark.xdist_group(folder))

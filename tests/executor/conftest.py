@@ -2,21 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from quire.executor.shapes import Shapes
 from tests.executor.rig import FEW_SHAPES, SHAPES, Rig, config_of, quickly_compiled
-
-
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep these tests in one worker where there are several: each would compile the models again."""
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            if item.path.is_relative_to(Path(__file__).parent):
-                item.add_marker(pytest.mark.xdist_group("executor"))
 
 
 def made(config: dict[str, Any], shapes: Shapes, specialised: bool | None = None) -> Iterator[Rig]:
