@@ -147,7 +147,7 @@ class Service:
                     found = prompts.get(update.request_id)
                     if found is not None:  # else it was aborted, and this was on its way
                         prompt, stream = found
-                        prompt.take(update)
+                        stream.take(prompt, update)
                         stream.num_new += len(update.tokens)
                         woken.add(stream)
             elif isinstance(message, Failed):

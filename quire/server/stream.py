@@ -14,6 +14,7 @@ from quire.server.arrival import Arrival
 from quire.server.tgi.end_anchored_stops import EndAnchoredStops
 from quire.text.detokenizer import Detokenizer
 from quire.text.stop_strings import StopStrings
+from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from quire.server.service import Service
@@ -101,20 +102,21 @@ class Sample:
 
 
 class Prompt:
-    """One prompt in the engine. Takes in what the engine says of it and puts deltas into its stream."""
+    """One prompt in the engine. Makes deltas of what the engine says of it.
 
-    def __init__(self, stream: "Stream", index: int, asked: Asked, request: Request) -> None:
+    It does not know its stream, which knows it: in a circle they would stay until the garbage collector comes.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, index: int, asked: Asked, request: Request) -> None:
         self.request = request
         self.cached_tokens = 0
         self.accounts: list[Account] = []  # as each engine last told, where timings are wanted
         self._is_with_another = False  # than the one that told last
         self.logprobs: list[TokenLogprobs] = []  # of the prompt's own tokens after the first, where asked for
-        self._stream = stream
         self.index = index
         self._shows_stop = asked.include_stop
         self._as_tgi = asked.as_tgi
         self._is_plain = not asked.stop and request.prompt_logprobs is None
-        tokenizer = stream.service.model.tokenizer
         self.samples = [
             Sample(
                 Detokenizer(tokenizer, skip_special_tokens=asked.skip_special_tokens, continues=True),
@@ -149,8 +151,8 @@ class Prompt:
         self.accounts.append(account)
         self._is_with_another = False
 
-    def take(self, update: Update) -> None:
-        """Turn a step's tokens into deltas, up to the one that completes a stop string."""
+    def take(self, update: Update, pending: list[Delta]) -> None:
+        """Turn a step's tokens into deltas in `pending`, up to the one that completes a stop string."""
         _, number, tokens, finish, cached_tokens, logprobs, prompt_logprobs = update
         sample = self.samples[number]
         if finish is None and self._is_plain and logprobs is None and sample.tokens:
@@ -158,10 +160,10 @@ class Prompt:
                 return
             if len(tokens) > 1:
                 sample.num_beside += len(tokens) - 1
-            pending, push_one = self._stream.pending, sample.detokenizer.push_one
+            push_one = sample.detokenizer.push_one
             sample.tokens += tokens
-            for token in tokens:  # most tokens take this way
-                pending.append(_new_tuple(Delta, (self.index, number, push_one(token), token, None, None)))  # a Delta
+            # Most tokens take this way.
+            pending += [_new_tuple(Delta, (self.index, number, push_one(token), token, None, None)) for token in tokens]
             return
         if number == 0 and not sample.tokens:  # the others share what the first computes, and so does another engine
             self.cached_tokens = cached_tokens
@@ -169,7 +171,6 @@ class Prompt:
             self.logprobs += prompt_logprobs
         if sample.ending is not None:
             return
-        pending = self._stream.pending
         last = len(tokens) - 1
         if last > 0:
             sample.num_beside += last
@@ -220,8 +221,6 @@ class Prompt:
         if ending is Ending.STOP_TOKEN:
             sample.stop = token
         self.num_left -= 1
-        if not self.num_left:
-            self._stream.prompt_ended(self)
 
 
 class Stream:
@@ -269,7 +268,7 @@ class Stream:
         return not self._num_live
 
     def add(self, asked: Asked, request: Request) -> Prompt:
-        prompt = Prompt(self, len(self.prompts), asked, request)
+        prompt = Prompt(self.service.model.tokenizer, len(self.prompts), asked, request)
         self.prompts.append(prompt)
         self._num_live += 1
         return prompt
@@ -306,9 +305,12 @@ class Stream:
         self.pending = []
         return True
 
-    def prompt_ended(self, prompt: Prompt) -> None:
-        self._num_live -= 1
-        self.service.ended(prompt)
+    def take(self, prompt: Prompt, update: Update) -> None:
+        """What a step has for a prompt of it, which is among those that the engine works on."""
+        prompt.take(update, self.pending)
+        if not prompt.num_left:
+            self._num_live -= 1
+            self.service.ended(prompt)
 
     def fail(self, error: QuireError) -> None:
         """One prompt of it fails, and so does the whole."""
@@ -328,9 +330,14 @@ class Stream:
                 self._waiter = asyncio.get_running_loop().create_future()
                 await self._waiter
             if not self.pending and self.error is not None:
-                raise self.error
+                raise self._handed_over(self.error)
         deltas, self.pending = self.pending, []
         return deltas
+
+    def _handed_over(self, error: QuireError) -> QuireError:
+        """`error`, kept here no longer: once raised it keeps the frames that it passes, and they keep this stream."""
+        self.error = None
+        return error
 
     def close(self) -> None:
         """Abort what still runs. The last thing to happen to a stream, however it went."""
