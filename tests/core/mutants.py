@@ -232,7 +232,7 @@ MUTANTS = (
     Mutant(
         "younger ones pass a prefill that is short", PLANNER, 'self.blocked_by = "pages"  # nobody', "pass  # nobody"
     ),
-    Mutant("admissions never wait", PLANNER, "if len(live.queue) >= int(", "if True or int("),
+    Mutant("admissions never wait", PLANNER, "if len(live.queue) + 1 > ", "if True or "),
     Mutant("admissions wait forever", PLANNER, "or self._tokens_since_admission >= limits.max_waiting_tokens:", ":"),
     Mutant("the first sequences join others", PLANNER, "others_run = bool(live.running)", "others_run = True"),
     Mutant("priorities are ignored", SEQUENCE, "return self.request.priority, self.id", "return 0, self.id"),
