@@ -274,12 +274,12 @@ class Driver:
         )
         preparing = self._engine.prepare(request)
         if preparing is None:
-            self._add(port, command)
+            self._add(port, command, command.waited_s)
         else:
             self._preparing.begin(command)
             preparing.add_done_callback(lambda _: self.post((port, Prepared(command))))
 
-    def _add(self, port: Port, command: Submit, waited_s: float = 0.0) -> None:
+    def _add(self, port: Port, command: Submit, waited_s: float) -> None:
         request = command.request
         try:
             self._engine.add(request, command.so_far, waited_s)

@@ -26,6 +26,7 @@ class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
     # When another engine was at it: what each sample generated there, None for one that has ended. The rest follows
     # as if nothing had happened.
     so_far: list[list[int] | None] | None = None
+    waited_s: float = 0.0  # since its arrival, from which its deadlines count
 
 
 class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -20,7 +20,7 @@ class Preparations:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._waiting: dict[int, tuple[Submit, float]] = {}  # and since when, by request
+        self._waiting: dict[int, tuple[Submit, float]] = {}  # and when its time began, by request
         self._deadlines = Deadlines(clock)
 
     def __len__(self) -> int:
@@ -30,11 +30,11 @@ class Preparations:
         return request_id in self._waiting
 
     def begin(self, submit: Submit) -> None:
-        self._waiting[submit.request.request_id] = submit, self._clock()
-        self._deadlines.add(submit.request)
+        self._waiting[submit.request.request_id] = submit, self._clock() - submit.waited_s
+        self._deadlines.add(submit.request, submit.waited_s)
 
     def waited_s(self, submit: Submit) -> float | None:
-        """How long `submit` has waited; None when it waits no longer. Another may have come by its id."""
+        """The part of the time of `submit` that has passed; None when it waits no longer. Another may have its id."""
         found, since_s = self._waiting.get(submit.request.request_id, (None, 0.0))
         return self._clock() - since_s if found is submit else None
 

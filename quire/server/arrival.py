@@ -19,6 +19,11 @@ class Arrival:
         self.route = route
         self.wants_timings = headers.get(TIMINGS_HEADER, "").lower() in _YES
 
+    @property
+    def age_s(self) -> float:
+        """How long ago it came."""
+        return time.monotonic() - self.opened_s
+
     @contextlib.contextmanager
     def tokenising(self) -> Iterator[None]:
         """What happens inside turns text into tokens."""

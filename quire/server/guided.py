@@ -1,17 +1,25 @@
 """Answers that follow a grammar."""
 
+import asyncio
 from dataclasses import replace
 
-from quire.errors import InvalidRequest
+from quire.errors import DeadlineExceeded, InvalidRequest
 from quire.request import Grammar
+from quire.server.arrival import Arrival
 from quire.server.service import Service
 from quire.server.stream import Asked
 
 
 async def guided(
-    service: Service, asked: Asked, name: str, grammar: Grammar | None, checked: Grammar | None = None
+    service: Service,
+    arrival: Arrival,
+    asked: Asked,
+    name: str,
+    grammar: Grammar | None,
+    checked: Grammar | None = None,
 ) -> Asked:
-    """`asked`, with the grammar that the field `name` asks for. Refuses what cannot be followed.
+    """`asked`, with the grammar that the field `name` asks for. Refuses what cannot be followed, and what is not known
+    to be before the request's time has passed.
 
     `checked` stands in for a grammar with special tokens, which the check knows none of.
     """
@@ -28,5 +36,10 @@ async def guided(
         raise InvalidRequest(
             f"min_tokens is {request.min_tokens}; with {name} an answer ends where its grammar does, so it must be 0"
         )
-    await service.grammar_check.refuse_what_cannot_be_followed(name, checked or grammar)
+    timeout_s = service.settings.request_timeout_s
+    try:
+        async with asyncio.timeout(None if timeout_s is None else timeout_s - arrival.age_s):
+            await service.grammar_check.refuse_what_cannot_be_followed(name, checked or grammar)
+    except TimeoutError as error:
+        raise DeadlineExceeded(f"timeout_s of {timeout_s} passed before {name} was checked") from error
     return replace(asked, request=replace(request, grammar=grammar))

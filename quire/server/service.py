@@ -105,7 +105,7 @@ class Service:
         self._request_id = port.request_id
         now = time.monotonic()
         for prompt, stream in self._prompts.values():
-            port.send(prompt.resumed(now - stream.submitted_s))
+            port.send(prompt.resumed(now - stream.opened_s))
 
     def lose(self, reason: str) -> None:
         """The engine is gone, and another will come: the streams wait for it."""
@@ -117,7 +117,7 @@ class Service:
         now = time.monotonic()
         for prompt, stream in list(self._prompts.values()) if self._port is None else ():
             timeout_s = prompt.request.timeout_s
-            if timeout_s is not None and now - stream.submitted_s > timeout_s:
+            if timeout_s is not None and now - stream.opened_s > timeout_s:
                 stream.fail(DeadlineExceeded(f"timeout_s of {timeout_s} passed before the answer was complete"))
 
     def disconnect(self, reason: str) -> None:
@@ -239,7 +239,7 @@ class Service:
             )
             self._prompts[request.request_id] = (stream.add(one, request), stream)
             if self._port is not None:
-                self._port.send(Submit(request))
+                self._port.send(Submit(request, waited_s=time.monotonic() - stream.opened_s))
         stream.submitted_s = time.monotonic()
         return stream
 

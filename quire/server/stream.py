@@ -42,8 +42,6 @@ _ENDINGS = {
 
 _new_tuple = tuple.__new__
 
-MIN_TIMEOUT_S = 0.001  # of a request whose time is up, so that the engine says so
-
 
 class Delta(NamedTuple):
     """One token of one sample, and the text it releases; at the end of a sample the token may be missing."""
@@ -134,8 +132,6 @@ class Prompt:
         """What another engine needs in order to go on, `spent_s` after the request came."""
         self._is_with_another = True
         request = self.request
-        if request.timeout_s is not None:
-            request = replace(request, timeout_s=max(MIN_TIMEOUT_S, request.timeout_s - spent_s))
         if self.num_tokens:
             request = replace(request, queue_timeout_s=None)  # it has had its slot
         if request.prompt_logprobs is not None:
@@ -143,7 +139,8 @@ class Prompt:
                 request = replace(request, prompt_logprobs=None)  # all of them have come
             else:
                 self.logprobs.clear()
-        return Submit(request, [None if sample.ending is not None else sample.tokens for sample in self.samples])
+        so_far = [None if sample.ending is not None else sample.tokens for sample in self.samples]
+        return Submit(request, so_far, spent_s)
 
     def note(self, account: Account) -> None:
         if self.accounts and not self._is_with_another:

@@ -148,6 +148,29 @@ def test_the_time_that_its_grammar_took_counts_against_the_deadline_of_a_request
     assert other.request_id not in client.ended
 
 
+@pytest.mark.parametrize("grammar", [SLOW, None])
+def test_the_time_before_a_request_was_submitted_counts_against_its_deadline(grammar):
+    now = 100.0
+    engine = Engine(
+        Scheduler(limits(num_pages=200, max_batch_size=8), lambda: now),
+        FakeExecutor(200, 4, 8),
+        lookahead=0,
+        grammars=ToyGrammars(slow=[SLOW]),
+    )
+    driver = Driver(engine, lambda: now)
+    driver._phase = Phase.RUNNING  # without its thread: the turns are taken here
+    client = Client(driver)
+    asked = guided(client.port.request_id(1), grammar=grammar, max_tokens=30, timeout_s=10.0)
+    client.port.send(Submit(asked, waited_s=8.0))
+    client.submit(2, max_tokens=30)  # so that there is a step in every turn
+    driver._turn()
+    assert asked.request_id not in client.ended
+    now += 3.0
+    driver._turn()
+    client.wait_for(asked)
+    assert client.ended[asked.request_id].kind == "deadline_exceeded"
+
+
 def test_grammars_survive_msgpack():
     message = Submit(guided(7))
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=Command) == message

@@ -3,16 +3,23 @@
 import asyncio
 import os
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
 
-from quire.errors import EngineFailed, InvalidRequest, Overloaded
-from quire.request import json_schema, regex
+from quire.errors import DeadlineExceeded, EngineFailed, InvalidRequest, Overloaded
+from quire.request import Request, SamplingParams, json_schema, regex
+from quire.server.arrival import Arrival
 from quire.server.grammar_check import GrammarCheck
+from quire.server.guided import guided
 from quire.server.offload import Offload
+from quire.server.service import Service
+from quire.server.settings import ServerSettings
+from quire.server.stream import Asked
 from quire.text.grammar_checking import MAX_WAITING
+from tests.server.vocabulary import served_model
 
 SLOW = json_schema({"type": "integer", "multipleOf": 999983})  # is given up after a second
 
@@ -140,3 +147,17 @@ def test_a_costly_grammar_does_not_hold_up_the_next_ones() -> None:
         assert verdicts == ["good"] * 10 + ["slow"]
 
     run(work)
+
+
+def test_the_check_of_a_grammar_ends_with_the_time_of_its_request() -> None:
+    async def ask() -> None:
+        service = Service(served_model(end_ids=(0,)), ServerSettings(request_timeout_s=10.0))
+        asked = Asked(Request(0, (1,), 1, SamplingParams(), end_ids=(0,)))
+        came_before = Arrival({}, opened_s=time.monotonic() - 9.9)
+        try:
+            with pytest.raises(DeadlineExceeded, match=r"timeout_s of 10\.0 passed before response_format was checked"):
+                await guided(service, came_before, asked, "response_format", SLOW)
+        finally:
+            service.grammar_check.checking.close()
+
+    asyncio.run(ask())

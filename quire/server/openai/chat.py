@@ -55,7 +55,7 @@ async def _answer(service: Service, request: Request, body: Body) -> Response:
     arrival = Arrival(request.headers, "chat_completions")
     parsed = await service.offload.run(body.num_bytes, lambda: parse_chat(service, arrival, body.raw))
     fields, tools, unknown = parsed.fields, parsed.tools, parsed.unknown
-    asked = await guided_chat(service, parsed)
+    asked = await guided_chat(service, arrival, parsed)
     arrival.wants_timings |= bool(fields.timings)
     stream = service.open([asked], arrival, user=fields.user)
     reply = Reply("chatcmpl", service, unknown)
@@ -119,12 +119,12 @@ def parse_chat(service: Service, arrival: Arrival, raw: dict[str, Any]) -> Parse
     return ParsedChat(fields, unknown, tools, asked, prompt.text, grammar)
 
 
-async def guided_chat(service: Service, parsed: ParsedChat) -> Asked:
+async def guided_chat(service: Service, arrival: Arrival, parsed: ParsedChat) -> Asked:
     """What the engine is asked."""
     tools = parsed.tools
     if tools is None:
-        return await guided(service, parsed.asked, "response_format", parsed.grammar)
-    return await guided(service, parsed.asked, "tools", tools.grammar, tools.checked)
+        return await guided(service, arrival, parsed.asked, "response_format", parsed.grammar)
+    return await guided(service, arrival, parsed.asked, "tools", tools.grammar, tools.checked)
 
 
 def encode_chat(service: Service, fields: ChatRequest, tools: ToolUse | None) -> tuple[Prompt, list[int]]:

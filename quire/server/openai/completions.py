@@ -47,7 +47,7 @@ async def _answer(service: Service, request: Request, body: Body) -> Response:
     arrival = Arrival(request.headers, "completions")
     parsed = await service.offload.run(body.num_bytes, lambda: _parse(service, arrival, body.raw))
     fields, texts, n, best_of = parsed.fields, parsed.texts, parsed.n, parsed.best_of
-    asked = [await guided(service, one, "response_format", parsed.grammar) for one in parsed.asked]
+    asked = [await guided(service, arrival, one, "response_format", parsed.grammar) for one in parsed.asked]
     arrival.wants_timings |= bool(fields.timings)
     stream = service.open(asked, arrival, user=fields.user)
     reply = Reply("cmpl", service, parsed.unknown)

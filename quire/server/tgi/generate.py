@@ -85,7 +85,7 @@ async def _answer_typed(
         given.num_bytes, lambda: parse_generate(service, arrival, given.raw, stream=stream)
     )
     body, parameters, asked, unknown, grammar = parsed
-    asked = await guided(service, asked, "grammar", grammar)
+    asked = await guided(service, arrival, asked, "grammar", grammar)
     if body.stream is not None and body.stream != stream:
         unknown.append("stream")  # the route's name says it
     arrival.wants_timings |= bool(body.timings)

@@ -74,7 +74,7 @@ async def infer(service: Service, request: Request) -> Response:
     arrival = Arrival(request.headers, "infer")
     body = await read_json(service, request)
     parsed = await service.offload.run(body.num_bytes, lambda: _parse(service, arrival, body))
-    asked = [await guided(service, one, "grammar", parsed.grammar) for one in parsed.asked]
+    asked = [await guided(service, arrival, one, "grammar", parsed.grammar) for one in parsed.asked]
     stream = service.open(asked, arrival, field="inputs")
     answers = await collect(stream, request.receive)
 

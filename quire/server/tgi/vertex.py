@@ -35,9 +35,9 @@ async def vertex(service: Service, request: Request) -> Response:
     asked: list[Asked] = []
     for one in parsed:
         if isinstance(one, ParsedChat):
-            asked.append(await guided_chat(service, one))
+            asked.append(await guided_chat(service, arrival, one))
         else:
-            asked.append(await guided(service, one.asked, "grammar", one.grammar))
+            asked.append(await guided(service, arrival, one.asked, "grammar", one.grammar))
     prefixes = [_prefix(one) for one in parsed]
     stream = service.open(asked, arrival, user=_users(parsed), field="instances")
     answers = await collect(stream, request.receive)
