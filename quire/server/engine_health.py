@@ -35,6 +35,11 @@ class EngineHealth:
         """Another engine takes its place."""
         self._stats = None
 
+    @property
+    def has_work(self) -> bool | None:
+        """Whether anything runs or waits; None before the engine has said anything."""
+        return None if self._stats is None else has_work(self._stats)
+
     def last_step_age_s(self, now: float) -> float | None:
         """Since the last step that finished; None before the engine has said anything."""
         return None if self._stats is None else self._stats.idle_s + now - self._heard_s

@@ -12,7 +12,7 @@ from quire.engine.messages import Abort, Account, Command, Event, Failed, Progre
 from quire.engine.wire import Counts, Others, Started, Stats, ToFrontEnd
 from quire.errors import DeadlineExceeded, EngineFailed, InvalidRequest, Overloaded, QuireError, RequestFailed
 from quire.server.arrival import Arrival
-from quire.server.engine_health import EngineHealth, has_work
+from quire.server.engine_health import EngineHealth
 from quire.server.grammar_check import GrammarCheck
 from quire.server.metrics import Metrics
 from quire.server.offload import Offload
@@ -86,7 +86,8 @@ class Service:
     @property
     def is_engine_busy(self) -> bool:
         """Whether it has work, of whichever front end; of this one alone where the engine does not tell."""
-        return has_work(self.stats) if self.stats is not None else bool(self._streams)
+        has_work = self._health.has_work
+        return bool(self._streams) if has_work is None else has_work
 
     @property
     def last_step_age_s(self) -> float | None:

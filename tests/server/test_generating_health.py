@@ -74,6 +74,22 @@ def test_an_idle_engine_is_asked_for_a_token():
     assert [type(command) for command in sent] == [Submit]
 
 
+def test_what_an_engine_told_that_ended_since_is_no_proof_of_the_next_one():
+    async def run() -> list[Command]:
+        service, engine = Service(served_model(), ServerSettings()), Engine()
+        service.connect(Engine())
+        service.take([stats(num_running=3)])
+        service.lose("the engine process ended")
+        service.connect(engine)
+        asking = asyncio.create_task(health.generates(service, None))
+        request_id = await engine.wait_for_request()
+        service.take([Progress([Update(request_id, 0, [1], FinishReason.LENGTH, 0, None, None)])])
+        assert (await asyncio.wait_for(asking, WAIT_S)).status_code == 200
+        return engine.sent
+
+    assert [type(command) for command in asyncio.run(run())] == [Submit]
+
+
 def test_an_engine_that_gets_work_meanwhile_and_does_it_is_healthy():
     async def tell(service: Service, engine: Engine) -> None:
         await engine.wait_for_request()
