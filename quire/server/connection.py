@@ -8,7 +8,7 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 EXTENSION = "quire.chunks"
-MAX_HEAD_BYTES = 64 * 2**10  # of a request line and its headers
+MAX_HEAD_BYTES = 64 * 2**10  # of a request line and its headers; and of what comes between two parts of a body
 LAST_LOOK_S = 0.05
 LINGER_S = 2.0
 GONE_INTERVAL_S = 0.1  # between looks at whether a client that has said all it will say is still there
@@ -31,8 +31,9 @@ class Connection(HttpToolsProtocol):
     Between a token and the socket ASGI puts a future, a task's turn and two coroutines, which together cost more than
     writing to the socket does.
 
-    A client that does not come to the end of its headers, or of its body, is let go: neither parser nor server has a
-    bound for that.
+    A client that does not come to the end of its headers, or of its body, is let go, and so is one that sends much
+    beside its body, as trailers or extensions of chunks: neither parser nor server has a bound for that. Trailers are
+    left out.
 
     A client that closes its side once the request is sent, and waits, gets its answer. One that has gone altogether
     looks the same until something is sent to it, so an interim response is: its system refuses that, and then the
@@ -44,6 +45,7 @@ class Connection(HttpToolsProtocol):
 
     _head_bytes = 0  # of a head that is not complete, as they came
     _parsed_bytes = 0  # of the same, as the parser has handed them on
+    _bytes_beside = 0  # that came since the last part of a body
     _is_refused = False  # what else comes is not looked at
     _head_timer: asyncio.TimerHandle | None = None
     _body_timer: asyncio.TimerHandle | None = None
@@ -62,9 +64,12 @@ class Connection(HttpToolsProtocol):
             return
         if self._head_timer is not None:
             self._head_bytes += len(data)
+        self._bytes_beside += len(data)
         super().data_received(data)
         if self._head_timer is not None and self._head_bytes > MAX_HEAD_BYTES:
             self._refuse_large_head()
+        if self._body_timer is not None and self._bytes_beside > MAX_HEAD_BYTES:
+            self.transport.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]
         """The client sends no more. True keeps the connection open, for an answer that is under way."""
@@ -91,6 +96,8 @@ class Connection(HttpToolsProtocol):
         super().on_url(url)
 
     def on_header(self, name: bytes, value: bytes) -> None:
+        if self._head_timer is None:
+            return  # a trailer
         self._parsed_bytes += len(name) + len(value) + 4  # a colon, a blank and the end of the line
         super().on_header(name, value)
 
@@ -135,11 +142,16 @@ class Connection(HttpToolsProtocol):
         self._begin_body()
         super().on_headers_complete()
 
+    def on_body(self, body: bytes) -> None:
+        self._bytes_beside = 0
+        super().on_body(body)
+
     def on_message_complete(self) -> None:
         self._end_body()
         super().on_message_complete()
 
     def _begin_body(self) -> None:
+        self._bytes_beside = 0
         self._body_timer = self.loop.call_later(self.max_body_s, self._give_up_body)
 
     def _end_body(self) -> None:

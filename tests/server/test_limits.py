@@ -6,6 +6,7 @@ import json
 import socket
 import textwrap
 import time
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -132,6 +133,39 @@ def test_a_long_body_is_no_long_head(server):
     body = json.dumps(TEXT).encode() + b" " * 18_000
     one = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: %d\r\n\r\n" % len(body) + body
     assert status_of(server, one * 6 + b"GET /hea") == b"200"
+
+
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nhost: x\r\ntransfer-encoding: chunked\r\n\r\n"
+CHUNK = b"%x\r\n%b\r\n" % (len(json.dumps(TEXT)), json.dumps(TEXT).encode())
+
+
+@pytest.mark.parametrize("num_bytes", [1000, 2_000_000])
+@pytest.mark.parametrize(
+    ("begun", "filling", "ended"),
+    [
+        (CHUNK + b"0\r\n", b"x-a: b\r\n", b"\r\n"),
+        (CHUNK + b"0\r\nx-a: ", b"b", b"\r\n\r\n"),
+        (CHUNK + b"0;", b"a", b"\r\n\r\n"),
+    ],
+    ids=["trailers", "one trailer", "a chunk's extension"],
+)
+def test_what_stands_beside_a_body_has_a_limit(server, begun, filling, ended, num_bytes):
+    host, port = server.url.removeprefix("http://").split(":")
+    answer = b""
+    with socket.create_connection((host, int(port)), timeout=WAIT_S) as one, suppress(ConnectionError):
+        one.sendall(CHUNKED + begun)
+        for _ in range(10):
+            one.sendall(filling * (num_bytes // 10 // len(filling)))
+        one.sendall(ended)
+        answer = one.recv(4096)
+    assert answer.startswith(b"HTTP/1.1 200") if num_bytes == 1000 else not answer
+
+
+def test_a_trailer_is_no_header(make_server):
+    server = make_server(settings=ServerSettings(api_key="secret"))
+    key = b"authorization: Bearer secret\r\n"
+    assert status_of(server, CHUNKED[:-2] + key + b"\r\n" + CHUNK + b"0\r\n\r\n") == b"200"
+    assert status_of(server, CHUNKED + CHUNK + b"0\r\n" + key + b"\r\n") == b"401"
 
 
 class Impatient(Connection):
