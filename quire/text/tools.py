@@ -119,10 +119,7 @@ def with_system_text(messages: Sequence[Mapping[str, Any]], text: str) -> list[d
     """The conversation with `text` at the end of its system message, which it gets if it has none."""
     rest = [dict(message) for message in messages]
     if rest and rest[0].get("role") in ("system", "developer"):
-        first = rest.pop(0)
-        content = first.get("content")
-        parts = content if isinstance(content, list) else [{"type": "text", "text": content or ""}]
-        text = "\n\n".join([*(str(part.get("text", "")) for part in parts), text]).strip()
+        text = f"{_text_of(rest.pop(0))}\n\n{text}".strip()
     return [{"role": "system", "content": text}, *rest]
 
 
@@ -130,16 +127,22 @@ def _without_calls(message: Mapping[str, Any]) -> dict[str, Any]:
     """Calls and their results as text, in the words of the system prompt."""
     plain = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
     if message.get("role") == "tool":
-        return plain | {"role": "user", "content": f"<tool_response>\n{message.get('content')}\n</tool_response>"}
+        return plain | {"role": "user", "content": f"<tool_response>\n{_text_of(message)}\n</tool_response>"}
     if not message.get("tool_calls"):
         return plain
-    written = [message.get("content") or ""]
+    written = [_text_of(message)]
     for call in message["tool_calls"]:
         function = call.get("function", {})
         arguments = function.get("arguments", "{}")
         arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
         written.append(f"{HERMES.begin}{HERMES.opening(str(function.get('name')))}{arguments}}}{HERMES.end}")
     return plain | {"content": "\n".join(part for part in written if part)}
+
+
+def _text_of(message: Mapping[str, Any]) -> str:
+    """Its content, which is a text, parts of one, or nothing."""
+    content = message.get("content") or ""
+    return content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)
 
 
 def _terms(text: str, special: Mapping[str, int]) -> str:

@@ -174,3 +174,19 @@ def test_a_conversation_about_tools_can_be_told_in_text():
     assert user == conversation[1]
     assert assistant == {"role": "assistant", "content": written(HERMES, [("weather", {"city": "Rome"})])}
     assert tool == {"role": "user", "content": "<tool_response>\nsunny\n</tool_response>"}
+
+
+def test_contents_in_parts_are_told_as_their_text():
+    def parts(*texts: str) -> list[dict[str, str]]:
+        return [{"type": "text", "text": text} for text in texts]
+
+    call = {"function": {"name": "weather", "arguments": {"city": "Rome"}}}
+    conversation = [
+        {"role": "system", "content": parts("Be ", "brief.")},
+        {"role": "assistant", "content": parts("I ", "look."), "tool_calls": [call]},
+        {"role": "tool", "content": parts("sun", "ny")},
+    ]
+    system, assistant, tool = told_in_text(conversation, [{"name": "weather"}])
+    assert system["content"].startswith("Be brief.\n\nYou can call functions.")
+    assert assistant["content"] == "I look.\n" + written(HERMES, [("weather", {"city": "Rome"})])
+    assert tool["content"] == "<tool_response>\nsunny\n</tool_response>"
