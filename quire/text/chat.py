@@ -88,16 +88,16 @@ class ChatTemplate:
         conversation = [self._message(index, message) for index, message in enumerate(messages)]
         if continue_final_message:
             _mark_final(conversation)
-        prompt = self._render(
-            {
-                **self._special_tokens,
-                **plain_copy("variables", variables or {}),
-                "messages": conversation,
-                "tools": None if tools is None else plain_copy("tools", tools),
-                "documents": None if documents is None else plain_copy("documents", documents),
-                "add_generation_prompt": add_generation_prompt,
-            }
-        )
+        own = {
+            "messages": conversation,
+            "tools": None if tools is None else plain_copy("tools", tools),
+            "documents": None if documents is None else plain_copy("documents", documents),
+            "add_generation_prompt": add_generation_prompt,
+        }
+        taken = own.keys() & (variables or {}).keys()
+        if taken:
+            raise InvalidRequest(f"chat_template_kwargs has {min(taken)}, which is a field of the request itself")
+        prompt = self._render({**self._special_tokens, **plain_copy("chat_template_kwargs", variables or {}), **own})
         return self._up_to_mark(prompt) if continue_final_message else prompt
 
     def _render(self, variables: Mapping[str, Any]) -> str:

@@ -108,6 +108,12 @@ def test_a_message_is_continued_where_it_ends() -> None:
             r"messages\[1\] has no text to continue",
         ),
         ("x", HI, {"continue_final_message": True, "add_generation_prompt": False}, "leaves the last message out"),
+        (
+            TEMPLATES["chatml"],
+            HI,
+            {"variables": {"a": 1, "add_generation_prompt": False}},
+            "chat_template_kwargs has add_generation_prompt",
+        ),
         (TEMPLATES["chatml"], ["Hi"], {}, r"messages\[0\]: a str"),
         (TEMPLATES["chatml"], [said("user", b"Hi")], {}, r"messages\[0\]\.content: a bytes"),
     ],
