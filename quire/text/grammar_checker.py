@@ -104,10 +104,15 @@ class Checker:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _write(number: int, error: str | None) -> None:
-    """One write of less than a pipe takes at once: answers of children do not mix."""
+def answer_line(number: int, error: str | None) -> bytes:
+    """Shorter than what a pipe takes at once, in every script: an error repeats the grammar, and escapes are long."""
     shown = None if error is None else error[:500]
-    os.write(1, json.dumps({"id": number, "error": shown}).encode() + b"\n")
+    return json.dumps({"id": number, "error": shown}, ensure_ascii=False).encode(errors="replace") + b"\n"
+
+
+def _write(number: int, error: str | None) -> None:
+    """At once, so that answers of children do not mix."""
+    os.write(1, answer_line(number, error))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,9 @@
 """Asking the process that compiles grammars."""
 
 import asyncio
+import json
 import os
+import select
 import signal
 import time
 from collections.abc import Awaitable, Callable
@@ -18,6 +20,7 @@ from quire.server.offload import Offload
 from quire.server.service import Service
 from quire.server.settings import ServerSettings
 from quire.server.stream import Asked
+from quire.text.grammar_checker import answer_line
 from quire.text.grammar_checking import MAX_WAITING
 from tests.server.vocabulary import served_model
 
@@ -161,3 +164,11 @@ def test_the_check_of_a_grammar_ends_with_the_time_of_its_request() -> None:
             service.grammar_check.checking.close()
 
     asyncio.run(ask())
+
+
+@pytest.mark.parametrize("character", ["a", "\0", '"', "😀", "\ud800"])
+def test_answers_of_children_that_write_to_one_pipe_do_not_mix(character: str) -> None:
+    """A pipe takes so many bytes as a whole. Errors repeat what is wrong in a grammar, in whatever script it is."""
+    line = answer_line(2**63, character * 5000)
+    assert len(line) <= select.PIPE_BUF
+    assert json.loads(line)["id"] == 2**63
