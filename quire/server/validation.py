@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from quire.errors import InvalidRequest
-from quire.text.json_text import MAX_DEPTH, check_structure
+from quire.text.json_text import parse_json_text
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -22,17 +22,10 @@ class Refusal(NamedTuple):
 
 
 def parse_json(body: bytes) -> dict[str, Any]:
-    """The body as an object; no deeper than `MAX_DEPTH`, so that nothing after this runs out of stack, and of no more
-    than `MAX_VALUES`."""
-    try:
-        found = msgspec.json.decode(body)
-    except RecursionError:
-        raise InvalidRequest(f"body: nested too deeply; the limit is {MAX_DEPTH}") from None
-    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"body: not valid JSON: {error}") from None
+    """The body, as an object."""
+    found = parse_json_text("body", body)
     if not isinstance(found, dict):
         raise InvalidRequest(f"body: a JSON {_json_name(found)}; it must be an object")
-    check_structure("body", found)
     return found
 
 

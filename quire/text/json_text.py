@@ -1,4 +1,4 @@
-"""JSON within a string of a request, as clients send schemas and the arguments of calls."""
+"""JSON of clients: the bodies of requests, and the schemas and arguments of calls in strings within them."""
 
 from typing import Any
 
@@ -10,19 +10,19 @@ MAX_DEPTH = 64
 MAX_VALUES = 65_536  # objects, arrays, and fields of objects: each costs microseconds in Python
 
 
-def parse_json_text(name: str, text: str) -> Any:
-    """The value that `text`, the field `name`, stands for; no deeper and no larger than a body may be."""
+def parse_json_text(name: str, text: str | bytes) -> Any:
+    """The value that `text`, the field `name`, stands for; no deeper than `MAX_DEPTH`, of no more than `MAX_VALUES`."""
     try:
         found = msgspec.json.decode(text)
     except RecursionError:
         raise InvalidRequest(f"{name}: nested deeper than {MAX_DEPTH} levels") from None
     except (msgspec.MsgspecError, UnicodeError) as error:
         raise InvalidRequest(f"{name}: not valid JSON: {error}") from None
-    check_structure(name, found)
+    _check_structure(name, found)
     return found
 
 
-def check_structure(name: str, value: Any) -> None:
+def _check_structure(name: str, value: Any) -> None:
     """Refuse what is nested deeper than `MAX_DEPTH`, on which code after this runs out of stack, or has many values."""
     level = [value] if isinstance(value, (dict, list)) else []
     num_values = 0
