@@ -3,11 +3,10 @@
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import InvalidRequest, QuireError
+from quire.errors import InvalidRequest
 from quire.request import Grammar
 from quire.server.answers import Answer, collect
 from quire.server.arrival import Arrival
@@ -16,7 +15,7 @@ from quire.server.grammars import grammar_of
 from quire.server.guided import guided
 from quire.server.ledger import ledger
 from quire.server.openai.asking import Asking
-from quire.server.openai.errors import error_body
+from quire.server.openai.chunks import Chunks
 from quire.server.openai.logprobs import chat_entry
 from quire.server.openai.reply import FINISH_REASONS, Reply, usage
 from quire.server.openai.requests import CHAT_REFUSALS, ChatRequest
@@ -37,7 +36,6 @@ from quire.server.validation import typed
 from quire.text.shield import Prompt
 from quire.text.tools import CallFormat
 
-DONE = b"data: [DONE]\n\n"
 TOOL_CALLS: Final = "tool_calls"  # as a reason to finish
 
 
@@ -171,24 +169,17 @@ def _choice(service: Service, fields: ChatRequest, tools: ToolUse | None, index:
     return choice
 
 
-class ChatEvents:
+class ChatEvents(Chunks):
     """Chunks of a chat completion. Most of a plain chunk is the same bytes every time."""
 
-    largest_event = 0
-
     def __init__(self, stream: Stream, fields: ChatRequest, reply: Reply) -> None:
-        self._stream = stream
+        super().__init__(stream, fields, reply, "chat.completion.chunk")
         self._fields = fields
         self._tokenizer = stream.service.model.tokenizer
-        self._usage = bool(fields.stream_options and fields.stream_options.include_usage)
         self._is_plain = not fields.logprobs and not fields.return_token_ids
         self._begun: set[int] = set()
-        self._as_tgi = stream.service.settings.tgi_strict  # it names the role in every chunk
         self._finish_reasons = quirks.CHAT_FINISH_REASONS if self._as_tgi else FINISH_REASONS
-        head = msgspec.json.encode(reply.head("chat.completion.chunk"))[:-1]
-        self._head = b"data: " + head + b',"choices":['
-        self._tail = b'],"usage":null}\n\n' if self._usage else b"]}\n\n"
-        role = b'"role":"assistant",' if self._as_tgi else b""
+        role = b'"role":"assistant",' if self._as_tgi else b""  # it is named in every chunk there
         end = b'},"logprobs":null,"finish_reason":null}' + self._tail
         self._plain = token_template(self._head + b'{"index":', b',"delta":{' + role + b'"content":', end)
 
@@ -235,24 +226,6 @@ class ChatEvents:
 
     def _finish_reason(self, sample: int, ending: Ending) -> FinishReason:
         return self._finish_reasons[ending]
-
-    def _write(self, choice: ChatChunkChoice) -> bytes:
-        return self._head + msgspec.json.encode(choice) + self._tail
-
-    def finish(self) -> bytes:
-        last = b""
-        wants_timings = self._stream.arrival.wants_timings
-        if self._usage or wants_timings:
-            more: dict[str, Any] = {"usage": usage(self._stream)} if self._usage else {}
-            if wants_timings:
-                more["timings"] = ledger(self._stream)
-            last = self._head + b"]," + msgspec.json.encode(more)[1:] + b"\n\n"
-        return last + DONE
-
-    def fail(self, error: QuireError) -> bytes:
-        if self._as_tgi:
-            return quirks.openai_event(error) + DONE
-        return b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n"
 
 
 class ToolEvents(ChatEvents):

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.engine.messages import TokenLogprobs
-from quire.errors import InvalidRequest, QuireError
+from quire.errors import InvalidRequest
 from quire.request import MAX_LOGPROBS, Grammar
 from quire.server.answers import Answer, collect
 from quire.server.arrival import Arrival
@@ -16,8 +16,7 @@ from quire.server.grammars import grammar_of
 from quire.server.guided import guided
 from quire.server.ledger import ledger
 from quire.server.openai.asking import Asking
-from quire.server.openai.chat import DONE
-from quire.server.openai.errors import error_body
+from quire.server.openai.chunks import Chunks
 from quire.server.openai.logprobs import completion_logprobs, token_name
 from quire.server.openai.reply import FINISH_REASONS, Reply, usage
 from quire.server.openai.requests import COMPLETION_REFUSALS, CompletionRequest
@@ -212,23 +211,18 @@ class ChoiceWriter:
         return sum(len(token_name(self._tokenizer, token)) for token in tokens)
 
 
-class CompletionEvents:
+class CompletionEvents(Chunks):
     """Chunks of a completion."""
 
-    largest_event = 0
-
     def __init__(self, stream: Stream, fields: CompletionRequest, reply: Reply, writer: ChoiceWriter, n: int) -> None:
-        self._stream = stream
+        super().__init__(stream, fields, reply, "text_completion")
         self._fields = fields
         self._writer = writer
         self._n = n
         if fields.echo:  # the prompt with its log-probabilities is one event
             self.largest_event = stream.num_prompt_tokens * (1 + (fields.logprobs or 0)) + writer.num_characters
-        self._usage = bool(fields.stream_options and fields.stream_options.include_usage)
         self._is_plain = fields.logprobs is None and not fields.return_token_ids
         self._offsets: dict[int, int] = {}  # characters so far, by choice; a choice is in it once it has begun
-        self._head = b"data: " + msgspec.json.encode(reply.head("text_completion"))[:-1] + b',"choices":['
-        self._tail = b'],"usage":null}\n\n' if self._usage else b"]}\n\n"
         end = b',"logprobs":null,"finish_reason":' + msgspec.json.encode(writer.unfinished) + b"}" + self._tail
         self._plain = token_template(self._head + b'{"index":', b',"text":', end)
 
@@ -259,21 +253,3 @@ class CompletionEvents:
         if self._fields.logprobs is not None and delta.token is not None:
             self._offsets[index] += self._writer.length((delta.token,))
         return before + written
-
-    def _write(self, choice: CompletionChoice) -> bytes:
-        return self._head + msgspec.json.encode(choice) + self._tail
-
-    def finish(self) -> bytes:
-        last = b""
-        wants_timings = self._stream.arrival.wants_timings
-        if self._usage or wants_timings:
-            more: dict[str, Any] = {"usage": usage(self._stream)} if self._usage else {}
-            if wants_timings:
-                more["timings"] = ledger(self._stream)
-            last = self._head + b"]," + msgspec.json.encode(more)[1:] + b"\n\n"
-        return last + DONE
-
-    def fail(self, error: QuireError) -> bytes:
-        if self._stream.service.settings.tgi_strict:
-            return quirks.openai_event(error) + DONE
-        return b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n"
