@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -132,7 +133,7 @@ def poisoned() -> JaxExecutor:
     """A model whose token 9 is not a number. Its programs are compiled as they are needed."""
     model = build_model(config_of("llama", num_hidden_layers=1))
     weights: Any = load_weights(model, NamedTensors(model), dtype="float32")
-    weights["embedding"] = weights["embedding"].at[9].set(jnp.nan)
+    weights["embedding"] = jax.tree.map(lambda array: array.at[9].set(jnp.nan), weights["embedding"])
     return JaxExecutor(model, weights, FEW_SHAPES)
 
 

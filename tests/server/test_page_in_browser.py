@@ -53,6 +53,15 @@ def say(browser: Browser, text: str) -> None:
     wait_until(lambda: browser.run(IDLE))
 
 
+def fill_the_page(browser: Browser) -> None:
+    """More than there is to see at a time, and far fewer tokens than a conversation may have."""
+    browser.run("values.max_tokens = '5'")
+    browser.resize(800, 500)
+    for _ in range(4):
+        say(browser, "tell me\nmore\nof\nit")
+    assert browser.run("const box = document.getElementById('scroll'); return box.scrollHeight - box.clientHeight") > 80
+
+
 def is_open(port: int) -> bool:
     with socket.socket() as probe:
         return probe.connect_ex(("127.0.0.1", port)) == 0
@@ -174,9 +183,7 @@ def test_the_end_of_an_answer_leaves_the_readers_place_and_focus(browser, gated)
     server, gate = gated
     browser.open(server.url)
     browser.wait_for("#model", server.model.name)
-    browser.run("values.max_tokens = '30'")
-    for _ in range(8):
-        say(browser, "tell me\nmore\nof\nit")
+    fill_the_page(browser)
     gate.close()
     browser.type("#input", "and this?" + ENTER)
     wait_until(lambda: not browser.run(IDLE))
@@ -190,9 +197,7 @@ def test_the_end_of_an_answer_leaves_the_readers_place_and_focus(browser, gated)
 def test_a_reader_at_the_end_follows_the_answer(browser, server):
     browser.open(server.url)
     browser.wait_for("#model", server.model.name)
-    browser.run("values.max_tokens = '30'")
-    for _ in range(8):
-        say(browser, "tell me\nmore\nof\nit")
+    fill_the_page(browser)
     assert browser.run("return near()")
     assert browser.run("return document.activeElement.id") == "input"
 
