@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from tests import http
+from tests import web
 from tests.patience import WAIT_S
 
 
@@ -75,7 +75,7 @@ class Server:
         return len(os.listdir(f"/proc/{pid or self.process.pid}/fd"))
 
     def metrics(self) -> dict[str, float]:
-        text = http.get(f"{self.url}/metrics").text
+        text = web.get(f"{self.url}/metrics").text
         return {
             name: float(value)
             for name, value in (line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
@@ -100,7 +100,7 @@ class Server:
 
     def _status(self, path: str) -> int:
         try:
-            return http.get(self.url + path).status_code
+            return web.get(self.url + path).status_code
         except httpx.HTTPError:
             return 0
 

@@ -6,7 +6,7 @@ import threading
 import time
 from typing import Any
 
-from tests import http
+from tests import web
 from tests.chaos.asking import Asking, body
 from tests.chaos.conftest import LONG
 from tests.chaos.faulty import Mark
@@ -23,7 +23,7 @@ def test_thirty_two_streams_go_on_however_the_engine_is_killed(serve):
     for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT):
         asking.wait_for_text()
         server.kill("quire-engine", number=number)
-        wait_until(lambda: http.get(f"{server.url}/health").status_code == 503)
+        wait_until(lambda: web.get(f"{server.url}/health").status_code == 503)
         server.wait_until_healthy()
     asking.wait().check_all()
     metrics = server.wait_until_idle()
@@ -37,7 +37,7 @@ def test_logprobs_usage_and_finish_reasons_are_those_of_an_undisturbed_run(serve
     asked = body(5, max_tokens=60, logprobs=1, echo=True)
 
     def ask() -> dict[str, Any]:
-        return http.post(f"{server.url}/v1/completions", json=asked).json()
+        return web.post(f"{server.url}/v1/completions", json=asked).json()
 
     undisturbed = ask()
     answers: list[dict[str, Any]] = []
@@ -56,12 +56,12 @@ def test_logprobs_usage_and_finish_reasons_are_those_of_an_undisturbed_run(serve
 def test_requests_that_come_in_the_gap_are_refused_where_that_is_asked_for(serve):
     server = serve(settings={"wait_for_restart": False})
     server.kill("quire-engine")
-    wait_until(lambda: http.get(f"{server.url}/health").status_code == 503)
-    refused = http.post(f"{server.url}/v1/completions", json=body(1))
+    wait_until(lambda: web.get(f"{server.url}/health").status_code == 503)
+    refused = web.post(f"{server.url}/v1/completions", json=body(1))
     assert refused.status_code == 503
     assert int(refused.headers["retry-after"]) >= 1
     server.wait_until_healthy()
-    assert http.post(f"{server.url}/v1/completions", json=body(1)).status_code == 200
+    assert web.post(f"{server.url}/v1/completions", json=body(1)).status_code == 200
 
 
 @LONG
@@ -89,7 +89,7 @@ def check_one_fails_alone(server: Server, mark: Mark, among: int = 16, num_blame
     assert "the steps of this request fail" in heard.error["error"]["message"]
     assert server.wait_until_idle()["quire_faults_isolated"] == num_blamed
     assert len(server.logged("makes its steps fail and is ended")) == num_blamed
-    assert http.get(f"{server.url}/health/generate").status_code == 200
+    assert web.get(f"{server.url}/health/generate").status_code == 200
 
 
 def test_one_of_sixteen_whose_steps_fail_fails_alone(serve):

@@ -14,7 +14,7 @@ from quire.server.openai.requests import ChatRequest, CompletionRequest
 from quire.server.settings import ServerSettings
 from quire.server.tgi.requests import Parameters, TokenizeRequest
 from quire.server.tgi.tokenize import DetokenizeRequest, PromptTokenizeRequest
-from tests import http
+from tests import web
 from tests.server.running import RunningServer
 
 MAX_CPU_S = 5.0  # of this process, client and server, for one request; most take milliseconds
@@ -82,7 +82,7 @@ def running() -> Iterator[RunningServer]:
 
 @pytest.fixture(scope="module")
 def client(running: RunningServer) -> Iterator[httpx.Client]:
-    with http.Client(base_url=running.url, headers={"content-type": "application/json"}) as one:
+    with web.Client(base_url=running.url, headers={"content-type": "application/json"}) as one:
         yield one
 
 
@@ -92,14 +92,14 @@ def test_the_small_body_is_served_and_every_field_is_one_of_its_route(path):
     running = RunningServer(settings=ServerSettings(strict=True)).start()
     try:
         small = SMALL[path]
-        assert http.post(running.url + path, json=small).status_code == 200
+        assert web.post(running.url + path, json=small).status_code == 200
         for field in FIELDS[path]:
             body = small | {field: None}
             if "parameters" in small:
                 body = small | {"parameters": small["parameters"] | {field: None}}
             elif path == "/tokenize" and field not in TokenizeRequest.__struct_fields__:
                 body = {"prompt": "ab"} | {field: None}
-            assert "is not a field" not in http.post(running.url + path, json=body).text
+            assert "is not a field" not in web.post(running.url + path, json=body).text
     finally:
         running.stop()
 
@@ -117,6 +117,6 @@ def test_whatever_is_asked_is_served_or_refused_with_a_reason(client, asked):
 
 
 def test_afterwards_all_is_well(running):
-    answer = http.post(f"{running.url}/v1/completions", json={"prompt": "abc", "max_tokens": 3, "temperature": 0})
+    answer = web.post(f"{running.url}/v1/completions", json={"prompt": "abc", "max_tokens": 3, "temperature": 0})
     assert answer.status_code == 200
     running.wait_until(lambda: running.service.num_streams == 0)

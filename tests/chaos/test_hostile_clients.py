@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import pytest
 
-from tests import http
+from tests import web
 from tests.chaos.asking import Asking, body, expected
 from tests.chaos.clients import address, written
 from tests.chaos.server import Server
@@ -41,7 +41,7 @@ class Witness:
         self._thread.start()
 
     def _run(self) -> None:
-        with http.Client(base_url=self._server.url) as client:
+        with web.Client(base_url=self._server.url) as client:
             while not self._over.is_set() or not self.num_answers:
                 asked = body(self.num_answers, max_tokens=20)
                 try:
@@ -181,7 +181,7 @@ BODIES = {
 
 def test_bodies_that_mean_harm_are_refused_or_served(server):
     for name, (content, statuses) in BODIES.items():
-        answer = http.post(
+        answer = web.post(
             f"{server.url}/v1/completions",
             content=content,
             headers={"content-type": "application/json"},

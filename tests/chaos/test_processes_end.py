@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import http
+from tests import web
 from tests.chaos.asking import Asking, body, expected
 from tests.chaos.clients import address
 from tests.chaos.server import WAIT_S, Server, is_there, wait_until
@@ -146,7 +146,7 @@ def test_a_second_server_on_the_port_says_so_and_the_first_goes_on(serve, fake_m
     second = Server("fake", fake_model, settings={"port": port, "http_workers": 2})
     assert second.process.wait(WAIT_S) == 1
     wait_until(lambda: bool(second.logged(f"cannot listen on 127.0.0.1 port {port}: Address already in use")))
-    assert http.post(f"{first.url}/v1/completions", json=body(1)).status_code == 200
+    assert web.post(f"{first.url}/v1/completions", json=body(1)).status_code == 200
 
 
 def test_idle_processes_use_no_processor_time(serve):

@@ -11,7 +11,7 @@ from typing import Any
 
 import httpx
 
-from tests import http
+from tests import web
 from tests.patience import WAIT_S
 
 FLAGS = (
@@ -37,7 +37,7 @@ class Browser:
         self._driver = subprocess.Popen(
             ["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )
-        self._http = http.Client(base_url=f"http://127.0.0.1:{port}")
+        self._http = web.Client(base_url=f"http://127.0.0.1:{port}")
         try:
             wait_until(self._is_up)
             arguments = [

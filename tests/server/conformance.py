@@ -12,7 +12,7 @@ from typing import Any
 
 import httpx
 
-from tests import http
+from tests import web
 
 CASES: list[dict[str, Any]] = json.loads(Path(__file__).with_name("conformance.json").read_text(encoding="utf-8"))
 KINDS: dict[str, tuple[type, ...]] = {
@@ -62,7 +62,7 @@ def wrong_fields(body: Any, fields: dict[str, str]) -> list[str]:
 
 def main(url: str, mode: str = "corrected") -> int:
     wrong = 0
-    with http.Client(base_url=url) as client:
+    with web.Client(base_url=url) as client:
         for case in cases(mode):
             found = differences(client, case)
             wrong += bool(found)

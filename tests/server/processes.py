@@ -9,7 +9,7 @@ from pathlib import Path
 
 import httpx
 
-from tests import http
+from tests import web
 from tests.patience import WAIT_S
 
 
@@ -28,11 +28,11 @@ class Served:
         return self
 
     def ask(self, body: dict, **options) -> httpx.Response:
-        return http.post(f"{self.url}/v1/completions", json=body, **options)
+        return web.post(f"{self.url}/v1/completions", json=body, **options)
 
     def wait_for_running(self, count: int) -> None:
         """Until so many sequences run, as the engine last told."""
-        wait_until(lambda: f"\ntgi_batch_current_size {count}\n" in http.get(f"{self.url}/metrics").text)
+        wait_until(lambda: f"\ntgi_batch_current_size {count}\n" in web.get(f"{self.url}/metrics").text)
 
     def children(self) -> list[tuple[int, str]]:
         children = map(int, _read(f"/proc/{self.process.pid}/task/{self.process.pid}/children").split())

@@ -3,14 +3,14 @@
 import pytest
 
 from quire.server.settings import ServerSettings
-from tests import http
+from tests import web
 from tests.server.conformance import CASES, cases, differences, wrong_fields
 
 
 @pytest.mark.parametrize("mode", ["corrected", "exact"])
 def test_a_client_of_text_generation_inference_finds_what_it_expects(make_server, mode):
     server = make_server(settings=ServerSettings(tgi_strict=mode == "exact"))
-    with http.Client(base_url=server.url) as client:
+    with web.Client(base_url=server.url) as client:
         found = {case["name"]: differences(client, case) for case in cases(mode)}
     assert {name: wrong for name, wrong in found.items() if wrong} == {}
 

@@ -12,7 +12,7 @@ from quire.server.service import Service
 from quire.server.settings import ServerSettings
 from quire.server.sse import to_json, token_template
 from quire.server.stream import Asked, Delta
-from tests import http
+from tests import web
 from tests.server.vocabulary import served_model
 
 MODEL = served_model()
@@ -129,7 +129,7 @@ def test_templates_take_any_text_and_any_name(text, index):
 
 def test_several_steps_that_come_together_are_still_an_event_for_each_token(server):
     body = {"prompt": [3, 4], "max_tokens": 12, "stream": True, "temperature": 0, "ignore_eos": True}
-    lines = http.post(f"{server.url}/v1/completions", json=body).text.splitlines()
+    lines = web.post(f"{server.url}/v1/completions", json=body).text.splitlines()
     chunks = [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
     assert len(chunks) == 12
     assert "".join(chunk["choices"][0]["text"] for chunk in chunks) == server.expected_text([3, 4], 12)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tests import http
+from tests import web
 from tests.server.loop_time import MeasuredLoop
 from tests.server.running import RunningServer
 from tests.server.vocabulary import JSON_PIECES, TEMPLATE, served_model
@@ -44,9 +44,9 @@ def measured(running: RunningServer) -> float:
 def refusal(running: RunningServer, path: str, body: dict[str, Any]) -> str:
     """The message of a 4xx; what the event loop did for it is bounded, and the server is well afterwards."""
     measured(running)
-    answer = http.post(f"{running.url}{path}", json=body)
+    answer = web.post(f"{running.url}{path}", json=body)
     assert answer.status_code in (400, 422), answer.text[:500]
-    assert http.get(f"{running.url}/health").status_code == 200
+    assert web.get(f"{running.url}/health").status_code == 200
     assert measured(running) < MAX_LOOP_S
     error = answer.json()["error"]
     message = error if isinstance(error, str) else error["message"]
@@ -150,7 +150,7 @@ def test_calls_that_are_no_list_are_refused(running: RunningServer) -> None:
 def test_a_long_key_in_a_message_does_not_hold_up_the_event_loop(running: RunningServer) -> None:
     message = {"role": "user", "content": "go", "k" * 900_000: [0] * 400_000}
     measured(running)
-    answer = http.post(f"{running.url}/v1/chat/completions", json=CHAT | {"messages": [message]})
+    answer = web.post(f"{running.url}/v1/chat/completions", json=CHAT | {"messages": [message]})
     assert answer.status_code == 200, answer.text
     assert measured(running) < MAX_LOOP_S
 
@@ -163,5 +163,5 @@ def test_long_tools_that_a_template_writes_out_do_not_hold_up_the_event_loop(wit
 def test_schemas_written_as_text_work(running: RunningServer) -> None:
     schema = json.dumps({"enum": ["ab", "cd"]})
     body = {"inputs": "go", "parameters": {"grammar": {"type": "json", "value": schema}, "max_new_tokens": 9}}
-    answer = http.post(f"{running.url}/generate", json=body)
+    answer = web.post(f"{running.url}/generate", json=body)
     assert json.loads(answer.json()["generated_text"]) in ("ab", "cd")

@@ -7,7 +7,7 @@ import time
 import httpx
 import pytest
 
-from tests import http
+from tests import web
 
 CHAT = {"messages": [{"role": "user", "content": "ledger"}], "max_tokens": 5}
 ASKED = [
@@ -35,12 +35,12 @@ def found(answer: httpx.Response) -> dict:
 def test_a_ledger_is_given_on_demand_by_every_route(server, path, body, stream, by):
     if stream and path in ("/v1/completions", "/v1/chat/completions", "/"):
         body = body | {"stream": True}
-    plain = http.post(server.url + path, json=body)
+    plain = web.post(server.url + path, json=body)
     assert "timings" not in plain.text
     if by == "field":
-        answer = http.post(server.url + path, json=body | {"timings": True})
+        answer = web.post(server.url + path, json=body | {"timings": True})
     else:
-        answer = http.post(server.url + path, json=body, headers={"x-quire-timings": "true"})
+        answer = web.post(server.url + path, json=body, headers={"x-quire-timings": "true"})
     ledger = found(answer)
     assert ledger["generated_tokens"] == 5
     assert ledger["decode_steps"] == 4
@@ -56,11 +56,11 @@ def test_a_ledger_is_given_on_demand_by_every_route(server, path, body, stream, 
 def test_a_request_that_waits_learns_for_what(make_server):
     server = make_server(max_batch_size=1, before_result=lambda *_: time.sleep(0.005))
     first = threading.Thread(
-        target=lambda: http.post(f"{server.url}/v1/completions", json={"prompt": "abc", "max_tokens": 200})
+        target=lambda: web.post(f"{server.url}/v1/completions", json={"prompt": "abc", "max_tokens": 200})
     )
     first.start()
     server.wait_until(lambda: server.driver._engine.scheduler.num_running == 1)
-    ledger = found(http.post(f"{server.url}/v1/chat/completions", json=CHAT | {"timings": True}))
+    ledger = found(web.post(f"{server.url}/v1/chat/completions", json=CHAT | {"timings": True}))
     first.join()
     assert ledger["blocked_s"]["slots"] > 0.5 * ledger["queue_s"] > 0
 
@@ -68,16 +68,16 @@ def test_a_request_that_waits_learns_for_what(make_server):
 def test_a_request_that_was_preempted_learns_so(make_server):
     server = make_server(num_pages=18, page_size=4, max_sequence_tokens=64, prefix_caching=False)
     body = {"prompt": ["a" * 8, "b" * 8], "max_tokens": 50, "timings": True}
-    ledger = found(http.post(f"{server.url}/v1/completions", json=body))
+    ledger = found(web.post(f"{server.url}/v1/completions", json=body))
     assert ledger["preemptions"] == server.driver._engine.scheduler.counters.preemptions > 0
     assert ledger["prefill_tokens"] > ledger["prompt_tokens"]
 
 
 def test_an_answer_that_a_stop_string_ends_has_its_ledger_too(server):
-    text = http.post(f"{server.url}/v1/completions", json={"prompt": "stop", "max_tokens": 30, "temperature": 0})
+    text = web.post(f"{server.url}/v1/completions", json={"prompt": "stop", "max_tokens": 30, "temperature": 0})
     stop = text.json()["choices"][0]["text"][10:13]
     body = {"prompt": "stop", "max_tokens": 30, "temperature": 0, "stop": stop, "timings": True}
-    ledger = found(http.post(f"{server.url}/v1/completions", json=body))
+    ledger = found(web.post(f"{server.url}/v1/completions", json=body))
     assert ledger["prefill_chunks"] == 1
     assert ledger["generated_tokens"] < 30
 

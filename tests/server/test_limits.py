@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 from quire.server.access import Access
 from quire.server.connection import MAX_HEAD_BYTES, Connection
 from quire.server.settings import ServerSettings
-from tests import http
+from tests import web
 from tests.patience import WAIT_S
 from tests.server.running import RunningServer
 from tests.server.vocabulary import PIECES, served_model
@@ -37,7 +37,7 @@ def server():
 
 @pytest.fixture(scope="module")
 def client(server):
-    with http.Client(base_url=server.url, headers={"content-type": "application/json"}) as one:
+    with web.Client(base_url=server.url, headers={"content-type": "application/json"}) as one:
         yield one
 
 
@@ -183,7 +183,7 @@ def test_requests_that_never_come_to_their_end_are_let_go_and_answers_that_take_
     half.sendall(head)
     no_body.sendall(head + b"\r\n{")
     too_long.sendall(refused)
-    slow = http.post(f"{server.url}/v1/completions", json=TEXT | {"max_tokens": 100})
+    slow = web.post(f"{server.url}/v1/completions", json=TEXT | {"max_tokens": 100})
     assert slow.json()["usage"]["completion_tokens"] == 100
     assert time.monotonic() - begun > 1.5
     assert half.recv(4096).startswith(b"HTTP/1.1 400")

@@ -7,7 +7,7 @@ import pytest
 
 from quire.server.logs import JsonFormatter, TextFormatter
 from quire.server.settings import ServerSettings
-from tests import http
+from tests import web
 
 
 @pytest.fixture
@@ -19,7 +19,7 @@ def records(caplog):
 
 def test_a_request_is_a_line_with_its_numbers_and_without_its_words(server, records):
     body = {"prompt": "secretword", "max_tokens": 5, "user": "someone\nelse"}
-    answer = http.post(f"{server.url}/v1/completions", json=body).json()
+    answer = web.post(f"{server.url}/v1/completions", json=body).json()
     server.wait_until(lambda: any(record.getMessage() == "request" for record in records.records))
     (record,) = [record for record in records.records if record.getMessage() == "request"]
     for formatter in (TextFormatter(), JsonFormatter()):
@@ -58,7 +58,7 @@ def test_an_exception_is_part_of_its_object(records):
     ],
 )
 def test_nothing_of_what_is_asked_or_refused_is_logged(server, records, path, body):
-    http.post(server.url + path, json=body)
+    web.post(server.url + path, json=body)
     server.wait_until(lambda: server.service.num_streams == 0)
     for record in records.records:
         assert "secretword" not in TextFormatter().format(record)
@@ -87,11 +87,11 @@ def test_no_client_makes_a_long_line_or_a_long_answer(make_server, records):
             ("/vertex", {"instances": [{"inputs": "a", "stream": long}]}),
             ("/v2/models/fake/versions/1/infer", {"id": long, "inputs": [{long: 1}], "outputs": [{long: 1}]}),
         ):
-            answer = http.post(one.url + path, json=body)
+            answer = web.post(one.url + path, json=body)
             assert len(answer.content) < 5000, (path, answer.status_code)
             assert sum(len(name) + len(value) for name, value in answer.headers.items()) < 5000, path
-        assert len(http.get(f"{one.url}/v1/models/{long[:60_000]}").content) < 5000
-        assert len(http.put(f"{one.url}/v1/models/{long[:60_000]}").content) < 5000
+        assert len(web.get(f"{one.url}/v1/models/{long[:60_000]}").content) < 5000
+        assert len(web.put(f"{one.url}/v1/models/{long[:60_000]}").content) < 5000
     assert records.records
     for record in records.records:
         assert len(TextFormatter().format(record)) < 10_000, record.msg

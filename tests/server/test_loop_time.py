@@ -7,7 +7,7 @@ from quire.server.settings import ServerSettings
 from quire.server.validation import parse_json
 from quire.text.chat import ChatTemplate
 from quire.text.json_text import MAX_VALUES
-from tests import http
+from tests import web
 from tests.server.loop_time import MeasuredLoop
 from tests.server.running import RunningServer
 from tests.server.vocabulary import served_model
@@ -34,7 +34,7 @@ def test_no_body_keeps_the_loop_from_other_requests(server, loop):
     """Every route is sent the longest bodies that are allowed, in the shapes that cost most."""
     room = ServerSettings().payload_limit
     longest: dict[tuple[str, str], float] = {}
-    with http.Client(base_url=server.url) as client:
+    with web.Client(base_url=server.url) as client:
         client.get("/health")
         for route, shape, body in worst_bodies(room):
             assert len(body) <= room, (route, shape)
@@ -52,7 +52,7 @@ def test_a_loop_that_is_held_up_is_noticed(server, loop):
         for _ in range(20_000_000):
             pass
 
-    with http.Client(base_url=server.url) as client:
+    with web.Client(base_url=server.url) as client:
         loop.take_longest_s()
         server.loop.call_soon_threadsafe(work)
         client.get("/health")

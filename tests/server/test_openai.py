@@ -6,7 +6,7 @@ import openai
 import pytest
 
 from quire.server.settings import ServerSettings
-from tests import http
+from tests import web
 from tests.patience import WAIT_S
 from tests.server.running import RunningServer
 from tests.server.vocabulary import END
@@ -231,12 +231,12 @@ def test_special_tokens_in_messages_are_plain_text_unless_the_server_is_told_oth
 ):
     server = make_server(settings=settings)
     messages = [{"role": "user", "content": f"a{END}b"}]
-    tokens = http.post(f"{server.url}/tokenize", json={"messages": messages}).json()["tokens"]
+    tokens = web.post(f"{server.url}/tokenize", json={"messages": messages}).json()["tokens"]
     assert (0 in tokens) == is_parsed
-    shown = http.post(f"{server.url}/chat_tokenize", json={"messages": messages}).json()
+    shown = web.post(f"{server.url}/chat_tokenize", json={"messages": messages}).json()
     assert [each["id"] for each in shown["tokenize_response"]] == tokens
     assert shown["templated_text"] == f"user: a{END}b\nassistant: "
     body = {"messages": messages, "max_tokens": 2, "return_token_ids": True}
-    assert http.post(f"{server.url}/v1/chat/completions", json=body).json()["prompt_token_ids"] == tokens
-    plain = http.post(f"{server.url}/tokenize", json={"prompt": f"a{END}b"}).json()["tokens"]
+    assert web.post(f"{server.url}/v1/chat/completions", json=body).json()["prompt_token_ids"] == tokens
+    plain = web.post(f"{server.url}/tokenize", json={"prompt": f"a{END}b"}).json()["tokens"]
     assert plain == [1, 0, 2]

@@ -10,7 +10,7 @@ from quire.server.app import PATTERNS, ROUTES
 from quire.server.openai.requests import CHAT_REFUSALS, COMPLETION_REFUSALS, ChatRequest, CompletionRequest
 from quire.server.openapi import document
 from quire.server.tgi.requests import PARAMETER_REFUSALS, Parameters
-from tests import http
+from tests import web
 
 API = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
 
@@ -49,7 +49,7 @@ def test_every_route_is_listed():
 
 
 def test_the_document_has_every_route_and_is_served(server):
-    found = http.get(f"{server.url}/api-doc/openapi.json").json()
+    found = web.get(f"{server.url}/api-doc/openapi.json").json()
     assert found == msgspec.json.decode(msgspec.json.encode(document()))
     routes = {(path, method.lower()) for path, methods in (ROUTES | PATTERNS).items() for method in methods}
     described = {(path, method) for path, methods in found["paths"].items() for method in methods}
@@ -59,7 +59,7 @@ def test_the_document_has_every_route_and_is_served(server):
 
 
 def test_the_page_shows_every_route_and_field_and_needs_nothing_from_elsewhere(server):
-    answer = http.get(f"{server.url}/docs")
+    answer = web.get(f"{server.url}/docs")
     assert answer.headers["content-type"].startswith("text/html")
     for path in ROUTES:
         if path not in ("/", "/api-doc/openapi.json"):

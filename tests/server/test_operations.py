@@ -4,7 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from tests import http
+from tests import web
 from tests.server.processes import wait_until
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations"
@@ -20,8 +20,8 @@ def emitted(text: str) -> set[str]:
 
 
 def test_the_page_and_the_dashboard_name_the_metrics_there_are(served):
-    wait_until(lambda: "tgi_queue_size" in http.get(f"{served.url}/metrics").text)  # the engine has told its part
-    names = emitted(http.get(f"{served.url}/metrics").text)
+    wait_until(lambda: "tgi_queue_size" in web.get(f"{served.url}/metrics").text)  # the engine has told its part
+    names = emitted(web.get(f"{served.url}/metrics").text)
     page = set(NAME.findall((OPERATIONS / "metrics.md").read_text(encoding="utf-8")))
     assert page == names
     dashboard = json.loads((OPERATIONS / "grafana.json").read_text(encoding="utf-8"))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from quire.server.settings import ServerSettings
-from tests import http
+from tests import web
 from tests.server.browser import OTHER_HOST, Browser, wait_until, why_missing
 from tests.server.processes import Served, free_port
 from tests.server.running import RunningServer
@@ -113,7 +113,7 @@ def test_the_dot_is_red_while_the_engine_is_gone(browser, model_folder):
         browser.open(served.url)
         browser.wait_for("#model", "fake")
         os.kill(served.engine_pid(), signal.SIGKILL)
-        wait_until(lambda: http.get(f"{served.url}/health").status_code == 503)
+        wait_until(lambda: web.get(f"{served.url}/health").status_code == 503)
         browser.run("document.dispatchEvent(new Event('visibilitychange'))")
         browser.wait_for("#model", "the engine process ended")
         assert browser.run("return document.getElementById('dot').className") == "dot down"
@@ -146,7 +146,7 @@ def test_a_conversation_that_is_too_long_goes_on_without_its_oldest_turns(browse
         say(browser, "once more, with feeling")
         assert browser.run("return messages.length") < 200
     asked = browser.run("return messages.map(({ role, content }) => ({ role, content }))")
-    count = http.post(f"{server.url}/tokenize", json={"messages": asked}).json()["count"]
+    count = web.post(f"{server.url}/tokenize", json={"messages": asked}).json()["count"]
     fault = f"This conversation is too long: {count} tokens plus 60 for the answer; the limit is {limit}."
     assert fault in browser.text(".fault")
     browser.click(".fault button")

@@ -7,7 +7,7 @@ import httpx
 import pytest
 
 from quire.server.settings import ServerSettings
-from tests import http
+from tests import web
 from tests.server.running import RunningServer
 
 TEXT = {"prompt": "abc", "max_tokens": 2}
@@ -30,7 +30,7 @@ def server(make_server, opened):
 
 
 def post(server: RunningServer, path: str, body: dict[str, Any]) -> httpx.Response:
-    return http.post(server.url + path, json=body)
+    return web.post(server.url + path, json=body)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ import httpx
 import pytest
 
 from quire.server.serve import print_ready
-from tests import http
+from tests import web
 from tests.server.fake_engine import HANG
 from tests.server.processes import WAIT_S, Served, free_port, wait_until
 
@@ -38,7 +38,7 @@ def test_an_engine_process_answers(served, server):
     prompt = server.model.tokenizer.encode("abc")
     assert answer["choices"][0]["text"] == server.expected_text(prompt, 8)
     chat = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
-    assert http.post(f"{served.url}/v1/chat/completions", json=chat).json()["usage"]["completion_tokens"] == 4
+    assert web.post(f"{served.url}/v1/chat/completions", json=chat).json()["usage"]["completion_tokens"] == 4
 
 
 def test_metrics_show_the_engine(served):
@@ -46,7 +46,7 @@ def test_metrics_show_the_engine(served):
     values: dict[str, str] = {}
 
     def has_told() -> bool:
-        lines = http.get(f"{served.url}/metrics").text.splitlines()
+        lines = web.get(f"{served.url}/metrics").text.splitlines()
         values.update(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         told = float(values.get('tgi_batch_inference_count{method="decode"}', 0)) >= 7
         return told and values["tgi_queue_size"] == values["tgi_batch_current_size"] == "0"
@@ -68,10 +68,10 @@ def test_metrics_show_the_engine(served):
 def test_sequences_that_join_others_are_timed(serve):
     served = serve("step_s=0.05").wait()
     name = 'tgi_batch_concat_duration_count{method="decode"} 1'
-    with http.stream("POST", f"{served.url}/v1/completions", json=LONG | {"stream": True}):
+    with web.stream("POST", f"{served.url}/v1/completions", json=LONG | {"stream": True}):
         served.wait_for_running(1)
         served.ask(SMALL | {"prompt": "xyz"})
-    wait_until(lambda: name in http.get(f"{served.url}/metrics").text)
+    wait_until(lambda: name in web.get(f"{served.url}/metrics").text)
 
 
 def test_the_engine_tells_how_long_requests_waited(serve):
@@ -79,12 +79,12 @@ def test_the_engine_tells_how_long_requests_waited(serve):
     every_slot = LONG | {"n": 16, "temperature": 1, "stream": True}
     answers: list[httpx.Response] = []
     body = {"inputs": "abc", "parameters": {"max_new_tokens": 3}}
-    asking = threading.Thread(target=lambda: answers.append(http.post(f"{served.url}/generate", json=body)))
+    asking = threading.Thread(target=lambda: answers.append(web.post(f"{served.url}/generate", json=body)))
     begun_s = time.monotonic()
-    with http.stream("POST", f"{served.url}/v1/completions", json=every_slot):
+    with web.stream("POST", f"{served.url}/v1/completions", json=every_slot):
         served.wait_for_running(16)
         asking.start()
-        wait_until(lambda: "\ntgi_queue_size 1\n" in http.get(f"{served.url}/metrics").text)
+        wait_until(lambda: "\ntgi_queue_size 1\n" in web.get(f"{served.url}/metrics").text)
         waits_since_s = time.monotonic()  # at the latest
         time.sleep(0.1)  # a wait that cannot be taken for none
         waited_ms = (time.monotonic() - waits_since_s) * 1000
@@ -99,7 +99,7 @@ def test_the_engine_tells_how_long_requests_waited(serve):
 
 
 def test_health_generates_when_idle_and_tells_the_age_of_steps(served):
-    answer = http.get(f"{served.url}/health/generate")
+    answer = web.get(f"{served.url}/health/generate")
     assert answer.status_code == 200
     assert answer.json()["took_s"] >= 0
 
@@ -111,13 +111,13 @@ def test_an_engine_that_cannot_be_kept_running_is_told_and_liveness_turns_red(se
     asking.start()
     served.wait_for_running(1)
     os.kill(served.engine_pid(), signal.SIGKILL)
-    wait_until(lambda: http.get(f"{served.url}/health").status_code == 503)
+    wait_until(lambda: web.get(f"{served.url}/health").status_code == 503)
     asking.join(WAIT_S)
     reason = "the engine process ended (signal 9), 1 times in a row; it is not started again"
     assert (answers[0].status_code, answers[0].json()["error"]["message"]) == (503, reason)
-    why = http.get(f"{served.url}/health/generate")
+    why = web.get(f"{served.url}/health/generate")
     assert (why.status_code, why.json()["reason"]) == (503, reason)
-    assert http.get(f"{served.url}/health/live").status_code == 503  # only a new start would help
+    assert web.get(f"{served.url}/health/live").status_code == 503  # only a new start would help
     assert served.ask(SMALL).status_code == 503
 
 
@@ -125,7 +125,7 @@ def wait_for_reason(served: Served, reason: str) -> None:
     """Until readiness is red for this reason; a busy machine may give others before."""
 
     def is_red() -> bool:
-        answer = http.get(f"{served.url}/health")
+        answer = web.get(f"{served.url}/health")
         return answer.status_code == 503 and reason in answer.json()["reason"]
 
     wait_until(is_red)
@@ -142,8 +142,8 @@ def test_a_stuck_engine_turns_readiness_red(serve):
     asking = threading.Thread(target=ask)
     asking.start()
     wait_for_reason(served, "the engine is stuck: 1 sequences run, 0 wait, and no step has ended for")
-    assert http.get(f"{served.url}/health/generate").status_code == 503
-    assert http.get(f"{served.url}/health/live").status_code == 200  # it may come back
+    assert web.get(f"{served.url}/health/generate").status_code == 503
+    assert web.get(f"{served.url}/health/live").status_code == 200  # it may come back
     served.process.kill()
     asking.join(WAIT_S)
 
@@ -155,7 +155,7 @@ def test_a_stopped_engine_process_turns_readiness_red(serve):
     os.kill(served.engine_pid(), signal.SIGSTOP)
     wait_for_reason(served, "the engine has not been heard of for")
     os.kill(served.engine_pid(), signal.SIGCONT)
-    wait_until(lambda: http.get(f"{served.url}/health").status_code == 200)
+    wait_until(lambda: web.get(f"{served.url}/health").status_code == 200)
 
 
 def test_a_signal_drains_and_ends_all_processes(serve):
@@ -164,7 +164,7 @@ def test_a_signal_drains_and_ends_all_processes(serve):
     parts: list[str] = []
 
     def ask() -> None:
-        with http.stream(
+        with web.stream(
             "POST", f"{served.url}/v1/completions", json=LONG | {"max_tokens": 60, "stream": True}
         ) as answer:
             for line in answer.iter_lines():
@@ -203,7 +203,7 @@ def test_while_the_engine_is_being_made_requests_are_told_and_the_port_is_taken(
         except httpx.ConnectError:
             return 0
 
-    with http.Client() as client:
+    with web.Client() as client:
         wait_until(lambda: status(client, "/health/live") == 200)
         loading = client.post(f"{url}/v1/completions", json=SMALL)
         assert (loading.status_code, loading.json()["reason"]) == (503, "the engine is starting")
@@ -224,10 +224,10 @@ def test_a_server_that_is_ready_says_where(capsys):
 def test_metrics_have_a_port_of_their_own_where_asked(serve):
     port = free_port()
     served = serve(f"prometheus_port={port}").wait()
-    assert "tgi_request_count" in http.get(f"http://127.0.0.1:{port}/metrics").text
-    assert "tgi_request_count" in http.get(f"{served.url}/metrics").text
-    assert http.get(f"http://127.0.0.1:{port}/health").status_code == 404
-    assert http.post(f"http://127.0.0.1:{port}/v1/completions", json=SMALL).status_code == 404
+    assert "tgi_request_count" in web.get(f"http://127.0.0.1:{port}/metrics").text
+    assert "tgi_request_count" in web.get(f"{served.url}/metrics").text
+    assert web.get(f"http://127.0.0.1:{port}/health").status_code == 404
+    assert web.post(f"http://127.0.0.1:{port}/v1/completions", json=SMALL).status_code == 404
 
 
 def test_draining_is_bounded(serve):
@@ -273,7 +273,7 @@ def test_several_workers_share_the_port_and_the_engine(serve):
 
     def counted() -> set[str]:
         """What each of several connections is told, whichever workers they reach."""
-        pages = [http.get(f"{served.url}/metrics").text for _ in range(4)]
+        pages = [web.get(f"{served.url}/metrics").text for _ in range(4)]
         return {line for page in pages for line in page.splitlines() if line.startswith("tgi_request_count ")}
 
     wait_until(lambda: counted() == {"tgi_request_count 12"})

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from quire.request import Request
-from tests import http
+from tests import web
 from tests.fake_executor import expected_prompt_logprobs
 from tests.server.running import WAIT_S, RunningServer
 
@@ -47,7 +47,7 @@ def events(answer: httpx.Response) -> list[dict[str, Any]]:
 @pytest.mark.parametrize("stream", [False, True])
 def test_completions_echo_a_long_prompt_with_its_logprobs(server, scores, stream, max_tokens):
     body = {"model": "fake", "prompt": PROMPT, "max_tokens": max_tokens, "echo": True, "logprobs": 1, "stream": stream}
-    answer = http.post(f"{server.url}/v1/completions", json=body | {"temperature": 0})
+    answer = web.post(f"{server.url}/v1/completions", json=body | {"temperature": 0})
     assert answer.status_code == 200
     parts = events(answer) if stream else [answer.json()]
     scored = [part["choices"][0]["logprobs"] for part in parts]  # none where an event only says why it ends
@@ -61,7 +61,7 @@ def test_completions_echo_a_long_prompt_with_its_logprobs(server, scores, stream
 
 def test_several_long_prompts_are_echoed_together(server, scores):
     body = {"model": "fake", "prompt": [PROMPT, PROMPT[::-1]], "max_tokens": 2, "echo": True, "logprobs": 0}
-    answer = http.post(f"{server.url}/v1/completions", json=body)
+    answer = web.post(f"{server.url}/v1/completions", json=body)
     assert answer.status_code == 200
     first, second = answer.json()["choices"]
     assert first["logprobs"]["token_logprobs"][1 : len(PROMPT)] == pytest.approx(scores)
@@ -74,7 +74,7 @@ def test_generate_tells_the_logprobs_of_a_long_prompt(server, scores, best_of):
     parameters = {"max_new_tokens": 3, "decoder_input_details": True, "details": True}
     if best_of is not None:
         parameters |= {"best_of": best_of, "do_sample": True}
-    answer = http.post(f"{server.url}/generate", json={"inputs": text, "parameters": parameters})
+    answer = web.post(f"{server.url}/generate", json={"inputs": text, "parameters": parameters})
     assert answer.status_code == 200
     details = answer.json()["details"]
     assert [token["id"] for token in details["prefill"]] == PROMPT
@@ -84,6 +84,6 @@ def test_generate_tells_the_logprobs_of_a_long_prompt(server, scores, best_of):
 
 def test_a_stream_of_tokens_refuses_the_logprobs_of_its_prompt(server):
     body = {"inputs": "abc", "parameters": {"decoder_input_details": True}}
-    answer = http.post(f"{server.url}/generate_stream", json=body)
+    answer = web.post(f"{server.url}/generate_stream", json=body)
     assert answer.status_code == 422
     assert "decoder_input_details is true; it cannot be streamed" in answer.json()["error"]

@@ -11,7 +11,7 @@ import pytest
 from quire.engine.messages import Command, Submit
 from quire.engine.port import Port
 from quire.server.settings import ServerSettings
-from tests import http
+from tests import web
 from tests.patience import WAIT_S
 from tests.server.running import RunningServer, new_driver
 
@@ -43,7 +43,7 @@ class Asking:
         server.wait_until(lambda: any(one.num_tokens >= num_tokens for one in server.service._streams))
 
     def _ask(self, server: RunningServer, body: dict[str, Any]) -> None:
-        self._answer = http.post(f"{server.url}/v1/completions", json=body)
+        self._answer = web.post(f"{server.url}/v1/completions", json=body)
 
     def answer(self) -> httpx.Response:
         self._thread.join()
@@ -95,7 +95,7 @@ def num_tokens(server: RunningServer) -> int:
 
 
 def ask(server: RunningServer, body: dict[str, Any]) -> dict[str, Any]:
-    return http.post(f"{server.url}/v1/completions", json=body).json()
+    return web.post(f"{server.url}/v1/completions", json=body).json()
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_what_was_cached_is_told_as_the_first_engine_found_it(make_server):
     pause = Pause()
     server = make_server(before_result=pause)
     body = {"prompt": LONG, "max_tokens": 40, "temperature": 0}
-    http.post(f"{server.url}/v1/completions", json=body | {"max_tokens": 1})
+    web.post(f"{server.url}/v1/completions", json=body | {"max_tokens": 1})
     asking = Asking(server, body)
     lose_engine(server, pause)
     next_engine(server)
@@ -186,7 +186,7 @@ def test_keys_share_cached_pages_unless_they_are_kept_apart(make_server):
     def cached(server: RunningServer, key: str) -> int:
         headers = {"authorization": f"Bearer {key}"}
         body = {"prompt": LONG, "max_tokens": 1}
-        usage = http.post(f"{server.url}/v1/completions", json=body, headers=headers).json()["usage"]
+        usage = web.post(f"{server.url}/v1/completions", json=body, headers=headers).json()["usage"]
         return usage["prompt_tokens_details"]["cached_tokens"]
 
     together = make_server(settings=ServerSettings(api_key="one,two"))

@@ -18,7 +18,7 @@ from schemathesis.specs.openapi.checks import (
 )
 
 from quire.server.openapi import document
-from tests import http
+from tests import web
 from tests.patience import WAIT_S
 from tests.server.running import RunningServer
 from tests.server.vocabulary import JSON_PIECES, served_model
@@ -98,7 +98,7 @@ EXAMPLES = [
 @pytest.mark.parametrize(("label", "body", "schemas"), EXAMPLES)
 def test_answers_are_as_the_document_says_and_one_that_lacks_a_field_is_found_out(server, label, body, schemas):
     method, path = label.split()
-    check_answer(label, http.request(method, server.url + path, json=body), schemas)
+    check_answer(label, web.request(method, server.url + path, json=body), schemas)
 
 
 def test_calls_of_tools_are_as_the_document_says():
@@ -109,8 +109,8 @@ def test_calls_of_tools_are_as_the_document_says():
     try:
         url, label = f"{server.url}/v1/chat/completions", "POST /v1/chat/completions"
         asked = SAID | {"tools": [TOOL], "tool_choice": "required", "max_tokens": 1000, "seed": 1}
-        check_answer(label, http.post(url, json=asked), ["ToolCall", "FunctionCall"])
-        check_answer(label, http.post(url, json=asked | {"stream": True}), ["ToolCallPart", "FunctionCallPart"])
+        check_answer(label, web.post(url, json=asked), ["ToolCall", "FunctionCall"])
+        check_answer(label, web.post(url, json=asked | {"stream": True}), ["ToolCallPart", "FunctionCallPart"])
     finally:
         server.stop()
 

@@ -13,7 +13,7 @@ import pytest
 
 from quire.server.settings import ServerSettings
 from quire.text.chat import ChatTemplate, ChatTemplates
-from tests import http
+from tests import web
 from tests.fake_executor import NAN
 from tests.patience import WAIT_S
 from tests.server.running import RunningServer
@@ -103,7 +103,7 @@ def test_a_client_that_does_not_read_slows_nobody_and_is_bounded(make_server):
     server = make_server(settings=ServerSettings(max_buffered_tokens=200), model=model, max_batch_size=17)
     slow = send_raw(server, "/v1/completions", LONG | {"stream": True, "n": 16})
     server.wait_until(lambda: server.service.metrics.num_requests == 1)
-    answer = http.post(f"{server.url}/v1/completions", json=LONG | {"max_tokens": 50}).json()
+    answer = web.post(f"{server.url}/v1/completions", json=LONG | {"max_tokens": 50}).json()
     assert answer["usage"]["completion_tokens"] == 50
     server.wait_until(lambda: server.service.metrics.failures["overloaded"] == 1)
     server.wait_until(lambda: num_requests(server) == 0)
@@ -115,7 +115,7 @@ def test_more_requests_than_may_be_open_are_refused_with_a_time(make_server, gat
     first = send_raw(server, "/v1/completions", LONG)
     server.wait_until(lambda: server.service.num_streams == 1)
     for path, body in (("/v1/completions", LONG), ("/generate", {"inputs": "abc"})):
-        refused = http.post(server.url + path, json=body)
+        refused = web.post(server.url + path, json=body)
         assert refused.status_code == 429
         assert int(refused.headers["retry-after"]) >= 1
     assert refused.json()["error_type"] == "overloaded"
@@ -166,7 +166,7 @@ def test_a_full_queue_is_a_429_also_for_streams(make_server, gate):
     gate.step_until(lambda: server.driver._engine.scheduler.num_waiting == 1)
     refused = []
     asking = threading.Thread(
-        target=lambda: refused.append(http.post(f"{server.url}/v1/completions", json=LONG | {"stream": True}))
+        target=lambda: refused.append(web.post(f"{server.url}/v1/completions", json=LONG | {"stream": True}))
     )
     asking.start()
     while asking.is_alive():
@@ -190,43 +190,43 @@ def test_tokens_that_the_tokenizer_does_not_know_are_answered_with_their_scores(
         ("/generate", {"inputs": "abc", "parameters": {"max_new_tokens": 30, "details": True, "top_n_tokens": 3}}),
     ):
         for stream in ({}, {"stream": True}) if path != "/generate" else ({},):
-            answer = http.post(server.url + path, json=body | stream)
+            answer = web.post(server.url + path, json=body | stream)
             assert answer.status_code == 200, answer.text
             assert '"error"' not in answer.text
-    scores = http.post(f"{server.url}/v1/completions", json=asked | {"logprobs": 3}).json()["choices"][0]["logprobs"]
+    scores = web.post(f"{server.url}/v1/completions", json=asked | {"logprobs": 3}).json()["choices"][0]["logprobs"]
     assert any(token.startswith("token_id:") for token in scores["tokens"])
 
 
 def test_a_request_whose_row_fails_fails_alone(server):
     poisoned = {"prompt": [1, NAN, 2], "max_tokens": 5}
-    answer = http.post(f"{server.url}/v1/completions", json=poisoned)
+    answer = web.post(f"{server.url}/v1/completions", json=poisoned)
     assert (answer.status_code, answer.json()["error"]["type"]) == (500, "server_error")
     text = {"inputs": f"a{PIECES[NAN]}b", "parameters": {"max_new_tokens": 5}}
-    answer = http.post(f"{server.url}/generate", json=text)
+    answer = web.post(f"{server.url}/generate", json=text)
     assert (answer.status_code, answer.json()["error_type"]) == (424, "generation")
 
 
 def test_a_failure_half_way_is_an_event_in_the_stream(make_server, gate):
     server = make_server(before_result=gate)
     gate.let(5)
-    with http.stream("POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}) as answer:
+    with web.stream("POST", f"{server.url}/v1/completions", json=LONG | {"stream": True}) as answer:
         lines = answer.iter_lines()
         assert "choices" in next(lines)
         server.loop.call_soon_threadsafe(server.service.disconnect, "the engine process ended")
         rest = [line for line in lines if line]
     assert json.loads(rest[-1].removeprefix("data: "))["error"]["message"] == "the engine process ended"
-    refused = http.post(f"{server.url}/v1/completions", json=LONG)
+    refused = web.post(f"{server.url}/v1/completions", json=LONG)
     assert (refused.status_code, refused.json()["error"]["type"]) == (503, "service_unavailable_error")
-    ready = http.get(f"{server.url}/health")
+    ready = web.get(f"{server.url}/health")
     assert (ready.status_code, ready.json()["reason"]) == (503, "the engine process ended")
     assert ready.json()["error_type"] == "healthcheck"
-    assert http.get(f"{server.url}/health/live").status_code == 503
+    assert web.get(f"{server.url}/health/live").status_code == 503
 
 
 def test_a_request_that_takes_too_long_ends_with_504(make_server):
     settings = ServerSettings(request_timeout_s=0.1)
     server = make_server(settings=settings, before_result=lambda *_: time.sleep(0.02))
-    answer = http.post(f"{server.url}/v1/completions", json=LONG)
+    answer = web.post(f"{server.url}/v1/completions", json=LONG)
     assert answer.status_code == 504
     assert "timeout_s of 0.1 passed" in answer.json()["error"]["message"]
 
@@ -235,13 +235,13 @@ def test_draining_finishes_what_runs_and_refuses_what_comes(make_server, gate):
     server = make_server(before_result=gate)
     answers = []
     asking = threading.Thread(
-        target=lambda: answers.append(http.post(f"{server.url}/v1/completions", json=LONG | {"max_tokens": 5}))
+        target=lambda: answers.append(web.post(f"{server.url}/v1/completions", json=LONG | {"max_tokens": 5}))
     )
     asking.start()
     server.wait_until(lambda: server.service.num_streams == 1)
     draining = asyncio.run_coroutine_threadsafe(server.service.drain(WAIT_S), server.loop)
     server.wait_until(lambda: server.service.is_draining)
-    refused = http.post(f"{server.url}/v1/completions", json=LONG)
+    refused = web.post(f"{server.url}/v1/completions", json=LONG)
     assert (refused.status_code, "shutting down" in refused.text) == (503, True)
     gate.open()
     draining.result(WAIT_S)
@@ -252,7 +252,7 @@ def test_draining_finishes_what_runs_and_refuses_what_comes(make_server, gate):
 def test_what_cannot_finish_in_time_is_told(make_server, gate):
     server = make_server(before_result=gate)
     answers = []
-    asking = threading.Thread(target=lambda: answers.append(http.post(f"{server.url}/v1/completions", json=LONG)))
+    asking = threading.Thread(target=lambda: answers.append(web.post(f"{server.url}/v1/completions", json=LONG)))
     asking.start()
     server.wait_until(lambda: server.service.num_streams == 1)
     asyncio.run_coroutine_threadsafe(server.service.drain(0.05), server.loop).result(WAIT_S)
@@ -266,12 +266,12 @@ def test_keys_open_the_door_and_nothing_else_does(make_server):
 
     def ask(value: bytes | None) -> int:
         headers = {} if value is None else {b"authorization": value}
-        return http.post(f"{server.url}/v1/completions", json=small, headers=headers).status_code
+        return web.post(f"{server.url}/v1/completions", json=small, headers=headers).status_code
 
     assert [ask(key) for key in (b"Bearer first", "Bearer sécond".encode(), b"bearer first")] == [200] * 3
     assert [ask(key) for key in (None, b"", b"Bearer", b"Bearer FIRST", b"first", b"Basic first")] == [401] * 6
-    assert http.get(f"{server.url}/health").status_code == 200
-    assert http.post(server.url, json={"inputs": "a"}).status_code == 401
+    assert web.get(f"{server.url}/health").status_code == 200
+    assert web.post(server.url, json={"inputs": "a"}).status_code == 401
 
 
 def test_browsers_of_the_named_origins_may_ask(make_server):
@@ -279,7 +279,7 @@ def test_browsers_of_the_named_origins_may_ask(make_server):
 
     def preflight(origin: str) -> httpx.Response:
         headers = {"origin": origin, "access-control-request-method": "POST"}
-        return http.options(f"{server.url}/v1/completions", headers=headers)
+        return web.options(f"{server.url}/v1/completions", headers=headers)
 
     assert preflight("https://one.example").headers["access-control-allow-origin"] == "https://one.example"
     assert "access-control-allow-origin" not in preflight("https://two.example").headers
@@ -287,9 +287,9 @@ def test_browsers_of_the_named_origins_may_ask(make_server):
 
 def test_metrics_count_what_happened(make_server):
     server = make_server()
-    http.post(f"{server.url}/generate", json={"inputs": "abc", "parameters": {"max_new_tokens": 7}})
-    http.post(f"{server.url}/generate", json={"inputs": ""})
-    text = http.get(f"{server.url}/metrics").text
+    web.post(f"{server.url}/generate", json={"inputs": "abc", "parameters": {"max_new_tokens": 7}})
+    web.post(f"{server.url}/generate", json={"inputs": ""})
+    text = web.get(f"{server.url}/metrics").text
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert values["tgi_request_count"] == "2"
     assert values["tgi_request_success"] == "1"
@@ -305,11 +305,11 @@ def test_what_a_chat_template_refuses_is_counted_as_such(make_server):
     templates = ChatTemplates({"default": ChatTemplate("{{ raise_exception('no roles') }}")})
     server = make_server(model=replace(served_model(), templates=templates))
     chat = {"messages": [{"role": "user", "content": "hi"}]}
-    refused = http.post(f"{server.url}/v1/chat/completions", json=chat)
+    refused = web.post(f"{server.url}/v1/chat/completions", json=chat)
     assert (refused.status_code, refused.json()["error"]["code"]) == (400, "template_error")
-    native = http.post(f"{server.url}/chat_tokenize", json=chat)
+    native = web.post(f"{server.url}/chat_tokenize", json=chat)
     assert (native.status_code, native.json()["error_type"]) == (422, "template_error")
-    text = http.get(f"{server.url}/metrics").text
+    text = web.get(f"{server.url}/metrics").text
     assert 'tgi_request_failure{err="template"} 1\n' in text
     assert 'tgi_request_failure{err="validation"} 0\n' in text
 
@@ -318,16 +318,16 @@ def test_what_a_chat_template_refuses_is_counted_as_such(make_server):
 def test_no_token_is_counted_as_skipped_without_speculation(make_server, max_burst):
     """A burst brings several tokens in one step, and computes each of them."""
     server = make_server(max_burst=max_burst)
-    http.post(f"{server.url}/generate", json={"inputs": "abc", "parameters": {"max_new_tokens": 7}})
-    text = http.get(f"{server.url}/metrics").text
+    web.post(f"{server.url}/generate", json={"inputs": "abc", "parameters": {"max_new_tokens": 7}})
+    text = web.get(f"{server.url}/metrics").text
     assert "tgi_request_skipped_tokens_count 7\n" in text
     assert "tgi_request_skipped_tokens_sum 0" in text
 
 
 def test_the_time_to_turn_tokens_into_text_is_measured_by_step(make_server):
     server = make_server()
-    http.post(f"{server.url}/generate", json={"inputs": "abc", "parameters": {"max_new_tokens": 7}})
-    text = http.get(f"{server.url}/metrics").text
+    web.post(f"{server.url}/generate", json={"inputs": "abc", "parameters": {"max_new_tokens": 7}})
+    text = web.get(f"{server.url}/metrics").text
     values = dict(line.rsplit(" ", 1) for line in text.splitlines() if not line.startswith("#"))
     assert values["quire_detokenize_seconds_count"] == "7"
     assert 0 < float(values["quire_detokenize_seconds_sum"]) <= float(values["tgi_request_duration_sum"])

@@ -9,7 +9,7 @@ import pytest
 from huggingface_hub import InferenceClient
 
 from quire.server.settings import ServerSettings
-from tests import http
+from tests import web
 from tests.server.running import RunningServer
 from tests.server.vocabulary import JSON_PIECES, served_model
 
@@ -116,7 +116,7 @@ def test_generate_follows_a_regular_expression(hugging, writer):
         assert re.fullmatch(pattern, found.generated_text)
     pieces = list(hugging.text_generation("go", stream=True, **how))
     assert re.fullmatch(pattern, "".join(pieces).removesuffix("<|end|>"))
-    best = http.post(f"{writer.url}/generate", json={"inputs": "go", "parameters": how | {"best_of": 2}}).json()
+    best = web.post(f"{writer.url}/generate", json={"inputs": "go", "parameters": how | {"best_of": 2}}).json()
     assert re.fullmatch(pattern, best["generated_text"])
 
 
@@ -175,7 +175,7 @@ def test_what_contradicts_a_grammar_is_refused(client, changes, why):
 def test_generate_refuses_with_its_own_status(writer):
     for grammar in ({"type": "regex", "value": "(a"}, {"type": "nothing"}):
         body = {"inputs": "go", "parameters": {"grammar": grammar}}
-        refused = http.post(f"{writer.url}/generate", json=body)
+        refused = web.post(f"{writer.url}/generate", json=body)
         assert refused.status_code == 422
         assert refused.json()["error_type"] == "validation"
         assert refused.json()["error"].startswith("grammar")
@@ -185,7 +185,7 @@ def test_schemas_need_properties_where_text_generation_inference_wants_them(make
     strict = make_server(settings=ServerSettings(tgi_strict=True), model=served_model(end_ids=(0,), pieces=JSON_PIECES))
     for schema, status in ((SCHEMA, 200), ({"type": "object"}, 422)):
         body = {"inputs": "go", "parameters": {"grammar": {"type": "json", "value": schema}, "max_new_tokens": 5}}
-        assert http.post(f"{strict.url}/generate", json=body).status_code == status
+        assert web.post(f"{strict.url}/generate", json=body).status_code == status
 
 
 def test_grammars_can_be_switched_off_and_need_an_end(make_server: Callable[..., RunningServer]):
@@ -193,6 +193,6 @@ def test_grammars_can_be_switched_off_and_need_an_end(make_server: Callable[...,
     endless = make_server()
     for server, why in ((off, "--disable-grammar-support"), (endless, "no end-of-sequence token")):
         body = {"messages": ASK, "response_format": {"type": "json_object"}}
-        refused = http.post(f"{server.url}/v1/chat/completions", json=body)
+        refused = web.post(f"{server.url}/v1/chat/completions", json=body)
         assert refused.status_code == 400
         assert why in refused.json()["error"]["message"]

@@ -8,7 +8,7 @@ from huggingface_hub import InferenceClient
 from huggingface_hub.errors import ValidationError as HubValidationError
 
 from quire.server.settings import ServerSettings
-from tests import http
+from tests import web
 from tests.patience import WAIT_S
 from tests.server.running import RunningServer
 from tests.server.vocabulary import END, served_model
@@ -20,7 +20,7 @@ def client(server: RunningServer) -> InferenceClient:
 
 
 def post(server: RunningServer, path: str, body: object) -> httpx.Response:
-    return http.post(server.url + path, json=body)
+    return web.post(server.url + path, json=body)
 
 
 def events(response: httpx.Response) -> list[dict]:
@@ -180,7 +180,7 @@ def test_a_chat_is_shown_as_its_template_has_it(server):
 
 
 def test_info_names_the_model_and_its_limits(server):
-    info = http.get(f"{server.url}/info").json()
+    info = web.get(f"{server.url}/info").json()
     assert list(info) == [
         "model_id", "model_sha", "model_pipeline_tag", "max_concurrent_requests", "max_best_of", "max_stop_sequences",
         "max_input_tokens", "max_total_tokens", "validation_workers", "max_client_batch_size", "router", "version",

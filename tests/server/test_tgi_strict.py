@@ -11,7 +11,7 @@ from quire.server.openai.requests import ChatRequest, CompletionRequest
 from quire.server.settings import ServerSettings
 from quire.server.tgi.end_anchored_stops import MAX_PASS_TOKENS, EndAnchoredStops
 from quire.server.tgi.quirks import as_read
-from tests import http
+from tests import web
 from tests.server.running import RunningServer
 from tests.server.vocabulary import served_model
 
@@ -36,7 +36,7 @@ def ending():
 
 
 def post(server: RunningServer, path: str, body: object, **options) -> httpx.Response:
-    return http.post(server.url + path, json=body, **options)
+    return web.post(server.url + path, json=body, **options)
 
 
 def events(response: httpx.Response) -> list[dict]:
@@ -161,7 +161,7 @@ def test_the_sampling_that_a_model_asks_for_is_not_looked_at(make_server):
 
 def test_models_and_keys(make_server):
     server = make_server(settings=ServerSettings(tgi_strict=True, api_key="key"))
-    assert http.get(f"{server.url}/v1/models").json()["data"] == [
+    assert web.get(f"{server.url}/v1/models").json()["data"] == [
         {"id": "fake", "object": "model", "created": 0, "owned_by": "fake"}
     ]
     refused = post(server, "/v1/completions", COMPLETION)

@@ -7,7 +7,7 @@ import openai
 import pytest
 from huggingface_hub import InferenceClient
 
-from tests import http
+from tests import web
 from tests.server.running import RunningServer
 from tests.server.vocabulary import JSON_PIECES, served_model
 from tests.text.templates import TEMPLATES
@@ -164,17 +164,17 @@ def test_tools_and_calls_reach_the_template(caller):
         {"role": "tool", "tool_call_id": "1", "content": "sunny"},
     ]
     body = {"messages": conversation, "tools": [NOW], "tool_prompt": "call when you can."}
-    text = http.post(f"{caller.url}/chat_tokenize", json=body).json()["templated_text"]
+    text = web.post(f"{caller.url}/chat_tokenize", json=body).json()["templated_text"]
     assert '"name": "now"' in text
     assert "system: call when you can." in text
     assert "<tool_call>weather rometool: sunny" in text
-    none = http.post(f"{caller.url}/chat_tokenize", json=body | {"tool_choice": "none", "tool_prompt": None}).json()
+    none = web.post(f"{caller.url}/chat_tokenize", json=body | {"tool_choice": "none", "tool_prompt": None}).json()
     assert "now" not in none["templated_text"]
 
 
 def test_templates_without_tools_are_told_of_them_in_text(make_server: Callable[..., RunningServer]):
     server = make_server(model=served_model(end_ids=(0,), pieces=JSON_PIECES, max_total_tokens=4096))
-    text = http.post(f"{server.url}/chat_tokenize", json={"messages": ASK, "tools": [NOW]}).json()["templated_text"]
+    text = web.post(f"{server.url}/chat_tokenize", json={"messages": ASK, "tools": [NOW]}).json()["templated_text"]
     assert text.startswith("system: You can call functions.")
     assert '"name": "now"' in text
 
@@ -188,7 +188,7 @@ def test_models_write_calls_as_their_templates_do(make_server: Callable[..., Run
     model = served_model(8192, end_ids=(0,), pieces=JSON_PIECES, template=TEMPLATES[template])
     server = make_server(model=model, max_sequence_tokens=8192, num_pages=9000)
     asked = {"tools": [NOW], "tool_choice": "required", "parallel_tool_calls": False}
-    reply = http.post(
+    reply = web.post(
         f"{server.url}/v1/chat/completions",
         json={"messages": ASK, "return_token_ids": True, "max_tokens": 200, **asked},
     ).json()
@@ -234,7 +234,7 @@ def test_hugging_faces_client_calls_tools(caller):
     ],
 )
 def test_what_is_wrong_with_tools_is_named(caller, fields, why):
-    refused = http.post(f"{caller.url}/v1/chat/completions", json={"messages": ASK} | fields)
+    refused = web.post(f"{caller.url}/v1/chat/completions", json={"messages": ASK} | fields)
     assert refused.status_code == 400
     assert why in refused.json()["error"]["message"]
 

@@ -18,7 +18,7 @@ from opentelemetry.trace import Link, SpanKind
 from quire.core.plan import StepPlan
 from quire.errors import InvalidSetting
 from quire.server.tracing import Tracing, tracing_to
-from tests import http
+from tests import web
 from tests.fake_executor import NAN
 
 CALLER = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
@@ -81,7 +81,7 @@ def ids_of(links: Iterable[Link]) -> set[int]:
     ],
 )
 def test_a_request_is_a_span_of_its_caller_with_its_parts_in_order(traced, exporter, path, body, name):
-    http.post(traced.url + path, json=body, headers={"traceparent": CALLER})
+    web.post(traced.url + path, json=body, headers={"traceparent": CALLER})
     spans = spans_of(traced, exporter)
     assert set(spans) == {name, "schedule", "waiting", "infer", "prefill", "decode", "send_generation"}
     root = spans[name]
@@ -102,7 +102,7 @@ def test_a_request_is_a_span_of_its_caller_with_its_parts_in_order(traced, expor
 
 
 def test_a_request_without_a_caller_begins_a_trace(traced, exporter):
-    http.post(f"{traced.url}/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers={"traceparent": "x"})
+    web.post(f"{traced.url}/v1/completions", json={"prompt": "a", "max_tokens": 1}, headers={"traceparent": "x"})
     assert spans_of(traced, exporter)["completions"].parent is None
 
 
@@ -114,7 +114,7 @@ def test_a_request_without_a_caller_begins_a_trace(traced, exporter):
     ],
 )
 def test_a_request_that_fails_is_one_span_with_the_kind_of_its_error(traced, exporter, body, kind, names):
-    assert http.post(f"{traced.url}/v1/completions", json=body).status_code >= 400
+    assert web.post(f"{traced.url}/v1/completions", json=body).status_code >= 400
     spans = spans_of(traced, exporter)
     assert set(spans) == names
     assert not spans["completions"].status.is_ok
@@ -122,7 +122,7 @@ def test_a_request_that_fails_is_one_span_with_the_kind_of_its_error(traced, exp
 
 
 def test_a_refused_request_has_the_time_in_which_it_was_checked(traced, exporter):
-    http.post(f"{traced.url}/v1/completions", json={"prompt": "abc", "top_p": 7})
+    web.post(f"{traced.url}/v1/completions", json={"prompt": "abc", "top_p": 7})
     spans = spans_of(traced, exporter)
     root, schedule = spans["completions"], spans["schedule"]
     assert root.start_time == schedule.start_time < schedule.end_time == root.end_time
@@ -130,7 +130,7 @@ def test_a_refused_request_has_the_time_in_which_it_was_checked(traced, exporter
 
 
 def test_steps_are_spans_of_their_own_linked_with_their_requests(traced, exporter):
-    http.post(f"{traced.url}/v1/completions", json={"prompt": "abc", "max_tokens": 5})
+    web.post(f"{traced.url}/v1/completions", json={"prompt": "abc", "max_tokens": 5})
     root = spans_of(traced, exporter)["completions"]
     batches = batches_of(exporter)
     assert batches
@@ -151,7 +151,7 @@ def test_steps_are_spans_of_their_own_linked_with_their_requests(traced, exporte
 
 
 def test_a_step_that_tells_errors_has_a_part_for_them(traced, exporter):
-    http.post(f"{traced.url}/v1/completions", json={"prompt": [1, NAN, 2], "max_tokens": 3})
+    web.post(f"{traced.url}/v1/completions", json={"prompt": [1, NAN, 2], "max_tokens": 3})
     root = spans_of(traced, exporter)["completions"]
     traced.wait_until(lambda: any("send_errors" in parts for _, parts in batches_of(exporter)))
     ((batch, parts),) = batches_of(exporter)
@@ -165,7 +165,7 @@ def test_a_step_that_fails_is_a_span_with_an_error(make_server, exporter):
             raise RuntimeError("a device fault")
 
     server = traced_server(make_server(before_result=fault), exporter)
-    assert http.post(f"{server.url}/v1/completions", json={"prompt": "abc", "max_tokens": 5}).status_code == 200
+    assert web.post(f"{server.url}/v1/completions", json={"prompt": "abc", "max_tokens": 5}).status_code == 200
     root = spans_of(server, exporter)["completions"]
     ((batch, parts),) = [one for one in batches_of(exporter) if not one[0].status.is_ok]
     assert set(parts) == {"decode"}
@@ -174,7 +174,7 @@ def test_a_step_that_fails_is_a_span_with_an_error(make_server, exporter):
 
 def test_a_request_that_its_caller_does_not_want_traced_leaves_no_span(traced, exporter):
     headers = {"traceparent": CALLER.removesuffix("01") + "00"}
-    http.post(f"{traced.url}/v1/completions", json={"prompt": "abc", "max_tokens": 5}, headers=headers)
+    web.post(f"{traced.url}/v1/completions", json={"prompt": "abc", "max_tokens": 5}, headers=headers)
     traced.wait_until(lambda: traced.service.num_streams == 0)
     assert not exporter.get_finished_spans()
 
@@ -212,7 +212,7 @@ def test_a_collector_gets_them_by_http_where_its_address_says_so(make_server):
         server = make_server()
         url = f"http://127.0.0.1:{collector.server_port}/v1/traces"
         server.service.tracing = tracing_to(url, "tested")
-        http.post(f"{server.url}/v1/completions", json={"prompt": "a", "max_tokens": 2})
+        web.post(f"{server.url}/v1/completions", json={"prompt": "a", "max_tokens": 2})
         server.wait_until(lambda: server.service.num_streams == 0)
         server.service.tracing.close()
         collector.shutdown()
@@ -240,7 +240,7 @@ def test_a_collector_gets_them_by_grpc_elsewhere(make_server):
     collector.start()
     server = make_server()
     server.service.tracing = tracing_to(f"http://127.0.0.1:{port}", "tested")
-    http.post(f"{server.url}/v1/completions", json={"prompt": "a", "max_tokens": 2})
+    web.post(f"{server.url}/v1/completions", json={"prompt": "a", "max_tokens": 2})
     server.wait_until(lambda: server.service.num_streams == 0)
     server.service.tracing.close()
     collector.stop(0)

@@ -4,7 +4,7 @@ import httpx
 import pytest
 
 from quire.server.settings import ServerSettings
-from tests import http
+from tests import web
 
 CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 6, "temperature": 0}
 GENERATE = {"inputs": "abc", "parameters": {"max_new_tokens": 6}}
@@ -12,7 +12,7 @@ MODEL = "/v2/models/fake/versions/1"
 
 
 def post(server, path: str, body: object) -> httpx.Response:
-    return http.post(server.url + path, json=body)
+    return web.post(server.url + path, json=body)
 
 
 def ids(server, text: str) -> list[int]:
@@ -51,9 +51,9 @@ def test_instances_that_cannot_be_are_refused(server, body, message):
 def test_the_platform_chooses_its_routes(make_server):
     settings = ServerSettings(aip_predict_route="/v1/predict", aip_health_route="/healthy", api_key="key")
     server = make_server(settings=settings)
-    assert http.get(f"{server.url}/healthy").status_code == 200
+    assert web.get(f"{server.url}/healthy").status_code == 200
     assert post(server, "/v1/predict", {"instances": [GENERATE]}).status_code == 401
-    with_key = http.post(
+    with_key = web.post(
         f"{server.url}/v1/predict", json={"instances": [GENERATE]}, headers={"authorization": "Bearer key"}
     )
     assert len(with_key.json()["predictions"]) == 1
@@ -102,18 +102,18 @@ def test_bytes_that_cannot_be_are_refused(server, body, status, message):
 
 
 def test_the_server_and_its_model_are_described(server):
-    assert http.get(f"{server.url}/v2").json()["name"] == "quire"
+    assert web.get(f"{server.url}/v2").json()["name"] == "quire"
     for path in ("/v2/health/live", "/v2/health/ready", f"{MODEL}/ready"):
-        assert http.get(server.url + path).json() == {"live": True}
-    assert http.get(server.url + MODEL).json() == {"name": "fake", "version": "1", "extensions": ["infer", "ready"]}
-    assert http.get(f"{server.url}/v2/models/other/versions/1").status_code == 404
-    assert http.post(server.url + MODEL).status_code == 405
+        assert web.get(server.url + path).json() == {"live": True}
+    assert web.get(server.url + MODEL).json() == {"name": "fake", "version": "1", "extensions": ["infer", "ready"]}
+    assert web.get(f"{server.url}/v2/models/other/versions/1").status_code == 404
+    assert web.post(server.url + MODEL).status_code == 405
 
 
 def test_these_routes_tell_their_timings_too(server):
     headers = {"x-quire-timings": "true"}
     for path, body in (("/vertex", {"instances": [GENERATE, CHAT]}), (f"{MODEL}/infer", infer(b"abc"))):
-        answer = http.post(server.url + path, json=body, headers=headers).json()
+        answer = web.post(server.url + path, json=body, headers=headers).json()
         assert answer["timings"]["decode_steps"] == 5
 
 
