@@ -124,13 +124,15 @@ class Storm:
             "HTTP worker killed": (2, lambda: self._strike_worker(signal.SIGKILL)),
             "HTTP worker stopped": (1, lambda: self._strike_worker(signal.SIGSTOP)),
         }
+        first: str | None = "engine killed"  # so that the shortest storm has a restart
         while not self._is_over():
             while self._is_patient and not self._is_over() and not await is_healthy(client):
                 await asyncio.sleep(0.5)
             await asyncio.sleep(self._chance.uniform(1.0, 6.0) * (2 if self._is_patient else 1))
-            name = self._chance.choices(list(harms), [weight for weight, _ in harms.values()])[0]
+            name = first or self._chance.choices(list(harms), [weight for weight, _ in harms.values()])[0]
             if harms[name][1]():
                 self.counts[name] += 1
+                first = None
 
     def _strike_worker(self, number: signal.Signals) -> bool:
         """A client that comes after it has stopped waits for the next one."""

@@ -58,6 +58,10 @@ def test_the_command_is_quiet_while_it_imports(number: signal.Signals, module: s
             break
     shown, errors = process.communicate(timeout=WAIT_S)
     assert "Traceback" not in errors
-    assert [line for line in errors.splitlines() if "import time:" not in line] == []
+    if process.returncode == 2:
+        pytest.skip("it had found out that there is no such shape before it heard the signal")
+    said = [line for line in errors.splitlines() if "import time:" not in line]
+    # It may have come further than the import by then.
+    assert [line.partition(" ")[2] for line in said] in ([], ["INFO stopped before the engine was ready"])
     assert shown == ""
-    assert process.returncode in (-number, 128 + number)
+    assert process.returncode in ((0,) if said else (-number, 128 + number))
