@@ -94,8 +94,24 @@ ToFrontEnd = Progress | Failed | Account | StepTrace | Started | Stats | Others 
 ToEngine = Submit | Abort | Counts | Hello
 
 _encoder = msgspec.msgpack.Encoder()
-decode_events = msgspec.msgpack.Decoder(list[ToFrontEnd]).decode
-decode_commands = msgspec.msgpack.Decoder(list[ToEngine]).decode
+_event_decoder = msgspec.msgpack.Decoder(list[ToFrontEnd])
+_command_decoder = msgspec.msgpack.Decoder(list[ToEngine])
+
+
+def decode_events(payload: bytes) -> list[ToFrontEnd]:
+    """Raises ValueError, of which msgspec's errors are kinds."""
+    try:
+        return _event_decoder.decode(payload)
+    except RecursionError as error:
+        raise ValueError("a message is nested too deeply") from error
+
+
+def decode_commands(payload: bytes) -> list[ToEngine]:
+    """Raises ValueError, or InvalidRequest where a request's values are out of range."""
+    try:
+        return _command_decoder.decode(payload)
+    except RecursionError as error:
+        raise ValueError("a message is nested too deeply") from error
 
 
 def frame(messages: Sequence[Any]) -> bytes:

@@ -1,8 +1,13 @@
 """Whatever bytes come, the wire's two ends say what they are or that they are nothing; and what is sent arrives."""
 
 import asyncio
+import struct
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,7 +16,9 @@ from quire.engine.front_end import FrontEnd
 from quire.engine.messages import Abort, Failed, Progress, StepTrace, Submit, TokenLogprobs, Update
 from quire.engine.wire import Counts, Frames, Hello, decode_commands, decode_events, frame
 from quire.errors import InvalidRequest
-from quire.request import FinishReason, Request, SamplingParams
+from quire.request import FinishReason, Grammar, GrammarKind, Request, SamplingParams
+
+MAX_CPU_S = 5.0  # of this process, for a few frames; most take microseconds, and the largest a part of a second
 
 ids = st.integers(0, 2**63 - 1)
 tokens = st.lists(st.integers(0, 2**31 - 1), max_size=6)
@@ -126,29 +133,81 @@ nonsense = st.one_of(
 )
 
 
+def raw(data: bytes) -> bytes:
+    """A frame of any bytes."""
+    return struct.pack("<I", len(data)) + data
+
+
+LARGE = 200_000
+NESTED = b"\x91" * LARGE + b"\x00"  # arrays of one element
+SUBMITTED = msgspec.msgpack.encode([Submit(Request(1, (1,), 1))])
+LARGE_FRAMES = {
+    "nested arrays": raw(NESTED),
+    "nested maps": raw(b"\x81\xa1a" * LARGE + b"\x00"),
+    "a message with a nested field too many": raw(SUBMITTED[:1] + bytes([SUBMITTED[1] + 1]) + SUBMITTED[2:] + NESTED),
+    "a long text": frame(["a" * 4 * 2**20]),
+    "many numbers": frame([list(range(LARGE))]),
+    "many messages": frame([Abort(number) for number in range(LARGE)]),
+    "a long prompt": frame([Submit(Request(1, tuple(range(LARGE)), 1))]),
+    "a long expression": frame(
+        [Submit(Request(1, (1,), 1, end_ids=(2,), grammar=Grammar(GrammarKind.REGEX, "\\p{" * 85_000)))]
+    ),
+    "a frame that never ends": struct.pack("<I", 200 * 2**20) + b"a" * LARGE,
+}
+nonsense |= st.sampled_from(list(LARGE_FRAMES)).map(LARGE_FRAMES.__getitem__)
+
+
+@contextmanager
+def bounded_work() -> Iterator[None]:
+    begun_s = time.process_time()
+    yield
+    assert time.process_time() - begun_s < MAX_CPU_S
+
+
+def engine_hears(sent: list[bytes]) -> None:
+    """Nothing is raised, and it does not take long."""
+    transport = Transport()
+    connection = FrontEnd(Process())
+    with bounded_work():
+        connection.connection_made(transport)
+        for data in sent:
+            if not transport.aborted:
+                connection.data_received(data)
+        connection.connection_lost(None)
+
+
+def front_end_hears(sent: list[bytes]) -> None:
+    """The same for the other end."""
+    transport, lost = Transport(), []
+    client = EngineClient(1, lambda messages: None, lost.append)
+    with bounded_work():
+        client.connection_made(transport)
+        for data in sent:
+            if not transport.aborted:
+                client.data_received(data)
+        client.connection_lost(None)
+    assert len(lost) == 1
+
+
 @given(st.lists(nonsense, min_size=1, max_size=4))
 @settings(max_examples=200)
 def test_an_engine_drops_who_sends_nonsense_and_raises_nothing(sent):
-    transport = Transport()
-    connection = FrontEnd(Process())
-    connection.connection_made(transport)
-    for data in sent:
-        if not transport.aborted:
-            connection.data_received(data)
-    connection.connection_lost(None)
+    engine_hears(sent)
 
 
 @given(st.lists(nonsense, min_size=1, max_size=4))
 @settings(max_examples=200)
 def test_a_front_end_gives_up_an_engine_that_sends_nonsense_and_raises_nothing(sent):
-    transport, lost = Transport(), []
-    client = EngineClient(1, lambda messages: None, lost.append)
-    client.connection_made(transport)
-    for data in sent:
-        if not transport.aborted:
-            client.data_received(data)
-    client.connection_lost(None)
-    assert len(lost) == 1
+    front_end_hears(sent)
+
+
+@pytest.mark.parametrize("name", LARGE_FRAMES)
+def test_what_is_large_or_nested_deeply_takes_no_longer_than_it_is_long(name):
+    data = LARGE_FRAMES[name]
+    pieces = [data[at : at + 4096] for at in range(0, len(data), 4096)]  # as a socket gives it
+    for sent in ([data], pieces):
+        engine_hears(sent)
+        front_end_hears(sent)
 
 
 @given(plain)
