@@ -2,11 +2,13 @@
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from quire.engine.messages import Abort, Account, Failed, Progress, StepTrace, Submit
+
+T = TypeVar("T")
 
 _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 256 * 2**20
@@ -100,16 +102,17 @@ _command_decoder = msgspec.msgpack.Decoder(list[ToEngine])
 
 def decode_events(payload: bytes) -> list[ToFrontEnd]:
     """Raises ValueError, of which msgspec's errors are kinds."""
-    try:
-        return _event_decoder.decode(payload)
-    except RecursionError as error:
-        raise ValueError("a message is nested too deeply") from error
+    return _decode(_event_decoder, payload)
 
 
 def decode_commands(payload: bytes) -> list[ToEngine]:
     """Raises ValueError, or InvalidRequest where a request's values are out of range."""
+    return _decode(_command_decoder, payload)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], payload: bytes) -> T:
     try:
-        return _command_decoder.decode(payload)
+        return decoder.decode(payload)
     except RecursionError as error:
         raise ValueError("a message is nested too deeply") from error
 

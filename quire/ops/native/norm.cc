@@ -1,4 +1,4 @@
-// Norms of rows, float32. The contract is that of rms_norm.py and layer_norm.py.
+// Norms of rows, float32. The contract is that of ops/norms.py.
 //
 // A row's sums are taken in one order, whatever is beside it: XLA's reductions change theirs with the number of rows.
 
