@@ -8,8 +8,8 @@ import statistics
 import time
 
 from quire import LLM, SamplingParams, json_schema
+from quire.grammar.matcher import Grammars
 from quire.request import Grammar
-from quire.text.grammar import Grammars
 
 ROWS = 8
 # Its answers are longer than what is asked for, so that all have the same number of tokens.

@@ -25,7 +25,7 @@ from quire.core.plan import StepPlan, StepResult
 from quire.core.scheduler import Scheduler
 from quire.engine.meter import Metered, metered
 from quire.engine.wire import Described
-from quire.server.serve import serve_engine
+from quire.server.processes.serve import serve_engine
 from quire.server.settings import ServerSettings
 
 START_S = 30.0

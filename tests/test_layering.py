@@ -23,22 +23,23 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "resolve": GROUND,
     "core": frozenset({"appointments", "errors", "request"}),
     "files": frozenset({"cache_folder", "errors"}),
-    "text": frozenset({"errors", "request", "files"}),
+    "text": frozenset({"errors", "request", "files", "grammar"}),
+    "grammar": frozenset({"errors", "request", "text"}),
     "sharding": GROUND,
     "ops": frozenset({"sharding"}) | GROUND,
     "models": frozenset({"ops", "sharding", "files"}) | GROUND,
     "executor": frozenset({"core.plan", "core.limits", "models", "ops", "sharding"}) | GROUND,
     "engine": frozenset({"core"}) | GROUND,
-    "engine.build": frozenset({"core", "executor", "models", "ops", "sharding", "files", "text"}) | GROUND,
-    "server": frozenset({"engine", "text", "files"}) | GROUND,
-    "llm": frozenset({"engine", "text", "files"}) | GROUND,
+    "engine.build": frozenset({"core", "executor", "models", "ops", "sharding", "files", "text", "grammar"}) | GROUND,
+    "server": frozenset({"engine", "text", "grammar", "files"}) | GROUND,
+    "llm": frozenset({"engine", "text", "grammar", "files"}) | GROUND,
 }
 IN_QUIRE_ITSELF = frozenset({"", "__version__", "__file__"})
 TOP = frozenset({"cli", "__init__", "__main__"})  # may import everything
 STANDARD_ONLY = GROUND | {"core"}  # these import nothing but the standard library and what is allowed above
 NEVER: dict[str, frozenset[str]] = {
     "core": frozenset({"threading", "time"}),  # a clock is an argument
-    **dict.fromkeys(("files", "text", "engine", "server", "llm"), frozenset({"jax", "jaxlib"})),
+    **dict.fromkeys(("files", "text", "grammar", "engine", "server", "llm"), frozenset({"jax", "jaxlib"})),
     "engine.build": frozenset(),  # it puts the parts together, devices included
 }
 

@@ -30,8 +30,8 @@ def serve(
     if served is not None:
         config = replace(config, model=served)
     config, settings = flags.applied(config, settings, os.environ)
-    from quire.server.logs import configure_logs
-    from quire.server.serve import serve as run
+    from quire.server.observe.logs import configure_logs
+    from quire.server.processes.serve import serve as run
 
     configure_logs(settings.log_format, settings.logging_level)
     for warning in flags.warnings():

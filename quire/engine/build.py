@@ -30,6 +30,7 @@ from quire.executor.programs import Programs
 from quire.executor.shapes import Shapes
 from quire.files import ModelFiles, Progress, locate, silent
 from quire.files.tensor_source import TensorSource
+from quire.grammar.matcher import Grammars
 from quire.models.checkpoint import Placement, load_weights, map_params, stored_names
 from quire.models.decoder import Decoder
 from quire.models.params import Param, ParamTree
@@ -48,7 +49,6 @@ from quire.resolve import (
     resolve_quantize,
 )
 from quire.sharding import key_copies, sharding, tensor_mesh
-from quire.text.grammar import Grammars
 from quire.text.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)

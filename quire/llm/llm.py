@@ -13,6 +13,7 @@ from quire.engine.build import Built, build_engine, make_plan
 from quire.engine.collector import keep_what_is_there
 from quire.errors import InvalidRequest, QuireError
 from quire.files import Progress, progress_bar, share_bar, silent
+from quire.grammar.checking import GrammarChecking
 from quire.llm.completion import Answer, Completion, Delta
 from quire.llm.engine_stepper import EngineStepper
 from quire.llm.prompts import Prompt, as_batch, as_ids, for_each, is_chat
@@ -20,7 +21,6 @@ from quire.llm.run import Ask, Run
 from quire.request import Grammar, Request, SamplingParams
 from quire.text.chat import ChatTemplates, load_chat_templates
 from quire.text.conversation import render_conversation
-from quire.text.grammar_checking import GrammarChecking
 from quire.text.stop_strings import MAX_STOPS, check_stops
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import InvalidRequest
+from quire.grammar.matcher import JSON_STYLE
 from quire.request import Grammar, GrammarKind
-from quire.text.grammar import JSON_STYLE
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 

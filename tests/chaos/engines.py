@@ -8,7 +8,7 @@ from pathlib import Path
 from quire.core.scheduler import Scheduler
 from quire.engine.meter import Metered, metered
 from quire.engine.wire import Described
-from quire.server.logs import configure_logs
+from quire.server.observe.logs import configure_logs
 from tests.chaos.faulty import Faults
 from tests.core.harness import limits
 from tests.fake_executor import FakeExecutor

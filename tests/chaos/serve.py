@@ -9,9 +9,9 @@ from pathlib import Path
 
 from quire.config import Config
 from quire.errors import QuireError
-from quire.server.logs import configure_logs
-from quire.server.model_engine import ModelEngine
-from quire.server.serve import serve_engine
+from quire.server.observe.logs import configure_logs
+from quire.server.processes.model_engine import ModelEngine
+from quire.server.processes.serve import serve_engine
 from quire.server.settings import ServerSettings
 from tests.chaos.engines import FakeModel
 from tests.chaos.faulty import Faults

@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.server.openai.requests import ChatRequest, CompletionRequest
+from quire.server.api.openai.requests import ChatRequest, CompletionRequest
+from quire.server.api.tgi.requests import Parameters, TokenizeRequest
+from quire.server.api.tgi.tokenize import DetokenizeRequest, PromptTokenizeRequest
 from quire.server.settings import ServerSettings
-from quire.server.tgi.requests import Parameters, TokenizeRequest
-from quire.server.tgi.tokenize import DetokenizeRequest, PromptTokenizeRequest
 from tests import web
 from tests.server.running import RunningServer
 

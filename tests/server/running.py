@@ -10,13 +10,13 @@ import uvicorn
 from quire.core.scheduler import Scheduler
 from quire.engine.driver import Driver
 from quire.engine.engine import Engine
+from quire.grammar.matcher import Grammars
 from quire.request import Request, SamplingParams
-from quire.server.app import make_app
-from quire.server.connection import Connection
-from quire.server.served_model import ServedModel
-from quire.server.service import Service
+from quire.server.http.app import make_app
+from quire.server.http.connection import Connection
+from quire.server.service.served_model import ServedModel
+from quire.server.service.service import Service
 from quire.server.settings import ServerSettings
-from quire.text.grammar import Grammars
 from tests.core.harness import limits
 from tests.fake_executor import VOCABULARY, FakeExecutor, expected_tokens
 from tests.patience import WAIT_S

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import QuireError
-from quire.server.serve import serve_engine
+from quire.server.processes.serve import serve_engine
 from quire.server.settings import ServerSettings
 from tests.server.fake_engine import FakeEngine
 

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from quire.engine.messages import Command, Progress, Update
 from quire.request import FinishReason, Request, SamplingParams
-from quire.server.service import Service
+from quire.server.http.sse import to_json, token_template
+from quire.server.service.service import Service
+from quire.server.service.stream import Asked, Delta
 from quire.server.settings import ServerSettings
-from quire.server.sse import to_json, token_template
-from quire.server.stream import Asked, Delta
 from tests import web
 from tests.server.vocabulary import served_model
 

@@ -7,8 +7,8 @@ from quire.core.scheduler import Scheduler
 from quire.engine.driver import Driver, Phase
 from quire.engine.messages import Event, Submit
 from quire.engine.meter import metered, read_stats
-from quire.server.engine_metrics import write_engine
-from quire.server.exposition import Exposition
+from quire.server.observe.engine_metrics import write_engine
+from quire.server.observe.exposition import Exposition
 from tests.core.harness import GREEDY, limits, request
 from tests.engine.toy_grammars import END, ToyGrammars, toy
 from tests.fake_executor import FakeExecutor, Fault

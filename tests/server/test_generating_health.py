@@ -10,8 +10,8 @@ from quire.core.plan import Update
 from quire.engine.messages import Abort, Command, Failed, Progress, Submit
 from quire.errors import Overloaded
 from quire.request import FinishReason
-from quire.server import health
-from quire.server.service import Service
+from quire.server.observe import health
+from quire.server.service.service import Service
 from quire.server.settings import ServerSettings
 from tests.patience import WAIT_S
 from tests.server.test_engine_health import stats

@@ -12,16 +12,16 @@ from pathlib import Path
 import pytest
 
 from quire.errors import DeadlineExceeded, EngineFailed, InvalidRequest, Overloaded
+from quire.grammar.checker import answer_line
+from quire.grammar.checking import MAX_WAITING
 from quire.request import Request, SamplingParams, json_schema, regex
-from quire.server.arrival import Arrival
-from quire.server.grammar_check import GrammarCheck
-from quire.server.guided import guided
 from quire.server.offload import Offload
-from quire.server.service import Service
+from quire.server.service.arrival import Arrival
+from quire.server.service.grammar_check import GrammarCheck
+from quire.server.service.guided import guided
+from quire.server.service.service import Service
+from quire.server.service.stream import Asked
 from quire.server.settings import ServerSettings
-from quire.server.stream import Asked
-from quire.text.grammar_checker import answer_line
-from quire.text.grammar_checking import MAX_WAITING
 from tests.server.vocabulary import served_model
 
 SLOW = json_schema({"type": "integer", "multipleOf": 999983})  # is given up after a second
@@ -100,7 +100,7 @@ def checkers(parent: int) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             started_by = int((folder / "stat").read_text().rpartition(")")[2].split()[1])
-            if started_by == parent and b"quire.text.grammar_checker" in (folder / "cmdline").read_bytes():
+            if started_by == parent and b"quire.grammar.checker" in (folder / "cmdline").read_bytes():
                 found.append(int(folder.name))
         except OSError:
             continue  # it has ended

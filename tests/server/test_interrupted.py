@@ -46,7 +46,7 @@ def test_a_server_that_starts_ends_without_a_word_of_its_processes(
 
 
 @pytest.mark.parametrize("number", SIGNALS, ids=["SIGINT", "SIGTERM"])
-@pytest.mark.parametrize("module", ["quire.cli", "quire.server.settings", "quire.server.supervisor"])
+@pytest.mark.parametrize("module", ["quire.cli", "quire.server.settings", "quire.server.processes.supervisor"])
 def test_the_command_is_quiet_while_it_imports(number: signal.Signals, module: str) -> None:
     """`-X importtime` says on standard error which module has just been imported."""
     command = [sys.executable, "-X", "importtime", "-m", "quire", "serve", "random:no-such-shape", "--port", "0"]

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from quire.engine.process import EngineProcess
 from quire.engine.wire import Described
-from quire.server.front_end import FrontEnd
+from quire.server.processes.front_end import FrontEnd
 from quire.server.settings import ServerSettings
 from quire.text.chat import ChatTemplates
 from quire.text.tokenizer import Tokenizer

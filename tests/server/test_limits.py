@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from starlette.types import Receive, Scope, Send
 
-from quire.server.access import Access
-from quire.server.connection import MAX_HEAD_BYTES, Connection
+from quire.server.http.access import Access
+from quire.server.http.connection import MAX_HEAD_BYTES, Connection
 from quire.server.settings import ServerSettings
 from tests import web
 from tests.patience import WAIT_S

@@ -5,7 +5,7 @@ import logging
 
 import pytest
 
-from quire.server.logs import JsonFormatter, TextFormatter
+from quire.server.observe.logs import JsonFormatter, TextFormatter
 from quire.server.settings import ServerSettings
 from tests import web
 

@@ -3,8 +3,8 @@
 import pytest
 
 from quire.errors import InvalidRequest
+from quire.server.api.validation import parse_json
 from quire.server.settings import ServerSettings
-from quire.server.validation import parse_json
 from quire.text.chat import ChatTemplate
 from quire.text.json_text import MAX_VALUES
 from tests import web

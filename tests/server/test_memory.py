@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import httpx
 import pytest
 
-from quire.server.stream import Stream
+from quire.server.service.stream import Stream
 from tests.fake_executor import NAN
 from tests.patience import WAIT_S
 from tests.server.processes import wait_until

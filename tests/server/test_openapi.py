@@ -6,10 +6,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from quire.server.app import PATTERNS, ROUTES
-from quire.server.openai.requests import CHAT_REFUSALS, COMPLETION_REFUSALS, ChatRequest, CompletionRequest
-from quire.server.openapi import document
-from quire.server.tgi.requests import PARAMETER_REFUSALS, Parameters
+from quire.server.api.openai.requests import CHAT_REFUSALS, COMPLETION_REFUSALS, ChatRequest, CompletionRequest
+from quire.server.api.tgi.requests import PARAMETER_REFUSALS, Parameters
+from quire.server.http.app import PATTERNS, ROUTES
+from quire.server.http.openapi import document
 from tests import web
 
 API = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")

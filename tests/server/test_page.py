@@ -7,7 +7,7 @@ from pathlib import Path
 import httpx
 
 import quire
-from quire.server.app import PATTERNS, ROUTES
+from quire.server.http.app import PATTERNS, ROUTES
 from quire.server.settings import ServerSettings
 from tests import web
 from tests.server.processes import Served, free_port, wait_until
@@ -116,4 +116,4 @@ def test_the_page_is_packaged():
     settings = tomllib.loads((root.parent / "pyproject.toml").read_text())
     patterns = settings["tool"]["setuptools"]["package-data"]["quire"]
     packaged = {path for pattern in patterns for path in root.glob(pattern)}
-    assert {root / "server/web" / name for name in ("index.html", "page.css", "page.js")} <= packaged
+    assert {root / "server/http/web" / name for name in ("index.html", "page.css", "page.js")} <= packaged

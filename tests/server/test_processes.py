@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import httpx
 import pytest
 
-from quire.server.serve import print_ready
+from quire.server.processes.serve import print_ready
 from tests import web
 from tests.server.fake_engine import HANG
 from tests.server.processes import WAIT_S, Served, free_port, wait_until

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from quire.server.restarts import MAX_DELAY_S, MAX_FAILED_STARTS, QUICK_S, SEARCH_FACTOR, Restarts
+from quire.server.processes.restarts import MAX_DELAY_S, MAX_FAILED_STARTS, QUICK_S, SEARCH_FACTOR, Restarts
 
 
 def test_the_first_end_is_mended_at_once_and_those_that_follow_back_off():

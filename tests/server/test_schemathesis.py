@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from quire.server.openapi import document
+from quire.server.http.openapi import document
 from tests import web
 from tests.patience import WAIT_S
 from tests.server.running import RunningServer

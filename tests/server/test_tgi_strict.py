@@ -7,10 +7,10 @@ import httpx
 import pytest
 
 from quire.files.generation_defaults import GenerationDefaults
-from quire.server.openai.requests import ChatRequest, CompletionRequest
+from quire.server.api.openai.requests import ChatRequest, CompletionRequest
+from quire.server.api.tgi.end_anchored_stops import MAX_PASS_TOKENS, EndAnchoredStops
+from quire.server.api.tgi.quirks import as_read
 from quire.server.settings import ServerSettings
-from quire.server.tgi.end_anchored_stops import MAX_PASS_TOKENS, EndAnchoredStops
-from quire.server.tgi.quirks import as_read
 from tests import web
 from tests.server.running import RunningServer
 from tests.server.vocabulary import served_model

@@ -17,7 +17,7 @@ from opentelemetry.trace import Link, SpanKind
 
 from quire.core.plan import StepPlan
 from quire.errors import InvalidSetting
-from quire.server.tracing import Tracing, tracing_to
+from quire.server.observe.tracing import Tracing, tracing_to
 from tests import web
 from tests.fake_executor import NAN
 
@@ -180,7 +180,7 @@ def test_a_request_that_its_caller_does_not_want_traced_leaves_no_span(traced, e
 
 
 def test_without_it_nothing_of_it_is_loaded():
-    code = "import sys, quire.server.front_end, quire.server.serve\n"
+    code = "import sys, quire.server.processes.front_end, quire.server.processes.serve\n"
     code += "print([name for name in sys.modules if 'opentelemetry' in name])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

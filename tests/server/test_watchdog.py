@@ -6,8 +6,8 @@ import time
 
 from quire.engine.leash import Pulse
 from quire.engine.longest_step import STUCK_FACTOR, LongestStep
-from quire.server.child import Child
-from quire.server.watchdog import Silence, StuckEngine, watch
+from quire.server.processes.child import Child
+from quire.server.processes.watchdog import Silence, StuckEngine, watch
 from tests.patience import WAIT_S
 
 

@@ -3,7 +3,7 @@
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from quire.files.generation_defaults import GenerationDefaults
-from quire.server.served_model import ServedModel
+from quire.server.service.served_model import ServedModel
 from quire.text.chat import ChatTemplate, ChatTemplates
 from quire.text.tokenizer import Tokenizer as QuireTokenizer
 

@@ -5,7 +5,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from quire.text.grammar_limits import MAX_BYTES
+from quire.grammar.limits import MAX_BYTES
 
 REGEX_PIECES = [
     "a", "b", "é", "😀", ".", "|", "*", "+", "?", "^", "$", "(", ")", "(?:", "(?i)", "(?x)", "(?P<n>", "(?=", "(?<!",

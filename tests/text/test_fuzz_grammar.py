@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.errors import InvalidRequest
+from quire.grammar.checking import GrammarChecking
+from quire.grammar.limits import refuse_what_explodes
 from quire.request import Grammar, GrammarKind
-from quire.text.grammar_checking import GrammarChecking
-from quire.text.grammar_limits import refuse_what_explodes
 from tests.text.grammar_fuzzing import patterns, schema_texts
 
 MAX_CPU_S = 2.0  # for an input of 256 KB, on any machine

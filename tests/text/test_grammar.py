@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import pytest
 
 from quire.errors import InvalidRequest
+from quire.grammar.limits import MAX_EXPANDED, refuse_what_explodes
+from quire.grammar.matcher import Grammars
+from quire.grammar.regex_size import expanded
 from quire.request import Grammar, GrammarKind
-from quire.text.grammar import Grammars
-from quire.text.grammar_limits import MAX_EXPANDED, refuse_what_explodes
-from quire.text.regex_size import expanded
 from quire.text.tokenizer import Tokenizer
 from tests.server import vocabulary
 from tests.text import vocabularies

@@ -11,10 +11,10 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quire.errors import InvalidRequest
+from quire.grammar.limits import MAX_BYTES, refuse_schema_that_explodes, refuse_what_explodes
+from quire.grammar.matcher import compile_grammar, fault_in
+from quire.grammar.regex_size import expanded
 from quire.request import Grammar, GrammarKind, json_schema, regex
-from quire.text.grammar import compile_grammar, fault_in
-from quire.text.grammar_limits import MAX_BYTES, refuse_schema_that_explodes, refuse_what_explodes
-from quire.text.regex_size import expanded
 
 MAX_CPU_S = 2.0  # for 256 KiB, on any machine; what is quadratic takes 40 s
 BYTES = llguidance.LLTokenizer("byte")

@@ -1,0 +1,1 @@
+"""The APIs: each parses requests into jobs and encodes their events."""

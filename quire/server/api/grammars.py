@@ -1,0 +1,57 @@
+"""Grammars as the APIs write them."""
+
+from typing import Any
+
+from quire.errors import InvalidRequest
+from quire.grammar.limits import MAX_BYTES
+from quire.request import Grammar, json_schema, regex
+from quire.server.api.validation import shown
+from quire.text.json_text import parse_json_text
+
+ANY_OBJECT: dict[str, Any] = {"type": "object"}
+_TYPES = ("text", "json_object", "json_schema", "json", "regex")
+
+
+def grammar_of(name: str, given: dict[str, Any] | None, *, needs_properties: bool = False) -> Grammar | None:
+    """The grammar that the field `name` asks for, in OpenAI's words or in text-generation-inference's.
+
+    `needs_properties`: of a schema, as that insists on.
+    """
+    if given is None:
+        return None
+    kind = given.get("type")
+    if kind not in _TYPES:
+        raise InvalidRequest(f"{name}.type is {shown(kind)}; it can be {', '.join(_TYPES)}")
+    if kind == "text":
+        return None
+    if kind == "regex":
+        pattern = given.get("value")
+        if not isinstance(pattern, str):
+            raise InvalidRequest(f"{name}.value is {shown(pattern)}; it must be a regular expression")
+        return regex(pattern)
+    schema = _schema_of(name, kind, given)
+    if needs_properties and "properties" not in schema:
+        raise InvalidRequest(f"{name} has no properties at the top of its schema; it must have some")
+    return json_schema(schema)
+
+
+def _schema_of(name: str, kind: str, given: dict[str, Any]) -> dict[str, Any]:
+    if kind == "json_schema":
+        where = "json_schema" if "json_schema" in given else "value"
+        described = given.get(where)
+        if not isinstance(described, dict):
+            raise InvalidRequest(f"{name}.{where} is {shown(described)}; it must be an object with a schema")
+        return _schema(f"{name}.{where}.schema", described.get("schema"))
+    if "value" not in given and kind == "json_object":
+        return ANY_OBJECT
+    return _schema(f"{name}.value", given.get("value"))
+
+
+def _schema(name: str, given: Any) -> dict[str, Any]:
+    if isinstance(given, str):  # as text-generation-inference takes it, too
+        if len(given) > MAX_BYTES:
+            raise InvalidRequest(f"{name} has {len(given)} characters; the limit is {MAX_BYTES} bytes")
+        given = parse_json_text(name, given)
+    if not isinstance(given, dict):
+        raise InvalidRequest(f"{name} is {shown(given)}; it must be a JSON schema")
+    return given

@@ -1,0 +1,96 @@
+"""From the fields of an OpenAI request to what the engine is asked."""
+
+from quire.errors import InvalidRequest, PromptTooLong
+from quire.files.generation_defaults import GenerationDefaults
+from quire.request import Request
+from quire.server.api.openai.requests import Sampled
+from quire.server.api.sampling import at_most, between, sampling_params, seed_of
+from quire.server.service.served_model import ServedModel
+from quire.server.service.stream import Asked
+from quire.server.settings import ServerSettings
+from quire.text.stop_strings import check_stops
+
+MAX_PRIORITY = 2**31 - 1
+MAX_STOP_IDS = 1024
+
+
+class Asking:
+    """What all prompts of one request have in common, checked once."""
+
+    def __init__(
+        self,
+        fields: Sampled,
+        model: ServedModel,
+        settings: ServerSettings,
+        *,
+        max_tokens: int | None,
+        logprobs: int | None,
+        samples: int,
+        prompt_logprobs: int | None = None,
+    ) -> None:
+        model.check_name(fields.model)
+        self._fields = fields
+        self._model = model
+        self._as_tgi = settings.tgi_strict
+        self._max_tokens = max_tokens
+        self._samples = samples
+        self._prompt_logprobs = prompt_logprobs
+        self._seed = seed_of(fields.seed)
+        self._stop_ids = tuple(fields.stop_token_ids or ())
+        at_most("the number of stop_token_ids", len(self._stop_ids), MAX_STOP_IDS)
+        model.tokenizer.check_ids(self._stop_ids)
+        self.stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
+        check_stops(self.stop, settings.max_stop_sequences)
+        between("n", samples, 1, settings.max_best_of)
+        between("priority", fields.priority or 0, -MAX_PRIORITY, MAX_PRIORITY)
+        if fields.stream_options is not None and not fields.stream:
+            raise InvalidRequest("stream_options is set; it needs stream to be true")
+        self._sampling = sampling_params(
+            {
+                name: getattr(fields, name)
+                for name in (
+                    "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty",
+                    "frequency_penalty", "presence_penalty", "logit_bias",
+                )
+            }
+            | {"logprobs": logprobs},
+            GenerationDefaults() if settings.tgi_strict else model.defaults,
+            model.tokenizer,
+        )  # fmt: skip
+
+    def prompt(self, tokens: list[int], number: int = 0) -> Asked:
+        """The `number`-th prompt of the request."""
+        model, fields = self._model, self._fields
+        model.check_prompt(tokens)
+        max_tokens = self._max_tokens
+        if max_tokens is None:
+            room = model.room_after if self._as_tgi else model.default_max_tokens
+            max_tokens = room(len(tokens))
+        if len(tokens) + max_tokens > model.max_total_tokens:
+            raise PromptTooLong(
+                f"max_tokens is {max_tokens}, the prompt has {len(tokens)} tokens, together "
+                f"{len(tokens) + max_tokens}; the limit is {model.max_total_tokens}"
+            )
+        min_tokens = fields.min_tokens or 0
+        at_most("min_tokens", min_tokens, max_tokens)
+        return Asked(
+            Request(
+                request_id=0,
+                prompt=tuple(tokens),
+                max_tokens=max_tokens,
+                sampling=self._sampling,
+                seed=(self._seed + number) % 2**64 if fields.seed is None else self._seed,
+                samples=self._samples,
+                min_tokens=min_tokens,
+                end_ids=model.end_ids,
+                ignore_end=bool(fields.ignore_eos),
+                stop_ids=self._stop_ids,
+                priority=fields.priority or 0,
+                salt=fields.cache_salt or "",
+                prompt_logprobs=self._prompt_logprobs,
+            ),
+            stop=self.stop,
+            include_stop=bool(fields.include_stop_str_in_output) or self._as_tgi,
+            as_tgi=self._as_tgi,
+            skip_special_tokens=fields.skip_special_tokens is not False,
+        )

@@ -1,0 +1,77 @@
+"""Errors in OpenAI's shape."""
+
+from collections.abc import Collection
+from math import ceil
+
+import msgspec
+from starlette.responses import Response
+
+from quire.errors import (
+    EngineFailed,
+    EngineStopped,
+    InvalidRequest,
+    Overloaded,
+    PromptTooLong,
+    QuireError,
+    RequestFailed,
+    TemplateFailed,
+)
+from quire.server.api.openai.responses import ErrorType, OpenAIError
+
+
+class ModelNotFound(InvalidRequest):
+    kind = "model_not_found"
+    status = 404
+
+
+class Unauthorized(InvalidRequest):
+    kind = "unauthorized"
+    status = 401
+
+
+class BodyTooLarge(InvalidRequest):
+    kind = "body_too_large"
+    status = 413
+
+
+def status_of(error: QuireError) -> int:
+    if type(error) in (InvalidRequest, PromptTooLong, TemplateFailed):
+        return 400
+    return 500 if isinstance(error, RequestFailed) else error.status
+
+
+def error_body(error: QuireError, fields: Collection[str] = ()) -> OpenAIError:
+    """`fields` are those of the request: the message begins with the name of the one that is wrong."""
+    first = error.message.split(maxsplit=1)[0].rstrip(":") if error.message else ""
+    name = first.split("[", maxsplit=1)[0].split(".", maxsplit=1)[0]
+    return {
+        "error": {
+            "message": error.message,
+            "type": _type_of(error),
+            "param": first if name in fields else None,
+            "code": _code_of(error),
+        }
+    }
+
+
+def error_response(error: QuireError, fields: Collection[str] = ()) -> Response:
+    headers = {} if error.retry_after_s is None else {"retry-after": str(max(1, ceil(error.retry_after_s)))}
+    return Response(msgspec.json.encode(error_body(error, fields)), status_of(error), headers, "application/json")
+
+
+def _type_of(error: QuireError) -> ErrorType:
+    if isinstance(error, Unauthorized):
+        return "authentication_error"
+    if isinstance(error, InvalidRequest):
+        return "invalid_request_error"
+    if isinstance(error, Overloaded):
+        return "rate_limit_error"
+    return "service_unavailable_error" if isinstance(error, (EngineFailed, EngineStopped)) else "server_error"
+
+
+def _code_of(error: QuireError) -> str | None:
+    if isinstance(error, PromptTooLong):
+        return "context_length_exceeded"
+    if isinstance(error, Unauthorized):
+        return "invalid_api_key"
+    return None if type(error) is InvalidRequest else error.kind

@@ -1,0 +1,101 @@
+"""The fields of the OpenAI routes."""
+
+from typing import Any
+
+import msgspec
+
+from quire.server.api.validation import Refusal
+
+
+class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+
+
+class Sampled(msgspec.Struct, kw_only=True):
+    """What completions and chat completions have in common."""
+
+    model: str | None = None
+    max_tokens: int | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    n: int | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    logit_bias: dict[str, float] | None = None
+    user: str | None = None
+    response_format: dict[str, Any] | None = None
+    # Beyond OpenAI's own fields
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    return_token_ids: bool | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    timings: bool | None = None
+
+
+class CompletionRequest(Sampled, kw_only=True):
+    prompt: str | list[Any]
+    echo: bool | None = None
+    logprobs: int | None = None
+    best_of: int | None = None
+
+
+class ChatRequest(Sampled, kw_only=True):
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | None = None
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    tool_prompt: str | None = None
+    parallel_tool_calls: bool | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    documents: list[dict[str, Any]] | None = None
+
+
+_GRAMMAR = "see response_format, which can say the same"
+_FUNCTIONS = "see tools and tool_choice, which took its place"
+
+_BOTH = {
+    "service_tier": Refusal("there are no tiers", ("auto", "default")),
+    "store": Refusal("nothing is stored", (False,)),
+    "metadata": Refusal("nothing is stored", ({},)),
+    "use_beam_search": Refusal("beam search is not supported", (False,)),
+    "length_penalty": Refusal("beam search is not supported", (1, 1.0)),
+    "guided_json": Refusal(_GRAMMAR),
+    "guided_regex": Refusal(_GRAMMAR),
+    "guided_choice": Refusal(_GRAMMAR),
+    "guided_grammar": Refusal(_GRAMMAR),
+    "structured_outputs": Refusal(_GRAMMAR),
+    "truncate_prompt_tokens": Refusal("prompts are not cut; send fewer tokens"),
+}
+
+COMPLETION_REFUSALS = _BOTH | {
+    "suffix": Refusal("filling in before a suffix is not supported", ("",)),
+}
+
+CHAT_REFUSALS = _BOTH | {
+    "functions": Refusal(_FUNCTIONS, ([],)),
+    "function_call": Refusal(_FUNCTIONS, ("none", "auto")),
+    "audio": Refusal("only text is supported"),
+    "modalities": Refusal("only text is supported", (["text"], [])),
+    "prediction": Refusal("predicted outputs are not supported"),
+    "reasoning_effort": Refusal("the model's template decides; see chat_template_kwargs", ("none",)),
+    "verbosity": Refusal("the model has no such setting"),
+    "web_search_options": Refusal("there is no web search"),
+    "echo": Refusal("a conversation is not repeated; see continue_final_message", (False,)),
+    "chat_template": Refusal("the server chooses the template; see --chat-template"),
+}

@@ -1,0 +1,184 @@
+"""Tools in a chat: from the request's fields to a grammar, and from answers to calls."""
+
+import re
+import secrets
+import string
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import InvalidRequest
+from quire.grammar.limits import MAX_BYTES, refuse_schema_that_explodes
+from quire.request import Grammar
+from quire.server.api.openai.requests import ChatRequest
+from quire.server.api.openai.responses import FunctionCall, MessageContent, MessagePart, ToolCall, ToolCallPart
+from quire.server.api.sampling import at_most
+from quire.server.api.validation import shown
+from quire.server.service.served_model import ServedModel
+from quire.text.call_parser import CallBegins, CallParser, Piece
+from quire.text.tools import CallFormat, Tool, calls_grammar, format_of, takes_tools
+
+MAX_TOOLS = 128
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_ID_CHARACTERS = string.ascii_letters + string.digits
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """What the tools of one request come to."""
+
+    rendered: list[dict[str, Any]]  # for the template
+    is_told: bool  # the template knows nothing of tools, so the system message tells
+    form: CallFormat
+    grammar: Grammar
+    checked: Grammar  # the same with special tokens spelt out
+    shows_special: bool  # some of the marks around calls are special tokens
+
+
+def tool_use(fields: ChatRequest, model: ServedModel) -> ToolUse | None:
+    """None when no tool may be called."""
+    given = fields.tools or []
+    at_most("the number of tools", len(given), MAX_TOOLS)
+    tools = _tools(given)
+    choice, named = _choice(fields.tool_choice)
+    if not tools:
+        if choice == "required":
+            raise InvalidRequest(f"tool_choice is {shown(fields.tool_choice)}; there are no tools")
+        if fields.tool_prompt is not None:
+            raise InvalidRequest(f"tool_prompt is {shown(fields.tool_prompt)}; there are no tools")
+        return None
+    if named is not None and named not in tools:
+        raise InvalidRequest(f"tool_choice is {shown(named)}; the tools are {', '.join(tools)}")
+    if choice == "none":
+        return None
+    callable_ = list(tools.values()) if named is None else [tools[named]]
+    source = model.templates.select(with_tools=True).source
+    form = format_of(source)
+    special = {mark: token for mark in form.marks if (token := _special_id(model, mark)) is not None}
+    required, parallel = choice == "required", named is None and fields.parallel_tool_calls is not False
+    return ToolUse(
+        rendered=[_rendered(one) for one in given],
+        is_told=not takes_tools(source),
+        form=form,
+        grammar=calls_grammar(callable_, form, required=required, parallel=parallel, special=special),
+        checked=calls_grammar(callable_, form, required=required, parallel=parallel),
+        shows_special=bool(special),
+    )
+
+
+class Calls:
+    """The calls of one answer, as OpenAI writes them."""
+
+    def __init__(self, form: CallFormat) -> None:
+        self._form = form
+        self._parser = CallParser(form)
+
+    @property
+    def has_any(self) -> bool:
+        return self._parser.num_calls > 0
+
+    def deltas(self, text: str, *, is_last: bool) -> list[MessagePart]:
+        """What a chunk's `delta` is made of, one after the other."""
+        pieces = self._parser.push(text)
+        if is_last:
+            pieces += self._parser.flush()
+        return [self._delta(piece) for piece in pieces]
+
+    def message(self, text: str) -> MessageContent:
+        """What a whole answer's `message` is made of."""
+        content: list[str] = []
+        calls: list[ToolCall] = []
+        for delta in self.deltas(text, is_last=True):
+            if "content" in delta:
+                content.append(delta["content"])
+                continue
+            (call,) = delta["tool_calls"]
+            function = call["function"]
+            if "id" in call and "name" in function:
+                whole: FunctionCall = {"name": function["name"], "arguments": function["arguments"]}
+                calls.append({"id": call["id"], "type": "function", "function": whole})
+            else:
+                calls[-1]["function"]["arguments"] += function["arguments"]
+        if not calls:
+            return {"content": "".join(content)}
+        return {"content": "".join(content) or None, "tool_calls": calls}
+
+    def _delta(self, piece: Piece) -> MessagePart:
+        if isinstance(piece, str):
+            return {"content": piece}
+        if not isinstance(piece, CallBegins):
+            return {"tool_calls": [{"index": piece.number, "function": {"arguments": piece.text}}]}
+        begun: ToolCallPart = {
+            "index": piece.number,
+            "id": self._new_id(),
+            "type": "function",
+            "function": {"name": piece.name, "arguments": ""},
+        }
+        return {"tool_calls": [begun]}
+
+    def _new_id(self) -> str:
+        prefix = "call_" if self._form.id_length > 9 else ""
+        return prefix + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(self._form.id_length))
+
+
+def _tools(given: Sequence[dict[str, Any]]) -> dict[str, Tool]:
+    """The tools by name."""
+    tools: dict[str, Tool] = {}
+    size = 0
+    for index, one in enumerate(given):
+        tool = _tool(index, one)
+        if tool.name in tools:
+            raise InvalidRequest(f"tools has two functions of one name, {tool.name!r}; each needs a name of its own")
+        tools[tool.name] = tool
+        size += refuse_schema_that_explodes(f"tools[{index}].function.parameters", tool.parameters)
+        if size > MAX_BYTES:
+            raise InvalidRequest(
+                f"tools[{index}].function.parameters brings the schemas of all tools to {size} bytes; "
+                f"the limit is {MAX_BYTES}"
+            )
+    return tools
+
+
+def _tool(index: int, given: dict[str, Any]) -> Tool:
+    where = f"tools[{index}]"
+    if given.get("type", "function") != "function":
+        raise InvalidRequest(f"{where}.type is {shown(given['type'])}; it must be 'function'")
+    function = given.get("function")
+    if not isinstance(function, dict):
+        raise InvalidRequest(f"{where}.function is {shown(function)}; it must be an object")
+    name, parameters = function.get("name"), function.get("parameters")
+    if not isinstance(name, str) or not _NAME.fullmatch(name):
+        raise InvalidRequest(f"{where}.function.name is {shown(name)}; it must match {_NAME.pattern}")
+    if parameters is None:
+        parameters = function.get("arguments")  # as text-generation-inference calls it, too
+    if parameters is not None and not isinstance(parameters, dict):
+        raise InvalidRequest(f"{where}.function.parameters is {shown(parameters)}; it must be a JSON schema")
+    return Tool(name, parameters or {})
+
+
+def _rendered(given: dict[str, Any]) -> dict[str, Any]:
+    """As templates expect it: with every part that OpenAI lets out."""
+    function = given["function"]
+    defaults = {"description": "", "parameters": {"type": "object", "properties": {}}}
+    return {"type": "function", "function": defaults | {k: v for k, v in function.items() if v is not None}}
+
+
+def _choice(given: str | dict[str, Any] | None) -> tuple[str, str | None]:
+    """none, auto or required; and the one function that is required."""
+    if given is None:
+        return "auto", None
+    if isinstance(given, str):
+        return (given, None) if given in ("none", "auto", "required") else ("required", given)
+    function = given.get("function")
+    name = function.get("name") if isinstance(function, dict) else None
+    if given.get("type", "function") != "function" or not isinstance(name, str):
+        raise InvalidRequest(
+            f"tool_choice is {shown(given)}; it can be none, auto, required, or "
+            '{"type": "function", "function": {"name": ...}}'
+        )
+    return "required", name
+
+
+def _special_id(model: ServedModel, mark: str) -> int | None:
+    token = model.tokenizer.id_of(mark)
+    return token if token is not None and model.tokenizer.is_special(token) else None

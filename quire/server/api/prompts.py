@@ -1,0 +1,81 @@
+"""Prompts as tokens."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from quire.errors import InvalidRequest
+from quire.server.api.openai.tool_use import ToolUse
+from quire.server.api.validation import shown
+from quire.server.service.served_model import ServedModel
+from quire.server.service.service import Service
+from quire.text.conversation import render_conversation
+from quire.text.shield import Prompt
+from quire.text.tools import check_calls
+
+ROLES = ("system", "developer", "user", "assistant", "tool", "function")
+
+
+def encode_texts(model: ServedModel, texts: Sequence[str]) -> list[list[int]]:
+    """Plain prompts, with the special tokens that the vocabulary puts around a text."""
+    return model.tokenizer.encode_batch(texts)
+
+
+def encode_conversation(
+    service: Service,
+    messages: Sequence[Mapping[str, Any]],
+    *,
+    tools: ToolUse | None = None,
+    tool_prompt: str | None = None,
+    **options: Any,
+) -> tuple[Prompt, list[int]]:
+    """A conversation as its template has it, and the tokens of that. `options` are those of `render_conversation`."""
+    check_messages(messages)
+    model = service.model
+    are_told = tools is not None and tools.is_told
+    prompt = render_conversation(
+        model.templates.select(with_tools=tools is not None and not are_told),
+        None if service.settings.parses_special_in_messages else model.tokenizer.shield,
+        [_with_known_role(message) for message in messages],
+        tools=None if tools is None else tools.rendered,
+        are_tools_told=are_told,
+        tool_prompt=tool_prompt,
+        **options,
+    )
+    return prompt, model.tokenizer.encode_prompt(prompt)
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse what no template reads."""
+    for index, message in enumerate(messages):
+        _check_message(index, message)
+
+
+def _check_message(index: int, message: Mapping[str, Any]) -> None:
+    check_calls(f"messages[{index}]", message)
+    role, content = message.get("role"), message.get("content")
+    if role not in ROLES:
+        raise InvalidRequest(f"messages[{index}].role is {shown(role)}; it must be one of {', '.join(ROLES)}")
+    if content is None:
+        if not message.get("tool_calls"):
+            raise InvalidRequest(f"messages[{index}].content is missing; only messages with tool_calls have none")
+    elif isinstance(content, list):
+        for number, part in enumerate(content):
+            _check_part(index, number, part)
+    elif not isinstance(content, str):
+        raise InvalidRequest(f"messages[{index}].content is {shown(content)}; it must be a string or a list of parts")
+
+
+def _check_part(index: int, number: int, part: Any) -> None:
+    is_text = isinstance(part, dict) and part.get("type") == "text"
+    if is_text and isinstance(part.get("text"), str):
+        return
+    where = f"messages[{index}].content[{number}]"
+    if not is_text:
+        kind = part.get("type") if isinstance(part, dict) else part
+        raise InvalidRequest(f"{where}.type is {shown(kind)}; only 'text' is supported")
+    raise InvalidRequest(f"{where}.text is {shown(part.get('text'))}; it must be a string")
+
+
+def _with_known_role(message: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Templates know the system role; developer is its newer name."""
+    return {**message, "role": "system"} if message["role"] == "developer" else message

@@ -1,0 +1,1 @@
+"""HTTP: the application, its connections, bodies, events and documents."""

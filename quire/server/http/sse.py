@@ -1,0 +1,113 @@
+"""Server-sent events."""
+
+from typing import Protocol
+
+import msgspec
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quire.errors import QuireError
+from quire.server.http.connection import ChunkWriter, chunk_writer
+from quire.server.offload import LARGE_BYTES
+from quire.server.service.answers import ClientGone, closing_when_gone, watching
+from quire.server.service.stream import Delta, Sink, Stream
+
+to_json = msgspec.json.Encoder().encode
+
+
+def token_template(before_index: bytes, before_text: bytes, after: bytes) -> bytes:
+    """An event in which only the choice's index and the text change; `%` fills them in."""
+    return (
+        b"%d".join(part.replace(b"%", b"%%") for part in (before_index, before_text))
+        + b"%b"
+        + after.replace(b"%", b"%%")
+    )
+
+
+class EventEncoder(Protocol):
+    """The events of one response, as bytes."""
+
+    @property
+    def largest_event(self) -> int:
+        """About how many bytes an event may have beyond a few tokens; 0 for most. Large ones are written in threads."""
+
+    def encode(self, deltas: list[Delta]) -> bytes:
+        """What a step brought."""
+
+    def finish(self) -> bytes:
+        """What follows the last delta."""
+
+    def fail(self, error: QuireError) -> bytes:
+        """What follows instead when it goes wrong half way."""
+
+
+class EventStream(Response):
+    """A stream as events: one write for each step that brought something.
+
+    While the client keeps up, whoever brings a step's deltas writes them at once; this coroutine only sees the
+    beginning, the end, and a client that is behind.
+
+    `first` is what was read already: a request that is refused before its first token is answered with a status
+    of its own instead.
+    """
+
+    media_type = "text/event-stream"
+
+    def __init__(self, stream: Stream, encoder: EventEncoder, first: list[Delta], headers: dict[str, str]) -> None:
+        self.status_code = 200
+        self.background = None
+        self.body = b""
+        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"} | headers)
+        self._stream = stream
+        self._encoder = encoder
+        self._first = first
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        stream = self._stream
+        is_large = self._encoder.largest_event >= LARGE_BYTES
+        headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
+        async with closing_when_gone(stream, receive):
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            sink = None if is_large else self._sink(chunk_writer(scope))
+            deltas = self._first
+            try:
+                while deltas:
+                    data = await self._encode(deltas)
+                    if data:
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
+                    deltas = await stream.read(sink)
+                last = self._encoder.finish()
+            except QuireError as error:
+                last = self._encoder.fail(error)
+            await send({"type": "http.response.body", "body": last, "more_body": False})
+
+    async def _encode(self, deltas: list[Delta]) -> bytes:
+        return await self._stream.service.offload.run(self._encoder.largest_event, lambda: self._encoder.encode(deltas))
+
+    def _sink(self, writer: ChunkWriter | None) -> Sink | None:
+        if writer is None:
+            return None
+        is_behind, write, encode = writer.is_behind, writer.write_chunk, self._encoder.encode
+
+        def take(deltas: list[Delta]) -> bool:
+            if is_behind():
+                return False
+            data = encode(deltas)
+            if data:
+                write(data)
+            return True
+
+        return take
+
+
+async def first_deltas(stream: Stream, receive: Receive) -> list[Delta]:
+    """Waits for the first tokens, or for the client to leave; raises what the request is refused with."""
+    try:
+        async with watching(stream, receive):
+            deltas = await stream.read()
+        if not deltas and not stream.is_over:
+            raise ClientGone
+    except BaseException:
+        stream.close()
+        raise
+    return deltas

@@ -1,0 +1,95 @@
+"""Whether it works, and how it is doing."""
+
+import asyncio
+import time
+from typing import Literal, TypedDict
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import EngineFailed, Overloaded, QuireError
+from quire.request import Request as EngineRequest
+from quire.request import SamplingParams
+from quire.server.observe.engine_metrics import write_engine
+from quire.server.observe.exposition import CONTENT_TYPE, Exposition
+from quire.server.service.service import Service
+from quire.server.service.stream import Asked
+
+MAX_GENERATION_S = 10.0
+LOOK_S = 0.25  # between looks at what the engine does meanwhile, which tells as often
+
+
+class Unhealthy(TypedDict):
+    """Why requests would not be answered."""
+
+    error: Literal["unhealthy"]
+    error_type: Literal["healthcheck"]
+    reason: str
+
+
+class Generates(TypedDict):
+    last_step_age_s: float | None
+    took_s: float
+
+
+async def live(service: Service, request: Request) -> Response:
+    """Starting it anew would not help."""
+    if service.is_beyond_help and not service.is_draining:
+        return unhealthy(service.why_not_ready or "the engine is gone")
+    return Response()
+
+
+async def ready(service: Service, request: Request) -> Response:
+    """Requests would be answered."""
+    reason = service.why_not_ready
+    return Response() if reason is None else unhealthy(reason)
+
+
+async def generates(service: Service, request: Request) -> Response:
+    """Tokens come out: by the age of the last step while the engine has work, by generating one while it has none."""
+    reason = service.why_not_ready
+    if reason is not None:
+        return unhealthy(reason)
+    begun_s = time.monotonic()
+    if not service.is_engine_busy:
+        try:
+            await _generate_one(service, begun_s)
+        except Overloaded:
+            pass  # others came first, and steps that end too slowly are a reason not to be ready
+        except QuireError as error:
+            return unhealthy(error.message)
+    body: Generates = {"last_step_age_s": service.last_step_age_s, "took_s": time.monotonic() - begun_s}
+    return Response(msgspec.json.encode(body), media_type="application/json")
+
+
+async def _generate_one(service: Service, begun_s: float) -> None:
+    """Wait for one token, or for the end of a step that the engine does for others. Raises where neither comes."""
+    asked = EngineRequest(0, (0,), 1, SamplingParams(temperature=0.0), salt="health")
+    stream = service.open([Asked(asked)], is_counted=False)
+    reading = asyncio.ensure_future(stream.read())
+    try:
+        while not reading.done():
+            await asyncio.wait({reading}, timeout=LOOK_S)
+            waited_s, age_s = time.monotonic() - begun_s, service.last_step_age_s
+            if not reading.done() and service.is_engine_busy and age_s is not None and age_s < waited_s:
+                return
+            if not reading.done() and waited_s > MAX_GENERATION_S:
+                raise EngineFailed(f"no token came within {MAX_GENERATION_S:g} s")
+        reading.result()
+    finally:
+        stream.close()
+        reading.cancel()
+
+
+def unhealthy(reason: str, headers: dict[str, str] | None = None) -> Response:
+    body: Unhealthy = {"error": "unhealthy", "error_type": "healthcheck", "reason": reason}
+    return Response(msgspec.json.encode(body), 503, headers, "application/json")
+
+
+async def metrics(service: Service, request: Request) -> Response:
+    page = Exposition()
+    service.metrics.write(page, service.others)
+    if service.stats is not None:
+        write_engine(page, service.stats)
+    return Response(page.text(), headers={"content-type": CONTENT_TYPE})

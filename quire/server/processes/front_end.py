@@ -1,0 +1,283 @@
+"""One HTTP worker: joined to the engine process, it serves until it is told to stop."""
+
+import asyncio
+import contextlib
+import logging
+import socket
+import time
+from collections.abc import Callable, Iterator
+
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quire.engine.client import EngineClient, connect
+from quire.engine.collector import keep_what_is_there
+from quire.engine.leash import ALIVE_INTERVAL_S, Alive, GaveUp, Leash, Refused, Stop, Up, Word, hold
+from quire.engine.wire import Described, Ready, ToFrontEnd
+from quire.errors import EngineFailed, InvalidSetting, QuireError
+from quire.files.generation_defaults import GenerationDefaults
+from quire.server.http.app import make_app
+from quire.server.http.connection import Connection
+from quire.server.http.web.page import page, wants_page
+from quire.server.observe.health import unhealthy
+from quire.server.processes.listener import BACKLOG
+from quire.server.service.served_model import ServedModel
+from quire.server.service.service import Service
+from quire.server.settings import ServerSettings
+from quire.text.chat import ChatTemplates, load_chat_templates
+from quire.text.tokenizer import Tokenizer, load_tokenizer
+
+log = logging.getLogger(__name__)
+
+COUNTS_INTERVAL_S = 1.0
+
+
+class FrontEnd:
+    """Joins the engine and serves, and joins the next one where that ends. `chat_template` takes the place of the
+    model's own. `number` is no other front end's."""
+
+    def __init__(self, settings: ServerSettings, number: int, chat_template: str | None = None) -> None:
+        self._settings = settings
+        self._number = number
+        self._chat_template = chat_template
+        self._service: Service | None = None
+        self._client: EngineClient | None = None
+        self._rejoining: asyncio.Task[None] | None = None
+
+    async def run(
+        self,
+        address: str,
+        listeners: list[socket.socket],
+        line: socket.socket,
+        orphaned: Callable[[], None],
+        *,
+        is_first: bool = True,
+    ) -> None:
+        """Serve on `listeners` once the engine at `address` is ready, until told to stop.
+
+        The first in its place answers from the start, to say that it is not ready. One that replaces another lets
+        clients wait: they were served before. `line` leads to the supervisor, which hears why it does not get ready;
+        `orphaned` is called when that is gone.
+        """
+        self._address = address
+        server = HttpServer(self._settings)
+        leash = await hold(line, lambda word: self._obey(word, server), orphaned)
+        self._living = asyncio.create_task(_live(leash))
+        joining = asyncio.create_task(self._join())
+        before = asyncio.create_task(server.serve(listeners) if is_first else server.wait_until_stopped())
+        await asyncio.wait({before, joining}, return_when=asyncio.FIRST_COMPLETED)
+        if not joining.done():
+            joining.cancel()
+            log.info("stopped before the engine was ready")
+            return await before
+        error = joining.exception()
+        if error is not None:
+            if isinstance(error, QuireError):
+                leash.tell(Refused(error.kind, error.message))
+            server.stop()
+            await before
+        service = joining.result()
+        server.admit(service)
+        keep_what_is_there()
+        leash.tell(Up())
+        await self._serve(service, before if is_first else asyncio.create_task(server.serve(listeners)))
+        return None
+
+    def _obey(self, word: Word, server: "HttpServer") -> None:
+        """What the supervisor says."""
+        if isinstance(word, Stop):
+            server.stop()
+        elif isinstance(word, GaveUp):
+            if self._rejoining is not None:
+                self._rejoining.cancel()
+            if self._service is not None:
+                self._service.disconnect(word.reason)
+            server.loading.reason = word.reason
+
+    async def _serve(self, service: Service, serving: "asyncio.Task[None]") -> None:
+        """Until the server ends; meanwhile the other workers hear of what this one counts."""
+        while not serving.done():
+            if self._settings.http_workers > 1 and self._client is not None:
+                self._client.tell(service.metrics.counts())
+            service.expire()
+            await asyncio.wait({serving}, timeout=COUNTS_INTERVAL_S)
+        if self._rejoining is not None:
+            self._rejoining.cancel()
+        if self._client is not None:
+            self._client.close()
+        if service.tracing is not None:
+            await asyncio.to_thread(service.tracing.close)
+        serving.result()
+
+    async def _join(self) -> Service:
+        text: tuple[Tokenizer, ChatTemplates] | None = None
+        while True:
+            try:
+                described = await self._connect()
+                text = text or await self._read_text(described)
+                ready = await self._ready
+            except EngineFailed:
+                continue  # it ended meanwhile, and another will come
+            if self._client is not None:
+                break  # else it ended after it had been ready, while text was read
+        self._service = service = Service(self._model(text, described, ready), self._settings)
+        service.platform = ready.platform
+        if self._settings.otlp_endpoint is not None:
+            from quire.server.observe.tracing import tracing_to  # loads much that others do without
+
+            service.tracing = tracing_to(self._settings.otlp_endpoint, self._settings.otlp_service_name)
+        self._admit(service, self._client)
+        return service
+
+    async def _connect(self) -> Described:
+        loop = asyncio.get_running_loop()
+        self._described: asyncio.Future[Described] = loop.create_future()
+        self._ready: asyncio.Future[Ready] = loop.create_future()
+        self._client = await connect(self._address, self._number, self._take, self._lost)
+        return await self._described
+
+    def _admit(self, service: Service, client: EngineClient) -> None:
+        """The engine is ready: requests go there from here on, those that another had first."""
+        client.take = service.take
+        service.connect(client)
+
+    async def _rejoin(self, service: Service) -> None:
+        """Is cancelled where the engine is lost again meanwhile."""
+        await self._connect()
+        await self._ready
+        assert self._client is not None
+        log.info("the engine is back; %d requests go on", service.num_streams)
+        self._admit(service, self._client)
+
+    def _take(self, messages: list[ToFrontEnd]) -> None:
+        """What the engine says before it is ready."""
+        for message in messages:
+            if isinstance(message, Described) and not self._described.done():
+                self._described.set_result(message)
+            elif isinstance(message, Ready) and not self._ready.done():
+                self._ready.set_result(message)
+
+    def _lost(self, reason: str) -> None:
+        """It is started again, or the supervisor gives up and says so."""
+        self._client = None
+        if self._rejoining is not None:
+            self._rejoining.cancel()
+        if self._service is None:
+            for waiting in (self._described, self._ready):
+                if not waiting.done():
+                    waiting.set_exception(EngineFailed(reason))
+                    waiting.exception()  # it may be that nobody waits for it yet
+            return
+        log.error("%s; %d requests wait for it", reason, self._service.num_streams)
+        self._service.lose(reason)
+        self._rejoining = asyncio.create_task(self._rejoin(self._service))
+
+    async def _read_text(self, described: Described) -> tuple[Tokenizer, ChatTemplates]:
+        """Beside the loop, while the engine loads the weights."""
+        path = described.tokenizer
+        if path is None:
+            raise InvalidSetting(
+                f"{described.name} has no tokenizer; it can be measured with `quire bench`, not served"
+            )
+
+        def read() -> tuple[Tokenizer, ChatTemplates]:
+            tokenizer = load_tokenizer(path)
+            if not self._settings.parses_special_in_messages:
+                tokenizer.prepare_shield()
+            return tokenizer, load_chat_templates(path, tokenizer.special_tokens, override=self._chat_template)
+
+        return await asyncio.to_thread(read)
+
+    def _model(self, text: tuple[Tokenizer, ChatTemplates], described: Described, ready: Ready) -> ServedModel:
+        limit = ready.max_total_tokens
+        max_input = self._settings.max_input_tokens
+        if max_input is not None and not 1 <= max_input <= limit:
+            raise InvalidSetting(f"max_input_tokens is {max_input}; it must be between 1 and max_total_tokens, {limit}")
+        return ServedModel(
+            name=self._settings.served_model_name or described.name,
+            tokenizer=text[0],
+            templates=text[1],
+            end_ids=described.end_ids,
+            defaults=GenerationDefaults(**described.generation),  # type: ignore[arg-type]
+            max_total_tokens=limit,
+            max_input_tokens=max_input or limit,
+            created=int(time.time()),
+        )
+
+
+async def _live(leash: Leash) -> None:
+    """Say so for as long as the loop turns."""
+    while True:
+        leash.tell(Alive())
+        await asyncio.sleep(ALIVE_INTERVAL_S)
+
+
+class HttpServer(uvicorn.Server):
+    """Says that it is not ready until a service is admitted, and drains when it is told to stop."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.loading = Loading()
+        super().__init__(
+            uvicorn.Config(
+                self.loading,
+                http=Connection,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type]  # parts of seconds work as well
+                timeout_graceful_shutdown=int(settings.drain_s) + 2,
+            )
+        )
+        self._drain_s = settings.drain_s
+        self._service: Service | None = None
+        self._draining: asyncio.Task[None] | None = None
+        self._stopped = asyncio.Event()
+
+    def admit(self, service: Service) -> None:
+        """Connections from here on reach `service`; those before are closed after their answer."""
+        self._service = service
+        if not self.config.loaded:
+            self.config.load()
+        self.config.loaded_app = make_app(service)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """None: the supervisor says when to stop."""
+        yield
+
+    def stop(self) -> None:
+        if self._service is not None and self._draining is None:
+            num_open = self._service.num_streams
+            if num_open:
+                log.info("stopping: finishing %d requests, up to %g s; a second signal quits", num_open, self._drain_s)
+            else:
+                log.info("stopping")
+            self._draining = asyncio.create_task(self._service.drain(self._drain_s))
+        self.should_exit = True
+        self._stopped.set()
+
+    async def wait_until_stopped(self) -> None:
+        await self._stopped.wait()
+
+
+class Loading:
+    """The application until there is a service."""
+
+    def __init__(self) -> None:
+        self.reason = "the engine is starting"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = self._answer(Request(scope))
+        response.headers["connection"] = "close"
+        await response(scope, receive, send)
+
+    def _answer(self, request: Request) -> Response:
+        path, is_read = request.url.path, request.method in ("GET", "HEAD")
+        if path == "/" and is_read and wants_page(request.headers.get("accept", "")):
+            return page()  # shows that the server starts, and goes on by itself
+        return Response() if path == "/health/live" else unhealthy(self.reason, {"retry-after": "5"})

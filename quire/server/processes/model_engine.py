@@ -1,0 +1,61 @@
+"""A model's engine, made in the engine process."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+from quire.config import Config
+from quire.engine.executor import Executor
+from quire.engine.meter import Metered, metered
+from quire.engine.wire import Described
+from quire.files import progress_bar, share_bar, silent
+from quire.server.observe.logs import configure_logs
+
+
+def unwrapped(executor: Executor) -> Executor:
+    return executor
+
+
+@dataclass(frozen=True)
+class ModelEngine:
+    """An EngineBuilder. A plain value, since it travels to the engine process before anything is made."""
+
+    config: Config
+    log_format: str = "text"
+    show_progress: bool = True
+    log_level: int = logging.INFO
+    wrap: Callable[[Executor], Executor] = unwrapped  # what tests put around the executor
+
+    def __call__(self, describe: Callable[[Described], None]) -> Metered:
+        from quire.engine.build import build_engine, make_plan  # loads JAX, which front ends do without
+
+        configure_logs(self.log_format, self.log_level)
+        progress = progress_bar if self.show_progress else silent
+        plan = make_plan(self.config, progress, is_served=True)
+        files = plan.files
+        describe(
+            Described(
+                name=files.name,
+                tokenizer=None if files.tokenizer is None else str(files.tokenizer),
+                end_ids=files.eos_token_ids,
+                generation=asdict(files.generation),
+            )
+        )
+        built = build_engine(plan, progress)
+        programs = built.executor.programs
+        with (share_bar if self.show_progress else silent)("Compiling") as report:
+            for share in built.executor.warm_up():
+                report(round(share * 1000), 1000)
+                # On a GPU others would be timed, to choose between them, while requests run.
+                if programs.can_run_anything and not programs.is_specialised:
+                    report(1000, 1000)  # of what it takes to begin; the rest is compiled behind the first requests
+                    break
+        return metered(
+            built.engine.scheduler,
+            self.wrap(built.executor),
+            self.config.lookahead,
+            plan.facts.platform,
+            lambda: programs.num_late,
+            built.grammars,
+            self.config.max_burst_ms / 1000,
+        )

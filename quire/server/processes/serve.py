@@ -1,0 +1,50 @@
+"""The processes of a server: one engine, and one or more that speak HTTP."""
+
+import asyncio
+import os
+import sys
+from collections.abc import Callable
+
+from quire.config import Config
+from quire.engine.address import new_address
+from quire.engine.process import EngineBuilder
+from quire.server.observe.logs import configure_logs
+from quire.server.processes.listener import open_listener, open_listeners
+from quire.server.processes.model_engine import ModelEngine
+from quire.server.processes.supervisor import Supervisor
+from quire.server.settings import ServerSettings
+
+
+def serve(config: Config, settings: ServerSettings, *, show_progress: bool = True) -> None:
+    """Serve a model until a signal comes. Raises why it cannot be served."""
+    configure_logs(settings.log_format, settings.logging_level)
+    engine = ModelEngine(config, settings.log_format, show_progress, settings.logging_level)
+    serve_engine(engine, settings, config.chat_template)
+
+
+def serve_engine(
+    build: EngineBuilder,
+    settings: ServerSettings,
+    chat_template: str | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> None:
+    """Serve whatever engine `build` makes. This process watches those that do."""
+    listeners = [[one] for one in open_listeners(settings.host, settings.port, settings.http_workers)]
+    host, port = listeners[0][0].getsockname()[:2]
+    if settings.prometheus_port is not None:
+        listeners[0].append(open_listener(settings.host, settings.prometheus_port, shared=False))
+    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+    async def run(address: str) -> None:
+        supervisor = Supervisor(
+            build, settings, chat_template, address, listeners, lambda: (announce or print_ready)(url)
+        )
+        await supervisor.run()
+
+    with new_address() as address:
+        asyncio.run(run(address))
+
+
+def print_ready(address: str) -> None:
+    line = f"Ready. Chat: {address}  API: {address}/v1  (process {os.getpid()})"
+    print(line, file=sys.stderr, flush=True)

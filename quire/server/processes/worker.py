@@ -1,0 +1,43 @@
+"""An HTTP worker, in a process of its own."""
+
+import asyncio
+import os
+import resource
+import socket
+
+from quire.engine.collector import collect_seldom
+from quire.engine.leash import bind_to_parent
+from quire.server.observe.logs import configure_logs
+from quire.server.settings import ServerSettings
+
+
+def run_worker(
+    address: str,
+    number: int,
+    settings: ServerSettings,
+    chat_template: str | None,
+    listeners: list[socket.socket],
+    line: socket.socket,
+    parent: int,
+    is_first: bool,
+) -> None:
+    """From its start to its end. `line` leads to the supervisor, process `parent`; `is_first` in its place."""
+    bind_to_parent("quire-http", parent)
+    collect_seldom()
+    configure_logs(settings.log_format, settings.logging_level)
+    from quire.server.processes.front_end import FrontEnd  # loads what the supervisor, which imports this, does without
+
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each client is a file; shells give a thousand
+    front_end = FrontEnd(settings, number, chat_template)
+    with asyncio.Runner(loop_factory=_new_loop) as runner:
+        runner.run(front_end.run(address, listeners, line, lambda: os._exit(1), is_first=is_first))
+
+
+def _new_loop() -> asyncio.AbstractEventLoop:
+    """The faster one where there is one."""
+    try:
+        import uvloop
+    except ImportError:  # not on every platform
+        return asyncio.new_event_loop()
+    return uvloop.new_event_loop()

@@ -1,0 +1,1 @@
+"""Requests and their streams, between the APIs and the engine."""

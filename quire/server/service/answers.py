@@ -1,0 +1,81 @@
+"""Whole answers, for requests that do not stream."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.types import Receive
+
+from quire.engine.messages import TokenLogprobs
+from quire.server.service.stream import Delta, Ending, Stream
+
+
+class ClientGone(Exception):
+    """The client closed the connection; nobody hears an answer."""
+
+
+class Answer:
+    """One sample of one prompt, complete."""
+
+    def __init__(self) -> None:
+        self.texts: list[str] = []
+        self.tokens: list[int] = []
+        self.token_texts: list[str] = []
+        self.logprobs: list[TokenLogprobs] = []
+        self.ending = Ending.LENGTH
+
+    @property
+    def text(self) -> str:
+        return "".join(self.texts)
+
+    @property
+    def mean_logprob(self) -> float:
+        return sum(each.logprob for each in self.logprobs) / max(1, len(self.logprobs))
+
+    def take(self, delta: Delta) -> None:
+        self.texts.append(delta.text)
+        if delta.token is not None:
+            self.tokens.append(delta.token)
+            self.token_texts.append(delta.text)
+        if delta.logprobs is not None:
+            self.logprobs.append(delta.logprobs)
+        if delta.ending is not None:
+            self.ending = delta.ending
+
+
+async def collect(stream: Stream, receive: Receive) -> list[list[Answer]]:
+    """The answers by prompt and sample. Aborts them when the client goes away."""
+    answers = [[Answer() for _ in prompt.samples] for prompt in stream.prompts]
+    async with closing_when_gone(stream, receive):
+        while deltas := await stream.read():
+            for delta in deltas:
+                answers[delta.prompt][delta.sample].take(delta)
+        if not stream.is_over:
+            raise ClientGone
+    return answers
+
+
+@contextlib.asynccontextmanager
+async def closing_when_gone(stream: Stream, receive: Receive) -> AsyncIterator[None]:
+    """Closes `stream` at the end, and as soon as the client closes its connection."""
+    try:
+        async with watching(stream, receive):
+            yield
+    finally:
+        stream.close()
+
+
+@contextlib.asynccontextmanager
+async def watching(stream: Stream, receive: Receive) -> AsyncIterator[None]:
+    """Closes `stream` when the client closes its connection meanwhile."""
+
+    async def watch() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        stream.close()
+
+    watcher = asyncio.create_task(watch())
+    try:
+        yield
+    finally:
+        watcher.cancel()

@@ -1,0 +1,60 @@
+"""Where the time of a request went."""
+
+from typing import TypedDict
+
+from quire.server.service.stream import Stream
+
+
+class Timings(TypedDict):
+    validation_s: float
+    tokenising_s: float
+    queue_s: float
+    blocked_s: dict[str, float]
+    prefill_s: float
+    decode_s: float
+    total_s: float
+    prompt_tokens: int
+    cached_tokens: int
+    prefill_chunks: int
+    prefill_tokens: int
+    preemptions: int
+    engine_restarts: int
+    generated_tokens: int
+    decode_steps: int
+    tokens_per_s: float | None
+
+
+def ledger(stream: Stream) -> Timings:
+    """In seconds: checking, tokenising, waiting for a slot, the prompt, the answer; and what was done in them.
+
+    The first five, less what tokenising took of checking, add up to the total.
+    """
+    first_s = stream.last_s if stream.first_s is None else stream.first_s
+    decode_s = stream.last_s - first_s
+    queue_s = stream.queue_s
+    accounts = [account for prompt in stream.prompts for account in prompt.accounts]
+    blocked: dict[str, float] = {}
+    for account in (prompt.accounts[0] for prompt in stream.prompts if prompt.accounts):
+        for name, seconds in account.blocked_s.items():
+            blocked[name] = max(blocked.get(name, 0.0), seconds)
+    if queue_s > sum(blocked.values()):
+        blocked["step"] = queue_s - sum(blocked.values())  # no step is planned while one is under way
+    samples = [sample for prompt in stream.prompts for sample in prompt.samples]
+    return {
+        "validation_s": stream.submitted_s - stream.opened_s - stream.arrival.tokenising_s,
+        "tokenising_s": stream.arrival.tokenising_s,
+        "queue_s": queue_s,
+        "blocked_s": blocked,
+        "prefill_s": max(0.0, first_s - stream.submitted_s - queue_s),
+        "decode_s": decode_s,
+        "total_s": stream.last_s - stream.opened_s,
+        "prompt_tokens": stream.num_prompt_tokens,
+        "cached_tokens": stream.num_cached_tokens,
+        "prefill_chunks": sum(account.prefill_chunks for account in accounts),
+        "prefill_tokens": sum(account.prefill_tokens for account in accounts),
+        "preemptions": sum(account.preemptions for account in accounts),
+        "engine_restarts": max((len(prompt.accounts) - 1 for prompt in stream.prompts if prompt.accounts), default=0),
+        "generated_tokens": stream.num_tokens,
+        "decode_steps": max(max(0, len(sample.tokens) - sample.num_beside - 1) for sample in samples),
+        "tokens_per_s": (stream.num_tokens - 1) / decode_s if decode_s > 0 else None,
+    }

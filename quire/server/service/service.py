@@ -1,0 +1,316 @@
+"""The front end's side of the engine."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
+
+from quire.appointments import Appointments
+from quire.engine.messages import Abort, Account, Command, Event, Failed, Progress, StepTrace, Submit
+from quire.engine.wire import Counts, Others, Started, Stats, ToFrontEnd
+from quire.errors import DeadlineExceeded, EngineFailed, InvalidRequest, Overloaded, QuireError, RequestFailed
+from quire.server.observe.engine_health import EngineHealth
+from quire.server.observe.metrics import Metrics
+from quire.server.observe.request_log import log_request
+from quire.server.offload import Offload
+from quire.server.service.arrival import Arrival
+from quire.server.service.grammar_check import GrammarCheck
+from quire.server.service.served_model import ServedModel
+from quire.server.service.stream import Asked, Prompt, Stream
+from quire.server.settings import ServerSettings
+from quire.server.tenant import tenant
+
+if TYPE_CHECKING:
+    from quire.server.observe.tracing import StepSpans, Tracing  # needs packages that most installations do without
+
+log = logging.getLogger(__name__)
+
+RESTART_S = 5.0  # what an engine takes to come back, by and large
+
+
+class Port(Protocol):
+    """A connection to an engine, in this process or another."""
+
+    def request_id(self, count: int) -> int: ...
+
+    def send(self, command: Command) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Service:
+    """Turns typed requests into streams of text.
+
+    Every stream is in `_streams` until it ends or is closed, and every prompt of it that the engine works on is in
+    `_prompts`. Owned by the event loop.
+    """
+
+    def __init__(self, model: ServedModel, settings: ServerSettings, metrics: Metrics | None = None) -> None:
+        self.model = model
+        self.settings = settings
+        self.metrics = metrics or Metrics(model.max_total_tokens)
+        self.tracing: Tracing | None = None
+        self.offload = Offload()
+        self.grammar_check = GrammarCheck(self.offload)
+        self.is_draining = False
+        self.is_beyond_help = False  # nothing but a new start brings the engine back
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._port: Port | None = None
+        self._request_id: Callable[[int], int] | None = None  # by the count of a request
+        self._why_not = "the engine is starting"
+        self.stats: Stats | None = None  # as the engine process last told
+        self.others: list[Counts] = []  # of the other front ends
+        self.platform = "unknown"
+        self._health = EngineHealth(settings.stuck_after_s)
+        # An eighth: what is kept from newcomers here is kept from the engine, too.
+        self._appointments = Appointments(settings.max_concurrent_requests // 8, time.monotonic)
+        self._count = 0
+        self._prompts: dict[int, tuple[Prompt, Stream]] = {}
+        self._streams: set[Stream] = set()
+        self._num_sequences = 0  # that were asked for by the streams that are open
+        self._quiet = asyncio.Event()  # set while no stream is open
+        self._quiet.set()
+
+    # The engine
+
+    @property
+    def why_not_ready(self) -> str | None:
+        if self.is_draining:
+            return "the server is shutting down"
+        if self._port is None:
+            return self._why_not
+        return self._health.trouble(time.monotonic())
+
+    @property
+    def is_engine_busy(self) -> bool:
+        """Whether it has work, of whichever front end; of this one alone where the engine does not tell."""
+        has_work = self._health.has_work
+        return bool(self._streams) if has_work is None else has_work
+
+    @property
+    def last_step_age_s(self) -> float | None:
+        """Since the last step that finished; None where the engine does not tell."""
+        return self._health.last_step_age_s(time.monotonic())
+
+    def connect(self, port: Port) -> None:
+        """From here on requests go to `port`, whose events come to `take` or `deliver`.
+
+        Those that came before go there at once, in the order they came: what another engine had begun goes on where
+        that left it. A port that follows another gives the same ids.
+        """
+        self._loop = asyncio.get_running_loop()
+        self._port = port
+        self._health.forget()
+        self._request_id = port.request_id
+        now = time.monotonic()
+        for prompt, stream in self._prompts.values():
+            port.send(prompt.resumed(now - stream.opened_s))
+
+    def lose(self, reason: str) -> None:
+        """The engine is gone, and another will come: the streams wait for it."""
+        self._port = None
+        self._why_not = f"{reason}, and is started again"
+
+    def expire(self) -> None:
+        """Where there is no engine that would: end what has had its time."""
+        now = time.monotonic()
+        for prompt, stream in list(self._prompts.values()) if self._port is None else ():
+            timeout_s = prompt.request.timeout_s
+            if timeout_s is not None and now - stream.opened_s > timeout_s:
+                stream.fail(DeadlineExceeded(f"timeout_s of {timeout_s} passed before the answer was complete"))
+
+    def disconnect(self, reason: str) -> None:
+        """The engine is gone: everyone hears of it, and so do those who come."""
+        self._port = None
+        self._why_not = reason
+        self.is_beyond_help = True
+        for stream in list(self._streams):
+            stream.fail(EngineFailed(reason))
+
+    def deliver(self, events: list[Event]) -> None:
+        """As `take`, from another thread."""
+        assert self._loop is not None, "connected before it is delivered to"
+        self._loop.call_soon_threadsafe(self.take, events)
+
+    def take(self, messages: Sequence[ToFrontEnd]) -> None:
+        """One step's events: each stream is woken once."""
+        now = time.monotonic()
+        woken: set[Stream] = set()
+        prompts = self._prompts
+        has_tokens = False
+        steps: list[StepSpans] = []
+        for message in messages:
+            if isinstance(message, Progress):
+                has_tokens = True
+                for update in message.updates:
+                    found = prompts.get(update.request_id)
+                    if found is not None:  # else it was aborted, and this was on its way
+                        prompt, stream = found
+                        stream.take(prompt, update)
+                        stream.num_new += len(update.tokens)
+                        woken.add(stream)
+            elif isinstance(message, Failed):
+                found = prompts.pop(message.request_id, None)
+                if found is not None:
+                    found[1].fail(error_of(message))
+            elif isinstance(message, Started):
+                found = prompts.get(message.request_id)
+                if found is not None:
+                    found[1].waited(message.queue_s)
+            elif isinstance(message, Account):
+                found = prompts.get(message.request_id)
+                if found is not None:
+                    found[0].note(message)
+                    found[1].waited(message.queue_s)
+            elif isinstance(message, StepTrace):
+                steps += self._begin_spans(message)
+            elif isinstance(message, Stats):
+                self.stats = message
+                self._health.hear(message, now)
+            elif isinstance(message, Others):
+                self.others = message.counts
+        if has_tokens:  # by step and not by token, which would cost as much as what it measures
+            self.metrics.detokenizing.observe(time.monotonic() - now)
+        observe = self.metrics.inter_token.observe
+        for stream in woken:
+            num_new = stream.num_new
+            if num_new and stream.is_counted:
+                if stream.first_s is not None:
+                    observe((now - stream.last_s) / num_new, num_new)
+                else:
+                    stream.first_s = now
+                    self.metrics.time_to_first_token.observe(now - stream.opened_s)
+                stream.last_s = now
+                stream.num_new = 0
+            stream.wake()
+        for step in steps:
+            assert self.tracing is not None
+            self.tracing.end_step(step)
+
+    def _begin_spans(self, step: StepTrace) -> "list[StepSpans]":
+        """Of a step that holds requests of streams that are open; none where all have left."""
+        found = (self._prompts.get(request_id) for request_id in step.request_ids)
+        streams = dict.fromkeys(stream for _, stream in filter(None, found))
+        traces = [stream.trace for stream in streams if stream.trace is not None]
+        return [self.tracing.begin_step(step, traces)] if self.tracing is not None and traces else []
+
+    # Requests
+
+    def open(
+        self,
+        asked: Sequence[Asked],
+        arrival: Arrival | None = None,
+        *,
+        user: str | None = None,
+        is_counted: bool = True,
+        field: str = "n",
+    ) -> Stream:
+        """Send prompts to the engine. `user` is whom the log names; `field`, the one that asks for many sequences.
+
+        What is not counted leaves no trace in the metrics and the log: it is the server's own.
+        """
+        if self._request_id is None or self.is_draining or self.is_beyond_help:
+            raise EngineFailed(self.why_not_ready or "the engine is gone")
+        if self._port is None and not self.settings.wait_for_restart:
+            raise EngineFailed(self._why_not, RESTART_S)
+        whose = tenant.get()
+        num_sequences = self._refuse_if_full(asked, whose, field)
+        arrival = arrival or Arrival({})
+        stream = Stream(self, arrival, self.settings.max_buffered_tokens, is_counted)
+        stream.user = user
+        if self.tracing is not None and is_counted:
+            stream.trace = self.tracing.open(arrival)
+        is_traced = stream.trace is not None and stream.trace.is_wanted
+        stream.num_sequences = num_sequences
+        self._num_sequences += num_sequences
+        self._streams.add(stream)
+        self._quiet.clear()
+        for one in asked:
+            self._count += 1
+            request = replace(
+                one.request,
+                request_id=self._request_id(self._count),
+                salt=f"{whose}/{one.request.salt}" if whose else one.request.salt,
+                timeout_s=self.settings.request_timeout_s,
+                queue_timeout_s=self.settings.queue_timeout_s,
+                timings=arrival.wants_timings or is_traced,
+                traced=is_traced,
+            )
+            self._prompts[request.request_id] = (stream.add(one, request), stream)
+            if self._port is not None:
+                self._port.send(Submit(request, waited_s=time.monotonic() - stream.opened_s))
+        stream.submitted_s = time.monotonic()
+        return stream
+
+    def _refuse_if_full(self, asked: Sequence[Asked], whose: str | None, field: str) -> int:
+        """How many sequences there will be more. Whoever is refused has a place when it comes back as it is told."""
+        most, num_open = self.settings.max_concurrent_requests, self._num_sequences
+        num_asked = sum(one.request.samples for one in asked)
+        if num_asked > most:
+            raise InvalidRequest(
+                f"{field} asks for {num_asked} sequences, of {len(asked)} prompts; the limit is {most}, "
+                "--max-concurrent-requests"
+            )
+        if num_open + num_asked <= most and not self._appointments:
+            return num_asked
+        client = hash((whose, *((one.request.prompt, one.request.max_tokens) for one in asked)))
+        num_kept = self._appointments.num_kept_from(client) if num_open else 0
+        if num_open + num_kept + num_asked <= most:
+            self._appointments.admitted(client)
+            return num_asked
+        retry_after_s = self._appointments.refused(client, num_asked, 0.0, self.metrics.end_interval_s)
+        kept = f" and {num_kept} places are kept for those who come back" if num_kept else ""
+        raise Overloaded(
+            f"{num_open} sequences are open{kept}, and {num_asked} more are asked for; the limit is {most}",
+            retry_after_s,
+        )
+
+    def ended(self, prompt: Prompt) -> None:
+        """All samples of `prompt` have their ends. The engine goes on when a stop string ended the last of them."""
+        self._prompts.pop(prompt.request.request_id, None)
+        if self._port is not None and any(sample.ending == "stop_string" for sample in prompt.samples):
+            self._port.send(Abort(prompt.request.request_id))
+
+    def forget(self, stream: Stream) -> None:
+        """`stream` is closed: abort what the engine still does for it."""
+        for prompt in stream.prompts:
+            request_id = prompt.request.request_id
+            if self._prompts.pop(request_id, None) is not None and self._port is not None:
+                self._port.send(Abort(request_id))
+        self._streams.discard(stream)
+        self._num_sequences -= stream.num_sequences
+        if stream.is_counted:
+            self.metrics.note_stream(stream)
+            log_request(stream)
+            if self.tracing is not None and stream.trace is not None:
+                self.tracing.note_stream(stream, stream.trace)
+        if not self._streams:
+            self._quiet.set()
+
+    @property
+    def num_streams(self) -> int:
+        return len(self._streams)
+
+    async def drain(self, within_s: float) -> None:
+        """Take nothing new, and wait for what is open; what is left after `within_s` fails."""
+        self.is_draining = True
+        try:
+            await asyncio.wait_for(self._quiet.wait(), within_s)
+        except TimeoutError:
+            for stream in list(self._streams):
+                stream.fail(EngineFailed(f"the server shut down; {within_s:g} s were given to finish"))
+
+
+def error_of(failed: Failed) -> QuireError:
+    """The error that an event reports, as the type it was."""
+    error_type = _ERROR_TYPES.get(failed.kind, RequestFailed)
+    return error_type(failed.message, failed.retry_after_s)
+
+
+def _with_subtypes(error_type: type[QuireError]) -> list[type[QuireError]]:
+    return [error_type, *(found for sub in error_type.__subclasses__() for found in _with_subtypes(sub))]
+
+
+_ERROR_TYPES = {error_type.kind: error_type for error_type in _with_subtypes(QuireError)}
