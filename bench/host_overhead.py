@@ -20,7 +20,7 @@ from quire.core.plan import StepPlan, StepResult
 from quire.core.scheduler import Scheduler
 from quire.engine.driver import MAX_COMMANDS_PER_TURN, Driver, Phase
 from quire.engine.engine import Engine
-from quire.engine.messages import Submit
+from quire.ipc.messages import Submit
 from quire.request import Request
 
 PAGE_SIZE = 16

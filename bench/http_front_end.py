@@ -24,7 +24,7 @@ from quire.core.limits import Limits
 from quire.core.plan import StepPlan, StepResult
 from quire.core.scheduler import Scheduler
 from quire.engine.meter import Metered, metered
-from quire.engine.wire import Described
+from quire.ipc.messages import Described
 from quire.server.processes.serve import serve_engine
 from quire.server.settings import ServerSettings
 

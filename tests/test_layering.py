@@ -29,17 +29,19 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "ops": frozenset({"sharding"}) | GROUND,
     "models": frozenset({"ops", "sharding", "files"}) | GROUND,
     "executor": frozenset({"core.plan", "core.limits", "models", "ops", "sharding"}) | GROUND,
-    "engine": frozenset({"core"}) | GROUND,
-    "engine.build": frozenset({"core", "executor", "models", "ops", "sharding", "files", "text", "grammar"}) | GROUND,
-    "server": frozenset({"engine", "text", "grammar", "files"}) | GROUND,
-    "llm": frozenset({"engine", "text", "grammar", "files"}) | GROUND,
+    "ipc": frozenset({"core.plan"}) | GROUND,
+    "engine": frozenset({"core", "ipc"}) | GROUND,
+    "engine.build": frozenset({"core", "ipc", "executor", "models", "ops", "sharding", "files", "text", "grammar"})
+    | GROUND,
+    "server": frozenset({"engine", "ipc", "text", "grammar", "files"}) | GROUND,
+    "llm": frozenset({"engine", "ipc", "text", "grammar", "files"}) | GROUND,
 }
 IN_QUIRE_ITSELF = frozenset({"", "__version__", "__file__"})
 TOP = frozenset({"cli", "__init__", "__main__"})  # may import everything
 STANDARD_ONLY = GROUND | {"core"}  # these import nothing but the standard library and what is allowed above
 NEVER: dict[str, frozenset[str]] = {
     "core": frozenset({"threading", "time"}),  # a clock is an argument
-    **dict.fromkeys(("files", "text", "grammar", "engine", "server", "llm"), frozenset({"jax", "jaxlib"})),
+    **dict.fromkeys(("files", "text", "grammar", "ipc", "engine", "server", "llm"), frozenset({"jax", "jaxlib"})),
     "engine.build": frozenset(),  # it puts the parts together, devices included
 }
 
@@ -115,6 +117,7 @@ def test_every_import_points_downward():
         ("ops.attention", "from quire.models.llama import Llama"),
         ("models.llama", "from quire.core.plan import Chunk"),
         ("executor.executor", "from quire.core.scheduler import Scheduler"),
+        ("ipc.journal", "from quire.engine.fault_isolation import Isolation"),
         ("executor.executor", "from quire.engine.executor import Executor"),
         ("engine.engine", "from quire.executor.executor import DeviceExecutor"),
         ("engine.driver", "from jax import numpy"),
@@ -137,7 +140,7 @@ def test_an_import_that_points_upward_is_found(module, line):
         ("core.scheduler", "from .plan import Chunk"),
         ("executor.batch", "from quire.core.plan import Chunk\nfrom quire import sharding"),
         ("engine.build", "import jax\nfrom quire.executor.executor import DeviceExecutor"),
-        ("server.openai", "from quire.engine.messages import Submit\nfrom quire import __version__"),
+        ("server.openai", "from quire.ipc.messages import Submit\nfrom quire import __version__"),
         ("executor.programs", "import quire\nroot = quire.__file__"),
         ("cli", "import jax"),
     ],

@@ -2,7 +2,7 @@
 
 import pytest
 
-from quire.engine.messages import Update
+from quire.ipc.messages import Update
 from quire.llm.completion import Answer
 from quire.request import FinishReason
 

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from quire.core.plan import Chunk, StepPlan
-from quire.engine.messages import Account
+from quire.ipc.messages import Account
 
 # What the scheduler calls the things that keep a queue waiting, by what they are to a client.
 BLOCKERS = {

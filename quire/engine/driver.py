@@ -10,10 +10,10 @@ from enum import Enum, auto
 from quire.core.plan import Failure, Update
 from quire.engine.engine import Engine, Outcome
 from quire.engine.idle_upkeep import IdleUpkeep
-from quire.engine.messages import Abort, Command, Event, Failed, Progress, Submit
-from quire.engine.port import PORT_SHIFT, Deliver, Order, Port, by_port
+from quire.engine.port import Deliver, Order, Port, by_port
 from quire.engine.preparations import Preparations, Prepared
 from quire.errors import EngineFailed, EngineStopped, InvalidRequest, QuireError, RequestFailed
+from quire.ipc.messages import PORT_SHIFT, Abort, Command, Event, Failed, Progress, Submit
 
 log = logging.getLogger(__name__)
 
@@ -86,7 +86,7 @@ class Driver:
         whose requests end."""
         with self._wake:
             self._num_opened = max(self._num_opened + 1, number or 0)
-            port = Port(self, number or self._num_opened, deliver)
+            port = Port(self.post, number or self._num_opened, deliver)
         self.post((port, Order.OPEN))
         return port
 

@@ -16,11 +16,11 @@ from quire.engine.executor import Executor, Pending, is_out_of_memory
 from quire.engine.guides import Grammars, Guides, NoGrammars
 from quire.engine.host_times import HostTimes
 from quire.engine.isolation import PROBE, Isolation, Suspect, suspects_of
-from quire.engine.journal import Journal, Record
 from quire.engine.pace import Pace
 from quire.engine.step_traces import StepTraces
 from quire.engine.step_under_way import NotLaunched, StepUnderWay
 from quire.errors import EngineFailed, InvalidRequest, QuireError, RequestFailed
+from quire.ipc.journal import Journal, Record
 from quire.request import Request
 
 log = logging.getLogger(__name__)

@@ -3,9 +3,8 @@
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-import msgspec
-
 from quire.core.plan import StepPlan
+from quire.ipc.journal import Search
 from quire.request import Request
 
 MAX_PROBE_FAULTS = 2
@@ -38,16 +37,6 @@ def suspects_of(plan: StepPlan, request_of: Callable[[int], int | None]) -> list
             suspect = suspects.setdefault(request_id, Suspect(request_id))
             suspect.targets[chunk.sequence_id] = chunk.start + chunk.length
     return list(suspects.values())
-
-
-class Search(msgspec.Struct, frozen=True, array_like=True):
-    """How far the search has come, by request ids: enough to go on with it in another process."""
-
-    groups: list[list[int]] = []
-    accused: int | None = None
-    doubtful: int | None = None
-    num_probe_faults: int = 0
-    num_unexplained: int = 0
 
 
 class Isolation:

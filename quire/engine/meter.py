@@ -11,9 +11,9 @@ from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.engine.executor import Executor, Pending
 from quire.engine.guides import Grammars
-from quire.engine.longest_step import LongestStep
-from quire.engine.wire import Stats
 from quire.engine.work_log import WorkLog
+from quire.ipc.longest_step import LongestStep
+from quire.ipc.messages import Stats
 
 DURATIONS_S = tuple(0.00015 * 1.5**k for k in range(35))
 BATCH_SIZES = tuple(range(1, 1025))

@@ -2,18 +2,13 @@
 
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 import msgspec
 
-from quire.engine.messages import Command, Event, StepTrace
-
-if TYPE_CHECKING:
-    from quire.engine.driver import Driver
-
-PORT_SHIFT = 40  # a request id is its port's number above so many bits of the port's own counting
+from quire.ipc.messages import PORT_SHIFT, Command, Event, StepTrace
 
 Deliver = Callable[[list[Event]], None]  # called on the engine thread, so it must return at once
+Post = Callable[[tuple["Port", "Command | Order"]], None]
 
 
 class Order(Enum):
@@ -26,10 +21,10 @@ class Order(Enum):
 class Port:
     """One front end's connection to the driver. Any thread may use it."""
 
-    def __init__(self, driver: "Driver", number: int, deliver: Deliver) -> None:
+    def __init__(self, post: Post, number: int, deliver: Deliver) -> None:
         self.number = number
         self.deliver = deliver
-        self._driver = driver
+        self._post = post
 
     def request_id(self, count: int) -> int:
         """The id of this port's `count`-th request: unique among all ports, and tells whose it is."""
@@ -37,11 +32,11 @@ class Port:
 
     def send(self, command: Command) -> None:
         """Every Submit is answered: by events that end with a finished update for each sample, or by Failed."""
-        self._driver.post((self, command))
+        self._post((self, command))
 
     def close(self) -> None:
         """Abort what this port asked for, ignore what it still sends, and deliver nothing more."""
-        self._driver.post((self, Order.CLOSE))
+        self._post((self, Order.CLOSE))
 
 
 def by_port(trace: StepTrace | None) -> Iterator[tuple[int, StepTrace]]:

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from quire.core.deadlines import Deadline, Deadlines
 from quire.core.plan import Failure
-from quire.engine.messages import Submit
 from quire.errors import DeadlineExceeded
+from quire.ipc.messages import Submit
 
 
 class Prepared(NamedTuple):

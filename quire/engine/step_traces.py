@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
 from quire.core.plan import Failure, StepPlan
-from quire.engine.messages import StepTrace
+from quire.ipc.messages import StepTrace
 
 MIN_INTERVAL_S = 0.1  # between recorded steps, so that short steps do not become more spans than tokens
 

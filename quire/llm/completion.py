@@ -4,8 +4,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from quire.engine.messages import TokenLogprobs, Update
 from quire.errors import InvalidRequest, QuireError
+from quire.ipc.messages import TokenLogprobs, Update
 from quire.request import FinishReason
 from quire.text.detokenizer import Detokenizer
 from quire.text.stop_strings import StopStrings

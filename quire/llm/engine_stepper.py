@@ -6,8 +6,8 @@ from threading import get_ident
 from typing import Protocol
 
 from quire.engine.engine import Engine
-from quire.engine.messages import Failure, Update
 from quire.errors import EngineFailed, QuireError, RequestFailed
+from quire.ipc.messages import Failure, Update
 from quire.request import Request
 
 

@@ -6,8 +6,8 @@ from inspect import GEN_CLOSED, getgeneratorstate
 from typing import NamedTuple
 from weakref import ref
 
-from quire.engine.messages import Failure, Update
 from quire.errors import QuireError
+from quire.ipc.messages import Failure, Update
 from quire.llm.completion import Answer, Delta
 from quire.llm.engine_stepper import EngineStepper
 from quire.request import Request

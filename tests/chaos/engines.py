@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quire.core.scheduler import Scheduler
 from quire.engine.meter import Metered, metered
-from quire.engine.wire import Described
+from quire.ipc.messages import Described
 from quire.server.observe.logs import configure_logs
 from tests.chaos.faulty import Faults
 from tests.core.harness import limits

@@ -5,7 +5,7 @@ from quire.core.scheduler import Scheduler
 from quire.engine.accounts import Accounts
 from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine
-from quire.engine.messages import Abort, Account, Failed, Progress, Submit
+from quire.ipc.messages import Abort, Account, Failed, Progress, Submit
 from quire.request import Request, SamplingParams
 from tests.core.harness import limits
 from tests.fake_executor import FakeExecutor

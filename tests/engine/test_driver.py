@@ -12,9 +12,9 @@ from quire.core.plan import TokenLogprobs, Update
 from quire.core.scheduler import Scheduler
 from quire.engine.driver import MAX_COMMANDS_PER_TURN, Driver, Phase
 from quire.engine.engine import Engine
-from quire.engine.messages import Abort, Command, Event, Failed, Progress, Submit
 from quire.engine.port import Port
 from quire.errors import Overloaded
+from quire.ipc.messages import Abort, Command, Event, Failed, Progress, Submit
 from quire.request import FinishReason, Request, SamplingParams
 from tests.core.harness import limits, request
 from tests.engine.test_engine import poisoned

@@ -13,9 +13,9 @@ from quire.core.plan import StepPlan
 from quire.core.scheduler import Scheduler
 from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine
-from quire.engine.messages import Abort, Event, Failed, Submit
 from quire.engine.port import Port
 from quire.errors import EngineFailed
+from quire.ipc.messages import Abort, Event, Failed, Submit
 from quire.request import Request
 from tests.core.harness import limits, request
 from tests.engine.test_engine import DeviceError, poisoned

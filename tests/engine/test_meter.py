@@ -2,8 +2,8 @@
 
 from quire.core.plan import Chunk, StepPlan
 from quire.core.scheduler import Scheduler
-from quire.engine.longest_step import STUCK_FACTOR
 from quire.engine.meter import Meter
+from quire.ipc.longest_step import STUCK_FACTOR
 from tests.core.harness import limits
 
 

@@ -8,7 +8,7 @@ import pytest
 from quire.core.scheduler import Scheduler
 from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine
-from quire.engine.messages import Abort, Command, Failed, Submit
+from quire.ipc.messages import Abort, Command, Failed, Submit
 from quire.request import FinishReason
 from tests.core.harness import limits
 from tests.engine.test_driver import Client

@@ -5,9 +5,9 @@ from itertools import pairwise
 from quire.core.scheduler import Scheduler
 from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine
-from quire.engine.messages import Abort, Event, Failed, StepTrace, Submit
 from quire.engine.port import Port
 from quire.engine.step_traces import MIN_INTERVAL_S, StepTraces
+from quire.ipc.messages import Abort, Event, Failed, StepTrace, Submit
 from quire.request import Request
 from tests.core.harness import GREEDY, limits, request
 from tests.engine.test_engine import poisoned

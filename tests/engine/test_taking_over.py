@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 from quire.core.plan import StepPlan
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
-from quire.engine.isolation import Search
-from quire.engine.journal import NUM_BYTES, Journal, Record
 from quire.errors import QuireError, RequestFailed
+from quire.ipc.journal import NUM_BYTES, Journal, Record, Search
 from quire.request import Request
 from tests.core.harness import limits, request
 from tests.fake_executor import POISON, FakeExecutor, expected_tokens
@@ -160,7 +159,7 @@ def test_a_write_that_was_cut_short_reads_as_nothing_or_as_what_was_written(garb
 def test_a_journal_outlives_the_process_that_wrote_it():
     code = (
         "import multiprocessing, os\n"
-        "from quire.engine.journal import Journal, Record\n"
+        "from quire.ipc.journal import Journal, Record\n"
         "def write(journal):\n"
         "    journal.write(Record([41, 42])); os.kill(os.getpid(), 9)\n"
         "if __name__ == '__main__':\n"

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from quire.core.scheduler import Scheduler
 from quire.engine.meter import Metered, metered
-from quire.engine.wire import Described
 from quire.errors import UnsupportedModel
+from quire.ipc.messages import Described
 from tests.core.harness import limits
 from tests.fake_executor import POISON, FakeExecutor
 

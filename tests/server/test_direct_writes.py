@@ -6,7 +6,7 @@ import json
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.engine.messages import Command, Progress, Update
+from quire.ipc.messages import Command, Progress, Update
 from quire.request import FinishReason, Request, SamplingParams
 from quire.server.http.sse import to_json, token_template
 from quire.server.service.service import Service

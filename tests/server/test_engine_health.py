@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from quire.core.scheduler import Scheduler
 from quire.engine.meter import metered, read_stats
-from quire.engine.wire import Stats
+from quire.ipc.messages import Stats
 from quire.server.observe.engine_health import MAX_CHECK_S, MAX_SILENCE_S, UNMEASURED_S, EngineHealth
 from tests.core.harness import limits
 from tests.fake_executor import FakeExecutor

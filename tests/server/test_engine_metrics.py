@@ -5,8 +5,8 @@ import pytest
 from quire.core.plan import StepPlan
 from quire.core.scheduler import Scheduler
 from quire.engine.driver import Driver, Phase
-from quire.engine.messages import Event, Submit
 from quire.engine.meter import metered, read_stats
+from quire.ipc.messages import Event, Submit
 from quire.server.observe.engine_metrics import write_engine
 from quire.server.observe.exposition import Exposition
 from tests.core.harness import GREEDY, limits, request

@@ -7,8 +7,8 @@ import msgspec
 from starlette.responses import Response
 
 from quire.core.plan import Update
-from quire.engine.messages import Abort, Command, Failed, Progress, Submit
 from quire.errors import Overloaded
+from quire.ipc.messages import Abort, Command, Failed, Progress, Submit
 from quire.request import FinishReason
 from quire.server.observe import health
 from quire.server.service.service import Service

@@ -4,8 +4,8 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
-from quire.engine.process import EngineProcess
-from quire.engine.wire import Described
+from quire.ipc.messages import Described
+from quire.server.processes.engine_process import EngineProcess
 from quire.server.processes.front_end import FrontEnd
 from quire.server.settings import ServerSettings
 from quire.text.chat import ChatTemplates

@@ -8,8 +8,8 @@ from typing import Any
 import httpx
 import pytest
 
-from quire.engine.messages import Command, Submit
 from quire.engine.port import Port
+from quire.ipc.messages import Command, Submit
 from quire.server.settings import ServerSettings
 from tests import web
 from tests.patience import WAIT_S

@@ -4,8 +4,8 @@ import asyncio
 import socket
 import time
 
-from quire.engine.leash import Pulse
-from quire.engine.longest_step import STUCK_FACTOR, LongestStep
+from quire.ipc.longest_step import STUCK_FACTOR, LongestStep
+from quire.ipc.supervisor_link import Pulse
 from quire.server.processes.child import Child
 from quire.server.processes.watchdog import Silence, StuckEngine, watch
 from tests.patience import WAIT_S

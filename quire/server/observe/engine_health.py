@@ -1,6 +1,6 @@
 """Whether the engine gets on, by what it tells of itself."""
 
-from quire.engine.wire import Stats
+from quire.ipc.messages import Stats
 
 MAX_SILENCE_S = 1.5  # of the engine process, which speaks up four times a second
 MAX_CHECK_S = 10.0  # for a check of the device, which takes a millisecond, or a new state of it

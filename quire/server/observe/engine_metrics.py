@@ -1,7 +1,7 @@
 """What the engine process counts, as metrics."""
 
 from quire.engine.meter import BATCH_SIZES, DURATIONS_S
-from quire.engine.wire import Stats
+from quire.ipc.messages import Stats
 from quire.server.observe.exposition import Exposition, Histogram
 
 _COUNTERS = {

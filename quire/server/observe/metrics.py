@@ -5,8 +5,8 @@ from collections.abc import Sequence
 from weakref import WeakSet
 
 from quire.appointments import MAX_WAIT_S
-from quire.engine.wire import Counts
 from quire.errors import InvalidRequest, Overloaded, QuireError, RequestFailed, TemplateFailed
+from quire.ipc.messages import Counts
 from quire.server.observe.exposition import Exposition, Histogram
 from quire.server.service.stream import Stream
 

@@ -21,8 +21,8 @@ from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
-from quire.engine.messages import StepTrace
 from quire.errors import InvalidSetting, QuireError
+from quire.ipc.messages import StepTrace
 from quire.server.service.arrival import Arrival
 from quire.server.service.ledger import ledger
 from quire.server.service.stream import Stream

@@ -11,7 +11,7 @@ from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from quire.engine.leash import PARENTS_SIGNALS, Leash, Pulse, Refused, Up, Word, hold
+from quire.ipc.supervisor_link import PARENTS_SIGNALS, Leash, Pulse, Refused, Up, Word, hold
 
 Arguments = Callable[[socket.socket], tuple[Any, ...]]  # given the process's end of its leash
 

@@ -12,12 +12,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from quire.engine.client import EngineClient, connect
 from quire.engine.collector import keep_what_is_there
-from quire.engine.leash import ALIVE_INTERVAL_S, Alive, GaveUp, Leash, Refused, Stop, Up, Word, hold
-from quire.engine.wire import Described, Ready, ToFrontEnd
 from quire.errors import EngineFailed, InvalidSetting, QuireError
 from quire.files.generation_defaults import GenerationDefaults
+from quire.ipc.client import EngineClient, connect
+from quire.ipc.messages import Described, Ready, ToFrontEnd
+from quire.ipc.supervisor_link import ALIVE_INTERVAL_S, Alive, GaveUp, Leash, Refused, Stop, Up, Word, hold
 from quire.server.http.app import make_app
 from quire.server.http.connection import Connection
 from quire.server.http.web.page import page, wants_page

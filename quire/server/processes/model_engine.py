@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from quire.config import Config
 from quire.engine.executor import Executor
 from quire.engine.meter import Metered, metered
-from quire.engine.wire import Described
 from quire.files import progress_bar, share_bar, silent
+from quire.ipc.messages import Described
 from quire.server.observe.logs import configure_logs
 
 

@@ -6,9 +6,9 @@ import sys
 from collections.abc import Callable
 
 from quire.config import Config
-from quire.engine.address import new_address
-from quire.engine.process import EngineBuilder
+from quire.ipc.server import new_address
 from quire.server.observe.logs import configure_logs
+from quire.server.processes.engine_process import EngineBuilder
 from quire.server.processes.listener import open_listener, open_listeners
 from quire.server.processes.model_engine import ModelEngine
 from quire.server.processes.supervisor import Supervisor

@@ -8,11 +8,11 @@ import socket
 from collections.abc import Callable
 from typing import Any
 
-from quire.engine.journal import Journal
-from quire.engine.leash import GaveUp, Refused, Stop
-from quire.engine.process import ABANDONED, EngineBuilder, run_engine
 from quire.errors import EngineFailed, InvalidSetting, ModelError, QuireError
+from quire.ipc.journal import Journal
+from quire.ipc.supervisor_link import GaveUp, Refused, Stop
 from quire.server.processes.child import Child
+from quire.server.processes.engine_process import ABANDONED, EngineBuilder, run_engine
 from quire.server.processes.restarts import Restarts
 from quire.server.processes.watchdog import STARTING_FACTOR, Silence, StuckEngine, watch
 from quire.server.processes.worker import run_worker

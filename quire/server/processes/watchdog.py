@@ -5,8 +5,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from quire.engine.leash import Pulse
-from quire.engine.longest_step import LongestStep
+from quire.ipc.longest_step import LongestStep
+from quire.ipc.supervisor_link import Pulse
 from quire.server.processes.child import Child
 
 log = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import resource
 import socket
 
 from quire.engine.collector import collect_seldom
-from quire.engine.leash import bind_to_parent
+from quire.ipc.supervisor_link import bind_to_parent
 from quire.server.observe.logs import configure_logs
 from quire.server.settings import ServerSettings
 

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 
 from starlette.types import Receive
 
-from quire.engine.messages import TokenLogprobs
+from quire.ipc.messages import TokenLogprobs
 from quire.server.service.stream import Delta, Ending, Stream
 
 

@@ -8,9 +8,22 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
 from quire.appointments import Appointments
-from quire.engine.messages import Abort, Account, Command, Event, Failed, Progress, StepTrace, Submit
-from quire.engine.wire import Counts, Others, Started, Stats, ToFrontEnd
 from quire.errors import DeadlineExceeded, EngineFailed, InvalidRequest, Overloaded, QuireError, RequestFailed
+from quire.ipc.messages import (
+    Abort,
+    Account,
+    Command,
+    Counts,
+    Event,
+    Failed,
+    Others,
+    Progress,
+    Started,
+    Stats,
+    StepTrace,
+    Submit,
+    ToFrontEnd,
+)
 from quire.server.observe.engine_health import EngineHealth
 from quire.server.observe.metrics import Metrics
 from quire.server.observe.request_log import log_request

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from quire.engine.messages import Account, Submit, TokenLogprobs, Update
 from quire.errors import Overloaded, QuireError
+from quire.ipc.messages import Account, Submit, TokenLogprobs, Update
 from quire.request import FinishReason, Request
 from quire.server.api.tgi.end_anchored_stops import EndAnchoredStops
 from quire.server.service.arrival import Arrival

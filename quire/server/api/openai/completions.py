@@ -6,8 +6,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.engine.messages import TokenLogprobs
 from quire.errors import InvalidRequest
+from quire.ipc.messages import TokenLogprobs
 from quire.request import MAX_LOGPROBS, Grammar
 from quire.server.api.grammars import grammar_of
 from quire.server.api.openai.asking import Asking

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from quire.engine.messages import TokenLogprobs
+from quire.ipc.messages import TokenLogprobs
 from quire.server.api.openai.responses import ChatLogprob, CompletionLogprobs, ScoredToken
 from quire.text.tokenizer import Tokenizer
 

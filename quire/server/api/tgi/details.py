@@ -1,6 +1,6 @@
 """The parts of a reply: tokens, and how it went."""
 
-from quire.engine.messages import TokenLogprobs
+from quire.ipc.messages import TokenLogprobs
 from quire.server.api.openai.logprobs import finite
 from quire.server.api.tgi.responses import FinishReason, PrefillToken, SequenceDetails, Token
 from quire.server.service.answers import Answer

@@ -7,9 +7,8 @@ from typing import cast
 
 import msgspec
 
-from quire.engine.messages import Command
-from quire.engine.port import PORT_SHIFT
-from quire.engine.wire import Counts, Frames, Hello, ToFrontEnd, decode_events, frame
+from quire.ipc.framing import Frames, decode_events, frame
+from quire.ipc.messages import PORT_SHIFT, Command, Counts, Hello, ToFrontEnd
 
 RETRY_S = 0.05
 

@@ -11,11 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.engine.client import EngineClient
-from quire.engine.front_end import FrontEnd
-from quire.engine.messages import Abort, Failed, Progress, StepTrace, Submit, TokenLogprobs, Update
-from quire.engine.wire import Counts, Frames, Hello, decode_commands, decode_events, frame
 from quire.errors import InvalidRequest
+from quire.ipc.client import EngineClient
+from quire.ipc.framing import Frames, decode_commands, decode_events, frame
+from quire.ipc.messages import Abort, Counts, Failed, Hello, Progress, StepTrace, Submit, TokenLogprobs, Update
+from quire.ipc.server import FrontEndConnection
 from quire.request import FinishReason, Grammar, GrammarKind, Request, SamplingParams
 
 MAX_CPU_S = 5.0  # of this process, for a few frames; most take microseconds, and the largest a part of a second
@@ -89,15 +89,15 @@ def test_commands_arrive_as_they_were(sent):
 class Process:
     """As much of an engine process as a connection that never gets ready looks at."""
 
-    described = broken = driver = metered = None
+    greetings = ()
 
     def __init__(self) -> None:
-        self.joined: set[FrontEnd] = set()
+        self.joined: set[FrontEndConnection] = set()
 
-    def join(self, front_end: FrontEnd) -> None:
+    def join(self, front_end: FrontEndConnection) -> None:
         self.joined.add(front_end)
 
-    def leave(self, front_end: FrontEnd) -> None:
+    def leave(self, front_end: FrontEndConnection) -> None:
         self.joined.discard(front_end)
 
 
@@ -167,7 +167,7 @@ def bounded_work() -> Iterator[None]:
 def engine_hears(sent: list[bytes]) -> None:
     """Nothing is raised, and it does not take long."""
     transport = Transport()
-    connection = FrontEnd(Process())
+    connection = FrontEndConnection(Process())
     with bounded_work():
         connection.connection_made(transport)
         for data in sent:

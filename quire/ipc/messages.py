@@ -1,17 +1,102 @@
-"""What crosses the socket between the engine process and front ends: frames of msgpack, each a list of messages."""
-
-import struct
-from collections.abc import Sequence
-from typing import Any, TypeVar
+"""What travels between front ends and the engine: plain data, as msgpack when it leaves the process."""
 
 import msgspec
 
-from quire.engine.messages import Abort, Account, Failed, Progress, StepTrace, Submit
+from quire.core.plan import Failure, TokenLogprobs, Update
+from quire.errors import QuireError
+from quire.request import Request
 
-T = TypeVar("T")
+__all__ = [
+    "PORT_SHIFT",
+    "Abort",
+    "Account",
+    "Broken",
+    "Command",
+    "Counts",
+    "Described",
+    "Event",
+    "Failed",
+    "Failure",
+    "Hello",
+    "Others",
+    "Progress",
+    "Ready",
+    "Started",
+    "Stats",
+    "StepTrace",
+    "Submit",
+    "ToEngine",
+    "ToFrontEnd",
+    "TokenLogprobs",
+    "Update",
+]
 
-_LENGTH = struct.Struct("<I")
-MAX_FRAME_BYTES = 256 * 2**20
+PORT_SHIFT = 40  # a request id is its port's number above so many bits of the port's own counting
+
+
+class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    request: Request
+    # When another engine was at it: what each sample generated there, None for one that has ended. The rest follows
+    # as if nothing had happened.
+    so_far: list[list[int] | None] | None = None
+    waited_s: float = 0.0  # since its arrival, from which its deadlines count
+
+
+class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    request_id: int
+
+
+class Progress(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """What one step meant for the requests of one front end."""
+
+    updates: list[Update]
+
+
+class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A request that ends without an answer, or was refused."""
+
+    request_id: int
+    kind: str
+    status: int
+    message: str
+    retry_after_s: float | None = None
+
+    @classmethod
+    def from_error(cls, request_id: int, error: QuireError) -> "Failed":
+        return cls(request_id, error.kind, error.status, error.message, error.retry_after_s)
+
+
+class Account(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """How a request with `timings` has fared so far. Comes again when it has changed."""
+
+    request_id: int
+    queue_s: float  # until it got its first slot
+    blocked_s: dict[str, float]  # of that, by what kept the queue waiting; the rest went by during a step
+    prefill_chunks: int
+    prefill_tokens: int  # computed, also again after a preemption
+    preemptions: int
+
+
+class StepTrace(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A step with traced requests of a front end. Comes before the events of the step.
+
+    Times are seconds of the monotonic clock, which processes of one machine share.
+    """
+
+    step: int
+    method: str
+    num_sequences: int
+    num_tokens: int
+    begun_s: float
+    collected_s: float  # its result was there
+    completed_s: float  # the result was taken in, and what is complete has left the batch
+    worked: bool
+    request_ids: list[int]  # the traced ones in it, and those that it ended with an error
+    failed_ids: list[int]  # of them, those that it ended with an error
+
+
+Command = Submit | Abort
+Event = Progress | Failed | Account | StepTrace
 
 
 class Described(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -94,54 +179,3 @@ class Started(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 ToFrontEnd = Progress | Failed | Account | StepTrace | Started | Stats | Others | Described | Ready | Broken
 ToEngine = Submit | Abort | Counts | Hello
-
-_encoder = msgspec.msgpack.Encoder()
-_event_decoder = msgspec.msgpack.Decoder(list[ToFrontEnd])
-_command_decoder = msgspec.msgpack.Decoder(list[ToEngine])
-
-
-def decode_events(payload: bytes) -> list[ToFrontEnd]:
-    """Raises ValueError, of which msgspec's errors are kinds."""
-    return _decode(_event_decoder, payload)
-
-
-def decode_commands(payload: bytes) -> list[ToEngine]:
-    """Raises ValueError, or InvalidRequest where a request's values are out of range."""
-    return _decode(_command_decoder, payload)
-
-
-def _decode(decoder: msgspec.msgpack.Decoder[T], payload: bytes) -> T:
-    try:
-        return decoder.decode(payload)
-    except RecursionError as error:
-        raise ValueError("a message is nested too deeply") from error
-
-
-def frame(messages: Sequence[Any]) -> bytes:
-    payload = _encoder.encode(messages)
-    return _LENGTH.pack(len(payload)) + payload
-
-
-class Frames:
-    """Cuts a stream of bytes into the payloads of frames."""
-
-    def __init__(self) -> None:
-        self._held = bytearray()
-
-    def feed(self, data: bytes) -> list[bytes]:
-        """The payloads that `data` completes."""
-        held = self._held
-        held += data
-        payloads: list[bytes] = []
-        at = 0
-        while len(held) - at >= _LENGTH.size:
-            (length,) = _LENGTH.unpack_from(held, at)
-            if length > MAX_FRAME_BYTES:
-                raise ValueError(f"a frame has {length} bytes; the limit is {MAX_FRAME_BYTES}")
-            end = at + _LENGTH.size + length
-            if len(held) < end:
-                break
-            payloads.append(bytes(held[at + _LENGTH.size : end]))
-            at = end
-        del held[:at]
-        return payloads

@@ -10,10 +10,18 @@ from typing import Any
 
 import msgspec
 
-from quire.engine.isolation import Search
-
 NUM_BYTES = 2**20
 _HEADER = Struct("<II")  # length and checksum of what follows
+
+
+class Search(msgspec.Struct, frozen=True, array_like=True):
+    """Progress of the search for a request that makes steps fail, by request ids. Another process can continue it."""
+
+    groups: list[list[int]] = []
+    accused: int | None = None
+    doubtful: int | None = None
+    num_probe_faults: int = 0
+    num_unexplained: int = 0
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):

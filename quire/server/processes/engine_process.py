@@ -10,12 +10,25 @@ from typing import Protocol
 
 from quire.engine.collector import collect_seldom, keep_what_is_there
 from quire.engine.driver import Driver
-from quire.engine.front_end import FrontEnd
-from quire.engine.journal import Journal, Record
-from quire.engine.leash import ALIVE_INTERVAL_S, Alive, Leash, Pulse, Refused, Stop, Up, Word, bind_to_parent, hold
 from quire.engine.meter import Metered, read_stats
-from quire.engine.wire import Broken, Described, Others, Stats, frame
+from quire.engine.port import Port
 from quire.errors import EngineFailed, QuireError
+from quire.ipc.framing import frame
+from quire.ipc.journal import Journal, Record
+from quire.ipc.messages import Broken, Described, Event, Others, Ready, Stats
+from quire.ipc.server import FrontEndConnection, Greeting
+from quire.ipc.supervisor_link import (
+    ALIVE_INTERVAL_S,
+    Alive,
+    Leash,
+    Pulse,
+    Refused,
+    Stop,
+    Up,
+    Word,
+    bind_to_parent,
+    hold,
+)
 
 log = logging.getLogger(__name__)
 
@@ -41,8 +54,7 @@ class EngineProcess:
 
     def __init__(self, address: str, build: EngineBuilder, journal: Journal | None = None, num_before: int = 0) -> None:
         self.loop = asyncio.get_running_loop()
-        self.described: Described | None = None
-        self.broken: Broken | None = None
+        self.greetings: list[Greeting] = []
         self.driver: Driver | None = None
         self.metered: Metered | None = None
         self.leash: Leash | None = None
@@ -52,12 +64,12 @@ class EngineProcess:
         self._num_before = num_before  # engines that were in its place
         self._waiting_since_s = 0.0  # there has been work since, and no step has ended
         self._pulsed_s = 0.0
-        self._front_ends: set[FrontEnd] = set()
+        self._front_ends: set[FrontEndConnection] = set()
         self._stop = asyncio.Event()
 
     async def run(self) -> int:
         """Returns the exit status."""
-        server = await self.loop.create_unix_server(lambda: FrontEnd(self), self._address)
+        server = await self.loop.create_unix_server(lambda: FrontEndConnection(self), self._address)
         stopping = asyncio.create_task(self._stop.wait())
         building = asyncio.create_task(asyncio.to_thread(self._build, self._describe_from_thread))
         while not building.done() and not stopping.done():
@@ -73,7 +85,7 @@ class EngineProcess:
         if self.driver is not None:
             await asyncio.to_thread(self.driver.stop)
             await asyncio.sleep(0)  # what the driver said last is written
-        return 0 if self.broken is None else 1
+        return 1 if any(isinstance(greeting, Broken) for greeting in self.greetings) else 0
 
     def stop(self) -> None:
         """Let `run` come to its end."""
@@ -84,26 +96,37 @@ class EngineProcess:
         if isinstance(word, Stop):
             self.stop()
 
-    def join(self, front_end: FrontEnd) -> None:
+    def join(self, front_end: FrontEndConnection) -> None:
         self._front_ends.add(front_end)
         front_end.greet()
 
-    def leave(self, front_end: FrontEnd) -> None:
+    def leave(self, front_end: FrontEndConnection) -> None:
         self._front_ends.discard(front_end)
 
+    def open_port(self, deliver: Callable[[list[Event]], None], number: int) -> Port:
+        assert self.driver is not None, "Ready is said once there is a driver"
+        return self.driver.open(deliver, number)
+
+    def pop_start_s(self, request_id: int) -> float | None:
+        return None if self.metered is None else self.metered.meter.pop_start_s(request_id)
+
     def _start(self, building: "asyncio.Task[Metered]") -> None:
+        broken: Broken | None = None
         try:
             self.metered = building.result()
         except QuireError as error:
-            self.broken = Broken(error.kind, error.message)
+            broken = Broken(error.kind, error.message)
         except Exception as error:  # the front ends must hear of it
             log.exception("the engine could not be made")
-            self.broken = Broken(EngineFailed.kind, f"the engine could not be made: {error!r}")
+            broken = Broken(EngineFailed.kind, f"the engine could not be made: {error!r}")
         else:
             self._start_driver(self.metered)
+            limit = self.metered.engine.scheduler.limits.max_sequence_tokens
+            self._greet_all(Ready(limit, self.metered.platform))
+        if broken is not None:
+            self._greet_all(broken)
         if self.leash is not None:
-            self.leash.tell(Up() if self.broken is None else Refused(self.broken.kind, self.broken.message))
-        self._greet_all()
+            self.leash.tell(Up() if broken is None else Refused(broken.kind, broken.message))
 
     def _start_driver(self, metered: Metered) -> None:
         engine = metered.engine
@@ -125,13 +148,10 @@ class EngineProcess:
         os._exit(ABANDONED)
 
     def _describe_from_thread(self, described: Described) -> None:
-        self.loop.call_soon_threadsafe(self._describe, described)
+        self.loop.call_soon_threadsafe(self._greet_all, described)
 
-    def _describe(self, described: Described) -> None:
-        self.described = described
-        self._greet_all()
-
-    def _greet_all(self) -> None:
+    def _greet_all(self, news: Greeting) -> None:
+        self.greetings.append(news)
         for front_end in list(self._front_ends):
             front_end.greet()
 

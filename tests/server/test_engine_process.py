@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.scheduler import Scheduler
-from quire.engine.client import EngineClient, connect
-from quire.engine.messages import Failed, Progress, Submit
 from quire.engine.meter import Metered, metered
-from quire.engine.process import EngineProcess
-from quire.engine.wire import Broken, Described, Frames, Ready, Started, Stats, ToFrontEnd, frame
 from quire.errors import UnsupportedModel
+from quire.ipc.client import EngineClient, connect
+from quire.ipc.framing import Frames, frame
+from quire.ipc.messages import Broken, Described, Failed, Progress, Ready, Started, Stats, Submit, ToFrontEnd
 from quire.request import FinishReason
+from quire.server.processes.engine_process import EngineProcess
 from tests.core.harness import limits, request
 from tests.fake_executor import FakeExecutor, expected_tokens
 from tests.patience import WAIT_S

@@ -11,8 +11,8 @@ from typing import cast
 
 import msgspec
 
-from quire.engine.longest_step import LongestStep
-from quire.engine.wire import Frames, frame
+from quire.ipc.framing import Frames, frame
+from quire.ipc.longest_step import LongestStep
 
 _SET_DEATH_SIGNAL, _SET_NAME = 1, 15  # of prctl
 

@@ -1,0 +1,1 @@
+"""Messages between processes: front ends, the engine process and their supervisor."""

@@ -1,0 +1,66 @@
+"""Frames of msgpack, each a list of messages."""
+
+import struct
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+import msgspec
+
+from quire.ipc.messages import ToEngine, ToFrontEnd
+
+T = TypeVar("T")
+
+_LENGTH = struct.Struct("<I")
+MAX_FRAME_BYTES = 256 * 2**20
+
+
+_encoder = msgspec.msgpack.Encoder()
+_event_decoder = msgspec.msgpack.Decoder(list[ToFrontEnd])
+_command_decoder = msgspec.msgpack.Decoder(list[ToEngine])
+
+
+def decode_events(payload: bytes) -> list[ToFrontEnd]:
+    """Raises ValueError, of which msgspec's errors are kinds."""
+    return _decode(_event_decoder, payload)
+
+
+def decode_commands(payload: bytes) -> list[ToEngine]:
+    """Raises ValueError, or InvalidRequest where a request's values are out of range."""
+    return _decode(_command_decoder, payload)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], payload: bytes) -> T:
+    try:
+        return decoder.decode(payload)
+    except RecursionError as error:
+        raise ValueError("a message is nested too deeply") from error
+
+
+def frame(messages: Sequence[Any]) -> bytes:
+    payload = _encoder.encode(messages)
+    return _LENGTH.pack(len(payload)) + payload
+
+
+class Frames:
+    """Cuts a stream of bytes into the payloads of frames."""
+
+    def __init__(self) -> None:
+        self._held = bytearray()
+
+    def feed(self, data: bytes) -> list[bytes]:
+        """The payloads that `data` completes."""
+        held = self._held
+        held += data
+        payloads: list[bytes] = []
+        at = 0
+        while len(held) - at >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(held, at)
+            if length > MAX_FRAME_BYTES:
+                raise ValueError(f"a frame has {length} bytes; the limit is {MAX_FRAME_BYTES}")
+            end = at + _LENGTH.size + length
+            if len(held) < end:
+                break
+            payloads.append(bytes(held[at + _LENGTH.size : end]))
+            at = end
+        del held[:at]
+        return payloads

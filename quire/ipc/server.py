@@ -1,0 +1,192 @@
+"""The engine's end of the connections to front ends."""
+
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import socket
+import struct
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Protocol, cast
+
+import msgspec
+
+from quire.errors import InvalidRequest
+from quire.ipc.framing import Frames, decode_commands, frame
+from quire.ipc.messages import (
+    Abort,
+    Broken,
+    Command,
+    Counts,
+    Described,
+    Event,
+    Failed,
+    Hello,
+    Progress,
+    Ready,
+    Started,
+    Submit,
+)
+
+log = logging.getLogger(__name__)
+
+MAX_NUMBER = 2**22 - 1  # of a front end, so that request ids fit into 63 bits
+MAX_UNSENT_BYTES = 64 * 2**20  # a front end that leaves so much unread is disconnected
+_CREDENTIALS = struct.Struct("3i")  # process, user and group of a peer, as Linux reports them
+
+Greeting = Described | Ready | Broken
+
+
+class Port(Protocol):
+    """One front end's access to the engine."""
+
+    def send(self, command: Command) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class Host(Protocol):
+    """The process that serves the connections."""
+
+    loop: asyncio.AbstractEventLoop
+
+    @property
+    def greetings(self) -> Sequence[Greeting]:
+        """What is known so far. Only ever grows."""
+
+    def join(self, connection: "FrontEndConnection") -> None: ...
+
+    def leave(self, connection: "FrontEndConnection") -> None: ...
+
+    def open_port(self, deliver: Callable[[list[Event]], None], number: int) -> Port:
+        """Called once `Ready` is among the greetings."""
+
+    def pop_start_s(self, request_id: int) -> float | None:
+        """The time at which a request got its first slot. Returned once."""
+
+
+class FrontEndConnection(asyncio.Protocol):
+    """Receives commands and sends frames of events. Requests are aborted when the connection is lost.
+
+    Owned by the event loop; `deliver` alone is called by the engine's thread.
+    """
+
+    def __init__(self, host: Host) -> None:
+        self._host = host
+        self._frames = Frames()
+        self._number: int | None = None  # until its Hello
+        self._port: Port | None = None
+        self._num_greeted = 0
+        self.counts: Counts | None = None  # the latest
+        self._submitted_s: dict[int, float] = {}  # of requests that have no token yet; both threads pop from it
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self._transport = cast(asyncio.WriteTransport, transport)
+        if not is_of_this_user(transport):
+            log.error("a process of another user has connected and is dropped")
+            self._transport.abort()
+            return
+        self._host.join(self)
+
+    def greet(self) -> None:
+        """Send the greetings that were not sent yet. Ready, and what follows it, waits for the front end's Hello."""
+        news: list[Greeting] = []
+        for greeting in self._host.greetings[self._num_greeted :]:
+            if isinstance(greeting, Ready):
+                if self._number is None:
+                    break
+                self._port = self._host.open_port(self.deliver, self._number)
+            news.append(greeting)
+        self._num_greeted += len(news)
+        if news:
+            self.send(frame(news))
+
+    def data_received(self, data: bytes) -> None:
+        try:
+            for payload in self._frames.feed(data):
+                self._obey(payload)
+        except (ValueError, msgspec.MsgspecError, InvalidRequest) as error:  # no front end of ours, or of this version
+            log.error("a front end sends what is no command and is dropped: %s", error)
+            self._transport.abort()
+
+    def _obey(self, payload: bytes) -> None:
+        now = time.monotonic()
+        for command in decode_commands(payload):
+            if isinstance(command, Counts):
+                self.counts = command
+                continue
+            if isinstance(command, Hello):
+                if self._number is not None or not 0 < command.number <= MAX_NUMBER:
+                    raise ValueError(f"a front end says hello twice, or with the number {command.number}")
+                self._number = command.number
+                self.greet()
+                continue
+            if self._port is None:
+                raise ValueError("a command came before the engine was ready")
+            if isinstance(command, Submit):
+                self._submitted_s[command.request.request_id] = now
+            elif isinstance(command, Abort):
+                self._submitted_s.pop(command.request_id, None)
+            self._port.send(command)
+
+    def deliver(self, events: list[Event]) -> None:
+        """On the engine's thread: send one step's events as one frame."""
+        submitted = self._submitted_s
+        messages: list[Event | Started] = []
+        if submitted:
+            for event in events:
+                if isinstance(event, Progress):
+                    messages += [
+                        self._started(update.request_id) for update in event.updates if update.request_id in submitted
+                    ]
+                elif isinstance(event, Failed):
+                    submitted.pop(event.request_id, None)
+        data = frame([*messages, *events])
+        self._host.loop.call_soon_threadsafe(self.send, data)
+
+    def _started(self, request_id: int) -> Started:
+        now = time.monotonic()
+        submitted_s = self._submitted_s.pop(request_id, now)
+        start_s = self._host.pop_start_s(request_id)
+        return Started(request_id, max(0.0, (now if start_s is None else start_s) - submitted_s))
+
+    def send(self, data: bytes) -> None:
+        if self._transport.is_closing():
+            return
+        self._transport.write(data)
+        if self._transport.get_write_buffer_size() > MAX_UNSENT_BYTES:
+            log.error("a front end has left more than %d bytes unread and is dropped", MAX_UNSENT_BYTES)
+            self._transport.abort()
+
+    def connection_lost(self, error: Exception | None) -> None:
+        self._host.leave(self)
+        if self._port is not None:
+            self._port.close()
+
+
+@contextlib.contextmanager
+def new_address() -> Iterator[str]:
+    """A unique address for a local socket.
+
+    On Linux it is a name without a file, which ends with its process in any case. Elsewhere it is a file in a folder
+    that only this user can read.
+    """
+    if sys.platform == "linux":
+        yield f"\0quire-{os.getpid()}-{secrets.token_hex(8)}"
+        return
+    with tempfile.TemporaryDirectory(prefix="quire-") as folder:
+        yield str(Path(folder) / "engine.sock")
+
+
+def is_of_this_user(transport: asyncio.BaseTransport) -> bool:
+    """Whether the peer runs as the same user. A name without a file has no permissions of its own."""
+    peer = transport.get_extra_info("socket")
+    if sys.platform != "linux" or peer is None:
+        return True
+    _, user, _ = _CREDENTIALS.unpack(peer.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size))
+    return bool(user == os.getuid())
