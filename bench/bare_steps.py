@@ -59,7 +59,7 @@ def main() -> None:
     parser.add_argument("--few-rows", type=int, default=programs.FEW_ROWS)
     given = parser.parse_args()
     programs.FEW_ROWS = given.few_rows
-    plan = build.make_plan(Config(model=given.model))
+    plan = build.plan_deployment(Config(model=given.model))
     shapes = plan.shapes.with_pages(NUM_PAGES)
     made = Programs(plan.model, build._weights(plan, silent), shapes, threads=2, mesh=plan.mesh)
     state = made.empty_state()

@@ -127,7 +127,7 @@ def main() -> None:
     loads = {case: scenarios.load(case) for case in given.case.split(",")}
     llm = LLM(Config(model=given.model))
     for case, make in loads.items():
-        work = make(llm.plan.model.vocab_size)
+        work = make(llm.deployment.model.vocab_size)
         # The same lengths with other tokens, so that nothing is found in the prefix cache.
         run(llm, Work([prompt[::-1] for prompt in work.prompts], work.new_tokens), seed=1)
         seconds, profile = profiled(llm, work)

@@ -30,7 +30,7 @@ def mask_costs(llm: LLM, grammar: Grammar, tokens: list[int]) -> None:
     """Of the answer `tokens`, as the engine computes them: on a pool's thread, the result awaited."""
     tokenizer = llm.tokenizer
     assert tokenizer is not None
-    grammars = Grammars(lambda: tokenizer, llm.plan.files.eos_token_ids, llm.plan.model.vocab_size)
+    grammars = Grammars(lambda: tokenizer, llm.deployment.files.eos_token_ids, llm.deployment.model.vocab_size)
     begun = time.perf_counter()
     grammars.matcher(grammar)
     first_s = time.perf_counter() - begun

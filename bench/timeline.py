@@ -125,7 +125,7 @@ def main() -> None:
     llm = LLM(Config(model=given.model))
     watched = Watched(llm)
     for case, make in loads.items():
-        work = make(llm.plan.model.vocab_size)
+        work = make(llm.deployment.model.vocab_size)
         for store in (watched.spans, watched.plans, watched.ended_s):
             store.clear()  # type: ignore[attr-defined]
         begun, first_s, tokens = time.perf_counter(), {}, 0

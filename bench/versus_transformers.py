@@ -29,11 +29,11 @@ def main() -> None:
 
     llm = LLM("default", dtype="float32", max_batch_size=max(options.sizes), prefix_caching=False)
     ours = quire_generate(llm)
-    assert llm.plan.files.path is not None
-    theirs = transformers_generate(llm.plan.files.path)
+    assert llm.deployment.files.path is not None
+    theirs = transformers_generate(llm.deployment.files.path)
     print(f"{'prompts':>8} {'Quire tok/s':>12} {'transformers':>13} {'ratio':>7}   same tokens")
     for size in options.sizes:
-        prompts = random_prompts(size, options.prompt_tokens, llm.plan.model.vocab_size)
+        prompts = random_prompts(size, options.prompt_tokens, llm.deployment.model.vocab_size)
         same = compare(ours(prompts, options.new_tokens), theirs(prompts, options.new_tokens))
         seconds: list[list[float]] = [[], []]
         for _ in range(options.runs):

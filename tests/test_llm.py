@@ -177,7 +177,7 @@ def test_arguments_that_are_wrong_for_all_are_refused_at_once(llm: LLM) -> None:
     with pytest.raises(InvalidRequest, match="sampling has 2 entries; there are 1 prompts"):
         llm.generate("x", [GREEDY, GREEDY])
     with pytest.raises(InvalidSetting, match="page_size is 0; it must be at least 1"):
-        LLM(llm.plan.config, progress=False, page_size=0)
+        LLM(llm.deployment.config, progress=False, page_size=0)
 
 
 def test_no_limit_on_tokens_goes_to_the_end_of_the_longest_sequence(llm: LLM) -> None:
@@ -249,11 +249,11 @@ def test_a_stream_raises_the_failure_when_the_others_are_done(llm: LLM) -> None:
 
 
 def test_settings_can_be_given_as_a_config(llm: LLM) -> None:
-    other = LLM(llm.plan.config, progress=False, prefix_caching=False)
+    other = LLM(llm.deployment.config, progress=False, prefix_caching=False)
     (one,) = llm.generate("same weights", GREEDY, max_tokens=3)
     (two,) = other.generate("same weights", GREEDY, max_tokens=3)
     assert one.token_ids == two.token_ids
-    assert other.plan.limits.max_batch_size == llm.plan.limits.max_batch_size
+    assert other.deployment.limits.max_batch_size == llm.deployment.limits.max_batch_size
     assert other.generate("same weights", GREEDY, max_tokens=3)[0].cached_tokens == 0
     other.close()
 

@@ -38,10 +38,10 @@ def chat(
 
     llm = LLM(for_one_user(config), progress=not quiet)
     if not llm.has_chat_template:
-        raise InvalidRequest(f"{llm.plan.files.name} has no chat template; give one with --chat-template")
+        raise InvalidRequest(f"{llm.deployment.files.name} has no chat template; give one with --chat-template")
     conversation = Conversation(llm, sampling, max_tokens, system)
     if sys.stdin.isatty():
-        _say(f"{llm.plan.files.name}. {HELP}")
+        _say(f"{llm.deployment.files.name}. {HELP}")
     for line in _lines():
         match line.strip():
             case "":
@@ -98,7 +98,7 @@ class Conversation:
         return text
 
     def _make_room(self) -> None:
-        longest = self._llm.plan.limits.max_sequence_tokens
+        longest = self._llm.deployment.limits.max_sequence_tokens
         kept = self.exchanges
         while (length := len(self._llm.encode([*self._system, *kept]))) > longest - (self._max_tokens or ROOM):
             if len(kept) == 1:  # the question

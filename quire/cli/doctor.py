@@ -23,22 +23,22 @@ def doctor(
     machine = _machine()
     if not json:
         _print("This machine", machine)
-    from quire.engine.build import make_plan
+    from quire.engine.build import plan_deployment
     from quire.files import progress_bar, silent
 
-    plan = make_plan(config, silent if json else progress_bar, is_served=True)
-    facts, limits, resolved = plan.facts, plan.limits, plan.resolved
+    deployment = plan_deployment(config, silent if json else progress_bar, is_served=True)
+    facts, limits, resolved = deployment.facts, deployment.limits, deployment.resolved
     page_bytes = limits.page_size * facts.token_bytes
     tokens = (limits.num_pages - 1) * limits.page_size
     weight_type = resolved.dtype if resolved.quantize == "none" else f"{resolved.quantize} and {resolved.dtype}"
     model = {
-        "name": plan.files.name,
-        "architecture": plan.files.config.get("model_type", "?"),
-        "layers": plan.model.num_layers,
-        "vocabulary": plan.model.vocab_size,
-        "positions": plan.model.max_positions,
+        "name": deployment.files.name,
+        "architecture": deployment.files.config.get("model_type", "?"),
+        "layers": deployment.model.num_layers,
+        "vocabulary": deployment.model.vocab_size,
+        "positions": deployment.model.max_positions,
         "weights": f"{as_size(facts.weight_bytes)} on each device, in {weight_type}",
-        "chat template and tokenizer": "yes" if plan.files.tokenizer is not None else "none: token ids only",
+        "chat template and tokenizer": "yes" if deployment.files.tokenizer is not None else "none: token ids only",
     }
     fit = {
         "memory allowed": f"{as_size(resolved.memory_limit_bytes)} of {as_size(facts.memory_bytes)}",
@@ -49,17 +49,17 @@ def doctor(
             f"{tokens} tokens / {limits.max_sequence_tokens} = {tokens // limits.max_sequence_tokens}"
         ),
         "sequences at the same time": f"up to {limits.max_batch_size}",
-        "steps to compile": f"{len(plan.shapes.buckets.all())} shapes",
+        "steps to compile": f"{len(deployment.shapes.buckets.all())} shapes",
     }
     if json:
         import json as json_format
 
-        choices = {choice.name: {"value": choice.value, "reason": choice.reason} for choice in plan.choices}
+        choices = {choice.name: {"value": choice.value, "reason": choice.reason} for choice in deployment.choices}
         print(json_format.dumps({"machine": machine, "model": model, "fit": fit, "choices": choices}, indent=2))
         return
     _print("The model", model)
     _print("What fits", fit)
-    _print("Choices", {choice.name: f"{choice.value} ({choice.reason})" for choice in plan.choices})
+    _print("Choices", {choice.name: f"{choice.value} ({choice.reason})" for choice in deployment.choices})
 
 
 def _machine() -> dict[str, Any]:

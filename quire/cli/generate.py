@@ -52,7 +52,7 @@ def generate(
         if completion.error is not None:
             raise completion.error
         answer = {
-            "model": llm.plan.files.name,
+            "model": llm.deployment.files.name,
             "text": completion.text,
             "finish_reason": completion.finish_reason,
             "prompt_tokens": len(completion.prompt_ids),

@@ -2,13 +2,13 @@
 
 from collections.abc import Callable, Iterable
 
-from quire.appointments import MAX_WAIT_S, MIN_WAIT_S, Appointments
 from quire.core.lazy_heap import LazyHeap
 from quire.core.prefix_cache import Place
 from quire.core.sequence import Sequence
 from quire.core.shared_fills import SharedFills
 from quire.errors import Overloaded
 from quire.request import Request
+from quire.retry_reservations import MAX_WAIT_S, MIN_WAIT_S, RetryReservations
 
 
 class Queue:
@@ -23,7 +23,7 @@ class Queue:
         self._fills = fills
         self._max_parked = max_parked
         self._max_queued = max_queued
-        self._appointments = Appointments((max_queued or 0) // 2, clock)
+        self._reservations = RetryReservations((max_queued or 0) // 2, clock)
         self._clock = clock
         self._line: LazyHeap[Sequence] = LazyHeap()
         self._last_admission_s: float | None = None
@@ -45,14 +45,14 @@ class Queue:
     def refuse_if_full(self, request: Request) -> None:
         """Whoever is refused has a place when it comes back as it is told."""
         most = self._max_queued
-        if most is None or (len(self) + request.samples <= most and not self._appointments):
+        if most is None or (len(self) + request.samples <= most and not self._reservations):
             return
         client = hash((request.prompt, request.max_tokens, request.salt))
-        num_kept = self._appointments.num_kept_from(client) if len(self) else 0
+        num_kept = self._reservations.num_kept_from(client) if len(self) else 0
         if len(self) + num_kept + request.samples <= most:
-            self._appointments.admitted(client)
+            self._reservations.admitted(client)
             return
-        retry_after_s = self._appointments.refused(
+        retry_after_s = self._reservations.refused(
             client, request.samples, self.retry_after_s(), self._admission_interval_s
         )
         kept = f" and {num_kept} places are kept for those who come back" if num_kept else ""
@@ -107,4 +107,4 @@ class Queue:
         assert waiting == len(self), "a sequence waits that is not live"
         assert len(self._fills) <= self._max_parked
         self._fills.check(running)
-        self._appointments.check()
+        self._reservations.check()

@@ -55,7 +55,7 @@ log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class Plan:
+class Deployment:
     """Everything decided about running a model, before any weight is read."""
 
     config: Config
@@ -72,13 +72,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Built:
-    plan: Plan
+    deployment: Deployment
     engine: Engine
     executor: JaxExecutor
     grammars: Grammars | None
 
 
-def make_plan(config: Config, progress: Progress = silent, *, is_served: bool = False) -> Plan:
+def plan_deployment(config: Config, progress: Progress = silent, *, is_served: bool = False) -> Deployment:
     """Find the model's files, and decide whether and how it fits. `is_served`: to clients, so the queue has a bound."""
     files = locate(
         config.model,
@@ -151,83 +151,86 @@ def make_plan(config: Config, progress: Progress = silent, *, is_served: bool = 
         prefix_caching=config.prefix_caching,
         max_burst=resolved.max_burst,
     )
-    return Plan(config, files, source, model, mesh, facts, resolved, shapes, limits, choices)
+    return Deployment(config, files, source, model, mesh, facts, resolved, shapes, limits, choices)
 
 
-def build_engine(plan: Plan, progress: Progress = silent, clock: Callable[[], float] = time.monotonic) -> Built:
+def build_engine(
+    deployment: Deployment, progress: Progress = silent, clock: Callable[[], float] = time.monotonic
+) -> Built:
     """Load the weights and make the engine. Its programs are compiled by its executor's `warm_up`."""
     with ThreadPoolExecutor(1) as pool:  # one waits for a compiler, the other for files
-        measuring = pool.submit(_with_measured_step, plan)
-        weights = _weights(plan, progress)
-        plan = measuring.result()
-    for choice in plan.choices:
+        measuring = pool.submit(_with_measured_step, deployment)
+        weights = _weights(deployment, progress)
+        deployment = measuring.result()
+    for choice in deployment.choices:
         if choice.is_automatic:
             log.info("%s", choice)
-    threads, store = plan.resolved.compile_threads, _program_store(plan)
+    threads, store = deployment.resolved.compile_threads, _program_store(deployment)
     store.forget_unused()
-    executor = JaxExecutor(plan.model, weights, plan.shapes, threads, plan.mesh, store)
-    scheduler = Scheduler(plan.limits, clock, prefix_key=plan.model.prefix_key)
-    grammars = _grammars(plan)
-    engine = Engine(scheduler, executor, plan.config.lookahead, grammars, plan.config.max_burst_ms / 1000)
-    return Built(plan, engine, executor, grammars)
+    executor = JaxExecutor(deployment.model, weights, deployment.shapes, threads, deployment.mesh, store)
+    scheduler = Scheduler(deployment.limits, clock, prefix_key=deployment.model.prefix_key)
+    grammars = _grammars(deployment)
+    engine = Engine(scheduler, executor, deployment.config.lookahead, grammars, deployment.config.max_burst_ms / 1000)
+    return Built(deployment, engine, executor, grammars)
 
 
-def _grammars(plan: Plan) -> Grammars | None:
-    path = plan.files.tokenizer
+def _grammars(deployment: Deployment) -> Grammars | None:
+    path = deployment.files.tokenizer
     if path is None:
         return None
-    return Grammars(lambda: load_tokenizer(path), plan.files.eos_token_ids, plan.model.vocab_size)
+    return Grammars(lambda: load_tokenizer(path), deployment.files.eos_token_ids, deployment.model.vocab_size)
 
 
-def _with_measured_step(plan: Plan) -> Plan:
-    """The plan with as many pages as fit beside the largest step as it was compiled, where that was an estimate.
+def _with_measured_step(deployment: Deployment) -> Deployment:
+    """The deployment with as many pages as fit beside the largest step as it was compiled, where that was an estimate.
 
     Not on a CPU: there the cache is kept small to leave the host its memory, and does not fill what is left.
     """
-    if plan.config.num_pages is not None or plan.facts.platform == "cpu":
-        return plan
-    assert plan.resolved.quantize == "none", "quantised weights have other shapes"
-    placement, dtype = _placement(plan), jnp.dtype(plan.resolved.dtype)
+    if deployment.config.num_pages is not None or deployment.facts.platform == "cpu":
+        return deployment
+    assert deployment.resolved.quantize == "none", "quantised weights have other shapes"
+    placement, dtype = _placement(deployment), jnp.dtype(deployment.resolved.dtype)
 
     def like(param: Param) -> jax.ShapeDtypeStruct:
         where = None if placement is None else placement(param)
         return jax.ShapeDtypeStruct(param.shape, dtype, sharding=where)  # type: ignore[no-untyped-call]
 
-    weights = map_params(like, plan.model.params())
-    shapes = plan.shapes.with_pages(2)  # the pages are written in place, so their number does not matter
-    store = _program_store(replace(plan, shapes=shapes))
-    programs = Programs(plan.model, weights, shapes, plan.resolved.compile_threads, plan.mesh, store)
-    pages = resolve_pages(plan.config, plan.resolved, plan.facts, programs.largest_step_bytes())
+    weights = map_params(like, deployment.model.params())
+    shapes = deployment.shapes.with_pages(2)  # the pages are written in place, so their number does not matter
+    store = _program_store(replace(deployment, shapes=shapes))
+    programs = Programs(deployment.model, weights, shapes, deployment.resolved.compile_threads, deployment.mesh, store)
+    pages = resolve_pages(deployment.config, deployment.resolved, deployment.facts, programs.largest_step_bytes())
     programs.close()
     return replace(
-        plan,
+        deployment,
         shapes=shapes.with_pages(pages.value),
-        limits=replace(plan.limits, num_pages=pages.value),
-        choices=(*plan.resolved.choices, pages),
+        limits=replace(deployment.limits, num_pages=pages.value),
+        choices=(*deployment.resolved.choices, pages),
     )
 
 
-def _program_store(plan: Plan) -> ProgramStore:
-    """Where this plan's compiled programs are kept for the next start."""
-    config = json.dumps(plan.files.config, sort_keys=True, default=str)
-    resolved = f"{plan.resolved.dtype} {plan.resolved.quantize} {plan.facts.fast_int8} {plan.config.tensor_parallel}"
-    identity = f"{config} {plan.shapes} {resolved}"
-    return ProgramStore(cache_folder(plan.config.cache_dir) / "programs", identity)
+def _program_store(deployment: Deployment) -> ProgramStore:
+    """Where this deployment's compiled programs are kept for the next start."""
+    config = json.dumps(deployment.files.config, sort_keys=True, default=str)
+    resolved, fast_int8 = deployment.resolved, deployment.facts.fast_int8
+    numerics = f"{resolved.dtype} {resolved.quantize} {fast_int8} {deployment.config.tensor_parallel}"
+    identity = f"{config} {deployment.shapes} {numerics}"
+    return ProgramStore(cache_folder(deployment.config.cache_dir) / "programs", identity)
 
 
-def _placement(plan: Plan) -> Placement | None:
+def _placement(deployment: Deployment) -> Placement | None:
     """Where weights go; None where there is one device."""
-    mesh = plan.mesh
+    mesh = deployment.mesh
     return None if mesh is None else lambda param: sharding(param.shape, param.axes, mesh)
 
 
-def _weights(plan: Plan, progress: Progress) -> ParamTree:
+def _weights(deployment: Deployment, progress: Progress) -> ParamTree:
     how: dict[str, Any] = {
-        "dtype": plan.resolved.dtype,
-        "quantize": plan.resolved.quantize,
-        "placement": _placement(plan),
+        "dtype": deployment.resolved.dtype,
+        "quantize": deployment.resolved.quantize,
+        "placement": _placement(deployment),
         "progress": progress,
     }
-    if plan.source is None:
-        return random_weights(plan.model, seed=plan.config.random_seed, **how)
-    return load_weights(plan.model, plan.source, **how)
+    if deployment.source is None:
+        return random_weights(deployment.model, seed=deployment.config.random_seed, **how)
+    return load_weights(deployment.model, deployment.source, **how)

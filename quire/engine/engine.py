@@ -12,11 +12,11 @@ from quire.core.plan import Failure, StepPlan, Update
 from quire.core.scheduler import Scheduler
 from quire.engine.accounts import Accounts
 from quire.engine.audit import repair_if_wrong
+from quire.engine.burst_limit import BurstLimit
 from quire.engine.executor import Executor, Pending, is_out_of_memory
-from quire.engine.guides import Grammars, Guides, NoGrammars
+from quire.engine.fault_isolation import PROBE, FaultIsolation, Suspect, suspects_of
+from quire.engine.grammar_masks import GrammarMasks, Grammars, NoGrammars
 from quire.engine.host_times import HostTimes
-from quire.engine.isolation import PROBE, Isolation, Suspect, suspects_of
-from quire.engine.pace import Pace
 from quire.engine.step_traces import StepTraces
 from quire.engine.step_under_way import NotLaunched, StepUnderWay
 from quire.errors import EngineFailed, InvalidRequest, QuireError, RequestFailed
@@ -64,12 +64,12 @@ class Engine:
         self._executor = executor
         self._lookahead = lookahead
         self._in_flight: deque[StepUnderWay] = deque()
-        self._pace = Pace(scheduler, max_burst_s, clock) if scheduler.limits.max_burst > 1 else None
+        self._pace = BurstLimit(scheduler, max_burst_s, clock) if scheduler.limits.max_burst > 1 else None
         self._broken = False  # the device state is not to be used before the next reset
-        self._guides = Guides(grammars or NoGrammars(), scheduler)
+        self._guides = GrammarMasks(grammars or NoGrammars(), scheduler)
         self._awaits_masks = False  # the last step under way is not sampled yet
         self._misguided: list[Failure] = []  # nobody has been told of them yet
-        self._isolation = Isolation()
+        self._isolation = FaultIsolation()
         self._last_fault: Exception | None = None
         self.journal: Journal | None = None  # for the one that takes its place
         self._num_running = 0  # as the journal says
@@ -247,7 +247,7 @@ class Engine:
         """Drop every request and all that the device holds, whatever state an interrupt has left them in."""
         self._forget_steps()
         self._misguided.clear()
-        self._isolation = Isolation()
+        self._isolation = FaultIsolation()
         self.scheduler.start_over()
         self._guides.forget_ended()
         self._executor.reset()
@@ -264,7 +264,7 @@ class Engine:
 
         Returns whom to wait for before `resume_search`, since targets are found in what they come back with.
         """
-        self._isolation = Isolation(record.search)
+        self._isolation = FaultIsolation(record.search)
         if record.running:
             self.num_faults += 1
             self._last_fault = RuntimeError("the engine process ended while it ran this request")

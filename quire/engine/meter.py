@@ -10,10 +10,10 @@ from quire.core.plan import StepPlan, StepResult
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.engine.executor import Executor, Pending
-from quire.engine.guides import Grammars
+from quire.engine.grammar_masks import Grammars
 from quire.engine.work_log import WorkLog
-from quire.ipc.longest_step import LongestStep
 from quire.ipc.messages import Stats
+from quire.ipc.watchdog_timeout import LongestStep
 
 DURATIONS_S = tuple(0.00015 * 1.5**k for k in range(35))
 BATCH_SIZES = tuple(range(1, 1025))

@@ -1,4 +1,4 @@
-"""What ties a process to the supervisor that started it."""
+"""The link between a process and the supervisor that started it."""
 
 import asyncio
 import ctypes
@@ -12,70 +12,70 @@ from typing import cast
 import msgspec
 
 from quire.ipc.framing import Frames, frame
-from quire.ipc.longest_step import LongestStep
+from quire.ipc.watchdog_timeout import LongestStep
 
 _SET_DEATH_SIGNAL, _SET_NAME = 1, 15  # of prctl
 
 
 class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """To a process: come to an end."""
+    """To a process: end."""
 
 
 class GaveUp(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """To an HTTP worker: there will be no engine any more."""
+    """To an HTTP worker: the engine will not be started again."""
 
     reason: str
 
 
 class Up(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """From a process: it is ready."""
+    """From a process: ready."""
 
 
 class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """From a process: why it will not get ready."""
+    """From a process: it cannot get ready, with the reason."""
 
     kind: str
     message: str
 
 
 class Alive(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """From an HTTP worker, and from an engine that is being made, every second: its loop turns."""
+    """From an HTTP worker, and from an engine that is being built, every second: its event loop runs."""
 
 
-class Pulse(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class Heartbeat(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """From the engine, several times a second."""
 
-    waited_s: float  # there has been work for so long, and no step has ended
+    waited_s: float  # time with work and without a finished step
     longest: LongestStep
-    num_tokens: int  # of the step under way; 0 where none is
-    is_compiling: bool  # the step under way had to wait for a program
+    num_tokens: int  # in the step under way; 0 if there is none
+    is_compiling: bool  # the step under way waited for a program to compile
     is_searching: bool  # for a request that makes steps fail
-    is_checking: bool  # the device, while nothing runs: that is what has been waited for
+    is_checking: bool  # the idle device is being checked; `waited_s` is the time of the check
 
 
 ALIVE_INTERVAL_S = 1.0
 
-Word = Stop | GaveUp | Up | Refused | Alive | Pulse
+ControlMessage = Stop | GaveUp | Up | Refused | Alive | Heartbeat
 
-PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # which a supervisor alone obeys
+PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # only the supervisor obeys them
 
-_decode = msgspec.msgpack.Decoder(list[Word]).decode
+_decode = msgspec.msgpack.Decoder(list[ControlMessage]).decode
 
 
-class Leash(asyncio.Protocol):
-    """One end of the line between a supervisor and a process of its. Owned by the event loop.
+class SupervisorLink(asyncio.Protocol):
+    """One end of the socket between a supervisor and one of its processes. Owned by the event loop.
 
-    `take` gets each word of the other side, `lost` is told when that is gone.
+    Calls `take` for each message of the other side, and `lost` when the other side is gone.
     """
 
-    def __init__(self, take: Callable[[Word], None], lost: Callable[[], None]) -> None:
+    def __init__(self, take: Callable[[ControlMessage], None], lost: Callable[[], None]) -> None:
         self._take = take
         self._lost = lost
         self._frames = Frames()
 
-    def tell(self, word: Word) -> None:
+    def tell(self, message: ControlMessage) -> None:
         if not self._transport.is_closing():
-            self._transport.write(frame([word]))
+            self._transport.write(frame([message]))
 
     def close(self) -> None:
         self._transport.close()
@@ -85,25 +85,26 @@ class Leash(asyncio.Protocol):
 
     def data_received(self, data: bytes) -> None:
         for payload in self._frames.feed(data):
-            for word in _decode(payload):
-                self._take(word)
+            for message in _decode(payload):
+                self._take(message)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost()
 
 
-async def hold(line: socket.socket, take: Callable[[Word], None], lost: Callable[[], None]) -> Leash:
-    """The leash whose one end is `line`."""
+async def open_link(
+    line: socket.socket, take: Callable[[ControlMessage], None], lost: Callable[[], None]
+) -> SupervisorLink:
+    """A link over the socket `line`."""
     loop = asyncio.get_running_loop()
-    _, leash = await loop.create_unix_connection(lambda: Leash(take, lost), sock=line)
-    return leash
+    _, link = await loop.create_unix_connection(lambda: SupervisorLink(take, lost), sock=line)
+    return link
 
 
 def bind_to_parent(name: str, parent: int) -> None:
-    """Called first in a new process: it ends when its parent ends, even one that is stuck, and listens to it alone.
+    """Called first in a new process: it ends when its parent ends, even if it is stuck, and ignores SIGINT and SIGTERM.
 
-    A terminal and a service manager send their signals to every process of a service; which of them ends when is the
-    parent's to say.
+    A terminal and a service manager signal every process of a service; the parent decides which of them ends when.
     """
     for number in PARENTS_SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -112,5 +113,5 @@ def bind_to_parent(name: str, parent: int) -> None:
         prctl = ctypes.CDLL(None).prctl
         prctl(_SET_NAME, name.encode()[:15])  # what ps and top show
         prctl(_SET_DEATH_SIGNAL, signal.SIGKILL)
-        if os.getppid() != parent:  # it ended before it could be bound to
+        if os.getppid() != parent:  # the parent has already ended
             os._exit(1)

@@ -9,8 +9,8 @@ from itertools import count
 from typing import Any
 
 from quire.config import Config
-from quire.engine.build import Built, build_engine, make_plan
-from quire.engine.collector import keep_what_is_there
+from quire.engine.build import Built, build_engine, plan_deployment
+from quire.engine.garbage_collection import freeze_gc
 from quire.errors import InvalidRequest, QuireError
 from quire.files import Progress, progress_bar, share_bar, silent
 from quire.grammar.checking import GrammarChecking
@@ -40,28 +40,30 @@ class LLM:
         self._files_bar: Progress = progress_bar if progress else silent
         self._share_bar: Progress = share_bar if progress else silent
         config = replace(model, **settings) if isinstance(model, Config) else Config(model=model, **settings)
-        self.plan = make_plan(config, self._files_bar)
+        self.deployment = plan_deployment(config, self._files_bar)
         self.tokenizer: Tokenizer | None = None
         self._templates: ChatTemplates | None = None
-        if self.plan.files.tokenizer is not None:
-            self.tokenizer = load_tokenizer(self.plan.files.tokenizer)
+        if self.deployment.files.tokenizer is not None:
+            self.tokenizer = load_tokenizer(self.deployment.files.tokenizer)
             self._templates = load_chat_templates(
-                self.plan.files.tokenizer, self.tokenizer.special_tokens, override=self.plan.config.chat_template
+                self.deployment.files.tokenizer,
+                self.tokenizer.special_tokens,
+                override=self.deployment.config.chat_template,
             )
-        self._built: Built = build_engine(self.plan, self._files_bar)
+        self._built: Built = build_engine(self.deployment, self._files_bar)
         self.engine = self._built.engine
         self._stepper = EngineStepper(self.engine)
         self._grammar_checking = GrammarChecking()
         self._ids = count(1)
         self._is_fresh = True  # nothing was asked yet
-        if self.plan.config.compile_ahead:
+        if self.deployment.config.compile_ahead:
             self._compile(self._built.executor.warm_up())
-        keep_what_is_there()  # a search for cycles among it takes 100 ms
+        freeze_gc()  # a search for cycles among it takes 100 ms
 
     @property
     def default_sampling(self) -> SamplingParams:
         """What the model's own files ask for; the most likely token where they say nothing."""
-        said = self.plan.files.generation
+        said = self.deployment.files.generation
         if not said.do_sample and said.temperature is None:
             return SamplingParams(temperature=0.0)
         fields = ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty")
@@ -140,11 +142,11 @@ class LLM:
             return tuple(self._need_tokenizer().encode(prompt))
         if is_chat(prompt):
             if not self.has_chat_template or self._templates is None:
-                raise InvalidRequest(f"{self.plan.files.name} has no chat template")
+                raise InvalidRequest(f"{self.deployment.files.name} has no chat template")
             tokenizer = self._need_tokenizer()
             rendered = render_conversation(self._templates.select(), tokenizer.shield, list(prompt))
             return tuple(tokenizer.encode_prompt(rendered))
-        return as_ids(prompt, self.plan.model.vocab_size)  # type: ignore[arg-type]
+        return as_ids(prompt, self.deployment.model.vocab_size)  # type: ignore[arg-type]
 
     def close(self) -> None:
         self._grammar_checking.close()
@@ -161,7 +163,7 @@ class LLM:
     def _prepare(self, asks: list[Ask]) -> None:
         """What the first prompt needs, if it comes alone, is compiled side by side; all else when it is wanted."""
         first, self._is_fresh = self._is_fresh, False
-        if first and not self.plan.config.compile_ahead and len(asks) == 1 and asks[0].request is not None:
+        if first and not self.deployment.config.compile_ahead and len(asks) == 1 and asks[0].request is not None:
             self._compile(self._built.executor.prepare(len(asks[0].request.prompt)))
 
     def _compile(self, shares: Iterator[float]) -> None:
@@ -200,7 +202,7 @@ class LLM:
             request = error = None
             try:
                 ids = self.encode(prompt)
-                room = self.plan.limits.max_sequence_tokens - len(ids)
+                room = self.deployment.limits.max_sequence_tokens - len(ids)
                 most = max(room, 1) if limit is None else min(limit, room) if room > 0 else limit
                 request = Request(
                     request_id=next(self._ids),
@@ -210,7 +212,7 @@ class LLM:
                     seed=secrets.randbits(63) if seed is None else seed,
                     samples=n,
                     min_tokens=min_tokens,
-                    end_ids=self.plan.files.eos_token_ids,
+                    end_ids=self.deployment.files.eos_token_ids,
                     ignore_end=ignore_end,
                     stop_ids=tuple(stop_ids),
                     prompt_logprobs=prompt_logprobs,
@@ -224,7 +226,7 @@ class LLM:
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise InvalidRequest(f"{self.plan.files.name} has no tokenizer; give token ids")
+            raise InvalidRequest(f"{self.deployment.files.name} has no tokenizer; give token ids")
         return self.tokenizer
 
 

@@ -38,7 +38,7 @@ COPIED = ("quire", "tests", "pyproject.toml")
 TESTS = ("tests/core/test_page_pool.py", "tests/core/test_scheduler.py", "tests/core/test_sharing.py",
          "tests/core/test_admission.py", "tests/core/test_bursts.py",
          "tests/core/test_prefix_cache.py",
-         "tests/test_appointments.py", "tests/core/test_schedules.py", "tests/engine")  # fmt: skip
+         "tests/test_retry_reservations.py", "tests/core/test_schedules.py", "tests/engine")  # fmt: skip
 TIMEOUT_S = 120
 
 
@@ -52,12 +52,12 @@ class Mutant(NamedTuple):
 
 
 POOL, TREE, FILLS, QUEUE = "core/page_pool.py", "core/prefix_cache.py", "core/shared_fills.py", "core/queue.py"
-APPOINTMENTS = "appointments.py"
+RESERVATIONS = "retry_reservations.py"
 RUNNING, SEQUENCE, LIVE = "core/running.py", "core/sequence.py", "core/live_sequences.py"
 PLANNER, IN_FLIGHT = "core/planner.py", "core/step_in_flight.py"
 STOPPING, LIMITS, HEAP, DEADLINES = "core/stopping.py", "core/limits.py", "core/lazy_heap.py", "core/deadlines.py"
 ISOLATION, ENGINE, DRIVER = "engine/isolation.py", "engine/engine.py", "engine/driver.py"
-GUIDES = "engine/guides.py"
+GUIDES = "engine/grammar_masks.py"
 
 MUTANTS = (
     # Pages
@@ -267,16 +267,16 @@ MUTANTS = (
         "if failed is not None and not (0 and",
     ),
     Mutant("the queue has no bound", QUEUE, "if len(self) + num_kept + request.samples <= most:", "if True:"),
-    Mutant("nobody's place is kept", QUEUE, "self._appointments.num_kept_from(client)", "0"),
+    Mutant("nobody's place is kept", QUEUE, "self._reservations.num_kept_from(client)", "0"),
     Mutant("an empty line keeps places", QUEUE, "num_kept_from(client) if len(self) else 0", "num_kept_from(client)"),
-    Mutant("who is let in keeps its appointment", QUEUE, "self._appointments.admitted(client)", "pass"),
-    Mutant("everybody is told the same time", APPOINTMENTS, "self._last_due_s + apart_s)", "0.0)"),
-    Mutant("too many are told to come together", APPOINTMENTS, "TOGETHER_S = 1.25", "TOGETHER_S = 1.0"),
-    Mutant("who comes back early gets another time", APPOINTMENTS, "own is not None and own.due_s > now:", "False:"),
-    Mutant("who comes back has no place", APPOINTMENTS, "if own is not None and own.due_s <= now <=", "if 1 <"),
-    Mutant("places are kept too late", APPOINTMENTS, "appointment.due_s > now + LEAD_S:", "appointment.due_s > now:"),
-    Mutant("no-shows are kept for ever", APPOINTMENTS, "self._by_client.popitem(last=False)", "break"),
-    Mutant("a crowd fills the memory", APPOINTMENTS, "if len(self._by_client) < MAX_APPOINTMENTS:", "if True:"),
+    Mutant("who is let in keeps its reservation", QUEUE, "self._reservations.admitted(client)", "pass"),
+    Mutant("everybody is told the same time", RESERVATIONS, "self._last_due_s + apart_s)", "0.0)"),
+    Mutant("too many are told to come together", RESERVATIONS, "TOGETHER_S = 1.25", "TOGETHER_S = 1.0"),
+    Mutant("who comes back early gets another time", RESERVATIONS, "own is not None and own.due_s > now:", "False:"),
+    Mutant("who comes back has no place", RESERVATIONS, "if own is not None and own.due_s <= now <=", "if 1 <"),
+    Mutant("places are kept too late", RESERVATIONS, "reservation.due_s > now + LEAD_S:", "reservation.due_s > now:"),
+    Mutant("no-shows are kept for ever", RESERVATIONS, "self._by_client.popitem(last=False)", "break"),
+    Mutant("a crowd fills the memory", RESERVATIONS, "if len(self._by_client) < MAX_RESERVATIONS:", "if True:"),
     Mutant(
         "what fits exactly is refused",
         LIMITS,

@@ -17,7 +17,7 @@ import pytest
 from quire import LLM, Config
 from quire.core.plan import StepPlan
 from quire.core.scheduler import Scheduler
-from quire.engine.build import Built, build_engine, make_plan
+from quire.engine.build import Built, build_engine, plan_deployment
 from quire.engine.engine import Engine
 from quire.engine.executor import Executor, Pending
 from quire.request import Request, SamplingParams
@@ -47,14 +47,14 @@ CONFIG = Config(
 
 @pytest.fixture(scope="module")
 def built() -> Iterator[Built]:
-    built = build_engine(make_plan(CONFIG))
+    built = build_engine(plan_deployment(CONFIG))
     yield built
     built.executor.close()
 
 
 @pytest.fixture(scope="module")
 def built_int8() -> Iterator[Built]:
-    built = build_engine(make_plan(dataclasses.replace(CONFIG, quantize="int8")))
+    built = build_engine(plan_deployment(dataclasses.replace(CONFIG, quantize="int8")))
     yield built
     built.executor.close()
 
@@ -89,7 +89,7 @@ def answers(
     """The tokens of each request, from an engine with these limits; `abort` says after which step to give one up."""
     executor = CountingExecutor(built.executor)
     executor.reset()
-    scheduler = Scheduler(dataclasses.replace(built.plan.limits, **limits), time.monotonic)
+    scheduler = Scheduler(dataclasses.replace(built.deployment.limits, **limits), time.monotonic)
     engine = Engine(scheduler, executor, lookahead)
     for request in REQUESTS:
         engine.add(request)

@@ -14,7 +14,7 @@ import pytest
 
 from quire import Config
 from quire.core.scheduler import Scheduler
-from quire.engine.build import Built, build_engine, make_plan
+from quire.engine.build import Built, build_engine, plan_deployment
 from quire.engine.engine import Engine
 from quire.ops.native import library
 from quire.request import Request, SamplingParams
@@ -55,7 +55,7 @@ REQUESTS = [
 
 @pytest.fixture(scope="module", params=["int8", "none"])
 def built(request: pytest.FixtureRequest) -> Iterator[Built]:
-    built = build_engine(make_plan(dataclasses.replace(CONFIG, quantize=request.param)))
+    built = build_engine(plan_deployment(dataclasses.replace(CONFIG, quantize=request.param)))
     yield built
     built.executor.close()
 
@@ -68,7 +68,7 @@ def run(
 ) -> dict[int, list[int]]:
     """The tokens of each request, `so_far` included, from a new engine; of its first steps, or until the end."""
     built.executor.reset()
-    engine = Engine(Scheduler(built.plan.limits, time.monotonic), built.executor)
+    engine = Engine(Scheduler(built.deployment.limits, time.monotonic), built.executor)
     found = {request.request_id: list((so_far or {}).get(request.request_id, [])) for request in requests}
     for request in requests:
         engine.add(request, [found[request.request_id]] if so_far else None)

@@ -3,7 +3,7 @@
 from quire.core.plan import Chunk, StepPlan
 from quire.core.scheduler import Scheduler
 from quire.engine.meter import Meter
-from quire.ipc.longest_step import STUCK_FACTOR
+from quire.ipc.watchdog_timeout import STUCK_FACTOR
 from tests.core.harness import limits
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 from quire.config import Config
-from quire.engine.build import make_plan
+from quire.engine.build import plan_deployment
 from quire.errors import InvalidCheckpoint, QuireError
 from quire.executor.memory import weight_bytes
 from quire.files import locate
@@ -157,9 +157,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_checkpoint_with_a_mutated_config_loads_or_is_refused(folder: Path, config: dict[str, Any]) -> None:
     (folder / "config.json").write_text(json.dumps(config))
     with loads_or_is_refused():
-        plan = make_plan(Config(str(folder), **SIZES))
-        assert plan.source is not None
-        load_weights(plan.model, plan.source, dtype="float32")
+        deployment = plan_deployment(Config(str(folder), **SIZES))
+        assert deployment.source is not None
+        load_weights(deployment.model, deployment.source, dtype="float32")
 
 
 @pytest.mark.parametrize(
@@ -175,7 +175,7 @@ def test_a_config_is_compared_with_the_tensors_before_anything_is_planned(
 ) -> None:
     (folder / "config.json").write_text(json.dumps({**CONFIG, field: value}))
     with little_memory(), pytest.raises(InvalidCheckpoint, match=problem) as refusal:
-        make_plan(Config(str(folder), **SIZES))
+        plan_deployment(Config(str(folder), **SIZES))
     assert len(refusal.value.message) < MOST_CHARACTERS
 
 

@@ -133,11 +133,11 @@ def test_a_process_that_stood_still_does_not_hold_the_time_against_its_steps(tmp
             front = await Front().join(tmp_path / "engine")
             await until(lambda: bool(front.of(Ready)))
             front.client.send(Submit(request(front.client.request_id(1), max_tokens=1)))
-            await until(lambda: process._pulse(process.metered).waited_s > 0.5)
+            await until(lambda: process._heartbeat(process.metered).waited_s > 0.5)
             time.sleep(1.2)  # the loop does not turn, as when the process is stopped
-            assert process._pulse(process.metered).waited_s < 1.2
+            assert process._heartbeat(process.metered).waited_s < 1.2
             # A step that goes on is timed again.
-            await until(lambda: process._pulse(process.metered).waited_s > 0.15)
+            await until(lambda: process._heartbeat(process.metered).waited_s > 0.15)
             may_end.set()
 
     asyncio.run(run())
@@ -156,14 +156,14 @@ def test_a_check_of_the_device_that_hangs_is_told_to_the_supervisor_and_to_front
         async with running(tmp_path / "engine", build_hanging) as process:
             front = await Front().join(tmp_path / "engine")
             await until(lambda: bool(front.of(Ready)))
-            assert not process._pulse(process.metered).is_checking
+            assert not process._heartbeat(process.metered).is_checking
             checking = asyncio.create_task(asyncio.to_thread(process.metered.engine.check_device))
-            await until(lambda: process._pulse(process.metered).waited_s > 0.1)
-            assert process._pulse(process.metered).is_checking
+            await until(lambda: process._heartbeat(process.metered).waited_s > 0.1)
+            assert process._heartbeat(process.metered).is_checking
             await until(lambda: any(one.checking_s is not None for one in front.of(Stats)))
             release.set()
             await checking
-            assert process._pulse(process.metered).waited_s == 0
+            assert process._heartbeat(process.metered).waited_s == 0
             await until(lambda: front.of(Stats)[-1].checking_s is None)
 
     asyncio.run(run())

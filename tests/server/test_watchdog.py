@@ -4,68 +4,68 @@ import asyncio
 import socket
 import time
 
-from quire.ipc.longest_step import STUCK_FACTOR, LongestStep
-from quire.ipc.supervisor_link import Pulse
+from quire.ipc.supervisor_link import Heartbeat
+from quire.ipc.watchdog_timeout import STUCK_FACTOR, LongestStep
 from quire.server.processes.child import Child
 from quire.server.processes.watchdog import Silence, StuckEngine, watch
 from tests.patience import WAIT_S
 
 
-def pulse(
+def heartbeat(
     waited_s: float, longest_s: float = 0.1, most_tokens: int = 8, *, num_tokens: int = 8,
     is_compiling: bool = False, is_searching: bool = False, is_checking: bool = False,
-) -> Pulse:  # fmt: skip
-    return Pulse(waited_s, LongestStep(longest_s, most_tokens), num_tokens, is_compiling, is_searching, is_checking)
+) -> Heartbeat:  # fmt: skip
+    return Heartbeat(waited_s, LongestStep(longest_s, most_tokens), num_tokens, is_compiling, is_searching, is_checking)
 
 
 def test_a_step_has_the_floor_and_what_steps_before_it_allow():
     is_stuck = StuckEngine(30)
-    assert is_stuck(pulse(29.0), 0.1) is None
-    assert is_stuck(pulse(31.0), 0.1) == "no step has ended for 31.0 s, 30.0 s are allowed"
-    assert is_stuck(pulse(31.0, 40 / STUCK_FACTOR), 0.1) is None
-    assert is_stuck(pulse(41.0, 40 / STUCK_FACTOR), 0.1) is not None
-    assert is_stuck(pulse(79.0, 40 / STUCK_FACTOR, num_tokens=16), 0.1) is None
-    assert is_stuck(pulse(81.0, 40 / STUCK_FACTOR, num_tokens=16), 0.1) is not None
+    assert is_stuck(heartbeat(29.0), 0.1) is None
+    assert is_stuck(heartbeat(31.0), 0.1) == "no step has ended for 31.0 s, 30.0 s are allowed"
+    assert is_stuck(heartbeat(31.0, 40 / STUCK_FACTOR), 0.1) is None
+    assert is_stuck(heartbeat(41.0, 40 / STUCK_FACTOR), 0.1) is not None
+    assert is_stuck(heartbeat(79.0, 40 / STUCK_FACTOR, num_tokens=16), 0.1) is None
+    assert is_stuck(heartbeat(81.0, 40 / STUCK_FACTOR, num_tokens=16), 0.1) is not None
 
 
 def test_the_first_step_and_one_that_is_compiled_have_minutes():
-    assert StuckEngine(30)(pulse(500.0, 0.0, 0), 0.1) is None
-    assert StuckEngine(30)(pulse(601.0, 0.0, 0), 0.1) is not None
-    assert StuckEngine(30)(pulse(500.0, is_compiling=True), 0.1) is None
+    assert StuckEngine(30)(heartbeat(500.0, 0.0, 0), 0.1) is None
+    assert StuckEngine(30)(heartbeat(601.0, 0.0, 0), 0.1) is not None
+    assert StuckEngine(30)(heartbeat(500.0, is_compiling=True), 0.1) is None
 
 
 def test_the_next_engine_is_held_to_what_the_last_one_measured():
     is_stuck = StuckEngine(30)
-    assert is_stuck(pulse(0.0, 1.0, most_tokens=64), 0.1) is None
-    assert is_stuck(pulse(31.0, 0.0, 0, num_tokens=64), 0.1) is not None
+    assert is_stuck(heartbeat(0.0, 1.0, most_tokens=64), 0.1) is None
+    assert is_stuck(heartbeat(31.0, 0.0, 0, num_tokens=64), 0.1) is not None
     # It has worked off one small step so far, by which a large one might take minutes.
-    assert is_stuck(pulse(31.0, 0.5, most_tokens=1, num_tokens=64), 0.1) is not None
+    assert is_stuck(heartbeat(31.0, 0.5, most_tokens=1, num_tokens=64), 0.1) is not None
 
 
 def test_while_a_culprit_is_looked_for_its_steps_have_less_time():
-    assert StuckEngine(30)(pulse(6.0, is_searching=True), 0.1) == "no step has ended for 6.0 s, 5.0 s are allowed"
-    assert StuckEngine(2)(pulse(3.0, is_searching=True), 0.1) is not None
-    assert StuckEngine(30)(pulse(6.0, 1.0, is_searching=True), 0.1) is None
-    assert StuckEngine(30)(pulse(6.0, is_searching=True, is_compiling=True), 0.1) is None
+    assert StuckEngine(30)(heartbeat(6.0, is_searching=True), 0.1) == "no step has ended for 6.0 s, 5.0 s are allowed"
+    assert StuckEngine(2)(heartbeat(3.0, is_searching=True), 0.1) is not None
+    assert StuckEngine(30)(heartbeat(6.0, 1.0, is_searching=True), 0.1) is None
+    assert StuckEngine(30)(heartbeat(6.0, is_searching=True, is_compiling=True), 0.1) is None
 
 
 def test_a_check_of_the_device_has_the_floor_alone():
-    assert StuckEngine(30)(pulse(29.0, 0.0, 0, is_checking=True), 0.1) is None
+    assert StuckEngine(30)(heartbeat(29.0, 0.0, 0, is_checking=True), 0.1) is None
     why = "the device has not answered for 31.0 s, 30.0 s are allowed"
-    assert StuckEngine(30)(pulse(31.0, 0.0, 0, is_checking=True), 0.1) == why
-    assert StuckEngine(0)(pulse(31.0, 0.0, 0, is_checking=True), 0.1) is None
+    assert StuckEngine(30)(heartbeat(31.0, 0.0, 0, is_checking=True), 0.1) == why
+    assert StuckEngine(0)(heartbeat(31.0, 0.0, 0, is_checking=True), 0.1) is None
 
 
 def test_silence_has_the_floor():
     assert StuckEngine(30)(None, 29.0) is None
     assert StuckEngine(30)(None, 31.0) == "the engine has not been heard of for 31.0 s"
-    assert StuckEngine(30)(pulse(0.0, is_searching=True), 29.0) is None
-    assert StuckEngine(30)(pulse(0.0), 31.0) == "the engine has not been heard of for 31.0 s"
+    assert StuckEngine(30)(heartbeat(0.0, is_searching=True), 29.0) is None
+    assert StuckEngine(30)(heartbeat(0.0), 31.0) == "the engine has not been heard of for 31.0 s"
     assert Silence("quire-http-1", 30)(None, 31.0) == "quire-http-1 has not been heard of for 31.0 s"
 
 
 def test_nothing_is_ended_where_the_limit_is_0():
-    assert StuckEngine(0)(pulse(1e6), 1e6) is None
+    assert StuckEngine(0)(heartbeat(1e6), 1e6) is None
     assert Silence("quire-http-1", 0)(None, 1e6) is None
 
 

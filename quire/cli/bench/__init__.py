@@ -93,7 +93,7 @@ def _about(llm: "LLM") -> dict[str, Any]:
     import jax
 
     device = jax.devices()[0]
-    settings = {choice.name: choice.value for choice in llm.plan.choices}
+    settings = {choice.name: choice.value for choice in llm.deployment.choices}
     return {"jax": jax.__version__, "device": f"{device.platform} {device.device_kind}", "settings": settings}
 
 

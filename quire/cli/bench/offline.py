@@ -51,7 +51,7 @@ def summary(work: Work, timing: Timing) -> Metrics:
 
 def decode(llm: "LLM", work: Work) -> Metrics:
     """What the tokens after the first take."""
-    vocab_size, length = llm.plan.model.vocab_size, len(work.prompts[0])
+    vocab_size, length = llm.deployment.model.vocab_size, len(work.prompts[0])
     rows, tokens = len(work.prompts), work.new_tokens[0]
     measure(llm, scenarios.uniform(rows, length, 2, vocab_size, seed=1))
     one = measure(llm, scenarios.uniform(rows, length, 1, vocab_size, seed=2)).seconds
@@ -60,23 +60,23 @@ def decode(llm: "LLM", work: Work) -> Metrics:
 
 
 def first_token(llm: "LLM", work: Work) -> Metrics:
-    measure(llm, scenarios.uniform(1, len(work.prompts[0]), 1, llm.plan.model.vocab_size, seed=1))
+    measure(llm, scenarios.uniform(1, len(work.prompts[0]), 1, llm.deployment.model.vocab_size, seed=1))
     return {"first_token_ms": measure(llm, work).seconds * 1000}
 
 
 def prefill(llm: "LLM", work: Work) -> Metrics:
-    measure(llm, scenarios.uniform(1, len(work.prompts[0]), 1, llm.plan.model.vocab_size, seed=1))
+    measure(llm, scenarios.uniform(1, len(work.prompts[0]), 1, llm.deployment.model.vocab_size, seed=1))
     timing = measure(llm, work)
     return {"seconds": timing.seconds, "prompt_tokens_per_s": sum(map(len, work.prompts)) / timing.seconds}
 
 
 def together(llm: "LLM", work: Work) -> Metrics:
-    measure(llm, scenarios.uniform(8, 64, 8, llm.plan.model.vocab_size, seed=1))
+    measure(llm, scenarios.uniform(8, 64, 8, llm.deployment.model.vocab_size, seed=1))
     return summary(work, measure(llm, work))
 
 
 def step_of_ladder(llm: "LLM", rows: int, prompt_tokens: int, new_tokens: int) -> Metrics:
-    vocab_size = llm.plan.model.vocab_size
+    vocab_size = llm.deployment.model.vocab_size
     measure(llm, scenarios.uniform(rows, prompt_tokens, min(2, new_tokens), vocab_size, seed=1))
     work = scenarios.uniform(rows, prompt_tokens, new_tokens, vocab_size, seed=2)
     return summary(work, measure(llm, work))
@@ -107,4 +107,4 @@ HOW = {"decode": decode, "ttft": first_token, "prefill": prefill}  # by what a n
 def case(name: str) -> Callable[["LLM"], Metrics]:
     """How a case is measured, by its name; all but `start`, which needs no engine here."""
     make, how = scenarios.load(name), HOW.get(name.split("_", maxsplit=1)[0], together)
-    return lambda llm: how(llm, make(llm.plan.model.vocab_size))
+    return lambda llm: how(llm, make(llm.deployment.model.vocab_size))

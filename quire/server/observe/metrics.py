@@ -4,9 +4,9 @@ import time
 from collections.abc import Sequence
 from weakref import WeakSet
 
-from quire.appointments import MAX_WAIT_S
 from quire.errors import InvalidRequest, Overloaded, QuireError, RequestFailed, TemplateFailed
 from quire.ipc.messages import Counts
+from quire.retry_reservations import MAX_WAIT_S
 from quire.server.observe.exposition import Exposition, Histogram
 from quire.server.service.stream import Stream
 

@@ -11,9 +11,9 @@ from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from quire.ipc.supervisor_link import PARENTS_SIGNALS, Leash, Pulse, Refused, Up, Word, hold
+from quire.ipc.supervisor_link import PARENTS_SIGNALS, ControlMessage, Heartbeat, Refused, SupervisorLink, Up, open_link
 
-Arguments = Callable[[socket.socket], tuple[Any, ...]]  # given the process's end of its leash
+Arguments = Callable[[socket.socket], tuple[Any, ...]]  # given the process's end of its link
 
 _spawn = multiprocessing.get_context("spawn")
 
@@ -33,7 +33,7 @@ def _signals_held() -> Iterator[None]:
 
 
 class Child:
-    """A process and the supervisor's end of its leash. Owned by the supervisor's loop.
+    """A process and the supervisor's end of its link. Owned by the supervisor's loop.
 
     Is started where it is made; `ended` is set when the process is gone, however it went.
     """
@@ -43,7 +43,7 @@ class Child:
     ) -> None:
         self.name = name
         self.refusal: Refused | None = None
-        self.pulse: Pulse | None = None
+        self.heartbeat: Heartbeat | None = None
         self.heard_s = time.monotonic()
         self.ready_since_s: float | None = None
         self.up = asyncio.Event()
@@ -56,7 +56,7 @@ class Child:
             with _signals_held():
                 self._process.start()
         self._line = ours
-        self._leash: Leash | None = None
+        self._link: SupervisorLink | None = None
         self.exit_code: int | None = None  # while it runs
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._process.sentinel, self._note_end)
@@ -73,25 +73,25 @@ class Child:
         return None if self.ready_since_s is None else time.monotonic() - self.ready_since_s
 
     async def hold(self) -> "Child":
-        self._leash = await hold(self._line, self._take, lambda: None)
+        self._link = await open_link(self._line, self._take, lambda: None)
         return self
 
-    def tell(self, word: Word) -> None:
-        if self._leash is not None and not self.ended.is_set():
-            self._leash.tell(word)
+    def tell(self, message: ControlMessage) -> None:
+        if self._link is not None and not self.ended.is_set():
+            self._link.tell(message)
 
     def kill(self) -> None:
         if self.exit_code is None:
             self._process.kill()
 
-    def _take(self, word: Word) -> None:
+    def _take(self, message: ControlMessage) -> None:
         self.heard_s = time.monotonic()
-        if isinstance(word, Pulse):
-            self.pulse = word
-        elif isinstance(word, Refused):
-            self.refusal = word
+        if isinstance(message, Heartbeat):
+            self.heartbeat = message
+        elif isinstance(message, Refused):
+            self.refusal = message
             self.refused.set()
-        elif isinstance(word, Up):
+        elif isinstance(message, Up):
             self.ready_since_s = self.heard_s
             self.up.set()
 
@@ -104,6 +104,6 @@ class Child:
         self._loop.call_later(0.05, self._close)
 
     def _close(self) -> None:
-        if self._leash is not None:
-            self._leash.close()
+        if self._link is not None:
+            self._link.close()
         self.ended.set()

@@ -8,8 +8,8 @@ import time
 from collections.abc import Callable
 from typing import Protocol
 
-from quire.engine.collector import collect_seldom, keep_what_is_there
 from quire.engine.driver import Driver
+from quire.engine.garbage_collection import freeze_gc, relax_gc
 from quire.engine.meter import Metered, read_stats
 from quire.engine.port import Port
 from quire.errors import EngineFailed, QuireError
@@ -20,14 +20,14 @@ from quire.ipc.server import FrontEndConnection, Greeting
 from quire.ipc.supervisor_link import (
     ALIVE_INTERVAL_S,
     Alive,
-    Leash,
-    Pulse,
+    ControlMessage,
+    Heartbeat,
     Refused,
     Stop,
+    SupervisorLink,
     Up,
-    Word,
     bind_to_parent,
-    hold,
+    open_link,
 )
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ class EngineBuilder(Protocol):
 class EngineProcess:
     """Serves front ends on a local socket until told to stop, or until the process that started it is gone.
 
-    The event loop owns the connections; the engine's thread only hands bytes to it. With a `leash` it says how it is
+    The event loop owns the connections; the engine's thread only hands bytes to it. With a `link` it says how it is
     to its supervisor, and where the engine cannot go on the process ends: another takes its place, and its `journal`,
     and the front ends bring their requests there.
     """
@@ -57,13 +57,13 @@ class EngineProcess:
         self.greetings: list[Greeting] = []
         self.driver: Driver | None = None
         self.metered: Metered | None = None
-        self.leash: Leash | None = None
+        self.link: SupervisorLink | None = None
         self._address = address
         self._build = build
         self._journal = journal
         self._num_before = num_before  # engines that were in its place
         self._waiting_since_s = 0.0  # there has been work since, and no step has ended
-        self._pulsed_s = 0.0
+        self._heartbeat_s = 0.0
         self._front_ends: set[FrontEndConnection] = set()
         self._stop = asyncio.Event()
 
@@ -73,8 +73,8 @@ class EngineProcess:
         stopping = asyncio.create_task(self._stop.wait())
         building = asyncio.create_task(asyncio.to_thread(self._build, self._describe_from_thread))
         while not building.done() and not stopping.done():
-            if self.leash is not None:
-                self.leash.tell(Alive())
+            if self.link is not None:
+                self.link.tell(Alive())
             await asyncio.wait({building, stopping}, timeout=ALIVE_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
         if building.done():
             self._start(building)
@@ -91,9 +91,9 @@ class EngineProcess:
         """Let `run` come to its end."""
         self._stop.set()
 
-    def obey(self, word: Word) -> None:
+    def obey(self, message: ControlMessage) -> None:
         """What the supervisor says."""
-        if isinstance(word, Stop):
+        if isinstance(message, Stop):
             self.stop()
 
     def join(self, front_end: FrontEndConnection) -> None:
@@ -125,8 +125,8 @@ class EngineProcess:
             self._greet_all(Ready(limit, self.metered.platform))
         if broken is not None:
             self._greet_all(broken)
-        if self.leash is not None:
-            self.leash.tell(Up() if broken is None else Refused(broken.kind, broken.message))
+        if self.link is not None:
+            self.link.tell(Up() if broken is None else Refused(broken.kind, broken.message))
 
     def _start_driver(self, metered: Metered) -> None:
         engine = metered.engine
@@ -135,7 +135,7 @@ class EngineProcess:
             engine.journal = self._journal
             gather = engine.take_over(self._journal.read())
         self.driver = Driver(engine, gather=gather, abandon=None if self._journal is None else self._abandon)
-        keep_what_is_there()
+        freeze_gc()
         self.driver.start()
 
     def _abandon(self, reason: str, is_nobodys_fault: bool) -> None:
@@ -160,17 +160,17 @@ class EngineProcess:
         stats.counters["restarts"] = self._num_before
         return stats
 
-    def _pulse(self, metered: Metered) -> Pulse:
+    def _heartbeat(self, metered: Metered) -> Heartbeat:
         """Also an engine that has work and launches nothing is stuck."""
         now, meter = time.monotonic(), metered.meter
         is_gathering = self.driver is not None and self.driver.is_gathering
         is_checking = meter.checking_s() is not None
         has_work = is_checking or (metered.engine.scheduler.num_requests > 0 and not is_gathering)
-        if now - self._pulsed_s > STOOD_STILL_S:  # so did the steps
+        if now - self._heartbeat_s > STOOD_STILL_S:  # so did the steps
             has_work = False
-        self._pulsed_s = now
+        self._heartbeat_s = now
         self._waiting_since_s = max(self._waiting_since_s, meter.last_end_s) if has_work else now
-        return Pulse(
+        return Heartbeat(
             now - self._waiting_since_s,
             meter.longest,
             meter.num_tokens,
@@ -180,8 +180,8 @@ class EngineProcess:
         )
 
     def _send_stats(self) -> None:
-        if self.metered is not None and self.leash is not None:
-            self.leash.tell(self._pulse(self.metered))
+        if self.metered is not None and self.link is not None:
+            self.link.tell(self._heartbeat(self.metered))
         if self.metered is not None and self._front_ends:
             data = frame([self._stats(self.metered)])
             for front_end in list(self._front_ends):
@@ -196,11 +196,11 @@ def run_engine(
 ) -> None:
     """The engine process, from its start to its end. `line` leads to the supervisor, process `parent`."""
     bind_to_parent("quire-engine", parent)
-    collect_seldom()
+    relax_gc()
 
     async def run() -> None:
         process = EngineProcess(address, build, journal, num_before)
-        process.leash = await hold(line, process.obey, process.stop)
+        process.link = await open_link(line, process.obey, process.stop)
         status = await process.run()
         logging.shutdown()
         # Not a return: a thread that still builds, or a step that never ends, must not keep the process.

@@ -12,12 +12,22 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from quire.engine.collector import keep_what_is_there
+from quire.engine.garbage_collection import freeze_gc
 from quire.errors import EngineFailed, InvalidSetting, QuireError
 from quire.files.generation_defaults import GenerationDefaults
 from quire.ipc.client import EngineClient, connect
 from quire.ipc.messages import Described, Ready, ToFrontEnd
-from quire.ipc.supervisor_link import ALIVE_INTERVAL_S, Alive, GaveUp, Leash, Refused, Stop, Up, Word, hold
+from quire.ipc.supervisor_link import (
+    ALIVE_INTERVAL_S,
+    Alive,
+    ControlMessage,
+    GaveUp,
+    Refused,
+    Stop,
+    SupervisorLink,
+    Up,
+    open_link,
+)
 from quire.server.http.app import make_app
 from quire.server.http.connection import Connection
 from quire.server.http.web.page import page, wants_page
@@ -63,8 +73,8 @@ class FrontEnd:
         """
         self._address = address
         server = HttpServer(self._settings)
-        leash = await hold(line, lambda word: self._obey(word, server), orphaned)
-        self._living = asyncio.create_task(_live(leash))
+        link = await open_link(line, lambda message: self._obey(message, server), orphaned)
+        self._living = asyncio.create_task(_live(link))
         joining = asyncio.create_task(self._join())
         before = asyncio.create_task(server.serve(listeners) if is_first else server.wait_until_stopped())
         await asyncio.wait({before, joining}, return_when=asyncio.FIRST_COMPLETED)
@@ -75,26 +85,26 @@ class FrontEnd:
         error = joining.exception()
         if error is not None:
             if isinstance(error, QuireError):
-                leash.tell(Refused(error.kind, error.message))
+                link.tell(Refused(error.kind, error.message))
             server.stop()
             await before
         service = joining.result()
         server.admit(service)
-        keep_what_is_there()
-        leash.tell(Up())
+        freeze_gc()
+        link.tell(Up())
         await self._serve(service, before if is_first else asyncio.create_task(server.serve(listeners)))
         return None
 
-    def _obey(self, word: Word, server: "HttpServer") -> None:
+    def _obey(self, message: ControlMessage, server: "HttpServer") -> None:
         """What the supervisor says."""
-        if isinstance(word, Stop):
+        if isinstance(message, Stop):
             server.stop()
-        elif isinstance(word, GaveUp):
+        elif isinstance(message, GaveUp):
             if self._rejoining is not None:
                 self._rejoining.cancel()
             if self._service is not None:
-                self._service.disconnect(word.reason)
-            server.loading.reason = word.reason
+                self._service.disconnect(message.reason)
+            server.loading.reason = message.reason
 
     async def _serve(self, service: Service, serving: "asyncio.Task[None]") -> None:
         """Until the server ends; meanwhile the other workers hear of what this one counts."""
@@ -207,10 +217,10 @@ class FrontEnd:
         )
 
 
-async def _live(leash: Leash) -> None:
+async def _live(link: SupervisorLink) -> None:
     """Say so for as long as the loop turns."""
     while True:
-        leash.tell(Alive())
+        link.tell(Alive())
         await asyncio.sleep(ALIVE_INTERVAL_S)
 
 

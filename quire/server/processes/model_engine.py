@@ -27,12 +27,12 @@ class ModelEngine:
     wrap: Callable[[Executor], Executor] = unwrapped  # what tests put around the executor
 
     def __call__(self, describe: Callable[[Described], None]) -> Metered:
-        from quire.engine.build import build_engine, make_plan  # loads JAX, which front ends do without
+        from quire.engine.build import build_engine, plan_deployment  # loads JAX, which front ends do without
 
         configure_logs(self.log_format, self.log_level)
         progress = progress_bar if self.show_progress else silent
-        plan = make_plan(self.config, progress, is_served=True)
-        files = plan.files
+        deployment = plan_deployment(self.config, progress, is_served=True)
+        files = deployment.files
         describe(
             Described(
                 name=files.name,
@@ -41,7 +41,7 @@ class ModelEngine:
                 generation=asdict(files.generation),
             )
         )
-        built = build_engine(plan, progress)
+        built = build_engine(deployment, progress)
         programs = built.executor.programs
         with (share_bar if self.show_progress else silent)("Compiling") as report:
             for share in built.executor.warm_up():
@@ -54,7 +54,7 @@ class ModelEngine:
             built.engine.scheduler,
             self.wrap(built.executor),
             self.config.lookahead,
-            plan.facts.platform,
+            deployment.facts.platform,
             lambda: programs.num_late,
             built.grammars,
             self.config.max_burst_ms / 1000,

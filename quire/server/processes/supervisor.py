@@ -139,7 +139,9 @@ class Supervisor:
             if not num_before and engine.ready_s is None:
                 self._refuse(refusal or Refused(EngineFailed.kind, f"{reason} before it was ready"))
                 return
-            was_searching = engine.pulse is not None and engine.pulse.is_searching and engine.exit_code != ABANDONED
+            was_searching = (
+                engine.heartbeat is not None and engine.heartbeat.is_searching and engine.exit_code != ABANDONED
+            )
             delay_s = restarts.delay_s(engine.ready_s, was_searching)
             if delay_s is None:
                 self._give_up(f"{reason}, {restarts.num_quick} times in a row; it is not started again")

@@ -5,8 +5,8 @@ import logging
 import time
 from collections.abc import Callable
 
-from quire.ipc.longest_step import LongestStep
-from quire.ipc.supervisor_link import Pulse
+from quire.ipc.supervisor_link import Heartbeat
+from quire.ipc.watchdog_timeout import LongestStep
 from quire.server.processes.child import Child
 
 log = logging.getLogger(__name__)
@@ -17,7 +17,7 @@ SEARCH_S = 5.0  # while it looks for a request that makes steps fail
 UNMEASURED_S = 600.0  # for a step of which nothing is known, and for one that waits for the compiler
 
 # Why a process is to be ended that last said this, so many seconds ago.
-Trouble = Callable[[Pulse | None, float], str | None]
+Trouble = Callable[[Heartbeat | None, float], str | None]
 
 
 async def watch(child: Child, trouble: Trouble, starting: Trouble | None) -> None:
@@ -28,10 +28,10 @@ async def watch(child: Child, trouble: Trouble, starting: Trouble | None) -> Non
     while True:
         now = time.monotonic()
         if now - looked_s > 4 * INTERVAL_S:  # this process stood still itself, so that nothing is known
-            child.heard_s, child.pulse = now, None
+            child.heard_s, child.heartbeat = now, None
         looked_s = now
         look = trouble if starting is None or child.up.is_set() else starting
-        why = look(child.pulse, now - child.heard_s)
+        why = look(child.heartbeat, now - child.heard_s)
         if why is not None:
             log.error("%s; %s is killed", why, child.name)
             child.kill()
@@ -45,7 +45,7 @@ class Silence:
         self._name = name
         self._limit_s = limit_s
 
-    def __call__(self, pulse: Pulse | None, silent_s: float) -> str | None:
+    def __call__(self, heartbeat: Heartbeat | None, silent_s: float) -> str | None:
         if not 0 < self._limit_s < silent_s:
             return None
         return f"{self._name} has not been heard of for {silent_s:.1f} s"
@@ -64,19 +64,19 @@ class StuckEngine:
         self._silence = Silence("the engine", floor_s)
         self._longest = LongestStep()
 
-    def __call__(self, pulse: Pulse | None, silent_s: float) -> str | None:
-        if not self._floor_s or pulse is None:
-            return self._silence(pulse, silent_s)
-        if pulse.longest.num_tokens >= self._longest.num_tokens:
-            self._longest = pulse.longest  # else another engine knows more about large steps
-        if pulse.is_checking and pulse.waited_s > self._floor_s:
-            return f"the device has not answered for {pulse.waited_s:.1f} s, {self._floor_s:.1f} s are allowed"
-        floor_s = min(self._floor_s, SEARCH_S) if pulse.is_searching else self._floor_s
-        waited_s, limit_s = pulse.waited_s, max(floor_s, self._limit_s(pulse))
+    def __call__(self, heartbeat: Heartbeat | None, silent_s: float) -> str | None:
+        if not self._floor_s or heartbeat is None:
+            return self._silence(heartbeat, silent_s)
+        if heartbeat.longest.num_tokens >= self._longest.num_tokens:
+            self._longest = heartbeat.longest  # else another engine knows more about large steps
+        if heartbeat.is_checking and heartbeat.waited_s > self._floor_s:
+            return f"the device has not answered for {heartbeat.waited_s:.1f} s, {self._floor_s:.1f} s are allowed"
+        floor_s = min(self._floor_s, SEARCH_S) if heartbeat.is_searching else self._floor_s
+        waited_s, limit_s = heartbeat.waited_s, max(floor_s, self._limit_s(heartbeat))
         if waited_s > limit_s:
             return f"no step has ended for {waited_s:.1f} s, {limit_s:.1f} s are allowed"
-        return self._silence(pulse, silent_s)
+        return self._silence(heartbeat, silent_s)
 
-    def _limit_s(self, pulse: Pulse) -> float:
-        limit_s = self._longest.limit_s(pulse.num_tokens)
-        return UNMEASURED_S if limit_s is None or pulse.is_compiling else limit_s
+    def _limit_s(self, heartbeat: Heartbeat) -> float:
+        limit_s = self._longest.limit_s(heartbeat.num_tokens)
+        return UNMEASURED_S if limit_s is None or heartbeat.is_compiling else limit_s

@@ -5,7 +5,7 @@ import os
 import resource
 import socket
 
-from quire.engine.collector import collect_seldom
+from quire.engine.garbage_collection import relax_gc
 from quire.ipc.supervisor_link import bind_to_parent
 from quire.server.observe.logs import configure_logs
 from quire.server.settings import ServerSettings
@@ -23,7 +23,7 @@ def run_worker(
 ) -> None:
     """From its start to its end. `line` leads to the supervisor, process `parent`; `is_first` in its place."""
     bind_to_parent("quire-http", parent)
-    collect_seldom()
+    relax_gc()
     configure_logs(settings.log_format, settings.logging_level)
     from quire.server.processes.front_end import FrontEnd  # loads what the supervisor, which imports this, does without
 

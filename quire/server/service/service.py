@@ -7,7 +7,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from quire.appointments import Appointments
 from quire.errors import DeadlineExceeded, EngineFailed, InvalidRequest, Overloaded, QuireError, RequestFailed
 from quire.ipc.messages import (
     Abort,
@@ -24,6 +23,7 @@ from quire.ipc.messages import (
     Submit,
     ToFrontEnd,
 )
+from quire.retry_reservations import RetryReservations
 from quire.server.observe.engine_health import EngineHealth
 from quire.server.observe.metrics import Metrics
 from quire.server.observe.request_log import log_request
@@ -78,7 +78,7 @@ class Service:
         self.platform = "unknown"
         self._health = EngineHealth(settings.stuck_after_s)
         # An eighth: what is kept from newcomers here is kept from the engine, too.
-        self._appointments = Appointments(settings.max_concurrent_requests // 8, time.monotonic)
+        self._reservations = RetryReservations(settings.max_concurrent_requests // 8, time.monotonic)
         self._count = 0
         self._prompts: dict[int, tuple[Prompt, Stream]] = {}
         self._streams: set[Stream] = set()
@@ -266,14 +266,14 @@ class Service:
                 f"{field} asks for {num_asked} sequences, of {len(asked)} prompts; the limit is {most}, "
                 "--max-concurrent-requests"
             )
-        if num_open + num_asked <= most and not self._appointments:
+        if num_open + num_asked <= most and not self._reservations:
             return num_asked
         client = hash((whose, *((one.request.prompt, one.request.max_tokens) for one in asked)))
-        num_kept = self._appointments.num_kept_from(client) if num_open else 0
+        num_kept = self._reservations.num_kept_from(client) if num_open else 0
         if num_open + num_kept + num_asked <= most:
-            self._appointments.admitted(client)
+            self._reservations.admitted(client)
             return num_asked
-        retry_after_s = self._appointments.refused(client, num_asked, 0.0, self.metrics.end_interval_s)
+        retry_after_s = self._reservations.refused(client, num_asked, 0.0, self.metrics.end_interval_s)
         kept = f" and {num_kept} places are kept for those who come back" if num_kept else ""
         raise Overloaded(
             f"{num_open} sequences are open{kept}, and {num_asked} more are asked for; the limit is {most}",

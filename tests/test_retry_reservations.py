@@ -7,7 +7,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from quire.appointments import GRACE_S, LEAD_S, MAX_APPOINTMENTS, MAX_WAIT_S, Appointments
+from quire.retry_reservations import GRACE_S, LEAD_S, MAX_RESERVATIONS, MAX_WAIT_S, RetryReservations
 
 
 class Clock:
@@ -23,7 +23,7 @@ class Line:
 
     def __init__(self, most: int, interval_s: float) -> None:
         self.clock = Clock()
-        self.appointments = Appointments(most // 2, self.clock)
+        self.reservations = RetryReservations(most // 2, self.clock)
         self._most = most
         self._interval_s = interval_s
         self._waiting: deque[int] = deque()
@@ -40,13 +40,13 @@ class Line:
     def ask(self, client: int, places: int = 1) -> int | None:
         """None if it is let in, else the seconds after which it is to come back."""
         length = len(self._waiting)
-        kept = self.appointments.num_kept_from(client) if length else 0
+        kept = self.reservations.num_kept_from(client) if length else 0
         if length + kept + places <= self._most:
-            self.appointments.admitted(client)
+            self.reservations.admitted(client)
             self._waiting += [client] * places
             return None
-        told = self.appointments.refused(client, places, length * self._interval_s, self._interval_s)
-        self.appointments.check()
+        told = self.reservations.refused(client, places, length * self._interval_s, self._interval_s)
+        self.reservations.check()
         return ceil(told)
 
     def crowd(self) -> None:
@@ -93,40 +93,40 @@ def test_each_who_is_refused_is_told_another_time():
     assert len(set(told)) > 3
 
 
-def test_who_asks_again_and_again_has_one_appointment_and_keeps_it():
+def test_who_asks_again_and_again_has_one_reservation_and_keeps_it():
     line = Line(8, 0.5)
     line.crowd()
     first = line.ask(1)
-    before = len(line.appointments)
+    before = len(line.reservations)
     assert all(line.ask(1) == first for _ in range(100))
-    assert len(line.appointments) == before
+    assert len(line.reservations) == before
 
 
 def test_a_crowd_that_never_comes_back_is_kept_no_more_than_half_and_is_forgotten():
     clock = Clock()
-    appointments = Appointments(4, clock)
+    reservations = RetryReservations(4, clock)
     for client in range(100):
-        appointments.refused(client, 1, 0.0, 0.01)
+        reservations.refused(client, 1, 0.0, 0.01)
     clock.now += 10
-    assert appointments.num_kept_from(1000) == 4
+    assert reservations.num_kept_from(1000) == 4
     clock.now += MAX_WAIT_S + GRACE_S
-    assert appointments.num_kept_from(1000) == 0
-    assert not len(appointments)
+    assert reservations.num_kept_from(1000) == 0
+    assert not len(reservations)
 
 
 def test_nothing_is_kept_long_before_its_time():
     clock = Clock()
-    appointments = Appointments(4, clock)
-    appointments.refused(1, 2, 20.0, 1.0)
+    reservations = RetryReservations(4, clock)
+    reservations.refused(1, 2, 20.0, 1.0)
     clock.now += 20 - LEAD_S - 0.1
-    assert appointments.num_kept_from(2) == 0
+    assert reservations.num_kept_from(2) == 0
     clock.now += 0.2
-    assert appointments.num_kept_from(2) == 2
+    assert reservations.num_kept_from(2) == 2
 
 
 def test_a_crowd_of_any_size_takes_bounded_memory_and_is_told_a_bounded_time():
     clock = Clock()
-    appointments = Appointments(8, clock)
-    told = [appointments.refused(client, 1, 0.0, 0.1) for client in range(MAX_APPOINTMENTS + 100)]
-    assert len(appointments) == MAX_APPOINTMENTS
+    reservations = RetryReservations(8, clock)
+    told = [reservations.refused(client, 1, 0.0, 0.1) for client in range(MAX_RESERVATIONS + 100)]
+    assert len(reservations) == MAX_RESERVATIONS
     assert max(told) == pytest.approx(MAX_WAIT_S)

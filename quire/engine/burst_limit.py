@@ -9,7 +9,7 @@ from quire.core.scheduler import Scheduler
 SHARE_OF_LAST = 0.25  # of the newest step in the mean
 
 
-class Pace:
+class BurstLimit:
     """Lets the scheduler plan bursts for as long as they end in time, by the decodes there were.
 
     Whoever arrives meanwhile waits for the bursts under way, and those who read along get their tokens together.

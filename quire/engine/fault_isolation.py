@@ -39,7 +39,7 @@ def suspects_of(plan: StepPlan, request_of: Callable[[int], int | None]) -> list
     return list(suspects.values())
 
 
-class Isolation:
+class FaultIsolation:
     """Halves the suspects of a failed step until the one at fault is known.
 
     Groups of suspects run alone, one group after the other. A group that gets past the point where the step failed is

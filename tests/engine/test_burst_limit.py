@@ -2,7 +2,7 @@
 
 from quire.core.plan import Chunk, StepPlan
 from quire.core.scheduler import Scheduler
-from quire.engine.pace import Pace
+from quire.engine.burst_limit import BurstLimit
 from tests.core.harness import limits
 
 
@@ -12,7 +12,7 @@ class Steps:
     def __init__(self, longest_s: float) -> None:
         self.now = 0.0
         self.scheduler = Scheduler(limits(max_burst=4), lambda: self.now)
-        self.pace = Pace(self.scheduler, longest_s, lambda: self.now)
+        self.pace = BurstLimit(self.scheduler, longest_s, lambda: self.now)
 
     def run(self, seconds: float, burst: int = 1, tokens: tuple[int, ...] | None = None) -> None:
         self.pace.launched()

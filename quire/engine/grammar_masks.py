@@ -42,7 +42,7 @@ class NoGrammars:
         raise InvalidRequest("grammar is set; the model has no tokenizer, so it cannot be followed")
 
 
-class Guides:
+class GrammarMasks:
     """Masks for the steps of guided sequences.
 
     There is a matcher for each live sample of a request with a grammar, and it has seen every token of the sample that
