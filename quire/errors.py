@@ -3,7 +3,12 @@
 QuireError
 ├── InvalidRequest           the request itself is wrong; sending it again cannot help
 │   ├── PromptTooLong        it can never fit
-│   └── TemplateFailed       the chat template cannot render it, or there is none
+│   ├── TemplateFailed       the chat template cannot render it, or there is none
+│   ├── ModelNotFound        it names a model that is not served
+│   ├── Unauthorized         its API key is missing or wrong
+│   ├── BodyTooLarge         its body has more bytes than the limit
+│   ├── NoSuchRoute          its path is unknown
+│   └── WrongMethod          its path is known, its method is not
 ├── Overloaded               the queue is full; try again after `retry_after_s`
 ├── DeadlineExceeded         the time it was given has passed
 ├── RequestFailed            the device work of this one request fails
@@ -16,12 +21,13 @@ QuireError
     ├── InvalidCheckpoint    its files are incomplete, damaged or contradictory
     └── ModelUnavailable     its files cannot be fetched
 
-Each has a `kind`, which is what clients see, and the HTTP `status` that goes with it. A message names the value and
-the limit.
+Each has a `kind`, which clients see, and an HTTP `status`. A message names the value and the limit; `param` is the
+path of the field that is wrong, where one is.
 """
 
 import reprlib
 from collections.abc import Sequence
+from typing import Self
 
 MOST_LISTED = 20
 
@@ -31,12 +37,12 @@ _SHORT.maxlist = _SHORT.maxtuple = _SHORT.maxdict = 8
 
 
 def shown(value: object) -> str:
-    """A value as messages show it: whatever a file or a request holds, it fits in a few lines."""
+    """The text of a value in a message, bounded whatever a file or a request holds."""
     return _SHORT.repr(value)
 
 
 def listed(names: Sequence[str], between: str = ", ") -> str:
-    """Names as messages list them: the first of them, and how many more there are."""
+    """The first names of a list, and the number of the others."""
     more = f" and {len(names) - MOST_LISTED} more" if len(names) > MOST_LISTED else ""
     return between.join(names[:MOST_LISTED]) + more
 
@@ -48,12 +54,19 @@ class QuireError(Exception):
     kind = "internal"
     status = 500
 
-    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+    def __init__(self, message: str, retry_after_s: float | None = None, *, param: str | None = None) -> None:
         if len(message) > MAX_MESSAGE:
             message = f"{message[:MAX_MESSAGE]}…"
         super().__init__(message)
         self.message = message
         self.retry_after_s = retry_after_s  # None where trying again does not help
+        self.param = param  # "messages[0].role"; None where no field is to blame
+
+    @classmethod
+    def for_field(cls, param: str, problem: str) -> Self:
+        """An error whose message is the field's path and then the `problem`, which may begin with a colon."""
+        between = "" if problem.startswith(":") else " "
+        return cls(f"{param}{between}{problem}", param=param)
 
 
 class InvalidRequest(QuireError):
@@ -67,6 +80,31 @@ class PromptTooLong(InvalidRequest):
 
 class TemplateFailed(InvalidRequest):
     kind = "template_error"
+
+
+class ModelNotFound(InvalidRequest):
+    kind = "model_not_found"
+    status = 404
+
+
+class Unauthorized(InvalidRequest):
+    kind = "unauthorized"
+    status = 401
+
+
+class BodyTooLarge(InvalidRequest):
+    kind = "body_too_large"
+    status = 413
+
+
+class NoSuchRoute(InvalidRequest):
+    kind = "not_found"
+    status = 404
+
+
+class WrongMethod(InvalidRequest):
+    kind = "method_not_allowed"
+    status = 405
 
 
 class Overloaded(QuireError):

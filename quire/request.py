@@ -143,4 +143,4 @@ def _require_between(name: str, value: float, low: float, high: float) -> None:
 def _require(name: str, value: object, holds: bool, rule: str) -> None:
     finite = isfinite(value) if isinstance(value, float) else True
     if not (holds and finite):
-        raise InvalidRequest(f"{name} is {value}; it must be {rule}")
+        raise InvalidRequest(f"{name} is {value}; it must be {rule}", param=None if " " in name else name)

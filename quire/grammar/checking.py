@@ -79,7 +79,7 @@ class GrammarChecking:
         refuse_what_explodes(name, grammar)
         fault = None if grammar.kind is GrammarKind.LARK else self.ask(grammar).result()
         if fault is not None:
-            raise InvalidRequest(f"{name} cannot be followed: {fault}")
+            raise InvalidRequest.for_field(name, f"cannot be followed: {fault}")
 
     def close(self) -> None:
         with self._lock:

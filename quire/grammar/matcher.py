@@ -79,7 +79,7 @@ class Grammars:
         compiled = self._compile(grammar)
         fault = fault_in(compiled)
         if fault is not None:
-            raise InvalidRequest(f"grammar: {fault}")
+            raise InvalidRequest.for_field("grammar", f": {fault}")
         return GrammarMatcher(compiled.deep_copy(), self._pool, self._mask_bytes)
 
     def _prepare(self, grammar: Grammar) -> None:
@@ -125,7 +125,7 @@ def _source(grammar: Grammar) -> str:
     try:
         return llguidance.LLMatcher.grammar_from_json_schema(grammar.text, overrides=JSON_STYLE)  # type: ignore[arg-type]
     except ValueError as error:
-        raise InvalidRequest(f"grammar: {error}") from error
+        raise InvalidRequest.for_field("grammar", f": {error}") from error
 
 
 def fault_in(matcher: llguidance.LLMatcher) -> str | None:

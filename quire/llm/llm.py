@@ -188,7 +188,7 @@ class LLM:
     ) -> list[Ask]:
         """What is wrong with all prompts alike is raised here; what is wrong with one becomes its error."""
         if n < 1:
-            raise InvalidRequest(f"n is {n}; it must be at least 1")
+            raise InvalidRequest.for_field("n", f"is {n}; it must be at least 1")
         if isinstance(stop, str):
             stop = [stop]
         check_stops(stop, MAX_STOPS)

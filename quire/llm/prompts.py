@@ -30,7 +30,7 @@ def for_each(name: str, given: T | Sequence[T], count: int) -> list[T]:
     if not isinstance(given, list | tuple):
         return [given] * count  # type: ignore[list-item]
     if len(given) != count:
-        raise InvalidRequest(f"{name} has {len(given)} entries; there are {count} prompts")
+        raise InvalidRequest.for_field(name, f"has {len(given)} entries; there are {count} prompts")
     return list(given)
 
 

@@ -15,9 +15,9 @@ def parse_json_text(name: str, text: str | bytes) -> Any:
     try:
         found = msgspec.json.decode(text)
     except RecursionError:
-        raise InvalidRequest(f"{name}: nested deeper than {MAX_DEPTH} levels") from None
+        raise InvalidRequest.for_field(name, f": nested deeper than {MAX_DEPTH} levels") from None
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise InvalidRequest(f"{name}: not valid JSON: {error}") from None
+        raise InvalidRequest.for_field(name, f": not valid JSON: {error}") from None
     _check_structure(name, found)
     return found
 
@@ -29,7 +29,9 @@ def _check_structure(name: str, value: Any) -> None:
     for _ in range(MAX_DEPTH):
         num_values += len(level) + sum(len(one) for one in level if isinstance(one, dict))
         if num_values > MAX_VALUES:
-            raise InvalidRequest(f"{name}: more than {MAX_VALUES} objects, arrays and fields of objects, the limit")
+            raise InvalidRequest.for_field(
+                name, f": more than {MAX_VALUES} objects, arrays and fields of objects, the limit"
+            )
         level = [
             item
             for one in level
@@ -38,4 +40,4 @@ def _check_structure(name: str, value: Any) -> None:
         ]
         if not level:
             return
-    raise InvalidRequest(f"{name}: nested deeper than {MAX_DEPTH} levels")
+    raise InvalidRequest.for_field(name, f": nested deeper than {MAX_DEPTH} levels")

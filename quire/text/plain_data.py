@@ -13,7 +13,7 @@ def plain_copy(where: str, value: Any) -> Any:
     try:
         return _copied(value)
     except _NotJson as error:
-        raise InvalidRequest(f"{where}{error.place}: a {error.type_name} is not JSON") from None
+        raise InvalidRequest.for_field(f"{where}{error.place}", f": a {error.type_name} is not JSON") from None
 
 
 class _NotJson(Exception):

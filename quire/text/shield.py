@@ -61,8 +61,8 @@ class Shield:
         for code in _MARKS:
             if chr(code) not in text and f"\\u{code:04x}" not in text:
                 return chr(code)
-        raise InvalidRequest(
-            f"messages: special tokens beside all of U+{_MARKS[0]:04X} to U+{_MARKS[-1]:04X}; leave one out"
+        raise InvalidRequest.for_field(
+            "messages", f": special tokens beside all of U+{_MARKS[0]:04X} to U+{_MARKS[-1]:04X}; leave one out"
         )
 
     def marked(self, value: Any, mark: str) -> Any:
@@ -89,7 +89,9 @@ class Shield:
             return Prompt(plain)
         taken = re.search(f"[{chr(STAND_INS)}-{chr(STAND_INS + len(self.specials))}]", plain)
         if taken is not None:
-            raise InvalidRequest(f"messages: special tokens beside the character U+{ord(taken[0]):X}; leave one out")
+            raise InvalidRequest.for_field(
+                "messages", f": special tokens beside the character U+{ord(taken[0]):X}; leave one out"
+            )
         return Prompt(plain, standing)
 
     def _with_stand_ins(self, text: str) -> str:

@@ -20,12 +20,16 @@ class Released(NamedTuple):
 def check_stops(stops: Sequence[str], max_stops: int) -> None:
     """Refuse stop strings that are too many, empty or too long."""
     if len(stops) > max_stops:
-        raise InvalidRequest(f"the number of strings in stop is {len(stops)}; it must be at most {max_stops}")
+        raise InvalidRequest(
+            f"the number of strings in stop is {len(stops)}; it must be at most {max_stops}", param="stop"
+        )
     for index, stop in enumerate(stops):
         if not stop:
-            raise InvalidRequest(f"stop[{index}] is empty; a stop string has at least 1 character")
+            raise InvalidRequest.for_field(f"stop[{index}]", "is empty; a stop string has at least 1 character")
         if len(stop) > MAX_STOP_CHARACTERS:
-            raise InvalidRequest(f"stop[{index}] has {len(stop)} characters; the limit is {MAX_STOP_CHARACTERS}")
+            raise InvalidRequest.for_field(
+                f"stop[{index}]", f"has {len(stop)} characters; the limit is {MAX_STOP_CHARACTERS}"
+            )
 
 
 class StopStrings:

@@ -117,11 +117,13 @@ class Tokenizer:
         text: str = self._backend.to_str()
         return text
 
-    def check_ids(self, token_ids: Iterable[int]) -> None:
-        """Refuse ids that are not in the vocabulary."""
+    def check_ids(self, token_ids: Iterable[int], param: str | None = None) -> None:
+        """Refuse ids that are not in the vocabulary; `param` is the field that holds them."""
         for token_id in token_ids:
             if not 0 <= token_id < self.vocab_size:
-                raise InvalidRequest(f"token id {token_id} is outside the vocabulary: 0 to {self.vocab_size - 1}")
+                raise InvalidRequest(
+                    f"token id {token_id} is outside the vocabulary: 0 to {self.vocab_size - 1}", param=param
+                )
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self.special_ids

@@ -103,10 +103,14 @@ def check_calls(where: str, message: Mapping[str, Any]) -> None:
     if calls is None:
         return
     if not isinstance(calls, (list, tuple)):
-        raise InvalidRequest(f"{where}.tool_calls is a {type(calls).__name__}; it must be a list of calls")
+        raise InvalidRequest.for_field(
+            f"{where}.tool_calls", f"is a {type(calls).__name__}; it must be a list of calls"
+        )
     for number, call in enumerate(calls):
         if not isinstance(call, Mapping) or not isinstance(call.get("function", {}), Mapping):
-            raise InvalidRequest(f"{where}.tool_calls[{number}] is no call; it must be an object with a function")
+            raise InvalidRequest.for_field(
+                f"{where}.tool_calls[{number}]", "is no call; it must be an object with a function"
+            )
 
 
 def told_in_text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

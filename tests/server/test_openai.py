@@ -219,6 +219,37 @@ def test_errors_name_the_field_its_value_and_the_limit(client):
 
 
 @pytest.mark.parametrize(
+    ("changes", "param"),
+    [
+        ({"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
+        ({"messages": [{"role": "user", "content": "a" * 600}]}, "messages"),
+        ({"max_tokens": 600}, "max_tokens"),
+        ({"stop": ["a", ""]}, "stop[1]"),
+        ({"stop": ["a"] * 99}, "stop"),
+        ({"stop_token_ids": [10**6]}, "stop_token_ids"),
+        ({"n": 0}, "n"),
+        ({"top_k": "many"}, "top_k"),
+        ({"presence_penalty": 7}, "presence_penalty"),
+        ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
+        ({"response_format": {"type": "regex", "value": "("}}, "response_format"),
+        ({"guided_regex": "a"}, "guided_regex"),
+        ({"model": "other"}, "model"),
+    ],
+)
+def test_param_is_the_path_of_the_field_that_is_wrong(server, changes, param):
+    body = {"messages": [{"role": "user", "content": "a"}]} | changes
+    refused = web.post(f"{server.url}/v1/chat/completions", json=body).json()["error"]
+    assert refused["param"] == param, refused
+
+
+def test_param_is_null_where_no_field_is_wrong(server):
+    refused = web.post(f"{server.url}/v1/chat/completions", content="[]").json()["error"]
+    assert (refused["param"], refused["message"]) == (None, "body: a JSON array; it must be an object")
+    refused = web.post(f"{server.url}/v1/chat/completions", content="{").json()["error"]
+    assert refused["param"] is None, refused
+
+
+@pytest.mark.parametrize(
     ("settings", "is_parsed"),
     [
         (ServerSettings(), False),

@@ -2,10 +2,9 @@
 
 from typing import Any
 
-from quire.errors import InvalidRequest
+from quire.errors import InvalidRequest, shown
 from quire.grammar.limits import MAX_BYTES
 from quire.request import Grammar, json_schema, regex
-from quire.server.api.validation import shown
 from quire.text.json_text import parse_json_text
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
@@ -21,17 +20,17 @@ def grammar_of(name: str, given: dict[str, Any] | None, *, needs_properties: boo
         return None
     kind = given.get("type")
     if kind not in _TYPES:
-        raise InvalidRequest(f"{name}.type is {shown(kind)}; it can be {', '.join(_TYPES)}")
+        raise InvalidRequest.for_field(f"{name}.type", f"is {shown(kind)}; it can be {', '.join(_TYPES)}")
     if kind == "text":
         return None
     if kind == "regex":
         pattern = given.get("value")
         if not isinstance(pattern, str):
-            raise InvalidRequest(f"{name}.value is {shown(pattern)}; it must be a regular expression")
+            raise InvalidRequest.for_field(f"{name}.value", f"is {shown(pattern)}; it must be a regular expression")
         return regex(pattern)
     schema = _schema_of(name, kind, given)
     if needs_properties and "properties" not in schema:
-        raise InvalidRequest(f"{name} has no properties at the top of its schema; it must have some")
+        raise InvalidRequest.for_field(name, "has no properties at the top of its schema; it must have some")
     return json_schema(schema)
 
 
@@ -40,7 +39,9 @@ def _schema_of(name: str, kind: str, given: dict[str, Any]) -> dict[str, Any]:
         where = "json_schema" if "json_schema" in given else "value"
         described = given.get(where)
         if not isinstance(described, dict):
-            raise InvalidRequest(f"{name}.{where} is {shown(described)}; it must be an object with a schema")
+            raise InvalidRequest.for_field(
+                f"{name}.{where}", f"is {shown(described)}; it must be an object with a schema"
+            )
         return _schema(f"{name}.{where}.schema", described.get("schema"))
     if "value" not in given and kind == "json_object":
         return ANY_OBJECT
@@ -50,8 +51,8 @@ def _schema_of(name: str, kind: str, given: dict[str, Any]) -> dict[str, Any]:
 def _schema(name: str, given: Any) -> dict[str, Any]:
     if isinstance(given, str):  # as text-generation-inference takes it, too
         if len(given) > MAX_BYTES:
-            raise InvalidRequest(f"{name} has {len(given)} characters; the limit is {MAX_BYTES} bytes")
+            raise InvalidRequest.for_field(name, f"has {len(given)} characters; the limit is {MAX_BYTES} bytes")
         given = parse_json_text(name, given)
     if not isinstance(given, dict):
-        raise InvalidRequest(f"{name} is {shown(given)}; it must be a JSON schema")
+        raise InvalidRequest.for_field(name, f"is {shown(given)}; it must be a JSON schema")
     return given

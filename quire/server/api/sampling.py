@@ -40,14 +40,16 @@ def seed_of(given: int | None) -> int:
     return given % _SEEDS
 
 
-def between(name: str, value: float, low: float, high: float) -> None:
+def between(name: str, value: float, low: float, high: float, *, param: str | None = None) -> None:
+    """`param`: the field, where `name` is a description of it."""
     if not low <= value <= high:
-        raise InvalidRequest(f"{name} is {value}; it must be between {low} and {high}")
+        raise InvalidRequest(f"{name} is {value}; it must be between {low} and {high}", param=param or name)
 
 
-def at_most(name: str, value: float, limit: float) -> None:
+def at_most(name: str, value: float, limit: float, *, param: str | None = None) -> None:
+    """`param`: the field, where `name` is a description of it."""
     if not value <= limit:
-        raise InvalidRequest(f"{name} is {value}; it must be at most {limit:g}")
+        raise InvalidRequest(f"{name} is {value}; it must be at most {limit:g}", param=param or name)
 
 
 def _top_k(top_k: int, vocab_size: int) -> int:
@@ -57,13 +59,15 @@ def _top_k(top_k: int, vocab_size: int) -> int:
 
 
 def _logit_bias(given: Mapping[str, float], tokenizer: Tokenizer) -> dict[int, float]:
-    at_most("the number of entries in logit_bias", len(given), MAX_BIASES)
+    at_most("the number of entries in logit_bias", len(given), MAX_BIASES, param="logit_bias")
     biases: dict[int, float] = {}
     for key, bias in given.items():
         if not (key.isascii() and key.isdecimal() and len(key) < 12):
-            raise InvalidRequest(f"logit_bias has the key {key[:40]!r}; keys are token ids")
+            raise InvalidRequest.for_field("logit_bias", f"has the key {key[:40]!r}; keys are token ids")
         token = int(key)
         if token >= tokenizer.vocab_size:
-            raise InvalidRequest(f"logit_bias has the token {token}; the vocabulary has {tokenizer.vocab_size}")
+            raise InvalidRequest.for_field(
+                "logit_bias", f"has the token {token}; the vocabulary has {tokenizer.vocab_size}"
+            )
         biases[token] = bias
     return biases

@@ -6,12 +6,12 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from quire.errors import InvalidRequest
+from quire.errors import InvalidRequest, shown
 from quire.text.json_text import parse_json_text
 
 T = TypeVar("T", bound=msgspec.Struct)
 
-_SHOWN = 80  # characters of a value that an error repeats
+MAX_NAME = 80  # characters of an unknown field's name in a message
 
 
 class Refusal(NamedTuple):
@@ -23,7 +23,11 @@ class Refusal(NamedTuple):
 
 def parse_json(body: bytes) -> dict[str, Any]:
     """The body, as an object."""
-    found = parse_json_text("body", body)
+    try:
+        found = parse_json_text("body", body)
+    except InvalidRequest as error:
+        error.param = None  # the body is no field of itself
+        raise
     if not isinstance(found, dict):
         raise InvalidRequest(f"body: a JSON {_json_name(found)}; it must be an object")
     return found
@@ -46,36 +50,31 @@ def typed(
         if name in refused:
             refusal = refused[name]
             if value is not None and value not in refusal.inert:
-                raise InvalidRequest(f"{where}{name} is {shown(value)}: {refusal.reason}")
+                raise InvalidRequest.for_field(f"{where}{name}", f"is {shown(value)}: {refusal.reason}")
         elif strict:
-            raise InvalidRequest(f"{where}{name[:_SHOWN]} is not a field of this route")
+            raise InvalidRequest.for_field(f"{where}{name[:MAX_NAME]}", "is not a field of this route")
         else:
-            unknown.append(f"{where}{name[:_SHOWN]}")
+            unknown.append(f"{where}{name[:MAX_NAME]}")
     try:
         return msgspec.convert({name: raw[name] for name in known if name in raw}, struct), unknown
     except msgspec.ValidationError as error:
-        raise InvalidRequest(_described(str(error), raw, where)) from None
+        raise _invalid(str(error), raw, where) from None
 
 
-def shown(value: Any) -> str:
-    text = repr(value[: _SHOWN + 1] if isinstance(value, str) else value)
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN]}…"
-
-
-def _described(message: str, raw: Mapping[str, Any], where: str) -> str:
-    """The library's message names the place; add what stands there."""
+def _invalid(message: str, raw: Mapping[str, Any], where: str) -> InvalidRequest:
+    """The library's message names the place; add the value that stands there."""
     what, _, path = message.partition(" - at `$")
     place = path.rstrip("`").lstrip(".")
     if not place:
-        return f"{where}{what}"
+        return InvalidRequest(f"{where}{what}")
     value: Any = raw
     for step in re.findall(r"\[(\d+)\]|([^.\[\]]+)", place):
         index, key = step
         try:
             value = value[int(index)] if index else value[key]
         except (LookupError, TypeError):
-            return f"{where}{place}: {what}"
-    return f"{where}{place} is {shown(value)}: {what}"
+            return InvalidRequest.for_field(f"{where}{place}", f": {what}")
+    return InvalidRequest.for_field(f"{where}{place}", f"is {shown(value)}: {what}")
 
 
 def _json_name(value: Any) -> str:

@@ -7,7 +7,8 @@ from collections.abc import Collection
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.server.api.openai.errors import Unauthorized, error_response
+from quire.errors import Unauthorized
+from quire.server.api.openai.errors import error_response
 from quire.server.tenant import tenant
 
 # What load balancers and scrapers ask without a key.

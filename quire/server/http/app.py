@@ -3,7 +3,7 @@
 import logging
 import re
 import time
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import NamedTuple
 
 from starlette.middleware.cors import CORSMiddleware
@@ -11,10 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.errors import InvalidRequest, QuireError
+from quire.errors import NoSuchRoute, QuireError, WrongMethod
 from quire.server.api.openai import chat, completions, models
 from quire.server.api.openai.errors import error_response as openai_error
-from quire.server.api.openai.requests import ChatRequest, CompletionRequest
 from quire.server.api.tgi import generate, kserve, tokenize
 from quire.server.api.tgi.errors import error_response as tgi_error
 from quire.server.api.tgi.info import info
@@ -31,23 +30,12 @@ from quire.server.service.service import Service
 log = logging.getLogger(__name__)
 
 Handler = Callable[[Service, Request], Awaitable[Response]]
-ErrorResponse = Callable[[QuireError, Collection[str]], Response]
-
-
-class NoSuchRoute(InvalidRequest):
-    kind = "not_found"
-    status = 404
-
-
-class WrongMethod(InvalidRequest):
-    kind = "method_not_allowed"
-    status = 405
+ErrorResponse = Callable[[QuireError], Response]
 
 
 class Route(NamedTuple):
     handler: Handler
     error_response: ErrorResponse  # every error there is, in the shape that the route's clients know
-    fields: Collection[str] = ()  # that errors may name
     generates: bool = False  # and is counted
 
 
@@ -56,9 +44,9 @@ async def root(service: Service, request: Request) -> Response:
     return page() if wants_page(request.headers.get("accept", "")) else await health.ready(service, request)
 
 
-_COMPLETION = Route(completions.completions, openai_error, CompletionRequest.__struct_fields__, True)
+_COMPLETION = Route(completions.completions, openai_error, True)
 _VERTEX = Route(vertex, tgi_error, generates=True)
-_CHAT = Route(chat.chat_completions, openai_error, ChatRequest.__struct_fields__, True)
+_CHAT = Route(chat.chat_completions, openai_error, True)
 
 ROUTES: dict[str, dict[str, Route]] = {
     "/v1/completions": {"POST": _COMPLETION},
@@ -141,13 +129,13 @@ class App:
                     name = route.handler.__name__
                     self._service.tracing.note_refusal(Arrival(request.headers, name, opened_s), error)
             if self._service.settings.tgi_strict:
-                return tgi_error(error, ())
-            return route.error_response(error, route.fields)
+                return tgi_error(error)
+            return route.error_response(error)
         except Exception:  # a defect of ours; the client is told without the details, which are in the log
             log.exception("%s %s failed", scope["method"], scope["path"])
             metrics.failed("incomplete")
-            unknown = QuireError("the server met an error it does not know; its log has more")
-            return route.error_response(unknown, ()) if route is not None else openai_error(unknown)
+            unknown = QuireError("internal error; see the server log")
+            return route.error_response(unknown) if route is not None else openai_error(unknown)
 
 
 def _route(routes: Mapping[str, Mapping[str, Route]], scope: Scope) -> Route:
@@ -175,7 +163,7 @@ class MetricsPort:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["server"][1] == self._port and scope["path"] != "/metrics":
             message = f"there is no {scope['path'][:200]} on port {self._port}, which has /metrics alone"
-            await tgi_error(NoSuchRoute(message), ())(scope, receive, send)
+            await tgi_error(NoSuchRoute(message))(scope, receive, send)
             return
         await self._app(scope, receive, send)
 

@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
 
-from quire.server.api.openai.errors import BodyTooLarge
+from quire.errors import BodyTooLarge
 from quire.server.api.validation import parse_json
 from quire.server.service.answers import ClientGone
 from quire.server.service.service import Service

@@ -22,4 +22,4 @@ class GrammarCheck:
             await self._offload.run(len(grammar.text), lambda: refuse_what_explodes(name, grammar))
         fault = await asyncio.wrap_future(self.checking.ask(grammar))
         if fault is not None:
-            raise InvalidRequest(f"{name} cannot be followed: {fault}")
+            raise InvalidRequest.for_field(name, f"cannot be followed: {fault}")

@@ -27,14 +27,16 @@ async def guided(
         return asked
     request = asked.request
     if service.settings.disable_grammar_support:
-        raise InvalidRequest(f"{name} is set; this server was started with --disable-grammar-support")
+        raise InvalidRequest.for_field(name, "is set; this server was started with --disable-grammar-support")
     if not request.end_ids:
-        raise InvalidRequest(f"{name} is set; the model has no end-of-sequence token to end such an answer with")
+        raise InvalidRequest.for_field(
+            name, "is set; the model has no end-of-sequence token to end such an answer with"
+        )
     if request.ignore_end:
-        raise InvalidRequest(f"ignore_eos is true; with {name} an answer ends where its grammar does")
+        raise InvalidRequest.for_field("ignore_eos", f"is true; with {name} an answer ends where its grammar does")
     if request.min_tokens:
-        raise InvalidRequest(
-            f"min_tokens is {request.min_tokens}; with {name} an answer ends where its grammar does, so it must be 0"
+        raise InvalidRequest.for_field(
+            "min_tokens", f"is {request.min_tokens}; with {name} an answer ends where its grammar does, so it must be 0"
         )
     timeout_s = service.settings.request_timeout_s
     try:

@@ -3,9 +3,8 @@
 from dataclasses import dataclass
 from functools import cached_property
 
-from quire.errors import InvalidRequest, PromptTooLong
+from quire.errors import InvalidRequest, ModelNotFound, PromptTooLong, shown
 from quire.files.generation_defaults import GenerationDefaults
-from quire.server.api.openai.errors import ModelNotFound
 from quire.text.chat import ChatTemplates
 from quire.text.tokenizer import Tokenizer
 
@@ -33,26 +32,28 @@ class ServedModel:
     def check_name(self, name: str | None) -> None:
         """Refuse the name of another model."""
         if name is not None and name not in self.known_as:
-            raise ModelNotFound(f"model {name[:80]!r} does not exist; this server has {self.name!r}")
+            raise ModelNotFound.for_field("model", f"{shown(name)} does not exist; this server has {self.name!r}")
 
-    def room_after(self, num_prompt: int) -> int:
-        """How much can be generated after a prompt: at least one token."""
+    def room_after(self, num_prompt: int, field: str = "prompt") -> int:
+        """Tokens that can be generated after a prompt, the value of `field`: at least 1."""
         room = self.max_total_tokens - num_prompt
         if room < 1:
-            raise PromptTooLong(
-                f"prompt has {num_prompt} tokens, which leaves no room for an answer; the limit is "
-                f"{self.max_total_tokens} for both"
+            raise PromptTooLong.for_field(
+                field,
+                f"has {num_prompt} tokens, which leaves no room for an answer; the limit is "
+                f"{self.max_total_tokens} for both",
             )
         return room
 
-    def default_max_tokens(self, num_prompt: int) -> int:
-        """How much may be generated when the request does not say."""
+    def default_max_tokens(self, num_prompt: int, field: str = "prompt") -> int:
+        """Tokens to generate at most when the request gives no limit."""
         stated = self.defaults.max_new_tokens
-        room = self.room_after(num_prompt)
+        room = self.room_after(num_prompt, field)
         return room if stated is None else max(1, min(room, stated))
 
-    def check_prompt(self, prompt: tuple[int, ...] | list[int]) -> None:
+    def check_prompt(self, prompt: tuple[int, ...] | list[int], field: str = "prompt") -> None:
+        """Refuse a prompt, the value of `field`, that is empty or too long."""
         if not prompt:
-            raise InvalidRequest("prompt is empty; it must have at least 1 token")
+            raise InvalidRequest.for_field(field, "is empty; it must have at least 1 token")
         if len(prompt) > self.max_input_tokens:
-            raise PromptTooLong(f"prompt has {len(prompt)} tokens; the limit is {self.max_input_tokens}")
+            raise PromptTooLong.for_field(field, f"has {len(prompt)} tokens; the limit is {self.max_input_tokens}")

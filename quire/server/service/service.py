@@ -262,9 +262,10 @@ class Service:
         most, num_open = self.settings.max_concurrent_requests, self._num_sequences
         num_asked = sum(one.request.samples for one in asked)
         if num_asked > most:
-            raise InvalidRequest(
-                f"{field} asks for {num_asked} sequences, of {len(asked)} prompts; the limit is {most}, "
-                "--max-concurrent-requests"
+            raise InvalidRequest.for_field(
+                field,
+                f"asks for {num_asked} sequences, of {len(asked)} prompts; the limit is {most}, "
+                "--max-concurrent-requests",
             )
         if num_open + num_asked <= most and not self._reservations:
             return num_asked

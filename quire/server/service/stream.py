@@ -297,7 +297,7 @@ class Stream:
         except Exception:  # a defect of ours, which the other streams of this step have nothing to do with
             log.exception("a stream cannot be written")
             self.pending = []
-            self.fail(QuireError("the server met an error it does not know; its log has more"))
+            self.fail(QuireError("internal error; see the server log"))
             return False
         self.pending = []
         return True

@@ -3,7 +3,7 @@
 from quire.errors import InvalidRequest, PromptTooLong
 from quire.files.generation_defaults import GenerationDefaults
 from quire.request import Request
-from quire.server.api.openai.requests import Sampled
+from quire.server.api.openai.requests import ChatRequest, Sampled
 from quire.server.api.sampling import at_most, between, sampling_params, seed_of
 from quire.server.service.served_model import ServedModel
 from quire.server.service.stream import Asked
@@ -30,6 +30,7 @@ class Asking:
     ) -> None:
         model.check_name(fields.model)
         self._fields = fields
+        self._prompt_field = "messages" if isinstance(fields, ChatRequest) else "prompt"
         self._model = model
         self._as_tgi = settings.tgi_strict
         self._max_tokens = max_tokens
@@ -37,14 +38,14 @@ class Asking:
         self._prompt_logprobs = prompt_logprobs
         self._seed = seed_of(fields.seed)
         self._stop_ids = tuple(fields.stop_token_ids or ())
-        at_most("the number of stop_token_ids", len(self._stop_ids), MAX_STOP_IDS)
-        model.tokenizer.check_ids(self._stop_ids)
+        at_most("the number of stop_token_ids", len(self._stop_ids), MAX_STOP_IDS, param="stop_token_ids")
+        model.tokenizer.check_ids(self._stop_ids, param="stop_token_ids")
         self.stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
         check_stops(self.stop, settings.max_stop_sequences)
         between("n", samples, 1, settings.max_best_of)
         between("priority", fields.priority or 0, -MAX_PRIORITY, MAX_PRIORITY)
         if fields.stream_options is not None and not fields.stream:
-            raise InvalidRequest("stream_options is set; it needs stream to be true")
+            raise InvalidRequest.for_field("stream_options", "is set; it needs stream to be true")
         self._sampling = sampling_params(
             {
                 name: getattr(fields, name)
@@ -61,15 +62,16 @@ class Asking:
     def prompt(self, tokens: list[int], number: int = 0) -> Asked:
         """The `number`-th prompt of the request."""
         model, fields = self._model, self._fields
-        model.check_prompt(tokens)
+        model.check_prompt(tokens, self._prompt_field)
         max_tokens = self._max_tokens
         if max_tokens is None:
             room = model.room_after if self._as_tgi else model.default_max_tokens
-            max_tokens = room(len(tokens))
+            max_tokens = room(len(tokens), self._prompt_field)
         if len(tokens) + max_tokens > model.max_total_tokens:
-            raise PromptTooLong(
-                f"max_tokens is {max_tokens}, the prompt has {len(tokens)} tokens, together "
-                f"{len(tokens) + max_tokens}; the limit is {model.max_total_tokens}"
+            raise PromptTooLong.for_field(
+                "max_tokens",
+                f"is {max_tokens}, the prompt has {len(tokens)} tokens, together "
+                f"{len(tokens) + max_tokens}; the limit is {model.max_total_tokens}",
             )
         min_tokens = fields.min_tokens or 0
         at_most("min_tokens", min_tokens, max_tokens)

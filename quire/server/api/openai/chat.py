@@ -94,10 +94,10 @@ def parse_chat(service: Service, arrival: Arrival, raw: dict[str, Any]) -> Parse
         unknown += unread
     tools = tool_use(fields, service.model)
     if fields.top_logprobs is not None and not fields.logprobs:
-        raise InvalidRequest(f"top_logprobs is {fields.top_logprobs}; it needs logprobs to be true")
+        raise InvalidRequest.for_field("top_logprobs", f"is {fields.top_logprobs}; it needs logprobs to be true")
     max_tokens = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
     if max_tokens is not None and max_tokens < 1:
-        raise InvalidRequest(f"max_tokens is {max_tokens}; it must be at least 1")
+        raise InvalidRequest.for_field("max_tokens", f"is {max_tokens}; it must be at least 1")
     asking = Asking(
         fields,
         service.model,
@@ -111,7 +111,7 @@ def parse_chat(service: Service, arrival: Arrival, raw: dict[str, Any]) -> Parse
     asked = asking.prompt(tokens)
     grammar = grammar_of("response_format", fields.response_format)
     if tools is not None and grammar is not None:
-        raise InvalidRequest("response_format and tools are both set; an answer can follow one of them")
+        raise InvalidRequest.for_field("response_format", "and tools are both set; an answer can follow one of them")
     if tools is not None and tools.shows_special:
         asked = replace(asked, skip_special_tokens=False)
     return ParsedChat(fields, unknown, tools, asked, prompt.text, grammar)

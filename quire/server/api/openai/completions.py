@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import InvalidRequest
+from quire.errors import InvalidRequest, shown
 from quire.ipc.messages import TokenLogprobs
 from quire.request import MAX_LOGPROBS, Grammar
 from quire.server.api.grammars import grammar_of
@@ -19,7 +19,7 @@ from quire.server.api.openai.responses import Completion, CompletionChoice
 from quire.server.api.prompts import encode_texts
 from quire.server.api.sampling import at_most, between
 from quire.server.api.tgi import quirks
-from quire.server.api.validation import shown, typed
+from quire.server.api.validation import typed
 from quire.server.http.body import Body, read_json
 from quire.server.http.sse import EventStream, first_deltas, to_json, token_template
 from quire.server.service.answers import Answer, collect
@@ -94,7 +94,9 @@ def _parse(service: Service, arrival: Arrival, raw: dict[str, Any]) -> ParsedCom
     best_of = n if fields.best_of is None else fields.best_of
     between("best_of", best_of, n, service.settings.max_best_of)
     if best_of > n and fields.stream:
-        raise InvalidRequest(f"best_of is {best_of} and n is {n}; answers that are chosen among cannot be streamed")
+        raise InvalidRequest.for_field(
+            "best_of", f"is {best_of} and n is {n}; answers that are chosen among cannot be streamed"
+        )
     if fields.logprobs is not None:
         between("logprobs", fields.logprobs, 0, MAX_LOGPROBS)
     asking = Asking(
@@ -117,7 +119,9 @@ def _max_tokens(service: Service, fields: CompletionRequest) -> int | None:
     if fields.max_tokens is None:
         return None if service.settings.tgi_strict else DEFAULT_MAX_TOKENS
     if fields.max_tokens < 0 or (fields.max_tokens == 0 and not fields.echo):
-        raise InvalidRequest(f"max_tokens is {fields.max_tokens}; it must be at least 1, or with echo at least 0")
+        raise InvalidRequest.for_field(
+            "max_tokens", f"is {fields.max_tokens}; it must be at least 1, or with echo at least 0"
+        )
     return fields.max_tokens
 
 
@@ -127,19 +131,19 @@ def _prompts(service: Service, given: str | list[Any]) -> tuple[list[str], list[
     if isinstance(given, str):
         given = [given]
     if not given:
-        raise InvalidRequest("prompt is []; it must hold at least one text or token")
+        raise InvalidRequest.for_field("prompt", "is []; it must hold at least one text or token")
     if all(type(item) is int for item in given):
         given = [given]
-    at_most("the number of prompts", len(given), service.settings.max_client_batch_size)
+    at_most("the number of prompts", len(given), service.settings.max_client_batch_size, param="prompt")
     if all(isinstance(item, str) for item in given):
         return given, encode_texts(model, given)
     for index, item in enumerate(given):
         if not (isinstance(item, list) and item and all(type(token) is int for token in item)):
-            raise InvalidRequest(
-                f"prompt[{index}] is {shown(item)}; prompts are all texts, or all non-empty lists of token ids"
+            raise InvalidRequest.for_field(
+                f"prompt[{index}]", f"is {shown(item)}; prompts are all texts, or all non-empty lists of token ids"
             )
         model.check_prompt(item)
-        model.tokenizer.check_ids(item)
+        model.tokenizer.check_ids(item, param=f"prompt[{index}]")
     return [model.tokenizer.decode(item, skip_special_tokens=False) for item in given], given
 
 

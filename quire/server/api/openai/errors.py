@@ -1,6 +1,5 @@
 """Errors in OpenAI's shape."""
 
-from collections.abc import Collection
 from math import ceil
 
 import msgspec
@@ -15,23 +14,9 @@ from quire.errors import (
     QuireError,
     RequestFailed,
     TemplateFailed,
+    Unauthorized,
 )
 from quire.server.api.openai.responses import ErrorType, OpenAIError
-
-
-class ModelNotFound(InvalidRequest):
-    kind = "model_not_found"
-    status = 404
-
-
-class Unauthorized(InvalidRequest):
-    kind = "unauthorized"
-    status = 401
-
-
-class BodyTooLarge(InvalidRequest):
-    kind = "body_too_large"
-    status = 413
 
 
 def status_of(error: QuireError) -> int:
@@ -40,23 +25,20 @@ def status_of(error: QuireError) -> int:
     return 500 if isinstance(error, RequestFailed) else error.status
 
 
-def error_body(error: QuireError, fields: Collection[str] = ()) -> OpenAIError:
-    """`fields` are those of the request: the message begins with the name of the one that is wrong."""
-    first = error.message.split(maxsplit=1)[0].rstrip(":") if error.message else ""
-    name = first.split("[", maxsplit=1)[0].split(".", maxsplit=1)[0]
+def error_body(error: QuireError) -> OpenAIError:
     return {
         "error": {
             "message": error.message,
             "type": _type_of(error),
-            "param": first if name in fields else None,
+            "param": error.param,
             "code": _code_of(error),
         }
     }
 
 
-def error_response(error: QuireError, fields: Collection[str] = ()) -> Response:
+def error_response(error: QuireError) -> Response:
     headers = {} if error.retry_after_s is None else {"retry-after": str(max(1, ceil(error.retry_after_s)))}
-    return Response(msgspec.json.encode(error_body(error, fields)), status_of(error), headers, "application/json")
+    return Response(msgspec.json.encode(error_body(error)), status_of(error), headers, "application/json")
 
 
 def _type_of(error: QuireError) -> ErrorType:

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import InvalidRequest
+from quire.errors import InvalidRequest, shown
 from quire.grammar.limits import MAX_BYTES, refuse_schema_that_explodes
 from quire.request import Grammar
 from quire.server.api.openai.requests import ChatRequest
 from quire.server.api.openai.responses import FunctionCall, MessageContent, MessagePart, ToolCall, ToolCallPart
 from quire.server.api.sampling import at_most
-from quire.server.api.validation import shown
 from quire.server.service.served_model import ServedModel
 from quire.text.call_parser import CallBegins, CallParser, Piece
 from quire.text.tools import CallFormat, Tool, calls_grammar, format_of, takes_tools
@@ -38,17 +37,17 @@ class ToolUse:
 def tool_use(fields: ChatRequest, model: ServedModel) -> ToolUse | None:
     """None when no tool may be called."""
     given = fields.tools or []
-    at_most("the number of tools", len(given), MAX_TOOLS)
+    at_most("the number of tools", len(given), MAX_TOOLS, param="tools")
     tools = _tools(given)
     choice, named = _choice(fields.tool_choice)
     if not tools:
         if choice == "required":
-            raise InvalidRequest(f"tool_choice is {shown(fields.tool_choice)}; there are no tools")
+            raise InvalidRequest.for_field("tool_choice", f"is {shown(fields.tool_choice)}; there are no tools")
         if fields.tool_prompt is not None:
-            raise InvalidRequest(f"tool_prompt is {shown(fields.tool_prompt)}; there are no tools")
+            raise InvalidRequest.for_field("tool_prompt", f"is {shown(fields.tool_prompt)}; there are no tools")
         return None
     if named is not None and named not in tools:
-        raise InvalidRequest(f"tool_choice is {shown(named)}; the tools are {', '.join(tools)}")
+        raise InvalidRequest.for_field("tool_choice", f"is {shown(named)}; the tools are {', '.join(tools)}")
     if choice == "none":
         return None
     callable_ = list(tools.values()) if named is None else [tools[named]]
@@ -128,13 +127,15 @@ def _tools(given: Sequence[dict[str, Any]]) -> dict[str, Tool]:
     for index, one in enumerate(given):
         tool = _tool(index, one)
         if tool.name in tools:
-            raise InvalidRequest(f"tools has two functions of one name, {tool.name!r}; each needs a name of its own")
+            raise InvalidRequest.for_field(
+                "tools", f"has two functions of one name, {tool.name!r}; each needs a name of its own"
+            )
         tools[tool.name] = tool
         size += refuse_schema_that_explodes(f"tools[{index}].function.parameters", tool.parameters)
         if size > MAX_BYTES:
-            raise InvalidRequest(
-                f"tools[{index}].function.parameters brings the schemas of all tools to {size} bytes; "
-                f"the limit is {MAX_BYTES}"
+            raise InvalidRequest.for_field(
+                f"tools[{index}].function.parameters",
+                f"brings the schemas of all tools to {size} bytes; the limit is {MAX_BYTES}",
             )
     return tools
 
@@ -142,17 +143,19 @@ def _tools(given: Sequence[dict[str, Any]]) -> dict[str, Tool]:
 def _tool(index: int, given: dict[str, Any]) -> Tool:
     where = f"tools[{index}]"
     if given.get("type", "function") != "function":
-        raise InvalidRequest(f"{where}.type is {shown(given['type'])}; it must be 'function'")
+        raise InvalidRequest.for_field(f"{where}.type", f"is {shown(given['type'])}; it must be 'function'")
     function = given.get("function")
     if not isinstance(function, dict):
-        raise InvalidRequest(f"{where}.function is {shown(function)}; it must be an object")
+        raise InvalidRequest.for_field(f"{where}.function", f"is {shown(function)}; it must be an object")
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidRequest(f"{where}.function.name is {shown(name)}; it must match {_NAME.pattern}")
+        raise InvalidRequest.for_field(f"{where}.function.name", f"is {shown(name)}; it must match {_NAME.pattern}")
     if parameters is None:
         parameters = function.get("arguments")  # as text-generation-inference calls it, too
     if parameters is not None and not isinstance(parameters, dict):
-        raise InvalidRequest(f"{where}.function.parameters is {shown(parameters)}; it must be a JSON schema")
+        raise InvalidRequest.for_field(
+            f"{where}.function.parameters", f"is {shown(parameters)}; it must be a JSON schema"
+        )
     return Tool(name, parameters or {})
 
 
@@ -172,9 +175,10 @@ def _choice(given: str | dict[str, Any] | None) -> tuple[str, str | None]:
     function = given.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     if given.get("type", "function") != "function" or not isinstance(name, str):
-        raise InvalidRequest(
-            f"tool_choice is {shown(given)}; it can be none, auto, required, or "
-            '{"type": "function", "function": {"name": ...}}'
+        raise InvalidRequest.for_field(
+            "tool_choice",
+            f"is {shown(given)}; it can be none, auto, required, or "
+            '{"type": "function", "function": {"name": ...}}',
         )
     return "required", name
 

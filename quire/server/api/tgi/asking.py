@@ -29,15 +29,17 @@ def check(parameters: Parameters, settings: ServerSettings, *, stream: bool) -> 
     between("best_of", best_of, 1, settings.max_best_of)
     if best_of > 1:
         if not is_sampled(parameters):
-            raise InvalidRequest(f"best_of is {best_of}; without sampling all answers are the same")
+            raise InvalidRequest.for_field("best_of", f"is {best_of}; without sampling all answers are the same")
         if stream:
-            raise InvalidRequest(f"best_of is {best_of}; answers that are chosen among cannot be streamed")
+            raise InvalidRequest.for_field("best_of", f"is {best_of}; answers that are chosen among cannot be streamed")
         if settings.tgi_strict and parameters.seed is not None:
-            raise InvalidRequest(f"best_of is {best_of} and seed is {parameters.seed}; only one can be given")
+            raise InvalidRequest.for_field(
+                "best_of", f"is {best_of} and seed is {parameters.seed}; only one can be given"
+            )
     if parameters.decoder_input_details and stream:
-        raise InvalidRequest("decoder_input_details is true; it cannot be streamed")
+        raise InvalidRequest.for_field("decoder_input_details", "is true; it cannot be streamed")
     if parameters.max_new_tokens is not None and parameters.max_new_tokens < 1:
-        raise InvalidRequest(f"max_new_tokens is {parameters.max_new_tokens}; it must be at least 1")
+        raise InvalidRequest.for_field("max_new_tokens", f"is {parameters.max_new_tokens}; it must be at least 1")
     check_stops(parameters.stop or (), settings.max_stop_sequences)
     between("top_n_tokens", parameters.top_n_tokens or 0, 0, settings.max_top_n_tokens)
     if settings.tgi_strict:
@@ -53,7 +55,7 @@ def refuse_details(parameters: Parameters, settings: ServerSettings) -> None:
     for name in ("details", "decoder_input_details", "top_n_tokens"):
         value = getattr(parameters, name)
         if value:
-            raise InvalidRequest(f"parameters.{name} is {value}; this route answers with texts alone")
+            raise InvalidRequest.for_field(f"parameters.{name}", f"is {value}; this route answers with texts alone")
 
 
 def ask(
@@ -69,17 +71,15 @@ def ask(
     if parameters.truncate is not None:
         between("truncate", parameters.truncate, 1, model.max_input_tokens)
         tokens = tokens[-parameters.truncate :]
-    if not tokens:
-        raise InvalidRequest("inputs is empty; it must have at least 1 token")
-    if len(tokens) > model.max_input_tokens:
-        raise PromptTooLong(f"inputs has {len(tokens)} tokens; the limit is {model.max_input_tokens}")
+    model.check_prompt(tokens, "inputs")
     max_tokens = parameters.max_new_tokens
     if max_tokens is None:
-        max_tokens = model.room_after(len(tokens))
+        max_tokens = model.room_after(len(tokens), "inputs")
     if len(tokens) + max_tokens > model.max_total_tokens:
-        raise PromptTooLong(
-            f"inputs has {len(tokens)} tokens and max_new_tokens is {max_tokens}, together "
-            f"{len(tokens) + max_tokens}; the limit is {model.max_total_tokens}"
+        raise PromptTooLong.for_field(
+            "inputs",
+            f"has {len(tokens)} tokens and max_new_tokens is {max_tokens}, together "
+            f"{len(tokens) + max_tokens}; the limit is {model.max_total_tokens}",
         )
     given = {name: getattr(parameters, name) for name in (*_SAMPLING, "repetition_penalty")}
     given |= {"frequency_penalty": parameters.frequency_penalty, "presence_penalty": parameters.presence_penalty}

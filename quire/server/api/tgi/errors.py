@@ -1,6 +1,5 @@
 """Errors in text-generation-inference's shape."""
 
-from collections.abc import Collection
 from math import ceil
 
 import msgspec
@@ -32,6 +31,6 @@ def error_body(error: QuireError) -> TGIError:
     return {"error": error.message, "error_type": error_type(error)}
 
 
-def error_response(error: QuireError, fields: Collection[str] = ()) -> Response:
+def error_response(error: QuireError) -> Response:
     headers = {} if error.retry_after_s is None else {"retry-after": str(max(1, ceil(error.retry_after_s)))}
     return Response(msgspec.json.encode(error_body(error)), error.status, headers, "application/json")

@@ -145,7 +145,7 @@ def ask_to_continue(
 ) -> Asked:
     """What the engine is asked about one text."""
     if not inputs:
-        raise InvalidRequest("inputs is empty; it must have at least 1 character")
+        raise InvalidRequest.for_field("inputs", "is empty; it must have at least 1 character")
     with arrival.tokenising():
         (tokens,) = encode_texts(service.model, [inputs])
     return ask(

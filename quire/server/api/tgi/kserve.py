@@ -104,9 +104,11 @@ class ParsedInfer(NamedTuple):
 def _parse(service: Service, arrival: Arrival, given: Body) -> ParsedInfer:
     strict = service.settings.strict
     body, unknown = typed(given.raw, InferRequest, {}, strict=strict)
-    between("the number of inputs", len(body.inputs), 1, service.settings.max_client_batch_size)
+    between("the number of inputs", len(body.inputs), 1, service.settings.max_client_batch_size, param="inputs")
     if len(body.inputs) != len(body.outputs):
-        raise InvalidRequest(f"inputs has {len(body.inputs)} and outputs {len(body.outputs)}; they must be as many")
+        raise InvalidRequest.for_field(
+            "inputs", f"has {len(body.inputs)} and outputs {len(body.outputs)}; they must be as many"
+        )
     texts: list[str] = []
     names: list[str] = []
     for index, (an_input, an_output) in enumerate(zip(body.inputs, body.outputs, strict=True)):
@@ -125,11 +127,11 @@ def _parse(service: Service, arrival: Arrival, given: Body) -> ParsedInfer:
 
 def _text(given: InferInput, index: int) -> str:
     if given.datatype != "BYTES":
-        raise InvalidRequest(f"inputs[{index}].datatype is {given.datatype[:40]!r}; it must be 'BYTES'")
+        raise InvalidRequest.for_field(f"inputs[{index}].datatype", f"is {given.datatype[:40]!r}; it must be 'BYTES'")
     try:
         return bytes(given.data).decode()
     except (ValueError, OverflowError) as error:
-        raise InvalidRequest(f"inputs[{index}].data is no UTF-8: {error}") from None
+        raise InvalidRequest.for_field(f"inputs[{index}].data", f"is no UTF-8: {error}") from None
 
 
 def _model(service: Service, request: Request) -> tuple[str, str]:

@@ -49,13 +49,13 @@ def check_strictly(
     """What is refused although it means something."""
     for name, value in (("top_p", top_p), ("typical_p", typical_p)):
         if value is not None and not 0 < value < 1:
-            raise InvalidRequest(f"{name} is {value}; it must be above 0 and below 1")
+            raise InvalidRequest.for_field(name, f"is {value}; it must be above 0 and below 1")
     if temperature is not None and temperature <= 0:
-        raise InvalidRequest(f"temperature is {temperature}; it must be above 0")
+        raise InvalidRequest.for_field("temperature", f"is {temperature}; it must be above 0")
     if top_k is not None and top_k <= 0:
-        raise InvalidRequest(f"top_k is {top_k}; it must be above 0")
+        raise InvalidRequest.for_field("top_k", f"is {top_k}; it must be above 0")
     if seed is not None and seed < 0:
-        raise InvalidRequest(f"seed is {seed}; it must be at least 0")
+        raise InvalidRequest.for_field("seed", f"is {seed}; it must be at least 0")
 
 
 def openai_event(error: QuireError) -> bytes:

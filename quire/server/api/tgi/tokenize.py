@@ -95,7 +95,7 @@ def _chat_tokenize(service: Service, raw: dict[str, Any]) -> Encoded:
     fields, unknown = typed(raw, ChatRequest, CHAT_REFUSALS, strict=service.settings.strict)
     service.model.check_name(fields.model)
     prompt, tokens = encode_chat(service, fields, tool_use(fields, service.model))
-    at_most("the number of tokens", len(tokens), MAX_SPANS)
+    at_most("the number of tokens", len(tokens), MAX_SPANS, param="messages")
     spans = _shown(prompt.text, service.model.tokenizer.encode_prompt_with_spans(prompt))
     return Encoded({"tokenize_response": spans, "templated_text": prompt.text}, unknown)
 
@@ -110,7 +110,7 @@ def _detokenize(service: Service, raw: dict[str, Any]) -> Encoded:
 def _spans(tokenizer: Tokenizer, text: str, add_special: bool) -> list[TokenSpan]:
     if len(text) > MAX_SPANS // 4:  # where it might be too long: to count tokens is cheaper than to place them
         num_tokens = len(tokenizer.encode(text, add_special_tokens=add_special))
-        at_most("the number of tokens", num_tokens, MAX_SPANS)
+        at_most("the number of tokens", num_tokens, MAX_SPANS, param="inputs")
     return _shown(text, tokenizer.encode_with_spans(text, add_special_tokens=add_special))
 
 

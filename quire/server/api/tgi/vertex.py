@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import InvalidRequest
+from quire.errors import InvalidRequest, shown
 from quire.server.api.openai.chat import ParsedChat, guided_chat, parse_chat
 from quire.server.api.openai.reply import ignored_header
 from quire.server.api.sampling import between
@@ -14,7 +14,7 @@ from quire.server.api.tgi import quirks
 from quire.server.api.tgi.asking import refuse_details
 from quire.server.api.tgi.generate import ParsedGenerate, parse_generate
 from quire.server.api.tgi.responses import Predictions
-from quire.server.api.validation import shown, typed
+from quire.server.api.validation import typed
 from quire.server.http.body import Body, read_json
 from quire.server.service.answers import collect
 from quire.server.service.arrival import Arrival
@@ -57,13 +57,17 @@ async def vertex(service: Service, request: Request) -> Response:
 def _parse(service: Service, arrival: Arrival, given: Body) -> tuple[list[ParsedGenerate | ParsedChat], list[str]]:
     """The instances, and the names of fields that nothing knows."""
     body, unknown = typed(given.raw, VertexRequest, {}, strict=service.settings.strict)
-    between("the number of instances", len(body.instances), 1, service.settings.max_client_batch_size)
+    between(
+        "the number of instances", len(body.instances), 1, service.settings.max_client_batch_size, param="instances"
+    )
     parsed: list[ParsedGenerate | ParsedChat] = []
     for index, instance in enumerate(body.instances):
         try:
             one = _parse_instance(service, arrival, instance)
         except InvalidRequest as error:
-            raise type(error)(f"instances[{index}]: {error.message}") from None
+            where = f"instances[{index}]"
+            inner = where if error.param is None else f"{where}.{error.param}"
+            raise type(error)(f"{where}: {error.message}", param=inner) from None
         parsed.append(one)
         unknown += [f"instances[{index}].{name}" for name in one.unknown]
         arrival.wants_timings |= bool(one.body.timings if isinstance(one, ParsedGenerate) else one.fields.timings)
@@ -72,7 +76,7 @@ def _parse(service: Service, arrival: Arrival, given: Body) -> tuple[list[Parsed
 
 def _parse_instance(service: Service, arrival: Arrival, instance: dict[str, Any]) -> ParsedGenerate | ParsedChat:
     if instance.get("stream"):
-        raise InvalidRequest(f"stream is {shown(instance['stream'])}; predictions are not streamed")
+        raise InvalidRequest.for_field("stream", f"is {shown(instance['stream'])}; predictions are not streamed")
     strict = service.settings.tgi_strict
     if "inputs" in instance:
         if strict:
@@ -81,13 +85,13 @@ def _parse_instance(service: Service, arrival: Arrival, instance: dict[str, Any]
         refuse_details(generated.parameters, service.settings)
         return generated
     if "messages" not in instance:
-        raise InvalidRequest("inputs and messages are missing; an instance has one of them")
+        raise InvalidRequest.for_field("inputs", "and messages are missing; an instance has one of them")
     chat = parse_chat(service, arrival, instance)
     between("n", 1 if chat.fields.n is None else chat.fields.n, 1, 1)
     if not strict:  # else they are left out
         for name in ("logprobs", "return_token_ids"):
             if getattr(chat.fields, name):
-                raise InvalidRequest(f"{name} is true; predictions are texts alone")
+                raise InvalidRequest.for_field(name, "is true; predictions are texts alone")
     return chat
 
 
