@@ -17,7 +17,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
-from quire.server.http.openapi import document
+from quire.server.http.routes import openapi_document
 from tests import web
 from tests.patience import WAIT_S
 from tests.server.running import RunningServer
@@ -34,7 +34,7 @@ def operations(described: dict) -> dict:
     return {operation.label: operation for operation in found}
 
 
-OPERATIONS = operations(document())
+OPERATIONS = operations(openapi_document())
 
 
 def try_out(server, operation, mode: GenerationMode, checks, max_examples: int) -> None:
@@ -56,7 +56,7 @@ def try_out(server, operation, mode: GenerationMode, checks, max_examples: int) 
 
 
 def test_a_document_that_is_wrong_is_found_out(server):
-    wrong = copy.deepcopy(document())
+    wrong = copy.deepcopy(openapi_document())
     del wrong["paths"]["/generate"]["post"]["responses"]["422"]
     with pytest.raises(FailureGroup, match="Undocumented status code"):
         try_out(server, operations(wrong)["POST /generate"], GenerationMode.NEGATIVE, CHECKS, 30)
@@ -119,7 +119,7 @@ def check_answer(label: str, answer: httpx.Response, schemas: list[str]) -> None
     """It is as the document says, and would not be if any of `schemas` had one field more."""
     OPERATIONS[label].validate_response(answer)
     for schema in schemas:
-        wrong = copy.deepcopy(document())
+        wrong = copy.deepcopy(openapi_document())
         wrong["components"]["schemas"][schema]["required"].append("promised")  # and never sent
         operation = operations(wrong)[label]
         with pytest.raises((Failure, FailureGroup)):
@@ -127,7 +127,7 @@ def check_answer(label: str, answer: httpx.Response, schemas: list[str]) -> None
 
 
 def test_every_answer_with_a_body_has_a_schema():
-    for path, methods in document()["paths"].items():
+    for path, methods in openapi_document()["paths"].items():
         for method, operation in methods.items():
             for status, response in operation["responses"].items():
                 for media_type, content in response.get("content", {}).items():

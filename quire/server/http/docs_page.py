@@ -1,14 +1,9 @@
 """GET /docs: the OpenAPI document as a page that needs nothing from elsewhere."""
 
-from functools import cache
 from html import escape
 from typing import Any
 
-from starlette.requests import Request
-from starlette.responses import HTMLResponse, Response
-
-from quire.server.http.openapi import document
-from quire.server.service.service import Service
+import msgspec
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
@@ -31,25 +26,10 @@ for (const form of document.querySelectorAll("form")) form.onsubmit = async even
   } catch (error) { shown.textContent = error; }
 };
 """
-_EXAMPLES = {
-    "CompletionRequest": '{"prompt": "Once upon a time", "max_tokens": 32}',
-    "ChatRequest": '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}',
-    "GenerateRequest": '{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 32}}',
-    "TokenizeRequest": '{"inputs": "Once upon a time"}',
-    "DetokenizeRequest": '{"tokens": [1, 2, 3]}',
-    "VertexRequest": '{"instances": [{"inputs": "Once upon a time", "parameters": {"max_new_tokens": 32}}]}',
-    "InferRequest": '{"id": "1", "inputs": [{"name": "in", "shape": [1, 2], "datatype": "BYTES", "data": [72, 105]}], '
-    '"outputs": [{"name": "out"}]}',
-}
 
 
-async def docs(service: Service, request: Request) -> Response:
-    return HTMLResponse(page())
-
-
-@cache
-def page() -> str:
-    found = document()
+def docs_page(found: dict[str, Any]) -> str:
+    """`found`: the OpenAPI document."""
     schemas = found["components"]["schemas"]
     routes = [
         _route(path, method, operation, schemas)
@@ -68,21 +48,17 @@ def page() -> str:
 
 
 def _route(path: str, method: str, operation: dict[str, Any], schemas: dict[str, Any]) -> str:
-    names = _body_names(operation)
-    fields = "".join(_fields(name, schemas) for name in names)
-    text = f"<textarea>{escape(_EXAMPLES.get(names[0], '{}'))}</textarea>" if names else ""
+    fields = text = ""
+    if "requestBody" in operation:
+        body = operation["requestBody"]["content"]["application/json"]
+        bodies = body["schema"].get("anyOf", [body["schema"]])
+        fields = "".join(_fields(each["$ref"].rsplit("/", 1)[1], schemas) for each in bodies)
+        text = f"<textarea>{escape(msgspec.json.encode(body['example']).decode())}</textarea>"
     return (
         f"<details><summary><code>{method.upper()} {escape(path)}</code></summary>{fields}"
         f'<form data-path="{escape(path)}" data-method="{method.upper()}">{text}<button>Send</button><pre></pre></form>'
         "</details>"
     )
-
-
-def _body_names(operation: dict[str, Any]) -> list[str]:
-    if "requestBody" not in operation:
-        return []
-    schema = operation["requestBody"]["content"]["application/json"]["schema"]
-    return [each["$ref"].rsplit("/", 1)[1] for each in schema.get("anyOf", [schema])]
 
 
 def _fields(name: str, schemas: dict[str, Any]) -> str:

@@ -30,8 +30,8 @@ from quire.ipc.supervisor_link import (
 )
 from quire.server.http.app import make_app
 from quire.server.http.connection import Connection
+from quire.server.http.health import unhealthy
 from quire.server.http.web.page import page, wants_page
-from quire.server.observe.health import unhealthy
 from quire.server.processes.listener import BACKLOG
 from quire.server.service.served_model import ServedModel
 from quire.server.service.service import Service

@@ -16,7 +16,7 @@ from quire.server.api.tgi.generate import ask_to_continue, parse_parameters
 from quire.server.api.tgi.responses import Inferred, InferredOutput, KServeLive, KServeServer
 from quire.server.api.validation import typed
 from quire.server.http.body import Body, read_json
-from quire.server.observe.health import unhealthy
+from quire.server.http.health import unhealthy
 from quire.server.service.answers import collect
 from quire.server.service.arrival import Arrival
 from quire.server.service.guided import guided

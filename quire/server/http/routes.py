@@ -1,0 +1,71 @@
+"""All routes: those of each API, and those for operators and browsers."""
+
+from functools import cache, partial
+from typing import Any
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from quire.server.api.dialect import TGI
+from quire.server.api.openai.routes import ROUTES as OPENAI_ROUTES
+from quire.server.api.tgi.routes import ROUTES as TGI_ROUTES
+from quire.server.api.tgi.routes import VERTEX
+from quire.server.http import health
+from quire.server.http.docs_page import docs_page
+from quire.server.http.openapi import describe
+from quire.server.http.route import Route
+from quire.server.http.web.page import page, wants_page
+from quire.server.service.service import Service
+from quire.server.settings import ServerSettings
+
+
+async def root(service: Service, request: Request) -> Response:
+    """A page for browsers, readiness for other clients."""
+    return page() if wants_page(request.headers.get("accept", "")) else await health.ready(service, request)
+
+
+async def openapi(service: Service, request: Request) -> Response:
+    return Response(msgspec.json.encode(openapi_document()), media_type="application/json")
+
+
+async def docs(service: Service, request: Request) -> Response:
+    return HTMLResponse(_docs())
+
+
+_open = partial(Route, "GET", dialect=TGI, is_open=True)
+HEALTH = _open("/health", health.ready)
+ROUTES = (
+    *OPENAI_ROUTES,
+    *TGI_ROUTES,
+    HEALTH,
+    HEALTH._replace(path="/ping"),
+    _open("/health/live", health.live),
+    _open("/health/generate", health.generates, answer=(health.Generates,)),
+    _open("/metrics", health.metrics, answer=(str,), media_type="text/plain"),
+    _open("/docs", docs, answer=(str,), media_type="text/html"),
+    _open("/api-doc/openapi.json", openapi, is_documented=False),
+    _open("/", root, is_documented=False),
+)
+
+
+def routes_for(settings: ServerSettings) -> list[Route]:
+    """The routes with the paths and the dialects that the settings choose."""
+    routes = list(ROUTES)
+    if settings.aip_predict_route is not None:
+        routes.append(VERTEX._replace(path=settings.aip_predict_route))
+    if settings.aip_health_route is not None:
+        routes.append(HEALTH._replace(path=settings.aip_health_route))
+    if not settings.tgi_strict:
+        return routes
+    return [route._replace(dialect=route.dialect.under_tgi_strict) for route in routes]
+
+
+@cache
+def openapi_document() -> dict[str, Any]:
+    return describe(ROUTES)
+
+
+@cache
+def _docs() -> str:
+    return docs_page(openapi_document())
