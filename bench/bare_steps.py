@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from quire.config import Config
-from quire.core.plan import Chunk
+from quire.core.plan import Chunk, Kind
 from quire.engine import build
 from quire.executor import programs
 from quire.executor.batch import Ints, Launch, Packer, num_groups
@@ -69,7 +69,7 @@ def main() -> None:
         state, told = measured(made, ("decode", rows), packed, state, count=40)
         print(f"decode of {rows} rows: {told}", flush=True)
     for tokens in map(int, filter(None, given.tokens.split(","))):
-        chunk = Chunk(0, 0, 0, 0, tokens, (0,) * tokens, (), True)
+        chunk = Chunk(0, 0, 0, 0, Kind.PREFILL, 0, tokens, (), True)
         launch = Launch(fills=[0], num_groups=num_groups(chunk))
         bucket = shapes.buckets.covering(Bucket(0, launch.num_groups, alone=1), shapes.buckets.all())
         if bucket is None:

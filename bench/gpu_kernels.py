@@ -122,7 +122,7 @@ def sampling(kernels: Kernels, rows: int = 256, vocab_size: int = 151_936) -> It
         "top-k 50, top-p 0.9": SamplingParams(top_k=50, top_p=0.9),
     }
     for name, params in asked.items():
-        starts = [(SlotStart(n, n, params, n, 0, (1,), (), 0, (), None), ()) for n in range(rows)]
+        starts = [(SlotStart(n, params, n, 0, (1,), (), 0, (), None), ()) for n in range(rows)]
         slots = jax.jit(start_slots)(empty_slots(shapes), pack_starts(starts, rows, shapes))
         way: Any = "plain" if name == "plain" else "filtered"
         draw = jax.jit(partial(sample_next, way, cuts=kernels.filter_cuts), donate_argnums=0)

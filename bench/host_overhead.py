@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 
 from quire.core.limits import Limits
-from quire.core.plan import StepPlan, StepResult
+from quire.core.plan import Kind, StepPlan, StepResult
 from quire.core.scheduler import Scheduler
 from quire.engine.driver import MAX_COMMANDS_PER_TURN, Driver, Phase
 from quire.engine.engine import Engine
@@ -100,7 +100,7 @@ def time_scheduler(rows: int, queued: int, steps: int) -> list[float]:
         result = made_up(in_flight.popleft())
         resumed = time.thread_time()
         scheduler.complete(result)
-        return planned - begun + time.thread_time() - resumed, sum(c.tokens is None for c in plan.chunks)
+        return planned - begun + time.thread_time() - resumed, sum(c.kind is Kind.DECODE for c in plan.chunks)
 
     return _steady(turn, rows, steps)
 

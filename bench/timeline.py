@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from quire import LLM, Config
 from quire.cli.bench import scenarios
-from quire.core.plan import StepPlan, StepResult
+from quire.core.plan import Kind, StepPlan, StepResult
 from quire.request import SamplingParams
 
 
@@ -86,7 +86,7 @@ class Pending:
 
 
 def kind_of(plan: StepPlan) -> str:
-    filled = sum(chunk.length for chunk in plan.chunks if chunk.tokens is not None)
+    filled = sum(chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL)
     if filled:
         return f"prompts, up to {1 << (filled - 1).bit_length():5d} tokens"
     rows = 1 << (len(plan.chunks) - 1).bit_length()

@@ -99,7 +99,6 @@ class Request:
     salt: str = ""  # only requests with the same salt share cached pages
     queue_timeout_s: float | None = None
     timeout_s: float | None = None
-    waits_for_host: bool = False  # the next token is not computed before the host has seen the last one
     prompt_logprobs: int | None = None
     grammar: Grammar | None = None  # it also says where the answer may end
     timings: bool = False  # an account of what became of it is wanted

@@ -1,16 +1,17 @@
 """An executor whose every token can be worked out by hand.
 
-Its pages hold tokens where real ones hold keys and values. What it samples is a checksum of everything it reads back
-through a slot's page table, so that a scheduling error becomes a wrong token, and what could hide one (a page never
-written, a page of other tokens, a hole in the positions) fails at once.
+Its pages hold digests of tokens where real ones hold keys and values. A chunk reads back, through its slot's page table
+of each group, every position that its layers would read; a page never written, a page of other tokens or of another
+group, or a hole in the positions fails at once. Positions behind a group's window are not read. Like a device it knows
+no tokens but those of slot starts and those that it sampled.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from quire.core.plan import Chunk, SlotStart, StepPlan, StepResult, TokenLogprobs
-from quire.request import Request, SamplingParams
+from quire.core.plan import Chunk, Kind, SlotStart, StepPlan, StepResult, TokenLogprobs
+from quire.request import Request
 
 VOCABULARY = 50
 POISON = 48  # a request whose prompt holds this fails its steps, where a test says so
@@ -75,34 +76,26 @@ def expected_prompt_logprobs(request: Request) -> list[TokenLogprobs]:
 
 def slot_start(request: Request, sample_index: int = 0) -> SlotStart:
     return SlotStart(
-        0, 0, request.sampling, request.seed, sample_index, request.prompt, (), request.min_tokens,
+        0, request.sampling, request.seed, sample_index, request.prompt, (), request.min_tokens,
         request.end_ids + request.stop_ids, request.prompt_logprobs,
     )  # fmt: skip
-
-
-def drafter(tokens: list[int], room: int) -> tuple[int, ...]:
-    """Guesses that are right now and then: what a greedy request would say, or something else."""
-    state = 0
-    for token in tokens:
-        state = digest(state, token)
-    right = state % 4
-    start = SlotStart(0, 0, SamplingParams(temperature=0), 0, 0, (), (), 0, (), None)
-    guesses = []
-    for guess in range(min(room, 3)):
-        token = sample(state, start, 0) if guess < right else 1
-        guesses.append(token)
-        state = digest(state, token)
-    return tuple(guesses)
 
 
 @dataclass
 class Slot:
     start: SlotStart
-    epoch: int | None = None  # of the sequence in it; known from its first chunk
-    length: int = 0
-    pages: list[int] = field(default_factory=list)
-    last_token: int | None = None
-    num_sampled: int = 0
+    tables: list[list[int]]  # pages by group
+    length: int | None = None  # positions computed; known from its first chunk
+    tokens: list[int] = field(default_factory=list)  # those of its start and those that it sampled
+    states: list[int] = field(default_factory=list)  # the digest after each of them
+
+    @property
+    def num_sampled(self) -> int:
+        return len(self.tokens) - len(self.start.prompt)
+
+    def append(self, token: int) -> None:
+        self.tokens.append(token)
+        self.states.append(digest(self.states[-1] if self.states else 0, token))
 
 
 class Pending:
@@ -130,10 +123,12 @@ class FakeExecutor:
         before_result: Fault | None = None,
         before_sample: Fault | None = None,
         before_check: Callable[[], object] | None = None,
+        page_groups: Sequence[int | None] = (None,),
     ) -> None:
         self._num_pages = num_pages
         self._page_size = page_size
         self._num_slots = num_slots
+        self._windows = tuple(page_groups)
         self._before_submit = before_submit
         self._before_result = before_result
         self._before_sample = before_sample  # of steps that wait for masks
@@ -142,11 +137,11 @@ class FakeExecutor:
         self.plans: list[StepPlan] = []
         self._step = 0  # the one that runs
         self._last_collected = 0
-        self._writers: dict[int, int] = {}  # which sequence writes to each page in this step
+        self._writers: dict[int, int] = {}  # the slot that writes to each page in this step
         self._clear()
 
     def _clear(self) -> None:
-        # What stands at each place of each page: its position, its token, its digest, the step that wrote it.
+        # By page and place in it: the group, position and digest that stand there, and the step that wrote them.
         self._pages: list[list[tuple[int, int, int, int] | None]] = [
             [None] * self._page_size for _ in range(self._num_pages)
         ]
@@ -202,8 +197,13 @@ class FakeExecutor:
 
     def _run(self, plan: StepPlan, masks: Mapping[int, bytes] = MappingProxyType({})) -> StepResult:
         self._step, self._writers = plan.step, {}
+        for copy in plan.copies:
+            assert 0 not in copy, "page 0 is copied"
+            self._pages[copy.target] = list(self._pages[copy.source])
         for start in plan.started:
-            self._slots[start.slot] = Slot(start, num_sampled=len(start.generated))
+            slot = self._slots[start.slot] = Slot(start, [[] for _ in self._windows])
+            for token in (*start.prompt, *start.generated):
+                slot.append(token)
         tokens: list[list[int]] = []
         logprobs: dict[int, list[TokenLogprobs]] = {}
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
@@ -211,98 +211,72 @@ class FakeExecutor:
         slots_used = [chunk.slot for chunk in plan.chunks]
         assert len(set(slots_used)) == len(slots_used), "a slot has two chunks in one step"
         for index, chunk in enumerate(plan.chunks):
-            slot = self._slots[chunk.slot]
-            assert slot is not None, f"slot {chunk.slot} was never started"
+            used = self._slots[chunk.slot]
+            assert used is not None, f"slot {chunk.slot} was never started"
             allowed = allows(masks[index]) if index in masks else lambda token: True
-            new, states = self._compute(slot, chunk, allowed)
-            if NAN in slot.start.prompt:
+            new, states = self._compute(used, chunk, allowed)
+            if NAN in used.start.prompt:
                 failed[index] = "the logits of this row are not numbers"
                 new, states = [], []
             if chunk.samples:
                 tokens.append(new)
-                if slot.start.sampling.logprobs is not None:
+                if used.start.sampling.logprobs is not None:
                     logprobs[index] = [logprobs_of(state, token) for state, token in zip(states, new, strict=True)]
-            if slot.start.prompt_logprobs is not None:
-                prompt_logprobs[index] = self._score(slot, chunk)
+            if used.start.prompt_logprobs is not None:
+                prompt_logprobs[index] = self._score(used, chunk)
         return StepResult(plan.step, tokens, logprobs, prompt_logprobs, failed)
 
     def _compute(self, slot: Slot, chunk: Chunk, allowed: Allowed) -> tuple[list[int], list[int]]:
-        """Write the chunk's positions and sample after the last one. Returns the new tokens and their digests."""
-        assert slot.start.sequence_id == chunk.sequence_id, "the slot belongs to another sequence"
-        begins = slot.epoch is None
-        if begins:
-            slot.epoch, slot.length = chunk.epoch, chunk.start
-        assert slot.epoch == chunk.epoch, "the chunk is of another epoch than its slot"
+        """Write the chunk's positions and sample. Returns the new tokens and the digests that they follow."""
+        begins = slot.length is None
+        if slot.length is None:
+            slot.length = chunk.start
         assert chunk.start == slot.length, f"the slot has {slot.length} positions, the chunk starts at {chunk.start}"
-        assert 0 not in chunk.new_pages, "page 0 was handed out"
-        slot.pages += chunk.new_pages
-        if begins:
-            self._check_collected(slot)
-        if chunk.tokens is None:
-            assert slot.last_token is not None, "the slot has not sampled"
-            return self._compute_burst(slot, chunk, allowed)
-        assert len(chunk.tokens) == chunk.length >= 1
-        given = list(chunk.tokens)
-        state = self._read(slot, chunk.start)
+        assert chunk.length >= 1
+        if chunk.new_pages:
+            for table, pages in zip(slot.tables, chunk.new_pages, strict=True):
+                table += pages
+        self._read(slot, chunk.start, begins)
         new: list[int] = []
-        states: list[int] = []
-        for offset, token in enumerate(given):
-            if offset > chunk.length - 1 - chunk.drafts and token != new[-1]:
-                break  # a wrong guess; what would follow it means nothing
-            state = digest(state, token)
-            self._write(slot, chunk.start + offset, token, state)
-            if chunk.samples and offset >= chunk.length - 1 - chunk.drafts:
-                new.append(sample(state, slot.start, slot.num_sampled + len(new), allowed))
-                states.append(state)
-        slot.length = chunk.start + (chunk.length if not chunk.drafts else len(new))
-        slot.num_sampled += len(new)
-        if new:
-            slot.last_token = new[-1]
-        return new, states
-
-    def _compute_burst(self, slot: Slot, chunk: Chunk, allowed: Allowed) -> tuple[list[int], list[int]]:
-        """The token sampled last, and as many more as the chunk is long, each sampled after the one before."""
-        state = self._read(slot, chunk.start)
-        new: list[int] = []
-        states: list[int] = []
+        if chunk.kind is Kind.DECODE:
+            assert slot.num_sampled, "the slot has not sampled"
+            assert chunk.start == len(slot.tokens) - 1, "a decode begins with the last token"
+            assert chunk.samples
         for position in range(chunk.start, chunk.start + chunk.length):
-            token = slot.last_token
-            assert token is not None
-            state = digest(state, token)
-            self._write(slot, position, token, state)
-            slot.last_token = sample(state, slot.start, slot.num_sampled, allowed)
-            slot.num_sampled += 1
-            new.append(slot.last_token)
-            states.append(state)
+            assert position < len(slot.tokens), f"the slot does not know the token at {position}"
+            self._write(slot, chunk.slot, position)
+            last = position == chunk.start + chunk.length - 1
+            if chunk.samples and (last or chunk.kind is Kind.DECODE):
+                assert position == len(slot.tokens) - 1, "a chunk samples before the end of the known tokens"
+                new.append(sample(slot.states[position], slot.start, slot.num_sampled, allowed))
+                slot.append(new[-1])
         slot.length = chunk.start + chunk.length
-        return new, states
+        return new, slot.states[slot.length - len(new) : slot.length]
 
     def _score(self, slot: Slot, chunk: Chunk) -> list[TokenLogprobs]:
         end = min(chunk.start + chunk.length, len(slot.start.prompt) - 1)
-        return [logprobs_of(self._read(slot, p + 1), slot.start.prompt[p + 1]) for p in range(chunk.start, end)]
+        return [logprobs_of(slot.states[p], slot.tokens[p + 1]) for p in range(chunk.start, end)]
 
-    def _check_collected(self, slot: Slot) -> None:
-        """What a sequence starts with must have been computed by steps that the host knows to have worked."""
-        for position in range(slot.length):
-            stored = self._pages[slot.pages[position // self._page_size]][position % self._page_size]
-            assert stored is None or stored[3] <= self._last_collected, f"position {position} was shared too early"
+    def _write(self, slot: Slot, number: int, position: int) -> None:
+        for group, table in enumerate(slot.tables):
+            page = table[position // self._page_size]
+            assert page, f"position {position} of group {group} is written to page 0"
+            # A device writes in no order.
+            assert self._writers.setdefault(page, number) == number, f"two slots write to page {page} in one step"
+            self._pages[page][position % self._page_size] = (group, position, slot.states[position], self._step)
 
-    def _write(self, slot: Slot, position: int, token: int, state: int) -> None:
-        page = slot.pages[position // self._page_size]
-        writer = self._writers.setdefault(page, slot.start.sequence_id)
-        # A device writes in no order.
-        assert writer == slot.start.sequence_id, f"two sequences write to page {page} in one step"
-        self._pages[page][position % self._page_size] = (position, token, state, self._step)
+    def _read(self, slot: Slot, end: int, begins: bool) -> None:
+        """Verify the positions before `end` that the layers of each group read to go on there.
 
-    def _read(self, slot: Slot, length: int) -> int:
-        """The digest of the first `length` positions, read back through the page table and verified."""
-        state = 0
-        for position in range(length):
-            page = slot.pages[position // self._page_size]
-            stored = self._pages[page][position % self._page_size]
-            assert stored is not None, f"position {position} is read from page {page}, where nothing was written"
-            where, token, after, _ = stored
-            assert where == position, f"position {position} is read from page {page}, which holds position {where}"
-            assert after == digest(state, token), f"position {position} in page {page} belongs to another prefix"
-            state = after
-        return state
+        A sequence `begins` with pages that were computed by steps that the host knows to have worked.
+        """
+        for group, (window, table) in enumerate(zip(self._windows, slot.tables, strict=True)):
+            for position in range(0 if window is None else max(0, end - window + 1), end):
+                page = table[position // self._page_size]
+                assert page, f"position {position} of group {group} is read from page 0"
+                stored = self._pages[page][position % self._page_size]
+                what = f"position {position} of group {group} is read from page {page}"
+                assert stored is not None, f"{what}, where nothing was written"
+                assert stored[:2] == (group, position), f"{what}, which holds position {stored[1]} of group {stored[0]}"
+                assert stored[2] == slot.states[position], f"{what}, which holds another prefix"
+                assert not begins or stored[3] <= self._last_collected, f"position {position} was shared too early"

@@ -32,13 +32,11 @@ class LiveSequences:
         clock: Callable[[], float],
         counters: Counters,
         prefix_key: PrefixKey | None,
-        all_wait_for_host: bool,
     ) -> None:
         self.counters = counters
         self._limits = limits
         self._clock = clock
         self._prefix_key = prefix_key
-        self._all_wait_for_host = all_wait_for_host
         self._num_arrived = 0
         self.begin_anew()
 
@@ -75,7 +73,6 @@ class LiveSequences:
                 continue
             self._num_arrived += 1
             sequence = Sequence(self._num_arrived, request, sample, salt, generated)
-            sequence.waits_for_host = request.waits_for_host or self._all_wait_for_host
             sequences.append(sequence)
             self.sequences[sequence.id] = sequence
             self.queue.push(sequence)

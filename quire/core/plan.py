@@ -1,31 +1,44 @@
-"""What a step must do and what came out of it: plain data between the scheduler and an executor."""
+"""The contract between the scheduler and an executor: a step's plan and its result, as plain data."""
 
+from enum import IntEnum
 from typing import NamedTuple
 
 from quire.errors import QuireError
 from quire.request import FinishReason, SamplingParams
 
 
+class Kind(IntEnum):
+    """The source of a chunk's tokens."""
+
+    PREFILL = 0  # tokens that the slot knows: those of its start, then those that it sampled
+    DECODE = 1  # the token that the slot sampled last, then those sampled within the step (a burst)
+
+
 class Chunk(NamedTuple):
     """One sequence's share of a step: the positions [start, start + length)."""
 
-    sequence_id: int
-    epoch: int
+    request_id: int
+    sample: int
+    epoch: int  # of the sequence; results of an older epoch are dropped
     slot: int
+    kind: Kind
     start: int
     length: int
-    # None: the token this slot sampled last, which the host may not know yet, then those sampled within the step.
-    tokens: tuple[int, ...] | None
-    new_pages: tuple[int, ...]  # appended to the slot's page table
+    new_pages: tuple[tuple[int, ...], ...]  # by page group, appended to the slot's page tables; () for none at all
     samples: bool  # False when the chunk does not reach the end of the known tokens
-    drafts: int = 0  # so many of the last tokens are guesses: the result holds those that were right and one more
+
+
+class PageCopy(NamedTuple):
+    """The contents of page `source`, of every layer, go to page `target`."""
+
+    source: int
+    target: int
 
 
 class SlotStart(NamedTuple):
-    """A slot that begins anew in this step: its page table is empty and its sampling state is this."""
+    """A slot that begins anew in this step: its page tables are empty and its tokens and sampling state are these."""
 
     slot: int
-    sequence_id: int
     sampling: SamplingParams
     seed: int
     sample: int  # which of the request's continuations this is; part of the sampling key
@@ -37,12 +50,15 @@ class SlotStart(NamedTuple):
 
 
 class StepPlan(NamedTuple):
+    """One step: the copies in their order, then the slots that start, then the chunks."""
+
     step: int
     chunks: tuple[Chunk, ...]
+    copies: tuple[PageCopy, ...] = ()
     started: tuple[SlotStart, ...] = ()
     # Chunks, by index, whose next tokens a grammar restricts. A plan with any is not sampled before it gets its masks.
     guided: tuple[int, ...] = ()
-    burst: int = 1  # the most tokens that a chunk samples one after the other; above 1, all chunks are decodes
+    burst: int = 1  # the most tokens that a chunk samples one after the other; above 1, all chunks are DECODE
 
     @property
     def num_tokens(self) -> int:
@@ -59,7 +75,7 @@ class TokenLogprobs(NamedTuple):
 
 class StepResult(NamedTuple):
     step: int
-    # For each chunk that samples, in the plan's order; more than one where drafts were right, and in a burst.
+    # For each chunk that samples, in the plan's order; more than one in a burst.
     tokens: list[list[int]]
     # By index of the chunk: one for each of its new tokens.
     logprobs: dict[int, list[TokenLogprobs]] = {}  # noqa: RUF012

@@ -1,17 +1,14 @@
 """Decides what each step holds."""
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 from quire.core.counters import BACKPRESSURE, CHUNKING, WAIT_EXCEEDED
 from quire.core.limits import Limits
 from quire.core.live_sequences import LiveSequences
-from quire.core.plan import Chunk, SlotStart, StepPlan
+from quire.core.plan import Chunk, Kind, SlotStart, StepPlan
 from quire.core.room import Room
 from quire.core.sequence import Sequence, State
 from quire.core.step_in_flight import StepInFlight
-
-# Given the tokens known so far and how many are welcome, guesses at the next ones; an empty tuple for no guess.
-Drafter = Callable[[list[int], int], tuple[int, ...]]
 
 
 class Planner:
@@ -21,14 +18,13 @@ class Planner:
     from the queue. Owned by the scheduler.
     """
 
-    def __init__(self, limits: Limits, room: Room, live: LiveSequences, drafter: Drafter | None) -> None:
+    def __init__(self, limits: Limits, room: Room, live: LiveSequences) -> None:
         self.burst = limits.max_burst  # tokens; whoever knows how long they take may allow fewer
         self.blocked_by: str | None = None  # what kept the head of the queue waiting in the last plan
         self._limits = limits
         self._room = room
         self._live = live
         self._counters = live.counters
-        self._drafter = drafter
         self._tokens_since_admission = 0
 
     def plan(self) -> StepInFlight | None:
@@ -39,15 +35,14 @@ class Planner:
         preemptions = self._counters.preemptions
         burst = self._burst()
         self._plan_decodes(chunks, rows, burst)
-        num_decodes = 0 if self._drafter else len(chunks)
-        budget = self._limits.max_step_tokens - (sum(c.length for c in chunks) if self._drafter else len(chunks))
-        budget = min(budget, self._room.prefill_tokens)
+        num_decodes = len(chunks)
+        budget = min(self._limits.max_step_tokens - num_decodes, self._room.prefill_tokens)
         if burst == 1:
             budget -= self._plan_fills(chunks, rows, budget)
         if self._counters.preemptions != preemptions:  # some of them after their chunk had been planned
             kept = [(c, row) for c, row in zip(chunks, rows, strict=True) if c.epoch == row.epoch]
             chunks, rows = [c for c, _ in kept], [row for _, row in kept]
-            num_decodes = sum(c.tokens is None for c in chunks)
+            num_decodes = sum(c.kind is Kind.DECODE for c in chunks)
         started: list[SlotStart] = []
         if burst == 1 or not chunks:
             burst = 1
@@ -61,74 +56,68 @@ class Planner:
             num_decodes = num_decodes if burst == 1 else 0
         self._counters.steps += 1
         self._tokens_since_admission += burst
-        plan = StepPlan(self._counters.steps, tuple(chunks), tuple(started), burst=burst)
+        guided = tuple(self._guided(chunks, rows)) if self._live.running.num_guided else ()
+        plan = StepPlan(self._counters.steps, tuple(chunks), started=tuple(started), guided=guided, burst=burst)
         return StepInFlight(plan, rows, num_decodes)
 
     def _burst(self) -> int:
         """How many tokens each decode gets: several while nobody could join them and nothing depends on the host."""
         live, running = self._live, self._live.running
-        if self.burst == 1 or self._drafter or live.focus is not None or running.filling or running.num_guided:
+        if self.burst == 1 or live.focus is not None or running.filling or running.num_guided:
             return 1
         if live.queue and running.has_free_slot and len(running) < self._room.rows:
             return 1
         return self.burst
 
     def _plan_decodes(self, chunks: list[Chunk], rows: list[Sequence], burst: int) -> None:
-        """Every decoding sequence gets its next tokens, those that need a page or guess ahead last."""
-        live, running = self._live, self._live.running
+        """Every decoding sequence gets its next tokens, those that need a page last."""
+        running = self._live.running
         others: list[Sequence] = []
+        decode = Kind.DECODE
         new_chunk = tuple.__new__  # what Chunk(...) comes to, at half its cost: this loop is most of a plan
         for sequence in running.decoding.values():
             start = sequence.num_planned
             end = start + burst
             if end <= sequence.plain_end:
                 sequence.num_planned = end
-                chunks.append(
-                    new_chunk(Chunk, (sequence.id, sequence.epoch, sequence.slot, start, burst, None, (), True, 0))
+                row = (
+                    sequence.request_id,
+                    sequence.sample,
+                    sequence.epoch,
+                    sequence.slot,
+                    decode,
+                    start,
+                    burst,
+                    (),
+                    True,
                 )
+                chunks.append(new_chunk(Chunk, row))
                 rows.append(sequence)
-            elif start + 1 < sequence.limit and not (sequence.waits_for_host and start >= len(sequence.tokens)):
+            elif start + 1 < sequence.limit:
                 others.append(sequence)
         if others:
             others.sort(key=_age)
-            # Prompts come before guesses.
-            draft_budget = 0 if running.filling or live.queue else self._limits.max_step_tokens - len(running)
             for sequence in others:
-                if sequence.state is not State.DECODING:
-                    continue  # preempted for an older one
-                draft_budget -= self._plan_decode(sequence, chunks, rows, draft_budget, burst)
+                if sequence.state is State.DECODING:  # and not preempted for an older one
+                    self._plan_decode(sequence, chunks, rows, burst)
 
-    def _plan_decode(
-        self, sequence: Sequence, chunks: list[Chunk], rows: list[Sequence], draft_budget: int, burst: int
-    ) -> int:
-        """One decode with all it may need: a page, and guesses to check with it. Returns how many guesses."""
+    def _plan_decode(self, sequence: Sequence, chunks: list[Chunk], rows: list[Sequence], burst: int) -> None:
+        """One decode that needs a page or ends within the burst."""
         live = self._live
         start = sequence.num_planned
-        length = 1 if sequence.waits_for_host else min(burst, sequence.limit - 1 - start)
+        length = min(burst, sequence.limit - 1 - start)
         pages: list[int] = []
         if start + length > sequence.page_end:
             # Nobody is preempted for what could come later.
             taken = live.cache.take(1) if start < sequence.page_end else live.take_or_preempt(1, sequence)
             if taken is None and start >= sequence.page_end:
-                return 0
+                return
             pages = taken or []
             live.running.extend(sequence, pages)
             length = min(length, sequence.page_end - start)
-        tokens = None
-        drafts: tuple[int, ...] = ()
-        if self._drafter is not None:
-            room = min(draft_budget, sequence.page_end - start - 1, sequence.limit - start - 2)
-            if sequence.request.grammar is not None:
-                room = 0  # a mask is for one token
-            drafts = self._drafter(sequence.tokens, room)[:room] if room > 0 else ()
-            tokens = (sequence.tokens[start], *drafts)
-        length += len(drafts)
         sequence.num_planned = start + length
-        chunks.append(
-            Chunk(sequence.id, sequence.epoch, sequence.slot, start, length, tokens, tuple(pages), True, len(drafts))
-        )
+        chunks.append(_chunk(sequence, Kind.DECODE, start, length, pages, True))
         rows.append(sequence)
-        return len(drafts)
 
     def _plan_fills(self, chunks: list[Chunk], rows: list[Sequence], budget: int) -> int:
         """Continue the prefills already begun, oldest first. Returns how many tokens of the budget they took."""
@@ -207,12 +196,17 @@ class Planner:
         end = start + length
         reaches_end = end == len(sequence.tokens)
         samples = reaches_end and end < sequence.limit
-        tokens = tuple(sequence.tokens[start:end])
         sequence.num_planned = end
-        chunks.append(Chunk(sequence.id, sequence.epoch, sequence.slot, start, length, tokens, tuple(pages), samples))
+        chunks.append(_chunk(sequence, Kind.PREFILL, start, length, pages, samples))
         rows.append(sequence)
         if reaches_end:
             self._live.running.decode(sequence)
+
+    def _guided(self, chunks: list[Chunk], rows: list[Sequence]) -> Iterator[int]:
+        """The chunks that sample under a grammar, by index."""
+        for index, (chunk, sequence) in enumerate(zip(chunks, rows, strict=True)):
+            if chunk.samples and sequence.request.grammar is not None:
+                yield index
 
     def _admission_rule(self) -> str | None:
         """The rule by which sequences may begin now; None while they must wait for more to wait."""
@@ -236,7 +230,6 @@ class Planner:
         self._counters.cached_tokens += sequence.num_computed
         return SlotStart(
             slot=sequence.slot,
-            sequence_id=sequence.id,
             sampling=request.sampling,
             seed=request.seed,
             sample=sequence.sample,
@@ -246,6 +239,13 @@ class Planner:
             end_ids=request.end_ids + request.stop_ids,
             prompt_logprobs=request.prompt_logprobs,
         )
+
+
+def _chunk(sequence: Sequence, kind: Kind, start: int, length: int, pages: list[int], samples: bool) -> Chunk:
+    new_pages = (tuple(pages),) if pages else ()
+    return Chunk(
+        sequence.request_id, sequence.sample, sequence.epoch, sequence.slot, kind, start, length, new_pages, samples
+    )
 
 
 def _age(sequence: Sequence) -> tuple[int, int]:

@@ -1,7 +1,7 @@
 """How much of what a step may hold it does hold."""
 
 from quire.core.limits import Limits
-from quire.core.plan import StepPlan
+from quire.core.plan import Kind, StepPlan
 
 GROW_STEPS = 512  # without trouble, before twice as much is tried again
 
@@ -24,7 +24,7 @@ class Room:
     def shrink(self, plan: StepPlan) -> bool:
         """`plan` was too much: halve what most of it was. False when it was as small as can be."""
         num_rows = len(plan.chunks)
-        num_prefilled = sum(chunk.length for chunk in plan.chunks if chunk.tokens is not None)
+        num_prefilled = sum(chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL)
         if num_prefilled > max(1, num_rows):
             self.prefill_tokens = max(1, min(self.prefill_tokens, num_prefilled) // 2)
         elif num_rows > 1:

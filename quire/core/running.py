@@ -70,8 +70,7 @@ class Running:
     def extend(self, sequence: Sequence, pages: list[int]) -> None:
         sequence.pages += pages
         sequence.page_end += len(pages) * self._limits.page_size
-        if not sequence.waits_for_host:
-            sequence.plain_end = min(sequence.page_end, sequence.limit - 1)
+        sequence.plain_end = min(sequence.page_end, sequence.limit - 1)
 
     def decode(self, sequence: Sequence) -> None:
         """All known tokens of `sequence` are planned."""

@@ -8,7 +8,7 @@ from quire.core.counters import Counters
 from quire.core.limits import Limits, SoFar, refuse_what_cannot_go_on
 from quire.core.live_sequences import LiveSequences, PrefixKey
 from quire.core.plan import Failure, StepPlan, StepResult, Update
-from quire.core.planner import Drafter, Planner
+from quire.core.planner import Planner
 from quire.core.room import Room
 from quire.core.step_in_flight import StepInFlight
 from quire.errors import InvalidRequest
@@ -26,15 +26,13 @@ class Scheduler:
         self,
         limits: Limits,
         clock: Callable[[], float],
-        drafter: Drafter | None = None,
         prefix_key: PrefixKey | None = None,
     ) -> None:
         self.limits = limits
         self.room = Room(limits)
         self.counters = Counters()
-        # How many guesses are right decides what comes after them, so the host must know.
-        self._live = LiveSequences(limits, clock, self.counters, prefix_key, all_wait_for_host=drafter is not None)
-        self._planner = Planner(limits, self.room, self._live, drafter)
+        self._live = LiveSequences(limits, clock, self.counters, prefix_key)
+        self._planner = Planner(limits, self.room, self._live)
         self._in_flight: deque[StepInFlight] = deque()
 
     # What is there
@@ -80,28 +78,18 @@ class Scheduler:
     def has(self, request_id: int) -> bool:
         return request_id in self._live.requests
 
-    def request_of(self, sequence_id: int) -> int | None:
-        """The request a live sequence belongs to."""
-        sequence = self._live.sequences.get(sequence_id)
-        return None if sequence is None else sequence.request_id
-
     def running_requests(self) -> list[int]:
         """The requests that have a slot."""
         return list(dict.fromkeys(sequence.request_id for sequence in self._live.running))
 
     def lengths(self, request_id: int) -> dict[int, tuple[int, int]]:
-        """By live sequence of a request: the tokens it has, and as many as it may ever have."""
-        return {one.id: (len(one.tokens), one.limit) for one in self._live.requests.get(request_id, ())}
+        """By live sample of a request: the tokens it has, and as many as it may ever have."""
+        return {one.sample: (len(one.tokens), one.limit) for one in self._live.requests.get(request_id, ())}
 
-    def sample_of(self, sequence_id: int) -> tuple[int, int] | None:
-        """The request a live sequence belongs to, and which of its samples it is."""
-        sequence = self._live.sequences.get(sequence_id)
-        return None if sequence is None else (sequence.request_id, sequence.sample)
-
-    def num_computed(self, sequence_id: int) -> int | None:
-        """Positions of a live sequence that results have confirmed since it last got its slot."""
-        sequence = self._live.sequences.get(sequence_id)
-        return None if sequence is None else sequence.num_computed
+    def num_computed(self, request_id: int, sample: int) -> int | None:
+        """Positions of a sample that results have confirmed since it last got its slot; None once it has ended."""
+        live = self._live.requests.get(request_id, ())
+        return next((sequence.num_computed for sequence in live if sequence.sample == sample), None)
 
     # Coming and going
 

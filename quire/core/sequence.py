@@ -47,7 +47,6 @@ class Sequence:
         "state",
         "stopping",
         "tokens",
-        "waits_for_host",
     )
 
     def __init__(self, id: int, request: Request, sample: int, salt: str, generated: Iterable[int] = ()) -> None:
@@ -60,13 +59,12 @@ class Sequence:
         self.tokens = [*request.prompt, *generated]
         self.num_prompt = len(request.prompt)
         self.limit = self.num_prompt + request.max_tokens  # as many tokens as it may ever have
-        self.waits_for_host = request.waits_for_host
         self.state = State.WAITING
         self.slot = -1
         self.epoch = 0
         self.pages: list[int] = []
         self.page_end = 0  # the first position its pages do not cover
-        self.plain_end = 0  # the first position whose decode needs a page, or the host, or is not needed at all
+        self.plain_end = 0  # the first position whose decode needs a page or is not needed at all
         self.match: Match | None = None  # while it waits: what of it was found in the cache last
         self.place: Place | None = None  # while it runs: up to where its pages have been published
         self.num_computed = 0

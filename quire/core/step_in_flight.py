@@ -5,7 +5,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from quire.core.live_sequences import LiveSequences
-from quire.core.plan import Chunk, Failure, StepPlan, StepResult, TokenLogprobs, Update
+from quire.core.plan import Chunk, Failure, Kind, StepPlan, StepResult, TokenLogprobs, Update
 from quire.core.sequence import Sequence
 from quire.errors import RequestFailed
 from quire.request import FinishReason
@@ -89,14 +89,12 @@ def _apply(
         if finish is not None:
             tokens = tokens[: position + 1]
             break
-    if chunk.drafts:
-        sequence.num_computed = sequence.num_planned = chunk.start + len(tokens)
-    elif chunk.tokens is None:
+    if chunk.kind is Kind.DECODE:
         sequence.num_computed = chunk.start + len(tokens)  # not what was computed beyond its end
     else:
         sequence.num_computed = chunk.start + chunk.length
     prompt_logprobs = None
-    if chunk.tokens is not None and not chunk.drafts:
+    if chunk.kind is Kind.PREFILL:
         if sequence.request.prompt_logprobs is not None:
             prompt_logprobs = _new_prompt_logprobs(sequence, chunk, result.prompt_logprobs.get(index, []))
         if not chunk.samples and sequence.num_computed == sequence.limit:

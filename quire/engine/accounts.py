@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterable
 
-from quire.core.plan import Chunk, StepPlan
+from quire.core.plan import Chunk, Kind, StepPlan
 from quire.ipc.messages import Account
 
 # What the scheduler calls the things that keep a queue waiting, by what they are to a client.
@@ -16,8 +16,6 @@ BLOCKERS = {
     "shared_prefix": "shared_prefix",
 }
 
-RequestOf = Callable[[int], int | None]  # by sequence id
-
 
 class OpenAccount:
     """One request's, while it is in the engine."""
@@ -28,15 +26,15 @@ class OpenAccount:
         self.blocked_s: dict[str, float] = {}
         self.num_chunks = 0
         self.num_tokens = 0
-        self._epochs: dict[int, int] = {}  # by sequence
+        self._epochs: dict[int, int] = {}  # by sample
         self._num_restarts = 0
 
     def add(self, chunk: Chunk) -> None:
         """Another part of its prompt, or of what it computes again."""
         self.num_chunks += 1
         self.num_tokens += chunk.length
-        self._num_restarts += chunk.epoch != self._epochs.get(chunk.sequence_id, chunk.epoch)
-        self._epochs[chunk.sequence_id] = chunk.epoch
+        self._num_restarts += chunk.epoch != self._epochs.get(chunk.sample, chunk.epoch)
+        self._epochs[chunk.sample] = chunk.epoch
 
     def read(self, request_id: int, now: float) -> Account:
         return Account(
@@ -71,21 +69,20 @@ class Accounts:
         self._open[request_id] = OpenAccount(now)
         self._waiting.add(request_id)
 
-    def planned(self, plan: StepPlan, blocked_by: str | None, request_of: RequestOf) -> None:
+    def planned(self, plan: StepPlan, blocked_by: str | None) -> None:
         """A step was planned, and what it left in the queue is `blocked_by` something."""
         if not self._open:
             return
         if self._waiting:
             now = self._clock()
             self._settle(now, blocked_by)
-            self._begin(plan, request_of, now)
+            self._begin(plan, now)
         for chunk in reversed(plan.chunks):  # decodes come first
-            if chunk.tokens is None:
+            if chunk.kind is Kind.DECODE:
                 break
-            request_id = request_of(chunk.sequence_id)
-            if request_id in self._open:
-                self._open[request_id].add(chunk)
-                self._changed.add(request_id)
+            if chunk.request_id in self._open:
+                self._open[chunk.request_id].add(chunk)
+                self._changed.add(chunk.request_id)
 
     def news(self) -> Iterable[Account]:
         """The accounts that have changed since this was last asked."""
@@ -101,12 +98,11 @@ class Accounts:
             self._waiting.discard(request_id)
             self._changed.discard(request_id)
 
-    def _begin(self, plan: StepPlan, request_of: RequestOf, now: float) -> None:
-        for start in plan.started:
-            request_id = request_of(start.sequence_id)
-            if request_id in self._waiting:
-                self._open[request_id].started_s = now
-                self._waiting.discard(request_id)
+    def _begin(self, plan: StepPlan, now: float) -> None:
+        for chunk in plan.chunks[-len(plan.started) :] if plan.started else ():  # those that start come last
+            if chunk.request_id in self._waiting:
+                self._open[chunk.request_id].started_s = now
+                self._waiting.discard(chunk.request_id)
 
     def _settle(self, now: float, blocked_by: str | None) -> None:
         """Put the time since the last plan down to what that left the queue waiting for."""

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Callable
 
-from quire.core.plan import StepPlan
+from quire.core.plan import Kind, StepPlan
 from quire.core.scheduler import Scheduler
 
 SHARE_OF_LAST = 0.25  # of the newest step in the mean
@@ -32,7 +32,7 @@ class BurstLimit:
         now = self._clock()
         took_s = now - max(self._begun_s.popleft(), self._last_end_s)
         self._last_end_s = now
-        if plan.chunks[-1].tokens is not None:
+        if plan.chunks[-1].kind is Kind.PREFILL:
             return  # not of decodes alone
         token_s = took_s / plan.burst
         self._token_s = token_s if self._token_s is None else self._token_s + SHARE_OF_LAST * (token_s - self._token_s)

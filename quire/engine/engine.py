@@ -130,12 +130,9 @@ class Engine:
         if plan is None:
             return False
         self.host_times.planned(plan, begun_s)
-        self.accounts.planned(plan, self.scheduler.blocked_by, self.scheduler.request_of)
+        self.accounts.planned(plan, self.scheduler.blocked_by)
         self.traces.launched(plan)
-        guided = self._guides.guided(plan)
-        if guided:
-            plan = plan._replace(guided=guided)
-            self._awaits_masks = True
+        self._awaits_masks = bool(plan.guided)
         if plan.started:
             self._write_journal()
         pending: Pending
@@ -163,9 +160,9 @@ class Engine:
         try:
             result = pending.result()
         except Exception as error:  # as above
-            self.traces.collected(plan, self.scheduler.request_of, worked=False)
+            self.traces.collected(plan, worked=False)
             return self._recover(plan, error)
-        self.traces.collected(plan, self.scheduler.request_of, worked=True)
+        self.traces.collected(plan, worked=True)
         begun_s = self.host_times.now()
         if self._pace is not None:
             self._pace.ended(plan)
@@ -275,10 +272,10 @@ class Engine:
     def resume_search(self) -> list[Failure]:
         """Whoever was to come back has come back. Those who have not are clear."""
         for suspect in self._isolation.suspects():
-            for sequence_id, (length, limit) in self.scheduler.lengths(suspect.request_id).items():
+            for sample, (length, limit) in self.scheduler.lengths(suspect.request_id).items():
                 # So many tokens were under way at most, and the last one is never computed.
                 under_way = (self._lookahead + 1) * self.scheduler.limits.max_burst
-                suspect.targets[sequence_id] = min(length + under_way, limit - 1)
+                suspect.targets[sample] = min(length + under_way, limit - 1)
         return self._isolate() if self._isolation.focus is not None else []
 
     def _write_journal(self) -> None:
@@ -292,7 +289,7 @@ class Engine:
         self.num_faults += 1
         self._last_fault = fault
         log.error("step %d with %d rows failed: %r", plan.step, len(plan.chunks), fault)
-        suspects = suspects_of(plan, self.scheduler.request_of)
+        suspects = suspects_of(plan, self.scheduler.has)
         self._forget_steps()
         self.scheduler.restart()
         try:

@@ -13,7 +13,7 @@ MAX_UNEXPLAINED_FAULTS = 32
 # A harmless request of the engine's own. No client can have its id.
 PROBE = Request(request_id=-1, prompt=(0,), max_tokens=1)
 
-NumComputed = Callable[[int], int | None]  # positions computed, by sequence id; None for a sequence that has ended
+NumComputed = Callable[[int, int], int | None]  # positions computed, by request and sample; None once it has ended
 
 
 @dataclass
@@ -21,21 +21,20 @@ class Suspect:
     """A request with a part in a failed step."""
 
     request_id: int
-    targets: dict[int, int] = field(default_factory=dict)  # by sequence: the positions that get it past the fault
+    targets: dict[int, int] = field(default_factory=dict)  # by sample: the positions that get it past the fault
 
     def is_clear(self, num_computed: NumComputed) -> bool:
-        computed = ((num_computed(sequence_id), target) for sequence_id, target in self.targets.items())
+        computed = ((num_computed(self.request_id, sample), target) for sample, target in self.targets.items())
         return all(count is None or count >= target for count, target in computed)
 
 
-def suspects_of(plan: StepPlan, request_of: Callable[[int], int | None]) -> list[Suspect]:
-    """The requests in a step that failed. `request_of` finds them by the ids of their sequences."""
+def suspects_of(plan: StepPlan, is_live: Callable[[int], bool]) -> list[Suspect]:
+    """The requests in a step that failed, but for those that have ended since."""
     suspects: dict[int, Suspect] = {}
     for chunk in plan.chunks:
-        request_id = request_of(chunk.sequence_id)
-        if request_id is not None:
-            suspect = suspects.setdefault(request_id, Suspect(request_id))
-            suspect.targets[chunk.sequence_id] = chunk.start + chunk.length
+        if is_live(chunk.request_id):
+            suspect = suspects.setdefault(chunk.request_id, Suspect(chunk.request_id))
+            suspect.targets[chunk.sample] = chunk.start + chunk.length
     return list(suspects.values())
 
 

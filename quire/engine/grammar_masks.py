@@ -96,16 +96,6 @@ class GrammarMasks:
         for request_id in [one for one in self._guides if not self._scheduler.has(one)]:
             del self._guides[request_id]
 
-    def guided(self, plan: StepPlan) -> tuple[int, ...]:
-        """The chunks of `plan` whose sampling needs a mask."""
-        if not self._guides:
-            return ()
-        return tuple(
-            index
-            for index, chunk in enumerate(plan.chunks)
-            if chunk.samples and self._scheduler.request_of(chunk.sequence_id) in self._guides
-        )
-
     def masks(self, plan: StepPlan) -> tuple[dict[int, bytes], list[Failure]]:
         """For the guided chunks of `plan`, once the results of all steps before it are in; and requests that there can
         be none for. A sequence that has ended meanwhile has none: what is sampled for it is dropped."""
@@ -113,11 +103,11 @@ class GrammarMasks:
         masks: dict[int, bytes] = {}
         failures: dict[int, Failure] = {}
         for index in plan.guided:
-            place = self._scheduler.sample_of(plan.chunks[index].sequence_id)
-            if place is None:
+            request_id = plan.chunks[index].request_id
+            guide = self._guides.get(request_id, {}).get(plan.chunks[index].sample)
+            if guide is None:
                 continue
-            request_id, sample = place
-            _, mask = self._guides[request_id][sample]
+            _, mask = guide
             try:
                 masks[index] = mask.result(max(0.0, until_s - self._clock()))
             except TimeoutError:

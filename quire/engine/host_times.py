@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from quire.core.plan import StepPlan
+from quire.core.plan import Kind, StepPlan
 
 
 class HostTimes:
@@ -21,13 +21,13 @@ class HostTimes:
         return 0.0 if self.note is None else self._clock()
 
     def planned(self, plan: StepPlan, since_s: float) -> None:
-        if self.note is not None and plan.started and plan.chunks[0].tokens is None:
+        if self.note is not None and plan.started and plan.chunks[0].kind is Kind.DECODE:
             self.note("join", self._clock() - since_s)
 
     def completed(self, plan: StepPlan, planned_s: float, since_s: float) -> None:
         """The scheduler has the result of a step that worked."""
         if self.note is not None:
-            self._kind = "decode" if plan.chunks[-1].tokens is None else "prefill"  # decodes come first
+            self._kind = "decode" if plan.chunks[-1].kind is Kind.DECODE else "prefill"  # decodes come first
             self._planned_s = planned_s
             self.note(f"{self._kind}_complete", self._clock() - since_s)
 

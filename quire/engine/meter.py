@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
-from quire.core.plan import StepPlan, StepResult
+from quire.core.plan import Kind, StepPlan, StepResult
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.engine.executor import Executor, Pending
@@ -98,7 +98,7 @@ class Meter(Executor):
 
     def submit(self, plan: StepPlan) -> Pending:
         now = self._clock()
-        num_decodes = sum(1 for chunk in plan.chunks if chunk.tokens is None)
+        num_decodes = sum(1 for chunk in plan.chunks if chunk.kind is Kind.DECODE)
         kind = DECODE if num_decodes == len(plan.chunks) else PREFILL
         if plan.burst > 1:
             num_decodes = plan.num_tokens
@@ -120,10 +120,10 @@ class Meter(Executor):
             raise
 
     def _note_starts(self, plan: StepPlan, now: float) -> None:
-        for start in plan.started:
-            request_id = self._scheduler.request_of(start.sequence_id)
-            if request_id is not None and not start.generated:
-                self._started_s.setdefault(request_id, now)
+        fresh = {start.slot for start in plan.started if not start.generated}
+        for chunk in plan.chunks:
+            if chunk.slot in fresh:
+                self._started_s.setdefault(chunk.request_id, now)
         if len(self._started_s) > MAX_STARTED:  # some ended before anybody asked
             self._started_s = {one: at for one, at in self._started_s.items() if self._scheduler.has(one)}
 

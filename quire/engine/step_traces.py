@@ -4,12 +4,10 @@ import time
 from collections.abc import Callable, Iterable
 from typing import NamedTuple
 
-from quire.core.plan import Failure, StepPlan
+from quire.core.plan import Failure, Kind, StepPlan
 from quire.ipc.messages import StepTrace
 
 MIN_INTERVAL_S = 0.1  # between recorded steps, so that short steps do not become more spans than tokens
-
-RequestOf = Callable[[int], int | None]  # by sequence id
 
 
 class Collected(NamedTuple):
@@ -49,8 +47,8 @@ class StepTraces:
         if self._traced:
             self._begun_s[plan.step] = self._clock()
 
-    def collected(self, plan: StepPlan, request_of: RequestOf, worked: bool) -> None:
-        """The oldest step launched is over. Called before its sequences end, and they have no requests any more."""
+    def collected(self, plan: StepPlan, worked: bool) -> None:
+        """The oldest step launched is over."""
         if not self._begun_s:
             return
         begun_s = self._begun_s.pop(plan.step, None)
@@ -61,8 +59,8 @@ class StepTraces:
         now = self._clock()
         request_ids: list[int] = []
         if now >= self._next_s or not worked:
-            found = dict.fromkeys(request_of(chunk.sequence_id) for chunk in plan.chunks)
-            request_ids = [one for one in found if one is not None and one in self._traced]
+            found = dict.fromkeys(chunk.request_id for chunk in plan.chunks)
+            request_ids = [one for one in found if one in self._traced]
         if request_ids:
             self._next_s = now + MIN_INTERVAL_S
         self._last = Collected(plan, begun_s, now, worked, request_ids)
@@ -79,7 +77,7 @@ class StepTraces:
         plan = last.plan
         return StepTrace(
             step=plan.step,
-            method="decode" if plan.chunks[-1].tokens is None else "prefill",  # decodes come first
+            method="decode" if plan.chunks[-1].kind is Kind.DECODE else "prefill",  # decodes come first
             num_sequences=len(plan.chunks),
             num_tokens=plan.num_tokens,
             begun_s=last.begun_s,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from quire.core.plan import Chunk
+from quire.core.plan import Chunk, Kind
 from quire.executor.buckets import GROUP_SIZE, Bucket
 
 NUM_FEATURES = 5
@@ -69,13 +69,9 @@ def split(chunks: tuple[Chunk, ...], scored: set[int], max_groups: int, max_scor
     launches = [Launch()]
     scoring: list[Launch] = []
     for index, chunk in enumerate(chunks):
-        if (chunk.tokens is None or chunk.length == 1) and index not in scored:
+        if (chunk.kind is Kind.DECODE or chunk.length == 1) and index not in scored:
             launches[0].rows.append(index)
             continue
-        if chunk.drafts:
-            raise ValueError(
-                f"sequence {chunk.sequence_id} has {chunk.drafts} guesses; this executor does not check guesses"
-            )
         groups = num_groups(chunk)
         if index in scored:
             if not scoring or scoring[-1].num_groups + groups > max_scored_groups:
@@ -130,7 +126,7 @@ class Packer:
         rows = [row for row, _ in pairs]
         those = [chunks[index] for _, index in pairs]
         slots[rows] = [chunk.slot for chunk in those]
-        ends = ((0 if chunk.tokens is None else chunk.length - 1) for chunk in those)
+        ends = ((0 if chunk.kind is Kind.DECODE else chunk.length - 1) for chunk in those)
         positions[rows] = [chunk.start + launch.offset + end for chunk, end in zip(those, ends, strict=True)]
         counts[rows] = [chunk.samples for chunk in those]
         packed[3 * size :] = features
@@ -149,7 +145,7 @@ class Packer:
             return  # the first launch brought the pages
         for row, chunk in enumerate(those):
             if chunk.new_pages and chunk.slot not in started:
-                (pages[row],) = chunk.new_pages
+                ((pages[row],),) = chunk.new_pages
                 self._table_lengths[chunk.slot] += 1
 
     def _pack_groups(self, arrays: list[Ints], launch: Launch, chunks: tuple[Chunk, ...], started: set[int]) -> None:
@@ -168,12 +164,13 @@ class Packer:
             group += count
             if chunk.new_pages and chunk.slot not in started:
                 there = self._table_lengths[chunk.slot]
-                new = slice(update, update + len(chunk.new_pages))
+                (new_pages,) = chunk.new_pages
+                new = slice(update, update + len(new_pages))
                 page_slots[new] = chunk.slot
-                page_indices[new] = np.arange(there, there + len(chunk.new_pages))
-                pages[new] = chunk.new_pages
-                update += len(chunk.new_pages)
-                self._table_lengths[chunk.slot] += len(chunk.new_pages)
+                page_indices[new] = np.arange(there, there + len(new_pages))
+                pages[new] = new_pages
+                update += len(new_pages)
+                self._table_lengths[chunk.slot] += len(new_pages)
 
 
 def sampled_rows(chunks: tuple[Chunk, ...], launch: Launch, bucket: Bucket) -> list[tuple[int, int]]:

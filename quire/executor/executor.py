@@ -98,7 +98,7 @@ class JaxExecutor:
         """Put the tokens, first pages and sampling state of the slots that begin on the device."""
         if not plan.started:
             return
-        first_pages = {chunk.slot: chunk.new_pages for chunk in plan.chunks}
+        first_pages = {chunk.slot: chunk.new_pages[0] for chunk in plan.chunks if chunk.new_pages}
         starts = [(start, first_pages[start.slot]) for start in plan.started]
         for start, pages in starts:
             self._starts[start.slot] = start

@@ -5,8 +5,7 @@ from collections.abc import Callable
 
 from quire.core.limits import Limits
 from quire.core.live_sequences import PrefixKey
-from quire.core.plan import Failure, StepPlan, TokenLogprobs, Update
-from quire.core.planner import Drafter
+from quire.core.plan import Failure, Kind, StepPlan, TokenLogprobs, Update
 from quire.core.scheduler import Scheduler
 from quire.request import FinishReason, Request, SamplingParams
 from tests.fake_executor import FakeExecutor, Pending
@@ -38,13 +37,12 @@ class Harness:
         limits: Limits,
         lookahead: int = 0,
         clock: Callable[[], float] = lambda: 0.0,
-        drafter: Drafter | None = None,
         prefix_key: PrefixKey | None = None,
     ) -> None:
-        self.scheduler = Scheduler(limits, clock, drafter, prefix_key)
+        self.scheduler = Scheduler(limits, clock, prefix_key)
         self.executor = FakeExecutor(limits.num_pages, limits.page_size, limits.max_batch_size)
         self.lookahead = lookahead
-        self._drafts = drafter is not None
+        self._owners: dict[int, tuple[int, int, int]] = {}  # by slot: request, sample and epoch
         self.in_flight: deque[tuple[StepPlan, Pending]] = deque()
         self.tokens: dict[tuple[int, int], list[int]] = {}
         self.logprobs: dict[tuple[int, int], list[TokenLogprobs]] = {}
@@ -71,7 +69,11 @@ class Harness:
         self.scheduler.check()
         if plan is not None:
             self._check_budgets(plan)
-            self.in_flight.append((plan, self.executor.submit(plan)))
+            self._check_owners(plan)
+            pending = self.executor.submit(plan)
+            if plan.guided:
+                pending.sample({})
+            self.in_flight.append((plan, pending))
         return plan
 
     def complete(self) -> list[Update]:
@@ -125,10 +127,20 @@ class Harness:
         limits = self.scheduler.limits
         if plan.burst > 1:
             assert max(chunk.length for chunk in plan.chunks) == plan.burst <= limits.max_burst
-            assert all(chunk.tokens is None for chunk in plan.chunks), "a burst is of decodes alone"
+            assert all(chunk.kind is Kind.DECODE for chunk in plan.chunks), "a burst is of decodes alone"
             assert not plan.started
         else:
             assert 0 < plan.num_tokens <= limits.max_step_tokens
-        fills = [] if self._drafts else [c for c in plan.chunks if c.tokens is not None]
-        assert sum(chunk.length for chunk in fills) <= limits.max_batch_prefill_tokens
+        prefilled = sum(chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL)
+        assert prefilled <= limits.max_batch_prefill_tokens
         assert len(plan.chunks) <= limits.max_batch_size
+
+    def _check_owners(self, plan: StepPlan) -> None:
+        """A slot computes for one sequence from its start to the next."""
+        starts = {start.slot: start for start in plan.started}
+        for chunk in plan.chunks:
+            owner = chunk.request_id, chunk.sample, chunk.epoch
+            if chunk.slot in starts:
+                assert starts[chunk.slot].sample == chunk.sample
+                self._owners[chunk.slot] = owner
+            assert self._owners[chunk.slot] == owner, "a chunk has the slot of another sequence"

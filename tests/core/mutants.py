@@ -314,7 +314,6 @@ MUTANTS = (
         "sequence.plain_end = min(sequence.page_end, sequence.limit - 1)",
         "sequence.plain_end = sequence.page_end",
     ),
-    Mutant("a row does not wait for the host", RUNNING, "if not sequence.waits_for_host:", "if True:"),
     Mutant(
         "a prefill that does not reach the end samples",
         PLANNER,

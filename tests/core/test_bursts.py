@@ -68,6 +68,21 @@ def test_a_grammar_sees_every_token_before_the_next():
     assert harness.plan().burst == 1
 
 
+def test_a_plan_names_the_chunks_that_sample_under_a_grammar():
+    harness = Harness(limits(max_batch_prefill_tokens=8))
+    grammar = Grammar(GrammarKind.REGEX, "a*")
+    harness.add(request(1, max_tokens=30))
+    harness.add(request(2, max_tokens=30, end_ids=(49,), grammar=grammar))
+    harness.add(request(3, prompt=tuple(range(9)), max_tokens=30, end_ids=(49,), grammar=grammar))
+    plans = [harness.plan()]
+    harness.complete()
+    plans.append(harness.plan())
+    assert [(plan.guided, [chunk.request_id for chunk in plan.chunks]) for plan in plans] == [
+        ((1,), [1, 2, 3]),  # a part of a prompt samples nothing
+        ((1, 2), [1, 2, 3]),
+    ]
+
+
 def test_whoever_knows_how_long_steps_take_can_forbid_it():
     harness = Harness(limits(max_burst=4))
     harness.add(request(1, max_tokens=30))

@@ -8,11 +8,10 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from quire.core.limits import Limits
-from quire.core.planner import Drafter
 from quire.errors import Overloaded, PromptTooLong
 from quire.request import FinishReason, Request, SamplingParams
 from tests.core.harness import GREEDY, Harness, limits
-from tests.fake_executor import NAN, drafter, expected_prompt_logprobs, expected_tokens
+from tests.fake_executor import NAN, expected_prompt_logprobs, expected_tokens
 
 TIMEOUT_S = 20.0
 
@@ -42,7 +41,6 @@ def requests(draw: st.DrawFn, request_id: int) -> Request:
                     "salt": st.just("tenant"),
                     "queue_timeout_s": st.just(TIMEOUT_S),
                     "timeout_s": st.just(3 * TIMEOUT_S),
-                    "waits_for_host": st.just(True),
                     "prompt_logprobs": st.just(1),
                 },
             )
@@ -55,7 +53,7 @@ def requests(draw: st.DrawFn, request_id: int) -> Request:
 
 
 @st.composite
-def setups(draw: st.DrawFn) -> tuple[Limits, int, Drafter | None]:
+def setups(draw: st.DrawFn) -> tuple[Limits, int]:
     page_size = draw(st.sampled_from([2, 1, 4]))
     slots = draw(st.integers(1, 6))
     chosen = limits(
@@ -72,7 +70,7 @@ def setups(draw: st.DrawFn) -> tuple[Limits, int, Drafter | None]:
         prefix_caching=draw(st.sampled_from([True, True, False])),
         max_burst=draw(st.integers(1, page_size)),
     )
-    return chosen, draw(st.integers(0, 2)), draw(st.sampled_from([None, None, drafter]))
+    return chosen, draw(st.integers(0, 2))
 
 
 class Schedules(RuleBasedStateMachine):
@@ -85,8 +83,8 @@ class Schedules(RuleBasedStateMachine):
 
     @initialize(setup=setups())
     def start(self, setup):
-        chosen, lookahead, guesses = setup
-        self.harness = Harness(chosen, lookahead, lambda: self.now, guesses)
+        chosen, lookahead = setup
+        self.harness = Harness(chosen, lookahead, lambda: self.now)
 
     @rule(data=st.data(), count=st.integers(1, 4))
     def add(self, data, count):
@@ -230,6 +228,5 @@ def crowd_request(chance: random.Random, request_id: int) -> Request:
         priority=chance.choice([0, 0, 1]),
         salt=chance.choice(["", "", "tenant"]),
         timeout_s=chance.choice([None, None, 3 * TIMEOUT_S]),
-        waits_for_host=chance.random() < 0.2,
         prompt_logprobs=chance.choice([None, None, None, 0]),
     )

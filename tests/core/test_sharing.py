@@ -2,6 +2,7 @@
 
 import pytest
 
+from quire.core.plan import Kind
 from quire.request import FinishReason
 from tests.core.harness import Harness, limits, request
 from tests.fake_executor import expected_prompt_logprobs, expected_tokens
@@ -74,7 +75,7 @@ def test_a_crowd_with_one_prefix_computes_it_once():
     for request_id in range(6):
         harness.add(request(request_id, prompt=(*prompt, request_id), max_tokens=2))
     harness.run()
-    prefill = sum(c.length for plan in harness.executor.plans for c in plan.chunks if c.tokens is not None)
+    prefill = sum(c.length for plan in harness.executor.plans for c in plan.chunks if c.kind is Kind.PREFILL)
     assert prefill == 13 + 5 * 1
 
 
@@ -106,7 +107,8 @@ def test_samples_share_the_pages_of_their_prompt(prefix_caching):
     harness.add(asked)
     harness.step()
     harness.step()
-    shared = {chunk.new_pages[:2] for plan in harness.executor.plans for chunk in plan.chunks if chunk.tokens}
+    chunks = [chunk for plan in harness.executor.plans for chunk in plan.chunks]
+    shared = {chunk.new_pages[0][:2] for chunk in chunks if chunk.kind is Kind.PREFILL}
     assert len(shared) == 1
     harness.run()
     outputs = [harness.tokens[1, index] for index in range(3)]
@@ -156,7 +158,7 @@ def test_a_long_line_for_one_prefix_is_not_looked_through_in_one_step():
     harness.plan()
     assert harness.scheduler.blocked_by == "shared_prefix"
     harness.run()
-    prefill = sum(c.length for plan in harness.executor.plans for c in plan.chunks if c.tokens is not None)
+    prefill = sum(c.length for plan in harness.executor.plans for c in plan.chunks if c.kind is Kind.PREFILL)
     assert prefill == 13 + 39 * 1
 
 

@@ -1,6 +1,6 @@
 """Bursts are planned for as long as they end in time."""
 
-from quire.core.plan import Chunk, StepPlan
+from quire.core.plan import Chunk, Kind, StepPlan
 from quire.core.scheduler import Scheduler
 from quire.engine.burst_limit import BurstLimit
 from tests.core.harness import limits
@@ -14,10 +14,10 @@ class Steps:
         self.scheduler = Scheduler(limits(max_burst=4), lambda: self.now)
         self.pace = BurstLimit(self.scheduler, longest_s, lambda: self.now)
 
-    def run(self, seconds: float, burst: int = 1, tokens: tuple[int, ...] | None = None) -> None:
+    def run(self, seconds: float, burst: int = 1, kind: Kind = Kind.DECODE) -> None:
         self.pace.launched()
         self.now += seconds
-        self.pace.ended(StepPlan(1, (Chunk(1, 0, 0, 5, burst, tokens, (), True),), burst=burst))
+        self.pace.ended(StepPlan(1, (Chunk(1, 0, 0, 0, kind, 5, burst, (), True),), burst=burst))
 
 
 def test_bursts_stop_when_they_would_take_too_long_and_begin_again() -> None:
@@ -38,7 +38,7 @@ def test_steps_with_prompts_say_nothing_of_decodes() -> None:
     steps = Steps(longest_s=0.010)
     steps.run(0.002)
     for _ in range(20):
-        steps.run(1.0, tokens=(1,))
+        steps.run(1.0, kind=Kind.PREFILL)
     assert steps.scheduler.burst == 4
 
 
@@ -48,7 +48,7 @@ def test_a_step_that_stood_behind_another_took_the_time_since_that_ended() -> No
         steps.pace.launched()
     steps.now += 0.002
     for _ in range(20):
-        steps.pace.ended(StepPlan(1, (Chunk(1, 0, 0, 5, 1, None, (), True),)))
+        steps.pace.ended(StepPlan(1, (Chunk(1, 0, 0, 0, Kind.DECODE, 5, 1, (), True),)))
         steps.now += 0.002
     assert steps.scheduler.burst == 4
 

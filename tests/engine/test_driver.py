@@ -339,7 +339,7 @@ def test_an_idle_engine_uses_no_processor_time(make_driver):
 
 REQUEST = Request(
     7, (1, 2, 3), 5, SamplingParams(temperature=0.5, logit_bias={3: 1.5}, logprobs=2), seed=2**63, samples=2,
-    end_ids=(2,), stop_ids=(4,), priority=-1, salt="é", queue_timeout_s=1.5, timeout_s=9.0, waits_for_host=True,
+    end_ids=(2,), stop_ids=(4,), priority=-1, salt="é", queue_timeout_s=1.5, timeout_s=9.0,
     prompt_logprobs=0,
 )  # fmt: skip
 LOGPROBS = [TokenLogprobs(-0.5, (1, 2), (-0.5, -1.5))]

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.core.plan import StepPlan, StepResult, Update
+from quire.core.plan import Kind, StepPlan, StepResult, Update
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.errors import EngineFailed, InvalidRequest, PromptTooLong, QuireError, RequestFailed
@@ -153,7 +153,7 @@ def test_a_fault_that_follows_no_request_ends_in_an_engine_error(count):
 
 def test_when_only_decodes_fail_everyone_is_told_something_within_bounds():
     def decodes(plan: StepPlan, prompts: list[tuple[int, ...]]) -> None:
-        if any(chunk.tokens is None for chunk in plan.chunks):
+        if any(chunk.kind is Kind.DECODE for chunk in plan.chunks):
             raise DeviceError("no decode works")
 
     rig = Rig(at_submit=decodes)

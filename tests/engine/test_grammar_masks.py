@@ -13,13 +13,13 @@ from quire.request import FinishReason, Request
 from tests.core.harness import GREEDY, limits, request
 from tests.engine.test_engine import DeviceError
 from tests.engine.toy_grammars import END, LOST, STUCK, ToyGrammars, guide, toy
-from tests.fake_executor import FakeExecutor, drafter, expected_tokens
+from tests.fake_executor import FakeExecutor, expected_tokens
 
 
 class Rig:
     """An engine, and what its requests were told."""
 
-    def __init__(self, lookahead: int = 1, guesses: bool = False, fails_in: frozenset[int] = frozenset(), **changes):
+    def __init__(self, lookahead: int = 1, fails_in: frozenset[int] = frozenset(), **changes):
         chosen = limits(**({"num_pages": 60} | changes))
 
         def fault(plan, prompts):
@@ -28,7 +28,7 @@ class Rig:
 
         self.executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, fault)
         self.grammars = ToyGrammars()
-        scheduler = Scheduler(chosen, lambda: 0.0, drafter if guesses else None)
+        scheduler = Scheduler(chosen, lambda: 0.0)
         self.engine = Engine(scheduler, self.executor, lookahead, grammars=self.grammars)
         self.tokens: dict[tuple[int, int], list[int]] = {}
         self.finished: dict[tuple[int, int], FinishReason] = {}
@@ -81,12 +81,11 @@ def asks(draw: st.DrawFn, request_id: int) -> Request:
     st.data(),
     st.integers(0, 2),
     st.sampled_from([16, 20, 60]),
-    st.booleans(),
     st.frozensets(st.integers(2, 40), max_size=2),
 )
-def test_answers_follow_their_grammars_and_the_others_do_not_change(data, lookahead, num_pages, guesses, fails_in):
+def test_answers_follow_their_grammars_and_the_others_do_not_change(data, lookahead, num_pages, fails_in):
     """With few pages sequences are preempted; steps that fail take the device's state with them."""
-    rig = Rig(lookahead, guesses, fails_in, num_pages=num_pages, max_sequence_tokens=40)
+    rig = Rig(lookahead, fails_in, num_pages=num_pages, max_sequence_tokens=40)
     asked: dict[int, Request] = {}
     aborted: set[int] = set()
     for number in range(data.draw(st.integers(1, 7))):

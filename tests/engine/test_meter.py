@@ -1,6 +1,6 @@
 """How long a step may take, by those before it."""
 
-from quire.core.plan import Chunk, StepPlan
+from quire.core.plan import Chunk, Kind, StepPlan
 from quire.core.scheduler import Scheduler
 from quire.engine.meter import Meter
 from quire.ipc.watchdog_timeout import STUCK_FACTOR
@@ -18,7 +18,7 @@ class Clocked:
 
 
 def step(num_tokens: int) -> StepPlan:
-    return StepPlan(1, (Chunk(1, 0, 0, 0, num_tokens, (1,) * num_tokens, (), samples=True),))
+    return StepPlan(1, (Chunk(1, 0, 0, 0, Kind.PREFILL, 0, num_tokens, (), samples=True),))
 
 
 def test_a_large_step_is_held_to_what_large_steps_took_and_not_to_many_small_ones():

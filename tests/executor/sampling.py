@@ -17,7 +17,6 @@ Array = np.ndarray[Any, Any]
 
 def slot_start(sampling: SamplingParams, slot: int = 0, seed: int = 0, **changes: Any) -> SlotStart:
     fields: dict[str, Any] = {
-        "sequence_id": slot,
         "sample": 0,
         "prompt": (1,),
         "generated": (),

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from quire.core.plan import Chunk
+from quire.core.plan import Chunk, Kind
 from quire.executor.batch import Inputs, Packer, num_groups, num_updates, sampled_rows, sizes, split
 from quire.executor.buckets import GROUP_SIZE, Bucket, Buckets
 
@@ -48,9 +48,8 @@ def chunks_of(case: Case) -> tuple[Chunk, ...]:
     for slot, (start, length, starts, _) in enumerate(case.chunks):
         there = 0 if starts else -(-start // case.page_size)
         count = -(-(start + length) // case.page_size) - there
-        chunks.append(
-            Chunk(slot, 0, slot, start, length, (7,) * length, tuple(range(page, page + count)), samples=slot % 3 > 0)
-        )
+        new_pages = (tuple(range(page, page + count)),) if count else ()
+        chunks.append(Chunk(slot, 0, 0, slot, Kind.PREFILL, start, length, new_pages, samples=slot % 3 > 0))
         page += count
     return tuple(chunks)
 
@@ -67,7 +66,7 @@ def test_every_plan_runs_whole_in_buckets_that_exist(case: Case) -> None:
     packer = Packer(case.max_rows, case.page_size)
     started = {slot for slot, chunk in enumerate(case.chunks) if chunk[2]}
     for chunk in chunks:
-        in_table = len(chunk.new_pages) if chunk.slot in started else -(-chunk.start // case.page_size)
+        in_table = len(*chunk.new_pages) if chunk.slot in started else -(-chunk.start // case.page_size)
         packer.start(chunk.slot, in_table)
     for launch in launches:
         assert launch.scores == any(index in scored for index in (*launch.rows, *launch.fills))
@@ -111,7 +110,7 @@ def check_pages(inputs: Inputs, chunks: list[Chunk], case: Case, started: set[in
     for chunk in chunks:
         if chunk.slot not in started:
             first = -(-chunk.start // case.page_size)
-            wanted |= {(chunk.slot, first + number): page for number, page in enumerate(chunk.new_pages)}
+            wanted |= {(chunk.slot, first + number): page for number, page in enumerate(*chunk.new_pages or ((),))}
     assert given == wanted
 
 
@@ -157,5 +156,5 @@ def test_there_is_no_bucket_for_more_groups_than_prompts_alone_can_have() -> Non
 
 def test_a_chunk_has_the_groups_its_tokens_need() -> None:
     lengths = {1: 1, GROUP_SIZE: 1, GROUP_SIZE + 1: 2, 5 * GROUP_SIZE: 5}
-    chunks = [Chunk(0, 0, 0, 3, length, None, (), True) for length in lengths]
+    chunks = [Chunk(0, 0, 0, 0, Kind.DECODE, 3, length, (), True) for length in lengths]
     assert [num_groups(chunk) for chunk in chunks] == list(lengths.values())

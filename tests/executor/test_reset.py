@@ -35,8 +35,9 @@ def test_the_request_at_fault_fails_and_the_others_finish(llama: Rig, where: Lit
     poisoned: set[int] = set()
 
     def fails(plan: StepPlan) -> bool:
-        poisoned.update(start.sequence_id for start in plan.started if POISON in start.prompt)
-        return any(chunk.sequence_id in poisoned and chunk.start + chunk.length >= 8 for chunk in plan.chunks)
+        poisoned.update(start.slot for start in plan.started if POISON in start.prompt)
+        poisoned.difference_update(start.slot for start in plan.started if POISON not in start.prompt)
+        return any(chunk.slot in poisoned and chunk.start + chunk.length >= 8 for chunk in plan.chunks)
 
     executor = FaultyExecutor(llama.executor, fails, where)
     run = llama.run([*requests[:5], culprit, *requests[5:]], executor=executor)

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.core.plan import Chunk, SlotStart, StepPlan
+from quire.core.plan import Chunk, Kind, SlotStart, StepPlan
 from quire.executor.batch import Launch
 from quire.executor.executor import JaxExecutor
 from quire.executor.sampler import NOTHING_LEFT, Features
@@ -30,7 +30,7 @@ def fill(slot: int, page_size: int, samples: bool = True) -> Chunk:
     """The whole prompt of a slot, in pages of its own."""
     prompt = PROMPTS[slot]
     pages = tuple(1 + 20 * slot + number for number in range(-(-len(prompt) // page_size)))
-    return Chunk(slot, 0, slot, 0, len(prompt), prompt, pages, samples)
+    return Chunk(slot, 0, 0, slot, Kind.PREFILL, 0, len(prompt), (pages,), samples)
 
 
 def mask_of(allowed: list[int], vocab_size: int) -> bytes:
@@ -46,7 +46,7 @@ def test_masks_restrict_the_chunks_they_are_given_for(llama: Rig) -> None:
     allowed = {1: [free[1]], 2: [3, 4, 290]}
     masks = {index: mask_of(tokens, vocab_size) for index, tokens in allowed.items()} | {3: mask_of([], vocab_size)}
     chunks = tuple(fill(slot, page_size) for slot in range(4))
-    plan = StepPlan(1, chunks, tuple(start_of(slot) for slot in range(4)), tuple(masks))
+    plan = StepPlan(1, chunks, started=tuple(start_of(slot) for slot in range(4)), guided=tuple(masks))
     pending = llama.executor.submit(plan)
     assert not pending.is_done, "it waits for its masks"
     pending.sample(masks)
@@ -60,8 +60,8 @@ def test_masks_restrict_the_chunks_they_are_given_for(llama: Rig) -> None:
     # In the next step, of decodes, there is no mask unless it is given again, not even where one could have been.
     known = [(*prompt, token) for prompt, token in zip(PROMPTS, tokens, strict=True)]
     free = [int(llama.logits(row, len(row) - 1)[-1].argmax()) for row in known]
-    decodes = tuple(Chunk(slot, 0, slot, len(PROMPTS[slot]), 1, None, (), True) for slot in (0, 1, 3))
-    new_page = decodes[0]._replace(slot=2, sequence_id=2, start=len(PROMPTS[2]), new_pages=(99,))
+    decodes = tuple(Chunk(slot, 0, 0, slot, Kind.DECODE, len(PROMPTS[slot]), 1, (), True) for slot in (0, 1, 3))
+    new_page = decodes[0]._replace(slot=2, request_id=2, start=len(PROMPTS[2]), new_pages=((99,),))
     pending = llama.executor.submit(StepPlan(2, (decodes[0], decodes[1], new_page), guided=(1, 2)))
     pending.sample({1: mask_of([7], vocab_size)})
     result = pending.result()
@@ -87,7 +87,7 @@ def test_a_step_is_told_of_a_feature_only_when_a_row_asks_for_it(llama: Rig, ask
         start_of(0, SamplingParams(temperature=0, top_p=0.5)),
         start_of(1, sampling)._replace(min_tokens=min_tokens, end_ids=(3,)),
     )
-    plan = StepPlan(1, (fill(0, llama.shapes.page_size), fill(1, llama.shapes.page_size)), starts)
+    plan = StepPlan(1, (fill(0, llama.shapes.page_size), fill(1, llama.shapes.page_size)), started=starts)
     llama.executor.submit(plan).result()
     told = llama.executor._features(plan, Launch(rows=[1], fills=[0], num_groups=1))
     assert Features(*told) == Features(*(name == asked for name in Features._fields))  # type: ignore[arg-type]
@@ -106,26 +106,15 @@ def test_a_prompt_may_be_computed_in_chunks_of_any_lengths(any_llama: Rig, seed:
         length = min(int(rng.choice([1, 1, 2, 3, 17])), len(prompt) - position)
         end = position + length
         needed = -(-end // page_size)
-        new_pages = tuple(pages[num_pages:needed])
-        chunk = Chunk(7, 0, 3, position, length, prompt[position:end], new_pages, end == len(prompt))
-        started = (slot_start(GREEDY, slot=3, prompt=prompt)._replace(sequence_id=7),) if not step else ()
+        new_pages = (tuple(pages[num_pages:needed]),) if needed > num_pages else ()
+        chunk = Chunk(7, 0, 0, 3, Kind.PREFILL, position, length, new_pages, end == len(prompt))
+        started = (slot_start(GREEDY, slot=3, prompt=prompt),) if not step else ()
         step += 1
-        result = any_llama.executor.submit(StepPlan(step, (chunk,), started)).result()
+        result = any_llama.executor.submit(StepPlan(step, (chunk,), started=started)).result()
         position, num_pages = end, needed
     assert result is not None
     assert result.tokens == [[int(any_llama.logits(prompt, len(prompt))[-1].argmax())]]
     assert not result.failed
-
-
-@pytest.mark.parametrize("sampling", [GREEDY, SamplingParams(logprobs=1)], ids=["plain", "with log-probabilities"])
-def test_guesses_are_refused_whatever_the_slot_asks_for(any_llama: Rig, sampling: SamplingParams) -> None:
-    """The device has the tokens it was told and those it sampled, and would compute others in place of guesses."""
-    any_llama.executor.reset()
-    page_size = any_llama.shapes.page_size
-    first = any_llama.executor.submit(StepPlan(1, (fill(0, page_size),), (start_of(0, sampling),))).result()
-    guess = Chunk(0, 0, 0, 3, 3, (first.tokens[0][0], 7, 7), (100,), True, drafts=2)
-    with pytest.raises(ValueError, match="sequence 0 has 2 guesses; this executor does not check guesses"):
-        any_llama.executor.submit(StepPlan(2, (guess,)))
 
 
 @pytest.fixture(scope="module")
@@ -145,9 +134,9 @@ def test_a_row_whose_logits_are_not_numbers_fails_alone(poisoned: JaxExecutor, s
     both = (fill(3, page_size, samples), fill(0, page_size))
     starts = start_of(3), start_of(0, SamplingParams(temperature=0, logprobs=2))
     with quickly_compiled():
-        result = poisoned.submit(StepPlan(1, both, starts)).result()
+        result = poisoned.submit(StepPlan(1, both, started=starts)).result()
         poisoned.reset()
-        alone = poisoned.submit(StepPlan(1, both[1:], starts[1:])).result()
+        alone = poisoned.submit(StepPlan(1, both[1:], started=starts[1:])).result()
     assert list(result.failed) == [0]
     assert "not finite" in result.failed[0]
     assert not alone.failed

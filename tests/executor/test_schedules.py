@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.core.plan import StepPlan
+from quire.core.plan import Kind, StepPlan
 from quire.engine.engine import Engine
 from quire.request import Request
 from tests.executor.faulty_executor import FaultyExecutor
@@ -67,7 +67,7 @@ def test_answers_are_the_same_after_the_device_ran_out_of_memory(any_llama: Rig)
     """Its steps get smaller, down to one token of a prompt."""
 
     def is_too_much(plan: StepPlan) -> bool:
-        return sum(chunk.length for chunk in plan.chunks if chunk.tokens is not None) > len(plan.chunks)
+        return sum(chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL) > len(plan.chunks)
 
     requests = workload(any_llama, 6, seed=3, longest=40)
     faulty = FaultyExecutor(any_llama.executor, is_too_much, message="RESOURCE_EXHAUSTED")

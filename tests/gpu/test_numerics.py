@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.core.plan import Chunk, SlotStart
+from quire.core.plan import Chunk, Kind, SlotStart
 from quire.executor.batch import Launch, Packer, num_groups, sampled_rows
 from quire.executor.programs import Programs
 from quire.executor.shapes import Shapes
@@ -31,7 +31,7 @@ CUT = 2240  # where the longer one is cut in two
 
 
 def chunk(slot: int, start: int, end: int, is_decode: bool = False) -> Chunk:
-    return Chunk(slot, 0, slot, start, end - start, None if is_decode else (0,) * (end - start), (), True)
+    return Chunk(slot, 0, 0, slot, Kind.DECODE if is_decode else Kind.PREFILL, start, end - start, (), True)
 
 
 def run(programs: Programs, packer: Packer, state: Any, chunks: tuple[Chunk, ...], alone: int) -> tuple[Any, list[Any]]:
@@ -57,7 +57,7 @@ def test_logits_of_new_prompts_of_mixed_steps_and_of_decodes_are_those_of_the_pl
     known = [tuple(chance.integers(10, 100_000, size).tolist()) for size in (LONG + 1, SHORT + 2)]
     pages = np.split(chance.permutation(np.arange(1, 256))[:220], 2)
     starts = [
-        (SlotStart(slot, slot, SamplingParams(), 0, 0, tokens, (), 0, (), None), tuple(pages[slot].tolist()))
+        (SlotStart(slot, SamplingParams(), 0, 0, tokens, (), 0, (), None), tuple(pages[slot].tolist()))
         for slot, tokens in enumerate(known)
     ]
     state = programs.empty_state()
