@@ -19,7 +19,7 @@ from quire.ipc.messages import Abort, Event, Failed, Submit
 from quire.request import Request
 from tests.core.harness import limits, request
 from tests.engine.test_engine import DeviceError, poisoned
-from tests.engine.test_guides import expected
+from tests.engine.test_grammar_masks import expected
 from tests.engine.toy_grammars import END, ToyGrammars, toy
 from tests.fake_executor import NAN, POISON, FakeExecutor
 

@@ -12,7 +12,7 @@ from quire.ipc.messages import Abort, Command, Failed, Submit
 from quire.request import FinishReason
 from tests.core.harness import limits
 from tests.engine.test_driver import Client
-from tests.engine.test_guides import expected, guided
+from tests.engine.test_grammar_masks import expected, guided
 from tests.engine.toy_grammars import ToyGrammars, toy
 from tests.fake_executor import FakeExecutor
 
