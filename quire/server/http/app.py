@@ -14,7 +14,6 @@ from quire.server.http.access import Access
 from quire.server.http.route import Route, RouteTable
 from quire.server.http.routes import routes_for
 from quire.server.service.answers import ClientGone
-from quire.server.service.arrival import Arrival
 from quire.server.service.service import Service
 
 log = logging.getLogger(__name__)
@@ -59,7 +58,9 @@ class App:
             return Response(status_code=499)  # not read by anyone
         except QuireError as error:
             if route.generates:
-                self._note_refusal(Arrival(request.headers, route.name, opened_s), error)
+                self._service.metrics.note_error(error)
+                if self._service.tracing is not None:
+                    self._service.tracing.note_refusal(route.name, request.headers, opened_s, error)
             return route.dialect.error_response(error)
         except Exception:  # a defect of ours: the details are in the log
             log.exception("%s %s failed", scope["method"], scope["path"])
@@ -80,11 +81,6 @@ class App:
 
     def _is_metrics_port(self, scope: Scope) -> bool:
         return self._metrics_port is not None and scope["server"][1] == self._metrics_port
-
-    def _note_refusal(self, arrival: Arrival, error: QuireError) -> None:
-        self._service.metrics.note_error(error)
-        if self._service.tracing is not None:
-            self._service.tracing.note_refusal(arrival, error)
 
 
 def make_app(service: Service) -> ASGIApp:

@@ -8,7 +8,7 @@ from quire.errors import InvalidRequest, Overloaded, QuireError, RequestFailed, 
 from quire.ipc.messages import Counts
 from quire.retry_reservations import MAX_WAIT_S
 from quire.server.observe.exposition import Exposition, Histogram
-from quire.server.service.stream import Stream
+from quire.server.observe.request_record import RequestRecord
 
 DURATIONS_S = tuple(0.00015 * 1.5**k for k in range(35))
 INTER_TOKEN_S = tuple(0.0005 * 1.5**k for k in range(24))
@@ -73,29 +73,27 @@ class Metrics:
             self._noted.add(error)
             self.failed(failure_name(error))
 
-    def note_stream(self, stream: Stream) -> None:
-        """A stream was closed: answered, failed, or dropped by its client."""
-        now = time.monotonic()
-        self._note_end(now)
-        num_tokens = stream.num_tokens
+    def note_request(self, record: RequestRecord) -> None:
+        """A request is over: answered, failed, or dropped by its client."""
+        times, num_tokens = record.times, record.num_generated_tokens
+        self._note_end(time.monotonic())
         self.num_generated_tokens += num_tokens
-        self.num_prompt_tokens += stream.num_prompt_tokens
-        self.num_cached_tokens += stream.num_cached_tokens
-        if stream.error is not None:
-            self.note_error(stream.error)
+        self.num_prompt_tokens += record.num_prompt_tokens
+        self.num_cached_tokens += record.num_cached_tokens
+        if record.error is not None:
+            self.note_error(record.error)
             return
-        if not stream.is_over:
+        if not record.is_complete:
             self.failed("dropped")
             return
         self.num_succeeded += 1
-        self.request_duration.observe(now - stream.opened_s)
-        self.validation_duration.observe(stream.submitted_s - stream.opened_s)
-        self.queue_duration.observe(stream.queue_s)
-        inference_s = now - stream.submitted_s - stream.queue_s
-        self.inference_duration.observe(inference_s)
-        self.mean_time_per_token.observe(inference_s / max(1, num_tokens))
-        self.input_length.observe(stream.num_prompt_tokens)
-        self.max_new_tokens.observe(sum(prompt.request.max_tokens for prompt in stream.prompts))
+        self.request_duration.observe(times.total_s)
+        self.validation_duration.observe(times.validation_s)
+        self.queue_duration.observe(times.queue_s)
+        self.inference_duration.observe(times.inference_s)
+        self.mean_time_per_token.observe(times.per_token_s(num_tokens))
+        self.input_length.observe(record.num_prompt_tokens)
+        self.max_new_tokens.observe(record.max_new_tokens)
         self.generated_tokens.observe(num_tokens)
         self.skipped_tokens.observe(0, num_tokens)  # nothing is speculated, so every token is computed
 

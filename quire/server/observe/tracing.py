@@ -16,16 +16,14 @@ batch                          a step of the engine, linked with the requests in
 """
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
 from quire.errors import InvalidSetting, QuireError
 from quire.ipc.messages import StepTrace
-from quire.server.service.arrival import Arrival
-from quire.server.service.ledger import ledger
-from quire.server.service.stream import Stream
+from quire.server.observe.request_record import RequestRecord
 
 try:
     from opentelemetry.context import Context
@@ -73,10 +71,10 @@ class Tracing:
         self._propagator = TraceContextTextMapPropagator()
         self._noted: WeakSet[QuireError] = WeakSet()
 
-    def open(self, arrival: Arrival) -> RequestTrace:
-        """A request is taken in."""
+    def open(self, route: str, headers: Mapping[str, str], opened_s: float) -> RequestTrace:
+        """A request arrived."""
         spans = _Spans(self._tracer)
-        root = spans.open(arrival.route, arrival.opened_s, self._caller(arrival), kind=SpanKind.SERVER)
+        root = spans.open(route, opened_s, self._caller(headers), kind=SpanKind.SERVER)
         return RequestTrace(spans, root)
 
     def begin_step(self, step: StepTrace, traces: Iterable[RequestTrace]) -> StepSpans:
@@ -113,42 +111,42 @@ class Tracing:
             spans.close(telling, now)
         spans.close(batch, now)
 
-    def note_stream(self, stream: Stream, trace: RequestTrace) -> None:
-        """`stream` is over, however it went."""
-        now = time.monotonic()
-        spans, root = trace.spans, trace.root
-        root.set_attributes(_attributes(stream))
+    def note_request(self, trace: RequestTrace, record: RequestRecord, timings: Mapping[str, Any]) -> None:
+        """A request is over. `timings` become attributes of its span."""
+        times = record.times
+        spans, root, now = trace.spans, trace.root, times.opened_s + times.total_s
+        root.set_attributes(_flat(timings))
         context = set_span_in_context(root)
-        spans.write("schedule", stream.opened_s, stream.submitted_s, context)
-        started_s = min(now, stream.submitted_s + stream.queue_s)
-        spans.write("waiting", stream.submitted_s, started_s, context)
-        if stream.first_s is not None:
-            inferring = spans.open("infer", started_s, context)
+        spans.write("schedule", times.opened_s, times.submitted_s, context)
+        spans.write("waiting", times.submitted_s, times.started_s, context)
+        since_s = times.started_s
+        if times.first_s is not None:
+            inferring = spans.open("infer", times.started_s, context)
             inner = set_span_in_context(inferring)
-            spans.write("prefill", started_s, stream.first_s, inner)
-            spans.write("decode", stream.first_s, stream.last_s, inner)
-            spans.close(inferring, stream.last_s)
-        since_s = started_s if stream.first_s is None else stream.last_s
-        if stream.error is not None:
-            self._noted.add(stream.error)
-            _fail(root, stream.error)
+            spans.write("prefill", times.started_s, times.first_s, inner)
+            spans.write("decode", times.first_s, times.last_s, inner)
+            spans.close(inferring, times.last_s)
+            since_s = times.last_s
+        if record.error is not None:
+            self._noted.add(record.error)
+            _fail(root, record.error)
             spans.write("send_error", since_s, now, context)
-        elif stream.is_over:
+        elif record.is_complete:
             spans.write("send_generation", since_s, now, context)
         else:
             root.set_attribute("quire.dropped", True)
         spans.close(root, now)
 
-    def note_refusal(self, arrival: Arrival, error: QuireError) -> None:
-        """A request that did not get as far as a stream."""
+    def note_refusal(self, route: str, headers: Mapping[str, str], opened_s: float, error: QuireError) -> None:
+        """A request was refused before it had a stream."""
         if error in self._noted:
             return
         now = time.monotonic()
-        trace = self.open(arrival)
+        trace = self.open(route, headers, opened_s)
         spans, root = trace.spans, trace.root
         _fail(root, error)
         context = set_span_in_context(root)
-        spans.write("schedule", arrival.opened_s, now, context)
+        spans.write("schedule", opened_s, now, context)
         spans.write("send_error", now, now, context)
         spans.close(root, now)
 
@@ -156,9 +154,9 @@ class Tracing:
         """Send what is left; takes seconds where nobody listens."""
         self._provider.shutdown()
 
-    def _caller(self, arrival: Arrival) -> Context:
-        """The span that the request says it belongs to, as W3C's traceparent has it."""
-        carried = {name: arrival.headers.get(name, "") for name in ("traceparent", "tracestate")}
+    def _caller(self, headers: Mapping[str, str]) -> Context:
+        """The caller's span, by W3C's traceparent header."""
+        carried = {name: headers.get(name, "") for name in ("traceparent", "tracestate")}
         return self._propagator.extract(carried, context=Context())
 
 
@@ -190,10 +188,9 @@ class _Spans:
         return self._zero_ns + round(seconds * 1e9)
 
 
-def _attributes(stream: Stream) -> dict[str, Any]:
-    """The ledger, flat. Nothing of what was said."""
+def _flat(timings: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
-    for name, value in ledger(stream).items():
+    for name, value in timings.items():
         if isinstance(value, dict):
             found |= {f"quire.{name}.{key}": inner for key, inner in value.items()}
         elif value is not None:

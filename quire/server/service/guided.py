@@ -40,7 +40,7 @@ async def guided(
         )
     timeout_s = service.settings.request_timeout_s
     try:
-        async with asyncio.timeout(None if timeout_s is None else timeout_s - arrival.age_s):
+        async with asyncio.timeout(None if timeout_s is None else timeout_s - arrival.times.total_s):
             await service.grammar_check.refuse_what_cannot_be_followed(name, checked or grammar)
     except TimeoutError as error:
         raise DeadlineExceeded(f"timeout_s of {timeout_s} passed before {name} was checked") from error

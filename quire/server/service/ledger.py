@@ -29,9 +29,8 @@ def ledger(stream: Stream) -> Timings:
 
     The first five, less what tokenising took of checking, add up to the total.
     """
-    first_s = stream.last_s if stream.first_s is None else stream.first_s
-    decode_s = stream.last_s - first_s
-    queue_s = stream.queue_s
+    times = stream.times
+    queue_s, decode_s = times.queue_s, times.decode_s
     accounts = [account for prompt in stream.prompts for account in prompt.accounts]
     blocked: dict[str, float] = {}
     for account in (prompt.accounts[0] for prompt in stream.prompts if prompt.accounts):
@@ -41,13 +40,13 @@ def ledger(stream: Stream) -> Timings:
         blocked["step"] = queue_s - sum(blocked.values())  # no step is planned while one is under way
     samples = [sample for prompt in stream.prompts for sample in prompt.samples]
     return {
-        "validation_s": stream.submitted_s - stream.opened_s - stream.arrival.tokenising_s,
-        "tokenising_s": stream.arrival.tokenising_s,
+        "validation_s": times.validation_s - times.tokenising_s,
+        "tokenising_s": times.tokenising_s,
         "queue_s": queue_s,
         "blocked_s": blocked,
-        "prefill_s": max(0.0, first_s - stream.submitted_s - queue_s),
+        "prefill_s": times.prefill_s,
         "decode_s": decode_s,
-        "total_s": stream.last_s - stream.opened_s,
+        "total_s": times.answer_s,
         "prompt_tokens": stream.num_prompt_tokens,
         "cached_tokens": stream.num_cached_tokens,
         "prefill_chunks": sum(account.prefill_chunks for account in accounts),

@@ -26,10 +26,10 @@ from quire.ipc.messages import (
 from quire.retry_reservations import RetryReservations
 from quire.server.observe.engine_health import EngineHealth
 from quire.server.observe.metrics import Metrics
-from quire.server.observe.request_log import log_request
 from quire.server.offload import Offload
 from quire.server.service.arrival import Arrival
 from quire.server.service.grammar_check import GrammarCheck
+from quire.server.service.ledger import ledger
 from quire.server.service.served_model import ServedModel
 from quire.server.service.stream import Asked, Prompt, Stream
 from quire.server.settings import ServerSettings
@@ -119,7 +119,7 @@ class Service:
         self._request_id = port.request_id
         now = time.monotonic()
         for prompt, stream in self._prompts.values():
-            port.send(prompt.resumed(now - stream.opened_s))
+            port.send(prompt.resumed(now - stream.times.opened_s))
 
     def lose(self, reason: str) -> None:
         """The engine is gone, and another will come: the streams wait for it."""
@@ -131,7 +131,7 @@ class Service:
         now = time.monotonic()
         for prompt, stream in list(self._prompts.values()) if self._port is None else ():
             timeout_s = prompt.request.timeout_s
-            if timeout_s is not None and now - stream.opened_s > timeout_s:
+            if timeout_s is not None and now - stream.times.opened_s > timeout_s:
                 stream.fail(DeadlineExceeded(f"timeout_s of {timeout_s} passed before the answer was complete"))
 
     def disconnect(self, reason: str) -> None:
@@ -171,12 +171,12 @@ class Service:
             elif isinstance(message, Started):
                 found = prompts.get(message.request_id)
                 if found is not None:
-                    found[1].waited(message.queue_s)
+                    found[1].times.note_queue(message.queue_s)
             elif isinstance(message, Account):
                 found = prompts.get(message.request_id)
                 if found is not None:
                     found[0].note(message)
-                    found[1].waited(message.queue_s)
+                    found[1].times.note_queue(message.queue_s)
             elif isinstance(message, StepTrace):
                 steps += self._begin_spans(message)
             elif isinstance(message, Stats):
@@ -190,12 +190,11 @@ class Service:
         for stream in woken:
             num_new = stream.num_new
             if num_new and stream.is_counted:
-                if stream.first_s is not None:
-                    observe((now - stream.last_s) / num_new, num_new)
+                gap_s = stream.times.note_tokens(now)
+                if gap_s is None:
+                    self.metrics.time_to_first_token.observe(now - stream.times.opened_s)
                 else:
-                    stream.first_s = now
-                    self.metrics.time_to_first_token.observe(now - stream.opened_s)
-                stream.last_s = now
+                    observe(gap_s / num_new, num_new)
                 stream.num_new = 0
             stream.wake()
         for step in steps:
@@ -234,7 +233,7 @@ class Service:
         stream = Stream(self, arrival, self.settings.max_buffered_tokens, is_counted)
         stream.user = user
         if self.tracing is not None and is_counted:
-            stream.trace = self.tracing.open(arrival)
+            stream.trace = self.tracing.open(arrival.route, arrival.headers, arrival.times.opened_s)
         is_traced = stream.trace is not None and stream.trace.is_wanted
         stream.num_sequences = num_sequences
         self._num_sequences += num_sequences
@@ -253,8 +252,8 @@ class Service:
             )
             self._prompts[request.request_id] = (stream.add(one, request), stream)
             if self._port is not None:
-                self._port.send(Submit(request, waited_s=time.monotonic() - stream.opened_s))
-        stream.submitted_s = time.monotonic()
+                self._port.send(Submit(request, waited_s=stream.times.total_s))
+        stream.times.submitted_s = time.monotonic()
         return stream
 
     def _refuse_if_full(self, asked: Sequence[Asked], whose: str | None, field: str) -> int:
@@ -296,10 +295,11 @@ class Service:
         self._streams.discard(stream)
         self._num_sequences -= stream.num_sequences
         if stream.is_counted:
-            self.metrics.note_stream(stream)
-            log_request(stream)
+            record = stream.record
+            self.metrics.note_request(record)
+            record.log()
             if self.tracing is not None and stream.trace is not None:
-                self.tracing.note_stream(stream, stream.trace)
+                self.tracing.note_request(stream.trace, record, ledger(stream))
         if not self._streams:
             self._quiet.set()
 

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
@@ -11,15 +12,17 @@ from quire.errors import Overloaded, QuireError
 from quire.ipc.messages import Account, Submit, TokenLogprobs, Update
 from quire.request import FinishReason, Request
 from quire.server.api.tgi.end_anchored_stops import EndAnchoredStops
+from quire.server.observe.request_record import RequestRecord
+from quire.server.offload import Offload
 from quire.server.service.arrival import Arrival
+from quire.server.service.served_model import ServedModel
+from quire.server.settings import ServerSettings
 from quire.text.detokenizer import Detokenizer
 from quire.text.stop_strings import StopStrings
 from quire.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
-    from quire.server.observe.tracing import RequestTrace
-    from quire.server.service.service import Service
-
+    from quire.server.observe.tracing import RequestTrace  # needs packages that most installations do without
 
 log = logging.getLogger(__name__)
 
@@ -220,13 +223,28 @@ class Prompt:
         self.num_left -= 1
 
 
+class StreamOwner(Protocol):
+    """The service as a stream knows it."""
+
+    model: ServedModel
+    settings: ServerSettings
+    offload: Offload
+    platform: str
+
+    def ended(self, prompt: Prompt) -> None:
+        """All samples of `prompt` are complete."""
+
+    def forget(self, stream: "Stream") -> None:
+        """`stream` is closed."""
+
+
 class Stream:
     """The answers to one HTTP request, of all of its prompts and samples, in the order they come.
 
     Everything submitted is heard to its end or aborted by `close`. Owned by the event loop.
     """
 
-    def __init__(self, service: "Service", arrival: Arrival, max_buffered: int, is_counted: bool = True) -> None:
+    def __init__(self, service: StreamOwner, arrival: Arrival, max_buffered: int, is_counted: bool = True) -> None:
         self.service = service
         self.arrival = arrival
         self.is_counted = is_counted
@@ -235,11 +253,7 @@ class Stream:
         self.trace: RequestTrace | None = None
         self.pending: list[Delta] = []
         self.prompts: list[Prompt] = []
-        self.opened_s = arrival.opened_s
-        self.submitted_s = self.opened_s
-        self.queue_s = 0.0  # the longest that a prompt of it waited for a slot, as the engine process tells
-        self.first_s: float | None = None  # when the first token came
-        self.last_s = self.opened_s
+        self.times = arrival.times
         self.num_new = 0  # tokens of the step that is being taken in
         self._num_live = 0
         self._max_buffered = max_buffered
@@ -270,10 +284,19 @@ class Stream:
         self._num_live += 1
         return prompt
 
-    def waited(self, queue_s: float) -> None:
-        """A prompt of it waited for a slot. After the first token, in another engine, that is part of the answer."""
-        if self.first_s is None:
-            self.queue_s = max(self.queue_s, queue_s)
+    @property
+    def record(self) -> RequestRecord:
+        """What observers see of it once it is over."""
+        return RequestRecord(
+            self.times,
+            self.num_prompt_tokens,
+            self.num_cached_tokens,
+            self.num_tokens,
+            sum(prompt.request.max_tokens for prompt in self.prompts),
+            self.is_over,
+            self.error,
+            self.user,
+        )
 
     def wake(self) -> None:
         """The engine has said something. A step that brought no delta, as those within a prompt, wakes no reader."""
@@ -341,6 +364,7 @@ class Stream:
         if self._closed:
             return
         self._closed = True
+        self.times.ended_s = time.monotonic()
         self.service.forget(self)
         if self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)

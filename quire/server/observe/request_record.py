@@ -1,0 +1,51 @@
+"""A request that is over, as metrics, logs and traces see it."""
+
+import logging
+from dataclasses import dataclass
+
+from quire.errors import QuireError
+from quire.server.observe.times import RequestTimes
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRecord:
+    """Numbers and names, never its text."""
+
+    times: RequestTimes
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_generated_tokens: int
+    max_new_tokens: int  # of all prompts
+    is_complete: bool
+    error: QuireError | None
+    user: str | None
+
+    @property
+    def outcome(self) -> str:
+        if self.error is not None:
+            return self.error.kind
+        return "answered" if self.is_complete else "dropped"
+
+    def log(self) -> None:
+        """Write a line to the log."""
+        if not log.isEnabledFor(logging.INFO):
+            return
+        details = {
+            "outcome": self.outcome,
+            "prompt_tokens": self.num_prompt_tokens,
+            "cached_tokens": self.num_cached_tokens,
+            "generated_tokens": self.num_generated_tokens,
+            "queue_ms": _ms(self.times.queue_s),
+            "total_ms": _ms(self.times.total_s),
+        }
+        if self.times.first_token_s is not None:
+            details["first_token_ms"] = _ms(self.times.first_token_s)
+        if self.user is not None:
+            details["user"] = self.user[:100]
+        log.info("request", extra=details)
+
+
+def _ms(seconds: float) -> float:
+    return round(seconds * 1000, 1)
