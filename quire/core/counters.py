@@ -1,6 +1,7 @@
 """What the scheduler has done so far."""
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 # Why sequences began beside others that ran, in the words of text-generation-inference's `tgi_batch_concat`: the wait
 # reached `waiting_served_ratio`; `max_waiting_tokens` passed without an admission; no rule makes sequences wait.
@@ -18,3 +19,19 @@ class Counters:
     dropped_chunks: int = 0  # results of sequences that had ended or lost their slot
     # Steps in which sequences began beside others that ran, by the rule that admitted them.
     joined_by: dict[str, int] = field(default_factory=lambda: dict.fromkeys((BACKPRESSURE, WAIT_EXCEEDED, CHUNKING), 0))
+
+
+class SchedulerStats(NamedTuple):
+    """The scheduler's numbers at one moment. Counts are since the start."""
+
+    num_running: int  # sequences that have a slot
+    num_waiting: int
+    running_max_tokens: int  # that the running sequences may ever have, prompts included
+    free_pages: int
+    cached_pages: int  # that only the prefix cache holds
+    evicted_pages: int
+    steps: int
+    preemptions: int
+    admissions: int
+    cached_tokens: int
+    joined_by: dict[str, int]

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from quire.core.audit import discrepancies
-from quire.core.counters import Counters
+from quire.core.counters import Counters, SchedulerStats
 from quire.core.limits import Limits, SoFar, refuse_what_cannot_go_on
 from quire.core.live_sequences import LiveSequences, PrefixKey
 from quire.core.plan import Failure, StepPlan, StepResult, Update
@@ -34,6 +34,23 @@ class Scheduler:
         self._live = LiveSequences(limits, clock, self.counters, prefix_key)
         self._planner = Planner(limits, self.room, self._live)
         self._in_flight: deque[StepInFlight] = deque()
+
+    def stats(self) -> SchedulerStats:
+        """Any thread may call it: each number is right by itself."""
+        live, counters = self._live, self.counters
+        return SchedulerStats(
+            num_running=len(live.running),
+            num_waiting=len(live.queue),
+            running_max_tokens=live.running.max_tokens,
+            free_pages=live.pool.num_free,
+            cached_pages=live.cache.num_evictable,
+            evicted_pages=live.cache.num_evicted,
+            steps=counters.steps,
+            preemptions=counters.preemptions,
+            admissions=counters.admissions,
+            cached_tokens=counters.cached_tokens,
+            joined_by=dict(counters.joined_by),
+        )
 
     # What is there
 
@@ -180,10 +197,17 @@ class Scheduler:
         """What is wrong with the accounts of pages, page by page."""
         return discrepancies(self._live.pool, self._live.cache, self._live.running)
 
-    def begin_anew(self) -> None:
-        """New accounts, at rest: every page and slot is free, nothing is cached."""
-        assert self.is_at_rest
-        self._live.begin_anew()
+    def repair(self, thorough: bool) -> list[str]:
+        """At rest: find pages and slots that are lost or held twice, by counts alone unless `thorough`.
+
+        If there are any the accounts begin anew, with an empty cache. Returns what was wrong.
+        """
+        if not self.is_at_rest or (self.is_balanced and not thorough):
+            return []
+        lines = self.discrepancies() or ([] if self.is_balanced else ["a slot is lost"])
+        if lines:
+            self._live.begin_anew()
+        return lines
 
     def check(self) -> None:
         """Assert every invariant."""

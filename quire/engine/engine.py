@@ -11,7 +11,6 @@ from quire.core.limits import SoFar
 from quire.core.plan import Failure, StepPlan, Update
 from quire.core.scheduler import Scheduler
 from quire.engine.accounts import Accounts
-from quire.engine.audit import repair_if_wrong
 from quire.engine.burst_limit import BurstLimit
 from quire.engine.executor import Executor, Pending, is_out_of_memory
 from quire.engine.fault_isolation import PROBE, FaultIsolation, Suspect, suspects_of
@@ -24,6 +23,8 @@ from quire.ipc.journal import Journal, Record
 from quire.request import Request
 
 log = logging.getLogger(__name__)
+
+MAX_AUDIT_LINES = 20  # in the log
 
 
 class Outcome(NamedTuple):
@@ -214,8 +215,13 @@ class Engine:
         return True
 
     def audit(self, thorough: bool = False) -> None:
-        """While it is idle: are all pages back? Where not, it is told and mended, and never a reason to stop."""
-        self.num_repairs += repair_if_wrong(self.scheduler, thorough)
+        """While idle: check that all pages are back. If they are not, log it and repair it."""
+        lines = self.scheduler.repair(thorough)
+        if lines:
+            self.num_repairs += 1
+            more = f" and {len(lines) - MAX_AUDIT_LINES} more" if len(lines) > MAX_AUDIT_LINES else ""
+            found = "; ".join(lines[:MAX_AUDIT_LINES])
+            log.error("the accounts of pages are wrong and begin anew, with an empty cache: %s%s", found, more)
 
     def check_device(self) -> None:
         """While it is idle: does the device still compute? Where not, set it up again, or give up."""
