@@ -19,6 +19,7 @@ import numpy as np
 
 from quire.files import ModelFiles, locate
 from quire.models.checkpoint import Quantize, load_weights
+from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.decoder import Decoder
 from quire.models.params import ParamTree
 from quire.models.random_weights import random_weights
@@ -90,8 +91,8 @@ def logprobs(model: Decoder, weights: ParamTree, windows: Array) -> list[Array]:
     @jax.jit
     def run(weights: ParamTree, tokens: jax.Array) -> jax.Array:
         positions = jnp.arange(WINDOW)
-        states = [None] * model.num_layers
-        hidden, _ = model.forward(weights, tokens, positions, states, whole_sequence, lengths=positions + 1)
+        context = TokenContext(tokens, positions, lengths=positions + 1)
+        hidden, _ = model.forward(weights, context, NoStates(), PlatformOps(whole_sequence))
         return jax.nn.log_softmax(model.logits(weights, hidden), axis=-1)
 
     return [np.asarray(run(weights, jnp.asarray(window))) for window in windows]

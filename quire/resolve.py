@@ -79,7 +79,6 @@ class Facts:
     memory_bytes: int  # of one device, or of the host where that is the device
     max_positions: int
     weight_bytes: int  # on one device
-    token_bytes: int  # of keys and values, on one device
     fast_int8: bool = False  # whether its CPU multiplies int8 by instructions made for it
 
 
@@ -239,9 +238,8 @@ def _max_burst(config: Config, defaults: PlatformDefaults, platform: str, facts:
     return _chosen("max_burst", config.max_burst, min(defaults.max_burst, page_size), f"for a {platform}")
 
 
-def resolve_pages(config: Config, resolved: Resolved, facts: Facts, step_bytes: int) -> Choice[int]:
+def resolve_pages(config: Config, resolved: Resolved, facts: Facts, step_bytes: int, page_bytes: int) -> Choice[int]:
     """How many pages the cache has: what memory is left when weights, the largest step and a reserve are in it."""
-    page_bytes = resolved.page_size * facts.token_bytes
     left = resolved.memory_limit_bytes - facts.weight_bytes - step_bytes - RESERVE_BYTES
     sum_line = (
         f"{as_size(resolved.memory_limit_bytes)} allowed - {as_size(facts.weight_bytes)} weights - "

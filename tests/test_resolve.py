@@ -72,14 +72,12 @@ def test_quantising_that_is_unknown_or_not_for_the_platform_is_refused() -> None
 
 
 GIB = 2**30
-FACTS = Facts(
-    platform="cpu", num_devices=2, memory_bytes=16 * GIB, max_positions=8192, weight_bytes=GIB, token_bytes=2**15
-)
-PAGE_BYTES = 16 * FACTS.token_bytes
+FACTS = Facts(platform="cpu", num_devices=2, memory_bytes=16 * GIB, max_positions=8192, weight_bytes=GIB)
+PAGE_BYTES = 16 * 2**15
 
 
 def pages(config: Config, facts: Facts = FACTS, step_bytes: int = 0) -> Choice[int]:
-    return resolve_pages(config, resolve(config, facts), facts, step_bytes)
+    return resolve_pages(config, resolve(config, facts), facts, step_bytes, PAGE_BYTES)
 
 
 def test_choices_that_were_asked_for_are_not_automatic() -> None:

@@ -28,7 +28,7 @@ def doctor(
 
     deployment = plan_deployment(config, silent if json else progress_bar, is_served=True)
     facts, limits, resolved = deployment.facts, deployment.limits, deployment.resolved
-    page_bytes = limits.page_size * facts.token_bytes
+    page_bytes = deployment.layout.page_bytes
     tokens = (limits.num_pages - 1) * limits.page_size
     weight_type = resolved.dtype if resolved.quantize == "none" else f"{resolved.quantize} and {resolved.dtype}"
     model = {

@@ -18,11 +18,11 @@ from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.executor.executor import JaxExecutor
+from quire.executor.layer_state import PageLayout, page_layout
 from quire.executor.memory import (
     device_memory_bytes,
     largest_step_bytes,
     reserve_device_memory,
-    token_bytes,
     weight_bytes,
 )
 from quire.executor.program_store import ProgramStore
@@ -65,6 +65,7 @@ class Deployment:
     mesh: Mesh | None
     facts: Facts
     resolved: Resolved
+    layout: PageLayout
     shapes: Shapes
     limits: Limits
     choices: tuple[Choice[Any], ...]
@@ -113,10 +114,10 @@ def plan_deployment(config: Config, progress: Progress = silent, *, is_served: b
         memory_bytes=device_memory_bytes(devices[0]),
         max_positions=model.max_positions,
         weight_bytes=weight_bytes(model, dtype, quantize, mesh),
-        token_bytes=token_bytes(model, dtype, mesh),
         fast_int8=fast_int8,
     )
     resolved = resolve(config, facts)
+    layout = page_layout(model.layers, resolved.page_size, resolved.max_total_tokens, dtype, mesh, max_groups=1)
     # Only where there is a faster way to attend to a sequence alone: on one device, in layers that see everything.
     sees_all = mesh is None and all(spec.window is None and spec.softcap is None for spec in model.layers)
     shapes = Shapes(
@@ -130,7 +131,7 @@ def plan_deployment(config: Config, progress: Progress = silent, *, is_served: b
         most_alone=kernels_for(platform, dtype, config.tensor_parallel).most_alone if sees_all else 0,
         burst=resolved.max_burst,
     )
-    pages = resolve_pages(config, resolved, facts, largest_step_bytes(model, shapes))
+    pages = resolve_pages(config, resolved, facts, largest_step_bytes(model, shapes), layout.page_bytes)
     shapes = shapes.with_pages(pages.value)
     choices = (*resolved.choices, pages)
     max_queued = config.max_queued
@@ -151,7 +152,7 @@ def plan_deployment(config: Config, progress: Progress = silent, *, is_served: b
         prefix_caching=config.prefix_caching,
         max_burst=resolved.max_burst,
     )
-    return Deployment(config, files, source, model, mesh, facts, resolved, shapes, limits, choices)
+    return Deployment(config, files, source, model, mesh, facts, resolved, layout, shapes, limits, choices)
 
 
 def build_engine(
@@ -199,7 +200,10 @@ def _with_measured_step(deployment: Deployment) -> Deployment:
     shapes = deployment.shapes.with_pages(2)  # the pages are written in place, so their number does not matter
     store = _program_store(replace(deployment, shapes=shapes))
     programs = Programs(deployment.model, weights, shapes, deployment.resolved.compile_threads, deployment.mesh, store)
-    pages = resolve_pages(deployment.config, deployment.resolved, deployment.facts, programs.largest_step_bytes())
+    step_bytes = programs.largest_step_bytes()
+    pages = resolve_pages(
+        deployment.config, deployment.resolved, deployment.facts, step_bytes, deployment.layout.page_bytes
+    )
     programs.close()
     return replace(
         deployment,

@@ -12,7 +12,7 @@ from quire.executor.step import SCORED_AT_ONCE
 from quire.models.checkpoint import leaves
 from quire.models.model import Model
 from quire.ops.quantized import quantized_row_bytes
-from quire.sharding import PAGE_AXES, sharding
+from quire.sharding import sharding
 
 
 def reserve_device_memory() -> None:
@@ -37,17 +37,6 @@ def weight_bytes(model: Model, dtype: str, quantize: str, mesh: Mesh | None) -> 
         shape = param.shape if mesh is None else sharding(param.shape, param.axes, mesh).shard_shape(param.shape)
         quantized = quantize == "int8" and param.summed
         total += prod(shape[:-1]) * (quantized_row_bytes(shape[-1]) if quantized else shape[-1] * size)
-    return total
-
-
-def token_bytes(model: Model, dtype: str, mesh: Mesh | None) -> int:
-    """Of one token's keys and values in all layers, on one device."""
-    size = jnp.dtype(dtype).itemsize
-    total = 0
-    for spec in model.layers:
-        shape = (1, 1, spec.kv_heads, spec.head_dim)
-        local = shape if mesh is None else sharding(shape, PAGE_AXES, mesh).shard_shape(shape)
-        total += 2 * prod(local) * size
     return total
 
 

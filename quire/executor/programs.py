@@ -16,6 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
 from quire.executor.batch import NUM_FEATURES, Launch, Packer, sizes
 from quire.executor.buckets import GROUP_SIZE, Bucket
+from quire.executor.layer_state import page_layout
 from quire.executor.program_store import ProgramStore
 from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
@@ -24,7 +25,6 @@ from quire.executor.step import SamplingWay, State, decode, forward, sample_next
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.ops.step_attention import kernels_for
-from quire.sharding import PAGE_AXES, sharding
 
 log = logging.getLogger(__name__)
 
@@ -73,9 +73,13 @@ class Programs:
         # common cases have their own.
         self.is_specialised = jax.default_backend() == "gpu" if specialised is None else specialised
         self._ways = WAYS if self.is_specialised else WAYS[:1]
+        # One group: the slots have one page table.
+        self.layout = page_layout(
+            model.layers, shapes.page_size, shapes.max_sequence_tokens, self._dtype, mesh, max_groups=1
+        )
+        self._whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
         self._state = self._state_structure()
         self._placement = None if mesh is None else jax.tree.map(lambda array: array.sharding, self._state)
-        self._whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
         self._ready: dict[Key, Any] = {}
         self._chosen: dict[Bucket, Bucket] = {}  # among those that are ready
         self._compiling: dict[Key, Future[Any]] = {}
@@ -89,23 +93,16 @@ class Programs:
         self.num_late = 0  # compilations on the request path although it was; stays 0
 
     def empty_state(self) -> State:
-        def page_array(like: jax.ShapeDtypeStruct) -> jax.Array:
-            return jnp.zeros(like.shape, like.dtype, device=like.sharding)
-
-        pages = jax.tree.map(page_array, self._state.pages)
+        pages = self.layout.empty(self._shapes.num_pages)
         return State(pages, jax.device_put(empty_slots(self._shapes), self._whole))
 
     def _state_structure(self) -> State:
-        """Shapes and places of everything a step changes: pages cut by kv head, the slots whole on every device."""
-        shapes = self._shapes
-        pages: list[Any] = []
-        for spec in self._model.layers:
-            shape = (shapes.num_pages, shapes.page_size, spec.kv_heads, spec.head_dim)
-            where = None if self._mesh is None else sharding(shape, PAGE_AXES, self._mesh)
-            pages.append((_array(shape, self._dtype, where), _array(shape, self._dtype, where)))
-        slots = jax.eval_shape(lambda: empty_slots(shapes))
-        whole = None if self._mesh is None else NamedSharding(self._mesh, PartitionSpec())  # type: ignore[no-untyped-call]
-        return State(pages, jax.tree.map(lambda array: _array(array.shape, array.dtype, whole), slots))
+        """Shapes and shardings of everything a step changes; the slots are whole on every device."""
+        slots = jax.eval_shape(lambda: empty_slots(self._shapes))
+        return State(
+            self.layout.structure(self._shapes.num_pages),
+            jax.tree.map(lambda array: _array(array.shape, array.dtype, self._whole), slots),
+        )
 
     def compile_all(self) -> Iterator[float]:
         """Compile everything, the programs that can run any plan first, telling the share done."""
@@ -295,12 +292,12 @@ class Programs:
         return self._compile_traced(function, 0, self._whole, slots, logits, packed, masks)
 
     def _compile_forward(self, bucket: Bucket) -> Any:
-        step = partial(forward, self._model, self._kernels, self._shapes.page_size, bucket)
+        step = partial(forward, self._model, self._kernels, self.layout, bucket)
         size = sum(sizes(bucket, self._shapes.page_size))
         return self._compile_step(step, (size,), (self._placement, self._whole, self._whole), _options(bucket))
 
     def _compile_decode(self, bucket: Bucket, count: int) -> Any:
-        step = partial(decode, self._model, self._kernels, self._shapes.page_size, bucket, count)
+        step = partial(decode, self._model, self._kernels, self.layout, bucket, count)
         return self._compile_step(step, (4, bucket.rows), (self._placement, self._whole), _options(bucket))
 
     def _compile_step(self, step: Callable[..., Any], packed: tuple[int, ...], places: Any, options: Options) -> Any:

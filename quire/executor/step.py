@@ -11,15 +11,17 @@ import jax.numpy as jnp
 
 from quire.executor.batch import Inputs, unpack
 from quire.executor.buckets import GROUP_SIZE, Bucket
+from quire.executor.layer_state import PagedState, PagedStates, PageLayout
 from quire.executor.sampler import Features, Sampled, describe, sample
 from quire.executor.slots import NUM_PROMPT, Slots
+from quire.models.context import PlatformOps, TokenContext
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.ops.attention import Attend
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.grouped_attention import Groups
 from quire.ops.heads import Heads
-from quire.ops.step_attention import FilterCuts, Kernels, Pages, Places, Segments, step_attention
+from quire.ops.step_attention import FilterCuts, Kernels, Places, Segments, step_attention
 
 # Which programs sample: any can do everything and branches on the device; the others do no more than their names say.
 SamplingWay = Literal["any", "plain", "filtered"]
@@ -36,7 +38,7 @@ class State(NamedTuple):
 def forward(
     model: Model,
     kernels: Kernels,
-    page_size: int,
+    layout: PageLayout,
     bucket: Bucket,
     weights: ParamTree,
     state: State,
@@ -47,9 +49,9 @@ def forward(
     Gives the logits after each row and after the last token of each group, or of each sequence where they are alone,
     [bucket.num_samples, v], and where the bucket scores, the log-probability of what follows each token of the groups.
     """
-    inputs = unpack(packed, bucket, page_size)
-    state = _with_new_pages(state, inputs, page_size)
-    state, hidden, positions, token_slots = _hidden(model, kernels, page_size, bucket, weights, state, inputs)
+    inputs = unpack(packed, bucket, layout.page_size)
+    state = _with_new_pages(state, inputs, layout.page_size)
+    state, hidden, positions, token_slots = _hidden(model, kernels, layout, bucket, weights, state, inputs)
 
     ends = _ends(inputs, bucket)
     logits = model.logits(weights, hidden[jnp.pad(ends, (0, bucket.num_samples - ends.shape[0]))])
@@ -72,7 +74,7 @@ def _ends(inputs: Inputs, bucket: Bucket) -> jax.Array:
 def decode(
     model: Model,
     kernels: Kernels,
-    page_size: int,
+    layout: PageLayout,
     bucket: Bucket,
     count: int,
     weights: ParamTree,
@@ -87,12 +89,12 @@ def decode(
     row_slots, row_positions, row_pages, num_new = packed
     none = packed[0, :0]
     inputs = Inputs(row_slots, row_positions, row_pages, *[none] * 6)
-    state = _with_new_pages(state, inputs, page_size)
+    state = _with_new_pages(state, inputs, layout.page_size)
 
     def one(state: State, offset: jax.Array) -> tuple[State, jax.Array]:
         positions = jnp.where(offset < jnp.maximum(num_new, 1), row_positions + offset, -1)
         at = inputs._replace(row_positions=positions)
-        state, hidden, _, _ = _hidden(model, kernels, page_size, bucket, weights, state, at)
+        state, hidden, _, _ = _hidden(model, kernels, layout, bucket, weights, state, at)
         logits = model.logits(weights, hidden)
         slots, sampled = _next("plain", state.slots, logits, row_slots, positions, offset < num_new)
         return state._replace(slots=slots), sampled.tokens
@@ -107,7 +109,7 @@ def decode(
 def _hidden(
     model: Model,
     kernels: Kernels,
-    page_size: int,
+    layout: PageLayout,
     bucket: Bucket,
     weights: ParamTree,
     state: State,
@@ -124,9 +126,11 @@ def _hidden(
     tokens = slots.history[token_slots, at]
     lengths = jnp.maximum(slots.counts[token_slots, NUM_PROMPT], at + 1) if model.depends_on_length else None
     norms = kernels.norms if bucket.groups else kernels.decode_norms
-    attend = _attend(kernels, slots, inputs, positions, token_slots, page_size, bucket.alone)
-    hidden, pages = model.forward(weights, tokens, at, state.pages, attend, lengths=lengths, norms=norms)
-    return State(pages, slots), hidden, positions, token_slots
+    places = _places(slots, inputs, positions, token_slots, layout.page_size)
+    states = PagedStates(layout, state.pages, [places])
+    ops = PlatformOps(_attend(kernels, bucket.alone), norms)
+    hidden, states = model.forward(weights, TokenContext(tokens, at, lengths), states, ops)
+    return State(list(states.arrays), slots), hidden, positions, token_slots
 
 
 def sample_next(
@@ -177,27 +181,20 @@ def _with_new_pages(state: State, inputs: Inputs, page_size: int) -> State:
     return state._replace(slots=state.slots._replace(page_table=table.at[padding].set(0)))
 
 
-def _attend(
-    kernels: Kernels,
-    slots: Slots,
-    inputs: Inputs,
-    positions: jax.Array,
-    token_slots: jax.Array,
-    page_size: int,
-    alone: int,
-) -> Attend:
+def _places(slots: Slots, inputs: Inputs, positions: jax.Array, token_slots: jax.Array, page_size: int) -> Places:
     at = jnp.maximum(positions, 0)
     page = jnp.where(positions < 0, 0, slots.page_table[token_slots, at // page_size])
-    offset = at % page_size
     decodes = Groups(
         slots.page_table[inputs.row_slots], inputs.row_positions, (inputs.row_positions >= 0).astype(jnp.int32)
     )
     fills = Groups(slots.page_table[inputs.group_slots], inputs.group_starts, inputs.group_lengths)
+    return Places(page, at % page_size, decodes, fills)
 
-    places = Places(page, offset, decodes, fills)
 
-    def attend(spec: AttentionSpec, heads: Heads, state: Pages) -> tuple[jax.Array, Pages]:
-        return step_attention(kernels, spec, heads, state, places, alone)
+def _attend(kernels: Kernels, alone: int) -> Attend:
+    def attend(spec: AttentionSpec, heads: Heads, state: PagedState) -> tuple[jax.Array, PagedState]:
+        out, pages = step_attention(kernels, spec, heads, state.pages, state.access, alone)
+        return out, state._replace(pages=pages)
 
     return attend
 

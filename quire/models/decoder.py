@@ -1,6 +1,6 @@
-"""A decoder-only transformer, put together from blocks; every family is one with its own choice of them."""
+"""A decoder-only transformer; each family is one with its own choice of blocks."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import cached_property, partial
 from typing import Any
@@ -9,14 +9,15 @@ import jax
 import jax.numpy as jnp
 
 from quire.models.attention import Attention
+from quire.models.context import PlatformOps, TokenContext
 from quire.models.feed_forward import FeedForward
+from quire.models.model import States
 from quire.models.norm import Norm
 from quire.models.params import Param, ParamTree
 from quire.models.projection import lookup, matmul
 from quire.models.rope import Rope
-from quire.ops.attention import Attend
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.norms import PLAIN, Norms
+from quire.ops.norms import Norms
 from quire.ops.rotation import Rotation
 
 
@@ -50,13 +51,15 @@ class DecoderLayer:
         out: jax.Array | None,
         rotation: Rotation | None,
         state: Any,
-        attend: Attend,
-        norms: Norms,
+        ops: PlatformOps,
     ) -> tuple[jax.Array, jax.Array, Any]:
-        """`out` is what the layer before adds to x, and what this one adds is given back beside it: the sum is taken
-        together with the norm that follows."""
+        """x, the output of this layer, and its state. `out` is the output of the layer before.
+
+        Outputs are added to x one block later, so that a platform can fuse the sum with the norm that follows it.
+        """
+        norms = ops.norms
         x, normal = _normal_sum(self.before_attention, weights.get("before_attention"), x, out, norms)
-        out, state = self.attention(weights["attention"], normal, rotation, state, attend)
+        out, state = self.attention(weights["attention"], normal, rotation, state, ops.attend)
         if self.after_attention is not None:
             out = self.after_attention(weights["after_attention"], out, norms)
         out = out * self.residual_multiplier
@@ -85,7 +88,7 @@ class Decoder:
 
     @cached_property
     def _kinds(self) -> dict[Any, DecoderLayer]:
-        """One layer for each computation there is."""
+        """One layer for each distinct computation."""
         return {computation(block): block for block in self.blocks}
 
     @property
@@ -127,31 +130,27 @@ class Decoder:
         return self.rename(name)
 
     def forward(
-        self,
-        weights: ParamTree,
-        tokens: jax.Array,
-        positions: jax.Array,
-        states: Sequence[Any],
-        attend: Attend,
-        *,
-        lengths: jax.Array | None = None,
-        norms: Norms = PLAIN,
-    ) -> tuple[jax.Array, list[Any]]:
-        x = lookup(weights["embedding"], tokens, jax.tree.leaves(weights["norm"])[0].dtype)
+        self, weights: ParamTree, context: TokenContext, states: States, ops: PlatformOps
+    ) -> tuple[jax.Array, States]:
+        x = self.embed(weights, context)
+        rotations = {id(rope): rope.rotation(context.positions, context.lengths) for rope in self._ropes()}
+        # Layers that compute alike are traced once.
+        calls = {kind: jax.jit(partial(block, ops=ops)) for kind, block in self._kinds.items()}
+        out = None
+        for index, (block, layer_weights) in enumerate(zip(self.blocks, weights["layers"], strict=True)):
+            rotation = rotations.get(id(block.attention.rope))
+            x, out, state = calls[computation(block)](layer_weights, x, out, rotation, states.get(index))
+            states = states.put(index, state)
+        return _normal_sum(self.norm, weights["norm"], x, out, ops.norms)[1], states
+
+    def embed(self, weights: ParamTree, context: TokenContext) -> jax.Array:
+        """The input of the first layer [t, d]."""
+        x = lookup(weights["embedding"], context.tokens, jax.tree.leaves(weights["norm"])[0].dtype)
         if self.position_embedding is not None:
-            x = x + weights["position_embedding"][positions]
+            x = x + weights["position_embedding"][context.positions]
         if self.embedding_multiplier != 1.0:
             x = x * jnp.asarray(self.embedding_multiplier, x.dtype)
-        rotations = {id(rope): rope.rotation(positions, lengths) for rope in self._ropes()}
-        # Layers that compute alike are traced once.
-        calls = {kind: jax.jit(partial(block, attend=attend, norms=norms)) for kind, block in self._kinds.items()}
-        out = None
-        new_states = []
-        for block, layer_weights, state in zip(self.blocks, weights["layers"], states, strict=True):
-            rotation = rotations.get(id(block.attention.rope))
-            x, out, state = calls[computation(block)](layer_weights, x, out, rotation, state)
-            new_states.append(state)
-        return _normal_sum(self.norm, weights["norm"], x, out, norms)[1], new_states
+        return x
 
     def logits(self, weights: ParamTree, hidden: jax.Array) -> jax.Array:
         head = weights["embedding" if self.head is None else "head"]
@@ -187,7 +186,7 @@ def _normal_sum(
 
 
 def computation(part: Any) -> Any:
-    """What a block computes, as a key: all of it but where its weights come from."""
+    """A key that blocks with the same computation share: everything but the names of their weights."""
     if isinstance(part, Param):
         return part.shape
     if isinstance(part, Rope) or not is_dataclass(part):

@@ -1,21 +1,22 @@
-"""What a model is to those who load, shard and run it."""
+"""The interface by which models are loaded, sharded and run."""
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
 import jax
 
+from quire.models.context import LayerStates, PlatformOps, TokenContext
 from quire.models.params import ParamTree
-from quire.ops.attention import Attend
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.norms import PLAIN, Norms
 
-# What a layer keeps between steps. Attention is the only kind so far; another kind is another type here.
+# The constants of a layer, by kind. A next kind (latent attention, recurrence) is another type of this union, and an
+# entry in `executor/layer_state.py` for the state that it keeps between steps.
 LayerSpec = AttentionSpec
+
+States = TypeVar("States", bound=LayerStates)
 
 
 class Model(Protocol):
-    """An architecture with its sizes, and no weights; a pure function of those."""
+    """An architecture with its sizes and without weights. All methods are pure functions."""
 
     @property
     def vocab_size(self) -> int: ...
@@ -25,7 +26,7 @@ class Model(Protocol):
 
     @property
     def max_positions(self) -> int:
-        """How many positions a sequence can have."""
+        """The longest sequence, in tokens."""
 
     @property
     def num_layers(self) -> int: ...
@@ -35,7 +36,7 @@ class Model(Protocol):
 
     @property
     def depends_on_length(self) -> bool:
-        """Whether `forward` needs the lengths of the sequences."""
+        """True if `forward` needs `TokenContext.lengths`."""
 
     def prefix_key(self, prompt_length: int) -> int:
         """Prompts can share cached prefixes only where this agrees."""
@@ -43,24 +44,12 @@ class Model(Protocol):
     def params(self) -> ParamTree: ...
 
     def canonical_name(self, name: str) -> str | None:
-        """The name by which `params` knows a tensor of a checkpoint, or None for one the model has no use for."""
+        """The name of a checkpoint's tensor in `params`; None for a tensor that the model does not use."""
 
     def forward(
-        self,
-        weights: ParamTree,
-        tokens: jax.Array,
-        positions: jax.Array,
-        states: Sequence[Any],
-        attend: Attend,
-        *,
-        lengths: jax.Array | None = None,
-        norms: Norms = PLAIN,
-    ) -> tuple[jax.Array, list[Any]]:
-        """The hidden vector of each token [t, d], and the states, one per layer, after it.
-
-        `lengths` [t] is read by models that depend on it: the prompt length of a token's sequence, or the token's
-        position + 1 where that is more. `norms` are those of the platform.
-        """
+        self, weights: ParamTree, context: TokenContext, states: States, ops: PlatformOps
+    ) -> tuple[jax.Array, States]:
+        """The hidden vector of each token [t, d], and the states of the layers after them."""
 
     def logits(self, weights: ParamTree, hidden: jax.Array) -> jax.Array:
         """float32 [r, v] for hidden vectors [r, d]."""

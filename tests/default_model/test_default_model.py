@@ -9,19 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from quire.executor.layer_state import PagedStates, page_layout
 from quire.files import ModelFiles, locate
 from quire.files.gguf import read_metadata
 from quire.models.checkpoint import load_weights
+from quire.models.context import PlatformOps, TokenContext
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
-from quire.ops.attention import paged_attend
 from quire.ops.pages import PagedBatch
 from quire.text.chat import load_chat_templates
 from quire.text.tokenizer import load_tokenizer
 from tests.default_model.make import prompt_token_ids
 from tests.models.gguf_reference import transformers_model
-from tests.models.tiny import whole_logits
+from tests.models.tiny import attend_pages, whole_logits
 
 EXPECTED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("expected.json").read_text())
 PAGE_SIZE = 16
@@ -47,17 +48,18 @@ def greedy(model: Model, weights: ParamTree, prompts: list[list[int]], count: in
     rows = len(prompts)
     pages_per_row = -(-(max(map(len, prompts)) + count) // PAGE_SIZE)
     table = jnp.arange(1, rows * pages_per_row + 1).reshape(rows, pages_per_row)
-    states = [
-        tuple(jnp.zeros((rows * pages_per_row + 1, PAGE_SIZE, spec.kv_heads, spec.head_dim)) for _ in "kv")
-        for spec in model.layers
-    ]
+    layout = page_layout(model.layers, PAGE_SIZE, pages_per_row * PAGE_SIZE, jnp.float32, max_groups=1)
+    pages = layout.empty(rows * pages_per_row + 1)
 
     @jax.jit
     def step(
-        weights: ParamTree, tokens: jax.Array, batch: PagedBatch, last: jax.Array, states: Any
+        weights: ParamTree, tokens: jax.Array, batch: PagedBatch, last: jax.Array, pages: Any
     ) -> tuple[jax.Array, Any]:
-        hidden, states = model.forward(weights, tokens, batch.positions, states, paged_attend(batch, "cpu"))
-        return jnp.argmax(model.logits(weights, hidden[last]), axis=-1), states
+        states = PagedStates(layout, pages, [batch])
+        hidden, states = model.forward(
+            weights, TokenContext(tokens, batch.positions), states, PlatformOps(attend_pages)
+        )
+        return jnp.argmax(model.logits(weights, hidden[last]), axis=-1), states.arrays
 
     lengths = np.array([len(prompt) for prompt in prompts])
     tokens = jnp.asarray(np.concatenate(prompts))
@@ -67,7 +69,7 @@ def greedy(model: Model, weights: ParamTree, prompts: list[list[int]], count: in
     answers = []
     for _ in range(count):
         batch = PagedBatch(table, row_of_token, positions, positions[last] + 1)
-        tokens, states = step(weights, tokens, batch, last, states)
+        tokens, pages = step(weights, tokens, batch, last, pages)
         answers.append(np.asarray(tokens))
         positions, row_of_token, last = positions[last] + 1, jnp.arange(rows), jnp.arange(rows)
     return np.stack(answers, axis=1).tolist()

@@ -20,6 +20,7 @@ from quire.executor.executor import JaxExecutor
 from quire.executor.shapes import Shapes
 from quire.files.tensor_source import TensorSource
 from quire.models.checkpoint import Quantize, load_weights
+from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
 from quire.ops.attention import whole_sequence
@@ -198,8 +199,7 @@ def _num_first_programs(shapes: Shapes) -> int:
 
 
 def _logits(model: Any, weights: ParamTree, tokens: jax.Array, lengths: jax.Array) -> jax.Array:
-    states = [None] * model.num_layers
-    positions = jnp.arange(tokens.shape[0])
-    hidden, _ = model.forward(weights, tokens, positions, states, whole_sequence, lengths=lengths)
+    context = TokenContext(tokens, jnp.arange(tokens.shape[0]), lengths)
+    hidden, _ = model.forward(weights, context, NoStates(), PlatformOps(whole_sequence))
     logits: jax.Array = model.logits(weights, hidden)
     return logits

@@ -78,7 +78,7 @@ def test_no_step_copies_a_page_array_where_attention_is_xlas(
     executor: JaxExecutor, model: Model, weights: ParamTree
 ) -> None:
     bucket = Bucket(4, 2)
-    step = partial(forward, model, PLAIN, SHAPES.page_size, bucket)
+    step = partial(forward, model, PLAIN, executor.programs.layout, bucket)
     state = jax.eval_shape(executor.programs.empty_state)
     packed = jax.ShapeDtypeStruct((sum(sizes(bucket, SHAPES.page_size)),), "int32")
     check_pages_stay(jax.jit(step, donate_argnums=1).lower(weights, state, packed).compile(), page_shape(executor))

@@ -7,40 +7,43 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
+from quire.executor.layer_state import PagedStates, page_layout
 from quire.models.checkpoint import load_weights
+from quire.models.context import PlatformOps, TokenContext
 from quire.models.decoder import Decoder
 from quire.models.params import Param, ParamTree
 from quire.models.registry import build_model
-from quire.ops.attention import paged_attend
-from quire.ops.pages import PagedBatch
-from quire.sharding import PAGE_AXES, key_copies, sharding, tensor_mesh
+from quire.sharding import key_copies, sharding, tensor_mesh
 from tests.models.cases import CASES
-from tests.models.tiny import COMPILE_QUICKLY, NamedTensors, prompt, relative_error
+from tests.models.tiny import COMPILE_QUICKLY, NamedTensors, attend_pages, one_row, prompt, relative_error
 
 TOKENS = 12
 
 
-def logits(model: Decoder, weights: ParamTree, states: list[Any]) -> np.ndarray[Any, Any]:
-    positions = jnp.arange(TOKENS)
-    batch = PagedBatch(jnp.asarray([[2, 1, 3]]), jnp.zeros(TOKENS, int), positions, jnp.asarray([TOKENS]))
+def logits(model: Decoder, weights: ParamTree, mesh: Mesh | None) -> np.ndarray[Any, Any]:
+    layout = page_layout(model.layers, 4, TOKENS, jnp.float32, mesh, max_groups=1)
 
     @partial(jax.jit, compiler_options=COMPILE_QUICKLY)
-    def run(weights: ParamTree, states: list[Any]) -> jax.Array:
-        tokens = jnp.asarray(prompt(TOKENS, model.vocab_size))
-        hidden, _ = model.forward(weights, tokens, positions, states, paged_attend(batch, "cpu"))
+    def run(weights: ParamTree, pages: list[Any]) -> jax.Array:
+        context = TokenContext(jnp.asarray(prompt(TOKENS, model.vocab_size)), jnp.arange(TOKENS))
+        states = PagedStates(layout, pages, [one_row(jnp.asarray([[2, 1, 3]]), context.positions)])
+        hidden, _ = model.forward(weights, context, states, PlatformOps(attend_pages))
         return model.logits(weights, hidden)
 
-    return np.asarray(run(weights, states))
+    pages = layout.empty(num_pages=4)
+    if mesh is not None:
+        keys, _ = pages[0]
+        assert keys.addressable_shards[0].data.shape[2] * mesh.size == model.layers[0].kv_heads
+    return np.asarray(run(weights, pages))
 
 
 def main(name: str) -> None:
     # Two keys for eight queries: beyond two devices, each key is on several.
     config = {**CASES[name], "num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8}
     model = build_model(config)
-    shape = (4, 4, 2, 8)
-    pages = [(jnp.zeros(shape), jnp.zeros(shape))] * model.num_layers
-    expected = logits(model, load_weights(model, NamedTensors(model), dtype="float32"), pages)
+    expected = logits(model, load_weights(model, NamedTensors(model), dtype="float32"), None)
     for num_devices in (2, 4, 8):
         mesh = tensor_mesh(jax.devices()[:num_devices])
         copies = key_copies(2, 4, num_devices)
@@ -55,16 +58,13 @@ def main(name: str) -> None:
         for whole, dimension in ((layer["attention"]["qkv"], 0), (layer["attention"]["out"], 1)):
             local = whole.addressable_shards[0].data
             assert local.shape[dimension] * num_devices == whole.shape[dimension], (name, whole.shape, local.shape)
-        page_shape = (4, 4, cut.layers[0].kv_heads, 8)
-        empty = jax.device_put(jnp.zeros(page_shape), sharding(page_shape, PAGE_AXES, mesh))
-        assert empty.addressable_shards[0].data.shape[2] * num_devices == page_shape[2]
-        error = relative_error(logits(cut, weights, [(empty, empty)] * cut.num_layers), expected)
+        error = relative_error(logits(cut, weights, mesh), expected)
         print(f"{name}: {num_devices} devices, error {error:.1e}")
         assert error < 1e-5, (name, num_devices, error)
-    check_int8(name, model, pages, expected)
+    check_int8(name, model, expected)
 
 
-def check_int8(name: str, model: Decoder, pages: list[Any], expected: np.ndarray[Any, Any]) -> None:
+def check_int8(name: str, model: Decoder, expected: np.ndarray[Any, Any]) -> None:
     """Weights of eight bits, cut across devices, against the same on one."""
     found = []
     for num_devices in (1, 2):
@@ -78,8 +78,7 @@ def check_int8(name: str, model: Decoder, pages: list[Any], expected: np.ndarray
         qkv = weights["layers"][0]["attention"]["qkv"]
         for array in (qkv.codes, qkv.scales):
             assert array.addressable_shards[0].data.shape[0] * num_devices == array.shape[0]
-        where = sharding(pages[0][0].shape, PAGE_AXES, mesh)
-        found.append(logits(model, weights, jax.device_put(pages, where)))
+        found.append(logits(model, weights, mesh))
     # Sums in another order may round an activation to the next code.
     assert relative_error(found[1], found[0]) < 0.02, name
     assert 0 < relative_error(found[0], expected) < 1.0, name

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import pytest
 
 from quire.models.checkpoint import load_weights, map_params
+from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.registry import build_model
 from quire.ops.attention import whole_sequence
 from quire.ops.attention_spec import AttentionSpec
@@ -31,7 +32,8 @@ def test_everything_between_layers_has_the_dtype_of_the_weights(name: str) -> No
 
     def run(weights: object) -> tuple[jax.Array, jax.Array]:
         tokens = jnp.arange(5)
-        hidden, _ = model.forward(weights, tokens, tokens, [None] * model.num_layers, attend, lengths=tokens + 1)
+        context = TokenContext(tokens, tokens, lengths=tokens + 1)
+        hidden, _ = model.forward(weights, context, NoStates(), PlatformOps(attend))
         return hidden, model.logits(weights, hidden)
 
     hidden, logits = jax.eval_shape(run, weights)

@@ -10,11 +10,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from quire.executor.layer_state import PagedState, PagedStates, page_layout
 from quire.files.tensor_source import TensorInfo
 from quire.models.checkpoint import leaves
+from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.ops.attention import paged_attend, whole_sequence
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.heads import Heads
 from quire.ops.pages import PagedBatch
 
 PAGE_SIZE = 4
@@ -51,6 +55,17 @@ class NamedTensors:
         return named_tensor(name, self._shapes[name])
 
 
+def attend_pages(spec: AttentionSpec, heads: Heads, state: PagedState) -> tuple[jax.Array, PagedState]:
+    """An `Attend` whose states are accessed by a `PagedBatch`."""
+    out, pages = paged_attend(state.access, "cpu")(spec, heads, state.pages)
+    return out, state._replace(pages=pages)
+
+
+def one_row(table: jax.Array, positions: jax.Array) -> PagedBatch:
+    """All tokens are those of one sequence."""
+    return PagedBatch(table, jnp.zeros_like(positions), positions, jnp.max(positions, keepdims=True) + 1)
+
+
 class PagedRun:
     """One sequence through the paged forward, in chunks, over scattered pages that begin as NaN."""
 
@@ -58,22 +73,17 @@ class PagedRun:
         num_pages = -(-max_length // PAGE_SIZE)
         pages = np.random.default_rng(0).permutation(np.arange(1, num_pages + 1))
         self._table = jnp.asarray(pages[None], jnp.int32)
-        self._states: list[Any] = []
-        for spec in model.layers:
-            empty = jnp.full((num_pages + 1, PAGE_SIZE, spec.kv_heads, spec.head_dim), jnp.nan)
-            self._states.append((empty, empty))
+        layout = page_layout(model.layers, PAGE_SIZE, max_length, jnp.float32, max_groups=1)
+        self._pages = jax.tree.map(lambda array: jnp.full_like(array, jnp.nan), layout.empty(num_pages + 1))
         self._length = 0
         self._weights = weights
 
         @partial(jax.jit, compiler_options=COMPILE_QUICKLY)
-        def step(
-            weights: ParamTree, tokens: jax.Array, positions: jax.Array, lengths: jax.Array, states: Any
-        ) -> tuple[jax.Array, Any]:
-            row_of_token = jnp.zeros_like(tokens)
-            batch = PagedBatch(self._table, row_of_token, positions, jnp.max(positions, keepdims=True) + 1)
-            attend = paged_attend(batch, "cpu")
-            hidden, states = model.forward(weights, tokens, positions, states, attend, lengths=lengths)
-            return model.logits(weights, hidden), states
+        def step(weights: ParamTree, context: TokenContext, pages: Any) -> tuple[jax.Array, Any]:
+            batch = one_row(self._table, context.positions)
+            states = PagedStates(layout, pages, [batch])
+            hidden, states = model.forward(weights, context, states, PlatformOps(attend_pages))
+            return model.logits(weights, hidden), states.arrays
 
         self._step = step
 
@@ -97,13 +107,8 @@ class PagedRun:
     def _chunk(self, tokens: Sequence[int], known: int) -> np.ndarray[Any, Any]:
         padding = CHUNK - len(tokens)
         positions = [*range(self._length, self._length + len(tokens)), *[-1] * padding]
-        logits, self._states = self._step(
-            self._weights,
-            jnp.asarray([*tokens, *[0] * padding]),
-            jnp.asarray(positions),
-            jnp.full(CHUNK, known),
-            self._states,
-        )
+        context = TokenContext(jnp.asarray([*tokens, *[0] * padding]), jnp.asarray(positions), jnp.full(CHUNK, known))
+        logits, self._pages = self._step(self._weights, context, self._pages)
         self._length += len(tokens)
         return np.asarray(logits[: len(tokens)])
 
@@ -114,11 +119,8 @@ def whole_logits(model: Model, weights: ParamTree, tokens: Sequence[int]) -> np.
     @partial(jax.jit, compiler_options=COMPILE_QUICKLY)
     def run(weights: ParamTree) -> jax.Array:
         count = len(tokens)
-        lengths = jnp.full(count, count)
-        states = [None] * model.num_layers
-        hidden, _ = model.forward(
-            weights, jnp.asarray(tokens), jnp.arange(count), states, whole_sequence, lengths=lengths
-        )
+        context = TokenContext(jnp.asarray(tokens), jnp.arange(count), lengths=jnp.full(count, count))
+        hidden, _ = model.forward(weights, context, NoStates(), PlatformOps(whole_sequence))
         return model.logits(weights, hidden)
 
     return np.asarray(run(weights))

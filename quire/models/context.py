@@ -1,0 +1,51 @@
+"""The values that `Model.forward` takes: facts about the tokens, states of the layers, operations of the platform."""
+
+from typing import Any, NamedTuple, Protocol, Self
+
+import jax
+
+from quire.ops.attention import Attend
+from quire.ops.norms import PLAIN, Norms
+
+
+class TokenContext(NamedTuple):
+    """Everything that a model may know about the tokens of a step, one entry per token.
+
+    A new fact about tokens is a new field. An adapter index per token would be one; `Decoder.forward` would pass it to
+    the layers beside their rotation, and `project` would read it. Embeddings given in place of tokens (images, prompt
+    tuning) would be another, read by `Decoder.embed` alone.
+    """
+
+    tokens: jax.Array  # [t]
+    positions: jax.Array  # [t]
+    # [t], where `Model.depends_on_length`: the prompt length of the token's sequence, or position + 1 if that is more.
+    lengths: jax.Array | None = None
+
+
+class LayerStates(Protocol):
+    """The states of all layers during one forward pass; `put` returns the states after a layer's.
+
+    Several layers may keep their states in one array, so a layer is given its state only when its turn comes. A state
+    is a pytree: the arrays that the layer writes, with what tells it where in them to read and write.
+    """
+
+    def get(self, layer: int) -> Any: ...
+
+    def put(self, layer: int, state: Any) -> Self: ...
+
+
+class NoStates:
+    """For attention that keeps nothing: `whole_sequence`."""
+
+    def get(self, layer: int) -> None:
+        return None
+
+    def put(self, layer: int, state: None) -> Self:
+        return self
+
+
+class PlatformOps(NamedTuple):
+    """The operations inside a layer that each platform implements its own way."""
+
+    attend: Attend
+    norms: Norms = PLAIN

@@ -1,0 +1,84 @@
+"""How layers are divided into page groups, and the arrays that follow from it."""
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from quire.executor.layer_state import PagedState, PagedStates, PageLayout, page_layout
+from quire.ops.attention_spec import AttentionSpec
+
+FULL = AttentionSpec(kv_heads=2, group=1, head_dim=8, scale=1.0)
+
+
+def windowed(window: int) -> AttentionSpec:
+    return replace(FULL, window=window)
+
+
+def layout_of(layers: list[AttentionSpec], max_sequence_tokens: int = 8192, **options: Any) -> PageLayout:
+    return page_layout(layers, 16, max_sequence_tokens, "bfloat16", **options)
+
+
+def gemma3(num_layers: int, window: int) -> list[AttentionSpec]:
+    return [FULL if index % 6 == 5 else windowed(window) for index in range(num_layers)]
+
+
+@pytest.mark.parametrize(
+    ("layers", "longest", "arrays", "windows"),
+    [
+        ([FULL] * 30, 8192, 30, (None,)),
+        ([windowed(4096)] * 32, 8192, 32, (4096,)),
+        ([windowed(4096)] * 32, 4096, 32, (None,)),
+        ([windowed(4096), FULL] * 13, 8192, 13, (None, 4096)),  # gemma 2
+        ([windowed(4096), FULL] * 13, 4096, 26, (None,)),
+        (gemma3(34, 1024), 8192, 5, (None, *[1024] * 6)),
+        (gemma3(26, 512), 32768, 4, (None, *[512] * 6)),
+        (gemma3(62, 1024), 32768, 10, (None, *[1024] * 6)),
+        ([FULL, *[windowed(4000)] * 9], 4096, 10, (None,)),  # division would save less than it pads
+        ([windowed(8), windowed(16)] * 4, 64, 4, (8, 16)),
+        ([FULL, replace(windowed(8), head_dim=16)], 64, 2, (None,)),
+        ([windowed(16), replace(windowed(8), head_dim=16)], 64, 2, (16,)),
+    ],
+)
+def test_layers_are_divided_so_that_the_longest_sequence_takes_the_fewest_bytes(
+    layers: list[AttentionSpec], longest: int, arrays: int, windows: tuple[int | None, ...]
+) -> None:
+    layout = layout_of(layers, longest)
+    assert (len(layout.specs), layout.windows) == (arrays, windows)
+
+
+@pytest.mark.parametrize("layers", [gemma3(34, 1024), [windowed(8), FULL] * 3, [FULL] * 4])
+def test_each_layer_has_a_place_of_its_own_in_a_group_that_keeps_what_it_sees(layers: list[AttentionSpec]) -> None:
+    layout = layout_of(layers)
+    assert max(Counter(layout.places).values()) == 1
+    for spec, place in zip(layers, layout.places, strict=True):
+        assert layout.windows[place.group] == spec.window
+        assert 0 <= place.array < len(layout.specs)
+
+
+def test_one_group_keeps_the_largest_window_that_any_layer_sees() -> None:
+    assert layout_of([windowed(8), windowed(16)], max_groups=1).windows == (16,)
+    assert layout_of([windowed(8), FULL], max_groups=1).windows == (None,)
+
+
+def test_bytes_and_arrays_of_pages_follow_from_the_layers() -> None:
+    layout = layout_of([windowed(64), FULL] * 3)
+    assert layout.page_bytes == 3 * 2 * 16 * 2 * 8 * 2  # layers, keys and values, positions, heads, features, bytes
+    pages = layout.empty(num_pages=5)
+    assert sum(array.nbytes for array in jax.tree.leaves(pages)) == 5 * layout.page_bytes
+    assert {array.shape for array in jax.tree.leaves(pages)} == {(5, 16, 2, 8)}
+    assert {str(array.dtype) for array in jax.tree.leaves(pages)} == {"bfloat16"}
+
+
+def test_layers_of_several_groups_read_and_write_one_array_through_their_own_tables() -> None:
+    layout = layout_of([windowed(64), FULL])
+    (array,) = layout.empty(num_pages=2)
+    states = PagedStates(layout, [array], ["full", "window"])
+    assert [states.get(layer).access for layer in (0, 1)] == ["window", "full"]
+    written = jax.tree.map(lambda old: old + jnp.ones((), old.dtype), array)
+    after = states.put(0, PagedState(written, None))
+    assert after.get(1) == PagedState(written, "full")
+    assert states.get(1).pages is array
