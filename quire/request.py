@@ -20,6 +20,7 @@ MIN_PENALTY, MAX_PENALTY = 0.01, 100.0  # by which logits are multiplied or divi
 class FinishReason(StrEnum):
     END = "end"  # an end-of-sequence token
     STOP_TOKEN = "stop_token"  # a token of the request's own `stop_ids`
+    STOP_STRING = "stop_string"  # found in the text, of which the engine knows nothing
     LENGTH = "length"
 
 

@@ -15,8 +15,7 @@ def test_an_answer_counts_its_tokens_and_how_fast_they_came() -> None:
     speeds = []
     for index, (tokens, finish) in enumerate(pieces):
         now[0] += 0.5
-        answer.take(Update(1, 0, tokens, finish, 4, None, None))
-        delta = answer.delta(3, Update(1, 0, tokens, finish, 4, None, None), "")
+        delta = answer.apply(3, Update(1, 0, tokens, finish, 4, None, None))
         assert (delta.prompt_tokens, delta.cached_tokens) == (5, 4)
         assert delta.generated_tokens == (0, 2, 3, 5)[index]
         speeds.append(delta.tokens_per_s)
@@ -28,7 +27,7 @@ def test_an_answer_counts_its_tokens_and_how_fast_they_came() -> None:
 
 def test_an_answer_that_came_at_once_has_no_speed() -> None:
     answer = Answer((1,), None, (), continues=True, clock=lambda: 5.0)
-    answer.take(Update(1, 0, [7], None, 0, None, None))
-    answer.take(Update(1, 0, [7], FinishReason.LENGTH, 0, None, None))
+    answer.apply(0, Update(1, 0, [7], None, 0, None, None))
+    answer.apply(0, Update(1, 0, [7], FinishReason.LENGTH, 0, None, None))
     assert answer.completion.generated_tokens == 2
     assert answer.completion.tokens_per_s is None

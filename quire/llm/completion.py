@@ -6,12 +6,11 @@ from dataclasses import dataclass, field
 
 from quire.errors import InvalidRequest, QuireError
 from quire.ipc.messages import TokenLogprobs, Update
-from quire.request import FinishReason
-from quire.text.detokenizer import Detokenizer
+from quire.text.generation import Generation
 from quire.text.stop_strings import StopStrings
 from quire.text.tokenizer import Tokenizer
 
-STOP_STRING, ERROR = "stop_string", "error"
+ERROR = "error"  # as a finish reason
 
 
 @dataclass
@@ -73,8 +72,8 @@ class Answer:
         if stop and tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer, and the model has none")
         self.completion = Completion(prompt_ids)
-        self._detokenizer = None if tokenizer is None else Detokenizer(tokenizer, continues=continues)
-        self._stops = StopStrings(list(stop)) if stop else None
+        self._generation = Generation(tokenizer, StopStrings(stop) if stop else None, continues=continues)
+        self.completion.token_ids = self._generation.tokens
         self._clock = clock
         self._first_s: float | None = None  # when the first tokens came
         self._num_first = 0
@@ -83,33 +82,30 @@ class Answer:
     def is_done(self) -> bool:
         return self.completion.finish_reason is not None
 
-    def take(self, update: Update) -> str:
-        """Add what a step brought; returns the new text that is safe to show."""
+    def apply(self, index: int, update: Update) -> Delta:
+        """Add a step's tokens to the completion, of prompt number `index`."""
         done = self.completion
-        done.token_ids += update.tokens
+        steps = self._generation.push(update.tokens, update.finish)
+        tokens = [step.token for step in steps if step.token is not None]
+        logprobs = None if update.logprobs is None else update.logprobs[: len(tokens)]
+        text = "".join([step.text for step in steps])
+        done.text += text
         done.cached_tokens = update.cached_tokens
-        if update.tokens:
-            self._note_speed(len(update.tokens))
-        if update.logprobs is not None:
-            done.logprobs = (done.logprobs or []) + update.logprobs
+        if tokens:
+            self._note_speed(len(tokens))
+        if logprobs is not None:
+            done.logprobs = (done.logprobs or []) + logprobs
         if update.prompt_logprobs is not None:
             done.prompt_logprobs = (done.prompt_logprobs or []) + update.prompt_logprobs
-        text = self._text(update)
-        done.text += text
-        if done.finish_reason is None and update.finish is not None:
-            done.finish_reason = str(update.finish)
-        return text
-
-    def delta(self, index: int, update: Update, text: str) -> Delta:
-        """What `update`, which was taken in, and the `text` it released mean for prompt number `index`."""
-        done = self.completion
+        if self._generation.finish is not None:
+            done.finish_reason = str(self._generation.finish)
         return Delta(
             index,
             update.sample,
             text,
-            update.tokens,
+            tokens,
             done.finish_reason,
-            update.logprobs,
+            logprobs,
             done.prompt_tokens,
             done.cached_tokens,
             done.generated_tokens,
@@ -127,19 +123,3 @@ class Answer:
     def fail(self, error: QuireError) -> None:
         self.completion.error = error
         self.completion.finish_reason = ERROR
-
-    def _text(self, update: Update) -> str:
-        if self._detokenizer is None:
-            return ""
-        shown = update.tokens[:-1] if update.finish is FinishReason.STOP_TOKEN else update.tokens
-        text = self._detokenizer.push(shown)
-        if update.finish is not None:
-            text += self._detokenizer.flush()
-        if self._stops is None:
-            return text
-        released = self._stops.push(text).text
-        if update.finish is not None:
-            released += self._stops.flush().text
-        if self._stops.found is not None:
-            self.completion.finish_reason = STOP_STRING
-        return released

@@ -90,10 +90,10 @@ class Run:
         answer = answers[message.sample]
         if answer.is_done:
             return None  # tokens that were under way when its stop string was found
-        text = answer.take(message)
+        delta = answer.apply(index, message)
         if all(answer.is_done for answer in answers):
             self._end(request_id)  # where a stop string ended it, the engine does not know
-        return answer.delta(index, message, text)
+        return delta
 
     def _end(self, request_id: int) -> None:
         del self._index[request_id]

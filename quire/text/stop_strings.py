@@ -42,7 +42,7 @@ class StopStrings:
     A character costs the same amortized time for each stop string, however long they and the text held back are.
     """
 
-    def __init__(self, stops: Sequence[str], *, include: bool = False) -> None:
+    def __init__(self, stops: Sequence[str], include: bool = False) -> None:
         """`include`: the stop string itself is released too."""
         check_stops(stops, len(stops))
         self._searches = [_Search(stop) for stop in set(stops)]

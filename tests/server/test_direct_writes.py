@@ -9,8 +9,9 @@ from hypothesis import strategies as st
 from quire.ipc.messages import Command, Progress, Update
 from quire.request import FinishReason, Request, SamplingParams
 from quire.server.http.sse import to_json, token_template
+from quire.server.service.job import GenerationSpec
+from quire.server.service.prompt import Delta
 from quire.server.service.service import Service
-from quire.server.service.stream import Asked, Delta
 from quire.server.settings import ServerSettings
 from tests import web
 from tests.server.vocabulary import served_model
@@ -34,7 +35,7 @@ class Engine:
 
 
 def open_stream(service: Service):
-    return service.open([Asked(Request(0, (1, 2), 100, SamplingParams()))])
+    return service.open([GenerationSpec(Request(0, (1, 2), 100, SamplingParams()))])
 
 
 def progress(token: int, finish: FinishReason | None = None) -> list[Progress]:
@@ -111,7 +112,7 @@ def test_a_stream_that_cannot_be_written_fails_alone():
         both = [Update(number, 0, [5], None, 0, None, None) for number in (1, 2)]
         service.take([Progress(both)])
         await asyncio.wait({failing})
-        assert "does not know" in str(failing.exception())
+        assert "internal error" in str(failing.exception())
         assert [delta.token for delta in seen] == [5]
         sound.close()
         await reading

@@ -13,8 +13,8 @@ from quire.request import Request as EngineRequest
 from quire.request import SamplingParams
 from quire.server.observe.engine_metrics import write_engine
 from quire.server.observe.exposition import CONTENT_TYPE, Exposition
+from quire.server.service.job import GenerationSpec
 from quire.server.service.service import Service
-from quire.server.service.stream import Asked
 
 MAX_GENERATION_S = 10.0
 LOOK_S = 0.25  # between looks at what the engine does meanwhile, which tells as often
@@ -66,7 +66,7 @@ async def generates(service: Service, request: Request) -> Response:
 async def _generate_one(service: Service, begun_s: float) -> None:
     """Wait for one token, or for the end of a step that the engine does for others. Raises where neither comes."""
     asked = EngineRequest(0, (0,), 1, SamplingParams(temperature=0.0), salt="health")
-    stream = service.open([Asked(asked)], is_counted=False)
+    stream = service.open([GenerationSpec(asked)], is_counted=False)
     reading = asyncio.ensure_future(stream.read())
     try:
         while not reading.done():

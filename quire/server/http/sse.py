@@ -10,7 +10,8 @@ from quire.errors import QuireError
 from quire.server.http.connection import ChunkWriter, chunk_writer
 from quire.server.offload import LARGE_BYTES
 from quire.server.service.answers import ClientGone, closing_when_gone, watching
-from quire.server.service.stream import Delta, Sink, Stream
+from quire.server.service.prompt import Delta
+from quire.server.service.stream import Sink, Stream
 
 to_json = msgspec.json.Encoder().encode
 

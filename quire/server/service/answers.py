@@ -7,7 +7,9 @@ from collections.abc import AsyncIterator
 from starlette.types import Receive
 
 from quire.ipc.messages import TokenLogprobs
-from quire.server.service.stream import Delta, Ending, Stream
+from quire.request import FinishReason
+from quire.server.service.prompt import Delta
+from quire.server.service.stream import Stream
 
 
 class ClientGone(Exception):
@@ -22,7 +24,7 @@ class Answer:
         self.tokens: list[int] = []
         self.token_texts: list[str] = []
         self.logprobs: list[TokenLogprobs] = []
-        self.ending = Ending.LENGTH
+        self.finish = FinishReason.LENGTH
 
     @property
     def text(self) -> str:
@@ -32,15 +34,15 @@ class Answer:
     def mean_logprob(self) -> float:
         return sum(each.logprob for each in self.logprobs) / max(1, len(self.logprobs))
 
-    def take(self, delta: Delta) -> None:
+    def add(self, delta: Delta) -> None:
         self.texts.append(delta.text)
         if delta.token is not None:
             self.tokens.append(delta.token)
             self.token_texts.append(delta.text)
         if delta.logprobs is not None:
             self.logprobs.append(delta.logprobs)
-        if delta.ending is not None:
-            self.ending = delta.ending
+        if delta.finish is not None:
+            self.finish = delta.finish
 
 
 async def collect(stream: Stream, receive: Receive) -> list[list[Answer]]:
@@ -49,7 +51,7 @@ async def collect(stream: Stream, receive: Receive) -> list[list[Answer]]:
     async with closing_when_gone(stream, receive):
         while deltas := await stream.read():
             for delta in deltas:
-                answers[delta.prompt][delta.sample].take(delta)
+                answers[delta.prompt][delta.sample].add(delta)
         if not stream.is_over:
             raise ClientGone
     return answers

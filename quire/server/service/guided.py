@@ -6,26 +6,26 @@ from dataclasses import replace
 from quire.errors import DeadlineExceeded, InvalidRequest
 from quire.request import Grammar
 from quire.server.service.arrival import Arrival
+from quire.server.service.job import GenerationSpec
 from quire.server.service.service import Service
-from quire.server.service.stream import Asked
 
 
 async def guided(
     service: Service,
     arrival: Arrival,
-    asked: Asked,
+    spec: GenerationSpec,
     name: str,
     grammar: Grammar | None,
     checked: Grammar | None = None,
-) -> Asked:
-    """`asked`, with the grammar that the field `name` asks for. Refuses what cannot be followed, and what is not known
+) -> GenerationSpec:
+    """`spec` with the grammar that the field `name` asks for. Refuses what cannot be followed, and what is not known
     to be before the request's time has passed.
 
     `checked` stands in for a grammar with special tokens, which the check knows none of.
     """
     if grammar is None:
-        return asked
-    request = asked.request
+        return spec
+    request = spec.request
     if service.settings.disable_grammar_support:
         raise InvalidRequest.for_field(name, "is set; this server was started with --disable-grammar-support")
     if not request.end_ids:
@@ -44,4 +44,4 @@ async def guided(
             await service.grammar_check.refuse_what_cannot_be_followed(name, checked or grammar)
     except TimeoutError as error:
         raise DeadlineExceeded(f"timeout_s of {timeout_s} passed before {name} was checked") from error
-    return replace(asked, request=replace(request, grammar=grammar))
+    return replace(spec, request=replace(request, grammar=grammar))

@@ -54,6 +54,6 @@ def ledger(stream: Stream) -> Timings:
         "preemptions": sum(account.preemptions for account in accounts),
         "engine_restarts": max((len(prompt.accounts) - 1 for prompt in stream.prompts if prompt.accounts), default=0),
         "generated_tokens": stream.num_tokens,
-        "decode_steps": max(max(0, len(sample.tokens) - sample.num_beside - 1) for sample in samples),
+        "decode_steps": max(max(0, sample.num_pushes - 1) for sample in samples),
         "tokens_per_s": (stream.num_tokens - 1) / decode_s if decode_s > 0 else None,
     }

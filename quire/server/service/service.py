@@ -23,15 +23,18 @@ from quire.ipc.messages import (
     Submit,
     ToFrontEnd,
 )
+from quire.request import FinishReason
 from quire.retry_reservations import RetryReservations
 from quire.server.observe.engine_health import EngineHealth
 from quire.server.observe.metrics import Metrics
 from quire.server.offload import Offload
 from quire.server.service.arrival import Arrival
 from quire.server.service.grammar_check import GrammarCheck
+from quire.server.service.job import GenerationSpec
 from quire.server.service.ledger import ledger
+from quire.server.service.prompt import Prompt
 from quire.server.service.served_model import ServedModel
-from quire.server.service.stream import Asked, Prompt, Stream
+from quire.server.service.stream import Stream
 from quire.server.settings import ServerSettings
 from quire.server.tenant import tenant
 
@@ -161,7 +164,7 @@ class Service:
                     found = prompts.get(update.request_id)
                     if found is not None:  # else it was aborted, and this was on its way
                         prompt, stream = found
-                        stream.take(prompt, update)
+                        stream.apply(prompt, update)
                         stream.num_new += len(update.tokens)
                         woken.add(stream)
             elif isinstance(message, Failed):
@@ -212,7 +215,7 @@ class Service:
 
     def open(
         self,
-        asked: Sequence[Asked],
+        specs: Sequence[GenerationSpec],
         arrival: Arrival | None = None,
         *,
         user: str | None = None,
@@ -228,7 +231,7 @@ class Service:
         if self._port is None and not self.settings.wait_for_restart:
             raise EngineFailed(self._why_not, RESTART_S)
         whose = tenant.get()
-        num_sequences = self._refuse_if_full(asked, whose, field)
+        num_sequences = self._refuse_if_full(specs, whose, field)
         arrival = arrival or Arrival({})
         stream = Stream(self, arrival, self.settings.max_buffered_tokens, is_counted)
         stream.user = user
@@ -239,7 +242,7 @@ class Service:
         self._num_sequences += num_sequences
         self._streams.add(stream)
         self._quiet.clear()
-        for one in asked:
+        for one in specs:
             self._count += 1
             request = replace(
                 one.request,
@@ -256,19 +259,19 @@ class Service:
         stream.times.submitted_s = time.monotonic()
         return stream
 
-    def _refuse_if_full(self, asked: Sequence[Asked], whose: str | None, field: str) -> int:
+    def _refuse_if_full(self, specs: Sequence[GenerationSpec], whose: str | None, field: str) -> int:
         """How many sequences there will be more. Whoever is refused has a place when it comes back as it is told."""
         most, num_open = self.settings.max_concurrent_requests, self._num_sequences
-        num_asked = sum(one.request.samples for one in asked)
+        num_asked = sum(one.request.samples for one in specs)
         if num_asked > most:
             raise InvalidRequest.for_field(
                 field,
-                f"asks for {num_asked} sequences, of {len(asked)} prompts; the limit is {most}, "
+                f"asks for {num_asked} sequences, of {len(specs)} prompts; the limit is {most}, "
                 "--max-concurrent-requests",
             )
         if num_open + num_asked <= most and not self._reservations:
             return num_asked
-        client = hash((whose, *((one.request.prompt, one.request.max_tokens) for one in asked)))
+        client = hash((whose, *((one.request.prompt, one.request.max_tokens) for one in specs)))
         num_kept = self._reservations.num_kept_from(client) if num_open else 0
         if num_open + num_kept + num_asked <= most:
             self._reservations.admitted(client)
@@ -283,7 +286,7 @@ class Service:
     def ended(self, prompt: Prompt) -> None:
         """All samples of `prompt` have their ends. The engine goes on when a stop string ended the last of them."""
         self._prompts.pop(prompt.request.request_id, None)
-        if self._port is not None and any(sample.ending == "stop_string" for sample in prompt.samples):
+        if self._port is not None and any(sample.finish is FinishReason.STOP_STRING for sample in prompt.samples):
             self._port.send(Abort(prompt.request.request_id))
 
     def forget(self, stream: Stream) -> None:

@@ -5,10 +5,11 @@ from quire.files.generation_defaults import GenerationDefaults
 from quire.request import Request
 from quire.server.api.openai.requests import ChatRequest, Sampled
 from quire.server.api.sampling import at_most, between, sampling_params, seed_of
+from quire.server.api.tgi.end_anchored_stops import EndAnchoredStops
+from quire.server.service.job import GenerationSpec
 from quire.server.service.served_model import ServedModel
-from quire.server.service.stream import Asked
 from quire.server.settings import ServerSettings
-from quire.text.stop_strings import check_stops
+from quire.text.stop_strings import StopStrings, check_stops
 
 MAX_PRIORITY = 2**31 - 1
 MAX_STOP_IDS = 1024
@@ -59,7 +60,7 @@ class Asking:
             model.tokenizer,
         )  # fmt: skip
 
-    def prompt(self, tokens: list[int], number: int = 0) -> Asked:
+    def prompt(self, tokens: list[int], number: int = 0) -> GenerationSpec:
         """The `number`-th prompt of the request."""
         model, fields = self._model, self._fields
         model.check_prompt(tokens, self._prompt_field)
@@ -75,7 +76,7 @@ class Asking:
             )
         min_tokens = fields.min_tokens or 0
         at_most("min_tokens", min_tokens, max_tokens)
-        return Asked(
+        return GenerationSpec(
             Request(
                 request_id=0,
                 prompt=tuple(tokens),
@@ -93,6 +94,7 @@ class Asking:
             ),
             stop=self.stop,
             include_stop=bool(fields.include_stop_str_in_output) or self._as_tgi,
-            as_tgi=self._as_tgi,
+            stop_search=EndAnchoredStops if self._as_tgi else StopStrings,
+            length_first=self._as_tgi,
             skip_special_tokens=fields.skip_special_tokens is not False,
         )

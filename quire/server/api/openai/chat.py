@@ -7,6 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.errors import InvalidRequest
+from quire.request import FinishReason as Finish
 from quire.request import Grammar
 from quire.server.api.grammars import grammar_of
 from quire.server.api.openai.asking import Asking
@@ -30,9 +31,11 @@ from quire.server.http.sse import EventStream, first_deltas, to_json, token_temp
 from quire.server.service.answers import Answer, collect
 from quire.server.service.arrival import Arrival
 from quire.server.service.guided import guided
+from quire.server.service.job import GenerationSpec
 from quire.server.service.ledger import ledger
+from quire.server.service.prompt import Delta
 from quire.server.service.service import Service
-from quire.server.service.stream import Asked, Delta, Ending, Stream
+from quire.server.service.stream import Stream
 from quire.text.shield import Prompt
 from quire.text.tools import CallFormat
 
@@ -81,7 +84,7 @@ class ParsedChat(NamedTuple):
     fields: ChatRequest
     unknown: list[str]  # names of fields that nothing knows
     tools: ToolUse | None
-    asked: Asked  # of the engine, but for a grammar
+    asked: GenerationSpec  # of the engine, but for a grammar
     text: str  # the conversation as the template has it
     grammar: Grammar | None
 
@@ -117,7 +120,7 @@ def parse_chat(service: Service, arrival: Arrival, raw: dict[str, Any]) -> Parse
     return ParsedChat(fields, unknown, tools, asked, prompt.text, grammar)
 
 
-async def guided_chat(service: Service, arrival: Arrival, parsed: ParsedChat) -> Asked:
+async def guided_chat(service: Service, arrival: Arrival, parsed: ParsedChat) -> GenerationSpec:
     """What the engine is asked."""
     tools = parsed.tools
     if tools is None:
@@ -145,18 +148,18 @@ def _choice(service: Service, fields: ChatRequest, tools: ToolUse | None, index:
         "index": index,
         "message": {"role": "assistant", "content": answer.text, "refusal": None},
         "logprobs": None,
-        "finish_reason": FINISH_REASONS[answer.ending],
+        "finish_reason": FINISH_REASONS[answer.finish],
     }
     if service.settings.tgi_strict:
         del choice["message"]["refusal"]
-        choice["finish_reason"] = quirks.CHAT_FINISH_REASONS[answer.ending]
+        choice["finish_reason"] = quirks.CHAT_FINISH_REASONS[answer.finish]
     if tools is not None:
         calls = Calls(tools.form)
         found = calls.message(answer.text)
         choice["message"]["content"] = found["content"]
         if "tool_calls" in found:
             choice["message"]["tool_calls"] = found["tool_calls"]
-        if calls.has_any and answer.ending is not Ending.LENGTH:
+        if calls.has_any and answer.finish is not Finish.LENGTH:
             choice["finish_reason"] = TOOL_CALLS
     if fields.logprobs:
         pairs = zip(answer.tokens, answer.logprobs, strict=True)
@@ -211,10 +214,10 @@ class ChatEvents(Chunks):
             choice["logprobs"] = {"content": [entry], "refusal": None}
         if self._fields.return_token_ids:
             choice["token_ids"] = [] if delta.token is None else [delta.token]
-        if not content and delta.ending is None and self._is_plain:
+        if not content and delta.finish is None and self._is_plain:
             return before
-        if delta.ending is not None:
-            choice["finish_reason"] = self._finish_reason(delta.sample, delta.ending)
+        if delta.finish is not None:
+            choice["finish_reason"] = self._finish_reason(delta.sample, delta.finish)
         return before + self._write(choice)
 
     def _choice(self, sample: int, content: MessagePart) -> ChatChunkChoice:
@@ -224,7 +227,7 @@ class ChatEvents(Chunks):
         """What a delta of ours comes to in theirs: one after the other, the last of them with all else."""
         return [{"content": delta.text} if delta.text else {}]
 
-    def _finish_reason(self, sample: int, ending: Ending) -> FinishReason:
+    def _finish_reason(self, sample: int, ending: Finish) -> FinishReason:
         return self._finish_reasons[ending]
 
 
@@ -239,8 +242,8 @@ class ToolEvents(ChatEvents):
         return b"".join([self._chunk(delta) for delta in deltas])
 
     def _contents(self, delta: Delta) -> list[MessagePart]:
-        return self._calls[delta.sample].deltas(delta.text, is_last=delta.ending is not None) or [{}]
+        return self._calls[delta.sample].deltas(delta.text, is_last=delta.finish is not None) or [{}]
 
-    def _finish_reason(self, sample: int, ending: Ending) -> FinishReason:
-        called = self._calls[sample].has_any and ending is not Ending.LENGTH
+    def _finish_reason(self, sample: int, ending: Finish) -> FinishReason:
+        called = self._calls[sample].has_any and ending is not Finish.LENGTH
         return TOOL_CALLS if called else super()._finish_reason(sample, ending)

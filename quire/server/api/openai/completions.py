@@ -25,9 +25,11 @@ from quire.server.http.sse import EventStream, first_deltas, to_json, token_temp
 from quire.server.service.answers import Answer, collect
 from quire.server.service.arrival import Arrival
 from quire.server.service.guided import guided
+from quire.server.service.job import GenerationSpec
 from quire.server.service.ledger import ledger
+from quire.server.service.prompt import Delta, Prompt
 from quire.server.service.service import Service
-from quire.server.service.stream import Asked, Delta, Prompt, Stream
+from quire.server.service.stream import Stream
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI's documentation has it
 
@@ -80,7 +82,7 @@ class ParsedCompletion(NamedTuple):
     n: int
     best_of: int
     texts: list[str]  # the prompts
-    asked: list[Asked]  # of the engine, but for a grammar
+    asked: list[GenerationSpec]  # of the engine, but for a grammar
     grammar: Grammar | None
 
 
@@ -178,7 +180,7 @@ class ChoiceWriter:
             "index": index,
             "text": text,
             "logprobs": logprobs,
-            "finish_reason": self._finish_reasons[answer.ending],
+            "finish_reason": self._finish_reasons[answer.finish],
         }
         if fields.return_token_ids:
             choice["token_ids"] = answer.tokens
@@ -204,7 +206,7 @@ class ChoiceWriter:
             "index": index,
             "text": delta.text,
             "logprobs": logprobs,
-            "finish_reason": self.unfinished if delta.ending is None else self._finish_reasons[delta.ending],
+            "finish_reason": self.unfinished if delta.finish is None else self._finish_reasons[delta.finish],
         }
         if self._fields.return_token_ids:
             choice["token_ids"] = [] if delta.token is None else [delta.token]
@@ -251,7 +253,7 @@ class CompletionEvents(Chunks):
             self._offsets[index] = self._writer.length(prompt.request.prompt) if self._fields.echo else 0
             if self._fields.echo:
                 before = self._write(self._writer.echoed(prompt, index))
-        if self._is_plain and not delta.text and delta.ending is None:
+        if self._is_plain and not delta.text and delta.finish is None:
             return before
         written = self._write(self._writer.part(delta, index, self._offsets[index]))
         if self._fields.logprobs is not None and delta.token is not None:

@@ -10,21 +10,22 @@ import msgspec
 from starlette.responses import Response
 
 from quire import __version__
+from quire.request import FinishReason as Finish
 from quire.server.api.openai.responses import ChatCompletion, Completion, FinishReason, Head, Usage
 from quire.server.api.timing_headers import timing_headers
 from quire.server.service.service import Service
-from quire.server.service.stream import Ending, Stream
+from quire.server.service.stream import Stream
 
 log = logging.getLogger(__name__)
 
 MAX_NAMES = 20  # of fields that are not known, in the log and in a header
 MAX_NAME = 60  # characters of each
 
-FINISH_REASONS: dict[Ending, FinishReason] = {
-    Ending.END: "stop",
-    Ending.STOP_TOKEN: "stop",
-    Ending.STOP_STRING: "stop",
-    Ending.LENGTH: "length",
+FINISH_REASONS: dict[Finish, FinishReason] = {
+    Finish.END: "stop",
+    Finish.STOP_TOKEN: "stop",
+    Finish.STOP_STRING: "stop",
+    Finish.LENGTH: "length",
 }
 
 

@@ -4,12 +4,13 @@ from quire.errors import InvalidRequest, PromptTooLong
 from quire.files.generation_defaults import GenerationDefaults
 from quire.request import Request
 from quire.server.api.sampling import between, sampling_params, seed_of
+from quire.server.api.tgi.end_anchored_stops import EndAnchoredStops
 from quire.server.api.tgi.quirks import check_strictly
 from quire.server.api.tgi.requests import Parameters
+from quire.server.service.job import GenerationSpec
 from quire.server.service.served_model import ServedModel
-from quire.server.service.stream import Asked
 from quire.server.settings import ServerSettings
-from quire.text.stop_strings import check_stops
+from quire.text.stop_strings import StopStrings, check_stops
 
 _SAMPLING = ("temperature", "top_k", "top_p", "typical_p", "min_p")
 
@@ -66,7 +67,7 @@ def ask(
     *,
     sampled: bool,
     scored: bool,
-) -> Asked:
+) -> GenerationSpec:
     """`scored`: the answer shows the log-probability of each token."""
     if parameters.truncate is not None:
         between("truncate", parameters.truncate, 1, model.max_input_tokens)
@@ -88,7 +89,7 @@ def ask(
         given["temperature"] = 0.0
     strict = settings.tgi_strict
     shows_prefill = settings.enable_prefill_logprobs or not strict
-    return Asked(
+    return GenerationSpec(
         Request(
             request_id=0,
             prompt=tuple(tokens),
@@ -101,5 +102,6 @@ def ask(
         ),
         stop=tuple(parameters.stop or ()),
         include_stop=True,  # clients expect to find it, and cut it off themselves
-        as_tgi=strict,
+        stop_search=EndAnchoredStops if strict else StopStrings,
+        length_first=strict,
     )

@@ -1,17 +1,18 @@
 """The parts of a reply: tokens, and how it went."""
 
 from quire.ipc.messages import TokenLogprobs
+from quire.request import FinishReason as Finish
 from quire.server.api.openai.logprobs import finite
 from quire.server.api.tgi.responses import FinishReason, PrefillToken, SequenceDetails, Token
 from quire.server.service.answers import Answer
-from quire.server.service.stream import Ending, Prompt
+from quire.server.service.prompt import Prompt
 from quire.text.tokenizer import Tokenizer
 
-FINISH_REASONS: dict[Ending, FinishReason] = {
-    Ending.END: "eos_token",
-    Ending.STOP_TOKEN: "stop_sequence",
-    Ending.STOP_STRING: "stop_sequence",
-    Ending.LENGTH: "length",
+FINISH_REASONS: dict[Finish, FinishReason] = {
+    Finish.END: "eos_token",
+    Finish.STOP_TOKEN: "stop_sequence",
+    Finish.STOP_STRING: "stop_sequence",
+    Finish.LENGTH: "length",
 }
 
 
@@ -46,7 +47,7 @@ def sequence_details(tokenizer: Tokenizer, prompt: Prompt, answer: Answer, top_n
         for token, text, logprobs in zip(answer.tokens, answer.token_texts, answer.logprobs, strict=True)
     ]
     details: SequenceDetails = {
-        "finish_reason": FINISH_REASONS[answer.ending],
+        "finish_reason": FINISH_REASONS[answer.finish],
         "generated_tokens": len(answer.tokens),
         "seed": seed_shown(prompt),
         "prefill": prefill_entries(tokenizer, prompt),

@@ -1,5 +1,7 @@
 """Stop strings as text-generation-inference finds them."""
 
+from collections.abc import Sequence
+
 MAX_PASS_TOKENS = 1024  # it begins anew after so many, and forgets what it had seen
 _WINDOW, _KEPT = 300, 200  # characters
 
@@ -7,7 +9,8 @@ _WINDOW, _KEPT = 300, 200  # characters
 class EndAnchoredStops:
     """Sees a stop string only where a token ends with it, in the last few hundred characters of a pass."""
 
-    def __init__(self, stops: tuple[str, ...]) -> None:
+    def __init__(self, stops: Sequence[str], include: bool = True) -> None:
+        """`include` says nothing: the stop string always stays in the text."""
         self._stops = stops
         self._seen = ""
         self._num_tokens = 0

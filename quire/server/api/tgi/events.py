@@ -7,7 +7,8 @@ from quire.server.api.tgi.details import FINISH_REASONS, seed_shown, token_entry
 from quire.server.api.tgi.errors import error_body
 from quire.server.api.tgi.responses import GeneratedToken
 from quire.server.service.ledger import ledger
-from quire.server.service.stream import Delta, Stream
+from quire.server.service.prompt import Delta
+from quire.server.service.stream import Stream
 
 
 class GenerateEvents:
@@ -39,11 +40,11 @@ class GenerateEvents:
         }
         if self._top_n_tokens:
             event["top_tokens"] = top_entries(self._tokenizer, delta.logprobs, self._top_n_tokens)
-        if delta.ending is not None:
+        if delta.finish is not None:
             prompt = self._stream.prompts[0]
             event["generated_text"] = "".join(self._texts)
             event["details"] = {
-                "finish_reason": FINISH_REASONS[delta.ending],
+                "finish_reason": FINISH_REASONS[delta.finish],
                 "generated_tokens": self._index,
                 "seed": seed_shown(prompt),
                 "input_length": len(prompt.request.prompt),

@@ -26,9 +26,10 @@ from quire.server.http.sse import EventStream, first_deltas
 from quire.server.service.answers import Answer, collect
 from quire.server.service.arrival import Arrival
 from quire.server.service.guided import guided
+from quire.server.service.job import GenerationSpec
 from quire.server.service.ledger import ledger
 from quire.server.service.service import Service
-from quire.server.service.stream import Asked, Stream
+from quire.server.service.stream import Stream
 
 
 async def generate(service: Service, request: Request) -> Response:
@@ -113,7 +114,7 @@ async def _answer_typed(
 class ParsedGenerate(NamedTuple):
     body: GenerateRequest
     parameters: Parameters
-    asked: Asked  # of the engine, but for a grammar
+    asked: GenerationSpec  # of the engine, but for a grammar
     unknown: list[str]  # names of fields that nothing knows
     grammar: Grammar | None
 
@@ -142,7 +143,7 @@ def parse_parameters(
 
 def ask_to_continue(
     service: Service, arrival: Arrival, inputs: str, parameters: Parameters, *, sampled: bool, stream: bool = False
-) -> Asked:
+) -> GenerationSpec:
     """What the engine is asked about one text."""
     if not inputs:
         raise InvalidRequest.for_field("inputs", "is empty; it must have at least 1 character")

@@ -20,9 +20,9 @@ from quire.server.http.health import unhealthy
 from quire.server.service.answers import collect
 from quire.server.service.arrival import Arrival
 from quire.server.service.guided import guided
+from quire.server.service.job import GenerationSpec
 from quire.server.service.ledger import ledger
 from quire.server.service.service import Service
-from quire.server.service.stream import Asked
 
 
 class InferInput(msgspec.Struct, kw_only=True):
@@ -96,7 +96,7 @@ class ParsedInfer(NamedTuple):
     id: str
     names: list[str]  # of the outputs
     prefixes: list[str]  # before each answer
-    asked: list[Asked]  # of the engine, but for a grammar
+    asked: list[GenerationSpec]  # of the engine, but for a grammar
     unknown: list[str]  # names of fields that nothing knows
     grammar: Grammar | None
 

@@ -7,21 +7,21 @@ import msgspec
 from starlette.responses import Response
 
 from quire.errors import InvalidRequest, QuireError
+from quire.request import FinishReason as Finish
 from quire.server.api.openai.requests import ChatRequest, Sampled
 from quire.server.api.openai.responses import FinishReason
 from quire.server.api.tgi.errors import error_body
 from quire.server.service.service import Service
-from quire.server.service.stream import Ending
 
 T = TypeVar("T", bound=Sampled)
 
-CHAT_FINISH_REASONS: dict[Ending, FinishReason] = {
-    Ending.END: "stop",
-    Ending.STOP_TOKEN: "stop_sequence",
-    Ending.STOP_STRING: "stop_sequence",
-    Ending.LENGTH: "length",
+CHAT_FINISH_REASONS: dict[Finish, FinishReason] = {
+    Finish.END: "stop",
+    Finish.STOP_TOKEN: "stop_sequence",
+    Finish.STOP_STRING: "stop_sequence",
+    Finish.LENGTH: "length",
 }
-COMPLETION_FINISH_REASONS: dict[Ending, FinishReason] = CHAT_FINISH_REASONS | {Ending.END: "eos_token"}
+COMPLETION_FINISH_REASONS: dict[Finish, FinishReason] = CHAT_FINISH_REASONS | {Finish.END: "eos_token"}
 _UNREAD = ("n", "logit_bias")  # of a chat
 
 

@@ -19,9 +19,9 @@ from quire.server.http.body import Body, read_json
 from quire.server.service.answers import collect
 from quire.server.service.arrival import Arrival
 from quire.server.service.guided import guided
+from quire.server.service.job import GenerationSpec
 from quire.server.service.ledger import ledger
 from quire.server.service.service import Service
-from quire.server.service.stream import Asked
 
 
 class VertexRequest(msgspec.Struct, kw_only=True):
@@ -32,7 +32,7 @@ async def vertex(service: Service, request: Request) -> Response:
     arrival = Arrival(request.headers, "vertex")
     body = await read_json(service, request)
     parsed, unknown = await service.offload.run(body.num_bytes, lambda: _parse(service, arrival, body))
-    asked: list[Asked] = []
+    asked: list[GenerationSpec] = []
     for one in parsed:
         if isinstance(one, ParsedChat):
             asked.append(await guided_chat(service, arrival, one))

@@ -1,0 +1,95 @@
+"""One prompt of a request in the engine, and the events that its answers consist of."""
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from quire.ipc.messages import Account, Submit, TokenLogprobs, Update
+from quire.request import FinishReason, Request
+from quire.server.service.job import GenerationSpec
+from quire.text.generation import Generation
+from quire.text.tokenizer import Tokenizer
+
+_new_tuple = tuple.__new__
+
+
+class Delta(NamedTuple):
+    """One token of one sample, and the text it releases. The last of a sample may have no token."""
+
+    prompt: int  # number among the request's prompts
+    sample: int
+    text: str
+    token: int | None
+    logprobs: TokenLogprobs | None
+    finish: FinishReason | None
+
+
+class Prompt:
+    """Turns the engine's updates of one prompt into deltas.
+
+    It does not know its stream, which knows it: a reference cycle would keep both until the garbage collector runs.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, index: int, spec: GenerationSpec, request: Request) -> None:
+        self.request = request
+        self.index = index
+        self.cached_tokens = 0
+        self.accounts: list[Account] = []  # the last of each engine, where timings are wanted
+        self.logprobs: list[TokenLogprobs] = []  # of the prompt's own tokens after the first, where requested
+        self.samples = [
+            Generation(
+                tokenizer,
+                spec.stop_search(spec.stop, spec.include_stop) if spec.stop else None,
+                skip_special_tokens=spec.skip_special_tokens,
+                shows_stop_token=spec.include_stop,
+                length_first=request.max_tokens if spec.length_first else None,
+            )
+            for _ in range(request.samples)
+        ]
+        self.num_left = request.samples
+        self._is_plain = not spec.stop and request.prompt_logprobs is None
+        self._is_with_another = False  # an engine that has sent no account yet
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(len(sample.tokens) for sample in self.samples)
+
+    def resumed(self, spent_s: float) -> Submit:
+        """The command by which another engine continues, `spent_s` after the request's arrival."""
+        self._is_with_another = True
+        request = self.request
+        if self.num_tokens:
+            request = replace(request, queue_timeout_s=None)  # it has had its slot
+        if request.prompt_logprobs is not None:
+            if len(self.logprobs) == len(request.prompt) - 1:
+                request = replace(request, prompt_logprobs=None)  # all of them have come
+            else:
+                self.logprobs.clear()
+        so_far = [None if sample.finish is not None else sample.tokens for sample in self.samples]
+        return Submit(request, so_far, spent_s)
+
+    def note(self, account: Account) -> None:
+        if self.accounts and not self._is_with_another:
+            self.accounts.pop()
+        self.accounts.append(account)
+        self._is_with_another = False
+
+    def apply(self, update: Update, pending: list[Delta]) -> None:
+        """Append the deltas of a step's tokens to `pending`."""
+        _, number, tokens, finish, cached_tokens, logprobs, prompt_logprobs = update
+        index, sample = self.index, self.samples[number]
+        if finish is None and self._is_plain and logprobs is None and sample.tokens:  # most tokens take this way
+            if sample.finish is None:
+                sample.tokens += tokens
+                sample.num_pushes += 1
+                push_one = sample.detokenizer.push_one  # type: ignore[union-attr]  # the server has a tokenizer
+                pending += [_new_tuple(Delta, (index, number, push_one(token), token, None, None)) for token in tokens]
+            return
+        if number == 0 and not sample.tokens:  # the others, and another engine, share what the first computes
+            self.cached_tokens = cached_tokens
+        if prompt_logprobs and number == 0:
+            self.logprobs += prompt_logprobs
+        for position, (text, token, reason) in enumerate(sample.push(tokens, finish)):
+            scored = None if logprobs is None or token is None else logprobs[position]
+            pending.append(Delta(index, number, text, token, scored, reason))
+            if reason is not None:
+                self.num_left -= 1

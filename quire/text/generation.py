@@ -1,0 +1,104 @@
+"""Generated tokens to text: the text that each token adds, stop strings, and the end of a sample."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from quire.request import FinishReason
+from quire.text.detokenizer import Detokenizer
+from quire.text.tokenizer import Tokenizer
+
+
+class StopSearch(Protocol):
+    """Looks for the stop strings of one sample."""
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """The text that may be shown now that `text` follows, and the stop string that was found."""
+
+    def flush(self) -> tuple[str, str | None]:
+        """The same, once no more text comes."""
+
+
+class TextStep(NamedTuple):
+    """A token and the text that it releases. The last step of a sample has the reason, and may have no token."""
+
+    text: str
+    token: int | None
+    finish: FinishReason | None
+
+
+class Generation:
+    """One sample: its tokens so far, and their text as they come.
+
+    The text does not depend on how tokens are grouped into pushes. Tokens after the one that completes a stop string
+    are dropped. The token that ends a sample is not part of its text, unless `shows_stop_token`.
+    """
+
+    __slots__ = ("_length_first", "_shows_stop_token", "_stops", "detokenizer", "finish", "num_pushes", "tokens")
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer | None,
+        stops: StopSearch | None = None,
+        *,
+        skip_special_tokens: bool = True,
+        continues: bool = True,
+        shows_stop_token: bool = False,
+        length_first: int | None = None,
+    ) -> None:
+        """Without a tokenizer every text is empty. `continues`: text stands before the first token.
+
+        `length_first`: with this many tokens the reason is the length, and stop strings are not looked for.
+        """
+        self.tokens: list[int] = []
+        self.finish: FinishReason | None = None
+        self.num_pushes = 0  # that brought tokens
+        self.detokenizer = (
+            None
+            if tokenizer is None
+            else Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens, continues=continues)
+        )
+        self._stops = stops
+        self._shows_stop_token = shows_stop_token
+        self._length_first = length_first
+
+    def push(self, tokens: Sequence[int], finish: FinishReason | None) -> list[TextStep]:
+        """A step for each token, and one without a token where the sample ends by itself. None after the end."""
+        if self.finish is not None:
+            return []
+        self.num_pushes += bool(tokens)
+        if finish is None and self._stops is None and self.detokenizer is not None:  # most tokens take this way
+            self.tokens += tokens
+            push_one = self.detokenizer.push_one
+            return [TextStep(push_one(token), token, None) for token in tokens]
+        steps: list[TextStep] = []
+        last = len(tokens) - 1
+        for position, token in enumerate(tokens):
+            self.tokens.append(token)
+            steps.append(self._step(token, finish if position == last else None))
+            if self.finish is not None:
+                return steps
+        if finish is not None:
+            steps.append(self._step(None, finish))
+        return steps
+
+    def _step(self, token: int | None, finish: FinishReason | None) -> TextStep:
+        is_at_limit = self._length_first is not None and len(self.tokens) >= self._length_first
+        if is_at_limit and finish is not None:
+            finish = FinishReason.LENGTH
+        text = self._text(token, finish)
+        if self._stops is not None and not is_at_limit:
+            text, stop = self._stops.push(text)
+            if stop is None and finish is not None:
+                rest, stop = self._stops.flush()
+                text += rest
+            if stop is not None:
+                finish = FinishReason.STOP_STRING
+        self.finish = finish
+        return TextStep(text, token, finish)
+
+    def _text(self, token: int | None, finish: FinishReason | None) -> str:
+        if self.detokenizer is None:
+            return ""
+        is_hidden = finish is FinishReason.END or (finish is FinishReason.STOP_TOKEN and not self._shows_stop_token)
+        text = "" if token is None or is_hidden else self.detokenizer.push_one(token)
+        return text if finish is None else text + self.detokenizer.flush()
