@@ -13,7 +13,15 @@ import quire
 PACKAGE = Path(quire.__file__).parent
 GROUND = frozenset({"retry_reservations", "cache_folder", "errors", "request", "config", "resolve"})
 
-# What each part of quire may import of quire. A name with a dot is one module of a part.
+# The server's floors, each above those that it may import. What every API needs of HTTP lies below the APIs.
+BELOW_SERVER = frozenset({"engine", "ipc", "text", "grammar", "files"}) | GROUND
+SERVER = BELOW_SERVER | {"server.settings", "server.offload", "server.tenant"}
+SERVICE = SERVER | {"server.observe", "server.api.tgi.end_anchored_stops"}
+HTTP_BASE = tuple(f"server.http.{name}" for name in ("connection", "sse", "body", "route", "health"))
+APIS = SERVICE | {"server.service", *HTTP_BASE}
+HTTP = APIS | {"server.api"}
+
+# What each part of quire may import of quire. A name with dots is a part of a part, and has rules of its own.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "retry_reservations": GROUND,
     "cache_folder": GROUND,
@@ -31,10 +39,15 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "executor": frozenset({"core.plan", "core.limits", "models", "ops", "sharding"}) | GROUND,
     "ipc": frozenset({"core.plan"}) | GROUND,
     "engine": frozenset({"core", "ipc"}) | GROUND,
-    "engine.build": frozenset({"core", "ipc", "executor", "models", "ops", "sharding", "files", "text", "grammar"})
-    | GROUND,
-    "server": frozenset({"engine", "ipc", "text", "grammar", "files"}) | GROUND,
-    "llm": frozenset({"engine", "ipc", "text", "grammar", "files"}) | GROUND,
+    "engine.build": frozenset({"engine", "core", "executor", "models", "ops", "sharding"}) | BELOW_SERVER,
+    "server": BELOW_SERVER,
+    "server.observe": SERVER,
+    "server.service": SERVICE,
+    **dict.fromkeys(HTTP_BASE, APIS),
+    "server.api": APIS,
+    "server.http": HTTP,
+    "server.processes": HTTP | {"server.http"},
+    "llm": BELOW_SERVER,
 }
 IN_QUIRE_ITSELF = frozenset({"", "__version__", "__file__"})
 TOP = frozenset({"cli", "__init__", "__main__"})  # may import everything
@@ -65,21 +78,30 @@ def imports(source: str, package: str) -> Iterator[tuple[int, str]]:
             yield from ((node.lineno, f"{base}.{alias.name}") for alias in node.names)
 
 
+def prefixes(name: str) -> list[str]:
+    """a.b.c, a.b and a of a.b.c."""
+    parts = name.split(".")
+    return [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
+
+
+def room_of(module: str) -> str:
+    return next((prefix for prefix in prefixes(module) if prefix in MAY_IMPORT), "")
+
+
 def faults(module: str, source: str, package: str) -> list[str]:
     """`module` is its name below quire, as in `core.plan`; its package as Python knows it, as in `quire.core`."""
     part = module.split(".", maxsplit=1)[0]
     if part in TOP:
         return []
-    allowed = MAY_IMPORT.get(module, MAY_IMPORT.get(part))
-    if allowed is None:
+    room = room_of(module)
+    if not room:
         return [f"{module}: this part is not in the layering; say in tests/test_layering.py what it may import"]
     found = []
     for line, name in imports(source, package):
         top, _, below = name.partition(".")
         if top == "quire":
-            inside = below.split(".")[0] == part
-            known = any(below == one or below.startswith(f"{one}.") for one in allowed)
-            wrong = not (inside or known or below in IN_QUIRE_ITSELF)
+            known = room_of(below) == room or not MAY_IMPORT[room].isdisjoint(prefixes(below))
+            wrong = not known and below not in IN_QUIRE_ITSELF
         else:
             wrong = top in NEVER.get(module, NEVER.get(part, frozenset())) or (
                 part in STANDARD_ONLY and top not in sys.stdlib_module_names
@@ -121,8 +143,15 @@ def test_every_import_points_downward():
         ("executor.executor", "from quire.engine.executor import Executor"),
         ("engine.engine", "from quire.executor.executor import DeviceExecutor"),
         ("engine.driver", "from jax import numpy"),
-        ("server.openai", "from quire.core.plan import Update"),
-        ("server.openai", "import quire.executor"),
+        ("server.api.openai", "from quire.core.plan import Update"),
+        ("server.api.openai", "import quire.executor"),
+        ("server.observe.metrics", "from quire.server.service.stream import Stream"),
+        ("server.service.stream", "from quire.server.api.tgi import quirks"),
+        ("server.service.stream", "from quire.server.http.sse import EventStream"),
+        ("server.api.tgi.generate", "from quire.server.http.app import App"),
+        ("server.http.sse", "from quire.server.api.dialect import TGI"),
+        ("server.http.app", "from quire.server.processes.serve import serve"),
+        ("server.settings", "from quire.server.service.service import Service"),
         ("llm", "from quire.models.registry import families"),
         ("executor.programs", "import quire\nllm = quire.LLM"),
         ("something_new", ""),
@@ -140,7 +169,9 @@ def test_an_import_that_points_upward_is_found(module, line):
         ("core.scheduler", "from .plan import Chunk"),
         ("executor.batch", "from quire.core.plan import Chunk\nfrom quire import sharding"),
         ("engine.build", "import jax\nfrom quire.executor.executor import DeviceExecutor"),
-        ("server.openai", "from quire.ipc.messages import Submit\nfrom quire import __version__"),
+        ("server.api.openai", "from quire.ipc.messages import Submit\nfrom quire import __version__"),
+        ("server.api.openai.chat", "from quire.server.http.sse import EventStream"),
+        ("server.http.app", "from quire.server.api.dialect import TGI"),
         ("executor.programs", "import quire\nroot = quire.__file__"),
         ("cli", "import jax"),
     ],
@@ -148,6 +179,54 @@ def test_an_import_that_points_upward_is_found(module, line):
 def test_an_import_that_points_downward_is_not(module, line):
     package = ".".join(("quire", *module.split(".")[:-1]))
     assert faults(module, line, package) == []
+
+
+def module_imports(path: Path) -> set[str]:
+    """The modules of quire that a file imports as it is loaded, or for its types; not inside functions."""
+    tree = ast.parse(path.read_text())
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            node.body = [ast.Pass()]
+    package = ".".join(("quire", *path.relative_to(PACKAGE).parts[:-1]))
+    names = [name for _, name in imports(ast.unparse(tree), package)]
+    found = {next((prefix for prefix in prefixes(name) if module_file(prefix)), "") for name in names}
+    return found - {"", "quire"}  # the package itself, which every module is in, gives a version and a place
+
+
+def module_file(name: str) -> Path | None:
+    path = PACKAGE.parent.joinpath(*name.split("."))
+    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Modules that import each other in a ring; none where no such ring is."""
+    done: set[str] = set()
+
+    def visit(name: str, above: list[str]) -> list[str]:
+        if name in above:
+            return [*above[above.index(name) :], name]
+        if name not in done:
+            for imported in sorted(graph.get(name, ())):
+                if found := visit(imported, [*above, name]):
+                    return found
+            done.add(name)
+        return []
+
+    return next((found for name in sorted(graph) if (found := visit(name, []))), [])
+
+
+def test_no_modules_import_each_other():
+    graph: dict[str, set[str]] = {}
+    for path in PACKAGE.rglob("*.py"):
+        name = ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+        graph[name] = module_imports(path) - {name}
+    assert "quire.server.service.service" in graph["quire.server.http.route"]
+    assert circle(graph) == []
+
+
+def test_a_ring_of_imports_is_found():
+    assert circle({"a": {"b"}, "b": {"c"}, "c": {"b"}}) == ["b", "c", "b"]
+    assert circle({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == []
 
 
 def loaded_by(code: str) -> set[str]:

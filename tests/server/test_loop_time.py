@@ -3,7 +3,7 @@
 import pytest
 
 from quire.errors import InvalidRequest
-from quire.server.api.validation import parse_json
+from quire.server.http.body import parse_json
 from quire.server.settings import ServerSettings
 from quire.text.chat import ChatTemplate
 from quire.text.json_text import MAX_VALUES

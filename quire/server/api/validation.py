@@ -1,4 +1,4 @@
-"""From a body's bytes to a typed request, or to an error that names the field."""
+"""From a JSON object to a typed request, or to an error that names the field."""
 
 import re
 from collections.abc import Mapping
@@ -7,7 +7,6 @@ from typing import Any, NamedTuple, TypeVar
 import msgspec
 
 from quire.errors import InvalidRequest, shown
-from quire.text.json_text import parse_json_text
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -19,18 +18,6 @@ class Refusal(NamedTuple):
 
     reason: str
     inert: tuple[Any, ...] = ()
-
-
-def parse_json(body: bytes) -> dict[str, Any]:
-    """The body, as an object."""
-    try:
-        found = parse_json_text("body", body)
-    except InvalidRequest as error:
-        error.param = None  # the body is no field of itself
-        raise
-    if not isinstance(found, dict):
-        raise InvalidRequest(f"body: a JSON {_json_name(found)}; it must be an object")
-    return found
 
 
 def typed(
@@ -75,10 +62,3 @@ def _invalid(message: str, raw: Mapping[str, Any], where: str) -> InvalidRequest
         except (LookupError, TypeError):
             return InvalidRequest.for_field(f"{where}{place}", f": {what}")
     return InvalidRequest.for_field(f"{where}{place}", f"is {shown(value)}: {what}")
-
-
-def _json_name(value: Any) -> str:
-    if value is None:
-        return "null"
-    names: dict[type, str] = {list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
-    return names.get(type(value), type(value).__name__)

@@ -4,14 +4,16 @@ from typing import Any, NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
 
-from quire.errors import BodyTooLarge
-from quire.server.api.validation import parse_json
+from quire.errors import BodyTooLarge, InvalidRequest
 from quire.server.service.answers import ClientGone
 from quire.server.service.service import Service
+from quire.text.json_text import parse_json_text
+
+_JSON_NAMES = {type(None): "null", list: "array", str: "string", bool: "boolean", int: "number", float: "number"}
 
 
 class Body(NamedTuple):
-    """A body as a JSON object, and its length, by which work on it is done in a thread or not."""
+    """A body as a JSON object, and its length: work on large ones is done in a thread."""
 
     raw: dict[str, Any]
     num_bytes: int
@@ -22,8 +24,19 @@ async def read_json(service: Service, request: Request) -> Body:
     return Body(await service.offload.run(len(body), lambda: parse_json(body)), len(body))
 
 
+def parse_json(body: bytes) -> dict[str, Any]:
+    try:
+        found = parse_json_text("body", body)
+    except InvalidRequest as error:
+        error.param = None  # the body is no field of itself
+        raise
+    if not isinstance(found, dict):
+        raise InvalidRequest(f"body: a JSON {_JSON_NAMES[type(found)]}; it must be an object")
+    return found
+
+
 async def _read(service: Service, request: Request) -> bytes:
-    """All of it, if it is not too long; nothing beyond the limit is kept."""
+    """The whole body. Nothing beyond the limit is kept."""
     limit = service.settings.payload_limit
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limit:
