@@ -1,4 +1,4 @@
-"""Which axis of the device mesh each logical axis of a weight or a page is cut along."""
+"""The table from logical axes of weights and pages to axes of the device mesh."""
 
 from collections.abc import Sequence
 
@@ -22,12 +22,12 @@ PAGE_AXES = (None, None, "kv_heads", None)
 
 
 def tensor_mesh(devices: Sequence[jax.Device]) -> Mesh:
-    # "Auto": the compiler follows the cuts of the weights through a model, whose file then need not speak of any.
+    # "Auto": the compiler propagates the shardings of the weights, so model files need not mention any.
     return jax.make_mesh((len(devices),), (TENSOR,), axis_types=(AxisType.Auto,), devices=devices)
 
 
 def sharding(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh | AbstractMesh) -> NamedSharding:
-    """Where an array of these logical axes goes; a dimension that the devices do not divide evenly stays whole."""
+    """The sharding of an array with these logical axes; a dimension that the devices do not divide stays whole."""
     cut = []
     for length, axis in zip(shape, axes, strict=True):
         mesh_axis = None if axis is None else MESH_AXES[axis]
@@ -36,9 +36,9 @@ def sharding(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh | Abst
 
 
 def key_copies(kv_heads: int, group: int, num_devices: int) -> int:
-    """How often to have each key and value head, so that every device has the same number of them.
+    """Copies of each key and value head that give every device the same number of heads.
 
-    1 where no number of copies does it, or the heads are enough as they are; what cannot be cut stays whole.
+    1 if the heads suffice, or if no number of copies does it; then they stay whole.
     """
     copies = num_devices // kv_heads
     return copies if copies > 1 and num_devices % kv_heads == 0 and group % copies == 0 else 1

@@ -1,4 +1,4 @@
-"""The attention block of a layer: projections, norms and rotation around the attention a caller supplies."""
+"""The attention block of a layer: projections, norms and rotation around the platform's attention."""
 
 from dataclasses import dataclass, replace
 from typing import Any
@@ -6,7 +6,7 @@ from typing import Any
 import jax
 
 from quire.models.norm import HeadsRMSNorm, RMSNorm
-from quire.models.params import Param, ParamTree
+from quire.models.params import Param, ParamTree, params_of
 from quire.models.projection import copy_keys, project
 from quire.models.rope import Rope
 from quire.ops.attention import Attend
@@ -17,7 +17,7 @@ from quire.ops.rotation import Rotation
 
 @dataclass(frozen=True)
 class Attention:
-    """Without a rope its tokens do not know their positions; the norms are those of queries and keys."""
+    """Grouped-query attention, with or without rope; `q_norm` and `k_norm` apply before it."""
 
     spec: AttentionSpec
     qkv: Param  # [k, g + 2, h, d]
@@ -29,16 +29,14 @@ class Attention:
     k_norm: RMSNorm | HeadsRMSNorm | None = None
 
     def params(self) -> ParamTree:
-        tree: ParamTree = {"qkv": self.qkv, "out": self.out}
-        if self.qkv_bias is not None:
-            tree["qkv_bias"] = self.qkv_bias
-        if self.out_bias is not None:
-            tree["out_bias"] = self.out_bias
-        if self.q_norm is not None:
-            tree["q_norm"] = self.q_norm.params()
-        if self.k_norm is not None:
-            tree["k_norm"] = self.k_norm.params()
-        return tree
+        return params_of(
+            qkv=self.qkv,
+            out=self.out,
+            qkv_bias=self.qkv_bias,
+            out_bias=self.out_bias,
+            q_norm=self.q_norm,
+            k_norm=self.k_norm,
+        )
 
     def __call__(
         self, weights: ParamTree, x: jax.Array, rotation: Rotation | None, state: Any, attend: Attend
@@ -53,7 +51,7 @@ class Attention:
         return project("tkgh,dkgh->td", out, weights["out"], weights.get("out_bias")), state
 
     def with_key_copies(self, copies: int) -> "Attention":
-        """The same function with each key and value `copies` times, every copy for a part of the group."""
+        """The same function with `copies` of each key and value head, each for a part of its queries."""
         spec = replace(self.spec, kv_heads=self.spec.kv_heads * copies, group=self.spec.group // copies)
         q_norm, k_norm = (
             norm.with_key_copies(copies) if isinstance(norm, HeadsRMSNorm) else norm

@@ -1,4 +1,4 @@
-"""Weights from files to devices."""
+"""Loads weights from files to devices."""
 
 from collections import defaultdict
 from collections.abc import Callable, Generator, Sequence
@@ -23,7 +23,7 @@ from quire.ops.quantized import QuantizedWeight, group, group_codes, map_arrays,
 
 Quantize = Literal["none", "int8"]
 
-# Where a weight goes; None: JAX's default device.
+# The sharding of a weight; None: JAX's default device.
 Placement = Callable[[Param], jax.sharding.Sharding]
 
 _FLOATS = ("float32", "float16", "bfloat16")
@@ -55,14 +55,14 @@ def load_weights(
         return sum(_num_bytes(infos[name]) for name in names(param))
 
     def read(param: Param) -> Any:
-        if quantize == "int8" and param.summed:
+        if quantize == "int8" and param.num_contracted:
             blocks = _read_blocks(param, source, names(param))
             if blocks is not None:
                 return quantized(blocks, param, placement)
         host = param.assemble([source.read(name) for name in names(param)])
-        if quantize == "int8" and param.summed:
+        if quantize == "int8" and param.num_contracted:
             return quantized(host, param, placement)
-        # What is read-only is a view of the file: a device array in the same memory would change with it.
+        # A read-only array is a view of the file; a device array must not share its memory.
         return host.astype(jnp.dtype(dtype), copy=_shares_memory(param, placement) and not host.flags.writeable)
 
     total = sum(num_bytes(param) for param in leaves(params))
@@ -81,23 +81,23 @@ def load_weights(
 
 
 def quantized(host: Array, param: Param, placement: Placement | None) -> QuantizedWeight:
-    """As the product with it wants it: packed for the kernel where there is one, which knows one device."""
+    """In the format of the int8 product: packed for the native kernel on one device, groups elsewhere."""
     packs = placement is None and jax.default_backend() == "cpu" and int8_product.is_fast()
     if host.dtype == BLOCK:
         codes, scales = host["codes"], host["scale"]
-        return pack_codes(codes, scales, param.summed) if packs else group_codes(codes, scales)
-    return pack(host, param.summed) if packs else group(host)
+        return pack_codes(codes, scales, param.num_contracted) if packs else group_codes(codes, scales)
+    return pack(host, param.num_contracted) if packs else group(host)
 
 
 def for_kernels(weight: Any, param: Param, placement: Placement | None) -> Any:
-    """A weight as the product with it wants it: float32 matrices on one CPU are the native library's."""
+    """Float32 matrices on one CPU as `NativeWeight`s, which the native library multiplies; others as they are."""
     is_float32 = isinstance(weight, jax.Array) and weight.dtype == jnp.float32
     on_one_cpu = placement is None and jax.default_backend() == "cpu"
     return NativeWeight(weight) if param.is_matrix and is_float32 and on_one_cpu and library.load() else weight
 
 
 def _read_blocks(param: Param, source: TensorSource, names: Sequence[str]) -> Array | None:
-    """The weight in blocks, where all it is made of is; they are joined as numbers are."""
+    """The weight in quantisation blocks, if all of its sources are stored in such."""
     if not param.keeps_blocks or not isinstance(source, BlockSource):
         return None
     tensors = []
@@ -110,7 +110,7 @@ def _read_blocks(param: Param, source: TensorSource, names: Sequence[str]) -> Ar
 
 
 def placed(host: Any, param: Param, placement: Placement | None) -> Any:
-    """A weight on its devices; the arrays that a quantised one consists of are cut alike."""
+    """A weight on its devices; all arrays of a quantised one are sharded alike."""
 
     def place(array: Array, shape: tuple[int, ...]) -> jax.Array:
         where = None if placement is None else placement(replace(param, shape=shape))
@@ -121,7 +121,7 @@ def placed(host: Any, param: Param, placement: Placement | None) -> Any:
 
 
 def _read_ahead(read: Callable[[Param], Any], params: Sequence[Param]) -> Generator[Any, None, None]:
-    """Each weight in order, read while its taker is busy with the one before."""
+    """The weights in order, each read while the caller uses the one before."""
     with ThreadPoolExecutor(1) as pool:
         ahead = pool.submit(read, params[0])
         for param in params[1:]:
@@ -131,15 +131,15 @@ def _read_ahead(read: Callable[[Param], Any], params: Sequence[Param]) -> Genera
 
 
 def _shares_memory(param: Param, placement: Placement | None) -> bool:
-    """Whether the devices of a weight can use the host's arrays as they are."""
+    """True if a device of the weight can use host memory without a copy."""
     devices = jax.devices()[:1] if placement is None else placement(param).device_set
     return any(device.platform == "cpu" for device in devices)
 
 
 def stored_names(model: Model, source: TensorSource) -> dict[str, str]:
-    """The checkpoint's name of every tensor the model declares, once all of them are known to fit.
+    """The checkpoint's name of every tensor that the model declares. Raises if any does not fit.
 
-    Takes no memory for weights, whatever sizes the config has.
+    Allocates no weights, whatever sizes the config has.
     """
     infos = source.tensors()
     found: dict[str, str] = {}

@@ -13,7 +13,7 @@ from quire.models.context import PlatformOps, TokenContext
 from quire.models.feed_forward import FeedForward
 from quire.models.model import States
 from quire.models.norm import Norm
-from quire.models.params import Param, ParamTree
+from quire.models.params import Param, ParamTree, params_of
 from quire.models.projection import lookup, matmul
 from quire.models.rope import Rope
 from quire.ops.attention_spec import AttentionSpec
@@ -34,15 +34,14 @@ class DecoderLayer:
     residual_multiplier: float = 1.0
 
     def params(self) -> ParamTree:
-        parts = {
-            "before_attention": self.before_attention,
-            "attention": self.attention,
-            "after_attention": self.after_attention,
-            "before_feed_forward": self.before_feed_forward,
-            "feed_forward": self.feed_forward,
-            "after_feed_forward": self.after_feed_forward,
-        }
-        return {name: part.params() for name, part in parts.items() if part is not None}
+        return params_of(
+            before_attention=self.before_attention,
+            attention=self.attention,
+            after_attention=self.after_attention,
+            before_feed_forward=self.before_feed_forward,
+            feed_forward=self.feed_forward,
+            after_feed_forward=self.after_feed_forward,
+        )
 
     def __call__(
         self,
@@ -115,16 +114,10 @@ class Decoder:
         return max((rope.prefix_key(prompt_length) for rope in self._ropes()), default=0)
 
     def params(self) -> ParamTree:
-        tree: ParamTree = {
-            "embedding": self.embedding,
-            "layers": [block.params() for block in self.blocks],
-            "norm": self.norm.params(),
-        }
-        if self.position_embedding is not None:
-            tree["position_embedding"] = self.position_embedding
-        if self.head is not None:
-            tree["head"] = self.head
-        return tree
+        ends = params_of(
+            embedding=self.embedding, norm=self.norm, position_embedding=self.position_embedding, head=self.head
+        )
+        return {**ends, "layers": [block.params() for block in self.blocks]}
 
     def canonical_name(self, name: str) -> str | None:
         return self.rename(name)
@@ -160,9 +153,9 @@ class Decoder:
         return logits
 
     def with_key_copies(self, copies: int) -> "Decoder":
-        """The same function with every key and value head `copies` times, so that more devices can each have one.
+        """The same function with `copies` of each key and value head, so that more devices can each have one.
 
-        Each of the copies serves a part of the queries; `copies` divides the group of every layer.
+        `copies` divides the group of every layer.
         """
         return replace(
             self,
@@ -170,7 +163,7 @@ class Decoder:
         )
 
     def _ropes(self) -> list[Rope]:
-        """Each once: most layers share one."""
+        """The distinct ropes; most layers share one."""
         ropes = (block.attention.rope for block in self.blocks)
         return list({id(rope): rope for rope in ropes if rope is not None}.values())
 

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from quire.models.fields import Fields
-from quire.models.params import Param, ParamTree
+from quire.models.params import Param, ParamTree, params_of
 from quire.models.projection import Weight, matmul, project
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import Packed, gated_product
@@ -52,18 +52,13 @@ class GatedMLP:
     down_bias: Param | None = None
 
     def params(self) -> ParamTree:
-        tree: ParamTree = {"gate_up": self.gate_up, "down": self.down}
-        if self.gate_up_bias is not None:
-            tree["gate_up_bias"] = self.gate_up_bias
-        if self.down_bias is not None:
-            tree["down_bias"] = self.down_bias
-        return tree
+        return params_of(gate_up=self.gate_up, down=self.down, gate_up_bias=self.gate_up_bias, down_bias=self.down_bias)
 
     def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
         both = project("td,cmd->tcm", x, weights["gate_up"], weights.get("gate_up_bias"))
         down, down_bias = weights["down"], weights.get("down_bias")
         if isinstance(down, Packed) and self.activation is jax.nn.silu:
-            out = gated_product(both, down)  # one kernel: what passes the gate is quantised where it is computed
+            out = gated_product(both, down)  # one kernel gates, quantises and multiplies
             return (out if down_bias is None else out + down_bias.astype(jnp.float32)).astype(x.dtype)
         return project("tm,dm->td", gated(self.activation, both), down, down_bias)
 
@@ -89,14 +84,14 @@ class MLP:
 
 @dataclass(frozen=True)
 class Experts:
-    """The sum of the `chosen` gated MLPs that a router likes best for a token, weighted by its probabilities.
+    """The sum of the top `chosen` gated MLPs of a token, weighted by the router's probabilities.
 
-    Tokens are sorted by expert, so that the experts are one grouped matmul and no token visits one it did not choose.
+    Tokens are sorted by expert, so that the experts are one grouped matmul and each token visits its own only.
     """
 
     activation: Activation
     chosen: int
-    normalised: bool  # the weights of the chosen ones add up to one
+    normalised: bool  # the weights of the chosen experts add up to one
     router: Param  # [e, d]
     gate_up: Param  # [e, 2, m, d]
     down: Param  # [e, d, m]
@@ -128,7 +123,7 @@ def gated(activation: Activation, both: jax.Array) -> jax.Array:
 
 
 def grouped(x: jax.Array, weights: Weight, sizes: jax.Array) -> jax.Array:
-    """float32 [n, outputs] of x [n, in] with, for each run of `sizes` rows, the next of the matrices [e, ..., in]."""
+    """x [n, in] times matrices [e, ..., in], the next for each run of `sizes` rows: float32 [n, outputs]."""
     if isinstance(weights, NativeWeight):
         return weights.grouped_product(x, sizes)
     assert isinstance(weights, jax.Array), "experts are not quantised"

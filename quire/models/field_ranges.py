@@ -1,7 +1,7 @@
-"""The numbers that fields of a config may have.
+"""The ranges of numbers in configs.
 
-Wider than those of any model, and narrow enough that everything computed from them is finite, and that a model can be
-described in little memory: what a file says of itself is checked against its tensors after that.
+They are wider than those of any model, and narrow enough that everything computed from them is finite and that the
+description of a model takes little memory. A config is compared with the file's tensors after that.
 """
 
 LARGEST_INTEGER = 2**31 - 1  # positions have 32 bits

@@ -12,8 +12,8 @@ Item = TypeVar("Item")
 class Fields:
     """A config in the Hugging Face spelling. A field that is null counts as absent.
 
-    What it reads is right or raises: `InvalidCheckpoint` for a value that makes no sense, `UnsupportedModel` for one
-    that asks for something Quire does not do. Both name the field and the value.
+    Reading a field raises `InvalidCheckpoint` for a value that makes no sense and `UnsupportedModel` for one that asks
+    for something Quire does not do. Both name the field and the value.
     """
 
     def __init__(self, config: Mapping[str, Any], family: str, path: str = "") -> None:
@@ -25,7 +25,7 @@ class Fields:
         return self._config.get(name) is not None
 
     def is_null(self, name: str) -> bool:
-        """Whether the field is there without a value, which turns off what a family has by default."""
+        """True if the field is present as null, which turns off a default of the family."""
         return name in self._config and self._config[name] is None
 
     def __iter__(self) -> Iterator[str]:
@@ -35,7 +35,7 @@ class Fields:
         return self._config.get(name)
 
     def within(self, name: str, defaults: Mapping[str, Any] | None = None) -> "Fields":
-        """The fields of a field; none where it is absent. `defaults` are for those it does not have."""
+        """The fields within a field; none if it is absent. `defaults` fill in those that it lacks."""
         value = self.get(name)
         if value is not None and not isinstance(value, Mapping):
             raise self.invalid(name, "an object is needed")
@@ -52,9 +52,7 @@ class Fields:
     def whole(self, name: str, default: int) -> int:
         """A whole number, zero included."""
         value = self.get(name)
-        return (
-            0 if value == 0 and isinstance(value, int) and not isinstance(value, bool) else self.integer(name, default)
-        )
+        return 0 if value == 0 and type(value) is int else self.integer(name, default)
 
     def optional_integer(self, name: str, default: int | None = None) -> int | None:
         return self.integer(name, default) if name in self or default is not None else None
@@ -102,7 +100,7 @@ class Fields:
             raise self.unsupported(name, f"known values are {', '.join(map(repr, supported))}")
 
     def invalid(self, name: str, reason: str, value: Any = None) -> InvalidCheckpoint:
-        """`value` where it is not the whole field, or none was given."""
+        """`value` is given if it is a part of the field or a default."""
         value = self.get(name) if value is None else value
         return InvalidCheckpoint(f"config: {self._path}{name} = {shown(value)}: {reason}")
 

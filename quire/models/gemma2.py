@@ -23,8 +23,7 @@ def gemma2(fields: Fields) -> Decoder:
     def norm(name: str) -> RMSNorm:
         return RMSNorm(name, sizes.embed, eps, offset=1.0)
 
-    def layer(index: int) -> DecoderLayer:
-        name = f"model.layers.{index}"
+    def layer(index: int, name: str) -> DecoderLayer:
         spec = sizes.attention(scale=scale, window=window if slides[index] else None, softcap=softcap)
         return DecoderLayer(
             before_attention=norm(f"{name}.input_layernorm"),
@@ -38,7 +37,7 @@ def gemma2(fields: Fields) -> Decoder:
     return decoder(
         fields,
         sizes,
-        [layer(i) for i in range(sizes.layers)],
+        layer,
         norm("model.norm"),
         max_positions=rope.max_positions,
         tied=True,

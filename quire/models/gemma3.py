@@ -26,8 +26,7 @@ def gemma3(fields: Fields) -> Decoder:
     def norm(name: str, size: int) -> RMSNorm:
         return RMSNorm(name, size, eps, offset=1.0)
 
-    def layer(index: int) -> DecoderLayer:
-        name = f"model.layers.{index}"
+    def layer(index: int, name: str) -> DecoderLayer:
         return DecoderLayer(
             before_attention=norm(f"{name}.input_layernorm", sizes.embed),
             attention=attention(
@@ -49,7 +48,7 @@ def gemma3(fields: Fields) -> Decoder:
     return decoder(
         fields,
         sizes,
-        [layer(i) for i in range(sizes.layers)],
+        layer,
         norm("model.norm", sizes.embed),
         max_positions=global_rope.max_positions,
         tied=True,
@@ -60,7 +59,7 @@ def gemma3(fields: Fields) -> Decoder:
 
 
 def _ropes(fields: Fields, head_dim: int) -> tuple[Rope, Rope]:
-    """Of layers that see everything and of those with a window; older configs scale the first alone."""
+    """The ropes of layers without and with a window; older configs scale the first only."""
     parameters = fields.within("rope_parameters")
     of_global, of_local = parameters.within("full_attention"), parameters.within("sliding_attention")
     if "rope_scaling" in fields:

@@ -84,7 +84,7 @@ def _full_name(name: str) -> str | None:
 def _transposed(name: str, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> Param:
     """A weight whose first axis is its outputs, stored with its inputs first."""
     source = Tensor(name, (math.prod(shape[1:]), shape[0]))
-    return Param(shape, axes, (source,), lambda tensors: tensors[0].T, summed=len(shape) - 1, transposes=True)
+    return Param(shape, axes, (source,), lambda tensors: tensors[0].T, num_contracted=len(shape) - 1, transposes=True)
 
 
 def _qkv(name: str, spec: AttentionSpec, embed: int) -> Param:
@@ -96,7 +96,7 @@ def _qkv(name: str, spec: AttentionSpec, embed: int) -> Param:
         ("kv_heads", None, None, "embed"),
         (Tensor(name, (embed, 3 * embed)),),
         join,
-        summed=1,
+        num_contracted=1,
         transposes=True,
     )
 

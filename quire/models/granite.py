@@ -19,8 +19,7 @@ def granite(fields: Fields) -> Decoder:
     residual_multiplier = fields.number("residual_multiplier", 1.0)
     rope = read_rope(fields, sizes.head_dim)
 
-    def layer(index: int) -> DecoderLayer:
-        name = f"model.layers.{index}"
+    def layer(index: int, name: str) -> DecoderLayer:
         return DecoderLayer(
             before_attention=RMSNorm(f"{name}.input_layernorm", sizes.embed, eps),
             attention=attention(
@@ -34,7 +33,7 @@ def granite(fields: Fields) -> Decoder:
     return decoder(
         fields,
         sizes,
-        [layer(i) for i in range(sizes.layers)],
+        layer,
         RMSNorm("model.norm", sizes.embed, eps),
         max_positions=rope.max_positions,
         embedding_multiplier=fields.number("embedding_multiplier", 1.0),

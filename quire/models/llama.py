@@ -17,8 +17,7 @@ def llama(fields: Fields) -> Decoder:
     activation = read_activation(fields)
     rope = read_rope(fields, sizes.head_dim)
 
-    def layer(index: int) -> DecoderLayer:
-        name = f"model.layers.{index}"
+    def layer(index: int, name: str) -> DecoderLayer:
         return DecoderLayer(
             before_attention=RMSNorm(f"{name}.input_layernorm", sizes.embed, eps),
             attention=attention(
@@ -33,10 +32,4 @@ def llama(fields: Fields) -> Decoder:
             feed_forward=gated_mlp(f"{name}.mlp", sizes, mlp, activation, biased=mlp_bias),
         )
 
-    return decoder(
-        fields,
-        sizes,
-        [layer(i) for i in range(sizes.layers)],
-        RMSNorm("model.norm", sizes.embed, eps),
-        max_positions=rope.max_positions,
-    )
+    return decoder(fields, sizes, layer, RMSNorm("model.norm", sizes.embed, eps), max_positions=rope.max_positions)

@@ -18,8 +18,7 @@ def mistral(fields: Fields) -> Decoder:
     window = None if fields.is_null("sliding_window") else fields.integer("sliding_window", 4096)
     rope = read_rope(fields, sizes.head_dim)
 
-    def layer(index: int) -> DecoderLayer:
-        name = f"model.layers.{index}"
+    def layer(index: int, name: str) -> DecoderLayer:
         return DecoderLayer(
             before_attention=RMSNorm(f"{name}.input_layernorm", sizes.embed, eps),
             attention=attention(f"{name}.self_attn", sizes, sizes.attention(window=window), rope=rope),
@@ -27,10 +26,4 @@ def mistral(fields: Fields) -> Decoder:
             feed_forward=gated_mlp(f"{name}.mlp", sizes, mlp, activation),
         )
 
-    return decoder(
-        fields,
-        sizes,
-        [layer(i) for i in range(sizes.layers)],
-        RMSNorm("model.norm", sizes.embed, eps),
-        max_positions=rope.max_positions,
-    )
+    return decoder(fields, sizes, layer, RMSNorm("model.norm", sizes.embed, eps), max_positions=rope.max_positions)

@@ -18,8 +18,7 @@ def mixtral(fields: Fields) -> Decoder:
     spec = sizes.attention(window=fields.optional_integer("sliding_window"))
     rope = read_rope(fields, sizes.head_dim, default_theta=1_000_000.0)
 
-    def layer(index: int) -> DecoderLayer:
-        name = f"model.layers.{index}"
+    def layer(index: int, name: str) -> DecoderLayer:
         experts = [f"{name}.block_sparse_moe.experts.{expert}" for expert in range(num_experts)]
         return DecoderLayer(
             before_attention=RMSNorm(f"{name}.input_layernorm", sizes.embed, eps),
@@ -35,10 +34,4 @@ def mixtral(fields: Fields) -> Decoder:
             ),
         )
 
-    return decoder(
-        fields,
-        sizes,
-        [layer(i) for i in range(sizes.layers)],
-        RMSNorm("model.norm", sizes.embed, eps),
-        max_positions=rope.max_positions,
-    )
+    return decoder(fields, sizes, layer, RMSNorm("model.norm", sizes.embed, eps), max_positions=rope.max_positions)

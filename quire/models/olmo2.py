@@ -16,8 +16,7 @@ def olmo2(fields: Fields) -> Decoder:
     activation = read_activation(fields)
     rope = read_rope(fields, sizes.head_dim)
 
-    def layer(index: int) -> DecoderLayer:
-        name = f"model.layers.{index}"
+    def layer(index: int, name: str) -> DecoderLayer:
         q_norm, k_norm = f"{name}.self_attn.q_norm", f"{name}.self_attn.k_norm"
         return DecoderLayer(
             attention=attention(
@@ -35,10 +34,4 @@ def olmo2(fields: Fields) -> Decoder:
             after_feed_forward=RMSNorm(f"{name}.post_feedforward_layernorm", sizes.embed, eps),
         )
 
-    return decoder(
-        fields,
-        sizes,
-        [layer(i) for i in range(sizes.layers)],
-        RMSNorm("model.norm", sizes.embed, eps),
-        max_positions=rope.max_positions,
-    )
+    return decoder(fields, sizes, layer, RMSNorm("model.norm", sizes.embed, eps), max_positions=rope.max_positions)

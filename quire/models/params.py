@@ -27,7 +27,7 @@ class Param:
     Matrices are stored [out, in]. `axes` names the logical axis of each dimension; `sharding.py` maps those to mesh
     axes. `sources` are the checkpoint tensors it is made of, `join` makes one array of `shape` from them.
 
-    The last `summed` axes of a matrix are those that its product with activations sums over; such weights can be
+    A product with activations contracts the last `num_contracted` axes of a matrix. Weights that have any can be
     quantised, in groups along their last axis.
     """
 
@@ -35,8 +35,8 @@ class Param:
     axes: tuple[str | None, ...]
     sources: tuple[Tensor, ...]
     join: Join | None = None  # None: one source, reshaped to `shape`
-    summed: int = 0
-    transposes: bool = False  # whether `join` moves numbers along the last axis of its sources, and not rows alone
+    num_contracted: int = 0
+    transposes: bool = False  # `join` moves numbers along the last axis of its sources, not only whole rows
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.axes), f"{self.sources}: {self.shape} against {self.axes}"
@@ -49,14 +49,21 @@ class Param:
 
     @property
     def is_matrix(self) -> bool:
-        """Whether activations are multiplied by it."""
-        return self.summed > 0 or self.axes[0] == "experts"
+        """True if activations are multiplied by it."""
+        return self.num_contracted > 0 or self.axes[0] == "experts"
 
     @property
     def keeps_blocks(self) -> bool:
-        """Whether each block of its sources is one of its own."""
+        """True if each quantisation block of its sources is one of its own."""
         return not self.transposes and self.shape[-1] % BLOCK_SIZE == 0
 
 
 # A model's weights are a tree of dicts and lists with a Param (later an array) at each leaf.
 ParamTree = dict[str, Any]
+
+
+def params_of(**parts: Any) -> ParamTree:
+    """The params of those parts that a block has: each a Param, or something with `params()`."""
+    return {
+        name: part if isinstance(part, Param) else part.params() for name, part in parts.items() if part is not None
+    }

@@ -23,8 +23,7 @@ def phi3(fields: Fields) -> Decoder:
     spec = sizes.attention(window=fields.optional_integer("sliding_window"))
     rope = read_rope(fields, sizes.head_dim, partial=True, renamed={"su": "longrope", "yarn": "longrope"})
 
-    def layer(index: int) -> DecoderLayer:
-        name = f"model.layers.{index}"
+    def layer(index: int, name: str) -> DecoderLayer:
         gate_up = Tensor(f"{name}.mlp.gate_up_proj.weight", (2 * mlp, sizes.embed))
         return DecoderLayer(
             before_attention=RMSNorm(f"{name}.input_layernorm", sizes.embed, eps),
@@ -37,18 +36,12 @@ def phi3(fields: Fields) -> Decoder:
             before_feed_forward=RMSNorm(f"{name}.post_attention_layernorm", sizes.embed, eps),
             feed_forward=GatedMLP(
                 activation,
-                gate_up=Param((2, mlp, sizes.embed), (None, "mlp", "embed"), (gate_up,), summed=1),
+                gate_up=Param((2, mlp, sizes.embed), (None, "mlp", "embed"), (gate_up,), num_contracted=1),
                 down=mlp_down(f"{name}.mlp.down_proj.weight", sizes, mlp),
             ),
         )
 
-    return decoder(
-        fields,
-        sizes,
-        [layer(i) for i in range(sizes.layers)],
-        RMSNorm("model.norm", sizes.embed, eps),
-        max_positions=rope.max_positions,
-    )
+    return decoder(fields, sizes, layer, RMSNorm("model.norm", sizes.embed, eps), max_positions=rope.max_positions)
 
 
 def _qkv(name: str, spec: AttentionSpec, sizes: Sizes) -> Param:
@@ -62,5 +55,5 @@ def _qkv(name: str, spec: AttentionSpec, sizes: Sizes) -> Param:
         ("kv_heads", None, None, "embed"),
         (Tensor(name, (spec.kv_heads * parts * spec.head_dim, sizes.embed)),),
         join,
-        summed=1,
+        num_contracted=1,
     )

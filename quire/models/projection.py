@@ -1,4 +1,4 @@
-"""Matrix multiplications, and the weights of those that several checkpoint tensors are joined in.
+"""Matrix multiplications, and weights that are joined from several checkpoint tensors.
 
 A fused weight keeps one axis per idea: kv head, query of the group, feature. Tensor parallelism is then a cut along the
 `kv_heads` or the `mlp` axis, and one matmul gives every projection of the same input.
@@ -24,29 +24,28 @@ Weight = jax.Array | NativeWeight | QuantizedWeight
 def project(equation: str, x: jax.Array, weight: Weight, bias: jax.Array | None = None) -> jax.Array:
     """An einsum that accumulates in float32 whatever it is fed, and gives back the type of x.
 
-    What is summed over comes last in both operands.
+    The contracted axes come last in both operands.
     """
     x_axes, weight_axes, out_axes = equation.replace("->", ",").split(",")
-    kept = sum(axis in out_axes for axis in weight_axes)
-    assert x_axes[1:] == weight_axes[kept:], equation
-    assert out_axes == x_axes[0] + weight_axes[:kept], equation
-    if bias is None:  # rounded where it is summed up: on a GPU another kernel would do it
-        return matmul(x, weight, kept, x.dtype).astype(x.dtype)
-    return (matmul(x, weight, kept) + bias.astype(jnp.float32)).astype(x.dtype)
+    num_output_axes = sum(axis in out_axes for axis in weight_axes)
+    assert x_axes[1:] == weight_axes[num_output_axes:], equation
+    assert out_axes == x_axes[0] + weight_axes[:num_output_axes], equation
+    if bias is None:  # rounded by the product itself; a separate cast is another kernel on a GPU
+        return matmul(x, weight, num_output_axes, x.dtype).astype(x.dtype)
+    return (matmul(x, weight, num_output_axes) + bias.astype(jnp.float32)).astype(x.dtype)
 
 
-def matmul(x: jax.Array, weight: Weight, kept: int, dtype: Any = jnp.float32) -> jax.Array:
-    """[t, *outputs] of x [t, *inputs] with a weight [*outputs, *inputs] that has `kept` axes of outputs.
+def matmul(x: jax.Array, weight: Weight, num_output_axes: int, dtype: Any = jnp.float32) -> jax.Array:
+    """x [t, *inputs] times a weight [*outputs, *inputs] with `num_output_axes` axes of outputs: [t, *outputs].
 
-    It is computed as a product of two matrices: XLA's CPU backend takes ten times as long over the same numbers in more
-    dimensions.
+    Computed as a product of two matrices: XLA's CPU backend is ten times slower on the same numbers in more dimensions.
     """
     shape = shape_of(weight)
-    outer, inner = shape[:kept], prod(shape[kept:])
+    outer, inner = shape[:num_output_axes], prod(shape[num_output_axes:])
     if isinstance(weight, QuantizedWeight):
-        flat = product(x, weight, kept)
+        flat = product(x, weight, num_output_axes)
     elif isinstance(weight, NativeWeight):
-        flat = weight.product(x.reshape(len(x), inner), kept)
+        flat = weight.product(x.reshape(len(x), inner), num_output_axes)
     else:
         matrix, rows = weight.reshape(prod(outer), inner), x.reshape(len(x), inner)
         flat = jnp.einsum("ti,oi->to", rows, matrix, preferred_element_type=dtype)
@@ -68,7 +67,7 @@ def separate_qkv(name: str, spec: AttentionSpec, embed: int) -> Param:
         ("kv_heads", None, None, "embed"),
         tuple(Tensor(f"{name}.{part}_proj.weight", (rows[part], embed)) for part in "qkv"),
         lambda tensors: join_qkv(spec, tensors),
-        summed=1,
+        num_contracted=1,
     )
 
 
@@ -115,13 +114,15 @@ def attention_out(name: str, spec: AttentionSpec, embed: int) -> Param:
         (embed, spec.kv_heads, spec.group, spec.head_dim),
         ("embed", "kv_heads", None, None),
         (Tensor(f"{name}.o_proj.weight", (embed, width)),),
-        summed=3,
+        num_contracted=3,
     )
 
 
 def gate_up(gate: str, up: str, shape: tuple[int, int]) -> Param:
     """[2, m, d] from a gate and an up projection of the same shape [m, d]."""
-    return Param((2, *shape), (None, "mlp", "embed"), (Tensor(gate, shape), Tensor(up, shape)), np.stack, summed=1)
+    return Param(
+        (2, *shape), (None, "mlp", "embed"), (Tensor(gate, shape), Tensor(up, shape)), np.stack, num_contracted=1
+    )
 
 
 def bias(name: str, size: int, axis: str) -> Param:

@@ -36,8 +36,7 @@ def qwen3_moe(fields: Fields) -> Decoder:
             down=experts_down([f"{expert}.down_proj.weight" for expert in experts], (sizes.embed, mlp)),
         )
 
-    def layer(index: int) -> DecoderLayer:
-        name = f"model.layers.{index}"
+    def layer(index: int, name: str) -> DecoderLayer:
         return DecoderLayer(
             before_attention=RMSNorm(f"{name}.input_layernorm", sizes.embed, eps),
             attention=attention(
@@ -54,10 +53,4 @@ def qwen3_moe(fields: Fields) -> Decoder:
             feed_forward=feed_forward(index, f"{name}.mlp"),
         )
 
-    return decoder(
-        fields,
-        sizes,
-        [layer(i) for i in range(sizes.layers)],
-        RMSNorm("model.norm", sizes.embed, eps),
-        max_positions=rope.max_positions,
-    )
+    return decoder(fields, sizes, layer, RMSNorm("model.norm", sizes.embed, eps), max_positions=rope.max_positions)

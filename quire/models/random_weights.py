@@ -1,4 +1,4 @@
-"""Weights nobody trained, for measuring and testing models that need not be fetched."""
+"""Random weights, to measure and test models without their files."""
 
 import math
 import zlib
@@ -29,7 +29,7 @@ def random_weights(
     placement: Placement | None = None,
     progress: Progress = silent,
 ) -> ParamTree:
-    """Weights made on the devices they live on, the same for a seed however they are placed.
+    """Weights made on their devices, the same for a seed however they are sharded.
 
     Matrices keep the size of what they multiply and norms are near one, so that activations stay in range through
     any number of layers, and logits differ.
@@ -46,7 +46,7 @@ def random_weights(
         draw = _draw(param.shape, dtype, None if placement is None else placement(param))
         return draw(own_key, *_mean_and_spread(param))
 
-    # The first of each shape, which are compiled side by side.
+    # The first of each shape; their programs are compiled in parallel.
     first = list({param.shape: param for param in reversed(leaves(params))}.values())
     with progress("Making random weights") as report, ThreadPoolExecutor() as pool:
         ready = dict(zip(map(id, first), pool.map(drawn, first), strict=True))
@@ -54,7 +54,7 @@ def random_weights(
         def make(param: Param) -> Any:
             nonlocal done
             weight: Any = ready.pop(id(param)) if id(param) in ready else drawn(param)
-            if quantize == "int8" and param.summed:
+            if quantize == "int8" and param.num_contracted:
                 weight = placed(quantized(np.asarray(weight), param, placement), param, placement)
             done += math.prod(param.shape) * item_bytes
             report(done, total)

@@ -1,4 +1,4 @@
-"""Which families there are, and what no family supports."""
+"""The table of families, and the options that none supports."""
 
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -67,7 +67,7 @@ def build_model(config: Mapping[str, Any]) -> Decoder:
 
 
 def _refuse_options(fields: Fields) -> None:
-    """What no family does."""
+    """Raise for options that no family supports."""
     for name in ("quantization_config", "compression_config"):
         if fields.get(name):
             raise fields.unsupported(name, "weights are loaded as float32, float16 or bfloat16")

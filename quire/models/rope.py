@@ -1,7 +1,7 @@
 """Rotary position embeddings: the angle of each pair of features at each position.
 
-Angles are `position * inverse_frequency`, in float32; the types differ in the frequencies, and some of them also scale
-the rotated features. Two types, dynamic and longrope, have frequencies that depend on how long the sequence is.
+Angles are `position * inverse_frequency`, in float32; the types differ in the frequencies, and some also scale the
+rotated features. The frequencies of two types, dynamic and longrope, depend on the length of the sequence.
 """
 
 import math
@@ -33,7 +33,7 @@ class Rope:
         return False
 
     def prefix_key(self, prompt_length: int) -> int:
-        """Sequences whose prompts have the same key rotate the positions they share alike."""
+        """Prompts with the same key get the same rotation at the positions that they share."""
         return 0
 
     def rotation(self, positions: jax.Array, lengths: jax.Array | None) -> Rotation:
@@ -89,7 +89,7 @@ class DynamicRope(Rope):
         return 1.0 / theta[:, None] ** exponents
 
 
-# What the types below read, and what configs carry besides without an effect ("finetuned" says how it came about).
+# The keys that the types below read, and "finetuned", which has no effect.
 KNOWN_KEYS = (
     *("rope_type", "type", "rope_theta", "partial_rotary_factor", "factor", "original_max_position_embeddings"),
     *("attention_factor", "beta_fast", "beta_slow", "truncate", "mscale", "mscale_all_dim"),
@@ -99,7 +99,7 @@ KNOWN_KEYS = (
 
 @dataclass(frozen=True)
 class RopeFields:
-    """What every type starts from, whichever spelling the config uses."""
+    """The fields common to all types, whichever spelling the config uses."""
 
     rope: Fields
     rotated: int
@@ -122,7 +122,7 @@ def read_rope(
     partial: bool = False,
     renamed: dict[str, str] | None = None,
 ) -> Rope:
-    """The rope a config asks for.
+    """The rope that a config specifies.
 
     `parameters` and `theta_field` stand for the usual fields where a family has several ropes. `partial` says that the
     family can rotate a part of each head; `renamed` maps its names for a type to the usual ones.
@@ -134,7 +134,7 @@ def read_rope(
     )
     for key in rope:
         if key not in KNOWN_KEYS and rope.get(key) is not None:
-            raise rope.unsupported(key, "it is no part of any rope type Quire knows")
+            raise rope.unsupported(key, "no rope type that Quire knows has it")
     type_key = "rope_type" if "rope_type" in rope else "type"
     rope_type = rope.text(type_key, "default")
     rope_type = (renamed or {}).get(rope_type, rope_type)
@@ -211,7 +211,7 @@ def _yarn(given: RopeFields) -> Rope:
             scale = _yarn_scale(factor, 1.0)
 
     def feature_with(rotations: float) -> float:
-        """Which feature turns this often over the trained length."""
+        """The feature that turns this often over the trained length."""
         turns = given.original_max_positions / (rotations * 2 * math.pi)
         return given.rotated * math.log(turns) / (2 * math.log(given.theta))
 

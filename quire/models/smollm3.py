@@ -20,8 +20,7 @@ def smollm3(fields: Fields) -> Decoder:
     slides = read_layer_types(fields, sizes, lambda index: not rotates[index])
     rope = read_rope(fields, sizes.head_dim, default_theta=2_000_000.0)
 
-    def layer(index: int) -> DecoderLayer:
-        name = f"model.layers.{index}"
+    def layer(index: int, name: str) -> DecoderLayer:
         return DecoderLayer(
             before_attention=RMSNorm(f"{name}.input_layernorm", sizes.embed, eps),
             attention=attention(
@@ -39,7 +38,7 @@ def smollm3(fields: Fields) -> Decoder:
     return decoder(
         fields,
         sizes,
-        [layer(i) for i in range(sizes.layers)],
+        layer,
         RMSNorm("model.norm", sizes.embed, eps),
         max_positions=rope.max_positions,
         tied=True,
@@ -47,7 +46,7 @@ def smollm3(fields: Fields) -> Decoder:
 
 
 def _rotates(fields: Fields, sizes: Sizes) -> list[bool]:
-    """Whether each layer has a rope: `no_rope_layers` lists a 1 for those that do."""
+    """For each layer, True if it has a rope; `no_rope_layers` lists 1 for those that do."""
     if "no_rope_layers" in fields:
         return [bool(item) for item in fields.integers("no_rope_layers", sizes.layers)]
     interval = fields.integer("no_rope_layer_interval", 4)

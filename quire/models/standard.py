@@ -1,6 +1,6 @@
-"""The parts that most families name and shape alike, with the checkpoint names of `LlamaForCausalLM`."""
+"""Parts that most families share, with the checkpoint names of `LlamaForCausalLM`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -37,7 +37,7 @@ class Sizes:
 
 
 def read_sizes(fields: Fields, **defaults: int) -> Sizes:
-    """`defaults` are for fields that the family's own config class has values for, and files leave out."""
+    """`defaults` are the values of the family's config class for fields that files may leave out."""
     embed = fields.integer("hidden_size", defaults.get("hidden_size"))
     heads = fields.integer("num_attention_heads", defaults.get("num_attention_heads"))
     kv_heads = fields.integer("num_key_value_heads", defaults.get("num_key_value_heads", heads))
@@ -59,7 +59,7 @@ def read_sizes(fields: Fields, **defaults: int) -> Sizes:
 
 
 def read_layer_types(fields: Fields, sizes: Sizes, default: Callable[[int], bool]) -> list[bool]:
-    """Whether each layer has a sliding window; `default` says so for configs that do not list their layers."""
+    """For each layer, True if it has a sliding window; `default` answers for configs that do not list their layers."""
     if "layer_types" not in fields:
         return [default(i) for i in range(sizes.layers)]
     kinds = {"sliding_attention": True, "full_attention": False}
@@ -81,7 +81,7 @@ def read_windows(fields: Fields, sizes: Sizes) -> list[int | None]:
 
 
 def read_expert_counts(fields: Fields, sizes: Sizes, default_experts: int, default_chosen: int) -> tuple[int, int]:
-    """How many experts there are, by either name configs have for it, and how many of them each token visits."""
+    """The number of experts, under either of its names, and how many of them each token visits."""
     name = "num_experts" if "num_experts" in fields else "num_local_experts"
     num_experts = fields.integer(name, default_experts)
     if num_experts * sizes.layers > MAX_LAYER_EXPERTS:
@@ -133,13 +133,13 @@ def gated_mlp(name: str, sizes: Sizes, mlp: int, activation: Activation, *, bias
 
 def mlp_down(name: str, sizes: Sizes, mlp: int) -> Param:
     shape = (sizes.embed, mlp)
-    return Param(shape, ("embed", "mlp"), (Tensor(name, shape),), summed=1)
+    return Param(shape, ("embed", "mlp"), (Tensor(name, shape),), num_contracted=1)
 
 
 def decoder(
     fields: Fields,
     sizes: Sizes,
-    layers: Sequence[DecoderLayer],
+    layer: Callable[[int, str], DecoderLayer],
     norm: Norm,
     *,
     max_positions: int,
@@ -147,11 +147,11 @@ def decoder(
     rename: Callable[[str], str | None] = lambda name: name,
     **scalars: Any,
 ) -> Decoder:
-    """`tied` is what the family's config class takes where the config does not say."""
+    """`layer` makes a layer from its index and name. `tied` is the default of the family's config class."""
     tied = fields.flag("tie_word_embeddings", tied)
     return Decoder(
         embedding=vocabulary("model.embed_tokens.weight", sizes),
-        blocks=tuple(layers),
+        blocks=tuple(layer(index, f"model.layers.{index}") for index in range(sizes.layers)),
         norm=norm,
         max_positions=max_positions,
         rename=lambda name: used_name(rename(name), tied),
@@ -162,11 +162,11 @@ def decoder(
 
 def vocabulary(name: str, sizes: Sizes) -> Param:
     shape = (sizes.vocab, sizes.embed)
-    return Param(shape, ("vocab", "embed"), (Tensor(name, shape),), summed=1)
+    return Param(shape, ("vocab", "embed"), (Tensor(name, shape),), num_contracted=1)
 
 
 def used_name(name: str | None, tied: bool) -> str | None:
-    """None for what some checkpoints store although it follows from the config or from other tensors."""
+    """None for a tensor that some checkpoints store although it follows from the config or from other tensors."""
     if name is None or name.endswith(".rotary_emb.inv_freq") or (tied and name == "lm_head.weight"):
         return None
     return name
