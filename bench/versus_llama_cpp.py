@@ -32,7 +32,7 @@ from statistics import median
 
 from quire.cli.bench.serving_client import Sampling, Server
 from quire.cli.bench.serving_load import Prompts, Shape, run_load, words_for
-from quire.cli.bench.serving_report import numbers
+from quire.cli.bench.serving_report import Goal, numbers
 
 METRICS = ("output_tokens_per_s", "first_token_ms_p50", "inter_token_ms_p50", "errors", "short_answers")
 START_S, RETRY_S, STOP_S, LOAD_S = 300.0, 0.02, 15.0, 600.0
@@ -89,10 +89,8 @@ class Peer:
         await server.find_model()
         sampling = Sampling(new_tokens)
         self.words = self.words or await words_for(server, PROMPT_TOKENS, sampling)
-        prompts = Prompts(self.words, 0, seed)
-        return numbers(
-            await run_load(server, Shape(concurrency=streams), prompts, num_requests, sampling, within_s=LOAD_S)
-        )
+        asked = Prompts(self.words, 0, seed).conversations(num_requests, sampling)
+        return numbers(await run_load(server, Shape(concurrency=streams), asked, within_s=LOAD_S), Goal())
 
 
 async def compare(peers: list[Peer], streams: list[int], requests: list[int], repeat: int) -> None:

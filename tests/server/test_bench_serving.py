@@ -1,6 +1,7 @@
 """`quire bench serving` against a server with the fake executor."""
 
 import asyncio
+import itertools
 import json
 import socket
 import threading
@@ -16,14 +17,15 @@ from typer.testing import CliRunner
 
 from quire.cli import app
 from quire.cli.bench.serving_client import Asked, Sampling, Server
-from quire.cli.bench.serving_load import Prompts, Run, Shape, run_load
+from quire.cli.bench.serving_load import Prompts, Request, Run, Shape, run_load
 from quire.cli.bench.serving_plot import nice_ticks, plot
-from quire.cli.bench.serving_report import errors, numbers, percentile
+from quire.cli.bench.serving_report import Goal, errors, numbers, percentile
 from quire.errors import InvalidRequest, InvalidSetting, QuireError
 from quire.server.settings import ServerSettings
 from tests.server.running import RunningServer
 
 STEP_S = 0.003
+PROMPTS = Prompts(5, 0, "x")
 
 
 class Steps:
@@ -65,7 +67,8 @@ def test_loads_are_measured_written_and_drawn(server, tmp_path):
     file, picture = tmp_path / "out.json", tmp_path / "out.svg"
     shown = bench(
         server.url, "--concurrency", "1,4", "--request-rate", "100", "--requests", "6", "--prompt-tokens", "20",
-        "--output-tokens", "8", "--json", str(file), "--plot", str(picture),
+        "--output-tokens", "8", "--json", str(file), "--plot", str(picture), "--good-first-token-ms", "60000",
+        "--good-per-token-ms", "60000",
     )  # fmt: skip
     document = json.loads(file.read_text())
     assert list(document["results"]) == ["1 stream", "4 streams", "100 requests/s"]
@@ -77,6 +80,8 @@ def test_loads_are_measured_written_and_drawn(server, tmp_path):
         assert found["output_tokens_per_s"] == pytest.approx(6 * 8 / found["seconds"])
         assert found["prompt_tokens"] == pytest.approx(20, abs=6)  # words of several lengths, a token for each letter
         assert found["per_token_ms_p50"] >= STEP_S * 1000 * 0.9
+        assert found["inter_token_ms_max"] >= found["inter_token_ms_p99"] >= found["inter_token_ms_p50"]
+        assert found["good_share"] == 1
         assert found["end_to_end_ms_p99"] >= found["end_to_end_ms_p50"] >= 8 * STEP_S * 1000
     assert STEPS.most > 1, "streams are not asked for at the same time"
     texts = [node.text for node in ElementTree.parse(picture).iter() if node.text]
@@ -106,17 +111,17 @@ def test_refused_requests_are_counted_by_kind(make_server):
     async def run() -> Run:
         target = Server(busy.url)
         await target.find_model()
-        return await run_load(target, Shape(concurrency=3), Prompts(5, 0, "x"), 9, Sampling(4), within_s=30)
+        return await run_load(target, Shape(concurrency=3), PROMPTS.conversations(9, Sampling(4)), within_s=30)
 
     found = asyncio.run(run())
     (kind,) = errors(found)
     assert kind == "HTTP 429"
-    assert 0 < errors(found)[kind]["count"] == numbers(found)["errors"] < 9
+    assert 0 < errors(found)[kind]["count"] == numbers(found, Goal())["errors"] < 9
 
 
 def test_a_run_ends_in_time_and_says_what_it_cut_off(silent_server):
     run = asyncio.run(
-        run_load(Server(silent_server), Shape(concurrency=3), Prompts(5, 0, "x"), 9, Sampling(4), within_s=0.2)
+        run_load(Server(silent_server), Shape(concurrency=3), PROMPTS.conversations(9, Sampling(4)), within_s=0.2)
     )
     assert [asked.error for asked in run.asked] == ["cut off"] * 3
 
@@ -240,6 +245,32 @@ def test_ticks_cover_the_values_and_are_few(highest):
     assert 3 <= len(ticks) <= 7
 
 
+def test_the_good_share_counts_requests_that_meet_both_goals_and_no_errors():
+    def answered(first_s: float, per_token_s: float, tokens: int = 3) -> Asked:
+        arrivals_s = [1 + first_s + number * per_token_s for number in range(tokens)]
+        return Asked(sent_s=1.0, arrivals_s=arrivals_s, ended_s=9.0, wanted_tokens=3, output_tokens=tokens)
+
+    asked = [answered(0.4, 0.02), answered(0.6, 0.02), answered(0.4, 0.03), answered(0.4, 9.0, 1), Asked(error="x")]
+    found = numbers(Run(Shape(rate=1.0), asked, 10.0, 0.1), Goal(500, 25))
+    assert (found["good_share"], found["errors"], found["short_answers"]) == (2 / 5, 1, 1)
+    assert found["inter_token_ms_max"] == pytest.approx(30)
+    assert numbers(Run(Shape(rate=1.0), asked, 10.0, 0.1), Goal(1000, 100))["good_share"] == 4 / 5
+
+
+def test_turns_of_a_conversation_follow_each_other_and_arrivals_end_in_time(prompted: Prompted):
+    def conversations() -> Iterator[tuple[Request, ...]]:
+        for number in itertools.count():
+            yield tuple(Request([number, turn], Sampling(1)) for turn in range(3))
+
+    server = Server(f"http://127.0.0.1:{prompted.http.server_port}")
+    run = asyncio.run(run_load(server, Shape(rate=200.0), conversations(), within_s=30, seed="s", arrivals_s=0.1))
+    assert len(run.asked) % 3 == 0
+    assert 0 < len(run.asked) < 300
+    for number in range(len(run.asked) // 3):
+        turns = [turn for conversation, turn in prompted.prompts if conversation == number]
+        assert turns == [0, 1, 2]
+
+
 def test_a_plot_of_nothing_but_errors_is_still_a_plot():
-    run = Run(Shape(concurrency=1), [Asked(error="refused")], 1.0, 0.1, 4)
-    assert ElementTree.fromstring(plot("<title>", "&", {"1 stream": numbers(run)})) is not None
+    run = Run(Shape(concurrency=1), [Asked(error="refused")], 1.0, 0.1)
+    assert ElementTree.fromstring(plot("<title>", "&", {"1 stream": numbers(run, Goal())})) is not None

@@ -14,13 +14,13 @@ def serving(
     concurrency: Annotated[
         str | None,
         typer.Option(
-            help="Requests at once, each stream asking again when it is answered.  [default: 1,8,32]", metavar="N,...",
+            help="Requests at once, each stream sending one after the other.  [default: 1,8,32]", metavar="N,...",
             rich_help_panel=LOAD, show_default=False,
         ),
     ] = None,
     request_rate: Annotated[
         str | None,
-        typer.Option(help="Requests a second, coming at random (Poisson).", metavar="R,...", rich_help_panel=LOAD),
+        typer.Option(help="Requests per second, at random times (Poisson).", metavar="R,...", rich_help_panel=LOAD),
     ] = None,
     requests: Annotated[
         int | None,
@@ -30,9 +30,9 @@ def serving(
         ),
     ] = None,
     max_seconds: Annotated[
-        float, typer.Option(min=0.1, help="End a run after so long; cuts off what is under way.", rich_help_panel=LOAD)
+        float, typer.Option(min=0.1, help="Cut a run off after this time.", rich_help_panel=LOAD)
     ] = 300.0,
-    warm_up: Annotated[int, typer.Option(min=0, help="Requests before, not measured.", rich_help_panel=LOAD)] = 2,
+    warm_up: Annotated[int, typer.Option(min=0, help="Unmeasured requests before.", rich_help_panel=LOAD)] = 2,
     prompt_tokens: Annotated[int, typer.Option(min=1, rich_help_panel=REQUEST, help="Length of prompts.")] = 128,
     output_tokens: Annotated[int, typer.Option(min=1, rich_help_panel=REQUEST, help="Length of answers.")] = 64,
     shared_prefix: Annotated[
@@ -43,30 +43,36 @@ def serving(
         bool, typer.Option("--chat", help="Ask /v1/chat/completions, not /v1/completions.", rich_help_panel=REQUEST)
     ] = False,
     ignore_eos: Annotated[
-        bool, typer.Option(help="Ask for answers of full length; some servers do not know it.", rich_help_panel=REQUEST)
+        bool, typer.Option(help="Send ignore_eos, for answers of full length.", rich_help_panel=REQUEST)
     ] = True,
     extra: Annotated[
         str, typer.Option(help="Fields added to every body.", metavar="JSON", rich_help_panel=REQUEST)
     ] = "{}",
     model: Annotated[
-        str, typer.Option(help="What /v1/models says unless given.", rich_help_panel=REQUEST, show_default=False)
+        str, typer.Option(help="By default the first of /v1/models.", rich_help_panel=REQUEST, show_default=False)
     ] = "",
     api_key: Annotated[
-        str, typer.Option(envvar="OPENAI_API_KEY", rich_help_panel=REQUEST, show_default=False, help="For the server.")
+        str, typer.Option(envvar="OPENAI_API_KEY", rich_help_panel=REQUEST, show_default=False, help="Server's key.")
     ] = "",
     timeout: Annotated[
-        float, typer.Option(min=0.1, help="Seconds without a byte that end a request.", rich_help_panel=REQUEST)
+        float, typer.Option(min=0.1, help="Seconds without a byte until a request fails.", rich_help_panel=REQUEST)
     ] = 120.0,
     seed: Annotated[
-        int, typer.Option(help="Of arrivals, and of prompts with --reuse-prompts.", rich_help_panel=REQUEST)
+        int, typer.Option(help="Seed of arrivals, and of prompts with --reuse-prompts.", rich_help_panel=REQUEST)
     ] = 0,
     reuse_prompts: Annotated[
         bool,
         typer.Option(
             "--reuse-prompts", rich_help_panel=REQUEST,
-            help="The same prompts in each run of a seed, which a server may have cached. New ones otherwise.",
+            help="Send the same prompts in every run of a seed, which the server may have cached. New ones by default.",
         ),
     ] = False,
+    good_first_token_ms: Annotated[
+        float, typer.Option(min=0, rich_help_panel=OUT, help="A good answer's first token comes sooner.")
+    ] = 500.0,
+    good_per_token_ms: Annotated[
+        float, typer.Option(min=0, rich_help_panel=OUT, help="A good answer takes less for each further token.")
+    ] = 25.0,
     json: Annotated[
         Path | None, typer.Option(help="Write the results to this file too.", metavar="FILE", rich_help_panel=OUT)
     ] = None,
@@ -74,8 +80,9 @@ def serving(
         Path | None, typer.Option(help="Draw them into this SVG file.", metavar="FILE", rich_help_panel=OUT)
     ] = None,
 ) -> None:  # fmt: skip
-    """Measure a server over HTTP: tokens per second and latencies, at several loads."""
+    """Measure a server over HTTP at several loads: tokens per second, latencies, pauses, share of good answers."""
     from quire.cli.bench.serving_client import Sampling, Server  # with what is slow to import
+    from quire.cli.bench.serving_report import Goal
     from quire.cli.bench.serving_run import Plan, json_object, measure, shapes
 
     server = Server(url, api_key=api_key, is_chat=chat, timeout_s=timeout)
@@ -89,6 +96,7 @@ def serving(
         sampling=Sampling(output_tokens, temperature, ignore_eos, json_object(extra)),
         warm_up=warm_up,
         seed=seed,
+        goal=Goal(good_first_token_ms, good_per_token_ms),
         salt="" if reuse_prompts else secrets.token_hex(8),
     )
     measure(server, plan, json, plot)

@@ -16,6 +16,7 @@ import msgspec
 
 from quire.errors import InvalidSetting
 
+Prompt = str | list[int]  # token ids, for completions
 MAX_ERROR_BYTES = 300
 READ_BYTES = 1 << 16
 
@@ -64,6 +65,7 @@ class Asked:
     sent_s: float = 0.0
     arrivals_s: list[float] = field(default_factory=list)  # of each piece with text
     ended_s: float = 0.0
+    wanted_tokens: int = 0
     output_tokens: int = 0
     prompt_tokens: int | None = None
     is_counted_by_server: bool = False
@@ -106,10 +108,10 @@ class Server:
         except (ValueError, LookupError, TypeError):
             raise InvalidSetting(f"{self.url}/v1/models does not name a model; --model does") from None
 
-    async def ask(self, prompt: str, sampling: Sampling, asked: Asked | None = None) -> Asked:
+    async def ask(self, prompt: Prompt, sampling: Sampling, asked: Asked | None = None) -> Asked:
         """Fills in `asked`. Never raises what the server or the network does: it is in there too."""
         asked = asked or Asked()
-        asked.sent_s = time.monotonic()
+        asked.sent_s, asked.wanted_tokens = time.monotonic(), sampling.output_tokens
         try:
             await self._stream(asked, prompt, sampling)
             if not asked.arrivals_s and asked.error is None:
@@ -129,7 +131,7 @@ class Server:
             asked.ended_s = time.monotonic()
         return asked
 
-    async def _stream(self, asked: Asked, prompt: str, sampling: Sampling) -> None:
+    async def _stream(self, asked: Asked, prompt: Prompt, sampling: Sampling) -> None:
         num_pieces, is_complete, rest = 0, False, b""
         async for arrived_s, piece in self._pieces("POST", *self._request(prompt, sampling)):
             *lines, rest = (rest + piece).split(b"\n")
@@ -154,7 +156,7 @@ class Server:
         if not is_complete and asked.error is None:
             raise EOFError("the stream ended without [DONE]")
 
-    def _request(self, prompt: str, sampling: Sampling) -> tuple[str, bytes]:
+    def _request(self, prompt: Prompt, sampling: Sampling) -> tuple[str, bytes]:
         body: dict[str, Any] = {
             "model": self.model,
             "stream": True,

@@ -2,13 +2,13 @@
 
 import asyncio
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from quire.cli.bench.serving_client import Asked, Sampling, Server
+from quire.cli.bench.serving_client import Asked, Prompt, Sampling, Server
 from quire.errors import InvalidSetting
 
 COMMON = (
@@ -21,6 +21,14 @@ COMMON = (
 WORDS = COMMON.split()
 CALIBRATIONS = 6
 FIRST_WORDS = 16
+
+
+class Request(NamedTuple):
+    prompt: Prompt
+    sampling: Sampling
+
+
+Conversation = Sequence[Request]  # each sent once the one before is answered
 
 
 class Prompts(NamedTuple):
@@ -36,6 +44,10 @@ class Prompts(NamedTuple):
         for number in range(count):
             own = Random(f"{self.salt}{self.seed}/{number}").choices(WORDS, k=max(1, self.words - len(common)))
             yield " ".join([*common, *own])
+
+    def conversations(self, count: int, sampling: Sampling) -> Iterator[Conversation]:
+        """Each of one request."""
+        return ((Request(text, sampling),) for text in self.take(count))
 
 
 @dataclass(frozen=True)
@@ -53,13 +65,12 @@ class Shape:
 
 
 class Run(NamedTuple):
-    """Everything that was asked in one run, and how long it took."""
+    """All requests of one run, and its duration."""
 
     shape: Shape
     asked: list[Asked]
     took_s: float
     client_cpu_s: float
-    output_tokens: int  # that each request asked for
 
 
 async def words_for(server: Server, tokens: int, sampling: Sampling) -> int:
@@ -86,40 +97,49 @@ async def words_for(server: Server, tokens: int, sampling: Sampling) -> int:
 async def run_load(
     server: Server,
     shape: Shape,
-    prompts: Prompts,
-    num_requests: int,
-    sampling: Sampling,
+    conversations: Iterable[Conversation],
     *,
     within_s: float,
+    seed: str = "",
+    arrivals_s: float | None = None,
     ended: Callable[[Asked], None] = lambda asked: None,
 ) -> Run:
-    """`num_requests`, or as many as end `within_s`: those still under way then are cut off."""
+    """Hold all `conversations`; those that have not ended `within_s` are cut off.
+
+    At a rate, they begin at random times that follow from `seed`, and none begins after `arrivals_s`.
+    """
     begun, cpu = time.monotonic(), time.process_time()
     done: list[Asked] = []
-    waiting = prompts.take(num_requests)
+    waiting = iter(conversations)
 
-    async def ask(prompt: str) -> None:
-        asked = Asked()
-        try:
-            await server.ask(prompt, sampling, asked)
-        finally:
-            done.append(asked)
-            ended(asked)
+    async def hold(conversation: Conversation) -> None:
+        for prompt, sampling in conversation:
+            asked = Asked()
+            try:
+                await server.ask(prompt, sampling, asked)
+            finally:
+                done.append(asked)
+                ended(asked)
+            if asked.error is not None:
+                return
 
-    async def ask_in_turn() -> None:
-        for prompt in waiting:
-            await ask(prompt)
+    async def hold_in_turn() -> None:
+        for conversation in waiting:
+            await hold(conversation)
 
-    async def ask_at_random(group: asyncio.TaskGroup, rate: float) -> None:
-        random = Random(prompts.seed)
-        for prompt in waiting:
-            group.create_task(ask(prompt))
-            await asyncio.sleep(random.expovariate(rate))
+    async def hold_at_random(group: asyncio.TaskGroup, rate: float) -> None:
+        random, at_s = Random(seed), 0.0
+        for conversation in waiting:
+            await asyncio.sleep(max(0.0, begun + at_s - time.monotonic()))
+            group.create_task(hold(conversation))
+            at_s += random.expovariate(rate)
+            if arrivals_s is not None and at_s > arrivals_s:
+                return
 
     with suppress(TimeoutError):
         async with asyncio.timeout(within_s), asyncio.TaskGroup() as group:
             if shape.rate is not None:
-                group.create_task(ask_at_random(group, shape.rate))
+                group.create_task(hold_at_random(group, shape.rate))
             for _ in range(shape.concurrency or 0):
-                group.create_task(ask_in_turn())
-    return Run(shape, done, time.monotonic() - begun, time.process_time() - cpu, sampling.output_tokens)
+                group.create_task(hold_in_turn())
+    return Run(shape, done, time.monotonic() - begun, time.process_time() - cpu)

@@ -1,8 +1,8 @@
-"""What a load run showed, as numbers and as a table."""
+"""The results of a load run, as numbers and as a table."""
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
@@ -14,6 +14,27 @@ PERCENTS = (50, 90, 99)
 Numbers = dict[str, float]
 
 
+class Goal(NamedTuple):
+    """A request is good when it is answered, and its first token and its time per token are below these."""
+
+    first_token_ms: float = 500.0
+    per_token_ms: float = 25.0
+
+    def is_met(self, asked: Asked) -> bool:
+        if asked.error is not None or first_token_s(asked) * 1000 >= self.first_token_ms:
+            return False
+        return asked.output_tokens < 2 or per_token_s(asked) * 1000 < self.per_token_ms
+
+
+def first_token_s(asked: Asked) -> float:
+    return asked.arrivals_s[0] - asked.sent_s
+
+
+def per_token_s(asked: Asked) -> float:
+    """After the first."""
+    return (asked.arrivals_s[-1] - asked.arrivals_s[0]) / (asked.output_tokens - 1)
+
+
 def percentile(values: Sequence[float], percent: float) -> float:
     """Between the two nearest values, in proportion."""
     ordered = sorted(values)
@@ -23,19 +44,20 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def numbers(run: Run) -> Numbers:
-    """By metric; latencies in milliseconds, of the requests that were answered. Empty ones are left out."""
+def numbers(run: Run, goal: Goal) -> Numbers:
+    """Numbers by metric; latencies in milliseconds, of the requests that were answered. Empty ones are left out."""
     answered = [asked for asked in run.asked if asked.error is None]
     output_tokens = sum(asked.output_tokens for asked in answered)
     prompt_tokens = [asked.prompt_tokens for asked in answered if asked.prompt_tokens is not None]
     found: Numbers = {
         "requests": len(run.asked),
         "errors": len(run.asked) - len(answered),
-        "short_answers": sum(asked.output_tokens < run.output_tokens for asked in answered),
+        "short_answers": sum(asked.output_tokens < asked.wanted_tokens for asked in answered),
         "seconds": run.took_s,
         "requests_per_s": len(answered) / run.took_s,
         "output_tokens_per_s": output_tokens / run.took_s,
         "client_cpu_share": run.client_cpu_s / run.took_s,
+        "good_share": sum(map(goal.is_met, run.asked)) / max(1, len(run.asked)),
     }
     if prompt_tokens:
         found["total_tokens_per_s"] = (sum(prompt_tokens) + output_tokens) / run.took_s
@@ -44,23 +66,20 @@ def numbers(run: Run) -> Numbers:
         if values_s:
             found[f"{name}_ms_mean"] = sum(values_s) / len(values_s) * 1000
             found |= {f"{name}_ms_p{percent}": percentile(values_s, percent) * 1000 for percent in PERCENTS}
+            found[f"{name}_ms_max"] = max(values_s) * 1000
     return found
 
 
 def latencies_s(answered: Sequence[Asked]) -> dict[str, list[float]]:
-    """Of all requests: to the first token, between pieces, per token after the first, to the end."""
+    """Times to the first token, pauses between pieces of an answer, times per token after the first, to the end."""
     return {
-        "first_token": [asked.arrivals_s[0] - asked.sent_s for asked in answered],
+        "first_token": [first_token_s(asked) for asked in answered],
         "inter_token": [
             later - earlier
             for asked in answered
             for earlier, later in zip(asked.arrivals_s, asked.arrivals_s[1:], strict=False)
         ],
-        "per_token": [
-            (asked.arrivals_s[-1] - asked.arrivals_s[0]) / (asked.output_tokens - 1)
-            for asked in answered
-            if asked.output_tokens > 1
-        ],
+        "per_token": [per_token_s(asked) for asked in answered if asked.output_tokens > 1],
         "end_to_end": [asked.ended_s - asked.sent_s for asked in answered],
     }
 
@@ -72,23 +91,18 @@ def errors(run: Run) -> dict[str, Any]:
     return {kind: {"count": count, "first": details[kind]} for kind, count in kinds.items()}
 
 
-def print_table(console: Console, results: dict[str, Numbers], faults: dict[str, dict[str, Any]]) -> None:
-    table = Table(show_edge=False, pad_edge=False, header_style="bold")
+def print_table(console: Console, results: dict[str, Numbers], faults: dict[str, dict[str, Any]], goal: Goal) -> None:
+    table = Table(box=None, pad_edge=False, header_style="bold")
     table.add_column("load", no_wrap=True)
-    for column in ("requests", "tokens/s", "first token ms\np50 / p99", "inter-token ms\np50 / p99",
-                   "end to end s\np50 / p99", "errors"):  # fmt: skip
-        table.add_column(column, justify="right")
+    for column in COLUMNS:
+        table.add_column(column, justify="right", no_wrap=True)
     for name, found in results.items():
-        table.add_row(
-            name,
-            f"{found['requests']:.0f}",
-            f"{found['output_tokens_per_s']:,.1f}",
-            _pair(found, "first_token_ms", 1.0, 0),
-            _pair(found, "inter_token_ms", 1.0, 1),
-            _pair(found, "end_to_end_ms", 0.001, 2),
-            f"[red]{found['errors']:.0f}[/red]" if found["errors"] else "0",
-        )
+        table.add_row(name, *cells(found))
     console.print(table)
+    console.print(
+        f"Good: first token below {goal.first_token_ms:g} ms, below {goal.per_token_ms:g} ms per token after it.",
+        highlight=False,
+    )
     for name, found in results.items():
         if found["short_answers"]:
             console.print(f"{name}: {found['short_answers']:.0f} answers were shorter than asked for")
@@ -97,7 +111,24 @@ def print_table(console: Console, results: dict[str, Numbers], faults: dict[str,
             console.print(f"[red]{name}: {kind}, {fault['count']} times[/red] {fault['first'] or ''}", highlight=False)
 
 
-def _pair(found: Numbers, name: str, factor: float, digits: int) -> str:
+COLUMNS = (
+    "tokens/s", "first token\np50/p99 ms", "per token\np50/p99 ms", "pause\np50/p99/max ms", "good\nshare", "errors",
+)  # fmt: skip
+
+
+def cells(found: Numbers) -> list[str]:
+    """One row, in the order of COLUMNS."""
+    return [
+        f"{found['output_tokens_per_s']:,.1f}",
+        _joined(found, "first_token_ms", ("p50", "p99"), 0),
+        _joined(found, "per_token_ms", ("p50", "p99"), 1),
+        _joined(found, "inter_token_ms", ("p50", "p99", "max"), 1),
+        f"{found['good_share']:.2f}",
+        f"{found['errors']:.0f} of {found['requests']:.0f}",
+    ]
+
+
+def _joined(found: Numbers, name: str, kinds: tuple[str, ...], digits: int) -> str:
     if f"{name}_p50" not in found:
         return "-"
-    return " / ".join(f"{found[f'{name}_p{percent}'] * factor:,.{digits}f}" for percent in (50, 99))
+    return "/".join(f"{found[f'{name}_{kind}']:,.{digits}f}" for kind in kinds)

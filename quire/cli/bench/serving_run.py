@@ -15,7 +15,7 @@ from quire import __version__
 from quire.cli.bench.serving_client import Sampling, Server
 from quire.cli.bench.serving_load import Prompts, Run, Shape, run_load, words_for
 from quire.cli.bench.serving_plot import plot as draw
-from quire.cli.bench.serving_report import errors, numbers, print_table
+from quire.cli.bench.serving_report import Goal, errors, numbers, print_table
 from quire.errors import InvalidSetting, QuireError
 
 REQUESTS_PER_STREAM, MIN_REQUESTS, REQUESTS_AT_RATE = 3, 8, 64
@@ -38,6 +38,7 @@ class Plan:
     warm_up: int
     seed: int
     salt: str  # of the prompts; "" for those that every run of the seed has
+    goal: Goal = Goal()
 
     def prompts(self, words: int, run: str) -> Prompts:
         return Prompts(words, self.shared_words, f"{self.seed}/{run}", self.salt)
@@ -59,7 +60,8 @@ async def bench_server(server: Server, plan: Plan, console: Console) -> list[Run
         widest = max(plan.shapes, key=lambda shape: shape.concurrency or 0)
         shape = Shape(concurrency=widest.concurrency or 1)
         prompts = plan.prompts(words, "warm-up")
-        await run_load(server, shape, prompts, plan.warm_up, plan.sampling, within_s=plan.max_seconds)
+        warming = prompts.conversations(plan.warm_up, plan.sampling)
+        await run_load(server, shape, warming, within_s=plan.max_seconds)
     runs = []
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with Progress(*columns, console=console, transient=True) as progress:
@@ -69,8 +71,8 @@ async def bench_server(server: Server, plan: Plan, console: Console) -> list[Run
             prompts = plan.prompts(words, str(number))
             runs.append(
                 await run_load(
-                    server, shape, prompts, count, plan.sampling,
-                    within_s=plan.max_seconds, ended=lambda _, bar=bar: progress.advance(bar),  # type: ignore[misc]
+                    server, shape, prompts.conversations(count, plan.sampling),
+                    within_s=plan.max_seconds, seed=prompts.seed, ended=lambda _, bar=bar: progress.advance(bar),  # type: ignore[misc]
                 )
             )  # fmt: skip
     return runs
@@ -83,7 +85,7 @@ def measure(server: Server, plan: Plan, json_file: Path | None, plot_file: Path 
             raise InvalidSetting(f"{file} cannot be written: there is no folder {file.parent}")
     begun_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     runs = asyncio.run(_bench(server, plan, Console(stderr=True)))
-    results = {run.shape.name: numbers(run) for run in runs}
+    results = {run.shape.name: numbers(run, plan.goal) for run in runs}
     faults = {run.shape.name: errors(run) for run in runs if errors(run)}
     about: dict[str, Any] = {
         "quire": __version__,
@@ -95,6 +97,7 @@ def measure(server: Server, plan: Plan, json_file: Path | None, plot_file: Path 
         "asked_output_tokens": plan.sampling.output_tokens,
         "shared_prefix": plan.shared_words,
         "seed": plan.seed,
+        "goal": plan.goal._asdict(),
         "reused_prompts": not plan.salt,
     }
     title = f"{server.model} at {server.url}: {plan.prompt_tokens} tokens in, {plan.sampling.output_tokens} out"
@@ -104,7 +107,7 @@ def measure(server: Server, plan: Plan, json_file: Path | None, plot_file: Path 
         out.print("Prompts are new in this run.", highlight=False)
     else:
         out.print(f"Prompts are those of seed {plan.seed}: an earlier run may have left them cached.", highlight=False)
-    print_table(out, results, faults)
+    print_table(out, results, faults, plan.goal)
     if json_file is not None:
         document = {**about, "results": results, "errors": faults}
         json_file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
