@@ -16,9 +16,11 @@ GROUND = frozenset({"retry_reservations", "cache_folder", "errors", "request", "
 # The server's floors, each above those that it may import. What every API needs of HTTP lies below the APIs.
 BELOW_SERVER = frozenset({"engine", "ipc", "text", "grammar", "files"}) | GROUND
 SERVER = BELOW_SERVER | {"server.settings", "server.offload", "server.tenant"}
-SERVICE = SERVER | {"server.observe", "server.api.tgi.end_anchored_stops"}
+SERVICE = SERVER | {"server.observe"}
 HTTP_BASE = tuple(f"server.http.{name}" for name in ("connection", "sse", "body", "route", "health"))
 APIS = SERVICE | {"server.service", *HTTP_BASE}
+# An API knows the modules that all of them share, and no other API; that of TGI serves chats of OpenAI's as well.
+SHARED = ("dialect", "grammars", "job", "prompts", "sampling", "tool_use", "validation")
 HTTP = APIS | {"server.api"}
 
 # What each part of quire may import of quire. A name with dots is a part of a part, and has rules of its own.
@@ -45,6 +47,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "server.service": SERVICE,
     **dict.fromkeys(HTTP_BASE, APIS),
     "server.api": APIS,
+    "server.api.openai": APIS | {f"server.api.{name}" for name in SHARED},
+    "server.api.tgi": APIS | {"server.api"},
     "server.http": HTTP,
     "server.processes": HTTP | {"server.http"},
     "llm": BELOW_SERVER,
@@ -146,7 +150,9 @@ def test_every_import_points_downward():
         ("server.api.openai", "from quire.core.plan import Update"),
         ("server.api.openai", "import quire.executor"),
         ("server.observe.metrics", "from quire.server.service.stream import Stream"),
-        ("server.service.stream", "from quire.server.api.tgi import quirks"),
+        ("server.service.stream", "from quire.server.api.tgi import strict"),
+        ("server.api.openai.chat", "from quire.server.api.tgi import strict"),
+        ("server.api.job", "from quire.server.api.openai.errors import error_body"),
         ("server.service.stream", "from quire.server.http.sse import EventStream"),
         ("server.api.tgi.generate", "from quire.server.http.app import App"),
         ("server.http.sse", "from quire.server.api.dialect import TGI"),
@@ -171,7 +177,7 @@ def test_an_import_that_points_upward_is_found(module, line):
         ("engine.build", "import jax\nfrom quire.executor.executor import DeviceExecutor"),
         ("server.api.openai", "from quire.ipc.messages import Submit\nfrom quire import __version__"),
         ("server.api.openai.chat", "from quire.server.http.sse import EventStream"),
-        ("server.http.app", "from quire.server.api.dialect import TGI"),
+        ("server.http.app", "from quire.server.api.tgi.dialect import TGI"),
         ("executor.programs", "import quire\nroot = quire.__file__"),
         ("cli", "import jax"),
     ],

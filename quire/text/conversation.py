@@ -14,28 +14,28 @@ def render_conversation(
     messages: Sequence[Mapping[str, Any]],
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
-    are_tools_told: bool = False,
+    tools_in_system_prompt: bool = False,
     tool_prompt: str | None = None,
     documents: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
 ) -> Prompt:
-    """The conversation as its template has it.
+    """Render a conversation.
 
-    With a `shield`, special tokens in what is given here are plain text; without, they are those tokens.
-    `are_tools_told`: in the system message, for a template that knows nothing of tools; `tool_prompt` follows there.
+    With a `shield`, special tokens in the arguments are plain text; without, they are those tokens.
+    `tools_in_system_prompt`: for a template that does not render tools. `tool_prompt` follows in the system message.
     """
     given: Any = [messages, tools, documents, variables, tool_prompt]
     mark: str | None = None
     if shield is not None:
-        if not are_tools_told:  # as the template would, so that what arguments say in escapes is looked at as well
+        if not tools_in_system_prompt:  # parsed as the template parses them, so that escapes in arguments are seen
             given[0] = with_parsed_arguments(messages)
         if shield.touches(given):
             mark = shield.new_mark(given, template.source)
             given = shield.marked(given, mark)
     messages, tools, documents, variables, tool_prompt = given
-    if tools is not None and are_tools_told:
+    if tools is not None and tools_in_system_prompt:
         messages, tools = told_in_text(messages, tools), None
     if tool_prompt:
         messages = with_system_text(messages, tool_prompt)

@@ -125,6 +125,11 @@ class Tokenizer:
                     f"token id {token_id} is outside the vocabulary: 0 to {self.vocab_size - 1}", param=param
                 )
 
+    def special_id(self, token: str) -> int | None:
+        """The id of a special token; None where `token` is not one."""
+        token_id = self.id_of(token)
+        return token_id if token_id is not None and self.is_special(token_id) else None
+
     def is_special(self, token_id: int) -> bool:
         return token_id in self.special_ids
 

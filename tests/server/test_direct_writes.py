@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from quire.ipc.messages import Command, Progress, Update
 from quire.request import FinishReason, Request, SamplingParams
 from quire.server.http.sse import to_json, token_template
-from quire.server.service.job import GenerationSpec
+from quire.server.service.generation_spec import GenerationSpec
 from quire.server.service.prompt import Delta
 from quire.server.service.service import Service
 from quire.server.settings import ServerSettings

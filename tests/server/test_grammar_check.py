@@ -17,9 +17,8 @@ from quire.grammar.checking import MAX_WAITING
 from quire.request import Request, SamplingParams, json_schema, regex
 from quire.server.offload import Offload
 from quire.server.service.arrival import Arrival
+from quire.server.service.generation_spec import GenerationSpec, NamedGrammar
 from quire.server.service.grammar_check import GrammarCheck
-from quire.server.service.guided import guided
-from quire.server.service.job import GenerationSpec
 from quire.server.service.service import Service
 from quire.server.settings import ServerSettings
 from tests.server.vocabulary import served_model
@@ -158,11 +157,12 @@ def test_a_costly_grammar_does_not_hold_up_the_next_ones() -> None:
 def test_the_check_of_a_grammar_ends_with_the_time_of_its_request() -> None:
     async def ask() -> None:
         service = Service(served_model(end_ids=(0,)), ServerSettings(request_timeout_s=10.0))
-        asked = GenerationSpec(Request(0, (1,), 1, SamplingParams(), end_ids=(0,)))
+        request = Request(0, (1,), 1, SamplingParams(), end_ids=(0,))
+        asked = GenerationSpec(request, unchecked_grammar=NamedGrammar("response_format", SLOW))
         came_before = Arrival({}, opened_s=time.monotonic() - 9.9)
         try:
             with pytest.raises(DeadlineExceeded, match=r"timeout_s of 10\.0 passed before response_format was checked"):
-                await guided(service, came_before, asked, "response_format", SLOW)
+                await service.grammar_check.check([asked], came_before.times)
         finally:
             service.grammar_check.checking.close()
 

@@ -9,7 +9,7 @@ import pytest
 from quire.files.generation_defaults import GenerationDefaults
 from quire.server.api.openai.requests import ChatRequest, CompletionRequest
 from quire.server.api.tgi.end_anchored_stops import MAX_PASS_TOKENS, EndAnchoredStops
-from quire.server.api.tgi.quirks import as_read
+from quire.server.api.tgi.strict import read
 from quire.server.settings import ServerSettings
 from tests import web
 from tests.server.running import RunningServer
@@ -135,9 +135,9 @@ def test_a_chat_has_one_answer_and_its_biases_are_not_read(strict):
 
 
 def test_a_presence_penalty_becomes_a_repetition_penalty_of_a_chat():
-    chat, unread = as_read(ChatRequest(messages=[], presence_penalty=-0.5))
+    chat, unread = read(ChatRequest(messages=[], presence_penalty=-0.5))
     assert (chat.repetition_penalty, chat.presence_penalty, unread) == (1.5, None, [])
-    completion, _ = as_read(CompletionRequest(prompt="abc", presence_penalty=-0.5))
+    completion, _ = read(CompletionRequest(prompt="abc", presence_penalty=-0.5))
     assert (completion.repetition_penalty, completion.presence_penalty) == (None, -0.5)  # not a field of its there
 
 

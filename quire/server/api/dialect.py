@@ -1,30 +1,30 @@
-"""How each API writes its answers."""
+"""How a route reads requests and writes answers where servers of the same API differ."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from starlette.responses import Response
 
 from quire.errors import QuireError
-from quire.server.api.openai.errors import error_response as openai_error
-from quire.server.api.openai.responses import OpenAIError
-from quire.server.api.tgi.errors import error_response as tgi_error
-from quire.server.api.tgi.responses import TGIError
+from quire.files.generation_defaults import GenerationDefaults
+from quire.server.service.served_model import ServedModel
+from quire.text.generation import StopSearch
+from quire.text.stop_strings import StopStrings
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False, kw_only=True)
 class Dialect:
-    """Chosen once for each route; see quire/server/http/route.py."""
+    """Chosen once for each route. Each API adds fields of its own; the defaults are Quire's own way."""
 
-    error_body: Any
+    error_body: Any  # the type of error bodies
     error_response: Callable[[QuireError], Response]
+    error_events: Callable[[QuireError], bytes]  # the end of a stream that fails
+    streams_refusals: bool = False  # a refused stream has status 200, and the error as its only event
+    uses_model_defaults: bool = True  # sampling fields that are missing come from the model's files
+    includes_stop: bool = False  # stop strings are part of the text, whatever the request says
+    stop_search: Callable[[Sequence[str], bool], StopSearch] = StopStrings
+    length_first: bool = False  # at max_tokens an answer ends by its length, whatever it ends with
 
-    @property
-    def under_tgi_strict(self) -> "Dialect":
-        """With --tgi-strict every API answers as text-generation-inference does."""
-        return TGI
-
-
-OPENAI = Dialect(OpenAIError, openai_error)
-TGI = Dialect(TGIError, tgi_error)
+    def defaults(self, model: ServedModel) -> GenerationDefaults:
+        return model.defaults if self.uses_model_defaults else GenerationDefaults()

@@ -1,20 +1,49 @@
 """Grammars as the APIs write them."""
 
+from dataclasses import replace
 from typing import Any
 
 from quire.errors import InvalidRequest, shown
 from quire.grammar.limits import MAX_BYTES
 from quire.request import Grammar, json_schema, regex
+from quire.server.service.generation_spec import GenerationSpec, NamedGrammar
+from quire.server.settings import ServerSettings
 from quire.text.json_text import parse_json_text
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
 _TYPES = ("text", "json_object", "json_schema", "json", "regex")
 
 
-def grammar_of(name: str, given: dict[str, Any] | None, *, needs_properties: bool = False) -> Grammar | None:
-    """The grammar that the field `name` asks for, in OpenAI's words or in text-generation-inference's.
+def with_grammar(
+    settings: ServerSettings, spec: GenerationSpec, field: str, grammar: Grammar | None, checked: Grammar | None = None
+) -> GenerationSpec:
+    """`spec` with the grammar that `field` gives. `checked` replaces a grammar with special tokens in the check, which
+    does not know them."""
+    if grammar is None:
+        return spec
+    request = spec.request
+    if settings.disable_grammar_support:
+        raise InvalidRequest.for_field(field, "is set; this server was started with --disable-grammar-support")
+    if not request.end_ids:
+        raise InvalidRequest.for_field(
+            field, "is set; the model has no end-of-sequence token to end such an answer with"
+        )
+    if request.ignore_end:
+        raise InvalidRequest.for_field("ignore_eos", f"is true; with {field} an answer ends where its grammar does")
+    if request.min_tokens:
+        raise InvalidRequest.for_field(
+            "min_tokens",
+            f"is {request.min_tokens}; with {field} an answer ends where its grammar does, so it must be 0",
+        )
+    return replace(
+        spec, request=replace(request, grammar=grammar), unchecked_grammar=NamedGrammar(field, checked or grammar)
+    )
 
-    `needs_properties`: of a schema, as that insists on.
+
+def grammar_of(name: str, given: dict[str, Any] | None, *, needs_properties: bool = False) -> Grammar | None:
+    """The grammar that the field `name` gives, in the form of OpenAI or of text-generation-inference.
+
+    `needs_properties`: a schema must have some at its top.
     """
     if given is None:
         return None
@@ -49,7 +78,7 @@ def _schema_of(name: str, kind: str, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _schema(name: str, given: Any) -> dict[str, Any]:
-    if isinstance(given, str):  # as text-generation-inference takes it, too
+    if isinstance(given, str):  # text-generation-inference takes JSON text as well
         if len(given) > MAX_BYTES:
             raise InvalidRequest.for_field(name, f"has {len(given)} characters; the limit is {MAX_BYTES} bytes")
         given = parse_json_text(name, given)

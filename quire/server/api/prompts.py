@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.errors import InvalidRequest, shown
-from quire.server.api.openai.tool_use import ToolUse
+from quire.server.api.tool_use import ToolUse
 from quire.server.service.served_model import ServedModel
 from quire.server.service.service import Service
 from quire.text.conversation import render_conversation
@@ -27,16 +27,16 @@ def encode_conversation(
     tool_prompt: str | None = None,
     **options: Any,
 ) -> tuple[Prompt, list[int]]:
-    """A conversation as its template has it, and the tokens of that. `options` are those of `render_conversation`."""
+    """The rendered conversation, and its tokens. `options` are those of `render_conversation`."""
     check_messages(messages)
     model = service.model
-    are_told = tools is not None and tools.is_told
+    in_system_prompt = tools is not None and tools.in_system_prompt
     prompt = render_conversation(
-        model.templates.select(with_tools=tools is not None and not are_told),
+        model.templates.select(with_tools=tools is not None and not in_system_prompt),
         None if service.settings.parses_special_in_messages else model.tokenizer.shield,
         [_with_known_role(message) for message in messages],
         tools=None if tools is None else tools.rendered,
-        are_tools_told=are_told,
+        tools_in_system_prompt=in_system_prompt,
         tool_prompt=tool_prompt,
         **options,
     )
@@ -44,7 +44,7 @@ def encode_conversation(
 
 
 def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
-    """Refuse what no template reads."""
+    """Refuse messages that no template can render."""
     for index, message in enumerate(messages):
         _check_message(index, message)
 

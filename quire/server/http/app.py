@@ -9,7 +9,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.errors import NoSuchRoute, QuireError, Unauthorized
-from quire.server.api.dialect import OPENAI, TGI
+from quire.server.api.openai.dialect import OPENAI
+from quire.server.api.tgi.dialect import TGI
 from quire.server.http.access import Access
 from quire.server.http.route import Route, RouteTable
 from quire.server.http.routes import routes_for

@@ -13,7 +13,7 @@ from quire.request import Request as EngineRequest
 from quire.request import SamplingParams
 from quire.server.observe.engine_metrics import write_engine
 from quire.server.observe.exposition import CONTENT_TYPE, Exposition
-from quire.server.service.job import GenerationSpec
+from quire.server.service.generation_spec import GenerationSpec
 from quire.server.service.service import Service
 
 MAX_GENERATION_S = 10.0

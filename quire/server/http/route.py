@@ -16,15 +16,11 @@ Types = tuple[Any, ...]  # any of them; empty: no content
 
 
 class Dialect(Protocol):
-    """How an API writes its answers. The values are in quire/server/api/dialect.py."""
+    """How an API writes its answers, as far as HTTP needs to know; the whole is quire/server/api/dialect.py."""
 
     @property
     def error_body(self) -> Any:
         """The type of error bodies."""
-
-    @property
-    def under_tgi_strict(self) -> "Dialect":
-        """The dialect that takes its place with --tgi-strict."""
 
     @property
     def error_response(self) -> Callable[[QuireError], Response]: ...
@@ -39,7 +35,7 @@ class Route(NamedTuple):
     method: str
     path: str  # {model} stands for any text, {version} for text without a slash
     handler: Handler
-    dialect: Dialect
+    dialect: Dialect  # an API's handlers get one of that API
     body: Types = ()
     answer: Types = ()  # of a whole answer
     events: Types = ()  # of a streamed answer

@@ -7,14 +7,16 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from quire.server.api.dialect import TGI
+from quire.server.api.openai.dialect import OPENAI
 from quire.server.api.openai.routes import ROUTES as OPENAI_ROUTES
+from quire.server.api.tgi.dialect import TGI
 from quire.server.api.tgi.routes import ROUTES as TGI_ROUTES
 from quire.server.api.tgi.routes import VERTEX
+from quire.server.api.tgi.strict import STRICT_OPENAI, STRICT_TGI
 from quire.server.http import health
 from quire.server.http.docs_page import docs_page
 from quire.server.http.openapi import describe
-from quire.server.http.route import Route
+from quire.server.http.route import Dialect, Route
 from quire.server.http.web.page import page, wants_page
 from quire.server.service.service import Service
 from quire.server.settings import ServerSettings
@@ -48,6 +50,8 @@ ROUTES = (
     _open("/", root, is_documented=False),
 )
 
+STRICT_DIALECTS: dict[Dialect, Dialect] = {OPENAI: STRICT_OPENAI, TGI: STRICT_TGI}
+
 
 def routes_for(settings: ServerSettings) -> list[Route]:
     """The routes with the paths and the dialects that the settings choose."""
@@ -58,7 +62,7 @@ def routes_for(settings: ServerSettings) -> list[Route]:
         routes.append(HEALTH._replace(path=settings.aip_health_route))
     if not settings.tgi_strict:
         return routes
-    return [route._replace(dialect=route.dialect.under_tgi_strict) for route in routes]
+    return [route._replace(dialect=STRICT_DIALECTS[route.dialect]) for route in routes]
 
 
 @cache

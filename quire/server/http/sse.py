@@ -13,6 +13,7 @@ from quire.server.service.answers import ClientGone, closing_when_gone, watching
 from quire.server.service.prompt import Delta
 from quire.server.service.stream import Sink, Stream
 
+EVENT_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
 to_json = msgspec.json.Encoder().encode
 
 
@@ -58,7 +59,7 @@ class EventStream(Response):
         self.status_code = 200
         self.background = None
         self.body = b""
-        self.init_headers({"cache-control": "no-cache", "x-accel-buffering": "no"} | headers)
+        self.init_headers(EVENT_HEADERS | headers)
         self._stream = stream
         self._encoder = encoder
         self._first = first

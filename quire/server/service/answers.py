@@ -45,6 +45,11 @@ class Answer:
             self.finish = delta.finish
 
 
+def by_likelihood(answers: list[Answer]) -> list[Answer]:
+    """The most likely first."""
+    return sorted(answers, key=lambda answer: -answer.mean_logprob)
+
+
 async def collect(stream: Stream, receive: Receive) -> list[list[Answer]]:
     """The answers by prompt and sample. Aborts them when the client goes away."""
     answers = [[Answer() for _ in prompt.samples] for prompt in stream.prompts]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from quire.ipc.messages import Account, Submit, TokenLogprobs, Update
 from quire.request import FinishReason, Request
-from quire.server.service.job import GenerationSpec
+from quire.server.service.generation_spec import GenerationSpec
 from quire.text.generation import Generation
 from quire.text.tokenizer import Tokenizer
 

@@ -45,12 +45,6 @@ class ServedModel:
             )
         return room
 
-    def default_max_tokens(self, num_prompt: int, field: str = "prompt") -> int:
-        """Tokens to generate at most when the request gives no limit."""
-        stated = self.defaults.max_new_tokens
-        room = self.room_after(num_prompt, field)
-        return room if stated is None else max(1, min(room, stated))
-
     def check_prompt(self, prompt: tuple[int, ...] | list[int], field: str = "prompt") -> None:
         """Refuse a prompt, the value of `field`, that is empty or too long."""
         if not prompt:

@@ -29,8 +29,8 @@ from quire.server.observe.engine_health import EngineHealth
 from quire.server.observe.metrics import Metrics
 from quire.server.offload import Offload
 from quire.server.service.arrival import Arrival
+from quire.server.service.generation_spec import GenerationSpec
 from quire.server.service.grammar_check import GrammarCheck
-from quire.server.service.job import GenerationSpec
 from quire.server.service.ledger import ledger
 from quire.server.service.prompt import Prompt
 from quire.server.service.served_model import ServedModel
@@ -69,7 +69,7 @@ class Service:
         self.metrics = metrics or Metrics(model.max_total_tokens)
         self.tracing: Tracing | None = None
         self.offload = Offload()
-        self.grammar_check = GrammarCheck(self.offload)
+        self.grammar_check = GrammarCheck(self.offload, settings.request_timeout_s)
         self.is_draining = False
         self.is_beyond_help = False  # nothing but a new start brings the engine back
         self._loop: asyncio.AbstractEventLoop | None = None

@@ -12,7 +12,7 @@ from quire.request import Request
 from quire.server.observe.request_record import RequestRecord
 from quire.server.offload import Offload
 from quire.server.service.arrival import Arrival
-from quire.server.service.job import GenerationSpec
+from quire.server.service.generation_spec import GenerationSpec
 from quire.server.service.prompt import Delta, Prompt
 from quire.server.service.served_model import ServedModel
 from quire.server.settings import ServerSettings

@@ -41,6 +41,11 @@ def error_response(error: QuireError) -> Response:
     return Response(msgspec.json.encode(error_body(error)), status_of(error), headers, "application/json")
 
 
+def error_events(error: QuireError) -> bytes:
+    """The last event of a stream that fails."""
+    return b"data: " + msgspec.json.encode(error_body(error)) + b"\n\n"
+
+
 def _type_of(error: QuireError) -> ErrorType:
     if isinstance(error, Unauthorized):
         return "authentication_error"

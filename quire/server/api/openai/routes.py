@@ -1,8 +1,8 @@
 """The routes of the OpenAI API."""
 
-from quire.server.api.dialect import OPENAI
 from quire.server.api.openai.chat import chat_completions
 from quire.server.api.openai.completions import completions
+from quire.server.api.openai.dialect import OPENAI
 from quire.server.api.openai.models import get_model, list_models
 from quire.server.api.openai.requests import ChatRequest, CompletionRequest
 from quire.server.api.openai.responses import (

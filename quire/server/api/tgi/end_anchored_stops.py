@@ -9,8 +9,7 @@ _WINDOW, _KEPT = 300, 200  # characters
 class EndAnchoredStops:
     """Sees a stop string only where a token ends with it, in the last few hundred characters of a pass."""
 
-    def __init__(self, stops: Sequence[str], include: bool = True) -> None:
-        """`include` says nothing: the stop string always stays in the text."""
+    def __init__(self, stops: Sequence[str]) -> None:
         self._stops = stops
         self._seen = ""
         self._num_tokens = 0

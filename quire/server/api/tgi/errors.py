@@ -31,6 +31,11 @@ def error_body(error: QuireError) -> TGIError:
     return {"error": error.message, "error_type": error_type(error)}
 
 
+def error_events(error: QuireError) -> bytes:
+    """The last event of a stream that fails."""
+    return b"data:" + msgspec.json.encode(error_body(error)) + b"\n\n"
+
+
 def error_response(error: QuireError) -> Response:
     headers = {} if error.retry_after_s is None else {"retry-after": str(max(1, ceil(error.retry_after_s)))}
     return Response(msgspec.json.encode(error_body(error)), error.status, headers, "application/json")

@@ -1,6 +1,6 @@
 """The routes under /v2, as KServe's inference protocol has them: a text in, a text out, both as bytes."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 from starlette.requests import Request
@@ -8,20 +8,16 @@ from starlette.responses import Response
 
 from quire import __version__
 from quire.errors import InvalidRequest
-from quire.request import Grammar
-from quire.server.api.openai.reply import ignored_header
+from quire.server.api.job import Job, answer
 from quire.server.api.sampling import between
-from quire.server.api.tgi.asking import is_sampled, refuse_details
-from quire.server.api.tgi.generate import ask_to_continue, parse_parameters
+from quire.server.api.tgi.dialect import TGIDialect
+from quire.server.api.tgi.parameters import generation_spec, parse_parameters
 from quire.server.api.tgi.responses import Inferred, InferredOutput, KServeLive, KServeServer
+from quire.server.api.tgi.texts import TextsEncoder
 from quire.server.api.validation import typed
-from quire.server.http.body import Body, read_json
+from quire.server.http.body import read_json
 from quire.server.http.health import unhealthy
-from quire.server.service.answers import collect
 from quire.server.service.arrival import Arrival
-from quire.server.service.guided import guided
-from quire.server.service.job import GenerationSpec
-from quire.server.service.ledger import ledger
 from quire.server.service.service import Service
 
 
@@ -69,60 +65,52 @@ async def model_ready(service: Service, request: Request) -> Response:
 
 
 async def infer(service: Service, request: Request) -> Response:
-    """One answer for each input, under the name that the output of the same place has."""
+    """One answer for each input, under the name of the output in the same place."""
     _model(service, request)
-    arrival = Arrival(request.headers, "infer")
+    dialect: TGIDialect = request.scope["route"].dialect
+
+    def parse(arrival: Arrival, raw: dict[str, Any]) -> Job:
+        return _parse(service, arrival, dialect, raw)
+
     body = await read_json(service, request)
-    parsed = await service.offload.run(body.num_bytes, lambda: _parse(service, arrival, body))
-    asked = [await guided(service, arrival, one, "grammar", parsed.grammar) for one in parsed.asked]
-    stream = service.open(asked, arrival, field="inputs")
-    answers = await collect(stream, request.receive)
-
-    def write() -> bytes:
-        outputs: list[InferredOutput] = []
-        for name, prefix, each in zip(parsed.names, parsed.prefixes, answers, strict=True):
-            data = (prefix + max(each, key=lambda answer: answer.mean_logprob).text).encode()
-            outputs.append({"name": name, "shape": [1, len(data)], "datatype": "BYTES", "data": list(data)})
-        reply: Inferred = {"id": parsed.id, "outputs": outputs}
-        if arrival.wants_timings:
-            reply["timings"] = ledger(stream)
-        return msgspec.json.encode(reply)
-
-    content = await service.offload.run(stream.num_tokens + sum(map(len, parsed.prefixes)), write)
-    return Response(content, 200, ignored_header(parsed.unknown), "application/json")
+    return await answer(service, request, body, parse, name="infer", dialect=dialect, streams=False)
 
 
-class ParsedInfer(NamedTuple):
-    id: str
-    names: list[str]  # of the outputs
-    prefixes: list[str]  # before each answer
-    asked: list[GenerationSpec]  # of the engine, but for a grammar
-    unknown: list[str]  # names of fields that nothing knows
-    grammar: Grammar | None
-
-
-def _parse(service: Service, arrival: Arrival, given: Body) -> ParsedInfer:
-    strict = service.settings.strict
-    body, unknown = typed(given.raw, InferRequest, {}, strict=strict)
-    between("the number of inputs", len(body.inputs), 1, service.settings.max_client_batch_size, param="inputs")
+def _parse(service: Service, arrival: Arrival, dialect: TGIDialect, raw: dict[str, Any]) -> Job:
+    settings = service.settings
+    body, unknown = typed(raw, InferRequest, {}, strict=settings.strict)
+    between("the number of inputs", len(body.inputs), 1, settings.max_client_batch_size, param="inputs")
     if len(body.inputs) != len(body.outputs):
         raise InvalidRequest.for_field(
             "inputs", f"has {len(body.inputs)} and outputs {len(body.outputs)}; they must be as many"
         )
     texts: list[str] = []
     names: list[str] = []
-    for index, (an_input, an_output) in enumerate(zip(body.inputs, body.outputs, strict=True)):
-        one, more_unknown = typed(an_input, InferInput, {}, strict=strict, where=f"inputs[{index}].")
-        output, yet_more = typed(an_output, InferOutput, {}, strict=strict, where=f"outputs[{index}].")
-        texts.append(_text(one, index))
+    for index, (given, wanted) in enumerate(zip(body.inputs, body.outputs, strict=True)):
+        an_input, more = typed(given, InferInput, {}, strict=settings.strict, where=f"inputs[{index}].")
+        output, yet_more = typed(wanted, InferOutput, {}, strict=settings.strict, where=f"outputs[{index}].")
+        texts.append(_text(an_input, index))
         names.append(output.name)
-        unknown += more_unknown + yet_more
-    parameters, more_unknown, grammar = parse_parameters(service, body.parameters, stream=False)
-    refuse_details(parameters, service.settings)
-    sampled = is_sampled(None if body.parameters is None else parameters)
-    asked = [ask_to_continue(service, arrival, text, parameters, sampled=sampled) for text in texts]
-    prefixes = texts if parameters.return_full_text else [""] * len(texts)
-    return ParsedInfer(body.id, names, prefixes, asked, unknown + more_unknown, grammar)
+        unknown += more + yet_more
+    parsed = parse_parameters(settings, dialect, body.parameters, streams=False, texts_only=True)
+    prefixes = texts if parsed.parameters.return_full_text else [""] * len(texts)
+
+    def write(answers: list[str]) -> Inferred:
+        return {"id": body.id, "outputs": [_output(*pair) for pair in zip(names, answers, strict=True)]}
+
+    return Job(
+        specs=[generation_spec(service, arrival, dialect, text, parsed, streams=False) for text in texts],
+        encoder=TextsEncoder(prefixes, write),
+        num_characters=sum(map(len, prefixes)),
+        unknown=unknown + parsed.unknown,
+        sequences_field="inputs",
+        has_timing_headers=False,
+    )
+
+
+def _output(name: str, text: str) -> InferredOutput:
+    data = text.encode()
+    return {"name": name, "shape": [1, len(data)], "datatype": "BYTES", "data": list(data)}
 
 
 def _text(given: InferInput, index: int) -> str:

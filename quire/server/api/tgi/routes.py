@@ -2,7 +2,6 @@
 
 from functools import partial
 
-from quire.server.api.dialect import TGI
 from quire.server.api.openai.requests import ChatRequest, CompletionRequest
 from quire.server.api.openai.responses import (
     ChatCompletion,
@@ -13,6 +12,7 @@ from quire.server.api.openai.responses import (
 )
 from quire.server.api.openai.routes import CHAT_EXAMPLE
 from quire.server.api.tgi import generate, kserve, tokenize
+from quire.server.api.tgi.dialect import TGI
 from quire.server.api.tgi.info import info
 from quire.server.api.tgi.requests import GenerateRequest, TokenizeRequest
 from quire.server.api.tgi.responses import (

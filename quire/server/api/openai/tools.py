@@ -1,37 +1,32 @@
-"""Tools in a chat: from the request's fields to a grammar, and from answers to calls."""
+"""Tools in a chat: OpenAI's fields to what the model may call, and answers to OpenAI's calls."""
 
 import re
 import secrets
 import string
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from quire.errors import InvalidRequest, shown
 from quire.grammar.limits import MAX_BYTES, refuse_schema_that_explodes
-from quire.request import Grammar
+from quire.request import FinishReason as Finish
 from quire.server.api.openai.requests import ChatRequest
-from quire.server.api.openai.responses import FunctionCall, MessageContent, MessagePart, ToolCall, ToolCallPart
+from quire.server.api.openai.responses import (
+    FinishReason,
+    FunctionCall,
+    MessageContent,
+    MessagePart,
+    ToolCall,
+    ToolCallPart,
+)
 from quire.server.api.sampling import at_most
+from quire.server.api.tool_use import ToolUse, use_of_tools
 from quire.server.service.served_model import ServedModel
 from quire.text.call_parser import CallBegins, CallParser, Piece
-from quire.text.tools import CallFormat, Tool, calls_grammar, format_of, takes_tools
+from quire.text.tools import CallFormat, Tool
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _ID_CHARACTERS = string.ascii_letters + string.digits
-
-
-@dataclass(frozen=True)
-class ToolUse:
-    """What the tools of one request come to."""
-
-    rendered: list[dict[str, Any]]  # for the template
-    is_told: bool  # the template knows nothing of tools, so the system message tells
-    form: CallFormat
-    grammar: Grammar
-    checked: Grammar  # the same with special tokens spelt out
-    shows_special: bool  # some of the marks around calls are special tokens
 
 
 def tool_use(fields: ChatRequest, model: ServedModel) -> ToolUse | None:
@@ -50,18 +45,12 @@ def tool_use(fields: ChatRequest, model: ServedModel) -> ToolUse | None:
         raise InvalidRequest.for_field("tool_choice", f"is {shown(named)}; the tools are {', '.join(tools)}")
     if choice == "none":
         return None
-    callable_ = list(tools.values()) if named is None else [tools[named]]
-    source = model.templates.select(with_tools=True).source
-    form = format_of(source)
-    special = {mark: token for mark in form.marks if (token := _special_id(model, mark)) is not None}
-    required, parallel = choice == "required", named is None and fields.parallel_tool_calls is not False
-    return ToolUse(
-        rendered=[_rendered(one) for one in given],
-        is_told=not takes_tools(source),
-        form=form,
-        grammar=calls_grammar(callable_, form, required=required, parallel=parallel, special=special),
-        checked=calls_grammar(callable_, form, required=required, parallel=parallel),
-        shows_special=bool(special),
+    return use_of_tools(
+        model,
+        [_rendered(one) for one in given],
+        list(tools.values()) if named is None else [tools[named]],
+        required=choice == "required",
+        parallel=named is None and fields.parallel_tool_calls is not False,
     )
 
 
@@ -72,9 +61,9 @@ class Calls:
         self._form = form
         self._parser = CallParser(form)
 
-    @property
-    def has_any(self) -> bool:
-        return self._parser.num_calls > 0
+    def finish_reason(self, finish: Finish, otherwise: FinishReason) -> FinishReason:
+        """Calls are a reason of their own, unless the answer was cut."""
+        return "tool_calls" if self._parser.num_calls and finish is not Finish.LENGTH else otherwise
 
     def deltas(self, text: str, *, is_last: bool) -> list[MessagePart]:
         """What a chunk's `delta` is made of, one after the other."""
@@ -181,8 +170,3 @@ def _choice(given: str | dict[str, Any] | None) -> tuple[str, str | None]:
             '{"type": "function", "function": {"name": ...}}',
         )
     return "required", name
-
-
-def _special_id(model: ServedModel, mark: str) -> int | None:
-    token = model.tokenizer.id_of(mark)
-    return token if token is not None and model.tokenizer.is_special(token) else None

@@ -1,28 +1,32 @@
-"""From the fields of an OpenAI request to what the engine is asked."""
+"""The fields of an OpenAI request as specs for the service."""
 
 from quire.errors import InvalidRequest, PromptTooLong
-from quire.files.generation_defaults import GenerationDefaults
 from quire.request import Request
+from quire.server.api.openai.dialect import OpenAIDialect
 from quire.server.api.openai.requests import ChatRequest, Sampled
 from quire.server.api.sampling import at_most, between, sampling_params, seed_of
-from quire.server.api.tgi.end_anchored_stops import EndAnchoredStops
-from quire.server.service.job import GenerationSpec
+from quire.server.service.generation_spec import GenerationSpec
 from quire.server.service.served_model import ServedModel
 from quire.server.settings import ServerSettings
-from quire.text.stop_strings import StopStrings, check_stops
+from quire.text.stop_strings import check_stops
 
 MAX_PRIORITY = 2**31 - 1
 MAX_STOP_IDS = 1024
+_SAMPLING = (
+    "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty", "frequency_penalty",
+    "presence_penalty", "logit_bias",
+)  # fmt: skip
 
 
-class Asking:
-    """What all prompts of one request have in common, checked once."""
+class SpecBuilder:
+    """Makes the specs of one request's prompts. The fields that all of them share are checked once."""
 
     def __init__(
         self,
         fields: Sampled,
         model: ServedModel,
         settings: ServerSettings,
+        dialect: OpenAIDialect,
         *,
         max_tokens: int | None,
         logprobs: int | None,
@@ -33,7 +37,8 @@ class Asking:
         self._fields = fields
         self._prompt_field = "messages" if isinstance(fields, ChatRequest) else "prompt"
         self._model = model
-        self._as_tgi = settings.tgi_strict
+        self._dialect = dialect
+        self._defaults = dialect.defaults(model)
         self._max_tokens = max_tokens
         self._samples = samples
         self._prompt_logprobs = prompt_logprobs
@@ -41,33 +46,24 @@ class Asking:
         self._stop_ids = tuple(fields.stop_token_ids or ())
         at_most("the number of stop_token_ids", len(self._stop_ids), MAX_STOP_IDS, param="stop_token_ids")
         model.tokenizer.check_ids(self._stop_ids, param="stop_token_ids")
-        self.stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
-        check_stops(self.stop, settings.max_stop_sequences)
+        self._stop = (fields.stop,) if isinstance(fields.stop, str) else tuple(fields.stop or ())
+        check_stops(self._stop, settings.max_stop_sequences)
         between("n", samples, 1, settings.max_best_of)
         between("priority", fields.priority or 0, -MAX_PRIORITY, MAX_PRIORITY)
         if fields.stream_options is not None and not fields.stream:
             raise InvalidRequest.for_field("stream_options", "is set; it needs stream to be true")
-        self._sampling = sampling_params(
-            {
-                name: getattr(fields, name)
-                for name in (
-                    "temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty",
-                    "frequency_penalty", "presence_penalty", "logit_bias",
-                )
-            }
-            | {"logprobs": logprobs},
-            GenerationDefaults() if settings.tgi_strict else model.defaults,
-            model.tokenizer,
-        )  # fmt: skip
+        given = {name: getattr(fields, name) for name in _SAMPLING} | {"logprobs": logprobs}
+        self._sampling = sampling_params(given, self._defaults, model.tokenizer)
 
-    def prompt(self, tokens: list[int], number: int = 0) -> GenerationSpec:
-        """The `number`-th prompt of the request."""
-        model, fields = self._model, self._fields
+    def spec(self, tokens: list[int], number: int = 0) -> GenerationSpec:
+        """Of the prompt with that number."""
+        model, fields, dialect = self._model, self._fields, self._dialect
         model.check_prompt(tokens, self._prompt_field)
         max_tokens = self._max_tokens
         if max_tokens is None:
-            room = model.room_after if self._as_tgi else model.default_max_tokens
-            max_tokens = room(len(tokens), self._prompt_field)
+            max_tokens = model.room_after(len(tokens), self._prompt_field)
+            if self._defaults.max_new_tokens is not None:
+                max_tokens = max(1, min(max_tokens, self._defaults.max_new_tokens))
         if len(tokens) + max_tokens > model.max_total_tokens:
             raise PromptTooLong.for_field(
                 "max_tokens",
@@ -92,9 +88,9 @@ class Asking:
                 salt=fields.cache_salt or "",
                 prompt_logprobs=self._prompt_logprobs,
             ),
-            stop=self.stop,
-            include_stop=bool(fields.include_stop_str_in_output) or self._as_tgi,
-            stop_search=EndAnchoredStops if self._as_tgi else StopStrings,
-            length_first=self._as_tgi,
+            stop=self._stop,
+            include_stop=bool(fields.include_stop_str_in_output) or dialect.includes_stop,
             skip_special_tokens=fields.skip_special_tokens is not False,
+            stop_search=dialect.stop_search,
+            length_first=dialect.length_first,
         )

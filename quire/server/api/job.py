@@ -1,0 +1,102 @@
+"""The way of a request through any API: parsed into a job, run by the service, encoded as the API writes answers."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import QuireError
+from quire.server.api.dialect import Dialect
+from quire.server.api.timing_headers import timing_headers
+from quire.server.http.body import Body
+from quire.server.http.sse import EVENT_HEADERS, EventEncoder, EventStream, first_deltas
+from quire.server.service.answers import Answer, collect
+from quire.server.service.arrival import Arrival
+from quire.server.service.generation_spec import GenerationSpec
+from quire.server.service.service import Service
+from quire.server.service.stream import Stream
+
+log = logging.getLogger(__name__)
+
+MAX_NAMES = 20  # unknown fields in the log and in a header
+MAX_NAME = 60  # characters of each
+
+
+class Encoder(Protocol):
+    """Writes the answers of one job."""
+
+    def events(self, stream: Stream) -> EventEncoder:
+        """For an answer that is streamed."""
+
+    def body(self, stream: Stream, answers: list[list[Answer]]) -> Any:
+        """A whole answer, which becomes JSON. `answers` are by prompt and sample. May run in a thread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """A parsed request."""
+
+    specs: list[GenerationSpec]
+    encoder: Encoder
+    num_characters: int  # of the prompts
+    num_top: int = 0  # likely tokens that the answer shows beside each token
+    unknown: Sequence[str] = ()  # fields that the API does not know
+    user: str | None = None
+    wants_timings: bool = False
+    sequences_field: str = "n"  # the field that multiplies sequences
+    has_timing_headers: bool = True
+
+
+async def answer(
+    service: Service,
+    request: Request,
+    body: Body,
+    parse: Callable[[Arrival, dict[str, Any]], Job],
+    *,
+    name: str,
+    dialect: Dialect,
+    streams: bool,
+) -> Response:
+    """`name` is that of the request's span."""
+    arrival = Arrival(request.headers, name)
+    try:
+        job = await service.offload.run(body.num_bytes, lambda: parse(arrival, body.raw))
+        arrival.wants_timings |= job.wants_timings
+        await service.grammar_check.check(job.specs, arrival.times)
+        stream = service.open(job.specs, arrival, user=job.user, field=job.sequences_field)
+        headers = ignored_header(job.unknown)
+        if streams:
+            events = job.encoder.events(stream)
+            return EventStream(stream, events, await first_deltas(stream, request.receive), headers)
+        return await _whole(job, stream, request, headers)
+    except QuireError as error:
+        if not (streams and dialect.streams_refusals):
+            raise
+        service.metrics.note_error(error)
+        return Response(dialect.error_events(error), 200, EVENT_HEADERS, "text/event-stream")
+
+
+async def _whole(job: Job, stream: Stream, request: Request, headers: dict[str, str]) -> Response:
+    answers = await collect(stream, request.receive)
+    if job.has_timing_headers:
+        headers |= timing_headers(stream, job.num_characters)
+    num_bytes = job.num_characters + (stream.num_prompt_tokens + stream.num_tokens) * (1 + job.num_top)
+    content = await stream.service.offload.run(
+        num_bytes, lambda: msgspec.json.encode(job.encoder.body(stream, answers))
+    )
+    return Response(content, 200, headers, "application/json")
+
+
+def ignored_header(names: Sequence[str]) -> dict[str, str]:
+    """Names the unknown fields of a request to its client, made safe for a header."""
+    if not names:
+        return {}
+    cut = [name[:MAX_NAME] for name in names[:MAX_NAMES]]
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    log.warning("fields that no route knows were ignored: %s%s", ", ".join(map(repr, cut)), more)
+    safe = ["".join(c for c in name if c.isascii() and c.isprintable()) for name in cut]
+    return {"x-quire-ignored-fields": ",".join(safe)}

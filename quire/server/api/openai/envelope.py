@@ -1,0 +1,74 @@
+"""The fields of OpenAI's answers besides their choices."""
+
+import secrets
+import time
+from typing import Any, Literal
+
+import msgspec
+
+from quire.errors import QuireError
+from quire.server.api.openai.dialect import OpenAIDialect
+from quire.server.api.openai.requests import Sampled
+from quire.server.api.openai.responses import ChatChunkChoice, CompletionChoice, Head, Usage
+from quire.server.service.ledger import Timings, ledger
+from quire.server.service.stream import Stream
+
+DONE = b"data: [DONE]\n\n"
+Kind = Literal["chat.completion", "chat.completion.chunk", "text_completion"]
+
+
+class Envelope:
+    """The fields that every answer and every chunk of one request begins with, and those at the end."""
+
+    def __init__(self, prefix: str, dialect: OpenAIDialect, model: str) -> None:
+        self.dialect = dialect
+        self._id = f"{prefix}-{secrets.token_hex(12)}" if dialect.has_details else ""
+        self._created = int(time.time())
+        self._model = model
+
+    def head(self, kind: Kind) -> Head:
+        return {
+            "id": self._id,
+            "object": kind,
+            "created": self._created,
+            "model": self._model,
+            "system_fingerprint": self.dialect.fingerprint,
+        }
+
+    def usage(self, stream: Stream) -> Usage:
+        counts: Usage = {
+            "prompt_tokens": stream.num_prompt_tokens,
+            "completion_tokens": stream.num_tokens,
+            "total_tokens": stream.num_prompt_tokens + stream.num_tokens,
+        }
+        if self.dialect.has_details:
+            counts["prompt_tokens_details"] = {"cached_tokens": stream.num_cached_tokens}
+        return counts
+
+    def timings(self, stream: Stream) -> dict[str, Timings]:
+        return {"timings": ledger(stream)} if stream.arrival.wants_timings else {}
+
+
+class Chunks:
+    """The parts that chunks of chats and of completions share. Only the choice changes from chunk to chunk."""
+
+    largest_event = 0
+
+    def __init__(self, stream: Stream, fields: Sampled, envelope: Envelope, kind: Kind) -> None:
+        self._stream = stream
+        self._envelope = envelope
+        self._dialect = envelope.dialect
+        self._has_usage = bool(fields.stream_options and fields.stream_options.include_usage)
+        self._head = b"data: " + msgspec.json.encode(envelope.head(kind))[:-1] + b',"choices":['
+        self._tail = b'],"usage":null}\n\n' if self._has_usage else b"]}\n\n"
+
+    def _write(self, choice: ChatChunkChoice | CompletionChoice) -> bytes:
+        return self._head + msgspec.json.encode(choice) + self._tail
+
+    def finish(self) -> bytes:
+        more: dict[str, Any] = {"usage": self._envelope.usage(self._stream)} if self._has_usage else {}
+        more |= self._envelope.timings(self._stream)
+        return (self._head + b"]," + msgspec.json.encode(more)[1:] + b"\n\n" if more else b"") + DONE
+
+    def fail(self, error: QuireError) -> bytes:
+        return self._dialect.error_events(error)

@@ -1,0 +1,125 @@
+"""--tgi-strict: text-generation-inference's behaviour where it is wrong or unusual."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import msgspec
+
+from quire import __version__
+from quire.errors import InvalidRequest, QuireError
+from quire.request import FinishReason as Finish
+from quire.server.api.openai.dialect import OPENAI
+from quire.server.api.openai.envelope import DONE
+from quire.server.api.openai.requests import ChatRequest, Sampled
+from quire.server.api.openai.responses import FinishReason
+from quire.server.api.tgi.dialect import TGI
+from quire.server.api.tgi.end_anchored_stops import EndAnchoredStops
+from quire.server.api.tgi.errors import error_response
+from quire.server.api.tgi.requests import Parameters
+from quire.server.api.tgi.responses import TGIError
+
+T = TypeVar("T", bound=Sampled)
+
+CHAT_FINISH_REASONS: dict[Finish, FinishReason] = {
+    Finish.END: "stop",
+    Finish.STOP_TOKEN: "stop_sequence",
+    Finish.STOP_STRING: "stop_sequence",
+    Finish.LENGTH: "length",
+}
+_UNREAD = ("n", "logit_bias")  # fields of a chat
+
+
+def read(fields: T) -> tuple[T, list[str]]:
+    """The fields of an OpenAI request as they count, and the names of those that are not read."""
+    _check_sampling(top_p=fields.top_p, temperature=fields.temperature or None, seed=fields.seed)
+    if not isinstance(fields, ChatRequest):
+        return fields, []
+    unread = [name for name in _UNREAD if getattr(fields, name) is not None]
+    changes: dict[str, Any] = dict.fromkeys(unread)
+    if fields.presence_penalty is not None:
+        changes |= {"presence_penalty": None, "repetition_penalty": fields.presence_penalty + 2.0}
+    return msgspec.structs.replace(fields, **changes), unread
+
+
+def _check(parameters: Parameters) -> None:
+    best_of, seed = parameters.best_of or 1, parameters.seed
+    if best_of > 1 and seed is not None:
+        raise InvalidRequest.for_field("best_of", f"is {best_of} and seed is {seed}; only one can be given")
+    _check_sampling(
+        top_p=parameters.top_p,
+        temperature=parameters.temperature,
+        typical_p=parameters.typical_p,
+        top_k=parameters.top_k,
+        seed=seed,
+    )
+
+
+def _check_sampling(
+    *,
+    top_p: float | None,
+    temperature: float | None,
+    typical_p: float | None = None,
+    top_k: int | None = None,
+    seed: int | None,
+) -> None:
+    """Refuse values although they mean something."""
+    for name, value in (("top_p", top_p), ("typical_p", typical_p)):
+        if value is not None and not 0 < value < 1:
+            raise InvalidRequest.for_field(name, f"is {value}; it must be above 0 and below 1")
+    if temperature is not None and temperature <= 0:
+        raise InvalidRequest.for_field("temperature", f"is {temperature}; it must be above 0")
+    if top_k is not None and top_k <= 0:
+        raise InvalidRequest.for_field("top_k", f"is {top_k}; it must be above 0")
+    if seed is not None and seed < 0:
+        raise InvalidRequest.for_field("seed", f"is {seed}; it must be at least 0")
+
+
+def _vertex_parameters(given: Any) -> dict[str, Any]:
+    """Only these parameters of an instance are read, and it is always sampled."""
+    names = ("max_new_tokens", "seed")
+    return {name: given[name] for name in names if isinstance(given, dict) and name in given} | {"do_sample": True}
+
+
+def _openai_error_events(error: QuireError) -> bytes:
+    """An error in an OpenAI stream, with one status whatever its cause."""
+    body = {"error": {"message": error.message, "http_status_code": 422}}
+    return b"data: " + msgspec.json.encode(body) + b"\n\n" + DONE
+
+
+def _stop_search(stops: Sequence[str], include: bool) -> EndAnchoredStops:
+    return EndAnchoredStops(stops)
+
+
+STRICT_OPENAI = replace(
+    OPENAI,
+    error_body=TGIError,
+    error_response=error_response,
+    error_events=_openai_error_events,
+    streams_refusals=True,
+    uses_model_defaults=False,
+    includes_stop=True,
+    stop_search=_stop_search,
+    length_first=True,
+    read=read,
+    completion_max_tokens=None,
+    chat_finish_reasons=CHAT_FINISH_REASONS,
+    completion_finish_reasons=CHAT_FINISH_REASONS | {Finish.END: "eos_token"},
+    completion_unfinished="",
+    repeats_role=True,
+    has_details=False,
+    fingerprint=f"{__version__}-native",
+)
+STRICT_TGI = replace(
+    TGI,
+    streams_refusals=True,
+    uses_model_defaults=False,
+    stop_search=_stop_search,
+    length_first=True,
+    openai=STRICT_OPENAI,
+    check=_check,
+    needs_prefill_setting=True,
+    needs_properties=True,
+    drops_details=True,
+    vertex_parameters=_vertex_parameters,
+)

@@ -1,0 +1,38 @@
+"""Tools that the model may call, whichever API they came through."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.request import Grammar
+from quire.server.service.served_model import ServedModel
+from quire.text.tools import CallFormat, Tool, calls_grammar, format_of, takes_tools
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """The tools of one request, for the chat template and for the answer."""
+
+    rendered: list[dict[str, Any]]  # for the template
+    in_system_prompt: bool  # the template does not render tools, so the system message lists them
+    form: CallFormat
+    grammar: Grammar
+    checked: Grammar  # the same with special tokens spelt out
+    shows_special: bool  # some of the marks around calls are special tokens
+
+
+def use_of_tools(
+    model: ServedModel, rendered: list[dict[str, Any]], tools: Sequence[Tool], *, required: bool, parallel: bool
+) -> ToolUse:
+    """`rendered` are all tools, as templates expect them; `tools` are those that may be called."""
+    source = model.templates.select(with_tools=True).source
+    form = format_of(source)
+    special = {mark: token for mark in form.marks if (token := model.tokenizer.special_id(mark)) is not None}
+    return ToolUse(
+        rendered=rendered,
+        in_system_prompt=not takes_tools(source),
+        form=form,
+        grammar=calls_grammar(tools, form, required=required, parallel=parallel, special=special),
+        checked=calls_grammar(tools, form, required=required, parallel=parallel),
+        shows_special=bool(special),
+    )

@@ -1,0 +1,29 @@
+"""One prompt of a request, and how its answers become text."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from quire.request import Grammar, Request
+from quire.text.generation import StopSearch
+from quire.text.stop_strings import StopStrings
+
+
+class NamedGrammar(NamedTuple):
+    """A grammar, and the field of the request that gives it."""
+
+    field: str
+    grammar: Grammar
+
+
+@dataclass(frozen=True, slots=True)
+class GenerationSpec:
+    """The service chooses the id, the salt and the time limits of `request`."""
+
+    request: Request
+    stop: tuple[str, ...] = ()
+    include_stop: bool = False  # the stop string, or stop token, is part of the text
+    skip_special_tokens: bool = True
+    stop_search: Callable[[Sequence[str], bool], StopSearch] = StopStrings  # of `stop` and `include_stop`
+    length_first: bool = False  # at max_tokens the answer ends by its length, whatever it ends with
+    unchecked_grammar: NamedGrammar | None = None  # to be checked before the engine gets the request
