@@ -156,6 +156,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
             raise InvalidSetting(f"{name} is {value}; it must be at least {lowest}")
     platform = _PLATFORM_ALIASES.get(facts.platform, facts.platform)
     defaults = DEFAULTS.get(platform, DEFAULTS["cpu"])
+    default = f"{platform.upper()} default"
     dtype = resolve_dtype(facts.platform, config.dtype)
     limit = min(facts.max_positions, DEFAULT_MAX_TOTAL_TOKENS.get(platform, 4096))
     if config.max_total_tokens is not None and config.max_total_tokens > facts.max_positions:
@@ -164,21 +165,19 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         )
     if config.tensor_parallel > facts.num_devices:
         raise InvalidSetting(f"tensor_parallel is {config.tensor_parallel}; there are {facts.num_devices} devices")
-    fraction = _chosen("memory_fraction", config.memory_fraction, defaults.memory_fraction, f"for a {platform}")
+    fraction = _chosen("memory_fraction", config.memory_fraction, defaults.memory_fraction, default)
     if not 0 < fraction.value <= 1:
         raise InvalidSetting(f"memory_fraction is {fraction.value}; it must be above 0 and at most 1")
     choices: dict[str, Choice[Any]] = {
         "dtype": dtype,
         "quantize": resolve_quantize(facts.platform, config, facts.fast_int8),
-        "page_size": _chosen("page_size", config.page_size, defaults.page_size, f"for a {platform}"),
-        "max_batch_size": _chosen(
-            "max_batch_size", config.max_batch_size, defaults.max_batch_size, f"for a {platform}"
-        ),
+        "page_size": _chosen("page_size", config.page_size, defaults.page_size, default),
+        "max_batch_size": _chosen("max_batch_size", config.max_batch_size, defaults.max_batch_size, default),
         "max_batch_prefill_tokens": _chosen(
             "max_batch_prefill_tokens",
             config.max_batch_prefill_tokens,
             defaults.max_batch_prefill_tokens,
-            f"for a {platform}: what one step can compute while others wait for their token",
+            f"{default}: what one step can compute while others wait for their token",
         ),
         "max_total_tokens": _chosen(
             "max_total_tokens",
@@ -186,7 +185,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
             limit,
             "all positions of the model"
             if limit == facts.max_positions
-            else f"for a {platform}; the model allows {facts.max_positions}",
+            else f"{default}; the model allows {facts.max_positions}: --max-total-tokens {facts.max_positions}",
         ),
         "memory_fraction": fraction,
         "max_burst": _max_burst(config, defaults, platform, facts),
@@ -235,7 +234,7 @@ def _max_burst(config: Config, defaults: PlatformDefaults, platform: str, facts:
         raise InvalidSetting(f"max_burst is {config.max_burst}; it can be as many as page_size, {page_size}")
     if facts.weight_bytes > LARGE_MODEL_BYTES:
         return _chosen("max_burst", config.max_burst, 1, "a step of so large a model takes longer than to start it")
-    return _chosen("max_burst", config.max_burst, min(defaults.max_burst, page_size), f"for a {platform}")
+    return _chosen("max_burst", config.max_burst, min(defaults.max_burst, page_size), f"{platform.upper()} default")
 
 
 def resolve_pages(config: Config, resolved: Resolved, facts: Facts, step_bytes: int, page_bytes: int) -> Choice[int]:

@@ -10,7 +10,7 @@ from quire.core.plan import Update
 from quire.errors import Overloaded
 from quire.ipc.messages import Abort, Command, Failed, Progress, Submit
 from quire.request import FinishReason
-from quire.server.observe import health
+from quire.server.http import health
 from quire.server.service.service import Service
 from quire.server.settings import ServerSettings
 from tests.patience import WAIT_S

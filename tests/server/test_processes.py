@@ -175,7 +175,7 @@ def test_a_signal_drains_and_ends_all_processes(serve):
     wait_until(lambda: bool(parts))
     served.process.terminate()
     asking.join(WAIT_S)
-    assert "stopping: finishing 1 requests, up to 90 s; a second signal quits" in served.process.communicate()[1]
+    assert "Finishing 1 request, up to 90 s; Ctrl-C again quits." in served.process.communicate()[1]
     assert parts[-1] == "data: [DONE]"
     assert json.loads(parts[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     assert served.process.wait(WAIT_S) == 0

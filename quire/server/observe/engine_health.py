@@ -1,26 +1,25 @@
-"""Whether the engine gets on, by what it tells of itself."""
+"""Health of the engine, by the statistics that it sends."""
 
 from quire.ipc.messages import Stats
+from quire.ipc.watchdog_timeout import timeout_s
 
-MAX_SILENCE_S = 1.5  # of the engine process, which speaks up four times a second
-MAX_CHECK_S = 10.0  # for a check of the device, which takes a millisecond, or a new state of it
-UNMEASURED_S = 300.0  # for a step while none before it tells how long they take, and for one that waits for a program
+MAX_SILENCE_S = 1.5  # of the engine process, which sends statistics four times a second
+MAX_CHECK_S = 10.0  # for a check of the device, which takes a millisecond, or a reset of it
+UNMEASURED_S = 300.0
 
 
 class EngineHealth:
-    """Listens to the engine. Owned by the event loop.
+    """Stuck is an engine with work in which no step has ended for `floor_s` and for the watchdog timeout.
 
-    The engine is stuck when there is work and no step has ended for longer than `floor_s` and than steps like the one
-    under way may take by what others took. The first step, and one that has to wait for a program to be compiled, have
-    minutes instead.
+    Owned by the event loop.
     """
 
     def __init__(self, floor_s: float) -> None:
         self._floor_s = floor_s
         self._stats: Stats | None = None
-        self._limit_s = UNMEASURED_S  # by the steps of this engine, or of one that was in its place
+        self._measured_s: float | None = None  # timeout by the steps of this engine, or of the one before
         self._heard_s = 0.0
-        self._waiting_since_s = 0.0  # there has been work since, and no step has ended
+        self._waiting_since_s = 0.0  # with work and without a finished step
 
     def hear(self, stats: Stats, now: float) -> None:
         if self._stats is None or not has_work(self._stats):
@@ -29,23 +28,23 @@ class EngineHealth:
             self._waiting_since_s = max(self._waiting_since_s, now - stats.idle_s)
         self._stats, self._heard_s = stats, now
         if stats.step_limit_s is not None:
-            self._limit_s = stats.step_limit_s
+            self._measured_s = stats.step_limit_s
 
     def forget(self) -> None:
-        """Another engine takes its place."""
+        """Another engine takes over."""
         self._stats = None
 
     @property
     def has_work(self) -> bool | None:
-        """Whether anything runs or waits; None before the engine has said anything."""
+        """Sequences run or wait; None before the first statistics."""
         return None if self._stats is None else has_work(self._stats)
 
     def last_step_age_s(self, now: float) -> float | None:
-        """Since the last step that finished; None before the engine has said anything."""
+        """Seconds since the last step that finished; None before the first statistics."""
         return None if self._stats is None else self._stats.idle_s + now - self._heard_s
 
     def trouble(self, now: float) -> str | None:
-        """What is wrong with it; None also before it has said anything."""
+        """The reason why it is unhealthy; None where it is not, and before the first statistics."""
         stats = self._stats
         if stats is None:
             return None
@@ -59,7 +58,9 @@ class EngineHealth:
         if not has_work(stats):
             return None
         waited_s = now - self._waiting_since_s
-        limit_s = max(self._floor_s, UNMEASURED_S if stats.is_compiling else self._limit_s)
+        limit_s = timeout_s(
+            self._measured_s, is_compiling=stats.is_compiling, floor_s=self._floor_s, unmeasured_s=UNMEASURED_S
+        )
         if waited_s <= limit_s:
             return None
         what = f"a step has taken {stats.busy_s + silent_s:.1f} s" if stats.busy_s else "no step is under way"

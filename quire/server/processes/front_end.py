@@ -264,9 +264,10 @@ class HttpServer(uvicorn.Server):
         if self._service is not None and self._draining is None:
             num_open = self._service.num_streams
             if num_open:
-                log.info("stopping: finishing %d requests, up to %g s; a second signal quits", num_open, self._drain_s)
+                what = "request" if num_open == 1 else "requests"
+                log.info("Finishing %d %s, up to %g s; Ctrl-C again quits.", num_open, what, self._drain_s)
             else:
-                log.info("stopping")
+                log.info("Stopping.")
             self._draining = asyncio.create_task(self._service.drain(self._drain_s))
         self.should_exit = True
         self._stopped.set()

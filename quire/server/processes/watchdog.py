@@ -1,4 +1,4 @@
-"""Ends processes that are stuck."""
+"""Kills processes that are stuck."""
 
 import asyncio
 import logging
@@ -6,40 +6,40 @@ import time
 from collections.abc import Callable
 
 from quire.ipc.supervisor_link import Heartbeat
-from quire.ipc.watchdog_timeout import LongestStep
+from quire.ipc.watchdog_timeout import LongestStep, timeout_s
 from quire.server.processes.child import Child
 
 log = logging.getLogger(__name__)
 
 INTERVAL_S = 0.25
-STARTING_FACTOR = 10  # a process that starts may be silent for so much longer: loading a model is not all in our hands
-SEARCH_S = 5.0  # while it looks for a request that makes steps fail
-UNMEASURED_S = 600.0  # for a step of which nothing is known, and for one that waits for the compiler
+STARTING_FACTOR = 10  # a starting process may be silent this many times as long: it loads a model
+SEARCH_S = 5.0  # while the engine looks for a request that makes steps fail
+UNMEASURED_S = 600.0
 
-# Why a process is to be ended that last said this, so many seconds ago.
+# The reason to kill a process, by its last heartbeat and the seconds since it sent anything; None to leave it alone.
 Trouble = Callable[[Heartbeat | None, float], str | None]
 
 
 async def watch(child: Child, trouble: Trouble, starting: Trouble | None) -> None:
-    """Kill a process when there is trouble with it, with `starting` before it is up. Until cancelled."""
+    """Kill a process when there is trouble with it, by `starting` before it is up. Runs until cancelled."""
     if starting is None:
         await child.up.wait()
     looked_s = time.monotonic()
     while True:
         now = time.monotonic()
-        if now - looked_s > 4 * INTERVAL_S:  # this process stood still itself, so that nothing is known
+        if now - looked_s > 4 * INTERVAL_S:  # this process stood still itself, and has read nothing
             child.heard_s, child.heartbeat = now, None
         looked_s = now
         look = trouble if starting is None or child.up.is_set() else starting
         why = look(child.heartbeat, now - child.heard_s)
         if why is not None:
-            log.error("%s; %s is killed", why, child.name)
+            log.error("%s; killing %s", why, child.name)
             child.kill()
         await asyncio.sleep(INTERVAL_S)
 
 
 class Silence:
-    """The trouble with a process that says nothing for `limit_s`; none where that is 0."""
+    """Trouble with a process that sends nothing for `limit_s`; 0 is no limit."""
 
     def __init__(self, name: str, limit_s: float) -> None:
         self._name = name
@@ -52,11 +52,11 @@ class Silence:
 
 
 class StuckEngine:
-    """The trouble with an engine process that has work and ends no step, or that says nothing.
+    """Trouble with an engine process that has work and ends no step, or that sends nothing.
 
-    After `floor_s`, or after what steps may take by those before them where that is longer; never where it is 0. While
-    it looks for a request that makes steps fail, and may have to meet it several times, the floor is lower. Is the same
-    for one engine after the other, and remembers what they took. Owned by the supervisor's loop.
+    `floor_s` is the least time that a step has; 0 is no limit. While the engine looks for a request that makes steps
+    fail, and may meet it several times, the floor is lower. The next engine is held to what this one measured.
+    Owned by the supervisor's loop.
     """
 
     def __init__(self, floor_s: float) -> None:
@@ -69,14 +69,15 @@ class StuckEngine:
             return self._silence(heartbeat, silent_s)
         if heartbeat.longest.num_tokens >= self._longest.num_tokens:
             self._longest = heartbeat.longest  # else another engine knows more about large steps
-        if heartbeat.is_checking and heartbeat.waited_s > self._floor_s:
-            return f"the device has not answered for {heartbeat.waited_s:.1f} s, {self._floor_s:.1f} s are allowed"
-        floor_s = min(self._floor_s, SEARCH_S) if heartbeat.is_searching else self._floor_s
-        waited_s, limit_s = heartbeat.waited_s, max(floor_s, self._limit_s(heartbeat))
+        waited_s = heartbeat.waited_s
+        if heartbeat.is_checking and waited_s > self._floor_s:
+            return f"the device has not answered for {waited_s:.1f} s, {self._floor_s:.1f} s are allowed"
+        limit_s = timeout_s(
+            self._longest.limit_s(heartbeat.num_tokens),
+            is_compiling=heartbeat.is_compiling,
+            floor_s=min(self._floor_s, SEARCH_S) if heartbeat.is_searching else self._floor_s,
+            unmeasured_s=UNMEASURED_S,
+        )
         if waited_s > limit_s:
             return f"no step has ended for {waited_s:.1f} s, {limit_s:.1f} s are allowed"
         return self._silence(heartbeat, silent_s)
-
-    def _limit_s(self, heartbeat: Heartbeat) -> float:
-        limit_s = self._longest.limit_s(heartbeat.num_tokens)
-        return UNMEASURED_S if limit_s is None or heartbeat.is_compiling else limit_s
