@@ -12,7 +12,7 @@ import multiprocessing
 import os
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,7 +23,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from quire.core.limits import Limits
 from quire.core.plan import StepPlan, StepResult
 from quire.core.scheduler import Scheduler
-from quire.engine.meter import Metered, metered
+from quire.engine.engine import Engine
 from quire.ipc.messages import Described
 from quire.server.processes.serve import serve_engine
 from quire.server.settings import ServerSettings
@@ -35,6 +35,7 @@ class FreeDevice:
     """An executor that computes nothing. A step takes `step_s`; its token is the time at its end."""
 
     def __init__(self, step_s: float) -> None:
+        self.platform, self.num_late, self.num_padding_tokens = "none", 0, 0
         self._step_s = step_s
         self._next_s = 0.0
 
@@ -50,11 +51,6 @@ class FreeDevice:
     def reset(self) -> None: ...
 
     def check_device(self) -> None: ...
-
-    def warm_up(self) -> Iterator[float]:
-        yield 1.0
-
-    def close(self) -> None: ...
 
 
 class FreeStep:
@@ -76,7 +72,7 @@ class FreeEngine:
     streams: int
     step_s: float
 
-    def __call__(self, describe: Callable[[Described], None]) -> Metered:
+    def __call__(self, describe: Callable[[Described], None]) -> Engine:
         describe(Described("free", self.tokenizer, (), {}))
         limits = Limits(
             page_size=64,
@@ -87,7 +83,7 @@ class FreeEngine:
             max_sequence_tokens=64 * 80,
             prefix_caching=False,
         )
-        return metered(Scheduler(limits, time.monotonic), FreeDevice(self.step_s), 1, "none", lambda: 0)
+        return Engine(Scheduler(limits, time.monotonic), FreeDevice(self.step_s))
 
 
 def make_tokenizer(folder: Path) -> None:

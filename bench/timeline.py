@@ -35,9 +35,9 @@ class Watched:
         self.plans: dict[int, StepPlan] = {}
         self.ended_s: dict[int, float] = {}
         engine: Any = llm.engine
-        self._executor, scheduler = engine._executor, engine.scheduler
+        self._executor, scheduler = engine.executor, engine.scheduler
         self._plan, self._complete = scheduler.plan, scheduler.complete
-        engine._executor = self
+        engine.executor = self
         scheduler.plan, scheduler.complete = self.plan, self.complete
 
     def plan(self) -> StepPlan | None:
@@ -69,6 +69,10 @@ class Watched:
 
     def reset(self) -> None:
         self._executor.reset()
+
+    @property
+    def num_late(self) -> int:
+        return int(self._executor.num_late)
 
 
 class Pending:

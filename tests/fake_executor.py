@@ -125,6 +125,7 @@ class FakeExecutor:
         before_check: Callable[[], object] | None = None,
         page_groups: Sequence[int | None] = (None,),
     ) -> None:
+        self.platform, self.num_late, self.num_padding_tokens = "cpu", 0, 0
         self._num_pages = num_pages
         self._page_size = page_size
         self._num_slots = num_slots

@@ -76,7 +76,6 @@ class Built:
     deployment: Deployment
     engine: Engine
     executor: JaxExecutor
-    grammars: Grammars | None
 
 
 def plan_deployment(config: Config, progress: Progress = silent, *, is_served: bool = False) -> Deployment:
@@ -170,9 +169,9 @@ def build_engine(
     store.forget_unused()
     executor = JaxExecutor(deployment.model, weights, deployment.shapes, threads, deployment.mesh, store)
     scheduler = Scheduler(deployment.limits, clock, prefix_key=deployment.model.prefix_key)
-    grammars = _grammars(deployment)
-    engine = Engine(scheduler, executor, deployment.config.lookahead, grammars, deployment.config.max_burst_ms / 1000)
-    return Built(deployment, engine, executor, grammars)
+    config, grammars = deployment.config, _grammars(deployment)
+    engine = Engine(scheduler, executor, config.lookahead, grammars, config.max_burst_ms / 1000, clock)
+    return Built(deployment, engine, executor)
 
 
 def _grammars(deployment: Deployment) -> Grammars | None:

@@ -1,44 +1,27 @@
-"""How long steps take, and what may be done in one for it."""
+"""Disables bursts that would exceed `max_burst_ms`."""
 
-from collections import deque
-from collections.abc import Callable
-
-from quire.core.plan import Kind, StepPlan
 from quire.core.scheduler import Scheduler
+from quire.engine.observer import DECODE, Observer, Step
 
 SHARE_OF_LAST = 0.25  # of the newest step in the mean
 
 
-class BurstLimit:
-    """Lets the scheduler plan bursts for as long as they end in time, by the decodes there were.
+class BurstLimit(Observer):
+    """Lets the scheduler plan bursts while they end within `max_burst_s`, by the time of recent decode steps.
 
-    Whoever arrives meanwhile waits for the bursts under way, and those who read along get their tokens together.
-    Owned by the engine thread.
+    A new request waits for the bursts under way, and readers of a stream get the tokens of a burst together. Owned by
+    the engine thread.
     """
 
-    def __init__(self, scheduler: Scheduler, longest_s: float, clock: Callable[[], float]) -> None:
+    def __init__(self, scheduler: Scheduler, max_burst_s: float) -> None:
         self._scheduler = scheduler
-        self._longest_s = longest_s
-        self._clock = clock
-        self._begun_s: deque[float] = deque()  # of the steps under way, oldest first
-        self._last_end_s = 0.0
-        self._token_s: float | None = None  # what one token of every row takes
+        self._max_burst_s = max_burst_s
+        self._token_s: float | None = None  # time for one token of every row
 
-    def launched(self) -> None:
-        self._begun_s.append(self._clock())
-
-    def ended(self, plan: StepPlan) -> None:
-        """The oldest step under way has."""
-        now = self._clock()
-        took_s = now - max(self._begun_s.popleft(), self._last_end_s)
-        self._last_end_s = now
-        if plan.chunks[-1].kind is Kind.PREFILL:
-            return  # not of decodes alone
-        token_s = took_s / plan.burst
+    def step_ended(self, step: Step) -> None:
+        if step.error is not None or step.kind is not DECODE:
+            return
+        token_s = step.took_s / step.plan.burst
         self._token_s = token_s if self._token_s is None else self._token_s + SHARE_OF_LAST * (token_s - self._token_s)
         most = self._scheduler.limits.max_burst
-        self._scheduler.burst = most if most * self._token_s <= self._longest_s else 1
-
-    def forget(self) -> None:
-        """Nothing is under way any more."""
-        self._begun_s.clear()
+        self._scheduler.burst = most if most * self._token_s <= self._max_burst_s else 1

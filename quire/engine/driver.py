@@ -2,7 +2,6 @@
 
 import logging
 import threading
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
@@ -12,6 +11,8 @@ from quire.engine.engine import Engine, Outcome
 from quire.engine.idle_upkeep import IdleUpkeep
 from quire.engine.port import Deliver, Order, Port, by_port
 from quire.engine.preparations import Preparations, Prepared
+from quire.engine.request_times import RequestTimes
+from quire.engine.step_traces import StepTraces
 from quire.errors import EngineFailed, EngineStopped, InvalidRequest, QuireError, RequestFailed
 from quire.ipc.messages import PORT_SHIFT, Abort, Command, Event, Failed, Progress, Submit
 
@@ -43,7 +44,6 @@ class Driver:
     def __init__(
         self,
         engine: Engine,
-        clock: Callable[[], float] = time.monotonic,
         gather: Iterable[int] = (),
         abandon: Abandon | None = None,
         audit_after_s: float = AUDIT_AFTER_S,
@@ -55,12 +55,12 @@ class Driver:
         gives it sees to it that the requests are answered by another engine.
         """
         self._engine = engine
-        self._clock = clock
+        self._clock = engine.clock
         self._missing = set(gather)
         self._gather_until_s: float | None = None
         self._abandon = abandon
-        self._idle_upkeep = IdleUpkeep(engine, clock, audit_after_s, check_every_s)
-        self._inbox: deque[tuple[Port, Command | Order | Prepared]] = deque()
+        self._idle_upkeep = IdleUpkeep(engine, audit_after_s, check_every_s)
+        self._inbox: deque[tuple[Port, Command | Order | Prepared, float]] = deque()  # and when it was sent
         self._wake = threading.Condition()
         self._phase = Phase.NEW
         self._drain_until_s = 0.0
@@ -68,8 +68,11 @@ class Driver:
         self._num_opened = 0
         self._ports: dict[int, Port] = {}
         self._requests: dict[int, set[int]] = {}  # live requests by port
-        self._samples_left: dict[int, int] = {}  # of each live request
-        self._preparing = Preparations(clock)  # live requests that the engine does not have yet
+        self._preparing = Preparations(self._clock)  # live requests that the engine does not have yet
+        self._times = RequestTimes()
+        self._traces = StepTraces(self._clock)
+        engine.observe(self._times)
+        engine.observe(self._traces)
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
 
     @property
@@ -87,7 +90,7 @@ class Driver:
         with self._wake:
             self._num_opened = max(self._num_opened + 1, number or 0)
             port = Port(self.post, number or self._num_opened, deliver)
-        self.post((port, Order.OPEN))
+        self.post(port, Order.OPEN)
         return port
 
     def start(self) -> None:
@@ -118,13 +121,12 @@ class Driver:
             self._thread.join(drain_s + join_s)
         return not self._thread.is_alive()
 
-    def post(self, item: tuple[Port, Command | Order | Prepared]) -> None:
+    def post(self, port: Port, command: Command | Order | Prepared) -> None:
         with self._wake:
             if self._phase is not Phase.STOPPED:
-                self._inbox.append(item)
+                self._inbox.append((port, command, self._clock()))
                 self._wake.notify()
                 return
-        port, command = item
         if isinstance(command, Submit):
             port.deliver([Failed.from_error(command.request.request_id, EngineStopped("the engine has stopped"))])
 
@@ -149,14 +151,14 @@ class Driver:
             self._phase = Phase.STOPPED
             left = list(self._inbox)
             self._inbox.clear()
-        for port, command in left:
+        for port, command, _ in left:
             if isinstance(command, Submit):
                 self._refuse(port, command, EngineStopped("the engine has stopped"))
 
     def _is_over(self) -> bool:
         if self._phase is not Phase.DRAINING:
             return False
-        return not self._samples_left or self._clock() >= self._drain_until_s
+        return not any(self._requests.values()) or self._clock() >= self._drain_until_s
 
     def _turn(self) -> None:
         """Take in commands, keep the device busy, hand out one step's events."""
@@ -174,16 +176,14 @@ class Driver:
         while engine.launch():
             pass
         if engine.num_in_flight:
-            outcome = engine.collect()
-            begun_s = engine.host_times.now()
-            self._dispatch(outcome)
-            engine.host_times.delivered(begun_s)
+            self._dispatch(engine.collect())
+            engine.delivered()
 
     def _gathers_on(self) -> bool:
         """Whether to wait on for requests that another engine ended with."""
         if not self._missing:
             return False
-        self._missing -= {one for one in self._samples_left if one not in self._preparing}
+        self._missing -= {one for one in self._live_requests() if one not in self._preparing}
         if self._gather_until_s is None:
             self._gather_until_s = self._clock() + GATHER_S
         if self._missing and self._clock() < self._gather_until_s and self._phase is Phase.RUNNING:
@@ -223,19 +223,19 @@ class Driver:
     def _is_idle(self) -> bool:
         return self._failure is not None or self._engine.is_idle
 
-    def _obey(self, port: Port, command: Command | Order | Prepared) -> None:
+    def _obey(self, port: Port, command: Command | Order | Prepared, sent_s: float) -> None:
         if command is Order.OPEN:
             self._abort_all(port.number)
             self._ports[port.number] = port
         elif self._ports.get(port.number) is not port:
             return  # it was closed, and nobody would hear of what it asks for
         elif isinstance(command, Submit):
-            self._submit(port, command)
+            self._submit(port, command, sent_s)
         elif isinstance(command, Prepared):
             waited_s = self._preparing.waited_s(command.submit)
             if waited_s is not None:
                 self._preparing.forget(command.submit.request.request_id)
-                self._add(port, command.submit, waited_s)
+                self._add(port, command.submit, waited_s, command.sent_s)
         elif isinstance(command, Abort):
             if command.request_id in self._requests.get(port.number, ()):
                 self._abort(command.request_id)
@@ -252,7 +252,7 @@ class Driver:
         if self._failure is None:
             self._engine.abort(request_id)
 
-    def _submit(self, port: Port, command: Submit) -> None:
+    def _submit(self, port: Port, command: Submit, sent_s: float) -> None:
         request = command.request
         try:
             if self._failure is not None:
@@ -261,28 +261,27 @@ class Driver:
                 raise EngineStopped("the engine is shutting down")
             if request.request_id >> PORT_SHIFT != port.number:
                 raise InvalidRequest(f"request_id {request.request_id} does not belong to port {port.number}")
-            if request.request_id in self._samples_left:
+            if request.request_id in self._requests.get(port.number, ()):
                 raise InvalidRequest(f"request_id {request.request_id} is in use")
         except QuireError as refusal:
             self._refuse(port, command, refusal)
             return
         # In the accounts first: should the engine raise what it never should, this request hears of it as well.
         self._requests.setdefault(port.number, set()).add(request.request_id)
-        so_far = command.so_far
-        self._samples_left[request.request_id] = (
-            request.samples if so_far is None else sum(generated is not None for generated in so_far)
-        )
         preparing = self._engine.prepare(request)
         if preparing is None:
-            self._add(port, command, command.waited_s)
+            self._add(port, command, command.waited_s, sent_s)
         else:
             self._preparing.begin(command)
-            preparing.add_done_callback(lambda _: self.post((port, Prepared(command))))
+            preparing.add_done_callback(lambda _: self.post(port, Prepared(command, sent_s)))
 
-    def _add(self, port: Port, command: Submit, waited_s: float) -> None:
+    def _add(self, port: Port, command: Submit, waited_s: float, sent_s: float) -> None:
         request = command.request
         try:
             self._engine.add(request, command.so_far, waited_s)
+            self._times.add(request.request_id, sent_s, self._clock(), request.timings)
+            if request.traced:
+                self._traces.add(request.request_id)
         except QuireError as refusal:
             self._forget(request.request_id)
             self._refuse(port, command, refusal)
@@ -296,46 +295,42 @@ class Driver:
 
     def _fail_everyone(self, error: QuireError) -> None:
         """By the driver's own accounts, since the engine's may be what is wrong."""
-        self._dispatch(Outcome([], [Failure(request_id, error) for request_id in self._samples_left]))
+        self._dispatch(Outcome([], [Failure(request_id, error) for request_id in self._live_requests()]))
+
+    def _live_requests(self) -> list[int]:
+        return [request_id for requests in self._requests.values() for request_id in requests]
 
     def _dispatch(self, outcome: Outcome) -> None:
         """One batch of events to each port."""
         self._abandon_if_broken()
-        accounts = self._engine.accounts.news()
+        times = self._times.events()  # before requests are forgotten
         updates: dict[int, list[Update]] = {}
         for update in outcome.updates:
-            request_id = update.request_id
-            number = request_id >> PORT_SHIFT
+            number = update.request_id >> PORT_SHIFT
             if number in updates:
                 updates[number].append(update)
             else:
                 updates[number] = [update]
-            if update.finish is not None:
-                self._sample_finished(request_id)
+        for request_id in outcome.finished:
+            self._forget(request_id)
         batches: dict[int, list[Event]] = {number: [Progress(those)] for number, those in updates.items()}
-        for account in accounts:
-            batches.setdefault(account.request_id >> PORT_SHIFT, []).insert(0, account)
-        for number, part in by_port(self._engine.traces.news(outcome.failures)):
+        for event in times:
+            batches.setdefault(event.request_id >> PORT_SHIFT, []).insert(0, event)
+        for number, part in by_port(self._traces.event(outcome.failures)):
             batches.setdefault(number, []).insert(0, part)
         for failure in outcome.failures:
-            event = Failed.from_error(failure.request_id, failure.error)
-            batches.setdefault(failure.request_id >> PORT_SHIFT, []).append(event)
+            failed = Failed.from_error(failure.request_id, failure.error)
+            batches.setdefault(failure.request_id >> PORT_SHIFT, []).append(failed)
             self._forget(failure.request_id)
         for number, events in batches.items():
             port = self._ports.get(number)
             if port is not None:
                 self._deliver(port, events)
 
-    def _sample_finished(self, request_id: int) -> None:
-        self._samples_left[request_id] -= 1
-        if not self._samples_left[request_id]:
-            self._forget(request_id)
-
     def _forget(self, request_id: int) -> None:
-        self._samples_left.pop(request_id, None)
         self._preparing.forget(request_id)
-        self._engine.accounts.close(request_id)
-        self._engine.traces.close(request_id)
+        self._times.forget(request_id)
+        self._traces.forget(request_id)
         self._requests.get(request_id >> PORT_SHIFT, set()).discard(request_id)
 
     def _deliver(self, port: Port, events: list[Event]) -> None:

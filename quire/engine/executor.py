@@ -1,6 +1,5 @@
-"""What the engine asks of whatever computes its steps."""
+"""The interface of whatever computes the engine's steps."""
 
-from collections.abc import Iterator
 from typing import Protocol
 
 from quire.core.plan import StepPlan, StepResult
@@ -10,15 +9,26 @@ class Pending(Protocol):
     """A step under way."""
 
     def sample(self, masks: dict[int, bytes]) -> None:
-        """Go on, of a plan with guided chunks: by index of the chunk, which tokens may be sampled, a bit for each, in
-        little-endian words of 32. Guided chunks without a mask may sample anything. Returns at once."""
+        """Continue a plan with guided chunks. `masks`, by index of the chunk: the tokens that may be sampled, one bit
+        each, in little-endian words of 32. Guided chunks without a mask may sample anything. Returns at once."""
 
     def result(self) -> StepResult:
         """Wait for the step; raise what it failed with."""
 
 
 class Executor(Protocol):
-    """Computes steps in the order they are submitted. Used from the engine thread alone."""
+    """Computes steps in the order they are submitted. Used by the engine thread alone, but for its three numbers."""
+
+    @property
+    def platform(self) -> str: ...
+
+    @property
+    def num_late(self) -> int:
+        """Programs compiled while a step waited for them."""
+
+    @property
+    def num_padding_tokens(self) -> int:
+        """Tokens computed beyond those of the plans, since programs have fixed shapes."""
 
     def submit(self, plan: StepPlan) -> Pending:
         """Launch a step and return at once. A plan with guided chunks waits before it samples until `Pending.sample`;
@@ -28,14 +38,25 @@ class Executor(Protocol):
         """Rebuild the device state after a failed step, which may have consumed it. Every slot and page is empty."""
 
     def check_device(self) -> None:
-        """Compute something tiny on every device and wait for it; raise where that fails. No step is under way."""
+        """Compute something tiny on every device and wait for it; raise if that fails. No step is under way."""
 
-    def warm_up(self) -> Iterator[float]:
-        """Prepare every shape of step there can be, telling the share done, from 0 to 1."""
 
-    def close(self) -> None: ...
+class FailedLaunch:
+    """The pending result of a step that could not be launched, so that faults are handled in the order of the steps."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def sample(self, masks: dict[int, bytes]) -> None:
+        pass
+
+    def result(self) -> StepResult:
+        raise self._error
+
+
+NOT_LAUNCHED = FailedLaunch(RuntimeError("the step was not launched"))
 
 
 def is_out_of_memory(fault: Exception) -> bool:
-    """Whether the device had too little memory for a step, as XLA says it."""
+    """Whether the device had too little memory for a step, by XLA's status code."""
     return "RESOURCE_EXHAUSTED" in str(fault)

@@ -1,10 +1,11 @@
 """Finds the request that makes steps fail."""
 
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Container
 
+from quire.core.limits import SoFar
 from quire.core.plan import StepPlan
-from quire.ipc.journal import Search
+from quire.core.scheduler import Scheduler
+from quire.ipc.journal import Journal, Record, Search
 from quire.request import Request
 
 MAX_PROBE_FAULTS = 2
@@ -13,96 +14,79 @@ MAX_UNEXPLAINED_FAULTS = 32
 # A harmless request of the engine's own. No client can have its id.
 PROBE = Request(request_id=-1, prompt=(0,), max_tokens=1)
 
-NumComputed = Callable[[int, int], int | None]  # positions computed, by request and sample; None once it has ended
+# By sample of a request: the number of positions after which it is past the fault.
+Targets = dict[int, int]
 
 
-@dataclass
-class Suspect:
-    """A request with a part in a failed step."""
-
-    request_id: int
-    targets: dict[int, int] = field(default_factory=dict)  # by sample: the positions that get it past the fault
-
-    def is_clear(self, num_computed: NumComputed) -> bool:
-        computed = ((num_computed(self.request_id, sample), target) for sample, target in self.targets.items())
-        return all(count is None or count >= target for count, target in computed)
-
-
-def suspects_of(plan: StepPlan, is_live: Callable[[int], bool]) -> list[Suspect]:
-    """The requests in a step that failed, but for those that have ended since."""
-    suspects: dict[int, Suspect] = {}
+def targets_of(plan: StepPlan, live: Container[int]) -> dict[int, Targets]:
+    """By request of a step that failed, unless it has ended since."""
+    targets: dict[int, Targets] = {}
     for chunk in plan.chunks:
-        if is_live(chunk.request_id):
-            suspect = suspects.setdefault(chunk.request_id, Suspect(chunk.request_id))
-            suspect.targets[chunk.sample] = chunk.start + chunk.length
-    return list(suspects.values())
+        if chunk.request_id in live:
+            targets.setdefault(chunk.request_id, {})[chunk.sample] = chunk.start + chunk.length
+    return targets
 
 
 class FaultIsolation:
-    """Halves the suspects of a failed step until the one at fault is known.
+    """Halves the suspects of a failed step until the request at fault is known.
 
     Groups of suspects run alone, one group after the other. A group that gets past the point where the step failed is
-    clear; one that fails again is halved. A request that fails on its own stands accused, and a probe runs: when that
-    fails too the engine is at fault, when it works the request is tried once more, since the fault may have been a
-    passing one. A request that fails alone and with a working probe twice is guilty. The engine is also held to be at
-    fault when MAX_UNEXPLAINED_FAULTS steps have failed while nobody was found guilty and no request finished.
+    clear; one that fails again is halved. A request that fails on its own stands accused, and a probe runs. If the
+    probe fails too the engine is at fault. If it works the request is tried once more, since the fault may have been a
+    passing one. A request that fails alone twice, with a working probe each time, is guilty. The engine is also at
+    fault if MAX_UNEXPLAINED_FAULTS steps have failed while no request was found guilty and none finished.
+
+    The journal has the requests with a slot, and the search, so that another engine can continue if this one ends.
     """
 
-    def __init__(self, search: Search | None = None) -> None:
+    def __init__(self, scheduler: Scheduler, journal: Journal | None = None, search: Search | None = None) -> None:
+        self._scheduler = scheduler
+        self._journal = journal
+        self._running: set[int] = set()  # requests that got a slot and may have it still
         search = search or Search()
-        # Still to be tried; the last is being tried.
-        self._groups: list[list[Suspect]] = [[Suspect(one) for one in group] for group in search.groups]
-        # A probe runs to tell its faults from the engine's.
-        self._accused: Suspect | None = None if search.accused is None else Suspect(search.accused)
+        self._groups = [list(group) for group in search.groups]  # to be tried; the last is being tried
+        self._accused = search.accused  # a probe runs to tell its faults from the engine's
         self._doubtful = search.doubtful  # the request that failed alone once, while the probe worked
         self._num_probe_faults = search.num_probe_faults
         self._num_unexplained = search.num_unexplained
+        self._targets: dict[int, Targets] = {one: {} for one in self.suspects()}  # a suspect without any is clear
 
-    @property
-    def search(self) -> Search:
-        return Search(
-            [[suspect.request_id for suspect in group] for group in self._groups],
-            None if self._accused is None else self._accused.request_id,
-            self._doubtful,
-            self._num_probe_faults,
-            self._num_unexplained,
-        )
-
-    def suspects(self) -> list[Suspect]:
+    def suspects(self) -> list[int]:
         accused = [] if self._accused is None else [self._accused]
-        return [suspect for group in self._groups for suspect in group] + accused
+        return [one for group in self._groups for one in group] + accused
 
     @property
     def is_probing(self) -> bool:
         return self._accused is not None
 
     @property
-    def is_counting(self) -> bool:
-        """Whether there are faults that nobody has been found guilty of."""
-        return self._num_unexplained > 0
-
-    @property
     def focus(self) -> list[int] | None:
-        """The requests that run now while everyone else waits; None when all may run."""
+        """The requests that run now while all others wait; None if all may run."""
         if self.is_probing:
             return [PROBE.request_id]
-        return [suspect.request_id for suspect in self._groups[-1]] if self._groups else None
+        return self._groups[-1] if self._groups else None
 
     @property
     def is_hopeless(self) -> bool:
         """Whether the fault follows no request."""
         return self._num_probe_faults >= MAX_PROBE_FAULTS or self._num_unexplained >= MAX_UNEXPLAINED_FAULTS
 
-    def fault(self, suspects: list[Suspect]) -> None:
-        """A step of these failed."""
+    def fault(self, targets: dict[int, Targets]) -> None:
+        """A step of these requests failed. No request has a slot."""
+        self._running.clear()
         self._num_unexplained += 1
         if self.is_probing:
             self._num_probe_faults += 1
-            return
+        else:
+            self._suspect(targets)
+        self._write_journal()
+
+    def _suspect(self, targets: dict[int, Targets]) -> None:
         was_searching = bool(self._groups)
-        blamed = {suspect.request_id for suspect in suspects}
-        groups = ([one for one in group if one.request_id not in blamed] for group in self._groups)
+        groups = ([one for one in group if one not in targets] for group in self._groups)
         self._groups = [group for group in groups if group]
+        self._targets |= targets
+        suspects = list(targets)
         if was_searching and len(suspects) == 1:
             self._accused = suspects[0]
             self._num_probe_faults = 0
@@ -110,22 +94,68 @@ class FaultIsolation:
             middle = len(suspects) // 2
             self._groups += [half for half in (suspects[middle:], suspects[:middle]) if half]
 
+    def request_added(self, request: Request, so_far: SoFar, num_under_way: int) -> None:
+        """A suspect has come from an engine that ended, with at most `num_under_way` more tokens than `so_far`."""
+        if request.request_id in self._targets:
+            limit = len(request.prompt) + request.max_tokens - 1  # the last token is never computed
+            self._targets[request.request_id] = {
+                sample: min(len(request.prompt) + len(tokens) + num_under_way, limit)
+                for sample, tokens in enumerate(so_far)
+                if tokens is not None
+            }
+
+    def step_launched(self, plan: StepPlan) -> None:
+        if plan.started and self._journal is not None:
+            slots = {start.slot for start in plan.started}
+            self._running.update(chunk.request_id for chunk in plan.chunks if chunk.slot in slots)
+            self._write_journal()
+
+    def step_worked(self, plan: StepPlan) -> None:
+        """A step of this plan has a result."""
+        if self._targets:
+            for chunk in plan.chunks:
+                targets = self._targets.get(chunk.request_id, {})
+                if chunk.start + chunk.length >= targets.get(chunk.sample, chunk.start + chunk.length + 1):
+                    del targets[chunk.sample]
+
+    def sample_ended(self, request_id: int, sample: int) -> None:
+        self._num_unexplained = 0 if request_id != PROBE.request_id else self._num_unexplained
+        self._targets.get(request_id, {}).pop(sample, None)
+
+    def request_ended(self, request_id: int) -> None:
+        if request_id in self._targets:
+            self._targets[request_id].clear()
+        if request_id in self._running:
+            self._running.discard(request_id)
+            if not self._running:
+                self._write_journal()  # no request is to blame for what happens from here on
+
     def probe_worked(self) -> int | None:
-        """The request that is guilty then; None when it has another try."""
+        """The request that is guilty then; None if it has another try."""
         assert self._accused is not None
         accused, self._accused = self._accused, None
-        if accused.request_id != self._doubtful:
-            self._doubtful = accused.request_id
+        if accused != self._doubtful:
+            self._doubtful = accused
             self._groups.append([accused])
             return None
         self._doubtful = None
         self._num_unexplained = 0
-        return accused.request_id
+        return accused
 
-    def request_finished(self) -> None:
-        self._num_unexplained = 0
-
-    def advance(self, num_computed: NumComputed) -> None:
-        """Move on to the first group that is not clear."""
-        while self._groups and all(suspect.is_clear(num_computed) for suspect in self._groups[-1]):
+    def advance(self) -> None:
+        """Move on to the first group that is not clear, and let it run alone."""
+        while self._groups and not any(self._targets[one] for one in self._groups[-1]):
             self._groups.pop()
+        focus = self.focus
+        self._scheduler.focus(focus)
+        if focus is None:
+            self._targets.clear()
+        else:
+            self._running.intersection_update(focus)  # the others have lost their slots
+        self._write_journal()
+
+    def _write_journal(self) -> None:
+        if self._journal is not None:
+            groups = [list(group) for group in self._groups]
+            search = Search(groups, self._accused, self._doubtful, self._num_probe_faults, self._num_unexplained)
+            self._journal.write(Record(list(self._running), search))

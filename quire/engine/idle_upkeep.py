@@ -1,7 +1,6 @@
 """Work for an engine without requests."""
 
 import logging
-from collections.abc import Callable
 
 from quire.engine.engine import Engine
 
@@ -15,9 +14,9 @@ class IdleUpkeep:
     Owned by the engine thread.
     """
 
-    def __init__(self, engine: Engine, clock: Callable[[], float], audit_after_s: float, check_every_s: float) -> None:
+    def __init__(self, engine: Engine, audit_after_s: float, check_every_s: float) -> None:
         self._engine = engine
-        self._clock = clock
+        self._clock = engine.clock
         self._audit_after_s = audit_after_s
         self._check_every_s = check_every_s
         self._check_s = 0.0  # when the device is checked next
@@ -28,7 +27,7 @@ class IdleUpkeep:
         """The engine may be idle from here on."""
         now = self._clock()
         self._audits = [(now, False), (now + self._audit_after_s, True)]
-        num_steps = self._engine.scheduler.counters.steps
+        num_steps = self._engine.scheduler.stats().steps
         if num_steps != self._num_steps:  # else what woke the engine did not touch the device
             self._num_steps = num_steps
             self._check_s = now + self._check_every_s

@@ -8,7 +8,7 @@ import msgspec
 from quire.ipc.messages import PORT_SHIFT, Command, Event, StepTrace
 
 Deliver = Callable[[list[Event]], None]  # called on the engine thread, so it must return at once
-Post = Callable[[tuple["Port", "Command | Order"]], None]
+Post = Callable[["Port", "Command | Order"], None]
 
 
 class Order(Enum):
@@ -32,11 +32,11 @@ class Port:
 
     def send(self, command: Command) -> None:
         """Every Submit is answered: by events that end with a finished update for each sample, or by Failed."""
-        self._post((self, command))
+        self._post(self, command)
 
     def close(self) -> None:
         """Abort what this port asked for, ignore what it still sends, and deliver nothing more."""
-        self._post((self, Order.CLOSE))
+        self._post(self, Order.CLOSE)
 
 
 def by_port(trace: StepTrace | None) -> Iterator[tuple[int, StepTrace]]:

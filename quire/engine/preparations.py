@@ -13,6 +13,7 @@ class Prepared(NamedTuple):
     """The grammar of a request is compiled."""
 
     submit: Submit
+    sent_s: float
 
 
 class Preparations:

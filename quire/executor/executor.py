@@ -45,6 +45,8 @@ class JaxExecutor:
         specialised: bool | None = None,
     ) -> None:
         """`specialised` says whether common cases have programs of their own; None: where that pays."""
+        self.platform = jax.default_backend()
+        self.num_padding_tokens = 0  # computed beyond the tokens of plans, since programs have fixed shapes
         self._shapes = shapes
         self.programs = Programs(model, weights, shapes, compile_threads, mesh, store, specialised)
         self._mask_words = -(-model.vocab_size // 32)
@@ -52,6 +54,11 @@ class JaxExecutor:
         self._devices = sorted({one for leaf in jax.tree.leaves(weights) for one in leaf.devices()}, key=str)
         self.reset()
         self.check_device()  # so that it is compiled
+
+    @property
+    def num_late(self) -> int:
+        """Programs compiled while a step waited for them."""
+        return self.programs.num_late
 
     def submit(self, plan: StepPlan) -> Pending:
         self._begin_slots(plan)

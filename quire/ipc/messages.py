@@ -95,8 +95,15 @@ class StepTrace(msgspec.Struct, frozen=True, tag=True, array_like=True):
     failed_ids: list[int]  # of them, those that it ended with an error
 
 
+class Started(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """A request got its first slot, `queue_s` after it arrived. Comes before its tokens."""
+
+    request_id: int
+    queue_s: float
+
+
 Command = Submit | Abort
-Event = Progress | Failed | Account | StepTrace
+Event = Progress | Failed | Started | Account | StepTrace
 
 
 class Described(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -170,12 +177,5 @@ class Others(msgspec.Struct, frozen=True, tag=True, array_like=True):
     counts: list[Counts]
 
 
-class Started(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A request got its slot."""
-
-    request_id: int
-    queue_s: float
-
-
-ToFrontEnd = Progress | Failed | Account | StepTrace | Started | Stats | Others | Described | Ready | Broken
-ToEngine = Submit | Abort | Counts | Hello
+ToFrontEnd = Event | Stats | Others | Described | Ready | Broken
+ToEngine = Command | Counts | Hello

@@ -9,7 +9,6 @@ import socket
 import struct
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Protocol, cast
@@ -18,20 +17,7 @@ import msgspec
 
 from quire.errors import InvalidRequest
 from quire.ipc.framing import Frames, decode_commands, frame
-from quire.ipc.messages import (
-    Abort,
-    Broken,
-    Command,
-    Counts,
-    Described,
-    Event,
-    Failed,
-    Hello,
-    Progress,
-    Ready,
-    Started,
-    Submit,
-)
+from quire.ipc.messages import Broken, Command, Counts, Described, Event, Hello, Ready
 
 log = logging.getLogger(__name__)
 
@@ -66,9 +52,6 @@ class Host(Protocol):
     def open_port(self, deliver: Callable[[list[Event]], None], number: int) -> Port:
         """Called once `Ready` is among the greetings."""
 
-    def pop_start_s(self, request_id: int) -> float | None:
-        """The time at which a request got its first slot. Returned once."""
-
 
 class FrontEndConnection(asyncio.Protocol):
     """Receives commands and sends frames of events. Requests are aborted when the connection is lost.
@@ -83,7 +66,6 @@ class FrontEndConnection(asyncio.Protocol):
         self._port: Port | None = None
         self._num_greeted = 0
         self.counts: Counts | None = None  # the latest
-        self._submitted_s: dict[int, float] = {}  # of requests that have no token yet; both threads pop from it
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.WriteTransport, transport)
@@ -115,45 +97,22 @@ class FrontEndConnection(asyncio.Protocol):
             self._transport.abort()
 
     def _obey(self, payload: bytes) -> None:
-        now = time.monotonic()
         for command in decode_commands(payload):
             if isinstance(command, Counts):
                 self.counts = command
-                continue
-            if isinstance(command, Hello):
+            elif isinstance(command, Hello):
                 if self._number is not None or not 0 < command.number <= MAX_NUMBER:
                     raise ValueError(f"a front end says hello twice, or with the number {command.number}")
                 self._number = command.number
                 self.greet()
-                continue
-            if self._port is None:
+            elif self._port is None:
                 raise ValueError("a command came before the engine was ready")
-            if isinstance(command, Submit):
-                self._submitted_s[command.request.request_id] = now
-            elif isinstance(command, Abort):
-                self._submitted_s.pop(command.request_id, None)
-            self._port.send(command)
+            else:
+                self._port.send(command)
 
     def deliver(self, events: list[Event]) -> None:
         """On the engine's thread: send one step's events as one frame."""
-        submitted = self._submitted_s
-        messages: list[Event | Started] = []
-        if submitted:
-            for event in events:
-                if isinstance(event, Progress):
-                    messages += [
-                        self._started(update.request_id) for update in event.updates if update.request_id in submitted
-                    ]
-                elif isinstance(event, Failed):
-                    submitted.pop(event.request_id, None)
-        data = frame([*messages, *events])
-        self._host.loop.call_soon_threadsafe(self.send, data)
-
-    def _started(self, request_id: int) -> Started:
-        now = time.monotonic()
-        submitted_s = self._submitted_s.pop(request_id, now)
-        start_s = self._host.pop_start_s(request_id)
-        return Started(request_id, max(0.0, (now if start_s is None else start_s) - submitted_s))
+        self._host.loop.call_soon_threadsafe(self.send, frame(events))
 
     def send(self, data: bytes) -> None:
         if self._transport.is_closing():

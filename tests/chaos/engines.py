@@ -5,10 +5,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from quire.config import Config
 from quire.core.scheduler import Scheduler
-from quire.engine.meter import Metered, metered
+from quire.engine.engine import Engine
 from quire.ipc.messages import Described
 from quire.server.observe.logs import configure_logs
+from quire.server.processes.model_engine import ModelEngine
 from tests.chaos.faulty import Faults
 from tests.core.harness import limits
 from tests.fake_executor import FakeExecutor
@@ -25,7 +27,7 @@ class FakeModel:
     build_s: float = 0.0
     max_burst: int = 1
 
-    def __call__(self, describe: Callable[[Described], None]) -> Metered:
+    def __call__(self, describe: Callable[[Described], None]) -> Engine:
         configure_logs("text")
         time.sleep(self.build_s)
         describe(Described("fake", str(self.tokenizer), (), {}))
@@ -37,4 +39,17 @@ class FakeModel:
             time.sleep(self.step_s)
 
         executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, take_time)
-        return metered(Scheduler(chosen, time.monotonic), self.faults(executor), 1, "cpu", lambda: 0)
+        return Engine(Scheduler(chosen, time.monotonic), self.faults(executor))
+
+
+@dataclass(frozen=True)
+class FaultyModel:
+    """A model's engine, with faults."""
+
+    config: Config
+    faults: Faults
+
+    def __call__(self, describe: Callable[[Described], None]) -> Engine:
+        engine = ModelEngine(self.config, show_progress=False)(describe)
+        engine.executor = self.faults(engine.executor)
+        return engine

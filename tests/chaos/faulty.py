@@ -5,7 +5,6 @@ import os
 import random
 import signal
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import IntEnum
 
@@ -56,6 +55,18 @@ class Faulty(Executor):
         self._chance = random.Random(faults.seed * 1_000_003 + os.getpid())  # another each time the engine starts
         self._starts: dict[int, SlotStart] = {}
 
+    @property
+    def platform(self) -> str:
+        return self._executor.platform
+
+    @property
+    def num_late(self) -> int:
+        return self._executor.num_late
+
+    @property
+    def num_padding_tokens(self) -> int:
+        return self._executor.num_padding_tokens
+
     def submit(self, plan: StepPlan) -> Pending:
         for start in plan.started:
             self._starts[start.slot] = start
@@ -81,12 +92,6 @@ class Faulty(Executor):
 
     def check_device(self) -> None:
         self._executor.check_device()
-
-    def warm_up(self) -> Iterator[float]:
-        return self._executor.warm_up()
-
-    def close(self) -> None:
-        self._executor.close()
 
 
 class FaultyStep:

@@ -10,10 +10,9 @@ from pathlib import Path
 from quire.config import Config
 from quire.errors import QuireError
 from quire.server.observe.logs import configure_logs
-from quire.server.processes.model_engine import ModelEngine
 from quire.server.processes.serve import serve_engine
 from quire.server.settings import ServerSettings
-from tests.chaos.engines import FakeModel
+from tests.chaos.engines import FakeModel, FaultyModel
 from tests.chaos.faulty import Faults
 
 
@@ -24,7 +23,7 @@ def main(kind: str, folder: str, given: str) -> None:
     build = (
         FakeModel(Path(folder), faults=faults, **asked.get("engine", {}))
         if kind == "fake"
-        else ModelEngine(Config(model=folder, **_paths(asked.get("config", {}))), show_progress=False, wrap=faults)
+        else FaultyModel(Config(model=folder, **_paths(asked.get("config", {}))), faults)
     )
     try:
         settings = ServerSettings(**({"port": 0} | asked.get("settings", {})))

@@ -56,8 +56,8 @@ RESERVATIONS = "retry_reservations.py"
 RUNNING, SEQUENCE, LIVE = "core/running.py", "core/sequence.py", "core/live_sequences.py"
 PLANNER, IN_FLIGHT = "core/planner.py", "core/step_in_flight.py"
 STOPPING, LIMITS, HEAP, DEADLINES = "core/stopping.py", "core/limits.py", "core/lazy_heap.py", "core/deadlines.py"
-ISOLATION, ENGINE, DRIVER = "engine/isolation.py", "engine/engine.py", "engine/driver.py"
-GUIDES = "engine/grammar_masks.py"
+ISOLATION, ENGINE, DRIVER = "engine/fault_isolation.py", "engine/engine.py", "engine/driver.py"
+MASKS = "engine/grammar_masks.py"
 
 MUTANTS = (
     # Pages
@@ -337,12 +337,12 @@ MUTANTS = (
     Mutant(
         "look-ahead is one too many",
         ENGINE,
-        "if len(self._in_flight) > self._lookahead or",
-        "if len(self._in_flight) > self._lookahead + 1 or",
+        "if len(steps) > self._lookahead or",
+        "if len(steps) > self._lookahead + 1 or",
     ),
-    Mutant("the device is not rebuilt", ENGINE, "self._executor.reset()", "pass", within="def _recover"),
+    Mutant("the device is not rebuilt", ENGINE, "self._reset_device()", "pass", within="def _recover"),
     Mutant("the scheduler is not restarted", ENGINE, "self.scheduler.restart()", "pass", within="def _recover"),
-    Mutant("the first suspect is guilty", ISOLATION, "if accused.request_id != self._doubtful:", "if False:"),
+    Mutant("the first suspect is guilty", ISOLATION, "if accused != self._doubtful:", "if False:"),
     Mutant(
         "the second half is never tried",
         ISOLATION,
@@ -356,30 +356,30 @@ MUTANTS = (
     Mutant(
         "masks come before the tokens they follow from",
         ENGINE,
-        "if len(self._in_flight) > 1:\n            return False",
-        "if len(self._in_flight) > 9:\n            return False",
+        "if len(self._steps) > 1:\n            return False",
+        "if len(self._steps) > 9:\n            return False",
     ),
-    Mutant("a step is launched before the last one samples", ENGINE, "or not self._let_sample() or", "or"),
+    Mutant("a step is launched before the last one samples", ENGINE, "or not self._send_masks() or", "or"),
     Mutant(
         "nobody hears of a grammar that fails",
         ENGINE,
-        "return Outcome(updates, misguided + failures)",
-        "return Outcome(updates, failures)",
+        "outcome._replace(failures=grammar_failures + outcome.failures) if grammar_failures else outcome",
+        "outcome",
     ),
     Mutant(
         "a guided request goes on after it failed",
         ENGINE,
-        "            self.scheduler.abort(failure.request_id)\n        self._misguided",
-        "        self._misguided",
+        "            self.abort(failure.request_id)\n        self._grammar_failures",
+        "        self._grammar_failures",
     ),
-    Mutant("matchers miss what is sampled", GUIDES, "elif update.tokens:", "elif len(update.tokens) > 1:"),
+    Mutant("matchers miss what is sampled", MASKS, "elif update.tokens:", "elif len(update.tokens) > 1:"),
     Mutant(
         "an answer that goes on begins its grammar anew",
-        GUIDES,
+        MASKS,
         "matcher.advance(so_far[sample] or ())",
         "matcher.advance(())",
     ),
-    Mutant("matchers outlive their requests", GUIDES, "if not self._scheduler.has(one)]", "if False]"),
+    Mutant("matchers outlive their requests", ENGINE, "self._masks.forget(request_id)", "pass"),
     Mutant("guided answers are guessed at", PLANNER, "room = 0  # a mask is for one token", "pass"),
     Mutant("what was aborted is added once it is compiled", DRIVER, "self._preparing.forget(request_id)", "pass"),
     Mutant("compiling holds everyone up", DRIVER, "if preparing is None:", "if True:"),

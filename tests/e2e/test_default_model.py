@@ -62,6 +62,8 @@ def built_int8() -> Iterator[Built]:
 class CountingExecutor:
     """Counts the slots that begin: one for each sequence, and one more whenever a preempted one begins again."""
 
+    platform, num_late, num_padding_tokens = "cpu", 0, 0
+
     def __init__(self, inner: Executor) -> None:
         self._inner = inner
         self.num_starts = 0
@@ -75,12 +77,6 @@ class CountingExecutor:
 
     def check_device(self) -> None:
         self._inner.check_device()
-
-    def warm_up(self) -> Iterator[float]:
-        return self._inner.warm_up()
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 def answers(

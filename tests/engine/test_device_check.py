@@ -8,7 +8,6 @@ from quire.core.scheduler import Scheduler
 from quire.engine.driver import Driver
 from quire.engine.engine import Engine
 from quire.engine.idle_upkeep import IdleUpkeep
-from quire.engine.meter import Meter
 from quire.errors import EngineFailed
 from quire.request import Request
 from tests.core.harness import limits
@@ -18,10 +17,12 @@ from tests.fake_executor import FakeExecutor, expected_tokens
 from tests.patience import WAIT_S
 
 
-def new_engine(before_check: Callable[[], None]) -> tuple[Engine, FakeExecutor]:
+def new_engine(
+    before_check: Callable[[], None], clock: Callable[[], float] = time.monotonic
+) -> tuple[Engine, FakeExecutor]:
     chosen = limits(num_pages=200, max_batch_size=8)
     executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, before_check=before_check)
-    return Engine(Scheduler(chosen, time.monotonic), executor), executor
+    return Engine(Scheduler(chosen, clock), executor, clock=clock), executor
 
 
 class Failing:
@@ -98,8 +99,8 @@ def test_an_engine_in_no_process_of_its_own_refuses_what_comes_after_its_device_
 
 def test_what_wakes_an_idle_engine_without_a_step_does_not_put_off_the_check():
     now, checks = 100.0, []
-    engine, _ = new_engine(lambda: checks.append(now))
-    upkeep = IdleUpkeep(engine, lambda: now, audit_after_s=5.0, check_every_s=30.0)
+    engine, _ = new_engine(lambda: checks.append(now), lambda: now)
+    upkeep = IdleUpkeep(engine, audit_after_s=5.0, check_every_s=30.0)
 
     def wake_up(at_s: float) -> None:
         """As by a request that is refused."""
@@ -122,24 +123,25 @@ def test_what_wakes_an_idle_engine_without_a_step_does_not_put_off_the_check():
     assert checks == [140.0, 190.0]
 
 
-def test_the_meter_tells_how_long_the_device_has_not_answered():
+def test_an_engine_tells_how_long_its_device_has_not_answered():
     now, seen = 100.0, []
 
     def take_time() -> None:
         nonlocal now
-        seen.append(meter.checking_s())
+        seen.append(engine.checking_s)
         now += 7.0
-        seen.append(meter.checking_s())
+        seen.append(engine.checking_s)
 
     class SlowToReset(FakeExecutor):
         def reset(self) -> None:
             take_time()
             super().reset()
 
-    meter = Meter(SlowToReset(10, 4, 2, before_check=take_time), Scheduler(limits(), lambda: now), lambda: now)
-    assert meter.checking_s() is None
-    for ask_device in (meter.check_device, meter.reset):
+    scheduler = Scheduler(limits(), lambda: now)
+    engine = Engine(scheduler, SlowToReset(10, 4, 2, before_check=take_time), clock=lambda: now)
+    assert engine.checking_s is None
+    for ask_device in (engine.check_device, engine.start_over):
         ask_device()
         assert seen == [0.0, 7.0]
         seen.clear()
-        assert meter.checking_s() is None
+        assert engine.checking_s is None

@@ -14,7 +14,7 @@ from quire.engine.driver import MAX_COMMANDS_PER_TURN, Driver, Phase
 from quire.engine.engine import Engine
 from quire.engine.port import Port
 from quire.errors import Overloaded
-from quire.ipc.messages import Abort, Command, Event, Failed, Progress, Submit
+from quire.ipc.messages import Abort, Command, Event, Failed, Progress, Started, Submit
 from quire.request import FinishReason, Request, SamplingParams
 from tests.core.harness import limits, request
 from tests.engine.test_engine import poisoned
@@ -51,6 +51,8 @@ class Client:
         if isinstance(event, Failed):
             assert event.request_id not in self.ended
             self.ended[event.request_id] = event
+            return
+        if isinstance(event, Started):
             return
         for update in event.updates:
             self.tokens.setdefault(update.request_id, []).extend(update.tokens)

@@ -35,7 +35,7 @@ class Rig:
         self.failed: dict[int, Exception] = {}
 
     def step(self) -> None:
-        updates, failures = self.engine.step()
+        updates, failures, _ = self.engine.step()
         self.engine.scheduler.check()
         for update in updates:
             self.tokens.setdefault((update.request_id, update.sample), []).extend(update.tokens)

@@ -15,7 +15,7 @@ from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine
 from quire.engine.port import Port
 from quire.errors import EngineFailed
-from quire.ipc.messages import Abort, Event, Failed, Submit
+from quire.ipc.messages import Abort, Event, Failed, Started, Submit
 from quire.request import Request
 from tests.core.harness import limits, request
 from tests.engine.test_engine import DeviceError, poisoned
@@ -33,6 +33,7 @@ class FrontEnd:
         self.tokens: dict[tuple[int, int], list[int]] = {}
         self.finished: Counter[int] = Counter()
         self.failed: dict[int, Failed] = {}
+        self.started: set[int] = set()
 
     def take(self, events: list[Event]) -> None:
         if self.broken:
@@ -42,6 +43,11 @@ class FrontEnd:
                 assert event.request_id in self.asked, "an event went to the wrong front end"
                 assert event.request_id not in self.failed, "a request failed twice"
                 self.failed[event.request_id] = event
+                continue
+            if isinstance(event, Started):
+                assert event.request_id in self.asked, "an event went to the wrong front end"
+                assert event.request_id not in self.started, "a request started twice"
+                self.started.add(event.request_id)
                 continue
             for update in event.updates:
                 assert update.request_id in self.asked, "an event went to the wrong front end"
@@ -90,8 +96,9 @@ class Interleavings(RuleBasedStateMachine):
 
         faults = (fault, None) if at_submit else (None, fault)
         executor = FakeExecutor(num_pages, chosen.page_size, chosen.max_batch_size, *faults)
-        self.engine = Engine(Scheduler(chosen, lambda: self.now), executor, lookahead, grammars=ToyGrammars())
-        self.driver = Driver(self.engine, clock=lambda: self.now)
+        scheduler = Scheduler(chosen, lambda: self.now)
+        self.engine = Engine(scheduler, executor, lookahead, ToyGrammars(), clock=lambda: self.now)
+        self.driver = Driver(self.engine)
         self.driver._phase = Phase.RUNNING
         self.open()
 
@@ -166,7 +173,6 @@ class Interleavings(RuleBasedStateMachine):
         scheduler = self.engine.scheduler
         assert self.engine.is_idle, "the engine does not come to rest"
         assert scheduler.num_free_pages + scheduler.num_cached_pages == scheduler.limits.num_pages - 1
-        assert not self.driver._samples_left
         assert not any(self.driver._requests.values())
         for front_end in self.front_ends:
             if not (front_end.closed or front_end.broken):

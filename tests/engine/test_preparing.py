@@ -129,8 +129,8 @@ def test_the_time_that_its_grammar_took_counts_against_the_deadline_of_a_request
     now = 100.0
     grammars = ToyGrammars(slow=[SLOW])
     chosen = limits(num_pages=200, max_batch_size=8)
-    engine = Engine(Scheduler(chosen, lambda: now), FakeExecutor(200, 4, 8), lookahead=0, grammars=grammars)
-    driver = Driver(engine, lambda: now)
+    engine = Engine(Scheduler(chosen, lambda: now), FakeExecutor(200, 4, 8), 0, grammars, clock=lambda: now)
+    driver = Driver(engine)
     driver._phase = Phase.RUNNING  # without its thread: the turns are taken here
     client = Client(driver)
     asked = guided(client.port.request_id(1), grammar=SLOW, max_tokens=30, timeout_s=10.0)
@@ -156,8 +156,9 @@ def test_the_time_before_a_request_was_submitted_counts_against_its_deadline(gra
         FakeExecutor(200, 4, 8),
         lookahead=0,
         grammars=ToyGrammars(slow=[SLOW]),
+        clock=lambda: now,
     )
-    driver = Driver(engine, lambda: now)
+    driver = Driver(engine)
     driver._phase = Phase.RUNNING  # without its thread: the turns are taken here
     client = Client(driver)
     asked = guided(client.port.request_id(1), grammar=grammar, max_tokens=30, timeout_s=10.0)

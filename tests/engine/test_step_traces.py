@@ -6,7 +6,7 @@ from quire.core.scheduler import Scheduler
 from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine
 from quire.engine.port import Port
-from quire.engine.step_traces import MIN_INTERVAL_S, StepTraces
+from quire.engine.step_traces import MIN_INTERVAL_S
 from quire.ipc.messages import Abort, Event, Failed, StepTrace, Submit
 from quire.request import Request
 from tests.core.harness import GREEDY, limits, request
@@ -29,9 +29,8 @@ class Turns:
                 fault(plan, prompts)
 
         executor = FakeExecutor(chosen.num_pages, 4, 8, before_result=before_result)
-        self.engine = Engine(Scheduler(chosen, self.clock), executor, lookahead)
-        self.engine.traces = StepTraces(self.clock)
-        self.driver = Driver(self.engine, self.clock)
+        self.engine = Engine(Scheduler(chosen, self.clock), executor, lookahead, clock=self.clock)
+        self.driver = Driver(self.engine)
         self.driver._phase = Phase.RUNNING
 
     def clock(self) -> float:
@@ -106,7 +105,7 @@ def test_nothing_is_recorded_for_requests_that_are_not_traced_or_have_left():
     turns.now += 1.0
     turns.run()
     assert not front.traces
-    assert not turns.engine.traces.is_on
+    assert not turns.driver._traces.is_on
 
 
 def test_a_step_that_fails_is_recorded_although_another_was_just_before():
@@ -119,7 +118,7 @@ def test_a_step_that_fails_is_recorded_although_another_was_just_before():
     assert all(one.request_ids == [asked.request_id] and not one.failed_ids for one in failed)
     assert isinstance(front.events[-1], Failed)
     assert front.traces[-1].failed_ids == [asked.request_id]  # of the step after which the request was told
-    assert turns.engine.traces.is_on is False
+    assert turns.driver._traces.is_on is False
 
 
 def test_a_request_that_fails_alone_is_told_of_with_its_step():

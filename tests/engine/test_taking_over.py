@@ -54,8 +54,7 @@ class Succession:
         chosen = limits(max_batch_size=16, max_step_tokens=64, num_pages=200)
         executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, self._dies)
         engine = Engine(Scheduler(chosen, lambda: 0.0), executor, self._lookahead)
-        engine.journal = self.journal
-        engine.take_over(self.journal.read())
+        engine.take_over(self.journal)
         for request_id in sorted({request_id for request_id, _ in self._owed()}):
             one = self.asked[request_id]
             keys = [(request_id, sample) for sample in range(one.samples)]

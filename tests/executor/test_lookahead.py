@@ -1,7 +1,5 @@
 """The order in which steps are launched and collected."""
 
-from collections.abc import Iterator
-
 import pytest
 
 from quire.core.plan import StepPlan, StepResult
@@ -26,6 +24,8 @@ class RecordedStep:
 class RecordingExecutor:
     """Notes when steps are submitted and asked for, and whether they were still being computed then."""
 
+    platform, num_late, num_padding_tokens = "cpu", 0, 0
+
     def __init__(self, inner: JaxExecutor) -> None:
         self._inner = inner
         self.trace: list[tuple[str, int]] = []
@@ -42,12 +42,6 @@ class RecordingExecutor:
 
     def check_device(self) -> None:
         self._inner.check_device()
-
-    def warm_up(self) -> Iterator[float]:
-        return self._inner.warm_up()
-
-    def close(self) -> None:
-        self._inner.close()
 
 
 @pytest.mark.parametrize("lookahead", [0, 1, 2])

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from quire.core.scheduler import Scheduler
-from quire.engine.meter import Metered, metered
+from quire.engine.engine import Engine
 from quire.errors import UnsupportedModel
 from quire.ipc.messages import Described
 from tests.core.harness import limits
@@ -25,7 +25,7 @@ class FakeEngine:
     build_s: float = 0.0
     builds_after: Path | None = None  # this file is there
 
-    def __call__(self, describe: Callable[[Described], None]) -> Metered:
+    def __call__(self, describe: Callable[[Described], None]) -> Engine:
         if self.refuses:
             raise UnsupportedModel("the model has three heads; two are supported")
         time.sleep(self.build_s)
@@ -35,7 +35,7 @@ class FakeEngine:
         chosen = limits(num_pages=4000, max_batch_size=16, max_sequence_tokens=512, max_step_tokens=600,
                         max_batch_prefill_tokens=512)  # fmt: skip
         executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, self._before_result)
-        return metered(Scheduler(chosen, time.monotonic), executor, 1, "cpu", lambda: 0)
+        return Engine(Scheduler(chosen, time.monotonic), executor)
 
     def _before_result(self, plan: object, prompts: list[tuple[int, ...]]) -> None:
         while any(HANG in prompt for prompt in prompts):

@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.scheduler import Scheduler
-from quire.engine.meter import metered, read_stats
+from quire.engine.engine import Engine
+from quire.engine.meter import attach_meter, read_stats
 from quire.ipc.messages import Stats
 from quire.server.observe.engine_health import MAX_CHECK_S, MAX_SILENCE_S, UNMEASURED_S, EngineHealth
 from tests.core.harness import limits
@@ -17,7 +18,8 @@ def stats(**changes: object) -> Stats:
     """Of an engine that has run, with changes."""
     chosen = limits()
     executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, None)
-    plain = read_stats(metered(Scheduler(chosen, lambda: 0.0), executor, 1, "cpu", lambda: 0))
+    engine = Engine(Scheduler(chosen, lambda: 0.0), executor)
+    plain = read_stats(engine, attach_meter(engine))
     return msgspec.structs.replace(plain, **({"step_limit_s": 0.3, "idle_s": 0.0} | changes))
 
 

@@ -5,7 +5,8 @@ import pytest
 from quire.core.plan import StepPlan
 from quire.core.scheduler import Scheduler
 from quire.engine.driver import Driver, Phase
-from quire.engine.meter import metered, read_stats
+from quire.engine.engine import Engine as QuireEngine
+from quire.engine.meter import attach_meter, read_stats
 from quire.ipc.messages import Event, Submit
 from quire.server.observe.engine_metrics import write_engine
 from quire.server.observe.exposition import Exposition
@@ -33,10 +34,9 @@ class Engine:
 
         self.executor = FakeExecutor(chosen.num_pages, 4, chosen.max_batch_size, before_result=before_result, **faults)
         scheduler = Scheduler(chosen, self.clock)
-        self.metered = metered(
-            scheduler, self.executor, lookahead, "cpu", lambda: 0, grammars=ToyGrammars(), clock=self.clock
-        )
-        self.driver = Driver(self.metered.engine, self.clock)
+        self.engine = QuireEngine(scheduler, self.executor, lookahead, ToyGrammars(), clock=self.clock)
+        self.meter = attach_meter(self.engine)
+        self.driver = Driver(self.engine)
         self.driver._phase = Phase.RUNNING  # without its thread: the turns are taken here
         self.port = self.driver.open(self.take)
 
@@ -54,12 +54,12 @@ class Engine:
 
     def run(self) -> None:
         self.turn()
-        while not self.metered.engine.is_idle:
+        while not self.engine.is_idle:
             self.turn()
 
     def values(self) -> dict[str, float]:
         page = Exposition()
-        stats = read_stats(self.metered)
+        stats = read_stats(self.engine, self.meter)
         stats.counters["restarts"] = 0
         write_engine(page, stats)
         lines = [line for line in page.text().decode().splitlines() if not line.startswith("#")]

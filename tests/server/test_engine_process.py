@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.scheduler import Scheduler
-from quire.engine.meter import Metered, metered
+from quire.engine.engine import Engine
 from quire.errors import UnsupportedModel
 from quire.ipc.client import EngineClient, connect
 from quire.ipc.framing import Frames, frame
@@ -26,14 +26,15 @@ from tests.fake_executor import FakeExecutor, expected_tokens
 from tests.patience import WAIT_S
 
 
-def build(describe: Callable[[Described], None], before_result: Callable[..., object] = lambda *_: None) -> Metered:
+def build(describe: Callable[[Described], None], before_result: Callable[..., object] = lambda *_: None) -> Engine:
     describe(Described("fake", None, (2,), {"temperature": 0.5}))
     chosen = limits(num_pages=400, max_batch_size=8)
     executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, before_result)
-    return metered(Scheduler(chosen, time.monotonic), executor, 1, "cpu", lambda: 3)
+    executor.num_late = 3
+    return Engine(Scheduler(chosen, time.monotonic), executor)
 
 
-def build_slowly(describe: Callable[[Described], None]) -> Metered:
+def build_slowly(describe: Callable[[Described], None]) -> Engine:
     return build(describe, lambda *_: time.sleep(0.02))
 
 
@@ -74,7 +75,7 @@ async def until(holds: Callable[[], bool]) -> None:
 
 
 @contextlib.asynccontextmanager
-async def running(path: Path, builder: Callable[..., Metered] = build) -> AsyncIterator[EngineProcess]:
+async def running(path: Path, builder: Callable[..., Engine] = build) -> AsyncIterator[EngineProcess]:
     process = EngineProcess(str(path), builder)
     task = asyncio.create_task(process.run())
     try:
@@ -117,7 +118,7 @@ def test_what_a_front_end_that_dies_had_asked_for_is_aborted_and_others_go_on(tm
             staying.client.send(Submit(kept))
             await until(lambda: len(staying.tokens(kept.request_id)) > 2)
             dying.client._transport.abort()
-            scheduler = process.metered.engine.scheduler
+            scheduler = process.engine.scheduler
             await until(lambda: scheduler.num_requests == 1)
             await until(lambda: staying.finished(kept.request_id))
             assert staying.tokens(kept.request_id) == expected_tokens(kept)
@@ -133,11 +134,11 @@ def test_a_process_that_stood_still_does_not_hold_the_time_against_its_steps(tmp
             front = await Front().join(tmp_path / "engine")
             await until(lambda: bool(front.of(Ready)))
             front.client.send(Submit(request(front.client.request_id(1), max_tokens=1)))
-            await until(lambda: process._heartbeat(process.metered).waited_s > 0.5)
+            await until(lambda: process._heartbeat(process.engine, process._meter).waited_s > 0.5)
             time.sleep(1.2)  # the loop does not turn, as when the process is stopped
-            assert process._heartbeat(process.metered).waited_s < 1.2
+            assert process._heartbeat(process.engine, process._meter).waited_s < 1.2
             # A step that goes on is timed again.
-            await until(lambda: process._heartbeat(process.metered).waited_s > 0.15)
+            await until(lambda: process._heartbeat(process.engine, process._meter).waited_s > 0.15)
             may_end.set()
 
     asyncio.run(run())
@@ -146,24 +147,24 @@ def test_a_process_that_stood_still_does_not_hold_the_time_against_its_steps(tmp
 def test_a_check_of_the_device_that_hangs_is_told_to_the_supervisor_and_to_front_ends(tmp_path):
     release = threading.Event()
 
-    def build_hanging(describe: Callable[[Described], None]) -> Metered:
+    def build_hanging(describe: Callable[[Described], None]) -> Engine:
         describe(Described("fake", None, (2,), {}))
         chosen = limits(num_pages=400, max_batch_size=8)
         executor = FakeExecutor(chosen.num_pages, chosen.page_size, 8, before_check=lambda: release.wait(WAIT_S))
-        return metered(Scheduler(chosen, time.monotonic), executor, 1, "cpu", lambda: 0)
+        return Engine(Scheduler(chosen, time.monotonic), executor)
 
     async def run() -> None:
         async with running(tmp_path / "engine", build_hanging) as process:
             front = await Front().join(tmp_path / "engine")
             await until(lambda: bool(front.of(Ready)))
-            assert not process._heartbeat(process.metered).is_checking
-            checking = asyncio.create_task(asyncio.to_thread(process.metered.engine.check_device))
-            await until(lambda: process._heartbeat(process.metered).waited_s > 0.1)
-            assert process._heartbeat(process.metered).is_checking
+            assert not process._heartbeat(process.engine, process._meter).is_checking
+            checking = asyncio.create_task(asyncio.to_thread(process.engine.check_device))
+            await until(lambda: process._heartbeat(process.engine, process._meter).waited_s > 0.1)
+            assert process._heartbeat(process.engine, process._meter).is_checking
             await until(lambda: any(one.checking_s is not None for one in front.of(Stats)))
             release.set()
             await checking
-            assert process._heartbeat(process.metered).waited_s == 0
+            assert process._heartbeat(process.engine, process._meter).waited_s == 0
             await until(lambda: front.of(Stats)[-1].checking_s is None)
 
     asyncio.run(run())
@@ -203,7 +204,7 @@ def test_stopping_tells_those_who_wait(tmp_path):
 
 
 def test_why_an_engine_cannot_be_made_is_told_also_to_those_who_come_later(tmp_path):
-    def refuse(describe: Callable[[Described], None]) -> Metered:
+    def refuse(describe: Callable[[Described], None]) -> Engine:
         raise UnsupportedModel("too many heads")
 
     async def run() -> None:

@@ -13,6 +13,7 @@ _COUNTERS = {
     "shrinks": ("quire_step_shrinks", "Times that steps were made smaller, since the device ran out of memory."),
     "repairs": ("quire_page_repairs", "Times that the accounts of pages were wrong, and begun anew."),
     "restarts": ("quire_engine_restarts", "Engine processes that ended and were started again."),
+    "padding_tokens": ("quire_step_padding_tokens_total", "Tokens computed beyond those of the steps, as padding."),
     "late_compilations": ("quire_late_compilations", "Programs compiled while requests waited for them."),
 }
 

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from typing import Protocol
 
 from quire.engine.driver import Driver
+from quire.engine.engine import Engine
 from quire.engine.garbage_collection import freeze_gc, relax_gc
-from quire.engine.meter import Metered, read_stats
+from quire.engine.meter import Meter, attach_meter, read_stats
 from quire.engine.port import Port
 from quire.errors import EngineFailed, QuireError
 from quire.ipc.framing import frame
@@ -40,7 +41,7 @@ ABANDONED = 70  # the exit status of an engine that cannot go on
 class EngineBuilder(Protocol):
     """Makes the engine inside its process. Travels there as a pickle."""
 
-    def __call__(self, describe: Callable[[Described], None]) -> Metered:
+    def __call__(self, describe: Callable[[Described], None]) -> Engine:
         """`describe` is to be called as soon as it is known what the model is."""
 
 
@@ -56,7 +57,8 @@ class EngineProcess:
         self.loop = asyncio.get_running_loop()
         self.greetings: list[Greeting] = []
         self.driver: Driver | None = None
-        self.metered: Metered | None = None
+        self.engine: Engine | None = None
+        self._meter: Meter | None = None
         self.link: SupervisorLink | None = None
         self._address = address
         self._build = build
@@ -107,33 +109,26 @@ class EngineProcess:
         assert self.driver is not None, "Ready is said once there is a driver"
         return self.driver.open(deliver, number)
 
-    def pop_start_s(self, request_id: int) -> float | None:
-        return None if self.metered is None else self.metered.meter.pop_start_s(request_id)
-
-    def _start(self, building: "asyncio.Task[Metered]") -> None:
+    def _start(self, building: "asyncio.Task[Engine]") -> None:
         broken: Broken | None = None
         try:
-            self.metered = building.result()
+            engine = building.result()
         except QuireError as error:
             broken = Broken(error.kind, error.message)
         except Exception as error:  # the front ends must hear of it
             log.exception("the engine could not be made")
             broken = Broken(EngineFailed.kind, f"the engine could not be made: {error!r}")
         else:
-            self._start_driver(self.metered)
-            limit = self.metered.engine.scheduler.limits.max_sequence_tokens
-            self._greet_all(Ready(limit, self.metered.platform))
+            self._start_driver(engine)
+            self._greet_all(Ready(engine.scheduler.limits.max_sequence_tokens, engine.executor.platform))
         if broken is not None:
             self._greet_all(broken)
         if self.link is not None:
             self.link.tell(Up() if broken is None else Refused(broken.kind, broken.message))
 
-    def _start_driver(self, metered: Metered) -> None:
-        engine = metered.engine
-        gather: list[int] = []
-        if self._journal is not None:
-            engine.journal = self._journal
-            gather = engine.take_over(self._journal.read())
+    def _start_driver(self, engine: Engine) -> None:
+        self.engine, self._meter = engine, attach_meter(engine)
+        gather = [] if self._journal is None else engine.take_over(self._journal)
         self.driver = Driver(engine, gather=gather, abandon=None if self._journal is None else self._abandon)
         freeze_gc()
         self.driver.start()
@@ -155,17 +150,17 @@ class EngineProcess:
         for front_end in list(self._front_ends):
             front_end.greet()
 
-    def _stats(self, metered: Metered) -> Stats:
-        stats = read_stats(metered)
+    def _stats(self, engine: Engine, meter: Meter) -> Stats:
+        stats = read_stats(engine, meter)
         stats.counters["restarts"] = self._num_before
         return stats
 
-    def _heartbeat(self, metered: Metered) -> Heartbeat:
-        """Also an engine that has work and launches nothing is stuck."""
-        now, meter = time.monotonic(), metered.meter
+    def _heartbeat(self, engine: Engine, meter: Meter) -> Heartbeat:
+        """An engine that has work and launches nothing is stuck as well."""
+        now = time.monotonic()
         is_gathering = self.driver is not None and self.driver.is_gathering
-        is_checking = meter.checking_s() is not None
-        has_work = is_checking or (metered.engine.scheduler.num_requests > 0 and not is_gathering)
+        is_checking = engine.checking_s is not None
+        has_work = is_checking or not (engine.is_idle or is_gathering)
         if now - self._heartbeat_s > STOOD_STILL_S:  # so did the steps
             has_work = False
         self._heartbeat_s = now
@@ -174,16 +169,18 @@ class EngineProcess:
             now - self._waiting_since_s,
             meter.longest,
             meter.num_tokens,
-            meter.is_compiling(),
-            metered.engine.is_searching,
+            meter.is_compiling,
+            engine.is_searching,
             is_checking,
         )
 
     def _send_stats(self) -> None:
-        if self.metered is not None and self.link is not None:
-            self.link.tell(self._heartbeat(self.metered))
-        if self.metered is not None and self._front_ends:
-            data = frame([self._stats(self.metered)])
+        if self.engine is None or self._meter is None:
+            return
+        if self.link is not None:
+            self.link.tell(self._heartbeat(self.engine, self._meter))
+        if self._front_ends:
+            data = frame([self._stats(self.engine, self._meter)])
             for front_end in list(self._front_ends):
                 front_end.send(data)
                 others = [one.counts for one in self._front_ends if one is not front_end and one.counts is not None]

@@ -1,32 +1,26 @@
-"""A model's engine, made in the engine process."""
+"""The engine of a model, built in the engine process."""
 
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 from quire.config import Config
-from quire.engine.executor import Executor
-from quire.engine.meter import Metered, metered
+from quire.engine.engine import Engine
 from quire.files import progress_bar, share_bar, silent
 from quire.ipc.messages import Described
 from quire.server.observe.logs import configure_logs
 
 
-def unwrapped(executor: Executor) -> Executor:
-    return executor
-
-
 @dataclass(frozen=True)
 class ModelEngine:
-    """An EngineBuilder. A plain value, since it travels to the engine process before anything is made."""
+    """An EngineBuilder. A plain value, since it travels to the engine process before anything is built."""
 
     config: Config
     log_format: str = "text"
     show_progress: bool = True
     log_level: int = logging.INFO
-    wrap: Callable[[Executor], Executor] = unwrapped  # what tests put around the executor
 
-    def __call__(self, describe: Callable[[Described], None]) -> Metered:
+    def __call__(self, describe: Callable[[Described], None]) -> Engine:
         from quire.engine.build import build_engine, plan_deployment  # loads JAX, which front ends do without
 
         configure_logs(self.log_format, self.log_level)
@@ -46,16 +40,8 @@ class ModelEngine:
         with (share_bar if self.show_progress else silent)("Compiling") as report:
             for share in built.executor.warm_up():
                 report(round(share * 1000), 1000)
-                # On a GPU others would be timed, to choose between them, while requests run.
+                # On a GPU the rest would be timed, to choose between programs, while requests run.
                 if programs.can_run_anything and not programs.is_specialised:
-                    report(1000, 1000)  # of what it takes to begin; the rest is compiled behind the first requests
+                    report(1000, 1000)  # enough to begin; the rest is compiled behind the first requests
                     break
-        return metered(
-            built.engine.scheduler,
-            self.wrap(built.executor),
-            self.config.lookahead,
-            deployment.facts.platform,
-            lambda: programs.num_late,
-            built.grammars,
-            self.config.max_burst_ms / 1000,
-        )
+        return built.engine

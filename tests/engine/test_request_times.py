@@ -2,10 +2,9 @@
 
 from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
-from quire.engine.accounts import Accounts
 from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine
-from quire.ipc.messages import Abort, Account, Failed, Progress, Submit
+from quire.ipc.messages import Abort, Account, Failed, Progress, Started, Submit
 from quire.request import Request, SamplingParams
 from tests.core.harness import limits
 from tests.fake_executor import FakeExecutor
@@ -18,11 +17,11 @@ class Turns:
         self.now = 100.0
         chosen: Limits = limits(**changes)
         executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, None)
-        engine = Engine(Scheduler(chosen, self.clock), executor, lookahead=0)
-        engine.accounts = Accounts(self.clock)
-        self.driver = Driver(engine, self.clock)
+        engine = Engine(Scheduler(chosen, self.clock), executor, lookahead=0, clock=self.clock)
+        self.driver = Driver(engine)
         self.driver._phase = Phase.RUNNING
         self.accounts: dict[int, Account] = {}
+        self.queue_s: dict[int, float] = {}
         self.finished: list[int] = []
         self.port = self.driver.open(self.take)
 
@@ -34,7 +33,11 @@ class Turns:
             if isinstance(event, Account):
                 assert event.request_id not in self.finished, "it comes with the last tokens at the latest"
                 self.accounts[event.request_id] = event
+            elif isinstance(event, Started):
+                assert event.request_id not in self.queue_s, "it is told once"
+                self.queue_s[event.request_id] = event.queue_s
             elif isinstance(event, Progress):
+                assert all(update.request_id in self.queue_s for update in event.updates), "it comes before the tokens"
                 self.finished += [update.request_id for update in event.updates if update.finish is not None]
             else:
                 assert isinstance(event, Failed)
@@ -70,6 +73,16 @@ def test_a_request_that_waits_for_a_slot_hears_so():
     assert waited.queue_s == 4  # four more steps of the first
     assert waited.blocked_s == {"slots": 4}
     assert (waited.prefill_chunks, waited.prefill_tokens, waited.preemptions) == (1, 3, 0)
+
+
+def test_every_request_hears_how_long_it_waited_since_it_was_sent():
+    turns = Turns(max_batch_size=1)
+    first = turns.ask(1, [1, 2, 3], 5)
+    turns.turn()
+    second = turns.ask(2, [4, 5, 6], 3)
+    turns.now += 0.5  # a step that is under way keeps the engine from reading its commands
+    turns.finish(first, second)
+    assert turns.queue_s == {first: 0, second: 4.5}
 
 
 def test_a_prompt_that_is_cut_tells_its_chunks_and_who_waits_behind_it_the_budget():
@@ -115,7 +128,8 @@ def test_nothing_is_kept_of_requests_that_are_over():
     turns.turn()
     turns.port.send(Abort(waits))
     turns.finish(done, refused)
-    accounts = turns.driver._engine.accounts
-    assert not accounts._open
-    assert not accounts._waiting
-    assert not accounts._changed
+    times = turns.driver._times
+    assert not times._open
+    assert not times._waiting
+    assert not times._changed
+    assert not times._started

@@ -1,0 +1,58 @@
+"""Notifications about steps."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from quire.core.plan import Kind, StepPlan
+from quire.engine.executor import NOT_LAUNCHED, Pending
+
+PREFILL, DECODE = "prefill", "decode"
+
+
+@dataclass(slots=True)
+class Step:
+    """A step from its plan to its result. Times are in seconds of the engine's clock."""
+
+    plan: StepPlan
+    planned_s: float  # planning began
+    launched_s: float  # planning ended
+    blocked_by: str | None = None  # what kept the head of the queue waiting
+    num_late: int = 0  # the executor's late compilations before this step
+    pending: Pending = NOT_LAUNCHED
+    error: Exception | None = None  # what it failed with
+    ended_s: float = 0.0
+    took_s: float = 0.0  # since its launch, or since the step before it ended
+    completed_s: float = 0.0  # the scheduler has applied its result
+    delivered_s: float = 0.0  # its tokens are on their way to the front ends
+    waited_for_compiler: bool = False
+    kind: str = field(init=False)  # a step is a prefill if it computes any part of a prompt
+    num_prefill_tokens: int = field(init=False)
+    num_tokens: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        num_prefill_tokens = num_prefills = 0
+        for chunk in reversed(self.plan.chunks):  # decodes come first
+            if chunk.kind is Kind.DECODE:
+                break
+            num_prefills += 1
+            num_prefill_tokens += chunk.length
+        self.kind = PREFILL if num_prefills else DECODE
+        self.num_prefill_tokens = num_prefill_tokens
+        burst = self.plan.burst > 1
+        self.num_tokens = self.plan.num_tokens if burst else len(self.plan.chunks) - num_prefills + num_prefill_tokens
+
+
+class Observer:
+    """Is notified of the engine's steps, on the engine thread. The methods of this class do nothing."""
+
+    def step_launched(self, step: Step) -> None:
+        """The step is planned, and is handed to the executor next."""
+
+    def step_ended(self, step: Step) -> None:
+        """The result of the oldest step under way has arrived, or the step has failed with `step.error`."""
+
+    def steps_discarded(self, steps: Sequence[Step]) -> None:
+        """The steps behind one that failed. They get no result."""
+
+    def step_delivered(self, step: Step) -> None:
+        """The step's tokens are on their way to the front ends."""

@@ -1,0 +1,90 @@
+"""The steps under way on the executor."""
+
+from collections import deque
+from collections.abc import Callable
+
+from quire.core.plan import StepPlan, StepResult
+from quire.engine.executor import Executor, FailedLaunch
+from quire.engine.observer import Observer, Step
+
+
+class StepPipeline:
+    """Launches steps, times them, collects them in their order, and notifies observers. Owned by the engine thread."""
+
+    def __init__(self, executor: Executor, clock: Callable[[], float]) -> None:
+        self.executor = executor
+        self.observers: list[Observer] = []
+        self.has_failed = False  # a step could not be launched; the device state must not be used before a reset
+        self.awaits_masks = False  # the newest step has not sampled yet
+        self._clock = clock
+        self._steps: deque[Step] = deque()  # oldest first
+        self._last_end_s = 0.0
+        self._undelivered: Step | None = None  # the last step that was collected
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def launch(self, plan: StepPlan, planned_s: float, blocked_by: str | None) -> None:
+        step = Step(plan, planned_s, self._clock(), blocked_by, self.executor.num_late)
+        self.awaits_masks = bool(plan.guided)
+        for observer in self.observers:
+            observer.step_launched(step)
+        try:
+            step.pending = self.executor.submit(plan)
+        except Exception as error:  # of any kind; the requests of this step must hear of it
+            self._fail(step, error)
+        self._steps.append(step)
+
+    @property
+    def newest(self) -> StepPlan:
+        return self._steps[-1].plan
+
+    def sample(self, masks: dict[int, bytes]) -> None:
+        """Give the newest step the masks that it waits for."""
+        self.awaits_masks = False
+        try:
+            self._steps[-1].pending.sample(masks)
+        except Exception as error:  # as above
+            self._fail(self._steps[-1], error)
+
+    def _fail(self, step: Step, error: Exception) -> None:
+        step.pending = FailedLaunch(error)
+        self.has_failed = True
+
+    def collect(self) -> tuple[Step, StepResult | None]:
+        """Wait for the oldest step. It has no result if it failed, with `Step.error`."""
+        step = self._steps.popleft()
+        result: StepResult | None = None
+        try:
+            result = step.pending.result()
+        except Exception as error:  # as above
+            step.error = error
+        step.ended_s = self._clock()
+        step.took_s = step.ended_s - max(step.launched_s, self._last_end_s)
+        step.waited_for_compiler = step.num_late != self.executor.num_late
+        self._last_end_s = step.ended_s
+        for observer in self.observers:
+            observer.step_ended(step)
+        return step, result
+
+    def completed(self, step: Step) -> None:
+        """The scheduler has applied the result of `step`."""
+        step.completed_s = self._clock()
+        self._undelivered = step
+
+    def delivered(self) -> None:
+        """The tokens of the step collected last are on their way to the front ends."""
+        if self._undelivered is not None:
+            step, self._undelivered = self._undelivered, None
+            step.delivered_s = self._clock()
+            for observer in self.observers:
+                observer.step_delivered(step)
+
+    def discard(self) -> None:
+        """Forget all steps: the device state is gone."""
+        discarded = list(self._steps)
+        self._steps.clear()
+        self.awaits_masks = False
+        self._undelivered = None
+        for observer in self.observers:
+            observer.steps_discarded(discarded)
