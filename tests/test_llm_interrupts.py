@@ -16,7 +16,7 @@ from quire.engine.engine import Engine
 from quire.errors import QuireError, RequestFailed
 from quire.llm.completion import Answer, Completion, Delta
 from quire.llm.engine_stepper import EngineStepper
-from quire.llm.run import Ask, Run
+from quire.llm.run import BatchItem, Run
 from quire.request import Request, SamplingParams
 from tests.core.harness import limits
 from tests.engine.toy_grammars import ToyGrammars, toy
@@ -79,14 +79,14 @@ class Model:
         return [Request(next(self._ids), prompt, max_tokens, greedy) for prompt in prompts]
 
     def stream(self, requests: list[Request]) -> Iterator[Delta]:
-        asks = [Ask(one, None, [Answer(one.prompt, None, (), True)]) for one in requests]
-        self.asks = asks
-        return iter(Run(self.stepper, asks, lambda index, error: self.errors.append(error)))
+        items = [BatchItem(one, None, [Answer(one.prompt, None, (), True)]) for one in requests]
+        self.items = items
+        return iter(Run(self.stepper, items, lambda index, error: self.errors.append(error)))
 
     def generate(self, requests: list[Request]) -> list[Completion]:
         with self.stepper.reserved():
             list(self.stream(requests))
-        return [answer.completion for ask in self.asks for answer in ask.answers]
+        return [answer.completion for item in self.items for answer in item.answers]
 
     def check(self) -> None:
         """The next answers are right, and then nothing is left."""

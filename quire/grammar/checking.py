@@ -27,16 +27,16 @@ class GrammarChecking:
     """Asks a process, quire.grammar.checker, which is started when the first grammar comes.
 
     A grammar is asked about once, however many ask at the same time. Every grammar that waits for its verdict is in
-    `_asking`, wanted or not: the process works on it all the same. Any thread may ask; one thread
+    `_pending`, wanted or not: the process works on it all the same. Any thread may ask; one thread
     writes to the process, and one reads from it.
     """
 
     def __init__(self) -> None:
-        self.num_asked = 0  # questions that went to the process
+        self.num_submitted = 0  # questions that went to the process
         self._lock = threading.Lock()  # of all that follows
         self._known: OrderedDict[Grammar, str | None] = OrderedDict()
         self._known_bytes = 0
-        self._asking: dict[Grammar, Verdict] = {}
+        self._pending: dict[Grammar, Verdict] = {}
         self._sent: dict[int, tuple[Grammar, subprocess.Popen[bytes]]] = {}  # by the number of the question
         self._questions: SimpleQueue[tuple[int, Grammar] | None] = SimpleQueue()
         self._writer: threading.Thread | None = None
@@ -47,25 +47,25 @@ class GrammarChecking:
         with self._lock:
             return grammar in self._known
 
-    def ask(self, grammar: Grammar) -> Verdict:
+    def submit(self, grammar: Grammar) -> Verdict:
         """Raises when too many grammars wait. The verdict cannot be cancelled: others may share it."""
         with self._lock:
-            asking = self._asking.get(grammar)
-            if asking is not None:
-                return asking
+            pending = self._pending.get(grammar)
+            if pending is not None:
+                return pending
             verdict: Verdict = Future()
             verdict.set_running_or_notify_cancel()
             if grammar in self._known:
                 self._known.move_to_end(grammar)
                 verdict.set_result(self._known[grammar])
                 return verdict
-            if len(self._asking) >= MAX_WAITING:
+            if len(self._pending) >= MAX_WAITING:
                 raise Overloaded(
-                    f"{len(self._asking)} grammars wait to be checked; the limit is {MAX_WAITING}", RETRY_S
+                    f"{len(self._pending)} grammars wait to be checked; the limit is {MAX_WAITING}", RETRY_S
                 )
-            self._asking[grammar] = verdict
-            self.num_asked += 1
-            self._questions.put((self.num_asked, grammar))
+            self._pending[grammar] = verdict
+            self.num_submitted += 1
+            self._questions.put((self.num_submitted, grammar))
             if self._writer is None:
                 self._writer = threading.Thread(target=self._write_all, name="quire-grammar-check", daemon=True)
                 self._writer.start()
@@ -77,7 +77,7 @@ class GrammarChecking:
         Rules are not asked about: they may name tokens of the model, which the process does not know.
         """
         refuse_what_explodes(name, grammar)
-        fault = None if grammar.kind is GrammarKind.LARK else self.ask(grammar).result()
+        fault = None if grammar.kind is GrammarKind.LARK else self.submit(grammar).result()
         if fault is not None:
             raise InvalidRequest.for_field(name, f"cannot be followed: {fault}")
 
@@ -94,8 +94,8 @@ class GrammarChecking:
         """Assert the invariant."""
         with self._lock:
             assert self._known_bytes == sum(len(grammar.text) for grammar in self._known)
-            assert not self._asking.keys() & self._known.keys()
-            assert {grammar for grammar, _ in self._sent.values()} <= self._asking.keys()
+            assert not self._pending.keys() & self._known.keys()
+            assert {grammar for grammar, _ in self._sent.values()} <= self._pending.keys()
 
     # The thread that writes
 
@@ -150,7 +150,7 @@ class GrammarChecking:
 
     def _remember(self, grammar: Grammar, fault: str | None) -> None:
         with self._lock:
-            verdict = self._asking.pop(grammar)
+            verdict = self._pending.pop(grammar)
             self._known[grammar] = fault
             self._known_bytes += len(grammar.text)
             while len(self._known) > MAX_KNOWN or (self._known_bytes > MAX_KNOWN_BYTES and len(self._known) > 1):
@@ -160,7 +160,7 @@ class GrammarChecking:
 
     def _fail(self, grammar: Grammar, why: str) -> None:
         with self._lock:
-            verdict = self._asking.pop(grammar, None)  # the thread that reads may have been first
+            verdict = self._pending.pop(grammar, None)  # the thread that reads may have been first
             self._sent = {number: sent for number, sent in self._sent.items() if sent[0] != grammar}
         if verdict is not None:
             verdict.set_exception(EngineFailed(why, RETRY_S))

@@ -17,7 +17,7 @@ class Receiver(Protocol):
     @property
     def is_over(self) -> bool: ...
 
-    def hear(self, message: Update | Failure) -> None: ...
+    def receive(self, message: Update | Failure) -> None: ...
 
 
 class EngineStepper:
@@ -55,7 +55,7 @@ class EngineStepper:
         if not set(self._threads.values()) <= {thread}:
             raise RuntimeError("another thread is using this LLM; one thread at a time can")
 
-    def enter(self, run: Receiver, request: Request) -> None:
+    def submit(self, run: Receiver, request: Request) -> None:
         """Queue a request of `run`; raises what it is refused with."""
         with self._engine_in_order() as engine:
             self._open[run] = None
@@ -77,9 +77,9 @@ class EngineStepper:
             for message in messages:
                 run = self._runs.get(message.request_id)
                 if run is not None:
-                    run.hear(message)
+                    run.receive(message)
 
-    def leave(self, request_id: int) -> None:
+    def drop(self, request_id: int) -> None:
         """A run wants to hear no more of `request_id`. What still runs of it is aborted before the next step."""
         if request_id in self._runs:
             self._left.append(request_id)
@@ -87,7 +87,7 @@ class EngineStepper:
 
     def close(self, run: Receiver) -> None:
         """`run` is over, whatever it has under way."""
-        self._leave_all(run)
+        self._drop_all(run)
         if self._left and not self._is_at_work and set(self._threads.values()) <= {get_ident()}:
             with self._engine_in_order():
                 pass
@@ -99,7 +99,7 @@ class EngineStepper:
                 self._start_over()
             self._is_at_work = True
             for run in [run for run in self._open if run.is_over]:  # an interrupt came while it was closed
-                self._leave_all(run)
+                self._drop_all(run)
             while self._left:
                 self.engine.abort(self._left.pop())
             try:
@@ -112,13 +112,13 @@ class EngineStepper:
     def _start_over(self) -> None:
         error = RequestFailed("the engine was interrupted, and everything that ran has ended")
         for request_id, run in list(self._runs.items()):
-            run.hear(Failure(request_id, error))
+            run.receive(Failure(request_id, error))
         self.engine.start_over()
         self._runs.clear()
         self._open.clear()
         self._left.clear()
 
-    def _leave_all(self, run: Receiver) -> None:
+    def _drop_all(self, run: Receiver) -> None:
         for request_id in [one for one, other in list(self._runs.items()) if other is run]:
-            self.leave(request_id)
+            self.drop(request_id)
         self._open.pop(run, None)

@@ -17,7 +17,7 @@ from quire.grammar.checking import GrammarChecking
 from quire.llm.completion import Answer, Completion, Delta
 from quire.llm.engine_stepper import EngineStepper
 from quire.llm.prompts import Prompt, as_batch, as_ids, for_each, is_chat
-from quire.llm.run import Ask, Run
+from quire.llm.run import BatchItem, Run
 from quire.request import Grammar, Request, SamplingParams
 from quire.text.chat import ChatTemplates, load_chat_templates
 from quire.text.conversation import render_conversation
@@ -62,7 +62,7 @@ class LLM:
 
     @property
     def default_sampling(self) -> SamplingParams:
-        """What the model's own files ask for; the most likely token where they say nothing."""
+        """What the model's own files state; the most likely token where they state nothing."""
         said = self.deployment.files.generation
         if not said.do_sample and said.temperature is None:
             return SamplingParams(temperature=0.0)
@@ -100,18 +100,18 @@ class LLM:
         A prompt that cannot be completed does not stop the others: its completions carry the `error`, and it is logged.
         """
         batch = as_batch(prompts)
-        asks = self._asks(
+        items = self._items(
             batch, sampling, max_tokens, min_tokens, stop, stop_ids, n, seed, ignore_end, prompt_logprobs, grammar
         )
         show = self._share_bar if progress is None else (share_bar if progress else silent)
-        done, total = 0, n * len(asks)
+        done, total = 0, n * len(items)
         with self._stepper.reserved():
-            self._prepare(asks)
-            with show("Generating") as report, closing(iter(Run(self._stepper, asks, _log_failure))) as deltas:
+            self._prepare(items)
+            with show("Generating") as report, closing(iter(Run(self._stepper, items, _log_failure))) as deltas:
                 for delta in deltas:
                     done += delta.finish_reason is not None
                     report(done, total)
-        return [answer.completion for ask in asks for answer in ask.answers]
+        return [answer.completion for item in items for answer in item.answers]
 
     def stream(
         self,
@@ -132,8 +132,8 @@ class LLM:
         Several may be open at the same time. The first failure is raised when the other prompts are done.
         """
         batch = as_batch(prompts)
-        asks = self._asks(batch, sampling, max_tokens, min_tokens, stop, stop_ids, n, seed, ignore_end, None, grammar)
-        return self._stream(asks)
+        items = self._items(batch, sampling, max_tokens, min_tokens, stop, stop_ids, n, seed, ignore_end, None, grammar)
+        return self._stream(items)
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """The token ids of a prompt; a chat is rendered by the model's template, and special tokens that are written
@@ -152,19 +152,19 @@ class LLM:
         self._grammar_checking.close()
         self._built.executor.close()
 
-    def _stream(self, asks: list[Ask]) -> Iterator[Delta]:
+    def _stream(self, items: list[BatchItem]) -> Iterator[Delta]:
         with self._stepper.reserved():
-            self._prepare(asks)
+            self._prepare(items)
         failures: list[QuireError] = []
-        yield from Run(self._stepper, asks, lambda index, error: failures.append(error))
+        yield from Run(self._stepper, items, lambda index, error: failures.append(error))
         if failures:
             raise failures[0]
 
-    def _prepare(self, asks: list[Ask]) -> None:
+    def _prepare(self, items: list[BatchItem]) -> None:
         """What the first prompt needs, if it comes alone, is compiled side by side; all else when it is wanted."""
         first, self._is_fresh = self._is_fresh, False
-        if first and not self.deployment.config.compile_ahead and len(asks) == 1 and asks[0].request is not None:
-            self._compile(self._built.executor.prepare(len(asks[0].request.prompt)))
+        if first and not self.deployment.config.compile_ahead and len(items) == 1 and items[0].request is not None:
+            self._compile(self._built.executor.prepare(len(items[0].request.prompt)))
 
     def _compile(self, shares: Iterator[float]) -> None:
         if next(shares, None) is not None:
@@ -172,7 +172,7 @@ class LLM:
                 for share in shares:
                     report(int(share * 100), 100)
 
-    def _asks(
+    def _items(
         self,
         prompts: list[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None,
@@ -185,7 +185,7 @@ class LLM:
         ignore_end: bool,
         prompt_logprobs: int | None = None,
         grammar: Grammar | None = None,
-    ) -> list[Ask]:
+    ) -> list[BatchItem]:
         """What is wrong with all prompts alike is raised here; what is wrong with one becomes its error."""
         if n < 1:
             raise InvalidRequest.for_field("n", f"is {n}; it must be at least 1")
@@ -194,7 +194,7 @@ class LLM:
         check_stops(stop, MAX_STOPS)
         if grammar is not None:
             self._grammar_checking.refuse("grammar", grammar)
-        asks = []
+        items = []
         samplings = for_each("sampling", sampling, len(prompts))
         limits = for_each("max_tokens", max_tokens, len(prompts))
         for prompt, chosen, limit in zip(prompts, samplings, limits, strict=True):
@@ -221,8 +221,8 @@ class LLM:
             except QuireError as refusal:
                 error = refusal
             continues = not is_chat(prompt)
-            asks.append(Ask(request, error, [Answer(ids, self.tokenizer, stop, continues) for _ in range(n)]))
-        return asks
+            items.append(BatchItem(request, error, [Answer(ids, self.tokenizer, stop, continues) for _ in range(n)]))
+        return items
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:

@@ -13,8 +13,8 @@ from quire.llm.engine_stepper import EngineStepper
 from quire.request import Request
 
 
-class Ask(NamedTuple):
-    """A prompt: its request, or the reason why there is none; and its answers, one for each sample."""
+class BatchItem(NamedTuple):
+    """A prompt: its request, or the error that it has instead; and an answer for each sample."""
 
     request: Request | None
     error: QuireError | None
@@ -22,15 +22,17 @@ class Ask(NamedTuple):
 
 
 class Run:
-    """Iterating drives the engine until all are done; leaving the iteration early ends what is not."""
+    """Iterating drives the engine until all items are done; leaving the iteration early aborts the others."""
 
-    def __init__(self, stepper: EngineStepper, asks: list[Ask], on_failure: Callable[[int, QuireError], None]) -> None:
+    def __init__(
+        self, stepper: EngineStepper, items: list[BatchItem], on_failure: Callable[[int, QuireError], None]
+    ) -> None:
         self._stepper = stepper
         self._on_failure = on_failure
-        self._asks = asks
+        self._items = items
         self._inbox: deque[Update | Failure] = deque()
         self._index: dict[int, int] = {}  # of those under way, by request id
-        self._deltas: ref[Generator[Delta, None, None]] | None = None  # weak: who drops it closes it
+        self._deltas: ref[Generator[Delta, None, None]] | None = None  # weak: dropping it closes it
 
     def __iter__(self) -> Generator[Delta, None, None]:
         deltas = self._iterate()
@@ -42,7 +44,7 @@ class Run:
         deltas = None if self._deltas is None else self._deltas()
         return deltas is None or getgeneratorstate(deltas) == GEN_CLOSED
 
-    def hear(self, message: Update | Failure) -> None:
+    def receive(self, message: Update | Failure) -> None:
         self._inbox.append(message)
 
     def _iterate(self) -> Generator[Delta, None, None]:
@@ -59,20 +61,20 @@ class Run:
             self._stepper.close(self)
 
     def _enter_all(self) -> None:
-        for index, ask in enumerate(self._asks):
-            if ask.request is None:
-                assert ask.error is not None
-                self._refuse(index, ask.error)
+        for index, item in enumerate(self._items):
+            if item.request is None:
+                assert item.error is not None
+                self._refuse(index, item.error)
                 continue
             try:
-                self._stepper.enter(self, ask.request)
+                self._stepper.submit(self, item.request)
             except QuireError as error:
                 self._refuse(index, error)
             else:
-                self._index[ask.request.request_id] = index
+                self._index[item.request.request_id] = index
 
     def _refuse(self, index: int, error: QuireError) -> None:
-        for answer in self._asks[index].answers:
+        for answer in self._items[index].answers:
             if not answer.is_done:
                 answer.fail(error)
         self._on_failure(index, error)
@@ -86,15 +88,15 @@ class Run:
             self._end(request_id)
             self._refuse(index, message.error)
             return None
-        answers = self._asks[index].answers
+        answers = self._items[index].answers
         answer = answers[message.sample]
         if answer.is_done:
             return None  # tokens that were under way when its stop string was found
         delta = answer.apply(index, message)
         if all(answer.is_done for answer in answers):
-            self._end(request_id)  # where a stop string ended it, the engine does not know
+            self._end(request_id)  # after a stop string the engine would continue
         return delta
 
     def _end(self, request_id: int) -> None:
         del self._index[request_id]
-        self._stepper.leave(request_id)
+        self._stepper.drop(request_id)

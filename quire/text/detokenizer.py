@@ -42,7 +42,7 @@ class Detokenizer:
                     piece = self._first(token_id)
                 texts.append(piece)
             elif piece is not None:
-                texts.append(self._take(piece))
+                texts.append(self._hold(piece))
         text = "".join(texts)
         if self._num_strippable and text:
             text = self._strip(text)
@@ -60,7 +60,7 @@ class Detokenizer:
         text = self._close()
         return self._strip(text) if self._num_strippable else text
 
-    def _take(self, piece: bytes) -> str:
+    def _hold(self, piece: bytes) -> str:
         self._held += piece
         if self._holds_runs:
             return ""

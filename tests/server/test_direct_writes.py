@@ -66,10 +66,10 @@ def test_every_delta_comes_once_and_in_order_however_the_client_keeps_up(schedul
         await asyncio.sleep(0)
         for token, (behind, has_turn) in enumerate(schedule):
             is_behind = behind
-            service.take(progress(token))
+            service.on_messages(progress(token))
             if has_turn:
                 await asyncio.sleep(0)
-        service.take(progress(len(schedule), FinishReason.LENGTH))
+        service.on_messages(progress(len(schedule), FinishReason.LENGTH))
         await task
         assert stream.is_over
         return seen, list(range(len(schedule) + 1))
@@ -87,7 +87,7 @@ def test_while_the_client_keeps_up_no_task_has_a_turn():
         reading = asyncio.create_task(stream.read(lambda deltas: seen.extend(deltas) or True))
         await asyncio.sleep(0)
         for token in range(5):
-            service.take(progress(token))
+            service.on_messages(progress(token))
             assert len(seen) == token + 1
         assert not reading.done()
         stream.close()
@@ -110,7 +110,7 @@ def test_a_stream_that_cannot_be_written_fails_alone():
         reading = asyncio.create_task(sound.read(lambda deltas: seen.extend(deltas) or True))
         await asyncio.sleep(0)
         both = [Update(number, 0, [5], None, 0, None, None) for number in (1, 2)]
-        service.take([Progress(both)])
+        service.on_messages([Progress(both)])
         await asyncio.wait({failing})
         assert "internal error" in str(failing.exception())
         assert [delta.token for delta in seen] == [5]

@@ -46,7 +46,7 @@ def answer(tell: Callable[[Service, Engine], Awaitable[None]], **first: object) 
     async def run() -> tuple[Response, list[Command]]:
         service, engine = Service(served_model(), ServerSettings()), Engine()
         service.connect(engine)
-        service.take([stats(**first)])
+        service.on_messages([stats(**first)])
         asking = asyncio.create_task(health.generates(service, None))
         await tell(service, engine)
         return await asyncio.wait_for(asking, 2 * WAIT_S), engine.sent
@@ -67,7 +67,7 @@ def test_nothing_is_asked_of_an_engine_that_other_workers_keep_busy():
 def test_an_idle_engine_is_asked_for_a_token():
     async def tell(service: Service, engine: Engine) -> None:
         request_id = await engine.wait_for_request()
-        service.take([Progress([Update(request_id, 0, [1], FinishReason.LENGTH, 0, None, None)])])
+        service.on_messages([Progress([Update(request_id, 0, [1], FinishReason.LENGTH, 0, None, None)])])
 
     response, sent = answer(tell)
     assert response.status_code == 200
@@ -78,12 +78,12 @@ def test_what_an_engine_told_that_ended_since_is_no_proof_of_the_next_one():
     async def run() -> list[Command]:
         service, engine = Service(served_model(), ServerSettings()), Engine()
         service.connect(Engine())
-        service.take([stats(num_running=3)])
+        service.on_messages([stats(num_running=3)])
         service.lose("the engine process ended")
         service.connect(engine)
         asking = asyncio.create_task(health.generates(service, None))
         request_id = await engine.wait_for_request()
-        service.take([Progress([Update(request_id, 0, [1], FinishReason.LENGTH, 0, None, None)])])
+        service.on_messages([Progress([Update(request_id, 0, [1], FinishReason.LENGTH, 0, None, None)])])
         assert (await asyncio.wait_for(asking, WAIT_S)).status_code == 200
         return engine.sent
 
@@ -93,7 +93,7 @@ def test_what_an_engine_told_that_ended_since_is_no_proof_of_the_next_one():
 def test_an_engine_that_gets_work_meanwhile_and_does_it_is_healthy():
     async def tell(service: Service, engine: Engine) -> None:
         await engine.wait_for_request()
-        service.take([stats(num_running=4, num_waiting=1, idle_s=0.0)])
+        service.on_messages([stats(num_running=4, num_waiting=1, idle_s=0.0)])
 
     response, sent = answer(tell)
     assert response.status_code == 200
@@ -103,7 +103,7 @@ def test_an_engine_that_gets_work_meanwhile_and_does_it_is_healthy():
 def test_an_engine_whose_queue_is_full_is_healthy():
     async def tell(service: Service, engine: Engine) -> None:
         request_id = await engine.wait_for_request()
-        service.take([Failed.from_error(request_id, Overloaded("10 requests wait; the limit is 10", 3.0))])
+        service.on_messages([Failed.from_error(request_id, Overloaded("10 requests wait; the limit is 10", 3.0))])
 
     assert answer(tell)[0].status_code == 200
 
@@ -111,7 +111,7 @@ def test_an_engine_whose_queue_is_full_is_healthy():
 def test_an_engine_that_fails_the_request_is_not():
     async def tell(service: Service, engine: Engine) -> None:
         request_id = await engine.wait_for_request()
-        service.take([Failed(request_id, "generation", 424, "the steps of this request fail")])
+        service.on_messages([Failed(request_id, "generation", 424, "the steps of this request fail")])
 
     response, _ = answer(tell)
     assert response.status_code == 503

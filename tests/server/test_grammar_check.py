@@ -42,9 +42,9 @@ def test_identical_grammars_are_asked_about_once() -> None:
     async def work(check: GrammarCheck) -> None:
         count = MAX_WAITING + 20  # more than may wait, were they different
         await asyncio.gather(*(check.refuse_what_cannot_be_followed("grammar", regex("ab{3}")) for _ in range(count)))
-        assert check.checking.num_asked == 1
+        assert check.checking.num_submitted == 1
         await check.refuse_what_cannot_be_followed("grammar", regex("ab{3}"))
-        assert check.checking.num_asked == 1
+        assert check.checking.num_submitted == 1
 
     run(work)
 
@@ -55,7 +55,7 @@ def test_a_wrong_grammar_is_refused_to_everyone_that_has_it() -> None:
         for number, fault in enumerate(await asyncio.gather(*asked, return_exceptions=True)):
             assert isinstance(fault, InvalidRequest)
             assert fault.message.startswith(f"n{number} cannot be followed")
-        assert check.checking.num_asked == 1
+        assert check.checking.num_submitted == 1
 
     run(work)
 
@@ -64,13 +64,13 @@ def test_a_request_that_leaves_takes_no_verdict_from_others() -> None:
     async def work(check: GrammarCheck) -> None:
         first = asyncio.create_task(check.refuse_what_cannot_be_followed("grammar", SLOW))
         second = asyncio.create_task(check.refuse_what_cannot_be_followed("grammar", SLOW))
-        while not check.checking.num_asked:
+        while not check.checking.num_submitted:
             await asyncio.sleep(0)
         first.cancel()
         with pytest.raises(InvalidRequest, match="too complex"):
             await second
         assert first.cancelled()
-        assert check.checking.num_asked == 1
+        assert check.checking.num_submitted == 1
 
     run(work)
 
@@ -83,7 +83,7 @@ def test_requests_that_leave_make_no_room_for_more_work() -> None:
         for number in range(MAX_WAITING):
             asked = json_schema({"type": "integer", "multipleOf": 999983 + number})
             left.append(asyncio.create_task(check.refuse_what_cannot_be_followed("grammar", asked)))
-        while check.checking.num_asked < MAX_WAITING:
+        while check.checking.num_submitted < MAX_WAITING:
             await asyncio.sleep(0)
         for task in left:
             task.cancel()
@@ -145,7 +145,7 @@ def test_a_costly_grammar_does_not_hold_up_the_next_ones() -> None:
             verdicts.append("slow")
 
         slow = asyncio.create_task(ask_slow())
-        while not check.checking.num_asked:
+        while not check.checking.num_submitted:
             await asyncio.sleep(0)
         await asyncio.gather(*(ask(number) for number in range(10)))
         await slow

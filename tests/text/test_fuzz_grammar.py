@@ -48,6 +48,6 @@ def test_the_checker_has_a_verdict_on_every_grammar_that_passes_the_limits(
     checking: GrammarChecking, grammar: Grammar
 ) -> None:
     if refusal_of(grammar) is None:
-        verdict = checking.ask(grammar).result(60)
+        verdict = checking.submit(grammar).result(60)
         assert verdict is None or 0 < len(verdict) <= 500
     checking.check()

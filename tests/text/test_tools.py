@@ -7,10 +7,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.grammar.matcher import Grammars
+from quire.grammar.tool_calls import calls_grammar
 from quire.request import Grammar, GrammarKind
 from quire.text.call_parser import Arguments, CallBegins, CallParser, Piece
 from quire.text.tokenizer import Tokenizer
-from quire.text.tools import HERMES, LLAMA3, MISTRAL, Tool, calls_grammar, format_of, takes_tools, told_in_text
+from quire.text.tools import HERMES, LLAMA3, MISTRAL, Tool, format_of, takes_tools, told_in_text
 from tests.text import vocabularies
 from tests.text.templates import TEMPLATES
 

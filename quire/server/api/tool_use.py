@@ -4,9 +4,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from quire.grammar.tool_calls import calls_grammar
 from quire.request import Grammar
 from quire.server.service.served_model import ServedModel
-from quire.text.tools import CallFormat, Tool, calls_grammar, format_of, takes_tools
+from quire.text.tools import CallFormat, Tool, format_of, takes_tools
 
 
 @dataclass(frozen=True)

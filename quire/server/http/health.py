@@ -35,7 +35,7 @@ class Generates(TypedDict):
 
 async def live(service: Service, request: Request) -> Response:
     """Starting it anew would not help."""
-    if service.is_beyond_help and not service.is_draining:
+    if service.is_permanently_down and not service.is_draining:
         return unhealthy(service.why_not_ready or "the engine is gone")
     return Response()
 

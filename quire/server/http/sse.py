@@ -91,7 +91,7 @@ class EventStream(Response):
             return None
         is_behind, write, encode = writer.is_behind, writer.write_chunk, self._encoder.encode
 
-        def take(deltas: list[Delta]) -> bool:
+        def write_all(deltas: list[Delta]) -> bool:
             if is_behind():
                 return False
             data = encode(deltas)
@@ -99,7 +99,7 @@ class EventStream(Response):
                 write(data)
             return True
 
-        return take
+        return write_all
 
 
 async def first_deltas(stream: Stream, receive: Receive) -> list[Delta]:

@@ -150,7 +150,7 @@ class FrontEnd:
 
     def _admit(self, service: Service, client: EngineClient) -> None:
         """The engine is ready: requests go there from here on, those that another had first."""
-        client.take = service.take
+        client.take = service.on_messages
         service.connect(client)
 
     async def _rejoin(self, service: Service) -> None:

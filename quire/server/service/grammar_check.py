@@ -38,6 +38,6 @@ class GrammarCheck:
         """Raise when `grammar`, the field `name`, is wrong or would cost too much."""
         if not self.checking.knows(grammar):
             await self._offload.run(len(grammar.text), lambda: refuse_what_explodes(name, grammar))
-        fault = await asyncio.wrap_future(self.checking.ask(grammar))
+        fault = await asyncio.wrap_future(self.checking.submit(grammar))
         if fault is not None:
             raise InvalidRequest.for_field(name, f"cannot be followed: {fault}")

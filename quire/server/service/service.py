@@ -71,7 +71,7 @@ class Service:
         self.offload = Offload()
         self.grammar_check = GrammarCheck(self.offload, settings.request_timeout_s)
         self.is_draining = False
-        self.is_beyond_help = False  # nothing but a new start brings the engine back
+        self.is_permanently_down = False  # nothing but a new start brings the engine back
         self._loop: asyncio.AbstractEventLoop | None = None
         self._port: Port | None = None
         self._request_id: Callable[[int], int] | None = None  # by the count of a request
@@ -111,7 +111,7 @@ class Service:
         return self._health.last_step_age_s(time.monotonic())
 
     def connect(self, port: Port) -> None:
-        """From here on requests go to `port`, whose events come to `take` or `deliver`.
+        """From here on requests go to `port`, whose messages come to `on_messages` or `deliver`.
 
         Those that came before go there at once, in the order they came: what another engine had begun goes on where
         that left it. A port that follows another gives the same ids.
@@ -141,16 +141,16 @@ class Service:
         """The engine is gone: everyone hears of it, and so do those who come."""
         self._port = None
         self._why_not = reason
-        self.is_beyond_help = True
+        self.is_permanently_down = True
         for stream in list(self._streams):
             stream.fail(EngineFailed(reason))
 
     def deliver(self, events: list[Event]) -> None:
-        """As `take`, from another thread."""
+        """As `on_messages`, from another thread."""
         assert self._loop is not None, "connected before it is delivered to"
-        self._loop.call_soon_threadsafe(self.take, events)
+        self._loop.call_soon_threadsafe(self.on_messages, events)
 
-    def take(self, messages: Sequence[ToFrontEnd]) -> None:
+    def on_messages(self, messages: Sequence[ToFrontEnd]) -> None:
         """One step's events: each stream is woken once."""
         now = time.monotonic()
         woken: set[Stream] = set()
@@ -226,7 +226,7 @@ class Service:
 
         What is not counted leaves no trace in the metrics and the log: it is the server's own.
         """
-        if self._request_id is None or self.is_draining or self.is_beyond_help:
+        if self._request_id is None or self.is_draining or self.is_permanently_down:
             raise EngineFailed(self.why_not_ready or "the engine is gone")
         if self._port is None and not self.settings.wait_for_restart:
             raise EngineFailed(self._why_not, RESTART_S)

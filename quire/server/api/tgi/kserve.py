@@ -44,7 +44,7 @@ async def server_metadata(service: Service, request: Request) -> Response:
 
 
 async def live(service: Service, request: Request) -> Response:
-    if service.is_beyond_help and not service.is_draining:
+    if service.is_permanently_down and not service.is_draining:
         return unhealthy(service.why_not_ready or "the engine is gone")
     return _json({"live": True})
 
