@@ -218,7 +218,7 @@ def test_a_stream_that_is_left_early_gives_its_pages_back(llm: LLM) -> None:
     stream.close()  # type: ignore[attr-defined]
     list(llm.stream("next", GREEDY, max_tokens=2))
     assert scheduler.num_running == 0
-    assert scheduler.num_free_pages + scheduler.num_cached_pages == scheduler.limits.num_pages - 1
+    assert scheduler.stats().free_pages + scheduler.stats().cached_pages == scheduler.limits.num_pages - 1
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_an_interrupt_at_any_line_leaves_the_model_usable(llm: LLM, after_lines:
     deltas = list(llm.stream(prompts[0], GREEDY, max_tokens=8, ignore_end=True))
     assert [token for delta in deltas for token in delta.token_ids] == wanted[0]
     scheduler = llm.engine.scheduler
-    assert scheduler.num_free_pages + scheduler.num_cached_pages == scheduler.limits.num_pages - 1
+    assert scheduler.stats().free_pages + scheduler.stats().cached_pages == scheduler.limits.num_pages - 1
 
 
 def test_a_stream_raises_the_failure_when_the_others_are_done(llm: LLM) -> None:

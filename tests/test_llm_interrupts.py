@@ -96,8 +96,8 @@ class Model:
         scheduler = self.engine.scheduler
         assert self.engine.is_idle
         scheduler.check()
-        assert scheduler.num_free_pages + scheduler.num_cached_pages == scheduler.limits.num_pages - 1
-        assert scheduler.is_balanced
+        assert scheduler.stats().free_pages + scheduler.stats().cached_pages == scheduler.limits.num_pages - 1
+        assert not scheduler.repair(thorough=True)
 
 
 @given(moments=st.lists(st.integers(0, 40), min_size=1, max_size=4))

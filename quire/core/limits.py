@@ -29,7 +29,10 @@ class Limits:
     waiting_served_ratio: float = 0.0
     max_waiting_tokens: int = 0
     prefix_caching: bool = True
-    max_burst: int = 1  # tokens that a step may give each sequence while nobody could join them
+    max_burst: int = 1  # tokens that a step may give each sequence while no other could join them
+    # By page group: the last positions that its layers read, the position itself included; None for all positions.
+    page_groups: tuple[int | None, ...] = (None,)
+    copies_pages: bool = False  # a cached page that begins like the next tokens is copied
 
     def __post_init__(self) -> None:
         for name in ("page_size", "max_batch_size", "max_batch_prefill_tokens", "max_sequence_tokens"):
@@ -47,11 +50,27 @@ class Limits:
                 f"max_burst is {self.max_burst}; it must be between 1 and page_size ({self.page_size}), so that no "
                 "sequence needs more than one page in a step"
             )
+        if not self.page_groups or any(window is not None and window < 2 for window in self.page_groups):
+            raise ValueError(f"page_groups is {self.page_groups}; each must be a window of at least 2, or None")
         if self.waiting_served_ratio < 0 or self.max_waiting_tokens < 0:
             raise ValueError("waiting_served_ratio and max_waiting_tokens must be at least 0")
 
     def pages_for(self, num_tokens: int) -> int:
         return -(-num_tokens // self.page_size)
+
+    def pages_to_start(self, num_tokens: int) -> int:
+        """Pages, over all groups, that a sequence of so many known tokens has at once while they are computed."""
+        return self._pages(num_tokens, self.max_batch_prefill_tokens)
+
+    def _pages(self, num_tokens: int, step_tokens: int) -> int:
+        """Pages, over all groups, that a sequence of `num_tokens` may have at once if its steps have `step_tokens`."""
+        total = 0
+        for window in self.page_groups:
+            count = self.pages_for(num_tokens)
+            if window is not None:  # so many pages are touched by so many consecutive positions at most
+                count = min(count, (window + step_tokens - 3) // self.page_size + 2)
+            total += count
+        return total
 
     def refuse_what_cannot_fit(self, request: Request) -> None:
         """Raise when `request` could not run even alone."""
@@ -59,8 +78,9 @@ class Limits:
         parts = f"prompt of {len(request.prompt)} tokens + max_tokens of {request.max_tokens} = {total}"
         if total > self.max_sequence_tokens:
             raise PromptTooLong(f"{parts}; the limit is {self.max_sequence_tokens}")
-        if self.pages_for(total) > self.num_pages - 1:
-            raise PromptTooLong(f"{parts}; the cache holds {(self.num_pages - 1) * self.page_size}")
+        pages = self._pages(total, step_tokens=1)
+        if pages > self.num_pages - 1:
+            raise PromptTooLong(f"{parts}; they take {pages} pages, the cache holds {self.num_pages - 1}")
         if self.max_batch_total_tokens is not None and total > self.max_batch_total_tokens:
             raise PromptTooLong(f"{parts}; max_batch_total_tokens is {self.max_batch_total_tokens}")
         if request.samples > MAX_SAMPLES:

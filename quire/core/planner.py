@@ -1,14 +1,36 @@
 """Decides what each step holds."""
 
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 
-from quire.core.counters import BACKPRESSURE, CHUNKING, WAIT_EXCEEDED
+from quire.core.completion import StepInFlight
 from quire.core.limits import Limits
-from quire.core.live_sequences import LiveSequences
-from quire.core.plan import Chunk, Kind, SlotStart, StepPlan
-from quire.core.room import Room
+from quire.core.plan import Chunk, Kind, PageCopy, SlotStart, StepPlan
+from quire.core.queue import Queue
+from quire.core.running import Running
 from quire.core.sequence import Sequence, State
-from quire.core.step_in_flight import StepInFlight
+from quire.core.stats import BACKPRESSURE, CHUNKING, WAIT_EXCEEDED, Counters
+from quire.core.step_budget import StepBudget
+
+
+@dataclass(slots=True)
+class Draft:
+    """A step while it is planned."""
+
+    chunks: list[Chunk] = field(default_factory=list)
+    rows: list[Sequence] = field(default_factory=list)  # of each chunk
+    started: list[SlotStart] = field(default_factory=list)
+    copies: list[PageCopy] = field(default_factory=list)
+
+    def add(self, sequence: Sequence, kind: Kind, length: int, num_pages: int, samples: bool) -> None:
+        """The next `length` positions of `sequence`, which had `num_pages` in each group before."""
+        start = sequence.num_planned
+        sequence.num_planned = start + length
+        new_pages: tuple[tuple[int, ...], ...] = ()
+        if len(sequence.tables[0]) > num_pages:
+            new_pages = tuple(tuple(table[num_pages:]) for table in sequence.tables)
+        owner = sequence.request_id, sequence.sample, sequence.epoch, sequence.slot
+        self.chunks.append(Chunk(*owner, kind, start, length, new_pages, samples))
+        self.rows.append(sequence)
 
 
 class Planner:
@@ -18,64 +40,69 @@ class Planner:
     from the queue. Owned by the scheduler.
     """
 
-    def __init__(self, limits: Limits, room: Room, live: LiveSequences) -> None:
-        self.burst = limits.max_burst  # tokens; whoever knows how long they take may allow fewer
+    def __init__(self, limits: Limits, budget: StepBudget, queue: Queue, running: Running, counters: Counters) -> None:
         self.blocked_by: str | None = None  # what kept the head of the queue waiting in the last plan
         self._limits = limits
-        self._room = room
-        self._live = live
-        self._counters = live.counters
+        self._budget = budget
+        self._queue = queue
+        self._running = running
+        self._counters = counters
         self._tokens_since_admission = 0
 
     def plan(self) -> StepInFlight | None:
         """The next step; None when nothing can be computed now."""
-        chunks: list[Chunk] = []
-        rows: list[Sequence] = []
+        draft = Draft()
         self.blocked_by = None
         preemptions = self._counters.preemptions
         burst = self._burst()
-        self._plan_decodes(chunks, rows, burst)
-        num_decodes = len(chunks)
-        budget = min(self._limits.max_step_tokens - num_decodes, self._room.prefill_tokens)
+        self._plan_decodes(draft, burst)
+        num_decodes = len(draft.chunks)
+        budget = self._budget.prefill_beside(num_decodes)
         if burst == 1:
-            budget -= self._plan_fills(chunks, rows, budget)
+            budget -= self._plan_prefills(draft, budget)
         if self._counters.preemptions != preemptions:  # some of them after their chunk had been planned
-            kept = [(c, row) for c, row in zip(chunks, rows, strict=True) if c.epoch == row.epoch]
-            chunks, rows = [c for c, _ in kept], [row for _, row in kept]
-            num_decodes = sum(c.kind is Kind.DECODE for c in chunks)
-        started: list[SlotStart] = []
-        if burst == 1 or not chunks:
+            kept = [
+                (chunk, row) for chunk, row in zip(draft.chunks, draft.rows, strict=True) if chunk.epoch == row.epoch
+            ]
+            draft.chunks, draft.rows = [chunk for chunk, _ in kept], [row for _, row in kept]
+            num_decodes = sum(chunk.kind is Kind.DECODE for chunk in draft.chunks)
+        if burst == 1 or not draft.chunks:
             burst = 1
-            started = self._admit(chunks, rows, budget)
-        elif self._live.queue:
+            self._admit(draft, budget)
+        elif self._queue:
             self.blocked_by = "max_batch_size"
-        if not chunks:
+        if not draft.chunks:
             return None
         if burst > 1:
-            burst = max(chunk.length for chunk in chunks)
+            burst = max(chunk.length for chunk in draft.chunks)
             num_decodes = num_decodes if burst == 1 else 0
         self._counters.steps += 1
         self._tokens_since_admission += burst
-        guided = tuple(self._guided(chunks, rows)) if self._live.running.num_guided else ()
-        plan = StepPlan(self._counters.steps, tuple(chunks), started=tuple(started), guided=guided, burst=burst)
-        return StepInFlight(plan, rows, num_decodes)
+        plan = StepPlan(
+            self._counters.steps,
+            tuple(draft.chunks),
+            tuple(draft.copies),
+            tuple(draft.started),
+            _guided(draft) if self._running.num_guided else (),
+            burst,
+        )
+        return StepInFlight(plan, draft.rows, num_decodes)
 
     def _burst(self) -> int:
-        """How many tokens each decode gets: several while nobody could join them and nothing depends on the host."""
-        live, running = self._live, self._live.running
-        if self.burst == 1 or live.focus is not None or running.filling or running.num_guided:
+        """Tokens for each decode: several while no sequence could join them and nothing depends on the host."""
+        queue, running = self._queue, self._running
+        if self._budget.burst == 1 or queue.focus is not None or running.prefilling or running.num_guided:
             return 1
-        if live.queue and running.has_free_slot and len(running) < self._room.rows:
+        if queue and running.has_free_slot and len(running) < self._budget.rows:
             return 1
-        return self.burst
+        return self._budget.burst
 
-    def _plan_decodes(self, chunks: list[Chunk], rows: list[Sequence], burst: int) -> None:
+    def _plan_decodes(self, draft: Draft, burst: int) -> None:
         """Every decoding sequence gets its next tokens, those that need a page last."""
-        running = self._live.running
         others: list[Sequence] = []
-        decode = Kind.DECODE
+        chunks, rows, decode = draft.chunks, draft.rows, Kind.DECODE
         new_chunk = tuple.__new__  # what Chunk(...) comes to, at half its cost: this loop is most of a plan
-        for sequence in running.decoding.values():
+        for sequence in self._running.decoding.values():
             start = sequence.num_planned
             end = start + burst
             if end <= sequence.plain_end:
@@ -95,132 +122,100 @@ class Planner:
                 rows.append(sequence)
             elif start + 1 < sequence.limit:
                 others.append(sequence)
-        if others:
-            others.sort(key=_age)
-            for sequence in others:
-                if sequence.state is State.DECODING:  # and not preempted for an older one
-                    self._plan_decode(sequence, chunks, rows, burst)
+        for sequence in sorted(others, key=_age):
+            if sequence.state is State.DECODING:  # and not preempted for an older one
+                self._plan_decode(draft, sequence, burst)
 
-    def _plan_decode(self, sequence: Sequence, chunks: list[Chunk], rows: list[Sequence], burst: int) -> None:
-        """One decode that needs a page or ends within the burst."""
-        live = self._live
-        start = sequence.num_planned
+    def _plan_decode(self, draft: Draft, sequence: Sequence, burst: int) -> None:
+        """A decode that needs a page in each group, or that ends within the burst."""
+        start, num_pages = sequence.num_planned, len(sequence.tables[0])
         length = min(burst, sequence.limit - 1 - start)
-        pages: list[int] = []
         if start + length > sequence.page_end:
-            # Nobody is preempted for what could come later.
-            taken = live.cache.take(1) if start < sequence.page_end else live.take_or_preempt(1, sequence)
-            if taken is None and start >= sequence.page_end:
+            # None is preempted for tokens that could come later.
+            is_needed = start == sequence.page_end
+            if not self._running.grow(sequence, 1, preempts=is_needed) and is_needed:
                 return
-            pages = taken or []
-            live.running.extend(sequence, pages)
             length = min(length, sequence.page_end - start)
-        sequence.num_planned = start + length
-        chunks.append(_chunk(sequence, Kind.DECODE, start, length, pages, True))
-        rows.append(sequence)
+        draft.add(sequence, Kind.DECODE, length, num_pages, True)
 
-    def _plan_fills(self, chunks: list[Chunk], rows: list[Sequence], budget: int) -> int:
-        """Continue the prefills already begun, oldest first. Returns how many tokens of the budget they took."""
-        live = self._live
+    def _plan_prefills(self, draft: Draft, budget: int) -> int:
+        """Continue the prefills already begun, oldest first. Returns the tokens of the budget that they took."""
         taken = 0
-        for sequence in sorted(live.running.filling.values(), key=_age):
+        for sequence in sorted(self._running.prefilling.values(), key=_age):
             if taken == budget:
                 break
-            if sequence.state is not State.FILLING:
+            if sequence.state is not State.PREFILLING:
                 continue  # preempted for an older one
-            start = sequence.num_planned
-            length = min(len(sequence.tokens) - start, budget - taken)
-            missing = self._limits.pages_for(start + length) - len(sequence.pages)
-            pages = live.take_or_preempt(missing, sequence) if missing > 0 else []
-            if pages is None:
-                if sequence.state is State.FILLING:
-                    self.blocked_by = "pages"  # nobody is admitted past one that runs and is short
-                continue
-            live.running.extend(sequence, pages)
-            self._plan_fill(sequence, length, pages, chunks, rows)
-            taken += length
+            num_pages = len(sequence.tables[0])
+            length = min(len(sequence.tokens) - sequence.num_planned, budget - taken)
+            length = self._running.reserve(sequence, length)
+            if length:
+                self._plan_prefill(draft, sequence, length, num_pages)
+                taken += length
+            elif sequence.state is State.PREFILLING:
+                self.blocked_by = "pages"  # none is admitted past one that runs and is short
         return taken
 
-    def _admit(self, chunks: list[Chunk], rows: list[Sequence], budget: int) -> list[SlotStart]:
+    def _admit(self, draft: Draft, budget: int) -> None:
         """Start sequences from the head of the queue for as long as there is room for the first."""
-        live = self._live
-        started: list[SlotStart] = []
-        others_run = bool(live.running)
+        queue, running = self._queue, self._running
+        others_run = bool(running)
         rule = self._admission_rule()
         if self.blocked_by is None and rule is None:
             self.blocked_by = "waiting_served_ratio"
-        while self.blocked_by is None and (sequence := live.next_waiting()) is not None:
-            if not live.running.has_free_slot or len(live.running) >= self._room.rows:
+        while self.blocked_by is None and (sequence := queue.head()) is not None:
+            if not running.has_free_slot or len(running) >= self._budget.rows:
                 self.blocked_by = "max_batch_size"
             elif budget <= 0:
                 self.blocked_by = "max_batch_prefill_tokens"
             elif not self._total_allows(sequence):
                 self.blocked_by = "max_batch_total_tokens"
             else:
-                budget -= self._start_or_park(sequence, budget, chunks, rows, started)
-        if started:
-            live.queue.note_admissions(len(started))
+                budget -= self._start_or_park(draft, sequence, budget)
+        if draft.started:
+            queue.note_admissions(len(draft.started))
             self._tokens_since_admission = 0
             if others_run and rule is not None:
                 self._counters.joined_by[rule] += 1
-        return started
 
-    def _start_or_park(
-        self, sequence: Sequence, budget: int, chunks: list[Chunk], rows: list[Sequence], started: list[SlotStart]
-    ) -> int:
+    def _start_or_park(self, draft: Draft, sequence: Sequence, budget: int) -> int:
         """Start the head of the queue, or let it wait for a page that another computes. Returns its share of the
         budget."""
-        live = self._live
-        max_cached = sequence.num_reusable // self._limits.page_size
-        match = live.cache.match(sequence.salt, sequence.tokens, max_cached, sequence.match)
-        sequence.match = match
-        if live.queue.must_park(sequence, match.place):
-            if not live.queue.park(sequence, match.place):
+        match = self._running.match(sequence)
+        if self._queue.must_park(sequence, match.cursor):
+            if not self._queue.park(sequence, match.cursor):
                 self.blocked_by = "shared_prefix"
             return 0
-        start = match.place.num_pages * self._limits.page_size
-        length = min(len(sequence.tokens) - start, budget)
-        pages = live.running.take_to_start(sequence, match, start + length)
-        if pages is None:
+        started = self._running.start(sequence, match, budget)
+        if started is None:
             self.blocked_by = "pages"
             return 0
-        live.start(sequence, pages, match)
-        started.append(self._slot_start(sequence))
-        self._plan_fill(sequence, length, pages, chunks, rows)
+        length, copies = started
+        draft.copies += copies
+        draft.started.append(self._slot_start(sequence))
+        self._plan_prefill(draft, sequence, length, 0)
         return length
 
-    def _plan_fill(
-        self, sequence: Sequence, length: int, pages: list[int], chunks: list[Chunk], rows: list[Sequence]
-    ) -> None:
-        start = sequence.num_planned
-        end = start + length
+    def _plan_prefill(self, draft: Draft, sequence: Sequence, length: int, num_pages: int) -> None:
+        end = sequence.num_planned + length
         reaches_end = end == len(sequence.tokens)
-        samples = reaches_end and end < sequence.limit
-        sequence.num_planned = end
-        chunks.append(_chunk(sequence, Kind.PREFILL, start, length, pages, samples))
-        rows.append(sequence)
+        draft.add(sequence, Kind.PREFILL, length, num_pages, samples=reaches_end and end < sequence.limit)
         if reaches_end:
-            self._live.running.decode(sequence)
-
-    def _guided(self, chunks: list[Chunk], rows: list[Sequence]) -> Iterator[int]:
-        """The chunks that sample under a grammar, by index."""
-        for index, (chunk, sequence) in enumerate(zip(chunks, rows, strict=True)):
-            if chunk.samples and sequence.request.grammar is not None:
-                yield index
+            self._running.decode(sequence)
 
     def _admission_rule(self) -> str | None:
         """The rule by which sequences may begin now; None while they must wait for more to wait."""
-        limits, live = self._limits, self._live
+        limits, num_running = self._limits, len(self._running)
         if not limits.max_waiting_tokens or not limits.waiting_served_ratio:
             return CHUNKING
-        if not live.running or self._tokens_since_admission >= limits.max_waiting_tokens:
+        if not num_running or self._tokens_since_admission >= limits.max_waiting_tokens:
             return WAIT_EXCEEDED
         # At least the whole part of the product, which may be beyond all whole numbers.
-        return BACKPRESSURE if len(live.queue) + 1 > len(live.running) * limits.waiting_served_ratio else None
+        return BACKPRESSURE if len(self._queue) + 1 > num_running * limits.waiting_served_ratio else None
 
     def _total_allows(self, sequence: Sequence) -> bool:
         total = self._limits.max_batch_total_tokens
-        return total is None or self._live.running.max_tokens + sequence.limit <= total
+        return total is None or self._running.max_tokens + sequence.limit <= total
 
     def _slot_start(self, sequence: Sequence) -> SlotStart:
         request = sequence.request
@@ -241,11 +236,10 @@ class Planner:
         )
 
 
-def _chunk(sequence: Sequence, kind: Kind, start: int, length: int, pages: list[int], samples: bool) -> Chunk:
-    new_pages = (tuple(pages),) if pages else ()
-    return Chunk(
-        sequence.request_id, sequence.sample, sequence.epoch, sequence.slot, kind, start, length, new_pages, samples
-    )
+def _guided(draft: Draft) -> tuple[int, ...]:
+    """The chunks that sample under a grammar, by index."""
+    rows = enumerate(zip(draft.chunks, draft.rows, strict=True))
+    return tuple(index for index, (chunk, row) in rows if chunk.samples and row.request.grammar is not None)
 
 
 def _age(sequence: Sequence) -> tuple[int, int]:

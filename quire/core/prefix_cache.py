@@ -1,73 +1,39 @@
 """Computed pages by the tokens they were computed from."""
 
-from array import array
-from collections.abc import Iterable, Iterator, Sequence
-from heapq import heapify, heappop, heappush
-from typing import NamedTuple
+from collections.abc import Iterable, Sequence
+from itertools import islice
 
+from quire.core.lazy_heap import LazyHeap
 from quire.core.page_pool import PagePool
-
-ROOT_PAGE = 0  # roots stand for the empty prefix and have no page of their own
-TOKEN_TYPE = "i"  # tokens are packed as C ints, so that a page's key is compared as a block of bytes
-TOKEN_BYTES = array(TOKEN_TYPE).itemsize
-
-
-class Node:
-    """One page in the tree: its tokens are `key`, and the tokens before it are those on the path from the root.
-
-    A root's key is its salt.
-    """
-
-    __slots__ = ("children", "key", "last_used", "listed", "page", "parent", "pins")
-
-    def __init__(self, page: int, key: bytes, parent: "Node | None") -> None:
-        self.page = page
-        self.key = key
-        self.parent = parent
-        self.children: dict[bytes, Node] = {}
-        self.last_used = 0  # or one of those after it, if that is later
-        self.listed = False  # among the candidates for eviction
-        self.pins = 0  # what keeps it in the tree: a sequence that holds its page, and each child that is pinned
-
-
-class Place(NamedTuple):
-    """Where in the tree a prefix ends: the node of its last page, or the salt for the empty prefix.
-
-    Holds for as long as the node is in the tree, since what precedes a node leaves after it.
-    """
-
-    end: Node | str
-    num_pages: int
-
-
-class Match(NamedTuple):
-    pages: list[int]
-    place: Place
+from quire.core.prefix_tree import TOKEN_BYTES, Match, Node, PrefixCursor, begun_after, packed
 
 
 class PrefixCache:
-    """A radix tree from token prefixes to pages, one page to an edge, with one root for each salt.
+    """A radix tree from token prefixes to pages, one node for each page of tokens, with one root for each salt.
 
     The tree is one holder of each of its pages and each running sequence another. A page is in the tree at most once.
-    A page can be evicted when only the tree holds it and nothing in the tree follows it; every such page is among
-    `_candidates`. One that a held page follows, which another sequence computed as well, is pinned until that goes.
-    Sequences hold and release pages through the cache, so that it sees when it is the last holder.
-    Owned by the engine thread.
+    A full group (one that reads all positions) has a page in every node. Its page can be evicted when only the tree
+    holds it and nothing in the tree follows; the node and its other pages go with it. The page of a window group can be
+    evicted whenever only the tree holds it, since a prefix that ends later does without. Every page that can be evicted
+    now is among `_candidates`. Sequences hold and release pages through the cache, so that it sees when it is the last
+    holder. Owned by the engine thread.
     """
 
-    def __init__(self, pool: PagePool, page_size: int) -> None:
+    def __init__(self, pool: PagePool, page_size: int, groups: Sequence[int | None] = (None,)) -> None:
+        """`groups`: the window of each page group, None for one that reads all positions."""
         self._pool = pool
         self._page_size = page_size
+        self._is_full = [window is None for window in groups]
+        self._num_full = sum(self._is_full)
+        # By window group: the pages before a page boundary that going on there reads.
+        self._windows = [(g, -(-(window - 1) // page_size)) for g, window in enumerate(groups) if window is not None]
+        self._tail = max((count for _, count in self._windows), default=1)
         self._roots: dict[str, Node] = {}
         self._node_of: dict[int, Node] = {}
-        self._candidates: list[tuple[int, int, Node]] = []  # a heap by last use; entries may be out of date
+        self._candidates: LazyHeap[int] = LazyHeap()  # pages by their last use when they were listed
         self._now = 0
-        self.num_evictable = 0  # pages that only the tree holds, and with them all that follows
+        self.num_evictable = 0  # pages that eviction could free, one after the other
         self.num_evicted = 0  # since the start
-
-    @property
-    def num_pages(self) -> int:
-        return len(self._node_of)
 
     @property
     def num_available(self) -> int:
@@ -77,205 +43,290 @@ class PrefixCache:
     def pages(self) -> Iterable[int]:
         return self._node_of.keys()
 
-    def match(self, salt: str, tokens: Sequence[int], max_pages: int, known: Match | None = None) -> Match:
-        """The longest cached prefix of `tokens`, at most `max_pages` long. The caller holds the pages it uses.
+    def match(self, salt: str, tokens: Sequence[int], max_tokens: int, known: Match | None = None) -> Match:
+        """The longest cached prefix of `tokens`, at most `max_tokens` long. The caller holds the pages it uses.
 
-        `known` is what an earlier search for the same prefix found. It is continued where it still holds, so that a
+        `known` is the result of an earlier search for the same prefix. It is continued where it still holds, so that a
         sequence that waits costs little each time it is looked at.
         """
         self._now += 1
-        node = self._roots.get(salt)
-        pages: list[int] = []
-        if known is not None and self._holds(known.place):
-            assert isinstance(known.place.end, Node)
-            node, pages = known.place.end, known.pages
+        path = [] if known is None else known.path
+        while path and path[-1].parent is None:
+            path.pop()
+        node = path[-1] if path else self._roots.get(salt)
         if node is None:
-            return Match(pages, Place(salt, 0))
-        while len(pages) < max_pages:
-            child = node.children.get(self.key_after(tokens, len(pages)))
+            return Match(PrefixCursor(salt, 0), path)
+        max_pages = max_tokens // self._page_size
+        while len(path) < max_pages:
+            child = node.children.get(self._key_after(tokens, len(path)))
             if child is None:
                 break
-            pages.append(child.page)
+            path.append(child)
             node = child
-        if not pages:
-            return Match(pages, Place(salt, 0))
-        node.last_used = self._now
-        return Match(pages, Place(node, len(pages)))
+        num_pages = self._usable(path)
+        if num_pages:
+            node = path[num_pages - 1]
+            self._touch(node)
+        elif path:
+            node = self._roots[salt]
+        next_tokens = self._key_after(tokens, num_pages)[: (max_tokens - num_pages * self._page_size) * TOKEN_BYTES]
+        begun, num_begun = begun_after(node, next_tokens, max(1, self._page_size // 2))
+        return Match(PrefixCursor(node if num_pages else salt, num_pages), path, begun, num_begun)
 
-    def publish(self, salt: str, tokens: Sequence[int], pages: Sequence[int], known: Place | None = None) -> Place:
-        """Enter `pages`, which hold exactly these computed tokens; the caller holds them.
+    def tables(self, match: Match) -> list[list[int]]:
+        """The pages of a match by group, 0 for those that going on after it does not read."""
+        count = match.cursor.num_pages
+        tables = [[node.pages[group] for node in islice(match.path, count)] for group in range(len(self._is_full))]
+        for group, needed in self._windows:
+            unread = max(0, count - needed)
+            tables[group][:unread] = [0] * unread
+        return tables
 
-        Where the tree has a page for the same tokens already it keeps its own. Returns where the last page stands.
-        Up to `known`, the answer to an earlier call for the same prefix, there is nothing to do where that still holds.
+    def publish(
+        self,
+        salt: str,
+        tokens: Sequence[int],
+        tables: Sequence[Sequence[int]],
+        num_pages: int,
+        known: PrefixCursor | None = None,
+    ) -> PrefixCursor:
+        """Enter the first `num_pages` of each group's table, which hold exactly these computed tokens.
+
+        The caller holds them. Where the tree has a page for the same tokens already it keeps its own. Returns the end
+        of what the tree has. Up to `known`, the result of an earlier call for the same prefix, there is nothing to do
+        where that still holds.
         """
-        if not pages:
-            return Place(salt, 0)
-        self._now += 1
-        if known is not None and self._holds(known):
-            assert isinstance(known.end, Node)
+        while num_pages and not any(table[num_pages - 1] for table in tables):
+            num_pages -= 1  # given back: nothing to enter, and nothing that follows
+        if known is not None and isinstance(known.end, Node) and known.end.parent is not None:
             node, first = known.end, known.num_pages
-        else:
+        elif num_pages:
             first = 0
-            node = self._roots.get(salt) or self._roots.setdefault(salt, Node(ROOT_PAGE, _encoded(salt), None))
+            node = self._roots.get(salt) or self._roots.setdefault(salt, Node(_encoded(salt), None, []))
+        else:
+            return PrefixCursor(salt, 0)
+        self._now += 1
         size = self._page_size
-        packed = array(TOKEN_TYPE, tokens[first * size : len(pages) * size]).tobytes()  # all at once: they are many
-        for index, page in enumerate(pages[first:]):
-            key = packed[index * size * TOKEN_BYTES : (index + 1) * size * TOKEN_BYTES]
-            node = node.children.get(key) or self._enter(page, key, node)
-        node.last_used = self._now
-        return Place(node, len(pages))
+        keys = packed(tokens[first * size : num_pages * size])  # all at once: they are many
+        for index in range(first, num_pages):
+            begin = (index - first) * size * TOKEN_BYTES
+            key = keys[begin : begin + size * TOKEN_BYTES]
+            child = node.children.get(key)
+            if child is None:
+                child = self._enter(key, node)
+            for group, table in enumerate(tables):
+                if table[index] and not child.pages[group]:
+                    self._add_page(child, group, table[index])
+            node = child
+        self._touch(node)
+        return PrefixCursor(node, max(first, num_pages))
 
-    def key_after(self, tokens: Sequence[int], num_pages: int) -> bytes:
+    def _key_after(self, tokens: Sequence[int], num_pages: int) -> bytes:
         """The tokens of the page after the first `num_pages`, as the tree keys them; cut short where they end."""
         start = num_pages * self._page_size
-        return array(TOKEN_TYPE, tokens[start : start + self._page_size]).tobytes()
+        return packed(tokens[start : start + self._page_size])
 
-    def hold(self, pages: Sequence[int]) -> None:
-        self._pool.hold(pages)
+    def hold(self, pages: Iterable[int]) -> None:
+        pool, node_of = self._pool, self._node_of
         for page in pages:
-            if self._pool.holders(page) == 2 and (node := self._node_of.get(page)) is not None:
-                self._pin(node)
+            pool.hold((page,))
+            if pool.holders(page) == 2 and (node := node_of.get(page)) is not None:
+                if self._is_full[node.pages.index(page)]:
+                    self._pin(node)
+                else:
+                    self.num_evictable -= 1
 
-    def release(self, pages: Sequence[int]) -> None:
+    def release(self, pages: Iterable[int]) -> None:
         """Give up a sequence's hold; what the tree still holds stays for others to match."""
-        self._pool.release(pages)
+        pool, node_of = self._pool, self._node_of
         for page in pages:
-            if self._pool.holders(page) == 1:
-                node = self._node_of.get(page)
-                if node is not None:
+            pool.release((page,))
+            if pool.holders(page) == 1 and (node := node_of.get(page)) is not None:
+                group = node.pages.index(page)
+                if self._is_full[group]:
                     self._unpin(node)
-                    self._list(node)
+                else:
+                    self.num_evictable += 1
+                self._list(node, group)
 
     def take(self, count: int) -> list[int] | None:
         """`count` pages, evicting for the shortage; None, and nothing evicted, when that would not be enough."""
         if count > self.num_available:
             return None
-        shortage = count - self._pool.num_free
-        if shortage > 0:
-            self.evict(shortage)
+        if count > self._pool.num_free:
+            self.evict(count - self._pool.num_free)
         return self._pool.take(count)
 
     def evict(self, count: int) -> int:
-        """Free up to `count` pages, least recently used first and from the ends of prefixes. Returns how many."""
-        freed = 0
-        while freed < count and self._candidates:
-            last_used, _, node = heappop(self._candidates)
-            node.listed = False
-            if node.children or self._node_of.get(node.page) is not node or self._pool.holders(node.page) > 1:
+        """Free `count` pages or a few more, least recently used first and from the ends of prefixes; returns the number
+        freed. It is less than `count` only when nothing is left to evict."""
+        before = self._pool.num_free
+        while self._pool.num_free < before + count and (first := self._candidates.peek()) is not None:
+            last_used, page = first
+            self._candidates.discard(page)
+            node = self._node_of[page]
+            group = node.pages.index(page)
+            if self._pool.holders(page) > 1 or (self._is_full[group] and (node.children or node.pins)):
                 continue  # it is listed again when its last child goes or its last holder lets go
             if last_used < node.last_used:
-                self._list(node)
-                continue
-            self._remove(node)
-            freed += 1
+                self._list(node, group)
+            elif self._is_full[group]:
+                self._remove(node)
+            else:
+                self._drop_page(node, group)
+                if not node.children and not any(node.pages):
+                    self._remove(node)
+        freed = self._pool.num_free - before
         self.num_evicted += freed
         return freed
 
     def drop(self, salt: str) -> None:
         """Forget everything under `salt`."""
         root = self._roots.pop(salt, None)
-        if root is None:
-            return
-        for node in list(self._below(root)):
-            self._forget(node)
+        if root is not None:
+            for node in list(root.below()):
+                self._forget(node)
 
     def clear(self) -> None:
-        """Forget everything: what the pages held is gone."""
+        """Forget everything: the contents of the pages are lost."""
         for salt in list(self._roots):
             self.drop(salt)
 
     def count_evictable(self) -> int:
         """What `num_evictable` should be, by looking at every page."""
         pinned: set[Node] = set()
+        count = 0
         for page, held in self._node_of.items():
-            node: Node | None = held if self._pool.holders(page) > 1 else None
+            in_full_group = self._is_full[held.pages.index(page)]
+            count += not in_full_group and self._pool.holders(page) == 1
+            node: Node | None = held if in_full_group and self._pool.holders(page) > 1 else None
             while node is not None and node not in pinned:
                 pinned.add(node)
                 node = node.parent
-        return sum(node not in pinned for node in self._node_of.values())
+        return count + sum(self._num_full for node in set(self._node_of.values()) if node not in pinned)
 
     def check(self) -> None:
         seen: dict[int, Node] = {}
-        listed = {id(node) for _, _, node in self._candidates}
         for salt, root in self._roots.items():
             assert root.children, f"the root of {salt!r} is empty and was not removed"
-            for node in self._below(root):
-                assert node.page not in seen, f"page {node.page} is in the tree twice"
-                seen[node.page] = node
+            for node in root.below():
                 assert len(node.key) == TOKEN_BYTES * self._page_size, "a page with a part of its tokens is in the tree"
-                assert self._pool.holders(node.page) >= 1, f"page {node.page} is in the tree and free"
                 assert all(child.parent is node for child in node.children.values())
-                evictable = not node.children and self._pool.holders(node.page) == 1
-                assert not evictable or id(node) in listed, f"page {node.page} can be evicted and is not listed"
+                assert node.children or any(node.pages), "the tree has a branch without pages"
+                missing = [full for full, page in zip(self._is_full, node.pages, strict=True) if not page]
+                assert not any(missing), "a node has no page of a full group"
+                for group, page in enumerate(node.pages):
+                    if not page:
+                        continue
+                    assert page not in seen, f"page {page} is in the tree twice"
+                    seen[page] = node
+                    assert self._pool.holders(page) >= 1, f"page {page} is in the tree and free"
+                    kept = self._pool.holders(page) > 1
+                    if self._is_full[group]:
+                        kept = bool(node.children or node.pins or group != self._is_full.index(True))
+                    assert kept or page in self._candidates, f"page {page} can be evicted and is not listed"
         assert seen == self._node_of, "the index and the tree differ"
+        assert set(self._candidates) <= seen.keys(), "a page is listed that is not in the tree"
         counted = self.count_evictable()
         assert counted == self.num_evictable, f"{counted} pages can be evicted, {self.num_evictable} are counted"
 
-    def _holds(self, place: Place) -> bool:
-        return isinstance(place.end, Node) and self._node_of.get(place.end.page) is place.end
+    def _usable(self, path: list[Node]) -> int:
+        """The most nodes of `path` after which every window group has what going on reads."""
+        count = len(path)
+        while True:
+            for group, needed in self._windows:
+                missing = next((n for n in range(max(0, count - needed), count) if not path[n].pages[group]), None)
+                if missing is not None:
+                    count = missing
+                    break
+            else:
+                return count
 
-    def _enter(self, page: int, key: bytes, parent: Node) -> Node:
+    def _touch(self, node: Node) -> None:
+        """A prefix that ends with `node` was used: its end, and the window before it."""
+        for _ in range(self._tail):
+            node.last_used = self._now
+            if node.parent is None or node.parent.parent is None:
+                return
+            node = node.parent
+
+    def _enter(self, key: bytes, parent: Node) -> Node:
+        """A node after `parent`, of which a sequence holds the pages of full groups; they are added next."""
+        node = parent.children[key] = Node(key, parent, [0] * len(self._is_full))
+        node.last_used = self._now
+        self.num_evictable += self._num_full
+        return node
+
+    def _add_page(self, node: Node, group: int, page: int) -> None:
+        """The tree holds `page` beside the sequence that computed it."""
         if page in self._node_of:
             raise ValueError(f"page {page} is in the tree under other tokens")
-        node = parent.children[key] = self._node_of[page] = Node(page, key, parent)
+        node.pages[group] = page
+        self._node_of[page] = node
         self._pool.hold((page,))
-        self.num_evictable += 1
-        self._pin(node)  # by the sequence that enters it
-        return node
+        if self._is_full[group]:
+            self._pin(node)
 
     def _pin(self, node: Node) -> None:
         """Something more keeps `node` in the tree; the first such thing is one that keeps its parent."""
         node.pins += 1
         while node.pins == 1 and node.parent is not None:
-            self.num_evictable -= 1
+            self.num_evictable -= self._num_full
             node = node.parent
             node.pins += 1
 
     def _unpin(self, node: Node) -> None:
         node.pins -= 1
         while not node.pins and node.parent is not None:
-            self.num_evictable += 1
+            self.num_evictable += self._num_full
             node = node.parent
             node.pins -= 1
 
-    def _list(self, node: Node) -> None:
-        if not node.listed and not node.children:
-            node.listed = True
-            heappush(self._candidates, (node.last_used, node.page, node))
-            if len(self._candidates) > 2 * len(self._node_of) + 64:
-                self._discard_outdated_candidates()
-
-    def _discard_outdated_candidates(self) -> None:
-        """Dropped prefixes leave entries behind; without eviction nothing else would remove them."""
-        self._candidates = [entry for entry in self._candidates if self._node_of.get(entry[1]) is entry[2]]
-        heapify(self._candidates)
+    def _list(self, node: Node, group: int) -> None:
+        """The page of `group` can be evicted now, unless something keeps its node. Nodes are listed by one page."""
+        if self._is_full[group]:
+            if node.children or node.pins:
+                return
+            group = self._is_full.index(True)
+        if node.pages[group] not in self._candidates:
+            self._candidates.push(node.last_used, node.pages[group])
 
     def _remove(self, node: Node) -> None:
-        parent = node.parent
-        assert parent is not None
-        del parent.children[node.key]
-        # Who uses a page uses those before it, but only the last one is told at the time.
-        parent.last_used = max(parent.last_used, node.last_used)
-        self._forget(node)
-        if parent.children:
-            return
-        if parent.parent is None:
-            del self._roots[_decoded(parent.key)]
-        elif self._pool.holders(parent.page) == 1:
-            self._list(parent)
+        """Take a leaf out of the tree, and those before it that are left without pages and children."""
+        while True:
+            parent = node.parent
+            assert parent is not None
+            del parent.children[node.key]
+            # A sequence that uses a page uses those before it, but only the last ones are touched at the time.
+            parent.last_used = max(parent.last_used, node.last_used)
+            self._forget(node)
+            if parent.children:
+                return
+            if parent.parent is None:
+                del self._roots[_decoded(parent.key)]
+                return
+            if any(parent.pages):
+                if self._num_full:
+                    self._list(parent, self._is_full.index(True))
+                return
+            node = parent
 
     def _forget(self, node: Node) -> None:
         if not node.pins:
-            self.num_evictable -= 1
-        del self._node_of[node.page]
-        self._pool.release((node.page,))
+            self.num_evictable -= self._num_full
+        for group, page in enumerate(node.pages):
+            if page:
+                self._drop_page(node, group)
+        node.parent = None
 
-    def _below(self, root: Node) -> Iterator[Node]:
-        stack = list(root.children.values())
-        while stack:
-            node = stack.pop()
-            yield node
-            stack.extend(node.children.values())
+    def _drop_page(self, node: Node, group: int) -> None:
+        page = node.pages[group]
+        if not self._is_full[group] and self._pool.holders(page) == 1:
+            self.num_evictable -= 1
+        node.pages[group] = 0
+        del self._node_of[page]
+        self._candidates.discard(page)
+        self._pool.release((page,))
 
 
 def _encoded(salt: str) -> bytes:

@@ -3,47 +3,113 @@
 from collections.abc import Callable, Iterable
 
 from quire.core.lazy_heap import LazyHeap
-from quire.core.prefix_cache import Place
+from quire.core.limits import Limits
+from quire.core.prefix_tree import Node, PrefixCursor, packed
 from quire.core.sequence import Sequence
-from quire.core.shared_fills import SharedFills
 from quire.errors import Overloaded
 from quire.request import Request
 from quire.retry_reservations import MAX_WAIT_S, MIN_WAIT_S, RetryReservations
 
+PageKey = tuple[Node | str, bytes]  # a page to be computed: the end of the prefix before it, and its tokens
+
+
+class SharedPrefills:
+    """One running sequence computes each promised page; others that need it next are parked until it is there.
+
+    So a crowd with one long prefix computes it once. A promise lasts until the sequence has published the page or has
+    lost its slot. Owned by the queue.
+    """
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._waiting_for: dict[PageKey, list[Sequence]] = {}
+        self._parked: set[Sequence] = set()
+
+    def __len__(self) -> int:
+        """The number of parked sequences."""
+        return len(self._parked)
+
+    def __contains__(self, sequence: Sequence) -> bool:
+        return sequence in self._parked
+
+    def promise(self, sequence: Sequence, cursor: PrefixCursor) -> None:
+        """`sequence` computes the page after `cursor`."""
+        key = self._page_after(sequence, cursor, len(sequence.tokens))
+        if key is not None and key not in self._waiting_for:
+            self._waiting_for[key] = []
+            sequence.promised = key
+
+    def is_promised(self, sequence: Sequence, cursor: PrefixCursor) -> bool:
+        """Whether the page after `cursor`, which `sequence` could reuse, is being computed."""
+        return self._page_after(sequence, cursor, sequence.num_reusable) in self._waiting_for
+
+    def park(self, sequence: Sequence, cursor: PrefixCursor) -> None:
+        """`sequence` waits until the page after `cursor`, which is promised, is there."""
+        key = self._page_after(sequence, cursor, sequence.num_reusable)
+        assert key is not None
+        self._waiting_for[key].append(sequence)
+        self._parked.add(sequence)
+
+    def settle(self, sequence: Sequence) -> list[Sequence]:
+        """The promise of `sequence` is kept or broken. Returns the sequences that waited for it."""
+        if sequence.promised is None:
+            return []
+        waited = [other for other in self._waiting_for.pop(sequence.promised) if other in self._parked]
+        sequence.promised = None
+        self._parked.difference_update(waited)
+        return waited
+
+    def leave(self, sequence: Sequence) -> None:
+        """`sequence` waits no more."""
+        self._parked.discard(sequence)
+
+    def check(self, running: Iterable[Sequence]) -> None:
+        promised = [sequence.promised for sequence in running if sequence.promised is not None]
+        assert len(promised) == len(set(promised)), "two sequences promise one page"
+        assert set(promised) == self._waiting_for.keys(), "sequences are parked for a page that none computes"
+        waiting = [sequence for parked in self._waiting_for.values() for sequence in parked]
+        assert self._parked <= set(waiting), "a parked sequence waits for nothing"
+
+    def _page_after(self, sequence: Sequence, cursor: PrefixCursor, num_tokens: int) -> PageKey | None:
+        """None when fewer than `num_tokens` tokens would be in it and before it."""
+        start, end = cursor.num_pages * self._page_size, (cursor.num_pages + 1) * self._page_size
+        return (cursor.end, packed(sequence.tokens[start:end])) if end <= num_tokens else None
+
 
 class Queue:
-    """Who is next, and how long the wait is.
+    """The order in which sequences start, and the length of the wait.
 
     A sequence that waits stands in line by age, or is parked until another has computed a page it needs. No more are
     parked than could run together: the next one that would be stays at the head of the line and holds it up, so that
     a step never looks at more of a long line than that. Owned by the scheduler.
     """
 
-    def __init__(self, fills: SharedFills, max_parked: int, max_queued: int | None, clock: Callable[[], float]) -> None:
-        self._fills = fills
-        self._max_parked = max_parked
-        self._max_queued = max_queued
-        self._reservations = RetryReservations((max_queued or 0) // 2, clock)
+    def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
+        self._prefills = SharedPrefills(limits.page_size)
+        self._max_parked = limits.max_batch_size
+        self._max_queued = limits.max_queued
+        self._reservations = RetryReservations((limits.max_queued or 0) // 2, clock)
         self._clock = clock
         self._line: LazyHeap[Sequence] = LazyHeap()
         self._last_admission_s: float | None = None
         self._admission_interval_s = 0.0  # measured while others wait
+        self.focus: list[Sequence] | None = None  # the only ones that may start
 
     def __len__(self) -> int:
-        return len(self._line) + len(self._fills)
+        return len(self._line) + len(self._prefills)
 
     def __contains__(self, sequence: Sequence) -> bool:
-        return sequence in self._line or sequence in self._fills
+        return sequence in self._line or sequence in self._prefills
 
-    def head(self, among: Iterable[Sequence] | None = None) -> Sequence | None:
-        """Who is first in line, of these sequences or of all."""
-        if among is not None:
-            return min((one for one in among if one in self._line), key=lambda one: one.age, default=None)
+    def head(self) -> Sequence | None:
+        """The sequence that starts next."""
+        if self.focus is not None:
+            return min((one for one in self.focus if one in self._line), key=lambda one: one.age, default=None)
         first = self._line.peek()
         return None if first is None else first[1]
 
     def refuse_if_full(self, request: Request) -> None:
-        """Whoever is refused has a place when it comes back as it is told."""
+        """A request that is refused has a place when it comes back at the time it is told."""
         most = self._max_queued
         if most is None or (len(self) + request.samples <= most and not self._reservations):
             return
@@ -64,27 +130,27 @@ class Queue:
     def leave(self, sequence: Sequence) -> None:
         """`sequence` waits no more."""
         self._line.discard(sequence)
-        self._fills.leave(sequence)
+        self._prefills.leave(sequence)
 
-    def must_park(self, sequence: Sequence, place: Place) -> bool:
-        """Whether another computes the page that `sequence`, found in the cache up to `place`, needs next."""
-        return self._fills.is_promised(sequence, place)
+    def must_park(self, sequence: Sequence, cursor: PrefixCursor) -> bool:
+        """Whether another computes the page that `sequence`, found in the cache up to `cursor`, needs next."""
+        return self._prefills.is_promised(sequence, cursor)
 
-    def park(self, sequence: Sequence, place: Place) -> bool:
+    def park(self, sequence: Sequence, cursor: PrefixCursor) -> bool:
         """Out of the line until that page is there. False when as many are parked as may be."""
-        if len(self._fills) >= self._max_parked:
+        if len(self._prefills) >= self._max_parked:
             return False
         self._line.discard(sequence)
-        self._fills.park(sequence, place)
+        self._prefills.park(sequence, cursor)
         return True
 
-    def promise(self, sequence: Sequence, place: Place) -> None:
-        """`sequence`, which runs, computes the page after `place`: others that need it wait."""
-        self._fills.promise(sequence, place)
+    def promise(self, sequence: Sequence, cursor: PrefixCursor) -> None:
+        """`sequence`, which runs, computes the page after `cursor`: others that need it wait."""
+        self._prefills.promise(sequence, cursor)
 
     def settle(self, sequence: Sequence) -> None:
-        """What `sequence` promised is there, or will not be: those that waited for it are back in line."""
-        for waited in self._fills.settle(sequence):
+        """The page that `sequence` promised is there, or will not be: those that waited for it are back in line."""
+        for waited in self._prefills.settle(sequence):
             self.push(waited)
 
     def note_admissions(self, count: int) -> None:
@@ -96,15 +162,15 @@ class Queue:
         self._last_admission_s = now if len(self) else None
 
     def retry_after_s(self) -> float:
-        """How long the queue, as it is now, takes to empty at the measured rate."""
+        """The time in which the queue, as it is now, empties at the measured rate."""
         return min(max(MIN_WAIT_S, self._admission_interval_s * len(self)), MAX_WAIT_S)
 
     def check(self, sequences: Iterable[Sequence], running: Iterable[Sequence]) -> None:
         waiting = 0
         for sequence in sequences:
-            assert not (sequence in self._line and sequence in self._fills), f"sequence {sequence.id} waits twice"
+            assert not (sequence in self._line and sequence in self._prefills), f"sequence {sequence.id} waits twice"
             waiting += sequence in self
         assert waiting == len(self), "a sequence waits that is not live"
-        assert len(self._fills) <= self._max_parked
-        self._fills.check(running)
+        assert len(self._prefills) <= self._max_parked
+        self._prefills.check(running)
         self._reservations.check()

@@ -3,109 +3,250 @@
 from collections.abc import Iterator
 
 from quire.core.limits import Limits
-from quire.core.prefix_cache import Match, PrefixCache
+from quire.core.page_pool import PagePool
+from quire.core.plan import PageCopy
+from quire.core.prefix_cache import PrefixCache
+from quire.core.prefix_tree import Match
+from quire.core.queue import Queue
 from quire.core.sequence import Sequence, State
+from quire.core.stats import Counters
 
 
 class Running:
-    """Who runs, and the slots and pages that go with it.
+    """The sequences that run, their slots and their pages.
 
-    Every slot is free or owned by one sequence. A sequence is in `filling` until all of its known tokens are planned,
-    then in `decoding`. Every page in use is held once by each sequence that reads it. Owned by the scheduler.
+    Every slot is free or owned by one sequence. A sequence is in `prefilling` until all of its known tokens are
+    planned, then in `decoding`. Every page is free, or held once by each sequence that reads it and by the prefix
+    cache. A sequence that loses its slot without having ended goes back to the queue. Owned by the scheduler.
     """
 
-    def __init__(self, limits: Limits, cache: PrefixCache) -> None:
-        self.filling: dict[int, Sequence] = {}
+    def __init__(self, limits: Limits, queue: Queue, counters: Counters) -> None:
+        self.prefilling: dict[int, Sequence] = {}
         self.decoding: dict[int, Sequence] = {}
         self.max_tokens = 0  # of all of them together, at their longest
         self.num_guided = 0  # sequences whose tokens a grammar restricts
+        self.pool = PagePool(limits.num_pages)
+        self.cache = PrefixCache(self.pool, limits.page_size, limits.page_groups)
         self._limits = limits
-        self._cache = cache
+        self._queue = queue
+        self._counters = counters
+        self._num_groups = len(limits.page_groups)
+        self._windows = [(group, window) for group, window in enumerate(limits.page_groups) if window is not None]
         self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
 
     def __len__(self) -> int:
-        return len(self.filling) + len(self.decoding)
+        return len(self.prefilling) + len(self.decoding)
 
     def __iter__(self) -> Iterator[Sequence]:
         """A snapshot: members may leave meanwhile."""
-        return iter([*self.filling.values(), *self.decoding.values()])
+        return iter([*self.prefilling.values(), *self.decoding.values()])
 
     @property
     def has_free_slot(self) -> bool:
         return bool(self._free_slots)
 
-    @property
-    def has_all_slots(self) -> bool:
-        return len(self._free_slots) == self._limits.max_batch_size
+    # Starting and stopping
 
-    def youngest(self) -> Sequence:
-        return max(self, key=_age)
+    def match(self, sequence: Sequence) -> Match:
+        """The part of a sequence that waits which is in the cache."""
+        match = self.cache.match(sequence.salt, sequence.tokens, sequence.num_reusable, sequence.match)
+        sequence.match = match if self._limits.copies_pages else match._replace(begun=None, num_begun=0)
+        return sequence.match
 
-    def take_to_start(self, sequence: Sequence, match: Match, end: int) -> list[int] | None:
-        """Hold the matched pages and take what positions before `end` need beyond them; None, and nothing taken, when
-        pages are short. All known tokens must fit beside one more page for each that runs, or one would soon be
-        preempted again."""
-        limits, matched = self._limits, match.pages
-        wanted = limits.pages_for(len(sequence.tokens)) - len(matched) + len(self)
-        if wanted > self._cache.num_available:
+    def start(self, sequence: Sequence, match: Match, max_tokens: int) -> tuple[int, list[PageCopy]] | None:
+        """`sequence` leaves the queue for a slot, to compute up to `max_tokens` tokens after those that are cached.
+
+        Returns the number of tokens, and the copies of pages that it begins with. None when pages are short: all known
+        tokens must fit beside one more page in each group for each that runs, or one would soon be preempted again.
+        One that would run alone starts with as many tokens as there are pages for.
+        """
+        limits, cache, is_alone = self._limits, self.cache, not len(self)
+        tables = cache.tables(match)
+        matched = [page for table in tables for page in table if page]
+        wanted = limits.pages_to_start(len(sequence.tokens)) - len(matched) + self._num_groups * len(self)
+        if wanted > cache.num_available and not is_alone:
             return None  # and holding pages makes none available
-        self._cache.hold(matched)
-        pages = self._cache.take(limits.pages_for(end) - len(matched)) if wanted <= self._cache.num_available else None
+        copied = [] if match.begun is None else list(match.begun.pages)
+        cache.hold(matched)
+        cache.hold(copied)  # so that they are not evicted for the pages that they are copied to
+        start = match.cursor.num_pages * limits.page_size + match.num_begun
+        length = min(len(sequence.tokens) - start, max_tokens)
+        if is_alone:
+            length = min(length, self._num_fitting(len(tables[0])) - start)
+        missing = limits.pages_for(start + length) - len(tables[0])
+        pages = None
+        if length > 0 and (is_alone or wanted <= cache.num_available):
+            pages = cache.take(missing * self._num_groups)
+        cache.release(copied)
         if pages is None:
-            self._cache.release(matched)
-            return None
-        return matched + pages
-
-    def start(self, sequence: Sequence, pages: list[int], match: Match) -> None:
-        """`sequence` gets a slot, with `pages` of which those of the match are computed."""
-        sequence.state = State.FILLING
+            cache.release(matched)
+            return self.start(sequence, match._replace(begun=None, num_begun=0), max_tokens) if copied else None
+        self._queue.leave(sequence)
+        self._queue.promise(sequence, match.cursor)
+        sequence.state = State.PREFILLING
         sequence.slot = self._free_slots.pop()
-        sequence.num_computed = sequence.num_planned = match.place.num_pages * self._limits.page_size
-        sequence.place, sequence.match = match.place, None
-        self.filling[sequence.id] = sequence
+        sequence.num_computed = sequence.num_planned = start
+        sequence.published, sequence.match = match.cursor, None
+        sequence.tables, sequence.first_held = tables, [table.count(0) for table in tables]
+        self._extend(sequence, pages)
+        self.prefilling[sequence.id] = sequence
         self.max_tokens += sequence.limit
         self.num_guided += sequence.request.grammar is not None
-        self.extend(sequence, pages)
-
-    def extend(self, sequence: Sequence, pages: list[int]) -> None:
-        sequence.pages += pages
-        sequence.page_end += len(pages) * self._limits.page_size
-        sequence.plain_end = min(sequence.page_end, sequence.limit - 1)
+        targets = [table[match.cursor.num_pages] for table in tables]
+        return length, [PageCopy(*pair) for pair in zip(copied, targets, strict=False)]
 
     def decode(self, sequence: Sequence) -> None:
         """All known tokens of `sequence` are planned."""
         sequence.state = State.DECODING
-        del self.filling[sequence.id]
+        del self.prefilling[sequence.id]
         self.decoding[sequence.id] = sequence
 
-    def publish(self, sequence: Sequence) -> None:
-        """The full pages that `sequence` has computed can be shared from now on."""
-        num_pages = sequence.num_computed // self._limits.page_size
-        sequence.place = self._cache.publish(sequence.salt, sequence.tokens, sequence.pages[:num_pages], sequence.place)
-
-    def stop(self, sequence: Sequence, keep_pages: bool) -> None:
+    def stop(self, sequence: Sequence, keep_pages: bool = True) -> None:
         """`sequence` gives up its slot and pages; what it computed stays in the cache if `keep_pages`."""
         if keep_pages:
-            self.publish(sequence)
-        self._cache.release(sequence.pages)
+            self._publish(sequence)
+        self.cache.release(page for table in sequence.tables for page in table if page)
         self._free_slots.append(sequence.slot)
         self.max_tokens -= sequence.limit
         self.num_guided -= sequence.request.grammar is not None
         if self.decoding.pop(sequence.id, None) is None:
-            del self.filling[sequence.id]
+            del self.prefilling[sequence.id]
+        self._queue.settle(sequence)
+
+    def preempt(self, sequence: Sequence, keep_pages: bool = True) -> None:
+        """Back to the queue, to be computed again from the tokens on the host, or from the cache if they last there."""
+        self.stop(sequence, keep_pages)
+        sequence.restart()
+        self._queue.push(sequence)
+
+    # Pages
+
+    def reserve(self, sequence: Sequence, length: int) -> int:
+        """Pages for the next `length` positions of a prefill. Returns the number of positions: all, or 0 when pages are
+        short. One that runs alone gets as many as there are."""
+        start, num_pages = sequence.num_planned, len(sequence.tables[0])
+        if len(self) == 1:
+            length = min(length, max(1, self._num_fitting(num_pages) - start))
+        missing = self._limits.pages_for(start + length) - num_pages
+        return length if missing <= 0 or self.grow(sequence, missing) else 0
+
+    def grow(self, sequence: Sequence, num_pages: int, preempts: bool = True) -> bool:
+        """Give `sequence` so many pages more in each group, at the expense of younger ones if it `preempts`.
+
+        When it is the youngest itself a decode returns to the queue; a prefill keeps what it has and waits for the
+        others to end. One that runs alone waits for results after which a window leaves pages behind. Otherwise it
+        begins again too: it has computed a page that the cache has as well, and will then share it.
+        """
+        if self._windows:
+            self._give_back(sequence)
+        while (pages := self.cache.take(num_pages * self._num_groups)) is None:
+            if not preempts:
+                return False
+            youngest = max(self, key=_age)
+            if youngest is sequence:
+                waits = sequence.state is State.PREFILLING
+                if len(self) == 1:
+                    waits = bool(self._windows) and sequence.num_computed < sequence.num_planned
+                if waits:
+                    return False
+            self.preempt(youngest)
+            self._counters.preemptions += 1
+            if youngest is sequence:
+                return False
+        self._extend(sequence, pages)
+        return True
+
+    def publish(self, sequence: Sequence) -> None:
+        """A prefill got further: its full pages can be shared, and sequences that waited for them are back in line."""
+        self._publish(sequence)
+        self._give_back(sequence)
+        self._queue.settle(sequence)
+        if sequence.state is State.PREFILLING and sequence.published is not None:
+            self._queue.promise(sequence, sequence.published)
+
+    def _num_fitting(self, num_pages: int) -> int:
+        """Positions that fit in `num_pages` of each group and those that are available."""
+        return (num_pages + self.cache.num_available // self._num_groups) * self._limits.page_size
+
+    def _extend(self, sequence: Sequence, pages: list[int]) -> None:
+        for group, table in enumerate(sequence.tables):
+            table += pages[group :: self._num_groups]
+        sequence.page_end = len(sequence.tables[0]) * self._limits.page_size
+        sequence.plain_end = min(sequence.page_end, sequence.limit - 1)
+
+    def _publish(self, sequence: Sequence) -> None:
+        num_pages = sequence.num_computed // self._limits.page_size
+        sequence.published = self.cache.publish(
+            sequence.salt, sequence.tokens, sequence.tables, num_pages, sequence.published
+        )
+
+    def _give_back(self, sequence: Sequence) -> None:
+        """Let go of the pages that no position after the confirmed ones reads. They are published first, so that they
+        can be matched for as long as they are not evicted."""
+        for group, window in self._windows:
+            held, first = sequence.first_held[group], self._first_read(sequence, window)
+            if first > held:
+                self._publish(sequence)
+                table = sequence.tables[group]
+                self.cache.release(table[held:first])
+                table[held:first] = [0] * (first - held)
+                sequence.first_held[group] = first
+
+    def _first_read(self, sequence: Sequence, window: int) -> int:
+        """The first page that positions after the confirmed ones read."""
+        return max(0, sequence.num_computed - window + 1) // self._limits.page_size
+
+    # Accounts
+
+    @property
+    def is_balanced(self) -> bool:
+        """Whether, when none runs, all pages and slots are back, as far as counts tell."""
+        all_pages = self.pool.num_free + self.cache.num_evictable == self.pool.num_usable
+        return all_pages and len(self._free_slots) == self._limits.max_batch_size
+
+    def discrepancies(self) -> list[str]:
+        """A line for each page whose holders are not those that know of it, and one for a count that is off."""
+        pool, cache = self.pool, self.cache
+        owners: dict[int, list[str]] = {page: ["the prefix cache"] for page in cache.pages()}
+        for sequence in self:
+            for page in (page for table in sequence.tables for page in table if page):
+                owners.setdefault(page, []).append(f"request {sequence.request_id}")
+        free = pool.free_pages()
+        lines = []
+        for page in range(1, pool.num_pages):
+            known, counted, times_free = owners.get(page, []), pool.holders(page), free.get(page, 0)
+            if counted != len(known) or times_free != (not known):
+                by = ", ".join(known) or "nobody"
+                lines.append(
+                    f"page {page} is held by {by}; {counted} holders are counted, it is free {times_free} times"
+                )
+        evictable = cache.count_evictable()
+        if evictable != cache.num_evictable:
+            lines.append(f"{evictable} pages of the prefix cache can be evicted; {cache.num_evictable} are counted")
+        return lines
 
     def check(self) -> None:
+        self.pool.check()
+        self.cache.check()
+        assert not self.discrepancies()
         slots = list(self._free_slots)
         for sequence in self:
             slots.append(sequence.slot)
-            assert len(set(sequence.pages)) == len(sequence.pages), f"sequence {sequence.id} has a page twice"
-            assert sequence.page_end == len(sequence.pages) * self._limits.page_size
+            pages = [page for table in sequence.tables for page in table if page]
+            assert len(set(pages)) == len(pages), f"sequence {sequence.id} has a page twice"
+            for table, held, window in zip(sequence.tables, sequence.first_held, self._limits.page_groups, strict=True):
+                assert sequence.page_end == len(table) * self._limits.page_size
+                assert not any(table[:held])
+                assert all(table[held:])
+                assert held <= (0 if window is None else self._first_read(sequence, window)), (
+                    "a page was given back early"
+                )
             assert sequence.plain_end <= sequence.page_end
             assert sequence.num_computed <= sequence.num_planned <= sequence.page_end
             assert sequence.num_computed <= len(sequence.tokens) <= max(sequence.limit, sequence.num_prompt)
         assert sorted(slots) == list(range(self._limits.max_batch_size)), "a slot is lost or owned twice"
-        assert not self.filling.keys() & self.decoding.keys()
-        assert all(sequence.state is State.FILLING for sequence in self.filling.values())
+        assert not self.prefilling.keys() & self.decoding.keys()
+        assert all(sequence.state is State.PREFILLING for sequence in self.prefilling.values())
         assert all(sequence.state is State.DECODING for sequence in self.decoding.values())
         assert self.max_tokens == sum(sequence.limit for sequence in self), "the sum of the limits is wrong"
         assert self.num_guided == sum(sequence.request.grammar is not None for sequence in self)

@@ -1,33 +1,62 @@
-"""A request inside the engine."""
+"""One sample of a request, and when it ends."""
 
 from collections.abc import Iterable
 from enum import Enum, auto
 
-from quire.core.prefix_cache import Match, Node, Place
-from quire.core.stopping import Stopping
-from quire.request import Request
+from quire.core.prefix_tree import Match, Node, PrefixCursor
+from quire.request import FinishReason, Request
 
 
 class State(Enum):
     WAITING = auto()  # in the queue, or parked until another sequence has computed a page it needs
-    FILLING = auto()  # has a slot; not all of its known tokens are planned
+    PREFILLING = auto()  # has a slot; not all of its known tokens are planned
     DECODING = auto()  # has a slot; its next token is planned as soon as the last one is
     ENDED = auto()
+
+
+class Stopping:
+    """The end conditions of one request. Strings are not among them: the front end looks for those in the text."""
+
+    __slots__ = ("_ends", "_min_tokens", "_stops", "max_tokens", "watched")
+
+    def __init__(self, request: Request) -> None:
+        self.max_tokens = request.max_tokens
+        self._min_tokens = request.min_tokens
+        self._ends = frozenset() if request.ignore_end else frozenset(request.end_ids)
+        self._stops = frozenset(request.stop_ids)
+        self.watched = self._ends | self._stops  # no other token ends it before its length
+
+    def reason(self, token: int, count: int) -> FinishReason | None:
+        """Why `token`, the `count`-th generated one, is the last; None when it is not.
+
+        A token that ends the sequence exactly at its length is still an end, not a cut.
+        """
+        if count >= self._min_tokens:
+            if token in self._ends:
+                return FinishReason.END
+            if token in self._stops:
+                return FinishReason.STOP_TOKEN
+        return FinishReason.LENGTH if count >= self.max_tokens else None
+
+    def ends(self, tokens: list[int], count: int) -> bool:
+        """Whether any of `tokens`, which follow `count` generated ones, is the last."""
+        return any(self.reason(token, count + n) is not None for n, token in enumerate(tokens, start=1))
 
 
 class Sequence:
     """One continuation of a request's prompt: its tokens, how many are computed, its pages, its slot.
 
     `tokens` are those the host knows. `num_computed` of their positions are confirmed by results; `num_planned` are
-    confirmed or in flight, one of which may be the position of a token the host does not know yet. Pages cover at
-    least the planned positions. A new `epoch` begins when the sequence loses its slot; results that belong to an
-    older one are dropped. Owned by the engine thread.
+    confirmed or in flight, one of which may be the position of a token the host does not know yet. `tables` has the
+    pages of each group by position // page size; they cover at least the planned positions, but for 0 in place of those
+    that the group's window has left behind. A new `epoch` begins when the sequence loses its slot; results that belong
+    to an older one are dropped. Owned by the engine thread.
     """
 
     __slots__ = (
         "cached_tokens",
         "epoch",
-        "fill_key",
+        "first_held",
         "id",
         "limit",
         "match",
@@ -36,9 +65,9 @@ class Sequence:
         "num_prompt",
         "num_scored",
         "page_end",
-        "pages",
-        "place",
         "plain_end",
+        "promised",
+        "published",
         "request",
         "request_id",
         "salt",
@@ -46,6 +75,7 @@ class Sequence:
         "slot",
         "state",
         "stopping",
+        "tables",
         "tokens",
     )
 
@@ -62,16 +92,18 @@ class Sequence:
         self.state = State.WAITING
         self.slot = -1
         self.epoch = 0
-        self.pages: list[int] = []
+        self.tables: list[list[int]] = []
+        self.first_held: list[int] = []  # by group: the entries of the table before it are 0
         self.page_end = 0  # the first position its pages do not cover
         self.plain_end = 0  # the first position whose decode needs a page or is not needed at all
-        self.match: Match | None = None  # while it waits: what of it was found in the cache last
-        self.place: Place | None = None  # while it runs: up to where its pages have been published
+        self.match: Match | None = None  # while it waits: the last search for it in the cache
+        self.published: PrefixCursor | None = None  # while it runs: the end of what it has published
         self.num_computed = 0
         self.num_planned = 0
         self.num_scored = 0  # prompt positions whose next token's log-probabilities have been handed out
         self.cached_tokens = 0  # of the prompt, when it first got a slot
-        self.fill_key: tuple[Node | str, bytes] | None = None  # the page others may wait for it to compute
+        # The page that others may wait for it to compute: the end of the prefix before it, and its tokens.
+        self.promised: tuple[Node | str, bytes] | None = None
 
     @property
     def age(self) -> tuple[int, int]:
@@ -97,7 +129,7 @@ class Sequence:
         self.state = State.WAITING
         self.epoch += 1
         self.slot = -1
-        self.pages = []
+        self.tables, self.first_held = [], []
         self.page_end = self.plain_end = 0
-        self.place = None
+        self.published = None
         self.num_computed = self.num_planned = 0

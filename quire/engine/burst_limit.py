@@ -24,4 +24,4 @@ class BurstLimit(Observer):
         token_s = step.took_s / step.plan.burst
         self._token_s = token_s if self._token_s is None else self._token_s + SHARE_OF_LAST * (token_s - self._token_s)
         most = self._scheduler.limits.max_burst
-        self._scheduler.burst = most if most * self._token_s <= self._max_burst_s else 1
+        self._scheduler.budget.burst = most if most * self._token_s <= self._max_burst_s else 1

@@ -303,11 +303,11 @@ class Engine:
             self._reset_device()
         except Exception as error:
             return self._give_up(f"the device state could not be rebuilt: {error!r}")
-        if is_out_of_memory(fault) and self.scheduler.room.shrink(plan):
+        if is_out_of_memory(fault) and self.scheduler.budget.shrink(plan):
             self.num_shrinks += 1
-            room = self.scheduler.room
+            budget = self.scheduler.budget
             log.warning(
-                "steps have at most %d tokens of prompts and %d rows for a while", room.prefill_tokens, room.rows
+                "steps have at most %d tokens of prompts and %d rows for a while", budget.prefill_tokens, budget.rows
             )
             return []
         self._isolation.fault(targets_of(plan, self._samples_left))

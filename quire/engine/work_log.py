@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Mapping
 
-from quire.core.counters import SchedulerStats
+from quire.core.stats import SchedulerStats
 from quire.engine.observer import Observer, Step
 
 log = logging.getLogger(__name__)

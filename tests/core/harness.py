@@ -4,8 +4,8 @@ from collections import deque
 from collections.abc import Callable
 
 from quire.core.limits import Limits
-from quire.core.live_sequences import PrefixKey
 from quire.core.plan import Failure, Kind, StepPlan, TokenLogprobs, Update
+from quire.core.requests import PrefixKey
 from quire.core.scheduler import Scheduler
 from quire.request import FinishReason, Request, SamplingParams
 from tests.fake_executor import FakeExecutor, Pending
@@ -40,7 +40,9 @@ class Harness:
         prefix_key: PrefixKey | None = None,
     ) -> None:
         self.scheduler = Scheduler(limits, clock, prefix_key)
-        self.executor = FakeExecutor(limits.num_pages, limits.page_size, limits.max_batch_size)
+        self.executor = FakeExecutor(
+            limits.num_pages, limits.page_size, limits.max_batch_size, page_groups=limits.page_groups
+        )
         self.lookahead = lookahead
         self._owners: dict[int, tuple[int, int, int]] = {}  # by slot: request, sample and epoch
         self.in_flight: deque[tuple[StepPlan, Pending]] = deque()
@@ -121,7 +123,7 @@ class Harness:
     def check_nothing_is_left(self) -> None:
         scheduler = self.scheduler
         assert scheduler.num_running == scheduler.num_waiting == scheduler.num_in_flight == 0
-        assert scheduler.num_free_pages + scheduler.num_cached_pages == scheduler.limits.num_pages - 1
+        assert scheduler.stats().free_pages + scheduler.stats().cached_pages == scheduler.limits.num_pages - 1
 
     def _check_budgets(self, plan: StepPlan) -> None:
         limits = self.scheduler.limits

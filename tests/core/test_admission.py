@@ -95,7 +95,7 @@ def test_a_request_that_runs_too_long_is_ended():
     ("prompt", "max_tokens", "message"),
     [
         (tuple(range(45)), 20, "prompt of 45 tokens \\+ max_tokens of 20 = 65; the limit is 64"),
-        (tuple(range(30)), 4, "the cache holds 32"),
+        (tuple(range(30)), 4, "they take 9 pages, the cache holds 8"),
     ],
 )
 def test_what_can_never_fit_is_refused_at_once(prompt, max_tokens, message):

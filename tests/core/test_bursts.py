@@ -86,7 +86,7 @@ def test_a_plan_names_the_chunks_that_sample_under_a_grammar():
 def test_whoever_knows_how_long_steps_take_can_forbid_it():
     harness = Harness(limits(max_burst=4))
     harness.add(request(1, max_tokens=30))
-    harness.scheduler.burst = 1
+    harness.scheduler.budget.burst = 1
     harness.step()
     assert harness.plan().burst == 1
 
@@ -102,7 +102,7 @@ def test_what_was_computed_beyond_the_end_is_not_shared():
     harness.run()
     assert harness.tokens[1, 0] == expected_tokens(asked)
     assert harness.finished[1, 0] is FinishReason.STOP_TOKEN
-    assert harness.scheduler.num_cached_pages == 1  # positions 4 to 7 are not all known
+    assert harness.scheduler.stats().cached_pages == 1  # positions 4 to 7 are not all known
 
 
 def test_a_row_that_fails_after_its_end_has_not_failed():
@@ -124,7 +124,7 @@ def test_a_row_that_fails_in_the_middle_has_failed():
     updates, failures = harness.scheduler.complete(StepResult(plan.step, [[5, 7]], failed={0: "not numbers"}))
     assert not updates
     assert [failure.request_id for failure in failures] == [1]
-    assert harness.scheduler.num_free_pages + harness.scheduler.num_cached_pages == 32
+    assert harness.scheduler.stats().free_pages + harness.scheduler.stats().cached_pages == 32
 
 
 def test_nobody_loses_its_slot_for_tokens_that_could_come_later():

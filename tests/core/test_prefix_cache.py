@@ -1,11 +1,14 @@
 """The tree against a dictionary of prefixes."""
 
+from typing import Any
+
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from quire.core.page_pool import PagePool
-from quire.core.prefix_cache import Match, Place, PrefixCache
+from quire.core.prefix_cache import PrefixCache
+from quire.core.prefix_tree import Match, PrefixCursor
 
 
 def cached(num_pages: int = 16, page_size: int = 2) -> tuple[PagePool, PrefixCache]:
@@ -13,10 +16,17 @@ def cached(num_pages: int = 16, page_size: int = 2) -> tuple[PagePool, PrefixCac
     return pool, PrefixCache(pool, page_size)
 
 
+def found(
+    cache: PrefixCache, tokens: Any, max_tokens: int = 99, salt: str = "", known: Match | None = None
+) -> list[int]:
+    """The pages of the first group."""
+    return cache.tables(cache.match(salt, tokens, max_tokens, known))[0]
+
+
 def enter(pool: PagePool, cache: PrefixCache, tokens: list[int], salt: str = "") -> list[int]:
     """Compute a prefix and let go of it, as a sequence does that ends."""
     pages = pool.take(len(tokens) // 2)
-    cache.publish(salt, tokens, pages)
+    cache.publish(salt, tokens, [pages], len(pages))
     cache.release(pages)
     cache.check()
     return pages
@@ -25,27 +35,27 @@ def enter(pool: PagePool, cache: PrefixCache, tokens: list[int], salt: str = "")
 def test_the_longest_prefix_in_whole_pages_is_found():
     pool, cache = cached()
     pages = enter(pool, cache, [1, 2, 3, 4, 5, 6])
-    assert cache.match("", [1, 2, 3, 4, 5, 6, 7], 9).pages == pages
-    assert cache.match("", [1, 2, 3, 4, 5, 9], 9).pages == pages[:2]
-    assert cache.match("", [1, 2, 3], 9).pages == pages[:1]
-    assert cache.match("", [1, 2, 3, 4], 1).pages == pages[:1]
-    assert cache.match("", [2, 1], 9).pages == []
-    assert cache.match("other", [1, 2, 3, 4], 9).pages == []
+    assert found(cache, [1, 2, 3, 4, 5, 6, 7]) == pages
+    assert found(cache, [1, 2, 3, 4, 5, 9]) == pages[:2]
+    assert found(cache, [1, 2, 3]) == pages[:1]
+    assert found(cache, [1, 2, 3, 4], 2) == pages[:1]
+    assert found(cache, [2, 1]) == []
+    assert found(cache, [1, 2, 3, 4], salt="other") == []
 
 
 def test_branches_share_their_common_pages():
     pool, cache = cached()
     first = enter(pool, cache, [1, 2, 3, 4])
     enter(pool, cache, [1, 2, 5, 6])
-    assert cache.num_pages == 3, "the common page was kept twice"
-    assert cache.match("", [1, 2, 5, 6], 9).pages[0] == first[0]
+    assert len(cache.pages()) == 3, "the common page was kept twice"
+    assert found(cache, [1, 2, 5, 6])[0] == first[0]
 
 
 def test_a_page_computed_twice_stays_private_to_the_second():
     pool, cache = cached()
     enter(pool, cache, [1, 2])
     (page,) = pool.take(1)
-    cache.publish("", [1, 2], [page])
+    cache.publish("", [1, 2], [[page]], 1)
     cache.check()
     assert pool.holders(page) == 1
     cache.release([page])
@@ -64,7 +74,7 @@ def test_eviction_takes_the_least_recently_used_from_its_end():
     assert cache.evict(1) == 1
     assert pool.holders(old[1]) == 0
     assert cache.evict(5) == 1
-    assert cache.num_pages == 0
+    assert len(cache.pages()) == 0
     cache.check()
 
 
@@ -72,12 +82,12 @@ def test_using_a_page_uses_those_before_it():
     pool, cache = cached()
     enter(pool, cache, [1, 2, 3, 4])
     held = pool.take(1)
-    cache.publish("", [5, 6], held)
+    cache.publish("", [5, 6], [held], 1)
     cache.match("", [1, 2, 3, 4], 9)
     assert cache.evict(1) == 1
     cache.release(held)
     assert cache.evict(1) == 1
-    assert len(cache.match("", [1, 2], 9).pages) == 1, "it went although it was used last"
+    assert len(found(cache, [1, 2])) == 1, "it went although it was used last"
 
 
 def test_held_pages_are_not_evicted_and_can_be_once_released():
@@ -85,7 +95,7 @@ def test_held_pages_are_not_evicted_and_can_be_once_released():
     pages = enter(pool, cache, [1, 2, 3, 4])
     cache.hold(pages[:1])
     assert cache.evict(9) == 1
-    assert cache.match("", [1, 2, 3, 4], 9).pages == pages[:1]
+    assert found(cache, [1, 2, 3, 4]) == pages[:1]
     cache.release(pages[:1])
     assert cache.evict(9) == 1
 
@@ -95,7 +105,7 @@ def test_pages_that_are_held_again_are_not_evicted():
     pages = enter(pool, cache, [1, 2, 3, 4])
     cache.hold(pages)
     assert cache.evict(9) == 0
-    assert cache.match("", [1, 2, 3, 4], 9).pages == pages
+    assert found(cache, [1, 2, 3, 4]) == pages
     cache.release(pages)
     assert cache.evict(9) == 2
 
@@ -104,9 +114,9 @@ def test_taking_evicts_only_the_shortage_and_nothing_when_that_would_not_do():
     pool, cache = cached(num_pages=5)
     enter(pool, cache, [1, 2, 3, 4])
     assert cache.take(5) is None
-    assert cache.num_pages == 2
+    assert len(cache.pages()) == 2
     assert len(cache.take(3)) == 3
-    assert cache.num_pages == 1
+    assert len(cache.pages()) == 1
 
 
 def test_taking_evicts_nothing_when_pages_before_held_ones_would_be_needed():
@@ -115,12 +125,12 @@ def test_taking_evicts_nothing_when_pages_before_held_ones_would_be_needed():
     (shared,) = enter(pool, cache, [1, 2])
     (unused,) = enter(pool, cache, [9, 9])
     mine = pool.take(2)
-    cache.publish("", [1, 2, 3, 4], mine)
+    cache.publish("", [1, 2, 3, 4], [mine], 2)
     cache.check()
     assert pool.num_free == 1
     assert cache.num_available == 2
     assert cache.take(3) is None
-    assert cache.match("", [9, 9], 1).pages == [unused]
+    assert found(cache, [9, 9], 2) == [unused]
     assert cache.num_evicted == 0
     cache.release(mine)
     cache.check()
@@ -135,7 +145,7 @@ def test_dropping_a_salt_forgets_it_and_leaves_its_holders_their_pages():
     cache.hold(pages)
     cache.drop("a")
     cache.check()
-    assert cache.num_pages == 1
+    assert len(cache.pages()) == 1
     assert all(pool.holders(page) == 1 for page in pages)
     cache.release(pages)
     assert pool.num_free == 14
@@ -164,25 +174,25 @@ def test_a_prefix_that_grows_is_published_from_where_it_was():
     pool, cache = cached(num_pages=120)
     tokens = CountedTokens(range(200))
     pages = pool.take(100)
-    place = None
+    cursor = None
     for count in range(1, 101):
-        place = cache.publish("", tokens, pages[:count], place)
+        cursor = cache.publish("", tokens, [pages], count, cursor)
     assert tokens.looks == 100
-    assert cache.match("", range(200), 100).pages == pages
+    assert found(cache, range(200), 200) == pages
 
 
 def test_a_match_goes_on_from_where_it_was_and_begins_again_when_that_was_evicted():
     pool, cache = cached()
     tokens = CountedTokens(range(10))
     first = enter(pool, cache, list(range(6)))
-    match = cache.match("", tokens, 5)
-    assert match.pages == first
+    match = cache.match("", tokens, 10)
+    assert cache.tables(match) == [first]
     looks = tokens.looks
-    assert cache.match("", tokens, 5, match).pages == first
-    assert tokens.looks == looks + 1, "only the page that was missing is looked for"
+    assert found(cache, tokens, 10, known=match) == first
+    assert tokens.looks == looks + 2, "the page that was missing is looked for, then one that begins like it"
     cache.evict(3)
     second = enter(pool, cache, list(range(8)))
-    assert cache.match("", tokens, 5, match).pages == second
+    assert found(cache, tokens, 10, known=match) == second
 
 
 def test_what_was_evicted_after_it_was_published_is_entered_anew():
@@ -190,39 +200,122 @@ def test_what_was_evicted_after_it_was_published_is_entered_anew():
     pool, cache = cached()
     enter(pool, cache, [1, 2])
     mine = pool.take(2)
-    place = cache.publish("", [1, 2], mine[:1])
+    cursor = cache.publish("", [1, 2], [mine], 1)
     assert cache.evict(1) == 1
-    cache.publish("", [1, 2, 3, 4], mine, place)
+    cache.publish("", [1, 2, 3, 4], [mine], 2, cursor)
     cache.check()
-    assert cache.match("", [1, 2, 3, 4], 2).pages == mine
+    assert found(cache, [1, 2, 3, 4], 4) == mine
 
 
 def test_any_text_can_be_a_salt():
     pool, cache = cached()
     for salt in ("", "é", "\ud800", "\x00"):
         pages = enter(pool, cache, [1, 2], salt=salt)
-        assert cache.match(salt, [1, 2], 1).pages == pages
+        assert found(cache, [1, 2], salt=salt) == pages
     assert cache.evict(9) == 4
     assert not cache._roots
 
 
+def test_going_on_needs_the_pages_of_the_last_window_alone():
+    pool = PagePool(30)
+    cache = PrefixCache(pool, 2, (None, 4))
+    tokens = list(range(12))
+    tables = [pool.take(6), pool.take(6)]
+    cache.publish("", tokens, tables, 6)
+    for table in tables:
+        cache.release(table)
+    match = cache.match("", tokens, 12)
+    # Position 12 reads 9 to 11 in the second group, which are in its last two pages.
+    assert cache.tables(match) == [tables[0], [0, 0, 0, 0, *tables[1][4:]]]
+
+
+def test_a_prefix_ends_where_every_group_can_go_on():
+    pool = PagePool(30)
+    cache = PrefixCache(pool, 2, (None, 4))
+    tokens = list(range(12))
+    full, window = pool.take(6), pool.take(6)
+    window[3] = 0
+    cache.publish("", tokens, [full, window], 6)
+    cache.check()
+    lengths = {most: cache.match("", tokens, most).cursor.num_pages for most in (12, 10, 8, 6)}
+    assert lengths == {12: 6, 10: 3, 8: 3, 6: 3}
+
+
+def test_pages_of_a_window_are_evicted_on_their_own_and_can_be_computed_again():
+    pool = PagePool(30)
+    cache = PrefixCache(pool, 2, (None, 3))
+    tokens = list(range(8))
+    full, window = pool.take(4), pool.take(4)
+    cache.publish("", tokens, [full, window], 4)
+    cache.release(window[:3])
+    cache.check()
+    assert cache.num_evictable == 3, "the page after them is held, and they need not stay for it"
+    assert cache.evict(3) == 3
+    assert cache.match("", tokens, 6).cursor.num_pages == 0
+    assert cache.match("", tokens, 8).cursor.num_pages == 4
+    again = pool.take(1)
+    cache.publish("", tokens, [full, [0, 0, *again, window[3]]], 4)
+    assert cache.match("", tokens, 6).cursor.num_pages == 3
+    cache.check()
+
+
+def test_with_a_leaf_go_the_pages_of_all_its_groups():
+    pool = PagePool(30)
+    cache = PrefixCache(pool, 2, (None, 9, None))
+    tables = [pool.take(2) for _ in range(3)]
+    cache.publish("", [1, 2, 3, 4], tables, 2)
+    cache.hold([tables[1][1]])
+    for table in tables:
+        cache.release(table)
+    assert cache.num_evictable == 5
+    assert cache.evict(1) == 1, "the page of a window goes first: it was let go first"
+    assert cache.evict(1) == 2
+    assert [pool.holders(table[1]) for table in tables] == [0, 1, 0], "a sequence keeps its page of the window"
+    cache.check()
+    assert cache.evict(9) == 2
+    cache.release([tables[1][1]])
+    assert pool.num_free == 29
+
+
+def test_a_page_that_begins_like_the_next_tokens_is_found_if_half_of_it_does():
+    pool, cache = cached(page_size=4)
+    first, second = pool.take(2), pool.take(2)
+    cache.publish("", [0, 0, 0, 0, 1, 2, 3, 4], [first], 2)
+    cache.publish("", [0, 0, 0, 0, 1, 2, 9, 9], [second], 2)
+    for tokens, most, begun in (
+        ([0, 0, 0, 0, 1, 2, 3, 7], 8, (first[1], 3)),
+        ([0, 0, 0, 0, 1, 2, 9, 7], 8, (second[1], 3)),
+        ([0, 0, 0, 0, 1, 2, 3, 4], 7, (first[1], 3)),
+        ([0, 0, 0, 0, 1, 2, 3, 4], 6, (second[1], 2)),
+        ([0, 0, 0, 0, 1, 7, 3, 4], 8, (None, 0)),
+        ([0, 0, 0, 0, 1, 2, 3, 4], 5, (None, 0)),
+        ([0, 0, 0, 7], 4, (first[0], 3)),
+    ):
+        match = cache.match("", tokens, most)
+        assert (match.begun and match.begun.pages[0], match.num_begun) == begun
+
+
+GROUPS = [(None,), (None,), (3,), (None, 3), (None, 2, 6), (None, None), (4, 2)]
+
+
 class Trees(RuleBasedStateMachine):
-    """Sequences come with tokens, compute them, publish, and leave in any order."""
+    """Sequences come with tokens, compute them, publish, give back what their windows leave, and end in any order."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.content: dict[int, tuple[str, tuple[int, ...]]] = {}  # what was last computed into each page
-        self.running: list[tuple[str, list[int], list[int]]] = []
-        self.places: dict[int, Place] = {}  # of those that run, by id(): up to where each has published
+        self.content: dict[int, tuple[str, tuple[int, ...], int]] = {}  # what was last computed into each page
+        self.running: list[tuple[str, list[int], list[list[int]]]] = []
+        self.cursors: dict[int, PrefixCursor] = {}  # of those that run, by id(): the end of what each has published
         self.waiting: list[tuple[str, list[int], Match | None]] = []
         self.used: dict[tuple[str, tuple[int, ...]], int] = {}  # when each prefix was last matched or published
         self.now = 0
 
-    @initialize(num_pages=st.integers(4, 20), page_size=st.integers(1, 3))
-    def start(self, num_pages, page_size):
+    @initialize(num_pages=st.integers(4, 30), page_size=st.integers(1, 3), groups=st.sampled_from(GROUPS))
+    def start(self, num_pages, page_size, groups):
         self.pool = PagePool(num_pages)
-        self.cache = PrefixCache(self.pool, page_size)
+        self.cache = PrefixCache(self.pool, page_size, groups)
         self.page_size = page_size
+        self.groups = groups
 
     @rule(salt=st.sampled_from("ab"), tokens=st.lists(st.integers(0, 1), min_size=1, max_size=12))
     def begin(self, salt, tokens):
@@ -231,8 +324,8 @@ class Trees(RuleBasedStateMachine):
     @rule(salt=st.sampled_from("ab"), tokens=st.lists(st.integers(0, 1), min_size=1, max_size=12))
     def look(self, salt, tokens):
         """Wait with what was found, to go on from there later."""
-        match = self.cache.match(salt, tokens, len(tokens) // self.page_size)
-        self._touch(salt, tokens, len(match.pages))
+        match = self.cache.match(salt, tokens, len(tokens))
+        self._touch(salt, tokens, match.cursor.num_pages)
         self.waiting.append((salt, tokens, match))
 
     @precondition(lambda self: self.waiting)
@@ -240,89 +333,128 @@ class Trees(RuleBasedStateMachine):
     def begin_what_waited(self, data):
         self._begin(*self.waiting.pop(data.draw(st.integers(0, len(self.waiting) - 1))))
 
+    def _prefix(self, tokens: list[int], index: int) -> tuple[int, ...]:
+        """The tokens of the page of this index, and all before them."""
+        return tuple(tokens[: (index + 1) * self.page_size])
+
+    def _first_read(self, window: int | None, num_pages: int) -> int:
+        """The first page that going on after so many reads."""
+        return 0 if window is None else max(0, num_pages * self.page_size - window + 1) // self.page_size
+
+    def _longest(self, salt: str, tokens: list[int]) -> int:
+        """The number of pages after which every group can go on, by what is in the cache."""
+        there = {self.content[page] for page in self.cache.pages()}
+        total = len(tokens) // self.page_size
+        for count in range(total, 0, -1):
+            firsts = [(group, self._first_read(window, count)) for group, window in enumerate(self.groups)]
+            wanted = [(salt, self._prefix(tokens, n), group) for group, first in firsts for n in range(first, count)]
+            if there.issuperset(wanted):
+                return count
+        return 0
+
     def _begin(self, salt, tokens, known):
         total = len(tokens) // self.page_size
-        matched = self.cache.match(salt, tokens, total, known).pages
-        assert matched == self.cache.match(salt, tokens, total).pages
-        self._touch(salt, tokens, len(matched))
-        for index, page in enumerate(matched):
-            prefix = tuple(tokens[: (index + 1) * self.page_size])
-            assert self.content[page] == (salt, prefix), "a page was found under tokens it was not computed from"
+        match = self.cache.match(salt, tokens, len(tokens), known)
+        count = match.cursor.num_pages
+        tables = self.cache.tables(match)
+        again = self.cache.match(salt, tokens, len(tokens))
+        assert (again.cursor, self.cache.tables(again)) == (match.cursor, tables)
+        assert count == self._longest(salt, tokens)
+        self._touch(salt, tokens, count)
+        for group, window in enumerate(self.groups):
+            first = self._first_read(window, count)
+            assert len(tables[group]) == count
+            assert not any(tables[group][:first])
+            for index in range(first, count):
+                content = salt, self._prefix(tokens, index), group
+                assert self.content[tables[group][index]] == content, "a page was found that is not what it should be"
+        matched = [page for table in tables for page in table if page]
         self.cache.hold(matched)
         available, evicted = self.cache.num_available, self.cache.num_evicted
-        taken = self.cache.take(total - len(matched))
-        assert (taken is None) == (total - len(matched) > available)
+        num_missing = (total - count) * len(self.groups)
+        taken = self.cache.take(num_missing)
+        assert (taken is None) == (num_missing > available)
         if taken is None:
             assert self.cache.num_evicted == evicted, "pages were evicted for nothing"
             self.cache.release(matched)
         else:
-            for index, page in enumerate(taken, start=len(matched)):
-                self.content[page] = salt, tuple(tokens[: (index + 1) * self.page_size])
-            self.running.append((salt, tokens, matched + taken))
+            for group, table in enumerate(tables):
+                for page in taken[group :: len(tables)]:
+                    self.content[page] = salt, self._prefix(tokens, len(table)), group
+                    table.append(page)
+            self.running.append((salt, tokens, tables))
         self.check()
 
     def _touch(self, salt: str, tokens: list[int], num_pages: int) -> None:
         self.now += 1
-        for count in range(1, num_pages + 1):
-            self.used[salt, tuple(tokens[: count * self.page_size])] = self.now
+        for index in range(num_pages):
+            self.used[salt, self._prefix(tokens, index)] = self.now
 
     @precondition(lambda self: self.running)
     @rule(data=st.data(), publish=st.booleans())
     def end(self, data, publish):
-        salt, tokens, pages = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
-        place = self.places.pop(id(pages), None)
+        salt, tokens, tables = self.running.pop(data.draw(st.integers(0, len(self.running) - 1)))
+        cursor = self.cursors.pop(id(tables), None)
         if publish:
-            self._publish(salt, tokens, pages, place)
-        self.cache.release(pages)
+            self._publish(salt, tokens, tables, len(tables[0]), cursor)
+        self.cache.release(page for table in tables for page in table if page)
         self.check()
 
     @precondition(lambda self: self.running)
-    @rule(data=st.data())
-    def publish_some(self, data):
-        salt, tokens, pages = data.draw(st.sampled_from(self.running))
-        place = self.places.get(id(pages))
-        count = data.draw(st.integers(place.num_pages if place else 0, len(pages)))
-        self.places[id(pages)] = self._publish(salt, tokens, pages[:count], place)
+    @rule(data=st.data(), gives_back=st.booleans())
+    def publish_some(self, data, gives_back):
+        salt, tokens, tables = data.draw(st.sampled_from(self.running))
+        cursor = self.cursors.get(id(tables))
+        count = data.draw(st.integers(cursor.num_pages if cursor else 0, len(tables[0])))
+        self.cursors[id(tables)] = self._publish(salt, tokens, tables, count, cursor)
+        for table, window in zip(tables, self.groups, strict=True):
+            if gives_back and window is not None:
+                first = self._first_read(window, count)
+                self.cache.release(page for page in table[:first] if page)
+                table[:first] = [0] * first
         self.check()
 
-    def _publish(self, salt, tokens, pages, known):
-        place = self.cache.publish(salt, tokens, pages, known)
-        assert place.num_pages == len(self.cache.match(salt, tokens, len(pages)).pages) == len(pages)
-        self._touch(salt, tokens, len(pages))
-        return place
+    def _publish(self, salt, tokens, tables, count, known):
+        cursor = self.cache.publish(salt, tokens, tables, count, known)
+        self.now += 1
+        found = self.cache.match(salt, tokens, count * self.page_size).cursor.num_pages
+        assert cursor.num_pages == found == count
+        self._touch(salt, tokens, count)
+        return cursor
 
     @rule(count=st.integers(1, 6))
     def evict(self, count):
         before, cached = self.pool.num_free, list(self.cache.pages())
         possible = self.cache.num_available - before
         freed = self.cache.evict(count)
-        assert freed == min(count, possible)
-        assert self.pool.num_free == before + freed <= before + count
-        gone = [page for page in cached if not self.pool.holders(page)]
-        left = [page for page in self.cache.pages() if self.pool.holders(page) == 1 and self._is_last(page)]
-        if gone and left:
-            newest = max(self.used[self.content[page]] for page in gone)
-            assert newest <= min(self.used[self.content[page]] for page in left), "a page went before an older one"
+        assert min(count, possible) <= freed <= min(count + len(self.groups) - 1, possible)
+        assert self.pool.num_free == before + freed
+        if self.groups == (None,):
+            gone = [page for page in cached if not self.pool.holders(page)]
+            left = [page for page in self.cache.pages() if self.pool.holders(page) == 1 and self._is_last(page)]
+            if gone and left:
+                newest = max(self.used[self.content[page][:2]] for page in gone)
+                assert newest <= min(self.used[self.content[page][:2]] for page in left), "an older page was kept"
         if freed < count and not self.running:
-            assert self.cache.num_pages == 0, "pages that nobody uses were not evicted"
+            assert not self.cache.pages(), "pages that no sequence uses were not evicted"
         self.check()
 
     def _is_last(self, page: int) -> bool:
         """Whether nothing in the tree follows what stands in `page`."""
-        salt, tokens = self.content[page]
+        salt, tokens, _ = self.content[page]
         others = [self.content[other] for other in self.cache.pages() if other != page]
-        return not any(where == salt and prefix[: len(tokens)] == tokens for where, prefix in others)
+        return not any(where == salt and prefix[: len(tokens)] == tokens for where, prefix, _ in others)
 
     @rule(salt=st.sampled_from("ab"))
     def drop(self, salt):
         self.cache.drop(salt)
-        assert not self.cache.match(salt, [0] * 12, 12).pages
+        assert not self.cache.match(salt, [0] * 12, 12).cursor.num_pages
         self.check()
 
     def check(self) -> None:
         self.pool.check()
         self.cache.check()
-        held = [page for _, _, pages in self.running for page in pages]
+        held = [page for _, _, tables in self.running for table in tables for page in table]
         for page in range(1, self.pool.num_pages):
             expected = held.count(page) + (page in set(self.cache.pages()))
             assert self.pool.holders(page) == expected

@@ -52,13 +52,17 @@ def requests(draw: st.DrawFn, request_id: int) -> Request:
     return Request(request_id, prompt, max_tokens, seed=draw(st.integers(0, 2)), **features)  # type: ignore[arg-type]
 
 
+GROUPS: list[tuple[int | None, ...]] = [(None,), (None,), (8,), (None, 8), (None, 3), (None, 8, 8, 24)]
+
+
 @st.composite
 def setups(draw: st.DrawFn) -> tuple[Limits, int]:
     page_size = draw(st.sampled_from([2, 1, 4]))
     slots = draw(st.integers(1, 6))
+    groups = draw(st.sampled_from(GROUPS))
     chosen = limits(
         page_size=page_size,
-        num_pages=draw(st.sampled_from([24, 32, 40, 64])) // page_size + 1,
+        num_pages=draw(st.sampled_from([24, 32, 40, 64])) * len(groups) // page_size + 1,
         max_batch_size=slots,
         max_step_tokens=slots + draw(st.integers(0, 12)),
         max_batch_prefill_tokens=draw(st.integers(1, 12)),
@@ -69,6 +73,8 @@ def setups(draw: st.DrawFn) -> tuple[Limits, int]:
         max_waiting_tokens=draw(st.sampled_from([0, 3])),
         prefix_caching=draw(st.sampled_from([True, True, False])),
         max_burst=draw(st.integers(1, page_size)),
+        page_groups=groups,
+        copies_pages=draw(st.booleans()),
     )
     return chosen, draw(st.integers(0, 2))
 
@@ -161,7 +167,7 @@ class Schedules(RuleBasedStateMachine):
                 self._check_answer(asked, sample)
         counters = harness.scheduler.counters
         self.happened["preempted"] += counters.preemptions
-        self.happened["evicted"] += harness.scheduler.num_evicted_pages
+        self.happened["evicted"] += harness.scheduler.stats().evicted_pages
         self.happened["reused"] += counters.cached_tokens
         self.happened["dropped"] += counters.dropped_chunks
         for name, count in self.happened.items():

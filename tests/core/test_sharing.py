@@ -122,7 +122,7 @@ def test_without_prefix_caching_nothing_is_cached_between_requests():
         harness.add(request(request_id, prompt=tuple(range(12)), max_tokens=3))
         harness.run()
     assert harness.cached[2, 0] == 0
-    assert harness.scheduler.num_cached_pages == 0
+    assert harness.scheduler.stats().cached_pages == 0
 
 
 def test_the_least_recently_used_prefix_is_evicted_from_its_end():

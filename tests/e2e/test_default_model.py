@@ -101,7 +101,7 @@ def answers(
         for update in outcome.updates:
             found[update.request_id] += update.tokens
     scheduler.check()
-    assert scheduler.num_free_pages + scheduler.num_cached_pages == scheduler.limits.num_pages - 1
+    assert scheduler.stats().free_pages + scheduler.stats().cached_pages == scheduler.limits.num_pages - 1
     assert (executor.num_starts > len(REQUESTS)) == preempts
     return found
 

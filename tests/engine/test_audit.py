@@ -15,28 +15,28 @@ from tests.patience import WAIT_S
 
 
 def lose_a_page(scheduler: Scheduler) -> None:
-    scheduler._live.pool.take(1)
+    scheduler._running.pool.take(1)
 
 
 def free_a_page_twice(scheduler: Scheduler) -> None:
-    scheduler._live.pool._free.append(scheduler._live.pool._free[0])
+    scheduler._running.pool._free.append(scheduler._running.pool._free[0])
 
 
 def free_a_cached_page(scheduler: Scheduler) -> None:
-    scheduler._live.pool.release([next(iter(scheduler._live.cache.pages()))])
+    scheduler._running.pool.release([next(iter(scheduler._running.cache.pages()))])
 
 
 def miscount_cached_pages(scheduler: Scheduler) -> None:
-    scheduler._live.cache.num_evictable += 1
+    scheduler._running.cache.num_evictable += 1
 
 
 def lose_a_slot(scheduler: Scheduler) -> None:
-    scheduler._live.running._free_slots.pop()
+    scheduler._running._free_slots.pop()
 
 
 def swap_pages(scheduler: Scheduler) -> None:
     """What counts alone do not show: one page is lost while another is free twice."""
-    scheduler._live.pool._free[0] = scheduler._live.pool._free[1]
+    scheduler._running.pool._free[0] = scheduler._running.pool._free[1]
 
 
 HARMS = [lose_a_page, free_a_page_twice, free_a_cached_page, miscount_cached_pages, lose_a_slot, swap_pages]
@@ -60,7 +60,7 @@ def test_what_is_wrong_is_told_and_mended(harm, caplog):
     (line,) = [record.message for record in caplog.records if record.levelno == logging.ERROR]
     assert "page" in line
     scheduler.check()
-    assert scheduler.num_free_pages == scheduler.limits.num_pages - 1
+    assert scheduler.stats().free_pages == scheduler.limits.num_pages - 1
     for index in range(6, 12):
         rig.add(request(index, prompt=(index, 1, 2, 3, 4, 5), max_tokens=10))
     rig.run()
@@ -69,10 +69,10 @@ def test_what_is_wrong_is_told_and_mended(harm, caplog):
 
 def test_where_all_is_well_nothing_happens_and_the_cache_stays():
     rig = used_rig()
-    cached = rig.engine.scheduler.num_cached_pages
+    cached = rig.engine.scheduler.stats().cached_pages
     rig.engine.audit(thorough=True)
     assert rig.engine.num_repairs == 0
-    assert rig.engine.scheduler.num_cached_pages == cached > 0
+    assert rig.engine.scheduler.stats().cached_pages == cached > 0
 
 
 def test_while_something_runs_nothing_is_looked_at():

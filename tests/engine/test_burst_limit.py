@@ -21,16 +21,16 @@ class Steps:
 
 def test_bursts_stop_when_they_would_take_too_long_and_begin_again() -> None:
     steps = Steps(max_burst_s=0.010)
-    assert steps.scheduler.burst == 4, "until it is known better"
+    assert steps.scheduler.budget.burst == 4, "until it is known better"
     for _ in range(20):
         steps.run(0.004)
-    assert steps.scheduler.burst == 1
+    assert steps.scheduler.budget.burst == 1
     for _ in range(20):
         steps.run(0.002)
-    assert steps.scheduler.burst == 4
+    assert steps.scheduler.budget.burst == 4
     for _ in range(20):
         steps.run(0.008, burst=4)
-    assert steps.scheduler.burst == 4
+    assert steps.scheduler.budget.burst == 4
 
 
 def test_steps_with_prompts_and_steps_that_fail_say_nothing_of_decodes() -> None:
@@ -39,4 +39,4 @@ def test_steps_with_prompts_and_steps_that_fail_say_nothing_of_decodes() -> None
     for _ in range(20):
         steps.run(1.0, kind=Kind.PREFILL)
         steps.run(1.0, error=RuntimeError("a device fault"))
-    assert steps.scheduler.burst == 4
+    assert steps.scheduler.budget.burst == 4

@@ -125,7 +125,7 @@ def test_an_aborted_request_is_heard_of_no_more_and_frees_its_pages(make_driver)
     assert endless.request_id not in client.ended
     assert driver.stop(drain_s=WAIT_S)
     scheduler = driver._engine.scheduler
-    assert scheduler.num_free_pages + scheduler.num_cached_pages == 199
+    assert scheduler.stats().free_pages + scheduler.stats().cached_pages == 199
 
 
 def test_closing_a_port_aborts_its_requests_and_no_others(make_driver):

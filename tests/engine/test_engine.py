@@ -273,7 +273,7 @@ def test_steps_grow_again_after_a_while():
     rig.run()
     rig.check_survivors()
     assert rig.engine.num_shrinks >= 1
-    assert rig.engine.scheduler.room.is_whole
+    assert rig.engine.scheduler.budget.is_whole
 
 
 def test_a_lone_step_that_runs_out_of_memory_again_and_again_costs_its_request():

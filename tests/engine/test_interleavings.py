@@ -172,7 +172,7 @@ class Interleavings(RuleBasedStateMachine):
             self._turn()
         scheduler = self.engine.scheduler
         assert self.engine.is_idle, "the engine does not come to rest"
-        assert scheduler.num_free_pages + scheduler.num_cached_pages == scheduler.limits.num_pages - 1
+        assert scheduler.stats().free_pages + scheduler.stats().cached_pages == scheduler.limits.num_pages - 1
         assert not any(self.driver._requests.values())
         for front_end in self.front_ends:
             if not (front_end.closed or front_end.broken):

@@ -167,7 +167,7 @@ class Rig:
         scheduler = engine.scheduler
         scheduler.check()
         assert scheduler.num_running == scheduler.num_waiting == scheduler.num_in_flight == 0
-        assert scheduler.num_free_pages + scheduler.num_cached_pages == scheduler.limits.num_pages - 1
+        assert scheduler.stats().free_pages + scheduler.stats().cached_pages == scheduler.limits.num_pages - 1
         assert self.executor.programs.num_late == 0, "something was compiled while requests waited"
 
     def salt(self, prompt: tuple[int, ...]) -> str:

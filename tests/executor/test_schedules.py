@@ -52,7 +52,7 @@ def test_answers_do_not_depend_on_scheduling(any_llama: Rig, name: str) -> None:
     assert (counters.preemptions > 0) == ("few pages" in name)
     # Without the cache, a sequence that was preempted still finds its own pages where nobody needed them.
     assert (counters.cached_tokens > 0) == (name != "no prefix cache")
-    assert (run.engine.scheduler.num_evicted_pages > 0) == ("few pages" in name)
+    assert (run.engine.scheduler.stats().evicted_pages > 0) == ("few pages" in name)
 
 
 def test_a_prompt_whose_first_chunk_is_what_another_leaves_of_the_budget_is_not_changed(any_llama: Rig) -> None:
@@ -72,7 +72,7 @@ def test_answers_are_the_same_after_the_device_ran_out_of_memory(any_llama: Rig)
     requests = workload(any_llama, 6, seed=3, longest=40)
     faulty = FaultyExecutor(any_llama.executor, is_too_much, message="RESOURCE_EXHAUSTED")
     run = any_llama.run(requests, engine=any_llama.engine(executor=faulty))
-    assert run.engine.scheduler.room.prefill_tokens == 1
+    assert run.engine.scheduler.budget.prefill_tokens == 1
     assert check(any_llama, requests, run) <= 1
 
 

@@ -1,4 +1,4 @@
-"""How much of what a step may hold it does hold."""
+"""The tokens and rows that a step may have."""
 
 from quire.core.limits import Limits
 from quire.core.plan import Kind, StepPlan
@@ -6,20 +6,30 @@ from quire.core.plan import Kind, StepPlan
 GROW_STEPS = 512  # without trouble, before twice as much is tried again
 
 
-class Room:
-    """The budgets of a step: those of the limits, and less for a while after the device has run out of memory.
+class StepBudget:
+    """Token and row budget of a step; halved after the device has run out of memory, and then grown again.
 
     Owned by the scheduler.
     """
 
     def __init__(self, limits: Limits) -> None:
+        self._max_step_tokens = limits.max_step_tokens
         self._max_prefill_tokens = self.prefill_tokens = limits.max_batch_prefill_tokens
         self._max_rows = self.rows = limits.max_batch_size
+        self.burst = limits.max_burst  # tokens for each decode of a step; the engine allows fewer where they take long
+        self.max_prefill_beside_decodes: int | None = None  # tokens of prompts in a step in which sequences decode
         self._steps_left = 0  # until it grows
 
     @property
     def is_whole(self) -> bool:
         return self.prefill_tokens == self._max_prefill_tokens and self.rows == self._max_rows
+
+    def prefill_beside(self, num_decodes: int) -> int:
+        """The tokens of prompts that fit beside so many decodes."""
+        tokens = min(self._max_step_tokens - num_decodes, self.prefill_tokens)
+        if num_decodes and self.max_prefill_beside_decodes is not None:
+            tokens = min(tokens, self.max_prefill_beside_decodes)
+        return tokens
 
     def shrink(self, plan: StepPlan) -> bool:
         """`plan` was too much: halve what most of it was. False when it was as small as can be."""

@@ -1,4 +1,4 @@
-"""What the scheduler has done so far."""
+"""Numbers of the scheduler."""
 
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -10,7 +10,7 @@ BACKPRESSURE, WAIT_EXCEEDED, CHUNKING = "backpressure", "wait_exceeded", "chunki
 
 @dataclass(slots=True)
 class Counters:
-    """What has happened since the start."""
+    """Events since the start."""
 
     steps: int = 0
     preemptions: int = 0
@@ -28,7 +28,7 @@ class SchedulerStats(NamedTuple):
     num_waiting: int
     running_max_tokens: int  # that the running sequences may ever have, prompts included
     free_pages: int
-    cached_pages: int  # that only the prefix cache holds
+    cached_pages: int  # that eviction could free
     evicted_pages: int
     steps: int
     preemptions: int

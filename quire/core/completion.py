@@ -1,0 +1,129 @@
+"""Applies the results of steps to sequences."""
+
+from collections.abc import Iterable
+from itertools import islice
+from typing import NamedTuple
+
+from quire.core.plan import Chunk, Failure, Kind, StepPlan, StepResult, TokenLogprobs, Update
+from quire.core.requests import Requests
+from quire.core.running import Running
+from quire.core.sequence import Sequence
+from quire.core.stats import Counters
+from quire.errors import RequestFailed
+from quire.request import FinishReason
+
+
+class StepInFlight(NamedTuple):
+    """A step planned and not completed."""
+
+    plan: StepPlan
+    rows: list[Sequence]  # of each chunk
+    num_decodes: int  # the number of chunks, the first ones, that are decodes of one token
+
+
+class Completion:
+    """Turns the results of steps into updates. Owned by the scheduler."""
+
+    def __init__(self, running: Running, requests: Requests, counters: Counters) -> None:
+        self._running = running
+        self._requests = requests
+        self._counters = counters
+
+    def complete(self, step: StepInFlight, result: StepResult) -> tuple[list[Update], list[Failure]]:
+        """Apply results to rows whose epoch is unchanged."""
+        plan, rows, num_decodes = step
+        if result.step != plan.step:
+            raise ValueError(f"step {plan.step} is the oldest in flight, the result is of step {result.step}")
+        num_sampled = num_decodes + sum(chunk.samples for chunk in islice(plan.chunks, num_decodes, None))
+        if len(result.tokens) != num_sampled:
+            raise ValueError(f"step {plan.step} samples in {num_sampled} chunks, the result has {len(result.tokens)}")
+        updates: list[Update] = []
+        if result.logprobs or result.failed:
+            num_decodes = 0
+        else:
+            self._apply_decodes(islice(zip(plan.chunks, rows, result.tokens, strict=False), num_decodes), updates)
+        failures: list[Failure] = []
+        sampled = islice(result.tokens, num_decodes, None)
+        for index in range(num_decodes, len(rows)):
+            chunk, sequence = plan.chunks[index], rows[index]
+            tokens = next(sampled) if chunk.samples else []
+            if chunk.epoch != sequence.epoch:
+                self._counters.dropped_chunks += 1
+                continue
+            failed = result.failed.get(index)
+            if failed is not None and not (tokens and sequence.stopping.ends(tokens, sequence.num_generated)):
+                self._requests.abort(sequence.request_id)
+                failures.append(Failure(sequence.request_id, RequestFailed(failed)))
+                continue
+            update = self._apply(sequence, chunk, index, tokens, result)
+            if update is not None:
+                updates.append(update)
+        return updates, failures
+
+    def _apply_decodes(self, decodes: Iterable[tuple[Chunk, Sequence, list[int]]], updates: list[Update]) -> None:
+        """The same as `_apply`, for rows that sampled one token and nothing else. Most rows of most steps are such."""
+        new_update = tuple.__new__  # what Update(...) comes to, at half its cost: this loop is most of a completion
+        for chunk, sequence, tokens in decodes:
+            if chunk.epoch != sequence.epoch:
+                self._counters.dropped_chunks += 1
+                continue
+            (token,) = tokens
+            known = sequence.tokens
+            known.append(token)
+            sequence.num_computed += 1
+            finish = None
+            if len(known) >= sequence.limit or token in sequence.stopping.watched:
+                finish = sequence.stopping.reason(token, len(known) - sequence.num_prompt)
+                if finish is not None:
+                    self._requests.end(sequence)
+            updates.append(
+                new_update(
+                    Update,
+                    (sequence.request_id, sequence.sample, tokens, finish, sequence.cached_tokens, None, None),
+                )
+            )
+
+    def _apply(
+        self, sequence: Sequence, chunk: Chunk, index: int, tokens: list[int], result: StepResult
+    ) -> Update | None:
+        """Append what a chunk sampled, and end the sequence where it ends."""
+        known = sequence.tokens
+        finish: FinishReason | None = None
+        for position, token in enumerate(tokens):
+            known.append(token)
+            finish = sequence.stopping.reason(token, len(known) - sequence.num_prompt)
+            if finish is not None:
+                tokens = tokens[: position + 1]
+                break
+        prompt_logprobs = None
+        if chunk.kind is Kind.DECODE:
+            sequence.num_computed = chunk.start + len(tokens)  # not what was computed beyond its end
+        else:
+            sequence.num_computed = chunk.start + chunk.length
+            if sequence.request.prompt_logprobs is not None:
+                prompt_logprobs = _new_prompt_logprobs(sequence, chunk, result.prompt_logprobs.get(index, []))
+            if not chunk.samples and sequence.num_computed == sequence.limit:
+                finish = FinishReason.LENGTH  # nothing was to be generated
+            if finish is None:
+                self._running.publish(sequence)
+        if finish is not None:
+            self._requests.end(sequence)
+        elif not tokens and not prompt_logprobs:
+            return None
+        logprobs = result.logprobs.get(index) if result.logprobs else None
+        return Update(
+            sequence.request_id,
+            sequence.sample,
+            tokens,
+            finish,
+            sequence.cached_tokens,
+            None if logprobs is None else logprobs[: len(tokens)],
+            prompt_logprobs,
+        )
+
+
+def _new_prompt_logprobs(sequence: Sequence, chunk: Chunk, logprobs: list[TokenLogprobs]) -> list[TokenLogprobs]:
+    """Those that were not handed out before a preemption."""
+    new = logprobs[max(0, sequence.num_scored - chunk.start) :]
+    sequence.num_scored += len(new)
+    return new

@@ -1,0 +1,115 @@
+"""The requests that have not ended."""
+
+from collections.abc import Callable, Iterator
+
+from quire.core.deadlines import Deadline, Deadlines
+from quire.core.limits import Limits, SoFar
+from quire.core.plan import Failure
+from quire.core.queue import Queue
+from quire.core.running import Running
+from quire.core.sequence import Sequence, State
+from quire.errors import DeadlineExceeded
+from quire.request import Request
+
+# Given the length of a prompt: pages are shared only where this agrees, since positions are computed alike only there.
+PrefixKey = Callable[[int], int]
+
+
+class Requests:
+    """Every request from its arrival to its end.
+
+    Each sequence of a request that has not ended waits in the queue or runs. Owned by the scheduler.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        queue: Queue,
+        running: Running,
+        clock: Callable[[], float],
+        prefix_key: PrefixKey | None,
+    ) -> None:
+        self._limits = limits
+        self._queue = queue
+        self._running = running
+        self._prefix_key = prefix_key
+        self._deadlines = Deadlines(clock)
+        self._live: dict[int, list[Sequence]] = {}  # by request, its sequences that have not ended
+        self._num_arrived = 0
+
+    def __len__(self) -> int:
+        return len(self._live)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._live)
+
+    def __contains__(self, request_id: int) -> bool:
+        return request_id in self._live
+
+    def sequences(self, request_id: int) -> list[Sequence]:
+        return self._live.get(request_id, [])
+
+    def add(self, request: Request, so_far: SoFar, waited_s: float = 0.0) -> None:
+        """Queue the samples of a request that have not ended. `waited_s`: the part of its time that has passed."""
+        self._deadlines.add(request, waited_s)
+        # Without prefix caching only the samples of one request share pages, under a salt of their own.
+        key = 0 if self._prefix_key is None else self._prefix_key(len(request.prompt))
+        salt = f"{key}+{request.salt}" if self._limits.prefix_caching else f"-{self._num_arrived}"
+        sequences = self._live[request.request_id] = []
+        for sample, generated in enumerate(so_far):
+            if generated is not None:
+                self._num_arrived += 1
+                sequences.append(Sequence(self._num_arrived, request, sample, salt, generated))
+                self._queue.push(sequences[-1])
+
+    def end(self, sequence: Sequence) -> None:
+        if sequence.state is State.WAITING:
+            self._queue.leave(sequence)
+        else:
+            self._running.stop(sequence)
+        sequence.state = State.ENDED
+        sequence.epoch += 1
+        live = self._live[sequence.request_id]
+        live.remove(sequence)
+        if not live:
+            del self._live[sequence.request_id]
+            self._deadlines.forget(sequence.request_id)
+            if not self._limits.prefix_caching:
+                self._running.cache.drop(sequence.salt)
+
+    def abort(self, request_id: int) -> None:
+        """End what is left of a request."""
+        for sequence in list(self._live.get(request_id, ())):
+            self.end(sequence)
+
+    def expire(self) -> list[Failure]:
+        """End the requests whose time has passed."""
+        failures: list[Failure] = []
+        while (due := self._deadlines.pop_due()) is not None:
+            request_id, which = due
+            sequences = self._live[request_id]
+            request = sequences[0].request
+            if which is Deadline.END:
+                error = DeadlineExceeded(f"timeout_s of {request.timeout_s} passed before the answer was complete")
+            elif len(sequences) == request.samples and all(s.state is State.WAITING and not s.epoch for s in sequences):
+                error = DeadlineExceeded(
+                    f"queue_timeout_s of {request.queue_timeout_s} passed before the request could start",
+                    self._queue.retry_after_s(),
+                )
+            else:
+                continue
+            self.abort(request_id)
+            failures.append(Failure(request_id, error))
+        return failures
+
+    def check(self) -> None:
+        sequences = {sequence.id: sequence for live in self._live.values() for sequence in live}
+        running = {sequence.id for sequence in self._running}
+        assert all(self._live.values()), "a request without sequences is live"
+        assert running <= sequences.keys(), "a sequence runs that is not live"
+        for sequence in sequences.values():
+            waits = sequence.state is State.WAITING
+            assert waits == (sequence in self._queue) == (sequence.id not in running), f"{sequence.id} is lost"
+            assert not waits or not sequence.tables
+        self._queue.check(sequences.values(), self._running)
+        self._deadlines.check(set(self._live))
