@@ -38,6 +38,11 @@ class Grammar:
     text: str
 
 
+def num_mask_words(vocab_size: int) -> int:
+    """Words of 32 bits in a mask with one bit for each token of the vocabulary."""
+    return -(-vocab_size // 32)
+
+
 def json_schema(schema: dict[str, Any]) -> Grammar:
     """Answers are JSON that `schema` describes, its properties in the order they have there."""
     try:

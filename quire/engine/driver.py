@@ -18,27 +18,27 @@ from quire.ipc.messages import PORT_SHIFT, Abort, Command, Event, Failed, Progre
 
 log = logging.getLogger(__name__)
 
-MAX_COMMANDS_PER_TURN = 256  # so that a flood of requests holds up the next step by milliseconds at most
-AUDIT_AFTER_S = 5.0  # of idleness, every page is looked at
+MAX_COMMANDS_PER_TURN = 256  # so that a flood of requests delays the next step by milliseconds at most
+AUDIT_AFTER_S = 5.0  # of idleness, every page is checked
 CHECK_EVERY_S = 30.0  # of idleness, the device is checked
-GATHER_S = 2.0  # for requests to come back that another engine ended with
+GATHER_S = 2.0  # for requests of an engine that ended to come back
 
-# Told why, and whether it is known that no request is to be blamed.
+# Called with the reason, and whether it is known that no request is at fault.
 Abandon = Callable[[str, bool], None]
 
 
 class Phase(Enum):
     NEW = auto()
     RUNNING = auto()
-    DRAINING = auto()  # finishes what it has, takes nothing new
+    DRAINING = auto()  # finishes its requests, accepts no new ones
     STOPPED = auto()
 
 
 class Driver:
-    """Runs an engine on a thread of its own: commands in, one batch of events a step out to each port.
+    """Runs an engine on a thread of its own: takes commands, and delivers one batch of events per step to each port.
 
-    Waits without spinning while there is nothing to do. Whatever goes wrong, every request that was submitted is told
-    of its end. The inbox is the only thing threads share.
+    Waits without spinning while there is nothing to do. Every submitted request gets an end, whatever goes wrong. The
+    inbox is the only thing that threads share.
     """
 
     def __init__(
@@ -49,10 +49,10 @@ class Driver:
         audit_after_s: float = AUDIT_AFTER_S,
         check_every_s: float = CHECK_EVERY_S,
     ) -> None:
-        """Nothing runs before the requests of `gather` have come back, or had GATHER_S to.
+        """No step runs before the requests of `gather` have come back, or GATHER_S have passed.
 
-        `abandon` is called on the engine thread when the engine cannot go on, instead of telling everyone. Whoever
-        gives it sees to it that the requests are answered by another engine.
+        `abandon` is called on the engine thread when the engine cannot continue, instead of failing its requests:
+        another engine will answer them.
         """
         self._engine = engine
         self._clock = engine.clock
@@ -81,12 +81,11 @@ class Driver:
 
     @property
     def is_gathering(self) -> bool:
-        """Whether nothing runs since requests are still to come back."""
+        """Whether it waits for requests to come back before it runs a step."""
         return bool(self._missing)
 
     def open(self, deliver: Deliver, number: int | None = None) -> Port:
-        """A port of this number, or of one that no port had before. It takes the place of an older one of its number,
-        whose requests end."""
+        """A port with this number, or a new number. It replaces an older port of its number, whose requests end."""
         with self._wake:
             self._num_opened = max(self._num_opened + 1, number or 0)
             port = Port(self.post, number or self._num_opened, deliver)
@@ -101,10 +100,9 @@ class Driver:
             self._thread.start()
 
     def stop(self, drain_s: float = 0.0, join_s: float = 5.0) -> bool:
-        """Take nothing new, give what runs `drain_s` to finish, fail the rest. Whether the thread has ended.
+        """Accept nothing new, give running requests `drain_s` to finish, fail the rest. Whether the thread has ended.
 
-        Called again with less time, it waits less. The thread does not end when the executor never returns from a step;
-        it dies with the process then.
+        Called again with less time, it waits less. The thread does not end if the executor never returns from a step.
         """
         with self._wake:
             until_s = self._clock() + drain_s
@@ -135,8 +133,8 @@ class Driver:
             while not self._is_over():
                 try:
                     self._turn()
-                except Exception as error:  # the requests must hear of it, and those to come too
-                    log.exception("the engine thread met an error it does not know")
+                except Exception as error:  # all requests must hear of it, later ones too
+                    log.exception("internal error in the engine thread")
                     if self._abandon is not None:
                         self._abandon(f"the engine failed: {error!r}", False)
                     self._failure = EngineFailed(f"the engine failed: {error!r}")
@@ -145,7 +143,7 @@ class Driver:
             self._end()
 
     def _end(self) -> None:
-        """The last thing to happen: whoever still waits for an answer gets one."""
+        """Fail every request that still waits for an answer."""
         self._fail_everyone(EngineStopped("the engine is shutting down"))
         with self._wake:
             self._phase = Phase.STOPPED
@@ -161,10 +159,10 @@ class Driver:
         return not any(self._requests.values()) or self._clock() >= self._drain_until_s
 
     def _turn(self) -> None:
-        """Take in commands, keep the device busy, hand out one step's events."""
+        """Handle commands, keep the device busy, deliver the events of one step."""
         engine = self._engine
         self._wait_for_work()
-        for _ in range(min(len(self._inbox), MAX_COMMANDS_PER_TURN)):  # one by one: none is lost if one raises
+        for _ in range(min(len(self._inbox), MAX_COMMANDS_PER_TURN)):  # one by one, so that none is lost if one raises
             self._obey(*self._inbox.popleft())
         if self._failure is not None or self._gathers_on():
             return
@@ -180,7 +178,7 @@ class Driver:
             engine.delivered()
 
     def _gathers_on(self) -> bool:
-        """Whether to wait on for requests that another engine ended with."""
+        """Whether to wait longer for requests of an engine that ended."""
         if not self._missing:
             return False
         self._missing -= {one for one in self._live_requests() if one not in self._preparing}
@@ -193,7 +191,7 @@ class Driver:
         return False
 
     def _wait_for_work(self) -> None:
-        """With requests there is always a step to launch or to collect, so only an idle engine waits."""
+        """Only an idle engine waits: with requests there is always a step to launch or to collect."""
         if self._must_wait():
             self._idle_upkeep.begin()
         while self._must_wait():
@@ -215,7 +213,7 @@ class Driver:
         return due_in_s is None or due_in_s > 0
 
     def _due_in_s(self) -> float | None:
-        """Until requests are not waited for any longer, or one that is not in the engine yet has had its time."""
+        """Until the end of gathering, or the deadline of a request that is not in the engine yet."""
         if self._missing and self._gather_until_s is not None:
             return self._gather_until_s - self._clock()
         return self._preparing.due_in_s
@@ -228,7 +226,7 @@ class Driver:
             self._abort_all(port.number)
             self._ports[port.number] = port
         elif self._ports.get(port.number) is not port:
-            return  # it was closed, and nobody would hear of what it asks for
+            return  # the port was closed
         elif isinstance(command, Submit):
             self._submit(port, command, sent_s)
         elif isinstance(command, Prepared):
@@ -266,7 +264,7 @@ class Driver:
         except QuireError as refusal:
             self._refuse(port, command, refusal)
             return
-        # In the accounts first: should the engine raise what it never should, this request hears of it as well.
+        # Registered first: if the engine raises an internal error, this request hears of it as well.
         self._requests.setdefault(port.number, set()).add(request.request_id)
         preparing = self._engine.prepare(request)
         if preparing is None:
@@ -285,16 +283,16 @@ class Driver:
         except QuireError as refusal:
             self._forget(request.request_id)
             self._refuse(port, command, refusal)
-        except Exception as error:  # of this request's own making, as it runs nowhere yet
-            log.exception("request %d cannot be taken in", request.request_id)
+        except Exception as error:  # caused by this request, as it does not run yet
+            log.exception("request %d cannot be added", request.request_id)
             self._abort(request.request_id)
-            self._refuse(port, command, RequestFailed(f"the engine cannot take this request in: {error!r}"))
+            self._refuse(port, command, RequestFailed(f"the engine cannot add this request: {error!r}"))
 
     def _refuse(self, port: Port, command: Submit, error: QuireError) -> None:
         self._deliver(port, [Failed.from_error(command.request.request_id, error)])
 
     def _fail_everyone(self, error: QuireError) -> None:
-        """By the driver's own accounts, since the engine's may be what is wrong."""
+        """By the driver's own list, since the engine's may be wrong."""
         self._dispatch(Outcome([], [Failure(request_id, error) for request_id in self._live_requests()]))
 
     def _live_requests(self) -> list[int]:
@@ -336,6 +334,6 @@ class Driver:
     def _deliver(self, port: Port, events: list[Event]) -> None:
         try:
             port.deliver(events)
-        except Exception:  # the front end is gone or broken; its requests are of no use to anyone
+        except Exception:  # the front end is gone or broken, so its requests are useless
             log.exception("port %d cannot be delivered to and is closed", port.number)
             port.close()

@@ -1,4 +1,4 @@
-"""Work for an engine without requests."""
+"""Upkeep of an idle engine."""
 
 import logging
 
@@ -8,8 +8,8 @@ log = logging.getLogger(__name__)
 
 
 class IdleUpkeep:
-    """Audits the accounts of pages while the engine is idle, briefly at once and thoroughly after `audit_after_s`; and
-    checks the device every `check_every_s` without a step, as nothing else would find out that it is dead.
+    """Audits pages while the engine is idle: briefly at once, thoroughly after `audit_after_s`. Checks the device every
+    `check_every_s` without a step, since nothing else would find out that it is dead.
 
     Owned by the engine thread.
     """
@@ -19,21 +19,21 @@ class IdleUpkeep:
         self._clock = engine.clock
         self._audit_after_s = audit_after_s
         self._check_every_s = check_every_s
-        self._check_s = 0.0  # when the device is checked next
-        self._num_steps = -1  # that there had been when the engine was idle last
-        self._audits: list[tuple[float, bool]] = []  # when, and whether thoroughly
+        self._check_s = 0.0  # time of the next check of the device
+        self._num_steps = -1  # at the last time that the engine was idle
+        self._audits: list[tuple[float, bool]] = []  # time, and whether thorough
 
     def begin(self) -> None:
-        """The engine may be idle from here on."""
+        """The engine becomes idle."""
         now = self._clock()
         self._audits = [(now, False), (now + self._audit_after_s, True)]
         num_steps = self._engine.scheduler.stats().steps
-        if num_steps != self._num_steps:  # else what woke the engine did not touch the device
+        if num_steps != self._num_steps:  # else it was woken without a use of the device
             self._num_steps = num_steps
             self._check_s = now + self._check_every_s
 
     def run(self) -> float | None:
-        """Do what is due. Returns the seconds until there is more to do; None for an engine that cannot go on."""
+        """Do what is due. Returns the seconds until the next task; None if the engine cannot run any more."""
         if self._engine.error is not None:
             return None
         while self._audits and self._audits[0][0] <= self._clock():
@@ -47,5 +47,5 @@ class IdleUpkeep:
     def _audit(self, thorough: bool) -> None:
         try:
             self._engine.audit(thorough)
-        except Exception:  # a search for faults must not be one
-            log.exception("the accounts of pages cannot be looked through")
+        except Exception:  # an audit must not break a working engine
+            log.exception("the audit of pages failed")

@@ -123,7 +123,6 @@ def read_stats(engine: Engine, meter: Meter) -> Stats:
     limits = engine.scheduler.limits
     return Stats(
         busy_s=meter.busy_s,
-        longest_step_s=meter.longest_s,
         idle_s=meter.idle_s,
         num_running=scheduler.num_running,
         num_waiting=scheduler.num_waiting,

@@ -27,20 +27,20 @@ class Port:
         self._post = post
 
     def request_id(self, count: int) -> int:
-        """The id of this port's `count`-th request: unique among all ports, and tells whose it is."""
+        """The id of this port's `count`-th request: unique among all ports, and names its port."""
         return self.number << PORT_SHIFT | count
 
     def send(self, command: Command) -> None:
-        """Every Submit is answered: by events that end with a finished update for each sample, or by Failed."""
+        """Every Submit gets an answer: events that end with a finished update for each sample, or Failed."""
         self._post(self, command)
 
     def close(self) -> None:
-        """Abort what this port asked for, ignore what it still sends, and deliver nothing more."""
+        """Abort the requests of this port, ignore later commands, and deliver nothing more."""
         self._post(self, Order.CLOSE)
 
 
 def by_port(trace: StepTrace | None) -> Iterator[tuple[int, StepTrace]]:
-    """The numbers of the ports whose requests `trace` names, each with its part of it."""
+    """`trace` cut by port: the number of each port in it, and the part with its requests."""
     if trace is None:
         return
     for number in dict.fromkeys(one >> PORT_SHIFT for one in trace.request_ids):

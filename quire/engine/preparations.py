@@ -17,7 +17,7 @@ class Prepared(NamedTuple):
 
 
 class Preparations:
-    """Requests whose grammars are compiled. Their deadlines count from their arrival. Owned by the engine thread."""
+    """Requests whose grammars are being compiled. Deadlines count from their arrival. Owned by the engine thread."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -35,7 +35,7 @@ class Preparations:
         self._deadlines.add(submit.request, submit.waited_s)
 
     def waited_s(self, submit: Submit) -> float | None:
-        """The part of the time of `submit` that has passed; None when it waits no longer. Another may have its id."""
+        """Time since the arrival of `submit`; None if it does not wait any more. Another request may have its id."""
         found, since_s = self._waiting.get(submit.request.request_id, (None, 0.0))
         return self._clock() - since_s if found is submit else None
 
@@ -45,12 +45,12 @@ class Preparations:
 
     @property
     def due_in_s(self) -> float | None:
-        """Until the first deadline, at most 0 where it has passed; None where there is none."""
+        """Time until the first deadline, 0 or less if it has passed; None if there is none."""
         due_s = self._deadlines.next_s
         return None if due_s is None else due_s - self._clock()
 
     def expire(self) -> list[Failure]:
-        """The requests whose time has passed. They wait on until they are forgotten."""
+        """Failures of the requests whose deadline has passed. They stay until they are forgotten."""
         failures: dict[int, Failure] = {}
         while (due := self._deadlines.pop_due()) is not None:
             request_id, which = due

@@ -9,7 +9,7 @@ from typing import Any
 import llguidance
 
 from quire.errors import InvalidRequest
-from quire.request import Grammar, GrammarKind
+from quire.request import Grammar, GrammarKind, num_mask_words
 from quire.text.tokenizer import Tokenizer
 
 MAX_COMPILED = 64  # grammars kept for the next request that has them
@@ -62,7 +62,7 @@ class Grammars:
         """`vocab_size` is that of the model's logits, which may be more than there are tokens."""
         self._load = load
         self._end_ids = list(end_ids)
-        self._mask_bytes = 4 * -(-vocab_size // 32)
+        self._mask_bytes = 4 * num_mask_words(vocab_size)
         self._pool = ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="quire-grammar")
         self._tokens: llguidance.LLTokenizer | None = None
         self._loading = threading.Lock()  # held for as long as that takes, by no thread that others wait for

@@ -19,9 +19,9 @@ Lost = Callable[[str], None]
 class EngineClient(asyncio.Protocol):
     """A port to an engine in another process. Owned by the event loop.
 
-    `take` gets the messages of all frames that came together, so that who is behind does not fall further behind by
-    writing each step on its own; `lost` is told once when the connection ends and was not closed from here.
-    Commands of one turn of the loop travel as one frame.
+    Calls `take` with the messages of all frames that arrived together: a front end that is behind catches up by
+    handling several steps at once. Calls `lost` once if the connection ends without `close`. Commands of one turn of
+    the event loop are sent as one frame.
     """
 
     def __init__(self, number: int, take: Take, lost: Lost) -> None:
@@ -41,12 +41,12 @@ class EngineClient(asyncio.Protocol):
         self._unsent.append(command)
 
     def tell(self, counts: Counts) -> None:
-        """For the other front ends."""
+        """Send metrics for the other front ends."""
         if not self._transport.is_closing():
             self._transport.write(frame([counts]))
 
     def close(self) -> None:
-        """The engine aborts what was asked for."""
+        """End the connection. The engine aborts its requests."""
         self._closed = True
         self._transport.close()
 
@@ -66,7 +66,7 @@ class EngineClient(asyncio.Protocol):
                 messages += decode_events(payload)
         except (ValueError, msgspec.MsgspecError) as error:
             self._transport.abort()
-            self._end(f"the engine sends what is no event: {error}")
+            self._end(f"the engine has sent an invalid message: {error}")
             return
         if messages:
             self.take(messages)
@@ -81,13 +81,13 @@ class EngineClient(asyncio.Protocol):
 
 
 async def connect(address: str, number: int, take: Take, lost: Lost) -> EngineClient:
-    """Wait for the engine's socket, as front end `number`."""
+    """Connect to the engine as front end `number`, once its socket is there."""
     loop = asyncio.get_running_loop()
     while True:
         line = socket.socket(socket.AF_UNIX)
         line.setblocking(False)
         try:
-            line.connect(address)  # by hand: not every loop takes a name without a file
+            line.connect(address)  # here, since not every event loop accepts a name without a file
         except (FileNotFoundError, ConnectionRefusedError, BlockingIOError):
             line.close()
             await asyncio.sleep(RETRY_S)

@@ -13,7 +13,6 @@ T = TypeVar("T")
 _LENGTH = struct.Struct("<I")
 MAX_FRAME_BYTES = 256 * 2**20
 
-
 _encoder = msgspec.msgpack.Encoder()
 _event_decoder = msgspec.msgpack.Decoder(list[ToFrontEnd])
 _command_decoder = msgspec.msgpack.Decoder(list[ToEngine])
@@ -25,7 +24,7 @@ def decode_events(payload: bytes) -> list[ToFrontEnd]:
 
 
 def decode_commands(payload: bytes) -> list[ToEngine]:
-    """Raises ValueError, or InvalidRequest where a request's values are out of range."""
+    """Raises ValueError, or InvalidRequest if a request's values are out of range."""
     return _decode(_command_decoder, payload)
 
 

@@ -1,4 +1,4 @@
-"""What an engine leaves to the one that takes its place."""
+"""A record that outlives the engine process, for the engine that takes its place."""
 
 import mmap
 import os
@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 NUM_BYTES = 2**20
-_HEADER = Struct("<II")  # length and checksum of what follows
+_HEADER = Struct("<II")  # length and checksum of the record
 
 
 class Search(msgspec.Struct, frozen=True, array_like=True):
@@ -26,7 +26,7 @@ class Search(msgspec.Struct, frozen=True, array_like=True):
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
     running: list[int] = []  # the requests that had a slot
-    search: Search | None = None  # for a request that makes steps fail
+    search: Search | None = None
 
 
 _encode = msgspec.msgpack.Encoder().encode
@@ -34,15 +34,15 @@ _decode = msgspec.msgpack.Decoder(Record).decode
 
 
 class Journal:
-    """One record that outlives the process which writes it: memory that its supervisor holds as well.
+    """One record in memory that the supervisor holds as well, so that it outlives the process that writes it.
 
-    Nobody waits for a write, so it can stand before every launch that changes what runs. Travels to a new process as a
-    pickle, and is the same memory there.
+    A write takes microseconds, so it can precede every launch that changes the set of running requests. A pickle of it
+    is the same memory in another process.
     """
 
     def __init__(self, file: int | None = None) -> None:
         if file is None:
-            with tempfile.TemporaryFile() as new:  # which has no name, so nothing is left of it in the end
+            with tempfile.TemporaryFile() as new:  # it has no name, so nothing is left of it in the end
                 new.truncate(NUM_BYTES)
                 file = os.dup(new.fileno())
         self._file = file
@@ -59,14 +59,14 @@ class Journal:
             self._memory[: _HEADER.size] = _HEADER.pack(len(data), zlib.crc32(data))
 
     def read(self) -> Record:
-        """What was written last; an empty record where there is none, or where a write was cut short."""
+        """The last record; an empty one if there is none, or if a write was cut short."""
         length, checksum = _HEADER.unpack(self._memory[: _HEADER.size])
         data = self._memory[_HEADER.size : _HEADER.size + length]
         if not length or zlib.crc32(data) != checksum:
             return Record()
         try:
             return _decode(data)
-        except msgspec.MsgspecError:  # another version's
+        except msgspec.MsgspecError:  # of another version
             return Record()
 
 

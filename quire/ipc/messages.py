@@ -1,4 +1,4 @@
-"""What travels between front ends and the engine: plain data, as msgpack when it leaves the process."""
+"""Messages between front ends and the engine: plain data, sent as msgpack between processes."""
 
 import msgspec
 
@@ -31,13 +31,12 @@ __all__ = [
     "Update",
 ]
 
-PORT_SHIFT = 40  # a request id is its port's number above so many bits of the port's own counting
+PORT_SHIFT = 40  # a request id is its port's number above this many bits, which the port counts by itself
 
 
 class Submit(msgspec.Struct, frozen=True, tag=True, array_like=True):
     request: Request
-    # When another engine was at it: what each sample generated there, None for one that has ended. The rest follows
-    # as if nothing had happened.
+    # Of a request that another engine began: the tokens of each sample so far, None for one that has ended.
     so_far: list[list[int] | None] | None = None
     waited_s: float = 0.0  # since its arrival, from which its deadlines count
 
@@ -47,7 +46,7 @@ class Abort(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Progress(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What one step meant for the requests of one front end."""
+    """The updates of one step for the requests of one front end."""
 
     updates: list[Update]
 
@@ -67,18 +66,18 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Account(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """How a request with `timings` has fared so far. Comes again when it has changed."""
+    """Queue time and prefill work of a request with `timings`. Sent again when it has changed."""
 
     request_id: int
     queue_s: float  # until it got its first slot
-    blocked_s: dict[str, float]  # of that, by what kept the queue waiting; the rest went by during a step
+    blocked_s: dict[str, float]  # the part of it by what kept the queue waiting; the rest passed during a step
     prefill_chunks: int
     prefill_tokens: int  # computed, also again after a preemption
     preemptions: int
 
 
 class StepTrace(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A step with traced requests of a front end. Comes before the events of the step.
+    """A step with traced requests of a front end. Sent before the events of the step.
 
     Times are seconds of the monotonic clock, which processes of one machine share.
     """
@@ -88,15 +87,15 @@ class StepTrace(msgspec.Struct, frozen=True, tag=True, array_like=True):
     num_sequences: int
     num_tokens: int
     begun_s: float
-    collected_s: float  # its result was there
-    completed_s: float  # the result was taken in, and what is complete has left the batch
+    collected_s: float  # its result arrived
+    completed_s: float  # the result is applied
     worked: bool
-    request_ids: list[int]  # the traced ones in it, and those that it ended with an error
-    failed_ids: list[int]  # of them, those that it ended with an error
+    request_ids: list[int]  # traced requests in it, and traced requests that it ended with an error
+    failed_ids: list[int]  # those of them that it ended with an error
 
 
 class Started(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A request got its first slot, `queue_s` after it arrived. Comes before its tokens."""
+    """A request got its first slot, `queue_s` after it arrived. Sent before its tokens."""
 
     request_id: int
     queue_s: float
@@ -107,7 +106,7 @@ Event = Progress | Failed | Started | Account | StepTrace
 
 
 class Described(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What the model is, once its files are found: a front end can read its tokenizer while the weights load."""
+    """The model, sent once its files are found: a front end can read its tokenizer while the weights load."""
 
     name: str
     tokenizer: str | None  # the path of its folder or file
@@ -116,33 +115,32 @@ class Described(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Hello(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """A front end's first word: the number that its requests' ids begin with, which no other front end has.
+    """A front end's first message: the number that the ids of its requests begin with. No other front end has it.
 
-    Its own and not the engine's to choose, so that a request has one id for as long as it lives, in one engine or more.
+    The front end chooses it, not the engine, so that a request keeps its id when another engine takes over.
     """
 
     number: int
 
 
 class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The engine takes requests."""
+    """The engine accepts requests."""
 
     max_total_tokens: int
     platform: str
 
 
 class Broken(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The engine will not get ready, or cannot go on."""
+    """The engine cannot get ready, or cannot continue."""
 
     kind: str
     message: str
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """How the engine is doing. Comes several times a second, so its absence says something too."""
+    """Statistics of the engine. Sent four times a second, so that their absence is a sign of trouble."""
 
-    busy_s: float  # how long the step now under way has taken
-    longest_step_s: float
+    busy_s: float  # time that the step under way has taken
     idle_s: float  # since the last step that finished
     num_running: int
     num_waiting: int
@@ -150,21 +148,21 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     free_pages: int
     cached_pages: int
     num_pages: int
-    max_total_tokens: int  # of all that run together
+    max_total_tokens: int  # of all running sequences together
     counters: dict[str, int]
     steps: dict[str, list[int]]  # counts by duration, by kind of step
     step_seconds: dict[str, float]
-    batch_sizes: list[int]  # counts by rows that begin in a step
+    batch_sizes: list[int]  # counts by sequences that begin in a step
     batch_size_sum: int
-    joined_by: dict[str, int]  # steps in which sequences began beside others that ran, by the rule that let them
+    joined_by: dict[str, int]  # steps in which sequences began beside running ones, by the rule that admitted them
     error: str | None
-    step_limit_s: float | None  # how long a step may take by what others took; None when there were none
-    is_compiling: bool  # the step under way had to wait for a program
-    checking_s: float | None  # how long the device has been checked, or set up again
+    step_limit_s: float | None  # watchdog timeout by the steps so far; None if there were none
+    is_compiling: bool  # the step under way waited for a program to compile
+    checking_s: float | None  # time that a check or a reset of the device has taken; None if there is none
 
 
 class Counts(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What one front end has counted, for the others: whichever is asked for metrics answers for all."""
+    """Metrics of one front end, for the others: whichever is asked for metrics answers for all."""
 
     numbers: dict[str, int]
     histograms: dict[str, tuple[list[int], float]]  # counts by bucket, and the sum
@@ -172,7 +170,7 @@ class Counts(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Others(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """What the other front ends have counted."""
+    """Metrics of the other front ends."""
 
     counts: list[Counts]
 

@@ -92,8 +92,12 @@ class FrontEndConnection(asyncio.Protocol):
         try:
             for payload in self._frames.feed(data):
                 self._obey(payload)
-        except (ValueError, msgspec.MsgspecError, InvalidRequest) as error:  # no front end of ours, or of this version
-            log.error("a front end sends what is no command and is dropped: %s", error)
+        except (
+            ValueError,
+            msgspec.MsgspecError,
+            InvalidRequest,
+        ) as error:  # not ours, or of another version
+            log.error("a front end has sent an invalid message and is dropped: %s", error)
             self._transport.abort()
 
     def _obey(self, payload: bytes) -> None:

@@ -69,8 +69,8 @@ def test_an_engine_whose_device_stays_dead_gives_up():
     abandoned: list[tuple[str, bool]] = []
     told = threading.Event()
 
-    def abandon(reason: str, is_nobodys_fault: bool) -> None:
-        abandoned.append((reason, is_nobodys_fault))
+    def abandon(reason: str, no_request_at_fault: bool) -> None:
+        abandoned.append((reason, no_request_at_fault))
         told.set()
 
     engine, _ = new_engine(Failing(times=1_000_000))
@@ -78,10 +78,10 @@ def test_an_engine_whose_device_stays_dead_gives_up():
     driver.start()
     assert told.wait(WAIT_S)
     assert driver.stop()
-    reason, is_nobodys_fault = abandoned[0]
+    reason, no_request_at_fault = abandoned[0]
     assert "the device does not compute" in reason
     assert "the device is gone" in reason
-    assert is_nobodys_fault
+    assert no_request_at_fault
     assert isinstance(engine.error, EngineFailed)
 
 

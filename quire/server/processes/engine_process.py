@@ -34,23 +34,23 @@ from quire.ipc.supervisor_link import (
 log = logging.getLogger(__name__)
 
 STATS_INTERVAL_S = 0.25
-STOOD_STILL_S = 1.0  # between two turns of the loop: the whole process was kept from running
-ABANDONED = 70  # the exit status of an engine that cannot go on
+STOOD_STILL_S = 1.0  # between two turns of the loop: the whole process was suspended
+ABANDONED = 70  # exit status of an engine that cannot continue
 
 
 class EngineBuilder(Protocol):
-    """Makes the engine inside its process. Travels there as a pickle."""
+    """Builds the engine inside its process. Sent there as a pickle."""
 
     def __call__(self, describe: Callable[[Described], None]) -> Engine:
-        """`describe` is to be called as soon as it is known what the model is."""
+        """Calls `describe` as soon as the model is known."""
 
 
 class EngineProcess:
-    """Serves front ends on a local socket until told to stop, or until the process that started it is gone.
+    """Serves front ends on a local socket until told to stop, or until its parent process is gone.
 
-    The event loop owns the connections; the engine's thread only hands bytes to it. With a `link` it says how it is
-    to its supervisor, and where the engine cannot go on the process ends: another takes its place, and its `journal`,
-    and the front ends bring their requests there.
+    The event loop owns the connections; the engine's thread only hands bytes to it. With a `link` it sends heartbeats
+    to its supervisor. If the engine cannot continue the process ends: another one continues its `journal`, and the
+    front ends submit their requests there again.
     """
 
     def __init__(self, address: str, build: EngineBuilder, journal: Journal | None = None, num_before: int = 0) -> None:
@@ -63,8 +63,8 @@ class EngineProcess:
         self._address = address
         self._build = build
         self._journal = journal
-        self._num_before = num_before  # engines that were in its place
-        self._waiting_since_s = 0.0  # there has been work since, and no step has ended
+        self._num_before = num_before  # engines before this one
+        self._waiting_since_s = 0.0  # with work and without a finished step
         self._heartbeat_s = 0.0
         self._front_ends: set[FrontEndConnection] = set()
         self._stop = asyncio.Event()
@@ -80,21 +80,21 @@ class EngineProcess:
             await asyncio.wait({building, stopping}, timeout=ALIVE_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
         if building.done():
             self._start(building)
-        while not stopping.done():  # a broken engine stays too, until somebody has heard why
+        while not stopping.done():  # also with a broken engine, so that front ends hear the reason
             self._send_stats()
             await asyncio.wait({stopping}, timeout=STATS_INTERVAL_S)
         server.close()
         if self.driver is not None:
             await asyncio.to_thread(self.driver.stop)
-            await asyncio.sleep(0)  # what the driver said last is written
+            await asyncio.sleep(0)  # the driver's last events are written
         return 1 if any(isinstance(greeting, Broken) for greeting in self.greetings) else 0
 
     def stop(self) -> None:
-        """Let `run` come to its end."""
+        """Let `run` return."""
         self._stop.set()
 
     def obey(self, message: ControlMessage) -> None:
-        """What the supervisor says."""
+        """Handle a message of the supervisor."""
         if isinstance(message, Stop):
             self.stop()
 
@@ -106,7 +106,7 @@ class EngineProcess:
         self._front_ends.discard(front_end)
 
     def open_port(self, deliver: Callable[[list[Event]], None], number: int) -> Port:
-        assert self.driver is not None, "Ready is said once there is a driver"
+        assert self.driver is not None, "Ready is sent once there is a driver"
         return self.driver.open(deliver, number)
 
     def _start(self, building: "asyncio.Task[Engine]") -> None:
@@ -116,8 +116,8 @@ class EngineProcess:
         except QuireError as error:
             broken = Broken(error.kind, error.message)
         except Exception as error:  # the front ends must hear of it
-            log.exception("the engine could not be made")
-            broken = Broken(EngineFailed.kind, f"the engine could not be made: {error!r}")
+            log.exception("the engine could not be built")
+            broken = Broken(EngineFailed.kind, f"the engine could not be built: {error!r}")
         else:
             self._start_driver(engine)
             self._greet_all(Ready(engine.scheduler.limits.max_sequence_tokens, engine.executor.platform))
@@ -133,11 +133,11 @@ class EngineProcess:
         freeze_gc()
         self.driver.start()
 
-    def _abandon(self, reason: str, is_nobodys_fault: bool) -> None:
-        """On the engine's thread. Nobody is told: the front ends ask the next engine for what this one owes them."""
+    def _abandon(self, reason: str, no_request_at_fault: bool) -> None:
+        """On the engine's thread. No request is failed: the front ends submit them to the next engine."""
         assert self._journal is not None
         log.critical("the engine process ends: %s", reason)
-        if is_nobodys_fault:
+        if no_request_at_fault:
             self._journal.write(Record())
         logging.shutdown()
         os._exit(ABANDONED)
