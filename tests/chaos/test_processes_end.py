@@ -43,7 +43,7 @@ def test_a_worker_that_dies_or_stands_still_costs_its_own_clients_alone_and_is_r
     assert metrics["quire_engine_restarts"] == 0
     wait_until(lambda: len(server.processes("quire-http")) == 2)
     Asking(server, [body(n) for n in range(12)]).wait().check_all()  # whichever worker they reach
-    assert server.logged("quire-http-1 ended (signal 9) and is started again")
+    assert server.logged("quire-http-1 ended (signal 9); restarting it")
 
 
 def test_a_request_that_comes_while_its_worker_does_not_get_to_run_is_answered(serve):

@@ -7,7 +7,7 @@ import time
 from quire.ipc.supervisor_link import Heartbeat
 from quire.ipc.watchdog_timeout import STUCK_FACTOR, LongestStep
 from quire.server.processes.child import Child
-from quire.server.processes.watchdog import Silence, StuckEngine, watch
+from quire.server.processes.watchdog import Silence, StuckEngine, watching
 from tests.patience import WAIT_S
 
 
@@ -76,10 +76,9 @@ def say_nothing(line: socket.socket) -> None:
 def test_a_process_that_does_not_get_up_is_ended_unless_it_is_the_first():
     async def run(starting: Silence | None) -> str:
         child = await Child("quire-silent", say_nothing, lambda line: (line,)).hold()
-        watching = asyncio.create_task(watch(child, Silence("it", 0.1), starting))
-        done, _ = await asyncio.wait({asyncio.create_task(child.ended.wait())}, timeout=WAIT_S if starting else 1)
+        async with watching(child, Silence("it", 0.1), starting):
+            done, _ = await asyncio.wait({asyncio.create_task(child.ended.wait())}, timeout=WAIT_S if starting else 1)
         assert bool(done) is (starting is not None)
-        watching.cancel()
         child.kill()
         await child.ended.wait()
         return child.exit_status

@@ -13,18 +13,16 @@ from typing import Any
 
 from quire.ipc.supervisor_link import PARENTS_SIGNALS, ControlMessage, Heartbeat, Refused, SupervisorLink, Up, open_link
 
-Arguments = Callable[[socket.socket], tuple[Any, ...]]  # given the process's end of its link
-
 _spawn = multiprocessing.get_context("spawn")
 
 
 @contextmanager
 def _signals_held() -> Iterator[None]:
-    """Processes started within have SIGINT and SIGTERM blocked, until `bind_to_parent` ignores them.
+    """Start processes with SIGINT and SIGTERM blocked, until `bind_to_parent` ignores them.
 
-    Those that come meanwhile reach this process afterwards.
+    Signals that come meanwhile reach this process afterwards.
     """
-    resource_tracker.ensure_running()  # it is started with the first process otherwise, and unblocks signals then
+    resource_tracker.ensure_running()  # else the first process starts it, and it unblocks signals
     before = signal.pthread_sigmask(signal.SIG_BLOCK, PARENTS_SIGNALS)
     try:
         yield
@@ -35,12 +33,13 @@ def _signals_held() -> Iterator[None]:
 class Child:
     """A process and the supervisor's end of its link. Owned by the supervisor's loop.
 
-    Is started where it is made; `ended` is set when the process is gone, however it went.
+    The constructor starts it; `ended` is set when the process is gone.
     """
 
     def __init__(
         self, name: str, target: Callable[..., None], args: Callable[[socket.socket], tuple[Any, ...]]
     ) -> None:
+        """`args` makes the arguments of `target`, given the process's end of the link."""
         self.name = name
         self.refusal: Refused | None = None
         self.heartbeat: Heartbeat | None = None
@@ -63,17 +62,16 @@ class Child:
 
     @property
     def exit_status(self) -> str:
-        """Once it has ended."""
         code = self.exit_code
         return f"signal {-code}" if code is not None and code < 0 else f"status {code}"
 
     @property
     def ready_s(self) -> float | None:
-        """For how long it has been ready; None if it never was."""
+        """Seconds since it was ready; None if it never was."""
         return None if self.ready_since_s is None else time.monotonic() - self.ready_since_s
 
     async def hold(self) -> "Child":
-        self._link = await open_link(self._line, self._take, lambda: None)
+        self._link = await open_link(self._line, self._on_message, lambda: None)
         return self
 
     def tell(self, message: ControlMessage) -> None:
@@ -84,7 +82,7 @@ class Child:
         if self.exit_code is None:
             self._process.kill()
 
-    def _take(self, message: ControlMessage) -> None:
+    def _on_message(self, message: ControlMessage) -> None:
         self.heard_s = time.monotonic()
         if isinstance(message, Heartbeat):
             self.heartbeat = message
@@ -99,8 +97,8 @@ class Child:
         self._loop.remove_reader(self._process.sentinel)
         self._process.join()
         self.exit_code = self._process.exitcode
-        self._process.close()  # its files, which would stay open until somebody collects garbage
-        # What it said last is read in the next turn.
+        self._process.close()  # its files, which would stay open until the next garbage collection
+        # Its last messages are read in the next turn of the loop.
         self._loop.call_later(0.05, self._close)
 
     def _close(self) -> None:

@@ -1,4 +1,4 @@
-"""Sockets that listen."""
+"""Listening sockets."""
 
 import socket
 from errno import EACCES, EADDRINUSE
@@ -9,8 +9,8 @@ BACKLOG = 4096  # connections that wait to be accepted
 
 
 def open_listeners(host: str, port: int, count: int) -> list[socket.socket]:
-    """`count` sockets that share a port; of any port that is free where `port` is 0."""
-    first = open_listener(host, port, shared=False)  # alone at first: sharing works with strangers as well
+    """`count` sockets that share a port; a free one where `port` is 0."""
+    first = open_listener(host, port, shared=False)  # alone first: a shared port may be another program's
     if count == 1:
         return [first]
     port = first.getsockname()[1]
@@ -19,10 +19,7 @@ def open_listeners(host: str, port: int, count: int) -> list[socket.socket]:
 
 
 def open_listener(host: str, port: int, *, shared: bool) -> socket.socket:
-    """A socket that listens; `shared` with those of other workers.
-
-    Two sockets that are bound and do not listen yet may have the same port, so it listens at once.
-    """
+    """`shared`: other workers may listen on the same port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -30,7 +27,7 @@ def open_listener(host: str, port: int, *, shared: bool) -> socket.socket:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
     try:
         listener.bind((host, port))
-        listener.listen(BACKLOG)
+        listener.listen(BACKLOG)  # at once: bound sockets that do not listen yet may have the same port
     except OSError as error:
         listener.close()
         kind = AddressUnavailable if error.errno in (EADDRINUSE, EACCES) else InvalidSetting

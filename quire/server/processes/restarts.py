@@ -1,13 +1,13 @@
-"""When a process that ended is started again."""
+"""Delays between restarts of a process."""
 
-QUICK_S = 30.0  # a process that was ready for longer had work to do, and its end says nothing about the next one
+QUICK_S = 30.0  # a process that was ready for longer worked; its end says nothing about the next one
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
 MAX_FAILED_STARTS = 5
-SEARCH_FACTOR = 3  # so many times the ends that may follow each other may be in a search
+SEARCH_FACTOR = 3  # ends during a search that are not counted, in units of `max_quick`
 
 
 class Restarts:
-    """Counts the quick ends of one process in a row, and backs off. Pure: it is told how long things took."""
+    """Counts the quick ends of one process in a row, and backs off. Has no clock."""
 
     def __init__(self, max_quick: int) -> None:
         self._max_quick = max_quick
@@ -16,10 +16,10 @@ class Restarts:
         self._num_failed_starts = 0
 
     def delay_s(self, ready_s: float | None, was_searching: bool = False) -> float | None:
-        """How long to wait before the next start; None to give up. `ready_s`: how long it was ready, None for never.
+        """Seconds until the next start; None to give up. `ready_s`: how long it was ready, None for never.
 
-        An engine that looked for the request that ends engines, and ended, has come closer to it: a good many of those
-        do not count.
+        An engine that ended while it searched for the request that ends engines came closer to it. A number of those
+        ends are not counted.
         """
         if ready_s is not None and ready_s >= QUICK_S:
             self.num_quick = self._num_searches = 0

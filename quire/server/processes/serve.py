@@ -16,7 +16,7 @@ from quire.server.settings import ServerSettings
 
 
 def serve(config: Config, settings: ServerSettings, *, show_progress: bool = True) -> None:
-    """Serve a model until a signal comes. Raises why it cannot be served."""
+    """Serve a model until a signal comes. Raises the reason why it cannot be served."""
     configure_logs(settings.log_format, settings.logging_level)
     engine = ModelEngine(config, settings.log_format, show_progress, settings.logging_level)
     serve_engine(engine, settings, config.chat_template)
@@ -28,7 +28,7 @@ def serve_engine(
     chat_template: str | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve whatever engine `build` makes. This process watches those that do."""
+    """Serve the engine that `build` makes. This process supervises those that do the work."""
     listeners = [[one] for one in open_listeners(settings.host, settings.port, settings.http_workers)]
     host, port = listeners[0][0].getsockname()[:2]
     if settings.prometheus_port is not None:

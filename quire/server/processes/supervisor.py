@@ -1,4 +1,4 @@
-"""Starts the processes of a server, and starts again those that end before their time."""
+"""Starts the processes of a server, and restarts those that end before their time."""
 
 import asyncio
 import logging
@@ -14,27 +14,36 @@ from quire.ipc.supervisor_link import GaveUp, Refused, Stop
 from quire.server.processes.child import Child
 from quire.server.processes.engine_process import ABANDONED, EngineBuilder, run_engine
 from quire.server.processes.restarts import Restarts
-from quire.server.processes.watchdog import STARTING_FACTOR, Silence, StuckEngine, watch
+from quire.server.processes.watchdog import STARTING_FACTOR, Silence, StuckEngine, watching
 from quire.server.processes.worker import run_worker
 from quire.server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
-STOP_S = 10.0  # for a process to end once it is told to
-START_AGAIN_S = 1.0  # after a process could not be made at all
+STOP_S = 10.0  # for a process to end after Stop
+START_AGAIN_S = 1.0  # after the system refused to create a process
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
-# Why a model cannot be served; anything else is the engine's own fault.
+# Errors that say why a model cannot be served; any other is the engine's own.
 REASONS: dict[str, type[QuireError]] = {
     InvalidSetting.kind: InvalidSetting,
     **{error.kind: error for error in ModelError.__subclasses__()},
 }
 
 
-class Supervisor:
-    """One engine process and one or more HTTP workers, each started again when it ends. Owned by its event loop.
+async def first_of(*events: asyncio.Event) -> None:
+    tasks = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
 
-    Holds what outlives them: the sockets that listen, so that no connection is refused while a worker is replaced, and
-    the engine's journal, so that the next engine knows what the last one was at.
+
+class Supervisor:
+    """One engine process and one or more HTTP workers, each restarted when it ends. Owned by its event loop.
+
+    Holds what outlives them: the listening sockets, so that no connection is refused while a worker is replaced, and
+    the engine's journal, by which the next engine knows the steps of the last one.
     """
 
     def __init__(
@@ -62,10 +71,10 @@ class Supervisor:
         self._refused: asyncio.Future[QuireError] = asyncio.get_running_loop().create_future()
 
     async def run(self) -> None:
-        """Until a signal comes. Raises why there is nothing to serve."""
+        """Run until a signal comes. Raises the reason why nothing can be served."""
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
-            loop.add_signal_handler(number, self._signalled)
+            loop.add_signal_handler(number, self._on_signal)
         engine = asyncio.create_task(self._keep_engine())
         workers = asyncio.gather(*(self._keep_worker(place) for place in range(len(self._listeners))))
         stopping = asyncio.create_task(self._stopping.wait())
@@ -74,38 +83,59 @@ class Supervisor:
         try:
             engine.add_done_callback(self._note_defect)
             workers.add_done_callback(self._note_defect)
-            first = {*everything, self._refused} - {engine, at_once}
+            first: set[asyncio.Future[Any]] = {workers, stopping, self._refused}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
             if self._refused.done():
                 raise self._refused.result()
             if not stopping.done():
                 raise EngineFailed("no HTTP worker can be kept running")
-            # They drain; the engine is there for them as long as they are.
-            await asyncio.wait(set(everything) - {engine, stopping}, return_when=asyncio.FIRST_COMPLETED)
+            # The workers drain; the engine runs as long as they do.
+            then: set[asyncio.Future[Any]] = {workers, at_once}
+            await asyncio.wait(then, return_when=asyncio.FIRST_COMPLETED)
             if at_once.done():
-                log.warning("told to stop a second time: what is open is cut off")
+                log.warning("told to stop a second time: open requests are cut off")
                 raise SystemExit(1)
         finally:
             for task in everything:
                 task.cancel()
             await asyncio.gather(*everything, return_exceptions=True)
-            await self._end_engine(self._at_once.is_set())
+            await self._end_all(self._at_once.is_set())
 
     def _note_defect(self, task: "asyncio.Future[Any]") -> None:
-        """A server that nobody watches is no server."""
+        """A defect of the supervisor ends the server, which would be unwatched."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._refuse(Refused(EngineFailed.kind, f"the supervisor failed: {error!r}"))
 
-    def _signalled(self) -> None:
+    def _on_signal(self) -> None:
         if self._stopping.is_set():
             self._at_once.set()
             return
         self._stopping.set()
         for listener in (one for those in self._listeners for one in those):
-            listener.close()  # the workers close theirs; who comes now is refused
+            listener.close()  # the workers close theirs: new connections are refused
         for worker in self._workers.values():
             worker.tell(Stop())
+
+    async def _end_all(self, at_once: bool) -> None:
+        engine = self._engine
+        left = [*self._workers.values(), *([engine] if engine is not None else [])]
+        for child in left:
+            if at_once or child is not engine:
+                child.kill()
+            else:
+                child.tell(Stop())
+        for child in left:
+            await self._end(child, STOP_S)
+
+    async def _end(self, child: Child, within_s: float) -> None:
+        """Wait for a process that was told to stop; kill it when the time has passed."""
+        try:
+            await asyncio.wait_for(child.ended.wait(), within_s)
+        except TimeoutError:
+            log.error("%s did not end within %g s and is killed", child.name, within_s)
+            child.kill()
+            await child.ended.wait()
 
     # The engine
 
@@ -116,21 +146,15 @@ class Supervisor:
         while True:
             try:
                 engine = self._engine = await self._start_engine(num_before)
-            except OSError as error:  # the machine has no room for a process now
+            except OSError as error:
                 if not num_before:
                     raise
                 log.error("the engine process cannot be started: %s", error)
                 await asyncio.sleep(START_AGAIN_S)
                 continue
-            # The first has all the time it wants: nobody waits for it who was served before.
-            watching = asyncio.create_task(watch(engine, is_stuck, is_silent if num_before else None))
-            was_refused = asyncio.create_task(engine.refused.wait())
-            ended = asyncio.create_task(engine.ended.wait())
-            try:
-                await asyncio.wait({ended, was_refused}, return_when=asyncio.FIRST_COMPLETED)
-            finally:
-                for task in (watching, was_refused, ended):
-                    task.cancel()
+            # The first engine may take any time to start: no client waits that was served before.
+            async with watching(engine, is_stuck, is_silent if num_before else None):
+                await first_of(engine.ended, engine.refused)
             refusal = engine.refusal
             if refusal is not None:
                 engine.kill()
@@ -139,15 +163,14 @@ class Supervisor:
             if not num_before and engine.ready_s is None:
                 self._refuse(refusal or Refused(EngineFailed.kind, f"{reason} before it was ready"))
                 return
-            was_searching = (
-                engine.heartbeat is not None and engine.heartbeat.is_searching and engine.exit_code != ABANDONED
-            )
+            heartbeat = engine.heartbeat
+            was_searching = heartbeat is not None and heartbeat.is_searching and engine.exit_code != ABANDONED
             delay_s = restarts.delay_s(engine.ready_s, was_searching)
             if delay_s is None:
                 self._give_up(f"{reason}, {restarts.num_quick} times in a row; it is not started again")
                 return
             num_before += 1
-            log.error("%s and is started again, in %g s", reason, delay_s)
+            log.error("%s; restarting it in %g s", reason, delay_s)
             await asyncio.sleep(delay_s)
 
     async def _start_engine(self, num_before: int) -> Child:
@@ -166,22 +189,6 @@ class Supervisor:
         self._gave_up = reason
         for worker in self._workers.values():
             worker.tell(GaveUp(reason))
-
-    async def _end_engine(self, at_once: bool) -> None:
-        engine = self._engine
-        left = [*self._workers.values(), *([engine] if engine is not None else [])]
-        for child in left:
-            if at_once or child is not engine:
-                child.kill()
-            else:
-                child.tell(Stop())
-        for child in left:
-            try:
-                await asyncio.wait_for(child.ended.wait(), STOP_S)
-            except TimeoutError:
-                log.error("%s did not end within %g s and is killed", child.name, STOP_S)
-                child.kill()
-                await child.ended.wait()
 
     # The HTTP workers
 
@@ -211,13 +218,13 @@ class Supervisor:
             is_first = is_first and worker.ready_s is None
             delay_s = restarts.delay_s(worker.ready_s)
             if delay_s is None:
-                log.critical("%s ends again and again and is not started any more", worker.name)
+                log.critical("%s ends again and again; it is not started any more", worker.name)
                 return
-            log.error("%s ended (%s) and is started again, in %g s", worker.name, worker.exit_status, delay_s)
+            log.error("%s ended (%s); restarting it in %g s", worker.name, worker.exit_status, delay_s)
             await asyncio.sleep(delay_s)
 
     async def _start_worker(self, place: int, is_first: bool) -> Child:
-        self._num_workers_made += 1  # a number of its own, so that no request has the id of another's
+        self._num_workers_made += 1  # a number of its own, so that no two requests have one id
         number = self._num_workers_made
         worker = self._workers[place] = await Child(
             f"quire-http-{place + 1}",
@@ -232,33 +239,19 @@ class Supervisor:
         return worker
 
     async def _follow(self, worker: Child, is_first: bool) -> None:
-        """Until it ends, or nothing is heard of it; once it is ready the server can be announced, and once told to stop
-        it has its time."""
+        """Watch a worker until it ends, or until the server stops and its time to drain has passed."""
         limit_s = self._settings.worker_restart_after_s
         starting = None if is_first else Silence(worker.name, STARTING_FACTOR * limit_s)
-        watching = asyncio.create_task(watch(worker, Silence(worker.name, limit_s), starting))
-        up, ended = asyncio.create_task(worker.up.wait()), asyncio.create_task(worker.ended.wait())
-        stopping = asyncio.create_task(self._stopping.wait())
-        try:
-            await asyncio.wait({up, ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            if up.done():
-                self._note_up()
-            await asyncio.wait({ended, stopping}, return_when=asyncio.FIRST_COMPLETED)
-            watching.cancel()
-            if not ended.done():
-                within_s = self._settings.drain_s + STOP_S
-                await asyncio.wait({ended}, timeout=within_s)
-                if not ended.done():
-                    log.error("%s did not end within %g s and is killed", worker.name, within_s)
-                    worker.kill()
-                    await ended
-        finally:
-            for task in (watching, up, ended, stopping):
-                task.cancel()
+        async with watching(worker, Silence(worker.name, limit_s), starting):
+            await first_of(worker.up, worker.ended, self._stopping)
+            if worker.up.is_set():
+                self._announce_once()
+            await first_of(worker.ended, self._stopping)
+        await self._end(worker, self._settings.drain_s + STOP_S)
 
-    def _note_up(self) -> None:
-        """All of them are ready for the first time."""
-        everyone = [self._workers.get(place) for place in range(len(self._listeners))]
-        if all(worker is not None and worker.up.is_set() for worker in everyone):
+    def _announce_once(self) -> None:
+        """Announce the server when all workers are ready for the first time."""
+        workers = [self._workers.get(place) for place in range(len(self._listeners))]
+        if all(worker is not None and worker.up.is_set() for worker in workers):
             announce, self._announce = self._announce, lambda: None
             announce()

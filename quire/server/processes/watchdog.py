@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from quire.ipc.supervisor_link import Heartbeat
 from quire.ipc.watchdog_timeout import LongestStep, timeout_s
@@ -20,8 +21,17 @@ UNMEASURED_S = 600.0
 Trouble = Callable[[Heartbeat | None, float], str | None]
 
 
-async def watch(child: Child, trouble: Trouble, starting: Trouble | None) -> None:
-    """Kill a process when there is trouble with it, by `starting` before it is up. Runs until cancelled."""
+@asynccontextmanager
+async def watching(child: Child, trouble: Trouble, starting: Trouble | None) -> AsyncIterator[None]:
+    """Kill a process when there is trouble with it. Before it is up `starting` says so; None gives it any time."""
+    task = asyncio.create_task(_watch(child, trouble, starting))
+    try:
+        yield
+    finally:
+        task.cancel()
+
+
+async def _watch(child: Child, trouble: Trouble, starting: Trouble | None) -> None:
     if starting is None:
         await child.up.wait()
     looked_s = time.monotonic()
@@ -33,7 +43,7 @@ async def watch(child: Child, trouble: Trouble, starting: Trouble | None) -> Non
         look = trouble if starting is None or child.up.is_set() else starting
         why = look(child.heartbeat, now - child.heard_s)
         if why is not None:
-            log.error("%s; killing %s", why, child.name)
+            log.error("%s; %s is killed", why, child.name)
             child.kill()
         await asyncio.sleep(INTERVAL_S)
 

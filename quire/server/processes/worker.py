@@ -1,4 +1,4 @@
-"""An HTTP worker, in a process of its own."""
+"""The process of an HTTP worker."""
 
 import asyncio
 import os
@@ -21,21 +21,20 @@ def run_worker(
     parent: int,
     is_first: bool,
 ) -> None:
-    """From its start to its end. `line` leads to the supervisor, process `parent`; `is_first` in its place."""
+    """`line` leads to the supervisor, process `parent`. `is_first`: it replaces no other worker."""
     bind_to_parent("quire-http", parent)
     relax_gc()
     configure_logs(settings.log_format, settings.logging_level)
-    from quire.server.processes.front_end import FrontEnd  # loads what the supervisor, which imports this, does without
+    from quire.server.processes.front_end import FrontEnd  # the supervisor imports this module and does without
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each client is a file; shells give a thousand
+    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each client is a file; shells allow a thousand
     front_end = FrontEnd(settings, number, chat_template)
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         runner.run(front_end.run(address, listeners, line, lambda: os._exit(1), is_first=is_first))
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:
-    """The faster one where there is one."""
     try:
         import uvloop
     except ImportError:  # not on every platform
