@@ -1,15 +1,16 @@
 """Single programs without an engine around them: how long each takes to compile, and how long a step of it is.
 
-    python bench/bare_steps.py random:qwen3-0.6b --rows 8,64,192 --tokens 8192 [--few-rows 256]
+    python bench/bare_steps.py random:llama-3.1-8b --rows 8,64,256 --tokens 0,64,500,2000
 
-Decodes, sampling included, of as many rows at position 300, and prompts alone of as many tokens. The pages are all one
-and the same, so attention reads less than it would; products are what they are. On a GPU XLA chooses between its own
-products and the library's for decodes of up to `--few-rows`.
+Every number of decodes, at position 300, beside every number of prompt tokens of one new sequence, sampling included,
+as the executor runs them: with the shape that it would choose. A step with both is compared with the sum of its parts.
+The pages are all one and the same, so attention reads less memory than it would; products are what they are. On a GPU
+XLA chooses between its own products and the library's for decodes of up to `--few-rows`.
 """
 
 import argparse
 import time
-from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
@@ -17,67 +18,95 @@ import numpy as np
 from quire.config import Config
 from quire.core.plan import Chunk, Kind
 from quire.engine import build
-from quire.executor import programs
-from quire.executor.batch import Ints, Launch, Packer, num_groups
-from quire.executor.buckets import Bucket
-from quire.executor.programs import Key, Programs
+from quire.executor import compiler
+from quire.executor.launch import Launch, Packer, num_sampling
+from quire.executor.programs import Programs
+from quire.executor.sampler import Features
 from quire.executor.step import State
 from quire.files import silent
 
 POSITION, NUM_PAGES = 300, 2048
+PLAIN = Features(*[False] * 5)
 
 
-def step_ms(step: Callable[[State], State], state: State, count: int) -> tuple[State, float]:
-    """Milliseconds of one of so many steps, after two that are not counted."""
-    for number in range(count + 2):
-        if number == 2:
-            jax.block_until_ready(state)  # type: ignore[no-untyped-call]
-            begun = time.perf_counter()
-        state = step(state)
-    jax.block_until_ready(state)  # type: ignore[no-untyped-call]
-    return state, (time.perf_counter() - begun) * 1000 / count
+class Steps:
+    """Runs launches on padding pages, each program compiled when it is first needed."""
 
+    def __init__(self, model: str) -> None:
+        deployment = build.plan_deployment(Config(model=model))
+        self.shapes = deployment.shapes.with_pages(NUM_PAGES)
+        weights = build._weights(deployment, silent)
+        self.programs = Programs(deployment.model, weights, self.shapes, threads=2, mesh=deployment.mesh)
+        self.state = self.programs.compiler.empty_state()
+        words = -(-deployment.model.vocab_size // 32)
+        self.masks = {size: np.zeros((size, words), np.uint32) for size in self.shapes.ladder.sample_sizes}
 
-def measured(made: Programs, key: Key, packed: Ints, state: State, count: int) -> tuple[State, str]:
-    begun_s, used_s = time.perf_counter(), time.process_time()
-    program = made._compile(key)
-    took_s, used_s = time.perf_counter() - begun_s, time.process_time() - used_s
+    def ms(self, rows: int, tokens: int, count: int) -> tuple[float, str]:
+        """Milliseconds of one of so many steps, after two that are not counted, and what ran."""
+        slots = self.shapes.num_slots
+        chunks = [Chunk(n, 0, 0, n, Kind.DECODE, POSITION, 1, (), True) for n in range(rows)]
+        chunks += [Chunk(slots, 0, 0, slots - 1, Kind.PREFILL, 0, tokens, (), True)] * bool(tokens)
+        launch = Launch([*range(rows)], [rows] if tokens else [])
+        run, told = self._fused(launch, chunks) if not tokens and self.shapes.specialised else self._two(launch, chunks)
+        for number in range(count + 2):
+            if number == 2:
+                jax.block_until_ready(self.state)  # type: ignore[no-untyped-call]
+                begun = time.perf_counter()
+            self.state = run(self.state)
+        jax.block_until_ready(self.state)  # type: ignore[no-untyped-call]
+        return (time.perf_counter() - begun) * 1000 / count, told
 
-    def step(state: State) -> State:
-        after: State = program(made.weights, state, packed)[0]
-        return after
+    def _fused(self, launch: Launch, chunks: list[Chunk]) -> tuple[Any, str]:
+        size = next(shape.tokens for shape in self.shapes.ladder.decodes if shape.tokens >= len(chunks))
+        self.programs.get(("decode", size))
+        found = self.programs.decode(len(chunks), 1)
+        assert found is not None
+        shape, step = found
+        packed = Packer(self.shapes).pack(launch, chunks, set(), shape)
+        return lambda state: step(self.programs.compiler.weights, state, packed)[0], str(shape)
 
-    state, ms = step_ms(step, state, count)
-    return state, f"{ms:.3f} ms; compiled in {took_s:.2f} s, {used_s:.2f} s of processors"
+    def _two(self, launch: Launch, chunks: list[Chunk]) -> tuple[Any, str]:
+        ladder, made = self.shapes.ladder, self.programs
+        shape = ladder.choose(launch.shape(chunks), launch.num_tiles(chunks), ladder.all())
+        assert shape is not None, f"no step has {launch.num_tokens(chunks)} tokens; the largest has {ladder.max_tokens}"
+        packer = Packer(self.shapes)
+        packed = packer.pack(launch, chunks, set(), shape)
+        count = num_sampling(launch, chunks)
+        size = next(size for size in ladder.sample_sizes if size >= count)
+        forward, sample = made.get(shape), made.get(("plain" if self.shapes.specialised else "any", size))
+        sampling = packer.pack_samples(launch, chunks, size, PLAIN)
+        masks = jax.device_put(self.masks[size])
+
+        def run(state: State) -> State:
+            state, computed = forward(made.compiler.weights, state, packed)
+            slots, _ = sample(made.compiler.head, state.slots, computed.hidden, sampling, masks)
+            return state._replace(slots=slots)
+
+        return run, f"{shape}, {size} samples"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
-    parser.add_argument("--rows", default="8,64,256", help="of decodes")
-    parser.add_argument("--tokens", default="", help="of prompts alone, several with commas")
-    parser.add_argument("--few-rows", type=int, default=programs.FEW_ROWS)
+    parser.add_argument("--rows", default="8,32,64,128,256", help="decodes")
+    parser.add_argument("--tokens", default="0,64,500,2000", help="prompt tokens beside them")
+    parser.add_argument("--count", type=int, default=20, help="steps of each")
+    parser.add_argument("--few-rows", type=int, default=compiler.FEW_ROWS)
     given = parser.parse_args()
-    programs.FEW_ROWS = given.few_rows
-    plan = build.plan_deployment(Config(model=given.model))
-    shapes = plan.shapes.with_pages(NUM_PAGES)
-    made = Programs(plan.model, build._weights(plan, silent), shapes, threads=2, mesh=plan.mesh)
-    state = made.empty_state()
+    compiler.FEW_ROWS = given.few_rows
+    steps = Steps(given.model)
+    all_tokens = [int(tokens) for tokens in given.tokens.split(",")]
+    prompts = {tokens: steps.ms(0, tokens, given.count) for tokens in all_tokens if tokens}
+    for tokens, (ms, told) in prompts.items():
+        print(f"{tokens} prompt tokens: {ms:.2f} ms ({told})", flush=True)
     for rows in map(int, given.rows.split(",")):
-        packed = np.zeros((4, rows), np.int32)
-        packed[0], packed[1], packed[3] = np.arange(rows) % shapes.num_slots, POSITION, 1
-        state, told = measured(made, ("decode", rows), packed, state, count=40)
-        print(f"decode of {rows} rows: {told}", flush=True)
-    for tokens in map(int, filter(None, given.tokens.split(","))):
-        chunk = Chunk(0, 0, 0, 0, Kind.PREFILL, 0, tokens, (), True)
-        launch = Launch(fills=[0], num_groups=num_groups(chunk))
-        bucket = shapes.buckets.covering(Bucket(0, launch.num_groups, alone=1), shapes.buckets.all())
-        if bucket is None:
-            parser.error(f"no step has {tokens} tokens; the largest has {shapes.max_prefill_tokens}")
-        packed = Packer(shapes.num_slots, shapes.page_size).pack(launch, (chunk,), set(), bucket)
-        state, told = measured(made, bucket, packed, state, count=4)
-        print(f"{bucket}: {told}", flush=True)
-    made.close()
+        alone, told = steps.ms(rows, 0, given.count)
+        print(f"{rows} decodes: {alone:.2f} ms ({told})", flush=True)
+        for tokens, (prompt, _) in prompts.items():
+            ms, told = steps.ms(rows, tokens, given.count)
+            parts = f"{alone + prompt:.2f} ms apart, {ms / (alone + prompt):.2f} of it"
+            print(f"{rows} decodes beside {tokens} prompt tokens: {ms:.2f} ms; {parts} ({told})", flush=True)
+    steps.programs.close()
 
 
 if __name__ == "__main__":

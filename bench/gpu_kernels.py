@@ -17,14 +17,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.core.plan import SlotStart
-from quire.executor.batch import NUM_FEATURES
-from quire.executor.buckets import GROUP_SIZE
+from quire.executor.sampler import Features, sample
 from quire.executor.shapes import Shapes
 from quire.executor.slots import empty_slots, pack_starts, start_slots
-from quire.executor.step import sample_next
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.grouped_attention import Groups
-from quire.ops.step_attention import Kernels, Segments, kernels_for
+from quire.ops.kernels import kernels_for
+from quire.ops.pages import TILE, Pages, Segments, Tiles
+from quire.ops.step_attention import Kernels
 from quire.request import SamplingParams
 
 SPEC = AttentionSpec(kv_heads=8, group=4, head_dim=128, scale=0.088)
@@ -44,7 +43,7 @@ def repeated_s(attend: Callable[..., jax.Array], q: jax.Array, *given: Any) -> f
     return (time.perf_counter() - begun) / REPEATS
 
 
-def paged(lengths: np.ndarray[Any, Any]) -> tuple[jax.Array, jax.Array, np.ndarray[Any, Any]]:
+def paged(lengths: np.ndarray[Any, Any]) -> tuple[Pages, jax.Array]:
     """Keys and values of sequences of these lengths in pages, and which page is where, [n, pages of the longest]."""
     counts = -(-lengths // PAGE_SIZE)
     free = np.random.default_rng(0).permutation(np.arange(1, counts.sum() + 1)).astype(np.int32)
@@ -53,7 +52,7 @@ def paged(lengths: np.ndarray[Any, Any]) -> tuple[jax.Array, jax.Array, np.ndarr
         table[row, :count] = free[end - count : end]
     shape = (int(counts.sum()) + 1, PAGE_SIZE, SPEC.kv_heads, SPEC.head_dim)
     k, v = (jax.random.normal(jax.random.key(seed), shape, jnp.bfloat16) for seed in (1, 2))
-    return k, v, table
+    return (k, v), jnp.asarray(table)
 
 
 def queries(*shape: int) -> jax.Array:
@@ -70,29 +69,39 @@ def decodes(kernels: Kernels) -> Iterator[str]:
         "8 rows x 300": np.full(8, 300),
     }
     for name, lengths in cases.items():
-        k, v, table = paged(lengths)
-        groups = Groups(jnp.asarray(table), jnp.asarray(lengths - 1, jnp.int32), jnp.ones(len(lengths), jnp.int32))
-        seconds = repeated_s(partial(kernels.attend, SPEC), queries(len(lengths), 1), k, v, groups)
+        pages, table = paged(lengths)
+        rows = len(lengths)
+        alone = Tiles.single(jnp.arange(rows), jnp.asarray(lengths - 1, jnp.int32))
+        # As beside prefills, of which there are none: any number of rows up to 256 is computed by one program.
+        room = jnp.full(257 - rows, -1)
+        first = Tiles.single(
+            jnp.concatenate([alone.slots, 0 * room]), jnp.concatenate([jnp.asarray(lengths - 1, jnp.int32), room])
+        )
+        beside = Tiles(first.slots, first.starts, first.lengths, first.offsets, num_single=256)
         read = int(lengths.sum()) * SPEC.kv_heads * SPEC.head_dim * 2 * 2
-        yield f"decode, {name}: {seconds * 1e6:.0f} µs, {read / seconds / 1e12:.2f} TB/s"
+        for how, tiles, tokens in (("alone", alone, rows), ("beside prefills", beside, 257)):
+            seconds = repeated_s(partial(kernels.attend, SPEC), queries(tokens), pages, table, tiles)
+            yield f"decode {how}, {name}: {seconds * 1e6:.0f} µs, {read / seconds / 1e12:.2f} TB/s"
 
 
 def prefills(kernels: Kernels) -> Iterator[str]:
     for count, length in ((4, 2048), (1, 8192)):
         lengths = np.full(count, length)
-        k, v, table = paged(lengths)
-        per_sequence = length // GROUP_SIZE
-        groups = Groups(
-            jnp.asarray(np.repeat(table, per_sequence, axis=0)),
-            jnp.asarray(np.tile(np.arange(per_sequence) * GROUP_SIZE, count), jnp.int32),
-            jnp.full(count * per_sequence, GROUP_SIZE, jnp.int32),
+        pages, table = paged(lengths)
+        each = length // TILE
+        tiles = Tiles(
+            jnp.repeat(jnp.arange(count), each),
+            jnp.tile(jnp.arange(each) * TILE, count),
+            jnp.full(count * each, TILE),
+            jnp.arange(count * each) * TILE,
+            num_single=0,
         )
         flop = count * 4 * length * length / 2 * SPEC.kv_heads * SPEC.group * SPEC.head_dim
-        seconds = repeated_s(partial(kernels.attend, SPEC), queries(count * per_sequence, GROUP_SIZE), k, v, groups)
+        seconds = repeated_s(partial(kernels.attend, SPEC), queries(count * length), pages, table, tiles)
         yield f"prefill, {count} x {length}, ours: {seconds * 1e6:.0f} µs, {flop / seconds / 1e12:.0f} TFLOP/s"
-        if count > kernels.most_alone:
+        if count > kernels.max_fresh_sequences:
             continue
-        most = 1 if count == 1 else kernels.most_alone
+        most = 1 if count == 1 else kernels.max_fresh_sequences
         offsets = np.full(most, -1, np.int32)
         sizes = offsets.copy()
         offsets[:count], sizes[:count] = np.arange(count) * length, length
@@ -100,21 +109,18 @@ def prefills(kernels: Kernels) -> Iterator[str]:
         fresh = [jax.random.normal(jax.random.key(seed), shape, jnp.bfloat16) for seed in (1, 2)]
         segments = Segments(jnp.asarray(offsets), jnp.asarray(sizes))
 
-        def alone(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments) -> jax.Array:
-            out = kernels.attend_alone(SPEC, q, k, v, segments)
+        def attend_fresh(q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments) -> jax.Array:
+            out = kernels.attend_fresh(SPEC, q, k, v, segments)
             assert out is not None
             return out
 
-        seconds = repeated_s(alone, queries(count * length), *fresh, segments)
-        yield f"prefill, {count} x {length}, alone: {seconds * 1e6:.0f} µs, {flop / seconds / 1e12:.0f} TFLOP/s"
+        seconds = repeated_s(attend_fresh, queries(count * length), *fresh, segments)
+        yield f"prefill, {count} x {length}, new sequences: {seconds * 1e6:.0f} µs, {flop / seconds / 1e12:.0f} TFLOP/s"
 
 
 def sampling(kernels: Kernels, rows: int = 256, vocab_size: int = 151_936) -> Iterator[str]:
     shapes = Shapes(num_pages=2, page_size=PAGE_SIZE, num_slots=rows, max_prefill_tokens=32, max_sequence_tokens=512)
     logits = 3 * jax.random.normal(jax.random.key(0), (rows, vocab_size), jnp.float32)
-    masks = jnp.zeros((rows, -(-vocab_size // 32)), jnp.uint32)
-    packed = np.zeros(3 * rows + NUM_FEATURES, np.int32)
-    packed[:rows], packed[rows : 2 * rows], packed[2 * rows : 3 * rows] = np.arange(rows), 300, 1
     asked = {
         "plain": SamplingParams(),
         "top-k 50": SamplingParams(top_k=50),
@@ -124,12 +130,12 @@ def sampling(kernels: Kernels, rows: int = 256, vocab_size: int = 151_936) -> It
     for name, params in asked.items():
         starts = [(SlotStart(n, params, n, 0, (1,), (), 0, (), None), ()) for n in range(rows)]
         slots = jax.jit(start_slots)(empty_slots(shapes), pack_starts(starts, rows, shapes))
-        way: Any = "plain" if name == "plain" else "filtered"
-        draw = jax.jit(partial(sample_next, way, cuts=kernels.filter_cuts), donate_argnums=0)
+        features = Features(name != "plain", penalties=False, adjustments=False, masks=False, logprobs=False)
+        draw = jax.jit(partial(sample, masks=None, features=features, branches=False, cuts=kernels.filter_cuts))
         for count in (2, REPEATS):
             begun = time.perf_counter()
             for _ in range(count):
-                slots, sampled = draw(slots, logits, packed, masks)
+                sampled = draw(logits, slots, jnp.arange(rows), jnp.full(rows, 300))
             sampled.tokens.block_until_ready()
             seconds = (time.perf_counter() - begun) / count
         yield f"sampling, {rows} rows x {vocab_size}, {name}: {seconds * 1e3:.2f} ms"

@@ -93,8 +93,7 @@ class Resolved:
     max_batch_prefill_tokens: int
     max_total_tokens: int
     memory_limit_bytes: int
-    min_rows: int
-    min_groups: int
+    min_tokens: int
     max_burst: int
     waiting_served_ratio: float
     max_waiting_tokens: int
@@ -107,19 +106,18 @@ class PlatformDefaults:
     max_batch_size: int
     max_batch_prefill_tokens: int
     memory_fraction: float
-    min_rows: int
-    min_groups: int
+    min_tokens: int
     page_size: int
     max_burst: int
 
 
 DEFAULTS = {
-    "cpu": PlatformDefaults(32, 512, 0.5, 1, 1, 16, 1),
-    # One row takes a slower path through matmuls than eight, and 128 tokens take as long as 32: that of the weights.
+    "cpu": PlatformDefaults(32, 512, 0.5, 1, 16, 1),
+    # One row takes a slower path through matmuls than eight.
     # Larger pages are fewer for the host to think about, which has little time beside a step of hundreds of rows.
     # To start a program takes the host a millisecond, as long as a decode of a small model.
-    "gpu": PlatformDefaults(256, 8192, 0.95, 8, 4, 32, 4),
-    "tpu": PlatformDefaults(128, 2048, 0.9, 8, 4, 16, 1),
+    "gpu": PlatformDefaults(256, 8192, 0.95, 8, 32, 4),
+    "tpu": PlatformDefaults(128, 2048, 0.9, 8, 16, 1),
 }
 DEFAULT_MAX_TOTAL_TOKENS = {"cpu": 4096, "gpu": 32768, "tpu": 32768}
 LOWEST = {
@@ -213,8 +211,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
     return Resolved(
         **values,
         memory_limit_bytes=int(fraction.value * facts.memory_bytes),
-        min_rows=defaults.min_rows,
-        min_groups=defaults.min_groups,
+        min_tokens=defaults.min_tokens,
         choices=tuple(choices.values()),
     )
 

@@ -49,7 +49,7 @@ def doctor(
             f"{tokens} tokens / {limits.max_sequence_tokens} = {tokens // limits.max_sequence_tokens}"
         ),
         "sequences at the same time": f"up to {limits.max_batch_size}",
-        "steps to compile": f"{len(deployment.shapes.buckets.all())} shapes",
+        "steps to compile": f"{len(deployment.shapes.ladder.all())} shapes",
     }
     if json:
         import json as json_format

@@ -36,8 +36,8 @@ from quire.models.decoder import Decoder
 from quire.models.params import Param, ParamTree
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
+from quire.ops.kernels import kernels_for
 from quire.ops.native import int8_product, library
-from quire.ops.step_attention import kernels_for
 from quire.resolve import (
     Choice,
     Facts,
@@ -119,15 +119,18 @@ def plan_deployment(config: Config, progress: Progress = silent, *, is_served: b
     layout = page_layout(model.layers, resolved.page_size, resolved.max_total_tokens, dtype, mesh, max_groups=1)
     # Only where there is a faster way to attend to a sequence alone: on one device, in layers that see everything.
     sees_all = mesh is None and all(spec.window is None and spec.softcap is None for spec in model.layers)
+    kernels = kernels_for(platform, dtype, config.tensor_parallel)
     shapes = Shapes(
         num_pages=2,
         page_size=resolved.page_size,
         num_slots=resolved.max_batch_size,
         max_prefill_tokens=resolved.max_batch_prefill_tokens,
         max_sequence_tokens=resolved.max_total_tokens,
-        min_rows=resolved.min_rows,
-        min_groups=resolved.min_groups,
-        most_alone=kernels_for(platform, dtype, config.tensor_parallel).most_alone if sees_all else 0,
+        num_groups=len(layout.windows),
+        min_tokens=resolved.min_tokens,
+        is_fine=platform != "cpu",
+        specialised=platform == "gpu",
+        max_fresh_sequences=kernels.max_fresh_sequences if sees_all else 0,
         burst=resolved.max_burst,
     )
     pages = resolve_pages(config, resolved, facts, largest_step_bytes(model, shapes), layout.page_bytes)

@@ -1,6 +1,5 @@
 """Runs plans on JAX devices."""
 
-import logging
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,19 +9,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
-from quire.core.plan import Chunk, SlotStart, StepPlan
-from quire.executor.batch import Launch, Packer, sampled_rows, split
-from quire.executor.buckets import Bucket
+from quire.core.plan import Chunk, PageCopy, SlotStart, StepPlan
+from quire.executor.launch import Launch, Packer, num_sampling, split
 from quire.executor.pending import Launched, Pending, Wanted
 from quire.executor.program_store import ProgramStore
-from quire.executor.programs import START_SIZES, Programs
+from quire.executor.programs import COPY_SIZES, START_SIZES, Programs
 from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.executor.slots import pack_starts
+from quire.executor.step import State
 from quire.models.model import Model
 from quire.models.params import ParamTree
-
-log = logging.getLogger(__name__)
 
 NOTHING_ASKED = Features(*[False] * len(Features._fields))
 
@@ -42,13 +39,11 @@ class JaxExecutor:
         compile_threads: int = 2,
         mesh: Mesh | None = None,
         store: ProgramStore | None = None,
-        specialised: bool | None = None,
     ) -> None:
-        """`specialised` says whether common cases have programs of their own; None: where that pays."""
         self.platform = jax.default_backend()
         self.num_padding_tokens = 0  # computed beyond the tokens of plans, since programs have fixed shapes
         self._shapes = shapes
-        self.programs = Programs(model, weights, shapes, compile_threads, mesh, store, specialised)
+        self.programs = Programs(model, weights, shapes, compile_threads, mesh, store)
         self._mask_words = -(-model.vocab_size // 32)
         self._no_masks: dict[int, jax.Array] = {}
         self._devices = sorted({one for leaf in jax.tree.leaves(weights) for one in leaf.devices()}, key=str)
@@ -61,24 +56,23 @@ class JaxExecutor:
         return self.programs.num_late
 
     def submit(self, plan: StepPlan) -> Pending:
+        self.programs.advance()
+        self._copy_pages(plan.copies)
         self._begin_slots(plan)
         special = [index for index, chunk in enumerate(plan.chunks) if chunk.slot in self._special]
         wanted = {index: self._wanted(plan.chunks[index]) for index in special}
-        scored = {index for index, want in wanted.items() if want.prompt_logprobs is not None}
         started = {start.slot for start in plan.started}
-        buckets = self._shapes.buckets
-        launches = split(plan.chunks, scored, buckets.max_groups, buckets.max_scored_groups)
         pending = Pending(plan, wanted, self._sample)
-        for launch in launches:
+        for launch in split(plan.chunks, [index for index in special if wanted[index].prompt_logprobs is not None]):
             pending.launched += self._launch(plan, launch, started)
         return pending
 
     def reset(self) -> None:
-        self._packer = Packer(self._shapes.num_slots, self._shapes.page_size)
+        self._packer = Packer(self._shapes)
         self._starts: list[SlotStart | None] = [None] * self._shapes.num_slots
         self._special: set[int] = set()  # slots whose requests ask for more than a token at some temperature
-        self._state = None  # frees the old pages before there are new ones
-        self._state = self.programs.empty_state()
+        self._state: State | None = None  # frees the old pages before there are new ones
+        self._state = self.programs.compiler.empty_state()
 
     def check_device(self) -> None:
         for device in self._devices:
@@ -88,35 +82,44 @@ class JaxExecutor:
 
     def warm_up(self) -> Iterator[float]:
         for share in self.programs.compile_all():
-            if self.programs.is_specialised:
+            if self._shapes.specialised:
                 assert self._state is not None
                 self._state = self.programs.rehearse(self._state)
             yield share
 
     def prepare(self, num_tokens: int) -> Iterator[float]:
-        """Make ready what a lone prompt of so many tokens needs, telling the share done; nothing where all is."""
+        """Compile the programs of a lone prompt of so many tokens that are missing, telling the share done."""
         return self.programs.compile_for_one(num_tokens)
 
     def close(self) -> None:
         self.programs.close()
         self._state = None
 
+    def _copy_pages(self, copies: tuple[PageCopy, ...]) -> None:
+        while copies:
+            size = next((size for size in COPY_SIZES if size >= len(copies)), COPY_SIZES[-1])
+            packed = np.zeros((size, 2), np.int32)  # page 0 onto itself
+            packed[: len(copies)] = copies[:size]
+            assert self._state is not None
+            self._state = self._state._replace(pages=self.programs.get(("copy", size))(self._state.pages, packed))
+            copies = copies[size:]
+
     def _begin_slots(self, plan: StepPlan) -> None:
         """Put the tokens, first pages and sampling state of the slots that begin on the device."""
         if not plan.started:
             return
-        first_pages = {chunk.slot: chunk.new_pages[0] for chunk in plan.chunks if chunk.new_pages}
+        first_pages = {chunk.slot: chunk.new_pages for chunk in plan.chunks}
         starts = [(start, first_pages[start.slot]) for start in plan.started]
         for start, pages in starts:
             self._starts[start.slot] = start
             asks = any(asked_by(start)) or start.prompt_logprobs is not None
             (self._special.add if asks else self._special.discard)(start.slot)
-            self._packer.start(start.slot, len(pages))
+            self._packer.start(start.slot, pages)
         assert self._state is not None
         while starts:
             size = next((size for size in START_SIZES if size >= len(starts)), START_SIZES[-1])
             packed = pack_starts(starts[:size], size, self._shapes)
-            self._state = self._state._replace(slots=self.programs.start(size)(self._state.slots, packed))
+            self._state = self._state._replace(slots=self.programs.get(("start", size))(self._state.slots, packed))
             starts = starts[size:]
 
     def _wanted(self, chunk: Chunk) -> Wanted:
@@ -127,11 +130,11 @@ class JaxExecutor:
     def _launch(self, plan: StepPlan, launch: Launch, started: set[int]) -> list[Launched]:
         features = self._features(plan, launch)
         # A guided plan samples all its launches together, once its masks are there.
-        is_plain = not launch.fills and not plan.guided and not any(features)
+        is_plain = not launch.prefills and not plan.guided and not any(features)
         if is_plain and (decoded := self._decode(plan, launch, started, features, plan.burst)) is not None:
             return [decoded]
         launched = []
-        for offset in range(plan.burst):  # where no one program does them all
+        for offset in range(plan.burst):  # where no single program does them all
             if offset:
                 rows = [index for index in launch.rows if plan.chunks[index].length > offset]
                 launch = replace(launch, rows=rows, offset=offset)
@@ -145,52 +148,59 @@ class JaxExecutor:
         found = self.programs.decode(len(launch.rows), burst)
         if found is None:
             return None
-        bucket, step = found
-        packed = self._packer.pack_decodes(launch, plan.chunks, started, bucket)
-        self._state, sampled = step(self.programs.weights, self._state, packed)
+        shape, step = found
+        packed = self._packer.pack(launch, plan.chunks, started, shape)
+        self._state, sampled = step(self.programs.compiler.weights, self._state, packed)
+        real = sum(plan.chunks[index].length for index in launch.rows) if burst > 1 else len(launch.rows)
+        self.num_padding_tokens += shape.tokens * burst - real
         sampled.tokens.copy_to_host_async()
-        return Launched(launch, bucket, features, None, None, sampled)
+        return Launched(launch, features, sampled=sampled, has_all_rows=True)
 
     def _forward(self, plan: StepPlan, launch: Launch, started: set[int], features: Features) -> Launched:
-        are_new = not launch.rows and all(plan.chunks[index].start == 0 for index in launch.fills)
-        alone = len(launch.fills) if are_new else 0
-        bucket, forward = self.programs.forward(len(launch.rows), launch.num_groups, launch.scores, alone)
-        packed = self._packer.pack(launch, plan.chunks, started, bucket)
-        self._state, logits, scored = forward(self.programs.weights, self._state, packed)
-        launched = Launched(launch, bucket, features, logits, scored)
+        needed = launch.shape(plan.chunks)
+        shape, forward = self.programs.forward(needed, launch.num_tiles(plan.chunks))
+        packed = self._packer.pack(launch, plan.chunks, started, shape)
+        self._state, computed = forward(self.programs.compiler.weights, self._state, packed)
+        self.num_padding_tokens += shape.tokens - needed.tokens
+        launched = Launched(launch, features, computed)
         if not plan.guided:
             self._sample(plan, launched, {})
         return launched
 
     def _sample(self, plan: StepPlan, launched: Launched, masks: dict[int, bytes]) -> None:
-        launch, bucket, features = launched.launch, launched.bucket, launched.features
-        sample = self.programs.sample(bucket.num_samples, features)
-        packed = self._packer.pack_samples(launch, plan.chunks, bucket, features)
+        launch, features, computed = launched.launch, launched.features, launched.computed
+        assert computed is not None
+        count = num_sampling(launch, plan.chunks)
+        if count < len(launch.indices):
+            computed.is_finite.copy_to_host_async()
+        if not count:
+            return
+        assert computed.hidden is not None, "a launch samples once"
+        size, sample = self.programs.sample(count, features)
+        packed = self._packer.pack_samples(launch, plan.chunks, size, features)
         assert self._state is not None
-        assert launched.logits is not None, "a launch samples once"
-        rows = self._masks(plan, launch, bucket, masks)
-        slots, sampled = sample(self._state.slots, launched.logits, packed, rows)
+        rows = self._masks(plan, launch, size, masks)
+        slots, sampled = sample(self.programs.compiler.head, self._state.slots, computed.hidden, packed, rows)
         self._state = self._state._replace(slots=slots)
         sampled.tokens.copy_to_host_async()
-        launched.sampled, launched.logits = sampled, None
+        launched.sampled, launched.computed = sampled, computed._replace(hidden=None)
 
     def _features(self, plan: StepPlan, launch: Launch) -> Features:
         """What any row asks for."""
         chunks, special = plan.chunks, self._special
-        indices = [index for index in (*launch.rows, *launch.fills) if chunks[index].slot in special]
+        indices = [index for index in launch.indices if chunks[index].slot in special]
         asked = [asked_by(self._start_of(chunks[index])) for index in indices]
-        masks = any(index in plan.guided for index in (*launch.rows, *launch.fills)) if plan.guided else False
+        masks = any(index in plan.guided for index in launch.indices) if plan.guided else False
         return Features(*(any(flags) for flags in zip(NOTHING_ASKED, *asked, strict=True)))._replace(masks=masks)
 
-    def _masks(self, plan: StepPlan, launch: Launch, bucket: Bucket, masks: dict[int, bytes]) -> Any:
-        size = bucket.num_samples
-        if not any(index in plan.guided for index in (*launch.rows, *launch.fills)):
+    def _masks(self, plan: StepPlan, launch: Launch, size: int, masks: dict[int, bytes]) -> Any:
+        if not any(index in masks for index in launch.indices):
             if size not in self._no_masks:
-                self._no_masks[size] = jnp.zeros((size, self._mask_words), jnp.uint32)
+                self._no_masks[size] = jnp.full((size, self._mask_words), 0xFFFFFFFF, jnp.uint32)
             return self._no_masks[size]
         rows = np.full((size, self._mask_words), 0xFFFFFFFF, np.uint32)
-        for row, index in sampled_rows(plan.chunks, launch, bucket):
-            if index in masks:
+        for row, index in enumerate(launch.samples(plan.chunks)):
+            if index in masks and plan.chunks[index].samples:
                 rows[row] = np.frombuffer(masks[index], np.uint32)
         return rows
 

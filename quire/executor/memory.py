@@ -46,8 +46,7 @@ def largest_step_bytes(model: Model, shapes: Shapes) -> int:
     Each token's widest intermediate and some of its hidden size, twice over, in float32 whatever the weights are; and
     the logits that are in memory together, in a few copies.
     """
-    buckets = shapes.buckets.all()
-    tokens = max(bucket.num_tokens for bucket in buckets)
-    samples = max(SCORED_AT_ONCE, *(bucket.num_samples for bucket in buckets))
+    tokens = shapes.ladder.max_tokens
+    samples = max(SCORED_AT_ONCE, shapes.num_slots)
     widest = max(prod(param.shape) // model.hidden_size for param in leaves(model.params()["layers"]))
     return tokens * 2 * (widest + 4 * model.hidden_size) * 4 + samples * model.vocab_size * 4 * 4

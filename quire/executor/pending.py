@@ -4,13 +4,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import NamedTuple
 
-import jax
 import numpy as np
 
-from quire.core.plan import StepPlan, StepResult, TokenLogprobs
-from quire.executor.batch import Launch, num_groups, sampled_rows
-from quire.executor.buckets import GROUP_SIZE, Bucket
+from quire.core.plan import Chunk, StepPlan, StepResult, TokenLogprobs
+from quire.executor.launch import Launch
 from quire.executor.sampler import NOT_NUMBERS, NOTHING_LEFT, Features, Sampled
+from quire.executor.step import Computed
 
 WHY = {
     NOT_NUMBERS: "the model's logits are not finite",
@@ -29,11 +28,16 @@ class Wanted(NamedTuple):
 @dataclass(slots=True)
 class Launched:
     launch: Launch
-    bucket: Bucket
     features: Features
-    logits: jax.Array | None  # until it samples
-    scored: Sampled | None  # for each token of the groups
-    sampled: Sampled | None = None
+    computed: Computed | None = None  # None where one program computed and sampled
+    sampled: Sampled | None = None  # of the chunks that sample; None before, and where none does
+    has_all_rows: bool = False  # whether `sampled` has an entry for every chunk, also those that do not sample
+
+    def samples(self, chunks: tuple[Chunk, ...]) -> list[int]:
+        """The chunks that `sampled` has entries for, in their order."""
+        if self.has_all_rows:
+            return self.launch.rows
+        return [index for index in self.launch.samples(chunks) if chunks[index].samples]
 
 
 Sampler = Callable[[StepPlan, Launched, dict[int, bytes]], None]
@@ -53,52 +57,62 @@ class Pending:
         for launched in self.launched:
             self._sample(self._plan, launched, masks)
 
-    @property
-    def is_done(self) -> bool:
-        """Whether `result` would return without waiting for the device."""
-        arrays = jax.tree.leaves([(launched.sampled, launched.scored) for launched in self.launched])
-        return all(launched.sampled is not None for launched in self.launched) and all(a.is_ready() for a in arrays)
-
     def result(self) -> StepResult:
         chunks = self._plan.chunks
         tokens: list[list[int]] = [[] for _ in chunks]
-        missing = False  # a token that could not be sampled
+        is_any_missing = False  # a token that could not be sampled
         logprobs: dict[int, list[TokenLogprobs]] = {}
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}
         for launched in self.launched:
-            launch, samples = launched.launch, launched.sampled
-            assert samples is not None, "it is collected once it samples"
-            drawn = np.atleast_2d(np.asarray(samples.tokens))
-            missing |= bool(drawn.min() < 0)
-            count, by_row = len(drawn), drawn.T.tolist()
-            for row, index in sampled_rows(chunks, launch, launched.bucket):
-                tokens[index] += by_row[row] if count == 1 else by_row[row][: chunks[index].length]
-                if index in self._wanted and chunks[index].samples:
-                    top = self._wanted[index].logprobs
-                    if top is not None:
-                        logprobs.setdefault(index, []).append(_logprobs(samples, row, top))
-            if launched.scored is not None:
-                self._read_scores(launch, launched.scored, prompt_logprobs)
+            indices, sampled = launched.samples(chunks), launched.sampled
+            assert sampled is not None or not indices, "a step is collected once it samples"
+            if sampled is not None:
+                drawn = np.atleast_2d(np.asarray(sampled.tokens))
+                is_any_missing |= bool(drawn.min() < 0)
+                count, by_row = len(drawn), drawn.T.tolist()
+                for row, index in enumerate(indices):
+                    tokens[index] += by_row[row] if count == 1 else by_row[row][: chunks[index].length]
+                    if index in self._wanted and chunks[index].samples:
+                        top = self._wanted[index].logprobs
+                        if top is not None:
+                            logprobs.setdefault(index, []).append(_logprobs(sampled, row, top))
+            is_any_missing |= self._mark_not_finite(launched, len(indices), tokens)
+            if launched.computed is not None and launched.computed.scored is not None:
+                self._read_scores(launched.launch, launched.computed.scored, prompt_logprobs)
+        failed = self._failures(tokens) if is_any_missing else {}
+        sampled_tokens = [tokens[index] for index, chunk in enumerate(chunks) if chunk.samples]
+        return StepResult(self._plan.step, sampled_tokens, logprobs, prompt_logprobs, failed)
+
+    def _mark_not_finite(self, launched: Launched, num_sampled: int, tokens: list[list[int]]) -> bool:
+        """Chunks that do not sample fail too where their numbers are not finite: their pages must not be shared."""
+        others = launched.launch.samples(self._plan.chunks)[num_sampled:]
+        if launched.computed is None or not others:
+            return False
+        is_finite = np.asarray(launched.computed.is_finite)[num_sampled:]
+        found = [index for index, finite in zip(others, is_finite, strict=False) if not finite]
+        for index in found:
+            tokens[index].append(NOT_NUMBERS)
+        return bool(found)
+
+    def _failures(self, tokens: list[list[int]]) -> dict[int, str]:
+        """By index of the chunk; its tokens are cut before the first that is missing."""
         failed = {}
-        if missing:
-            for index, chunk in enumerate(chunks):
-                reason = min(0, *tokens[index])
-                # Also where nothing is sampled: pages that hold NaN must not be shared.
-                if reason == NOT_NUMBERS or (reason < 0 and chunk.samples):
-                    end = next(n for n, token in enumerate(tokens[index]) if token < 0)
-                    failed[index] = WHY[tokens[index][end]]
-                    del tokens[index][end:]
-        sampled = [tokens[index] for index, chunk in enumerate(chunks) if chunk.samples]
-        return StepResult(self._plan.step, sampled, logprobs, prompt_logprobs, failed)
+        for index, chunk in enumerate(self._plan.chunks):
+            reason = min(tokens[index], default=0)
+            if reason == NOT_NUMBERS or (reason < 0 and chunk.samples):
+                end = next(n for n, token in enumerate(tokens[index]) if token < 0)
+                failed[index] = WHY[tokens[index][end]]
+                del tokens[index][end:]
+        return failed
 
     def _read_scores(self, launch: Launch, scored: Sampled, into: dict[int, list[TokenLogprobs]]) -> None:
         first = 0
-        for index in launch.fills:
+        for index in launch.prefills:
             chunk, wanted = self._plan.chunks[index], self._wanted[index]
             assert wanted.prompt_logprobs is not None
             count = min(chunk.start + chunk.length, wanted.num_prompt - 1) - chunk.start
             into[index] = [_logprobs(scored, first + row, wanted.prompt_logprobs) for row in range(count)]
-            first += num_groups(chunk) * GROUP_SIZE
+            first += chunk.length
 
 
 def _logprobs(sampled: Sampled, row: int, top: int) -> TokenLogprobs:

@@ -73,9 +73,11 @@ def sample(
     `masks` [r, ceil(v / 32)] has a bit for each token that is allowed. Without `branches` nothing is skipped that is
     not known to be idle at compile time: on a GPU the host would wait for the device to say which way to go.
     """
-    counts, numbers = slots.counts[rows], slots.numbers[rows]
-    index = positions + 1 - counts[:, NUM_PROMPT]  # of the token to draw, among the generated ones
-    shaped = _where_asked(features.penalties, lambda x: _penalised(x, slots, rows, positions, counts, numbers), logits)
+    int_params, float_params = slots.int_params[rows], slots.float_params[rows]
+    index = positions + 1 - int_params[:, NUM_PROMPT]  # of the token to draw, among the generated ones
+    shaped = _where_asked(
+        features.penalties, lambda x: _penalised(x, slots, rows, positions, int_params, float_params), logits
+    )
     shaped = _where_asked(features.adjustments, lambda x: _adjusted(x, slots, rows, index), shaped)
     if masks is not None:
         allowed = masks
@@ -83,15 +85,15 @@ def sample(
 
     greedy = jnp.argmax(shaped, axis=-1).astype(jnp.int32)
     highest = jnp.take_along_axis(shaped, greedy[:, None], axis=1)
-    temperature = numbers[:, TEMPERATURE]
+    temperature = float_params[:, TEMPERATURE]
     is_greedy = temperature < COLDEST
     keep = partial(filtered, branches=branches, cuts=cuts)
 
     def drawn(shaped: jax.Array) -> jax.Array:
         # With 0 as the highest, no temperature can make the others overflow.
         scaled = (shaped - highest) / jnp.where(is_greedy, 1.0, temperature)[:, None]
-        scaled = _where_asked(features.filters, lambda x: keep(x, counts[:, TOP_K], numbers), scaled)
-        return jnp.where(is_greedy, greedy, draw(scaled, uniforms(counts, index)))
+        scaled = _where_asked(features.filters, lambda x: keep(x, int_params[:, TOP_K], float_params), scaled)
+        return jnp.where(is_greedy, greedy, draw(scaled, uniforms(int_params, index)))
 
     tokens = jax.lax.cond(jnp.all(is_greedy), lambda _: greedy, drawn, shaped) if branches else drawn(shaped)
     tokens = jnp.where(jnp.isfinite(highest[:, 0]), tokens, NOTHING_LEFT)
@@ -151,7 +153,7 @@ def _pick(weights: jax.Array, uniform: jax.Array) -> jax.Array:
 
 
 def filtered(
-    logits: jax.Array, top_k: jax.Array, numbers: jax.Array, branches: bool = True, cuts: FilterCuts | None = None
+    logits: jax.Array, top_k: jax.Array, float_params: jax.Array, branches: bool = True, cuts: FilterCuts | None = None
 ) -> jax.Array:
     """Logits [r, v], whose highest is 0, with -inf for what top-k, then top-p, then min-p, then typical-p leave out.
 
@@ -160,9 +162,9 @@ def filtered(
     """
     size = logits.shape[1]
     k = jnp.where(top_k > 0, jnp.minimum(top_k, size), size)
-    top_p, typical_p = _share(numbers[:, TOP_P]), _share(numbers[:, TYPICAL_P])
+    top_p, typical_p = _share(float_params[:, TOP_P]), _share(float_params[:, TYPICAL_P])
     if cuts is not None:
-        logits, *limits = cuts(logits, k, top_p, numbers[:, MIN_P], typical_p)
+        logits, *limits = cuts(logits, k, top_p, float_params[:, MIN_P], typical_p)
         cut, centre, spread = (limit[:, None] for limit in limits)
         return jnp.where((logits >= cut) & (jnp.abs(-logits - centre) <= spread), logits, -jnp.inf)
 
@@ -172,7 +174,7 @@ def filtered(
     logits = _where_asked(wanted(k < size), lambda x: _top_k(x, k), logits)
     logits = _where_asked(wanted(top_p < 1), lambda x: _top_p(x, top_p), logits)
     # The highest is always left, so that its probability is the measure of the others' after every cut.
-    logits = jnp.where(logits >= jnp.log(numbers[:, MIN_P, None]), logits, -jnp.inf)
+    logits = jnp.where(logits >= jnp.log(float_params[:, MIN_P, None]), logits, -jnp.inf)
     return _where_asked(wanted(typical_p < 1), lambda x: _typical_p(x, typical_p), logits)
 
 
@@ -231,20 +233,25 @@ def _largest(holds: Callable[[jax.Array], jax.Array], rows: int) -> jax.Array:
 
 
 def _penalised(
-    logits: jax.Array, slots: Slots, rows: jax.Array, positions: jax.Array, counts: jax.Array, numbers: jax.Array
+    logits: jax.Array,
+    slots: Slots,
+    rows: jax.Array,
+    positions: jax.Array,
+    int_params: jax.Array,
+    float_params: jax.Array,
 ) -> jax.Array:
     """Repetition counts prompt and answer; frequency and presence count the answer alone."""
     history = slots.history[rows]  # [r, max_tokens]
     at = jnp.arange(history.shape[1])
     known = at <= positions[:, None]
-    generated = known & (at >= counts[:, NUM_PROMPT, None])
+    generated = known & (at >= int_params[:, NUM_PROMPT, None])
     row = jnp.arange(logits.shape[0])[:, None]
     nothing = jnp.zeros(logits.shape, jnp.int32)
     seen = nothing.at[row, history].add(known.astype(jnp.int32)) > 0
     count = nothing.at[row, history].add(generated.astype(jnp.int32))
-    repetition = numbers[:, REPETITION, None]
+    repetition = float_params[:, REPETITION, None]
     logits = jnp.where(seen, jnp.where(logits > 0, logits / repetition, logits * repetition), logits)
-    return logits - numbers[:, FREQUENCY, None] * count - numbers[:, PRESENCE, None] * (count > 0)
+    return logits - float_params[:, FREQUENCY, None] * count - float_params[:, PRESENCE, None] * (count > 0)
 
 
 def _adjusted(logits: jax.Array, slots: Slots, rows: jax.Array, index: jax.Array) -> jax.Array:
@@ -259,13 +266,13 @@ def _unpacked(masks: jax.Array, size: int) -> jax.Array:
     return bits.reshape(masks.shape[0], -1)[:, :size].astype(bool)
 
 
-def uniforms(counts: jax.Array, index: jax.Array) -> jax.Array:
+def uniforms(int_params: jax.Array, index: jax.Array) -> jax.Array:
     """Two numbers in [0, 1) for each row [r, 2].
 
     They depend on the request's seed, on which of its samples this is and on the index of the token, and on nothing
     else: the threefry cipher, keyed by the seed, of the other two.
     """
-    words = jax.lax.bitcast_convert_type(counts, jnp.uint32)
+    words = jax.lax.bitcast_convert_type(int_params, jnp.uint32)
     high, low, sample = words[:, SEED_HIGH], words[:, SEED_LOW], words[:, SAMPLE]
     bits = threefry2x32_p.bind(high, low, sample, index.astype(jnp.uint32))  # type: ignore[no-untyped-call]
     return jnp.stack([(word >> 8).astype(jnp.float32) * jnp.float32(2**-24) for word in bits], axis=-1)

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from quire.executor.buckets import Buckets
+from quire.executor.ladder import Ladder
 
 
 @dataclass(frozen=True)
@@ -13,10 +13,12 @@ class Shapes:
     num_slots: int
     max_prefill_tokens: int
     max_sequence_tokens: int
-    min_rows: int = 1  # smaller decodes are padded to so many rows
-    min_groups: int = 1  # smaller prefills are padded to so many groups
-    most_alone: int = 0  # prompts that have programs of their own where a step is theirs alone; 0: there are none
-    alone_from: int = 64  # groups, from which on they do
+    num_groups: int = 1  # of pages
+    min_tokens: int = 1  # smaller steps are padded to so many
+    is_fine: bool = False  # whether the ladder of tokens is: see ladder.py
+    specialised: bool = False  # common cases have programs of their own: decodes alone, and each way of sampling
+    max_fresh_sequences: int = 0  # that programs for new sequences alone take; 0: there are none
+    fresh_from: int = 2048  # tokens, from which on there are such programs
     burst: int = 1  # decodes that one program does after each other; 1: no such program
 
     def with_pages(self, num_pages: int) -> "Shapes":
@@ -29,16 +31,17 @@ class Shapes:
 
     @property
     def table_size(self) -> int:
-        """Pages of a slot."""
+        """Pages of a slot in each group."""
         return -(-self.max_sequence_tokens // self.page_size)
 
     @cached_property
-    def buckets(self) -> Buckets:
-        return Buckets(
+    def ladder(self) -> Ladder:
+        return Ladder(
             self.num_slots,
             self.max_prefill_tokens,
-            self.min_rows,
-            self.min_groups,
-            self.most_alone,
-            self.alone_from,
+            min_tokens=self.min_tokens,
+            is_fine=self.is_fine,
+            has_decodes=self.specialised,
+            max_fresh_sequences=self.max_fresh_sequences,
+            fresh_from=self.fresh_from,
         )

@@ -1,102 +1,102 @@
-"""What is compiled: one launch's tokens through the model, and the tokens that follow them.
+"""The functions that are compiled: a step's tokens through the model, and the tokens that follow them.
 
-They are two programs, because the second has fewer shapes than the first and takes as long to compile. Where starting
-a program costs more than that, decodes have one that does both.
+They are two programs. The second has fewer shapes: it computes logits and samples for as many sequences as sample,
+while the first has one shape for each number of tokens. Where starting a program costs more than that saves, decodes
+have one that does both.
 """
 
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from quire.executor.batch import Inputs, unpack
-from quire.executor.buckets import GROUP_SIZE, Bucket
+from quire.executor.ladder import StepShape
+from quire.executor.launch import Inputs, fields, num_single
 from quire.executor.layer_state import PagedState, PagedStates, PageLayout
 from quire.executor.sampler import Features, Sampled, describe, sample
+from quire.executor.shapes import Shapes
 from quire.executor.slots import NUM_PROMPT, Slots
 from quire.models.context import PlatformOps, TokenContext
 from quire.models.model import Model
 from quire.models.params import ParamTree
-from quire.ops.attention import Attend
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.grouped_attention import Groups
 from quire.ops.heads import Heads
-from quire.ops.step_attention import FilterCuts, Kernels, Places, Segments, step_attention
+from quire.ops.pages import PageAccess, Segments, Tiles, write_targets
+from quire.ops.step_attention import FilterCuts, Kernels, step_attention
 
-# Which programs sample: any can do everything and branches on the device; the others do no more than their names say.
+# The programs that sample: "any" can do everything and branches on the device; the others do what their names say.
 SamplingWay = Literal["any", "plain", "filtered"]
 SCORED_AT_ONCE = 64  # positions whose logits over the vocabulary are in memory together
 
 
 class State(NamedTuple):
-    """Everything a step changes. It is donated from step to step, so that pages are written where they are."""
+    """Everything a step changes. It is donated from step to step, so that pages are written in place."""
 
-    pages: list[tuple[jax.Array, jax.Array]]  # keys and values of each layer
+    pages: list[Any]  # the page arrays of the layout
     slots: Slots
 
 
+class Compiled(NamedTuple):
+    """The constants of every program."""
+
+    model: Model
+    kernels: Kernels
+    shapes: Shapes
+    layout: PageLayout
+
+
+class Computed(NamedTuple):
+    """The results of a forward pass, by chunk, those that sample first."""
+
+    hidden: jax.Array | None  # [num_slots, d], after the last token; None once it was sampled from
+    is_finite: jax.Array  # bool [num_slots]: a chunk with other numbers must not share its pages
+    scored: Sampled | None = None  # of each token: the log-probability of the next, where the shape scores
+
+
 def forward(
-    model: Model,
-    kernels: Kernels,
-    layout: PageLayout,
-    bucket: Bucket,
-    weights: ParamTree,
-    state: State,
-    packed: jax.Array,
-) -> tuple[State, jax.Array, Sampled | None]:
-    """One launch's tokens through the model.
-
-    Gives the logits after each row and after the last token of each group, or of each sequence where they are alone,
-    [bucket.num_samples, v], and where the bucket scores, the log-probability of what follows each token of the groups.
-    """
-    inputs = unpack(packed, bucket, layout.page_size)
-    state = _with_new_pages(state, inputs, layout.page_size)
-    state, hidden, positions, token_slots = _hidden(model, kernels, layout, bucket, weights, state, inputs)
-
-    ends = _ends(inputs, bucket)
-    logits = model.logits(weights, hidden[jnp.pad(ends, (0, bucket.num_samples - ends.shape[0]))])
-    scored = None
-    if bucket.scores:
-        rows = bucket.rows
-        scored = _score(model, weights, hidden[rows:], state.slots, token_slots[rows:], positions[rows:])
-    return state, logits, scored
-
-
-def _ends(inputs: Inputs, bucket: Bucket) -> jax.Array:
-    """The tokens of a launch after which something may be sampled."""
-    if bucket.alone:
-        offsets, lengths = Segments.of(inputs.group_starts, inputs.group_lengths, GROUP_SIZE, bucket.alone)
-        return jnp.maximum(offsets + lengths - 1, 0)
-    last = bucket.rows + jnp.arange(bucket.groups) * GROUP_SIZE + jnp.maximum(inputs.group_lengths - 1, 0)
-    return jnp.concatenate([jnp.arange(bucket.rows), last])
+    compiled: Compiled, shape: StepShape, weights: ParamTree, state: State, packed: jax.Array
+) -> tuple[State, Computed]:
+    """The tokens of a launch through the model."""
+    inputs = fields(packed, shape, compiled.shapes)
+    state = _with_new_pages(state, inputs)
+    tiles = (
+        Tiles.single(inputs.slots, inputs.positions)
+        if shape.decodes_only
+        else Tiles(
+            inputs.tile_slots,
+            inputs.tile_starts,
+            inputs.tile_lengths,
+            inputs.tile_offsets,
+            num_single(shape, compiled.shapes),
+        )
+    )
+    state, hidden = _hidden(compiled, shape, weights, state, inputs, tiles)
+    last = hidden[inputs.ends]
+    computed = Computed(last, jnp.isfinite(last).all(axis=-1))
+    if shape.scores:
+        scored = _score(compiled.model, weights, hidden, state.slots, inputs.slots, inputs.positions)
+        computed = computed._replace(scored=scored)
+    return state, computed
 
 
 def decode(
-    model: Model,
-    kernels: Kernels,
-    layout: PageLayout,
-    bucket: Bucket,
-    count: int,
-    weights: ParamTree,
-    state: State,
-    packed: jax.Array,
+    compiled: Compiled, shape: StepShape, count: int, weights: ParamTree, state: State, packed: jax.Array
 ) -> tuple[State, Sampled]:
-    """The next tokens of rows that ask for nothing else, [count, bucket.rows]: up to `count` of each, one by one.
+    """The next tokens of sequences that ask for nothing else, [count, rows]: up to `count` of each, one by one.
 
-    `packed` holds, for each row, its slot, its position, the next page it needs and how many tokens it gets. A row that
-    gets none is computed all the same: it is a part of a prompt, and the token after it is known.
+    A row that samples none is computed all the same: it is a part of a prompt, and the token after it is known.
     """
-    row_slots, row_positions, row_pages, num_new = packed
-    none = packed[0, :0]
-    inputs = Inputs(row_slots, row_positions, row_pages, *[none] * 6)
-    state = _with_new_pages(state, inputs, layout.page_size)
+    inputs = fields(packed, shape, compiled.shapes)
+    slot, num_new = inputs.slots, inputs.num_new
+    state = _with_new_pages(state, inputs)
 
     def one(state: State, offset: jax.Array) -> tuple[State, jax.Array]:
-        positions = jnp.where(offset < jnp.maximum(num_new, 1), row_positions + offset, -1)
-        at = inputs._replace(row_positions=positions)
-        state, hidden, _, _ = _hidden(model, kernels, layout, bucket, weights, state, at)
-        logits = model.logits(weights, hidden)
-        slots, sampled = _next("plain", state.slots, logits, row_slots, positions, offset < num_new)
+        positions = jnp.where(offset < jnp.maximum(num_new, 1), inputs.positions + offset, -1)
+        positions = jnp.where(inputs.positions < 0, -1, positions)
+        at = inputs._replace(positions=positions)
+        state, hidden = _hidden(compiled, shape, weights, state, at, Tiles.single(slot, positions))
+        logits = compiled.model.logits(weights, hidden)
+        slots, sampled = _next("plain", state.slots, logits, slot, positions, offset < num_new)
         return state._replace(slots=slots), sampled.tokens
 
     if count == 1:
@@ -107,47 +107,52 @@ def decode(
 
 
 def _hidden(
-    model: Model,
-    kernels: Kernels,
-    layout: PageLayout,
-    bucket: Bucket,
-    weights: ParamTree,
-    state: State,
-    inputs: Inputs,
-) -> tuple[State, jax.Array, jax.Array, jax.Array]:
-    """What the last layer gives for each token [t, d], with the tokens' positions and slots."""
+    compiled: Compiled, shape: StepShape, weights: ParamTree, state: State, inputs: Inputs, tiles: Tiles
+) -> tuple[State, jax.Array]:
+    """The output of the last layer for each token [t, d]."""
+    model, kernels, shapes, layout = compiled
     slots = state.slots
-    offsets = jnp.arange(GROUP_SIZE)
-    real = offsets < inputs.group_lengths[:, None]
-    group_positions = jnp.where(real, inputs.group_starts[:, None] + offsets, -1).reshape(-1)
-    positions = jnp.concatenate([inputs.row_positions, group_positions])  # [t]
-    token_slots = jnp.concatenate([inputs.row_slots, jnp.repeat(inputs.group_slots, GROUP_SIZE)])
-    at = jnp.maximum(positions, 0)
-    tokens = slots.history[token_slots, at]
-    lengths = jnp.maximum(slots.counts[token_slots, NUM_PROMPT], at + 1) if model.depends_on_length else None
-    norms = kernels.norms if bucket.groups else kernels.decode_norms
-    places = _places(slots, inputs, positions, token_slots, layout.page_size)
-    states = PagedStates(layout, state.pages, [places])
-    ops = PlatformOps(_attend(kernels, bucket.alone), norms)
-    hidden, states = model.forward(weights, TokenContext(tokens, at, lengths), states, ops)
-    return State(list(states.arrays), slots), hidden, positions, token_slots
+    at = jnp.maximum(inputs.positions, 0)
+    lengths = jnp.maximum(slots.int_params[inputs.slots, NUM_PROMPT], at + 1) if model.depends_on_length else None
+    segments = Segments(inputs.fresh_offsets, inputs.fresh_lengths) if shape.fresh_sequences else None
+
+    def access(group: int) -> PageAccess:
+        table = slots.page_table[:, group]
+        targets = write_targets(table, inputs.slots, inputs.positions, shapes.page_size)
+        return PageAccess(targets, table, tiles, segments)
+
+    def attend(spec: AttentionSpec, heads: Heads, state: PagedState) -> tuple[jax.Array, PagedState]:
+        out, pages = step_attention(kernels, spec, heads, state.pages, state.access)
+        return out, state._replace(pages=pages)
+
+    hidden, states = model.forward(
+        weights,
+        TokenContext(slots.history[inputs.slots, at], at, lengths),
+        PagedStates(layout, state.pages, [access(group) for group in range(shapes.num_groups)]),
+        PlatformOps(attend, kernels.decode_norms if shape.decodes_only else kernels.norms),
+    )
+    return State(list(states.arrays), slots), hidden
 
 
 def sample_next(
     way: SamplingWay,
+    model: Model,
+    size: int,
+    head: ParamTree,
     slots: Slots,
-    logits: jax.Array,
+    hidden: jax.Array,
     packed: jax.Array,
     masks: jax.Array | None,
     cuts: FilterCuts | None = None,
 ) -> tuple[Slots, Sampled]:
-    """The tokens that follow, also written where the next step will look for them.
+    """The tokens after the first `size` hidden vectors, also written where the next step reads them.
 
-    `packed` holds, for each row of the logits, its slot, its position and whether its token counts, then the features.
+    `head` has the weights that logits take. `packed` holds, for each of them, its slot, its position and whether it
+    samples, then the features.
     """
-    rows = logits.shape[0]
-    slot, position, counts = packed[: 3 * rows].reshape(3, rows)
-    return _next(way, slots, logits, slot, position, counts > 0, packed[3 * rows :], masks, cuts)
+    slot, position, samples = packed[: 3 * size].reshape(3, size)
+    logits = model.logits(head, hidden[:size])
+    return _next(way, slots, logits, slot, position, samples > 0, packed[3 * size :], masks, cuts)
 
 
 def _next(
@@ -156,7 +161,7 @@ def _next(
     logits: jax.Array,
     slot: jax.Array,
     position: jax.Array,
-    counts: jax.Array,
+    samples: jax.Array,
     asked: jax.Array | None = None,
     masks: jax.Array | None = None,
     cuts: FilterCuts | None = None,
@@ -166,37 +171,33 @@ def _next(
     else:
         features = Features(way == "filtered", penalties=False, adjustments=False, masks=False, logprobs=False)
     sampled = sample(logits, slots, slot, position, masks, features, branches=way == "any", cuts=cuts)
-    padding = slots.history.shape[0] - 1  # what does not count is written there
-    history = slots.history.at[jnp.where(counts, slot, padding), position + 1].set(sampled.tokens)
+    padding = slots.history.shape[0] - 1  # tokens that do not count are written there
+    history = slots.history.at[jnp.where(samples, slot, padding), position + 1].set(sampled.tokens)
     return slots._replace(history=history), sampled
 
 
-def _with_new_pages(state: State, inputs: Inputs, page_size: int) -> State:
+def copy_pages(pages: list[Any], packed: jax.Array) -> list[Any]:
+    """Pages [:, 1] overwritten by pages [:, 0], one after the other: a copy may read what one before it wrote."""
+
+    def copy(index: jax.Array, arrays: list[Any]) -> list[Any]:
+        source, target = packed[index, 0], packed[index, 1]
+
+        def one(array: jax.Array) -> jax.Array:
+            page = jax.lax.dynamic_index_in_dim(array, source)
+            copied: jax.Array = jax.lax.dynamic_update_index_in_dim(array, page, target, axis=0)
+            return copied
+
+        return [jax.tree.map(one, pair) for pair in arrays]
+
+    copied: list[Any] = jax.lax.fori_loop(0, len(packed), copy, pages)
+    return copied
+
+
+def _with_new_pages(state: State, inputs: Inputs) -> State:
     table = state.slots.page_table
-    table = table.at[inputs.page_slots, inputs.page_indices].set(inputs.pages)
-    padding = table.shape[0] - 1
-    slots = jnp.where(inputs.row_pages > 0, inputs.row_slots, padding)
-    table = table.at[slots, -(-jnp.maximum(inputs.row_positions, 0) // page_size)].set(inputs.row_pages)
+    table = table.at[inputs.page_slots, inputs.page_groups, inputs.page_indices].set(inputs.pages)
     # Whatever was written for padding, its pages are page 0.
-    return state._replace(slots=state.slots._replace(page_table=table.at[padding].set(0)))
-
-
-def _places(slots: Slots, inputs: Inputs, positions: jax.Array, token_slots: jax.Array, page_size: int) -> Places:
-    at = jnp.maximum(positions, 0)
-    page = jnp.where(positions < 0, 0, slots.page_table[token_slots, at // page_size])
-    decodes = Groups(
-        slots.page_table[inputs.row_slots], inputs.row_positions, (inputs.row_positions >= 0).astype(jnp.int32)
-    )
-    fills = Groups(slots.page_table[inputs.group_slots], inputs.group_starts, inputs.group_lengths)
-    return Places(page, at % page_size, decodes, fills)
-
-
-def _attend(kernels: Kernels, alone: int) -> Attend:
-    def attend(spec: AttentionSpec, heads: Heads, state: PagedState) -> tuple[jax.Array, PagedState]:
-        out, pages = step_attention(kernels, spec, heads, state.pages, state.access, alone)
-        return out, state._replace(pages=pages)
-
-    return attend
+    return state._replace(slots=state.slots._replace(page_table=table.at[table.shape[0] - 1].set(0)))
 
 
 def _score(
@@ -215,3 +216,8 @@ def _score(
     padded = jnp.pad(hidden, ((0, missing), (0, 0))).reshape(-1, size, hidden.shape[1])
     parts = jax.lax.map(score, (padded, jnp.pad(following, (0, missing)).reshape(-1, size)))
     return Sampled(*(part.reshape(-1, *part.shape[2:])[:count] for part in parts))
+
+
+def head_weights(weights: ParamTree) -> ParamTree:
+    """The weights outside the layers, among which are all that logits take; the compiler drops the others."""
+    return {name: weight for name, weight in weights.items() if name != "layers"}

@@ -17,12 +17,11 @@ from quire.models.context import PlatformOps, TokenContext
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
-from quire.ops.pages import PagedBatch
 from quire.text.chat import load_chat_templates
 from quire.text.tokenizer import load_tokenizer
 from tests.default_model.make import prompt_token_ids
 from tests.models.gguf_reference import transformers_model
-from tests.models.tiny import attend_pages, whole_logits
+from tests.models.tiny import attend_pages, rows_of, whole_logits
 
 EXPECTED: list[dict[str, Any]] = json.loads(Path(__file__).with_name("expected.json").read_text())
 PAGE_SIZE = 16
@@ -52,13 +51,9 @@ def greedy(model: Model, weights: ParamTree, prompts: list[list[int]], count: in
     pages = layout.empty(rows * pages_per_row + 1)
 
     @jax.jit
-    def step(
-        weights: ParamTree, tokens: jax.Array, batch: PagedBatch, last: jax.Array, pages: Any
-    ) -> tuple[jax.Array, Any]:
-        states = PagedStates(layout, pages, [batch])
-        hidden, states = model.forward(
-            weights, TokenContext(tokens, batch.positions), states, PlatformOps(attend_pages)
-        )
+    def step(weights: ParamTree, context: TokenContext, rows: jax.Array, last: jax.Array, pages: Any) -> Any:
+        states = PagedStates(layout, pages, [rows_of(table, rows, context.positions, PAGE_SIZE)])
+        hidden, states = model.forward(weights, context, states, PlatformOps(attend_pages))
         return jnp.argmax(model.logits(weights, hidden[last]), axis=-1), states.arrays
 
     lengths = np.array([len(prompt) for prompt in prompts])
@@ -68,8 +63,7 @@ def greedy(model: Model, weights: ParamTree, prompts: list[list[int]], count: in
     last = jnp.asarray(np.cumsum(lengths) - 1)
     answers = []
     for _ in range(count):
-        batch = PagedBatch(table, row_of_token, positions, positions[last] + 1)
-        tokens, pages = step(weights, tokens, batch, last, pages)
+        tokens, pages = step(weights, TokenContext(tokens, positions), row_of_token, last, pages)
         answers.append(np.asarray(tokens))
         positions, row_of_token, last = positions[last] + 1, jnp.arange(rows), jnp.arange(rows)
     return np.stack(answers, axis=1).tolist()

@@ -10,9 +10,9 @@ from quire.executor.shapes import Shapes
 from tests.executor.rig import FEW_SHAPES, SHAPES, Rig, config_of, quickly_compiled
 
 
-def made(config: dict[str, Any], shapes: Shapes, specialised: bool | None = None) -> Iterator[Rig]:
+def made(config: dict[str, Any], shapes: Shapes) -> Iterator[Rig]:
     with quickly_compiled():
-        rig = Rig(config, shapes, specialised=specialised)
+        rig = Rig(config, shapes)
     yield rig
     rig.executor.close()
 
@@ -25,8 +25,8 @@ def llama() -> Iterator[Rig]:
 @pytest.fixture(scope="session")
 def specialised_llama() -> Iterator[Rig]:
     """With the programs that a GPU has for common cases. Of one layer: they take longer to compile than to run."""
-    shapes = replace(SHAPES, max_prefill_tokens=32, min_rows=8, burst=4)
-    yield from made(config_of("llama", num_hidden_layers=1), shapes, specialised=True)
+    shapes = replace(SHAPES, max_prefill_tokens=32, min_tokens=8, burst=4, specialised=True)
+    yield from made(config_of("llama", num_hidden_layers=1), shapes)
 
 
 @pytest.fixture(params=["llama", "specialised_llama"])

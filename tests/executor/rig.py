@@ -33,7 +33,7 @@ Array = np.ndarray[Any, Any]
 VOCAB_SIZE = 300  # no multiple of the sampler's blocks, nor of a mask's words
 MAX_LENGTH = 192  # of a prompt and its answer
 SHAPES = Shapes(
-    num_pages=400, page_size=4, num_slots=8, max_prefill_tokens=96, max_sequence_tokens=MAX_LENGTH, min_rows=4
+    num_pages=400, page_size=4, num_slots=8, max_prefill_tokens=96, max_sequence_tokens=MAX_LENGTH, min_tokens=4
 )
 # Fewer shapes than the first model's, for each is a program to compile.
 FEW_SHAPES = Shapes(
@@ -42,7 +42,7 @@ FEW_SHAPES = Shapes(
     num_slots=4,
     max_prefill_tokens=32,
     max_sequence_tokens=MAX_LENGTH,
-    min_rows=4,
+    min_tokens=4,
 )
 NEAR = 2e-4  # two logits of these models that are so close may change places when sums are taken in another order
 
@@ -97,7 +97,6 @@ class Rig:
         shapes: Shapes,
         checkpoint: TensorSource | None = None,
         first_programs_only: bool = False,
-        specialised: bool | None = None,
         quantize: Quantize = "none",
     ) -> None:
         self.model = build_model(config)
@@ -106,9 +105,9 @@ class Rig:
         )
         self.shapes = shapes
         threads = 1 if first_programs_only else 2
-        self.executor = JaxExecutor(self.model, self.weights, shapes, threads, specialised=specialised)
-        for done, _ in enumerate(self.executor.warm_up()):
-            if first_programs_only and done == _num_first_programs(shapes):
+        self.executor = JaxExecutor(self.model, self.weights, shapes, threads)
+        for _ in self.executor.warm_up():
+            if first_programs_only and self.executor.programs.can_run_anything:
                 break
         # On a CPU, wherever the executor runs.
         self._reference = jax.jit(partial(_logits, self.model), compiler_options=COMPILE_QUICKLY)
@@ -190,12 +189,6 @@ class Rig:
         behind = rows.max(axis=-1) - chosen
         assert behind.max(initial=0) < NEAR, f"token {behind.argmax()} of {request.request_id} is not the likeliest"
         return int((behind > 0).sum())
-
-
-def _num_first_programs(shapes: Shapes) -> int:
-    """Those that start slots, the three largest buckets, and sampling after these."""
-    largest = shapes.buckets.all()[:3]
-    return 2 + len(largest) + len({bucket.num_samples for bucket in largest})
 
 
 def _logits(model: Any, weights: ParamTree, tokens: jax.Array, lengths: jax.Array) -> jax.Array:

@@ -11,8 +11,8 @@ import numpy as np
 from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
-from quire.executor.buckets import Bucket
 from quire.executor.executor import JaxExecutor
+from quire.executor.ladder import StepShape
 from quire.executor.shapes import Shapes
 from quire.models.decoder import Decoder
 from quire.models.params import Param
@@ -33,7 +33,7 @@ CONFIG = {
     "vocab_size": 304,
     "max_position_embeddings": 256,
 }
-SHAPES = Shapes(num_pages=24, page_size=4, num_slots=4, max_prefill_tokens=16, max_sequence_tokens=64, min_rows=4)
+SHAPES = Shapes(num_pages=24, page_size=4, num_slots=4, max_prefill_tokens=16, max_sequence_tokens=64, min_tokens=4)
 LIMITS = Limits(
     page_size=4,
     num_pages=24,
@@ -111,13 +111,13 @@ def main() -> None:
         assert generate(executor) == expected, f"{num_devices} devices say something else"
         keys, _ = executor._state.pages[0]
         assert keys.addressable_shards[0].data.shape[2] * num_devices == model.layers[0].kv_heads
-        _, program = executor.programs.forward(4, 0, False)
-        # Besides those of the layers: one for the embedding, which is cut by vocabulary. The logits are gathered.
+        program: Any = executor.programs.get(StepShape(4))
+        # Besides those of the layers: one for the embedding, which is cut by vocabulary.
         reduces = len(re.findall(r" all-reduce(?:-start)?\(", program.as_text()))
         assert reduces <= 2 * NUM_LAYERS + 1, f"{reduces} all-reduces on {num_devices} devices"
         print(f"{num_devices} devices: same tokens, {reduces} all-reduces in {NUM_LAYERS} layers")
 
 
 if __name__ == "__main__":
-    assert Bucket(4, 0) in SHAPES.buckets.all()
+    assert StepShape(4) in SHAPES.ladder.all()
     main()

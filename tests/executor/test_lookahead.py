@@ -1,13 +1,21 @@
 """The order in which steps are launched and collected."""
 
+from typing import Any
+
+import jax
 import pytest
 
 from quire.core.plan import StepPlan, StepResult
 from quire.engine.executor import Pending
 from quire.executor.executor import JaxExecutor
+from quire.executor.pending import Pending as JaxPending
 from tests.executor.rig import Rig
 from tests.executor.test_schedules import check
 from tests.executor.workload import workload
+
+
+def sampled_of(pending: JaxPending) -> list[Any]:
+    return [launched.sampled for launched in pending.launched]
 
 
 class RecordedStep:
@@ -34,7 +42,7 @@ class RecordingExecutor:
     def submit(self, plan: StepPlan) -> Pending:
         self.trace.append(("submit", plan.step))
         pending = self._inner.submit(plan)
-        self.num_under_way += not pending.is_done
+        self.num_under_way += not all(array.is_ready() for array in jax.tree.leaves(sampled_of(pending)))
         return RecordedStep(pending, plan.step, self.trace)
 
     def reset(self) -> None:

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from math import prod
+from threading import Event
 from time import sleep
 from typing import Any
 
@@ -11,29 +12,34 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from quire.core.plan import Chunk, Kind, PageCopy, StepPlan
 from quire.engine.engine import Engine
-from quire.executor import programs
-from quire.executor.batch import sizes
-from quire.executor.buckets import Bucket
+from quire.executor import compiler
 from quire.executor.executor import JaxExecutor
+from quire.executor.ladder import StepShape
+from quire.executor.launch import sizes
+from quire.executor.program_table import Key
 from quire.executor.programs import Programs
 from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
-from quire.executor.step import forward
+from quire.executor.step import Compiled, forward
 from quire.models.checkpoint import load_weights
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.step_attention import PLAIN, Segments
+from quire.ops.pages import Segments
+from quire.ops.step_attention import PLAIN
 from quire.request import Request, SamplingParams
 from tests.executor.rig import FEW_SHAPES, Rig, config_of, quickly_compiled
+from tests.executor.sampling import slot_start
 from tests.executor.test_schedules import check
-from tests.executor.workload import workload
+from tests.executor.workload import GREEDY, workload
 from tests.models.tiny import NamedTensors
+from tests.patience import WAIT_S
 
 # So many pages that one of their arrays is larger than everything else a step needs.
-SHAPES = Shapes(num_pages=20_011, page_size=4, num_slots=4, max_prefill_tokens=32, max_sequence_tokens=64, min_rows=4)
+SHAPES = Shapes(num_pages=20_011, page_size=4, num_slots=4, max_prefill_tokens=32, max_sequence_tokens=64, min_tokens=4)
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +59,7 @@ def executor(model: Model, weights: ParamTree) -> JaxExecutor:
 
 
 def page_shape(executor: JaxExecutor) -> tuple[int, ...]:
-    shapes = {array.shape for pair in executor.programs.empty_state().pages for array in pair}
+    shapes = {array.shape for pair in executor.programs.compiler.empty_state().pages for array in pair}
     assert len(shapes) == 1
     return shapes.pop()
 
@@ -68,19 +74,18 @@ def instructions(text: str) -> list[tuple[str, str, tuple[int, ...]]]:
     return found
 
 
-@pytest.mark.parametrize("size", [(4, 0, False), (4, 2, False), (0, 1, True)], ids=["decode", "mixed", "scored"])
-def test_no_step_copies_a_page_array(executor: JaxExecutor, size: tuple[int, int, bool]) -> None:
-    _, program = executor.programs.forward(*size)
-    check_pages_stay(program, page_shape(executor))
+@pytest.mark.parametrize("shape", [StepShape(4), StepShape(36), StepShape(32, scores=True)], ids=str)
+def test_no_step_copies_a_page_array(executor: JaxExecutor, shape: StepShape) -> None:
+    check_pages_stay(executor.programs.get(shape), page_shape(executor))
 
 
 def test_no_step_copies_a_page_array_where_attention_is_xlas(
     executor: JaxExecutor, model: Model, weights: ParamTree
 ) -> None:
-    bucket = Bucket(4, 2)
-    step = partial(forward, model, PLAIN, executor.programs.layout, bucket)
-    state = jax.eval_shape(executor.programs.empty_state)
-    packed = jax.ShapeDtypeStruct((sum(sizes(bucket, SHAPES.page_size)),), "int32")
+    shape = StepShape(36)
+    step = partial(forward, Compiled(model, PLAIN, SHAPES, executor.programs.compiler.layout), shape)
+    state = jax.eval_shape(executor.programs.compiler.empty_state)
+    packed = jax.ShapeDtypeStruct((sum(sizes(shape, SHAPES)),), "int32")
     check_pages_stay(jax.jit(step, donate_argnums=1).lower(weights, state, packed).compile(), page_shape(executor))
 
 
@@ -117,7 +122,7 @@ def test_the_test_of_copies_notices_one(executor: JaxExecutor) -> None:
 
 def test_sampling_does_what_nobody_may_ask_for_inside_conditions(executor: JaxExecutor) -> None:
     """As it was optimised: what is outside of them is paid for by every step."""
-    program: Any = executor.programs.sample(4, Features(*[False] * 5))
+    program: Any = executor.programs.sample(4, Features(*[False] * 5))[1]
     text = program.as_text()
     entry = text[text.index("\nENTRY") :]
     assert len(re.findall(r" conditional\(", entry)) == 5
@@ -126,30 +131,89 @@ def test_sampling_does_what_nobody_may_ask_for_inside_conditions(executor: JaxEx
 
 
 def test_serving_begins_with_the_first_programs_and_never_waits_for_another() -> None:
-    """Requests keep coming until every program is ready; none of their steps meets one that is not."""
-    buckets = FEW_SHAPES.buckets
-    launches = [(bucket.rows, bucket.groups, bucket.scores) for bucket in buckets.all()]
-    smallest = {size: buckets.covering(Bucket(*size), buckets.all()) for size in launches}
+    """Requests keep coming until every program is in the table; none of their steps meets one that is not."""
+    ladder = FEW_SHAPES.ladder
     requests: list[Request] = []
     with quickly_compiled():
         rig = Rig(config_of("llama", num_hidden_layers=1), FEW_SHAPES, first_programs_only=True)
         programs = rig.executor.programs
-        used = {size: programs.forward(*size)[0] for size in launches}
-        assert used != smallest
+        assert not programs.table.keys.issuperset(ladder.all())
 
         def arrive(engine: Engine, step: int) -> None:
-            if engine.scheduler.num_requests < 3 and any(programs.forward(*s)[0] != smallest[s] for s in launches):
+            if engine.scheduler.num_requests < 3 and not programs.table.keys.issuperset(ladder.all()):
                 like = workload(rig, 1, seed=step, longest=30, max_tokens=1 + step % 8)[0]
                 requests.append(replace(like, request_id=step, prompt_logprobs=[None, 0][step % 5 == 0]))
                 engine.add(requests[-1])
             sleep(0.01)  # the processor is for the compiler
 
         first = replace(workload(rig, 1)[0], request_id=1_000_000)
-        # One at a time, so that prefills and decodes need buckets of their own. It also asserts that nothing was late.
+        # One at a time, so that prefills and decodes need shapes of their own. It also asserts that nothing was late.
         run = rig.run([first], between=arrive, max_batch_size=1)
-    assert {size: programs.forward(*size)[0] for size in launches} == smallest
+    assert programs.table.keys.issuperset(ladder.all())
     assert check(rig, [first, *requests], run) <= 1
     rig.executor.close()
+
+
+class Slow(Programs):
+    """Makes its programs when it is told to, in place of compiling."""
+
+    def __init__(self, *given: Any, **named: Any) -> None:
+        self.may_make: dict[Key, Event] = {}
+        super().__init__(*given, **named)
+
+    def _make(self, key: Key) -> Any:
+        assert self.may_make.setdefault(key, Event()).wait(WAIT_S)
+        return key
+
+
+def test_a_table_changes_when_a_whole_batch_is_there_and_not_when_a_thread_has_finished(
+    model: Model, weights: ParamTree
+) -> None:
+    programs = Slow(model, weights, FEW_SHAPES, threads=64)
+    keys = [*programs._first(), *FEW_SHAPES.ladder.all()]
+    for key in keys:
+        programs.may_make[key] = Event()
+    shares = programs.compile_all()
+    next(shares)
+    first = programs._first()
+    later = [key for batch in programs._batches[1:] for key in batch]
+    # Everything but one of the first: nothing is in the table.
+    for key in [*later, *first[1:]]:
+        programs.may_make.setdefault(key, Event()).set()
+    for _ in range(len(set(later) | set(first)) - 1):
+        next(shares)
+    assert not programs.table.keys
+    assert not programs.can_run_anything
+    programs.may_make[first[0]].set()
+    assert list(shares)[-1] == 1
+    assert programs.table.keys == {*first, *later}
+    programs.close()
+
+
+def test_page_copies_run_in_their_order_before_the_chunks(any_llama: Rig) -> None:
+    """Also more than one program copies, and one that reads what another wrote."""
+    executor, page_size = any_llama.executor, any_llama.shapes.page_size
+    prompt = tuple(range(20, 20 + 2 * page_size))
+    executor.reset()
+    pages = (7, 8)
+    first = Chunk(0, 0, 0, 0, Kind.PREFILL, 0, 2 * page_size, (pages,), True)
+    expected = executor.submit(StepPlan(1, (first,), started=(slot_start(GREEDY, prompt=prompt),))).result()
+    # Each of the two pages wanders through twenty others before the second sequence reads it.
+    copies = [PageCopy(page + 20 * turn, page + 20 * (turn + 1)) for turn in range(10) for page in pages]
+    moved = tuple(page + 200 for page in pages)
+    again = Chunk(1, 0, 0, 1, Kind.PREFILL, 2 * page_size - 1, 1, (moved,), True)
+    plan = StepPlan(2, (again,), copies=tuple(copies), started=(slot_start(GREEDY, slot=1, prompt=prompt),))
+    assert executor.submit(plan).result().tokens == expected.tokens
+    assert executor.programs.num_late == 0
+
+
+def test_padding_is_counted(llama: Rig) -> None:
+    executor = llama.executor
+    executor.reset()
+    before = executor.num_padding_tokens
+    chunk = Chunk(0, 0, 0, 0, Kind.PREFILL, 0, 9, ((1, 2, 3),), True)
+    executor.submit(StepPlan(1, (chunk,), started=(slot_start(GREEDY, prompt=tuple(range(9))),))).result()
+    assert executor.num_padding_tokens - before == 16 - 9
 
 
 def test_programs_for_common_cases_give_the_tokens_of_those_for_all() -> None:
@@ -166,7 +230,7 @@ def test_programs_for_common_cases_give_the_tokens_of_those_for_all() -> None:
     bursts = []
     with quickly_compiled():
         for specialised in (False, True):
-            rig = Rig(config, replace(FEW_SHAPES, burst=4 if specialised else 1), specialised=specialised)
+            rig = Rig(config, replace(FEW_SHAPES, burst=4 if specialised else 1, specialised=specialised))
             requests = [
                 replace(request, sampling=kinds[index // 2 % len(kinds)], seed=index, max_tokens=4 + index)
                 for index, request in enumerate(workload(rig, 10, longest=30))
@@ -180,7 +244,7 @@ def test_programs_for_common_cases_give_the_tokens_of_those_for_all() -> None:
     assert bursts[1] == bursts[3] < bursts[0] == bursts[2]
 
 
-def attend_alone(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments) -> jax.Array:
+def attend_fresh(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments) -> jax.Array:
     """Plain, and NaN for padding."""
     at = jnp.arange(len(q))
     which = jnp.sum((at[:, None] >= segments.offsets) & (segments.offsets >= 0), axis=1) - 1
@@ -196,7 +260,7 @@ def test_prompts_that_are_alone_in_a_step_are_answered_as_others_are(
     family: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whatever their attention makes of padding: it reaches no token."""
-    used: list[Bucket] = []
+    used: list[StepShape] = []
     find = Programs.forward
 
     def forward(self: Programs, *launch: Any) -> Any:
@@ -205,42 +269,42 @@ def test_prompts_that_are_alone_in_a_step_are_answered_as_others_are(
         return found
 
     monkeypatch.setattr(Programs, "forward", forward)
-    monkeypatch.setattr(programs, "kernels_for", lambda *_: PLAIN._replace(attend_alone=attend_alone))
-    shapes = replace(FEW_SHAPES, max_prefill_tokens=96, alone_from=2, most_alone=2)
+    monkeypatch.setattr(compiler, "kernels_for", lambda *_: PLAIN._replace(attend_fresh=attend_fresh))
+    shapes = replace(FEW_SHAPES, max_prefill_tokens=96, fresh_from=64, max_fresh_sequences=2)
     with quickly_compiled():
         rig = Rig(config_of(family, num_hidden_layers=2), shapes)
         requests = [
             Request(number, tuple(range(number, number + length)), 5, sampling=SamplingParams(temperature=0))
-            for number, length in enumerate([40, 35, 70, 10, 50], start=1)
+            for number, length in enumerate([49, 45, 60, 10, 50], start=1)
         ]
         assert check(rig, requests, rig.run(requests, max_batch_size=2)) <= 1
         rig.executor.close()
-    assert {bucket.alone for bucket in used} == {0, 1, 2}
+    assert {shape.fresh_sequences for shape in used} == {0, 1, 2}
 
 
 class Broken(Programs):
     """Cannot compile one of its programs."""
 
-    broken: Bucket
+    broken: StepShape
 
-    def _compile(self, key: Any) -> Any:
+    def _make(self, key: Any) -> Any:
         if key == self.broken:
             raise NotImplementedError("there is no such kernel here")
-        return super()._compile(key)
+        return super()._make(key)
 
 
 def test_a_program_that_cannot_be_compiled_is_done_without_unless_nothing_else_can_run(
     model: Model, weights: ParamTree, caplog: pytest.LogCaptureFixture
 ) -> None:
-    buckets = FEW_SHAPES.buckets
-    needless = next(bucket for bucket in buckets.all() if bucket not in buckets.first() and not bucket.scores)
-    for broken in (needless, buckets.first()[0]):
+    ladder = FEW_SHAPES.ladder
+    needless = next(shape for shape in ladder.all() if shape not in ladder.first() and not shape.scores)
+    for broken in (needless, ladder.first()[0]):
         with quickly_compiled():
             programs = Broken(model, weights, FEW_SHAPES, threads=2)
             programs.broken = broken
             if broken == needless:
                 assert list(programs.compile_all())[-1] == 1
-                assert programs.forward(*broken)[0] not in (broken, None)
+                assert programs.table.forward(broken, 0) != broken
                 assert "there is no such kernel here" in caplog.text
             else:
                 with pytest.raises(NotImplementedError):

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
-from quire.executor.buckets import Bucket
-from quire.executor.programs import Key, Programs
+from quire.executor.ladder import StepShape
+from quire.executor.program_table import Key
+from quire.executor.programs import Programs
 from quire.executor.sampler import Sampled
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
@@ -17,7 +18,7 @@ from tests.executor.rig import FEW_SHAPES, config_of
 from tests.models.tiny import NamedTensors
 from tests.patience import WAIT_S
 
-SHAPES = replace(FEW_SHAPES, min_rows=1, burst=4)
+SHAPES = replace(FEW_SHAPES, min_tokens=1, burst=4, specialised=True)
 
 
 class Recorded(Programs):
@@ -34,9 +35,7 @@ class Recorded(Programs):
 
         def run(*given: Any) -> Any:
             self.ran.append(key)
-            if isinstance(key, Bucket):
-                return given[1], None, None
-            return given[0] if key[0] == "start" else (given[1 if key[0] in ("decode", "burst") else 0], Sampled(None))
+            return given[0] if key[0] in ("start", "copy") else (given[1], Sampled(None))
 
         return run
 
@@ -44,13 +43,13 @@ class Recorded(Programs):
 @pytest.fixture
 def programs() -> Recorded:
     model = build_model(config_of("llama", num_hidden_layers=1))
-    made = Recorded(model, load_weights(model, NamedTensors(model), dtype="float32"), SHAPES, 2, specialised=True)
+    made = Recorded(model, load_weights(model, NamedTensors(model), dtype="float32"), SHAPES, 2)
     made.may_tune, made.made, made.ran = Event(), [], []
     return made
 
 
 def test_every_program_runs_once_before_it_is_needed_and_none_while_others_are_timed(programs: Recorded) -> None:
-    state = programs.empty_state()
+    state = programs.compiler.empty_state()
     for share in programs.compile_all():
         before = len(programs.ran)
         is_timing = not programs.may_tune.is_set()
@@ -68,17 +67,19 @@ def test_every_program_runs_once_before_it_is_needed_and_none_while_others_are_t
 
 def test_programs_with_the_products_of_a_decode_are_compiled_after_it(programs: Recorded) -> None:
     shares = programs.compile_all()
-    sizes = {bucket.rows for bucket in SHAPES.buckets.all() if not bucket.groups}
-    assert len(sizes) > 1
-    others = 2 + len(SHAPES.buckets.all()) - len(sizes) + 3 * len(SHAPES.buckets.sample_sizes())
-    while len(programs.made) < others:
+    next(shares)
+    others = [key for batch in programs._batches for key in batch if key[0] != "decode" and not waits_for_a_decode(key)]
+    while len(programs.made) < len(others):
         next(shares)
     assert not any(waits_for_a_decode(key) for key in programs.made)
     programs.may_tune.set()
     assert list(shares)[-1] == 1
+    sizes = [shape.tokens for shape in SHAPES.ladder.decodes]
+    assert len(sizes) > 1
     for rows in sizes:
         timed = programs.made.index(("decode", rows))
-        assert timed < min(programs.made.index(key) for key in (("burst", rows), Bucket(rows, 0)))
+        others = [("burst", rows), StepShape(rows, decodes_only=True), ("plain", rows), ("any", rows)]
+        assert timed < min(programs.made.index(key) for key in others if key in programs.made)
     programs.close()
 
 
@@ -95,4 +96,4 @@ def test_closing_ends_those_that_wait_for_another(programs: Recorded) -> None:
 
 
 def waits_for_a_decode(key: Key) -> bool:
-    return key[0] == "burst" or (isinstance(key, Bucket) and not key.groups)
+    return key.decodes_only if isinstance(key, StepShape) else key[0] in ("burst", "any", "plain", "filtered")

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from quire.core.plan import Chunk, Kind, SlotStart, StepPlan
-from quire.executor.batch import Launch
 from quire.executor.executor import JaxExecutor
+from quire.executor.launch import Launch
 from quire.executor.sampler import NOTHING_LEFT, Features
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
@@ -48,7 +48,7 @@ def test_masks_restrict_the_chunks_they_are_given_for(llama: Rig) -> None:
     chunks = tuple(fill(slot, page_size) for slot in range(4))
     plan = StepPlan(1, chunks, started=tuple(start_of(slot) for slot in range(4)), guided=tuple(masks))
     pending = llama.executor.submit(plan)
-    assert not pending.is_done, "it waits for its masks"
+    assert all(launched.sampled is None for launched in pending.launched), "it waits for its masks"
     pending.sample(masks)
     result = pending.result()
     tokens = [row[0] if row else NOTHING_LEFT for row in result.tokens]
@@ -89,7 +89,7 @@ def test_a_step_is_told_of_a_feature_only_when_a_row_asks_for_it(llama: Rig, ask
     )
     plan = StepPlan(1, (fill(0, llama.shapes.page_size), fill(1, llama.shapes.page_size)), started=starts)
     llama.executor.submit(plan).result()
-    told = llama.executor._features(plan, Launch(rows=[1], fills=[0], num_groups=1))
+    told = llama.executor._features(plan, Launch(rows=[1], prefills=[0]))
     assert Features(*told) == Features(*(name == asked for name in Features._fields))  # type: ignore[arg-type]
 
 

@@ -29,7 +29,7 @@ def keys_and_values(rig: Rig, **settings: Any) -> list[Array]:
     rig.run([Request(0, prompt, 1, GREEDY, salt=rig.salt(prompt))], **settings)
     state = rig.executor._state
     assert state is not None
-    table = np.asarray(state.slots.page_table)
+    table = np.asarray(state.slots.page_table)[:, 0]
     pages = next(row for row in table if row.any())[: -(-PROMPT_LENGTH // rig.shapes.page_size)]
     return [
         np.asarray(array)[pages].reshape(-1, *array.shape[2:])[:PROMPT_LENGTH] for pair in state.pages for array in pair

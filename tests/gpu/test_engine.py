@@ -18,7 +18,7 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(scope="module")
 def llama() -> Iterator[Rig]:
     with nullcontext() if jax.default_backend() == "gpu" else quickly_compiled():
-        rig = Rig(config_of("llama"), replace(SHAPES, burst=4), specialised=True)
+        rig = Rig(config_of("llama"), replace(SHAPES, burst=4, specialised=True, is_fine=True))
     yield rig
     rig.executor.close()
 

@@ -16,13 +16,15 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.add_norm import add_norm
 from quire.ops.gpu.decode_attention import decode_attention
-from quire.ops.gpu.fill_attention import fill_attention
+from quire.ops.gpu.listed_decode import listed_decode
 from quire.ops.gpu.place_heads import place_heads
-from quire.ops.grouped_attention import Groups, grouped_attention
+from quire.ops.gpu.prefill_attention import prefill_attention
 from quire.ops.heads import HeadNorm, Heads
 from quire.ops.norms import add_rms_norm as plain_add_norm
+from quire.ops.pages import TILE, KVWriteTargets, Pages, Segments, Tiles
 from quire.ops.rotation import Rotation
-from quire.ops.step_attention import Places, Segments, place
+from quire.ops.step_attention import place
+from quire.ops.tiled_attention import tiled_attention
 
 pytestmark = pytest.mark.gpu
 INTERPRET = jax.default_backend() != "gpu"
@@ -48,10 +50,10 @@ each_case = pytest.mark.parametrize(
 )
 
 
-def pages_and_groups(
-    spec: AttentionSpec, page_size: int, dtype: str, places: list[tuple[int, int]]
-) -> tuple[jax.Array, jax.Array, Groups]:
-    """For groups of (start, length) each, over random page tables."""
+def paged(
+    spec: AttentionSpec, page_size: int, dtype: str, places: list[tuple[int, int]], num_single: int
+) -> tuple[jax.Array, Pages, jax.Array, Tiles]:
+    """Queries, pages, page tables and tiles of (start, length) each; the first so many are single tokens."""
     rng = np.random.default_rng(page_size)
     count = len(places)
     table = rng.permutation(np.arange(1, count * WIDTH + 1)).reshape(count, WIDTH).astype(np.int32)
@@ -59,12 +61,17 @@ def pages_and_groups(
     pages[:, 0] = np.nan
     for row, (start, length) in enumerate(places):
         end = start + length if length else 0
-        for position in range(end, page_size * WIDTH):
+        first = 0 if spec.window is None else max(0, start - spec.window + 1)
+        for position in (*range(first), *range(end, page_size * WIDTH)):
             pages[:, table[row, position // page_size], position % page_size] = np.nan
+        table[row, : first // page_size] = 0
         table[row, -(-end // page_size) :] = 0
     starts, lengths = np.asarray(places, np.int32).T
-    groups = Groups(jnp.asarray(table), jnp.asarray(starts), jnp.asarray(lengths))
-    return jnp.asarray(pages[0], dtype), jnp.asarray(pages[1], dtype), groups
+    offsets = np.cumsum(lengths, dtype=np.int32) - lengths
+    tiles = Tiles(*map(jnp.asarray, (np.arange(count, dtype=np.int32), starts, lengths, offsets)), num_single)
+    tokens = num_single + (count - num_single) * TILE
+    q = jax.random.normal(jax.random.key(0), (tokens, spec.kv_heads, spec.group, spec.head_dim), dtype)
+    return q, (jnp.asarray(pages[0], dtype), jnp.asarray(pages[1], dtype)), jnp.asarray(table), tiles
 
 
 def check(out: Any, expected: Any, dtype: str) -> None:
@@ -77,23 +84,32 @@ def check(out: Any, expected: Any, dtype: str) -> None:
 def test_decodes_read_their_contexts(name: str, dtype: str, page_size: int) -> None:
     spec = SPECS[name]
     longest = page_size * WIDTH - 1
-    places = [(0, 1), (1, 1), (63, 1), (64, 1), (5, 0), (min(299, longest), 1), (longest, 1), (17, 1)]
-    k_pages, v_pages, groups = pages_and_groups(spec, page_size, dtype, places)
-    q = jax.random.normal(jax.random.key(0), (8, 1, spec.kv_heads, spec.group, spec.head_dim), dtype)
-    expected = grouped_attention(spec, q, k_pages, v_pages, groups)[:, 0]
+    positions = [0, 1, 63, 64, min(299, longest), longest, 17]
+    places = [*((position, 1) for position in positions), (5, 0)]
+    q, *given = paged(spec, page_size, dtype, places, num_single=len(places))
+    expected = tiled_attention(spec, q, *given)
     for parts in (1, 8):
         run = jax.jit(partial(decode_attention, spec, parts=parts, interpret=INTERPRET))
-        check(run(q[:, 0], k_pages, v_pages, groups), expected, dtype)
+        check(run(q, *given), expected, dtype)
+    run = jax.jit(partial(listed_decode, spec, part=64, interpret=INTERPRET))
+    check(run(q, *given)[: len(positions)], expected[: len(positions)], dtype)
 
 
 @each_case
-def test_groups_of_prefills_read_their_contexts(name: str, dtype: str, page_size: int) -> None:
+def test_tiles_of_prefills_read_their_contexts_and_leave_the_decodes_before_them(
+    name: str, dtype: str, page_size: int
+) -> None:
     spec = SPECS[name]
-    places = [(0, 32), (1, 32), (63, 20), (64, 1), (128, 0), (page_size * WIDTH - 32, 32)]
-    k_pages, v_pages, groups = pages_and_groups(spec, page_size, dtype, places)
-    q = jax.random.normal(jax.random.key(0), (6, 32, spec.kv_heads, spec.group, spec.head_dim), dtype)
-    run = jax.jit(partial(fill_attention, spec, interpret=INTERPRET))
-    check(run(q, k_pages, v_pages, groups), grouped_attention(spec, q, k_pages, v_pages, groups), dtype)
+    places = [(70, 1), (3, 1), (0, 32), (1, 32), (63, 20), (64, 1), (128, 0), (page_size * WIDTH - 32, 32)]
+    q, *given, tiles = paged(spec, page_size, dtype, places, num_single=2)
+    tokens = sum(length for _, length in places)
+
+    @jax.jit
+    def run(q: jax.Array) -> jax.Array:
+        out = listed_decode(spec, q, *given, tiles.part(0, 2), interpret=INTERPRET)
+        return prefill_attention(spec, q, *given, tiles.part(2, len(tiles)), out, interpret=INTERPRET)
+
+    check(run(q)[:tokens], tiled_attention(spec, q, *given, tiles)[:tokens], dtype)
 
 
 @pytest.mark.parametrize("tokens", [8, 600])
@@ -109,11 +125,10 @@ def test_heads_are_finished_and_written(dtype: str, tokens: int) -> None:
         norm,
     )
     slots = rng.permutation(np.arange(16, 64 * 16))[:tokens]
-    nobody = Groups(*(jnp.zeros(shape, jnp.int32) for shape in ((0, 1), (0,), (0,))))
-    places = Places(jnp.asarray(slots // 16), jnp.asarray(slots % 16), nobody, nobody)
+    targets = KVWriteTargets(jnp.asarray(slots // 16), jnp.asarray(slots % 16))
     pages = tuple(jnp.asarray(rng.normal(size=(64, 16, 8, 128)), dtype) for _ in range(2))
-    q, right = place(heads, pages, places)
-    got, written = jax.jit(partial(place_heads, interpret=INTERPRET))(heads, pages, places)
+    q, right = place(heads, pages, targets)
+    got, written = jax.jit(partial(place_heads, interpret=INTERPRET))(heads, pages, targets)
     check(got, q, dtype)
     for one, other in zip(written, right, strict=True):
         check(one[1:], other[1:], dtype)
@@ -137,18 +152,13 @@ def test_a_sum_and_its_norm_are_those_of_the_plain_functions(shape: tuple[int, i
 def test_new_prompts_are_attended_to_by_cudnn_as_by_the_plain_kernel(lengths: list[int]) -> None:
     if gpu_kernels.packed_attention is None:
         pytest.skip("this JAX attends to one sequence alone")
-    spec, group, tokens = SPECS["8B"], 32, 8192
+    spec, tokens = SPECS["8B"], 8192
     rng = np.random.default_rng(0)
     q, k, v = (jnp.asarray(rng.normal(size=(tokens, 8, *parts, 128)), jnp.bfloat16) for parts in ((4,), (), ()))
-    starts = [start for length in lengths for start in range(0, length, group)]
-    counts = [min(group, length - start) for length in lengths for start in range(0, length, group)]
-    missing = [0] * (tokens // group - len(starts))
-    groups = Groups(*(jnp.asarray(those, jnp.int32) for those in ([], starts + missing, counts + missing)))
-    out = gpu_kernels.attend_alone(
-        spec, q, k, v, Segments.of(groups.starts, groups.lengths, group, gpu_kernels.MOST_ALONE)
-    )
-    offset = 0
-    for length in lengths:
+    none = [-1] * (gpu_kernels.MAX_FRESH_SEQUENCES - len(lengths))
+    offsets = np.cumsum([0, *lengths[:-1]]).tolist()
+    segments = Segments(*(jnp.asarray(those + none, jnp.int32) for those in (offsets, lengths)))
+    out = gpu_kernels.attend_fresh(spec, q, k, v, segments)
+    for offset, length in zip(offsets, lengths, strict=True):
         those = slice(offset, offset + length)
         check(out[those], causal_attention(spec, q[those], k[those], v[those]), "bfloat16")
-        offset += -(-length // group) * group

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 
 from quire.core.plan import Chunk, Kind, SlotStart
-from quire.executor.batch import Launch, Packer, num_groups, sampled_rows
+from quire.executor.launch import Launch, Packer
 from quire.executor.programs import Programs
 from quire.executor.shapes import Shapes
 from quire.executor.slots import pack_starts
 from quire.files.shapes import SHAPES
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
-from quire.ops.step_attention import kernels_for
+from quire.ops.kernels import kernels_for
 from quire.request import SamplingParams
 from tests.executor.rig import _logits
 
@@ -34,42 +34,48 @@ def chunk(slot: int, start: int, end: int, is_decode: bool = False) -> Chunk:
     return Chunk(slot, 0, 0, slot, Kind.DECODE if is_decode else Kind.PREFILL, start, end - start, (), True)
 
 
-def run(programs: Programs, packer: Packer, state: Any, chunks: tuple[Chunk, ...], alone: int) -> tuple[Any, list[Any]]:
+def run(
+    programs: Programs, model: Any, weights: Any, packer: Packer, state: Any, chunks: tuple[Chunk, ...], is_fresh: bool
+) -> tuple[Any, list[Any]]:
     """The logits after each chunk."""
     rows = [index for index, one in enumerate(chunks) if one.length == 1]
-    fills = [index for index, one in enumerate(chunks) if one.length > 1]
-    launch = Launch(rows, fills, sum(num_groups(chunks[index]) for index in fills))
-    bucket, forward = programs.forward(len(rows), launch.num_groups, False, alone)
-    assert bool(bucket.alone) == bool(alone and ON_GPU)
-    state, logits, _ = forward(programs.weights, state, packer.pack(launch, chunks, set(), bucket))
-    order = {index: row for row, index in sampled_rows(chunks, launch, bucket)}
+    launch = Launch(rows, [index for index, one in enumerate(chunks) if one.length > 1])
+    shape, forward = programs.forward(launch.shape(chunks), launch.num_tiles(chunks))
+    assert bool(shape.fresh_sequences) == (is_fresh and ON_GPU)
+    assert shape.decodes_only == (not launch.prefills)
+    state, computed = forward(programs.compiler.weights, state, packer.pack(launch, chunks, set(), shape))
+    logits = model.logits(weights, computed.hidden)
+    order = {index: row for row, index in enumerate(launch.samples(chunks))}
     return state, [np.asarray(logits[order[index]]) for index in range(len(chunks))]
 
 
 def test_logits_of_new_prompts_of_mixed_steps_and_of_decodes_are_those_of_the_plain_forward() -> None:
     model = build_model(SHAPES["llama-3.1-8b"] | SMALLER)
     weights = random_weights(model, seed=0, dtype="bfloat16")
-    most_alone = kernels_for(jax.default_backend(), "bfloat16", 1).most_alone
-    shapes = Shapes(256, 32, 8, 4096, 4096, min_rows=8, min_groups=4, most_alone=most_alone)
+    fresh = kernels_for(jax.default_backend(), "bfloat16", 1).max_fresh_sequences
+    shapes = Shapes(256, 32, 8, 4096, 4096, min_tokens=8, is_fine=True, specialised=True, max_fresh_sequences=fresh)
     programs = Programs(model, weights, shapes, threads=2)
-    packer = Packer(shapes.num_slots, shapes.page_size)
+    packer = Packer(shapes)
     chance = np.random.default_rng(0)
     known = [tuple(chance.integers(10, 100_000, size).tolist()) for size in (LONG + 1, SHORT + 2)]
     pages = np.split(chance.permutation(np.arange(1, 256))[:220], 2)
     starts = [
-        (SlotStart(slot, SamplingParams(), 0, 0, tokens, (), 0, (), None), tuple(pages[slot].tolist()))
+        (SlotStart(slot, SamplingParams(), 0, 0, tokens, (), 0, (), None), (tuple(pages[slot].tolist()),))
         for slot, tokens in enumerate(known)
     ]
-    state = programs.empty_state()
-    state = state._replace(slots=programs.start(8)(state.slots, pack_starts(starts, 8, shapes)))
+    state = programs.compiler.empty_state()
+    state = state._replace(slots=programs.get(("start", 8))(state.slots, pack_starts(starts, 8, shapes)))
 
     got: dict[tuple[int, int], Any] = {}
-    state, logits = run(programs, packer, state, (chunk(0, 0, CUT), chunk(1, 0, SHORT)), alone=2 if most_alone else 0)
+    step = partial(run, programs, model, weights, packer)
+    state, logits = step(state, (chunk(0, 0, CUT), chunk(1, 0, SHORT)), is_fresh=True)
     got[1, SHORT - 1] = logits[1]
-    state, logits = run(programs, packer, state, (chunk(1, SHORT, SHORT + 1, True), chunk(0, CUT, LONG)), alone=0)
+    state, logits = run(
+        programs, model, weights, packer, state, (chunk(1, SHORT, SHORT + 1, True), chunk(0, CUT, LONG)), is_fresh=False
+    )
     got[1, SHORT], got[0, LONG - 1] = logits
     decodes = (chunk(0, LONG, LONG + 1, True), chunk(1, SHORT + 1, SHORT + 2, True))
-    state, logits = run(programs, packer, state, decodes, alone=0)
+    state, logits = step(state, decodes, is_fresh=False)
     got[0, LONG], got[1, SHORT + 1] = logits
 
     exact = jax.tree.map(lambda weight: weight.astype(jnp.float32), weights)

@@ -16,10 +16,11 @@ from quire.models.checkpoint import leaves
 from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.model import Model
 from quire.models.params import ParamTree
-from quire.ops.attention import paged_attend, whole_sequence
+from quire.ops.attention import whole_sequence
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
-from quire.ops.pages import PagedBatch
+from quire.ops.pages import PageAccess, Tiles, write_targets
+from quire.ops.step_attention import PLAIN, step_attention
 
 PAGE_SIZE = 4
 # Tiny models run for less time than they take to compile.
@@ -56,14 +57,19 @@ class NamedTensors:
 
 
 def attend_pages(spec: AttentionSpec, heads: Heads, state: PagedState) -> tuple[jax.Array, PagedState]:
-    """An `Attend` whose states are accessed by a `PagedBatch`."""
-    out, pages = paged_attend(state.access, "cpu")(spec, heads, state.pages)
+    """An `Attend` by the plain kernels."""
+    out, pages = step_attention(PLAIN, spec, heads, state.pages, state.access)
     return out, state._replace(pages=pages)
 
 
-def one_row(table: jax.Array, positions: jax.Array) -> PagedBatch:
+def rows_of(table: jax.Array, rows: jax.Array, positions: jax.Array, page_size: int) -> PageAccess:
+    """Tokens at these positions of these rows of a page table, each read on its own."""
+    return PageAccess(write_targets(table, rows, positions, page_size), table, Tiles.single(rows, positions))
+
+
+def one_row(table: jax.Array, positions: jax.Array) -> PageAccess:
     """All tokens are those of one sequence."""
-    return PagedBatch(table, jnp.zeros_like(positions), positions, jnp.max(positions, keepdims=True) + 1)
+    return rows_of(table, jnp.zeros_like(positions), positions, PAGE_SIZE)
 
 
 class PagedRun:
@@ -80,8 +86,7 @@ class PagedRun:
 
         @partial(jax.jit, compiler_options=COMPILE_QUICKLY)
         def step(weights: ParamTree, context: TokenContext, pages: Any) -> tuple[jax.Array, Any]:
-            batch = one_row(self._table, context.positions)
-            states = PagedStates(layout, pages, [batch])
+            states = PagedStates(layout, pages, [one_row(self._table, context.positions)])
             hidden, states = model.forward(weights, context, states, PlatformOps(attend_pages))
             return model.logits(weights, hidden), states.arrays
 

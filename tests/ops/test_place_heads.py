@@ -5,14 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.grouped_attention import Groups
 from quire.ops.heads import HeadNorm, Heads
+from quire.ops.kernels import native_place
 from quire.ops.native import library
+from quire.ops.pages import KVWriteTargets
 from quire.ops.rotation import Rotation
-from quire.ops.step_attention import Places, native_place, place
+from quire.ops.step_attention import place
 
 TOKENS, KV_HEADS, GROUP, SIZE, PAGE_SIZE = 37, 2, 3, 12, 4
-NOBODY = Groups(jnp.zeros((0, 1), jnp.int32), jnp.zeros(0, jnp.int32), jnp.zeros(0, jnp.int32))
 
 
 def heads(rotated: int | None, normed: bool) -> Heads:
@@ -30,13 +30,13 @@ def heads(rotated: int | None, normed: bool) -> Heads:
 @pytest.mark.parametrize("rotated", [None, 8, SIZE])
 @pytest.mark.parametrize("normed", [False, True])
 def test_the_kernel_places_heads_as_xla_does(rotated: int | None, normed: bool) -> None:
-    where = np.random.default_rng(1).permutation(np.arange(PAGE_SIZE, 60))[:TOKENS]  # page 0 is nobody's
-    places = Places(jnp.asarray(where // PAGE_SIZE), jnp.asarray(where % PAGE_SIZE), NOBODY, NOBODY)
+    where = np.random.default_rng(1).permutation(np.arange(PAGE_SIZE, 60))[:TOKENS]  # page 0 is for padding
+    targets = KVWriteTargets(jnp.asarray(where // PAGE_SIZE), jnp.asarray(where % PAGE_SIZE))
     made = heads(rotated, normed)
     results = []
     for how in (place, native_place):
         pages = tuple(jnp.full((15, PAGE_SIZE, KV_HEADS, SIZE), value, jnp.float32) for value in (5.0, 6.0))
-        results.append(jax.jit(lambda pages, how=how: how(made, pages, places), donate_argnums=0)(pages))
+        results.append(jax.jit(lambda pages, how=how: how(made, pages, targets), donate_argnums=0)(pages))
     expected, got = (jax.tree.leaves(result) for result in results)
     for one, other in zip(got, expected, strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-5)

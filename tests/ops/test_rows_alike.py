@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from quire.executor.programs import cpu_options
+from quire.executor.compiler import cpu_options
 from quire.executor.sampler import describe, draw, filtered
 from quire.ops import norms
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.grouped_attention import Groups
 from quire.ops.native import float_product, library
 from quire.ops.native import norms as native_norms
-from quire.ops.native.grouped_attention import grouped_attention
+from quire.ops.native.tiled_attention import tiled_attention
+from quire.ops.pages import Tiles
 
 Array = np.ndarray[Any, Any]
 
@@ -111,27 +111,29 @@ def test_a_norm_of_all_heads_and_one_of_each_are_those_of_the_reference() -> Non
     seed=st.integers(0, 9),
 )
 @settings(max_examples=60)
-def test_attention_of_a_query_does_not_depend_on_its_group(
+def test_attention_of_a_query_does_not_depend_on_its_tile_nor_on_its_neighbours(
     head_dim: int, window: int | None, softcap: float | None, start: int, count: int, seed: int
 ) -> None:
     page_size, heads, per_head = 8, 2, 3
     num_pages = -(-(start + count) // page_size)
-    table = np.random.default_rng(seed).permutation(num_pages).astype(np.int32)[None]
-    k_pages, v_pages = (numbers(seed + n, num_pages, page_size, heads, head_dim) for n in (1, 2))
-    q = numbers(seed + 3, 1, count, heads, per_head, head_dim)
+    table = jnp.asarray(np.random.default_rng(seed).permutation(num_pages).astype(np.int32)[None])
+    pages = tuple(jnp.asarray(numbers(seed + n, num_pages, page_size, heads, head_dim)) for n in (1, 2))
+    q = numbers(seed + 3, count, heads, per_head, head_dim)
     spec = AttentionSpec(heads, per_head, head_dim, head_dim**-0.5, window, softcap)
 
-    def attend(first: int, number: int) -> Array:
-        groups = Groups(jnp.asarray(table), jnp.asarray([start + first]), jnp.asarray([number]))
-        queries = jnp.asarray(q[:, first : first + number])
-        return np.asarray(grouped_attention(spec, queries, jnp.asarray(k_pages), jnp.asarray(v_pages), groups))[0]
+    def attend(*lengths: int, single: int = 0) -> Array:
+        """All queries, cut into tiles of these lengths."""
+        offsets = np.cumsum([0, *lengths[:-1]])
+        tiles = (np.zeros(len(lengths)), start + offsets, lengths, offsets)
+        cut = Tiles(*(jnp.asarray(array, jnp.int32) for array in tiles), num_single=single)
+        return np.asarray(tiled_attention(spec, jnp.asarray(q), (pages[0], pages[1]), table, cut))
 
-    together = attend(0, count)
-    for index in range(count):
-        np.testing.assert_array_equal(attend(index, 1)[0], together[index])
+    together = attend(count)
+    np.testing.assert_array_equal(attend(*[1] * count, single=count), together)
     half = count // 2
     if half:
-        np.testing.assert_array_equal(np.concatenate([attend(0, half), attend(half, count - half)]), together)
+        np.testing.assert_array_equal(attend(half, count - half), together)
+        np.testing.assert_array_equal(attend(*[1] * half, count - half, single=half), together)
 
 
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 8, 16, 32])

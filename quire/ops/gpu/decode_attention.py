@@ -1,7 +1,7 @@
-"""Attention of single queries over pages: one program for each sequence, key head and part of the context.
+"""Attention of decodes alone over pages: one program for each sequence, key head and part of the context.
 
-Reading keys and values is all the time it takes, so the parts are cut such that the whole device reads, however few
-sequences there are.
+Reading keys and values takes all the time, so the parts are cut such that the whole device reads, however few sequences
+there are.
 """
 
 from functools import partial
@@ -14,7 +14,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu.tiles import Softmax, array, exponent_of_one, least_dot, power_of_two, where_is
-from quire.ops.grouped_attention import Groups
+from quire.ops.pages import Pages, Tiles
 
 WANTED_PROGRAMS = 1024  # enough to have every multiprocessor of a large GPU wait for memory several times over
 MAX_PARTS = 32
@@ -38,16 +38,17 @@ def num_parts(rows: int, kv_heads: int) -> int:
 def decode_attention(
     spec: AttentionSpec,
     q: jax.Array,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
-    groups: Groups,
+    pages: Pages,
+    page_table: jax.Array,
+    tiles: Tiles,
     *,
     parts: int | None = None,
     tiling: Tiling | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """Attention of q [n, k, g, h], one query for each group; [n, k, g, h]."""
+    """Attention of q [n, k, g, h], one query of each tile; [n, k, g, h], zero for padding."""
     rows, heads, group, size = q.shape
+    k_pages, v_pages = pages
     parts = parts or num_parts(rows, heads)
     block, num_warps, num_stages = tiling or TILING
     queries, width = least_dot(group), power_of_two(size)
@@ -69,9 +70,8 @@ def decode_attention(
         # The heads of a sequence run beside each other: their keys do.
         grid=(heads, rows, parts),
         in_specs=[
-            pl.BlockSpec(groups.page_table.shape, lambda *_: (0, 0)),
-            pl.BlockSpec((None,), lambda head, row, part: (row,)),
-            pl.BlockSpec((None,), lambda head, row, part: (row,)),
+            pl.BlockSpec(page_table.shape, lambda *_: (0, 0)),
+            *[pl.BlockSpec((None,), lambda head, row, part: (row,))] * 3,
             pl.BlockSpec((None, None, queries, width), lambda head, row, part: (row, head, 0, 0)),
             *whole,
         ],
@@ -80,7 +80,7 @@ def decode_attention(
         compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=num_stages),
         interpret=interpret,
         name="decode_attention",
-    )(groups.page_table, groups.starts, groups.lengths, q, k_pages, v_pages)
+    )(page_table, tiles.slots, tiles.starts, tiles.lengths, q, k_pages, v_pages)
     if parts == 1:
         return out[0]  # type: ignore[no-any-return]
     return _combined(q.dtype, *out, interpret=interpret)
@@ -94,6 +94,7 @@ def _read_part(
     parts: int,
     block: int,
     table_ref: Any,
+    slot_ref: Any,
     start_ref: Any,
     length_ref: Any,
     q_ref: Any,
@@ -101,7 +102,8 @@ def _read_part(
     v_ref: Any,
     *out_refs: Any,
 ) -> None:
-    head, row, part = pl.program_id(0), pl.program_id(1), pl.program_id(2)
+    head, part = pl.program_id(0), pl.program_id(2)
+    slot = slot_ref[...]
     queries, width = q_ref.shape
     end = jnp.where(length_ref[...] > 0, start_ref[...] + 1, 0)
     first = 0 if spec.window is None else jnp.maximum(end - spec.window, 0) // block
@@ -117,7 +119,7 @@ def _read_part(
         seen = at < end
         if spec.window is not None:
             seen &= at >= end - spec.window
-        pages, offsets = where_is(table_ref, row, index, block, page_size, end)
+        pages, offsets = where_is(table_ref, slot, index, block, page_size, end)
         there = seen[:, None] & features[None, :]
         where = pages, offsets, head, jnp.arange(width)[None, :]
         keys = plgpu.load(k_ref.at[where], mask=there, other=0.0)

@@ -10,13 +10,14 @@ import jax.numpy as jnp
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import add_norm as sum_and_norm
 from quire.ops.gpu.decode_attention import decode_attention
-from quire.ops.gpu.fill_attention import fill_attention
 from quire.ops.gpu.filter_cuts import filter_cuts
+from quire.ops.gpu.listed_decode import listed_decode
 from quire.ops.gpu.place_heads import place_heads
-from quire.ops.grouped_attention import Groups
+from quire.ops.gpu.prefill_attention import prefill_attention
 from quire.ops.heads import Heads
 from quire.ops.norms import Norms
-from quire.ops.step_attention import Kernels, Pages, Places, Segments
+from quire.ops.pages import KVWriteTargets, Pages, Segments, Tiles
+from quire.ops.step_attention import Kernels
 
 log = logging.getLogger(__name__)
 
@@ -28,25 +29,27 @@ if tuple(map(int, jax.__version__.split(".")[:2])) >= (0, 11):
     except ImportError:
         log.info("this JAX has no packed attention of cuDNN; our own kernel runs in its place")
 
-MOST_ALONE = 8  # empty places cost time, and the attention of many short prompts does not take much of it
+MAX_FRESH_SEQUENCES = 8  # padding costs time, and the attention of many short prompts does not take much of it
 
 # As functions of their own, they are traced and lowered once for all the layers of a step that are alike.
 
 
 @jax.jit
-def place(heads: Heads, state: Pages, places: Places) -> tuple[jax.Array, Pages]:
-    return place_heads(heads, state, places)
+def place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[jax.Array, Pages]:
+    return place_heads(heads, pages, targets)
 
 
 @partial(jax.jit, static_argnums=0)
-def attend(spec: AttentionSpec, q: jax.Array, k_pages: jax.Array, v_pages: jax.Array, groups: Groups) -> jax.Array:
-    if q.shape[1] == 1:
-        return decode_attention(spec, q[:, 0], k_pages, v_pages, groups)[:, None]
-    return fill_attention(spec, q, k_pages, v_pages, groups)
+def attend(spec: AttentionSpec, q: jax.Array, pages: Pages, page_table: jax.Array, tiles: Tiles) -> jax.Array:
+    single = tiles.num_single
+    if single == len(tiles):
+        return decode_attention(spec, q, pages, page_table, tiles)
+    out = listed_decode(spec, q, pages, page_table, tiles.part(0, single)) if single else None
+    return prefill_attention(spec, q, pages, page_table, tiles.part(single, len(tiles)), out)
 
 
 @partial(jax.jit, static_argnums=0)
-def attend_alone(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments) -> jax.Array | None:
+def attend_fresh(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments) -> jax.Array | None:
     """By cuDNN, where it has a kernel: in half the time that ours takes over long prompts."""
     if spec.window is not None or spec.softcap is not None or q.dtype == jnp.float32 or spec.head_dim > 128:
         return None
@@ -82,8 +85,8 @@ def add_rms_norm(
 GPU = Kernels(
     place,
     attend,
-    attend_alone,
-    MOST_ALONE if packed_attention is not None else 1,
+    attend_fresh,
+    MAX_FRESH_SEQUENCES if packed_attention is not None else 1,
     # Large products add to what is there themselves, which a kernel after them would read and write again.
     decode_norms=Norms(add_rms=add_rms_norm),
     filter_cuts=filter_cuts,

@@ -8,15 +8,17 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from quire.ops.gpu.tiles import array, power_of_two
+from quire.ops.gpu.tiles import array, power_of_two, whole
 from quire.ops.heads import HeadNorm, Heads, joined
-from quire.ops.step_attention import Pages, Places
+from quire.ops.pages import KVWriteTargets, Pages
 
 MOST_TOKENS = 16  # of a program
 MANY_TOKENS = 512  # from here on a program has all heads of a key: there are enough, and they share the angles
 
 
-def place_heads(heads: Heads, state: Pages, places: Places, *, interpret: bool = False) -> tuple[jax.Array, Pages]:
+def place_heads(
+    heads: Heads, pages: Pages, targets: KVWriteTargets, *, interpret: bool = False
+) -> tuple[jax.Array, Pages]:
     """As `place` in quire.ops.step_attention."""
     if any(norm is not None and norm.weight.ndim > 1 for norm in (heads.q_norm, heads.k_norm)):
         heads = joined(*heads.finished())  # a norm over all heads, which no program sees together
@@ -25,15 +27,16 @@ def place_heads(heads: Heads, state: Pages, places: Places, *, interpret: bool =
     together = parts if tokens >= MANY_TOKENS else 1
     of_block = pl.BlockSpec((block,), lambda index, head, part: (index,))
     extras = [*(heads.rotation or ()), *(norm.weight for norm in (heads.q_norm, heads.k_norm) if norm is not None)]
-    operands = [places.pages, places.offsets, heads.qkv, *extras, *state]
-    shapes = [(tokens, kv_heads, parts - 2, size), *(pages.shape for pages in state)]
-    dtypes = [heads.qkv.dtype, *(pages.dtype for pages in state)]
+    operands = [*targets, heads.qkv, *extras, *pages]
+    shapes = [(tokens, kv_heads, parts - 2, size), *(array.shape for array in pages)]
+    dtypes = [heads.qkv.dtype, *(array.dtype for array in pages)]
+    out_shapes = [array(*of) for of in zip(shapes, dtypes, strict=True)]
     q, k_pages, v_pages = pl.pallas_call(
         partial(_place, _numbers(heads.q_norm), _numbers(heads.k_norm), heads.rotation is not None, together),
         grid=(-(-tokens // block), kv_heads, parts // together),
-        in_specs=[of_block, of_block, *(_whole(operand.shape) for operand in operands[2:])],
-        out_specs=[_whole(shape) for shape in shapes],
-        out_shape=[array(*of) for of in zip(shapes, dtypes, strict=True)],
+        in_specs=[of_block, of_block, *map(whole, operands[2:])],
+        out_specs=[whole(shape) for shape in out_shapes],
+        out_shape=out_shapes,
         input_output_aliases={len(operands) - 2: 1, len(operands) - 1: 2},
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
         interpret=interpret,
@@ -44,10 +47,6 @@ def place_heads(heads: Heads, state: Pages, places: Places, *, interpret: bool =
 
 def _numbers(norm: HeadNorm | None) -> tuple[float, float] | None:
     return None if norm is None else (norm.eps, norm.offset)
-
-
-def _whole(shape: tuple[int, ...]) -> pl.BlockSpec:
-    return pl.BlockSpec(shape, lambda *_: (0,) * len(shape))
 
 
 def _place(

@@ -5,6 +5,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.attention_spec import AttentionSpec
@@ -25,6 +26,12 @@ def least_dot(rows: int) -> int:
 
 def array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+
+
+def whole(operand: Any) -> pl.BlockSpec:
+    """All of an array, for a kernel that finds its own place in it."""
+    rank = len(operand.shape)
+    return pl.BlockSpec(operand.shape, lambda *_: (0,) * rank)
 
 
 class Softmax(NamedTuple):
@@ -70,12 +77,12 @@ def exponent_of_one(spec: AttentionSpec) -> float:
     return (spec.scale if spec.softcap is None else spec.softcap) * LOG2_E
 
 
-def where_is(table_ref: Any, row: Any, index: jax.Array, block: int, page_size: int, end: Any) -> tuple[Any, Any]:
+def where_is(table_ref: Any, slot: Any, index: jax.Array, block: int, page_size: int, end: Any) -> tuple[Any, Any]:
     """Pages and offsets of a block's positions before `end`, [s, 1] each; one page for all where a block is in one."""
     at = index * block + jnp.arange(block)
     if page_size % block == 0:
-        return table_ref[row, index // (page_size // block)], (at % page_size)[:, None]
-    pages = plgpu.load(table_ref.at[row, at // page_size], mask=at < end, other=0)
+        return table_ref[slot, index // (page_size // block)], (at % page_size)[:, None]
+    pages = plgpu.load(table_ref.at[slot, at // page_size], mask=at < end, other=0)
     return pages[:, None], (at % page_size)[:, None]
 
 

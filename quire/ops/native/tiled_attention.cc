@@ -1,10 +1,10 @@
-// Attention of groups of queries over pages, for CPUs and float32. The contract is that of grouped_attention.py.
+// Attention of tiles of queries over pages, for CPUs and float32. The contract is that of tiled_attention.py.
 //
-// One task computes the queries of one group that share one kv head: it reads each key and value once, in the order of
+// One task computes the queries of one tile that share one kv head: it reads each key and value once, in the order of
 // the pages, and keeps a running softmax, so that nothing of the size of a context is ever written to memory.
 //
-// A query's result does not depend on the group it is in. Contexts are cut into spans at multiples of kSpan, whatever
-// the group sees, and a key has the same lane in every group; keys that a query does not see add zeros to its sums.
+// A query's result does not depend on the tile it is in. Contexts are cut into spans at multiples of kSpan, whatever
+// the tile sees, and a key has the same lane in every tile; keys that a query does not see add zeros to its sums.
 
 #include <algorithm>
 #include <cmath>
@@ -30,7 +30,7 @@ using quire::read;
 using quire::write;
 
 struct Sizes {
-  int64_t groups, queries, heads, per_head, size, page_size, width;
+  int64_t tokens, heads, per_head, size, page_size, width;
 };
 
 struct Task {
@@ -38,8 +38,10 @@ struct Task {
   const float* k_pages;
   const float* v_pages;
   const int32_t* table;
+  const int32_t* slots;
   const int32_t* starts;
   const int32_t* lengths;
+  const int32_t* offsets;
   float* out;
   Sizes n;
   float scale, softcap;
@@ -150,18 +152,15 @@ void weigh(const Task& t, int64_t low, int64_t high, int64_t count, float* score
   total += quire::sum(part);
 }
 
-// Queries of one group and one kv head.
-void attend(const Task& t, int64_t group, int64_t head) {
+// Queries of one tile and one kv head.
+void attend(const Task& t, int64_t tile, int64_t head) {
   const Sizes& n = t.n;
-  const int64_t count = t.lengths[group], start = t.starts[group];
+  const int64_t count = t.lengths[tile], start = t.starts[tile];
   const int64_t rows = count * n.per_head;
   const int64_t query_stride = n.heads * n.per_head * n.size, key_stride = n.heads * n.size;
-  const float* q = t.q + (group * n.queries * n.heads + head) * n.per_head * n.size;
-  float* out = t.out + (group * n.queries * n.heads + head) * n.per_head * n.size;
-  for (int64_t b = count; b < n.queries; ++b) {
-    std::fill_n(out + b * query_stride, n.per_head * n.size, 0.0f);
-  }
-  if (count == 0) return;
+  const int64_t first_query = t.offsets[tile] * query_stride + head * n.per_head * n.size;
+  const float* q = t.q + first_query;
+  float* out = t.out + first_query;
 
   thread_local std::vector<float> scores, highest, total, sums;
   thread_local std::vector<const float*> queries;
@@ -175,7 +174,7 @@ void attend(const Task& t, int64_t group, int64_t head) {
   }
   const int64_t end = start + count;
   const int64_t first = t.window > 0 ? std::max<int64_t>(0, start - t.window + 1) : 0;
-  const int32_t* table = t.table + group * n.width;
+  const int32_t* table = t.table + t.slots[tile] * n.width;
   const auto place_of = [&](int64_t position) {
     return (table[position / n.page_size] * n.page_size + position % n.page_size) * key_stride + head * n.size;
   };
@@ -232,26 +231,40 @@ void attend(const Task& t, int64_t group, int64_t head) {
   }
 }
 
-ffi::Error GroupedAttention(ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> k_pages, ffi::Buffer<ffi::F32> v_pages,
-                            ffi::Buffer<ffi::S32> table, ffi::Buffer<ffi::S32> starts,
-                            ffi::Buffer<ffi::S32> lengths, ffi::ResultBuffer<ffi::F32> out, float scale, float softcap,
-                            int64_t window) {
+ffi::Error TiledAttention(ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> k_pages, ffi::Buffer<ffi::F32> v_pages,
+                          ffi::Buffer<ffi::S32> table, ffi::Buffer<ffi::S32> slots, ffi::Buffer<ffi::S32> starts,
+                          ffi::Buffer<ffi::S32> lengths, ffi::Buffer<ffi::S32> offsets,
+                          ffi::ResultBuffer<ffi::F32> out, float scale, float softcap, int64_t window) {
   const auto d = q.dimensions();
-  const Sizes n{d[0], d[1], d[2], d[3], d[4], k_pages.dimensions()[1], table.dimensions()[1]};
+  const int64_t tiles = starts.dimensions()[0];
+  const Sizes n{d[0], d[1], d[2], d[3], k_pages.dimensions()[1], table.dimensions()[1]};
   const Task task{q.typed_data(),      k_pages.typed_data(), v_pages.typed_data(), table.typed_data(),
-                  starts.typed_data(), lengths.typed_data(), out->typed_data(),    n,
-                  scale,               softcap,              window};
-  quire::Crew::instance().run(n.groups * n.heads, [&](int64_t i) { attend(task, i / n.heads, i % n.heads); });
+                  slots.typed_data(),  starts.typed_data(),  lengths.typed_data(), offsets.typed_data(),
+                  out->typed_data(),   n,                    scale,                softcap,
+                  window};
+  std::vector<int64_t> real;
+  int64_t covered = 0;  // tokens; those behind them are padding
+  for (int64_t tile = 0; tile < tiles; ++tile) {
+    if (task.lengths[tile] == 0) continue;
+    real.push_back(tile);
+    covered = std::max<int64_t>(covered, task.offsets[tile] + task.lengths[tile]);
+  }
+  const int64_t token_size = n.heads * n.per_head * n.size;
+  std::fill(task.out + covered * token_size, task.out + n.tokens * token_size, 0.0f);
+  quire::Crew::instance().run(static_cast<int64_t>(real.size()) * n.heads,
+                              [&](int64_t i) { attend(task, real[i / n.heads], i % n.heads); });
   return ffi::Error::Success();
 }
 
 }  // namespace
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(quire_grouped_attention, GroupedAttention,
+XLA_FFI_DEFINE_HANDLER_SYMBOL(quire_tiled_attention, TiledAttention,
                               ffi::Ffi::Bind()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
                                   .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()
                                   .Arg<ffi::Buffer<ffi::S32>>()

@@ -1,0 +1,169 @@
+"""Makes programs: traced and compiled, or loaded from a store."""
+
+import logging
+import time
+from collections.abc import Callable
+from functools import cache, partial
+from threading import Lock
+from typing import Any, cast
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from quire.executor.ladder import StepShape
+from quire.executor.launch import NUM_FEATURES, sizes
+from quire.executor.layer_state import page_layout
+from quire.executor.program_store import ProgramStore
+from quire.executor.program_table import Key
+from quire.executor.shapes import Shapes
+from quire.executor.slots import empty_slots, pack_starts, start_slots
+from quire.executor.step import (
+    Compiled,
+    SamplingWay,
+    State,
+    copy_pages,
+    decode,
+    forward,
+    head_weights,
+    sample_next,
+)
+from quire.models.model import Model
+from quire.models.params import ParamTree
+from quire.ops.kernels import kernels_for
+
+log = logging.getLogger(__name__)
+
+Options = dict[str, Any]  # of the compiler
+
+# For the large products of prefills the library's own choice is as good as a search, and is there at once.
+UNTUNED: Options = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
+# Decodes of few rows gain from products that XLA writes itself; for more rows the library's are faster, although XLA,
+# which times each alone, may choose its own.
+FEW_ROWS = 32
+OF_THE_LIBRARY: Options = {"xla_gpu_enable_triton_gemm": False}
+# On a CPU XLA hands large reductions to a library that sums in another order than XLA does, so that a row's sums would
+# depend on how many rows are beside it. This keeps all of them with XLA. The option is experimental.
+OWN_REDUCTIONS: Options = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
+
+
+class Compiler:
+    """Makes the program of a key. Called from several threads."""
+
+    def __init__(
+        self, model: Model, weights: ParamTree, shapes: Shapes, mesh: Mesh | None, store: ProgramStore | None
+    ) -> None:
+        self._store = store
+        self._mesh = mesh
+        # Flat, because every call walks its arguments.
+        self.weights = tuple(jax.tree.leaves(weights))
+        self.head = tuple(jax.tree.leaves(head_weights(weights)))
+        self._structure = jax.tree.structure(weights)
+        self._head_structure = jax.tree.structure(head_weights(weights))
+        dtype = jax.tree.leaves(weights["norm"])[0].dtype  # never quantised
+        kernels = kernels_for(jax.default_backend(), str(dtype), 1 if mesh is None else mesh.size)
+        self.layout = page_layout(
+            model.layers, shapes.page_size, shapes.max_sequence_tokens, dtype, mesh, max_groups=shapes.num_groups
+        )
+        self._compiled = Compiled(model, kernels, shapes, self.layout)
+        self._whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
+        self._state = self._state_structure()
+        self._placement = None if mesh is None else jax.tree.map(lambda array: array.sharding, self._state)
+        # Tracing is Python's, and one thread's at a time: side by side, all would be traced before any is compiled.
+        self._tracing = Lock()
+
+    def _state_structure(self) -> State:
+        """Shapes and places of everything a step changes; the slots are whole on every device."""
+        shapes = self._compiled.shapes
+        slots = jax.eval_shape(lambda: empty_slots(shapes))
+        slots = jax.tree.map(lambda array: _array(array.shape, array.dtype, self._whole), slots)
+        return State(self.layout.structure(shapes.num_pages), slots)
+
+    def empty_state(self) -> State:
+        shapes = self._compiled.shapes
+        return State(self.layout.empty(shapes.num_pages), jax.device_put(empty_slots(shapes), self._whole))
+
+    def make(self, key: Key) -> Any:
+        """From the store, or compiled and stored."""
+        begun_s = time.monotonic()
+        kernels = self._compiled.kernels.attend.__module__
+        name = "-".join([kernels, *(str(int(part) if isinstance(part, bool) else part) for part in key)])
+        program = None if self._store is None else self._store.load(name)
+        is_kept = program is not None
+        if program is None:
+            program = self.compile(key)
+            if self._store is not None:
+                self._store.save(name, program)
+        # With the time that others were traced in.
+        log.debug("%s %s in %.2f s", "loaded" if is_kept else "compiled", key, time.monotonic() - begun_s)
+        return program
+
+    def compile(self, key: Key) -> Any:
+        state, shapes = self._state, self._compiled.shapes
+        if isinstance(key, StepShape):
+            return self._compile_step(partial(forward, self._compiled, key), key, (self._placement, self._whole))
+        kind, size = key
+        if kind in ("decode", "burst"):
+            shape = StepShape(size, decodes_only=True)
+            step = partial(decode, self._compiled, shape, 1 if kind == "decode" else shapes.burst)
+            return self._compile_step(step, shape, (self._placement, self._whole))
+        if kind == "start":
+            return self._compile_traced(start_slots, 0, self._whole, state.slots, pack_starts([], size, shapes))
+        if kind == "copy":
+            places = None if self._placement is None else self._placement.pages
+            return self._compile_traced(copy_pages, 0, places, state.pages, _array((size, 2), jnp.int32))
+        return self._compile_sample(cast(SamplingWay, kind), size)
+
+    def _compile_sample(self, way: SamplingWay, size: int) -> Any:
+        model, kernels, shapes, _ = self._compiled
+
+        def sample(head: tuple[jax.Array, ...], slots: Any, hidden: Any, packed: Any, masks: Any) -> Any:
+            tree = jax.tree.unflatten(self._head_structure, head)
+            return sample_next(way, model, size, tree, slots, hidden, packed, masks, kernels.filter_cuts)
+
+        dtype = jax.tree.leaves(self._state.pages)[0].dtype
+        hidden = _array((shapes.num_slots, model.hidden_size), dtype)
+        packed = _array((3 * size + NUM_FEATURES,), jnp.int32)
+        masks = _array((size, -(-model.vocab_size // 32)), jnp.uint32)
+        inputs = (self.head, self._state.slots, hidden, packed, masks)
+        options = _options(StepShape(size, decodes_only=True))
+        return self._compile_traced(sample, 1, self._whole, *inputs, options=options)
+
+    def _compile_step(self, step: Callable[..., Any], shape: StepShape, places: Any) -> Any:
+        def with_flat_weights(weights: tuple[jax.Array, ...], state: State, packed: jax.Array) -> Any:
+            return step(jax.tree.unflatten(self._structure, weights), state, packed)
+
+        packed = _array((sum(sizes(shape, self._compiled.shapes)),), jnp.int32)
+        inputs = (self.weights, self._state, packed)
+        return self._compile_traced(with_flat_weights, 1, places, *inputs, options=_options(shape))
+
+    def _compile_traced(
+        self, function: Callable[..., Any], donated: int, places: Any, *inputs: Any, options: Options | None = None
+    ) -> Any:
+        where = {} if self._mesh is None else {"out_shardings": places}
+        with self._tracing:
+            lowered = jax.jit(function, donate_argnums=donated, **where).lower(*inputs)
+        return lowered.compile({**(cpu_options() if jax.default_backend() == "cpu" else {}), **(options or {})})
+
+
+@cache
+def cpu_options() -> Options:
+    """OWN_REDUCTIONS where this XLA knows the option. Only sums over a vocabulary depend on it: norms are native."""
+    try:
+        jax.jit(lambda x: x).lower(0).compile(OWN_REDUCTIONS)
+    except jax.errors.JaxRuntimeError as error:
+        log.info("this XLA does not know %s: %s", next(iter(OWN_REDUCTIONS)), str(error).partition("\n")[0])
+        return {}
+    return OWN_REDUCTIONS
+
+
+def _options(shape: StepShape) -> Options:
+    if jax.default_backend() != "gpu":
+        return {}
+    if not shape.decodes_only:
+        return UNTUNED
+    return OF_THE_LIBRARY if shape.tokens > FEW_ROWS else {}
+
+
+def _array(shape: tuple[int, ...], dtype: Any, where: Any = None) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=where)  # type: ignore[no-untyped-call]

@@ -1,0 +1,122 @@
+"""The shapes that steps are compiled for.
+
+All tokens of a step share one dimension, padded to a step of a ladder. The ladder is a trade between compile time and
+padding. On a CPU a program takes about a second to compile, at every first start, and a server begins with a few of
+them; so the ladder is coarse: powers of two and the middle between them, a third wasted at most from 16 tokens on. On a
+GPU that hundreds of sequences share padding costs more: the ladder is fine from FINE_FROM tokens on, an eighth wasted
+at most. Fewer tokens take as long as reading the weights takes, whatever their number.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from quire.ops.pages import TILE
+
+FINE_FROM = 256
+MIDDLES_FROM = 16
+SHORT_PROMPTS = (32, 64, 128)  # tokens, for which a server has programs when it begins
+
+
+class StepShape(NamedTuple):
+    """The shape of one forward pass."""
+
+    tokens: int
+    decodes_only: bool = False  # one token of each sequence, and the kernels that are fastest for that
+    scores: bool = False  # with the log-probabilities of prompt tokens
+    fresh_sequences: int = (
+        0  # at most so many sequences, all from position 0, and nothing else (cuDNN's kernels); 0: any
+    )
+
+    def __str__(self) -> str:
+        of = f" of {self.fresh_sequences} new sequences" if self.fresh_sequences else ""
+        return f"{self.tokens} {'decodes' if self.decodes_only else 'tokens'}{of}{' scored' if self.scores else ''}"
+
+
+class Ladder:
+    """Every shape there is. One of them is large enough for any plan within the limits, scored chunks apart."""
+
+    def __init__(
+        self,
+        max_rows: int,
+        max_prefill_tokens: int,
+        *,
+        min_tokens: int = 1,
+        is_fine: bool = False,
+        has_decodes: bool = False,
+        max_fresh_sequences: int = 0,
+        fresh_from: int = 2048,
+    ) -> None:
+        self.max_rows = max_rows
+        self.max_tokens = max_rows + max_prefill_tokens
+        steps = fine(min_tokens, self.max_tokens) if is_fine else coarse(min_tokens, self.max_tokens)
+        self._tokens = sorted({*steps, max(max_prefill_tokens, min_tokens)})  # a full prefill alone is the longest step
+        rows = coarse(min(min_tokens, max_rows), max_rows, middles_from=32)
+        self._decodes = [StepShape(count, decodes_only=True) for count in rows] if has_decodes else []
+        self._scored = [StepShape(size, scores=True) for size in coarse(TILE, max(max_prefill_tokens, TILE), factor=8)]
+        longest = next(step for step in self._tokens if step >= max_prefill_tokens)
+        # Every second step: cuDNN saves as much as half a step of padding costs.
+        steps = sorted({*[step for step in self._tokens if fresh_from <= step < longest][::2], longest})
+        counts = sorted({1, max_fresh_sequences}) if max_fresh_sequences and longest >= fresh_from else []
+        self._fresh = [StepShape(size, fresh_sequences=count) for size in steps for count in counts]
+        self.sample_sizes = coarse(min(min_tokens, max_rows), max_rows, middles_from=max_rows)
+
+    @property
+    def decodes(self) -> Sequence[StepShape]:
+        return self._decodes
+
+    def all(self) -> list[StepShape]:
+        """In the order in which they are compiled."""
+        tokens = [StepShape(size) for size in self._tokens]
+        return list(dict.fromkeys(self.first() + self._decodes + tokens + self._fresh + self._scored))
+
+    def first(self) -> list[StepShape]:
+        """Enough to run any plan, and a short prompt or a decode alone as fast as it gets."""
+        largest = [*self._decodes[-1:], StepShape(self._tokens[-1]), self._scored[-1]]
+        alone = [*self._decodes[:1], StepShape(self._tokens[0])]
+        short = [StepShape(next((step for step in self._tokens if step >= size), size)) for size in SHORT_PROMPTS]
+        rows = StepShape(next(step for step in self._tokens if step >= self.max_rows))
+        return list(dict.fromkeys([*largest, *alone, *[one for one in short if one.tokens in self._tokens], rows]))
+
+    def num_tiles(self, shape: StepShape) -> int:
+        """Tiles of prefills that a step of this shape can have: the full ones, and a shorter one of most sequences."""
+        tokens = shape.tokens
+        if shape.decodes_only:
+            return 0
+        sequences = min(self.max_rows, tokens if shape.tokens >= self.max_tokens or shape.scores else tokens // 16 + 8)
+        return tokens // TILE + min(sequences, tokens)
+
+    def choose(self, needed: StepShape, num_tiles: int, among: Iterable[StepShape]) -> StepShape | None:
+        """The smallest of these shapes for a step that needs this one; decodes alone prefer a shape for that."""
+
+        def fits(shape: StepShape) -> bool:
+            is_fresh = not shape.fresh_sequences or 1 <= needed.fresh_sequences <= shape.fresh_sequences
+            has_kind = shape.scores == needed.scores and is_fresh and (needed.decodes_only or not shape.decodes_only)
+            return has_kind and shape.tokens >= needed.tokens and self.num_tiles(shape) >= num_tiles
+
+        def cost(shape: StepShape) -> tuple[bool, int, bool, int]:
+            return not shape.decodes_only, shape.tokens, not shape.fresh_sequences, shape.fresh_sequences
+
+        return min(filter(fits, among), key=cost, default=None)
+
+
+def coarse(lowest: int, highest: int, *, middles_from: int = MIDDLES_FROM, factor: int = 2) -> list[int]:
+    """Powers of `factor` from `lowest` on, from `middles_from` on also the middle between two; then `highest`, with
+    none so close below it that it would save little."""
+    steps = []
+    step = min(lowest, highest)
+    while step * 4 <= highest * 3:
+        steps.append(step)
+        if factor == 2 and middles_from <= step and step * 6 <= highest * 3:
+            steps.append(step * 3 // 2)
+        step *= factor
+    return [*steps, highest]
+
+
+def fine(lowest: int, highest: int) -> list[int]:
+    """As `coarse` up to FINE_FROM, then eight steps between two powers of two; then `highest`."""
+    if highest <= FINE_FROM:
+        return coarse(lowest, highest, middles_from=32)
+    steps = coarse(lowest, FINE_FROM, middles_from=32)
+    while (step := steps[-1] + (1 << steps[-1].bit_length() - 1) // 8) < highest:
+        steps.append(step)
+    return [*steps, highest]

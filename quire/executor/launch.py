@@ -1,0 +1,195 @@
+"""A forward pass of a step: its chunks, laid out for a shape in one small array of integers."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from quire.core.plan import Chunk, Kind
+from quire.executor.ladder import StepShape
+from quire.executor.shapes import Shapes
+from quire.ops.pages import TILE
+
+NUM_FEATURES = 5
+
+Ints = np.ndarray[Any, np.dtype[np.int32]]
+
+
+class Inputs(NamedTuple):
+    """The fields of a packed array. Padding has slot `num_slots`, which no sequence has."""
+
+    slots: Any  # [tokens]
+    positions: Any  # [tokens]; -1: padding
+    num_new: Any  # [rows] of decodes alone: how many tokens each samples
+    tile_slots: Any  # [rows + tiles]: the single tokens, then the tiles of prefills
+    tile_starts: Any
+    tile_lengths: Any
+    tile_offsets: Any
+    page_slots: Any  # [updates]: entries added to page tables
+    page_groups: Any
+    page_indices: Any
+    pages: Any
+    ends: Any  # [num_slots]: the last token of each chunk, those that sample first
+    fresh_offsets: Any  # [fresh_sequences]
+    fresh_lengths: Any
+
+
+def num_single(shape: StepShape, shapes: Shapes) -> int:
+    """Single tokens that a step of this shape can have beside its prefills; scored ones are prefills."""
+    return 0 if shape.scores or shape.fresh_sequences else min(shape.tokens, shapes.num_slots)
+
+
+def sizes(shape: StepShape, shapes: Shapes) -> Inputs:
+    """How long each field is."""
+    tiles = 0 if shape.decodes_only else num_single(shape, shapes) + shapes.ladder.num_tiles(shape)
+    tokens, rows = shape.tokens, min(shape.tokens, shapes.num_slots)
+    # A chunk begins at most one page more than its tokens fill.
+    updates = shapes.num_groups * (tokens // shapes.page_size + rows * (1 + (shapes.burst - 1) // shapes.page_size))
+    num_new = tokens if shape.decodes_only else 0
+    fresh = shape.fresh_sequences
+    of_tiles, of_updates = (tiles,) * 4, (updates,) * 4
+    return Inputs(*(tokens, tokens, num_new), *of_tiles, *of_updates, *(shapes.num_slots, fresh, fresh))
+
+
+def fields(packed: Any, shape: StepShape, shapes: Shapes) -> Inputs:
+    """The parts of a packed array, on the host or on the device; their sizes are constants of the shape."""
+    parts, start = [], 0
+    for size in sizes(shape, shapes):
+        parts.append(packed[start : start + size])
+        start += size
+    return Inputs(*parts)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """Chunks of a plan, by their index in it, that run together."""
+
+    rows: list[int] = field(default_factory=list)  # of one token
+    prefills: list[int] = field(default_factory=list)
+    scores: bool = False
+    offset: int = 0  # tokens of each chunk that earlier launches of the same plan computed: in a burst
+
+    @property
+    def indices(self) -> list[int]:
+        return self.rows + self.prefills
+
+    def samples(self, chunks: Sequence[Chunk]) -> list[int]:
+        """All chunks, those that sample first: the order of their last tokens."""
+        return sorted(self.indices, key=lambda index: not chunks[index].samples)
+
+    def num_tokens(self, chunks: Sequence[Chunk]) -> int:
+        return len(self.rows) + sum(chunks[index].length for index in self.prefills)
+
+    def num_tiles(self, chunks: Sequence[Chunk]) -> int:
+        return sum(-(-chunks[index].length // TILE) for index in self.prefills)
+
+    def shape(self, chunks: Sequence[Chunk]) -> StepShape:
+        """The smallest shape that it could run in."""
+        are_fresh = not self.rows and all(chunks[index].start == 0 for index in self.prefills)
+        fresh = len(self.prefills) if are_fresh and not self.scores else 0
+        return StepShape(self.num_tokens(chunks), not self.prefills, self.scores, fresh)
+
+
+def split(chunks: Sequence[Chunk], scored: Iterable[int]) -> list[Launch]:
+    """The launches of a plan: one, and one for the chunks whose prompt tokens are scored."""
+    apart = set(scored)
+    others = [index for index in range(len(chunks)) if index not in apart] if apart else range(len(chunks))
+    rows = [index for index in others if chunks[index].kind is Kind.DECODE or chunks[index].length == 1]
+    # Those with the longest contexts begin first, or the device would wait for the last of them.
+    rows.sort(key=lambda index: chunks[index].start, reverse=True)
+    prefills = [index for index in others if chunks[index].kind is Kind.PREFILL and chunks[index].length > 1]
+    launches = [Launch(rows, prefills), Launch(prefills=sorted(apart), scores=True)]
+    return [launch for launch in launches if launch.indices]
+
+
+class Packer:
+    """Fills the integers of a launch. Knows how long the page tables of each slot are, which the device does not."""
+
+    def __init__(self, shapes: Shapes) -> None:
+        self._shapes = shapes
+        self._table_lengths = np.zeros((shapes.num_slots + 1, shapes.num_groups), np.int32)
+
+    def start(self, slot: int, new_pages: tuple[tuple[int, ...], ...]) -> None:
+        """The slot begins with these pages, which are placed with the rest of its state."""
+        self._table_lengths[slot] = [len(pages) for pages in new_pages] or 0
+
+    def pack(self, launch: Launch, chunks: Sequence[Chunk], started: set[int], shape: StepShape) -> Ints:
+        """The inputs of the forward pass. The first pages of slots in `started` are on the device already."""
+        packed = np.zeros(sum(sizes(shape, self._shapes)), np.int32)
+        into = fields(packed, shape, self._shapes)
+        for slots in (into.slots, into.tile_slots, into.page_slots):
+            slots.fill(self._shapes.num_slots)
+        into.positions.fill(-1)
+        those = [chunks[index] for index in launch.indices]
+        if not those:
+            return packed
+        count = len(launch.rows)
+        slots = np.array([chunk.slot for chunk in those], np.int32)
+        starts = np.array([chunk.start for chunk in those], np.int32) + launch.offset
+        lengths = np.ones(len(those), np.int32)
+        lengths[count:] = [chunk.length for chunk in those[count:]]
+        ends = np.cumsum(lengths, dtype=np.int32)
+        into.slots[: ends[-1]] = np.repeat(slots, lengths)
+        into.positions[: ends[-1]] = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
+        order = {index: number for number, index in enumerate(launch.indices)}
+        into.ends[: len(those)] = ends[[order[index] for index in launch.samples(chunks)]] - 1
+        if shape.decodes_only:
+            into.num_new[:count] = [chunk.length - launch.offset if chunk.samples else 0 for chunk in those]
+        else:
+            self._pack_tiles(into, count, slots, starts, lengths, ends, num_single(shape, self._shapes))
+        if shape.fresh_sequences:
+            into.fresh_offsets.fill(-1)
+            into.fresh_lengths.fill(-1)
+            into.fresh_offsets[: len(those)] = ends - lengths
+            into.fresh_lengths[: len(those)] = lengths
+        if not launch.offset:  # the first launch of a burst brings the pages
+            self._pack_pages(into, [chunk for chunk in those if chunk.new_pages and chunk.slot not in started])
+        return packed
+
+    @staticmethod
+    def _pack_tiles(into: Inputs, rows: int, slots: Ints, starts: Ints, lengths: Ints, ends: Ints, first: int) -> None:
+        """The single tokens at the front, the tiles of prefills from `first` on."""
+        counts = -(-lengths[rows:] // TILE)
+        last = first + int(counts.sum())
+        within = TILE * (np.arange(last - first) - np.repeat(np.cumsum(counts) - counts, counts))
+        values = (
+            (into.tile_slots, slots[:rows], np.repeat(slots[rows:], counts)),
+            (into.tile_starts, starts[:rows], np.repeat(starts[rows:], counts) + within),
+            (into.tile_lengths, 1, np.minimum(np.repeat(lengths[rows:], counts) - within, TILE)),
+            (into.tile_offsets, np.arange(rows), np.repeat((ends - lengths)[rows:], counts) + within),
+        )
+        for array, single, tiles in values:
+            array[:rows] = single
+            array[first:last] = tiles
+
+    def _pack_pages(self, into: Inputs, chunks: list[Chunk]) -> None:
+        number = 0
+        for chunk in chunks:
+            for group, pages in enumerate(chunk.new_pages):
+                there = self._table_lengths[chunk.slot, group]
+                new = slice(number, number + len(pages))
+                into.page_slots[new] = chunk.slot
+                into.page_groups[new] = group
+                into.page_indices[new] = np.arange(there, there + len(pages))
+                into.pages[new] = pages
+                number += len(pages)
+                self._table_lengths[chunk.slot, group] += len(pages)
+
+    def pack_samples(self, launch: Launch, chunks: Sequence[Chunk], size: int, features: Sequence[Any]) -> Ints:
+        """The inputs of sampling: of `size` chunks their slots and positions and whether they sample, the features."""
+        packed = np.zeros(3 * size + NUM_FEATURES, np.int32)
+        slots, positions, samples = packed[: 3 * size].reshape(3, size)
+        slots.fill(self._shapes.num_slots)
+        those = [chunk for chunk in (chunks[index] for index in launch.samples(chunks)) if chunk.samples]
+        slots[: len(those)] = [chunk.slot for chunk in those]
+        positions[: len(those)] = [
+            chunk.start + (launch.offset if chunk.kind is Kind.DECODE else chunk.length - 1) for chunk in those
+        ]
+        samples[: len(those)] = 1
+        packed[3 * size :] = features
+        return packed
+
+
+def num_sampling(launch: Launch, chunks: Sequence[Chunk]) -> int:
+    return sum(chunks[index].samples for index in launch.indices)

@@ -1,0 +1,46 @@
+"""The choice of a program: a function of a launch and of the programs in a table, and of nothing else.
+
+A table does not change. `Programs` replaces it at named moments, on the engine's thread, so that the same plans run the
+same programs whichever compilation finished first.
+"""
+
+from collections.abc import Iterable
+from functools import lru_cache
+
+from quire.executor.ladder import Ladder, StepShape
+from quire.executor.sampler import Features
+
+# A forward pass by its shape; a decode or a burst by its rows; starting, copying pages and each way of sampling by the
+# number of rows they take.
+Key = StepShape | tuple[str, int]
+
+
+class ProgramTable:
+    def __init__(self, ladder: Ladder, keys: Iterable[Key] = ()) -> None:
+        self.keys = frozenset(keys)
+        self._ladder = ladder
+        self._shapes = [key for key in self.keys if isinstance(key, StepShape)]
+        self.forward = lru_cache(4096)(self._forward)
+
+    def _forward(self, needed: StepShape, num_tiles: int) -> StepShape:
+        """The smallest shape for a launch; where the table has none, the smallest there is."""
+        found = self._ladder.choose(needed, num_tiles, self._shapes)
+        found = found or self._ladder.choose(needed, num_tiles, self._ladder.all())
+        assert found is not None, f"no shape for {needed} with {num_tiles} tiles"
+        return found
+
+    def decode(self, rows: int, burst: int, most: int) -> tuple[StepShape, Key] | None:
+        """The program that computes and samples `burst` tokens of each row; None where no single one does."""
+        shape = self.forward(StepShape(rows, decodes_only=True), 0)
+        key = ("decode" if burst == 1 else "burst", shape.tokens)
+        return (shape, key) if shape.decodes_only and burst in (1, most) and key in self.keys else None
+
+    def sample(self, count: int, features: Features) -> tuple[str, int]:
+        """The program with the fewest rows for so many samples; the one that does no more than they ask for."""
+        way = "any" if any(features[1:]) else "filtered" if features.filters else "plain"
+        sizes = [size for size in self._ladder.sample_sizes if size >= count]
+        for size in sizes:
+            for key in ((way, size), ("any", size)):
+                if key in self.keys:
+                    return key
+        return "any", sizes[0]

@@ -1,0 +1,51 @@
+"""The kernels of each platform."""
+
+import logging
+
+import jax.numpy as jnp
+from jax import Array
+
+from quire.ops.heads import Heads
+from quire.ops.native import library
+from quire.ops.native.norms import NATIVE as NATIVE_NORMS
+from quire.ops.native.place_heads import place_heads
+from quire.ops.native.tiled_attention import tiled_attention
+from quire.ops.pages import KVWriteTargets, Pages
+from quire.ops.step_attention import PLAIN, Kernels
+
+log = logging.getLogger(__name__)
+
+
+def native_place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[Array, Pages]:
+    """As `place` in quire.ops.step_attention, by the C++ kernels."""
+    heads = heads.with_norms_done(NATIVE_NORMS.rms)
+    none = jnp.zeros((len(heads.qkv), 0), heads.qkv.dtype)
+    cos, sin = (none, none) if heads.rotation is None else heads.rotation
+    q, k_pages, v_pages = place_heads(heads.qkv, cos, sin, *targets, *pages)
+    return q, (k_pages, v_pages)
+
+
+NATIVE = Kernels(native_place, tiled_attention, norms=NATIVE_NORMS, decode_norms=NATIVE_NORMS)
+
+
+def kernels_for(platform: str, dtype: str, num_devices: int) -> Kernels:
+    """The fastest kernels for a platform as JAX names it.
+
+    Kernels are for one device: the compiler does not know how to cut them across several.
+    """
+    if num_devices > 1:
+        return PLAIN
+    if platform == "cpu" and dtype == "float32" and library.load():
+        return NATIVE
+    if platform == "gpu":
+        try:
+            from quire.ops.gpu.kernels import GPU
+        except ImportError as error:
+            log.warning(
+                "SLOW: the GPU kernels cannot be loaded (%s), so plain XLA runs in their place, several times slower. "
+                "Remedy: pip install --upgrade 'jax[cuda13]', a version that includes jax.experimental.pallas.triton.",
+                error,
+            )
+        else:
+            return GPU
+    return PLAIN

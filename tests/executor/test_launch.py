@@ -1,0 +1,203 @@
+"""Any plan that a scheduler can make fits a shape that exists, and is laid out in it completely."""
+
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+from quire.core.plan import Chunk, Kind
+from quire.executor.ladder import FINE_FROM, Ladder, StepShape
+from quire.executor.launch import Inputs, Launch, Packer, fields, num_single, split
+from quire.executor.program_table import ProgramTable
+from quire.executor.sampler import Features
+from quire.executor.shapes import Shapes
+from quire.ops.pages import TILE
+
+PLAIN = Features(*[False] * 5)
+
+
+class Case(NamedTuple):
+    """A plan: the start and length of each chunk, whether its slot begins with it, whether its prompt is scored."""
+
+    shapes: Shapes
+    chunks: list[tuple[int, int, bool, bool]]
+
+
+def shapes_of(num_slots: int, max_prefill_tokens: int, page_size: int = 16, **others: object) -> Shapes:
+    return Shapes(400, page_size, num_slots, max_prefill_tokens, 4096, **others)  # type: ignore[arg-type]
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> Case:
+    shapes = shapes_of(
+        draw(st.integers(1, 40)),
+        draw(st.integers(1, 400)),
+        draw(st.integers(1, 70)),
+        num_groups=draw(st.integers(1, 3)),
+        min_tokens=draw(st.sampled_from([1, 8])),
+        is_fine=draw(st.booleans()),
+        specialised=draw(st.booleans()),
+        max_fresh_sequences=draw(st.sampled_from([0, 1, 4])),
+        fresh_from=64,
+    )
+    chunks: list[tuple[int, int, bool, bool]] = []
+    left = shapes.max_prefill_tokens
+    for _ in range(draw(st.integers(1, shapes.num_slots))):
+        start = draw(st.integers(0, 200))
+        if left and draw(st.booleans()):
+            length = draw(st.integers(1, left) | st.integers(1, min(left, 5)))
+            left -= length
+            # A slot that begins with cached pages begins at the end of a page.
+            starts = draw(st.booleans())
+            first = start // shapes.page_size * shapes.page_size if starts else start
+            chunks.append((first if draw(st.booleans()) else 0, length, starts, draw(st.booleans())))
+        else:
+            chunks.append((start, 1, False, False))
+    return Case(shapes, chunks)
+
+
+def chunks_of(case: Case) -> tuple[Chunk, ...]:
+    chunks, page, size = [], 1, case.shapes.page_size
+    for slot, (start, length, starts, _) in enumerate(case.chunks):
+        there = 0 if starts else -(-start // size)
+        count = -(-(start + length) // size) - there
+        groups = [range(page + count * group, page + count * (group + 1)) for group in range(case.shapes.num_groups)]
+        new_pages = tuple(map(tuple, groups)) if count else ()
+        kind = Kind.DECODE if length == 1 and not starts and slot % 2 else Kind.PREFILL
+        chunks.append(Chunk(slot, 0, 0, slot, kind, start, length, new_pages, samples=slot % 3 > 0))
+        page += count * case.shapes.num_groups
+    return tuple(chunks)
+
+
+@given(case=cases())
+@example(Case(shapes_of(4, 400), [(0, 400, True, True)]))  # a long prompt, scored in one chunk
+@example(Case(shapes_of(40, 80), [(0, 2, True, False)] * 40))  # as many short tiles as there are slots
+def test_every_plan_runs_whole_in_shapes_that_exist(case: Case) -> None:
+    shapes, chunks = case.shapes, chunks_of(case)
+    scored = {index for index, chunk in enumerate(case.chunks) if chunk[3]}
+    launches = split(chunks, scored)
+    assert sorted(index for launch in launches for index in launch.indices) == list(range(len(chunks)))
+    packer = Packer(shapes)
+    started = {slot for slot, chunk in enumerate(case.chunks) if chunk[2]}
+    for chunk in chunks:
+        there = -(-chunk.start // shapes.page_size)
+        packer.start(chunk.slot, chunk.new_pages if chunk.slot in started else ((0,) * there,) * shapes.num_groups)
+    table = ProgramTable(shapes.ladder)
+    for launch in launches:
+        assert launch.scores == any(index in scored for index in launch.indices)
+        shape = table.forward(launch.shape(chunks), launch.num_tiles(chunks))
+        assert shape in shapes.ladder.all()
+        inputs = fields(packer.pack(launch, chunks, started, shape), shape, shapes)
+        those = [chunks[index] for index in launch.indices]
+        check_positions(inputs, those, shapes)
+        if not shape.decodes_only:
+            check_tiles(inputs, launch, chunks, num_single(shape, shapes), shapes)
+        check_pages(inputs, those, shapes, started)
+        for row, index in enumerate(launch.samples(chunks)):
+            end = inputs.ends[row]
+            chunk = chunks[index]
+            assert (inputs.slots[end], inputs.positions[end]) == (chunk.slot, chunk.start + chunk.length - 1)
+        samples = [chunks[index].samples for index in launch.samples(chunks)]
+        assert samples == sorted(samples, reverse=True)
+        assert table.sample(sum(samples), PLAIN)[1] >= sum(samples)
+
+
+def check_positions(inputs: Inputs, chunks: list[Chunk], shapes: Shapes) -> None:
+    """The tokens are the positions of the chunks, one after the other, and then padding."""
+    given = list(zip(inputs.slots.tolist(), inputs.positions.tolist(), strict=True))
+    wanted = [(chunk.slot, chunk.start + offset) for chunk in chunks for offset in range(chunk.length)]
+    assert given == wanted + [(shapes.num_slots, -1)] * (len(given) - len(wanted))
+
+
+def check_tiles(inputs: Inputs, launch: Launch, chunks: tuple[Chunk, ...], single: int, shapes: Shapes) -> None:
+    """Every token is in one tile, which says where it stands; single ones are the first tokens."""
+    arrays = (inputs.tile_slots, inputs.tile_starts, inputs.tile_lengths, inputs.tile_offsets)
+    tiles = list(zip(*(array.tolist() for array in arrays), strict=True))
+    covered = []
+    for number, (slot, start, length, offset) in enumerate(tiles):
+        assert length or slot == shapes.num_slots
+        assert length <= (1 if number < single else TILE)
+        assert offset == number or number >= single or not length
+        for at in range(length):
+            assert (inputs.slots[offset + at], inputs.positions[offset + at]) == (slot, start + at)
+            covered.append(offset + at)
+    assert sorted(covered) == list(range(launch.num_tokens(chunks)))
+    assert sum(length > 0 for _, _, length, _ in tiles[:single]) == len(launch.rows)
+
+
+def check_pages(inputs: Inputs, chunks: list[Chunk], shapes: Shapes, started: set[int]) -> None:
+    """Every new page is put where its positions will look for it; those of slots that begin are there already."""
+    updates = zip(inputs.page_slots, inputs.page_groups, inputs.page_indices, inputs.pages, strict=True)
+    given = {(int(s), int(g), int(index)): int(page) for s, g, index, page in updates if s != shapes.num_slots}
+    wanted = {}
+    for chunk in chunks:
+        if chunk.slot not in started:
+            first = -(-chunk.start // shapes.page_size)
+            for group, pages in enumerate(chunk.new_pages):
+                wanted |= {(chunk.slot, group, first + number): page for number, page in enumerate(pages)}
+    assert given == wanted
+
+
+@given(case=cases(), ready=st.integers(0, 40))
+def test_the_first_shapes_cover_whatever_the_others_would(case: Case, ready: int) -> None:
+    """Serving begins with these; the rest only make it cheaper."""
+    ladder = case.shapes.ladder
+    chunks = chunks_of(case)
+    among = [*ladder.first(), *ladder.all()[:ready]]
+    for launch in split(chunks, {index for index, chunk in enumerate(case.chunks) if chunk[3]}):
+        needed = launch.shape(chunks)
+        shape = ladder.choose(needed, launch.num_tiles(chunks), among)
+        assert shape is not None
+        assert shape.tokens >= needed.tokens
+        smallest = ladder.choose(needed, launch.num_tiles(chunks), ladder.all())
+        assert smallest is not None
+        assert smallest.tokens <= shape.tokens or shape.decodes_only
+
+
+def test_a_choice_depends_on_the_table_alone() -> None:
+    ladder = Ladder(256, 8192, min_tokens=8, is_fine=True, has_decodes=True, max_fresh_sequences=8)
+    keys = [*ladder.all(), ("decode", 64), ("burst", 64), ("plain", 64), ("any", 64), ("any", 256)]
+    for order in (keys, keys[::-1]):
+        table = ProgramTable(ladder, order)
+        assert table.forward(StepShape(300), 3) == StepShape(320)
+        assert table.forward(StepShape(60, decodes_only=True), 0) == StepShape(64, decodes_only=True)
+        assert table.forward(StepShape(4000, fresh_sequences=3), 150) == StepShape(4096, fresh_sequences=8)
+        assert table.decode(60, 4, most=4) == (StepShape(64, decodes_only=True), ("burst", 64))
+        assert table.decode(60, 3, most=4) is None
+        assert table.decode(200, 1, most=4) is None
+        assert table.sample(60, PLAIN) == ("plain", 64)
+        assert table.sample(60, PLAIN._replace(logprobs=True)) == ("any", 64)
+        assert table.sample(65, PLAIN) == ("any", 256)
+
+
+def test_a_fine_ladder_wastes_an_eighth_at_most_and_a_coarse_one_a_third() -> None:
+    for is_fine, first, most in ((True, FINE_FROM, 1 / 8), (False, 16, 1 / 3)):
+        ladder = Ladder(256, 8192, is_fine=is_fine)
+        sizes = sorted(shape.tokens for shape in ladder.all() if shape == StepShape(shape.tokens))
+        assert sizes[-1] == ladder.max_tokens
+        assert all(1 - (low + 1) / high <= most for low, high in pairwise(sizes) if low >= first)
+
+
+def test_programs_are_few_enough_to_compile_at_a_start() -> None:
+    """A default CPU server compiles the first before it serves and the rest behind the first requests."""
+    ladder = Ladder(32, 512)
+    assert len(ladder.first()) <= 6
+    assert len(ladder.all()) <= 20
+    assert len(Ladder(256, 8192, min_tokens=8, is_fine=True, has_decodes=True, max_fresh_sequences=8).all()) <= 90
+
+
+def test_a_chunk_has_the_tiles_its_tokens_need() -> None:
+    lengths = {2: 1, TILE: 1, TILE + 1: 2, 5 * TILE: 5}
+    chunks = [Chunk(0, 0, 0, 0, Kind.PREFILL, 3, length, (), True) for length in lengths]
+    found = [Launch(prefills=[index]).num_tiles(chunks) for index in range(len(chunks))]
+    assert found == list(lengths.values())
+
+
+def test_the_tokens_of_a_burst_that_runs_in_steps_follow_each_other() -> None:
+    shapes = shapes_of(4, 32)
+    chunks = (Chunk(0, 0, 0, 2, Kind.DECODE, 7, 3, (), True), Chunk(1, 0, 0, 1, Kind.DECODE, 9, 2, (), True))
+    launch = Launch(rows=[0, 1], offset=1)
+    packed = Packer(shapes).pack_samples(launch, chunks, 4, PLAIN)
+    np.testing.assert_array_equal(packed[:12].reshape(3, 4), [[2, 1, 4, 4], [8, 10, 0, 0], [1, 1, 0, 0]])

@@ -1,0 +1,238 @@
+"""Attention of tiles against dense attention in numpy, over random page tables, ragged tiles, windows and caps."""
+
+import sys
+from collections.abc import Callable
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.gpu.decode_attention import Tiling, decode_attention
+from quire.ops.gpu.kernels import GPU
+from quire.ops.gpu.listed_decode import listed_decode
+from quire.ops.gpu.prefill_attention import prefill_attention
+from quire.ops.kernels import NATIVE, kernels_for
+from quire.ops.pages import TILE, Pages, Tiles
+from quire.ops.step_attention import PLAIN
+from quire.ops.tiled_attention import SPAN, tiled_attention
+from tests.models.tiny import COMPILE_QUICKLY
+from tests.ops.test_attention import dense
+
+Array = np.ndarray[Any, Any]
+HEAD_DIM = 4
+NUM_TILES = 3
+TiledAttention = Callable[[AttentionSpec, jax.Array, Pages, jax.Array, Tiles], jax.Array]
+
+
+def interpreted(spec: AttentionSpec, q: jax.Array, pages: Pages, table: jax.Array, tiles: Tiles) -> jax.Array:
+    """The kernels of a GPU with small blocks and parts, so that short contexts have several."""
+    tiling = Tiling(block=16, num_warps=4, num_stages=1)
+    single = tiles.num_single
+    if single == len(tiles):
+        return decode_attention(spec, q, pages, table, tiles, parts=4, tiling=tiling, interpret=True)
+    out = None
+    if single:
+        first = tiles.part(0, single)
+        out = listed_decode(spec, q, pages, table, first, part=16, tiling=tiling, interpret=True)
+    return prefill_attention(spec, q, pages, table, tiles.part(single, len(tiles)), out, block=32, interpret=True)
+
+
+# Those in use that are different, with their names; there is no native one where nothing can build it.
+IN_USE: dict[str, TiledAttention] = {
+    "plain": tiled_attention,
+    "gpu": interpreted,
+    kernels_for("cpu", "float32", num_devices=1).attend.__module__: kernels_for("cpu", "float32", 1).attend,
+}
+implementations = pytest.mark.parametrize("implementation", IN_USE)
+
+
+class Shape(NamedTuple):
+    """Few, since each is compiled; between them every option alone, all together, and every kind of page size."""
+
+    spec: AttentionSpec
+    page_size: int
+    num_single: int  # of NUM_TILES tiles
+    width: int  # of the page table
+
+
+def spec(kv_heads: int = 2, group: int = 2, **fields: Any) -> AttentionSpec:
+    return AttentionSpec(kv_heads=kv_heads, group=group, head_dim=HEAD_DIM, scale=0.9, **fields)
+
+
+SHAPES = (
+    Shape(spec(1, 1), page_size=1, num_single=3, width=300),  # three spans, the last not full
+    Shape(spec(2, 3), page_size=16, num_single=3, width=20),
+    Shape(spec(window=5), page_size=16, num_single=2, width=20),
+    Shape(spec(softcap=0.8), page_size=64, num_single=1, width=5),
+    Shape(spec(window=1), page_size=7, num_single=0, width=45),  # a span that is no multiple of anything
+    Shape(spec(window=150, softcap=0.8), page_size=3, num_single=1, width=100),  # a window longer than a span
+    Shape(spec(window=9), page_size=SPAN + 32, num_single=2, width=2),  # a page longer than a span
+    Shape(spec(1, 4), page_size=SPAN * 2, num_single=2, width=1),
+)
+
+
+class Tile(NamedTuple):
+    start: int
+    length: int  # 0: padding
+
+
+def tile_of(draw: st.DrawFn, positions: int, most: int) -> Tile:
+    length = draw(st.integers(0, min(most, positions)))
+    return Tile(draw(st.integers(0, positions - max(length, 1))), length)
+
+
+@st.composite
+def cases(draw: st.DrawFn) -> tuple[Shape, list[Tile]]:
+    shape = draw(st.sampled_from(SHAPES))
+    positions = shape.page_size * shape.width
+    single = [tile_of(draw, positions, 1) for _ in range(shape.num_single)]
+    single.sort(key=lambda tile: -tile.length)  # padding is behind the others
+    return shape, single + [tile_of(draw, positions, TILE) for _ in range(NUM_TILES - shape.num_single)]
+
+
+@cache
+def compiled(implementation: str, spec: AttentionSpec) -> Any:
+    return jax.jit(partial(IN_USE[implementation], spec), compiler_options=COMPILE_QUICKLY)
+
+
+def tiles_of(tiles: list[Tile], num_single: int) -> Tiles:
+    """Each of a slot of its own, and their tokens one after the other."""
+    starts, lengths = np.asarray(tiles, np.int32).T
+    offsets = np.cumsum(lengths, dtype=np.int32) - lengths
+    return Tiles(jnp.arange(len(tiles), dtype=jnp.int32), *map(jnp.asarray, (starts, lengths, offsets)), num_single)
+
+
+def run(implementation: str, shape: Shape, tiles: list[Tile], seed: int) -> tuple[Array, Array]:
+    """The results for real tokens, and the right ones. Everything that no query sees is NaN: padding, the unused parts
+    of pages, whole pages, the positions behind a window and those after a tile's last query."""
+    spec, page_size, num_single, width = shape
+    rng = np.random.default_rng(seed)
+    num_pages = 1 + len(tiles) * width
+    table = rng.permutation(np.arange(1, num_pages)).reshape(len(tiles), width).astype(np.int32)
+    keys, values = rng.normal(size=(2, len(tiles), page_size * width, spec.kv_heads, HEAD_DIM)).astype(np.float32)
+    k_pages = np.full((num_pages, page_size, spec.kv_heads, HEAD_DIM), np.nan, np.float32)
+    v_pages = k_pages.copy()
+    tokens = num_single + (len(tiles) - num_single) * TILE
+    q = np.full((tokens, spec.kv_heads, spec.group, HEAD_DIM), np.nan, np.float32)
+    expected = []
+    token = 0
+    for row, (start, length) in enumerate(tiles):
+        first = 0 if spec.window is None else max(0, start - spec.window + 1)
+        for position in range(first, start + length if length else 0):
+            where = table[row, position // page_size], position % page_size
+            k_pages[where], v_pages[where] = keys[row, position], values[row, position]
+        for position in range(start, start + length):
+            q[token] = rng.normal(size=q.shape[1:])
+            expected.append(dense(spec, q[token], keys[row], values[row], position))
+            token += 1
+        table[row, : first // page_size] = 0  # pages behind the window were given back
+        table[row, -(-(start + length) // page_size) if length else 0 :] = 0  # entries beyond name the padding page
+    out = compiled(implementation, spec)(q, (k_pages, v_pages), table, tiles_of(tiles, num_single))
+    return np.asarray(out)[:token], np.asarray(expected).reshape(-1, *q.shape[1:])
+
+
+@implementations
+@settings(max_examples=120)
+@given(case=cases(), seed=st.integers(0, 99))
+def test_attention_of_tiles_is_dense_attention(implementation: str, case: tuple[Shape, list[Tile]], seed: int) -> None:
+    shape, tiles = case
+    out, expected = run(implementation, shape, tiles, seed)
+    np.testing.assert_allclose(out, expected, rtol=2e-4, atol=2e-5)
+
+
+@implementations
+@pytest.mark.parametrize("shape", SHAPES)
+def test_the_first_and_the_last_positions_of_a_table_are_read(implementation: str, shape: Shape) -> None:
+    most = [1 if number < shape.num_single else TILE for number in range(NUM_TILES)]
+    tiles = [Tile(0, most[0]), Tile(shape.page_size * shape.width - most[1], most[1]), Tile(0, 1)]
+    out, expected = run(implementation, shape, tiles, seed=0)
+    np.testing.assert_allclose(out, expected, rtol=2e-4, atol=2e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_padding_comes_out_as_zeros_on_a_cpu(shape: Shape) -> None:
+    """On a GPU it comes out as anything."""
+    tokens = shape.num_single + (NUM_TILES - shape.num_single) * TILE
+    q = np.full((tokens, shape.spec.kv_heads, shape.spec.group, HEAD_DIM), np.nan, np.float32)
+    pages = np.full((2, shape.page_size, shape.spec.kv_heads, HEAD_DIM), np.nan, np.float32)
+    for implementation in IN_USE.keys() - {"gpu"}:
+        tiles = tiles_of([Tile(0, 0)] * NUM_TILES, shape.num_single)
+        table = np.zeros((NUM_TILES, shape.width), np.int32)
+        assert not np.asarray(compiled(implementation, shape.spec)(q, (pages, pages), table, tiles)).any()
+
+
+@implementations
+@pytest.mark.parametrize(("window", "reads_the_first_span"), [(None, True), (4, False)])
+def test_spans_before_every_window_are_not_read(
+    implementation: str, window: int | None, reads_the_first_span: bool
+) -> None:
+    shape = SHAPES[1]
+    q, k_pages, v_pages = _arrays(shape)
+    k_pages[1], v_pages[1] = np.inf, np.inf  # times a weight of 0 they would be NaN
+    table = np.tile(np.arange(1, shape.width + 1, dtype=np.int32), (NUM_TILES, 1))
+    tiles = tiles_of([Tile(2 * SPAN + 3, 1)] * NUM_TILES, NUM_TILES)
+    out = compiled(implementation, spec(2, 3, window=window))(q, (k_pages, v_pages), table, tiles)
+    assert np.isnan(np.asarray(out)).any() == reads_the_first_span
+
+
+def test_the_number_of_spans_read_is_found_at_run_time() -> None:
+    shape = SHAPES[1]
+    q, *pages = _arrays(shape)
+    table, tiles = np.zeros((NUM_TILES, shape.width), np.int32), tiles_of([Tile(0, 0)] * NUM_TILES, NUM_TILES)
+    traced = jax.make_jaxpr(partial(tiled_attention, shape.spec))(q, tuple(pages), table, tiles)
+    loops = [equation.primitive.name for equation in traced.eqns if equation.primitive.name in ("while", "scan")]
+    assert loops == ["while"]  # a loop of a fixed number of turns would be a scan
+
+
+def _arrays(shape: Shape) -> tuple[Array, Array, Array]:
+    q = np.ones((NUM_TILES, shape.spec.kv_heads, shape.spec.group, HEAD_DIM), np.float32)
+    pages = np.ones((shape.width + 1, shape.page_size, shape.spec.kv_heads, HEAD_DIM), np.float32)
+    return q, pages, pages.copy()
+
+
+@implementations
+@pytest.mark.parametrize("where", ["q", "k", "v"])
+def test_a_nan_shows_in_its_own_sequence_alone(implementation: str, where: str) -> None:
+    """So that a request whose values overflow is found, and its neighbours are spared."""
+    shape = SHAPES[1]
+    arrays = dict(zip("qkv", _arrays(shape), strict=True))
+    table = np.asarray([[1, 2], [3, 4], [5, 6]], np.int32)
+    arrays[where][1 if where == "q" else 3] = np.nan
+    tiles = tiles_of([Tile(17, 1)] * NUM_TILES, NUM_TILES)
+    attend = compiled(implementation, shape.spec)
+    out = np.asarray(attend(arrays["q"], (arrays["k"], arrays["v"]), table, tiles))
+    assert np.isnan(out).any(axis=(1, 2, 3)).tolist() == [False, True, False]
+    assert np.allclose(out[[0, 2]], 1)
+
+
+def test_the_smallest_numbers_are_not_zero_once_the_implementations_are_loaded() -> None:
+    """A library that is linked for fast arithmetic can set the processor so, for everything else in the process."""
+    assert IN_USE
+    assert sys.float_info.min / 2 > 0
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_pages_of_a_smaller_type_are_summed_in_float32(dtype: str) -> None:
+    """A thousand equal weights summed in bfloat16 would stop growing at 256."""
+    shape = Shape(spec(1, 1), page_size=64, num_single=3, width=20)
+    q, k_pages, v_pages = (jnp.asarray(array, dtype) for array in _arrays(shape))
+    table = np.tile(np.arange(1, shape.width + 1, dtype=np.int32), (NUM_TILES, 1))
+    tiles = tiles_of([Tile(999, 1), Tile(511, 1), Tile(2, 1)], NUM_TILES)
+    implementation = kernels_for("cpu", dtype, num_devices=1).attend
+    out = jax.jit(partial(implementation, shape.spec))(q, (k_pages, v_pages), table, tiles)
+    assert out.dtype == dtype
+    assert np.all(np.asarray(out, np.float32) == 1)
+
+
+def test_every_platform_has_kernels_and_several_devices_have_those_that_xla_can_cut() -> None:
+    assert kernels_for("cpu", "float32", num_devices=1) in (NATIVE, PLAIN)
+    assert kernels_for("cpu", "bfloat16", num_devices=1) is PLAIN
+    assert kernels_for("gpu", "bfloat16", num_devices=1) is kernels_for("gpu", "float32", num_devices=1) is GPU
+    assert kernels_for("tpu", "bfloat16", num_devices=1) is PLAIN
+    assert all(kernels_for(platform, "float32", num_devices=8) is PLAIN for platform in ("cpu", "gpu", "tpu"))
