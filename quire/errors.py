@@ -1,4 +1,4 @@
-"""Everything that can go wrong, as types.
+"""The types of all errors.
 
 QuireError
 ├── InvalidRequest           the request itself is wrong; sending it again cannot help

@@ -1,8 +1,8 @@
 """Compiles grammars that are not trusted, where they can be stopped: python -m quire.grammar.checker
 
-Lines of JSON come in, {"id", "kind", "text"}, and go out, {"id", "error"}. What a grammar costs cannot be told from its
-looks, and a thread that compiles one cannot be ended. So each is compiled by a child of its own, which is bounded in
-processor time and memory and killed when it takes more.
+Lines of JSON come in, {"id", "kind", "text"}, and go out, {"id", "error"}. The cost of a
+grammar cannot be told from its text, and a thread that compiles one cannot be stopped. So each is compiled by a child
+of its own, which is bounded in processor time and memory and killed when it takes more.
 """
 
 import json
@@ -30,7 +30,7 @@ TOO_COMPLEX = f"too complex: compiling it took more than {MAX_CPU_S} s of proces
 
 
 def fault_of(grammar: Grammar, tokens: llguidance.LLTokenizer) -> str | None:
-    """Why `grammar` cannot be followed; None when it can."""
+    """The reason why `grammar` cannot be followed; None if it can."""
     try:
         matcher = compile_grammar(grammar, tokens)
     except InvalidRequest as error:
@@ -58,7 +58,7 @@ class Checker:
         self._held = b""
 
     def run(self) -> None:
-        """Until nobody writes any more."""
+        """Run until the input ends."""
         fault_of(Grammar(GrammarKind.REGEX, "a"), self._tokens)  # children begin with what this has loaded
         while True:
             waits = POLL_S if self._children else None
@@ -117,5 +117,5 @@ def _write(number: int, error: str | None) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to everyone; this ends with who started it
-    os.nice(10)  # whoever is served comes first
+    os.nice(10)  # serving comes first
     Checker().run()

@@ -1,4 +1,4 @@
-"""Whether a grammar can be followed, as told by a process that compiles it where it can be stopped."""
+"""Checks that grammars can be followed, in a process where compiling them can be stopped."""
 
 import json
 import logging
@@ -24,15 +24,15 @@ Verdict = Future[str | None]  # why a grammar cannot be followed; None when it c
 
 
 class GrammarChecking:
-    """Asks a process, quire.grammar.checker, which is started when the first grammar comes.
+    """Sends grammars to a process, quire.grammar.checker, which is started with the first of them.
 
-    A grammar is asked about once, however many ask at the same time. Every grammar that waits for its verdict is in
-    `_pending`, wanted or not: the process works on it all the same. Any thread may ask; one thread
-    writes to the process, and one reads from it.
+    Equal grammars that are submitted together are sent once. Every grammar without a verdict is in `_pending`, wanted
+    or not: the process works on it all the same. Any thread may submit; one thread writes to the process, and one
+    reads from it.
     """
 
     def __init__(self) -> None:
-        self.num_submitted = 0  # questions that went to the process
+        self.num_submitted = 0  # grammars sent to the process
         self._lock = threading.Lock()  # of all that follows
         self._known: OrderedDict[Grammar, str | None] = OrderedDict()
         self._known_bytes = 0
@@ -74,7 +74,7 @@ class GrammarChecking:
     def refuse(self, name: str, grammar: Grammar) -> None:
         """Raise when `grammar`, the field `name`, is wrong or would cost too much. Waits for the process.
 
-        Rules are not asked about: they may name tokens of the model, which the process does not know.
+        Rules are not sent: they may name tokens of the model, which the process does not know.
         """
         refuse_what_explodes(name, grammar)
         fault = None if grammar.kind is GrammarKind.LARK else self.submit(grammar).result()
@@ -112,7 +112,7 @@ class GrammarChecking:
                 process.stdin.write(line)
                 process.stdin.flush()
             except OSError as error:
-                self._fail(grammar, f"the process that checks grammars cannot be asked: {error}")
+                self._fail(grammar, f"the process that checks grammars cannot be reached: {error}")
 
     def _started(self) -> subprocess.Popen[bytes]:
         process = self._process

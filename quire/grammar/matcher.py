@@ -1,4 +1,4 @@
-"""Grammars over a model's tokens: which may come next, at every point of an answer."""
+"""Grammars over a model's tokens: masks of the tokens that may come next."""
 
 import threading
 from collections import OrderedDict
@@ -31,7 +31,7 @@ JSON_STYLE: dict[str, Any] = {"whitespace_pattern": r"\n?[ ]{0,16}", "lenient": 
 
 
 class GrammarMatcher:
-    """How far one answer has got in its grammar. Implements the engine's Matcher."""
+    """The position of one answer in its grammar. Implements the engine's Matcher."""
 
     def __init__(self, matcher: llguidance.LLMatcher, pool: ThreadPoolExecutor, mask_bytes: int) -> None:
         self._matcher = matcher
@@ -129,7 +129,7 @@ def _source(grammar: Grammar) -> str:
 
 
 def fault_in(matcher: llguidance.LLMatcher) -> str | None:
-    """What is wrong, in a line; None when nothing is."""
+    """The error of a matcher, in a line; None if there is none."""
     if not matcher.is_error():
         return None
     return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:300]

@@ -1,4 +1,4 @@
-"""What comes back: completions, and the pieces they arrive in."""
+"""Completions, and the deltas they arrive in."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -43,7 +43,7 @@ class Completion:
 
 @dataclass(frozen=True)
 class Delta:
-    """What one step added to a completion. The numbers of tokens, and their speed, are of all steps so far."""
+    """One step of a completion. The numbers of tokens, and their speed, are of all steps so far."""
 
     index: int  # of the prompt
     sample: int

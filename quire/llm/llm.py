@@ -55,14 +55,14 @@ class LLM:
         self._stepper = EngineStepper(self.engine)
         self._grammar_checking = GrammarChecking()
         self._ids = count(1)
-        self._is_fresh = True  # nothing was asked yet
+        self._is_fresh = True  # no prompt came yet
         if self.deployment.config.compile_ahead:
             self._compile(self._built.executor.warm_up())
         freeze_gc()  # a search for cycles among it takes 100 ms
 
     @property
     def default_sampling(self) -> SamplingParams:
-        """What the model's own files state; the most likely token where they state nothing."""
+        """The sampling that the model's files state; the most likely token where they state none."""
         said = self.deployment.files.generation
         if not said.do_sample and said.temperature is None:
             return SamplingParams(temperature=0.0)
@@ -161,7 +161,7 @@ class LLM:
             raise failures[0]
 
     def _prepare(self, items: list[BatchItem]) -> None:
-        """What the first prompt needs, if it comes alone, is compiled side by side; all else when it is wanted."""
+        """Compile the programs of a first prompt that comes alone in parallel; later programs are compiled on use."""
         first, self._is_fresh = self._is_fresh, False
         if first and not self.deployment.config.compile_ahead and len(items) == 1 and items[0].request is not None:
             self._compile(self._built.executor.prepare(len(items[0].request.prompt)))
@@ -186,7 +186,7 @@ class LLM:
         prompt_logprobs: int | None = None,
         grammar: Grammar | None = None,
     ) -> list[BatchItem]:
-        """What is wrong with all prompts alike is raised here; what is wrong with one becomes its error."""
+        """Raises errors that concern all prompts; an error of one prompt becomes its own."""
         if n < 1:
             raise InvalidRequest.for_field("n", f"is {n}; it must be at least 1")
         if isinstance(stop, str):

@@ -1,4 +1,4 @@
-"""What can be completed: a text, token ids, or a chat."""
+"""Prompts: a text, token ids, or a chat."""
 
 from array import array
 from collections.abc import Mapping, Sequence

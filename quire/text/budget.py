@@ -1,4 +1,4 @@
-"""How much work one rendering of a chat template may do."""
+"""Bounds the work of one rendering of a chat template."""
 
 import re
 import time

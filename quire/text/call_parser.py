@@ -44,7 +44,7 @@ class CallParser:
         self.num_calls = 0
 
     def push(self, text: str) -> list[Piece]:
-        """What `text` adds."""
+        """The pieces that `text` completes."""
         self._held += text
         pieces: list[Piece] = []
         while self._advance(pieces):
@@ -52,7 +52,7 @@ class CallParser:
         return pieces
 
     def flush(self) -> list[Piece]:
-        """What was held back and cannot become a call any more."""
+        """The text that was held back and cannot become a call any more."""
         left, self._held = self._held, ""
         return [left] if left and self._state in (_State.TEXT, _State.NO_CALLS) else []
 

@@ -22,7 +22,7 @@ DEFAULT = "default"
 _TOOL_USE = "tool_use"
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
-# What a template, a program we did not write, may fail with.
+# Errors of templates, which are programs of others.
 _FAILURES = (
     jinja2.TemplateError,
     TypeError,
@@ -33,7 +33,7 @@ _FAILURES = (
     RecursionError,
 )
 
-# Ends in a space, by whose loss we see that a template trims what it is given.
+# Ends in a space: where it is lost, the template trims its input.
 _CONTINUED = "\ue000the answer goes on here\ue001 "
 _PROBE = "\ue000probe\ue001"
 
@@ -139,7 +139,7 @@ class ChatTemplate:
         return plain
 
     def _can_render(self, content: Any) -> bool:
-        """Whether a user message with this content comes out as its text and nothing of its structure."""
+        """True if a user message with this content is rendered as its text, without its structure."""
         conversation = [{"role": "user", "content": content}]
         try:
             prompt = self._render({**self._special_tokens, "messages": conversation, "tools": None, "documents": None})
@@ -222,7 +222,7 @@ def gguf_template_sources(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _folder_sources(folder: Path) -> dict[str, str]:
-    """Where several files give a template of the same name the more particular file wins, as in transformers."""
+    """Of several templates with one name, that of the more particular file counts, as in transformers."""
     sources: dict[str, str] = {}
     for config in (folder / "tokenizer_config.json", folder / "chat_template.json"):
         sources |= _named_sources(config, read_json_if_present(config).get("chat_template"))

@@ -5,7 +5,7 @@ from typing import Any
 
 from quire.text.chat import ChatTemplate, with_parsed_arguments
 from quire.text.shield import Prompt, Shield
-from quire.text.tools import told_in_text, with_system_text
+from quire.text.tools import with_system_text, with_tools_in_system_prompt
 
 
 def render_conversation(
@@ -36,7 +36,7 @@ def render_conversation(
             given = shield.marked(given, mark)
     messages, tools, documents, variables, tool_prompt = given
     if tools is not None and tools_in_system_prompt:
-        messages, tools = told_in_text(messages, tools), None
+        messages, tools = with_tools_in_system_prompt(messages, tools), None
     if tool_prompt:
         messages = with_system_text(messages, tool_prompt)
     text = template.render(

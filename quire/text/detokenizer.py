@@ -56,7 +56,7 @@ class Detokenizer:
         return self.push((token_id,))
 
     def flush(self) -> str:
-        """What is still held back, once no token follows: a character that was never completed is U+FFFD."""
+        """The text that is still held back, once no token follows. A character that was never completed is U+FFFD."""
         text = self._close()
         return self._strip(text) if self._num_strippable else text
 
@@ -85,7 +85,7 @@ class Detokenizer:
         return piece
 
     def _strip(self, text: str) -> str:
-        """The first characters of the whole text are still to come: take off what the rule says."""
+        """Remove the prefix that the rule strips from the start of the whole text."""
         while self._num_strippable and text:
             if not text.startswith(self._prefix):
                 self._num_strippable = 0

@@ -1,4 +1,4 @@
-"""Where chat templates run: they see the data they are given, and do a bounded amount of work.
+"""The environment of chat templates: they see the data they are given, and do a bounded amount of work.
 
 A template is a program out of a model's files. Jinja's sandbox keeps it from attributes that lead anywhere, and there
 is no loader, so it cannot name a file. What Jinja leaves open is work without end (loops within loops, a string doubled
@@ -158,7 +158,10 @@ def _budget_of(context: Context) -> Budget:
     return context.budget
 
 
-_ATTRIBUTE_OF = {"eval_context": "eval_ctx", "environment": "environment"}  # what Jinja passes to some filters
+_ATTRIBUTE_OF = {
+    "eval_context": "eval_ctx",
+    "environment": "environment",
+}  # that Jinja passes to filters
 
 
 def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -49,7 +49,7 @@ class Shield:
         self._all = _BETWEEN.join(self.specials)
 
     def touches(self, values: Any) -> bool:
-        """Whether a string in `values` has a special token, or a part of one that others could complete."""
+        """True if a string in `values` has a special token, or a part of one that other strings could complete."""
         strings = [*_strings(values)]
         return bool(self._pattern.search(_BETWEEN.join(strings))) or any(
             any(self._fragment_ends(string.strip())) for string in strings
@@ -81,7 +81,7 @@ class Shield:
         return value
 
     def resolved(self, text: str, mark: str) -> Prompt:
-        """What was rendered out of marked values, without the marks."""
+        """The rendering of marked values, without the marks."""
         marks = re.compile(rf"{mark}|\\u{ord(mark):04x}", re.IGNORECASE)
         plain = marks.sub("", text)
         standing = marks.sub("", self._with_stand_ins(text))
@@ -107,7 +107,7 @@ class Shield:
         return text
 
     def _fragment_ends(self, text: str) -> tuple[bool, bool]:
-        """Whether `text`, stripped, begins and ends within a special token that what stands beside it completes.
+        """For the beginning and the end of stripped `text`: true if its neighbour could complete a special token there.
 
         Words are no fragments: they are names and kinds, which templates compare.
         """

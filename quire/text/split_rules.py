@@ -1,4 +1,4 @@
-"""How text is cut into words before byte-level merges, by the name a GGUF file gives (`tokenizer.ggml.pre`).
+"""Rules that cut text into words before byte-level merges, by their names in GGUF files (`tokenizer.ggml.pre`).
 
 The merges of a vocabulary were learned inside such words, so another rule gives other tokens: an unknown name is
 refused, never guessed.
@@ -18,7 +18,7 @@ class SplitRule:
     patterns: tuple[str, ...]
     nfc: bool = False  # the vocabulary was learned on composed characters
     whole_words_first: bool = False  # a word that is a token is taken as it is, whatever its merges say
-    adds_bos: bool = False  # where the file does not say
+    adds_bos: bool = False  # the default for files that do not state it
 
 
 _GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"

@@ -53,13 +53,8 @@ class StopStrings:
         self._match: tuple[int, str] | None = None
         self._found: str | None = None
 
-    @property
-    def found(self) -> str | None:
-        """The stop string that ended the generation, if one did."""
-        return self._found
-
     def push(self, text: str) -> Released:
-        """What may be sent now that `text` follows."""
+        """The text that may be sent now that `text` follows."""
         if self._found is not None:
             return Released("", self._found)
         if not self._held and self._begins.isdisjoint(text):
@@ -67,7 +62,7 @@ class StopStrings:
         return self._search(text)
 
     def flush(self) -> Released:
-        """What is still held back, once no text follows."""
+        """The text that is still held back, once no more follows."""
         held, self._held = self._held, ""
         return Released(held, self._found) if self._match is None else self._stop_at(held, *self._match)
 
@@ -118,7 +113,7 @@ class _Search:
         self._fallbacks = array("H", (0, 0))
 
     def advance(self, char: str) -> int:
-        """How many characters of the stop string the text ends with, now that `char` follows."""
+        """The number of the stop string's characters that the text ends with, now that `char` follows."""
         stop, known, fallbacks = self.stop, self._known, self._fallbacks
         while known and stop[known] != char:
             known = fallbacks[known]

@@ -1,4 +1,4 @@
-"""What each token contributes to text, read off the tokenizer's decoder once per token."""
+"""The text of each token, by the rules of the tokenizer's decoder."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ Piece = str | bytes | None
 
 @dataclass(frozen=True)
 class TextRule:
-    """How a vocabulary spells text.
+    """The spelling of text in a vocabulary.
 
     Byte-level vocabularies spell every byte as a character. The others spell text as it is, but for `replacements`,
     and with `byte_fallback` a byte as `<0x0A>`.
@@ -27,7 +27,7 @@ class TextRule:
     dropped_in_first_token: str = ""  # a character that is nothing, not a space, in the first token of a text
 
     def piece(self, token: str) -> Piece:
-        """What `token` adds in the middle of a text."""
+        """The text of `token` in the middle of a text."""
         if self.byte_level:
             return _byte_level_piece(token)
         for old, new in self.replacements:
@@ -37,7 +37,7 @@ class TextRule:
         return token
 
     def first_piece(self, token: str) -> Piece:
-        """What `token` adds as the first of a text, before `stripped_prefix` is taken off."""
+        """The text of `token` as the first of a text, before `stripped_prefix` is removed."""
         return self.piece(token.replace(self.dropped_in_first_token, "") if self.dropped_in_first_token else token)
 
 
@@ -114,7 +114,7 @@ def _steps_rule(steps: Sequence[dict[str, Any]], kinds: Sequence[str | None]) ->
 
 
 class PieceTable(dict[int, Piece]):
-    """Token id to piece, worked out when first asked for: a vocabulary is large and a text uses little of it.
+    """Token id to piece, computed on first use: a vocabulary is large and a text uses little of it.
 
     Shared by threads: two that miss the same id store the same value.
     """

@@ -30,7 +30,7 @@ class TokenSpan(NamedTuple):
 class Tokenizer:
     """A vocabulary and its rules, fixed once made; any thread may use it.
 
-    The interpreter lock is let go while text is encoded, so a long prompt in a worker thread holds nobody up.
+    The interpreter lock is let go while text is encoded, so a long prompt does not block other threads.
     """
 
     def __init__(self, backend: tokenizers.Tokenizer, special_tokens: Mapping[str, str]) -> None:
@@ -44,42 +44,29 @@ class Tokenizer:
         self.special_ids = frozenset(
             token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
         )
-        self.bos_id = self._named("bos_token")
-        self.eos_id = self._named("eos_token")
-        self.pad_id = self._named("pad_token")
-        self.unk_id = self._named("unk_token")
         self._all_pieces = PieceTable(self._piece_of)
         self._visible_pieces = PieceTable(lambda i: None if i in self.special_ids else self._piece_of(i))
 
-    def encode(self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True) -> list[int]:
-        """Token ids. `add_special_tokens`: bos and eos as the vocabulary's rules say.
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids. `add_special_tokens`: bos and eos by the vocabulary's rules.
 
-        `parse_special`: special tokens written out in the text become those tokens, as a rendered chat template needs;
-        without it they are plain text, as for text that is not trusted.
+        Special tokens written out in the text become those tokens; `encode_prompt` encodes text that is not trusted.
         """
-        return self.encode_batch([text], add_special_tokens=add_special_tokens, parse_special=parse_special)[0]
+        return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
-    def encode_batch(
-        self, texts: Sequence[str], *, add_special_tokens: bool = True, parse_special: bool = True
-    ) -> list[list[int]]:
+    def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
         """As `encode`, for many texts at once, on all cores."""
-        backend = self._backend if parse_special else self._plain_backend
         _check_texts(texts)
-        return [
-            encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
-        ]
+        encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
+        return [encoding.ids for encoding in encodings]
 
-    def encode_with_spans(
-        self, text: str, *, add_special_tokens: bool = True, parse_special: bool = True
-    ) -> list[TokenSpan]:
-        """As `encode`, with where in the text each token lies."""
-        backend = self._backend if parse_special else self._plain_backend
+    def encode_with_spans(self, text: str, *, add_special_tokens: bool = True) -> list[TokenSpan]:
+        """As `encode`, with the place of each token in the text."""
         _check_texts([text])
-        return _spans(backend.encode(text, add_special_tokens=add_special_tokens))
+        return _spans(self._backend.encode(text, add_special_tokens=add_special_tokens))
 
     def prepare_shield(self) -> None:
-        """Make what the first conversation with special tokens in it needs: for a large vocabulary that takes a second
-        in which no other thread runs."""
+        """Build the stand-ins for special tokens now: with a large vocabulary this blocks all threads for a second."""
         self._special_id_of.keys()
 
     def encode_prompt(self, prompt: Prompt) -> list[int]:
@@ -92,7 +79,7 @@ class Tokenizer:
         return [self._special_id_of.get(token_id, token_id) for token_id in encoding.ids]
 
     def encode_prompt_with_spans(self, prompt: Prompt) -> list[TokenSpan]:
-        """As `encode_prompt`, with where in the text each token lies."""
+        """As `encode_prompt`, with the place of each token in the text."""
         if prompt.standing is None:
             return self.encode_with_spans(prompt.text, add_special_tokens=False)
         _check_texts([prompt.text])
@@ -145,7 +132,7 @@ class Tokenizer:
         return token_id
 
     def token_bytes(self, token_id: int) -> bytes:
-        """What the token adds in the middle of a text; a character may take several tokens.
+        """The text of the token in the middle of a text, as bytes; a character may take several tokens.
 
         Nothing where there is no such token: the vocabulary of a model is often larger than that of its tokenizer.
         """
@@ -155,21 +142,17 @@ class Tokenizer:
         return piece.encode() if isinstance(piece, str) else piece
 
     def pieces(self, skip_special_tokens: bool) -> PieceTable:
-        """What each token adds in the middle of a text."""
+        """The text of each token in the middle of a text."""
         return self._visible_pieces if skip_special_tokens else self._all_pieces
 
     def first_piece(self, token_id: int) -> Piece:
-        """What the token adds as the first of a text."""
+        """The text of the token as the first of a text."""
         token = self._backend.id_to_token(token_id)
         return None if token is None else self.text_rule.first_piece(token)
 
     def _piece_of(self, token_id: int) -> Piece:
         token = self._backend.id_to_token(token_id) if 0 <= token_id < self.vocab_size else None
         return None if token is None else self.text_rule.piece(token)
-
-    def _named(self, name: str) -> int | None:
-        token = self.special_tokens.get(name)
-        return None if token is None else self.id_of(token)
 
     @cached_property
     def shield(self) -> Shield:
@@ -178,7 +161,8 @@ class Tokenizer:
 
     @cached_property
     def _standing_backend(self) -> tokenizers.Tokenizer:
-        """As the plain one, with a character more for each special token."""
+        """The vocabulary that reads special tokens as plain text, with a stand-in for each. A copy: the switch is a
+        state of the whole object."""
         backend = tokenizers.Tokenizer.from_str(self._backend.to_str())
         backend.encode_special_tokens = True
         added = {token.content: token for token in backend.get_added_tokens_decoder().values()}
@@ -200,13 +184,6 @@ class Tokenizer:
             assert own is not None, "the vocabulary has it"
             ids[standing] = own
         return ids
-
-    @cached_property
-    def _plain_backend(self) -> tokenizers.Tokenizer:
-        """The same vocabulary, blind to special tokens in text. A copy: the switch is a state of the whole object."""
-        plain = tokenizers.Tokenizer.from_str(self._backend.to_str())
-        plain.encode_special_tokens = True
-        return plain
 
 
 def _spans(encoding: tokenizers.Encoding) -> list[TokenSpan]:

@@ -1,7 +1,7 @@
 """Tools that a model may call, and how it writes its calls.
 
-Templates are made for models that were trained on one way of writing, so the template tells which. A model whose
-template knows nothing of tools is told of them in the system message, and writes as Hermes models do.
+Templates are made for models that were trained on one way of writing, so the template tells which. For a template
+that does not render tools the system message lists them, and the model writes as Hermes models do.
 """
 
 import json
@@ -29,7 +29,7 @@ class Tool:
 
 @dataclass(frozen=True)
 class CallFormat:
-    """How calls stand in an answer: `begin`, one or several calls, `end`. A call is {"name": ..., `arguments`: ...}."""
+    """Calls in an answer: `begin`, one or several calls, `end`. A call is {"name": ..., `arguments`: ...}."""
 
     marks: tuple[str, ...]  # the parts of it that may be special tokens
     begin: str
@@ -39,7 +39,7 @@ class CallFormat:
     id_length: int = 24  # characters of the name that a call gets
 
     def opening(self, name: str) -> str:
-        """What stands before the arguments of a call."""
+        """The text before the arguments of a call."""
         return f'{{"name": {json.dumps(name)}, "{self.arguments}": '
 
 
@@ -49,12 +49,12 @@ LLAMA3 = CallFormat((), "", "", None, arguments="parameters")
 
 
 def takes_tools(template: str) -> bool:
-    """Whether a template renders the tools it is given."""
+    """True if a template renders the tools it is given."""
     return "tools" in template
 
 
 def format_of(template: str) -> CallFormat:
-    """How the model of this template writes calls."""
+    """The form in which the model of this template writes calls."""
     if "[TOOL_CALLS]" in template:
         return MISTRAL
     if "<tool_call>" not in template and "ipython" in template and takes_tools(template):
@@ -78,8 +78,10 @@ def check_calls(where: str, message: Mapping[str, Any]) -> None:
             )
 
 
-def told_in_text(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """A conversation about tools for a template that knows nothing of them."""
+def with_tools_in_system_prompt(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """A conversation about tools for a template that does not render them."""
     prompt = SYSTEM_PROMPT.format(tools="\n".join(json.dumps(tool) for tool in tools))
     return with_system_text([_without_calls(message) for message in messages], prompt)
 

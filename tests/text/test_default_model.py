@@ -11,6 +11,7 @@ from quire.text.detokenizer import Detokenizer
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 from tests.text.conversations import CONVERSATIONS
 from tests.text.default_model import DEFAULT_GOLDEN
+from tests.text.token_ids import named_id
 
 GOLDEN = json.loads(DEFAULT_GOLDEN.read_text(encoding="utf-8"))
 
@@ -42,7 +43,7 @@ def test_a_conversation_is_rendered_as_by_transformers_and_its_turns_become_spec
     prompt = template.render(CONVERSATIONS["several turns"]["messages"])
     assert prompt == GOLDEN["prompt"]
     ids = tokenizer.encode(prompt)
-    assert (ids[0], ids.count(tokenizer.eos_id or -1)) == (tokenizer.bos_id, 4)
+    assert (ids[0], ids.count(named_id(tokenizer, "eos_token") or -1)) == (named_id(tokenizer, "bos_token"), 4)
 
 
 def test_digits_are_tokens_of_their_own_in_every_script(tokenizer: Tokenizer) -> None:

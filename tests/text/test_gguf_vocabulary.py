@@ -12,6 +12,7 @@ from quire.errors import InvalidCheckpoint, UnsupportedModel
 from quire.text.split_rules import SPLIT_RULES
 from quire.text.tokenizer import tokenizer_from_gguf
 from tests.text.corpus import TEXTS
+from tests.text.token_ids import named_id, plain_ids
 from tests.text.vocabularies import BYTE_LEVEL_ORIGINALS, byte_level_metadata, byte_level_original
 
 GOLDEN = json.loads((Path(__file__).parent / "golden" / "sentencepiece.json").read_text(encoding="utf-8"))
@@ -45,7 +46,7 @@ def test_a_sentencepiece_vocabulary_encodes_and_decodes_as_sentencepiece(variant
     tokenizer = tokenizer_from_gguf(golden["metadata"])
     for text, ids, decoded in zip(TEXTS, golden["encoded"], golden["decoded"], strict=True):
         # SentencePiece knows no special tokens in text.
-        assert tokenizer.encode(text, add_special_tokens=False, parse_special=False) == ids, text
+        assert plain_ids(tokenizer, text) == ids, text
         assert tokenizer.decode(ids) == decoded, text
 
 
@@ -67,14 +68,14 @@ def test_bos_is_added_where_the_file_or_the_rule_says_so() -> None:
 def test_special_tokens_have_their_names() -> None:
     tokenizer = tokenizer_from_gguf(GOLDEN["prefixed"]["metadata"])
     assert tokenizer.special_tokens == {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>"}
-    assert (tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.pad_id) == (0, 1, 2, None)
+    assert [named_id(tokenizer, f"{name}_token") for name in ("unk", "bos", "eos", "pad")] == [0, 1, 2, None]
 
 
 def test_a_user_defined_token_is_found_whole_and_is_not_special() -> None:
     tokenizer = tokenizer_from_gguf(GOLDEN["unprefixed"]["metadata"])
     token = tokenizer.id_of("<div>")
     assert token is not None
-    ids = tokenizer.encode("a<div>b", add_special_tokens=False, parse_special=False)
+    ids = plain_ids(tokenizer, "a<div>b")
     assert token in ids
     assert not tokenizer.is_special(token)
     assert tokenizer.decode(ids) == "a<div>b"
@@ -105,7 +106,7 @@ def test_plain_text_never_merges_into_a_control_token() -> None:
             "tokenizer.ggml.bos_token_id": 1,
         }
     )
-    pieces = [tokenizer.piece(token_id) for token_id in tokenizer.encode("<s>", parse_special=False)]
+    pieces = [tokenizer.piece(token_id) for token_id in plain_ids(tokenizer, "<s>", add_special_tokens=True)]
     assert pieces == ["<s>", "▁", "<", "s>"]
     assert tokenizer.encode("<s>") == [1, 1]
 

@@ -15,6 +15,7 @@ from quire.request import Grammar, GrammarKind
 from quire.text.tokenizer import Tokenizer
 from tests.server import vocabulary
 from tests.text import vocabularies
+from tests.text.token_ids import named_id
 
 SCHEMA = {
     "type": "object",
@@ -72,7 +73,7 @@ def test_whatever_is_chosen_among_what_is_allowed_matches(pattern):
 def test_json_follows_its_schema_in_every_kind_of_vocabulary(backend, end):
     tokenizer = Tokenizer(backend, {"eos_token": end})
     for seed in range(6):
-        text, ended = written(tokenizer, [tokenizer.eos_id], schema(SCHEMA), seed)
+        text, ended = written(tokenizer, [named_id(tokenizer, "eos_token")], schema(SCHEMA), seed)
         assert ended
         document = json.loads(text)
         assert document["name"] in ("ann", "bob")

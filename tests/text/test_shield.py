@@ -16,6 +16,7 @@ from quire.text.shield import Prompt, Shield
 from quire.text.tokenizer import Tokenizer
 from tests.text.conversations import CONVERSATIONS, WEATHER, call, said
 from tests.text.templates import TEMPLATES
+from tests.text.token_ids import plain_ids
 from tests.text.vocabularies import byte_level_original
 
 NAMED = {"bos_token": "<|endoftext|>", "eos_token": "<|im_end|>"}
@@ -110,7 +111,7 @@ def test_the_tokens_are_those_of_the_pieces_between_the_templates_own():
     assert prompt.text == before + typed + after
     assert tokens == [
         *vocabulary().encode(before, add_special_tokens=False),
-        *vocabulary().encode(typed, add_special_tokens=False, parse_special=False),
+        *plain_ids(vocabulary(), typed),
         *vocabulary().encode(after, add_special_tokens=False),
     ]
 

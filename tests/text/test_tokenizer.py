@@ -10,9 +10,11 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
 from quire.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel
+from quire.text.shield import Prompt
 from quire.text.tokenizer import Tokenizer, TokenSpan, load_tokenizer
 from tests.text.corpus import TEXTS
 from tests.text.gguf_files import write_gguf
+from tests.text.token_ids import named_id, plain_ids
 from tests.text.vocabularies import byte_fallback_tokenizer, byte_level_metadata, byte_level_original
 
 
@@ -43,19 +45,18 @@ def test_special_tokens_are_read_from_both_files_and_the_configuration_wins(tmp_
         )
     )
     assert tokenizer.special_tokens == {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
-    assert (tokenizer.bos_id, tokenizer.eos_id) == (1, 2)
-    assert (tokenizer.pad_id, tokenizer.unk_id) == (None, None)
+    assert [named_id(tokenizer, f"{name}_token") for name in ("bos", "eos", "pad", "unk")] == [1, 2, None, None]
 
 
 def test_a_token_of_the_vocabulary_that_the_configuration_calls_special_is_special(tmp_path: Path) -> None:
     config = {"eos_token": "<think>", "additional_special_tokens": ["é"], "pad_token": "[PAD]"}
     tokenizer = load_tokenizer(folder_of(tmp_path, tokenizer_config=config))
-    think = tokenizer.eos_id
+    think = named_id(tokenizer, "eos_token")
     assert think is not None
     assert tokenizer.is_special(think)
     assert tokenizer.decode(tokenizer.encode("a<think>é")) == "a"
     # Nothing in the model answers to a token that its vocabulary does not hold.
-    assert tokenizer.pad_id is None
+    assert named_id(tokenizer, "pad_token") is None
 
 
 def test_added_tokens_of_the_configuration_get_the_ids_it_says(tmp_path: Path) -> None:
@@ -121,11 +122,12 @@ def test_bos_follows_the_file_unless_the_configuration_says_otherwise(
     assert tokenizer.encode("hi") == [1] * bos + plain + [2] * eos
 
 
-def test_special_tokens_in_text_are_parsed_or_plain_as_asked(tmp_path: Path) -> None:
+def test_special_tokens_in_text_are_parsed_or_plain(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(folder_of(tmp_path))
     text = "<|im_start|>hi<think>"
     assert tokenizer.encode(text)[0] == 1
-    plain = tokenizer.encode(text, parse_special=False)
+    plain = tokenizer.encode_prompt(Prompt(text, standing=text))
+    assert plain == plain_ids(tokenizer, text)
     assert not set(plain) & tokenizer.special_ids
     assert tokenizer.decode(plain) == text
     # Tokens that are not special are found either way, and the two ways do not get into each other.
@@ -156,13 +158,14 @@ def test_bytes_of_tokens_add_up_to_the_text() -> None:
 
 def test_many_threads_encode_the_same() -> None:
     tokenizer = Tokenizer(Backend.from_str(byte_level_original("gpt-2").to_str()), {})
-    expected = {(text, parse): tokenizer.encode(text, parse_special=parse) for text in TEXTS for parse in (True, False)}
+    prompts = [Prompt(text, standing) for text in TEXTS for standing in (None, text)]
+    expected = {prompt: tokenizer.encode_prompt(prompt) for prompt in prompts}
     wrong: list[str] = []
 
     def work() -> None:
-        for (text, parse), ids in expected.items():
-            if tokenizer.encode(text, parse_special=parse) != ids or tokenizer.piece(ids[0] if ids else 0) == "":
-                wrong.append(text)
+        for prompt, ids in expected.items():
+            if tokenizer.encode_prompt(prompt) != ids or tokenizer.piece(ids[0] if ids else 0) == "":
+                wrong.append(prompt.text)
 
     threads = [threading.Thread(target=work) for _ in range(4)]
     for thread in threads:

@@ -17,6 +17,7 @@ from tests.text.corpus import TEXTS, has_numerals_beyond_ascii
 from tests.text.default_model import DEFAULT_GOLDEN, describe_default_model
 from tests.text.gguf_files import write_gguf
 from tests.text.templates import TEMPLATES
+from tests.text.token_ids import named_id
 from tests.text.vocabularies import byte_fallback_tokenizer, byte_level_metadata, byte_level_original
 
 pytestmark = pytest.mark.parity
@@ -128,7 +129,7 @@ def test_a_folder_that_transformers_saved_agrees_with_transformers(
     ours, theirs = load_tokenizer(path), by_transformers(path)
     check_equal(ours, theirs, TEXTS)
     assert ours.encode_batch(TEXTS) == theirs(TEXTS)["input_ids"]
-    assert (ours.bos_id, ours.eos_id) == (theirs.bos_token_id, theirs.eos_token_id)
+    assert (named_id(ours, "bos_token"), named_id(ours, "eos_token")) == (theirs.bos_token_id, theirs.eos_token_id)
     assert ours.special_ids >= set(theirs.all_special_ids)
 
 

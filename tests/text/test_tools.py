@@ -11,9 +11,10 @@ from quire.grammar.tool_calls import calls_grammar
 from quire.request import Grammar, GrammarKind
 from quire.text.call_parser import Arguments, CallBegins, CallParser, Piece
 from quire.text.tokenizer import Tokenizer
-from quire.text.tools import HERMES, LLAMA3, MISTRAL, Tool, format_of, takes_tools, told_in_text
+from quire.text.tools import HERMES, LLAMA3, MISTRAL, Tool, format_of, takes_tools, with_tools_in_system_prompt
 from tests.text import vocabularies
 from tests.text.templates import TEMPLATES
+from tests.text.token_ids import named_id
 
 FORMS = {"hermes": HERMES, "mistral": MISTRAL, "llama3": LLAMA3}
 CITY = {
@@ -96,7 +97,7 @@ def test_the_template_tells_how_calls_are_written():
 
 
 def accepts(grammar: Grammar, text: str, tokenizer: Tokenizer) -> bool:
-    end = tokenizer.eos_id
+    end = named_id(tokenizer, "eos_token")
     matcher = Grammars(lambda: tokenizer, [end], tokenizer.vocab_size).matcher(grammar)
     mask = matcher.advance([]).result()
     for token in [*tokenizer.encode(text, add_special_tokens=False), end]:
@@ -161,7 +162,7 @@ def test_schemas_may_refer_to_their_own_definitions(tokenizer):
     assert not accepts(grammar, written(HERMES, [("go", {"at": {"city": 1}})]), tokenizer)
 
 
-def test_a_conversation_about_tools_can_be_told_in_text():
+def test_a_conversation_about_tools_can_be_with_tools_in_system_prompt():
     call = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Rome"}'}}
     conversation = [
         {"role": "system", "content": "Be brief."},
@@ -169,7 +170,7 @@ def test_a_conversation_about_tools_can_be_told_in_text():
         {"role": "assistant", "content": None, "tool_calls": [call]},
         {"role": "tool", "tool_call_id": "1", "content": "sunny"},
     ]
-    system, user, assistant, tool = told_in_text(conversation, [{"name": "weather"}])
+    system, user, assistant, tool = with_tools_in_system_prompt(conversation, [{"name": "weather"}])
     assert system["content"].startswith("Be brief.\n\nYou can call functions.")
     assert '\n{"name": "weather"}\n' in system["content"]
     assert user == conversation[1]
@@ -187,7 +188,7 @@ def test_contents_in_parts_are_told_as_their_text():
         {"role": "assistant", "content": parts("I ", "look."), "tool_calls": [call]},
         {"role": "tool", "content": parts("sun", "ny")},
     ]
-    system, assistant, tool = told_in_text(conversation, [{"name": "weather"}])
+    system, assistant, tool = with_tools_in_system_prompt(conversation, [{"name": "weather"}])
     assert system["content"].startswith("Be brief.\n\nYou can call functions.")
     assert assistant["content"] == "I look.\n" + written(HERMES, [("weather", {"city": "Rome"})])
     assert tool["content"] == "<tool_response>\nsunny\n</tool_response>"

@@ -1,4 +1,4 @@
-"""How a route reads requests and writes answers where servers of the same API differ."""
+"""The differences between servers of the same API: how a route reads requests and writes answers."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""The part of a request that is about sampling, whichever API it came through."""
+"""The sampling fields of requests, of every API."""
 
 import secrets
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def sampling_params(given: Mapping[str, Any], defaults: GenerationDefaults, toke
 
 
 def seed_of(given: int | None) -> int:
-    """The engine's seed: what was given, or one that nobody has."""
+    """The engine's seed: the given one, or a random one."""
     if given is None:
         return secrets.randbits(63)
     between("seed", given, -(2**63), _SEEDS - 1)

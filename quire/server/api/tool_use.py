@@ -1,4 +1,4 @@
-"""Tools that the model may call, whichever API they came through."""
+"""Tools that the model may call, of every API."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

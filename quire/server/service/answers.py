@@ -13,7 +13,7 @@ from quire.server.service.stream import Stream
 
 
 class ClientGone(Exception):
-    """The client closed the connection; nobody hears an answer."""
+    """The client closed the connection."""
 
 
 class Answer:

@@ -1,4 +1,4 @@
-"""Where the time of a request went."""
+"""The timings of a request, as answers and spans show them."""
 
 from typing import TypedDict
 

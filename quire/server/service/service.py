@@ -1,4 +1,4 @@
-"""The front end's side of the engine."""
+"""The service: requests to the engine, and its messages to the streams that wait for them."""
 
 import asyncio
 import logging
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
-RESTART_S = 5.0  # what an engine takes to come back, by and large
+RESTART_S = 5.0  # a usual restart of the engine
 
 
 class Port(Protocol):
@@ -71,21 +71,21 @@ class Service:
         self.offload = Offload()
         self.grammar_check = GrammarCheck(self.offload, settings.request_timeout_s)
         self.is_draining = False
-        self.is_permanently_down = False  # nothing but a new start brings the engine back
+        self.is_permanently_down = False  # only a restart of the server brings the engine back
         self._loop: asyncio.AbstractEventLoop | None = None
         self._port: Port | None = None
         self._request_id: Callable[[int], int] | None = None  # by the count of a request
         self._why_not = "the engine is starting"
-        self.stats: Stats | None = None  # as the engine process last told
+        self.stats: Stats | None = None  # the latest report of the engine process
         self.others: list[Counts] = []  # of the other front ends
         self.platform = "unknown"
         self._health = EngineHealth(settings.stuck_after_s)
-        # An eighth: what is kept from newcomers here is kept from the engine, too.
+        # An eighth: places kept for retries stay unused in the engine meanwhile.
         self._reservations = RetryReservations(settings.max_concurrent_requests // 8, time.monotonic)
         self._count = 0
         self._prompts: dict[int, tuple[Prompt, Stream]] = {}
         self._streams: set[Stream] = set()
-        self._num_sequences = 0  # that were asked for by the streams that are open
+        self._num_sequences = 0  # of the open streams
         self._quiet = asyncio.Event()  # set while no stream is open
         self._quiet.set()
 
@@ -101,20 +101,20 @@ class Service:
 
     @property
     def is_engine_busy(self) -> bool:
-        """Whether it has work, of whichever front end; of this one alone where the engine does not tell."""
+        """True if the engine has work of any front end; of this one, where the engine does not report."""
         has_work = self._health.has_work
         return bool(self._streams) if has_work is None else has_work
 
     @property
     def last_step_age_s(self) -> float | None:
-        """Since the last step that finished; None where the engine does not tell."""
+        """Seconds since the last step ended; None where the engine does not report."""
         return self._health.last_step_age_s(time.monotonic())
 
     def connect(self, port: Port) -> None:
-        """From here on requests go to `port`, whose messages come to `on_messages` or `deliver`.
+        """Send requests to `port` from now on. Its messages come to `on_messages` or `deliver`.
 
-        Those that came before go there at once, in the order they came: what another engine had begun goes on where
-        that left it. A port that follows another gives the same ids.
+        Open requests are sent at once, in the order of their arrival, with the tokens that another engine generated.
+        A port that follows another gives the same ids.
         """
         self._loop = asyncio.get_running_loop()
         self._port = port
@@ -125,12 +125,12 @@ class Service:
             port.send(prompt.resumed(now - stream.times.opened_s))
 
     def lose(self, reason: str) -> None:
-        """The engine is gone, and another will come: the streams wait for it."""
+        """The engine is gone. The streams wait for the next one."""
         self._port = None
         self._why_not = f"{reason}, and is started again"
 
     def expire(self) -> None:
-        """Where there is no engine that would: end what has had its time."""
+        """End requests whose time has passed, while there is no engine that would."""
         now = time.monotonic()
         for prompt, stream in list(self._prompts.values()) if self._port is None else ():
             timeout_s = prompt.request.timeout_s
@@ -138,7 +138,7 @@ class Service:
                 stream.fail(DeadlineExceeded(f"timeout_s of {timeout_s} passed before the answer was complete"))
 
     def disconnect(self, reason: str) -> None:
-        """The engine is gone: everyone hears of it, and so do those who come."""
+        """The engine is gone for good: open requests fail, and so do later ones."""
         self._port = None
         self._why_not = reason
         self.is_permanently_down = True
@@ -151,7 +151,7 @@ class Service:
         self._loop.call_soon_threadsafe(self.on_messages, events)
 
     def on_messages(self, messages: Sequence[ToFrontEnd]) -> None:
-        """One step's events: each stream is woken once."""
+        """Apply the messages of one step. Each stream is woken once."""
         now = time.monotonic()
         woken: set[Stream] = set()
         prompts = self._prompts
@@ -162,7 +162,7 @@ class Service:
                 has_tokens = True
                 for update in message.updates:
                     found = prompts.get(update.request_id)
-                    if found is not None:  # else it was aborted, and this was on its way
+                    if found is not None:  # else it was aborted meanwhile
                         prompt, stream = found
                         stream.apply(prompt, update)
                         stream.num_new += len(update.tokens)
@@ -187,7 +187,7 @@ class Service:
                 self._health.hear(message, now)
             elif isinstance(message, Others):
                 self.others = message.counts
-        if has_tokens:  # by step and not by token, which would cost as much as what it measures
+        if has_tokens:  # by step: by token it would cost as much as it measures
             self.metrics.detokenizing.observe(time.monotonic() - now)
         observe = self.metrics.inter_token.observe
         for stream in woken:
@@ -205,7 +205,7 @@ class Service:
             self.tracing.end_step(step)
 
     def _begin_spans(self, step: StepTrace) -> "list[StepSpans]":
-        """Of a step that holds requests of streams that are open; none where all have left."""
+        """The spans of a step with requests of open streams; none where all are closed."""
         found = (self._prompts.get(request_id) for request_id in step.request_ids)
         streams = dict.fromkeys(stream for _, stream in filter(None, found))
         traces = [stream.trace for stream in streams if stream.trace is not None]
@@ -222,16 +222,16 @@ class Service:
         is_counted: bool = True,
         field: str = "n",
     ) -> Stream:
-        """Send prompts to the engine. `user` is whom the log names; `field`, the one that asks for many sequences.
+        """Send prompts to the engine. `user` is for the log; `field` is the one that multiplies sequences.
 
-        What is not counted leaves no trace in the metrics and the log: it is the server's own.
+        Requests of the server itself are not counted: metrics and log leave them out.
         """
         if self._request_id is None or self.is_draining or self.is_permanently_down:
             raise EngineFailed(self.why_not_ready or "the engine is gone")
         if self._port is None and not self.settings.wait_for_restart:
             raise EngineFailed(self._why_not, RESTART_S)
-        whose = tenant.get()
-        num_sequences = self._refuse_if_full(specs, whose, field)
+        owner = tenant.get()
+        num_sequences = self._refuse_if_full(specs, owner, field)
         arrival = arrival or Arrival({})
         stream = Stream(self, arrival, self.settings.max_buffered_tokens, is_counted)
         stream.user = user
@@ -247,7 +247,7 @@ class Service:
             request = replace(
                 one.request,
                 request_id=self._request_id(self._count),
-                salt=f"{whose}/{one.request.salt}" if whose else one.request.salt,
+                salt=f"{owner}/{one.request.salt}" if owner else one.request.salt,
                 timeout_s=self.settings.request_timeout_s,
                 queue_timeout_s=self.settings.queue_timeout_s,
                 timings=arrival.wants_timings or is_traced,
@@ -259,8 +259,8 @@ class Service:
         stream.times.submitted_s = time.monotonic()
         return stream
 
-    def _refuse_if_full(self, specs: Sequence[GenerationSpec], whose: str | None, field: str) -> int:
-        """How many sequences there will be more. Whoever is refused has a place when it comes back as it is told."""
+    def _refuse_if_full(self, specs: Sequence[GenerationSpec], owner: str | None, field: str) -> int:
+        """The number of new sequences. A refused client has a place when it returns after `retry_after_s`."""
         most, num_open = self.settings.max_concurrent_requests, self._num_sequences
         num_asked = sum(one.request.samples for one in specs)
         if num_asked > most:
@@ -271,26 +271,26 @@ class Service:
             )
         if num_open + num_asked <= most and not self._reservations:
             return num_asked
-        client = hash((whose, *((one.request.prompt, one.request.max_tokens) for one in specs)))
+        client = hash((owner, *((one.request.prompt, one.request.max_tokens) for one in specs)))
         num_kept = self._reservations.num_kept_from(client) if num_open else 0
         if num_open + num_kept + num_asked <= most:
             self._reservations.admitted(client)
             return num_asked
         retry_after_s = self._reservations.refused(client, num_asked, 0.0, self.metrics.end_interval_s)
-        kept = f" and {num_kept} places are kept for those who come back" if num_kept else ""
+        kept = f" and {num_kept} places are kept for clients that were told to retry" if num_kept else ""
         raise Overloaded(
             f"{num_open} sequences are open{kept}, and {num_asked} more are asked for; the limit is {most}",
             retry_after_s,
         )
 
     def ended(self, prompt: Prompt) -> None:
-        """All samples of `prompt` have their ends. The engine goes on when a stop string ended the last of them."""
+        """All samples of `prompt` are complete. After a stop string the engine would continue."""
         self._prompts.pop(prompt.request.request_id, None)
         if self._port is not None and any(sample.finish is FinishReason.STOP_STRING for sample in prompt.samples):
             self._port.send(Abort(prompt.request.request_id))
 
     def forget(self, stream: Stream) -> None:
-        """`stream` is closed: abort what the engine still does for it."""
+        """`stream` is closed: abort its prompts that still run."""
         for prompt in stream.prompts:
             request_id = prompt.request.request_id
             if self._prompts.pop(request_id, None) is not None and self._port is not None:
@@ -311,7 +311,7 @@ class Service:
         return len(self._streams)
 
     async def drain(self, within_s: float) -> None:
-        """Take nothing new, and wait for what is open; what is left after `within_s` fails."""
+        """Refuse new requests and wait for the open ones; those that are left after `within_s` fail."""
         self.is_draining = True
         try:
             await asyncio.wait_for(self._quiet.wait(), within_s)
@@ -321,7 +321,7 @@ class Service:
 
 
 def error_of(failed: Failed) -> QuireError:
-    """The error that an event reports, as the type it was."""
+    """The error that a message reports, with its type."""
     error_type = _ERROR_TYPES.get(failed.kind, RequestFailed)
     return error_type(failed.message, failed.retry_after_s)
 

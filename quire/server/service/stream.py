@@ -43,7 +43,7 @@ class StreamOwner(Protocol):
 class Stream:
     """The answers to one HTTP request, of all of its prompts and samples, in the order they come.
 
-    Everything submitted is heard to its end or aborted by `close`. Owned by the event loop.
+    Every prompt is read to its end or aborted by `close`. Owned by the event loop.
     """
 
     def __init__(self, service: StreamOwner, arrival: Arrival, max_buffered: int, is_counted: bool = True) -> None:
@@ -51,12 +51,12 @@ class Stream:
         self.arrival = arrival
         self.is_counted = is_counted
         self.user: str | None = None
-        self.num_sequences = 0  # places that it takes of those that one worker has
+        self.num_sequences = 0  # its share of those that a worker may have open
         self.trace: RequestTrace | None = None
         self.pending: list[Delta] = []
         self.prompts: list[Prompt] = []
         self.times = arrival.times
-        self.num_new = 0  # tokens of the step that is being taken in
+        self.num_new = 0  # tokens of the step that is being applied
         self._num_live = 0
         self._max_buffered = max_buffered
         self.error: QuireError | None = None
@@ -88,7 +88,7 @@ class Stream:
 
     @property
     def record(self) -> RequestRecord:
-        """What observers see of it once it is over."""
+        """For observers, once it is over."""
         return RequestRecord(
             self.times,
             self.num_prompt_tokens,
@@ -101,7 +101,7 @@ class Stream:
         )
 
     def wake(self) -> None:
-        """The engine has said something. A step that brought no delta, as those within a prompt, wakes no reader."""
+        """The engine has sent messages. A step without a delta, as those within a prompt, wakes no reader."""
         if not self.pending and self._num_live and not self._closed:
             return
         sink, self._sink = self._sink, None
@@ -119,7 +119,7 @@ class Stream:
         try:
             if not sink(self.pending):
                 return False
-        except Exception:  # a defect of ours, which the other streams of this step have nothing to do with
+        except Exception:  # a defect of ours must not reach the other streams of this step
             log.exception("a stream cannot be written")
             self.pending = []
             self.fail(QuireError("internal error; see the server log"))
@@ -135,16 +135,16 @@ class Stream:
             self.service.ended(prompt)
 
     def fail(self, error: QuireError) -> None:
-        """One prompt of it fails, and so does the whole."""
+        """A prompt of it fails, and so does the whole."""
         if self.error is None:
             self.error = error
         self.close()
 
     async def read(self, sink: Sink | None = None) -> list[Delta]:
-        """What has come since the last call, after waiting for it if need be; empty once all is over.
+        """The deltas since the last call, waiting for some if there are none; empty once all is over.
 
-        What comes while it waits goes into `sink` as long as that takes it; it waits on then. The last deltas of
-        all are returned.
+        While it waits, deltas go to `sink` as long as that takes them, and the wait goes on. The last deltas of all
+        are returned.
         """
         if not self.pending:
             if self.error is None and self._num_live and not self._closed:
@@ -157,12 +157,12 @@ class Stream:
         return deltas
 
     def _handed_over(self, error: QuireError) -> QuireError:
-        """`error`, kept here no longer: once raised it keeps the frames that it passes, and they keep this stream."""
+        """`error`, no longer kept here: once raised it holds the frames that it passes, and they hold this stream."""
         self.error = None
         return error
 
     def close(self) -> None:
-        """Abort what still runs. The last thing to happen to a stream, however it went."""
+        """Abort the prompts that still run. The last thing to happen to a stream."""
         if self._closed:
             return
         self._closed = True

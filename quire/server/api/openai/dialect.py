@@ -27,7 +27,7 @@ class OpenAIDialect(Dialect):
     """The parts of answers that clients of text-generation-inference know in another form, or not at all."""
 
     read: Callable[[Any], tuple[Any, list[str]]] = _as_given  # fields as they count, and the names of those that do not
-    completion_max_tokens: int | None = 16  # where the request gives none, as OpenAI documents; None: all that fit
+    completion_max_tokens: int | None = 16  # of a request without max_tokens, as OpenAI documents; None: all that fit
     chat_finish_reasons: Mapping[Finish, FinishReason]
     completion_finish_reasons: Mapping[Finish, FinishReason]
     completion_unfinished: Literal[""] | None = None  # the finish reason before the last chunk

@@ -12,7 +12,7 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
 
 
 class Sampled(msgspec.Struct, kw_only=True):
-    """What completions and chat completions have in common."""
+    """The fields that completions and chat completions share."""
 
     model: str | None = None
     max_tokens: int | None = None

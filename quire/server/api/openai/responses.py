@@ -20,7 +20,7 @@ class Usage(TypedDict):
 
 
 class Head(TypedDict):
-    """What every answer and every chunk begins with."""
+    """The first fields of every answer and every chunk."""
 
     id: str
     object: Literal["chat.completion", "chat.completion.chunk", "text_completion"]

@@ -66,14 +66,14 @@ class Calls:
         return "tool_calls" if self._parser.num_calls and finish is not Finish.LENGTH else otherwise
 
     def deltas(self, text: str, *, is_last: bool) -> list[MessagePart]:
-        """What a chunk's `delta` is made of, one after the other."""
+        """The `delta`s of chunks, one after the other."""
         pieces = self._parser.push(text)
         if is_last:
             pieces += self._parser.flush()
         return [self._delta(piece) for piece in pieces]
 
     def message(self, text: str) -> MessageContent:
-        """What a whole answer's `message` is made of."""
+        """The content and the calls of a whole answer's `message`."""
         content: list[str] = []
         calls: list[ToolCall] = []
         for delta in self.deltas(text, is_last=True):

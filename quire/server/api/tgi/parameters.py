@@ -106,7 +106,7 @@ def generation_spec(
 
 
 def _is_sampled(parameters: Parameters) -> bool:
-    """When they say so or say how."""
+    """True if they ask for sampling, or choose how to sample."""
     if parameters.do_sample:
         return True
     return parameters.temperature != 0 and any(getattr(parameters, name) is not None for name in _SAMPLING)

@@ -42,7 +42,7 @@ class DetokenizeRequest(msgspec.Struct, kw_only=True):
 
 
 class Encoded(NamedTuple):
-    """What is answered, and the names of fields that nothing knows."""
+    """An answer, and the names of unknown fields."""
 
     reply: list[TokenSpan] | Tokenized | ChatTokenized | Detokenized
     unknown: list[str]
@@ -78,15 +78,15 @@ def _tokenize(service: Service, raw: dict[str, Any]) -> Encoded:
         fields, unknown = typed(raw, TokenizeRequest, {}, strict=strict)
         add_special = fields.add_special_tokens is not False
         return Encoded(_spans(model.tokenizer, fields.inputs, add_special), unknown)
-    asked, unknown = typed(raw, PromptTokenizeRequest, {}, strict=strict)
-    model.check_name(asked.model)
-    if (asked.prompt is None) == (asked.messages is None):
+    body, unknown = typed(raw, PromptTokenizeRequest, {}, strict=strict)
+    model.check_name(body.model)
+    if (body.prompt is None) == (body.messages is None):
         raise InvalidRequest("body must have one of inputs, prompt and messages, and not two of them")
-    if asked.prompt is not None:
-        tokens = model.tokenizer.encode(asked.prompt, add_special_tokens=asked.add_special_tokens is not False)
+    if body.prompt is not None:
+        tokens = model.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     else:
-        add_prompt = asked.add_generation_prompt is not False
-        _, tokens = encode_conversation(service, asked.messages or (), add_generation_prompt=add_prompt)
+        add_prompt = body.add_generation_prompt is not False
+        _, tokens = encode_conversation(service, body.messages or (), add_generation_prompt=add_prompt)
     reply: Tokenized = {"count": len(tokens), "max_model_len": model.max_total_tokens, "tokens": tokens}
     return Encoded(reply, unknown)
 
@@ -108,7 +108,7 @@ def _detokenize(service: Service, raw: dict[str, Any]) -> Encoded:
 
 
 def _spans(tokenizer: Tokenizer, text: str, add_special: bool) -> list[TokenSpan]:
-    if len(text) > MAX_SPANS // 4:  # where it might be too long: to count tokens is cheaper than to place them
+    if len(text) > MAX_SPANS // 4:  # it may have too many: counting tokens is cheaper than placing them
         num_tokens = len(tokenizer.encode(text, add_special_tokens=add_special))
         at_most("the number of tokens", num_tokens, MAX_SPANS, param="inputs")
     return _shown(text, tokenizer.encode_with_spans(text, add_special_tokens=add_special))
