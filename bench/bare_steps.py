@@ -1,4 +1,4 @@
-"""Single programs without an engine around them: how long each takes to compile, and how long a step of it is.
+"""Single programs without an engine around them: how long they take to compile, and how long a step of each is.
 
     python bench/bare_steps.py random:llama-3.1-8b --rows 8,64,256 --tokens 0,64,500,2000
 
@@ -9,8 +9,9 @@ XLA chooses between its own products and the library's for decodes of up to `--f
 """
 
 import argparse
+import os
 import time
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -19,7 +20,9 @@ from quire.config import Config
 from quire.core.plan import Chunk, Kind
 from quire.engine import build
 from quire.executor import compiler
-from quire.executor.launch import Launch, Packer, num_sampling
+from quire.executor.ladder import StepShape
+from quire.executor.launch import Launch, Packer
+from quire.executor.program_table import Key
 from quire.executor.programs import Programs
 from quire.executor.sampler import Features
 from quire.executor.step import State
@@ -36,53 +39,74 @@ class Steps:
         deployment = build.plan_deployment(Config(model=model))
         self.shapes = deployment.shapes.with_pages(NUM_PAGES)
         weights = build._weights(deployment, silent)
-        self.programs = Programs(deployment.model, weights, self.shapes, threads=2, mesh=deployment.mesh)
+        self.programs = Programs(
+            deployment.model, weights, self.shapes, threads=min(16, os.cpu_count() or 1), mesh=deployment.mesh
+        )
         self.state = self.programs.compiler.empty_state()
         words = -(-deployment.model.vocab_size // 32)
         self.masks = {size: np.zeros((size, words), np.uint32) for size in self.shapes.ladder.sample_sizes}
 
-    def ms(self, rows: int, tokens: int, count: int) -> tuple[float, str]:
-        """Milliseconds of one of so many steps, after two that are not counted, and what ran."""
+    def step(self, rows: int, tokens: int) -> tuple[Launch, list[Chunk]]:
         slots = self.shapes.num_slots
         chunks = [Chunk(n, 0, 0, n, Kind.DECODE, POSITION, 1, (), True) for n in range(rows)]
         chunks += [Chunk(slots, 0, 0, slots - 1, Kind.PREFILL, 0, tokens, (), True)] * bool(tokens)
-        launch = Launch([*range(rows)], [rows] if tokens else [])
-        run, told = self._fused(launch, chunks) if not tokens and self.shapes.specialised else self._two(launch, chunks)
+        return Launch([*range(rows)], [rows] if tokens else []), chunks
+
+    def keys(self, rows: int, tokens: int) -> list[Key]:
+        """The programs of a step: one for decodes alone where there is such a one, or the forward pass and sampling."""
+        launch, chunks = self.step(rows, tokens)
+        ladder = self.shapes.ladder
+        shape = ladder.choose(launch.shape(chunks), launch.num_tiles(chunks), ladder.all())
+        assert shape is not None, f"no step has {launch.num_tokens(chunks)} tokens; the largest has {ladder.max_tokens}"
+        if shape.decodes_only:
+            return [("decode", shape.tokens)]
+        size = next(size for size in ladder.sample_sizes if size >= len(chunks))
+        return [shape, ("plain" if self.shapes.specialised else "any", size)]
+
+    def compile(self, steps: list[tuple[int, int]]) -> float:
+        """Seconds to compile the programs of all these steps side by side."""
+        begun = time.perf_counter()
+        keys = list(dict.fromkeys(key for step in steps for key in self.keys(*step)))
+        for _ in self.programs._compile_together([keys], keys):
+            pass
+        return time.perf_counter() - begun
+
+    def ms(self, rows: int, tokens: int, count: int) -> tuple[float, str]:
+        """Milliseconds of one of so many steps, after two that are not counted, and what ran."""
+        launch, chunks = self.step(rows, tokens)
+        key, *sampling = self.keys(rows, tokens)
+        run = (
+            self._two(launch, chunks, key, sampling[0])
+            if isinstance(key, StepShape)
+            else self._fused(launch, chunks, key)
+        )
         for number in range(count + 2):
             if number == 2:
                 jax.block_until_ready(self.state)  # type: ignore[no-untyped-call]
                 begun = time.perf_counter()
             self.state = run(self.state)
         jax.block_until_ready(self.state)  # type: ignore[no-untyped-call]
+        told = ", ".join(str(one) if isinstance(one, StepShape) else f"{one[0]} {one[1]}" for one in (key, *sampling))
         return (time.perf_counter() - begun) * 1000 / count, told
 
-    def _fused(self, launch: Launch, chunks: list[Chunk]) -> tuple[Any, str]:
-        size = next(shape.tokens for shape in self.shapes.ladder.decodes if shape.tokens >= len(chunks))
-        self.programs.get(("decode", size))
-        found = self.programs.decode(len(chunks), 1)
-        assert found is not None
-        shape, step = found
-        packed = Packer(self.shapes).pack(launch, chunks, set(), shape)
-        return lambda state: step(self.programs.compiler.weights, state, packed)[0], str(shape)
+    def _fused(self, launch: Launch, chunks: list[Chunk], key: Key) -> Callable[[State], State]:
+        program = self.programs.get(key)
+        packed = Packer(self.shapes).pack(launch, chunks, set(), StepShape(int(key[1]), decodes_only=True))
+        return lambda state: program(self.programs.compiler.weights, state, packed)[0]  # type: ignore[no-any-return]
 
-    def _two(self, launch: Launch, chunks: list[Chunk]) -> tuple[Any, str]:
-        ladder, made = self.shapes.ladder, self.programs
-        shape = ladder.choose(launch.shape(chunks), launch.num_tiles(chunks), ladder.all())
-        assert shape is not None, f"no step has {launch.num_tokens(chunks)} tokens; the largest has {ladder.max_tokens}"
-        packer = Packer(self.shapes)
-        packed = packer.pack(launch, chunks, set(), shape)
-        count = num_sampling(launch, chunks)
-        size = next(size for size in ladder.sample_sizes if size >= count)
-        forward, sample = made.get(shape), made.get(("plain" if self.shapes.specialised else "any", size))
-        sampling = packer.pack_samples(launch, chunks, size, PLAIN)
+    def _two(self, launch: Launch, chunks: list[Chunk], shape: StepShape, sampling: Key) -> Callable[[State], State]:
+        made, packer = self.programs, Packer(self.shapes)
+        packed, size = packer.pack(launch, chunks, set(), shape), int(sampling[1])
+        forward, sample = made.get(shape), made.get(sampling)
+        samples = packer.pack_samples(launch, chunks, size, PLAIN)
         masks = jax.device_put(self.masks[size])
 
         def run(state: State) -> State:
             state, computed = forward(made.compiler.weights, state, packed)
-            slots, _ = sample(made.compiler.head, state.slots, computed.hidden, sampling, masks)
+            slots, _ = sample(made.compiler.head, state.slots, computed.hidden, samples, masks)
             return state._replace(slots=slots)
 
-        return run, f"{shape}, {size} samples"
+        return run
 
 
 def main() -> None:
@@ -96,10 +120,13 @@ def main() -> None:
     compiler.FEW_ROWS = given.few_rows
     steps = Steps(given.model)
     all_tokens = [int(tokens) for tokens in given.tokens.split(",")]
+    all_rows = [int(rows) for rows in given.rows.split(",")]
+    took_s = steps.compile([(rows, tokens) for rows in (0, *all_rows) for tokens in all_tokens if rows or tokens])
+    print(f"compiled in {took_s:.1f} s", flush=True)
     prompts = {tokens: steps.ms(0, tokens, given.count) for tokens in all_tokens if tokens}
     for tokens, (ms, told) in prompts.items():
         print(f"{tokens} prompt tokens: {ms:.2f} ms ({told})", flush=True)
-    for rows in map(int, given.rows.split(",")):
+    for rows in all_rows:
         alone, told = steps.ms(rows, 0, given.count)
         print(f"{rows} decodes: {alone:.2f} ms ({told})", flush=True)
         for tokens, (prompt, _) in prompts.items():
