@@ -53,7 +53,7 @@ def test_metrics_show_the_engine(served):
 
     wait_until(has_told)
     assert float(values['tgi_batch_inference_count{method="prefill"}']) >= 1
-    assert values['tgi_batch_inference_failure{method="decode"}'] == "0.0"
+    assert float(values['tgi_batch_inference_failure{method="decode"}']) == 0
     pages = [int(values[f"quire_pages_{state}"]) for state in ("free", "active", "cached")]
     assert sum(pages) == 3999
     assert values["quire_late_compilations"] == "0"

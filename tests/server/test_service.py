@@ -102,7 +102,7 @@ def test_a_client_that_does_not_read_slows_nobody_and_is_bounded(make_server):
     model = replace(served_model(), name="m" * 8000)
     server = make_server(settings=ServerSettings(max_buffered_tokens=200), model=model, max_batch_size=17)
     slow = send_raw(server, "/v1/completions", LONG | {"stream": True, "n": 16})
-    server.wait_until(lambda: server.service.metrics.num_requests == 1)
+    server.wait_until(lambda: server.service.metrics.numbers["tgi_request_count"] == 1)
     answer = web.post(f"{server.url}/v1/completions", json=LONG | {"max_tokens": 50}).json()
     assert answer["usage"]["completion_tokens"] == 50
     server.wait_until(lambda: server.service.metrics.failures["overloaded"] == 1)

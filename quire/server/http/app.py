@@ -53,7 +53,8 @@ class App:
         except QuireError as error:
             return OPENAI.error_response(error)
         try:
-            self._service.metrics.num_requests += route.generates
+            if route.generates:
+                self._service.metrics.note_arrival()
             return await route.handler(self._service, request)
         except ClientGone:
             return Response(status_code=499)  # not read by anyone
@@ -65,8 +66,9 @@ class App:
             return route.dialect.error_response(error)
         except Exception:  # a defect of ours: the details are in the log
             log.exception("%s %s failed", scope["method"], scope["path"])
-            self._service.metrics.failed("incomplete")
-            return route.dialect.error_response(QuireError("internal error; see the server log"))
+            defect = QuireError("internal error; see the server log")
+            self._service.metrics.note_error(defect)
+            return route.dialect.error_response(defect)
 
     def _route(self, scope: Scope) -> Route:
         route: Route | None = None

@@ -1,7 +1,7 @@
-"""Prometheus' text form.
+"""Prometheus' text format.
 
-Written by hand because counters must keep names that do not end in `_total`, which dashboards made for
-text-generation-inference read and the client library does not write.
+Written by hand: counters keep names without `_total`, which dashboards made for text-generation-inference read and the
+client library does not write.
 """
 
 from bisect import bisect_left
@@ -15,52 +15,46 @@ class Histogram:
 
     __slots__ = ("bounds", "counts", "sum")
 
-    def __init__(self, bounds: Sequence[float]) -> None:
-        self.bounds = list(bounds)
-        self.counts = [0] * (len(self.bounds) + 1)
-        self.sum = 0.0
+    def __init__(self, bounds: Sequence[float], counts: list[int] | None = None, sum: float = 0.0) -> None:
+        self.bounds = bounds
+        self.counts = counts or [0] * (len(bounds) + 1)
+        self.sum = sum
 
     def observe(self, value: float, times: int = 1) -> None:
         self.counts[bisect_left(self.bounds, value)] += times
         self.sum += value * times
 
-    @property
-    def count(self) -> int:
-        return sum(self.counts)
-
 
 class Exposition:
-    """A page of metrics being written."""
+    """A text of metrics in the making. With a `label`, values are a mapping by the label's values."""
 
     def __init__(self) -> None:
         self._lines: list[str] = []
 
-    def counter(self, name: str, help: str, value: float) -> None:
-        self._family(name, help, "counter")
-        self._lines.append(f"{name} {_number(value)}")
-
-    def counters(self, name: str, help: str, label: str, values: Mapping[str, float]) -> None:
-        self._family(name, help, "counter")
-        self._lines += [f'{name}{{{label}="{key}"}} {_number(value)}' for key, value in values.items()]
+    def counter(self, name: str, help: str, value: float | Mapping[str, float], label: str = "") -> None:
+        self._numbers("counter", name, help, value, label)
 
     def gauge(self, name: str, help: str, value: float) -> None:
-        self._family(name, help, "gauge")
-        self._lines.append(f"{name} {_number(value)}")
+        self._numbers("gauge", name, help, value)
 
-    def histogram(self, name: str, help: str, histogram: Histogram) -> None:
-        self._family(name, help, "histogram")
-        self._buckets(name, "", histogram)
-
-    def histograms(self, name: str, help: str, label: str, values: Mapping[str, Histogram]) -> None:
-        self._family(name, help, "histogram")
-        for key, histogram in values.items():
-            self._buckets(name, f'{label}="{key}"', histogram)
+    def histogram(self, name: str, help: str, value: Histogram | Mapping[str, Histogram], label: str = "") -> None:
+        self._family("histogram", name, help)
+        for key, histogram in value.items() if isinstance(value, Mapping) else (("", value),):
+            labels = f'{label}="{key}"' if label else ""
+            self._buckets(name, labels, histogram)
 
     def text(self) -> bytes:
         return ("\n".join(self._lines) + "\n").encode()
 
-    def _family(self, name: str, help: str, kind: str) -> None:
+    def _family(self, kind: str, name: str, help: str) -> None:
         self._lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
+
+    def _numbers(self, kind: str, name: str, help: str, value: float | Mapping[str, float], label: str = "") -> None:
+        self._family(kind, name, help)
+        if isinstance(value, Mapping):
+            self._lines += [f'{name}{{{label}="{key}"}} {number}' for key, number in value.items()]
+        else:
+            self._lines.append(f"{name} {value}")
 
     def _buckets(self, name: str, labels: str, histogram: Histogram) -> None:
         total = 0
@@ -70,8 +64,4 @@ class Exposition:
             total += count
             self._lines.append(f'{name}_bucket{{{before}le="{bound}"}} {total}')
         braces = f"{{{labels}}}" if labels else ""
-        self._lines += [f"{name}_sum{braces} {_number(histogram.sum)}", f"{name}_count{braces} {total}"]
-
-
-def _number(value: float) -> str:
-    return str(value) if isinstance(value, int) else repr(value)
+        self._lines += [f"{name}_sum{braces} {histogram.sum}", f"{name}_count{braces} {total}"]
