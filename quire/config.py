@@ -65,6 +65,13 @@ class Config:
         "Tokens that each sequence may get in one step while nobody could join; by platform if not given.",
     )
     max_burst_ms: float = setting(10.0, BATCHING, "How long such a step may take; longer ones give one token each.")
+    max_step_ms: float | None = setting(
+        None,
+        BATCHING,
+        "Longest step while sequences decode: prompts are cut so that steps are predicted to take no longer. Less "
+        "makes tokens come more steadily and prompts take longer; 0 sets no limit. By platform for a server if not "
+        "given, 0 offline.",
+    )
     tensor_parallel: int = setting(1, DEVICES, "Devices to cut the model across.")
     compile_ahead: bool = setting(
         True, DEVICES, "Compile every program before the first request; otherwise each when it is first needed."

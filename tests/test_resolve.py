@@ -14,6 +14,7 @@ from quire.resolve import (
     resolve,
     resolve_dtype,
     resolve_max_queued,
+    resolve_max_step_ms,
     resolve_pages,
     resolve_quantize,
 )
@@ -148,6 +149,15 @@ def test_a_server_bounds_what_waits_and_says_why() -> None:
     assert str(few) == "max_queued = 4096 (twice what one HTTP worker lets in by default)"
     assert str(many).startswith("max_queued = 16384 (16 batches; ")
     assert resolve_max_queued(Config(model="m", max_queued=7), 32).value == 7
+
+
+def test_a_server_bounds_the_time_of_a_step_by_platform_and_says_why() -> None:
+    by_platform = {one: resolve_max_step_ms(Config(model="m"), one) for one in ("cpu", "cuda", "gpu", "elsewhere")}
+    assert {name: choice.value for name, choice in by_platform.items()} == {
+        "cpu": 500.0, "cuda": 25.0, "gpu": 25.0, "elsewhere": 500.0,
+    }  # fmt: skip
+    assert str(by_platform["gpu"]).startswith("max_step_ms = 25.0 (GPU default: prompts are cut")
+    assert resolve_max_step_ms(Config(model="m", max_step_ms=0.0), "gpu").value == 0
 
 
 @pytest.mark.parametrize(

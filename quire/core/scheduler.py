@@ -87,19 +87,6 @@ class Scheduler:
     def request_ids(self) -> list[int]:
         return list(self._requests)
 
-    def running_requests(self) -> list[int]:
-        """The requests that have a slot."""
-        return list(dict.fromkeys(sequence.request_id for sequence in self._running))
-
-    def lengths(self, request_id: int) -> dict[int, tuple[int, int]]:
-        """By live sample of a request: the tokens it has, and as many as it may ever have."""
-        return {one.sample: (len(one.tokens), one.limit) for one in self._requests.sequences(request_id)}
-
-    def num_computed(self, request_id: int, sample: int) -> int | None:
-        """Positions of a sample that results have confirmed since it last got its slot; None once it has ended."""
-        sequences = self._requests.sequences(request_id)
-        return next((sequence.num_computed for sequence in sequences if sequence.sample == sample), None)
-
     # Coming and going
 
     def add(self, request: Request, bounded: bool = True, so_far: SoFar | None = None, waited_s: float = 0.0) -> None:

@@ -45,6 +45,7 @@ from quire.resolve import (
     resolve,
     resolve_dtype,
     resolve_max_queued,
+    resolve_max_step_ms,
     resolve_pages,
     resolve_quantize,
 )
@@ -68,6 +69,7 @@ class Deployment:
     layout: PageLayout
     shapes: Shapes
     limits: Limits
+    max_step_ms: float  # 0: no limit
     choices: tuple[Choice[Any], ...]
 
 
@@ -136,10 +138,10 @@ def plan_deployment(config: Config, progress: Progress = silent, *, is_served: b
     pages = resolve_pages(config, resolved, facts, largest_step_bytes(model, shapes), layout.page_bytes)
     shapes = shapes.with_pages(pages.value)
     choices = (*resolved.choices, pages)
-    max_queued = config.max_queued
+    max_queued, max_step_ms = config.max_queued, config.max_step_ms or 0.0
     if is_served:
-        queued = resolve_max_queued(config, resolved.max_batch_size)
-        max_queued, choices = queued.value, (*choices, queued)
+        queued, step = resolve_max_queued(config, resolved.max_batch_size), resolve_max_step_ms(config, platform)
+        max_queued, max_step_ms, choices = queued.value, step.value, (*choices, queued, step)
     limits = Limits(
         page_size=resolved.page_size,
         num_pages=pages.value,
@@ -154,7 +156,7 @@ def plan_deployment(config: Config, progress: Progress = silent, *, is_served: b
         prefix_caching=config.prefix_caching,
         max_burst=resolved.max_burst,
     )
-    return Deployment(config, files, source, model, mesh, facts, resolved, layout, shapes, limits, choices)
+    return Deployment(config, files, source, model, mesh, facts, resolved, layout, shapes, limits, max_step_ms, choices)
 
 
 def build_engine(
@@ -172,8 +174,15 @@ def build_engine(
     store.forget_unused()
     executor = JaxExecutor(deployment.model, weights, deployment.shapes, threads, deployment.mesh, store)
     scheduler = Scheduler(deployment.limits, clock, prefix_key=deployment.model.prefix_key)
-    config, grammars = deployment.config, _grammars(deployment)
-    engine = Engine(scheduler, executor, config.lookahead, grammars, config.max_burst_ms / 1000, clock)
+    engine = Engine(
+        scheduler,
+        executor,
+        deployment.config.lookahead,
+        _grammars(deployment),
+        max_burst_s=deployment.config.max_burst_ms / 1000,
+        max_step_s=deployment.max_step_ms / 1000,
+        clock=clock,
+    )
     return Built(deployment, engine, executor)
 
 

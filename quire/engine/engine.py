@@ -16,6 +16,7 @@ from quire.engine.fault_isolation import PROBE, FaultIsolation, targets_of
 from quire.engine.grammar_masks import GrammarMasks, Grammars, NoGrammars
 from quire.engine.observer import Observer, Step
 from quire.engine.step_pipeline import StepPipeline
+from quire.engine.step_time import StepTimeLimit
 from quire.errors import EngineFailed, InvalidRequest, QuireError, RequestFailed
 from quire.ipc.journal import Journal
 from quire.request import Request
@@ -46,9 +47,11 @@ class Engine:
         lookahead: int = 1,
         grammars: Grammars | None = None,
         max_burst_s: float = 0.01,
+        max_step_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`max_burst_s`: the longest step in which sequences get several tokens."""
+        """`max_burst_s`: the longest step in which sequences get several tokens. `max_step_s`: the longest step with
+        prompts beside decodes; 0 for no limit."""
         if lookahead < 0:
             raise ValueError(f"lookahead is {lookahead}; it must be at least 0")
         scheduler.limits.refuse_what_cannot_fit(PROBE)  # it must be there when it is needed
@@ -63,6 +66,8 @@ class Engine:
         self._steps = StepPipeline(executor, clock)
         if scheduler.limits.max_burst > 1:
             self.observe(BurstLimit(scheduler, max_burst_s))
+        if max_step_s:
+            self.observe(StepTimeLimit(scheduler.budget, max_step_s, scheduler.limits.max_batch_prefill_tokens))
         self._samples_left: dict[int, int] = {}  # by live request, the probe included
         self._check_begun_s: float | None = None  # of the device, or of a reset
         self._masks = GrammarMasks(grammars or NoGrammars(), clock)
@@ -315,12 +320,12 @@ class Engine:
 
     def _isolate(self) -> list[Failure]:
         """Run the requests that the search wants to see next."""
-        self._isolation.advance()
-        if self._isolation.is_hopeless:
-            return self._give_up(f"steps fail whoever takes part: {self._last_fault!r}")
         if self._isolation.is_probing and PROBE.request_id not in self._samples_left:
             self.scheduler.add(PROBE, bounded=False)
             self._samples_left[PROBE.request_id] = 1
+        self._isolation.advance()
+        if self._isolation.is_hopeless:
+            return self._give_up(f"steps fail whoever takes part: {self._last_fault!r}")
         return []
 
     def _probe_ended(self, updates: list[Update], failures: list[Failure]) -> Outcome:
