@@ -48,6 +48,7 @@ class Steps:
 
     def step(self, rows: int, tokens: int) -> tuple[Launch, list[Chunk]]:
         slots = self.shapes.num_slots
+        rows = min(rows, slots - bool(tokens))
         chunks = [Chunk(n, 0, 0, n, Kind.DECODE, POSITION, 1, (), True) for n in range(rows)]
         chunks += [Chunk(slots, 0, 0, slots - 1, Kind.PREFILL, 0, tokens, (), True)] * bool(tokens)
         return Launch([*range(rows)], [rows] if tokens else []), chunks
