@@ -9,6 +9,7 @@ import pytest
 from quire.server.api.openai.requests import CHAT_REFUSALS, COMPLETION_REFUSALS, ChatRequest, CompletionRequest
 from quire.server.api.tgi.requests import PARAMETER_REFUSALS, Parameters
 from quire.server.http.routes import ROUTES, openapi_document
+from quire.server.settings import ServerSettings
 from tests import web
 
 API = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
@@ -55,6 +56,28 @@ def test_the_document_has_every_route_and_is_served(server):
     assert described == routes - {("/", "get"), ("/api-doc/openapi.json", "get")}
     fields = found["components"]["schemas"]["ChatRequest"]["properties"]
     assert set(fields) == set(ChatRequest.__struct_fields__)
+
+
+@pytest.mark.parametrize("route", [route for route in ROUTES if route.body], ids=lambda route: route.path)
+def test_every_route_answers_its_own_example(server, route):
+    path = route.path.replace("{model}", server.model.name).replace("{version}", "1")
+    answer = web.post(server.url + path, content=route.example)
+    assert answer.status_code == 200, answer.text
+    is_stream = answer.headers["content-type"].startswith("text/event-stream")
+    assert is_stream or route.answer
+
+
+def test_a_key_is_needed_where_the_table_says_so_and_where_no_route_is(make_server):
+    server = make_server(settings=ServerSettings(api_key="secret"))
+    for route in ROUTES:
+        path = route.path.replace("{model}", server.model.name).replace("{version}", "1")
+        status = web.request(route.method, server.url + path, content=route.example).status_code
+        assert (status == 401) is not route.is_open, route.path
+    assert web.get(f"{server.url}/nowhere").status_code == 401
+    assert web.post(f"{server.url}/health").status_code == 401  # no route takes it, so nothing says that it is open
+    key = {"authorization": "Bearer secret"}
+    assert web.get(f"{server.url}/nowhere", headers=key).status_code == 404
+    assert web.post(f"{server.url}/health", headers=key).status_code == 405
 
 
 def test_the_page_shows_every_route_and_field_and_needs_nothing_from_elsewhere(server):
