@@ -1,6 +1,6 @@
-"""On whose behalf a request is worked on."""
+"""The tenant of the request in progress."""
 
 from contextvars import ContextVar
 
-# A name for the API key that the request came with, where keys are kept apart; empty otherwise. It is not the key.
+# A digest of the request's API key, where keys are isolated; empty otherwise.
 tenant: ContextVar[str] = ContextVar("tenant", default="")

@@ -1,4 +1,4 @@
-"""Structured logs, as text or as JSON."""
+"""Log lines with fields, as text or as JSON."""
 
 import json
 import logging
@@ -14,7 +14,7 @@ MAX_EXTRA = 1024
 
 
 def cut(text: str, limit: int = MAX_TEXT) -> str:
-    """`text` without its middle, if it is too long."""
+    """`text`, without its middle where it is longer than `limit`."""
     left_out = len(text) - limit
     return text if left_out <= 0 else f"{text[: limit // 2]}… {left_out} characters …{text[-limit // 2 :]}"
 
@@ -31,7 +31,7 @@ class TextFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One object a line."""
+    """One JSON object per line."""
 
     def format(self, record: logging.LogRecord) -> str:
         entry: dict[str, Any] = {
@@ -51,7 +51,7 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _word(value: Any) -> str:
-    """As it is where that is one word; else quoted, so that no client can write lines of its own into the log."""
+    """A value as one word, quoted where it is not: no client can write lines of its own into the log."""
     text = str(value)
     return text if text.isprintable() and " " not in text and text else json.dumps(text)
 

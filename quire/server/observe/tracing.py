@@ -1,4 +1,4 @@
-"""Requests and steps as OpenTelemetry spans. Loaded only where spans are wanted.
+"""Requests and steps as OpenTelemetry spans. Imported only with --otlp-endpoint.
 
 generate | generate_stream | completions | chat_completions      the request, below the caller's span if it names one
 ├── schedule           checking, tokenising, handing it to the engine
@@ -17,7 +17,7 @@ batch                          a step of the engine, linked with the requests in
 
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import urlsplit
 from weakref import WeakSet
 
@@ -37,29 +37,27 @@ except ImportError as error:
         f"otlp_endpoint is set; it needs more packages: pip install 'quire[otel]' ({error})"
     ) from error
 
-HTTP_PORT = 4318  # the other one that collectors have, 4317, speaks gRPC
+HTTP_PORT = 4318  # the collectors' other port, 4317, speaks gRPC
 
 
-class RequestTrace:
+class RequestTrace(NamedTuple):
     """The span of a request that is not over yet."""
 
-    def __init__(self, spans: "_Spans", root: Span) -> None:
-        self.spans = spans
-        self.root = root
+    spans: "_Spans"
+    root: Span
 
     @property
     def is_wanted(self) -> bool:
-        """Whether it is written in the end; the caller or the sampler may say no."""
+        """False where the caller or the sampler decided against it."""
         return self.root.is_recording()
 
 
-class StepSpans:
+class StepSpans(NamedTuple):
     """The span of a step whose tokens are being handed out."""
 
-    def __init__(self, spans: "_Spans", batch: Span, step: StepTrace) -> None:
-        self.spans = spans
-        self.batch = batch
-        self.step = step
+    spans: "_Spans"
+    batch: Span
+    step: StepTrace
 
 
 class Tracing:
@@ -78,7 +76,7 @@ class Tracing:
         return RequestTrace(spans, root)
 
     def begin_step(self, step: StepTrace, traces: Iterable[RequestTrace]) -> StepSpans:
-        """The events of a step are taken in next. `traces`: of its requests, which it is linked with."""
+        """Before the events of a step are handled. The step is linked with the `traces` of its requests."""
         spans, roots = _Spans(self._tracer), [trace.root for trace in traces]
         links = [Link(root.get_span_context()) for root in roots]
         batch = spans.open("batch", step.begun_s, Context(), links=links)
@@ -94,9 +92,9 @@ class Tracing:
             root.add_link(batch.get_span_context())
         return StepSpans(spans, batch, step)
 
-    def end_step(self, one: StepSpans) -> None:
-        """Its events are taken in."""
-        spans, batch, step = one.spans, one.batch, one.step
+    def end_step(self, begun: StepSpans) -> None:
+        """After the events of the step were handled."""
+        spans, batch, step = begun
         now = max(time.monotonic(), step.completed_s)
         context = set_span_in_context(batch)
         spans.write(step.method, step.begun_s, step.collected_s, context)
@@ -151,7 +149,7 @@ class Tracing:
         spans.close(root, now)
 
     def close(self) -> None:
-        """Send what is left; takes seconds where nobody listens."""
+        """Send the remaining spans; takes seconds where no collector listens."""
         self._provider.shutdown()
 
     def _caller(self, headers: Mapping[str, str]) -> Context:
@@ -161,7 +159,7 @@ class Tracing:
 
 
 class _Spans:
-    """Writes spans of the past: the process's monotonic clock becomes the time of day."""
+    """Writes spans of the past. Times on the monotonic clock become times of day."""
 
     def __init__(self, tracer: Any) -> None:
         self._tracer = tracer
@@ -204,7 +202,7 @@ def _fail(span: Span, error: QuireError) -> None:
 
 
 def tracing_to(endpoint: str, service_name: str) -> Tracing:
-    """Spans go to a collector: by HTTP where the address says so, else by gRPC."""
+    """Send spans to a collector: by HTTP where its port or path says so, else by gRPC."""
     provider = TracerProvider(resource=Resource.create({"service.name": service_name}), shutdown_on_exit=False)
     provider.add_span_processor(BatchSpanProcessor(_exporter(endpoint)))
     return Tracing(provider)

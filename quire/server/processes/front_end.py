@@ -1,16 +1,10 @@
-"""One HTTP worker: joined to the engine process, it serves until it is told to stop."""
+"""One HTTP worker: connects to the engine process and serves until it is stopped."""
 
 import asyncio
-import contextlib
 import logging
 import socket
 import time
-from collections.abc import Callable, Iterator
-
-import uvicorn
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from collections.abc import Callable
 
 from quire.engine.garbage_collection import freeze_gc
 from quire.errors import EngineFailed, InvalidSetting, QuireError
@@ -28,11 +22,7 @@ from quire.ipc.supervisor_link import (
     Up,
     open_link,
 )
-from quire.server.http.app import make_app
-from quire.server.http.connection import Connection
-from quire.server.http.health import unhealthy
-from quire.server.http.web.page import page, wants_page
-from quire.server.processes.listener import BACKLOG
+from quire.server.http.server import HttpServer
 from quire.server.service.served_model import ServedModel
 from quire.server.service.service import Service
 from quire.server.settings import ServerSettings
@@ -45,8 +35,10 @@ COUNTS_INTERVAL_S = 1.0
 
 
 class FrontEnd:
-    """Joins the engine and serves, and joins the next one where that ends. `chat_template` takes the place of the
-    model's own. `number` is no other front end's."""
+    """Connects to the engine and serves; connects to the next engine when that one ends.
+
+    `number` is unique among front ends. `chat_template` replaces the model's own.
+    """
 
     def __init__(self, settings: ServerSettings, number: int, chat_template: str | None = None) -> None:
         self._settings = settings
@@ -65,16 +57,15 @@ class FrontEnd:
         *,
         is_first: bool = True,
     ) -> None:
-        """Serve on `listeners` once the engine at `address` is ready, until told to stop.
+        """Serve on `listeners` once the engine at `address` is ready, until stopped.
 
-        The first in its place answers from the start, to say that it is not ready. One that replaces another lets
-        clients wait: they were served before. `line` leads to the supervisor, which hears why it does not get ready;
-        `orphaned` is called when that is gone.
+        The first worker of a place answers from the start that it is not ready. One that replaces another lets clients
+        wait: they were served before. `line` leads to the supervisor; `orphaned` is called when it is gone.
         """
         self._address = address
         server = HttpServer(self._settings)
-        link = await open_link(line, lambda message: self._obey(message, server), orphaned)
-        self._living = asyncio.create_task(_live(link))
+        link = await open_link(line, lambda message: self._on_control(message, server), orphaned)
+        self._alive = asyncio.create_task(_send_alive(link))
         joining = asyncio.create_task(self._join())
         before = asyncio.create_task(server.serve(listeners) if is_first else server.wait_until_stopped())
         await asyncio.wait({before, joining}, return_when=asyncio.FIRST_COMPLETED)
@@ -95,8 +86,7 @@ class FrontEnd:
         await self._serve(service, before if is_first else asyncio.create_task(server.serve(listeners)))
         return None
 
-    def _obey(self, message: ControlMessage, server: "HttpServer") -> None:
-        """What the supervisor says."""
+    def _on_control(self, message: ControlMessage, server: HttpServer) -> None:
         if isinstance(message, Stop):
             server.stop()
         elif isinstance(message, GaveUp):
@@ -107,7 +97,7 @@ class FrontEnd:
             server.loading.reason = message.reason
 
     async def _serve(self, service: Service, serving: "asyncio.Task[None]") -> None:
-        """Until the server ends; meanwhile the other workers hear of what this one counts."""
+        """Until the server ends, send this worker's counts to the others and expire requests."""
         while not serving.done():
             if self._settings.http_workers > 1 and self._client is not None:
                 self._client.tell(service.metrics.counts())
@@ -129,13 +119,13 @@ class FrontEnd:
                 text = text or await self._read_text(described)
                 ready = await self._ready
             except EngineFailed:
-                continue  # it ended meanwhile, and another will come
+                continue  # the engine ended, and the supervisor starts another
             if self._client is not None:
-                break  # else it ended after it had been ready, while text was read
+                break  # else it was ready and ended while the tokenizer was read
         self._service = service = Service(self._model(text, described, ready), self._settings)
         service.platform = ready.platform
         if self._settings.otlp_endpoint is not None:
-            from quire.server.observe.tracing import tracing_to  # loads much that others do without
+            from quire.server.observe.tracing import tracing_to  # needs packages that most installations do without
 
             service.tracing = tracing_to(self._settings.otlp_endpoint, self._settings.otlp_service_name)
         self._admit(service, self._client)
@@ -145,32 +135,32 @@ class FrontEnd:
         loop = asyncio.get_running_loop()
         self._described: asyncio.Future[Described] = loop.create_future()
         self._ready: asyncio.Future[Ready] = loop.create_future()
-        self._client = await connect(self._address, self._number, self._take, self._lost)
+        self._client = await connect(self._address, self._number, self._on_greetings, self._on_lost)
         return await self._described
 
     def _admit(self, service: Service, client: EngineClient) -> None:
-        """The engine is ready: requests go there from here on, those that another had first."""
+        """Send requests to the engine, those that another engine had first."""
         client.take = service.on_messages
         service.connect(client)
 
     async def _rejoin(self, service: Service) -> None:
-        """Is cancelled where the engine is lost again meanwhile."""
+        """Cancelled when the engine is lost again."""
         await self._connect()
         await self._ready
         assert self._client is not None
         log.info("the engine is back; %d requests go on", service.num_streams)
         self._admit(service, self._client)
 
-    def _take(self, messages: list[ToFrontEnd]) -> None:
-        """What the engine says before it is ready."""
+    def _on_greetings(self, messages: list[ToFrontEnd]) -> None:
+        """Messages of an engine that is not ready yet."""
         for message in messages:
             if isinstance(message, Described) and not self._described.done():
                 self._described.set_result(message)
             elif isinstance(message, Ready) and not self._ready.done():
                 self._ready.set_result(message)
 
-    def _lost(self, reason: str) -> None:
-        """It is started again, or the supervisor gives up and says so."""
+    def _on_lost(self, reason: str) -> None:
+        """The supervisor starts another engine, or sends GaveUp."""
         self._client = None
         if self._rejoining is not None:
             self._rejoining.cancel()
@@ -178,14 +168,14 @@ class FrontEnd:
             for waiting in (self._described, self._ready):
                 if not waiting.done():
                     waiting.set_exception(EngineFailed(reason))
-                    waiting.exception()  # it may be that nobody waits for it yet
+                    waiting.exception()  # marks it as seen: nothing may wait for it yet
             return
         log.error("%s; %d requests wait for it", reason, self._service.num_streams)
         self._service.lose(reason)
         self._rejoining = asyncio.create_task(self._rejoin(self._service))
 
     async def _read_text(self, described: Described) -> tuple[Tokenizer, ChatTemplates]:
-        """Beside the loop, while the engine loads the weights."""
+        """In a thread, while the engine loads the weights."""
         path = described.tokenizer
         if path is None:
             raise InvalidSetting(
@@ -217,78 +207,8 @@ class FrontEnd:
         )
 
 
-async def _live(link: SupervisorLink) -> None:
-    """Say so for as long as the loop turns."""
+async def _send_alive(link: SupervisorLink) -> None:
+    """Runs as long as the event loop turns."""
     while True:
         link.tell(Alive())
         await asyncio.sleep(ALIVE_INTERVAL_S)
-
-
-class HttpServer(uvicorn.Server):
-    """Says that it is not ready until a service is admitted, and drains when it is told to stop."""
-
-    def __init__(self, settings: ServerSettings) -> None:
-        self.loading = Loading()
-        super().__init__(
-            uvicorn.Config(
-                self.loading,
-                http=Connection,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                proxy_headers=False,
-                backlog=BACKLOG,
-                timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type]  # parts of seconds work as well
-                timeout_graceful_shutdown=int(settings.drain_s) + 2,
-            )
-        )
-        self._drain_s = settings.drain_s
-        self._service: Service | None = None
-        self._draining: asyncio.Task[None] | None = None
-        self._stopped = asyncio.Event()
-
-    def admit(self, service: Service) -> None:
-        """Connections from here on reach `service`; those before are closed after their answer."""
-        self._service = service
-        if not self.config.loaded:
-            self.config.load()
-        self.config.loaded_app = make_app(service)
-
-    @contextlib.contextmanager
-    def capture_signals(self) -> Iterator[None]:
-        """None: the supervisor says when to stop."""
-        yield
-
-    def stop(self) -> None:
-        if self._service is not None and self._draining is None:
-            num_open = self._service.num_streams
-            if num_open:
-                what = "request" if num_open == 1 else "requests"
-                log.info("Finishing %d %s, up to %g s; Ctrl-C again quits.", num_open, what, self._drain_s)
-            else:
-                log.info("Stopping.")
-            self._draining = asyncio.create_task(self._service.drain(self._drain_s))
-        self.should_exit = True
-        self._stopped.set()
-
-    async def wait_until_stopped(self) -> None:
-        await self._stopped.wait()
-
-
-class Loading:
-    """The application until there is a service."""
-
-    def __init__(self) -> None:
-        self.reason = "the engine is starting"
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = self._answer(Request(scope))
-        response.headers["connection"] = "close"
-        await response(scope, receive, send)
-
-    def _answer(self, request: Request) -> Response:
-        path, is_read = request.url.path, request.method in ("GET", "HEAD")
-        if path == "/" and is_read and wants_page(request.headers.get("accept", "")):
-            return page()  # shows that the server starts, and goes on by itself
-        return Response() if path == "/health/live" else unhealthy(self.reason, {"retry-after": "5"})

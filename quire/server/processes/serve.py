@@ -7,9 +7,9 @@ from collections.abc import Callable
 
 from quire.config import Config
 from quire.ipc.server import new_address
+from quire.server.http.listener import open_listener, open_listeners
 from quire.server.observe.logs import configure_logs
 from quire.server.processes.engine_process import EngineBuilder
-from quire.server.processes.listener import open_listener, open_listeners
 from quire.server.processes.model_engine import ModelEngine
 from quire.server.processes.supervisor import Supervisor
 from quire.server.settings import ServerSettings

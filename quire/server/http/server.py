@@ -1,0 +1,92 @@
+"""The HTTP server of one worker."""
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Iterator
+
+import uvicorn
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.types import Receive, Scope, Send
+
+from quire.server.http.app import make_app
+from quire.server.http.connection import Connection
+from quire.server.http.health import unhealthy
+from quire.server.http.listener import BACKLOG
+from quire.server.http.web.page import page, wants_page
+from quire.server.service.service import Service
+from quire.server.settings import ServerSettings
+
+log = logging.getLogger(__name__)
+
+
+class HttpServer(uvicorn.Server):
+    """Answers that it is not ready until a service is admitted, and drains when it is stopped."""
+
+    def __init__(self, settings: ServerSettings) -> None:
+        self.loading = Loading()
+        super().__init__(
+            uvicorn.Config(
+                self.loading,
+                http=Connection,
+                lifespan="off",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                backlog=BACKLOG,
+                timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type]  # parts of seconds work as well
+                timeout_graceful_shutdown=int(settings.drain_s) + 2,
+            )
+        )
+        self._drain_s = settings.drain_s
+        self._service: Service | None = None
+        self._draining: asyncio.Task[None] | None = None
+        self._stopped = asyncio.Event()
+
+    def admit(self, service: Service) -> None:
+        """New connections reach `service`; earlier ones are closed after their answer."""
+        self._service = service
+        if not self.config.loaded:
+            self.config.load()
+        self.config.loaded_app = make_app(service)
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none: the supervisor handles signals."""
+        yield
+
+    def stop(self) -> None:
+        if self._service is not None and self._draining is None:
+            log.info("%s", self._farewell(self._service.num_streams))
+            self._draining = asyncio.create_task(self._service.drain(self._drain_s))
+        self.should_exit = True
+        self._stopped.set()
+
+    def _farewell(self, num_open: int) -> str:
+        if not num_open:
+            return "Stopping."
+        what = "request" if num_open == 1 else "requests"
+        return f"Finishing {num_open} {what}, up to {self._drain_s:g} s; Ctrl-C again quits."
+
+    async def wait_until_stopped(self) -> None:
+        await self._stopped.wait()
+
+
+class Loading:
+    """The application before there is a service."""
+
+    def __init__(self) -> None:
+        self.reason = "the engine is starting"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        response = self._answer(Request(scope))
+        response.headers["connection"] = "close"
+        await response(scope, receive, send)
+
+    def _answer(self, request: Request) -> Response:
+        path, is_read = request.url.path, request.method in ("GET", "HEAD")
+        if path == "/" and is_read and wants_page(request.headers.get("accept", "")):
+            return page()  # it shows that the server starts, and retries by itself
+        return Response() if path == "/health/live" else unhealthy(self.reason, {"retry-after": "5"})
