@@ -151,11 +151,11 @@ class PrefixCache:
 
     def take(self, count: int) -> list[int] | None:
         """`count` pages, evicting for the shortage; None, and nothing evicted, when that would not be enough."""
-        if count > self.num_available:
-            return None
-        if count > self._pool.num_free:
+        pages = self._pool.take(count)
+        if pages is None and count <= self.num_available:
             self.evict(count - self._pool.num_free)
-        return self._pool.take(count)
+            pages = self._pool.take(count)
+        return pages
 
     def evict(self, count: int) -> int:
         """Free `count` pages or a few more, least recently used first and from the ends of prefixes; returns the number

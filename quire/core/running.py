@@ -28,6 +28,7 @@ class Running:
         self.pool = PagePool(limits.num_pages)
         self.cache = PrefixCache(self.pool, limits.page_size, limits.page_groups)
         self._limits = limits
+        self._page_size = limits.page_size
         self._queue = queue
         self._counters = counters
         self._num_groups = len(limits.page_groups)
@@ -139,7 +140,8 @@ class Running:
         """
         if self._windows:
             self._give_back(sequence)
-        while (pages := self.cache.take(num_pages * self._num_groups)) is None:
+        count = num_pages * self._num_groups
+        while (pages := self.cache.take(count)) is None:
             if not preempts:
                 return False
             youngest = max(self, key=_age)
@@ -166,16 +168,17 @@ class Running:
 
     def _num_fitting(self, num_pages: int) -> int:
         """Positions that fit in `num_pages` of each group and those that are available."""
-        return (num_pages + self.cache.num_available // self._num_groups) * self._limits.page_size
+        return (num_pages + self.cache.num_available // self._num_groups) * self._page_size
 
     def _extend(self, sequence: Sequence, pages: list[int]) -> None:
-        for group, table in enumerate(sequence.tables):
-            table += pages[group :: self._num_groups]
-        sequence.page_end = len(sequence.tables[0]) * self._limits.page_size
-        sequence.plain_end = min(sequence.page_end, sequence.limit - 1)
+        tables, count = sequence.tables, self._num_groups
+        for group in range(count):
+            tables[group] += pages[group::count]
+        sequence.page_end = end = len(tables[0]) * self._page_size
+        sequence.plain_end = end if end < sequence.limit else sequence.limit - 1
 
     def _publish(self, sequence: Sequence) -> None:
-        num_pages = sequence.num_computed // self._limits.page_size
+        num_pages = sequence.num_computed // self._page_size
         sequence.published = self.cache.publish(
             sequence.salt, sequence.tokens, sequence.tables, num_pages, sequence.published
         )
@@ -194,7 +197,7 @@ class Running:
 
     def _first_read(self, sequence: Sequence, window: int) -> int:
         """The first page that positions after the confirmed ones read."""
-        return max(0, sequence.num_computed - window + 1) // self._limits.page_size
+        return max(0, sequence.num_computed - window + 1) // self._page_size
 
     # Accounts
 
@@ -235,7 +238,7 @@ class Running:
             pages = [page for table in sequence.tables for page in table if page]
             assert len(set(pages)) == len(pages), f"sequence {sequence.id} has a page twice"
             for table, held, window in zip(sequence.tables, sequence.first_held, self._limits.page_groups, strict=True):
-                assert sequence.page_end == len(table) * self._limits.page_size
+                assert sequence.page_end == len(table) * self._page_size
                 assert not any(table[:held])
                 assert all(table[held:])
                 assert held <= (0 if window is None else self._first_read(sequence, window)), (
