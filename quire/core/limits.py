@@ -32,7 +32,6 @@ class Limits:
     max_burst: int = 1  # tokens that a step may give each sequence while no other could join them
     # By page group: the last positions that its layers read, the position itself included; None for all positions.
     page_groups: tuple[int | None, ...] = (None,)
-    copies_pages: bool = False  # a cached page that begins like the next tokens is copied
 
     def __post_init__(self) -> None:
         for name in ("page_size", "max_batch_size", "max_batch_prefill_tokens", "max_sequence_tokens"):

@@ -50,8 +50,7 @@ class Running:
 
     def match(self, sequence: Sequence) -> Match:
         """The part of a sequence that waits which is in the cache."""
-        match = self.cache.match(sequence.salt, sequence.tokens, sequence.num_reusable, sequence.match)
-        sequence.match = match if self._limits.copies_pages else match._replace(begun=None, num_begun=0)
+        sequence.match = self.cache.match(sequence.salt, sequence.tokens, sequence.num_reusable, sequence.match)
         return sequence.match
 
     def start(self, sequence: Sequence, match: Match, max_tokens: int) -> tuple[int, list[PageCopy]] | None:

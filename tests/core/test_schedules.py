@@ -74,7 +74,6 @@ def setups(draw: st.DrawFn) -> tuple[Limits, int]:
         prefix_caching=draw(st.sampled_from([True, True, False])),
         max_burst=draw(st.integers(1, page_size)),
         page_groups=groups,
-        copies_pages=draw(st.booleans()),
     )
     return chosen, draw(st.integers(0, 2))
 

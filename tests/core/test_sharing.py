@@ -27,7 +27,54 @@ def test_a_fully_cached_prompt_still_computes_its_last_token():
     harness.run()
     harness.add(request(2, prompt=prompt, max_tokens=3))
     plan = harness.plan()
-    assert (plan.chunks[0].start, plan.chunks[0].length) == (4, 4)
+    assert (plan.chunks[0].start, plan.chunks[0].length) == (7, 1)
+    ((pages,),) = (chunk.new_pages for chunk in plan.chunks)
+    assert [copy.target for copy in plan.copies] == [pages[1]], "the last page is its own"
+
+
+def test_a_page_that_begins_alike_is_copied_and_continued():
+    harness = Harness(limits(), lookahead=1)
+    first = request(1, prompt=tuple(range(12)), max_tokens=3)
+    harness.add(first)
+    harness.run()
+    asked = [
+        request(2, prompt=(*range(7), 40, 41, 42), max_tokens=6),
+        request(3, prompt=(0, 1, 40, 41), max_tokens=6),
+        request(4, prompt=(0, 40, 41, 42, 43), max_tokens=6),  # one token is less than half a page
+    ]
+    for one in asked:
+        harness.add(one)
+    plan = harness.plan()
+    assert [chunk.start for chunk in plan.chunks] == [7, 2, 0]
+    assert len(plan.copies) == 2
+    harness.run()
+    assert [harness.tokens[one.request_id, 0] for one in asked] == [expected_tokens(one) for one in asked]
+    assert [harness.cached[one.request_id, 0] for one in asked] == [7, 2, 0]
+
+
+def test_a_prompt_that_is_to_be_scored_is_computed_whole():
+    harness = Harness(limits())
+    prompt = tuple(range(12))
+    harness.add(request(1, prompt=prompt, max_tokens=1))
+    harness.run()
+    scored = request(2, prompt=prompt, max_tokens=1, prompt_logprobs=1)
+    harness.add(scored)
+    plan = harness.plan()
+    assert (plan.chunks[0].start, plan.copies) == (0, ())
+    harness.run()
+    assert harness.prompt_logprobs[2, 0] == expected_prompt_logprobs(scored)
+
+
+def test_where_pages_are_short_nothing_is_copied():
+    """Beside the page to copy there is none to copy to: it goes instead."""
+    harness = Harness(limits(num_pages=2))
+    harness.add(request(1, prompt=(0, 1, 2, 3), max_tokens=0))
+    harness.run()
+    harness.add(request(2, prompt=(0, 1, 2, 40), max_tokens=0))
+    plan = harness.plan()
+    assert (plan.chunks[0].start, plan.copies) == (0, ())
+    harness.run()
+    assert harness.finished[2, 0] is FinishReason.LENGTH
 
 
 def test_generated_tokens_are_cached_for_the_next_turn():
@@ -47,7 +94,7 @@ def test_salts_keep_equal_prompts_apart():
     harness.add(request(2, prompt=prompt, max_tokens=1, salt="b"))
     harness.add(request(3, prompt=prompt, max_tokens=1, salt="a"))
     harness.run()
-    assert (harness.cached[2, 0], harness.cached[3, 0]) == (0, 8)
+    assert (harness.cached[2, 0], harness.cached[3, 0]) == (0, 11)
 
 
 def test_prompts_whose_positions_are_computed_differently_share_nothing():
@@ -55,7 +102,7 @@ def test_prompts_whose_positions_are_computed_differently_share_nothing():
     for request_id, length in ((1, 12), (2, 13), (3, 11), (4, 14)):
         harness.add(request(request_id, prompt=tuple(range(length)), max_tokens=1))
         harness.run()
-    assert [harness.cached[request_id, 0] for request_id in (1, 2, 3, 4)] == [0, 0, 8, 12]
+    assert [harness.cached[request_id, 0] for request_id in (1, 2, 3, 4)] == [0, 0, 10, 12]
 
 
 def test_pages_are_not_shared_before_their_step_has_completed():
@@ -138,7 +185,7 @@ def test_the_least_recently_used_prefix_is_evicted_from_its_end():
     harness.run()
     harness.add(request(5, prompt=old, max_tokens=1))
     harness.run()
-    assert harness.cached[4, 0] == 8
+    assert harness.cached[4, 0] == 11
     assert harness.cached[5, 0] == 4
 
 
