@@ -153,6 +153,8 @@ class Packer:
         counts = -(-lengths[rows:] // TILE)
         last = first + int(counts.sum())
         within = TILE * (np.arange(last - first) - np.repeat(np.cumsum(counts) - counts, counts))
+        # Those with the longest contexts begin first here too.
+        order = np.argsort(-(np.repeat(starts[rows:], counts) + within), kind="stable")
         values = (
             (into.tile_slots, slots[:rows], np.repeat(slots[rows:], counts)),
             (into.tile_starts, starts[:rows], np.repeat(starts[rows:], counts) + within),
@@ -161,7 +163,7 @@ class Packer:
         )
         for array, single, tiles in values:
             array[:rows] = single
-            array[first:last] = tiles
+            array[first:last] = tiles[order]
 
     def _pack_pages(self, into: Inputs, chunks: list[Chunk]) -> None:
         number = 0

@@ -20,7 +20,7 @@ from quire.ops.pages import Pages, Tiles
 
 PART = 256
 MAX_PARTS = 16  # of one context: longer parts follow from it
-NUM_PROGRAMS = 528  # four for each multiprocessor of a large GPU: as many as run at a time
+NUM_PROGRAMS = 4224  # 32 for each multiprocessor of a large GPU; a few run at a time, and the fastest take the next
 
 
 def listed_decode(
