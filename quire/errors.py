@@ -27,7 +27,6 @@ path of the field that is wrong, where one is.
 
 import reprlib
 from collections.abc import Sequence
-from typing import Self
 
 MOST_LISTED = 20
 
@@ -61,12 +60,6 @@ class QuireError(Exception):
         self.message = message
         self.retry_after_s = retry_after_s  # None where trying again does not help
         self.param = param  # "messages[0].role"; None where no field is to blame
-
-    @classmethod
-    def for_field(cls, param: str, problem: str) -> Self:
-        """An error whose message is the field's path and then the `problem`, which may begin with a colon."""
-        between = "" if problem.startswith(":") else " "
-        return cls(f"{param}{between}{problem}", param=param)
 
 
 class InvalidRequest(QuireError):
@@ -154,3 +147,8 @@ class InvalidCheckpoint(ModelError):
 
 class ModelUnavailable(ModelError):
     kind = "model_unavailable"
+
+
+def invalid(param: str, problem: str, kind: type[InvalidRequest] = InvalidRequest) -> InvalidRequest:
+    """An error whose message is the field's path and then the `problem`, which may begin with a colon."""
+    return kind(f"{param}{problem}" if problem.startswith(":") else f"{param} {problem}", param=param)

@@ -9,7 +9,7 @@ from collections import OrderedDict
 from concurrent.futures import Future
 from queue import SimpleQueue
 
-from quire.errors import EngineFailed, InvalidRequest, Overloaded
+from quire.errors import EngineFailed, Overloaded, invalid
 from quire.grammar.limits import refuse_what_explodes
 from quire.request import Grammar, GrammarKind
 
@@ -79,7 +79,7 @@ class GrammarChecking:
         refuse_what_explodes(name, grammar)
         fault = None if grammar.kind is GrammarKind.LARK else self.submit(grammar).result()
         if fault is not None:
-            raise InvalidRequest.for_field(name, f"cannot be followed: {fault}")
+            raise invalid(name, f"cannot be followed: {fault}")
 
     def close(self) -> None:
         with self._lock:

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from quire.errors import InvalidRequest
+from quire.errors import invalid
 from quire.grammar.regex_size import MAX_COUNT, expanded
 from quire.request import Grammar, GrammarKind, json_schema
 from quire.text.json_text import parse_json_text
@@ -35,15 +35,13 @@ def refuse_schema_that_explodes(name: str, schema: Any) -> int:
 
 def _check_size(name: str, text: str) -> None:
     if len(text) > MAX_BYTES:  # before anything that takes longer for a longer text
-        raise InvalidRequest.for_field(name, f"has {len(text)} characters; the limit is {MAX_BYTES} bytes")
+        raise invalid(name, f"has {len(text)} characters; the limit is {MAX_BYTES} bytes")
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:
-        raise InvalidRequest.for_field(
-            name, f"has half of a surrogate pair at {error.start}; it must be valid Unicode"
-        ) from None
+        raise invalid(name, f"has half of a surrogate pair at {error.start}; it must be valid Unicode") from None
     if size > MAX_BYTES:
-        raise InvalidRequest.for_field(name, f"has {size} bytes; the limit is {MAX_BYTES}")
+        raise invalid(name, f"has {size} bytes; the limit is {MAX_BYTES}")
 
 
 def _check_schema(name: str, schema: Any) -> None:
@@ -55,19 +53,17 @@ def _check_schema(name: str, schema: Any) -> None:
                 _check_regex(f"{place}.patternProperties", pattern)
         for text in (key, value):
             if isinstance(text, str) and len(text) > MAX_LITERAL:
-                raise InvalidRequest.for_field(
-                    place, f"has a string of {len(text)} characters; the limit is {MAX_LITERAL}"
-                )
+                raise invalid(place, f"has a string of {len(text)} characters; the limit is {MAX_LITERAL}")
 
 
 def _check_regex(name: str, pattern: str) -> None:
     try:
         size = expanded(pattern)
     except ValueError as error:
-        raise InvalidRequest.for_field(name, f"is no regular expression that can be followed: {error}") from None
+        raise invalid(name, f"is no regular expression that can be followed: {error}") from None
     if size > MAX_EXPANDED:
         shown = str(size) if size < MAX_COUNT else f"{MAX_COUNT} or more"
-        raise InvalidRequest.for_field(
+        raise invalid(
             name,
             f"is a regular expression of {shown} characters once its repetitions are written out; "
             f"the limit is {MAX_EXPANDED}",

@@ -8,7 +8,7 @@ from typing import Any
 
 import llguidance
 
-from quire.errors import InvalidRequest
+from quire.errors import InvalidRequest, invalid
 from quire.request import Grammar, GrammarKind, num_mask_words
 from quire.text.tokenizer import Tokenizer
 
@@ -79,7 +79,7 @@ class Grammars:
         compiled = self._compile(grammar)
         fault = fault_in(compiled)
         if fault is not None:
-            raise InvalidRequest.for_field("grammar", f": {fault}")
+            raise invalid("grammar", f": {fault}")
         return GrammarMatcher(compiled.deep_copy(), self._pool, self._mask_bytes)
 
     def _prepare(self, grammar: Grammar) -> None:
@@ -125,7 +125,7 @@ def _source(grammar: Grammar) -> str:
     try:
         return llguidance.LLMatcher.grammar_from_json_schema(grammar.text, overrides=JSON_STYLE)  # type: ignore[arg-type]
     except ValueError as error:
-        raise InvalidRequest.for_field("grammar", f": {error}") from error
+        raise invalid("grammar", f": {error}") from error
 
 
 def fault_in(matcher: llguidance.LLMatcher) -> str | None:

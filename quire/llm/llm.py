@@ -11,7 +11,7 @@ from typing import Any
 from quire.config import Config
 from quire.engine.build import Built, build_engine, plan_deployment
 from quire.engine.garbage_collection import freeze_gc
-from quire.errors import InvalidRequest, QuireError
+from quire.errors import InvalidRequest, QuireError, invalid
 from quire.files import Progress, progress_bar, share_bar, silent
 from quire.grammar.checking import GrammarChecking
 from quire.llm.completion import Answer, Completion, Delta
@@ -100,9 +100,8 @@ class LLM:
         A prompt that cannot be completed does not stop the others: its completions carry the `error`, and it is logged.
         """
         batch = as_batch(prompts)
-        items = self._items(
-            batch, sampling, max_tokens, min_tokens, stop, stop_ids, n, seed, ignore_end, prompt_logprobs, grammar
-        )
+        fields = {"min_tokens": min_tokens, "ignore_end": ignore_end, "prompt_logprobs": prompt_logprobs}
+        items = self._items(batch, sampling, max_tokens, stop, stop_ids, n, seed, grammar, fields)
         show = self._share_bar if progress is None else (share_bar if progress else silent)
         done, total = 0, n * len(items)
         with self._stepper.reserved():
@@ -132,7 +131,8 @@ class LLM:
         Several may be open at the same time. The first failure is raised when the other prompts are done.
         """
         batch = as_batch(prompts)
-        items = self._items(batch, sampling, max_tokens, min_tokens, stop, stop_ids, n, seed, ignore_end, None, grammar)
+        fields = {"min_tokens": min_tokens, "ignore_end": ignore_end}
+        items = self._items(batch, sampling, max_tokens, stop, stop_ids, n, seed, grammar, fields)
         return self._stream(items)
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
@@ -177,18 +177,16 @@ class LLM:
         prompts: list[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None,
         max_tokens: int | Sequence[int] | None,
-        min_tokens: int,
         stop: Sequence[str],
         stop_ids: Sequence[int],
         n: int,
         seed: int | None,
-        ignore_end: bool,
-        prompt_logprobs: int | None = None,
-        grammar: Grammar | None = None,
+        grammar: Grammar | None,
+        fields: dict[str, Any],
     ) -> list[BatchItem]:
-        """Raises errors that concern all prompts; an error of one prompt becomes its own."""
+        """Raises errors that concern all prompts; an error of one prompt becomes its own. `fields` are a request's."""
         if n < 1:
-            raise InvalidRequest.for_field("n", f"is {n}; it must be at least 1")
+            raise invalid("n", f"is {n}; it must be at least 1")
         if isinstance(stop, str):
             stop = [stop]
         check_stops(stop, MAX_STOPS)
@@ -211,12 +209,10 @@ class LLM:
                     sampling=chosen or self.default_sampling,
                     seed=secrets.randbits(63) if seed is None else seed,
                     samples=n,
-                    min_tokens=min_tokens,
                     end_ids=self.deployment.files.eos_token_ids,
-                    ignore_end=ignore_end,
                     stop_ids=tuple(stop_ids),
-                    prompt_logprobs=prompt_logprobs,
                     grammar=grammar,
+                    **fields,
                 )
             except QuireError as refusal:
                 error = refusal

@@ -7,7 +7,7 @@ from typing import Any, SupportsIndex, TypeGuard, TypeVar
 
 import numpy as np
 
-from quire.errors import InvalidRequest
+from quire.errors import InvalidRequest, invalid
 
 Message = dict[str, Any]  # role, content, ... as the chat template wants it
 Prompt = str | Sequence[int] | Sequence[Message]
@@ -30,7 +30,7 @@ def for_each(name: str, given: T | Sequence[T], count: int) -> list[T]:
     if not isinstance(given, list | tuple):
         return [given] * count  # type: ignore[list-item]
     if len(given) != count:
-        raise InvalidRequest.for_field(name, f"has {len(given)} entries; there are {count} prompts")
+        raise invalid(name, f"has {len(given)} entries; there are {count} prompts")
     return list(given)
 
 

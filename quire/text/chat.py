@@ -8,7 +8,7 @@ from typing import Any
 
 import jinja2
 
-from quire.errors import InvalidCheckpoint, InvalidRequest, TemplateFailed
+from quire.errors import InvalidCheckpoint, InvalidRequest, TemplateFailed, invalid
 from quire.files.json_file import read_json_if_present
 from quire.text.budget import Budget
 from quire.text.json_text import parse_json_text
@@ -82,9 +82,9 @@ class ChatTemplate:
         `continue_final_message`: the prompt ends with the last message, open, instead of inviting a new one.
         """
         if not messages:
-            raise InvalidRequest.for_field("messages", ": empty; a conversation has at least 1 message")
+            raise invalid("messages", ": empty; a conversation has at least 1 message")
         if continue_final_message and add_generation_prompt:
-            raise InvalidRequest.for_field("continue_final_message", "and add_generation_prompt cannot both be true")
+            raise invalid("continue_final_message", "and add_generation_prompt cannot both be true")
         conversation = [self._message(index, message) for index, message in enumerate(messages)]
         if continue_final_message:
             _mark_final(conversation)
@@ -96,9 +96,7 @@ class ChatTemplate:
         }
         taken = own.keys() & (variables or {}).keys()
         if taken:
-            raise InvalidRequest.for_field(
-                "chat_template_kwargs", f"has {min(taken)}, which is a field of the request itself"
-            )
+            raise invalid("chat_template_kwargs", f"has {min(taken)}, which is a field of the request itself")
         prompt = self._render({**self._special_tokens, **plain_copy("chat_template_kwargs", variables or {}), **own})
         return self._up_to_mark(prompt) if continue_final_message else prompt
 
@@ -124,7 +122,7 @@ class ChatTemplate:
     def _message(self, index: int, message: Message) -> dict[str, Any]:
         """A message in the form this template reads."""
         if not isinstance(message, Mapping):
-            raise InvalidRequest.for_field(f"messages[{index}]", f": a {type(message).__name__}, not an object")
+            raise invalid(f"messages[{index}]", f": a {type(message).__name__}, not an object")
         check_calls(f"messages[{index}]", message)
         plain: dict[str, Any] = plain_copy(f"messages[{index}]", message)
         content = plain.get("content")
@@ -150,7 +148,7 @@ class ChatTemplate:
     def _up_to_mark(self, prompt: str) -> str:
         at = prompt.rfind(_CONTINUED.rstrip())
         if at < 0:
-            raise InvalidRequest.for_field(
+            raise invalid(
                 "continue_final_message", f": chat template {self.name!r} leaves the last message out of the prompt"
             )
         kept = prompt[at:].startswith(_CONTINUED)
@@ -267,7 +265,7 @@ def _part_text(where: str, part: Any) -> str:
     text = part.get("text") if isinstance(part, dict) and part.get("type") == "text" else None
     if not isinstance(text, str):
         kind = part.get("type") if isinstance(part, dict) else type(part).__name__
-        raise InvalidRequest.for_field(where, f": {kind!r} is not supported by this model; supported is 'text'")
+        raise invalid(where, f": {kind!r} is not supported by this model; supported is 'text'")
     return text
 
 
@@ -283,9 +281,7 @@ def _parse_arguments(where: str, call: Any) -> None:
         return
     arguments = parse_json_text(f"{where}.function.arguments", function["arguments"] or "{}")
     if not isinstance(arguments, dict):
-        raise InvalidRequest.for_field(
-            f"{where}.function.arguments", f": a JSON {type(arguments).__name__}, not an object"
-        )
+        raise invalid(f"{where}.function.arguments", f": a JSON {type(arguments).__name__}, not an object")
     function["arguments"] = arguments
 
 
@@ -311,6 +307,4 @@ def _mark_final(conversation: list[dict[str, Any]]) -> None:
         if isinstance(part, dict) and isinstance(part.get("text"), str):
             part["text"] += _CONTINUED
             return
-    raise InvalidRequest.for_field(
-        "continue_final_message", f": messages[{len(conversation) - 1}] has no text to continue"
-    )
+    raise invalid("continue_final_message", f": messages[{len(conversation) - 1}] has no text to continue")

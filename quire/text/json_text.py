@@ -4,7 +4,7 @@ from typing import Any
 
 import msgspec
 
-from quire.errors import InvalidRequest
+from quire.errors import invalid
 
 MAX_DEPTH = 64
 MAX_VALUES = 65_536  # objects, arrays, and fields of objects: each costs microseconds in Python
@@ -15,9 +15,9 @@ def parse_json_text(name: str, text: str | bytes) -> Any:
     try:
         found = msgspec.json.decode(text)
     except RecursionError:
-        raise InvalidRequest.for_field(name, f": nested deeper than {MAX_DEPTH} levels") from None
+        raise invalid(name, f": nested deeper than {MAX_DEPTH} levels") from None
     except (msgspec.MsgspecError, UnicodeError) as error:
-        raise InvalidRequest.for_field(name, f": not valid JSON: {error}") from None
+        raise invalid(name, f": not valid JSON: {error}") from None
     _check_structure(name, found)
     return found
 
@@ -29,9 +29,7 @@ def _check_structure(name: str, value: Any) -> None:
     for _ in range(MAX_DEPTH):
         num_values += len(level) + sum(len(one) for one in level if isinstance(one, dict))
         if num_values > MAX_VALUES:
-            raise InvalidRequest.for_field(
-                name, f": more than {MAX_VALUES} objects, arrays and fields of objects, the limit"
-            )
+            raise invalid(name, f": more than {MAX_VALUES} objects, arrays and fields of objects, the limit")
         level = [
             item
             for one in level
@@ -40,4 +38,4 @@ def _check_structure(name: str, value: Any) -> None:
         ]
         if not level:
             return
-    raise InvalidRequest.for_field(name, f": nested deeper than {MAX_DEPTH} levels")
+    raise invalid(name, f": nested deeper than {MAX_DEPTH} levels")

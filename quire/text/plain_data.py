@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from quire.errors import InvalidRequest
+from quire.errors import invalid
 
 _PLAIN_TYPES = frozenset((str, int, float, bool))
 
@@ -13,7 +13,7 @@ def plain_copy(where: str, value: Any) -> Any:
     try:
         return _copied(value)
     except _NotJson as error:
-        raise InvalidRequest.for_field(f"{where}{error.place}", f": a {error.type_name} is not JSON") from None
+        raise invalid(f"{where}{error.place}", f": a {error.type_name} is not JSON") from None
 
 
 class _NotJson(Exception):

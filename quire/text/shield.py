@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import InvalidRequest
+from quire.errors import invalid
 
 STAND_INS = 0x100000  # the first of the characters that stand for special tokens, in a plane for private use
 _MARKS = range(0xF800, 0xF900)  # characters for private use
@@ -61,7 +61,7 @@ class Shield:
         for code in _MARKS:
             if chr(code) not in text and f"\\u{code:04x}" not in text:
                 return chr(code)
-        raise InvalidRequest.for_field(
+        raise invalid(
             "messages", f": special tokens beside all of U+{_MARKS[0]:04X} to U+{_MARKS[-1]:04X}; leave one out"
         )
 
@@ -89,9 +89,7 @@ class Shield:
             return Prompt(plain)
         taken = re.search(f"[{chr(STAND_INS)}-{chr(STAND_INS + len(self.specials))}]", plain)
         if taken is not None:
-            raise InvalidRequest.for_field(
-                "messages", f": special tokens beside the character U+{ord(taken[0]):X}; leave one out"
-            )
+            raise invalid("messages", f": special tokens beside the character U+{ord(taken[0]):X}; leave one out")
         return Prompt(plain, standing)
 
     def _with_stand_ins(self, text: str) -> str:

@@ -4,7 +4,7 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from quire.errors import InvalidRequest
+from quire.errors import InvalidRequest, invalid
 
 MAX_STOPS = 16  # of one request, where no setting says otherwise
 MAX_STOP_CHARACTERS = 4096  # of one stop string
@@ -25,11 +25,9 @@ def check_stops(stops: Sequence[str], max_stops: int) -> None:
         )
     for index, stop in enumerate(stops):
         if not stop:
-            raise InvalidRequest.for_field(f"stop[{index}]", "is empty; a stop string has at least 1 character")
+            raise invalid(f"stop[{index}]", "is empty; a stop string has at least 1 character")
         if len(stop) > MAX_STOP_CHARACTERS:
-            raise InvalidRequest.for_field(
-                f"stop[{index}]", f"has {len(stop)} characters; the limit is {MAX_STOP_CHARACTERS}"
-            )
+            raise invalid(f"stop[{index}]", f"has {len(stop)} characters; the limit is {MAX_STOP_CHARACTERS}")
 
 
 class StopStrings:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from quire.errors import InvalidRequest
+from quire.errors import invalid
 
 SYSTEM_PROMPT = """You can call functions. Here are their signatures as JSON, one a line:
 <tools>
@@ -68,14 +68,10 @@ def check_calls(where: str, message: Mapping[str, Any]) -> None:
     if calls is None:
         return
     if not isinstance(calls, (list, tuple)):
-        raise InvalidRequest.for_field(
-            f"{where}.tool_calls", f"is a {type(calls).__name__}; it must be a list of calls"
-        )
+        raise invalid(f"{where}.tool_calls", f"is a {type(calls).__name__}; it must be a list of calls")
     for number, call in enumerate(calls):
         if not isinstance(call, Mapping) or not isinstance(call.get("function", {}), Mapping):
-            raise InvalidRequest.for_field(
-                f"{where}.tool_calls[{number}]", "is no call; it must be an object with a function"
-            )
+            raise invalid(f"{where}.tool_calls[{number}]", "is no call; it must be an object with a function")
 
 
 def with_tools_in_system_prompt(

@@ -8,8 +8,7 @@ import pytest
 
 from quire.files.generation_defaults import GenerationDefaults
 from quire.server.api.openai.requests import ChatRequest, CompletionRequest
-from quire.server.api.tgi.end_anchored_stops import MAX_PASS_TOKENS, EndAnchoredStops
-from quire.server.api.tgi.strict import read
+from quire.server.api.tgi.strict import MAX_PASS_TOKENS, EndAnchoredStops, read
 from quire.server.settings import ServerSettings
 from tests import web
 from tests.server.running import RunningServer

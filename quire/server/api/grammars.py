@@ -3,7 +3,7 @@
 from dataclasses import replace
 from typing import Any
 
-from quire.errors import InvalidRequest, shown
+from quire.errors import invalid, shown
 from quire.grammar.limits import MAX_BYTES
 from quire.request import Grammar, json_schema, regex
 from quire.server.service.generation_spec import GenerationSpec, NamedGrammar
@@ -23,15 +23,13 @@ def with_grammar(
         return spec
     request = spec.request
     if settings.disable_grammar_support:
-        raise InvalidRequest.for_field(field, "is set; this server was started with --disable-grammar-support")
+        raise invalid(field, "is set; this server was started with --disable-grammar-support")
     if not request.end_ids:
-        raise InvalidRequest.for_field(
-            field, "is set; the model has no end-of-sequence token to end such an answer with"
-        )
+        raise invalid(field, "is set; the model has no end-of-sequence token to end such an answer with")
     if request.ignore_end:
-        raise InvalidRequest.for_field("ignore_eos", f"is true; with {field} an answer ends where its grammar does")
+        raise invalid("ignore_eos", f"is true; with {field} an answer ends where its grammar does")
     if request.min_tokens:
-        raise InvalidRequest.for_field(
+        raise invalid(
             "min_tokens",
             f"is {request.min_tokens}; with {field} an answer ends where its grammar does, so it must be 0",
         )
@@ -49,17 +47,17 @@ def grammar_of(name: str, given: dict[str, Any] | None, *, needs_properties: boo
         return None
     kind = given.get("type")
     if kind not in _TYPES:
-        raise InvalidRequest.for_field(f"{name}.type", f"is {shown(kind)}; it can be {', '.join(_TYPES)}")
+        raise invalid(f"{name}.type", f"is {shown(kind)}; it can be {', '.join(_TYPES)}")
     if kind == "text":
         return None
     if kind == "regex":
         pattern = given.get("value")
         if not isinstance(pattern, str):
-            raise InvalidRequest.for_field(f"{name}.value", f"is {shown(pattern)}; it must be a regular expression")
+            raise invalid(f"{name}.value", f"is {shown(pattern)}; it must be a regular expression")
         return regex(pattern)
     schema = _schema_of(name, kind, given)
     if needs_properties and "properties" not in schema:
-        raise InvalidRequest.for_field(name, "has no properties at the top of its schema; it must have some")
+        raise invalid(name, "has no properties at the top of its schema; it must have some")
     return json_schema(schema)
 
 
@@ -68,9 +66,7 @@ def _schema_of(name: str, kind: str, given: dict[str, Any]) -> dict[str, Any]:
         where = "json_schema" if "json_schema" in given else "value"
         described = given.get(where)
         if not isinstance(described, dict):
-            raise InvalidRequest.for_field(
-                f"{name}.{where}", f"is {shown(described)}; it must be an object with a schema"
-            )
+            raise invalid(f"{name}.{where}", f"is {shown(described)}; it must be an object with a schema")
         return _schema(f"{name}.{where}.schema", described.get("schema"))
     if "value" not in given and kind == "json_object":
         return ANY_OBJECT
@@ -80,8 +76,8 @@ def _schema_of(name: str, kind: str, given: dict[str, Any]) -> dict[str, Any]:
 def _schema(name: str, given: Any) -> dict[str, Any]:
     if isinstance(given, str):  # text-generation-inference takes JSON text as well
         if len(given) > MAX_BYTES:
-            raise InvalidRequest.for_field(name, f"has {len(given)} characters; the limit is {MAX_BYTES} bytes")
+            raise invalid(name, f"has {len(given)} characters; the limit is {MAX_BYTES} bytes")
         given = parse_json_text(name, given)
     if not isinstance(given, dict):
-        raise InvalidRequest.for_field(name, f"is {shown(given)}; it must be a JSON schema")
+        raise invalid(name, f"is {shown(given)}; it must be a JSON schema")
     return given

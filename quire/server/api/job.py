@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -11,7 +11,6 @@ from starlette.responses import Response
 
 from quire.errors import QuireError
 from quire.server.api.dialect import Dialect
-from quire.server.api.timing_headers import timing_headers
 from quire.server.http.body import Body
 from quire.server.http.sse import EVENT_HEADERS, EventEncoder, EventStream, first_deltas
 from quire.server.service.answers import Answer, collect
@@ -51,20 +50,17 @@ class Job:
     has_timing_headers: bool = True
 
 
+D = TypeVar("D", bound=Dialect)
+Parse = Callable[[Service, D, Arrival, dict[str, Any]], Job]  # takes longer for longer bodies, so it may be in a thread
+
+
 async def answer(
-    service: Service,
-    request: Request,
-    body: Body,
-    parse: Callable[[Arrival, dict[str, Any]], Job],
-    *,
-    name: str,
-    dialect: Dialect,
-    streams: bool,
+    service: Service, request: Request, body: Body, parse: Parse[D], dialect: D, *, name: str, streams: bool = False
 ) -> Response:
     """`name` is that of the request's span."""
     arrival = Arrival(request.headers, name)
     try:
-        job = await service.offload.run(body.num_bytes, lambda: parse(arrival, body.raw))
+        job = await service.offload.run(body.num_bytes, lambda: parse(service, dialect, arrival, body.raw))
         arrival.wants_timings |= job.wants_timings
         await service.grammar_check.check(job.specs, arrival.times)
         stream = service.open(job.specs, arrival, user=job.user, field=job.sequences_field)
@@ -83,12 +79,33 @@ async def answer(
 async def _whole(job: Job, stream: Stream, request: Request, headers: dict[str, str]) -> Response:
     answers = await collect(stream, request.receive)
     if job.has_timing_headers:
-        headers |= timing_headers(stream, job.num_characters)
+        headers |= _timing_headers(stream, job.num_characters)
     num_bytes = job.num_characters + (stream.num_prompt_tokens + stream.num_tokens) * (1 + job.num_top)
     content = await stream.service.offload.run(
         num_bytes, lambda: msgspec.json.encode(job.encoder.body(stream, answers))
     )
     return Response(content, 200, headers, "application/json")
+
+
+def _timing_headers(stream: Stream, num_characters: int) -> dict[str, str]:
+    """The times of the request, in milliseconds; x-compute-time is in seconds."""
+    times = stream.times
+    return {
+        "x-compute-type": stream.service.settings.compute_type or stream.service.platform,
+        "x-compute-time": f"{times.total_s:.6f}",
+        "x-compute-characters": str(num_characters),
+        "x-total-time": _ms(times.total_s),
+        "x-validation-time": _ms(times.validation_s),
+        "x-queue-time": _ms(times.queue_s),
+        "x-inference-time": _ms(times.inference_s),
+        "x-time-per-token": _ms(times.per_token_s(stream.num_tokens)),
+        "x-prompt-tokens": str(stream.num_prompt_tokens),
+        "x-generated-tokens": str(stream.num_tokens),
+    }
+
+
+def _ms(seconds: float) -> str:
+    return str(round(seconds * 1000))
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.errors import InvalidRequest, shown
+from quire.errors import invalid, shown
 from quire.server.api.tool_use import ToolUse
 from quire.server.service.served_model import ServedModel
 from quire.server.service.service import Service
@@ -53,21 +53,15 @@ def _check_message(index: int, message: Mapping[str, Any]) -> None:
     check_calls(f"messages[{index}]", message)
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
-        raise InvalidRequest.for_field(
-            f"messages[{index}].role", f"is {shown(role)}; it must be one of {', '.join(ROLES)}"
-        )
+        raise invalid(f"messages[{index}].role", f"is {shown(role)}; it must be one of {', '.join(ROLES)}")
     if content is None:
         if not message.get("tool_calls"):
-            raise InvalidRequest.for_field(
-                f"messages[{index}].content", "is missing; only messages with tool_calls have none"
-            )
+            raise invalid(f"messages[{index}].content", "is missing; only messages with tool_calls have none")
     elif isinstance(content, list):
         for number, part in enumerate(content):
             _check_part(index, number, part)
     elif not isinstance(content, str):
-        raise InvalidRequest.for_field(
-            f"messages[{index}].content", f"is {shown(content)}; it must be a string or a list of parts"
-        )
+        raise invalid(f"messages[{index}].content", f"is {shown(content)}; it must be a string or a list of parts")
 
 
 def _check_part(index: int, number: int, part: Any) -> None:
@@ -77,8 +71,8 @@ def _check_part(index: int, number: int, part: Any) -> None:
     where = f"messages[{index}].content[{number}]"
     if not is_text:
         kind = part.get("type") if isinstance(part, dict) else part
-        raise InvalidRequest.for_field(f"{where}.type", f"is {shown(kind)}; only 'text' is supported")
-    raise InvalidRequest.for_field(f"{where}.text", f"is {shown(part.get('text'))}; it must be a string")
+        raise invalid(f"{where}.type", f"is {shown(kind)}; only 'text' is supported")
+    raise invalid(f"{where}.text", f"is {shown(part.get('text'))}; it must be a string")
 
 
 def _with_known_role(message: Mapping[str, Any]) -> Mapping[str, Any]:

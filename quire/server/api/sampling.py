@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from quire.errors import InvalidRequest
+from quire.errors import InvalidRequest, invalid
 from quire.files.generation_defaults import GenerationDefaults
 from quire.request import MAX_LOGPROBS, SamplingParams
 from quire.text.tokenizer import Tokenizer
@@ -63,11 +63,9 @@ def _logit_bias(given: Mapping[str, float], tokenizer: Tokenizer) -> dict[int, f
     biases: dict[int, float] = {}
     for key, bias in given.items():
         if not (key.isascii() and key.isdecimal() and len(key) < 12):
-            raise InvalidRequest.for_field("logit_bias", f"has the key {key[:40]!r}; keys are token ids")
+            raise invalid("logit_bias", f"has the key {key[:40]!r}; keys are token ids")
         token = int(key)
         if token >= tokenizer.vocab_size:
-            raise InvalidRequest.for_field(
-                "logit_bias", f"has the token {token}; the vocabulary has {tokenizer.vocab_size}"
-            )
+            raise invalid("logit_bias", f"has the token {token}; the vocabulary has {tokenizer.vocab_size}")
         biases[token] = bias
     return biases

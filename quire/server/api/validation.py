@@ -6,7 +6,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
-from quire.errors import InvalidRequest, shown
+from quire.errors import InvalidRequest, invalid, shown
 
 T = TypeVar("T", bound=msgspec.Struct)
 
@@ -37,9 +37,9 @@ def typed(
         if name in refused:
             refusal = refused[name]
             if value is not None and value not in refusal.inert:
-                raise InvalidRequest.for_field(f"{where}{name}", f"is {shown(value)}: {refusal.reason}")
+                raise invalid(f"{where}{name}", f"is {shown(value)}: {refusal.reason}")
         elif strict:
-            raise InvalidRequest.for_field(f"{where}{name[:MAX_NAME]}", "is not a field of this route")
+            raise invalid(f"{where}{name[:MAX_NAME]}", "is not a field of this route")
         else:
             unknown.append(f"{where}{name[:MAX_NAME]}")
     try:
@@ -60,5 +60,5 @@ def _invalid(message: str, raw: Mapping[str, Any], where: str) -> InvalidRequest
         try:
             value = value[int(index)] if index else value[key]
         except (LookupError, TypeError):
-            return InvalidRequest.for_field(f"{where}{place}", f": {what}")
-    return InvalidRequest.for_field(f"{where}{place}", f"is {shown(value)}: {what}")
+            return invalid(f"{where}{place}", f": {what}")
+    return invalid(f"{where}{place}", f"is {shown(value)}: {what}")

@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 
-from quire.errors import DeadlineExceeded, InvalidRequest
+from quire.errors import DeadlineExceeded, invalid
 from quire.grammar.checking import GrammarChecking
 from quire.grammar.limits import refuse_what_explodes
 from quire.request import Grammar
@@ -40,4 +40,4 @@ class GrammarCheck:
             await self._offload.run(len(grammar.text), lambda: refuse_what_explodes(name, grammar))
         fault = await asyncio.wrap_future(self.checking.submit(grammar))
         if fault is not None:
-            raise InvalidRequest.for_field(name, f"cannot be followed: {fault}")
+            raise invalid(name, f"cannot be followed: {fault}")

@@ -1,9 +1,10 @@
-"""The model as the front end knows it: its text, its name and its limits."""
+"""The model of the server: its text, its name and its limits."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from quire.errors import InvalidRequest, ModelNotFound, PromptTooLong, shown
+from quire.errors import InvalidRequest, ModelNotFound, PromptTooLong, invalid, shown
 from quire.files.generation_defaults import GenerationDefaults
 from quire.text.chat import ChatTemplates
 from quire.text.tokenizer import Tokenizer
@@ -32,22 +33,29 @@ class ServedModel:
     def check_name(self, name: str | None) -> None:
         """Refuse the name of another model."""
         if name is not None and name not in self.known_as:
-            raise ModelNotFound.for_field("model", f"{shown(name)} does not exist; this server has {self.name!r}")
+            raise self.not_found(name)
 
-    def room_after(self, num_prompt: int, field: str = "prompt") -> int:
+    def not_found(self, name: str) -> InvalidRequest:
+        return invalid("model", f"{shown(name)} does not exist; this server has {self.name!r}", ModelNotFound)
+
+    def check_prompt(self, prompt: Sequence[int], field: str = "prompt") -> None:
+        """Refuse a prompt, the value of `field`, that is empty or too long."""
+        if not prompt:
+            raise invalid(field, "is empty; it must have at least 1 token")
+        if len(prompt) > self.max_input_tokens:
+            raise invalid(field, f"has {len(prompt)} tokens; the limit is {self.max_input_tokens}", PromptTooLong)
+
+    def room_after(self, num_prompt: int, field: str) -> int:
         """Tokens that can be generated after a prompt, the value of `field`: at least 1."""
         room = self.max_total_tokens - num_prompt
         if room < 1:
-            raise PromptTooLong.for_field(
-                field,
-                f"has {num_prompt} tokens, which leaves no room for an answer; the limit is "
-                f"{self.max_total_tokens} for both",
-            )
+            problem = f"has {num_prompt} tokens, which leaves no room for an answer; the limit is "
+            raise invalid(field, f"{problem}{self.max_total_tokens} for both", PromptTooLong)
         return room
 
-    def check_prompt(self, prompt: tuple[int, ...] | list[int], field: str = "prompt") -> None:
-        """Refuse a prompt, the value of `field`, that is empty or too long."""
-        if not prompt:
-            raise InvalidRequest.for_field(field, "is empty; it must have at least 1 token")
-        if len(prompt) > self.max_input_tokens:
-            raise PromptTooLong.for_field(field, f"has {len(prompt)} tokens; the limit is {self.max_input_tokens}")
+    def check_total(self, num_prompt: int, max_tokens: int, field: str) -> None:
+        """Refuse more tokens, by the value of `field`, than fit after a prompt."""
+        total = num_prompt + max_tokens
+        if total > self.max_total_tokens:
+            problem = f"is {max_tokens}, the prompt has {num_prompt} tokens, together {total}; the limit is "
+            raise invalid(field, f"{problem}{self.max_total_tokens}", PromptTooLong)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from quire.errors import DeadlineExceeded, EngineFailed, InvalidRequest, Overloaded, QuireError, RequestFailed
+from quire.errors import DeadlineExceeded, EngineFailed, Overloaded, QuireError, RequestFailed, invalid
 from quire.ipc.messages import (
     Abort,
     Account,
@@ -264,7 +264,7 @@ class Service:
         most, num_open = self.settings.max_concurrent_requests, self._num_sequences
         num_asked = sum(one.request.samples for one in specs)
         if num_asked > most:
-            raise InvalidRequest.for_field(
+            raise invalid(
                 field,
                 f"asks for {num_asked} sequences, of {len(specs)} prompts; the limit is {most}, "
                 "--max-concurrent-requests",

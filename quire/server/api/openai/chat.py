@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import InvalidRequest
+from quire.errors import invalid
 from quire.server.api.grammars import grammar_of, with_grammar
 from quire.server.api.job import Job, answer
 from quire.server.api.openai.chat_encoder import ChatEncoder
@@ -29,20 +29,21 @@ async def chat_completions(service: Service, request: Request) -> Response:
 
 
 async def answer_chat(service: Service, request: Request, body: Body, dialect: OpenAIDialect) -> Response:
-    def parse(arrival: Arrival, raw: dict[str, Any]) -> Job:
-        fields, unknown, tools, spec, text = parse_chat(service, arrival, dialect, raw)
-        return Job(
-            specs=[spec],
-            encoder=ChatEncoder(service.model, fields, tools, dialect),
-            num_characters=len(text),
-            num_top=fields.top_logprobs or 0,
-            unknown=unknown,
-            user=fields.user,
-            wants_timings=bool(fields.timings),
-        )
-
     streams = body.raw.get("stream") is True
-    return await answer(service, request, body, parse, name="chat_completions", dialect=dialect, streams=streams)
+    return await answer(service, request, body, _parse, dialect, name="chat_completions", streams=streams)
+
+
+def _parse(service: Service, dialect: OpenAIDialect, arrival: Arrival, raw: dict[str, Any]) -> Job:
+    fields, unknown, tools, spec, text = parse_chat(service, dialect, arrival, raw)
+    return Job(
+        specs=[spec],
+        encoder=ChatEncoder(service.model, fields, tools, dialect),
+        num_characters=len(text),
+        num_top=fields.top_logprobs or 0,
+        unknown=unknown,
+        user=fields.user,
+        wants_timings=bool(fields.timings),
+    )
 
 
 class ParsedChat(NamedTuple):
@@ -53,17 +54,16 @@ class ParsedChat(NamedTuple):
     text: str  # the rendered conversation
 
 
-def parse_chat(service: Service, arrival: Arrival, dialect: OpenAIDialect, raw: dict[str, Any]) -> ParsedChat:
-    """Takes longer for longer chats."""
+def parse_chat(service: Service, dialect: OpenAIDialect, arrival: Arrival, raw: dict[str, Any]) -> ParsedChat:
     settings, model = service.settings, service.model
     fields, unknown = typed(raw, ChatRequest, CHAT_REFUSALS, strict=settings.strict)
     fields, unread = dialect.read(fields)
     tools = tool_use(fields, model)
     if fields.top_logprobs is not None and not fields.logprobs:
-        raise InvalidRequest.for_field("top_logprobs", f"is {fields.top_logprobs}; it needs logprobs to be true")
+        raise invalid("top_logprobs", f"is {fields.top_logprobs}; it needs logprobs to be true")
     max_tokens = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
     if max_tokens is not None and max_tokens < 1:
-        raise InvalidRequest.for_field("max_tokens", f"is {max_tokens}; it must be at least 1")
+        raise invalid("max_tokens", f"is {max_tokens}; it must be at least 1")
     builder = SpecBuilder(
         fields,
         model,
@@ -80,7 +80,7 @@ def parse_chat(service: Service, arrival: Arrival, dialect: OpenAIDialect, raw: 
     if tools is None:
         spec = with_grammar(settings, spec, "response_format", grammar)
     elif grammar is not None:
-        raise InvalidRequest.for_field("response_format", "and tools are both set; an answer can follow one of them")
+        raise invalid("response_format", "and tools are both set; an answer can follow one of them")
     else:
         spec = with_grammar(settings, spec, "tools", tools.grammar, tools.checked)
         if tools.shows_special:

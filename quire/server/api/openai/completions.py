@@ -5,7 +5,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import InvalidRequest, shown
+from quire.errors import invalid, shown
 from quire.request import MAX_LOGPROBS
 from quire.server.api.grammars import grammar_of, with_grammar
 from quire.server.api.job import Job, answer
@@ -26,15 +26,11 @@ async def completions(service: Service, request: Request) -> Response:
 
 
 async def answer_completion(service: Service, request: Request, body: Body, dialect: OpenAIDialect) -> Response:
-    def parse(arrival: Arrival, raw: dict[str, Any]) -> Job:
-        return parse_completion(service, arrival, dialect, raw)
-
     streams = body.raw.get("stream") is True
-    return await answer(service, request, body, parse, name="completions", dialect=dialect, streams=streams)
+    return await answer(service, request, body, _parse, dialect, name="completions", streams=streams)
 
 
-def parse_completion(service: Service, arrival: Arrival, dialect: OpenAIDialect, raw: dict[str, Any]) -> Job:
-    """Takes longer for longer prompts."""
+def _parse(service: Service, dialect: OpenAIDialect, arrival: Arrival, raw: dict[str, Any]) -> Job:
     settings, model = service.settings, service.model
     fields, unknown = typed(raw, CompletionRequest, COMPLETION_REFUSALS, strict=settings.strict)
     fields, unread = dialect.read(fields)
@@ -43,9 +39,7 @@ def parse_completion(service: Service, arrival: Arrival, dialect: OpenAIDialect,
     best_of = n if fields.best_of is None else fields.best_of
     between("best_of", best_of, n, settings.max_best_of)
     if best_of > n and fields.stream:
-        raise InvalidRequest.for_field(
-            "best_of", f"is {best_of} and n is {n}; answers that are chosen among cannot be streamed"
-        )
+        raise invalid("best_of", f"is {best_of} and n is {n}; answers that are chosen among cannot be streamed")
     if fields.logprobs is not None:
         between("logprobs", fields.logprobs, 0, MAX_LOGPROBS)
     builder = SpecBuilder(
@@ -77,9 +71,7 @@ def _max_tokens(fields: CompletionRequest, dialect: OpenAIDialect) -> int | None
     if fields.max_tokens is None:
         return dialect.completion_max_tokens
     if fields.max_tokens < 0 or (fields.max_tokens == 0 and not fields.echo):
-        raise InvalidRequest.for_field(
-            "max_tokens", f"is {fields.max_tokens}; it must be at least 1, or with echo at least 0"
-        )
+        raise invalid("max_tokens", f"is {fields.max_tokens}; it must be at least 1, or with echo at least 0")
     return fields.max_tokens
 
 
@@ -89,7 +81,7 @@ def _prompts(service: Service, given: str | list[Any]) -> tuple[list[str], list[
     if isinstance(given, str):
         given = [given]
     if not given:
-        raise InvalidRequest.for_field("prompt", "is []; it must hold at least one text or token")
+        raise invalid("prompt", "is []; it must hold at least one text or token")
     if all(type(item) is int for item in given):
         given = [given]
     at_most("the number of prompts", len(given), service.settings.max_client_batch_size, param="prompt")
@@ -97,9 +89,8 @@ def _prompts(service: Service, given: str | list[Any]) -> tuple[list[str], list[
         return given, encode_texts(model, given)
     for index, item in enumerate(given):
         if not (isinstance(item, list) and item and all(type(token) is int for token in item)):
-            raise InvalidRequest.for_field(
-                f"prompt[{index}]",
-                f"is {shown(item)}; prompts are all texts, or all non-empty lists of token ids",
+            raise invalid(
+                f"prompt[{index}]", f"is {shown(item)}; prompts are all texts, or all non-empty lists of token ids"
             )
         model.check_prompt(item)
         model.tokenizer.check_ids(item, param=f"prompt[{index}]")

@@ -4,7 +4,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import ModelNotFound, shown
 from quire.server.api.openai.responses import ModelCard, ModelList
 from quire.server.service.service import Service
 
@@ -16,7 +15,7 @@ async def list_models(service: Service, request: Request) -> Response:
 async def get_model(service: Service, request: Request) -> Response:
     name = request.path_params["model"]
     if name != service.model.name:  # none of the names that stand for any model
-        raise ModelNotFound.for_field("model", f"{shown(name)} does not exist; this server has {service.model.name!r}")
+        raise service.model.not_found(name)
     return _json(_card(service, request))
 
 

@@ -1,6 +1,6 @@
 """The fields of an OpenAI request as specs for the service."""
 
-from quire.errors import InvalidRequest, PromptTooLong
+from quire.errors import invalid
 from quire.request import Request
 from quire.server.api.openai.dialect import OpenAIDialect
 from quire.server.api.openai.requests import ChatRequest, Sampled
@@ -51,7 +51,7 @@ class SpecBuilder:
         between("n", samples, 1, settings.max_best_of)
         between("priority", fields.priority or 0, -MAX_PRIORITY, MAX_PRIORITY)
         if fields.stream_options is not None and not fields.stream:
-            raise InvalidRequest.for_field("stream_options", "is set; it needs stream to be true")
+            raise invalid("stream_options", "is set; it needs stream to be true")
         given = {name: getattr(fields, name) for name in _SAMPLING} | {"logprobs": logprobs}
         self._sampling = sampling_params(given, self._defaults, model.tokenizer)
 
@@ -64,12 +64,7 @@ class SpecBuilder:
             max_tokens = model.room_after(len(tokens), self._prompt_field)
             if self._defaults.max_new_tokens is not None:
                 max_tokens = max(1, min(max_tokens, self._defaults.max_new_tokens))
-        if len(tokens) + max_tokens > model.max_total_tokens:
-            raise PromptTooLong.for_field(
-                "max_tokens",
-                f"is {max_tokens}, the prompt has {len(tokens)} tokens, together "
-                f"{len(tokens) + max_tokens}; the limit is {model.max_total_tokens}",
-            )
+        model.check_total(len(tokens), max_tokens, "max_tokens")
         min_tokens = fields.min_tokens or 0
         at_most("min_tokens", min_tokens, max_tokens)
         return GenerationSpec(

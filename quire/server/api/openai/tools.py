@@ -6,7 +6,7 @@ import string
 from collections.abc import Sequence
 from typing import Any
 
-from quire.errors import InvalidRequest, shown
+from quire.errors import invalid, shown
 from quire.grammar.limits import MAX_BYTES, refuse_schema_that_explodes
 from quire.request import FinishReason as Finish
 from quire.server.api.openai.requests import ChatRequest
@@ -37,12 +37,12 @@ def tool_use(fields: ChatRequest, model: ServedModel) -> ToolUse | None:
     choice, named = _choice(fields.tool_choice)
     if not tools:
         if choice == "required":
-            raise InvalidRequest.for_field("tool_choice", f"is {shown(fields.tool_choice)}; there are no tools")
+            raise invalid("tool_choice", f"is {shown(fields.tool_choice)}; there are no tools")
         if fields.tool_prompt is not None:
-            raise InvalidRequest.for_field("tool_prompt", f"is {shown(fields.tool_prompt)}; there are no tools")
+            raise invalid("tool_prompt", f"is {shown(fields.tool_prompt)}; there are no tools")
         return None
     if named is not None and named not in tools:
-        raise InvalidRequest.for_field("tool_choice", f"is {shown(named)}; the tools are {', '.join(tools)}")
+        raise invalid("tool_choice", f"is {shown(named)}; the tools are {', '.join(tools)}")
     if choice == "none":
         return None
     return use_of_tools(
@@ -116,13 +116,11 @@ def _tools(given: Sequence[dict[str, Any]]) -> dict[str, Tool]:
     for index, one in enumerate(given):
         tool = _tool(index, one)
         if tool.name in tools:
-            raise InvalidRequest.for_field(
-                "tools", f"has two functions of one name, {tool.name!r}; each needs a name of its own"
-            )
+            raise invalid("tools", f"has two functions of one name, {tool.name!r}; each needs a name of its own")
         tools[tool.name] = tool
         size += refuse_schema_that_explodes(f"tools[{index}].function.parameters", tool.parameters)
         if size > MAX_BYTES:
-            raise InvalidRequest.for_field(
+            raise invalid(
                 f"tools[{index}].function.parameters",
                 f"brings the schemas of all tools to {size} bytes; the limit is {MAX_BYTES}",
             )
@@ -132,19 +130,17 @@ def _tools(given: Sequence[dict[str, Any]]) -> dict[str, Tool]:
 def _tool(index: int, given: dict[str, Any]) -> Tool:
     where = f"tools[{index}]"
     if given.get("type", "function") != "function":
-        raise InvalidRequest.for_field(f"{where}.type", f"is {shown(given['type'])}; it must be 'function'")
+        raise invalid(f"{where}.type", f"is {shown(given['type'])}; it must be 'function'")
     function = given.get("function")
     if not isinstance(function, dict):
-        raise InvalidRequest.for_field(f"{where}.function", f"is {shown(function)}; it must be an object")
+        raise invalid(f"{where}.function", f"is {shown(function)}; it must be an object")
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise InvalidRequest.for_field(f"{where}.function.name", f"is {shown(name)}; it must match {_NAME.pattern}")
+        raise invalid(f"{where}.function.name", f"is {shown(name)}; it must match {_NAME.pattern}")
     if parameters is None:
         parameters = function.get("arguments")  # as text-generation-inference calls it, too
     if parameters is not None and not isinstance(parameters, dict):
-        raise InvalidRequest.for_field(
-            f"{where}.function.parameters", f"is {shown(parameters)}; it must be a JSON schema"
-        )
+        raise invalid(f"{where}.function.parameters", f"is {shown(parameters)}; it must be a JSON schema")
     return Tool(name, parameters or {})
 
 
@@ -164,7 +160,7 @@ def _choice(given: str | dict[str, Any] | None) -> tuple[str, str | None]:
     function = given.get("function")
     name = function.get("name") if isinstance(function, dict) else None
     if given.get("type", "function") != "function" or not isinstance(name, str):
-        raise InvalidRequest.for_field(
+        raise invalid(
             "tool_choice",
             f"is {shown(given)}; it can be none, auto, required, or "
             '{"type": "function", "function": {"name": ...}}',

@@ -61,10 +61,9 @@ async def _answer(
     in_list: bool = False,
 ) -> Response:
     """`full_text`: the prompt stands before the answer unless the request says otherwise."""
-    dialect: TGIDialect = request.scope["route"].dialect
 
-    def parse(arrival: Arrival, raw: dict[str, Any]) -> Job:
-        fields, parameters, spec, unknown = parse_generate(service, arrival, dialect, raw, streams=streams)
+    def parse(service: Service, dialect: TGIDialect, arrival: Arrival, raw: dict[str, Any]) -> Job:
+        fields, parameters, spec, unknown = parse_generate(service, dialect, arrival, raw, streams=streams)
         if fields.stream is not None and fields.stream != streams:
             unknown.append("stream")  # the route decides
         has_prompt = full_text if parameters.return_full_text is None else parameters.return_full_text
@@ -80,7 +79,7 @@ async def _answer(
         )
 
     name = "generate_stream" if streams else "generate"
-    return await answer(service, request, body, parse, name=name, dialect=dialect, streams=streams)
+    return await answer(service, request, body, parse, request.scope["route"].dialect, name=name, streams=streams)
 
 
 class ParsedGenerate(NamedTuple):
@@ -92,16 +91,15 @@ class ParsedGenerate(NamedTuple):
 
 def parse_generate(
     service: Service,
-    arrival: Arrival,
     dialect: TGIDialect,
+    arrival: Arrival,
     raw: dict[str, Any],
     *,
     streams: bool = False,
     texts_only: bool = False,
 ) -> ParsedGenerate:
-    """Takes longer for longer inputs."""
     settings = service.settings
     fields, unknown = typed(raw, GenerateRequest, {}, strict=settings.strict)
-    parsed = parse_parameters(settings, dialect, fields.parameters, streams=streams, texts_only=texts_only)
-    spec = generation_spec(service, arrival, dialect, fields.inputs, parsed, streams=streams)
+    parsed = parse_parameters(settings, dialect, fields.parameters, streams, texts_only)
+    spec = generation_spec(service, dialect, arrival, fields.inputs, parsed)
     return ParsedGenerate(fields, parsed.parameters, spec, [*unknown, *parsed.unknown])

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire import __version__
-from quire.errors import InvalidRequest
+from quire.errors import invalid
 from quire.server.api.job import Job, answer
 from quire.server.api.sampling import between
 from quire.server.api.tgi.dialect import TGIDialect
@@ -67,23 +67,16 @@ async def model_ready(service: Service, request: Request) -> Response:
 async def infer(service: Service, request: Request) -> Response:
     """One answer for each input, under the name of the output in the same place."""
     _model(service, request)
-    dialect: TGIDialect = request.scope["route"].dialect
-
-    def parse(arrival: Arrival, raw: dict[str, Any]) -> Job:
-        return _parse(service, arrival, dialect, raw)
-
     body = await read_json(service, request)
-    return await answer(service, request, body, parse, name="infer", dialect=dialect, streams=False)
+    return await answer(service, request, body, _parse, request.scope["route"].dialect, name="infer")
 
 
-def _parse(service: Service, arrival: Arrival, dialect: TGIDialect, raw: dict[str, Any]) -> Job:
+def _parse(service: Service, dialect: TGIDialect, arrival: Arrival, raw: dict[str, Any]) -> Job:
     settings = service.settings
     body, unknown = typed(raw, InferRequest, {}, strict=settings.strict)
     between("the number of inputs", len(body.inputs), 1, settings.max_client_batch_size, param="inputs")
     if len(body.inputs) != len(body.outputs):
-        raise InvalidRequest.for_field(
-            "inputs", f"has {len(body.inputs)} and outputs {len(body.outputs)}; they must be as many"
-        )
+        raise invalid("inputs", f"has {len(body.inputs)} and outputs {len(body.outputs)}; they must be as many")
     texts: list[str] = []
     names: list[str] = []
     for index, (given, wanted) in enumerate(zip(body.inputs, body.outputs, strict=True)):
@@ -92,14 +85,14 @@ def _parse(service: Service, arrival: Arrival, dialect: TGIDialect, raw: dict[st
         texts.append(_text(an_input, index))
         names.append(output.name)
         unknown += more + yet_more
-    parsed = parse_parameters(settings, dialect, body.parameters, streams=False, texts_only=True)
+    parsed = parse_parameters(settings, dialect, body.parameters, texts_only=True)
     prefixes = texts if parsed.parameters.return_full_text else [""] * len(texts)
 
     def write(answers: list[str]) -> Inferred:
         return {"id": body.id, "outputs": [_output(*pair) for pair in zip(names, answers, strict=True)]}
 
     return Job(
-        specs=[generation_spec(service, arrival, dialect, text, parsed, streams=False) for text in texts],
+        specs=[generation_spec(service, dialect, arrival, text, parsed) for text in texts],
         encoder=TextsEncoder(prefixes, write),
         num_characters=sum(map(len, prefixes)),
         unknown=unknown + parsed.unknown,
@@ -115,11 +108,11 @@ def _output(name: str, text: str) -> InferredOutput:
 
 def _text(given: InferInput, index: int) -> str:
     if given.datatype != "BYTES":
-        raise InvalidRequest.for_field(f"inputs[{index}].datatype", f"is {given.datatype[:40]!r}; it must be 'BYTES'")
+        raise invalid(f"inputs[{index}].datatype", f"is {given.datatype[:40]!r}; it must be 'BYTES'")
     try:
         return bytes(given.data).decode()
     except (ValueError, OverflowError) as error:
-        raise InvalidRequest.for_field(f"inputs[{index}].data", f"is no UTF-8: {error}") from None
+        raise invalid(f"inputs[{index}].data", f"is no UTF-8: {error}") from None
 
 
 def _model(service: Service, request: Request) -> tuple[str, str]:

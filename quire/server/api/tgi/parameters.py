@@ -2,7 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from quire.errors import InvalidRequest, PromptTooLong
+from quire.errors import invalid
 from quire.request import Request
 from quire.server.api.grammars import grammar_of, with_grammar
 from quire.server.api.prompts import encode_texts
@@ -24,10 +24,15 @@ class ParsedParameters(NamedTuple):
     parameters: Parameters
     unknown: list[str]  # parameters that the API does not know
     is_sampled: bool
+    streams: bool
 
 
 def parse_parameters(
-    settings: ServerSettings, dialect: TGIDialect, given: dict[str, Any] | None, *, streams: bool, texts_only: bool
+    settings: ServerSettings,
+    dialect: TGIDialect,
+    given: dict[str, Any] | None,
+    streams: bool = False,
+    texts_only: bool = False,
 ) -> ParsedParameters:
     """`texts_only`: the route's answers have no details."""
     parameters, unknown = typed(
@@ -37,13 +42,13 @@ def parse_parameters(
     best_of = 1 if parameters.best_of is None else parameters.best_of
     between("best_of", best_of, 1, settings.max_best_of)
     if best_of > 1 and not _is_sampled(parameters):
-        raise InvalidRequest.for_field("best_of", f"is {best_of}; without sampling all answers are the same")
+        raise invalid("best_of", f"is {best_of}; without sampling all answers are the same")
     if best_of > 1 and streams:
-        raise InvalidRequest.for_field("best_of", f"is {best_of}; answers that are chosen among cannot be streamed")
+        raise invalid("best_of", f"is {best_of}; answers that are chosen among cannot be streamed")
     if parameters.decoder_input_details and streams:
-        raise InvalidRequest.for_field("decoder_input_details", "is true; it cannot be streamed")
+        raise invalid("decoder_input_details", "is true; it cannot be streamed")
     if parameters.max_new_tokens is not None and parameters.max_new_tokens < 1:
-        raise InvalidRequest.for_field("max_new_tokens", f"is {parameters.max_new_tokens}; it must be at least 1")
+        raise invalid("max_new_tokens", f"is {parameters.max_new_tokens}; it must be at least 1")
     check_stops(parameters.stop or (), settings.max_stop_sequences)
     between("top_n_tokens", parameters.top_n_tokens or 0, 0, settings.max_top_n_tokens)
     dialect.check(parameters)
@@ -51,18 +56,18 @@ def parse_parameters(
         for name in ("details", "decoder_input_details", "top_n_tokens"):
             value = getattr(parameters, name)
             if value:
-                raise InvalidRequest.for_field(f"parameters.{name}", f"is {value}; this route answers with texts alone")
-    return ParsedParameters(parameters, unknown, is_sampled)
+                raise invalid(f"parameters.{name}", f"is {value}; this route answers with texts alone")
+    return ParsedParameters(parameters, unknown, is_sampled, streams)
 
 
 def generation_spec(
-    service: Service, arrival: Arrival, dialect: TGIDialect, inputs: str, parsed: ParsedParameters, *, streams: bool
+    service: Service, dialect: TGIDialect, arrival: Arrival, inputs: str, parsed: ParsedParameters
 ) -> GenerationSpec:
     """Of one text."""
     model, settings = service.model, service.settings
     parameters = parsed.parameters
     if not inputs:
-        raise InvalidRequest.for_field("inputs", "is empty; it must have at least 1 character")
+        raise invalid("inputs", "is empty; it must have at least 1 character")
     with arrival.tokenising():
         (tokens,) = encode_texts(model, [inputs])
     if parameters.truncate is not None:
@@ -72,15 +77,10 @@ def generation_spec(
     max_tokens = parameters.max_new_tokens
     if max_tokens is None:
         max_tokens = model.room_after(len(tokens), "inputs")
-    if len(tokens) + max_tokens > model.max_total_tokens:
-        raise PromptTooLong.for_field(
-            "inputs",
-            f"has {len(tokens)} tokens and max_new_tokens is {max_tokens}, together "
-            f"{len(tokens) + max_tokens}; the limit is {model.max_total_tokens}",
-        )
+    model.check_total(len(tokens), max_tokens, "max_new_tokens")
     given = {name: getattr(parameters, name) for name in (*_SAMPLING, *_PENALTIES)}
     has_details = bool(parameters.details or parameters.decoder_input_details)
-    if streams or has_details or (parameters.best_of or 1) > 1:
+    if parsed.streams or has_details or (parameters.best_of or 1) > 1:
         given["logprobs"] = parameters.top_n_tokens or 0
     if not parsed.is_sampled:
         given["temperature"] = 0.0

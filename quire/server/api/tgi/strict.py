@@ -7,14 +7,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from quire import __version__
-from quire.errors import InvalidRequest, QuireError
+from quire.errors import QuireError, invalid
 from quire.request import FinishReason as Finish
 from quire.server.api.openai.dialect import OPENAI
 from quire.server.api.openai.envelope import DONE
 from quire.server.api.openai.requests import ChatRequest, Sampled
 from quire.server.api.openai.responses import FinishReason
 from quire.server.api.tgi.dialect import TGI
-from quire.server.api.tgi.end_anchored_stops import EndAnchoredStops
 from quire.server.api.tgi.errors import error_response
 from quire.server.api.tgi.requests import Parameters
 from quire.server.api.tgi.responses import TGIError
@@ -28,6 +27,34 @@ CHAT_FINISH_REASONS: dict[Finish, FinishReason] = {
     Finish.LENGTH: "length",
 }
 _UNREAD = ("n", "logit_bias")  # fields of a chat
+MAX_PASS_TOKENS = 1024  # it begins anew after so many, and forgets what it had seen
+_WINDOW, _KEPT = 300, 200  # characters
+
+
+class EndAnchoredStops:
+    """Sees a stop string only where a token ends with it, in the last few hundred characters of a pass."""
+
+    def __init__(self, stops: Sequence[str], include: bool = True) -> None:
+        self._stops = stops
+        self._seen = ""
+        self._num_tokens = 0
+
+    def push(self, text: str) -> tuple[str, str | None]:
+        """One token's text: nothing is held back, and what matches stays in the answer."""
+        self._num_tokens += 1
+        if self._num_tokens % MAX_PASS_TOKENS == 0:
+            self._seen = ""
+            return text, None
+        self._seen += text
+        if len(self._seen) > _WINDOW:
+            self._seen = self._seen[-_KEPT:]
+        before_line_end = self._seen.removesuffix("\n")  # it looks by a pattern that ends in $
+        return text, next(
+            (stop for stop in self._stops if self._seen.endswith(stop) or before_line_end.endswith(stop)), None
+        )
+
+    def flush(self) -> tuple[str, str | None]:
+        return "", None
 
 
 def read(fields: T) -> tuple[T, list[str]]:
@@ -45,7 +72,7 @@ def read(fields: T) -> tuple[T, list[str]]:
 def _check(parameters: Parameters) -> None:
     best_of, seed = parameters.best_of or 1, parameters.seed
     if best_of > 1 and seed is not None:
-        raise InvalidRequest.for_field("best_of", f"is {best_of} and seed is {seed}; only one can be given")
+        raise invalid("best_of", f"is {best_of} and seed is {seed}; only one can be given")
     _check_sampling(
         top_p=parameters.top_p,
         temperature=parameters.temperature,
@@ -66,13 +93,13 @@ def _check_sampling(
     """Refuse values although they mean something."""
     for name, value in (("top_p", top_p), ("typical_p", typical_p)):
         if value is not None and not 0 < value < 1:
-            raise InvalidRequest.for_field(name, f"is {value}; it must be above 0 and below 1")
+            raise invalid(name, f"is {value}; it must be above 0 and below 1")
     if temperature is not None and temperature <= 0:
-        raise InvalidRequest.for_field("temperature", f"is {temperature}; it must be above 0")
+        raise invalid("temperature", f"is {temperature}; it must be above 0")
     if top_k is not None and top_k <= 0:
-        raise InvalidRequest.for_field("top_k", f"is {top_k}; it must be above 0")
+        raise invalid("top_k", f"is {top_k}; it must be above 0")
     if seed is not None and seed < 0:
-        raise InvalidRequest.for_field("seed", f"is {seed}; it must be at least 0")
+        raise invalid("seed", f"is {seed}; it must be at least 0")
 
 
 def _vertex_parameters(given: Any) -> dict[str, Any]:
@@ -87,10 +114,6 @@ def _openai_error_events(error: QuireError) -> bytes:
     return b"data: " + msgspec.json.encode(body) + b"\n\n" + DONE
 
 
-def _stop_search(stops: Sequence[str], include: bool) -> EndAnchoredStops:
-    return EndAnchoredStops(stops)
-
-
 STRICT_OPENAI = replace(
     OPENAI,
     error_body=TGIError,
@@ -99,7 +122,7 @@ STRICT_OPENAI = replace(
     streams_refusals=True,
     uses_model_defaults=False,
     includes_stop=True,
-    stop_search=_stop_search,
+    stop_search=EndAnchoredStops,
     length_first=True,
     read=read,
     completion_max_tokens=None,
@@ -114,7 +137,7 @@ STRICT_TGI = replace(
     TGI,
     streams_refusals=True,
     uses_model_defaults=False,
-    stop_search=_stop_search,
+    stop_search=EndAnchoredStops,
     length_first=True,
     openai=STRICT_OPENAI,
     check=_check,

@@ -6,7 +6,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import InvalidRequest, shown
+from quire.errors import InvalidRequest, invalid, shown
 from quire.server.api.job import Job, answer
 from quire.server.api.openai.chat import ParsedChat, parse_chat
 from quire.server.api.sampling import between
@@ -25,35 +25,34 @@ class VertexRequest(msgspec.Struct, kw_only=True):
 
 
 async def vertex(service: Service, request: Request) -> Response:
-    dialect: TGIDialect = request.scope["route"].dialect
-
-    def parse(arrival: Arrival, raw: dict[str, Any]) -> Job:
-        body, unknown = typed(raw, VertexRequest, {}, strict=service.settings.strict)
-        most = service.settings.max_client_batch_size
-        between("the number of instances", len(body.instances), 1, most, param="instances")
-        parsed: list[ParsedGenerate | ParsedChat] = []
-        for index, instance in enumerate(body.instances):
-            where = f"instances[{index}]"
-            try:
-                parsed.append(_parse_instance(service, arrival, dialect, instance))
-            except InvalidRequest as error:
-                inner = where if error.param is None else f"{where}.{error.param}"
-                raise type(error)(f"{where}: {error.message}", param=inner) from None
-            unknown += [f"{where}.{name}" for name in parsed[-1].unknown]
-        prefixes = [_prefix(one) for one in parsed]
-        return Job(
-            specs=[one.spec for one in parsed],
-            encoder=TextsEncoder(prefixes, _predictions),
-            num_characters=sum(map(len, prefixes)),
-            unknown=unknown,
-            user=_users(parsed),
-            wants_timings=any(one.fields.timings for one in parsed),
-            sequences_field="instances",
-            has_timing_headers=False,
-        )
-
     body = await read_json(service, request)
-    return await answer(service, request, body, parse, name="vertex", dialect=dialect, streams=False)
+    return await answer(service, request, body, _parse, request.scope["route"].dialect, name="vertex")
+
+
+def _parse(service: Service, dialect: TGIDialect, arrival: Arrival, raw: dict[str, Any]) -> Job:
+    body, unknown = typed(raw, VertexRequest, {}, strict=service.settings.strict)
+    most = service.settings.max_client_batch_size
+    between("the number of instances", len(body.instances), 1, most, param="instances")
+    parsed: list[ParsedGenerate | ParsedChat] = []
+    for index, instance in enumerate(body.instances):
+        where = f"instances[{index}]"
+        try:
+            parsed.append(_parse_instance(service, dialect, arrival, instance))
+        except InvalidRequest as error:
+            inner = where if error.param is None else f"{where}.{error.param}"
+            raise type(error)(f"{where}: {error.message}", param=inner) from None
+        unknown += [f"{where}.{name}" for name in parsed[-1].unknown]
+    prefixes = [_prefix(one) for one in parsed]
+    return Job(
+        specs=[one.spec for one in parsed],
+        encoder=TextsEncoder(prefixes, _predictions),
+        num_characters=sum(map(len, prefixes)),
+        unknown=unknown,
+        user=_users(parsed),
+        wants_timings=any(one.fields.timings for one in parsed),
+        sequences_field="instances",
+        has_timing_headers=False,
+    )
 
 
 def _predictions(texts: list[str]) -> Predictions:
@@ -61,21 +60,21 @@ def _predictions(texts: list[str]) -> Predictions:
 
 
 def _parse_instance(
-    service: Service, arrival: Arrival, dialect: TGIDialect, instance: dict[str, Any]
+    service: Service, dialect: TGIDialect, arrival: Arrival, instance: dict[str, Any]
 ) -> ParsedGenerate | ParsedChat:
     if instance.get("stream"):
-        raise InvalidRequest.for_field("stream", f"is {shown(instance['stream'])}; predictions are not streamed")
+        raise invalid("stream", f"is {shown(instance['stream'])}; predictions are not streamed")
     if "inputs" in instance:
         parameters = dialect.vertex_parameters(instance.get("parameters"))
-        return parse_generate(service, arrival, dialect, instance | {"parameters": parameters}, texts_only=True)
+        return parse_generate(service, dialect, arrival, instance | {"parameters": parameters}, texts_only=True)
     if "messages" not in instance:
-        raise InvalidRequest.for_field("inputs", "and messages are missing; an instance has one of them")
-    chat = parse_chat(service, arrival, dialect.openai, instance)
+        raise invalid("inputs", "and messages are missing; an instance has one of them")
+    chat = parse_chat(service, dialect.openai, arrival, instance)
     between("n", 1 if chat.fields.n is None else chat.fields.n, 1, 1)
     if not dialect.drops_details:
         for name in ("logprobs", "return_token_ids"):
             if getattr(chat.fields, name):
-                raise InvalidRequest.for_field(name, "is true; predictions are texts alone")
+                raise invalid(name, "is true; predictions are texts alone")
     return chat
 
 
