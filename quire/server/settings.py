@@ -1,4 +1,4 @@
-"""Every setting of the front end."""
+"""Settings of the HTTP server."""
 
 import logging
 from dataclasses import dataclass, fields
@@ -31,81 +31,81 @@ LOG_LEVELS = {
 
 @dataclass(frozen=True)
 class ServerSettings:
-    """What was asked of the HTTP server. Names that text-generation-inference has are its names."""
+    """Settings of the HTTP server. Those that text-generation-inference has keep their names."""
 
-    host: str = setting("127.0.0.1", HTTP, "Address to listen on; 0.0.0.0 for all.")
-    port: int = setting(8000, HTTP, "Port to listen on; 0 for any that is free.")
-    http_workers: int = setting(1, HTTP, "Processes that speak HTTP, sharing the port.")
-    prometheus_port: int | None = setting(None, HTTP, "Another port that has /metrics, and nothing else.")
-    payload_limit: int = setting(2_000_000, HTTP, "Bytes of a request's body.")
-    keep_alive_s: float = setting(
-        75.0, HTTP, "Seconds that a connection is kept after an answer; more than anybody is told to stay away."
-    )
-    api_key: str | None = setting(None, ACCESS, "Key that requests must carry; several are separated by commas.")
+    host: str = setting("127.0.0.1", HTTP, "Address to listen on; 0.0.0.0 for all interfaces.")
+    port: int = setting(8000, HTTP, "Port to listen on; 0 for a free one.")
+    http_workers: int = setting(1, HTTP, "HTTP processes, sharing the port.")
+    prometheus_port: int | None = setting(None, HTTP, "Additional port that serves /metrics only.")
+    payload_limit: int = setting(2_000_000, HTTP, "Largest request body, in bytes.")
+    keep_alive_s: float = setting(75.0, HTTP, "Seconds that an idle connection is kept; longer than any Retry-After.")
+    api_key: str | None = setting(None, ACCESS, "API key that requests must carry; several are separated by commas.")
     isolate_api_keys: bool = setting(
-        False, ACCESS, "Requests with different keys share no cached pages, and so cannot tell what the others asked."
+        False,
+        ACCESS,
+        "Requests with different keys share no cached prefixes, so that none can probe for the prompts of others.",
     )
     cors_allow_origin: tuple[str, ...] = setting(
-        (), ACCESS, "Origin whose pages may ask; several by commas or by repeating it, * for all."
+        (), ACCESS, "Origin that may send requests from browsers; several by commas or by repeating it, * for all."
     )
     max_concurrent_requests: int = setting(
-        2048, LIMITS, "Sequences that one worker has open, one for each prompt and sample; more are answered 429."
+        2048, LIMITS, "Open sequences of one worker, one per prompt and sample; beyond, requests get 429."
     )
-    max_best_of: int = setting(20, LIMITS, "Samples of one prompt.")
-    max_stop_sequences: int = setting(MAX_STOPS, LIMITS, "Stop strings of one request.")
-    max_top_n_tokens: int = setting(20, LIMITS, "Likely tokens shown beside each token.")
-    max_client_batch_size: int = setting(256, LIMITS, "Prompts in one request.")
-    max_input_tokens: int | None = setting(None, LIMITS, "Longest prompt; as long as a sequence if not given.")
-    max_buffered_tokens: int = setting(65_536, LIMITS, "Tokens kept for a client that does not read.")
-    request_timeout_s: float | None = setting(None, LIMITS, "Seconds that a request may take.")
-    queue_timeout_s: float | None = setting(None, LIMITS, "Seconds that a request may wait for a slot.")
-    served_model_name: str | None = setting(None, API, "What clients call the model; its own name if not given.")
-    strict: bool = setting(False, API, "Refuse fields that no route knows, instead of warning about them.")
+    max_best_of: int = setting(20, LIMITS, "Most samples of one prompt.")
+    max_stop_sequences: int = setting(MAX_STOPS, LIMITS, "Most stop strings of one request.")
+    max_top_n_tokens: int = setting(20, LIMITS, "Most alternatives shown for each token.")
+    max_client_batch_size: int = setting(256, LIMITS, "Most prompts in one request.")
+    max_input_tokens: int | None = setting(None, LIMITS, "Longest prompt, in tokens; by default max_total_tokens.")
+    max_buffered_tokens: int = setting(
+        65_536, LIMITS, "Tokens buffered for a client that does not read; beyond, its request is ended."
+    )
+    request_timeout_s: float | None = setting(None, LIMITS, "Seconds after which a request is ended with 504.")
+    queue_timeout_s: float | None = setting(
+        None, LIMITS, "Seconds after which a request that has no slot is ended with 504."
+    )
+    served_model_name: str | None = setting(None, API, "Model name for clients; by default its own.")
+    strict: bool = setting(False, API, "Refuse unknown fields instead of warning about them.")
     tgi_strict: bool = setting(
-        False, API, "Answer as text-generation-inference does where that is wrong or unusual; see docs/api.md."
+        False, API, "Imitate text-generation-inference where it is wrong or unusual; see docs/api.md."
     )
     parse_special_in_messages: bool = setting(
         False,
         API,
-        "Special tokens written out in messages, tools and documents become those tokens; else they are plain text.",
+        "Parse special tokens written out in messages, tools and documents; by default they are plain text.",
     )
     enable_prefill_logprobs: bool = setting(
-        False, API, "With --tgi-strict: fill in decoder_input_details, which are empty there otherwise."
+        False, API, "With --tgi-strict: fill decoder_input_details, which are empty there by default."
     )
-    disable_grammar_support: bool = setting(False, API, "Refuse requests that ask for structured output.")
-    aip_predict_route: str | None = setting(None, API, "Another path for /vertex, as Vertex AI chooses it.")
-    aip_health_route: str | None = setting(None, API, "Another path for /health, as Vertex AI chooses it.")
-    drain_s: float = setting(90.0, OPERATIONS, "Seconds that requests have to finish once the server is told to stop.")
+    disable_grammar_support: bool = setting(False, API, "Refuse requests for structured output.")
+    aip_predict_route: str | None = setting(None, API, "Additional path of /vertex, for Vertex AI.")
+    aip_health_route: str | None = setting(None, API, "Additional path of /health, for Vertex AI.")
+    drain_s: float = setting(90.0, OPERATIONS, "Seconds that open requests have to finish after SIGTERM or Ctrl-C.")
     stuck_after_s: float = setting(
         1.5,
         OPERATIONS,
-        "/health turns red when there is work and no step has ended for longer, and for longer than ten times what "
-        "steps like it took.",
+        "/health turns red when there is work and no step has ended for this many seconds, and for ten times as long "
+        "as similar steps took.",
     )
     restart_after_s: float = setting(
         30.0,
         OPERATIONS,
-        "The engine process is killed and started again when a step takes longer, and longer than ten times what "
-        "steps like it took; or when the process says nothing for so long. 0 never does.",
+        "The engine process is restarted when a step takes longer than this many seconds and than ten times as long "
+        "as similar steps took, or when the process is silent for as long. 0: never.",
     )
     worker_restart_after_s: float = setting(
-        30.0, OPERATIONS, "An HTTP worker that says nothing for so long is killed and started again. 0 never does."
+        30.0, OPERATIONS, "An HTTP worker that is silent for this many seconds is restarted. 0: never."
     )
-    max_engine_restarts: int = setting(
-        16, OPERATIONS, "Quick ends of the engine process in a row after which it is not started again."
-    )
+    max_engine_restarts: int = setting(16, OPERATIONS, "Restarts of an engine process that ends quickly, in a row.")
     wait_for_restart: bool = setting(
-        True, OPERATIONS, "Requests that come while the engine restarts wait for it; else they are answered 503."
+        True, OPERATIONS, "Requests that arrive while the engine restarts wait for it; without, they get 503."
     )
-    log_format: str = setting("text", OPERATIONS, "text, or json for one object a line.")
-    log_level: str = setting("info", OPERATIONS, "What is logged: debug, info, warning or error, and what is worse.")
+    log_format: str = setting("text", OPERATIONS, "text, or json for one object per line.")
+    log_level: str = setting("info", OPERATIONS, "Least level that is logged: debug, info, warning or error.")
     otlp_endpoint: str | None = setting(
-        None, OPERATIONS, "Collector of OpenTelemetry spans, as http://localhost:4317; needs the otel extra."
+        None, OPERATIONS, "OpenTelemetry collector of spans, as in http://localhost:4317; needs the otel extra."
     )
-    otlp_service_name: str = setting("quire", OPERATIONS, "What spans call this server.")
-    compute_type: str | None = setting(
-        None, OPERATIONS, "What the header x-compute-type says; the platform if not given."
-    )
+    otlp_service_name: str = setting("quire", OPERATIONS, "Service name in spans.")
+    compute_type: str | None = setting(None, OPERATIONS, "Value of the header x-compute-type; by default the platform.")
 
     @property
     def api_keys(self) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ class ServerSettings:
 
     @property
     def parses_special_in_messages(self) -> bool:
-        """As text-generation-inference does, too."""
+        """Also with --tgi-strict."""
         return self.parse_special_in_messages or self.tgi_strict
 
     @property
@@ -122,7 +122,7 @@ class ServerSettings:
 
     @property
     def logging_level(self) -> int:
-        """As the logging module has it. Levels of single modules, as in `info,name=debug`, are left out."""
+        """The level as the logging module has it. Levels of single modules, as in `info,name=debug`, are ignored."""
         words = [word for word in _listed(self.log_level.lower()) if "=" not in word]
         return LOG_LEVELS[words[0] if words else "info"]
 

@@ -57,7 +57,7 @@ class App:
                 self._service.metrics.note_arrival()
             return await route.handler(self._service, request)
         except ClientGone:
-            return Response(status_code=499)  # not read by anyone
+            return Response(status_code=499)  # the client is gone
         except QuireError as error:
             if route.generates:
                 self._service.metrics.note_error(error)

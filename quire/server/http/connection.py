@@ -1,4 +1,4 @@
-"""An HTTP connection: bounded in what its client may send, and fast in what it is sent."""
+"""An HTTP connection with bounds on its input and a fast path for its output."""
 
 import asyncio
 import select
@@ -8,45 +8,43 @@ from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 EXTENSION = "quire.chunks"
-MAX_HEAD_BYTES = 64 * 2**10  # of a request line and its headers; and of what comes between two parts of a body
+MAX_HEAD_BYTES = 64 * 2**10  # of the request line and headers; and of other data between two parts of a body
 LAST_LOOK_S = 0.05
 LINGER_S = 2.0
-GONE_INTERVAL_S = 0.1  # between looks at whether a client that has said all it will say is still there
+GONE_INTERVAL_S = 0.1  # between checks that a client that sends no more is still there
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
 class ChunkWriter(Protocol):
-    """Writes the body of a response that has begun and has no length. It never waits."""
+    """Writes the body of a chunked response that has begun. It never waits."""
 
     def is_behind(self) -> bool:
-        """Whether the client reads slower than it is written to: then the way is `send`, which waits."""
+        """The client reads too slowly; use `send`, which waits."""
 
     def write_chunk(self, data: bytes) -> None: ...
 
 
 class Connection(HttpToolsProtocol):
-    """An HTTP connection that offers a `ChunkWriter` to the application, beside what ASGI has.
+    """An HTTP connection that offers a `ChunkWriter` to the application, beside ASGI.
 
-    Between a token and the socket ASGI puts a future, a task's turn and two coroutines, which together cost more than
-    writing to the socket does.
+    ASGI puts a future, a turn of a task and two coroutines between a token and the socket, which cost more than writing
+    to the socket.
 
-    A client that does not come to the end of its headers, or of its body, is let go, and so is one that sends much
-    beside its body, as trailers or extensions of chunks: neither parser nor server has a bound for that. Trailers are
-    left out.
+    A client that does not finish its headers or its body in time is disconnected, and so is one that sends much data
+    beside its body, as trailers or chunk extensions: neither the parser nor uvicorn bounds those. Trailers are dropped.
 
-    A client that closes its side once the request is sent, and waits, gets its answer. One that has gone altogether
-    looks the same until something is sent to it, so an interim response is: its system refuses that, and then the
-    request is aborted.
+    A client that half-closes the connection after its request gets its answer. A client that is gone looks the same
+    until something is sent to it, so an interim response is sent: its system refuses that, and the request is aborted.
     """
 
-    max_head_s = 30.0  # for headers to come, and
-    max_body_s = 120.0  # for what follows them
+    max_head_s = 30.0
+    max_body_s = 120.0
 
-    _head_bytes = 0  # of a head that is not complete, as they came
-    _parsed_bytes = 0  # of the same, as the parser has handed them on
-    _bytes_beside = 0  # that came since the last part of a body
-    _is_refused = False  # what else comes is not looked at
+    _head_bytes = 0  # received of an incomplete head
+    _parsed_bytes = 0  # of the same, handed on by the parser
+    _bytes_beside = 0  # received since the last part of a body
+    _is_refused = False  # further data is ignored
     _head_timer: asyncio.TimerHandle | None = None
     _body_timer: asyncio.TimerHandle | None = None
 
@@ -72,7 +70,7 @@ class Connection(HttpToolsProtocol):
             self.transport.close()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """The client sends no more. True keeps the connection open, for an answer that is under way."""
+        """The client sends no more. True keeps the connection open for the answer in progress."""
         cycle = self.cycle
         if cycle is None or cycle.response_complete or cycle.more_body or self.transport.is_closing():
             return False
@@ -83,7 +81,7 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _look_whether_gone(self) -> None:
-        """The transport reads no more, so nothing else would notice."""
+        """The transport no longer reads, so nothing else would notice."""
         if self.transport.is_closing() or self.cycle.response_complete:
             return
         if _is_reset(self.transport.get_extra_info("socket").fileno()):
@@ -119,8 +117,8 @@ class Connection(HttpToolsProtocol):
             self.send_400_response(why)
 
     def _refuse_large_head(self) -> None:
-        """A connection that is closed while data comes is reset, and then its client never sees the answer. So the
-        rest is read for a moment."""
+        """The rest is read for a moment: closing a connection that still receives data resets it, and the client would
+        never see the answer."""
         self._end_head()
         if not self._is_refused and not self.transport.is_closing():
             self._is_refused = True
@@ -161,7 +159,7 @@ class Connection(HttpToolsProtocol):
 
     def _give_up_body(self) -> None:
         if self.flow.read_paused:
-            self._begin_body()  # it is not the client that is slow
+            self._begin_body()  # the client is not to blame
         elif not self.transport.is_closing():
             self.transport.close()
 
@@ -171,8 +169,8 @@ class Connection(HttpToolsProtocol):
         self.scope["extensions"] = {EXTENSION: {"writer": self}}
 
     def timeout_keep_alive_handler(self) -> None:
-        """A request may have come while this process did not get to run, and timers are seen to before sockets are. So
-        the sockets are looked at once more first; a request takes the timer back."""
+        """A request may have come while this process did not run, and timers fire before sockets are read. So the
+        sockets are read once more first; a request cancels the timer."""
         self.timeout_keep_alive_task = self.loop.call_later(LAST_LOOK_S, super().timeout_keep_alive_handler)
 
     def is_behind(self) -> bool:
@@ -180,19 +178,19 @@ class Connection(HttpToolsProtocol):
 
     def write_chunk(self, data: bytes) -> None:
         transport = self.transport
-        if not transport.is_closing():  # else nobody reads it, and whoever watches the connection says so
+        if not transport.is_closing():  # else the client is gone, and the stream's watcher ends it
             transport.write(b"%x\r\n%b\r\n" % (len(data), data))
 
 
 def _is_reset(descriptor: int) -> bool:
-    """Whether the other end has refused what was sent to it."""
+    """The other end has refused data that was sent to it."""
     poll = select.poll()
-    poll.register(descriptor, 0)  # errors are always told
+    poll.register(descriptor, 0)  # errors are always reported
     return bool(poll.poll(0))
 
 
 def chunk_writer(scope: Scope) -> ChunkWriter | None:
-    """None where another server runs the application."""
+    """None under another server than `HttpServer`."""
     extension = scope.get("extensions", {}).get(EXTENSION)
     writer: ChunkWriter | None = None if extension is None else extension["writer"]
     return writer

@@ -1,4 +1,4 @@
-"""Whether it works, and how it is doing."""
+"""Health and metrics routes."""
 
 import asyncio
 import time
@@ -17,11 +17,11 @@ from quire.server.service.generation_spec import GenerationSpec
 from quire.server.service.service import Service
 
 MAX_GENERATION_S = 10.0
-LOOK_S = 0.25  # between looks at what the engine does meanwhile, which tells as often
+LOOK_S = 0.25  # the engine sends statistics as often
 
 
 class Unhealthy(TypedDict):
-    """Why requests would not be answered."""
+    """The reason why requests would not be answered."""
 
     error: Literal["unhealthy"]
     error_type: Literal["healthcheck"]
@@ -34,20 +34,20 @@ class Generates(TypedDict):
 
 
 async def live(service: Service, request: Request) -> Response:
-    """Starting it anew would not help."""
+    """Liveness: a restart of the server would not help."""
     if service.is_permanently_down and not service.is_draining:
         return unhealthy(service.why_not_ready or "the engine is gone")
     return Response()
 
 
 async def ready(service: Service, request: Request) -> Response:
-    """Requests would be answered."""
+    """Readiness: requests would be answered."""
     reason = service.why_not_ready
     return Response() if reason is None else unhealthy(reason)
 
 
 async def generates(service: Service, request: Request) -> Response:
-    """Tokens come out: by the age of the last step while the engine has work, by generating one while it has none."""
+    """Tokens are generated: a busy engine shows it by its steps, an idle one by a token of this route's own."""
     reason = service.why_not_ready
     if reason is not None:
         return unhealthy(reason)
@@ -56,7 +56,7 @@ async def generates(service: Service, request: Request) -> Response:
         try:
             await _generate_one(service, begun_s)
         except Overloaded:
-            pass  # others came first, and steps that end too slowly are a reason not to be ready
+            pass  # the queue is full of others; steps that end too slowly turn readiness red
         except QuireError as error:
             return unhealthy(error.message)
     body: Generates = {"last_step_age_s": service.last_step_age_s, "took_s": time.monotonic() - begun_s}
@@ -88,8 +88,8 @@ def unhealthy(reason: str, headers: dict[str, str] | None = None) -> Response:
 
 
 async def metrics(service: Service, request: Request) -> Response:
-    page = Exposition()
-    service.metrics.write(page, service.others)
+    out = Exposition()
+    service.metrics.write(out, service.others)
     if service.stats is not None:
-        write_engine(page, service.stats)
-    return Response(page.text(), headers={"content-type": CONTENT_TYPE})
+        write_engine(out, service.stats)
+    return Response(out.text(), headers={"content-type": CONTENT_TYPE})

@@ -14,17 +14,17 @@ from quire.server.api.tgi.routes import ROUTES as TGI_ROUTES
 from quire.server.api.tgi.routes import VERTEX
 from quire.server.api.tgi.strict import STRICT_OPENAI, STRICT_TGI
 from quire.server.http import health
-from quire.server.http.docs_page import docs_page
+from quire.server.http.docs_html import docs_html
 from quire.server.http.openapi import describe
 from quire.server.http.route import Dialect, Route
-from quire.server.http.web.page import page, wants_page
+from quire.server.http.web.chat_html import chat_html, wants_html
 from quire.server.service.service import Service
 from quire.server.settings import ServerSettings
 
 
 async def root(service: Service, request: Request) -> Response:
-    """A page for browsers, readiness for other clients."""
-    return page() if wants_page(request.headers.get("accept", "")) else await health.ready(service, request)
+    """The chat for browsers, readiness for other clients."""
+    return chat_html() if wants_html(request.headers.get("accept", "")) else await health.ready(service, request)
 
 
 async def openapi(service: Service, request: Request) -> Response:
@@ -72,4 +72,4 @@ def openapi_document() -> dict[str, Any]:
 
 @cache
 def _docs() -> str:
-    return docs_page(openapi_document())
+    return docs_html(openapi_document())

@@ -14,7 +14,7 @@ from quire.server.http.app import make_app
 from quire.server.http.connection import Connection
 from quire.server.http.health import unhealthy
 from quire.server.http.listener import BACKLOG
-from quire.server.http.web.page import page, wants_page
+from quire.server.http.web.chat_html import chat_html, wants_html
 from quire.server.service.service import Service
 from quire.server.settings import ServerSettings
 
@@ -87,6 +87,6 @@ class Loading:
 
     def _answer(self, request: Request) -> Response:
         path, is_read = request.url.path, request.method in ("GET", "HEAD")
-        if path == "/" and is_read and wants_page(request.headers.get("accept", "")):
-            return page()  # it shows that the server starts, and retries by itself
+        if path == "/" and is_read and wants_html(request.headers.get("accept", "")):
+            return chat_html()  # it shows that the server starts, and retries by itself
         return Response() if path == "/health/live" else unhealthy(self.reason, {"retry-after": "5"})

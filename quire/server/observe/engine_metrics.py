@@ -35,7 +35,7 @@ _STEP_DURATIONS = (
 )
 
 
-def write_engine(page: Exposition, stats: Stats) -> None:
+def write_engine(out: Exposition, stats: Stats) -> None:
     active = stats.num_pages - stats.free_pages - stats.cached_pages
     for gauge, help, value in (
         ("tgi_queue_size", "Sequences that wait.", stats.num_waiting),
@@ -51,26 +51,26 @@ def write_engine(page: Exposition, stats: Stats) -> None:
         ("quire_pages_cached", "Pages that only the prefix cache holds.", stats.cached_pages),
         ("quire_last_step_age_seconds", "Seconds since the last step that finished.", stats.idle_s),
     ):
-        page.gauge(gauge, help, value)
+        out.gauge(gauge, help, value)
     for key, (name, help) in _COUNTERS.items():
-        page.counter(name, help, stats.counters[key])
+        out.counter(name, help, stats.counters[key])
     for name, help, suffix in _STEP_COUNTERS:
         counts = _by_method(lambda method, suffix=suffix: stats.counters[method + suffix])  # type: ignore[misc]
-        page.counter(name, help, counts, "method")
+        out.counter(name, help, counts, "method")
     worked = _by_method(lambda method: sum(stats.steps[method]))
-    page.counter("tgi_batch_inference_success", "Steps that worked.", worked, "method")
-    page.counter("tgi_batch_concat", "Steps in which sequences began beside others.", stats.joined_by, "reason")
+    out.counter("tgi_batch_inference_success", "Steps that worked.", worked, "method")
+    out.counter("tgi_batch_concat", "Steps in which sequences began beside others.", stats.joined_by, "reason")
 
     def durations(key: str) -> Histogram:
         return Histogram(DURATIONS_S, stats.steps[key], stats.step_seconds[key])
 
     for name, help, suffix in _STEP_DURATIONS:
         histograms = _by_method(lambda method, suffix=suffix: durations(method + suffix))  # type: ignore[misc]
-        page.histogram(name, help, histograms, "method")
+        out.histogram(name, help, histograms, "method")
     joins = {"decode": durations("join")}
-    page.histogram("tgi_batch_concat_duration", "Seconds to plan a step in which sequences join.", joins, "method")
+    out.histogram("tgi_batch_concat_duration", "Seconds to plan a step in which sequences join.", joins, "method")
     sizes = Histogram(BATCH_SIZES, stats.batch_sizes, stats.batch_size_sum)
-    page.histogram("tgi_batch_next_size", "Sequences that began in a step.", sizes)
+    out.histogram("tgi_batch_next_size", "Sequences that began in a step.", sizes)
 
 
 def _by_method(find: Callable[[str], T]) -> dict[str, T]:

@@ -103,18 +103,18 @@ class Metrics:
         histograms = {name: (histogram.counts, histogram.sum) for name, histogram in self.histograms.items()}
         return Counts(self.numbers, histograms, self.failures)
 
-    def write(self, page: Exposition, others: Sequence[Counts] = ()) -> None:
+    def write(self, out: Exposition, others: Sequence[Counts] = ()) -> None:
         """The sums over this worker and the others."""
         everyone = [self.counts(), *others]
         for name, help in COUNTERS.items():
-            page.counter(name, help, sum(one.numbers[name] for one in everyone))
+            out.counter(name, help, sum(one.numbers[name] for one in everyone))
         failures = {err: sum(one.failures.get(err, 0) for one in everyone) for err in FAILURES}
-        page.counter("tgi_request_failure", "Requests that were not answered.", failures, "err")
+        out.counter("tgi_request_failure", "Requests that were not answered.", failures, "err")
         for name, help in HISTOGRAMS.items():
             counted = [one.histograms[name] for one in everyone]
             counts = [sum(column) for column in zip(*(counts for counts, _ in counted), strict=True)]
             total = sum(total for _, total in counted)
-            page.histogram(name, help, Histogram(self.histograms[name].bounds, counts, total))
+            out.histogram(name, help, Histogram(self.histograms[name].bounds, counts, total))
 
 
 def failure_name(error: QuireError) -> str:

@@ -1,1 +1,1 @@
-"""The page to talk to the served model in a browser."""
+"""The chat for browsers."""

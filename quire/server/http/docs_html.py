@@ -1,4 +1,4 @@
-"""GET /docs: the OpenAPI document as a page that needs nothing from elsewhere."""
+"""GET /docs: the OpenAPI document as HTML without external resources."""
 
 from html import escape
 from typing import Any
@@ -28,7 +28,7 @@ for (const form of document.querySelectorAll("form")) form.onsubmit = async even
 """
 
 
-def docs_page(found: dict[str, Any]) -> str:
+def docs_html(found: dict[str, Any]) -> str:
     """`found`: the OpenAPI document."""
     schemas = found["components"]["schemas"]
     routes = [

@@ -1,4 +1,4 @@
-"""GET / for browsers: one document, which asks this server and no other."""
+"""GET / for browsers: one HTML document, which sends requests to this server only."""
 
 from functools import cache
 from importlib.resources import files
@@ -10,7 +10,7 @@ _HEADERS = {
     "vary": "accept",
     "x-content-type-options": "nosniff",
     "referrer-policy": "no-referrer",
-    # Answers are untrusted text: whatever is in them, nothing else is loaded or asked.
+    # Answers are untrusted text: nothing in them may load or request anything.
     "content-security-policy": (
         "default-src 'none'; connect-src 'self'; img-src data:; style-src 'unsafe-inline'; script-src 'unsafe-inline'; "
         "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -18,18 +18,18 @@ _HEADERS = {
 }
 
 
-def page() -> Response:
+def chat_html() -> Response:
     return Response(_read(), headers=_HEADERS, media_type="text/html")
 
 
-def wants_page(accept: str) -> bool:
-    """Whether a browser asks. Clients and probes that take anything (`*/*`) get what they always got."""
+def wants_html(accept: str) -> bool:
+    """True for browsers; clients and probes that accept anything (`*/*`) get the plain answer."""
     return "text/html" in accept
 
 
 @cache
 def _read() -> bytes:
-    """The document with its style and its script inside, so that one request gets all of it."""
+    """The document with its style and its script inside: one request gets all."""
     folder = files("quire.server.http.web")
     document = folder.joinpath("index.html").read_text(encoding="utf-8")
     for name in ("page.css", "page.js"):
