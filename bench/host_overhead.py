@@ -20,7 +20,7 @@ from quire.core.plan import Kind, StepPlan, StepResult
 from quire.core.scheduler import Scheduler
 from quire.engine.driver import MAX_COMMANDS_PER_TURN, Driver, Phase
 from quire.engine.engine import Engine
-from quire.ipc.messages import Submit
+from quire.ipc.messages import Progress, Submit
 from quire.request import Request
 
 PAGE_SIZE = 16
@@ -111,7 +111,7 @@ def time_driver(rows: int, queued: int, steps: int) -> list[float]:
     driver = Driver(Engine(scheduler, executor, lookahead=1))
     driver._phase = Phase.RUNNING  # without its thread: the turns are taken here
     delivered: deque[int] = deque()
-    port = driver.open(lambda events: delivered.append(sum(len(event.updates) for event in events)))
+    port = driver.open(lambda events: delivered.append(sum(len(one.updates) for one in events if isinstance(one, Progress))))
     for number in range(rows + queued):
         port.send(Submit(request(port.request_id(number), number, total_steps)))
 
