@@ -111,7 +111,9 @@ def time_driver(rows: int, queued: int, steps: int) -> list[float]:
     driver = Driver(Engine(scheduler, executor, lookahead=1))
     driver._phase = Phase.RUNNING  # without its thread: the turns are taken here
     delivered: deque[int] = deque()
-    port = driver.open(lambda events: delivered.append(sum(len(one.updates) for one in events if isinstance(one, Progress))))
+    port = driver.open(
+        lambda events: delivered.append(sum(len(one.updates) for one in events if isinstance(one, Progress)))
+    )
     for number in range(rows + queued):
         port.send(Submit(request(port.request_id(number), number, total_steps)))
 

@@ -1,4 +1,4 @@
-"""Puts an engine together for a model."""
+"""Decides how a model runs, and builds its engine."""
 
 import json
 import logging
@@ -81,7 +81,8 @@ class Built:
 
 
 def plan_deployment(config: Config, progress: Progress = silent, *, is_served: bool = False) -> Deployment:
-    """Find the model's files, and decide whether and how it fits. `is_served`: to clients, so the queue has a bound."""
+    """Find the model's files, and decide whether and how it fits. `is_served`: to clients, so queue and steps have
+    bounds."""
     files = locate(
         config.model,
         revision=config.revision,
@@ -95,21 +96,50 @@ def plan_deployment(config: Config, progress: Progress = silent, *, is_served: b
     if source is not None:  # before memory is taken for what the config says
         stored_names(model, source)
     reserve_device_memory()
-    devices = jax.devices()
     mesh = None
     if config.tensor_parallel > 1:
-        mesh = tensor_mesh(devices[: config.tensor_parallel])
+        mesh = tensor_mesh(jax.devices()[: config.tensor_parallel])
         spec = model.layers[0]
         model = model.with_key_copies(key_copies(spec.kv_heads, spec.group, config.tensor_parallel))
-    platform = jax.default_backend()
+    facts = _facts(config, model, mesh)
+    resolved = resolve(config, facts)
+    layout = page_layout(
+        model.layers, resolved.page_size, resolved.max_total_tokens, resolved.dtype, mesh, max_groups=1
+    )
+    shapes = _shapes(model, mesh, facts, resolved, layout)
+    pages = resolve_pages(config, resolved, facts, largest_step_bytes(model, shapes), layout.page_bytes)
+    choices = (*resolved.choices, pages)
+    max_queued, max_step_ms = config.max_queued, config.max_step_ms or 0.0
+    if is_served:
+        queued = resolve_max_queued(config, resolved.max_batch_size)
+        step = resolve_max_step_ms(config, facts.platform)
+        max_queued, max_step_ms, choices = queued.value, step.value, (*choices, queued, step)
+    return Deployment(
+        config=config,
+        files=files,
+        source=source,
+        model=model,
+        mesh=mesh,
+        facts=facts,
+        resolved=resolved,
+        layout=layout,
+        shapes=shapes.with_pages(pages.value),
+        limits=_limits(config, resolved, pages.value, max_queued),
+        max_step_ms=max_step_ms,
+        choices=choices,
+    )
+
+
+def _facts(config: Config, model: Decoder, mesh: Mesh | None) -> Facts:
+    platform, devices = jax.default_backend(), jax.devices()
     dtype = resolve_dtype(platform, config.dtype).value
-    if dtype == "float32" and platform == "gpu":  # as it was asked for: products would be rounded to ten bits
+    if dtype == "float32" and platform == "gpu":  # else products would be rounded to ten bits
         jax.config.update("jax_default_matmul_precision", "highest")  # type: ignore[no-untyped-call]
     if platform == "cpu":
         library.load(cache_folder(config.cache_dir) / "native")
     fast_int8 = platform == "cpu" and int8_product.is_fast()
     quantize = resolve_quantize(platform, config, fast_int8).value
-    facts = Facts(
+    return Facts(
         platform=platform,
         num_devices=len(devices),
         memory_bytes=device_memory_bytes(devices[0]),
@@ -117,12 +147,13 @@ def plan_deployment(config: Config, progress: Progress = silent, *, is_served: b
         weight_bytes=weight_bytes(model, dtype, quantize, mesh),
         fast_int8=fast_int8,
     )
-    resolved = resolve(config, facts)
-    layout = page_layout(model.layers, resolved.page_size, resolved.max_total_tokens, dtype, mesh, max_groups=1)
-    # Only where there is a faster way to attend to a sequence alone: on one device, in layers that see everything.
+
+
+def _shapes(model: Decoder, mesh: Mesh | None, facts: Facts, resolved: Resolved, layout: PageLayout) -> Shapes:
+    # Fresh sequences have a faster kernel on one device, in layers that see all positions.
     sees_all = mesh is None and all(spec.window is None and spec.softcap is None for spec in model.layers)
-    kernels = kernels_for(platform, dtype, config.tensor_parallel)
-    shapes = Shapes(
+    kernels = kernels_for(facts.platform, resolved.dtype, 1 if mesh is None else mesh.size)
+    return Shapes(
         num_pages=2,
         page_size=resolved.page_size,
         num_slots=resolved.max_batch_size,
@@ -130,21 +161,17 @@ def plan_deployment(config: Config, progress: Progress = silent, *, is_served: b
         max_sequence_tokens=resolved.max_total_tokens,
         num_groups=len(layout.windows),
         min_tokens=resolved.min_tokens,
-        is_fine=platform != "cpu",
-        specialised=platform == "gpu",
+        is_fine=facts.platform != "cpu",
+        specialised=facts.platform == "gpu",
         max_fresh_sequences=kernels.max_fresh_sequences if sees_all else 0,
         burst=resolved.max_burst,
     )
-    pages = resolve_pages(config, resolved, facts, largest_step_bytes(model, shapes), layout.page_bytes)
-    shapes = shapes.with_pages(pages.value)
-    choices = (*resolved.choices, pages)
-    max_queued, max_step_ms = config.max_queued, config.max_step_ms or 0.0
-    if is_served:
-        queued, step = resolve_max_queued(config, resolved.max_batch_size), resolve_max_step_ms(config, platform)
-        max_queued, max_step_ms, choices = queued.value, step.value, (*choices, queued, step)
-    limits = Limits(
+
+
+def _limits(config: Config, resolved: Resolved, num_pages: int, max_queued: int | None) -> Limits:
+    return Limits(
         page_size=resolved.page_size,
-        num_pages=pages.value,
+        num_pages=num_pages,
         max_batch_size=resolved.max_batch_size,
         max_step_tokens=resolved.max_batch_size + resolved.max_batch_prefill_tokens,
         max_batch_prefill_tokens=resolved.max_batch_prefill_tokens,
@@ -156,13 +183,12 @@ def plan_deployment(config: Config, progress: Progress = silent, *, is_served: b
         prefix_caching=config.prefix_caching,
         max_burst=resolved.max_burst,
     )
-    return Deployment(config, files, source, model, mesh, facts, resolved, layout, shapes, limits, max_step_ms, choices)
 
 
 def build_engine(
     deployment: Deployment, progress: Progress = silent, clock: Callable[[], float] = time.monotonic
 ) -> Built:
-    """Load the weights and make the engine. Its programs are compiled by its executor's `warm_up`."""
+    """Load the weights and build the engine. Its executor's `warm_up` compiles the programs."""
     with ThreadPoolExecutor(1) as pool:  # one waits for a compiler, the other for files
         measuring = pool.submit(_with_measured_step, deployment)
         weights = _weights(deployment, progress)
@@ -194,9 +220,9 @@ def _grammars(deployment: Deployment) -> Grammars | None:
 
 
 def _with_measured_step(deployment: Deployment) -> Deployment:
-    """The deployment with as many pages as fit beside the largest step as it was compiled, where that was an estimate.
+    """The deployment with as many pages as fit beside the largest step, measured by compiling it.
 
-    Not on a CPU: there the cache is kept small to leave the host its memory, and does not fill what is left.
+    Not on a CPU: its cache is small, to leave memory to the host, and does not fill what is left.
     """
     if deployment.config.num_pages is not None or deployment.facts.platform == "cpu":
         return deployment
@@ -220,12 +246,12 @@ def _with_measured_step(deployment: Deployment) -> Deployment:
         deployment,
         shapes=shapes.with_pages(pages.value),
         limits=replace(deployment.limits, num_pages=pages.value),
-        choices=(*deployment.resolved.choices, pages),
+        choices=tuple(pages if choice.name == pages.name else choice for choice in deployment.choices),
     )
 
 
 def _program_store(deployment: Deployment) -> ProgramStore:
-    """Where this deployment's compiled programs are kept for the next start."""
+    """The compiled programs of this deployment on disk."""
     config = json.dumps(deployment.files.config, sort_keys=True, default=str)
     resolved, fast_int8 = deployment.resolved, deployment.facts.fast_int8
     numerics = f"{resolved.dtype} {resolved.quantize} {fast_int8} {deployment.config.tensor_parallel}"
@@ -234,7 +260,7 @@ def _program_store(deployment: Deployment) -> ProgramStore:
 
 
 def _placement(deployment: Deployment) -> Placement | None:
-    """Where weights go; None where there is one device."""
+    """The sharding of each weight; None on one device."""
     mesh = deployment.mesh
     return None if mesh is None else lambda param: sharding(param.shape, param.axes, mesh)
 

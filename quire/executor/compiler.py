@@ -31,6 +31,7 @@ from quire.executor.step import (
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.ops.kernels import kernels_for
+from quire.request import num_mask_words
 
 log = logging.getLogger(__name__)
 
@@ -124,7 +125,7 @@ class Compiler:
         dtype = jax.tree.leaves(self._state.pages)[0].dtype
         hidden = _array((shapes.num_slots, model.hidden_size), dtype)
         packed = _array((3 * size + NUM_FEATURES,), jnp.int32)
-        masks = _array((size, -(-model.vocab_size // 32)), jnp.uint32)
+        masks = _array((size, num_mask_words(model.vocab_size)), jnp.uint32)
         inputs = (self.head, self._state.slots, hidden, packed, masks)
         options = _options(StepShape(size, decodes_only=True))
         return self._compile_traced(sample, 1, self._whole, *inputs, options=options)

@@ -20,6 +20,7 @@ from quire.executor.slots import pack_starts
 from quire.executor.step import State
 from quire.models.model import Model
 from quire.models.params import ParamTree
+from quire.request import num_mask_words
 
 NOTHING_ASKED = Features(*[False] * len(Features._fields))
 
@@ -44,7 +45,7 @@ class JaxExecutor:
         self.num_padding_tokens = 0  # computed beyond the tokens of plans, since programs have fixed shapes
         self._shapes = shapes
         self.programs = Programs(model, weights, shapes, compile_threads, mesh, store)
-        self._mask_words = -(-model.vocab_size // 32)
+        self._mask_words = num_mask_words(model.vocab_size)
         self._no_masks: dict[int, jax.Array] = {}
         self._devices = sorted({one for leaf in jax.tree.leaves(weights) for one in leaf.devices()}, key=str)
         self.reset()

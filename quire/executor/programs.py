@@ -21,6 +21,7 @@ from quire.executor.slots import pack_starts
 from quire.executor.step import SamplingWay, State
 from quire.models.model import Model
 from quire.models.params import ParamTree
+from quire.request import num_mask_words
 
 log = logging.getLogger(__name__)
 
@@ -212,7 +213,7 @@ class Programs:
         if kind == "copy":
             return state._replace(pages=program(state.pages, np.zeros((size, 2), np.int32)))
         hidden = jnp.zeros((shapes.num_slots, self._model.hidden_size), state.pages[0][0].dtype)
-        masks = jnp.zeros((size, -(-self._model.vocab_size // 32)), jnp.uint32)
+        masks = jnp.zeros((size, num_mask_words(self._model.vocab_size)), jnp.uint32)
         packed = np.full(3 * size + NUM_FEATURES, shapes.num_slots, np.int32)
         packed[size:] = 0
         return state._replace(slots=program(self.compiler.head, state.slots, hidden, packed, masks)[0])
