@@ -11,7 +11,7 @@ from quire.engine.engine import Engine, Outcome
 from quire.engine.idle_upkeep import IdleUpkeep
 from quire.engine.port import Deliver, Order, Port, by_port
 from quire.engine.preparations import Preparations, Prepared
-from quire.engine.request_times import RequestTimes
+from quire.engine.queue_times import QueueTimes
 from quire.engine.step_traces import StepTraces
 from quire.errors import EngineFailed, EngineStopped, InvalidRequest, QuireError, RequestFailed
 from quire.ipc.messages import PORT_SHIFT, Abort, Command, Event, Failed, Progress, Submit
@@ -69,7 +69,7 @@ class Driver:
         self._ports: dict[int, Port] = {}
         self._requests: dict[int, set[int]] = {}  # live requests by port
         self._preparing = Preparations(self._clock)  # live requests that the engine does not have yet
-        self._times = RequestTimes()
+        self._times = QueueTimes()
         self._traces = StepTraces(self._clock)
         engine.observe(self._times)
         engine.observe(self._traces)

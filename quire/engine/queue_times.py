@@ -44,7 +44,7 @@ class OpenAccount:
         )
 
 
-class RequestTimes(Observer):
+class QueueTimes(Observer):
     """Measures how long each request waits for its first slot; keeps an account of each request with `timings`.
 
     The queue is strict: what keeps its head waiting keeps all requests waiting, so that time counts for each of them.
