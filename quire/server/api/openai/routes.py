@@ -1,46 +1,29 @@
 """The routes of the OpenAI API."""
 
+from functools import partial
+
+from quire.server.api.openai import responses
 from quire.server.api.openai.chat import chat_completions
 from quire.server.api.openai.completions import completions
 from quire.server.api.openai.dialect import OPENAI
 from quire.server.api.openai.models import get_model, list_models
 from quire.server.api.openai.requests import ChatRequest, CompletionRequest
-from quire.server.api.openai.responses import (
-    ChatCompletion,
-    ChatCompletionChunk,
-    Completion,
-    CompletionChunk,
-    ModelCard,
-    ModelList,
-    OpenAIError,
-)
 from quire.server.http.route import Route
 
 CHAT_EXAMPLE = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}'
+_COMPLETION_EXAMPLE = '{"prompt": "Once upon a time", "max_tokens": 32}'
 
+_get = partial(Route, "GET", dialect=OPENAI)
+_generate = partial(Route, "POST", dialect=OPENAI, generates=True)
 ROUTES = (
-    Route(
-        "POST",
-        "/v1/completions",
-        completions,
-        OPENAI,
-        body=(CompletionRequest,),
-        answer=(Completion,),
-        events=(CompletionChunk, OpenAIError),
-        example='{"prompt": "Once upon a time", "max_tokens": 32}',
-        generates=True,
+    _generate(
+        "/v1/completions", completions, body=(CompletionRequest,), answer=(responses.Completion,),
+        events=(responses.CompletionChunk, responses.OpenAIError), example=_COMPLETION_EXAMPLE,
     ),
-    Route(
-        "POST",
-        "/v1/chat/completions",
-        chat_completions,
-        OPENAI,
-        body=(ChatRequest,),
-        answer=(ChatCompletion,),
-        events=(ChatCompletionChunk, OpenAIError),
-        example=CHAT_EXAMPLE,
-        generates=True,
+    _generate(
+        "/v1/chat/completions", chat_completions, body=(ChatRequest,), answer=(responses.ChatCompletion,),
+        events=(responses.ChatCompletionChunk, responses.OpenAIError), example=CHAT_EXAMPLE,
     ),
-    Route("GET", "/v1/models", list_models, OPENAI, answer=(ModelList,), is_open=True),
-    Route("GET", "/v1/models/{model}", get_model, OPENAI, answer=(ModelCard,)),
-)
+    _get("/v1/models", list_models, answer=(responses.ModelList,), is_open=True),
+    _get("/v1/models/{model}", get_model, answer=(responses.ModelCard,)),
+)  # fmt: skip
