@@ -36,7 +36,11 @@ class Config:
     random_seed: int = setting(0, MODEL, "Seed of random: weights.")
     max_total_tokens: int | None = setting(None, MEMORY, "Longest prompt and answer together.")
     page_size: int | None = setting(None, MEMORY, "Tokens per page of the cache.")
-    num_pages: int | None = setting(None, MEMORY, "Pages in the cache; as many as fit if not given.")
+    num_pages: int | None = setting(
+        None,
+        MEMORY,
+        "Pages in the cache; as many as fit if not given. quire doctor shows the sequences that they hold.",
+    )
     memory_fraction: float | None = setting(None, MEMORY, "Share of the device's memory that may be used.")
     prefix_caching: bool = setting(True, MEMORY, "Keep the pages of finished requests for others that begin alike.")
     max_batch_size: int | None = setting(None, BATCHING, "Sequences that run at the same time.")
@@ -62,7 +66,7 @@ class Config:
     max_burst: int | None = setting(
         None,
         BATCHING,
-        "Tokens that each sequence may get in one step while nobody could join; by platform if not given.",
+        "Tokens that each sequence may get in one step while no other could join; by platform if not given.",
     )
     max_burst_ms: float = setting(10.0, BATCHING, "How long such a step may take; longer ones give one token each.")
     max_step_ms: float | None = setting(

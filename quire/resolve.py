@@ -72,7 +72,7 @@ def resolve_quantize(platform: str, config: Config, fast_int8: bool) -> Choice[s
 
 @dataclass(frozen=True)
 class Facts:
-    """What the choices depend on: the machine, and the model's sizes."""
+    """The facts that choices depend on: the machine, and the model's sizes."""
 
     platform: str  # as JAX names it
     num_devices: int
@@ -142,7 +142,7 @@ LOWEST = {
 }
 # As in text-generation-inference: each is what goes with the other where only that is given.
 WAITING_SERVED_RATIO, MAX_WAITING_TOKENS = 0.3, 20
-RESERVE_BYTES = 256 * 2**20  # for what nobody counts: fragments, programs, small arrays
+RESERVE_BYTES = 256 * 2**20  # for fragments, programs and small arrays
 MAX_HOST_CACHE_BYTES = 2 * 2**30
 LARGE_MODEL_BYTES = 8 * 2**30  # on one device; to read them takes milliseconds
 QUEUED_BATCHES = 16
@@ -221,7 +221,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
 
 
 def resolve_max_queued(config: Config, max_batch_size: int) -> Choice[int]:
-    """How many sequences wait at most in a server. Offline there is no bound: all that is asked for is done."""
+    """The most sequences that wait in a server. Offline there is no bound."""
     several = QUEUED_BATCHES * max_batch_size
     reason = f"{QUEUED_BATCHES} batches; what is behind so many has been given up when its turn comes"
     if several < MIN_QUEUED:
@@ -246,15 +246,19 @@ def _max_burst(config: Config, defaults: PlatformDefaults, platform: str, facts:
     return _chosen("max_burst", config.max_burst, min(defaults.max_burst, page_size), f"{platform.upper()} default")
 
 
-def resolve_pages(config: Config, resolved: Resolved, facts: Facts, step_bytes: int, page_bytes: int) -> Choice[int]:
-    """How many pages the cache has: what memory is left when weights, the largest step and a reserve are in it."""
+def resolve_pages(
+    config: Config, resolved: Resolved, facts: Facts, step_bytes: int, page_bytes: int, longest: int
+) -> Choice[int]:
+    """The number of pages: they fill the memory beside weights, the largest step and a reserve.
+
+    `longest` is the number of pages that a sequence of max_total_tokens has at once.
+    """
     left = resolved.memory_limit_bytes - facts.weight_bytes - step_bytes - RESERVE_BYTES
     sum_line = (
         f"{as_size(resolved.memory_limit_bytes)} allowed - {as_size(facts.weight_bytes)} weights - "
         f"{as_size(step_bytes)} largest step - {as_size(RESERVE_BYTES)} reserve = {as_size(left)}, "
         f"at {as_size(page_bytes)} a page"
     )
-    longest = -(-resolved.max_total_tokens // resolved.page_size)
     needed = longest + 1  # page 0 is not handed out
     if config.num_pages is not None:
         choice = Choice("num_pages", config.num_pages, ASKED_FOR)
@@ -265,7 +269,7 @@ def resolve_pages(config: Config, resolved: Resolved, facts: Facts, step_bytes: 
             count = MAX_HOST_CACHE_BYTES // page_bytes
             reason = f"{as_size(MAX_HOST_CACHE_BYTES)} at {as_size(page_bytes)} a page, to leave the host its memory"
         if count > useful:
-            # What is over keeps the beginnings of requests that have ended.
+            # The rest keeps prefixes of requests that have ended.
             count = min(count, -(-useful // PAGE_STEP) * PAGE_STEP)
             plural = "" if resolved.max_batch_size == 1 else "s"
             reason = f"room for {resolved.max_batch_size} sequence{plural} of max_total_tokens"

@@ -207,8 +207,9 @@ def test_doctor_says_what_fits_and_why(quire: Quire, folder: Path) -> None:
     for words in ("This machine", " x cpu", "weights", "page_size", "(asked for)"):
         assert words in done.out
     found = json.loads(quire("doctor", *sizes(folder), "--num-pages=101", "--json").out)
-    assert found["fit"]["tokens in the cache"] == "100 pages x 4 = 400"
-    assert found["fit"]["sequences at their longest"] == "400 tokens / 256 = 1"
+    assert found["fit"]["tokens in the cache"] == "400"
+    assert found["fit"]["sequences at their longest"] == "1 of 256 tokens (100 pages / 64 each)"
+    assert "windows" not in found["fit"]
     assert found["choices"]["num_pages"] == {"value": 101, "reason": "asked for"}
     refused = quire("doctor", *sizes(folder), "--num-pages=100000000")
     assert refused.code == 2

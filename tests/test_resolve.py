@@ -77,8 +77,11 @@ FACTS = Facts(platform="cpu", num_devices=2, memory_bytes=16 * GIB, max_position
 PAGE_BYTES = 16 * 2**15
 
 
-def pages(config: Config, facts: Facts = FACTS, step_bytes: int = 0) -> Choice[int]:
-    return resolve_pages(config, resolve(config, facts), facts, step_bytes, PAGE_BYTES)
+def pages(config: Config, facts: Facts = FACTS, step_bytes: int = 0, longest: int | None = None) -> Choice[int]:
+    """`longest`: pages of a sequence of max_total_tokens; of a model without windows if not given."""
+    resolved = resolve(config, facts)
+    longest = longest or -(-resolved.max_total_tokens // resolved.page_size)
+    return resolve_pages(config, resolved, facts, step_bytes, PAGE_BYTES, longest)
 
 
 def test_choices_that_were_asked_for_are_not_automatic() -> None:
@@ -117,6 +120,14 @@ def test_what_just_fits_is_not_refused_for_the_sake_of_a_round_number(spare: int
     assert pages(Config(memory_fraction=1.0), facts).value >= needed
     with pytest.raises(InvalidSetting, match="256 pages of 16 tokens do not hold one sequence"):
         pages(Config(memory_fraction=1.0), replace(facts, memory_bytes=limit - (spare + 1) * PAGE_BYTES))
+
+
+def test_a_sequence_that_fits_by_its_windows_is_not_refused() -> None:
+    limit = FACTS.weight_bytes + RESERVE_BYTES + 100 * PAGE_BYTES
+    facts = replace(FACTS, memory_bytes=limit)
+    with pytest.raises(InvalidSetting, match="100 pages of 16 tokens do not hold one sequence .* which needs 257"):
+        pages(Config(memory_fraction=1.0), facts)
+    assert pages(Config(memory_fraction=1.0), facts, longest=99).value == 100
 
 
 @pytest.mark.parametrize(

@@ -23,13 +23,12 @@ def doctor(
     machine = _machine()
     if not json:
         _print("This machine", machine)
-    from quire.engine.build import plan_deployment
+    from quire.engine.build import cache_capacity, plan_deployment
     from quire.files import progress_bar, silent
 
     deployment = plan_deployment(config, silent if json else progress_bar, is_served=True)
     facts, limits, resolved = deployment.facts, deployment.limits, deployment.resolved
     page_bytes = deployment.layout.page_bytes
-    tokens = (limits.num_pages - 1) * limits.page_size
     weight_type = resolved.dtype if resolved.quantize == "none" else f"{resolved.quantize} and {resolved.dtype}"
     model = {
         "name": deployment.files.name,
@@ -44,10 +43,7 @@ def doctor(
         "memory allowed": f"{as_size(resolved.memory_limit_bytes)} of {as_size(facts.memory_bytes)}",
         "weights": as_size(facts.weight_bytes),
         "pages": f"{limits.num_pages} x {as_size(page_bytes)} = {as_size(limits.num_pages * page_bytes)}",
-        "tokens in the cache": f"{limits.num_pages - 1} pages x {limits.page_size} = {tokens}",
-        "sequences at their longest": (
-            f"{tokens} tokens / {limits.max_sequence_tokens} = {tokens // limits.max_sequence_tokens}"
-        ),
+        **cache_capacity(deployment),
         "sequences at the same time": f"up to {limits.max_batch_size}",
         "steps to compile": f"{len(deployment.shapes.ladder.all())} shapes",
     }

@@ -59,9 +59,9 @@ class Limits:
 
     def pages_to_start(self, num_tokens: int) -> int:
         """Pages, over all groups, that a sequence of so many known tokens has at once while they are computed."""
-        return self._pages(num_tokens, self.max_batch_prefill_tokens)
+        return self.pages_of(num_tokens, self.max_batch_prefill_tokens)
 
-    def _pages(self, num_tokens: int, step_tokens: int) -> int:
+    def pages_of(self, num_tokens: int, step_tokens: int = 1) -> int:
         """Pages, over all groups, that a sequence of `num_tokens` may have at once if its steps have `step_tokens`."""
         total = 0
         for window in self.page_groups:
@@ -71,13 +71,19 @@ class Limits:
             total += count
         return total
 
+    @property
+    def capacity_tokens(self) -> int:
+        """Tokens that the cache holds in sequences of the maximum length."""
+        longest = self.max_sequence_tokens
+        return (self.num_pages - 1) * self.pages_for(longest) // self.pages_of(longest) * self.page_size
+
     def refuse_what_cannot_fit(self, request: Request) -> None:
         """Raise when `request` could not run even alone."""
         total = len(request.prompt) + request.max_tokens
         parts = f"prompt of {len(request.prompt)} tokens + max_tokens of {request.max_tokens} = {total}"
         if total > self.max_sequence_tokens:
             raise PromptTooLong(f"{parts}; the limit is {self.max_sequence_tokens}")
-        pages = self._pages(total, step_tokens=1)
+        pages = self.pages_of(total)
         if pages > self.num_pages - 1:
             raise PromptTooLong(f"{parts}; they take {pages} pages, the cache holds {self.num_pages - 1}")
         if self.max_batch_total_tokens is not None and total > self.max_batch_total_tokens:

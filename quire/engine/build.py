@@ -103,18 +103,15 @@ def plan_deployment(config: Config, progress: Progress = silent, *, is_served: b
         model = model.with_key_copies(key_copies(spec.kv_heads, spec.group, config.tensor_parallel))
     facts = _facts(config, model, mesh)
     resolved = resolve(config, facts)
-    layout = page_layout(
-        model.layers, resolved.page_size, resolved.max_total_tokens, resolved.dtype, mesh, max_groups=1
-    )
+    layout = page_layout(model.layers, resolved.page_size, resolved.max_total_tokens, resolved.dtype, mesh)
     shapes = _shapes(model, mesh, facts, resolved, layout)
-    pages = resolve_pages(config, resolved, facts, largest_step_bytes(model, shapes), layout.page_bytes)
-    choices = (*resolved.choices, pages)
+    choices: tuple[Choice[Any], ...] = resolved.choices
     max_queued, max_step_ms = config.max_queued, config.max_step_ms or 0.0
     if is_served:
         queued = resolve_max_queued(config, resolved.max_batch_size)
         step = resolve_max_step_ms(config, facts.platform)
         max_queued, max_step_ms, choices = queued.value, step.value, (*choices, queued, step)
-    return Deployment(
+    deployment = Deployment(
         config=config,
         files=files,
         source=source,
@@ -123,11 +120,12 @@ def plan_deployment(config: Config, progress: Progress = silent, *, is_served: b
         facts=facts,
         resolved=resolved,
         layout=layout,
-        shapes=shapes.with_pages(pages.value),
-        limits=_limits(config, resolved, pages.value, max_queued),
+        shapes=shapes,
+        limits=_limits(config, resolved, layout, max_queued),
         max_step_ms=max_step_ms,
         choices=choices,
     )
+    return _with_pages(deployment, largest_step_bytes(model, shapes))
 
 
 def _facts(config: Config, model: Decoder, mesh: Mesh | None) -> Facts:
@@ -168,10 +166,10 @@ def _shapes(model: Decoder, mesh: Mesh | None, facts: Facts, resolved: Resolved,
     )
 
 
-def _limits(config: Config, resolved: Resolved, num_pages: int, max_queued: int | None) -> Limits:
+def _limits(config: Config, resolved: Resolved, layout: PageLayout, max_queued: int | None) -> Limits:
     return Limits(
         page_size=resolved.page_size,
-        num_pages=num_pages,
+        num_pages=2,
         max_batch_size=resolved.max_batch_size,
         max_step_tokens=resolved.max_batch_size + resolved.max_batch_prefill_tokens,
         max_batch_prefill_tokens=resolved.max_batch_prefill_tokens,
@@ -182,7 +180,41 @@ def _limits(config: Config, resolved: Resolved, num_pages: int, max_queued: int 
         max_waiting_tokens=resolved.max_waiting_tokens,
         prefix_caching=config.prefix_caching,
         max_burst=resolved.max_burst,
+        page_groups=layout.windows,
     )
+
+
+def _with_pages(deployment: Deployment, step_bytes: int) -> Deployment:
+    """The deployment with as many pages as fit beside a step of so many bytes."""
+    limits, layout = deployment.limits, deployment.layout
+    longest = limits.pages_of(limits.max_sequence_tokens)
+    pages = resolve_pages(
+        deployment.config, deployment.resolved, deployment.facts, step_bytes, layout.page_bytes, longest
+    )
+    others = [choice for choice in deployment.choices if choice.name != pages.name]
+    return replace(
+        deployment,
+        shapes=deployment.shapes.with_pages(pages.value),
+        limits=replace(limits, num_pages=pages.value),
+        choices=(*others, pages),
+    )
+
+
+def cache_capacity(deployment: Deployment) -> dict[str, str]:
+    """What fits the cache, for the log and `quire doctor`."""
+    limits, layout = deployment.limits, deployment.layout
+    usable, longest = limits.num_pages - 1, limits.max_sequence_tokens
+    held = limits.pages_of(longest)
+    capacity = {
+        "tokens in the cache": f"{limits.capacity_tokens:,}",
+        "sequences at their longest": f"{usable // held:,} of {longest:,} tokens ({usable:,} pages / {held:,} each)",
+    }
+    if any(layout.windows):
+        undivided = page_layout(deployment.model.layers, layout.page_size, longest, layout.dtype, layout.mesh, 1)
+        without = limits.pages_for(longest) * undivided.page_bytes
+        times = without / (held * layout.page_bytes)
+        capacity["windows"] = f"{layout.rules}; {times:.1f}x as many sequences of {longest:,} tokens as without"
+    return capacity
 
 
 def build_engine(
@@ -196,6 +228,7 @@ def build_engine(
     for choice in deployment.choices:
         if choice.is_automatic:
             log.info("%s", choice)
+    log.info("%s", "; ".join(f"{name}: {value}" for name, value in cache_capacity(deployment).items()))
     threads, store = deployment.resolved.compile_threads, _program_store(deployment)
     store.forget_unused()
     executor = JaxExecutor(deployment.model, weights, deployment.shapes, threads, deployment.mesh, store)
@@ -238,16 +271,8 @@ def _with_measured_step(deployment: Deployment) -> Deployment:
     store = _program_store(replace(deployment, shapes=shapes))
     programs = Programs(deployment.model, weights, shapes, deployment.resolved.compile_threads, deployment.mesh, store)
     step_bytes = programs.largest_step_bytes()
-    pages = resolve_pages(
-        deployment.config, deployment.resolved, deployment.facts, step_bytes, deployment.layout.page_bytes
-    )
     programs.close()
-    return replace(
-        deployment,
-        shapes=shapes.with_pages(pages.value),
-        limits=replace(deployment.limits, num_pages=pages.value),
-        choices=tuple(pages if choice.name == pages.name else choice for choice in deployment.choices),
-    )
+    return _with_pages(deployment, step_bytes)
 
 
 def _program_store(deployment: Deployment) -> ProgramStore:

@@ -130,7 +130,7 @@ def read_stats(engine: Engine, meter: Meter) -> Stats:
         free_pages=scheduler.free_pages,
         cached_pages=scheduler.cached_pages,
         num_pages=limits.num_pages - 1,
-        max_total_tokens=limits.max_batch_total_tokens or (limits.num_pages - 1) * limits.page_size,
+        max_total_tokens=limits.max_batch_total_tokens or limits.capacity_tokens,
         counters={
             "steps": scheduler.steps,
             "preemptions": scheduler.preemptions,

@@ -5,6 +5,7 @@ entry with one array per token in place of two; a recurrent layer, whose state b
 would be an entry for arrays indexed by slot that are zeroed when a slot starts.
 """
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from math import prod
@@ -68,6 +69,15 @@ class PageLayout:
             for a in jax.tree.leaves(self.structure(1))
         )
 
+    @property
+    def rules(self) -> str:
+        """The positions that the layers keep, in words."""
+        layers = Counter(self.windows[place.group] for place in self.places)
+        return ", ".join(
+            f"{'full' if window is None else f'window {window}'}: {count} layer{'s' * (count > 1)}"
+            for window, count in sorted(layers.items(), key=lambda entry: entry[0] or 0)
+        )
+
     def array(self, shape: tuple[int, ...], axes: Sequence[str | None]) -> jax.ShapeDtypeStruct:
         where = None if self.mesh is None else sharding(shape, axes, self.mesh)
         return jax.ShapeDtypeStruct(shape, self.dtype, sharding=where)  # type: ignore[no-untyped-call]
@@ -94,7 +104,7 @@ def page_layout(
     A window of at least `max_sequence_tokens` is none. Layers of different shapes are one group.
     """
     longest = max_sequence_tokens
-    windows = [None if spec.window is None or spec.window >= longest else spec.window for spec in layers]
+    windows = [None if spec.window is None or spec.window >= longest else max(spec.window, 2) for spec in layers]
     together = PageLayout(
         page_size,
         jnp.dtype(dtype),

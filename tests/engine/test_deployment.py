@@ -1,0 +1,61 @@
+"""The numbers of a deployment, before any weight is read."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.config import Config
+from quire.core.limits import Limits
+from quire.engine.build import Deployment, cache_capacity, plan_deployment
+from tests.models.cases import CASES
+
+
+def planned(folder: Path, name: str, **settings: Any) -> Deployment:
+    config = folder / "config.json"
+    config.write_text(json.dumps(CASES[name]))
+    given: dict[str, Any] = {"dtype": "float32", "page_size": 4, "max_batch_size": 4, "max_total_tokens": 128}
+    return plan_deployment(Config(f"random:{config}", cache_dir=str(folder), **(given | settings)))
+
+
+def test_a_model_with_windows_fits_more_sequences_and_the_text_says_how_many(tmp_path: Path) -> None:
+    deployment = planned(tmp_path, "mistral", num_pages=301)
+    assert deployment.limits.page_groups == (7,)
+    assert cache_capacity(deployment) == {
+        "tokens in the cache": "12,800",
+        "sequences at their longest": "100 of 128 tokens (300 pages / 3 each)",
+        "windows": "window 7: 2 layers; 10.7x as many sequences of 128 tokens as without",
+    }
+
+
+def test_a_model_without_windows_has_one_group_and_no_word_of_them(tmp_path: Path) -> None:
+    deployment = planned(tmp_path, "llama", num_pages=101)
+    assert deployment.limits.page_groups == (None,)
+    assert cache_capacity(deployment) == {
+        "tokens in the cache": "400",
+        "sequences at their longest": "3 of 128 tokens (100 pages / 32 each)",
+    }
+
+
+def test_pages_are_enough_for_all_sequences_at_their_longest_and_no_more(tmp_path: Path) -> None:
+    without, with_windows = planned(tmp_path, "llama"), planned(tmp_path, "mistral")
+    assert without.limits.num_pages == 4 * 32 + 64  # a multiple of 64 above 4 sequences of 32 pages and page 0
+    assert with_windows.limits.num_pages == 64
+    assert with_windows.shapes.num_pages == 64
+
+
+@pytest.mark.parametrize(("groups", "tokens"), [((None,), 400), ((None, None), 200), ((9,), 8532), ((None, 9), 380)])
+def test_the_capacity_in_tokens_is_that_of_sequences_of_the_maximum_length(
+    groups: tuple[int | None, ...], tokens: int
+) -> None:
+    limits = Limits(
+        page_size=4,
+        num_pages=101,
+        max_batch_size=1,
+        max_step_tokens=1,
+        max_batch_prefill_tokens=1,
+        max_sequence_tokens=256,
+        page_groups=groups,
+    )
+    assert limits.capacity_tokens == tokens
