@@ -125,7 +125,7 @@ def test_what_just_fits_is_not_refused_for_the_sake_of_a_round_number(spare: int
 def test_a_sequence_that_fits_by_its_windows_is_not_refused() -> None:
     limit = FACTS.weight_bytes + RESERVE_BYTES + 100 * PAGE_BYTES
     facts = replace(FACTS, memory_bytes=limit)
-    with pytest.raises(InvalidSetting, match="100 pages of 16 tokens do not hold one sequence .* which needs 257"):
+    with pytest.raises(InvalidSetting, match=r"100 pages of 16 tokens do not hold one sequence .* which needs 257"):
         pages(Config(memory_fraction=1.0), facts)
     assert pages(Config(memory_fraction=1.0), facts, longest=99).value == 100
 
