@@ -14,7 +14,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quire.errors import InvalidRequest
-from quire.server.api.tgi.end_anchored_stops import EndAnchoredStops
+from quire.server.api.tgi.strict import EndAnchoredStops
 from quire.text.stop_strings import MAX_STOP_CHARACTERS, MAX_STOPS, Released, StopStrings, check_stops
 
 letters = st.text("abc", max_size=30)
