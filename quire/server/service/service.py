@@ -242,6 +242,7 @@ class Service:
         self._num_sequences += num_sequences
         self._streams.add(stream)
         self._quiet.clear()
+        stream.times.submitted_s = time.monotonic()  # before the engine can count its queue
         for one in specs:
             self._count += 1
             request = replace(
@@ -256,7 +257,6 @@ class Service:
             self._prompts[request.request_id] = (stream.add(one, request), stream)
             if self._port is not None:
                 self._port.send(Submit(request, waited_s=stream.times.total_s))
-        stream.times.submitted_s = time.monotonic()
         return stream
 
     def _refuse_if_full(self, specs: Sequence[GenerationSpec], owner: str | None, field: str) -> int:
