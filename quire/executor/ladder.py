@@ -4,7 +4,8 @@ All tokens of a step share one dimension, padded to a step of a ladder. The ladd
 padding. On a CPU a program takes about a second to compile, at every first start, and a server begins with a few of
 them; so the ladder is coarse: powers of two and the middle between them, a third wasted at most from 16 tokens on. On a
 GPU that hundreds of sequences share padding costs more: the ladder is fine from FINE_FROM tokens on, an eighth wasted
-at most. Fewer tokens take as long as reading the weights takes, whatever their number.
+at most, and a fifth from LONG_FROM on, where steps are few. Fewer tokens take as long as reading the weights takes,
+whatever their number.
 """
 
 from collections.abc import Iterable, Sequence
@@ -12,7 +13,7 @@ from typing import NamedTuple
 
 from quire.ops.pages import TILE
 
-FINE_FROM = 256
+FINE_FROM, LONG_FROM = 256, 2048
 MIDDLES_FROM = 16
 SHORT_PROMPTS = (32, 64, 128)  # tokens, for which a server has programs when it begins
 
@@ -113,10 +114,10 @@ def coarse(lowest: int, highest: int, *, middles_from: int = MIDDLES_FROM, facto
 
 
 def fine(lowest: int, highest: int) -> list[int]:
-    """As `coarse` up to FINE_FROM, then eight steps between two powers of two; then `highest`."""
+    """As `coarse` up to FINE_FROM, then eight steps from one power of two to the next, or four from LONG_FROM on."""
     if highest <= FINE_FROM:
         return coarse(lowest, highest, middles_from=32)
     steps = coarse(lowest, FINE_FROM, middles_from=32)
-    while (step := steps[-1] + (1 << steps[-1].bit_length() - 1) // 8) < highest:
+    while (step := steps[-1] + (1 << steps[-1].bit_length() - 1) // (8 if steps[-1] < LONG_FROM else 4)) < highest:
         steps.append(step)
     return [*steps, highest]

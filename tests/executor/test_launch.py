@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quire.core.plan import Chunk, Kind
-from quire.executor.ladder import FINE_FROM, Ladder, StepShape
+from quire.executor.ladder import FINE_FROM, LONG_FROM, Ladder, StepShape
 from quire.executor.launch import Inputs, Launch, Packer, fields, num_single, split
 from quire.executor.program_table import ProgramTable
 from quire.executor.sampler import Features
@@ -172,12 +172,18 @@ def test_a_choice_depends_on_the_table_alone() -> None:
         assert table.sample(65, PLAIN) == ("any", 256)
 
 
-def test_a_fine_ladder_wastes_an_eighth_at_most_and_a_coarse_one_a_third() -> None:
-    for is_fine, first, most in ((True, FINE_FROM, 1 / 8), (False, 16, 1 / 3)):
+def test_a_fine_ladder_wastes_an_eighth_at_most_or_a_fifth_of_long_steps_and_a_coarse_one_a_third() -> None:
+    for is_fine, first, end, most in (
+        (True, FINE_FROM, LONG_FROM, 1 / 8),
+        (True, 0, 9000, 1 / 5),
+        (False, 16, 9000, 1 / 3),
+    ):
         ladder = Ladder(256, 8192, is_fine=is_fine)
         sizes = sorted(shape.tokens for shape in ladder.all() if shape == StepShape(shape.tokens))
         assert sizes[-1] == ladder.max_tokens
-        assert all(1 - (low + 1) / high <= most for low, high in pairwise(sizes) if low >= first)
+        steps = [(low, high) for low, high in pairwise(sizes) if max(first, FINE_FROM * is_fine) <= low < end]
+        assert steps
+        assert all(1 - (low + 1) / high <= most for low, high in steps)
 
 
 def test_programs_are_few_enough_to_compile_at_a_start() -> None:
@@ -185,7 +191,7 @@ def test_programs_are_few_enough_to_compile_at_a_start() -> None:
     ladder = Ladder(32, 512)
     assert len(ladder.first()) <= 6
     assert len(ladder.all()) <= 20
-    assert len(Ladder(256, 8192, min_tokens=8, is_fine=True, has_decodes=True, max_fresh_sequences=8).all()) <= 90
+    assert len(Ladder(256, 8192, min_tokens=8, is_fine=True, has_decodes=True, max_fresh_sequences=8).all()) <= 70
 
 
 def test_a_chunk_has_the_tiles_its_tokens_need() -> None:
