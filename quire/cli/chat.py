@@ -29,7 +29,7 @@ def chat(
     sampling: SamplingOptions,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer; as long as fits if not given.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no choices.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress and choices.")] = False,
 ) -> None:
     """Talk with a model. Answers go to standard output, everything else to standard error."""
     sampling.over(SamplingParams())  # refused now rather than after loading

@@ -1,11 +1,11 @@
-"""What commands say besides their results, on standard error."""
+"""Messages of commands on standard error."""
 
 import logging
 import sys
 
 
 def log_to_stderr(quiet: bool) -> None:
-    """Show what the engine decides and what goes wrong; only the latter when quiet."""
+    """Show the engine's choices and warnings; warnings only when quiet."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(message)s"))
     logger = logging.getLogger("quire")

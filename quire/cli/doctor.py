@@ -1,4 +1,4 @@
-"""`quire doctor`: what there is, what fits, and why."""
+"""`quire doctor`: the machine, the model, and how the model fits."""
 
 import os
 import platform
@@ -18,7 +18,7 @@ def doctor(
     config: Config,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
-    """Say what runs here and how the model would fit, without loading it."""
+    """Show the machine, how the model would fit and every choice of settings, without loading the weights."""
     log_to_stderr(quiet=True)
     machine = _machine()
     if not json:

@@ -29,7 +29,7 @@ def generate(
     system: Annotated[str | None, typer.Option(help="A system message to begin the chat with.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without chat template.")] = False,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object, when the answer is complete.")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no choices.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress and choices.")] = False,
 ) -> None:
     """Answer one prompt on standard output. Models with a chat template are asked through it, unless --raw."""
     sampling.over(SamplingParams())  # refused now rather than after loading

@@ -14,7 +14,7 @@ from quire.errors import InvalidSetting
 
 # Settings of the engine and the server have variables; those of one answer, like its temperature, do not.
 WITHOUT_VARIABLE = {"Sampling"}
-# Variables that other programs have given a name; all others are the setting's name in capitals.
+# Variables with names of other programs; all others are the setting's name in capitals.
 VARIABLES = {
     "model": "MODEL_ID",
     "token": "HF_TOKEN",
@@ -23,17 +23,17 @@ VARIABLES = {
 }
 SHORT = {"port": ("--port", "-p")}
 SOURCES = (
-    "Settings can also be environment variables, by their names in capitals (MAX_BATCH_SIZE=8; the model is MODEL_ID, "
-    "the token HF_TOKEN, offline HF_HUB_OFFLINE), and stand in a file. Options beat variables, and variables the file."
+    "Settings can also be environment variables, their names in capitals (MAX_BATCH_SIZE=8; the model is MODEL_ID, "
+    "the token HF_TOKEN, offline HF_HUB_OFFLINE), or in a file. Options override variables, and variables the file."
 )
-FILE_TYPES: dict[type, tuple[type, ...]] = {float: (int, float), Path: (str,)}  # what a file may hold for these
+FILE_TYPES: dict[type, tuple[type, ...]] = {float: (int, float), Path: (str,)}  # types that a file may have for these
 
 
 def with_settings(command: Callable[..., None]) -> Callable[..., None]:
     """Give a command one option for each field of the dataclasses among its parameters, and `--config`.
 
-    An option beats the environment, which beats the file, which beats the default. The command is called with the
-    dataclasses put together.
+    Options override the environment, which overrides the file, which overrides the defaults. The command is called with
+    the dataclasses.
     """
     kinds: dict[str, type] = {}
     parameters: list[inspect.Parameter] = []
@@ -100,7 +100,7 @@ def _file_option(known: dict[str, Any]) -> inspect.Parameter:
     option = typer.Option(
         "--config",
         metavar="FILE",
-        help="A TOML file of settings, by their names: max_batch_size = 8.",
+        help="A TOML file of settings, as in max_batch_size = 8.",
         callback=take_file,
         is_eager=True,  # before the options whose defaults it gives
         exists=True,
@@ -112,7 +112,7 @@ def _file_option(known: dict[str, Any]) -> inspect.Parameter:
 
 
 def read_settings(file: Path, known: dict[str, Any]) -> dict[str, Any]:
-    """The settings in a TOML file; `known` has the types of those there are."""
+    """The settings in a TOML file; `known` has the type of each setting."""
     try:
         found = tomllib.loads(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:

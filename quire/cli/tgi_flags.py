@@ -1,4 +1,4 @@
-"""The flags and variables of text-generation-inference's launcher: what each becomes here.
+"""The flags and variables of text-generation-inference's launcher.
 
 Those that Quire has by the same name and with the same meaning are in SAME; the others are fields of TgiFlags. The page
 docs/operations/from-tgi.md shows all of them, and a test holds it to this file.
@@ -39,12 +39,12 @@ def _means(other: str, help: str, default: Any = None, variable: bool = True) ->
 
 
 def _inert(why: str, default: Any = None) -> Any:
-    """A flag that is taken, with a warning: what it is about changes no result."""
+    """A flag that is accepted with a warning: it changes no result."""
     return _flag(default, why, hidden=True, inert=why)
 
 
 def _refused(why: str, default: Any = None, variable: bool = True) -> Any:
-    """A flag that would change results, or who gets them."""
+    """A flag that would change results, or who gets them, and is refused."""
     return _flag(default, why, variable, hidden=True, refused=why)
 
 
@@ -55,7 +55,7 @@ def _flag(default: Any, help: str, variable: bool = True, **more: Any) -> Any:
 
 @dataclass(frozen=True)
 class TgiFlags:
-    """What was asked for in the launcher's own words. Owned by `quire serve`."""
+    """Flags of the launcher, given to `quire serve`."""
 
     # MODEL_ID is read by --model.
     model_id: str | None = _means("model", "What to serve.", variable=False)
@@ -107,13 +107,13 @@ class TgiFlags:
         }
 
     def warnings(self) -> list[str]:
-        """Of what was asked for and does nothing."""
+        """One for each given flag that does nothing."""
         return [f"--{name.replace('_', '-')} does nothing: {why}" for name, why in self.given("inert").items()]
 
     def applied(
         self, config: Config, settings: ServerSettings, environment: Mapping[str, str]
     ) -> tuple[Config, ServerSettings]:
-        """The settings with what was asked for here; raises on what would change results."""
+        """The settings with these flags applied. Raises on flags that would change results."""
         for name, why in self.given("refused").items():
             raise InvalidSetting(f"{name} is {getattr(self, name)}: {why}")
         self._check_sharded()

@@ -43,7 +43,7 @@ def offline(
         str, typer.Option(help="Lengths of answers.", metavar="N,...", rich_help_panel=LADDER)
     ] = "64",
     json: Annotated[Path | None, typer.Option(help="Write the results to this file too.", metavar="FILE")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="No progress, no choices.")] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress and choices.")] = False,
 ) -> None:
     """Measure generation in this process: the cases named, or every combination of the ladder."""
     from quire.cli.bench.offline import case, start, step_of_ladder
