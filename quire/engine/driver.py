@@ -76,12 +76,8 @@ class Driver:
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
 
     @property
-    def is_running(self) -> bool:
-        return self._thread.is_alive()
-
-    @property
     def is_gathering(self) -> bool:
-        """Whether it waits for requests to come back before it runs a step."""
+        """It waits for requests to come back before it runs a step."""
         return bool(self._missing)
 
     def open(self, deliver: Deliver, number: int | None = None) -> Port:
@@ -178,7 +174,7 @@ class Driver:
             engine.delivered()
 
     def _gathers_on(self) -> bool:
-        """Whether to wait longer for requests of an engine that ended."""
+        """True while it should wait longer for requests of an engine that ended."""
         if not self._missing:
             return False
         self._missing -= {one for one in self._live_requests() if one not in self._preparing}

@@ -10,14 +10,13 @@ from typing import NamedTuple
 from quire.core.limits import SoFar
 from quire.core.plan import Failure, StepResult, Update
 from quire.core.scheduler import Scheduler
-from quire.engine.burst_limit import BurstLimit
 from quire.engine.executor import Executor, is_out_of_memory
 from quire.engine.fault_isolation import PROBE, FaultIsolation, targets_of
 from quire.engine.grammar_masks import GrammarMasks, Grammars, NoGrammars
 from quire.engine.observer import Observer, Step
 from quire.engine.step_pipeline import StepPipeline
-from quire.engine.step_time import StepTimeLimit
-from quire.errors import EngineFailed, InvalidRequest, QuireError, RequestFailed
+from quire.engine.step_time import BurstLimit, StepTimeLimit
+from quire.errors import EngineFailed, InvalidRequest, RequestFailed
 from quire.ipc.journal import Journal
 from quire.request import Request
 
@@ -67,7 +66,7 @@ class Engine:
         if scheduler.limits.max_burst > 1:
             self.observe(BurstLimit(scheduler, max_burst_s))
         if max_step_s:
-            self.observe(StepTimeLimit(scheduler.budget, max_step_s, scheduler.limits.max_batch_prefill_tokens))
+            self.observe(StepTimeLimit(scheduler, max_step_s))
         self._samples_left: dict[int, int] = {}  # by live request, the probe included
         self._check_begun_s: float | None = None  # of the device, or of a reset
         self._masks = GrammarMasks(grammars or NoGrammars(), clock)
@@ -92,7 +91,7 @@ class Engine:
 
     @property
     def is_searching(self) -> bool:
-        """Whether only some requests run, to find one that makes steps fail."""
+        """Only some requests run, to find the one that makes steps fail."""
         return self._isolation.focus is not None
 
     @property
@@ -256,13 +255,6 @@ class Engine:
         finally:
             self._check_begun_s = None
 
-    def fail_all(self, error: QuireError) -> list[Failure]:
-        """End every request with `error`. What is in flight is dropped when it is collected."""
-        request_ids = list(self._samples_left)
-        for request_id in request_ids:
-            self.abort(request_id)
-        return [Failure(request_id, error) for request_id in request_ids if request_id != PROBE.request_id]
-
     def start_over(self) -> None:
         """Drop every request and all that the device holds, whatever state an interrupt has left them in."""
         self._steps.discard()
@@ -325,7 +317,7 @@ class Engine:
             self._samples_left[PROBE.request_id] = 1
         self._isolation.advance()
         if self._isolation.is_hopeless:
-            return self._give_up(f"steps fail whoever takes part: {self._last_fault!r}")
+            return self._give_up(f"steps fail with any request: {self._last_fault!r}")
         return []
 
     def _probe_ended(self, updates: list[Update], failures: list[Failure]) -> Outcome:
@@ -347,6 +339,10 @@ class Engine:
         return [Failure(request_id, RequestFailed(f"the steps of this request fail: {self._last_fault!r}"))]
 
     def _give_up(self, reason: str) -> list[Failure]:
+        """End every request. Results of steps under way are dropped when they are collected."""
         self.error = EngineFailed(reason)
         log.critical("the engine gives up: %s", reason)
-        return self.fail_all(self.error)
+        request_ids = list(self._samples_left)
+        for request_id in request_ids:
+            self.abort(request_id)
+        return [Failure(request_id, self.error) for request_id in request_ids if request_id != PROBE.request_id]

@@ -58,5 +58,5 @@ NOT_LAUNCHED = FailedLaunch(RuntimeError("the step was not launched"))
 
 
 def is_out_of_memory(fault: Exception) -> bool:
-    """Whether the device had too little memory for a step, by XLA's status code."""
+    """The device had too little memory for a step, by XLA's status code."""
     return "RESOURCE_EXHAUSTED" in str(fault)

@@ -68,7 +68,7 @@ class FaultIsolation:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether the fault follows no request."""
+        """The fault follows no request."""
         return self._num_probe_faults >= MAX_PROBE_FAULTS or self._num_unexplained >= MAX_UNEXPLAINED_FAULTS
 
     def fault(self, targets: dict[int, Targets]) -> None:

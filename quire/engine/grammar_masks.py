@@ -53,10 +53,6 @@ class GrammarMasks:
         self._clock = clock
         self._matchers: dict[int, dict[int, tuple[Matcher, Future[bytes]]]] = {}  # by request, by sample
 
-    def __len__(self) -> int:
-        """Number of guided requests."""
-        return len(self._matchers)
-
     def prepare(self, request: Request) -> "Future[None] | None":
         """Compile the grammar of `request` on another thread; None if there is nothing to wait for."""
         return None if request.grammar is None else self._grammars.prepare(request.grammar)

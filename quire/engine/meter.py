@@ -62,7 +62,7 @@ class Meter(Observer):
 
     @property
     def is_compiling(self) -> bool:
-        """Whether the step under way has waited for a program to compile."""
+        """The step under way has waited for a program to compile."""
         oldest = self._under_way[:1]
         return bool(oldest) and oldest[0].num_late != self._num_late()
 

@@ -89,7 +89,7 @@ class QueueTimes(Observer):
                     self._changed.add(chunk.request_id)
 
     def events(self) -> list[Started | Account]:
-        """What has changed since the last call."""
+        """Changes since the last call."""
         if not self._started and not self._changed:
             return []
         started, self._started = self._started, []

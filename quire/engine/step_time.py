@@ -1,9 +1,9 @@
-"""Predicts the time of steps, and bounds the prompt tokens beside decodes by it."""
+"""Predicts the time of steps, and limits what they hold by it."""
 
 from typing import NamedTuple
 
 from quire.core.plan import Kind, StepPlan
-from quire.core.step_budget import StepBudget
+from quire.core.scheduler import Scheduler
 from quire.engine.observer import DECODE, Observer, Step
 
 NOISE = 0.1  # of a measurement, relative to the time of the step
@@ -11,6 +11,7 @@ DRIFT = 0.1  # of a coefficient between two measurements, relative to itself
 UNKNOWN_S2 = 1.0  # variance of a coefficient before the first measurement
 MIN_PREFILL_SHARE = 32  # steps have at least this part of `max_batch_prefill_tokens` for prompts
 MIN_PREFILL_TOKENS = 16
+LAST_SHARE = 0.25  # of the newest decodes in the mean that bounds bursts
 DECODES_INTERVAL_S = 0.05  # steps of decodes alone hardly differ, so few of them are measured
 
 
@@ -91,11 +92,11 @@ class StepTimeLimit(Observer):
     Prompts get a minimum share of each step, however long the decodes take. Owned by the engine thread.
     """
 
-    def __init__(self, budget: StepBudget, max_step_s: float, max_prefill_tokens: int) -> None:
-        self._budget = budget
+    def __init__(self, scheduler: Scheduler, max_step_s: float) -> None:
+        self._budget = scheduler.budget
         self._max_step_s = max_step_s
-        self._most = max_prefill_tokens
-        self._least = min(max_prefill_tokens, max(MIN_PREFILL_TOKENS, max_prefill_tokens // MIN_PREFILL_SHARE))
+        self._most = scheduler.limits.max_batch_prefill_tokens
+        self._least = min(self._most, max(MIN_PREFILL_TOKENS, self._most // MIN_PREFILL_SHARE))
         self._model = StepTimeModel()
         self._largest = 0  # prompt tokens in a measured step
         self._next_decodes_s = 0.0
@@ -113,3 +114,24 @@ class StepTimeLimit(Observer):
         # Steps far larger than any so far are approached by doubling.
         tokens = min(self._model.prefill_tokens_within(self._max_step_s, load), 2 * self._largest, self._most)
         self._budget.max_prefill_beside_decodes = max(self._least, int(tokens))
+
+
+class BurstLimit(Observer):
+    """Lets the scheduler plan bursts while they end within `max_burst_s`, by the time of recent decode steps.
+
+    A new request waits for the bursts under way, and readers of a stream get the tokens of a burst together. Owned by
+    the engine thread.
+    """
+
+    def __init__(self, scheduler: Scheduler, max_burst_s: float) -> None:
+        self._scheduler = scheduler
+        self._max_burst_s = max_burst_s
+        self._token_s: float | None = None  # time for one token of every row
+
+    def step_ended(self, step: Step) -> None:
+        if step.error is not None or step.kind is not DECODE:
+            return
+        token_s = step.took_s / step.plan.burst
+        self._token_s = token_s if self._token_s is None else self._token_s + LAST_SHARE * (token_s - self._token_s)
+        most = self._scheduler.limits.max_burst
+        self._scheduler.budget.burst = most if most * self._token_s <= self._max_burst_s else 1

@@ -21,10 +21,6 @@ class StepTraces(Observer):
         self._next_s = 0.0
         self._last: tuple[Step, list[int]] | None = None  # the last step to end, and the traced requests to record
 
-    @property
-    def is_on(self) -> bool:
-        return bool(self._traced)
-
     def add(self, request_id: int) -> None:
         self._traced.add(request_id)
 

@@ -2,34 +2,12 @@
 
 import msgspec
 
-from quire.core.plan import Failure, TokenLogprobs, Update
+# Parts of messages; the `as` exports them.
+from quire.core.plan import Failure as Failure  # noqa: PLC0414
+from quire.core.plan import TokenLogprobs as TokenLogprobs  # noqa: PLC0414
+from quire.core.plan import Update as Update  # noqa: PLC0414
 from quire.errors import QuireError
 from quire.request import Request
-
-__all__ = [
-    "PORT_SHIFT",
-    "Abort",
-    "Account",
-    "Broken",
-    "Command",
-    "Counts",
-    "Described",
-    "Event",
-    "Failed",
-    "Failure",
-    "Hello",
-    "Others",
-    "Progress",
-    "Ready",
-    "Started",
-    "Stats",
-    "StepTrace",
-    "Submit",
-    "ToEngine",
-    "ToFrontEnd",
-    "TokenLogprobs",
-    "Update",
-]
 
 PORT_SHIFT = 40  # a request id is its port's number above this many bits, which the port counts by itself
 

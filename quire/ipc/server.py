@@ -43,7 +43,7 @@ class Host(Protocol):
 
     @property
     def greetings(self) -> Sequence[Greeting]:
-        """What is known so far. Only ever grows."""
+        """Sent to every front end, in this order. Only ever grows."""
 
     def join(self, connection: "FrontEndConnection") -> None: ...
 
@@ -147,7 +147,7 @@ def new_address() -> Iterator[str]:
 
 
 def is_of_this_user(transport: asyncio.BaseTransport) -> bool:
-    """Whether the peer runs as the same user. A name without a file has no permissions of its own."""
+    """The peer runs as the same user. A name without a file has no permissions of its own."""
     peer = transport.get_extra_info("socket")
     if sys.platform != "linux" or peer is None:
         return True

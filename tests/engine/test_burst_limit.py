@@ -2,8 +2,8 @@
 
 from quire.core.plan import Chunk, Kind, StepPlan
 from quire.core.scheduler import Scheduler
-from quire.engine.burst_limit import BurstLimit
 from quire.engine.observer import Step
+from quire.engine.step_time import BurstLimit
 from tests.core.harness import limits
 
 

@@ -204,7 +204,7 @@ def test_draining_finishes_what_runs_and_refuses_what_comes(make_driver):
     stopper.join(WAIT_S)
     assert client.ended[running.request_id] is FinishReason.LENGTH
     assert client.ended[late.request_id].kind == "engine_stopped"
-    assert not driver.is_running
+    assert not driver._thread.is_alive()
     after = client.submit(3)
     client.wait_for(after)
     assert client.ended[after.request_id].kind == "engine_stopped"

@@ -105,7 +105,7 @@ def test_nothing_is_recorded_for_requests_that_are_not_traced_or_have_left():
     turns.now += 1.0
     turns.run()
     assert not front.traces
-    assert not turns.driver._traces.is_on
+    assert not turns.driver._traces._traced
 
 
 def test_a_step_that_fails_is_recorded_although_another_was_just_before():
@@ -118,7 +118,7 @@ def test_a_step_that_fails_is_recorded_although_another_was_just_before():
     assert all(one.request_ids == [asked.request_id] and not one.failed_ids for one in failed)
     assert isinstance(front.events[-1], Failed)
     assert front.traces[-1].failed_ids == [asked.request_id]  # of the step after which the request was told
-    assert turns.driver._traces.is_on is False
+    assert not turns.driver._traces._traced
 
 
 def test_a_request_that_fails_alone_is_told_of_with_its_step():
