@@ -117,12 +117,13 @@ def attach_meter(engine: Engine) -> Meter:
     return meter
 
 
-def read_stats(engine: Engine, meter: Meter) -> Stats:
+def read_stats(engine: Engine, meter: Meter, waited_s: float = 0.0) -> Stats:
     """The engine's numbers at this moment. Each is right by itself: the engine thread goes on meanwhile."""
     scheduler = engine.scheduler.stats()
     limits = engine.scheduler.limits
     return Stats(
         busy_s=meter.busy_s,
+        waited_s=waited_s,
         idle_s=meter.idle_s,
         num_running=scheduler.num_running,
         num_waiting=scheduler.num_waiting,

@@ -119,6 +119,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Statistics of the engine. Sent four times a second, so that their absence is a sign of trouble."""
 
     busy_s: float  # time that the step under way has taken
+    waited_s: float  # time with work and without a finished step
     idle_s: float  # since the last step that finished
     num_running: int
     num_waiting: int

@@ -20,7 +20,7 @@ def stats(**changes: object) -> Stats:
     executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, None)
     engine = Engine(Scheduler(chosen, lambda: 0.0), executor)
     plain = read_stats(engine, attach_meter(engine))
-    return msgspec.structs.replace(plain, **({"step_limit_s": 0.3, "idle_s": 0.0} | changes))
+    return msgspec.structs.replace(plain, **({"step_limit_s": 0.3} | changes))
 
 
 class Listening:
@@ -29,6 +29,7 @@ class Listening:
     def __init__(self, floor_s: float = 1.5) -> None:
         self.health = EngineHealth(floor_s)
         self.now = 1000.0
+        self.idle_until_s = 1000.0
 
     def hear(self, seconds: float, ended_s: float | None = None, **changes: object) -> str | None:
         """For so long. `ended_s`: when the last step ended; None when steps end all the time."""
@@ -36,8 +37,10 @@ class Listening:
         trouble = None
         while self.now < until:
             self.now += 0.25
-            idle_s = 0.01 if ended_s is None else self.now - ended_s
-            self.health.hear(stats(idle_s=idle_s, **changes), self.now)
+            has_work = any(changes.get(name) for name in ("num_running", "num_waiting"))
+            self.idle_until_s = self.idle_until_s if has_work else self.now
+            waited_s = 0.01 if ended_s is None else self.now - max(ended_s, self.idle_until_s)
+            self.health.hear(stats(waited_s=waited_s if has_work else 0.0, **changes), self.now)
             trouble = self.health.trouble(self.now + 0.2)
         return trouble
 

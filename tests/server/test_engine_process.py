@@ -134,11 +134,11 @@ def test_a_process_that_stood_still_does_not_hold_the_time_against_its_steps(tmp
             front = await Front().join(tmp_path / "engine")
             await until(lambda: bool(front.of(Ready)))
             front.client.send(Submit(request(front.client.request_id(1), max_tokens=1)))
-            await until(lambda: process._heartbeat(process.engine, process._meter).waited_s > 0.5)
+            await until(lambda: process._waited_s(process.engine, process._meter) > 0.5)
             time.sleep(1.2)  # the loop does not turn, as when the process is stopped
-            assert process._heartbeat(process.engine, process._meter).waited_s < 1.2
+            assert process._waited_s(process.engine, process._meter) < 1.2
             # A step that goes on is timed again.
-            await until(lambda: process._heartbeat(process.engine, process._meter).waited_s > 0.15)
+            await until(lambda: process._waited_s(process.engine, process._meter) > 0.15)
             may_end.set()
 
     asyncio.run(run())
@@ -157,14 +157,14 @@ def test_a_check_of_the_device_that_hangs_is_told_to_the_supervisor_and_to_front
         async with running(tmp_path / "engine", build_hanging) as process:
             front = await Front().join(tmp_path / "engine")
             await until(lambda: bool(front.of(Ready)))
-            assert not process._heartbeat(process.engine, process._meter).is_checking
+            assert process.engine.checking_s is None
             checking = asyncio.create_task(asyncio.to_thread(process.engine.check_device))
-            await until(lambda: process._heartbeat(process.engine, process._meter).waited_s > 0.1)
-            assert process._heartbeat(process.engine, process._meter).is_checking
+            await until(lambda: process._waited_s(process.engine, process._meter) > 0.1)
+            assert process.engine.checking_s is not None
             await until(lambda: any(one.checking_s is not None for one in front.of(Stats)))
             release.set()
             await checking
-            assert process._heartbeat(process.engine, process._meter).waited_s == 0
+            assert process._waited_s(process.engine, process._meter) == 0
             await until(lambda: front.of(Stats)[-1].checking_s is None)
 
     asyncio.run(run())

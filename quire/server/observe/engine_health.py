@@ -19,13 +19,8 @@ class EngineHealth:
         self._stats: Stats | None = None
         self._measured_s: float | None = None  # timeout by the steps of this engine, or of the one before
         self._heard_s = 0.0
-        self._waiting_since_s = 0.0  # with work and without a finished step
 
     def hear(self, stats: Stats, now: float) -> None:
-        if self._stats is None or not has_work(self._stats):
-            self._waiting_since_s = now
-        else:
-            self._waiting_since_s = max(self._waiting_since_s, now - stats.idle_s)
         self._stats, self._heard_s = stats, now
         if stats.step_limit_s is not None:
             self._measured_s = stats.step_limit_s
@@ -57,7 +52,7 @@ class EngineHealth:
             return f"the device has not answered for {stats.checking_s + silent_s:.1f} s"
         if not has_work(stats):
             return None
-        waited_s = now - self._waiting_since_s
+        waited_s = stats.waited_s + silent_s
         limit_s = timeout_s(
             self._measured_s, is_compiling=stats.is_compiling, floor_s=self._floor_s, unmeasured_s=UNMEASURED_S
         )

@@ -16,7 +16,7 @@ from quire.engine.port import Port
 from quire.errors import EngineFailed, QuireError
 from quire.ipc.framing import frame
 from quire.ipc.journal import Journal, Record
-from quire.ipc.messages import Broken, Described, Event, Others, Ready, Stats
+from quire.ipc.messages import Broken, Described, Event, Others, Ready
 from quire.ipc.server import FrontEndConnection, Greeting
 from quire.ipc.supervisor_link import (
     ALIVE_INTERVAL_S,
@@ -65,7 +65,7 @@ class EngineProcess:
         self._journal = journal
         self._num_before = num_before  # engines before this one
         self._waiting_since_s = 0.0  # with work and without a finished step
-        self._heartbeat_s = 0.0
+        self._looked_s = 0.0
         self._front_ends: set[FrontEndConnection] = set()
         self._stop = asyncio.Event()
 
@@ -150,37 +150,30 @@ class EngineProcess:
         for front_end in list(self._front_ends):
             front_end.greet()
 
-    def _stats(self, engine: Engine, meter: Meter) -> Stats:
-        stats = read_stats(engine, meter)
-        stats.counters["restarts"] = self._num_before
-        return stats
-
-    def _heartbeat(self, engine: Engine, meter: Meter) -> Heartbeat:
-        """An engine that has work and launches nothing is stuck as well."""
+    def _waited_s(self, engine: Engine, meter: Meter) -> float:
+        """Time with work and without a finished step, also if no step is launched."""
         now = time.monotonic()
         is_gathering = self.driver is not None and self.driver.is_gathering
-        is_checking = engine.checking_s is not None
-        has_work = is_checking or not (engine.is_idle or is_gathering)
-        if now - self._heartbeat_s > STOOD_STILL_S:  # so did the steps
+        has_work = engine.checking_s is not None or not (engine.is_idle or is_gathering)
+        if now - self._looked_s > STOOD_STILL_S:  # so did the steps
             has_work = False
-        self._heartbeat_s = now
+        self._looked_s = now
         self._waiting_since_s = max(self._waiting_since_s, meter.last_end_s) if has_work else now
-        return Heartbeat(
-            now - self._waiting_since_s,
-            meter.longest,
-            meter.num_tokens,
-            meter.is_compiling,
-            engine.is_searching,
-            is_checking,
-        )
+        return now - self._waiting_since_s
 
     def _send_stats(self) -> None:
-        if self.engine is None or self._meter is None:
+        engine, meter = self.engine, self._meter
+        if engine is None or meter is None:
             return
+        waited_s = self._waited_s(engine, meter)
         if self.link is not None:
-            self.link.tell(self._heartbeat(self.engine, self._meter))
+            is_checking = engine.checking_s is not None
+            step = meter.longest, meter.num_tokens, meter.is_compiling
+            self.link.tell(Heartbeat(waited_s, *step, is_searching=engine.is_searching, is_checking=is_checking))
         if self._front_ends:
-            data = frame([self._stats(self.engine, self._meter)])
+            stats = read_stats(engine, meter, waited_s)
+            stats.counters["restarts"] = self._num_before
+            data = frame([stats])
             for front_end in list(self._front_ends):
                 front_end.send(data)
                 others = [one.counts for one in self._front_ends if one is not front_end and one.counts is not None]
