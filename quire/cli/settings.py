@@ -29,11 +29,11 @@ SOURCES = (
 FILE_TYPES: dict[type, tuple[type, ...]] = {float: (int, float), Path: (str,)}  # types that a file may have for these
 
 
-def with_settings(command: Callable[..., None]) -> Callable[..., None]:
+def with_settings(command: Callable[..., None], *, is_sourced: bool = True) -> Callable[..., None]:
     """Give a command one option for each field of the dataclasses among its parameters, and `--config`.
 
     Options override the environment, which overrides the file, which overrides the defaults. The command is called with
-    the dataclasses.
+    the dataclasses. Where `is_sourced` is false there is no file.
     """
     kinds: dict[str, type] = {}
     parameters: list[inspect.Parameter] = []
@@ -49,16 +49,17 @@ def with_settings(command: Callable[..., None]) -> Callable[..., None]:
             assert field.name not in known, f"two settings are called {field.name}"
             known[field.name] = hints[field.name]
             parameters.append(_option(field, hints[field.name]))
-    parameters.append(_file_option(known))
+    if is_sourced:
+        parameters.append(_file_option(known))
 
     def run(**given: Any) -> None:
-        del given["config_file"]  # its values have arrived as defaults
+        given.pop("config_file", None)  # its values have arrived as defaults
         for name, kind in kinds.items():
             values = {field.name: given.pop(field.name) for field in dataclasses.fields(kind)}
             given[name] = kind(**{key: tuple(v) if isinstance(v, list) else v for key, v in values.items()})
         command(**given)
 
-    run.__name__, run.__doc__ = command.__name__, f"{command.__doc__}\n\n{SOURCES}"
+    run.__name__, run.__doc__ = command.__name__, f"{command.__doc__}\n\n{SOURCES if is_sourced else ''}"
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
     run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
     return run
@@ -83,7 +84,8 @@ def _option(field: "dataclasses.Field[Any]", hint: Any) -> inspect.Parameter:
         rich_help_panel=group,
         envvar=variable_of(field),
         show_envvar=False,  # said once, below
-        show_default=field.default not in (None, ()),
+        show_default=field.default not in (None, (), ""),
+        min=field.metadata.get("min"),
         hidden=field.metadata.get("hidden", False),
     )
     return inspect.Parameter(
