@@ -150,7 +150,7 @@ def main() -> None:
     given = parser.parse_args()
     if jax.default_backend() != "gpu":
         parser.error(f"these kernels are for a GPU; JAX has a {jax.default_backend()}")
-    kernels = kernels_for("gpu", "bfloat16", 1)
+    kernels = kernels_for("gpu", "bfloat16")
     for kind in given.only:
         for line in KINDS[kind](kernels):
             print(line, flush=True)

@@ -148,9 +148,9 @@ def _facts(config: Config, model: Decoder, mesh: Mesh | None) -> Facts:
 
 
 def _shapes(model: Decoder, mesh: Mesh | None, facts: Facts, resolved: Resolved, layout: PageLayout) -> Shapes:
-    # Fresh sequences have a faster kernel on one device, in layers that see all positions.
-    sees_all = mesh is None and all(spec.window is None and spec.softcap is None for spec in model.layers)
-    kernels = kernels_for(facts.platform, resolved.dtype, 1 if mesh is None else mesh.size)
+    # Fresh sequences have a faster kernel in layers that see all positions.
+    sees_all = all(spec.window is None and spec.softcap is None for spec in model.layers)
+    kernels = kernels_for(facts.platform, resolved.dtype, mesh)
     return Shapes(
         num_pages=2,
         page_size=resolved.page_size,

@@ -62,7 +62,7 @@ class Compiler:
         self._structure = jax.tree.structure(weights)
         self._head_structure = jax.tree.structure(head_weights(weights))
         dtype = jax.tree.leaves(weights["norm"])[0].dtype  # never quantised
-        kernels = kernels_for(jax.default_backend(), str(dtype), 1 if mesh is None else mesh.size)
+        kernels = kernels_for(jax.default_backend(), str(dtype), mesh)
         self.layout = page_layout(
             model.layers, shapes.page_size, shapes.max_sequence_tokens, dtype, mesh, max_groups=shapes.num_groups
         )

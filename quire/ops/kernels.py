@@ -4,6 +4,7 @@ import logging
 
 import jax.numpy as jnp
 from jax import Array
+from jax.sharding import Mesh
 
 from quire.ops.heads import Heads
 from quire.ops.native import library
@@ -11,6 +12,7 @@ from quire.ops.native.norms import NATIVE as NATIVE_NORMS
 from quire.ops.native.place_heads import place_heads
 from quire.ops.native.tiled_attention import tiled_attention
 from quire.ops.pages import KVWriteTargets, Pages
+from quire.ops.sharded_kernels import sharded
 from quire.ops.step_attention import PLAIN, Kernels
 
 log = logging.getLogger(__name__)
@@ -28,13 +30,14 @@ def native_place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[A
 NATIVE = Kernels(native_place, tiled_attention, norms=NATIVE_NORMS, decode_norms=NATIVE_NORMS)
 
 
-def kernels_for(platform: str, dtype: str, num_devices: int) -> Kernels:
-    """The fastest kernels for a platform as JAX names it.
+def kernels_for(platform: str, dtype: str, mesh: Mesh | None = None) -> Kernels:
+    """The fastest kernels for a platform as JAX names it, on one device or on a mesh of devices."""
+    kernels = _of_one_device(platform, dtype)
+    # The compiler partitions plain jnp by itself.
+    return kernels if mesh is None or kernels is PLAIN else sharded(kernels, mesh)
 
-    Kernels are for one device: the compiler does not know how to cut them across several.
-    """
-    if num_devices > 1:
-        return PLAIN
+
+def _of_one_device(platform: str, dtype: str) -> Kernels:
     if platform == "cpu" and dtype == "float32" and library.load():
         return NATIVE
     if platform == "gpu":

@@ -18,6 +18,7 @@ from quire.models.decoder import Decoder
 from quire.models.params import Param
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
+from quire.ops.native import library
 from quire.request import Request, SamplingParams
 from quire.sharding import key_copies, sharding, tensor_mesh
 from tests.models.cases import CASES
@@ -114,7 +115,9 @@ def main() -> None:
         program: Any = executor.programs.get(StepShape(4))
         # Besides those of the layers: one for the embedding, which is cut by vocabulary.
         reduces = len(re.findall(r" all-reduce(?:-start)?\(", program.as_text()))
-        assert reduces <= 2 * NUM_LAYERS + 1, f"{reduces} all-reduces on {num_devices} devices"
+        assert reduces == 2 * NUM_LAYERS + 1, f"{reduces} all-reduces on {num_devices} devices"
+        calls = program.as_text().count('custom_call_target="quire_place_heads"')
+        assert calls == (NUM_LAYERS if library.load() else 0), "another kernel than on one device"
         print(f"{num_devices} devices: same tokens, {reduces} all-reduces in {NUM_LAYERS} layers")
 
 

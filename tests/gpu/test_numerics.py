@@ -52,7 +52,7 @@ def run(
 def test_logits_of_new_prompts_of_mixed_steps_and_of_decodes_are_those_of_the_plain_forward() -> None:
     model = build_model(SHAPES["llama-3.1-8b"] | SMALLER)
     weights = random_weights(model, seed=0, dtype="bfloat16")
-    fresh = kernels_for(jax.default_backend(), "bfloat16", 1).max_fresh_sequences
+    fresh = kernels_for(jax.default_backend(), "bfloat16").max_fresh_sequences
     shapes = Shapes(256, 32, 8, 4096, 4096, min_tokens=8, is_fine=True, specialised=True, max_fresh_sequences=fresh)
     programs = Programs(model, weights, shapes, threads=2)
     packer = Packer(shapes)

@@ -1,0 +1,86 @@
+"""Run by test_sharded_kernels.py in a process with 8 devices: kernels of each device's heads, against plain."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.gpu.place_heads import place_heads
+from quire.ops.heads import HeadNorm, Heads
+from quire.ops.kernels import NATIVE
+from quire.ops.norms import Norms
+from quire.ops.pages import PageAccess, Pages, Tiles, write_targets
+from quire.ops.rotation import Rotation
+from quire.ops.sharded_kernels import sharded
+from quire.ops.step_attention import PLAIN, Kernels, step_attention
+from quire.sharding import PAGE_AXES, sharding, tensor_mesh
+from tests.ops.test_tiled_attention import interpreted
+
+PAGE_SIZE, HEAD_DIM, NUM_PAGES = 4, 8, 13
+TABLE = jnp.asarray([[3, 5, 7, 9], [2, 4, 6, 8], [0, 0, 0, 0]], jnp.int32)
+
+
+def interpreted_place(heads: Heads, pages: Pages, targets: Any) -> tuple[jax.Array, Pages]:
+    return place_heads(heads, pages, targets, interpret=True)
+
+
+KERNELS = {"native": NATIVE, "pallas": Kernels(interpreted_place, interpreted)}
+
+
+def cases() -> Iterator[tuple[str, AttentionSpec, Heads, Tiles, jax.Array]]:
+    """Decodes, and a prefill beside a decode, with the options of heads in turns; positions of the tokens come last."""
+    rng = np.random.default_rng(0)
+
+    def normal(*shape: int) -> jax.Array:
+        return jnp.asarray(rng.standard_normal(shape), jnp.float32)
+
+    decodes = Tiles.single(jnp.asarray([0, 1, 2]), jnp.asarray([9, 13, -1]))
+    mixed = Tiles(*(jnp.asarray(values, jnp.int32) for values in ([1, 0], [13, 4], [1, 5], [0, 1])), num_single=1)
+    for kv_heads in (8, 16, 3):  # three heads stay whole
+        spec = AttentionSpec(kv_heads, group=2, head_dim=HEAD_DIM, scale=0.4, window=6, softcap=3.0)
+        for name, tiles, positions in (
+            ("decodes", decodes, jnp.asarray([9, 13, -1])),
+            ("mixed", mixed, jnp.asarray([13, 4, 5, 6, 7, 8, -1])),
+        ):
+            qkv = normal(len(positions), kv_heads, 4, HEAD_DIM)
+            angles = normal(len(positions), HEAD_DIM // 2)
+            rotation = Rotation(jnp.cos(angles), jnp.sin(angles))
+            norms = HeadNorm(normal(HEAD_DIM), 1e-6), HeadNorm(normal(HEAD_DIM), 1e-6, offset=1.0)
+            over_all = HeadNorm(normal(kv_heads, 2, HEAD_DIM), 1e-6), HeadNorm(normal(kv_heads, HEAD_DIM), 1e-6)
+            yield f"{name}, {kv_heads} heads", spec, Heads(qkv), tiles, positions
+            yield f"{name}, {kv_heads} heads, rope, norms", spec, Heads(qkv, rotation, *norms), tiles, positions
+            yield f"{name}, {kv_heads} heads, norm of all", spec, Heads(qkv, None, *over_all), tiles, positions
+
+
+def main() -> None:
+    mesh = tensor_mesh(jax.devices())
+    for name, spec, heads, tiles, positions in cases():
+        slots = jnp.repeat(tiles.slots, tiles.lengths, total_repeat_length=len(positions))
+        access = PageAccess(write_targets(TABLE, slots, positions, PAGE_SIZE), TABLE, tiles)
+        shape = (NUM_PAGES, PAGE_SIZE, spec.kv_heads, HEAD_DIM)
+        rng = np.random.default_rng(1)
+        pages = tuple(jnp.asarray(rng.standard_normal(shape), jnp.float32) for _ in "kv")
+        placed = jax.device_put(pages, sharding(shape, PAGE_AXES, mesh))
+
+        def run(kernels: Kernels, pages: Any, spec=spec, heads=heads, access=access) -> Any:  # type: ignore[no-untyped-def]
+            return jax.jit(lambda heads, pages: step_attention(kernels, spec, heads, pages, access))(heads, pages)
+
+        out, expected_pages = run(PLAIN, pages)
+        real = np.asarray(positions) >= 0
+        for kind, kernels in KERNELS.items():
+            found, found_pages = run(sharded(kernels, mesh), placed)
+            assert found.sharding.shard_shape(found.shape)[1] * (8 if spec.kv_heads % 8 == 0 else 1) == spec.kv_heads
+            np.testing.assert_allclose(np.asarray(found)[real], np.asarray(out)[real], atol=2e-5, err_msg=name)
+            for array, expected in zip(found_pages, expected_pages, strict=True):
+                np.testing.assert_allclose(array[1:], expected[1:], atol=1e-5, err_msg=name)
+            print(f"{kind}: {name}: as plain")
+    x, weight = jnp.ones((3, 16)), jnp.arange(16.0)
+    norms: Norms = sharded(NATIVE, mesh).norms
+    np.testing.assert_allclose(norms.rms(x, weight, 1e-6, 1.0), PLAIN.norms.rms(x, weight, 1e-6, 1.0), rtol=1e-6)
+
+
+if __name__ == "__main__":
+    main()
