@@ -158,66 +158,58 @@ def resolve(config: Config, facts: Facts) -> Resolved:
             raise InvalidSetting(f"{name} is {value}; it must be at least {lowest}")
     platform = _PLATFORM_ALIASES.get(facts.platform, facts.platform)
     defaults = DEFAULTS.get(platform, DEFAULTS["cpu"])
-    default = f"{platform.upper()} default"
-    dtype = resolve_dtype(facts.platform, config.dtype)
-    limit = min(facts.max_positions, DEFAULT_MAX_TOTAL_TOKENS.get(platform, 4096))
     if config.max_total_tokens is not None and config.max_total_tokens > facts.max_positions:
         raise InvalidSetting(
             f"max_total_tokens is {config.max_total_tokens}; the model has {facts.max_positions} positions"
         )
     if config.tensor_parallel > facts.num_devices:
         raise InvalidSetting(f"tensor_parallel is {config.tensor_parallel}; there are {facts.num_devices} devices")
-    fraction = _chosen("memory_fraction", config.memory_fraction, defaults.memory_fraction, default)
+
+    def choose(name: str, value: Any, reason: str = f"{platform.upper()} default") -> Choice[Any]:
+        return _chosen(name, getattr(config, name), value, reason)
+
+    fraction = choose("memory_fraction", defaults.memory_fraction)
     if not 0 < fraction.value <= 1:
         raise InvalidSetting(f"memory_fraction is {fraction.value}; it must be above 0 and at most 1")
-    choices: dict[str, Choice[Any]] = {
-        "dtype": dtype,
-        "quantize": resolve_quantize(facts.platform, config, facts.fast_int8),
-        "page_size": _chosen("page_size", config.page_size, defaults.page_size, default),
-        "max_batch_size": _chosen("max_batch_size", config.max_batch_size, defaults.max_batch_size, default),
-        "max_batch_prefill_tokens": _chosen(
+    choices = [
+        resolve_dtype(facts.platform, config.dtype),
+        resolve_quantize(facts.platform, config, facts.fast_int8),
+        choose("page_size", defaults.page_size),
+        choose("max_batch_size", defaults.max_batch_size),
+        choose(
             "max_batch_prefill_tokens",
-            config.max_batch_prefill_tokens,
             defaults.max_batch_prefill_tokens,
-            f"{default}: what one step can compute while others wait for their token",
+            f"{platform.upper()} default: tokens that one step can compute while others wait for theirs",
         ),
-        "max_total_tokens": _chosen(
-            "max_total_tokens",
-            config.max_total_tokens,
-            limit,
-            "all positions of the model"
-            if limit == facts.max_positions
-            else f"{default}; the model allows {facts.max_positions}: --max-total-tokens {facts.max_positions}",
-        ),
-        "memory_fraction": fraction,
-        "max_burst": _max_burst(config, defaults, platform, facts),
-        "compile_threads": _chosen(
-            "compile_threads", config.compile_threads, min(os.cpu_count() or 1, 16), "one for each core, up to 16"
-        ),
-    }
+        choose("max_total_tokens", *_max_total_tokens(platform, facts.max_positions)),
+        fraction,
+        _max_burst(config, defaults, platform, facts),
+        choose("compile_threads", min(os.cpu_count() or 1, 16), "one for each core, up to 16"),
+    ]
     if config.waiting_served_ratio or config.max_waiting_tokens:
         reason = "as in text-generation-inference, where {} is given alone"
-        choices["waiting_served_ratio"] = _chosen(
-            "waiting_served_ratio",
-            config.waiting_served_ratio,
-            WAITING_SERVED_RATIO,
-            reason.format("max_waiting_tokens"),
-        )
-        choices["max_waiting_tokens"] = _chosen(
-            "max_waiting_tokens",
-            config.max_waiting_tokens,
-            MAX_WAITING_TOKENS,
-            reason.format("waiting_served_ratio"),
-        )
+        choices += [
+            choose("waiting_served_ratio", WAITING_SERVED_RATIO, reason.format("max_waiting_tokens")),
+            choose("max_waiting_tokens", MAX_WAITING_TOKENS, reason.format("waiting_served_ratio")),
+        ]
     at_once = {"waiting_served_ratio": 0.0, "max_waiting_tokens": 0}
-    values = at_once | {name: choice.value for name, choice in choices.items()}
+    values = at_once | {choice.name: choice.value for choice in choices}
     del values["memory_fraction"]
     return Resolved(
         **values,
         memory_limit_bytes=int(fraction.value * facts.memory_bytes),
         min_tokens=defaults.min_tokens,
-        choices=tuple(choices.values()),
+        choices=tuple(choices),
     )
+
+
+def _max_total_tokens(platform: str, max_positions: int) -> tuple[int, str]:
+    """The default and its reason."""
+    limit = min(max_positions, DEFAULT_MAX_TOTAL_TOKENS.get(platform, 4096))
+    if limit == max_positions:
+        return limit, "all positions of the model"
+    default = f"{platform.upper()} default"
+    return limit, f"{default}; the model allows {max_positions}: --max-total-tokens {max_positions}"
 
 
 def resolve_max_queued(config: Config, max_batch_size: int) -> Choice[int]:

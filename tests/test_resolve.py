@@ -90,6 +90,18 @@ def test_choices_that_were_asked_for_are_not_automatic() -> None:
     assert choices["max_batch_size"].is_automatic
 
 
+@pytest.mark.parametrize(
+    ("config", "facts", "line"),
+    [
+        (Config(), FACTS, "4096 (CPU default; the model allows 8192: --max-total-tokens 8192)"),
+        (Config(), replace(FACTS, max_positions=2048), "2048 (all positions of the model)"),
+        (Config(max_total_tokens=100), FACTS, "100 (asked for)"),
+    ],
+)
+def test_the_longest_sequence_is_logged_with_the_way_to_a_longer_one(config: Config, facts: Facts, line: str) -> None:
+    assert f"max_total_tokens = {line}" in [str(choice) for choice in resolve(config, facts).choices]
+
+
 def test_a_single_sequence_gets_the_pages_it_can_use_and_no_more() -> None:
     choice = pages(Config(max_batch_size=1))
     assert 4096 // 16 + 1 <= choice.value <= 4096 // 16 + 1 + PAGE_STEP
