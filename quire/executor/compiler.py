@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import cache, partial
 from threading import Lock
 from typing import Any, cast
@@ -71,7 +72,9 @@ class Compiler:
         self._state = self._state_structure()
         self._placement = None if mesh is None else jax.tree.map(lambda array: array.sharding, self._state)
         # Tracing is Python's, and one thread's at a time: side by side, all would be traced before any is compiled.
-        self._tracing = Lock()
+        # Of the programs whose products are not timed one waits at a time, so that the others, which take the longest,
+        # begin early.
+        self._tracing, self._untuned = Lock(), Lock()
 
     def _state_structure(self) -> State:
         """Shapes and places of everything a step changes; the slots are whole on every device."""
@@ -143,7 +146,7 @@ class Compiler:
         self, function: Callable[..., Any], donated: int, places: Any, *inputs: Any, options: Options | None = None
     ) -> Any:
         where = {} if self._mesh is None else {"out_shardings": places}
-        with self._tracing:
+        with self._untuned if options is UNTUNED else nullcontext(), self._tracing:
             lowered = jax.jit(function, donate_argnums=donated, **where).lower(*inputs)
         return lowered.compile({**(cpu_options() if jax.default_backend() == "cpu" else {}), **(options or {})})
 

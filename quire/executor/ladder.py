@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from quire.ops.pages import TILE
 
-FINE_FROM, LONG_FROM = 256, 2048
+FINE_FROM, LONG_FROM = 256, 4096
 MIDDLES_FROM = 16
 SHORT_PROMPTS = (32, 64, 128)  # tokens, for which a server has programs when it begins
 

@@ -95,10 +95,13 @@ def split(chunks: Sequence[Chunk], scored: Iterable[int]) -> list[Launch]:
     """The launches of a plan: one, and one for the chunks whose prompt tokens are scored."""
     apart = set(scored)
     others = [index for index in range(len(chunks)) if index not in apart] if apart else range(len(chunks))
-    rows = [index for index in others if chunks[index].kind is Kind.DECODE or chunks[index].length == 1]
+    rows: list[int] = []
+    prefills: list[int] = []
+    for index in others:
+        chunk = chunks[index]
+        (rows if chunk.kind is Kind.DECODE or chunk.length == 1 else prefills).append(index)
     # Those with the longest contexts begin first, or the device would wait for the last of them.
     rows.sort(key=lambda index: chunks[index].start, reverse=True)
-    prefills = [index for index in others if chunks[index].kind is Kind.PREFILL and chunks[index].length > 1]
     launches = [Launch(rows, prefills), Launch(prefills=sorted(apart), scores=True)]
     return [launch for launch in launches if launch.indices]
 
@@ -108,11 +111,11 @@ class Packer:
 
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
-        self._table_lengths = np.zeros((shapes.num_slots + 1, shapes.num_groups), np.int32)
+        self._table_lengths = [[0] * shapes.num_groups for _ in range(shapes.num_slots + 1)]
 
     def start(self, slot: int, new_pages: tuple[tuple[int, ...], ...]) -> None:
         """The slot begins with these pages, which are placed with the rest of its state."""
-        self._table_lengths[slot] = [len(pages) for pages in new_pages] or 0
+        self._table_lengths[slot] = [len(pages) for pages in new_pages] or [0] * self._shapes.num_groups
 
     def pack(self, launch: Launch, chunks: Sequence[Chunk], started: set[int], shape: StepShape) -> Ints:
         """The inputs of the forward pass. The first pages of slots in `started` are on the device already."""
@@ -132,8 +135,8 @@ class Packer:
         ends = np.cumsum(lengths, dtype=np.int32)
         into.slots[: ends[-1]] = np.repeat(slots, lengths)
         into.positions[: ends[-1]] = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
-        order = {index: number for number, index in enumerate(launch.indices)}
-        into.ends[: len(those)] = ends[[order[index] for index in launch.samples(chunks)]] - 1
+        samples = np.array([chunk.samples for chunk in those])
+        into.ends[: len(those)] = ends[np.argsort(~samples, kind="stable")] - 1  # the order of `Launch.samples`
         if shape.decodes_only:
             into.num_new[:count] = [chunk.length - launch.offset if chunk.samples else 0 for chunk in those]
         else:
@@ -166,17 +169,16 @@ class Packer:
             array[first:last] = tiles[order]
 
     def _pack_pages(self, into: Inputs, chunks: list[Chunk]) -> None:
-        number = 0
+        updates = []
         for chunk in chunks:
+            lengths = self._table_lengths[chunk.slot]
             for group, pages in enumerate(chunk.new_pages):
-                there = self._table_lengths[chunk.slot, group]
-                new = slice(number, number + len(pages))
-                into.page_slots[new] = chunk.slot
-                into.page_groups[new] = group
-                into.page_indices[new] = np.arange(there, there + len(pages))
-                into.pages[new] = pages
-                number += len(pages)
-                self._table_lengths[chunk.slot, group] += len(pages)
+                updates += [(chunk.slot, group, index, page) for index, page in enumerate(pages, lengths[group])]
+                lengths[group] += len(pages)
+        if updates:
+            columns = (into.page_slots, into.page_groups, into.page_indices, into.pages)
+            for column, values in zip(columns, np.array(updates, np.int32).T, strict=True):
+                column[: len(updates)] = values
 
     def pack_samples(self, launch: Launch, chunks: Sequence[Chunk], size: int, features: Sequence[Any]) -> Ints:
         """The inputs of sampling: of `size` chunks their slots and positions and whether they sample, the features."""
