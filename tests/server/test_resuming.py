@@ -135,7 +135,7 @@ def test_what_was_cached_is_told_as_the_first_engine_found_it(make_server):
     asking = Asking(server, body)
     lose_engine(server, pause)
     next_engine(server)
-    assert asking.answer().json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 8
+    assert asking.answer().json()["usage"]["prompt_tokens_details"]["cached_tokens"] == 11
 
 
 def test_timings_are_of_all_engines(make_server):
@@ -190,6 +190,6 @@ def test_keys_share_cached_pages_unless_they_are_kept_apart(make_server):
         return usage["prompt_tokens_details"]["cached_tokens"]
 
     together = make_server(settings=ServerSettings(api_key="one,two"))
-    assert [cached(together, key) for key in ("one", "two", "one")] == [0, 8, 8]
+    assert [cached(together, key) for key in ("one", "two", "one")] == [0, 11, 11]
     apart = make_server(settings=ServerSettings(api_key="one,two", isolate_api_keys=True))
-    assert [cached(apart, key) for key in ("one", "two", "one", "two")] == [0, 0, 8, 8]
+    assert [cached(apart, key) for key in ("one", "two", "one", "two")] == [0, 0, 11, 11]
