@@ -11,6 +11,7 @@ from quire.core.sequence import Sequence, State
 from quire.core.stats import BACKPRESSURE, CHUNKING, WAIT_EXCEEDED, Counters
 from quire.core.step_budget import StepBudget
 
+SHARE_BEHIND = 4  # one part in so many of a step's tokens of prompts is for those behind the oldest, if it is long
 _new = tuple.__new__  # Chunk(...) at half its cost: chunks are most of a plan
 
 
@@ -22,6 +23,10 @@ class Draft:
     rows: list[Sequence] = field(default_factory=list)  # of each chunk
     started: list[SlotStart] = field(default_factory=list)
     copies: list[PageCopy] = field(default_factory=list)
+    budget: int = 0  # tokens of prompts that it may still have
+    allowance: int = 0  # of those, the tokens that the next prompt may have
+    # The oldest prompt that does not end in this step, the tokens it has pages for, and its pages in each group before.
+    longest: tuple[Sequence, int, int] | None = None
 
     def add(self, sequence: Sequence, kind: Kind, length: int, num_pages: int, samples: bool) -> None:
         """The next `length` positions of `sequence`, which had `num_pages` in each group before."""
@@ -60,9 +65,9 @@ class Planner:
         burst = self._burst()
         self._plan_decodes(draft, burst)
         num_decodes = len(draft.chunks)
-        budget = self._budget.prefill_beside(num_decodes)
+        draft.budget = draft.allowance = self._budget.prefill_beside(num_decodes)
         if burst == 1:
-            budget -= self._plan_prefills(draft, budget)
+            self._plan_prefills(draft)
         if self._counters.preemptions != preemptions:  # some of them after their chunk had been planned
             kept = [
                 (chunk, row) for chunk, row in zip(draft.chunks, draft.rows, strict=True) if chunk.epoch == row.epoch
@@ -71,9 +76,12 @@ class Planner:
             num_decodes = sum(chunk.kind is Kind.DECODE for chunk in draft.chunks)
         if burst == 1 or not draft.chunks:
             burst = 1
-            self._admit(draft, budget)
+            self._admit(draft)
         elif self._queue:
             self.blocked_by = "max_batch_size"
+        if draft.longest is not None:
+            sequence, length, num_pages = draft.longest
+            self._plan_prefill(draft, sequence, min(length, draft.budget), num_pages)
         if not draft.chunks:
             return None
         if burst > 1:
@@ -141,25 +149,39 @@ class Planner:
             length = min(length, sequence.page_end - start)
         draft.add(sequence, Kind.DECODE, length, num_pages, True)
 
-    def _plan_prefills(self, draft: Draft, budget: int) -> int:
-        """Continue the prefills already begun, oldest first. Returns the tokens of the budget that they took."""
-        taken = 0
+    def _plan_prefills(self, draft: Draft) -> None:
+        """Continue the prefills already begun, oldest first."""
         for sequence in sorted(self._running.prefilling.values(), key=_age):
-            if taken == budget:
+            if not draft.allowance:
                 break
             if sequence.state is not State.PREFILLING:
                 continue  # preempted for an older one
-            num_pages = len(sequence.tables[0])
-            length = min(len(sequence.tokens) - sequence.num_planned, budget - taken)
-            length = self._running.reserve(sequence, length)
+            rest, num_pages = len(sequence.tokens) - sequence.num_planned, len(sequence.tables[0])
+            if draft.longest is not None and rest > draft.allowance:
+                continue  # its turn comes when it is the oldest
+            length = self._running.reserve(sequence, min(rest, draft.allowance))
             if length:
-                self._plan_prefill(draft, sequence, length, num_pages)
-                taken += length
+                self._plan_prompt(draft, sequence, length, num_pages)
             elif sequence.state is State.PREFILLING:
                 self.blocked_by = "pages"  # none is admitted past one that runs and is short
-        return taken
 
-    def _admit(self, draft: Draft, budget: int) -> None:
+    def _plan_prompt(self, draft: Draft, sequence: Sequence, length: int, num_pages: int) -> None:
+        """The next tokens of a prompt, which has pages for `length` of them.
+
+        The oldest prompt that does not end in this step leaves a share to those behind it and gets the rest, so that
+        short prompts are not stuck behind a long one. Another long one begins with a page, and lets others pass too.
+        """
+        if length < len(sequence.tokens) - sequence.num_planned:
+            if draft.longest is None:
+                draft.longest = sequence, length, num_pages
+                draft.allowance = draft.budget // SHARE_BEHIND
+                return
+            length = min(length, self._limits.page_size)
+        self._plan_prefill(draft, sequence, length, num_pages)
+        draft.budget -= length
+        draft.allowance -= length
+
+    def _admit(self, draft: Draft) -> None:
         """Start sequences from the head of the queue for as long as there is room for the first."""
         queue, running = self._queue, self._running
         others_run = bool(running)
@@ -169,35 +191,33 @@ class Planner:
         while self.blocked_by is None and (sequence := queue.head()) is not None:
             if not running.has_free_slot or len(running) >= self._budget.rows:
                 self.blocked_by = "max_batch_size"
-            elif budget <= 0:
+            elif draft.allowance <= 0:
                 self.blocked_by = "max_batch_prefill_tokens"
             elif not self._total_allows(sequence):
                 self.blocked_by = "max_batch_total_tokens"
             else:
-                budget -= self._start_or_park(draft, sequence, budget)
+                self._start_or_park(draft, sequence)
         if draft.started:
             queue.note_admissions(len(draft.started))
             self._tokens_since_admission = 0
             if others_run and rule is not None:
                 self._counters.joined_by[rule] += 1
 
-    def _start_or_park(self, draft: Draft, sequence: Sequence, budget: int) -> int:
-        """Start the head of the queue, or let it wait for a page that another computes. Returns its share of the
-        budget."""
+    def _start_or_park(self, draft: Draft, sequence: Sequence) -> None:
+        """Start the head of the queue, or let it wait for a page that another computes."""
         match = self._running.match(sequence)
         if self._queue.must_park(sequence, match.cursor):
             if not self._queue.park(sequence, match.cursor):
                 self.blocked_by = "shared_prefix"
-            return 0
-        started = self._running.start(sequence, match, budget)
+            return
+        started = self._running.start(sequence, match, draft.allowance)
         if started is None:
             self.blocked_by = "pages"
-            return 0
+            return
         length, copies = started
         draft.copies += copies
         draft.started.append(self._slot_start(sequence))
-        self._plan_prefill(draft, sequence, length, 0)
-        return length
+        self._plan_prompt(draft, sequence, length, 0)
 
     def _plan_prefill(self, draft: Draft, sequence: Sequence, length: int, num_pages: int) -> None:
         end = sequence.num_planned + length

@@ -57,13 +57,13 @@ class Running:
         """`sequence` leaves the queue for a slot, to compute up to `max_tokens` tokens after those that are cached.
 
         Returns the number of tokens, and the copies of pages that it begins with. None when pages are short: all known
-        tokens must fit beside one more page in each group for each that runs, or one would soon be preempted again.
+        tokens must fit beside what those that run need soon, or one would soon be preempted again.
         One that would run alone starts with as many tokens as there are pages for.
         """
         limits, cache, is_alone = self._limits, self.cache, not len(self)
         tables = cache.tables(match)
         matched = [page for table in tables for page in table if page]
-        wanted = limits.pages_to_start(len(sequence.tokens)) - len(matched) + self._num_groups * len(self)
+        wanted = limits.pages_to_start(len(sequence.tokens)) - len(matched) + self._pages_ahead()
         if wanted > cache.num_available and not is_alone:
             return None  # and holding pages makes none available
         copied = [] if match.begun is None else list(match.begun.pages)
@@ -164,6 +164,14 @@ class Running:
         self._queue.settle(sequence)
         if sequence.state is State.PREFILLING and sequence.published is not None:
             self._queue.promise(sequence, sequence.published)
+
+    def _pages_ahead(self) -> int:
+        """Pages that the running sequences need soon: those of their known tokens, and one more in each group."""
+        count = self._num_groups * len(self)
+        for one in self.prefilling.values():
+            held = sum(len(table) - first for table, first in zip(one.tables, one.first_held, strict=True))
+            count += max(0, self._limits.pages_to_start(len(one.tokens)) - held)
+        return count
 
     def _num_fitting(self, num_pages: int) -> int:
         """Positions that fit in `num_pages` of each group and those that are available."""

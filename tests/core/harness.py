@@ -135,7 +135,23 @@ class Harness:
             assert 0 < plan.num_tokens <= limits.max_step_tokens
         prefilled = sum(chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL)
         assert prefilled <= limits.max_batch_prefill_tokens
+        self._check_shares(plan)
         assert len(plan.chunks) <= limits.max_batch_size
+
+    def _check_shares(self, plan: StepPlan) -> None:
+        """The first prompt that does not end in this step has all tokens but a share for those behind it.
+
+        Those that ran come first, by age, then those that start.
+        """
+        slots = {start.slot for start in plan.started}
+        lengths = {
+            (chunk.request_id, chunk.sample): chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL
+        }
+        running = sorted(self.scheduler._running, key=lambda one: (one.slot in slots, one.age))
+        long = [at for at, one in enumerate(running) if one.id in self.scheduler._running.prefilling]
+        if long and (running[long[0]].request_id, running[long[0]].sample) in lengths:
+            behind = sum(lengths.get((one.request_id, one.sample), 0) for one in running[long[0] + 1 :])
+            assert behind <= self.scheduler.limits.max_batch_prefill_tokens // 4
 
     def _check_owners(self, plan: StepPlan) -> None:
         """A slot computes for one sequence from its start to the next."""

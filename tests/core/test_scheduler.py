@@ -192,3 +192,56 @@ def test_the_minimum_is_reached_before_a_stop_counts():
     assert tokens == [free[1], free[1], free[2]]
     assert updates[0].finish is FinishReason.STOP_TOKEN
     assert plan is None
+
+
+LONG = tuple(number % 40 for number in range(100))
+
+
+def prefilled(plan) -> dict[int, int]:
+    return {chunk.request_id: chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL}
+
+
+def test_short_prompts_are_not_stuck_behind_a_long_one():
+    harness = Harness(limits(num_pages=200, max_sequence_tokens=200, max_batch_size=8))
+    harness.add(request(1, prompt=LONG, max_tokens=2))
+    harness.add(request(2, prompt=(1, 2, 3), max_tokens=2))
+    harness.add(request(3, prompt=(4, 5, 6, 7), max_tokens=2))
+    steps = [prefilled(harness.plan())]
+    harness.complete()
+    steps.append(prefilled(harness.plan()))
+    assert steps == [{1: 12, 2: 3, 3: 1}, {1: 12, 3: 3}], "a quarter of 16 is for those behind"
+    harness.run()
+    assert list(harness.finished) == [(2, 0), (3, 0), (1, 0)]
+
+
+def test_a_short_prompt_passes_several_long_ones():
+    harness = Harness(limits(num_pages=400, max_sequence_tokens=400, max_batch_size=8, max_step_tokens=80,
+                             max_batch_prefill_tokens=64))  # fmt: skip
+    for request_id in (1, 2, 3):
+        harness.add(request(request_id, prompt=(request_id, *LONG[1:]), max_tokens=2))
+    harness.add(request(4, prompt=(7, 8, 9), max_tokens=2))
+    assert prefilled(harness.plan()) == {1: 53, 2: 4, 3: 4, 4: 3}, "other long ones begin with a page"
+    harness.run()
+    assert list(harness.finished) == [(4, 0), (1, 0), (2, 0), (3, 0)]
+
+
+def test_a_long_prompt_has_what_those_behind_it_leave():
+    harness = Harness(limits(num_pages=200, max_sequence_tokens=200))
+    harness.add(request(1, prompt=LONG, max_tokens=2))
+    assert prefilled(harness.plan()) == {1: 16}
+    harness.complete()
+    harness.add(request(2, prompt=(1,), max_tokens=2))
+    assert prefilled(harness.plan()) == {1: 15, 2: 1}
+
+
+def test_prompts_beside_decodes_can_be_held_to_fewer_tokens():
+    harness = Harness(limits(num_pages=200, max_sequence_tokens=200))
+    harness.scheduler.budget.max_prefill_beside_decodes = 5
+    harness.add(request(1, prompt=tuple(range(20)), max_tokens=4))
+    harness.add(request(2, prompt=(1, 2), max_tokens=40))
+    steps = []
+    for _ in range(3):
+        steps.append(prefilled(harness.plan()))
+        harness.complete()
+    assert steps == [{1: 14, 2: 2}, {1: 5}, {1: 1}], "alone it has all of the budget"
+    harness.run()
