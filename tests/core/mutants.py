@@ -37,7 +37,7 @@ COPIED = ("quire", "tests", "pyproject.toml")
 # Those that kill most, fastest, come first.
 TESTS = ("tests/core/test_page_pool.py", "tests/core/test_scheduler.py", "tests/core/test_sharing.py",
          "tests/core/test_admission.py", "tests/core/test_bursts.py",
-         "tests/core/test_prefix_cache.py",
+         "tests/core/test_page_groups.py", "tests/core/test_prefix_cache.py",
          "tests/test_retry_reservations.py", "tests/core/test_schedules.py", "tests/engine")  # fmt: skip
 TIMEOUT_S = 120
 
@@ -51,11 +51,12 @@ class Mutant(NamedTuple):
     explanation: str = ""  # why it may survive: no behaviour differs
 
 
-POOL, TREE, FILLS, QUEUE = "core/page_pool.py", "core/prefix_cache.py", "core/shared_fills.py", "core/queue.py"
+POOL, CACHE, TREE, QUEUE = "core/page_pool.py", "core/prefix_cache.py", "core/prefix_tree.py", "core/queue.py"
 RESERVATIONS = "retry_reservations.py"
-RUNNING, SEQUENCE, LIVE = "core/running.py", "core/sequence.py", "core/live_sequences.py"
-PLANNER, IN_FLIGHT = "core/planner.py", "core/step_in_flight.py"
-STOPPING, LIMITS, HEAP, DEADLINES = "core/stopping.py", "core/limits.py", "core/lazy_heap.py", "core/deadlines.py"
+RUNNING, SEQUENCE, REQUESTS = "core/running.py", "core/sequence.py", "core/requests.py"
+PLANNER, COMPLETION, BUDGET = "core/planner.py", "core/completion.py", "core/step_budget.py"
+SCHEDULER, LIMITS = "core/scheduler.py", "core/limits.py"
+HEAP, DEADLINES = "core/lazy_heap.py", "core/deadlines.py"
 ISOLATION, ENGINE, DRIVER = "engine/fault_isolation.py", "engine/engine.py", "engine/driver.py"
 MASKS = "engine/grammar_masks.py"
 
@@ -77,15 +78,20 @@ MUTANTS = (
         "            if not self._holders[page]:\n                self._free.append(page)",
         "            if True:\n                self._free.append(page)",
     ),
-    Mutant("missing hold on matched pages", RUNNING, "self._cache.hold(matched)", "pass"),
-    Mutant("matched pages stay held when a start fails", RUNNING, "self._cache.release(matched)", "pass"),
+    Mutant("missing hold on matched pages", RUNNING, "cache.hold(matched)", "pass"),
+    Mutant("matched pages stay held when a start fails", RUNNING, "cache.release(matched)", "pass"),
     Mutant(
         "pages are released twice",
         RUNNING,
-        "self._cache.release(sequence.pages)",
-        "self._cache.release(sequence.pages + sequence.pages[:1])",
+        "self.cache.release(page for table in sequence.tables for page in table if page)",
+        "self.cache.release(page for table in [*sequence.tables, sequence.tables[0]] for page in table if page)",
     ),
-    Mutant("pages are never released", RUNNING, "self._cache.release(sequence.pages)", "pass"),
+    Mutant(
+        "pages are never released",
+        RUNNING,
+        "self.cache.release(page for table in sequence.tables for page in table if page)",
+        "pass",
+    ),
     Mutant(
         "off by one page", LIMITS, "return -(-num_tokens // self.page_size)", "return num_tokens // self.page_size + 1"
     ),
@@ -95,110 +101,256 @@ MUTANTS = (
     Mutant(
         "a full page looks like room",
         RUNNING,
-        "sequence.plain_end = min(sequence.page_end, sequence.limit - 1)",
-        "sequence.plain_end = min(sequence.page_end + 1, sequence.limit - 1)",
+        "sequence.plain_end = end if end < sequence.limit else sequence.limit - 1",
+        "sequence.plain_end = end + 1 if end + 1 < sequence.limit else sequence.limit - 1",
     ),
-    Mutant("no headroom for those that run", RUNNING, "- len(matched) + len(self)", "- len(matched)"),
+    Mutant("no headroom for those that run", RUNNING, "count = self._num_groups * len(self)", "count = 0"),
+    Mutant(
+        "prefills need no more pages",
+        RUNNING,
+        "count += max(0, self._limits.pages_to_start",
+        "count += min(0, self._limits.pages_to_start",
+    ),
+    # Page groups
+    Mutant(
+        "a window's page is given back early",
+        RUNNING,
+        "sequence.num_computed - window + 1)",
+        "sequence.num_computed - window + 2)",
+    ),
+    Mutant(
+        "a window's page is given back before results",
+        RUNNING,
+        "return max(0, sequence.num_computed -",
+        "return max(0, sequence.num_planned -",
+    ),
+    Mutant(
+        "nothing is given back while a prompt is computed",
+        RUNNING,
+        "        self._give_back(sequence)\n        self._queue.settle",
+        "        self._queue.settle",
+    ),
+    Mutant(
+        "nothing is given back while a sequence decodes",
+        RUNNING,
+        "            self._give_back(sequence)\n        count",
+        "            pass\n        count",
+    ),
+    Mutant(
+        "what is given back is not published",
+        RUNNING,
+        "                self._publish(sequence)\n                table",
+        "                table",
+    ),
+    Mutant("pages that are given back stay held", RUNNING, "self.cache.release(table[held:first])", "pass"),
+    Mutant(
+        "a page that was given back stays in the table", RUNNING, "table[held:first] = [0] * (first - held)", "pass"
+    ),
+    Mutant(
+        "groups swap their pages",
+        RUNNING,
+        "tables[group] += pages[group::count]",
+        "tables[-group] += pages[group::count]",
+    ),
+    Mutant(
+        "a sequence takes pages for one group", RUNNING, "count = num_pages * self._num_groups", "count = num_pages"
+    ),
+    Mutant(
+        "one that runs alone does not wait for its window",
+        RUNNING,
+        "waits = bool(self._windows) and",
+        "waits = False and",
+    ),
+    Mutant(
+        "one that runs alone takes more than there is",
+        RUNNING,
+        "length = min(length, max(1, self._num_fitting(num_pages) - start))",
+        "pass",
+    ),
+    Mutant(
+        "one that starts alone takes more than there is",
+        RUNNING,
+        "length = min(length, self._num_fitting(len(tables[0])) - start)",
+        "pass",
+    ),
+    Mutant(
+        "a window touches a page fewer",
+        LIMITS,
+        "step_tokens - 3) // self.page_size + 2",
+        "step_tokens - 3) // self.page_size + 1",
+    ),
+    Mutant("pages of one group are counted", LIMITS, "            total += count", "            total = count"),
+    Mutant("a window needs a page fewer to go on", CACHE, "-(-(window - 1) // page_size)", "(window - 1) // page_size"),
+    Mutant(
+        "a window needs a page more to go on", CACHE, "-(-(window - 1) // page_size)", "-(-window // page_size) + 1"
+    ),
+    Mutant("a missing page of a window is overlooked", CACHE, "if missing is not None:", "if False:"),
+    Mutant(
+        "a page of a window counts as evictable while it is held",
+        CACHE,
+        "                    self.num_evictable -= 1\n\n    def release",
+        "                    pass\n\n    def release",
+    ),
+    Mutant(
+        "a page of a window that is let go is not listed",
+        CACHE,
+        "                self._list(node, group)\n\n    def take",
+        "\n    def take",
+    ),
+    Mutant("a branch without pages stays", CACHE, "if not node.children and not any(node.pages):", "if False:"),
+    Mutant(
+        "a page that was given back is not computed again",
+        CACHE,
+        "if table[index] and not child.pages[group]:",
+        "if table[index] and not any(child.pages):",
+    ),
+    # Copies
+    Mutant("a page that begins otherwise is copied", TREE, "and key[:end] == tokens[:end] and", "and"),
+    Mutant("a part of a page is copied", TREE, "and all(child.pages):", "and child.pages[0]:"),
+    Mutant(
+        "a shorter beginning is copied",
+        TREE,
+        "        end = (most + 1) * TOKEN_BYTES\n",
+        "        end = least * TOKEN_BYTES\n",
+    ),
+    Mutant("copied pages stay held", RUNNING, "        cache.release(copied)\n", ""),
+    Mutant(
+        "a copied page is evicted for its copy",
+        RUNNING,
+        "cache.hold(copied)  #",
+        "pass  #",
+        explanation="holds are released too: see above",
+    ),
+    Mutant("what was copied is computed again", RUNNING, "* limits.page_size + match.num_begun", "* limits.page_size"),
+    Mutant(
+        "a start without its copy is not tried",
+        RUNNING,
+        "max_tokens) if copied else None",
+        "max_tokens) if 0 else None",
+    ),
+    Mutant(
+        "all tokens of a prompt are copied", CACHE, "[: (max_tokens - num_pages * self._page_size) * TOKEN_BYTES]", ""
+    ),
     # The prefix cache
     Mutant(
         "the salt is ignored",
-        TREE,
-        "node = self._roots.get(salt)\n        pages",
-        "node = next(iter(self._roots.values()), None)\n        pages",
+        CACHE,
+        "node = path[-1] if path else self._roots.get(salt)",
+        "node = path[-1] if path else next(iter(self._roots.values()), None)",
     ),
-    Mutant("the prefix key is ignored", LIVE, 'salt = f"{key}+{request.salt}"', 'salt = f"+{request.salt}"'),
-    Mutant("the wrong parent in the tree", TREE, "Node(page, key, parent)", "Node(page, key, parent.parent or parent)"),
+    Mutant("the prefix key is ignored", REQUESTS, 'salt = f"{key}+{request.salt}"', 'salt = f"+{request.salt}"'),
+    Mutant("the wrong parent in the tree", CACHE, "Node(key, parent, [0]", "Node(key, parent.parent or parent, [0]"),
     Mutant(
         "the wrong key in the tree",
-        TREE,
+        CACHE,
         "start = num_pages * self._page_size",
         "start = max(0, num_pages - 1) * self._page_size",
     ),
-    Mutant("an evicted place is trusted", TREE, "self._node_of.get(place.end.page) is place.end", "True"),
-    Mutant("a held page is evicted", TREE, "or self._pool.holders(node.page) > 1:", "or False:"),
-    Mutant("a page with followers is evicted", TREE, "if node.children or self._node_of", "if self._node_of"),
+    Mutant(
+        "an evicted cursor is trusted",
+        CACHE,
+        "isinstance(known.end, Node) and known.end.parent is not None:",
+        "isinstance(known.end, Node):",
+    ),
+    Mutant("an evicted match is trusted", CACHE, "while path and path[-1].parent is None:", "while False:"),
+    Mutant("a held page is evicted", CACHE, "if self._pool.holders(page) > 1 or (", "if ("),
+    Mutant("a page with followers is evicted", CACHE, "and (node.children or node.pins)):", "and node.pins):"),
     Mutant(
         "the most recently used goes first",
-        TREE,
-        "heappush(self._candidates, (node.last_used,",
-        "heappush(self._candidates, (-node.last_used,",
+        CACHE,
+        "self._candidates.push(node.last_used,",
+        "self._candidates.push(-node.last_used,",
     ),
-    Mutant("use does not count", TREE, "node.last_used = self._now\n        return Match", "return Match"),
+    Mutant(
+        "use does not count",
+        CACHE,
+        "            self._touch(node)\n        elif path",
+        "            pass\n        elif path",
+    ),
     Mutant(
         "a parent forgets the use of its children",
-        TREE,
+        CACHE,
         "parent.last_used = max(parent.last_used, node.last_used)",
         "pass",
     ),
-    Mutant("the tree does not hold its pages", TREE, "self._pool.hold((page,))", "pass"),
-    Mutant("the parent of the last child is not listed", TREE, "            self._list(parent)", "            pass"),
-    Mutant("an empty root stays", TREE, "del self._roots[_decoded(parent.key)]", "pass"),
-    Mutant("more is evicted than is short", TREE, "self.evict(shortage)", "self.evict(count)"),
+    Mutant("the tree does not hold its pages", CACHE, "self._pool.hold((page,))", "pass"),
+    Mutant(
+        "the parent of the last child is not listed", CACHE, "self._list(parent, self._is_full.index(True))", "pass"
+    ),
+    Mutant("an empty root stays", CACHE, "del self._roots[_decoded(parent.key)]", "pass"),
+    Mutant("more is evicted than is short", CACHE, "self.evict(count - self._pool.num_free)", "self.evict(count)"),
     Mutant(
         "a page before a held one looks like one that can go",
-        TREE,
-        "while node.pins == 1 and node.parent is not None:\n            self.num_evictable -= 1",
-        "if node.pins == 1 and node.parent is not None:\n            self.num_evictable -= 1",
+        CACHE,
+        "while node.pins == 1 and node.parent is not None:",
+        "if node.pins == 1 and node.parent is not None:",
     ),
     Mutant(
         "a page stays pinned when the one after it is let go",
-        TREE,
+        CACHE,
         "while not node.pins and node.parent is not None:",
         "if not node.pins and node.parent is not None:",
     ),
-    Mutant("taking evicts although it will not do", TREE, "if count > self.num_available:", "if False:"),
+    Mutant(
+        "taking evicts although it will not do",
+        CACHE,
+        "if pages is None and count <= self.num_available:",
+        "if pages is None:",
+    ),
     # Sharing a prefix that is being computed
     Mutant("parked sequences are forgotten", QUEUE, "            self.push(waited)", "            pass"),
-    Mutant("an aborted one stays parked", QUEUE, "self._fills.leave(sequence)", "pass"),
-    Mutant("any number is parked", QUEUE, "if len(self._fills) >= self._max_parked:", "if False:"),
-    Mutant("nobody waits for a shared prefix", FILLS, "if key not in self._waiting_for:", "if False:"),
-    Mutant("those that waited stay marked", FILLS, "self._parked.difference_update(waited)", "pass"),
+    Mutant("an aborted one stays parked", QUEUE, "self._prefills.leave(sequence)", "pass"),
+    Mutant("any number is parked", QUEUE, "if len(self._prefills) >= self._max_parked:", "if False:"),
+    Mutant(
+        "nobody waits for a shared prefix", QUEUE, "if key is not None and key not in self._waiting_for:", "if False:"
+    ),
+    Mutant("those that waited stay marked", QUEUE, "self._parked.difference_update(waited)", "pass"),
     # Publication
     Mutant(
         "published before completion",
         RUNNING,
-        "num_pages = sequence.num_computed // self._limits.page_size",
-        "num_pages = min(sequence.num_planned, len(sequence.tokens)) // self._limits.page_size",
+        "num_pages = sequence.num_computed // self._page_size",
+        "num_pages = min(sequence.num_planned, len(sequence.tokens)) // self._page_size",
     ),
     Mutant(
         "an incomplete page is published",
         RUNNING,
-        "num_pages = sequence.num_computed // self._limits.page_size",
-        "num_pages = -(-sequence.num_computed // self._limits.page_size)",
+        "num_pages = sequence.num_computed // self._page_size",
+        "num_pages = -(-sequence.num_computed // self._page_size)",
     ),
     Mutant(
         "a prompt is never published while it runs",
-        LIVE,
-        "        self.running.publish(sequence)",
-        "        pass",
+        COMPLETION,
+        "self._running.publish(sequence)",
+        "pass",
     ),
     Mutant("what ended is not published", RUNNING, "        if keep_pages:", "        if False:"),
     Mutant("the last token is not computed", SEQUENCE, "return len(self.tokens) - 1", "return len(self.tokens)"),
-    Mutant("a lost device's pages stay cached", LIVE, "self.cache.clear()", "pass"),
+    Mutant("a lost device's pages stay cached", SCHEDULER, "self._running.cache.clear()", "pass"),
     # Slots and states
     Mutant("a slot is leaked", RUNNING, "self._free_slots.append(sequence.slot)", "pass"),
     Mutant("the epoch does not change on preemption", SEQUENCE, "self.epoch += 1", "pass"),
-    Mutant("the epoch does not change at the end", LIVE, "sequence.epoch += 1", "pass"),
+    Mutant("the epoch does not change at the end", REQUESTS, "sequence.epoch += 1", "pass"),
     Mutant(
         "a late decode result is taken",
-        IN_FLIGHT,
-        "        if chunk.epoch != sequence.epoch:",
-        "        if False:",
+        COMPLETION,
+        "            if chunk.epoch != sequence.epoch:",
+        "            if False:",
         within="def _apply_decodes",
     ),
     Mutant(
         "a late prefill result is taken",
-        IN_FLIGHT,
+        COMPLETION,
         "            if chunk.epoch != sequence.epoch:",
         "            if False:",
         within="sampled = islice",
     ),
-    Mutant("a preempted row keeps its chunk", PLANNER, "if c.epoch == row.epoch]", "if True]"),
+    Mutant("a preempted row keeps its chunk", PLANNER, "chunk.epoch == row.epoch", "True"),
     Mutant(
         "a preempted sequence is lost",
-        LIVE,
-        "        self.queue.push(sequence)\n\n    def _in_focus",
-        "\n    def _in_focus",
+        RUNNING,
+        "self._queue.push(sequence)",
+        "pass",
     ),
     Mutant(
         "preemption loses a token",
@@ -206,63 +358,76 @@ MUTANTS = (
         "generated=tuple(sequence.tokens[sequence.num_prompt :])",
         "generated=tuple(sequence.tokens[sequence.num_prompt + 1 :])",
     ),
-    Mutant("the oldest is preempted", RUNNING, "return max(self, key=_age)", "return min(self, key=_age)"),
+    Mutant("the oldest is preempted", RUNNING, "youngest = max(self, key=_age)", "youngest = min(self, key=_age)"),
     Mutant(
         "a finished sequence goes on",
-        IN_FLIGHT,
-        "                live.end(sequence)\n        updates",
-        "                pass\n        updates",
+        COMPLETION,
+        "                    self._requests.end(sequence)\n            updates",
+        "                    pass\n            updates",
     ),
     Mutant("the sum of the limits only grows", RUNNING, "self.max_tokens -= sequence.limit", "pass"),
     # Budgets and admission
     Mutant(
         "the step budget is ignored",
-        PLANNER,
-        "budget = min(budget, self._room.prefill_tokens)",
-        "budget = self._room.prefill_tokens",
+        BUDGET,
+        "min(self._max_step_tokens - num_decodes, self.prefill_tokens)",
+        "self.prefill_tokens",
     ),
-    Mutant("the prefill budget is ignored", PLANNER, "budget = min(budget, self._room.prefill_tokens)", "pass"),
     Mutant(
-        "admissions do not count against the budget",
+        "the prefill budget is ignored",
+        BUDGET,
+        "min(self._max_step_tokens - num_decodes, self.prefill_tokens)",
+        "self._max_step_tokens - num_decodes",
+    ),
+    Mutant(
+        "prompts beside decodes have no bound", BUDGET, "tokens = min(tokens, self.max_prefill_beside_decodes)", "pass"
+    ),
+    Mutant("prompts do not count against the budget", PLANNER, "        draft.budget -= length", "        pass"),
+    Mutant("prompts do not count against the share", PLANNER, "        draft.allowance -= length", "        pass"),
+    Mutant("those behind a long prompt may have all", PLANNER, "draft.budget // SHARE_BEHIND", "draft.budget"),
+    Mutant("those behind a long prompt get nothing", PLANNER, "draft.budget // SHARE_BEHIND", "0"),
+    Mutant("another long prompt takes the share", PLANNER, "length = min(length, self._limits.page_size)", "pass"),
+    Mutant(
+        "a long prompt that runs takes the share",
         PLANNER,
-        "budget -= self._start_or_park(",
-        "self._start_or_park(",
+        "                continue  # its turn",
+        "                pass  # its turn",
     ),
     Mutant("the total of tokens is ignored", PLANNER, "return total is None or", "return True or"),
-    Mutant(
-        "younger ones pass a prefill that is short", PLANNER, 'self.blocked_by = "pages"  # nobody', "pass  # nobody"
-    ),
-    Mutant("admissions never wait", PLANNER, "if len(live.queue) + 1 > ", "if True or "),
+    Mutant("younger ones pass a prefill that is short", PLANNER, 'self.blocked_by = "pages"  # none', "pass  # none"),
+    Mutant("admissions never wait", PLANNER, "if len(self._queue) + 1 > ", "if True or "),
     Mutant("admissions wait forever", PLANNER, "or self._tokens_since_admission >= limits.max_waiting_tokens:", ":"),
-    Mutant("the first sequences join others", PLANNER, "others_run = bool(live.running)", "others_run = True"),
+    Mutant("the first sequences join others", PLANNER, "others_run = bool(running)", "others_run = True"),
     Mutant("priorities are ignored", SEQUENCE, "return self.request.priority, self.id", "return 0, self.id"),
     Mutant(
         "focus is ignored in the queue",
-        LIVE,
-        "        if self.focus is None:\n            return self.queue.head()",
-        "        if True:\n            return self.queue.head()",
+        QUEUE,
+        "if self.focus is not None:",
+        "if False:",
     ),
-    Mutant("who runs out of focus goes on", LIVE, "if not self._in_focus(sequence):", "if False:"),
+    Mutant("who runs out of focus goes on", SCHEDULER, "if sequence not in chosen:", "if False:"),
     # Bursts
-    Mutant("a burst runs past those who could join", PLANNER, "if live.queue and running.has_free_slot", "if False"),
+    Mutant("a burst runs past those who could join", PLANNER, "if queue and running.has_free_slot", "if False"),
     Mutant(
         "a burst does not wait for prompts",
         PLANNER,
-        "or running.filling or running.num_guided:",
+        "or running.prefilling or running.num_guided:",
         "or running.num_guided:",
     ),
-    Mutant("a burst outruns a grammar", PLANNER, "or running.filling or running.num_guided:", "or running.filling:"),
+    Mutant(
+        "a burst outruns a grammar", PLANNER, "or running.prefilling or running.num_guided:", "or running.prefilling:"
+    ),
     Mutant("a burst is longer than its request", PLANNER, "min(burst, sequence.limit - 1 - start)", "burst"),
     Mutant("a burst runs over its pages", PLANNER, "length = min(length, sequence.page_end - start)", "pass"),
     Mutant(
         "what lies beyond the end is shared",
-        IN_FLIGHT,
+        COMPLETION,
         "sequence.num_computed = chunk.start + len(tokens)  # not",
         "sequence.num_computed = chunk.start + chunk.length  # not",
     ),
     Mutant(
         "a row that failed after its end has failed",
-        IN_FLIGHT,
+        COMPLETION,
         "if failed is not None and not (tokens and",
         "if failed is not None and not (0 and",
     ),
@@ -280,55 +445,49 @@ MUTANTS = (
     Mutant(
         "what fits exactly is refused",
         LIMITS,
-        "if self.pages_for(total) > self.num_pages - 1:",
-        "if self.pages_for(total) >= self.num_pages - 1:",
+        "if pages > self.num_pages - 1:",
+        "if pages >= self.num_pages - 1:",
     ),
-    Mutant("what can never fit is taken", LIMITS, "if self.pages_for(total) > self.num_pages - 1:", "if False:"),
+    Mutant("what can never fit is taken", LIMITS, "if pages > self.num_pages - 1:", "if False:"),
     # Time
     Mutant("deadlines are ignored", DEADLINES, "if first is None or first[0] > self._clock():", "if True:"),
     Mutant("a deadline comes late", DEADLINES, "first[0] > self._clock()", "first[0] >= self._clock()"),
     Mutant(
         "the queue timeout ends what runs",
-        LIVE,
+        REQUESTS,
         "elif len(sequences) == request.samples and all(",
         "elif True or all(",
     ),
-    Mutant("deadlines outlive their request", LIVE, "self._deadlines.forget(sequence.request_id)", "pass"),
+    Mutant("deadlines outlive their request", REQUESTS, "self._deadlines.forget(sequence.request_id)", "pass"),
     # Tokens
-    Mutant("the minimum is off by one", STOPPING, "if count >= self._min_tokens:", "if count > self._min_tokens:"),
+    Mutant("the minimum is off by one", SEQUENCE, "if count >= self._min_tokens:", "if count > self._min_tokens:"),
     Mutant(
         "the length is off by one",
-        STOPPING,
+        SEQUENCE,
         "if count >= self.max_tokens else None",
         "if count > self.max_tokens else None",
     ),
     Mutant(
         "the end is not ignored when asked",
-        STOPPING,
+        SEQUENCE,
         "frozenset() if request.ignore_end else",
         "frozenset() if False else",
     ),
     Mutant(
         "look-ahead goes past the length",
         RUNNING,
-        "sequence.plain_end = min(sequence.page_end, sequence.limit - 1)",
-        "sequence.plain_end = sequence.page_end",
+        "sequence.plain_end = end if end < sequence.limit else sequence.limit - 1",
+        "sequence.plain_end = end",
     ),
     Mutant(
         "a prefill that does not reach the end samples",
         PLANNER,
-        "samples = reaches_end and end < sequence.limit",
-        "samples = end < sequence.limit",
-    ),
-    Mutant(
-        "wrong guesses count as computed",
-        IN_FLIGHT,
-        "sequence.num_computed = sequence.num_planned = chunk.start + len(tokens)",
-        "sequence.num_computed = sequence.num_planned = chunk.start + chunk.length",
+        "samples=reaches_end and end < sequence.limit",
+        "samples=end < sequence.limit",
     ),
     Mutant(
         "prompt scores are handed out twice",
-        IN_FLIGHT,
+        COMPLETION,
         "new = logprobs[max(0, sequence.num_scored - chunk.start) :]",
         "new = logprobs",
     ),
@@ -380,7 +539,10 @@ MUTANTS = (
         "matcher.advance(())",
     ),
     Mutant("matchers outlive their requests", ENGINE, "self._masks.forget(request_id)", "pass"),
-    Mutant("guided answers are guessed at", PLANNER, "room = 0  # a mask is for one token", "pass"),
+    Mutant(
+        "a guided chunk is not named", PLANNER, "if chunk.samples and row.request.grammar is not None)", "if False)"
+    ),
+    Mutant("a chunk that samples nothing is guided", PLANNER, "if chunk.samples and row.request", "if row.request"),
     Mutant("what was aborted is added once it is compiled", DRIVER, "self._preparing.forget(request_id)", "pass"),
     Mutant("compiling holds everyone up", DRIVER, "if preparing is None:", "if True:"),
 )
