@@ -1,11 +1,13 @@
 """Generated tokens to text: the text that each token adds, stop strings, and the end of a sample."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 from quire.request import FinishReason
 from quire.text.detokenizer import Detokenizer
 from quire.text.tokenizer import Tokenizer
+
+_new_tuple = tuple.__new__
 
 
 class StopSearch(Protocol):
@@ -33,7 +35,7 @@ class Generation:
     are dropped. The token that ends a sample is not part of its text, unless `shows_stop_token`.
     """
 
-    __slots__ = ("_length_first", "_shows_stop_token", "_stops", "detokenizer", "finish", "num_pushes", "tokens")
+    __slots__ = ("_flush", "_length_first", "_shows_stop_token", "_stops", "finish", "num_pushes", "text_of", "tokens")
 
     def __init__(
         self,
@@ -52,11 +54,11 @@ class Generation:
         self.tokens: list[int] = []
         self.finish: FinishReason | None = None
         self.num_pushes = 0  # that brought tokens
-        self.detokenizer = (
-            None
-            if tokenizer is None
-            else Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens, continues=continues)
-        )
+        self.text_of: Callable[[int], str] = lambda token: ""  # of the next token
+        self._flush: Callable[[], str] = str
+        if tokenizer is not None:
+            detokenizer = Detokenizer(tokenizer, skip_special_tokens=skip_special_tokens, continues=continues)
+            self.text_of, self._flush = detokenizer.push_one, detokenizer.flush
         self._stops = stops
         self._shows_stop_token = shows_stop_token
         self._length_first = length_first
@@ -66,15 +68,17 @@ class Generation:
         if self.finish is not None:
             return []
         self.num_pushes += bool(tokens)
-        if finish is None and self._stops is None and self.detokenizer is not None:  # most tokens take this way
-            self.tokens += tokens
-            push_one = self.detokenizer.push_one
-            return [TextStep(push_one(token), token, None) for token in tokens]
         steps: list[TextStep] = []
         last = len(tokens) - 1
+        is_plain, text_of, stops = finish is None and self._length_first is None, self.text_of, self._stops
         for position, token in enumerate(tokens):
             self.tokens.append(token)
-            steps.append(self._step(token, finish if position == last else None))
+            if is_plain:  # most tokens take this way
+                text, stop = (text_of(token), None) if stops is None else stops.push(text_of(token))
+                self.finish = None if stop is None else FinishReason.STOP_STRING
+                steps.append(_new_tuple(TextStep, (text, token, self.finish)))
+            else:
+                steps.append(self._step(token, finish if position == last else None))
             if self.finish is not None:
                 return steps
         if finish is not None:
@@ -85,7 +89,10 @@ class Generation:
         is_at_limit = self._length_first is not None and len(self.tokens) >= self._length_first
         if is_at_limit and finish is not None:
             finish = FinishReason.LENGTH
-        text = self._text(token, finish)
+        is_hidden = finish is FinishReason.END or (finish is FinishReason.STOP_TOKEN and not self._shows_stop_token)
+        text = "" if token is None or is_hidden else self.text_of(token)
+        if finish is not None:
+            text += self._flush()
         if self._stops is not None and not is_at_limit:
             text, stop = self._stops.push(text)
             if stop is None and finish is not None:
@@ -95,10 +102,3 @@ class Generation:
                 finish = FinishReason.STOP_STRING
         self.finish = finish
         return TextStep(text, token, finish)
-
-    def _text(self, token: int | None, finish: FinishReason | None) -> str:
-        if self.detokenizer is None:
-            return ""
-        is_hidden = finish is FinishReason.END or (finish is FinishReason.STOP_TOKEN and not self._shows_stop_token)
-        text = "" if token is None or is_hidden else self.detokenizer.push_one(token)
-        return text if finish is None else text + self.detokenizer.flush()

@@ -81,8 +81,8 @@ class Prompt:
             if sample.finish is None:
                 sample.tokens += tokens
                 sample.num_pushes += 1
-                push_one = sample.detokenizer.push_one  # type: ignore[union-attr]  # the server has a tokenizer
-                pending += [_new_tuple(Delta, (index, number, push_one(token), token, None, None)) for token in tokens]
+                text_of = sample.text_of
+                pending += [_new_tuple(Delta, (index, number, text_of(token), token, None, None)) for token in tokens]
             return
         if number == 0 and not sample.tokens:  # the others, and another engine, share what the first computes
             self.cached_tokens = cached_tokens
@@ -90,6 +90,6 @@ class Prompt:
             self.logprobs += prompt_logprobs
         for position, (text, token, reason) in enumerate(sample.push(tokens, finish)):
             scored = None if logprobs is None or token is None else logprobs[position]
-            pending.append(Delta(index, number, text, token, scored, reason))
+            pending.append(_new_tuple(Delta, (index, number, text, token, scored, reason)))
             if reason is not None:
                 self.num_left -= 1
