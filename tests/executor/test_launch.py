@@ -153,7 +153,7 @@ def test_the_first_shapes_cover_whatever_the_others_would(case: Case, ready: int
         assert shape.tokens >= needed.tokens
         smallest = ladder.choose(needed, launch.num_tiles(chunks), ladder.all())
         assert smallest is not None
-        assert smallest.tokens <= shape.tokens or shape.decodes_only
+        assert smallest.tokens <= shape.tokens or shape.decodes_only or smallest.fresh_sequences
 
 
 def test_a_choice_depends_on_the_table_alone() -> None:
@@ -164,6 +164,8 @@ def test_a_choice_depends_on_the_table_alone() -> None:
         assert table.forward(StepShape(300), 3) == StepShape(320)
         assert table.forward(StepShape(60, decodes_only=True), 0) == StepShape(64, decodes_only=True)
         assert table.forward(StepShape(4000, fresh_sequences=3), 150) == StepShape(4096, fresh_sequences=8)
+        assert table.forward(StepShape(3100, fresh_sequences=1), 150) == StepShape(3584, fresh_sequences=1)
+        assert table.forward(StepShape(3100), 150) == StepShape(3328)
         assert table.decode(60, 4, most=4) == (StepShape(64, decodes_only=True), ("burst", 64))
         assert table.decode(60, 3, most=4) is None
         assert table.decode(200, 1, most=4) is None
