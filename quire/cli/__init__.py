@@ -57,6 +57,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(BAD_INPUT if isinstance(error, InvalidRequest | InvalidSetting) else FAILED)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:  # whoever read standard output has seen enough
+    except BrokenPipeError:  # the reader of standard output is gone
         sys.stderr.close()
         sys.exit(FAILED)

@@ -114,7 +114,7 @@ class Conversation:
 
 @contextmanager
 def _interrupts() -> Iterator[list[bool]]:
-    """A list that Ctrl-C puts something into, so that it never strikes inside the engine; a second one does."""
+    """A list that Ctrl-C appends to instead of interrupting the engine; a second Ctrl-C interrupts."""
     seen: list[bool] = []
 
     def note(signal_number: int, frame: object) -> None:
@@ -130,7 +130,7 @@ def _interrupts() -> Iterator[list[bool]]:
 
 
 def _lines() -> Iterator[str]:
-    """What the user types, or what stands in standard input where that is no terminal."""
+    """Lines that the user types, or lines of standard input where that is no terminal."""
     if not sys.stdin.isatty():
         yield from sys.stdin
         return

@@ -148,7 +148,7 @@ class ServerSettings:
         if self.log_format not in LOG_FORMATS:
             raise InvalidSetting(f"log_format is {self.log_format!r}; it can be {' or '.join(LOG_FORMATS)}")
         if self.api_key is not None and not self.api_keys:
-            raise InvalidSetting("api_key is empty; leave it out to let everyone in")
+            raise InvalidSetting("api_key is empty; leave it out to require none")
 
 
 def _listed(given: str | None) -> tuple[str, ...]:

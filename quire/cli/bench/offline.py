@@ -50,7 +50,7 @@ def summary(work: Work, timing: Timing) -> Metrics:
 
 
 def decode(llm: "LLM", work: Work) -> Metrics:
-    """What the tokens after the first take."""
+    """Time of the tokens after the first."""
     vocab_size, length = llm.deployment.model.vocab_size, len(work.prompts[0])
     rows, tokens = len(work.prompts), work.new_tokens[0]
     measure(llm, scenarios.uniform(rows, length, 2, vocab_size, seed=1))
@@ -105,6 +105,6 @@ HOW = {"decode": decode, "ttft": first_token, "prefill": prefill}  # by what a n
 
 
 def case(name: str) -> Callable[["LLM"], Metrics]:
-    """How a case is measured, by its name; all but `start`, which needs no engine here."""
+    """The measurement of a case by its name; all but `start`, which needs no engine here."""
     make, how = scenarios.load(name), HOW.get(name.split("_", maxsplit=1)[0], together)
     return lambda llm: how(llm, make(llm.deployment.model.vocab_size))

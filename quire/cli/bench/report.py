@@ -17,7 +17,7 @@ def table(results: Results) -> str:
 
 
 def comparison(first: Results, second: Results) -> str:
-    """What both have. The ratio is above 1 where the second is better."""
+    """Metrics that both have. The ratio is above 1 where the second is better."""
     lines = [f"{'case':<28} {'metric':<22} {'first':>12} {'second':>12} {'better by':>10}"]
     for case, metrics in first.items():
         for metric, value in metrics.items():

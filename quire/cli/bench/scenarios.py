@@ -1,4 +1,4 @@
-"""What the bench measures: prompts of random token ids, and how many tokens each is to be answered with.
+"""Cases of the bench: prompts of random token ids, and the number of tokens of each answer.
 
 decode_bN        N prompts of 128 tokens: the time of 257 tokens less the time of 1, by 256, is that of one step
 prefill_64x2048  64 prompts of 2,048 tokens, one token each
@@ -71,7 +71,7 @@ def mix(rows: int, vocab_size: int) -> Work:
 
 
 def load(name: str) -> Callable[[int], Work]:
-    """What makes the prompts of a case, all there from the beginning, for a vocabulary; any case but `start`."""
+    """A function from the vocabulary's size to the prompts of a case; any case but `start`."""
     if name == "nano256":
         return nano256
     if name == "prefill_64x2048":

@@ -44,7 +44,7 @@ class Usage(msgspec.Struct):
 
 
 class Chunk(msgspec.Struct):
-    """What is read of one event. Servers put much else into it."""
+    """The fields of an event that are read."""
 
     choices: list[Choice] = []
     usage: Usage | None = None
@@ -60,7 +60,7 @@ _read_chunk = msgspec.json.Decoder(Chunk).decode
 
 @dataclass
 class Asked:
-    """One request and what came of it; times by the monotonic clock."""
+    """One request and its outcome; times on the monotonic clock."""
 
     sent_s: float = 0.0
     arrivals_s: list[float] = field(default_factory=list)  # of each piece with text
@@ -74,7 +74,7 @@ class Asked:
 
 
 class Sampling(NamedTuple):
-    """What every request of a run asks for."""
+    """Sampling fields of a request."""
 
     output_tokens: int
     temperature: float = 0.0
@@ -109,7 +109,7 @@ class Server:
             raise InvalidSetting(f"{self.url}/v1/models does not name a model; --model does") from None
 
     async def ask(self, prompt: Prompt, sampling: Sampling, asked: Asked | None = None) -> Asked:
-        """Fills in `asked`. Never raises what the server or the network does: it is in there too."""
+        """Send a request and fill in `asked`, with its error too: failures of server and network do not raise."""
         asked = asked or Asked()
         asked.sent_s, asked.wanted_tokens = time.monotonic(), sampling.output_tokens
         try:

@@ -1,4 +1,4 @@
-"""Load on a server: so many requests at once, or so many a second."""
+"""Load on a server: requests at once, or requests per second."""
 
 import asyncio
 import time
@@ -52,7 +52,7 @@ class Prompts(NamedTuple):
 
 @dataclass(frozen=True)
 class Shape:
-    """How requests come: `concurrency` of them at any time, or at random `rate` a second (a Poisson process)."""
+    """`concurrency` requests at any time, or `rate` per second at random times (a Poisson process)."""
 
     concurrency: int | None = None
     rate: float | None = None
@@ -74,7 +74,7 @@ class Run(NamedTuple):
 
 
 async def words_for(server: Server, tokens: int, sampling: Sampling) -> int:
-    """How many words make a prompt of `tokens` tokens, by the server's own count; as many where it does not count."""
+    """Words of a prompt of `tokens` tokens, by the server's own count; `tokens` where it does not count."""
     tried: dict[int, int] = {}
     words = min(tokens, FIRST_WORDS)
     for _ in range(CALIBRATIONS):

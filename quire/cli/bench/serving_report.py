@@ -85,7 +85,7 @@ def latencies_s(answered: Sequence[Asked]) -> dict[str, list[float]]:
 
 
 def errors(run: Run) -> dict[str, Any]:
-    """How many of each kind, with what the first of the kind said."""
+    """Errors by kind: their count, and the message of the first."""
     kinds = Counter(asked.error for asked in run.asked if asked.error is not None)
     details = {asked.error: asked.detail for asked in reversed(run.asked) if asked.error is not None}
     return {kind: {"count": count, "first": details[kind]} for kind, count in kinds.items()}

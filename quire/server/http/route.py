@@ -16,7 +16,7 @@ Types = tuple[Any, ...]  # any of them; empty: no content
 
 
 class Dialect(Protocol):
-    """How an API writes its answers, as far as HTTP needs to know; the whole is quire/server/api/dialect.py."""
+    """The part of an API's dialect (quire/server/api/dialect.py) that HTTP needs."""
 
     @property
     def error_body(self) -> Any:

@@ -18,7 +18,7 @@ to_json = msgspec.json.Encoder().encode
 
 
 def token_template(before_index: bytes, before_text: bytes, after: bytes) -> bytes:
-    """An event in which only the choice's index and the text change; `%` fills them in."""
+    """An event for `%`, in which only the choice's index and the text change."""
     return (
         b"%d".join(part.replace(b"%", b"%%") for part in (before_index, before_text))
         + b"%b"
@@ -31,26 +31,24 @@ class EventEncoder(Protocol):
 
     @property
     def largest_event(self) -> int:
-        """About how many bytes an event may have beyond a few tokens; 0 for most. Large ones are written in threads."""
+        """Estimated bytes of an event beyond a few tokens; 0 for most. Large events are encoded in threads."""
 
     def encode(self, deltas: list[Delta]) -> bytes:
-        """What a step brought."""
+        """The events of one step's deltas."""
 
     def finish(self) -> bytes:
-        """What follows the last delta."""
+        """The end of a stream that is complete."""
 
     def fail(self, error: QuireError) -> bytes:
-        """What follows instead when it goes wrong half way."""
+        """The end of a stream that fails."""
 
 
 class EventStream(Response):
-    """A stream as events: one write for each step that brought something.
+    """A stream as events: one write for each step with deltas.
 
-    While the client keeps up, whoever brings a step's deltas writes them at once; this coroutine only sees the
-    beginning, the end, and a client that is behind.
-
-    `first` is what was read already: a request that is refused before its first token is answered with a status
-    of its own instead.
+    While the client keeps up, the service writes a step's events at once; this coroutine handles the beginning, the end
+    and a client that is behind. `first` has the deltas that were read before the response began: a request that is
+    refused before its first token is answered with a status of its own.
     """
 
     media_type = "text/event-stream"
@@ -103,7 +101,7 @@ class EventStream(Response):
 
 
 async def first_deltas(stream: Stream, receive: Receive) -> list[Delta]:
-    """Waits for the first tokens, or for the client to leave; raises what the request is refused with."""
+    """The first deltas. Raises the error that refuses the request, or ClientGone."""
     try:
         async with watching(stream, receive):
             deltas = await stream.read()

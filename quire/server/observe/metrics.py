@@ -105,13 +105,13 @@ class Metrics:
 
     def write(self, out: Exposition, others: Sequence[Counts] = ()) -> None:
         """The sums over this worker and the others."""
-        everyone = [self.counts(), *others]
+        workers = [self.counts(), *others]
         for name, help in COUNTERS.items():
-            out.counter(name, help, sum(one.numbers[name] for one in everyone))
-        failures = {err: sum(one.failures.get(err, 0) for one in everyone) for err in FAILURES}
+            out.counter(name, help, sum(one.numbers[name] for one in workers))
+        failures = {err: sum(one.failures.get(err, 0) for one in workers) for err in FAILURES}
         out.counter("tgi_request_failure", "Requests that were not answered.", failures, "err")
         for name, help in HISTOGRAMS.items():
-            counted = [one.histograms[name] for one in everyone]
+            counted = [one.histograms[name] for one in workers]
             counts = [sum(column) for column in zip(*(counts for counts, _ in counted), strict=True)]
             total = sum(total for _, total in counted)
             out.histogram(name, help, Histogram(self.histograms[name].bounds, counts, total))
