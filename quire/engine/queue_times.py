@@ -19,7 +19,6 @@ class OpenAccount:
     """The account of one live request with `timings`."""
 
     def __init__(self) -> None:
-        self.queue_s = 0.0
         self.blocked_s: dict[str, float] = {}
         self.num_chunks = 0
         self.num_tokens = 0
@@ -36,7 +35,6 @@ class OpenAccount:
     def read(self, request_id: int) -> Account:
         return Account(
             request_id,
-            queue_s=self.queue_s,
             blocked_s=self.blocked_s,
             prefill_chunks=self.num_chunks,
             prefill_tokens=self.num_tokens,
@@ -79,7 +77,8 @@ class QueueTimes(Observer):
             slots = {start.slot for start in plan.started}
             for chunk in plan.chunks:
                 if chunk.slot in slots and chunk.request_id in self._waiting:
-                    self._start(chunk.request_id, step.launched_s)
+                    queue_s = max(0.0, step.launched_s - self._waiting.pop(chunk.request_id))
+                    self._started.append(Started(chunk.request_id, queue_s))
         if self._open:
             for chunk in reversed(plan.chunks):  # decodes come first
                 if chunk.kind is Kind.DECODE:
@@ -95,12 +94,6 @@ class QueueTimes(Observer):
         started, self._started = self._started, []
         changed, self._changed = self._changed, set()
         return [*started, *(self._open[request_id].read(request_id) for request_id in changed)]
-
-    def _start(self, request_id: int, now: float) -> None:
-        queue_s = max(0.0, now - self._waiting.pop(request_id))
-        self._started.append(Started(request_id, queue_s))
-        if request_id in self._open:
-            self._open[request_id].queue_s = queue_s
 
     def _settle(self, now: float, blocked_by: str | None) -> None:
         """Count the time since the last plan for what that plan left the queue waiting for."""

@@ -44,11 +44,10 @@ class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Account(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Queue time and prefill work of a request with `timings`. Sent again when it has changed."""
+    """Queueing and prefill work of a request with `timings`. Sent again when it has changed."""
 
     request_id: int
-    queue_s: float  # until it got its first slot
-    blocked_s: dict[str, float]  # the part of it by what kept the queue waiting; the rest passed during a step
+    blocked_s: dict[str, float]  # queue time by what kept the queue waiting; the rest passed during a step
     prefill_chunks: int
     prefill_tokens: int  # computed, also again after a preemption
     preemptions: int

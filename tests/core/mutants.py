@@ -58,7 +58,7 @@ PLANNER, COMPLETION, BUDGET = "core/planner.py", "core/completion.py", "core/ste
 SCHEDULER, LIMITS = "core/scheduler.py", "core/limits.py"
 HEAP, DEADLINES = "core/lazy_heap.py", "core/deadlines.py"
 ISOLATION, ENGINE, DRIVER = "engine/fault_isolation.py", "engine/engine.py", "engine/driver.py"
-MASKS = "engine/grammar_masks.py"
+MASKS, PIPELINE, STEP_TIME = "engine/grammar_masks.py", "engine/step_pipeline.py", "engine/step_time.py"
 
 MUTANTS = (
     # Pages
@@ -509,6 +509,19 @@ MUTANTS = (
         "for half in (suspects[:middle],) if half",
     ),
     Mutant("a failing probe is forgotten", ISOLATION, "self._num_probe_faults += 1", "pass"),
+    Mutant(
+        "a suspect is clear as soon as it runs",
+        ISOLATION,
+        "if chunk.start + chunk.length >= targets.get(chunk.sample, chunk.start + chunk.length + 1):",
+        "if chunk.sample in targets:",
+    ),
+    Mutant("the journal misses new requests", ISOLATION, "self._write_journal()", "pass", within="def step_launched"),
+    Mutant("ended requests stay in the engine", ENGINE, "self._samples_left.pop(request_id, None)", "pass"),
+    Mutant("a step takes the time of the one before", PIPELINE, "max(step.launched_s, self._last_end_s)", "0.0"),
+    Mutant("prompts starve beside slow decodes", STEP_TIME, "max(self._least, int(tokens))", "int(tokens)"),
+    Mutant("prompts beside decodes are never cut", STEP_TIME, "self._max_step_s, load), 2", "9e9, load), 2"),
+    Mutant("prompts are cut without a prediction", STEP_TIME, "self._max_step_s, load), 2", "0.0, load), 2"),
+    Mutant("one slow step is believed", STEP_TIME, "max(predicted_s, took_s, 1e-6)", "max(predicted_s, 1e-6)"),
     Mutant("a failed port keeps its requests", DRIVER, "            port.close()", "            pass"),
     Mutant("requests are not told of a defect", DRIVER, "self._fail_everyone(self._failure)", "pass"),
     # Grammars

@@ -68,9 +68,9 @@ def test_a_request_that_waits_for_a_slot_hears_so():
     turns.turn()
     second = turns.ask(2, [4, 5, 6], 3, timings=True)
     turns.finish(first, second)
-    assert turns.accounts[first].queue_s == 0
+    assert turns.queue_s[first] == 0
     waited = turns.accounts[second]
-    assert waited.queue_s == 4  # four more steps of the first
+    assert turns.queue_s[second] == 4  # four more steps of the first
     assert waited.blocked_s == {"slots": 4}
     assert (waited.prefill_chunks, waited.prefill_tokens, waited.preemptions) == (1, 3, 0)
 

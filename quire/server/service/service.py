@@ -179,7 +179,6 @@ class Service:
                 found = prompts.get(message.request_id)
                 if found is not None:
                     found[0].note(message)
-                    found[1].times.note_queue(message.queue_s)
             elif isinstance(message, StepTrace):
                 steps += self._begin_spans(message)
             elif isinstance(message, Stats):
