@@ -12,6 +12,7 @@ from quire.core.stats import BACKPRESSURE, CHUNKING, WAIT_EXCEEDED, Counters
 from quire.core.step_budget import StepBudget
 
 SHARE_BEHIND = 4  # one part in so many of a step's tokens of prompts is for those behind the oldest, if it is long
+MAX_PASSED = 4  # long prompts that wait which shorter ones may pass in a step
 _new = tuple.__new__  # Chunk(...) at half its cost: chunks are most of a plan
 
 
@@ -27,6 +28,7 @@ class Draft:
     allowance: int = 0  # of those, the tokens that the next prompt may have
     # The oldest prompt that does not end in this step, the tokens it has pages for, and its pages in each group before.
     longest: tuple[Sequence, int, int] | None = None
+    passed: list[Sequence] = field(default_factory=list)  # long prompts at the head of the queue that shorter ones pass
 
     def add(self, sequence: Sequence, kind: Kind, length: int, num_pages: int, samples: bool) -> None:
         """The next `length` positions of `sequence`, which had `num_pages` in each group before."""
@@ -169,17 +171,15 @@ class Planner:
         """The next tokens of a prompt, which has pages for `length` of them.
 
         The oldest prompt that does not end in this step leaves a share to those behind it and gets the rest, so that
-        short prompts are not stuck behind a long one. Another long one begins with a page, and lets others pass too.
+        short prompts are not stuck behind a long one.
         """
-        if length < len(sequence.tokens) - sequence.num_planned:
-            if draft.longest is None:
-                draft.longest = sequence, length, num_pages
-                draft.allowance = draft.budget // SHARE_BEHIND
-                return
-            length = min(length, self._limits.page_size)
-        self._plan_prefill(draft, sequence, length, num_pages)
-        draft.budget -= length
-        draft.allowance -= length
+        if draft.longest is None and length < len(sequence.tokens) - sequence.num_planned:
+            draft.longest = sequence, length, num_pages
+            draft.allowance = draft.budget // SHARE_BEHIND
+        else:
+            self._plan_prefill(draft, sequence, length, num_pages)
+            draft.budget -= length
+            draft.allowance -= length
 
     def _admit(self, draft: Draft) -> None:
         """Start sequences from the head of the queue for as long as there is room for the first."""
@@ -197,6 +197,9 @@ class Planner:
                 self.blocked_by = "max_batch_total_tokens"
             else:
                 self._start_or_park(draft, sequence)
+        for sequence in draft.passed:
+            queue.push(sequence)
+            self.blocked_by = "max_batch_prefill_tokens"
         if draft.started:
             queue.note_admissions(len(draft.started))
             self._tokens_since_admission = 0
@@ -204,11 +207,20 @@ class Planner:
                 self._counters.joined_by[rule] += 1
 
     def _start_or_park(self, draft: Draft, sequence: Sequence) -> None:
-        """Start the head of the queue, or let it wait for a page that another computes."""
+        """Start the head of the queue, or let it wait: for a page that another computes, or, where it is long, for the
+        long prompt before it."""
         match = self._running.match(sequence)
         if self._queue.must_park(sequence, match.cursor):
             if not self._queue.park(sequence, match.cursor):
                 self.blocked_by = "shared_prefix"
+            return
+        rest = len(sequence.tokens) - match.cursor.num_pages * self._limits.page_size - match.num_begun
+        if draft.longest is not None and rest > draft.allowance:
+            if len(draft.passed) == MAX_PASSED:
+                self.blocked_by = "max_batch_prefill_tokens"
+            else:
+                self._queue.leave(sequence)
+                draft.passed.append(sequence)
             return
         started = self._running.start(sequence, match, draft.allowance)
         if started is None:

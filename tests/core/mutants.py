@@ -386,7 +386,14 @@ MUTANTS = (
     Mutant("prompts do not count against the share", PLANNER, "        draft.allowance -= length", "        pass"),
     Mutant("those behind a long prompt may have all", PLANNER, "draft.budget // SHARE_BEHIND", "draft.budget"),
     Mutant("those behind a long prompt get nothing", PLANNER, "draft.budget // SHARE_BEHIND", "0"),
-    Mutant("another long prompt takes the share", PLANNER, "length = min(length, self._limits.page_size)", "pass"),
+    Mutant(
+        "a long prompt that waits takes the share",
+        PLANNER,
+        "is not None and rest > draft.allowance:\n            if",
+        "is not None and False:\n            if",
+    ),
+    Mutant("a long prompt that was passed is lost", PLANNER, "            queue.push(sequence)\n", ""),
+    Mutant("any number of long prompts is passed", PLANNER, "if len(draft.passed) == MAX_PASSED:", "if False:"),
     Mutant(
         "a long prompt that runs takes the share",
         PLANNER,
