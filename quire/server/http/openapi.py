@@ -8,8 +8,6 @@ import msgspec
 
 from quire import __version__
 from quire.server.api.openai.responses import OpenAIError
-from quire.server.api.tgi.kserve import InferInput, InferOutput
-from quire.server.api.tgi.requests import Parameters
 from quire.server.api.tgi.responses import TGIError
 from quire.server.http.health import Unhealthy
 from quire.server.http.route import Route, Types
@@ -28,32 +26,21 @@ _STATUSES = {
 }
 _STREAM = "with `stream` server-sent events"
 _TGI_STRICT = ", with --tgi-strict"
-_TOKENS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
-_PROMPT = {
-    "anyOf": [
-        {"type": "string"},
-        _TOKENS,
-        {"type": "array", "items": {"type": "string"}, "minItems": 1},
-        {"type": "array", "items": _TOKENS, "minItems": 1},
-    ]
-}
 _REF = "#/components/schemas/{name}"
 
 
 def describe(routes: Sequence[Route]) -> dict[str, Any]:
     documented = [route for route in routes if route.is_documented]
     types = {each for route in documented for each in (*route.answer, *route.body, *route.events)}
-    ordered = sorted(types | {Parameters, InferInput, InferOutput, Unhealthy, OpenAIError, TGIError}, key=str)
+    types |= {held for route in documented for _, held in route.open_fields if not isinstance(held, dict)}
+    ordered = sorted(types | {Unhealthy, OpenAIError, TGIError}, key=str)
     found, components = msgspec.json.schema_components(ordered, ref_template=_REF)
     schemas = dict(zip(ordered, found, strict=True))
-    # The bodies' own types leave these open, so that each part is checked and named by itself.
-    components["GenerateRequest"]["properties"]["parameters"] = {
-        "anyOf": [{"$ref": _REF.format(name="Parameters")}, {"type": "null"}],
-        "default": None,
-    }
-    components["InferRequest"]["properties"]["inputs"]["items"] = {"$ref": _REF.format(name="InferInput")}
-    components["InferRequest"]["properties"]["outputs"]["items"] = {"$ref": _REF.format(name="InferOutput")}
-    components["CompletionRequest"]["properties"]["prompt"] = _PROMPT
+    for body, (name, held) in (
+        (body, field) for route in documented for body in route.body for field in route.open_fields
+    ):
+        if name in body.__struct_fields__:
+            components[body.__name__]["properties"][name] |= held if isinstance(held, dict) else schemas[held]
     paths: dict[str, dict[str, Any]] = {}
     for route in documented:
         paths.setdefault(route.path, {})[route.method.lower()] = _described(route, schemas)

@@ -37,6 +37,7 @@ class Route(NamedTuple):
     handler: Handler
     dialect: Dialect  # an API's handlers get one of that API
     body: Types = ()
+    open_fields: tuple[tuple[str, Any], ...] = ()  # types or JSON schemas of fields that a body's type leaves open
     answer: Types = ()  # of a whole answer
     events: Types = ()  # of a streamed answer
     example: str = ""  # a body

@@ -4,11 +4,11 @@ from functools import partial
 
 from quire.server.api.openai import responses as openai
 from quire.server.api.openai.requests import ChatRequest, CompletionRequest
-from quire.server.api.openai.routes import CHAT_EXAMPLE
+from quire.server.api.openai.routes import CHAT_EXAMPLE, PROMPT
 from quire.server.api.tgi import generate, kserve, responses, tokenize
 from quire.server.api.tgi.dialect import TGI
 from quire.server.api.tgi.info import info
-from quire.server.api.tgi.requests import GenerateRequest, TokenizeRequest
+from quire.server.api.tgi.requests import GenerateRequest, Parameters, TokenizeRequest
 from quire.server.api.tgi.vertex import VertexRequest, vertex
 from quire.server.http.route import Route
 
@@ -23,7 +23,10 @@ _MODEL = "/v2/models/{model}/versions/{version}"
 
 _get = partial(Route, "GET", dialect=TGI)
 _post = partial(Route, "POST", dialect=TGI)
-_generate = partial(_post, body=(GenerateRequest,), example=_EXAMPLE, generates=True)
+_PARAMETERS = ("parameters", Parameters | None)
+_generate = partial(
+    _post, body=(GenerateRequest,), open_fields=(_PARAMETERS,), example=_EXAMPLE, generates=True
+)  # fmt: skip
 VERTEX = _post(
     "/vertex", vertex, body=(VertexRequest,), answer=(responses.Predictions,), generates=True,
     example=f'{{"instances": [{_EXAMPLE}]}}',
@@ -35,7 +38,7 @@ ROUTES = (
     _generate(
         "/invocations", generate.invocations, body=(GenerateRequest, ChatRequest, CompletionRequest),
         answer=(list[responses.Generated], openai.ChatCompletion, openai.Completion),
-        events=(*_EVENTS, *_OPENAI_EVENTS),
+        events=(*_EVENTS, *_OPENAI_EVENTS), open_fields=(_PARAMETERS, PROMPT),
     ),
     _post(
         "/tokenize", tokenize.tokenize, body=(TokenizeRequest, tokenize.PromptTokenizeRequest),
@@ -58,6 +61,7 @@ ROUTES = (
     _get(f"{_MODEL}/ready", kserve.model_ready, answer=(responses.KServeLive,)),
     _post(
         f"{_MODEL}/infer", kserve.infer, body=(kserve.InferRequest,), answer=(responses.Inferred,), generates=True,
+        open_fields=(("inputs", list[kserve.InferInput]), ("outputs", list[kserve.InferOutput]), _PARAMETERS),
         example=_INFER_EXAMPLE,
     ),
 )  # fmt: skip
