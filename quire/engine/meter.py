@@ -7,11 +7,9 @@ from quire.core.plan import Kind
 from quire.engine.engine import Engine
 from quire.engine.observer import DECODE, PREFILL, Observer, Step
 from quire.engine.work_log import WorkLog
-from quire.ipc.messages import Stats
+from quire.ipc.messages import BATCH_SIZES, DURATIONS_S, Stats
 from quire.ipc.watchdog_timeout import LongestStep
 
-DURATIONS_S = tuple(0.00015 * 1.5**k for k in range(35))
-BATCH_SIZES = tuple(range(1, 1025))
 KINDS = (PREFILL, DECODE)
 # The host's work on a step: it applies the result, hands out the tokens, plans a step in which sequences join others.
 # `inference` is all of a step, from its plan until its tokens are handed out.

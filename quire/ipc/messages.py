@@ -114,6 +114,10 @@ class Broken(msgspec.Struct, frozen=True, tag=True, array_like=True):
     message: str
 
 
+DURATIONS_S = tuple(0.00015 * 1.5**k for k in range(35))  # upper bounds of the buckets in `Stats.steps`
+BATCH_SIZES = tuple(range(1, 1025))  # and in `Stats.batch_sizes`
+
+
 class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Statistics of the engine. Sent four times a second, so that their absence is a sign of trouble."""
 

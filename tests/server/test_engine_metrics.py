@@ -167,3 +167,9 @@ def test_sequences_that_join_others_are_counted_by_the_rule_that_let_them(change
         name: values[f'tgi_batch_concat{{reason="{name}"}}'] for name in ("backpressure", "wait_exceeded", "chunking")
     }
     assert counted == {name: float(name == reason) for name in counted}
+
+
+def test_the_executors_padding_is_counted():
+    engine = Engine()
+    engine.executor.num_padding_tokens = 7
+    assert engine.values()["quire_step_padding_tokens_total"] == 7

@@ -3,8 +3,7 @@
 from collections.abc import Callable
 from typing import TypeVar
 
-from quire.engine.meter import BATCH_SIZES, DURATIONS_S
-from quire.ipc.messages import Stats
+from quire.ipc.messages import BATCH_SIZES, DURATIONS_S, Stats
 from quire.server.observe.exposition import Exposition, Histogram
 
 T = TypeVar("T")
