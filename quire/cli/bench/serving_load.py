@@ -63,6 +63,11 @@ class Shape:
             return f"{self.concurrency} stream{'s' if self.concurrency > 1 else ''}"
         return f"{self.rate:g} requests/s"
 
+    @property
+    def num_requests(self) -> int:
+        """The default for a run."""
+        return 64 if self.concurrency is None else max(8, 3 * self.concurrency)
+
 
 class Run(NamedTuple):
     """All requests of one run, and its duration."""
@@ -102,7 +107,7 @@ async def run_load(
     within_s: float,
     seed: str = "",
     arrivals_s: float | None = None,
-    ended: Callable[[Asked], None] = lambda asked: None,
+    ended: Callable[[], None] = lambda: None,
 ) -> Run:
     """Hold all `conversations`; those that have not ended `within_s` are cut off.
 
@@ -119,7 +124,7 @@ async def run_load(
                 await server.ask(prompt, sampling, asked)
             finally:
                 done.append(asked)
-                ended(asked)
+                ended()
             if asked.error is not None:
                 return
 

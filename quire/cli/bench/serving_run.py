@@ -1,128 +1,109 @@
-"""Load runs against one server, from a plan to what they showed."""
+"""`quire bench serving`: its runs, and what it prints and writes."""
 
 import asyncio
 import json
+import secrets
 import sys
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from quire import __version__
+from quire.cli.bench.load_options import LoadOptions
 from quire.cli.bench.serving_client import Sampling, Server
 from quire.cli.bench.serving_load import Prompts, Run, Shape, run_load, words_for
 from quire.cli.bench.serving_plot import plot as draw
 from quire.cli.bench.serving_report import Goal, errors, numbers, print_table
 from quire.errors import InvalidSetting, QuireError
 
-REQUESTS_PER_STREAM, MIN_REQUESTS, REQUESTS_AT_RATE = 3, 8, 64
-
 
 class RequestsFailed(QuireError):
     """Some requests of the run were not answered."""
 
 
-@dataclass(frozen=True)
-class Plan:
-    """Everything a bench does to a server."""
+class LoadBench:
+    """One run for each load of the options, against one server."""
 
-    shapes: tuple[Shape, ...]
-    num_requests: int | None
-    max_seconds: float
-    prompt_tokens: int
-    shared_words: int
-    sampling: Sampling
-    warm_up: int
-    seed: int
-    salt: str  # of the prompts; "" for those that every run of the seed has
-    goal: Goal = Goal()
+    def __init__(self, url: str, options: LoadOptions) -> None:
+        self._server = Server(url, api_key=options.api_key, is_chat=options.chat, timeout_s=options.timeout)
+        self._server.model = options.model
+        self._options = options
+        self._shapes = shapes(options.concurrency, options.request_rate)
+        extra = json_object(options.extra)
+        self._sampling = Sampling(options.output_tokens, options.temperature, options.ignore_eos, extra)
+        self._goal = Goal(options.good_first_token_ms, options.good_per_token_ms)
+        self._salt = "" if options.reuse_prompts else secrets.token_hex(8)
+        for file in (options.json, options.plot):
+            if file is not None and not file.parent.is_dir():  # now, not after minutes
+                raise InvalidSetting(f"{file} cannot be written: there is no folder {file.parent}")
 
-    def prompts(self, words: int, run: str) -> Prompts:
-        return Prompts(words, self.shared_words, f"{self.seed}/{run}", self.salt)
+    def measure(self) -> None:
+        """Run, print the results, and write them to the files of the options."""
+        server, options = self._server, self._options
+        begun_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        try:
+            runs = asyncio.run(self._run_all())
+        except OSError as error:
+            raise QuireError(f"{server.url} cannot be reached: {error}") from error
+        results = {run.shape.name: numbers(run, self._goal) for run in runs}
+        faults = {run.shape.name: errors(run) for run in runs if errors(run)}
+        title = f"{server.model} at {server.url}: {options.prompt_tokens} tokens in, {options.output_tokens} out"
+        prompts = f"those of seed {options.seed}: an earlier run may have left them cached"
+        out = Console(file=sys.stdout, highlight=False)
+        out.print(title)
+        out.print(f"Prompts are {'new in this run' if self._salt else prompts}.")
+        print_table(out, results, faults, self._goal)
+        if options.json is not None:
+            document = {**self._about(begun_at), "results": results, "errors": faults}
+            options.json.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
+        if options.plot is not None:
+            options.plot.write_text(draw(title, f"quire bench serving, {begun_at}", results), encoding="utf-8")
+        num_failed = sum(int(found["errors"]) for found in results.values())
+        if num_failed:
+            num_requests = sum(int(found["requests"]) for found in results.values())
+            raise RequestsFailed(f"{num_failed} of {num_requests} requests failed")
 
-    def requests_of(self, shape: Shape) -> int:
-        if self.num_requests is not None:
-            return self.num_requests
-        if shape.concurrency is None:
-            return REQUESTS_AT_RATE
-        return max(MIN_REQUESTS, REQUESTS_PER_STREAM * shape.concurrency)
+    def _about(self, begun_at: str) -> dict[str, Any]:
+        return {
+            "quire": __version__,
+            "url": self._server.url,
+            "model": self._server.model,
+            "begun_at": begun_at,
+            "route": "chat completions" if self._server.is_chat else "completions",
+            "asked_prompt_tokens": self._options.prompt_tokens,
+            "asked_output_tokens": self._options.output_tokens,
+            "shared_prefix": self._options.shared_prefix,
+            "seed": self._options.seed,
+            "goal": self._goal._asdict(),
+            "reused_prompts": not self._salt,
+        }
 
+    async def _run_all(self) -> list[Run]:
+        """One run for each shape, after requests that are not measured."""
+        if not self._server.model:
+            await self._server.find_model()
+        words = await words_for(self._server, self._options.prompt_tokens, self._sampling)
+        widest = max(self._shapes, key=lambda shape: shape.concurrency or 0)
+        warm_up = Shape(concurrency=widest.concurrency or 1)
+        await self._run(warm_up, words, "warm-up", self._options.warm_up, lambda: None)
+        runs = []
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+            for number, shape in enumerate(self._shapes):
+                count = self._options.requests or shape.num_requests
+                bar = progress.add_task(shape.name, total=count)
+                ended = partial(progress.advance, bar)
+                runs.append(await self._run(shape, words, str(number), count, ended))
+        return runs
 
-async def bench_server(server: Server, plan: Plan, console: Console) -> list[Run]:
-    """One run for each shape, after requests that are not measured."""
-    if not server.model:
-        await server.find_model()
-    words = await words_for(server, plan.prompt_tokens, plan.sampling)
-    if plan.warm_up:
-        widest = max(plan.shapes, key=lambda shape: shape.concurrency or 0)
-        shape = Shape(concurrency=widest.concurrency or 1)
-        prompts = plan.prompts(words, "warm-up")
-        warming = prompts.conversations(plan.warm_up, plan.sampling)
-        await run_load(server, shape, warming, within_s=plan.max_seconds)
-    runs = []
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as progress:
-        for number, shape in enumerate(plan.shapes):
-            count = plan.requests_of(shape)
-            bar = progress.add_task(shape.name, total=count)
-            prompts = plan.prompts(words, str(number))
-            runs.append(
-                await run_load(
-                    server, shape, prompts.conversations(count, plan.sampling),
-                    within_s=plan.max_seconds, seed=prompts.seed, ended=lambda _, bar=bar: progress.advance(bar),  # type: ignore[misc]
-                )
-            )  # fmt: skip
-    return runs
-
-
-def measure(server: Server, plan: Plan, json_file: Path | None, plot_file: Path | None) -> None:
-    """Runs the plan, prints what it showed, and writes it to files where asked."""
-    for file in (json_file, plot_file):
-        if file is not None and not file.parent.is_dir():  # found out now, and not after minutes
-            raise InvalidSetting(f"{file} cannot be written: there is no folder {file.parent}")
-    begun_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-    runs = asyncio.run(_bench(server, plan, Console(stderr=True)))
-    results = {run.shape.name: numbers(run, plan.goal) for run in runs}
-    faults = {run.shape.name: errors(run) for run in runs if errors(run)}
-    about: dict[str, Any] = {
-        "quire": __version__,
-        "url": server.url,
-        "model": server.model,
-        "begun_at": begun_at,
-        "route": "chat completions" if server.is_chat else "completions",
-        "asked_prompt_tokens": plan.prompt_tokens,
-        "asked_output_tokens": plan.sampling.output_tokens,
-        "shared_prefix": plan.shared_words,
-        "seed": plan.seed,
-        "goal": plan.goal._asdict(),
-        "reused_prompts": not plan.salt,
-    }
-    title = f"{server.model} at {server.url}: {plan.prompt_tokens} tokens in, {plan.sampling.output_tokens} out"
-    out = Console(file=sys.stdout)
-    out.print(title, highlight=False)
-    if plan.salt:
-        out.print("Prompts are new in this run.", highlight=False)
-    else:
-        out.print(f"Prompts are those of seed {plan.seed}: an earlier run may have left them cached.", highlight=False)
-    print_table(out, results, faults, plan.goal)
-    if json_file is not None:
-        document = {**about, "results": results, "errors": faults}
-        json_file.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")
-    if plot_file is not None:
-        plot_file.write_text(draw(title, f"quire bench serving, {begun_at}", results), encoding="utf-8")
-    num_failed = sum(int(found["errors"]) for found in results.values())
-    if num_failed:
-        raise RequestsFailed(f"{num_failed} of {sum(int(f['requests']) for f in results.values())} requests failed")
-
-
-async def _bench(server: Server, plan: Plan, console: Console) -> list[Run]:
-    try:
-        return await bench_server(server, plan, console)
-    except OSError as error:
-        raise QuireError(f"{server.url} cannot be reached: {error}") from error
+    async def _run(self, shape: Shape, words: int, name: str, count: int, ended: Callable[[], None]) -> Run:
+        prompts = Prompts(words, self._options.shared_prefix, f"{self._options.seed}/{name}", self._salt)
+        conversations, within_s = prompts.conversations(count, self._sampling), self._options.max_seconds
+        return await run_load(self._server, shape, conversations, within_s=within_s, seed=prompts.seed, ended=ended)
 
 
 def shapes(concurrency: str | None, request_rate: str | None) -> tuple[Shape, ...]:
