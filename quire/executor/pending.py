@@ -85,9 +85,9 @@ class Pending:
 
     def _mark_not_finite(self, launched: Launched, num_sampled: int, tokens: list[list[int]]) -> bool:
         """Chunks that do not sample fail too where their numbers are not finite: their pages must not be shared."""
-        others = launched.launch.samples(self._plan.chunks)[num_sampled:]
-        if launched.computed is None or not others:
+        if launched.computed is None or num_sampled == len(launched.launch.indices):
             return False
+        others = launched.launch.samples(self._plan.chunks)[num_sampled:]
         is_finite = np.asarray(launched.computed.is_finite)[num_sampled:]
         found = [index for index, finite in zip(others, is_finite, strict=False) if not finite]
         for index in found:

@@ -40,7 +40,10 @@ def run(
     """The logits after each chunk."""
     rows = [index for index, one in enumerate(chunks) if one.length == 1]
     launch = Launch(rows, [index for index, one in enumerate(chunks) if one.length > 1])
-    shape, forward = programs.forward(launch.shape(chunks), launch.num_tiles(chunks))
+    ladder = programs.table._ladder
+    shape = ladder.choose(launch.shape(chunks), launch.num_tiles(chunks), ladder.all())
+    assert shape is not None
+    forward = programs.get(shape)
     assert bool(shape.fresh_sequences) == (is_fresh and ON_GPU)
     assert shape.decodes_only == (not launch.prefills)
     state, computed = forward(programs.compiler.weights, state, packer.pack(launch, chunks, set(), shape))
