@@ -23,7 +23,6 @@ from quire.cli.bench.serving_report import COLUMNS, Goal, Numbers, cells, errors
 
 FIRST_ID = 10  # below are special tokens in many vocabularies
 WARM_UP = Shape(rate=2.0)
-WARM_UP_S = 4.0
 FINISH_S = 240.0  # after the last arrival
 
 
@@ -64,17 +63,15 @@ class Traffic(NamedTuple):
         return [random.randrange(FIRST_ID, self.vocab) for _ in range(count)]
 
 
-async def run_rates(
-    server: Server, traffic: Traffic, rates: list[float], seconds: float, seed: int
-) -> AsyncIterator[Run]:
+async def run_rates(server: Server, traffic: Traffic, given: argparse.Namespace) -> AsyncIterator[Run]:
     if not server.model:
         await server.find_model()
-    warming = traffic.conversations(f"warm-up {seed}")
-    await run_load(server, WARM_UP, warming, within_s=FINISH_S, arrivals_s=WARM_UP_S)
-    for rate in rates:
+    warming = traffic.conversations(f"warm-up {given.seed}")
+    await run_load(server, WARM_UP, warming, within_s=FINISH_S, arrivals_s=given.warm_up_seconds)
+    for rate in given.rates.split(","):
         yield await run_load(
-            server, Shape(rate=rate), traffic.conversations(f"{rate:g} {seed}"),
-            within_s=seconds + FINISH_S, arrivals_s=seconds, seed=str(seed),
+            server, Shape(rate=float(rate)), traffic.conversations(f"{rate} {given.seed}"),
+            within_s=given.seconds + FINISH_S, arrivals_s=given.seconds, seed=str(given.seed),
         )  # fmt: skip
 
 
@@ -88,6 +85,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--model", default="", help="by default the first that /v1/models lists")
     parser.add_argument("--rates", default="4,12,24", help="conversations per second")
     parser.add_argument("--seconds", type=float, default=25.0, help="of arrivals, for each rate")
+    parser.add_argument("--warm-up-seconds", type=float, default=4.0, help="of arrivals before, not measured")
     parser.add_argument("--prompt-median", type=int, default=500, help="tokens")
     parser.add_argument("--prompt-sigma", type=float, default=1.0)
     parser.add_argument("--prompt-max", type=int, default=4096)
@@ -114,8 +112,7 @@ async def main() -> None:
     server, results = Server(given.url), dict[str, Numbers]()
     server.model = given.model
     print(row("rate", list(COLUMNS)), row("---", ["---:"] * len(COLUMNS)), sep="\n", flush=True)
-    rates = [float(rate) for rate in given.rates.split(",")]
-    async for run in run_rates(server, traffic, rates, given.seconds, given.seed):
+    async for run in run_rates(server, traffic, given):
         found = results[run.shape.name] = numbers(run, goal)
         print(row(run.shape.name, cells(found)), flush=True)
         for kind, fault in errors(run).items():

@@ -4,10 +4,13 @@ import asyncio
 import itertools
 import json
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -22,6 +25,7 @@ from quire.cli.bench.serving_plot import nice_ticks, plot
 from quire.cli.bench.serving_report import Goal, errors, numbers, percentile
 from quire.errors import InvalidRequest, InvalidSetting, QuireError
 from quire.server.settings import ServerSettings
+from tests.patience import WAIT_S
 from tests.server.running import RunningServer
 
 STEP_S = 0.003
@@ -269,6 +273,22 @@ def test_turns_of_a_conversation_follow_each_other_and_arrivals_end_in_time(prom
     for number in range(len(run.asked) // 3):
         turns = [turn for conversation, turn in prompted.prompts if conversation == number]
         assert turns == [0, 1, 2]
+
+
+def test_open_loop_sends_growing_conversations_and_prints_a_row_for_each_rate(server, tmp_path):
+    file = tmp_path / "out.json"
+    options = (
+        "--rates 20,40 --seconds 0.3 --warm-up-seconds 0.1 --prompt-median 20 --prompt-max 30 --answer-median 8 "
+        f"--answer-max 10 --shared-prefix 5 --turns 2 --vocab 40 --good-first-token-ms 60000 --json {file}"
+    )
+    script = Path(__file__).parents[2] / "bench" / "open_loop.py"
+    command = [sys.executable, script, server.url, *options.split()]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, timeout=WAIT_S)
+    assert [line.split(" |")[0] for line in done.stdout.splitlines()[2:]] == ["| 20 requests/s", "| 40 requests/s"]
+    for found in json.loads(file.read_text())["results"].values():
+        assert found["errors"] == found["short_answers"] == 0
+        assert found["requests"] % 2 == 0
+        assert 21 <= found["prompt_tokens"] <= 5 + 30 + 10 + 30
 
 
 def test_a_plot_of_nothing_but_errors_is_still_a_plot():
