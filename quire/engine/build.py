@@ -49,7 +49,7 @@ from quire.resolve import (
     resolve_pages,
     resolve_quantize,
 )
-from quire.sharding import key_copies, sharding, tensor_mesh
+from quire.sharding import sharding, tensor_mesh
 from quire.text.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
@@ -99,8 +99,7 @@ def plan_deployment(config: Config, progress: Progress = silent, *, is_served: b
     mesh = None
     if config.tensor_parallel > 1:
         mesh = tensor_mesh(jax.devices()[: config.tensor_parallel])
-        spec = model.layers[0]
-        model = model.with_key_copies(key_copies(spec.kv_heads, spec.group, config.tensor_parallel))
+        model = model.for_devices(mesh.size)
     facts = _facts(config, model, mesh)
     resolved = resolve(config, facts)
     layout = page_layout(model.layers, resolved.page_size, resolved.max_total_tokens, resolved.dtype, mesh)

@@ -19,6 +19,7 @@ from quire.models.rope import Rope
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.norms import Norms
 from quire.ops.rotation import Rotation
+from quire.sharding import key_copies
 
 
 @dataclass(frozen=True)
@@ -152,15 +153,19 @@ class Decoder:
             logits = self.logits_softcap * jnp.tanh(logits / self.logits_softcap)
         return logits
 
-    def with_key_copies(self, copies: int) -> "Decoder":
-        """The same function with `copies` of each key and value head, so that more devices can each have one.
-
-        `copies` divides the group of every layer.
-        """
-        return replace(
-            self,
-            blocks=tuple(replace(block, attention=block.attention.with_key_copies(copies)) for block in self.blocks),
+    def for_devices(self, num_devices: int) -> "Decoder":
+        """The same function with weights that so many devices can share: copies of keys, split feed-forward blocks."""
+        spec = self.layers[0]
+        copies = key_copies(spec.kv_heads, spec.group, num_devices)
+        blocks = (
+            replace(
+                block,
+                attention=block.attention.with_key_copies(copies),
+                feed_forward=block.feed_forward.for_devices(num_devices),
+            )
+            for block in self.blocks
         )
+        return replace(self, blocks=tuple(blocks))
 
     def _ropes(self) -> list[Rope]:
         """The distinct ropes; most layers share one."""

@@ -1,16 +1,16 @@
 """The feed-forward block of a layer, dense or of experts."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol
+from typing import Protocol, Self
 
 import jax
 import jax.numpy as jnp
 
 from quire.models.fields import Fields
 from quire.models.params import Param, ParamTree, params_of
-from quire.models.projection import Weight, matmul, project
+from quire.models.projection import Weight, matmul, project, split_mlp
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import Packed, gated_product
 
@@ -40,27 +40,38 @@ class FeedForward(Protocol):
 
     def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array: ...
 
+    def for_devices(self, num_devices: int) -> Self:
+        """The same function with weights that so many devices can share."""
+
 
 @dataclass(frozen=True)
 class GatedMLP:
     """down(activation(gate(x)) * up(x))"""
 
     activation: Activation
-    gate_up: Param  # [2, m, d]
+    gate_up: Param  # [p, 2, m / p, d]
     down: Param  # [d, m]
-    gate_up_bias: Param | None = None  # [2, m]
+    gate_up_bias: Param | None = None  # [p, 2, m / p]
     down_bias: Param | None = None
 
     def params(self) -> ParamTree:
         return params_of(gate_up=self.gate_up, down=self.down, gate_up_bias=self.gate_up_bias, down_bias=self.down_bias)
 
     def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
-        both = project("td,cmd->tcm", x, weights["gate_up"], weights.get("gate_up_bias"))
+        both = project("td,pcmd->tpcm", x, weights["gate_up"], weights.get("gate_up_bias"))
         down, down_bias = weights["down"], weights.get("down_bias")
         if isinstance(down, Packed) and self.activation is jax.nn.silu:
-            out = gated_product(both, down)  # one kernel gates, quantises and multiplies
+            out = gated_product(both[:, 0], down)  # one kernel gates, quantises and multiplies
             return (out if down_bias is None else out + down_bias.astype(jnp.float32)).astype(x.dtype)
         return project("tm,dm->td", gated(self.activation, both), down, down_bias)
+
+    def for_devices(self, num_devices: int) -> "GatedMLP":
+        bias = self.gate_up_bias
+        return replace(
+            self,
+            gate_up=split_mlp(self.gate_up, num_devices),
+            gate_up_bias=None if bias is None else split_mlp(bias, num_devices),
+        )
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,9 @@ class MLP:
         active = self.activation(wide.astype(jnp.float32)).astype(x.dtype)
         return project("tm,dm->td", active, weights["down"], weights["down_bias"])
 
+    def for_devices(self, num_devices: int) -> "MLP":
+        return self
+
 
 @dataclass(frozen=True)
 class Experts:
@@ -93,7 +107,7 @@ class Experts:
     chosen: int
     normalised: bool  # the weights of the chosen experts add up to one
     router: Param  # [e, d]
-    gate_up: Param  # [e, 2, m, d]
+    gate_up: Param  # [e, p, 2, m / p, d]
     down: Param  # [e, d, m]
 
     def params(self) -> ParamTree:
@@ -101,7 +115,7 @@ class Experts:
 
     def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
         tokens = len(x)
-        num_experts, _, mlp, embed = self.gate_up.shape
+        num_experts, *parts, embed = self.gate_up.shape
         router_logits = matmul(x, weights["router"], 1)
         share, expert = jax.lax.top_k(jax.nn.softmax(router_logits, axis=-1), self.chosen)  # [t, chosen] each
         if self.normalised:
@@ -110,16 +124,19 @@ class Experts:
         order = jnp.argsort(expert.reshape(-1), stable=True)  # of the visits, [t * chosen]
         visits = jnp.bincount(expert.reshape(-1), length=num_experts)  # of each expert
         inputs = x[order // self.chosen]
-        both = grouped(inputs, weights["gate_up"], visits).astype(x.dtype).reshape(-1, 2, mlp)
+        both = grouped(inputs, weights["gate_up"], visits).astype(x.dtype).reshape(-1, *parts)
         outputs = grouped(gated(self.activation, both), weights["down"], visits)  # [t * chosen, d]
         outputs = outputs * share.reshape(-1)[order][:, None]
         return jnp.zeros((tokens, embed), jnp.float32).at[order // self.chosen].add(outputs).astype(x.dtype)
 
+    def for_devices(self, num_devices: int) -> "Experts":
+        return replace(self, gate_up=split_mlp(self.gate_up, num_devices, axis=1))
+
 
 def gated(activation: Activation, both: jax.Array) -> jax.Array:
-    """activation(gate) * up of both [t, 2, m]"""
+    """activation(gate) * up of both [t, p, 2, m / p]: [t, m]."""
     both32 = both.astype(jnp.float32)
-    return (activation(both32[:, 0]) * both32[:, 1]).astype(both.dtype)
+    return (activation(both32[:, :, 0]) * both32[:, :, 1]).astype(both.dtype).reshape(len(both), -1)
 
 
 def grouped(x: jax.Array, weights: Weight, sizes: jax.Array) -> jax.Array:

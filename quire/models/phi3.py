@@ -36,7 +36,7 @@ def phi3(fields: Fields) -> Decoder:
             before_feed_forward=RMSNorm(f"{name}.post_attention_layernorm", sizes.embed, eps),
             feed_forward=GatedMLP(
                 activation,
-                gate_up=Param((2, mlp, sizes.embed), (None, "mlp", "embed"), (gate_up,), num_contracted=1),
+                gate_up=Param((1, 2, mlp, sizes.embed), ("mlp", None, None, "embed"), (gate_up,), num_contracted=1),
                 down=mlp_down(f"{name}.mlp.down_proj.weight", sizes, mlp),
             ),
         )

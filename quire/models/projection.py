@@ -119,10 +119,9 @@ def attention_out(name: str, spec: AttentionSpec, embed: int) -> Param:
 
 
 def gate_up(gate: str, up: str, shape: tuple[int, int]) -> Param:
-    """[2, m, d] from a gate and an up projection of the same shape [m, d]."""
-    return Param(
-        (2, *shape), (None, "mlp", "embed"), (Tensor(gate, shape), Tensor(up, shape)), np.stack, num_contracted=1
-    )
+    """[1, 2, m, d] from a gate and an up projection of the same shape [m, d]; the first axis is that of `split_mlp`."""
+    axes = ("mlp", None, None, "embed")
+    return Param((1, 2, *shape), axes, (Tensor(gate, shape), Tensor(up, shape)), np.stack, num_contracted=1)
 
 
 def bias(name: str, size: int, axis: str) -> Param:
@@ -135,15 +134,33 @@ def router(name: str, num_experts: int, embed: int) -> Param:
 
 
 def experts_gate_up(names: Sequence[tuple[str, str]], shape: tuple[int, int]) -> Param:
-    """[e, 2, m, d] from the gate and up projections [m, d] of each expert."""
+    """[e, 1, 2, m, d] from the gate and up projections [m, d] of each expert."""
     sources = tuple(Tensor(name, shape) for pair in names for name in pair)
-    return Param((len(names), 2, *shape), ("experts", None, "mlp", "embed"), sources, np.stack)
+    return Param((len(names), 1, 2, *shape), ("experts", "mlp", None, None, "embed"), sources, np.stack)
 
 
 def experts_down(names: Sequence[str], shape: tuple[int, int]) -> Param:
     """[e, d, m] from the down projections [d, m] of each expert."""
     sources = tuple(Tensor(name, shape) for name in names)
     return Param((len(names), *shape), ("experts", "embed", "mlp"), sources, np.stack)
+
+
+def split_mlp(param: Param, parts: int, axis: int = 0) -> Param:
+    """A fused gate and up whose axes from `axis` on are [1, 2, m] as [parts, 2, m / parts], if that divides m.
+
+    Sharded along `parts`, the gates and ups of a device are one run of rows. A cut along m itself would not survive the
+    product's reshape to a matrix, and every step would gather the weight.
+    """
+    before, (_, _, mlp), after = param.shape[:axis], param.shape[axis : axis + 3], param.shape[axis + 3 :]
+    if mlp % parts:
+        return param
+
+    def join(tensors: Sequence[Array]) -> Array:
+        fused = param.assemble(tensors)
+        split = fused.reshape(*before, 2, parts, mlp // parts, *fused.shape[axis + 3 :])
+        return np.swapaxes(split, axis, axis + 1)
+
+    return replace(param, shape=(*before, parts, 2, mlp // parts, *after), join=join)
 
 
 def copy_keys(param: Param, copies: int) -> Param:

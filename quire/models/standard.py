@@ -120,7 +120,7 @@ def gated_mlp(name: str, sizes: Sizes, mlp: int, activation: Activation, *, bias
     gate_up_bias = down_bias = None
     if biased:
         sources = tuple(Tensor(f"{name}.{part}_proj.bias", (mlp,)) for part in ("gate", "up"))
-        gate_up_bias = Param((2, mlp), (None, "mlp"), sources, np.stack)
+        gate_up_bias = Param((1, 2, mlp), ("mlp", None, None), sources, np.stack)
         down_bias = bias(f"{name}.down_proj.bias", sizes.embed, "embed")
     return GatedMLP(
         activation,

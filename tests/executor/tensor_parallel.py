@@ -20,7 +20,7 @@ from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.ops.native import library
 from quire.request import Request, SamplingParams
-from quire.sharding import key_copies, sharding, tensor_mesh
+from quire.sharding import sharding, tensor_mesh
 from tests.models.cases import CASES
 
 NUM_LAYERS = 2
@@ -57,7 +57,7 @@ def executor_on(num_devices: int) -> tuple[Decoder, JaxExecutor]:
         return model, JaxExecutor(model, random_weights(model, seed=1, dtype="float32"), SHAPES)
     mesh = tensor_mesh(jax.devices()[:num_devices])
     whole = random_weights(model, seed=1, dtype="float32")
-    cut = model.with_key_copies(key_copies(2, 4, num_devices))
+    cut = model.for_devices(num_devices)
 
     def place(param: Param, weight: Any) -> jax.Array:
         (array,) = jax.tree.leaves(weight)
@@ -71,12 +71,14 @@ def _copying(cut: Decoder, model: Decoder) -> Any:
     """The params of `cut`, each made from the weight of `model` as it is rather than from a checkpoint."""
 
     def from_whole(target: Param, source: Param) -> Param:
-        copies = target.shape[0] // source.shape[0] if target.axes[0] == "kv_heads" else 1
+        copies = target.shape[0] // source.shape[0]
 
         def join(tensors: Any) -> Any:
             fused = np.asarray(tensors[0])
             if copies == 1:
                 return fused
+            if target.axes[0] == "mlp":
+                return fused.reshape(2, copies, *target.shape[2:]).swapaxes(0, 1)
             kv_heads, parts, *rest = fused.shape
             queries = fused[:, :-2].reshape(kv_heads * copies, (parts - 2) // copies, *rest)
             return np.concatenate((queries, np.repeat(fused[:, -2:], copies, axis=0)), axis=1)
@@ -116,6 +118,7 @@ def main() -> None:
         # Besides those of the layers: one for the embedding, which is cut by vocabulary.
         reduces = len(re.findall(r" all-reduce(?:-start)?\(", program.as_text()))
         assert reduces == 2 * NUM_LAYERS + 1, f"{reduces} all-reduces on {num_devices} devices"
+        assert not re.findall(r" (all-gather|all-to-all|collective-permute)(?:-start)?\(", program.as_text())
         calls = program.as_text().count('custom_call_target="quire_place_heads"')
         assert calls == (NUM_LAYERS if library.load() else 0), "another kernel than on one device"
         print(f"{num_devices} devices: same tokens, {reduces} all-reduces in {NUM_LAYERS} layers")

@@ -48,14 +48,16 @@ def main(name: str) -> None:
         mesh = tensor_mesh(jax.devices()[:num_devices])
         copies = key_copies(2, 4, num_devices)
         assert copies == num_devices // 2
-        cut = model.with_key_copies(copies)
+        cut = model.for_devices(num_devices)
 
         def placement(param: Param, mesh: jax.sharding.Mesh = mesh) -> jax.sharding.Sharding:
             return sharding(param.shape, param.axes, mesh)
 
         weights = load_weights(cut, NamedTensors(model), dtype="float32", placement=placement)
         layer = weights["layers"][0]
-        for whole, dimension in ((layer["attention"]["qkv"], 0), (layer["attention"]["out"], 1)):
+        split = layer["feed_forward"].get("gate_up")
+        split = [] if split is None else [(split, split.ndim - 4)]
+        for whole, dimension in ((layer["attention"]["qkv"], 0), (layer["attention"]["out"], 1), *split):
             local = whole.addressable_shards[0].data
             assert local.shape[dimension] * num_devices == whole.shape[dimension], (name, whole.shape, local.shape)
         error = relative_error(logits(cut, weights, mesh), expected)

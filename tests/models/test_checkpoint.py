@@ -196,7 +196,7 @@ from tests.models.tiny import NamedTensors
 assert jax.device_count() == 8
 mesh = Mesh(np.array(jax.devices()).reshape(4, 2), ("x", "y"))
 cuts = {"kv_heads": "y", "mlp": ("x", "y"), "vocab": "x"}
-model = build_model(SHAPES["tiny"])
+model = build_model(SHAPES["tiny"]).for_devices(8)
 def placement(param):
     return NamedSharding(mesh, PartitionSpec(*(cuts.get(axis) for axis in param.axes)))
 

@@ -154,7 +154,8 @@ def test_a_weight_is_rounded_where_its_groups_are_not_those_of_the_file(
 
 def test_keys_that_are_copied_for_more_devices_are_copied_with_their_scales(tmp_path: Path) -> None:
     model, source = write(tmp_path, "Q8_0")
-    copied = model.with_key_copies(2)
+    copied = model.for_devices(2 * model.layers[0].kv_heads)
+    assert copied.layers[0].kv_heads == 2 * model.layers[0].kv_heads
     found = int8(copied, source, on_first_device)
     assert not source.widened
     assert_same(found, int8(copied, Floats(source), on_first_device))
