@@ -23,15 +23,7 @@ _TOOL_USE = "tool_use"
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
 # Errors of templates, which are programs of others.
-_FAILURES = (
-    jinja2.TemplateError,
-    TypeError,
-    ValueError,
-    LookupError,
-    AttributeError,
-    ArithmeticError,
-    RecursionError,
-)
+_FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 # Ends in a space: where it is lost, the template trims its input.
 _CONTINUED = "\ue000the answer goes on here\ue001 "

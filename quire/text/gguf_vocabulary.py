@@ -99,11 +99,7 @@ def _byte_level(metadata: Mapping[str, Any], vocab: dict[str, int], rule: SplitR
 
 
 def _sentence_piece(
-    metadata: Mapping[str, Any],
-    tokens: Sequence[str],
-    vocab: dict[str, int],
-    types: Sequence[int],
-    unknown: str | None,
+    metadata: Mapping[str, Any], tokens: Sequence[str], vocab: dict[str, int], types: Sequence[int], unknown: str | None
 ) -> tokenizers.Tokenizer:
     for key in ("remove_extra_whitespaces", "precompiled_charsmap"):
         if metadata.get(f"tokenizer.ggml.{key}"):

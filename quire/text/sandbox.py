@@ -158,10 +158,7 @@ def _budget_of(context: Context) -> Budget:
     return context.budget
 
 
-_ATTRIBUTE_OF = {
-    "eval_context": "eval_ctx",
-    "environment": "environment",
-}  # that Jinja passes to filters
+_ATTRIBUTE_OF = {"eval_context": "eval_ctx", "environment": "environment"}  # that Jinja passes to filters
 
 
 def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

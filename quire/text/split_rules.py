@@ -59,10 +59,7 @@ _RULES: tuple[tuple[SplitRule, tuple[str, ...]], ...] = (
     (SplitRule((_LLAMA3,)), ("dbrx", "smaug-bpe")),
     (SplitRule((_QWEN2,), nfc=True), ("qwen2", "deepseek-r1-qwen", "megrez")),
     (SplitRule((_QWEN2,)), ("stablelm2",)),
-    (
-        SplitRule((r"\p{N}", _GPT2)),
-        ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b"),
-    ),
+    (SplitRule((r"\p{N}", _GPT2)), ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")),
     (SplitRule((_GPT2,)), ("gpt-2", "phi-2", "mpt", "jais", "gigachat")),
     (SplitRule((_GPT2,), nfc=True), ("olmo",)),
     (SplitRule((_cased(r"\p{N}", ""),), whole_words_first=True, adds_bos=True), ("tekken",)),

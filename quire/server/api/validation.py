@@ -21,12 +21,7 @@ class Refusal(NamedTuple):
 
 
 def typed(
-    raw: Mapping[str, Any],
-    struct: type[T],
-    refused: Mapping[str, Refusal],
-    *,
-    strict: bool,
-    where: str = "",
+    raw: Mapping[str, Any], struct: type[T], refused: Mapping[str, Refusal], *, strict: bool, where: str = ""
 ) -> tuple[T, list[str]]:
     """The typed request, and the names of fields that nothing here knows. In strict mode those are errors."""
     known = frozenset(struct.__struct_encode_fields__)

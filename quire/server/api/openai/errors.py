@@ -26,14 +26,7 @@ def status_of(error: QuireError) -> int:
 
 
 def error_body(error: QuireError) -> OpenAIError:
-    return {
-        "error": {
-            "message": error.message,
-            "type": _type_of(error),
-            "param": error.param,
-            "code": _code_of(error),
-        }
-    }
+    return {"error": {"message": error.message, "type": _type_of(error), "param": error.param, "code": _code_of(error)}}
 
 
 def error_response(error: QuireError) -> Response:

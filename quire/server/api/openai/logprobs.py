@@ -40,11 +40,7 @@ def token_name(tokenizer: Tokenizer, token: int) -> str:
 
 
 def completion_logprobs(
-    tokenizer: Tokenizer,
-    tokens: Sequence[int],
-    logprobs: Sequence[TokenLogprobs | None],
-    num_top: int,
-    offset: int = 0,
+    tokenizer: Tokenizer, tokens: Sequence[int], logprobs: Sequence[TokenLogprobs | None], num_top: int, offset: int = 0
 ) -> CompletionLogprobs:
     """The columns of a completion. The first token of a prompt has none."""
     names = [token_name(tokenizer, token) for token in tokens]

@@ -83,9 +83,7 @@ _BOTH = {
     "truncate_prompt_tokens": Refusal("prompts are not cut; send fewer tokens"),
 }
 
-COMPLETION_REFUSALS = _BOTH | {
-    "suffix": Refusal("filling in before a suffix is not supported", ("",)),
-}
+COMPLETION_REFUSALS = _BOTH | {"suffix": Refusal("filling in before a suffix is not supported", ("",))}
 
 CHAT_REFUSALS = _BOTH | {
     "functions": Refusal(_FUNCTIONS, ([],)),

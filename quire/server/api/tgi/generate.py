@@ -52,13 +52,7 @@ async def _answer_compatibly(service: Service, request: Request, body: Body) -> 
 
 
 async def _answer(
-    service: Service,
-    request: Request,
-    body: Body,
-    *,
-    streams: bool,
-    full_text: bool = False,
-    in_list: bool = False,
+    service: Service, request: Request, body: Body, *, streams: bool, full_text: bool = False, in_list: bool = False
 ) -> Response:
     """`full_text`: the prompt stands before the answer unless the request says otherwise."""
 
