@@ -220,6 +220,17 @@ def test_nobody_is_admitted_past_a_prefill_that_is_short_of_pages():
     assert list(harness.finished) == [(1, 0), (2, 0), (3, 0)]
 
 
+def test_nobody_takes_the_pages_that_the_rest_of_a_prompt_needs():
+    harness = Harness(limits(num_pages=9, max_sequence_tokens=32))
+    harness.add(request(1, prompt=tuple(range(28)), max_tokens=2))
+    harness.add(request(2, prompt=(40, 41, 42, 43), max_tokens=1))
+    plan = harness.plan()
+    assert [chunk.request_id for chunk in plan.chunks] == [1]
+    assert harness.scheduler.blocked_by == "pages"
+    harness.run()
+    assert harness.scheduler.counters.preemptions == 0
+
+
 def test_a_request_for_too_many_samples_is_refused():
     harness = Harness(limits())
     with pytest.raises(InvalidRequest, match="samples is 1000000000; the limit is 128"):

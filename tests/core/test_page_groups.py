@@ -26,6 +26,18 @@ def test_pages_behind_a_window_are_given_back_while_a_sequence_decodes():
     assert harness.tokens[1, 0] == expected_tokens(asked)
 
 
+@pytest.mark.parametrize("window", [5, 6, 7, 8])
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_pages_that_a_window_still_reads_are_kept(window, lookahead):
+    harness = Harness(limits(page_groups=(None, window), num_pages=60, max_batch_prefill_tokens=7), lookahead)
+    harness.add(request(1, prompt=tuple(range(18)), max_tokens=30))
+    while harness.scheduler.num_requests:
+        harness.step()
+        for sequence in harness.scheduler._running:
+            first_read = max(0, sequence.num_computed - window + 1)
+            assert all(sequence.tables[1][first_read // 4 :])
+
+
 def test_pages_behind_a_window_are_given_back_while_a_prompt_is_computed():
     harness = Harness(limits(page_groups=(None, 8), num_pages=40, max_batch_prefill_tokens=8))
     asked = request(1, prompt=tuple(range(40)), max_tokens=2)
@@ -100,6 +112,16 @@ def test_an_early_part_of_a_long_prompt_is_reused_for_as_long_as_its_pages_are_n
     assert harness.plan().chunks[0].start == 20
     harness.run()
     assert harness.tokens[2, 0] == expected_tokens(asked)
+
+
+def test_an_early_part_of_a_long_answer_is_reused_too():
+    harness = Harness(limits(page_groups=(None, 8), num_pages=60))
+    first = request(1, prompt=(1, 2, 3, 4), max_tokens=40)
+    harness.add(first)
+    harness.run()
+    told = first.prompt + tuple(expected_tokens(first))
+    harness.add(request(2, prompt=(*told[:20], 45), max_tokens=2))
+    assert harness.plan().chunks[0].start == 20
 
 
 def test_a_burst_begins_a_page_in_every_group():
