@@ -147,10 +147,10 @@ MUTANTS = (
         "a page that was given back stays in the table", RUNNING, "table[held:first] = [0] * (first - held)", "pass"
     ),
     Mutant(
-        "groups swap their pages",
+        "one group gets the pages of all",
         RUNNING,
         "tables[group] += pages[group::count]",
-        "tables[-group] += pages[group::count]",
+        "tables[0] += pages[group::count]",
     ),
     Mutant(
         "a sequence takes pages for one group", RUNNING, "count = num_pages * self._num_groups", "count = num_pages"

@@ -63,8 +63,11 @@ def test_a_windowed_model_runs_more_sequences_in_the_same_pages():
     assert running[None, 8] > running[None, None]
 
 
-def test_a_sequence_longer_than_the_pages_runs_where_all_layers_have_windows():
-    harness = Harness(limits(page_groups=(8,), num_pages=6, max_sequence_tokens=64))
+@pytest.mark.parametrize("lookahead", [0, 2])
+@pytest.mark.parametrize("num_pages", [4, 6])
+def test_a_sequence_longer_than_the_pages_runs_where_all_layers_have_windows(num_pages, lookahead):
+    """It waits for results that give pages back, rather than begin again."""
+    harness = Harness(limits(page_groups=(8,), num_pages=num_pages, max_sequence_tokens=64), lookahead)
     asked = request(1, prompt=tuple(range(30)), max_tokens=30)
     harness.add(asked)
     harness.run()
