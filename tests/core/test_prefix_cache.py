@@ -259,6 +259,19 @@ def test_pages_of_a_window_are_evicted_on_their_own_and_can_be_computed_again():
     cache.check()
 
 
+def test_no_branch_without_pages_stays_in_the_tree():
+    pool = PagePool(30)
+    cache = PrefixCache(pool, 2, (3,))
+    table = pool.take(3)
+    cache.publish("", list(range(6)), [table], 3)
+    cache.release(table[:2])
+    assert cache.evict(2) == 2
+    assert cache.match("", list(range(6)), 6).cursor.num_pages == 3, "the last page is all that going on reads"
+    cache.release(table[2:])
+    assert cache.evict(9) == 1
+    assert not cache._roots
+
+
 def test_with_a_leaf_go_the_pages_of_all_its_groups():
     pool = PagePool(30)
     cache = PrefixCache(pool, 2, (None, 9, None))
@@ -383,6 +396,8 @@ class Trees(RuleBasedStateMachine):
                     self.content[page] = salt, self._prefix(tokens, len(table)), group
                     table.append(page)
             self.running.append((salt, tokens, tables))
+            if any(0 in table for table in tables):  # it has not what it would take to publish less than it began with
+                self.cursors[id(tables)] = match.cursor
         self.check()
 
     def _touch(self, salt: str, tokens: list[int], num_pages: int) -> None:
