@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
@@ -306,6 +307,15 @@ def test_a_page_that_begins_like_the_next_tokens_is_found_if_half_of_it_does():
     ):
         match = cache.match("", tokens, most)
         assert (match.begun and match.begun.pages[0], match.num_begun) == begun
+
+
+@pytest.mark.parametrize("is_there", [True, False])
+def test_a_page_that_a_group_lacks_is_not_found_by_its_beginning(is_there):
+    pool = PagePool(30)
+    cache = PrefixCache(pool, 4, (None, 5))
+    full, window = pool.take(2), pool.take(2)
+    cache.publish("", [0, 0, 0, 0, 1, 2, 3, 4], [full, window if is_there else [window[0], 0]], 2)
+    assert (cache.match("", [0, 0, 0, 0, 1, 2, 3, 7], 8).begun is not None) == is_there
 
 
 GROUPS = [(None,), (None,), (3,), (None, 3), (None, 2, 6), (None, None), (4, 2)]
