@@ -19,13 +19,14 @@ class ProgramTable:
     def __init__(self, ladder: Ladder, keys: Iterable[Key] = ()) -> None:
         self.keys = frozenset(keys)
         self._ladder = ladder
-        self._shapes = [key for key in self.keys if isinstance(key, StepShape)]
+        # Before there are enough for any plan, each is compiled when it is first needed, the smallest for its plan.
+        made = [key for key in self.keys if isinstance(key, StepShape)]
+        self._shapes = made if self.keys.issuperset(ladder.first()) else ladder.all()
         self.forward = lru_cache(4096)(self._forward)
 
     def _forward(self, needed: StepShape, num_tiles: int) -> StepShape:
-        """The smallest shape for a launch; where the table has none, the smallest there is."""
+        """The smallest shape for a launch."""
         found = self._ladder.choose(needed, num_tiles, self._shapes)
-        found = found or self._ladder.choose(needed, num_tiles, self._ladder.all())
         assert found is not None, f"no shape for {needed} with {num_tiles} tiles"
         return found
 

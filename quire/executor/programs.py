@@ -21,6 +21,7 @@ from quire.executor.slots import pack_starts
 from quire.executor.step import SamplingWay, State
 from quire.models.model import Model
 from quire.models.params import ParamTree
+from quire.ops.pages import TILE
 from quire.request import num_mask_words
 
 log = logging.getLogger(__name__)
@@ -98,7 +99,7 @@ class Programs:
         needed = [StepShape(min(num_tokens, most), fresh_sequences=1), StepShape(1, decodes_only=True)]
         if num_tokens > most:  # the chunks between, and the last
             needed += [StepShape(length) for length in (most, num_tokens % most or most)]
-        found = [ladder.choose(shape, -(-shape.tokens // 32), ladder.all()) for shape in needed]
+        found = [ladder.choose(shape, -(-shape.tokens // TILE), ladder.all()) for shape in needed]
         keys: list[Key] = [("start", START_SIZES[0]), *(shape for shape in found if shape is not None)]
         keys += [(way, ladder.sample_sizes[0]) for way in self._ways]
         return self._compile_together([keys], keys)

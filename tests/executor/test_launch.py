@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from quire.core.plan import Chunk, Kind
 from quire.executor.ladder import FINE_FROM, LONG_FROM, Ladder, StepShape
 from quire.executor.launch import Inputs, Launch, Packer, fields, num_single, split
-from quire.executor.program_table import ProgramTable
+from quire.executor.program_table import Key, ProgramTable
 from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.ops.pages import TILE
@@ -158,7 +158,7 @@ def test_the_first_shapes_cover_whatever_the_others_would(case: Case, ready: int
 
 def test_a_choice_depends_on_the_table_alone() -> None:
     ladder = Ladder(256, 8192, min_tokens=8, is_fine=True, has_decodes=True, max_fresh_sequences=8)
-    keys = [*ladder.all(), ("decode", 64), ("burst", 64), ("plain", 64), ("any", 64), ("any", 256)]
+    keys: list[Key] = [*ladder.all(), ("decode", 64), ("burst", 64), ("plain", 64), ("any", 64), ("any", 256)]
     for order in (keys, keys[::-1]):
         table = ProgramTable(ladder, order)
         assert table.forward(StepShape(300), 3) == StepShape(320)
@@ -172,6 +172,14 @@ def test_a_choice_depends_on_the_table_alone() -> None:
         assert table.sample(60, PLAIN) == ("plain", 64)
         assert table.sample(60, PLAIN._replace(logprobs=True)) == ("any", 64)
         assert table.sample(65, PLAIN) == ("any", 256)
+
+
+def test_programs_that_are_compiled_on_use_are_the_smallest_for_their_plans() -> None:
+    """A large one that is there already does not serve a small plan, before there are enough for every plan."""
+    ladder = Ladder(32, 512)
+    assert ProgramTable(ladder, [StepShape(512)]).forward(StepShape(8, decodes_only=True), 0) == StepShape(8)
+    enough = ProgramTable(ladder, ladder.first())
+    assert enough.forward(StepShape(8, decodes_only=True), 0) == StepShape(32)
 
 
 def test_a_fine_ladder_wastes_an_eighth_at_most_or_a_fifth_of_long_steps_and_a_coarse_one_a_third() -> None:

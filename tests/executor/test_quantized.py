@@ -39,7 +39,7 @@ def test_answers_do_not_depend_on_scheduling(rig: Rig) -> None:
 
 
 def test_answers_do_not_depend_on_which_programs_are_ready(rig: Rig) -> None:
-    """As while a server starts: a sequence alone runs in a large program until the small one is there."""
+    """As while a server starts: a prompt runs in a large program until a smaller one is there."""
     drawn = SamplingParams(temperature=1.0)
     requests = [*workload(rig, 4, longest=40), *workload(rig, 4, longest=40, sampling=drawn)]
     requests = [replace(request, request_id=number) for number, request in enumerate(requests)]
@@ -49,13 +49,14 @@ def test_answers_do_not_depend_on_which_programs_are_ready(rig: Rig) -> None:
         return rig.run(requests, engine=rig.engine(executor=executor)).tokens()
 
     found = []
-    with quickly_compiled():  # each when it is first needed; a larger one that is ready serves as well
-        for shapes in ([StepShape(32)], [StepShape(32), StepShape(1)]):
+    with quickly_compiled():
+        first = SHAPES.ladder.first()
+        for shapes in (first, [*first, StepShape(8), StepShape(16)]):
             executor = JaxExecutor(rig.model, rig.weights, SHAPES)
             for shape in shapes:
                 executor.programs.get(shape)
             found.append([tokens(executor, [request]) for request in requests])
-            found.append([executor.programs.table.forward(StepShape(1, decodes_only=True), 0).tokens])
+            found.append([executor.programs.table.forward(StepShape(10), 1).tokens])
             executor.close()
     assert found[0] == found[2]
-    assert found[1::2] == [[32], [1]]
+    assert found[1::2] == [[32], [16]]
