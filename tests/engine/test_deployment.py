@@ -29,6 +29,17 @@ def test_a_model_with_windows_fits_more_sequences_and_the_text_says_how_many(tmp
     }
 
 
+def test_layers_with_and_without_windows_have_groups_of_their_own(tmp_path: Path) -> None:
+    deployment = planned(tmp_path, "gemma3", num_pages=301)
+    assert deployment.limits.page_groups == (None, 7, 7, 7)
+    assert deployment.shapes.num_groups == 4
+    assert cache_capacity(deployment) == {
+        "tokens in the cache": "936",
+        "sequences at their longest": "7 of 128 tokens (300 pages / 41 each)",
+        "windows": "full: 1 layer, window 7: 3 layers; 3.1x as many sequences of 128 tokens as without",
+    }
+
+
 def test_a_model_without_windows_has_one_group_and_no_word_of_them(tmp_path: Path) -> None:
     deployment = planned(tmp_path, "llama", num_pages=101)
     assert deployment.limits.page_groups == (None,)
