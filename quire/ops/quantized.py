@@ -27,14 +27,14 @@ SMALLEST = 2.0**-119
 _CHUNK_GROUPS = 1 << 15  # quantised at a time without the kernel, so that temporaries stay small
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["tiles"], meta_fields=["shape", "summed"])
+@partial(jax.tree_util.register_dataclass, data_fields=["tiles"], meta_fields=["shape", "num_contracted"])
 @dataclass(frozen=True)
 class Packed:
     """A weight in the order in which the kernel reads it."""
 
     tiles: Any  # int8, an array on the host or a device
     shape: tuple[int, ...]
-    summed: int  # of the last axes
+    num_contracted: int  # of the last axes
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["codes", "scales"], meta_fields=[])
@@ -54,9 +54,9 @@ def quantized_row_bytes(size: int) -> int:
     return -(-size // GROUP) * (GROUP + 4)
 
 
-def pack(weight: Array, summed: int) -> Packed:
+def pack(weight: Array, num_contracted: int) -> Packed:
     """For one CPU with the kernel."""
-    return Packed(int8_product.pack(weight, summed), weight.shape, summed)
+    return Packed(int8_product.pack(weight, num_contracted), weight.shape, num_contracted)
 
 
 def group(weight: Array) -> Grouped:
@@ -79,9 +79,9 @@ def group(weight: Array) -> Grouped:
     return Grouped(codes.reshape(weight.shape), scales.reshape(*outer, groups))
 
 
-def pack_codes(codes: Array, scales: Array, summed: int) -> Packed:
+def pack_codes(codes: Array, scales: Array, num_contracted: int) -> Packed:
     """A weight that is whole groups already: codes int8 [..., groups, GROUP], their scales [..., groups]."""
-    return Packed(int8_product.pack_codes(codes, scales, summed), _shape_of_groups(scales), summed)
+    return Packed(int8_product.pack_codes(codes, scales, num_contracted), _shape_of_groups(scales), num_contracted)
 
 
 def group_codes(codes: Array, scales: Array) -> Grouped:
@@ -101,7 +101,7 @@ def shape_of(weight: "QuantizedWeight | NativeWeight | jax.Array") -> tuple[int,
 def map_arrays(change: Callable[[Any, tuple[int, ...]], Any], weight: "QuantizedWeight | NativeWeight | Any") -> Any:
     """The weight with change(array, shape) for each array it consists of; a packed one's has no cut to follow."""
     if isinstance(weight, Packed):
-        return Packed(change(weight.tiles, weight.tiles.shape), weight.shape, weight.summed)
+        return Packed(change(weight.tiles, weight.tiles.shape), weight.shape, weight.num_contracted)
     if isinstance(weight, Grouped):
         return Grouped(change(weight.codes, weight.codes.shape), change(weight.scales, weight.scales.shape))
     if isinstance(weight, NativeWeight):
@@ -109,13 +109,13 @@ def map_arrays(change: Callable[[Any, tuple[int, ...]], Any], weight: "Quantized
     return change(weight, weight.shape)
 
 
-def product(x: jax.Array, weight: QuantizedWeight, kept: int) -> jax.Array:
-    """float32 [t, outputs] of x [t, ...] with a weight whose first `kept` axes are outputs, flattened."""
+def product(x: jax.Array, weight: QuantizedWeight, num_output_axes: int) -> jax.Array:
+    """float32 [t, outputs] of x [t, ...] with a weight whose first `num_output_axes` axes are outputs, flattened."""
     shape = shape_of(weight)
-    width, inner = prod(shape[:kept]), shape[kept:]
+    width, inner = prod(shape[:num_output_axes]), shape[num_output_axes:]
     runs = x.reshape(len(x), -1, inner[-1])
     if isinstance(weight, Packed):
-        assert weight.summed == len(inner), f"a weight of {shape} was packed for {weight.summed} inputs"
+        assert weight.num_contracted == len(inner), f"a weight of {shape} was packed for {weight.num_contracted} inputs"
         return int8_product.product(runs, weight.tiles, width)
     near = rounded(runs).reshape(len(x), -1)
     return jnp.einsum("ti,oi->to", near, widened(weight).reshape(width, -1), preferred_element_type=jnp.float32)

@@ -17,7 +17,7 @@ from quire.ops.native import int8_product, library
 from quire.ops.quantized import Grouped, Packed, QuantizedWeight, gated_product, group, pack, product, rows_of, widened
 
 Array = np.ndarray[Any, Any]
-SHAPES = (  # and how many of their axes are summed over
+SHAPES = (  # and how many of their axes are contracted
     ((64, 96), 1),
     ((5, 40), 1),  # neither a whole tile nor a whole group
     ((2, 12, 64), 1),
@@ -32,28 +32,30 @@ def normal(*shape: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
 
 
-def forms(weight: Array, summed: int) -> list[QuantizedWeight]:
-    return [group(weight), *([pack(weight, summed)] if library.load() else [])]
+def forms(weight: Array, num_contracted: int) -> list[QuantizedWeight]:
+    return [group(weight), *([pack(weight, num_contracted)] if library.load() else [])]
 
 
-@pytest.mark.parametrize(("shape", "summed"), SHAPES)
-def test_products_are_near_those_in_float32_and_the_same_in_every_form(shape: tuple[int, ...], summed: int) -> None:
-    kept = len(shape) - summed
-    weight, x = normal(*shape), normal(7, *shape[kept:], seed=1)
-    exact = x.reshape(7, -1) @ weight.reshape(int(np.prod(shape[:kept])), -1).T
-    results = [np.asarray(product(jnp.asarray(x), form, kept)) for form in forms(weight, summed)]
+@pytest.mark.parametrize(("shape", "num_contracted"), SHAPES)
+def test_products_are_near_those_in_float32_and_the_same_in_every_form(
+    shape: tuple[int, ...], num_contracted: int
+) -> None:
+    num_output_axes = len(shape) - num_contracted
+    weight, x = normal(*shape), normal(7, *shape[num_output_axes:], seed=1)
+    exact = x.reshape(7, -1) @ weight.reshape(int(np.prod(shape[:num_output_axes])), -1).T
+    results = [np.asarray(product(jnp.asarray(x), form, num_output_axes)) for form in forms(weight, num_contracted)]
     size = np.sqrt((exact**2).mean())
     assert np.abs(results[0] - exact).max() < 0.05 * size
     for other in results[1:]:
         np.testing.assert_allclose(other, results[0], atol=1e-4 * size)
 
 
-@pytest.mark.parametrize(("shape", "summed"), SHAPES[:2])
-def test_rows_are_looked_up_in_every_form(shape: tuple[int, ...], summed: int) -> None:
+@pytest.mark.parametrize(("shape", "num_contracted"), SHAPES[:2])
+def test_rows_are_looked_up_in_every_form(shape: tuple[int, ...], num_contracted: int) -> None:
     weight = normal(*shape)
     indices = jnp.asarray([3, 0, shape[0] - 1, 3])
     step = np.abs(weight).max() / 127
-    for form in forms(weight, summed):
+    for form in forms(weight, num_contracted):
         assert np.abs(np.asarray(rows_of(form, indices)) - weight[np.asarray(indices)]).max() <= 0.51 * step
 
 
@@ -79,7 +81,7 @@ def test_a_row_does_not_depend_on_the_rows_beside_it(rows: int, others: int, see
 @pytest.mark.parametrize("size", [96, 40])
 def test_what_passes_a_gate_is_multiplied_as_if_it_had_been_computed_before(size: int) -> None:
     both, weight = jnp.asarray(3 * normal(6, 2, size)), pack(normal(16, size, seed=1), 1)
-    apart = product(gated(jax.nn.silu, both), weight, 1)
+    apart = product(gated(jax.nn.silu, both[:, None]), weight, 1)
     np.testing.assert_allclose(gated_product(both, weight), apart, atol=0.02 * float(jnp.std(apart)))
 
 

@@ -23,12 +23,12 @@ def is_fast() -> bool:
     return built is not None and bool(built.quire_int8_is_fast())
 
 
-def pack(weights: Array, summed: int) -> Array:
-    """Weights, of which the last `summed` axes are inputs, quantised: int8 [tiles, groups, TILE_GROUP_BYTES]."""
+def pack(weights: Array, num_contracted: int) -> Array:
+    """Weights, whose last `num_contracted` axes are inputs, quantised: int8 [tiles, groups, TILE_GROUP_BYTES]."""
     built = library()
     assert built is not None
     *outer, run = weights.shape
-    runs = int(np.prod(weights.shape[len(weights.shape) - summed : -1], dtype=np.int64))
+    runs = int(np.prod(weights.shape[len(weights.shape) - num_contracted : -1], dtype=np.int64))
     width = int(np.prod(outer, dtype=np.int64)) // runs
     weights = np.ascontiguousarray(weights, np.float32)
     tiles = np.empty((-(-width // TILE), runs * -(-run // GROUP), TILE_GROUP_BYTES), np.int8)
@@ -37,9 +37,9 @@ def pack(weights: Array, summed: int) -> Array:
     return tiles
 
 
-def pack_codes(codes: Array, scales: Array, summed: int) -> Array:
+def pack_codes(codes: Array, scales: Array, num_contracted: int) -> Array:
     """The tiles of what is quantised already, codes [..., groups, GROUP] within ±127 and scales [..., groups]."""
-    groups = math.prod(scales.shape[-summed:])
+    groups = math.prod(scales.shape[-num_contracted:])
     codes = codes.reshape(-1, groups, GROUP).view("=u4")  # four of them stay together
     scales = scales.reshape(-1, groups)
     missing = -len(scales) % TILE
