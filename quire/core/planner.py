@@ -1,7 +1,5 @@
 """Decides what each step holds."""
 
-from dataclasses import dataclass, field
-
 from quire.core.completion import StepInFlight
 from quire.core.limits import Limits
 from quire.core.plan import Chunk, Kind, PageCopy, SlotStart, StepPlan
@@ -16,19 +14,22 @@ MAX_PASSED = 4  # long prompts that wait which shorter ones may pass in a step
 _new = tuple.__new__  # Chunk(...) at half its cost: chunks are most of a plan
 
 
-@dataclass(slots=True)
 class Draft:
     """A step while it is planned."""
 
-    chunks: list[Chunk] = field(default_factory=list)
-    rows: list[Sequence] = field(default_factory=list)  # of each chunk
-    started: list[SlotStart] = field(default_factory=list)
-    copies: list[PageCopy] = field(default_factory=list)
-    budget: int = 0  # tokens of prompts that it may still have
-    allowance: int = 0  # of those, the tokens that the next prompt may have
-    # The oldest prompt that does not end in this step, the tokens it has pages for, and its pages in each group before.
-    longest: tuple[Sequence, int, int] | None = None
-    passed: list[Sequence] = field(default_factory=list)  # long prompts at the head of the queue that shorter ones pass
+    __slots__ = ("allowance", "budget", "chunks", "copies", "longest", "passed", "rows", "started")
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.rows: list[Sequence] = []  # of each chunk
+        self.started: list[SlotStart] = []
+        self.copies: list[PageCopy] = []
+        self.budget = 0  # tokens of prompts that it may still have
+        self.allowance = 0  # of those, the tokens that the next prompt may have
+        # The oldest prompt that does not end in this step, the tokens it has pages for, and its pages in each group
+        # before.
+        self.longest: tuple[Sequence, int, int] | None = None
+        self.passed: list[Sequence] = []  # long prompts at the head of the queue that shorter ones pass
 
     def add(self, sequence: Sequence, kind: Kind, length: int, num_pages: int, samples: bool) -> None:
         """The next `length` positions of `sequence`, which had `num_pages` in each group before."""
@@ -68,7 +69,7 @@ class Planner:
         self._plan_decodes(draft, burst)
         num_decodes = len(draft.chunks)
         draft.budget = draft.allowance = self._budget.prefill_beside(num_decodes)
-        if burst == 1:
+        if self._running.prefilling:
             self._plan_prefills(draft)
         if self._counters.preemptions != preemptions:  # some of them after their chunk had been planned
             kept = [
@@ -135,9 +136,11 @@ class Planner:
                 rows.append(sequence)
             elif start + 1 < sequence.limit:
                 others.append(sequence)
-        for sequence in sorted(others, key=_age):
-            if sequence.state is State.DECODING:  # and not preempted for an older one
-                self._plan_decode(draft, sequence, burst)
+        if others:
+            others.sort(key=_age)
+            for sequence in others:
+                if sequence.state is State.DECODING:  # and not preempted for an older one
+                    self._plan_decode(draft, sequence, burst)
 
     def _plan_decode(self, draft: Draft, sequence: Sequence, burst: int) -> None:
         """A decode that needs a page in each group, or that ends within the burst."""
