@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from quire.core.plan import Chunk, PageCopy, SlotStart, StepPlan
-from quire.executor.launch import Launch, Packer, num_sampling, split
+from quire.executor.launch import Launch, Packer, independent, num_sampling, split
 from quire.executor.pending import Launched, Pending, Wanted
 from quire.executor.program_store import ProgramStore
 from quire.executor.programs import COPY_SIZES, START_SIZES, Programs
@@ -97,13 +97,12 @@ class JaxExecutor:
         self._state = None
 
     def _copy_pages(self, copies: tuple[PageCopy, ...]) -> None:
-        while copies:
-            size = next((size for size in COPY_SIZES if size >= len(copies)), COPY_SIZES[-1])
+        for run in independent(copies, COPY_SIZES[-1]):
+            size = next(size for size in COPY_SIZES if size >= len(run))
             packed = np.zeros((size, 2), np.int32)  # page 0 onto itself
-            packed[: len(copies)] = copies[:size]
+            packed[: len(run)] = run
             assert self._state is not None
             self._state = self._state._replace(pages=self.programs.get(("copy", size))(self._state.pages, packed))
-            copies = copies[size:]
 
     def _begin_slots(self, plan: StepPlan) -> None:
         """Put the tokens, first pages and sampling state of the slots that begin on the device."""

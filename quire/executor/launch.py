@@ -1,12 +1,12 @@
 """A forward pass of a step: its chunks, laid out for a shape in one small array of integers."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from quire.core.plan import Chunk, Kind
+from quire.core.plan import Chunk, Kind, PageCopy
 from quire.executor.ladder import StepShape
 from quire.executor.shapes import Shapes
 from quire.ops.pages import TILE
@@ -202,3 +202,15 @@ class Packer:
 
 def num_sampling(launch: Launch, chunks: Sequence[Chunk]) -> int:
     return sum(chunks[index].samples for index in launch.indices)
+
+
+def independent(copies: Iterable[PageCopy], most: int) -> Iterator[list[PageCopy]]:
+    """Runs of at most so many copies, none of which reads or writes a page that one before it in the run writes."""
+    run: list[PageCopy] = []
+    for copy in copies:
+        if len(run) == most or not {copy.source, copy.target}.isdisjoint(before.target for before in run):
+            yield run
+            run = []
+        run.append(copy)
+    if run:
+        yield run

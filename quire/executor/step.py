@@ -177,19 +177,9 @@ def _next(
 
 
 def copy_pages(pages: list[Any], packed: jax.Array) -> list[Any]:
-    """Pages [:, 1] overwritten by pages [:, 0], one after the other: a copy may read what one before it wrote."""
-
-    def copy(index: jax.Array, arrays: list[Any]) -> list[Any]:
-        source, target = packed[index, 0], packed[index, 1]
-
-        def one(array: jax.Array) -> jax.Array:
-            page = jax.lax.dynamic_index_in_dim(array, source)
-            copied: jax.Array = jax.lax.dynamic_update_index_in_dim(array, page, target, axis=0)
-            return copied
-
-        return [jax.tree.map(one, pair) for pair in arrays]
-
-    copied: list[Any] = jax.lax.fori_loop(0, len(packed), copy, pages)
+    """Pages [:, 1] overwritten by pages [:, 0]; all are read before any is written."""
+    source, target = packed.T
+    copied: list[Any] = jax.tree.map(lambda array: array.at[target].set(array[source]), pages)
     return copied
 
 

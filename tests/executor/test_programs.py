@@ -112,6 +112,13 @@ def check_pages_stay(compiled: Any, shape: tuple[int, ...]) -> None:
     assert memory.temp_size_in_bytes < num_bytes
 
 
+def test_copies_of_pages_are_written_in_place(executor: JaxExecutor) -> None:
+    memory = executor.programs.get(("copy", 1)).memory_analysis()
+    num_bytes = 4 * prod(page_shape(executor))
+    assert memory.alias_size_in_bytes == 4 * num_bytes
+    assert memory.temp_size_in_bytes < num_bytes
+
+
 def test_the_test_of_copies_notices_one(executor: JaxExecutor) -> None:
     shape = page_shape(executor)
     kept = jax.jit(lambda pages: pages.at[3].set(0.0)).lower(jax.ShapeDtypeStruct(shape, "float32")).compile()
