@@ -260,6 +260,19 @@ def test_pages_of_a_window_are_evicted_on_their_own_and_can_be_computed_again():
     cache.check()
 
 
+def test_a_page_of_a_window_that_is_held_again_is_not_evicted():
+    pool = PagePool(30)
+    cache = PrefixCache(pool, 2, (3,))
+    pages = pool.take(1)
+    cache.publish("", [1, 2], [pages], 1)
+    cache.release(pages)
+    cache.hold(pages)
+    assert (cache.num_evictable, cache.evict(9)) == (0, 0)
+    assert cache.match("", [1, 2], 2).cursor.num_pages == 1
+    cache.release(pages)
+    assert (cache.num_evictable, cache.evict(9)) == (1, 1)
+
+
 def test_no_branch_without_pages_stays_in_the_tree():
     pool = PagePool(30)
     cache = PrefixCache(pool, 2, (3,))
