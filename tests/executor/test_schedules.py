@@ -25,7 +25,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "bursts": {"max_burst": 4},
     "bursts, few pages, two steps ahead": {"max_burst": 3, "num_pages": 49, "lookahead": 2},
     "few pages": {"num_pages": 49},
-    "few pages, no cache, two steps ahead": {"num_pages": 42, "prefix_caching": False, "lookahead": 2},
+    "few pages, no cache, two steps ahead": {"num_pages": 46, "prefix_caching": False, "lookahead": 2},
     "few pages, small chunks": {"num_pages": 49, "max_batch_prefill_tokens": 11},
 }
 NUM_REQUESTS = 24
