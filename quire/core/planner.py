@@ -162,8 +162,6 @@ class Planner:
             if sequence.state is not State.PREFILLING:
                 continue  # preempted for an older one
             rest, num_pages = len(sequence.tokens) - sequence.num_planned, len(sequence.tables[0])
-            if draft.longest is not None and rest > draft.allowance:
-                continue  # its turn comes when it is the oldest
             length = self._running.reserve(sequence, min(rest, draft.allowance))
             if length:
                 self._plan_prompt(draft, sequence, length, num_pages)

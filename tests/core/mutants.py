@@ -394,12 +394,6 @@ MUTANTS = (
     ),
     Mutant("a long prompt that was passed is lost", PLANNER, "            queue.push(sequence)\n", ""),
     Mutant("any number of long prompts is passed", PLANNER, "if len(draft.passed) == MAX_PASSED:", "if False:"),
-    Mutant(
-        "a long prompt that runs takes the share",
-        PLANNER,
-        "                continue  # its turn",
-        "                pass  # its turn",
-    ),
     Mutant("the total of tokens is ignored", PLANNER, "return total is None or", "return True or"),
     Mutant("younger ones pass a prefill that is short", PLANNER, 'self.blocked_by = "pages"  # none', "pass  # none"),
     Mutant("admissions never wait", PLANNER, "if len(self._queue) + 1 > ", "if True or "),
