@@ -26,7 +26,7 @@ SOURCES = ("executor", "models", "ops", "sharding.py")
 NAME_LENGTH = 32
 NAME = re.compile(rf"[0-9a-f]{{{NAME_LENGTH}}}")  # of our folders, among which others may stand
 KEPT_FOLDERS = 64  # those that were used last
-UNFINISHED_S = 3600.0  # after which nobody still writes a file
+UNFINISHED_S = 3600.0  # after which no process still writes a file
 
 
 class ProgramStore:
@@ -61,7 +61,7 @@ class ProgramStore:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished.write_bytes(pickle.dumps(serialize(program)))
-            unfinished.replace(path)  # at once, so that nobody reads a half
+            unfinished.replace(path)  # at once, so that no process reads a half
         except OSError as error:
             log.warning("%s cannot be kept for the next start: %s", path, error)
             with contextlib.suppress(OSError):

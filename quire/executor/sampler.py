@@ -52,7 +52,7 @@ class Features(NamedTuple):
 
 class Sampled(NamedTuple):
     tokens: jax.Array  # int32 [r]; NOT_NUMBERS or NOTHING_LEFT where there is none
-    # Zeros, or nothing, when nobody asks.
+    # Zeros, or None, where no row asks for them.
     logprobs: jax.Array | None = None  # float32 [r], of the token, by the model's own distribution
     top_ids: jax.Array | None = None  # int32 [r, MAX_LOGPROBS]
     top_logprobs: jax.Array | None = None  # float32 [r, MAX_LOGPROBS]

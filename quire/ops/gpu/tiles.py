@@ -88,7 +88,7 @@ def where_is(table_ref: Any, slot: Any, index: jax.Array, block: int, page_size:
 
 def product(a: jax.Array, b: jax.Array, axis: int) -> jax.Array:
     """Sums over the last axis of a [m, s] and the given one of b. float32 stays what it is, and is not rounded to ten
-    bits as tensor cores would have it: whoever asks for it wants to compare."""
+    bits as tensor cores would have it: float32 is asked for in order to compare."""
     exact = jax.lax.Precision.HIGHEST if a.dtype == jnp.float32 else None
     dimensions = (((1,), (axis,)), ((), ()))
     return jax.lax.dot_general(a, b, dimensions, precision=exact, preferred_element_type=jnp.float32)

@@ -15,7 +15,7 @@ def place_heads(
     """Rotated queries [t, k, g, h] of qkv [t, k, g + 2, h], and the pages with keys and values in place; all float32.
 
     `cos` and `sin` are [t, rotated / 2], with nothing in the second axis where nothing rotates. Tokens that go to the
-    same place are padding, whose page nobody reads. The library must have been loaded.
+    same place are padding, whose page is never read. The library must have been loaded.
     """
     tokens, heads, parts, size = qkv.shape
     shapes = ((tokens, heads, parts - 2, size), k_pages.shape, v_pages.shape)
