@@ -2,7 +2,8 @@
 
 import glob
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -65,14 +66,7 @@ def fetch_repository(
     a repository has no other weights.
     """
     from huggingface_hub import HfApi, snapshot_download
-    from huggingface_hub.errors import (
-        GatedRepoError,
-        HFValidationError,
-        HTTPError,
-        LocalEntryNotFoundError,
-        RepositoryNotFoundError,
-        RevisionNotFoundError,
-    )
+    from huggingface_hub.errors import HTTPError, LocalEntryNotFoundError
     from huggingface_hub.utils import tqdm
 
     class Hidden(tqdm):  # type: ignore[misc]
@@ -80,7 +74,6 @@ def fetch_repository(
             super().__init__(*args, **(options | {"disable": True}))
 
     where: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir, "endpoint": endpoint}
-    wanted = f"{repository}@{revision}" if revision else repository
 
     def chosen() -> list[str]:
         """The GGUF files to fetch, by what the hub says it has; by what the cache has where it cannot be asked."""
@@ -95,9 +88,9 @@ def fetch_repository(
         except LocalEntryNotFoundError:
             return []
         cached = [path.relative_to(folder).as_posix() for path in sorted(folder.rglob("*")) if path.is_file()]
-        return _chosen(f"{wanted} in the local cache", cached, gguf)
+        return _chosen(f"{_wanted(repository, revision)} in the local cache", cached, gguf)
 
-    try:
+    with _errors_with_remedies(repository, revision, offline):
         files = chosen()
         folder = snapshot_download(
             repository,
@@ -107,23 +100,37 @@ def fetch_repository(
             ignore_patterns=None if files else _UNWANTED,
             tqdm_class=None if show_progress else Hidden,
         )
-    except GatedRepoError as error:
+    return Path(folder, files[0]) if files else Path(folder)
+
+
+def _wanted(repository: str, revision: str | None) -> str:
+    return f"{repository}@{revision}" if revision else repository
+
+
+@contextmanager
+def _errors_with_remedies(repository: str, revision: str | None, offline: bool) -> Iterator[None]:
+    """Errors of the hub's client become ModelUnavailable with a remedy."""
+    from huggingface_hub import errors
+
+    wanted = _wanted(repository, revision)
+    try:
+        yield
+    except errors.GatedRepoError as error:
         raise ModelUnavailable(
             f"{wanted} is gated: accept its terms on the hub, then pass a token that may read it"
         ) from error
-    except RepositoryNotFoundError as error:
+    except errors.RepositoryNotFoundError as error:
         raise ModelUnavailable(
             f"{wanted} is neither a local path nor a repository on the hub; a private one needs a token"
         ) from error
-    except RevisionNotFoundError as error:
+    except errors.RevisionNotFoundError as error:
         raise ModelUnavailable(f"{repository} has no revision {revision!r}") from error
-    except HFValidationError as error:
+    except errors.HFValidationError as error:
         raise ModelUnavailable(f"{wanted} is neither a local path nor a repository id: {error}") from error
-    except LocalEntryNotFoundError as error:
+    except errors.LocalEntryNotFoundError as error:
         raise ModelUnavailable(_unreachable(wanted, offline)) from error
-    except (HTTPError, OSError) as error:
+    except (errors.HTTPError, OSError) as error:
         raise ModelUnavailable(f"{wanted} could not be fetched: {type(error).__name__}: {error}") from error
-    return Path(folder, files[0]) if files else Path(folder)
 
 
 def _chosen(repository: str, names: Sequence[str], gguf: str | None) -> list[str]:

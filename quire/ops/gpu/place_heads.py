@@ -72,9 +72,7 @@ def _place(
         half = rotation_refs[0].shape[1]
         partner = jnp.where(feature < half, feature + half, jnp.maximum(feature - half, 0))
         rotated = (token < tokens) & (feature < 2 * half)
-        angle = jnp.where(feature < half, feature, feature - half)
-        cos = plgpu.load(rotation_refs[0].at[token, angle], mask=rotated, other=1.0)
-        sin = plgpu.load(rotation_refs[1].at[token, angle], mask=rotated, other=0.0)
+        cos, sin = _load_rotation(rotation_refs, token, feature, rotated)
 
     def load(part: Any, feature: jax.Array, mask: jax.Array) -> jax.Array:
         return plgpu.load(qkv_ref.at[token, head, part, feature], mask=mask, other=0.0)
@@ -82,21 +80,10 @@ def _place(
     def finished(x: jax.Array, part: Any, norms: list[tuple[Any, Any]]) -> jax.Array:
         """A head as it meets others; `norms` has those that apply, each with whether it does."""
         mean = (x.astype(jnp.float32) * x.astype(jnp.float32)).sum(axis=1, keepdims=True) / size
-
-        def normal(values: jax.Array, feature: jax.Array) -> jax.Array:
-            out = values
-            for norm, applies in norms:
-                if norm is not None:
-                    (eps, offset), ref = norm
-                    weight = plgpu.load(ref.at[feature], mask=feature < size, other=0.0).astype(jnp.float32)
-                    scaled = values.astype(jnp.float32) * jax.lax.rsqrt(mean + eps) * (weight + offset)
-                    out = jnp.where(applies, scaled.astype(out.dtype), out)
-            return out
-
-        out = normal(x, feature)
+        out = _normal(x, feature, size, mean, norms)
         if not rotates:
             return out
-        other = normal(load(part, partner, rotated), partner)
+        other = _normal(load(part, partner, rotated), partner, size, mean, norms)
         turned = out * cos + jnp.where(feature < half, -other.astype(jnp.float32), other) * sin
         return turned.astype(out.dtype)
 
@@ -120,3 +107,26 @@ def _place(
     out = finished(load(key, feature, real), key, [(norm_refs[1], True)])
     plgpu.store(k_ref.at[where], out.astype(k_ref.dtype), mask=real)
     plgpu.store(v_ref.at[where], load(jnp.int32(parts - 1), feature, real).astype(v_ref.dtype), mask=real)
+
+
+def _load_rotation(refs: list[Any], token: jax.Array, feature: jax.Array, rotated: jax.Array) -> list[jax.Array]:
+    """Cosines and sines of the angles by which features turn."""
+    half = refs[0].shape[1]
+    angle = jnp.where(feature < half, feature, feature - half)
+    return [
+        plgpu.load(ref.at[token, angle], mask=rotated, other=other) for ref, other in zip(refs, (1.0, 0.0), strict=True)
+    ]
+
+
+def _normal(
+    values: jax.Array, feature: jax.Array, size: int, mean: jax.Array, norms: list[tuple[Any, Any]]
+) -> jax.Array:
+    """Values of a head whose squares have this mean, under the norms that apply."""
+    out = values
+    for norm, applies in norms:
+        if norm is not None:
+            (eps, offset), ref = norm
+            weight = plgpu.load(ref.at[feature], mask=feature < size, other=0.0).astype(jnp.float32)
+            scaled = values.astype(jnp.float32) * jax.lax.rsqrt(mean + eps) * (weight + offset)
+            out = jnp.where(applies, scaled.astype(out.dtype), out)
+    return out
