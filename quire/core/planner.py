@@ -84,7 +84,9 @@ class Planner:
             self.blocked_by = "max_batch_size"
         if draft.longest is not None:
             sequence, length, num_pages = draft.longest
-            self._plan_prefill(draft, sequence, min(length, draft.budget), num_pages)
+            length = min(length, draft.budget)
+            self._running.trim(sequence, sequence.num_planned + length)
+            self._plan_prefill(draft, sequence, length, num_pages)
         if not draft.chunks:
             return None
         if burst > 1:

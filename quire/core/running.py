@@ -157,6 +157,14 @@ class Running:
         self._extend(sequence, pages)
         return True
 
+    def trim(self, sequence: Sequence, end: int) -> None:
+        """Take back the pages behind position `end`, which the device does not know: a chunk brings those it fills."""
+        keep = self._limits.pages_for(end)
+        for table in sequence.tables:
+            self.cache.release(table[keep:])
+            del table[keep:]
+        self._extend(sequence, [])
+
     def publish(self, sequence: Sequence) -> None:
         """A prefill got further: its full pages can be shared, and sequences that waited for them are back in line."""
         self._publish(sequence)

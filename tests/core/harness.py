@@ -136,6 +136,10 @@ class Harness:
         prefilled = sum(chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL)
         assert prefilled <= limits.max_batch_prefill_tokens
         self._check_shares(plan)
+        starts = {start.slot for start in plan.started}
+        for chunk in (chunk for chunk in plan.chunks if chunk.slot not in starts):
+            most = limits.pages_for(chunk.start + chunk.length) - limits.pages_for(chunk.start)
+            assert all(len(pages) <= most for pages in chunk.new_pages), "a chunk has pages that it does not fill"
         assert len(plan.chunks) <= limits.max_batch_size
 
     def _check_shares(self, plan: StepPlan) -> None:

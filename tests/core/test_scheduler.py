@@ -246,6 +246,19 @@ def test_a_long_prompt_has_what_those_behind_it_leave():
     assert prefilled(harness.plan()) == {1: 15, 2: 1}
 
 
+def test_a_chunk_brings_the_pages_that_it_fills_and_no_more():
+    """Programs have room for the page table entries of a step's tokens."""
+    harness = Harness(limits(num_pages=200, max_sequence_tokens=200, page_size=2, max_batch_size=2))
+    harness.add(request(1, prompt=LONG, max_tokens=2))
+    harness.plan()
+    harness.complete()
+    harness.add(request(2, prompt=(1, 2, 3, 4), max_tokens=2, prompt_logprobs=1))
+    plan = harness.plan()
+    assert {chunk.request_id: len(chunk.new_pages[0]) for chunk in plan.chunks} == {1: 6, 2: 2}
+    assert prefilled(plan) == {1: 12, 2: 4}
+    harness.run()
+
+
 def test_prompts_beside_decodes_can_be_held_to_fewer_tokens():
     harness = Harness(limits(num_pages=200, max_sequence_tokens=200))
     harness.scheduler.budget.max_prefill_beside_decodes = 5
