@@ -242,6 +242,12 @@ def test_param_is_the_path_of_the_field_that_is_wrong(server, changes, param):
     assert refused["param"] == param, refused
 
 
+@pytest.mark.parametrize(("prompt", "param"), [([1, 500], "prompt"), ([[1], [2, 500]], "prompt[1]")])
+def test_param_of_a_token_outside_the_vocabulary_is_its_prompt(server, prompt, param):
+    refused = web.post(f"{server.url}/v1/completions", json={"prompt": prompt}).json()["error"]
+    assert refused["param"] == param, refused
+
+
 def test_param_is_null_where_no_field_is_wrong(server):
     refused = web.post(f"{server.url}/v1/chat/completions", content="[]").json()["error"]
     assert (refused["param"], refused["message"]) == (None, "body: a JSON array; it must be an object")

@@ -82,7 +82,8 @@ def _prompts(service: Service, given: str | list[Any]) -> tuple[list[str], list[
         given = [given]
     if not given:
         raise invalid("prompt", "is []; it must hold at least one text or token")
-    if all(type(item) is int for item in given):
+    is_one = all(type(item) is int for item in given)
+    if is_one:
         given = [given]
     at_most("the number of prompts", len(given), service.settings.max_client_batch_size, param="prompt")
     if all(isinstance(item, str) for item in given):
@@ -93,5 +94,5 @@ def _prompts(service: Service, given: str | list[Any]) -> tuple[list[str], list[
                 f"prompt[{index}]", f"is {shown(item)}; prompts are all texts, or all non-empty lists of token ids"
             )
         model.check_prompt(item)
-        model.tokenizer.check_ids(item, param=f"prompt[{index}]")
+        model.tokenizer.check_ids(item, param="prompt" if is_one else f"prompt[{index}]")
     return [model.tokenizer.decode(item, skip_special_tokens=False) for item in given], given
