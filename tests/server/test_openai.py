@@ -224,6 +224,8 @@ def test_errors_name_the_field_its_value_and_the_limit(client):
         ({"messages": [{"role": "wizard", "content": "a"}]}, "messages[0].role"),
         ({"messages": [{"role": "user", "content": "a" * 600}]}, "messages"),
         ({"max_tokens": 600}, "max_tokens"),
+        ({"max_completion_tokens": 600}, "max_completion_tokens"),
+        ({"max_completion_tokens": 0}, "max_completion_tokens"),
         ({"stop": ["a", ""]}, "stop[1]"),
         ({"stop": ["a"] * 99}, "stop"),
         ({"stop_token_ids": [10**6]}, "stop_token_ids"),

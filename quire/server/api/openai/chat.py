@@ -61,15 +61,17 @@ def parse_chat(service: Service, dialect: OpenAIDialect, arrival: Arrival, raw: 
     tools = tool_use(fields, model)
     if fields.top_logprobs is not None and not fields.logprobs:
         raise invalid("top_logprobs", f"is {fields.top_logprobs}; it needs logprobs to be true")
-    max_tokens = fields.max_completion_tokens if fields.max_completion_tokens is not None else fields.max_tokens
+    limit_field = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
+    max_tokens = getattr(fields, limit_field)
     if max_tokens is not None and max_tokens < 1:
-        raise invalid("max_tokens", f"is {max_tokens}; it must be at least 1")
+        raise invalid(limit_field, f"is {max_tokens}; it must be at least 1")
     builder = SpecBuilder(
         fields,
         model,
         settings,
         dialect,
         max_tokens=max_tokens,
+        limit_field=limit_field,
         logprobs=(fields.top_logprobs or 0) if fields.logprobs else None,
         samples=1 if fields.n is None else fields.n,
     )

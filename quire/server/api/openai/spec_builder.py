@@ -32,6 +32,7 @@ class SpecBuilder:
         logprobs: int | None,
         samples: int,
         prompt_logprobs: int | None = None,
+        limit_field: str = "max_tokens",
     ) -> None:
         model.check_name(fields.model)
         self._fields = fields
@@ -40,6 +41,7 @@ class SpecBuilder:
         self._dialect = dialect
         self._defaults = dialect.defaults(model)
         self._max_tokens = max_tokens
+        self._limit_field = limit_field
         self._samples = samples
         self._prompt_logprobs = prompt_logprobs
         self._seed = seed_of(fields.seed)
@@ -64,7 +66,7 @@ class SpecBuilder:
             max_tokens = model.room_after(len(tokens), self._prompt_field)
             if self._defaults.max_new_tokens is not None:
                 max_tokens = max(1, min(max_tokens, self._defaults.max_new_tokens))
-        model.check_total(len(tokens), max_tokens, "max_tokens")
+        model.check_total(len(tokens), max_tokens, self._limit_field)
         min_tokens = fields.min_tokens or 0
         at_most("min_tokens", min_tokens, max_tokens)
         return GenerationSpec(
