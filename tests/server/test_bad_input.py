@@ -179,6 +179,7 @@ def test_unknown_fields_are_told_of_or_refused(http, make_server):
 def test_unknown_paths_and_methods_are_not_errors_of_ours(http):
     assert http.get("/v1/nothing").status_code == 404
     assert http.get("/v1/completions").status_code == 405
+    assert message_of(http.put("/")) == "/ takes GET and POST, not PUT"
 
 
 JSON = st.recursive(

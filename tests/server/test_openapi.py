@@ -1,6 +1,7 @@
 """The documents say what the code does."""
 
 import re
+from html import escape
 from pathlib import Path
 
 import msgspec
@@ -86,6 +87,7 @@ def test_the_page_shows_every_route_and_field_and_needs_nothing_from_elsewhere(s
     for route in ROUTES:
         if route.is_documented:
             assert f"<code>{route.method} {route.path}</code>" in answer.text
+            assert escape(route.example) in answer.text
     for field in ChatRequest.__struct_fields__:
         assert f"<code>{field}</code>" in answer.text
     assert "//" not in answer.text.replace("://", "//").replace("// ", "")  # no address of anything else

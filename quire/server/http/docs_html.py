@@ -1,9 +1,8 @@
 """GET /docs: the OpenAPI document as HTML without external resources."""
 
+import json
 from html import escape
 from typing import Any
-
-import msgspec
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem }
@@ -53,7 +52,7 @@ def _route(path: str, method: str, operation: dict[str, Any], schemas: dict[str,
         body = operation["requestBody"]["content"]["application/json"]
         bodies = body["schema"].get("anyOf", [body["schema"]])
         fields = "".join(_fields(each["$ref"].rsplit("/", 1)[1], schemas) for each in bodies)
-        text = f"<textarea>{escape(msgspec.json.encode(body['example']).decode())}</textarea>"
+        text = f"<textarea>{escape(json.dumps(body['example']))}</textarea>"
     return (
         f"<details><summary><code>{method.upper()} {escape(path)}</code></summary>{fields}"
         f'<form data-path="{escape(path)}" data-method="{method.upper()}">{text}<button>Send</button><pre></pre></form>'

@@ -76,6 +76,6 @@ class RouteTable:
             scope["path_params"] = match.groupdict()
         route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
-            raise WrongMethod(f"{path} takes {' and '.join(methods)}, not {method}")
+            raise WrongMethod(f"{path} takes {' and '.join(sorted(methods))}, not {method}")
         scope["route"] = route
         return route
