@@ -68,7 +68,7 @@ class TgiFlags:
     cuda_memory_fraction: float | None = _means("memory_fraction", "Share of the device's memory that may be used.")
     graceful_termination_timeout: float | None = _means("drain_s", "Seconds to finish in when told to stop.")
     huggingface_hub_cache: Path | None = _means("cache_dir", "Where fetched models are kept.")
-    use_prefix_caching: bool | None = _flag(None, "The same as PREFIX_CACHING.", special=True)
+    use_prefix_caching: bool | None = _flag(None, "The same as --prefix-caching.", special=True)
     json_output: bool = _flag(False, "The same as --log-format json.", special=True)
     tokenizer_config_path: Path | None = _flag(
         None, "A tokenizer_config.json whose chat template takes the place of the model's.", special=True

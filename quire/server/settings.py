@@ -95,9 +95,11 @@ class ServerSettings:
     worker_restart_after_s: float = setting(
         30.0, OPERATIONS, "An HTTP worker that is silent for this many seconds is restarted. 0: never."
     )
-    max_engine_restarts: int = setting(16, OPERATIONS, "Restarts of an engine process that ends quickly, in a row.")
+    max_engine_restarts: int = setting(
+        16, OPERATIONS, "Most restarts in a row of a process that ends quickly; after them it is not started again."
+    )
     wait_for_restart: bool = setting(
-        True, OPERATIONS, "Requests that arrive while the engine restarts wait for it; without, they get 503."
+        True, OPERATIONS, "Let requests that arrive while the engine restarts wait for it; otherwise they get 503."
     )
     log_format: str = setting("text", OPERATIONS, "text, or json for one object per line.")
     log_level: str = setting("info", OPERATIONS, "Least level that is logged: debug, info, warning or error.")
