@@ -17,7 +17,7 @@ _new = tuple.__new__  # Chunk(...) at half its cost: chunks are most of a plan
 class Draft:
     """A step while it is planned."""
 
-    __slots__ = ("allowance", "budget", "chunks", "copies", "longest", "passed", "rows", "started")
+    __slots__ = ("allowance", "budget", "chunks", "copies", "longest", "passed", "rows", "share", "started")
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
@@ -26,6 +26,7 @@ class Draft:
         self.copies: list[PageCopy] = []
         self.budget = 0  # tokens of prompts that it may still have
         self.allowance = 0  # of those, the tokens that the next prompt may have
+        self.share = 0  # the tokens for those behind `longest`, used or not
         # The oldest prompt that does not end in this step, the tokens it has pages for, and its pages in each group
         # before.
         self.longest: tuple[Sequence, int, int] | None = None
@@ -178,7 +179,7 @@ class Planner:
         """
         if draft.longest is None and length < len(sequence.tokens) - sequence.num_planned:
             draft.longest = sequence, length, num_pages
-            draft.allowance = draft.budget // SHARE_BEHIND
+            draft.allowance = draft.share = draft.budget // SHARE_BEHIND
         else:
             self._plan_prefill(draft, sequence, length, num_pages)
             draft.budget -= length
@@ -218,7 +219,7 @@ class Planner:
                 self.blocked_by = "shared_prefix"
             return
         rest = len(sequence.tokens) - match.cursor.num_pages * self._limits.page_size - match.num_begun
-        if draft.longest is not None and rest > draft.allowance:
+        if draft.longest is not None and rest > draft.allowance and not self._may_begin(draft, rest):
             if len(draft.passed) == MAX_PASSED:
                 self.blocked_by = "max_batch_prefill_tokens"
             else:
@@ -233,6 +234,11 @@ class Planner:
         draft.copies += copies
         draft.started.append(self._slot_start(sequence))
         self._plan_prompt(draft, sequence, length, 0)
+
+    def _may_begin(self, draft: Draft, rest: int) -> bool:
+        """Whether a prompt of `rest` tokens begins in a share that it does not fit: one at a time, if it would fit that
+        of a full step. So short prompts are not stuck where steps are held to few tokens."""
+        return draft.allowance == draft.share and rest <= self._limits.max_batch_prefill_tokens // SHARE_BEHIND
 
     def _plan_prefill(self, draft: Draft, sequence: Sequence, length: int, num_pages: int) -> None:
         end = sequence.num_planned + length

@@ -270,3 +270,22 @@ def test_prompts_beside_decodes_can_be_held_to_fewer_tokens():
         harness.complete()
     assert steps == [{1: 14, 2: 2}, {1: 5}, {1: 1}], "alone it has all of the budget"
     harness.run()
+
+
+def test_short_prompts_are_not_stuck_where_steps_are_held_to_few_tokens():
+    """One at a time begins in a share that it does not fit, if it would fit the share of a full step."""
+    harness = Harness(limits(num_pages=400, max_sequence_tokens=400, max_batch_size=8, max_step_tokens=80,
+                             max_batch_prefill_tokens=64))  # fmt: skip
+    harness.add(request(1, prompt=(1, 2), max_tokens=40))
+    harness.step()
+    harness.scheduler.budget.max_prefill_beside_decodes = 16
+    harness.add(request(2, prompt=LONG, max_tokens=2))
+    harness.add(request(3, prompt=LONG[7:24], max_tokens=2))  # longer than a quarter of 64
+    harness.add(request(4, prompt=LONG[3:9], max_tokens=2))
+    harness.add(request(5, prompt=LONG[5:10], max_tokens=2))
+    steps = []
+    for _ in range(4):
+        steps.append(prefilled(harness.plan()))
+        harness.complete()
+    assert steps == [{2: 12, 4: 4}, {2: 14, 4: 2}, {2: 12, 5: 4}, {2: 15, 5: 1}]
+    harness.run()
