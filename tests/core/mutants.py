@@ -401,7 +401,12 @@ MUTANTS = (
         " and rest <= self._limits.max_batch_prefill_tokens // SHARE_BEHIND",
         "",
     ),
-    Mutant("a chunk brings more pages than it fills", PLANNER, "            self._running.trim(", "            str("),
+    Mutant(
+        "a chunk brings more pages than it fills",
+        PLANNER,
+        "self._running.trim(sequence, sequence.num_planned + length)",
+        "pass",
+    ),
     Mutant("any number of long prompts is passed", PLANNER, "if len(draft.passed) == MAX_PASSED:", "if False:"),
     Mutant("the total of tokens is ignored", PLANNER, "return total is None or", "return True or"),
     Mutant("younger ones pass a prefill that is short", PLANNER, 'self.blocked_by = "pages"  # none', "pass  # none"),
