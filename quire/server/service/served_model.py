@@ -39,18 +39,19 @@ class ServedModel:
         return invalid("model", f"{shown(name)} does not exist; this server has {self.name!r}", ModelNotFound)
 
     def check_prompt(self, prompt: Sequence[int], field: str = "prompt") -> None:
-        """Refuse a prompt, the value of `field`, that is empty or too long."""
+        """Refuse a prompt, made from `field` among others, that is empty or too long."""
         if not prompt:
             raise invalid(field, "is empty; it must have at least 1 token")
         if len(prompt) > self.max_input_tokens:
-            raise invalid(field, f"has {len(prompt)} tokens; the limit is {self.max_input_tokens}", PromptTooLong)
+            problem = f"the prompt has {len(prompt)} tokens; the limit is {self.max_input_tokens}"
+            raise PromptTooLong(problem, param=field)
 
     def room_after(self, num_prompt: int, field: str) -> int:
-        """Tokens that can be generated after a prompt, the value of `field`: at least 1."""
+        """Tokens that can be generated after a prompt, made from `field` among others: at least 1."""
         room = self.max_total_tokens - num_prompt
         if room < 1:
-            problem = f"has {num_prompt} tokens, which leaves no room for an answer; the limit is "
-            raise invalid(field, f"{problem}{self.max_total_tokens} for both", PromptTooLong)
+            problem = f"the prompt has {num_prompt} tokens, which leaves no room for an answer; the limit is "
+            raise PromptTooLong(f"{problem}{self.max_total_tokens} for both", param=field)
         return room
 
     def check_total(self, num_prompt: int, max_tokens: int, field: str) -> None:
