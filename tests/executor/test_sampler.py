@@ -25,6 +25,13 @@ GREEDY = SamplingParams(temperature=0)
 CUTS = partial(filter_cuts, interpret=True)
 
 
+class GivenLogits:
+    """A model whose hidden vectors are its logits."""
+
+    def logits(self, head: Any, hidden: jax.Array) -> jax.Array:
+        return hidden
+
+
 def some_logits(*shape: int, seed: int = 0, spread: float = 2.0) -> Array:
     return np.random.default_rng(seed).normal(0, spread, shape).astype(np.float32)
 
@@ -235,8 +242,9 @@ def test_programs_without_branches_and_with_a_kernel_draw_the_same_tokens(
     asked = np.asarray([name != "plain", 0, 0, 0, 0])
     packed = np.concatenate([rows, np.zeros_like(rows), np.ones_like(rows), asked]).astype(np.int32)
     masks = np.zeros((len(starts), 10), np.uint32)
-    with_branches = sample_next("any", slots, logits, packed, masks)[1]
-    without = jax.jit(partial(sample_next, name, cuts=cuts))(slots, logits, packed, masks)[1]
+    inputs = {}, slots, logits, packed, masks
+    with_branches = sample_next("any", GivenLogits(), len(starts), *inputs)[1]
+    without = jax.jit(partial(sample_next, name, GivenLogits(), len(starts), cuts=cuts))(*inputs)[1]
     assert without.tokens.tolist() == with_branches.tokens.tolist()
 
 

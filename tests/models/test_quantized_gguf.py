@@ -85,7 +85,7 @@ def int8(model: Model, source: Any, placement: Placement | None) -> ParamTree:
 
 def numbers(weight: Any) -> Array:
     if isinstance(weight, Packed):
-        channels = prod(weight.shape[: -weight.summed])
+        channels = prod(weight.shape[: -weight.num_contracted])
         weight = int8_product.rows(weight.tiles, jnp.arange(channels)).reshape(weight.shape)
     if isinstance(weight, NativeWeight):
         weight = weight.values
