@@ -21,8 +21,8 @@ from quire.ops.native.processor import instruction_set
 
 log = logging.getLogger(__name__)
 
-# What a compiled step is made from.
-SOURCES = ("executor", "models", "ops", "sharding.py")
+# The code that compiled programs follow from; limits of requests are sizes of arrays.
+SOURCES = ("executor", "models", "ops", "sharding.py", "request.py")
 NAME_LENGTH = 32
 NAME = re.compile(rf"[0-9a-f]{{{NAME_LENGTH}}}")  # of our folders, among which others may stand
 KEPT_FOLDERS = 64  # those that were used last
