@@ -1,4 +1,4 @@
-"""Where the device's time goes during a run: which kernels take it, and when it has nothing to do.
+"""Device time of a run by kernel, and the times at which the device is idle.
 
     python bench/device_time.py random:llama-3.1-8b --case ttft_8192,decode_b256 [--rows 16]
 

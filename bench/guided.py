@@ -1,4 +1,4 @@
-"""What following a grammar costs: a mask, and decoding with none or all of eight rows guided.
+"""Cost of grammars: the time of a mask, and decoding with none or all of eight rows guided.
 
 python bench/guided.py [--rounds 3] [--tokens 48]
 """

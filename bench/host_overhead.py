@@ -1,4 +1,4 @@
-"""What scheduling costs the host: microseconds per decoding row and step, without any device.
+"""Host time of scheduling: microseconds per decoding row and step, without any device.
 
     python bench/host_overhead.py [--json] [--engine] [--rows 8 64 256 1024] [--queued 10000]
 

@@ -1,4 +1,4 @@
-"""What the HTTP layer costs: front ends before an engine process whose device is free.
+"""Cost of the HTTP layer: front ends before an engine process whose device takes no time.
 
     python bench/http_front_end.py [--streams 1,64,256,1000] [--tokens 200] [--http-workers 1] [--step-ms 20]
 

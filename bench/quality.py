@@ -1,4 +1,4 @@
-"""What int8 costs in quality: 2,048 positions of an English text in float32 and in int8, and how far they are apart.
+"""Quality of int8: 2,048 positions of an English text in float32 and in int8, and how far they are apart.
 
     python bench/quality.py                                   # the default model, and two small random families
     python bench/quality.py --tokens t.npy                    # also write the token ids, [windows, 512]

@@ -1,4 +1,4 @@
-"""What the host does during a run, beside what it waits for the device: does the host hold the device up?
+"""Host time of a run by activity, waiting for the device apart: does the host hold the device up?
 
     python bench/timeline.py random:qwen3-0.6b --case nano256 [--trace FILE]
 

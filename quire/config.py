@@ -15,7 +15,7 @@ MODEL, MEMORY, BATCHING, DEVICES = "Model", "Memory", "Batching", "Devices"
 
 @dataclass(frozen=True)
 class Config:
-    """What was asked for. The batching names are those of text-generation-inference."""
+    """Settings as the user gave them. The batching names are those of text-generation-inference."""
 
     model: str = setting("default", MODEL, "A folder, a .gguf file, org/name on the hub, random:SHAPE, or default.")
     revision: str | None = setting(None, MODEL, "Branch, tag or commit of a hub repository.")

@@ -86,7 +86,7 @@ class StepResult(NamedTuple):
 
 
 class Update(NamedTuple):
-    """What a step meant for one sequence. Plain data: it goes to the client's front end as it is."""
+    """The outcome of a step for one sequence. Plain data: it goes to the client's front end as it is."""
 
     request_id: int
     sample: int

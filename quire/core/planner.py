@@ -236,8 +236,8 @@ class Planner:
         self._plan_prompt(draft, sequence, length, 0)
 
     def _may_begin(self, draft: Draft, rest: int) -> bool:
-        """Whether a prompt of `rest` tokens begins in a share that it does not fit: one at a time, if it would fit that
-        of a full step. So short prompts are not stuck where steps are held to few tokens."""
+        """A prompt of `rest` tokens may begin in a share too small for it if it fits the share of a full step; one
+        prompt at a time. Short prompts are then not stuck when `max_prefill_beside_decodes` is small."""
         return draft.allowance == draft.share and rest <= self._limits.max_batch_prefill_tokens // SHARE_BEHIND
 
     def _plan_prefill(self, draft: Draft, sequence: Sequence, length: int, num_pages: int) -> None:

@@ -193,7 +193,7 @@ class PrefixCache:
             self.drop(salt)
 
     def count_evictable(self) -> int:
-        """What `num_evictable` should be, by looking at every page."""
+        """The correct `num_evictable`, counted over all pages."""
         pinned: set[Node] = set()
         count = 0
         for page, held in self._node_of.items():
@@ -330,7 +330,7 @@ class PrefixCache:
 
 
 def _encoded(salt: str) -> bytes:
-    """Whatever a client may send as a salt, half of a surrogate pair included."""
+    """Any salt that a client may send, half of a surrogate pair included."""
     return salt.encode(errors="surrogatepass")
 
 

@@ -90,7 +90,7 @@ async def words_for(server: Server, tokens: int, sampling: Sampling) -> int:
         if asked.prompt_tokens is None:
             return tokens
         tried[words] = asked.prompt_tokens
-        # Whatever stands before every prompt shows once two lengths are known.
+        # Two lengths tell the tokens that every prompt has before its words.
         (shorter, fewer), (longer, more) = min(tried.items()), max(tried.items())
         per_word = (more - fewer) / (longer - shorter) if more > fewer else asked.prompt_tokens / words
         words = max(1, words + round((tokens - asked.prompt_tokens) / per_word))

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 from starlette.requests import Request
@@ -25,14 +25,8 @@ MAX_NAMES = 20  # unknown fields in the log and in a header
 MAX_NAME = 60  # characters of each
 
 
-class Encoder(Protocol):
-    """Writes the answers of one job."""
-
-    def events(self, stream: Stream) -> EventEncoder:
-        """For an answer that is streamed."""
-
-    def body(self, stream: Stream, answers: list[list[Answer]]) -> Any:
-        """A whole answer, which becomes JSON. `answers` are by prompt and sample. May run in a thread."""
+# A whole answer, which becomes JSON, of the stream and its answers by prompt and sample. May run in a thread.
+WriteBody = Callable[[Stream, list[list[Answer]]], Any]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,7 +34,10 @@ class Job:
     """A parsed request."""
 
     specs: list[GenerationSpec]
-    encoder: Encoder
+    body: WriteBody
+    events: Callable[[Stream], EventEncoder] | None = (
+        None  # of a streamed answer; None: the route has whole answers only
+    )
     num_characters: int  # of the prompts
     num_top: int = 0  # likely tokens that the answer shows beside each token
     unknown: Sequence[str] = ()  # fields that the API does not know
@@ -66,7 +63,8 @@ async def answer(
         stream = service.open(job.specs, arrival, user=job.user, field=job.sequences_field)
         headers = ignored_header(job.unknown)
         if streams:
-            events = job.encoder.events(stream)
+            assert job.events is not None, f"{name} has whole answers only"
+            events = job.events(stream)
             return EventStream(stream, events, await first_deltas(stream, request.receive), headers)
         return await _whole(job, stream, request, headers)
     except QuireError as error:
@@ -81,9 +79,7 @@ async def _whole(job: Job, stream: Stream, request: Request, headers: dict[str, 
     if job.has_timing_headers:
         headers |= _timing_headers(stream, job.num_characters)
     num_bytes = job.num_characters + (stream.num_prompt_tokens + stream.num_tokens) * (1 + job.num_top)
-    content = await stream.service.offload.run(
-        num_bytes, lambda: msgspec.json.encode(job.encoder.body(stream, answers))
-    )
+    content = await stream.service.offload.run(num_bytes, lambda: msgspec.json.encode(job.body(stream, answers)))
     return Response(content, 200, headers, "application/json")
 
 

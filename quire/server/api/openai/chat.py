@@ -35,9 +35,11 @@ async def answer_chat(service: Service, request: Request, body: Body, dialect: O
 
 def _parse(service: Service, dialect: OpenAIDialect, arrival: Arrival, raw: dict[str, Any]) -> Job:
     fields, unknown, tools, spec, text = parse_chat(service, dialect, arrival, raw)
+    encoder = ChatEncoder(service.model, fields, tools, dialect)
     return Job(
         specs=[spec],
-        encoder=ChatEncoder(service.model, fields, tools, dialect),
+        body=encoder.body,
+        events=encoder.events,
         num_characters=len(text),
         num_top=fields.top_logprobs or 0,
         unknown=unknown,

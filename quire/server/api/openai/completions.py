@@ -56,9 +56,11 @@ def _parse(service: Service, dialect: OpenAIDialect, arrival: Arrival, raw: dict
         texts, prompts = _prompts(service, fields.prompt)
     grammar = grammar_of("response_format", fields.response_format)
     specs = [builder.spec(tokens, number) for number, tokens in enumerate(prompts)]
+    encoder = CompletionEncoder(model, fields, texts, n, dialect)
     return Job(
         specs=[with_grammar(settings, spec, "response_format", grammar) for spec in specs],
-        encoder=CompletionEncoder(model, fields, texts, n, dialect),
+        body=encoder.body,
+        events=encoder.events,
         num_characters=sum(map(len, texts)),
         num_top=fields.logprobs or 0,
         unknown=[*unknown, *unread],

@@ -62,9 +62,11 @@ async def _answer(
             unknown.append("stream")  # the route decides
         has_prompt = full_text if parameters.return_full_text is None else parameters.return_full_text
         prefix = fields.inputs if has_prompt else ""
+        encoder = GenerateEncoder(parameters, prefix, in_list=in_list)
         return Job(
             specs=[spec],
-            encoder=GenerateEncoder(parameters, prefix, in_list=in_list),
+            body=encoder.body,
+            events=encoder.events,
             num_characters=len(fields.inputs),
             num_top=parameters.top_n_tokens or 0,
             unknown=unknown,

@@ -13,7 +13,7 @@ from quire.server.api.sampling import between
 from quire.server.api.tgi.dialect import TGIDialect
 from quire.server.api.tgi.parameters import generation_spec, parse_parameters
 from quire.server.api.tgi.responses import Inferred, InferredOutput, KServeLive, KServeServer
-from quire.server.api.tgi.texts import TextsEncoder
+from quire.server.api.tgi.texts import texts_body
 from quire.server.api.validation import typed
 from quire.server.http.body import read_json
 from quire.server.http.health import unhealthy
@@ -93,7 +93,7 @@ def _parse(service: Service, dialect: TGIDialect, arrival: Arrival, raw: dict[st
 
     return Job(
         specs=[generation_spec(service, dialect, arrival, text, parsed) for text in texts],
-        encoder=TextsEncoder(prefixes, write),
+        body=texts_body(prefixes, write),
         num_characters=sum(map(len, prefixes)),
         unknown=unknown + parsed.unknown,
         sequences_field="inputs",

@@ -13,7 +13,7 @@ from quire.server.api.sampling import between
 from quire.server.api.tgi.dialect import TGIDialect
 from quire.server.api.tgi.generate import ParsedGenerate, parse_generate
 from quire.server.api.tgi.responses import Predictions
-from quire.server.api.tgi.texts import TextsEncoder
+from quire.server.api.tgi.texts import texts_body
 from quire.server.api.validation import typed
 from quire.server.http.body import read_json
 from quire.server.service.arrival import Arrival
@@ -45,7 +45,7 @@ def _parse(service: Service, dialect: TGIDialect, arrival: Arrival, raw: dict[st
     prefixes = [_prefix(one) for one in parsed]
     return Job(
         specs=[one.spec for one in parsed],
-        encoder=TextsEncoder(prefixes, _predictions),
+        body=texts_body(prefixes, _predictions),
         num_characters=sum(map(len, prefixes)),
         unknown=unknown,
         user=_users(parsed),
