@@ -20,7 +20,9 @@ SERVICE = SERVER | {"server.observe"}
 HTTP_BASE = tuple(f"server.http.{name}" for name in ("connection", "sse", "body", "route", "health"))
 APIS = SERVICE | {"server.service", *HTTP_BASE}
 # An API knows the modules that all of them share, and no other API; that of TGI serves chats of OpenAI's as well.
-SHARED = ("dialect", "grammars", "job", "prompts", "sampling", "tool_use", "validation")
+SHARED = (
+    "answer_reader", "chat", "dialect", "grammars", "job", "prompts", "sampling", "tool_use", "validation",
+)  # fmt: skip
 HTTP = APIS | {"server.api"}
 
 # What each part of quire may import of quire. A name with dots is a part of a part, and has rules of its own.
@@ -47,6 +49,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "server.service": SERVICE,
     **dict.fromkeys(HTTP_BASE, APIS),
     "server.api": APIS,
+    "server.api.chat": APIS | {"server.api", "server.api.openai"},  # OpenAI's chat request is everybody's
     "server.api.openai": APIS | {f"server.api.{name}" for name in SHARED},
     "server.api.tgi": APIS | {"server.api"},
     "server.http": HTTP,

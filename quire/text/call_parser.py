@@ -3,24 +3,10 @@
 import json
 import re
 from enum import Enum, auto
-from typing import NamedTuple
 
+from quire.text.pieces import Arguments, CallBegins, Piece
+from quire.text.thinking import mark_begun_at_end
 from quire.text.tools import CallFormat
-
-
-class CallBegins(NamedTuple):
-    number: int  # from 0
-    name: str
-
-
-class Arguments(NamedTuple):
-    """More of the arguments of a call, as the model writes them."""
-
-    number: int  # from 0
-    text: str
-
-
-Piece = str | CallBegins | Arguments
 
 
 class _State(Enum):
@@ -87,7 +73,7 @@ class CallParser:
             self._held = after
             self._state = _State.OPENING
         else:
-            kept = next((size for size in range(len(begin) - 1, 0, -1) if before.endswith(begin[:size])), 0)
+            kept = mark_begun_at_end(before, begin)
             before, self._held = before[: len(before) - kept], before[len(before) - kept :]
         if before:
             pieces.append(before)

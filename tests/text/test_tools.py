@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from quire.grammar.matcher import Grammars
 from quire.grammar.tool_calls import calls_grammar
 from quire.request import Grammar, GrammarKind
-from quire.text.call_parser import Arguments, CallBegins, CallParser, Piece
+from quire.text.call_parser import CallParser
+from quire.text.pieces import Arguments, CallBegins, Piece
 from quire.text.tokenizer import Tokenizer
 from quire.text.tools import HERMES, LLAMA3, MISTRAL, Tool, format_of, takes_tools, with_tools_in_system_prompt
 from tests.text import vocabularies

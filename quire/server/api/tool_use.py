@@ -19,7 +19,6 @@ class ToolUse:
     form: CallFormat
     grammar: Grammar
     checked: Grammar  # the same with special tokens spelt out
-    shows_special: bool  # some of the marks around calls are special tokens
 
 
 def use_of_tools(
@@ -35,5 +34,4 @@ def use_of_tools(
         form=form,
         grammar=calls_grammar(tools, form, required=required, parallel=parallel, special=special),
         checked=calls_grammar(tools, form, required=required, parallel=parallel),
-        shows_special=bool(special),
     )

@@ -4,45 +4,54 @@ from quire.request import FinishReason as Finish
 from quire.server.api.openai.dialect import OpenAIDialect
 from quire.server.api.openai.envelope import Chunks, Envelope
 from quire.server.api.openai.logprobs import chat_entry
+from quire.server.api.openai.parts import Parts
 from quire.server.api.openai.requests import ChatRequest
-from quire.server.api.openai.responses import ChatChoice, ChatChunkChoice, ChatCompletion, FinishReason, MessagePart
-from quire.server.api.openai.tools import Calls
-from quire.server.api.tool_use import ToolUse
+from quire.server.api.openai.responses import (
+    ChatChoice,
+    ChatChunkChoice,
+    ChatCompletion,
+    FinishReason,
+    MessagePart,
+    Usage,
+)
 from quire.server.http.sse import to_json, token_template
 from quire.server.service.answers import Answer
 from quire.server.service.prompt import Delta
 from quire.server.service.served_model import ServedModel
 from quire.server.service.stream import Stream
-from quire.text.tools import CallFormat
+from quire.text.answer_parts import AnswerForm
 
 
 class ChatEncoder:
     """Writes the answers to one chat."""
 
-    def __init__(self, model: ServedModel, fields: ChatRequest, tools: ToolUse | None, dialect: OpenAIDialect) -> None:
+    def __init__(self, model: ServedModel, fields: ChatRequest, form: AnswerForm, dialect: OpenAIDialect) -> None:
         self._tokenizer = model.tokenizer
         self._fields = fields
-        self._tools = tools
+        self._form = form
         self._dialect = dialect
         self._envelope = Envelope("chatcmpl", dialect, model.name)
 
     def events(self, stream: Stream) -> "ChatEvents":
-        if self._tools is None:
+        if self._form.is_plain:
             return ChatEvents(stream, self._fields, self._envelope)
-        return ToolEvents(stream, self._fields, self._envelope, self._tools.form)
+        return PartEvents(stream, self._fields, self._envelope, self._form)
 
     def body(self, stream: Stream, answers: list[list[Answer]]) -> ChatCompletion:
+        parts = [Parts(self._form) for _ in answers[0]]
+        choices = [self._choice(*each) for each in zip(range(len(parts)), answers[0], parts, strict=True)]
+        num_reasoning = sum(part.num_reasoning_tokens for part in parts) if self._form.thinking else None
         whole: ChatCompletion = {
             **self._envelope.head("chat.completion"),  # type: ignore[typeddict-item]  # mypy fears keys beyond a Head's
-            "choices": [self._choice(index, answer) for index, answer in enumerate(answers[0])],
-            "usage": self._envelope.usage(stream),
+            "choices": choices,
+            "usage": self._envelope.usage(stream, num_reasoning),
         }
         if self._fields.return_token_ids:
             whole["prompt_token_ids"] = list(stream.prompts[0].request.prompt)
         whole.update(self._envelope.timings(stream))  # type: ignore[typeddict-item]
         return whole
 
-    def _choice(self, index: int, answer: Answer) -> ChatChoice:
+    def _choice(self, index: int, answer: Answer, parts: Parts) -> ChatChoice:
         fields = self._fields
         choice: ChatChoice = {
             "index": index,
@@ -52,10 +61,9 @@ class ChatEncoder:
         }
         if self._dialect.has_details:
             choice["message"]["refusal"] = None
-        if self._tools is not None:
-            calls = Calls(self._tools.form)
-            choice["message"].update(calls.message(answer.text))  # type: ignore[typeddict-item]
-            choice["finish_reason"] = calls.finish_reason(answer.finish, choice["finish_reason"])
+        if not self._form.is_plain:
+            choice["message"].update(parts.message(answer))  # type: ignore[typeddict-item]
+            choice["finish_reason"] = parts.finish_reason(answer.finish, choice["finish_reason"])
         if fields.logprobs:
             pairs = zip(answer.tokens, answer.logprobs, strict=True)
             entries = [chat_entry(self._tokenizer, *pair, fields.top_logprobs or 0) for pair in pairs]
@@ -124,18 +132,24 @@ class ChatEvents(Chunks):
         return self._dialect.chat_finish_reasons[finish]
 
 
-class ToolEvents(ChatEvents):
-    """Chunks of a chat completion in which tools may be called."""
+class PartEvents(ChatEvents):
+    """Chunks of a chat completion whose answers have parts: thinking, or calls of tools."""
 
-    def __init__(self, stream: Stream, fields: ChatRequest, envelope: Envelope, form: CallFormat) -> None:
+    def __init__(self, stream: Stream, fields: ChatRequest, envelope: Envelope, form: AnswerForm) -> None:
         super().__init__(stream, fields, envelope)
-        self._calls = [Calls(form) for _ in stream.prompts[0].samples]
+        self._has_thinking = form.thinking is not None
+        self._parts = [Parts(form) for _ in stream.prompts[0].samples]
 
     def encode(self, deltas: list[Delta]) -> bytes:
         return b"".join([self._chunk(delta) for delta in deltas])
 
     def _contents(self, delta: Delta) -> list[MessagePart]:
-        return self._calls[delta.sample].deltas(delta.text, is_last=delta.finish is not None) or [{}]
+        parts, is_last = self._parts[delta.sample], delta.finish is not None
+        return parts.deltas(delta.text, is_last=is_last, has_token=delta.token is not None) or [{}]
 
     def _finish_reason(self, sample: int, finish: Finish) -> FinishReason:
-        return self._calls[sample].finish_reason(finish, super()._finish_reason(sample, finish))
+        return self._parts[sample].finish_reason(finish, super()._finish_reason(sample, finish))
+
+    def _usage(self) -> Usage:
+        num_reasoning = sum(parts.num_reasoning_tokens for parts in self._parts)
+        return self._envelope.usage(self._stream, num_reasoning if self._has_thinking else None)

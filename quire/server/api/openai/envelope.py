@@ -35,7 +35,8 @@ class Envelope:
             "system_fingerprint": self.dialect.fingerprint,
         }
 
-    def usage(self, stream: Stream) -> Usage:
+    def usage(self, stream: Stream, num_reasoning_tokens: int | None = None) -> Usage:
+        """`num_reasoning_tokens`: None where the model does not think."""
         counts: Usage = {
             "prompt_tokens": stream.num_prompt_tokens,
             "completion_tokens": stream.num_tokens,
@@ -43,6 +44,8 @@ class Envelope:
         }
         if self.dialect.has_details:
             counts["prompt_tokens_details"] = {"cached_tokens": stream.num_cached_tokens}
+            if num_reasoning_tokens is not None:
+                counts["completion_tokens_details"] = {"reasoning_tokens": num_reasoning_tokens}
         return counts
 
     def timings(self, stream: Stream) -> dict[str, Timings]:
@@ -66,9 +69,12 @@ class Chunks:
         return self._head + msgspec.json.encode(choice) + self._tail
 
     def finish(self) -> bytes:
-        more: dict[str, Any] = {"usage": self._envelope.usage(self._stream)} if self._has_usage else {}
+        more: dict[str, Any] = {"usage": self._usage()} if self._has_usage else {}
         more |= self._envelope.timings(self._stream)
         return (self._head + b"]," + msgspec.json.encode(more)[1:] + b"\n\n" if more else b"") + DONE
+
+    def _usage(self) -> Usage:
+        return self._envelope.usage(self._stream)
 
     def fail(self, error: QuireError) -> bytes:
         return self._dialect.error_events(error)

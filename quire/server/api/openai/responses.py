@@ -12,11 +12,16 @@ class PromptTokensDetails(TypedDict):
     cached_tokens: int
 
 
+class CompletionTokensDetails(TypedDict):
+    reasoning_tokens: int
+
+
 class Usage(TypedDict):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: NotRequired[PromptTokensDetails]  # not with --tgi-strict
+    completion_tokens_details: NotRequired[CompletionTokensDetails]  # of models that think
 
 
 class Head(TypedDict):
@@ -45,6 +50,7 @@ class ToolCall(TypedDict):
 
 class MessageContent(TypedDict):
     content: str | None
+    reasoning_content: NotRequired[str]  # the model's thinking
     tool_calls: NotRequired[list[ToolCall]]
 
 
@@ -100,6 +106,7 @@ class ToolCallPart(TypedDict):
 class MessagePart(TypedDict):
     role: NotRequired[Literal["assistant"]]
     content: NotRequired[str]
+    reasoning_content: NotRequired[str]
     tool_calls: NotRequired[list[ToolCallPart]]
 
 

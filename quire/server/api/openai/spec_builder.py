@@ -2,7 +2,7 @@
 
 from quire.errors import invalid
 from quire.request import Request
-from quire.server.api.openai.dialect import OpenAIDialect
+from quire.server.api.dialect import Dialect
 from quire.server.api.openai.requests import ChatRequest, Sampled
 from quire.server.api.sampling import at_most, between, sampling_params, seed_of
 from quire.server.service.generation_spec import GenerationSpec
@@ -26,7 +26,7 @@ class SpecBuilder:
         fields: Sampled,
         model: ServedModel,
         settings: ServerSettings,
-        dialect: OpenAIDialect,
+        dialect: Dialect,
         *,
         max_tokens: int | None,
         logprobs: int | None,

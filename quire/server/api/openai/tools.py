@@ -1,32 +1,19 @@
-"""Tools in a chat: OpenAI's fields to what the model may call, and answers to OpenAI's calls."""
+"""Tools in a chat: OpenAI's fields to what the model may call."""
 
 import re
-import secrets
-import string
 from collections.abc import Sequence
 from typing import Any
 
 from quire.errors import invalid, shown
 from quire.grammar.limits import MAX_BYTES, refuse_schema_that_explodes
-from quire.request import FinishReason as Finish
 from quire.server.api.openai.requests import ChatRequest
-from quire.server.api.openai.responses import (
-    FinishReason,
-    FunctionCall,
-    MessageContent,
-    MessagePart,
-    ToolCall,
-    ToolCallPart,
-)
 from quire.server.api.sampling import at_most
 from quire.server.api.tool_use import ToolUse, use_of_tools
 from quire.server.service.served_model import ServedModel
-from quire.text.call_parser import CallBegins, CallParser, Piece
-from quire.text.tools import CallFormat, Tool
+from quire.text.tools import Tool
 
 MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_ID_CHARACTERS = string.ascii_letters + string.digits
 
 
 def tool_use(fields: ChatRequest, model: ServedModel) -> ToolUse | None:
@@ -52,61 +39,6 @@ def tool_use(fields: ChatRequest, model: ServedModel) -> ToolUse | None:
         required=choice == "required",
         parallel=named is None and fields.parallel_tool_calls is not False,
     )
-
-
-class Calls:
-    """The calls of one answer, as OpenAI writes them."""
-
-    def __init__(self, form: CallFormat) -> None:
-        self._form = form
-        self._parser = CallParser(form)
-
-    def finish_reason(self, finish: Finish, otherwise: FinishReason) -> FinishReason:
-        """Calls are a reason of their own, unless the answer was cut."""
-        return "tool_calls" if self._parser.num_calls and finish is not Finish.LENGTH else otherwise
-
-    def deltas(self, text: str, *, is_last: bool) -> list[MessagePart]:
-        """The `delta`s of chunks, one after the other."""
-        pieces = self._parser.push(text)
-        if is_last:
-            pieces += self._parser.flush()
-        return [self._delta(piece) for piece in pieces]
-
-    def message(self, text: str) -> MessageContent:
-        """The content and the calls of a whole answer's `message`."""
-        content: list[str] = []
-        calls: list[ToolCall] = []
-        for delta in self.deltas(text, is_last=True):
-            if "content" in delta:
-                content.append(delta["content"])
-                continue
-            (call,) = delta["tool_calls"]
-            function = call["function"]
-            if "id" in call and "name" in function:
-                whole: FunctionCall = {"name": function["name"], "arguments": function["arguments"]}
-                calls.append({"id": call["id"], "type": "function", "function": whole})
-            else:
-                calls[-1]["function"]["arguments"] += function["arguments"]
-        if not calls:
-            return {"content": "".join(content)}
-        return {"content": "".join(content) or None, "tool_calls": calls}
-
-    def _delta(self, piece: Piece) -> MessagePart:
-        if isinstance(piece, str):
-            return {"content": piece}
-        if not isinstance(piece, CallBegins):
-            return {"tool_calls": [{"index": piece.number, "function": {"arguments": piece.text}}]}
-        begun: ToolCallPart = {
-            "index": piece.number,
-            "id": self._new_id(),
-            "type": "function",
-            "function": {"name": piece.name, "arguments": ""},
-        }
-        return {"tool_calls": [begun]}
-
-    def _new_id(self) -> str:
-        prefix = "call_" if self._form.id_length > 9 else ""
-        return prefix + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(self._form.id_length))
 
 
 def _tools(given: Sequence[dict[str, Any]]) -> dict[str, Tool]:

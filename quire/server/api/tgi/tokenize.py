@@ -9,8 +9,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.errors import InvalidRequest
+from quire.server.api.chat import encode_chat
 from quire.server.api.job import ignored_header
-from quire.server.api.openai.chat import encode_chat
 from quire.server.api.openai.requests import CHAT_REFUSALS, ChatRequest
 from quire.server.api.openai.tools import tool_use
 from quire.server.api.prompts import encode_conversation

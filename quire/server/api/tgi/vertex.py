@@ -7,8 +7,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.errors import InvalidRequest, invalid, shown
+from quire.server.api.chat import PreparedChat
 from quire.server.api.job import Job, answer
-from quire.server.api.openai.chat import ParsedChat, parse_chat
+from quire.server.api.openai.chat import parse_chat
 from quire.server.api.sampling import between
 from quire.server.api.tgi.dialect import TGIDialect
 from quire.server.api.tgi.generate import ParsedGenerate, parse_generate
@@ -33,7 +34,7 @@ def _parse(service: Service, dialect: TGIDialect, arrival: Arrival, raw: dict[st
     body, unknown = typed(raw, VertexRequest, {}, strict=service.settings.strict)
     most = service.settings.max_client_batch_size
     between("the number of instances", len(body.instances), 1, most, param="instances")
-    parsed: list[ParsedGenerate | ParsedChat] = []
+    parsed: list[ParsedGenerate | PreparedChat] = []
     for index, instance in enumerate(body.instances):
         where = f"instances[{index}]"
         try:
@@ -61,7 +62,7 @@ def _predictions(texts: list[str]) -> Predictions:
 
 def _parse_instance(
     service: Service, dialect: TGIDialect, arrival: Arrival, instance: dict[str, Any]
-) -> ParsedGenerate | ParsedChat:
+) -> ParsedGenerate | PreparedChat:
     if instance.get("stream"):
         raise invalid("stream", f"is {shown(instance['stream'])}; predictions are not streamed")
     if "inputs" in instance:
@@ -78,12 +79,12 @@ def _parse_instance(
     return chat
 
 
-def _prefix(parsed: ParsedGenerate | ParsedChat) -> str:
+def _prefix(parsed: ParsedGenerate | PreparedChat) -> str:
     """The text before the answer."""
     return parsed.fields.inputs if isinstance(parsed, ParsedGenerate) and parsed.parameters.return_full_text else ""
 
 
-def _users(parsed: list[ParsedGenerate | ParsedChat]) -> str | None:
+def _users(parsed: list[ParsedGenerate | PreparedChat]) -> str | None:
     """All users that the instances name, for the log."""
-    users = {one.fields.user for one in parsed if isinstance(one, ParsedChat) and one.fields.user is not None}
+    users = {one.fields.user for one in parsed if isinstance(one, PreparedChat) and one.fields.user is not None}
     return ",".join(sorted(users)) if users else None

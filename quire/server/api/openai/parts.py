@@ -1,0 +1,76 @@
+"""The parts of an answer, thinking, text and calls, as OpenAI writes them."""
+
+import secrets
+import string
+
+from quire.request import FinishReason as Finish
+from quire.server.api.answer_reader import AnswerReader
+from quire.server.api.openai.responses import FinishReason, MessageContent, MessagePart, ToolCall, ToolCallPart
+from quire.server.service.answers import Answer
+from quire.text.answer_parts import AnswerForm, CallBegins, Piece, Reasoning
+
+_ID_CHARACTERS = string.ascii_letters + string.digits
+
+
+class Parts:
+    """The parts of one answer."""
+
+    def __init__(self, form: AnswerForm) -> None:
+        self._form = form
+        self._reader = AnswerReader(form)
+
+    @property
+    def num_reasoning_tokens(self) -> int:
+        return self._reader.num_reasoning_tokens
+
+    def finish_reason(self, finish: Finish, otherwise: FinishReason) -> FinishReason:
+        """Calls are a reason of their own, unless the answer was cut."""
+        return "tool_calls" if self._reader.num_calls and finish is not Finish.LENGTH else otherwise
+
+    def deltas(self, text: str, *, is_last: bool, has_token: bool) -> list[MessagePart]:
+        """The `delta`s of chunks, one after the other."""
+        return [self._delta(piece) for piece in self._reader.read(text, is_last=is_last, has_token=has_token)]
+
+    def message(self, answer: Answer) -> MessageContent:
+        """The content, thinking and calls of a whole answer's `message`."""
+        content: list[str] = []
+        reasoning: list[str] = []
+        calls: list[ToolCall] = []
+        for piece in self._reader.read_all(answer):
+            if isinstance(piece, str):
+                content.append(piece)
+            elif isinstance(piece, Reasoning):
+                reasoning.append(piece.text)
+            elif isinstance(piece, CallBegins):
+                calls.append(
+                    {"id": self._new_id(), "type": "function", "function": {"name": piece.name, "arguments": ""}}
+                )
+            else:
+                calls[piece.number]["function"]["arguments"] += piece.text
+        text = "".join(content)
+        message: MessageContent = {"content": text or None if calls else text}
+        if reasoning:
+            message["reasoning_content"] = "".join(reasoning)
+        if calls:
+            message["tool_calls"] = calls
+        return message
+
+    def _delta(self, piece: Piece) -> MessagePart:
+        if isinstance(piece, str):
+            return {"content": piece}
+        if isinstance(piece, Reasoning):
+            return {"reasoning_content": piece.text}
+        if not isinstance(piece, CallBegins):
+            return {"tool_calls": [{"index": piece.number, "function": {"arguments": piece.text}}]}
+        begun: ToolCallPart = {
+            "index": piece.number,
+            "id": self._new_id(),
+            "type": "function",
+            "function": {"name": piece.name, "arguments": ""},
+        }
+        return {"tool_calls": [begun]}
+
+    def _new_id(self) -> str:
+        length = self._form.calls.id_length if self._form.calls else 24
+        prefix = "call_" if length > 9 else ""
+        return prefix + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(length))

@@ -1,0 +1,67 @@
+"""Answers in parts: thinking, text and calls, found while the answer comes."""
+
+from dataclasses import dataclass
+
+from quire.text.call_parser import CallParser
+from quire.text.pieces import Arguments, CallBegins, Piece, Reasoning
+from quire.text.thinking import ThinkingFormat, ThinkingParser
+from quire.text.tools import CallFormat
+
+__all__ = ["PLAIN", "AnswerForm", "AnswerParser", "Arguments", "CallBegins", "Piece", "Reasoning"]
+
+
+@dataclass(frozen=True)
+class AnswerForm:
+    """The parts that an answer may have."""
+
+    thinking: ThinkingFormat | None = None
+    calls: CallFormat | None = None
+    begins_in_thinking: bool = False  # the prompt has opened the thinking section
+
+    @property
+    def is_plain(self) -> bool:
+        """True if an answer is text and nothing else."""
+        return self.thinking is None and self.calls is None
+
+
+PLAIN = AnswerForm()
+
+
+class AnswerParser:
+    """Cuts one sample into pieces. The joined pieces do not depend on how the text is split."""
+
+    def __init__(self, form: AnswerForm) -> None:
+        thinking = form.thinking
+        self._thinking = None if thinking is None else ThinkingParser(thinking, begins_inside=form.begins_in_thinking)
+        self._calls = None if form.calls is None else CallParser(form.calls)
+
+    @property
+    def num_calls(self) -> int:
+        return 0 if self._calls is None else self._calls.num_calls
+
+    @property
+    def is_thinking(self) -> bool:
+        """True if the text so far ends within a thinking section."""
+        return self._thinking is not None and self._thinking.is_thinking
+
+    def push(self, text: str) -> list[Piece]:
+        """The pieces that `text` completes."""
+        if self._thinking is None:
+            return self._push_calls(text)
+        return self._beyond_thinking(self._thinking.push(text))
+
+    def flush(self) -> list[Piece]:
+        """The rest, once no more text comes."""
+        pieces = [] if self._thinking is None else self._beyond_thinking(self._thinking.flush())
+        return pieces if self._calls is None else pieces + self._calls.flush()
+
+    def _beyond_thinking(self, parts: list[str | Reasoning]) -> list[Piece]:
+        pieces: list[Piece] = []
+        for part in parts:
+            pieces += self._push_calls(part) if isinstance(part, str) else [part]
+        return pieces
+
+    def _push_calls(self, text: str) -> list[Piece]:
+        if self._calls is not None:
+            return self._calls.push(text)
+        return [text] if text else []
