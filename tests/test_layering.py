@@ -21,7 +21,8 @@ HTTP_BASE = tuple(f"server.http.{name}" for name in ("connection", "sse", "body"
 APIS = SERVICE | {"server.service", *HTTP_BASE}
 # An API knows the modules that all of them share, and no other API; that of TGI serves chats of OpenAI's as well.
 SHARED = (
-    "answer_reader", "chat", "dialect", "grammars", "job", "prompts", "sampling", "tool_use", "validation",
+    "answer_reader", "chat", "dialect", "grammars", "job", "message_keys", "prompts", "sampling",
+    "tool_use", "validation",
 )  # fmt: skip
 HTTP = APIS | {"server.api"}
 

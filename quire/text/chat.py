@@ -1,7 +1,9 @@
 """Conversations to prompts: the chat templates that come with models."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -156,6 +158,11 @@ class ChatTemplates:
     @property
     def names(self) -> list[str]:
         return list(self._templates)
+
+    @cached_property
+    def words(self) -> frozenset[str]:
+        """All words in the sources. A key of a message that is not among them is read by no template."""
+        return frozenset(word for one in self._templates.values() for word in re.findall(r"\w+", one.source))
 
     def select(self, name: str | None = None, *, with_tools: bool = False) -> ChatTemplate:
         """The template of that name; unnamed, the one for tools when there are tools and one is made for them."""

@@ -94,9 +94,9 @@ CHAT = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 2}
         ({"logit_bias": {"x": 1}}, "logit_bias has the key 'x'"),
         ({"logit_bias": {"50": 1}}, "logit_bias has the token 50; the vocabulary has 50"),
         ({"logit_bias": {"1": 101}}, "logit_bias[1] is 101"),
-        ({"stream_options": {"include_usage": True}}, "stream_options is set; it needs stream to be true"),
+        ({"stream_options": {"include_usage": True}}, "stream_options has include_usage; it needs stream to be true"),
         ({"response_format": {"type": "xml"}}, "response_format.type is 'xml'; it can be text, json_object"),
-        ({"service_tier": "flex"}, "service_tier is 'flex': there are no tiers"),
+        ({"service_tier": "gold"}, "service_tier is 'gold': Invalid enum value 'gold'"),
     ],
 )  # fmt: skip
 @pytest.mark.parametrize(("route", "base"), [("/v1/completions", COMPLETION), ("/v1/chat/completions", CHAT)])

@@ -67,7 +67,7 @@ def encode_chat(service: Service, fields: ChatRequest, tools: ToolUse | None) ->
 
 
 def _spec_builder(service: Service, dialect: Dialect, fields: ChatRequest) -> SpecBuilder:
-    if fields.top_logprobs is not None and not fields.logprobs:
+    if fields.top_logprobs and not fields.logprobs:
         raise invalid("top_logprobs", f"is {fields.top_logprobs}; it needs logprobs to be true")
     limit_field = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
     max_tokens = getattr(fields, limit_field)

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.errors import invalid, shown
+from quire.server.api.message_keys import with_refusals_as_text
 from quire.server.api.tool_use import ToolUse
 from quire.server.service.served_model import ServedModel
 from quire.server.service.service import Service
@@ -28,6 +29,7 @@ def encode_conversation(
     **options: Any,
 ) -> tuple[Prompt, list[int]]:
     """The rendered conversation, and its tokens. `options` are those of `render_conversation`."""
+    messages = [with_refusals_as_text(message) for message in messages]
     check_messages(messages)
     model = service.model
     in_system_prompt = tools is not None and tools.in_system_prompt

@@ -4,7 +4,7 @@ import secrets
 from collections.abc import Mapping
 from typing import Any
 
-from quire.errors import InvalidRequest, invalid
+from quire.errors import InvalidRequest, invalid, shown
 from quire.files.generation_defaults import GenerationDefaults
 from quire.request import MAX_LOGPROBS, SamplingParams
 from quire.text.tokenizer import Tokenizer
@@ -58,8 +58,10 @@ def _top_k(top_k: int, vocab_size: int) -> int:
     return top_k
 
 
-def _logit_bias(given: Mapping[str, float], tokenizer: Tokenizer) -> dict[int, float]:
+def _logit_bias(given: Mapping[str, float] | list[list[float]], tokenizer: Tokenizer) -> dict[int, float]:
     at_most("the number of entries in logit_bias", len(given), MAX_BIASES, param="logit_bias")
+    if isinstance(given, list):
+        given = _bias_pairs(given)
     biases: dict[int, float] = {}
     for key, bias in given.items():
         if not (key.isascii() and key.isdecimal() and len(key) < 12):
@@ -69,3 +71,11 @@ def _logit_bias(given: Mapping[str, float], tokenizer: Tokenizer) -> dict[int, f
             raise invalid("logit_bias", f"has the token {token}; the vocabulary has {tokenizer.vocab_size}")
         biases[token] = bias
     return biases
+
+
+def _bias_pairs(given: list[list[float]]) -> dict[str, float]:
+    """Pairs of a token id and a bias, as llama.cpp has them too. An empty list is what PHP makes of no biases."""
+    for index, pair in enumerate(given):
+        if len(pair) != 2 or not float(pair[0]).is_integer():
+            raise invalid(f"logit_bias[{index}]", f"is {shown(pair)}; it must be a token id and a bias")
+    return {str(int(token)): bias for token, bias in given}

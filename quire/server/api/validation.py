@@ -2,7 +2,8 @@
 
 import re
 from collections.abc import Mapping
-from typing import Any, NamedTuple, TypeVar
+from functools import cache
+from typing import Any, NamedTuple, TypeVar, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -11,6 +12,7 @@ from quire.errors import InvalidRequest, invalid, shown
 T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_NAME = 80  # characters of an unknown field's name in a message
+_MAX_WHOLE = 2**53  # floats below tell all whole numbers apart
 
 
 class Refusal(NamedTuple):
@@ -38,9 +40,34 @@ def typed(
         else:
             unknown.append(f"{where}{name[:MAX_NAME]}")
     try:
-        return msgspec.convert({name: raw[name] for name in known if name in raw}, struct), unknown
+        return msgspec.convert(
+            _with_integers({name: raw[name] for name in known if name in raw}, struct), struct
+        ), unknown
     except msgspec.ValidationError as error:
         raise _invalid(str(error), raw, where) from None
+
+
+def whole(value: Any) -> Any:
+    """3 for 3.0, which JavaScript and spreadsheets do not tell apart; anything else as it is. Also inside a list."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < _MAX_WHOLE:
+        return int(value)
+    return [whole(item) for item in value] if isinstance(value, list) else value
+
+
+def _with_integers(raw: dict[str, Any], struct: type[msgspec.Struct]) -> dict[str, Any]:
+    return raw | {name: whole(raw[name]) for name in _integer_fields(struct) if name in raw}
+
+
+@cache
+def _integer_fields(struct: type[msgspec.Struct]) -> tuple[str, ...]:
+    """The fields that are integers or lists of them."""
+    return tuple(name for name, hint in get_type_hints(struct).items() if _takes_integers(hint))
+
+
+def _takes_integers(hint: Any) -> bool:
+    if get_origin(hint) is dict:
+        return False
+    return hint is int or any(_takes_integers(each) for each in get_args(hint))
 
 
 def _invalid(message: str, raw: Mapping[str, Any], where: str) -> InvalidRequest:

@@ -7,6 +7,7 @@ from starlette.responses import Response
 
 from quire.server.api.chat import PreparedChat, prepare_chat
 from quire.server.api.job import Job, answer
+from quire.server.api.message_keys import unread_keys
 from quire.server.api.openai.chat_encoder import ChatEncoder
 from quire.server.api.openai.dialect import OpenAIDialect
 from quire.server.api.openai.requests import CHAT_REFUSALS, ChatRequest
@@ -35,7 +36,7 @@ def _parse(service: Service, dialect: OpenAIDialect, arrival: Arrival, raw: dict
         num_characters=len(text),
         num_top=fields.top_logprobs or 0,
         unknown=unknown,
-        user=fields.user,
+        user=fields.user or fields.safety_identifier,
         wants_timings=bool(fields.timings),
     )
 
@@ -43,4 +44,5 @@ def _parse(service: Service, dialect: OpenAIDialect, arrival: Arrival, raw: dict
 def parse_chat(service: Service, dialect: OpenAIDialect, arrival: Arrival, raw: dict[str, Any]) -> PreparedChat:
     fields, unknown = typed(raw, ChatRequest, CHAT_REFUSALS, strict=service.settings.strict)
     fields, unread = dialect.read(fields)
+    unread += unread_keys(fields.messages, service.model.templates.words, strict=service.settings.strict)
     return prepare_chat(service, dialect, arrival, fields, [*unknown, *unread])

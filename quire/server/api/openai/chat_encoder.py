@@ -30,7 +30,7 @@ class ChatEncoder:
         self._fields = fields
         self._form = form
         self._dialect = dialect
-        self._envelope = Envelope("chatcmpl", dialect, model.name)
+        self._envelope = Envelope("chatcmpl", dialect, model.name, fields)
 
     def events(self, stream: Stream) -> "ChatEvents":
         if self._form.is_plain:
@@ -80,7 +80,7 @@ class ChatEvents(Chunks):
         super().__init__(stream, fields, envelope, "chat.completion.chunk")
         self._fields = fields
         self._tokenizer = stream.service.model.tokenizer
-        self._is_plain = not fields.logprobs and not fields.return_token_ids
+        self._is_plain = not fields.logprobs and not fields.return_token_ids and not self._varies
         self._begun: set[int] = set()
         self._repeats_role = self._dialect.repeats_role
         role = b'"role":"assistant",' if self._repeats_role else b""

@@ -27,7 +27,7 @@ class CompletionEncoder:
         self.n = n
         self._tokenizer = model.tokenizer
         self._dialect = dialect
-        self.envelope = Envelope("cmpl", dialect, model.name)
+        self.envelope = Envelope("cmpl", dialect, model.name, fields)
 
     def events(self, stream: Stream) -> "CompletionEvents":
         return CompletionEvents(stream, self)
@@ -101,7 +101,7 @@ class CompletionEvents(Chunks):
         if fields.echo:  # the prompt with its log-probabilities is one event
             num_characters = sum(map(len, encoder.texts))
             self.largest_event = stream.num_prompt_tokens * (1 + (fields.logprobs or 0)) + num_characters
-        self._is_plain = fields.logprobs is None and not fields.return_token_ids
+        self._is_plain = fields.logprobs is None and not fields.return_token_ids and not self._varies
         self._offsets: dict[int, int] = {}  # characters so far, by choice; a choice is in it once it has begun
         unfinished = msgspec.json.encode(self._dialect.completion_unfinished)
         end = b',"logprobs":null,"finish_reason":' + unfinished + b"}" + self._tail

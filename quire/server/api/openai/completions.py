@@ -15,7 +15,7 @@ from quire.server.api.openai.requests import COMPLETION_REFUSALS, CompletionRequ
 from quire.server.api.openai.spec_builder import SpecBuilder
 from quire.server.api.prompts import encode_texts
 from quire.server.api.sampling import at_most, between
-from quire.server.api.validation import typed
+from quire.server.api.validation import typed, whole
 from quire.server.http.body import Body, read_json
 from quire.server.service.arrival import Arrival
 from quire.server.service.service import Service
@@ -64,7 +64,7 @@ def _parse(service: Service, dialect: OpenAIDialect, arrival: Arrival, raw: dict
         num_characters=sum(map(len, texts)),
         num_top=fields.logprobs or 0,
         unknown=[*unknown, *unread],
-        user=fields.user,
+        user=fields.user or fields.safety_identifier,
         wants_timings=bool(fields.timings),
     )
 
@@ -84,6 +84,7 @@ def _prompts(service: Service, given: str | list[Any]) -> tuple[list[str], list[
         given = [given]
     if not given:
         raise invalid("prompt", "is []; it must hold at least one text or token")
+    given = [whole(item) for item in given]
     is_one = all(type(item) is int for item in given)
     if is_one:
         given = [given]

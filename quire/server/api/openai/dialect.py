@@ -8,6 +8,7 @@ from quire import __version__
 from quire.request import FinishReason as Finish
 from quire.server.api.dialect import Dialect
 from quire.server.api.openai.errors import error_events, error_response
+from quire.server.api.openai.requests import unheeded
 from quire.server.api.openai.responses import FinishReason, OpenAIError
 
 FINISH_REASONS: dict[Finish, FinishReason] = {
@@ -19,7 +20,7 @@ FINISH_REASONS: dict[Finish, FinishReason] = {
 
 
 def _as_given(fields: Any) -> tuple[Any, list[str]]:
-    return fields, []
+    return fields, unheeded(fields)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

@@ -8,32 +8,37 @@ import msgspec
 
 from quire.errors import QuireError
 from quire.server.api.openai.dialect import OpenAIDialect
-from quire.server.api.openai.requests import Sampled
+from quire.server.api.openai.requests import Sampled, StreamOptions
 from quire.server.api.openai.responses import ChatChunkChoice, CompletionChoice, Head, Usage
 from quire.server.service.ledger import Timings, ledger
 from quire.server.service.stream import Stream
 
 DONE = b"data: [DONE]\n\n"
+PADDED_BYTES = 64  # as long as nearly every token
 Kind = Literal["chat.completion", "chat.completion.chunk", "text_completion"]
 
 
 class Envelope:
     """The fields that every answer and every chunk of one request begins with, and those at the end."""
 
-    def __init__(self, prefix: str, dialect: OpenAIDialect, model: str) -> None:
+    def __init__(self, prefix: str, dialect: OpenAIDialect, model: str, fields: Sampled) -> None:
         self.dialect = dialect
+        self._has_tier = fields.service_tier is not None
         self._id = f"{prefix}-{secrets.token_hex(12)}" if dialect.has_details else ""
         self._created = int(time.time())
         self._model = model
 
     def head(self, kind: Kind) -> Head:
-        return {
+        head: Head = {
             "id": self._id,
             "object": kind,
             "created": self._created,
             "model": self._model,
             "system_fingerprint": self.dialect.fingerprint,
         }
+        if self._has_tier:
+            head["service_tier"] = "default"  # the only one there is
+        return head
 
     def usage(self, stream: Stream, num_reasoning_tokens: int | None = None) -> Usage:
         """`num_reasoning_tokens`: None where the model does not think."""
@@ -61,17 +66,36 @@ class Chunks:
         self._stream = stream
         self._envelope = envelope
         self._dialect = envelope.dialect
-        self._has_usage = bool(fields.stream_options and fields.stream_options.include_usage)
+        options = fields.stream_options or StreamOptions()
+        self._has_usage = bool(options.include_usage)
+        self._counts_on = bool(options.continuous_usage_stats)
+        self._pads = bool(options.include_obfuscation)
+        self._varies = self._counts_on or self._pads  # else every chunk has the same tail
         self._head = b"data: " + msgspec.json.encode(envelope.head(kind))[:-1] + b',"choices":['
         self._tail = b'],"usage":null}\n\n' if self._has_usage else b"]}\n\n"
 
     def _write(self, choice: ChatChunkChoice | CompletionChoice) -> bytes:
-        return self._head + msgspec.json.encode(choice) + self._tail
+        before = self._head + msgspec.json.encode(choice)
+        return before + self._varying_tail(before) if self._varies else before + self._tail
+
+    def _varying_tail(self, before: bytes) -> bytes:
+        if self._counts_on:
+            more: dict[str, Any] = {"usage": self._envelope.usage(self._stream)}
+        else:
+            more = {"usage": None} if self._has_usage else {}
+        return self._closed(before, more)
+
+    def _closed(self, before: bytes, more: dict[str, Any]) -> bytes:
+        """The end of a chunk. With padding, chunks differ in length by multiples of `PADDED_BYTES` only."""
+        if self._pads:
+            num_bytes = len(before) + len(msgspec.json.encode(more | {"obfuscation": ""}))
+            more["obfuscation"] = secrets.token_hex(PADDED_BYTES)[: -num_bytes % PADDED_BYTES]
+        return b"]," + msgspec.json.encode(more)[1:] + b"\n\n"
 
     def finish(self) -> bytes:
         more: dict[str, Any] = {"usage": self._usage()} if self._has_usage else {}
         more |= self._envelope.timings(self._stream)
-        return (self._head + b"]," + msgspec.json.encode(more)[1:] + b"\n\n" if more else b"") + DONE
+        return (self._head + self._closed(self._head, more) if more else b"") + DONE
 
     def _usage(self) -> Usage:
         return self._envelope.usage(self._stream)

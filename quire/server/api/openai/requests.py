@@ -1,6 +1,6 @@
 """The fields of the OpenAI routes."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -8,7 +8,9 @@ from quire.server.api.validation import Refusal
 
 
 class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
-    include_usage: bool | None = None
+    include_usage: bool | None = None  # a last chunk with the usage
+    continuous_usage_stats: bool | None = None  # the usage so far in every chunk
+    include_obfuscation: bool | None = None  # padding, so that the length of a chunk does not tell its token
 
 
 class Sampled(msgspec.Struct, kw_only=True):
@@ -25,8 +27,13 @@ class Sampled(msgspec.Struct, kw_only=True):
     stream_options: StreamOptions | None = None
     frequency_penalty: float | None = None
     presence_penalty: float | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, float] | list[list[float]] | None = None  # also as pairs of a token id and a bias
     user: str | None = None
+    safety_identifier: str | None = None  # the newer name of `user`
+    prompt_cache_key: str | None = None  # every prompt is looked up in the prefix cache, so nothing needs this hint
+    metadata: dict[str, Any] | None = None  # belongs to stored answers
+    store: bool | None = None
+    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None  # the answer says "default"
     response_format: dict[str, Any] | None = None
     # Beyond OpenAI's own fields
     top_k: int | None = None
@@ -54,6 +61,7 @@ class CompletionRequest(Sampled, kw_only=True):
 class ChatRequest(Sampled, kw_only=True):
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
     tools: list[dict[str, Any]] | None = None
@@ -66,13 +74,18 @@ class ChatRequest(Sampled, kw_only=True):
     documents: list[dict[str, Any]] | None = None
 
 
+def unheeded(fields: Sampled) -> list[str]:
+    """The fields that ask for what this server does not do, although the answer is the same without them."""
+    found = ["store"] if fields.store else []
+    if isinstance(fields, ChatRequest) and fields.verbosity not in (None, "medium"):
+        found.append("verbosity")
+    return found
+
+
 _GRAMMAR = "see response_format, which can say the same"
 _FUNCTIONS = "see tools and tool_choice, which took its place"
 
 _BOTH = {
-    "service_tier": Refusal("there are no tiers", ("auto", "default")),
-    "store": Refusal("nothing is stored", (False,)),
-    "metadata": Refusal("nothing is stored", ({},)),
     "use_beam_search": Refusal("beam search is not supported", (False,)),
     "length_penalty": Refusal("beam search is not supported", (1, 1.0)),
     "guided_json": Refusal(_GRAMMAR),
@@ -92,7 +105,6 @@ CHAT_REFUSALS = _BOTH | {
     "modalities": Refusal("only text is supported", (["text"], [])),
     "prediction": Refusal("predicted outputs are not supported"),
     "reasoning_effort": Refusal("the model's template decides; see chat_template_kwargs", ("none",)),
-    "verbosity": Refusal("the model has no such setting"),
     "web_search_options": Refusal("there is no web search"),
     "echo": Refusal("a conversation is not repeated; see continue_final_message", (False,)),
     "chat_template": Refusal("the server chooses the template; see --chat-template"),

@@ -32,6 +32,7 @@ class Head(TypedDict):
     created: int  # seconds since 1970
     model: str
     system_fingerprint: str
+    service_tier: NotRequired[Literal["default"]]  # where the request has it
 
 
 # Chats
@@ -120,7 +121,8 @@ class ChatChunkChoice(TypedDict):
 
 class ChatCompletionChunk(Head):
     choices: list[ChatChunkChoice]  # none in the one that has the usage or the timings
-    usage: NotRequired[Usage | None]  # with stream_options.include_usage
+    usage: NotRequired[Usage | None]  # with stream_options.include_usage or continuous_usage_stats
+    obfuscation: NotRequired[str]  # with stream_options.include_obfuscation
     timings: NotRequired[Timings]  # with timings
 
 
@@ -155,7 +157,8 @@ class Completion(Head):
 
 class CompletionChunk(Head):
     choices: list[CompletionChoice]  # none in the one that has the usage or the timings
-    usage: NotRequired[Usage | None]  # with stream_options.include_usage
+    usage: NotRequired[Usage | None]  # with stream_options.include_usage or continuous_usage_stats
+    obfuscation: NotRequired[str]  # with stream_options.include_obfuscation
     timings: NotRequired[Timings]  # with timings
 
 

@@ -52,8 +52,11 @@ class SpecBuilder:
         check_stops(self._stop, settings.max_stop_sequences)
         between("n", samples, 1, settings.max_best_of)
         between("priority", fields.priority or 0, -MAX_PRIORITY, MAX_PRIORITY)
-        if fields.stream_options is not None and not fields.stream:
-            raise invalid("stream_options", "is set; it needs stream to be true")
+        options = fields.stream_options
+        if options is not None and not fields.stream:
+            asked = [name for name in options.__struct_fields__ if getattr(options, name)]
+            if asked:
+                raise invalid("stream_options", f"has {asked[0]}; it needs stream to be true")
         given = {name: getattr(fields, name) for name in _SAMPLING} | {"logprobs": logprobs}
         self._sampling = sampling_params(given, self._defaults, model.tokenizer)
 

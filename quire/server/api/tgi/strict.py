@@ -11,7 +11,7 @@ from quire.errors import QuireError, invalid
 from quire.request import FinishReason as Finish
 from quire.server.api.openai.dialect import OPENAI
 from quire.server.api.openai.envelope import DONE
-from quire.server.api.openai.requests import ChatRequest, Sampled
+from quire.server.api.openai.requests import ChatRequest, Sampled, unheeded
 from quire.server.api.openai.responses import FinishReason
 from quire.server.api.tgi.dialect import TGI
 from quire.server.api.tgi.errors import error_response
@@ -61,12 +61,12 @@ def read(fields: T) -> tuple[T, list[str]]:
     """The fields of an OpenAI request as they count, and the names of those that are not read."""
     _check_sampling(top_p=fields.top_p, temperature=fields.temperature or None, seed=fields.seed)
     if not isinstance(fields, ChatRequest):
-        return fields, []
+        return fields, unheeded(fields)
     unread = [name for name in _UNREAD if getattr(fields, name) is not None]
     changes: dict[str, Any] = dict.fromkeys(unread)
     if fields.presence_penalty is not None:
         changes |= {"presence_penalty": None, "repetition_penalty": fields.presence_penalty + 2.0}
-    return msgspec.structs.replace(fields, **changes), unread
+    return msgspec.structs.replace(fields, **changes), [*unread, *unheeded(fields)]
 
 
 def _check(parameters: Parameters) -> None:
