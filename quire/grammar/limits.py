@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from quire.errors import invalid
+from quire.grammar.closed_schema import STYLE, STYLE_PATTERNS
 from quire.grammar.regex_size import MAX_COUNT, expanded
 from quire.request import Grammar, GrammarKind, json_schema
 from quire.text.json_text import parse_json_text
@@ -51,6 +52,10 @@ def _check_schema(name: str, schema: Any) -> None:
         elif key == "patternProperties" and isinstance(value, dict):
             for pattern in value:
                 _check_regex(f"{place}.patternProperties", pattern)
+        elif key == STYLE and isinstance(value, dict):
+            for style in STYLE_PATTERNS:
+                if isinstance(value.get(style), str):
+                    _check_regex(f"{place}.{STYLE}.{style}", value[style])
         for text in (key, value):
             if isinstance(text, str) and len(text) > MAX_LITERAL:
                 raise invalid(place, f"has a string of {len(text)} characters; the limit is {MAX_LITERAL}")

@@ -1,5 +1,6 @@
 """Grammars over a model's tokens: masks of the tokens that may come next."""
 
+import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
@@ -9,6 +10,7 @@ from typing import Any
 import llguidance
 
 from quire.errors import InvalidRequest, invalid
+from quire.grammar.closed_schema import guided_schema
 from quire.request import Grammar, GrammarKind, num_mask_words
 from quire.text.tokenizer import Tokenizer
 
@@ -26,8 +28,7 @@ LIMITS = llguidance.LLParserLimits(
     precompute_large_lexemes=False,
     verbose_errors=False,
 )
-# Between the parts of JSON: a line's end and some indentation, but not blanks for as long as a model likes.
-JSON_STYLE: dict[str, Any] = {"whitespace_pattern": r"\n?[ ]{0,16}", "lenient": False}
+_NOTHING_LOST: Any = {"lenient": False}  # keywords that the library lacks are refused
 
 
 class GrammarMatcher:
@@ -123,8 +124,9 @@ def _source(grammar: Grammar) -> str:
     if grammar.kind is GrammarKind.LARK:
         return llguidance.LLMatcher.grammar_from_lark(grammar.text)
     try:
-        return llguidance.LLMatcher.grammar_from_json_schema(grammar.text, overrides=JSON_STYLE)  # type: ignore[arg-type]
-    except ValueError as error:
+        schema = json.dumps(guided_schema(json.loads(grammar.text)))
+        return llguidance.LLMatcher.grammar_from_json_schema(schema, overrides=_NOTHING_LOST)
+    except (ValueError, RecursionError) as error:
         raise invalid("grammar", f": {error}") from error
 
 

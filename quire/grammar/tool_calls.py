@@ -5,7 +5,8 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.grammar.matcher import JSON_STYLE
+from quire.errors import InvalidRequest, invalid
+from quire.grammar.closed_schema import guided_schema
 from quire.request import Grammar, GrammarKind
 from quire.text.tools import CallFormat, Tool
 
@@ -26,7 +27,7 @@ def calls_grammar(
     calls = f"{calls} {_terms(form.end, marks)}"
     rules = ["call: " + " | ".join(f"call_{index}" for index in range(len(tools)))]
     for index, tool in enumerate(tools):
-        schema = json.dumps({**(tool.parameters or NO_PARAMETERS), "x-guidance": JSON_STYLE})
+        schema = json.dumps(_parameters(tool))
         rules.append(f'call_{index}: {_terms(form.opening(tool.name), {})} args_{index} "}}"')
         rules.append(f"args_{index}: %json {schema}")
     begin = _terms(form.begin, marks)
@@ -40,6 +41,13 @@ def calls_grammar(
         # A lazy rule ends as soon as it can: text goes on until calls begin, and from there on there is no way back.
         rules += [f"start: TEXT | before {calls}", f"before[lazy]: TEXT {begin}", "TEXT: /(.|\\n)*/"]
     return Grammar(GrammarKind.LARK, "\n".join(rules))
+
+
+def _parameters(tool: Tool) -> Any:
+    try:
+        return guided_schema({"type": "object", **(tool.parameters or NO_PARAMETERS)})
+    except InvalidRequest as error:
+        raise invalid("tools", f"has {tool.name!r}, whose parameters cannot be followed: {error.message}") from None
 
 
 def _terms(text: str, special: Mapping[str, int]) -> str:

@@ -10,11 +10,12 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
+from pydantic import BaseModel, Field
 
-from quire import LLM, Config
+from quire import LLM, Config, json_schema
 from quire.core.plan import StepPlan
 from quire.core.scheduler import Scheduler
 from quire.engine.build import Built, build_engine, plan_deployment
@@ -155,4 +156,29 @@ def test_the_readme_s_question_is_answered_as_it_says_by_a_wide_margin(quantize:
     best = [each.top_logprobs for each in completion.logprobs or []]
     assert min(first - second for first, second in best) > 1.0
     assert "".join(delta.text for delta in llm.stream([asked], GREEDY, max_tokens=20)) == completion.text
+    llm.close()
+
+
+class Person(BaseModel):
+    name: str = Field(max_length=12)
+    age: int = Field(ge=0, le=150)
+
+
+class Answer(BaseModel):
+    """As Pydantic writes it: no word about other keys."""
+
+    mood: Literal["good", "bad"]
+    person: Person | None
+    tags: set[Literal["a", "b"]] = Field(max_length=2)
+
+
+def test_schemas_of_pydantic_give_answers_that_validate_and_have_no_other_keys() -> None:
+    llm = LLM(dataclasses.replace(CONFIG, quantize="int8"), progress=False)
+    asked = [[{"role": "user", "content": f"Describe {name} as JSON."}] for name in ("Ann", "Bob")]
+    grammar = json_schema(Answer.model_json_schema())
+    for sampling in (GREEDY, SamplingParams(temperature=1.0)):
+        for completion in llm.generate(asked, sampling, seed=1, max_tokens=80, grammar=grammar):
+            assert completion.finish_reason == "end", completion.text
+            Answer.model_validate_json(completion.text, extra="forbid")
+            assert list(json.loads(completion.text))[:2] == ["mood", "person"]
     llm.close()

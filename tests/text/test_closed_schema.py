@@ -1,0 +1,284 @@
+"""JSON schemas as answers follow them: closed unless they say otherwise, and nothing that they say is lost."""
+
+import enum
+import json
+import random
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import jsonschema_rs
+import llguidance
+import pytest
+from pydantic import BaseModel, ConfigDict, Field, SecretStr
+
+from quire.errors import InvalidRequest
+from quire.grammar.closed_schema import guided_schema
+from quire.grammar.limits import refuse_what_explodes
+from quire.grammar.matcher import compile_grammar, fault_in
+from quire.grammar.tool_calls import calls_grammar
+from quire.request import GrammarKind, json_schema
+from quire.text.tools import HERMES, Tool
+
+BYTES = llguidance.LLTokenizer("byte")
+A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+B = {"type": "object", "properties": {"b": {"type": "integer"}}, "required": ["b"]}
+
+
+def matcher_of(schema: Any) -> llguidance.LLMatcher:
+    matcher = compile_grammar(json_schema(schema), BYTES)
+    assert fault_in(matcher) is None, fault_in(matcher)
+    return matcher
+
+
+class Text(str):
+    """JSON as it is written."""
+
+
+def accepts(schema: Any, answer: Any) -> bool:
+    """Whether `answer` is a whole answer."""
+    text = answer if isinstance(answer, Text) else json.dumps(answer)
+    matcher = matcher_of(schema)
+    return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting()
+
+
+CASES: list[tuple[str, Any, list[Any], list[Any]]] = [
+    ("an object has its properties alone, in order",
+     {"type": "object", "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}}, "required": ["b"]},
+     [{"b": 1}, {"a": 1, "b": 2}],
+     [{}, {"b": 1, "a": 1}, {"b": 1, "c": 2}, {"a": 1}, Text('{"b": 1, "b": 2}'), Text('{"a": 1, "a": 1, "b": 2}')]),
+    ("an object without properties is open", {"type": "object"}, [{}, {"x": [1, {"y": 2}]}], [[], 3]),
+    ("a schema that says so is open",
+     A | {"additionalProperties": True}, [{"a": 1}, {"a": 1, "x": "y"}], [{"x": "y"}]),
+    ("a schema may say what others hold",
+     A | {"additionalProperties": {"type": "boolean"}}, [{"a": 1, "x": True}], [{"a": 1, "x": 3}]),
+    ("a pattern says what others are called",
+     A | {"patternProperties": {"^x": {"type": "boolean"}}}, [{"a": 1, "xy": True}], [{"a": 1, "y": True}]),
+    ("no properties are none", {"type": "object", "properties": {}}, [{}], [{"a": 1}]),
+    ("what is nested is closed too",
+     {"type": "array", "items": {"anyOf": [A, {"type": "null"}]}}, [[{"a": 1}, None]], [[{"a": 1, "b": 1}]]),
+    ("what is required is possible",
+     {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a", "z"]},
+     [{"a": 1, "z": [2]}], [{"a": 1}, {"a": 1, "z": 1, "y": 1}]),
+    ("references are closed",
+     {"type": "object", "properties": {"x": {"$ref": "#/$defs/A", "description": "one"}}, "$defs": {"A": A}},
+     [{}, {"x": {"a": 1}}], [{"x": {"a": 1, "b": 2}}]),
+    ("recursion is closed",
+     {"$ref": "#/$defs/N",
+      "$defs": {"N": {"type": "object", "properties": {"next": {"anyOf": [{"$ref": "#/$defs/N"}, {"type": "null"}]}}}}},
+     [{}, {"next": {"next": None}}], [{"next": {"other": 1}}]),
+    ("schemas of allOf are closed together",
+     {"allOf": [A, B, {"required": ["a"]}]}, [{"a": 1, "b": 2}], [{"a": 1}, {"a": 1, "b": 2, "c": 3}]),
+    ("references in allOf are closed together, and apart elsewhere",
+     {"properties": {"alone": {"$ref": "#/$defs/A"}}, "allOf": [{"$ref": "#/$defs/A"}, {"$ref": "#/$defs/B"}],
+      "$defs": {"A": A, "B": B}},
+     [{"alone": {"a": 1}, "a": 1, "b": 2}, {"a": 1, "b": 2}], [{"a": 1, "b": 2, "c": 3}, {"a": 1},
+      {"alone": {"a": 1, "b": 2}, "a": 1, "b": 2}]),
+    ("one of allOf may open them all",
+     {"allOf": [A, B | {"additionalProperties": True}]}, [{"a": 1, "b": 2, "c": 3}], [{"a": 1, "c": 3}]),
+    ("properties beside a choice are open to its keys, each to its own",
+     {"type": "object", "properties": {"k": {"type": "integer"}}, "required": ["k"], "anyOf": [A, B]},
+     [{"k": 1, "a": 2}, {"k": 1, "b": 2}], [{"k": 1}, {"k": 1, "a": 2, "b": 3}, {"k": 1, "a": 1, "c": 1}]),
+    ("a reference beside properties is closed with them",
+     {"$ref": "#/$defs/A", "properties": {"k": {"type": "integer"}}, "$defs": {"A": A}},
+     [{"a": 1, "k": 2}], [{"a": 1, "x": 1}]),
+    ("what has been evaluated nowhere is no part of it",
+     {"allOf": [A, B], "unevaluatedProperties": False}, [{"a": 1, "b": 2}], [{"a": 1, "b": 2, "c": 3}]),
+    ("only what a reference without properties evaluates",
+     {"$ref": "#/$defs/O", "unevaluatedProperties": False, "$defs": {"O": {"type": "object"}}}, [{}], [{"a": 1}]),
+    ("oneOf by a constant",
+     {"oneOf": [{"$ref": "#/$defs/C"}, {"$ref": "#/$defs/D"}], "discriminator": {"propertyName": "kind"}, "$defs": {
+         "C": {"type": "object", "properties": {"kind": {"const": "c"}, "x": {"const": 1}}, "required": ["kind"]},
+         "D": {"type": "object", "properties": {"kind": {"const": "d"}, "x": {"const": 1}}}}},
+     [{"kind": "c", "x": 1}, {"kind": "d"}], [{"kind": "e"}, {"x": 1}]),
+    ("oneOf by what is required", {"oneOf": [A, B]}, [{"a": 1}, {"b": 1}], [{"a": 1, "b": 1}, {}]),
+    ("oneOf by type", {"oneOf": [{"type": "integer"}, {"type": "string"}, {"enum": [None]}]}, [1, "x", None], [[]]),
+    ("sets of known values",
+     {"type": "array", "items": {"enum": ["x", "y", "z"]}, "uniqueItems": True, "minItems": 1, "maxItems": 2},
+     [["x"], ["x", "z"]], [[], ["x", "x"], ["x", "y", "z"]]),
+    ("uniqueItems where it says nothing",
+     {"type": "array", "uniqueItems": True, "maxItems": 1, "items": {"type": "integer"}}, [[], [1]], [[1, 2]]),
+    ("uniqueItems that is false",
+     {"type": "array", "uniqueItems": False, "items": {"type": "integer"}}, [[1, 1]], [["x"]]),
+    ("names that are listed",
+     {"type": "object", "propertyNames": {"enum": ["x", "y"]}, "additionalProperties": {"type": "integer"}},
+     [{}, {"x": 1, "y": 2}], [{"z": 1}, {"x": "s"}]),
+    ("names that match",
+     {"type": "object", "propertyNames": {"pattern": "^[ab]+$"}, "additionalProperties": {"type": "integer"}},
+     [{}, {"ab": 1}], [{"c": 1}, {"a": "s"}]),
+    ("unknown formats are annotations", {"type": "string", "format": "json-string"}, ["{}"], [1]),
+    ("known formats are kept", {"type": "string", "format": "date"}, ["2024-05-06"], ["May 6th"]),
+    ("a choice goes on without a pattern that looks ahead",
+     {"anyOf": [{"type": "number"}, {"type": "string", "pattern": "^(?!x)[0-9]+$"}]}, [1.5], ["x"]),
+    ("blanks are few", A,
+     [Text('{\n  "a": 1\n}'), Text('{"a":1}')], [Text('{ \n "a": 1}'), Text('{"a":' + " " * 17 + "1}")]),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "right", "wrong"), [pytest.param(*case[1:], id=case[0]) for case in CASES])
+def test_answers_are_those_of_the_closed_schema(schema: Any, right: list[Any], wrong: list[Any]) -> None:
+    for answer in right:
+        assert accepts(schema, answer), answer
+        assert jsonschema_rs.is_valid(schema, json.loads(answer) if isinstance(answer, Text) else answer)
+    for answer in wrong:
+        assert not accepts(schema, answer), answer
+
+
+def test_style_may_be_given_and_nothing_else_of_it() -> None:
+    schema = A | {"x-guidance": {"whitespace_pattern": "", "lenient": True, "coerce_one_of": True}}
+    assert accepts(schema, Text('{"a":1}'))
+    assert not accepts(schema, Text('{"a": 1}'))
+    assert fault_in(compile_grammar(json_schema(schema | {"not": {}}), BYTES)) is not None
+    with pytest.raises(InvalidRequest, match=r"x-guidance\.whitespace_pattern"):
+        refuse_what_explodes("it", json_schema({"x-guidance": {"whitespace_pattern": "(a{1000}){1000}"}}))
+
+
+REFUSED = [
+    ({"type": "object", "properties": {"t": {"type": "array", "uniqueItems": True, "items": {"type": "string"}}}},
+     r"properties\.t\.uniqueItems is True"),
+    ({"type": "array", "uniqueItems": True, "items": {"enum": list(range(9))}}, "uniqueItems"),
+    ({"uniqueItems": True, "items": {"enum": [1]}}, "uniqueItems"),
+    ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, r"oneOf\[0\] and \[1\] may both fit"),
+    ({"oneOf": [A, A | {"required": []}]}, "oneOf"),
+    ({"oneOf": [A | {"additionalProperties": True}, B]}, "oneOf"),
+    ({"anyOf": [A, B], "unevaluatedProperties": False}, "unevaluatedProperties"),
+    ({"allOf": [{"anyOf": [A, B]}], "unevaluatedProperties": False}, "unevaluatedProperties"),
+    ({"type": "object", "unevaluatedProperties": {"type": "string"}}, "unevaluatedProperties"),
+    ({"type": "object", "propertyNames": {"minLength": 3}}, "propertyNames"),
+    ({"type": "object", "not": {"required": ["x"]}}, "not"),
+    ({"type": "object", "if": {}, "then": {}}, "if"),
+    ({"type": "object", "dependentRequired": {"a": ["b"]}}, "dependentRequired"),
+    ({"type": "array", "contains": {"const": 1}}, "contains"),
+    ({"type": "string", "pattern": "^(?!x)"}, "look-around"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("schema", "why"), REFUSED)
+def test_what_would_be_lost_is_refused_by_its_name(schema: Any, why: str) -> None:
+    with pytest.raises(InvalidRequest, match=why):
+        raise InvalidRequest(fault_in(compile_grammar(json_schema(schema), BYTES)) or "nothing is wrong")
+
+
+def test_schemas_that_refer_to_each_other_forever_take_a_bounded_time() -> None:
+    chain = {f"d{n}": {"allOf": [{"$ref": f"#/$defs/d{n + 1}"}, {"properties": {f"k{n}": {}}}]} for n in range(3000)}
+    rings = {f"d{n}": {"allOf": [{"$ref": "#/$defs/d0"}, {"$ref": "#/$defs/d1"}]} for n in range(2)}
+    wide = [{"properties": {f"k{n}-{m}": {} for m in range(60)}} for n in range(300)]
+    for schema in (
+        {"$ref": "#/$defs/d0", "$defs": chain},
+        {"allOf": wide},
+        {"oneOf": [{"const": n} for n in range(2000)]},
+    ):
+        with pytest.raises(InvalidRequest, match="too complex"):
+            guided_schema(schema)
+    guided_schema({"$ref": "#/$defs/d0", "properties": {"a": {}}, "$defs": rings})
+    guided_schema({"$ref": "#", "properties": {"a": {}}})
+    for odd in ({"properties": 3}, {"allOf": 3, "anyOf": {}, "oneOf": "x"}, {"$ref": 3}, {"required": {}}, {"enum": 1},
+                {"allOf": [3, None]}, {"items": 3, "uniqueItems": "x", "type": "integer"}, True):  # fmt: skip
+        guided_schema(odd)
+
+
+# As Pydantic writes schemas
+
+
+class Color(enum.Enum):
+    RED = "red"
+    BLUE = "blue"
+
+
+class Cat(BaseModel):
+    kind: Literal["cat"]
+    lives: int = Field(ge=0, le=9)
+
+
+class Dog(BaseModel):
+    kind: Literal["dog"] = "dog"
+    good: bool = True
+
+
+class Node(BaseModel):
+    name: str = Field(max_length=3)
+    children: list["Node"] = Field(default=[], max_length=1)
+
+
+class Everything(BaseModel):
+    """What its fields become is most of what Pydantic writes."""
+
+    name: str = Field(max_length=4, description="short")
+    nick: str | None = Field(default=None, max_length=2)
+    age: Annotated[int, Field(gt=0, lt=120)]
+    pet: Annotated[Cat | Dog, Field(discriminator="kind")]
+    colors: set[Color]
+    counts: dict[Color, int]
+    flags: dict[Literal["x", "y"], bool]
+    tree: Node
+    pair: tuple[bool, Color]
+    where: Path
+    price: Decimal
+    secret: SecretStr = Field(max_length=2)
+
+
+def walk(schema: Any, seed: int) -> str:
+    """An answer that is random but for the grammar, and mostly ends what it can end."""
+    chance, matcher, text = random.Random(seed), matcher_of(schema), bytearray()
+    while len(text) < 3000:
+        mask = int.from_bytes(matcher.compute_bitmask(), "little")
+        choice = [token for token in range(256) if mask >> token & 1]
+        if matcher.is_stopped() or not choice or (matcher.is_accepting() and chance.random() < 0.5):
+            return text.decode()
+        ends = [token for token in choice if token in b'"}],' or chr(token).isalnum()]
+        if text[-1:].isdigit():  # numbers stay small
+            ends = [token for token in ends if token not in b"eE0123456789"]
+        token = chance.choice(ends or choice)
+        matcher.consume_token(token)
+        text.append(token)
+    raise AssertionError(f"the answer does not end: {text!r}")
+
+
+def strict(document: Any) -> Any:
+    """Every object with properties refuses others: what the answers are held to."""
+    if isinstance(document, dict):
+        closed = {key: strict(value) for key, value in document.items()}
+        if "properties" in closed and "additionalProperties" not in closed:
+            closed["additionalProperties"] = False
+        return closed
+    return [strict(one) for one in document] if isinstance(document, list) else document
+
+
+def without_doubles(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    assert len(dict(pairs)) == len(pairs), "a key comes twice"
+    return dict(pairs)
+
+
+@pytest.mark.parametrize("model", [Everything, Node, Cat, Dog])
+def test_answers_to_schemas_of_pydantic_validate_and_have_no_other_keys(model: type[BaseModel]) -> None:
+    schema = model.model_json_schema()
+    for seed in range(6):
+        text = walk(schema, seed)
+        model.model_validate_json(text)
+        document = json.loads(text, object_pairs_hook=without_doubles)
+        assert jsonschema_rs.is_valid(strict(schema), document), text
+
+
+def test_a_model_that_allows_extras_gets_them() -> None:
+    class Loose(BaseModel):
+        model_config = ConfigDict(extra="allow")
+        a: int
+
+    assert accepts(Loose.model_json_schema(), {"a": 1, "more": 2})
+
+
+def test_the_parameters_of_tools_are_closed_too() -> None:
+    def fits(arguments: Any, parameters: Any) -> bool:
+        grammar = calls_grammar([Tool("f", parameters)], HERMES, required=True, parallel=False)
+        assert grammar.kind is GrammarKind.LARK
+        matcher = compile_grammar(grammar, BYTES)
+        assert fault_in(matcher) is None, fault_in(matcher)
+        text = HERMES.begin + HERMES.opening("f") + json.dumps(arguments) + "}" + HERMES.end
+        return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting()
+
+    assert fits({"a": 1}, A)
+    assert not fits({"a": 1, "b": 1}, A)
+    assert fits({"a": 1}, {"properties": {"a": {}}})
+    assert not fits("text", {"properties": {"a": {}}})
+    with pytest.raises(InvalidRequest, match=r"tools has 'f', whose parameters cannot be followed: .*uniqueItems"):
+        fits({}, {"properties": {"s": {"type": "array", "uniqueItems": True}}})
