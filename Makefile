@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: help serve test test-core-long test-parity test-gpu mutants chaos soak check format bench clean
+.PHONY: help serve test test-core-long test-parity test-gpu test-clients mutants chaos soak check format bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -52,6 +52,9 @@ test-parity: $(VENV)/.parity  ## compare models and tokenizers with transformers
 test-gpu: $(VENV)/.gpu  ## the kernels and the executor on an NVIDIA GPU
 	$(BIN)/python -m pytest -n 0 -m gpu $(ARGS)
 
+test-clients: $(VENV)/.test  ## real clients against the default model, and docs/clients.md (ARGS="openai litellm" for some)
+	$(BIN)/python -m tests.clients.run $(ARGS)
+
 mutants: $(VENV)/.test  ## break the core one line at a time and show that the tests notice
 	$(BIN)/python tests/core/mutants.py $(ARGS)
 
@@ -76,4 +79,4 @@ bench: $(VENV)/.run  ## what the scheduler costs per row
 	$(BIN)/python bench/host_overhead.py $(ARGS)
 
 clean:  ## remove the environment and what tools left behind
-	rm -rf $(VENV) .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .venv-clients .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,0 +1,78 @@
+"""An environment for each client: clients conflict with each other and with what Quire needs."""
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+HERE = Path(__file__).parent
+FOLDER = HERE.parent.parent / ".venv-clients"
+
+
+class Client(NamedTuple):
+    """A client: what pip installs for its test. The versions of `packages` are shown."""
+
+    name: str
+    packages: tuple[str, ...]
+    also: tuple[str, ...] = ()
+
+    @property
+    def requirements(self) -> list[str]:
+        return [*self.packages, *self.also, "pytest"]
+
+    @property
+    def test_file(self) -> Path:
+        return HERE / f"test_{self.name.replace('-', '_')}.py"
+
+    @property
+    def folder(self) -> Path:
+        return FOLDER / self.name
+
+    @property
+    def python(self) -> Path:
+        return self.folder / "bin" / "python"
+
+
+CLIENTS = (
+    Client("openai", ("openai",)),
+    Client("openai-agents", ("openai-agents",)),
+    Client("anthropic", ("anthropic",)),
+    Client("huggingface-hub", ("huggingface_hub",), ("aiohttp",)),
+    Client("text-generation", ("text-generation",)),
+    Client("langchain", ("langchain", "langchain-openai", "langchain-huggingface", "langchain-anthropic")),
+    Client("llama-index", ("llama-index-core", "llama-index-llms-openai-like", "llama-index-llms-openai")),
+    Client("litellm", ("litellm",)),
+    Client("instructor", ("instructor",), ("anthropic",)),
+    Client("pydantic-ai", ("pydantic-ai-slim[openai,anthropic,huggingface]",)),
+    Client("lm-eval", ("lm-eval[api]",)),
+    Client("llm", ("llm",)),
+    Client("outlines", ("outlines",), ("openai",)),
+    Client("guidance", ("guidance",), ("openai",)),
+    Client("guidellm", ("guidellm",)),
+    Client("dspy", ("dspy",)),
+    Client("smolagents", ("smolagents[openai,litellm]",)),
+    Client("haystack", ("haystack-ai",)),
+)
+
+VERSIONS = (
+    "import sys, importlib.metadata as m; print(*(f'{name} {m.version(name)}' for name in sys.argv[1:]), sep=', ')"
+)
+
+
+def install(client: Client, report: Callable[[str], None]) -> None:
+    """Make the client's environment unless it is there; the stamp says from which requirements."""
+    stamp = client.folder / ".requirements"
+    wanted = "\n".join(client.requirements)
+    if stamp.is_file() and stamp.read_text() == wanted:
+        return
+    report(f"installing {', '.join(client.packages)}")
+    subprocess.run([sys.executable, "-m", "venv", "--clear", client.folder], check=True)
+    subprocess.run([client.python, "-m", "pip", "install", "-q", *client.requirements], check=True)
+    stamp.write_text(wanted)
+
+
+def versions(client: Client) -> str:
+    names = [package.partition("[")[0] for package in client.packages]
+    answer = subprocess.run([client.python, "-c", VERSIONS, *names], check=True, capture_output=True, text=True)
+    return answer.stdout.strip()
