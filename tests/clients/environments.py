@@ -47,7 +47,7 @@ CLIENTS = (
     Client("pydantic-ai", ("pydantic-ai-slim[openai,anthropic,huggingface]",)),
     Client("lm-eval", ("lm-eval[api]",)),
     Client("llm", ("llm",)),
-    Client("outlines", ("outlines",), ("openai",)),
+    Client("outlines", ("outlines",), ("openai", "huggingface_hub")),
     Client("guidance", ("guidance",), ("openai",)),
     Client("guidellm", ("guidellm",)),
     Client("dspy", ("dspy",)),

@@ -25,45 +25,51 @@ def lm(request, v1, key, model):
     return form(model=model, base_url=v1, api_key=key, echo=False)
 
 
-def asked(lm, text: str):
+def after(lm, text: str):
     with guidance.user():
         lm += text
     return lm
 
 
 def test_it_generates_freely(lm):
+    lm = after(lm, "Say hello.")
     with guidance.assistant():
-        answer = asked(lm, "Say hello.") + guidance.gen(name="answer", max_tokens=8)
+        answer = lm + guidance.gen(name="answer", max_tokens=8)
     assert answer["answer"]
 
 
 def test_answers_are_one_of_several(lm):
+    lm = after(lm, "Is water wet?")
     with guidance.assistant():
-        answer = asked(lm, "Is water wet?") + guidance.select(["yes", "no"], name="answer")
+        answer = lm + guidance.select(["yes", "no"], name="answer")
     assert answer["answer"] in ("yes", "no")
 
 
 def test_answers_match_a_regular_expression(lm):
+    lm = after(lm, "A year:")
     with guidance.assistant():
-        answer = asked(lm, "A year:") + guidance.gen(name="year", regex="(19|20)[0-9]{2}")
+        answer = lm + guidance.gen(name="year", regex="(19|20)[0-9]{2}")
     assert answer["year"][:2] in ("19", "20")
 
 
 def test_answers_follow_a_grammar_with_captures(lm):
+    lm = after(lm, "A sum:")
     with guidance.assistant():
-        answer = asked(lm, "A sum:") + sum_of_two()
+        answer = lm + sum_of_two()
     assert answer["left"].isdigit()
     assert answer["right"].isdigit()
 
 
 def test_answers_are_of_a_class(lm):
+    lm = after(lm, "Describe a person.")
     with guidance.assistant():
-        answer = asked(lm, "Describe a person.") + guidance.json(name="person", schema=Person, temperature=0.1)
+        answer = lm + guidance.json(name="person", schema=Person, temperature=0.1)
     Person.model_validate_json(answer["person"])
 
 
 def test_an_openai_model_generates_json(v1, key, model):
     lm = guidance.models.OpenAI(model, base_url=v1, api_key=key, echo=False)
+    lm = after(lm, "Describe a person.")
     with guidance.assistant():
-        answer = asked(lm, "Describe a person.") + guidance.json(name="person", schema=Person, temperature=0.1)
+        answer = lm + guidance.json(name="person", schema=Person, temperature=0.1)
     assert list(json.loads(answer["person"])) == ["name", "age"]

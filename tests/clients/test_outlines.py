@@ -82,7 +82,9 @@ def test_answers_match_a_regular_expression(regex_model):
 
 
 def test_answers_are_of_a_basic_type(regex_model):
-    assert int(regex_model("A number:", outlines.types.integer, **room(regex_model, 10), **alone(regex_model))) is not None
+    assert (
+        int(regex_model("A number:", outlines.types.integer, **room(regex_model, 10), **alone(regex_model))) is not None
+    )
 
 
 def test_answers_follow_a_grammar(url, key, model):
