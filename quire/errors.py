@@ -26,7 +26,7 @@ path of the field that is wrong, where one is.
 """
 
 import reprlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 MOST_LISTED = 20
 
@@ -99,6 +99,10 @@ class WrongMethod(InvalidRequest):
     kind = "method_not_allowed"
     status = 405
 
+    def __init__(self, message: str, *, allowed: Iterable[str] = ()) -> None:
+        super().__init__(message)
+        self.allowed = frozenset(allowed)  # the methods that the path takes
+
 
 class Overloaded(QuireError):
     kind = "overloaded"
@@ -147,6 +151,21 @@ class InvalidCheckpoint(ModelError):
 
 class ModelUnavailable(ModelError):
     kind = "model_unavailable"
+
+
+def time_limit(seconds: float | None) -> str:
+    """The time that a whole request may take, as messages name it."""
+    return f"the limit of {seconds:g} s, --request-timeout-s,"
+
+
+def queue_limit(seconds: float | None) -> str:
+    """The time that a request may wait for a slot, as messages name it."""
+    return f"the limit of {seconds:g} s, --queue-timeout-s,"
+
+
+def reason_of(error: Exception | None) -> str:
+    """An error as clients may read it: those of libraries and defects are in the log only."""
+    return error.message if isinstance(error, QuireError) else "an internal error; see the log"
 
 
 def invalid(param: str, problem: str, kind: type[InvalidRequest] = InvalidRequest) -> InvalidRequest:

@@ -8,7 +8,7 @@ from quire.core.plan import Failure
 from quire.core.queue import Queue
 from quire.core.running import Running
 from quire.core.sequence import Sequence, State
-from quire.errors import DeadlineExceeded
+from quire.errors import DeadlineExceeded, queue_limit, time_limit
 from quire.request import Request
 
 # Given the length of a prompt: pages are shared only where this agrees, since positions are computed alike only there.
@@ -90,10 +90,10 @@ class Requests:
             sequences = self._live[request_id]
             request = sequences[0].request
             if which is Deadline.END:
-                error = DeadlineExceeded(f"timeout_s of {request.timeout_s} passed before the answer was complete")
+                error = DeadlineExceeded(f"{time_limit(request.timeout_s)} passed before the answer was complete")
             elif len(sequences) == request.samples and all(s.state is State.WAITING and not s.epoch for s in sequences):
                 error = DeadlineExceeded(
-                    f"queue_timeout_s of {request.queue_timeout_s} passed before the request could start",
+                    f"{queue_limit(request.queue_timeout_s)} passed before the request could start",
                     self._queue.retry_after_s(),
                 )
             else:

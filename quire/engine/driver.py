@@ -13,7 +13,7 @@ from quire.engine.port import Deliver, Order, Port, by_port
 from quire.engine.preparations import Preparations, Prepared
 from quire.engine.queue_times import QueueTimes
 from quire.engine.step_traces import StepTraces
-from quire.errors import EngineFailed, EngineStopped, InvalidRequest, QuireError, RequestFailed
+from quire.errors import EngineFailed, EngineStopped, InvalidRequest, QuireError, RequestFailed, reason_of
 from quire.ipc.messages import PORT_SHIFT, Abort, Command, Event, Failed, Progress, Submit
 
 log = logging.getLogger(__name__)
@@ -133,7 +133,7 @@ class Driver:
                     log.exception("internal error in the engine thread")
                     if self._abandon is not None:
                         self._abandon(f"the engine failed: {error!r}", False)
-                    self._failure = EngineFailed(f"the engine failed: {error!r}")
+                    self._failure = EngineFailed(f"the engine failed: {reason_of(error)}")
                     self._fail_everyone(self._failure)
         finally:  # also when the thread is made to exit
             self._end()
@@ -282,7 +282,7 @@ class Driver:
         except Exception as error:  # caused by this request, as it does not run yet
             log.exception("request %d cannot be added", request.request_id)
             self._abort(request.request_id)
-            self._refuse(port, command, RequestFailed(f"the engine cannot add this request: {error!r}"))
+            self._refuse(port, command, RequestFailed(f"the engine cannot add this request: {reason_of(error)}"))
 
     def _refuse(self, port: Port, command: Submit, error: QuireError) -> None:
         self._deliver(port, [Failed.from_error(command.request.request_id, error)])

@@ -16,7 +16,7 @@ from quire.engine.grammar_masks import GrammarMasks, Grammars, NoGrammars
 from quire.engine.observer import Observer, Step
 from quire.engine.step_pipeline import StepPipeline
 from quire.engine.step_time import BurstLimit, StepTimeLimit
-from quire.errors import EngineFailed, InvalidRequest, RequestFailed
+from quire.errors import EngineFailed, InvalidRequest, RequestFailed, reason_of
 from quire.ipc.journal import Journal
 from quire.request import Request
 
@@ -245,7 +245,7 @@ class Engine:
             with self._checking_device():
                 self.executor.check_device()
         except Exception as error:
-            self._give_up(f"the device does not compute: {error!r}")
+            self._give_up("the device does not compute", error)
 
     @contextmanager
     def _checking_device(self) -> Iterator[None]:
@@ -279,7 +279,7 @@ class Engine:
         self._isolation = FaultIsolation(self.scheduler, journal, record.search)
         if record.running:
             self.num_faults += 1
-            self._last_fault = RuntimeError("the engine process ended while it ran this request")
+            self._last_fault = RequestFailed("the engine process ended while it ran this request")
             self._isolation.fault({one: {} for one in record.running if one != PROBE.request_id})
         return self._isolation.suspects()
 
@@ -299,7 +299,7 @@ class Engine:
         try:
             self._reset_device()
         except Exception as error:
-            return self._give_up(f"the device state could not be rebuilt: {error!r}")
+            return self._give_up("the device state could not be rebuilt", error)
         if is_out_of_memory(fault) and self.scheduler.budget.shrink(plan):
             self.num_shrinks += 1
             budget = self.scheduler.budget
@@ -317,7 +317,7 @@ class Engine:
             self._samples_left[PROBE.request_id] = 1
         self._isolation.advance()
         if self._isolation.is_hopeless:
-            return self._give_up(f"steps fail with any request: {self._last_fault!r}")
+            return self._give_up("steps fail with any request", self._last_fault)
         return []
 
     def _probe_ended(self, updates: list[Update], failures: list[Failure]) -> Outcome:
@@ -336,12 +336,12 @@ class Engine:
         self.num_requests_blamed += 1
         log.error("request %d makes its steps fail and is ended: %r", request_id, self._last_fault)
         self.abort(request_id)
-        return [Failure(request_id, RequestFailed(f"the steps of this request fail: {self._last_fault!r}"))]
+        return [Failure(request_id, RequestFailed(f"the steps of this request fail: {reason_of(self._last_fault)}"))]
 
-    def _give_up(self, reason: str) -> list[Failure]:
+    def _give_up(self, problem: str, cause: Exception | None) -> list[Failure]:
         """End every request. Results of steps under way are dropped when they are collected."""
-        self.error = EngineFailed(reason)
-        log.critical("the engine gives up: %s", reason)
+        self.error = EngineFailed(f"{problem}: {reason_of(cause)}")
+        log.critical("the engine gives up: %s: %r", problem, cause)
         request_ids = list(self._samples_left)
         for request_id in request_ids:
             self.abort(request_id)

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from quire.core.deadlines import Deadline, Deadlines
 from quire.core.plan import Failure
-from quire.errors import DeadlineExceeded
+from quire.errors import DeadlineExceeded, queue_limit, time_limit
 from quire.ipc.messages import Submit
 
 
@@ -55,10 +55,7 @@ class Preparations:
         while (due := self._deadlines.pop_due()) is not None:
             request_id, which = due
             request = self._waiting[request_id][0].request
-            if which is Deadline.END:
-                limit = f"timeout_s of {request.timeout_s}"
-            else:
-                limit = f"queue_timeout_s of {request.queue_timeout_s}"
+            limit = time_limit(request.timeout_s) if which is Deadline.END else queue_limit(request.queue_timeout_s)
             error = DeadlineExceeded(f"{limit} passed before the request's grammar was compiled")
             failures.setdefault(request_id, Failure(request_id, error))
         return list(failures.values())

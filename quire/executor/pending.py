@@ -12,8 +12,8 @@ from quire.executor.sampler import NOT_NUMBERS, NOTHING_LEFT, Features, Sampled
 from quire.executor.step import Computed
 
 WHY = {
-    NOT_NUMBERS: "the model's logits are not finite",
-    NOTHING_LEFT: "no token can be sampled: mask, biases, min_tokens and penalties leave none with a finite logit",
+    NOT_NUMBERS: "the model's logits are not finite: it computed NaN or infinity for this request",
+    NOTHING_LEFT: "no token can be sampled: the request's grammar, logit_bias, min_tokens and penalties leave none",
 }
 
 

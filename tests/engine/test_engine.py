@@ -70,14 +70,15 @@ def poisoned(after: int = 0) -> Fault:
 @pytest.mark.parametrize("culprit", [0, 7, 15])
 @pytest.mark.parametrize("after", [0, 3, 9])
 @pytest.mark.parametrize("lookahead", [0, 1, 2])
-def test_one_of_sixteen_fails_alone(where, culprit, after, lookahead):
+def test_one_of_sixteen_fails_alone(where, culprit, after, lookahead, caplog):
     rig = Rig(**{where: poisoned(after)}, lookahead=lookahead)
     for index in range(16):
         rig.add(request(index, prompt=(index, 1, POISON if index == culprit else 2), max_tokens=20))
     rig.run()
     rig.check_survivors(culprit)
     assert isinstance(rig.errors[culprit], RequestFailed)
-    assert "poisoned" in rig.errors[culprit].message
+    assert rig.errors[culprit].message == "the steps of this request fail: an internal error; see the log"
+    assert "poisoned" in caplog.text
     assert rig.engine.num_requests_blamed == 1
     assert rig.executor.num_resets <= 7, "the search takes more tries than halving does"
 
@@ -136,7 +137,7 @@ def test_a_fault_that_does_not_return_costs_nobody_anything():
 
 
 @pytest.mark.parametrize("count", [1, 2, 16])
-def test_a_fault_that_follows_no_request_ends_in_an_engine_error(count):
+def test_a_fault_that_follows_no_request_ends_in_an_engine_error(count, caplog):
     def always(plan: StepPlan, prompts: list[tuple[int, ...]]) -> None:
         raise DeviceError("the device is on fire")
 
@@ -145,7 +146,8 @@ def test_a_fault_that_follows_no_request_ends_in_an_engine_error(count):
         rig.add(request(index, prompt=(index, 1, 2), max_tokens=12))
     rig.run()
     assert [type(rig.errors[index]) for index in range(count)] == [EngineFailed] * count
-    assert "on fire" in rig.errors[0].message
+    assert rig.errors[0].message == "steps fail with any request: an internal error; see the log"
+    assert "the engine gives up: steps fail with any request: DeviceError('the device is on fire')" in caplog.text
     with pytest.raises(EngineFailed):
         rig.add(request(99))
     assert rig.executor.num_resets < 10
@@ -206,7 +208,7 @@ def test_an_engine_too_small_to_be_probed_is_refused():
         Rig(max_sequence_tokens=1)
 
 
-def test_a_device_that_cannot_be_rebuilt_is_an_engine_error():
+def test_a_device_that_cannot_be_rebuilt_is_an_engine_error(caplog):
     rig = Rig(at_submit=poisoned())
 
     def refuse() -> None:
@@ -216,7 +218,8 @@ def test_a_device_that_cannot_be_rebuilt_is_an_engine_error():
     rig.add(request(1, prompt=(POISON,)))
     rig.run()
     assert isinstance(rig.errors[1], EngineFailed)
-    assert "no memory" in rig.errors[1].message
+    assert rig.errors[1].message == "the device state could not be rebuilt: an internal error; see the log"
+    assert "DeviceError('no memory')" in caplog.text
 
 
 def test_the_search_goes_on_when_its_suspects_leave():

@@ -118,7 +118,8 @@ def test_a_request_ends_at_its_deadline_while_its_grammar_is_compiled(field):
     client.port.send(Submit(asked))
     client.wait_for(asked)
     assert client.ended[asked.request_id].kind == "deadline_exceeded"
-    assert f"{field} of 0.05 passed" in client.ended[asked.request_id].message
+    flag = "--request-timeout-s" if field == "timeout_s" else "--queue-timeout-s"
+    assert f"the limit of 0.05 s, {flag}, passed" in client.ended[asked.request_id].message
     grammars.compiling[SLOW].set_result(None)  # which nobody waits for any more
     client.wait_for(client.submit(2))
     assert asked.request_id not in client.tokens
@@ -144,7 +145,10 @@ def test_the_time_that_its_grammar_took_counts_against_the_deadline_of_a_request
     now += 3.0
     driver._turn()
     client.wait_for(asked)
-    assert client.ended[asked.request_id].message == "timeout_s of 10.0 passed before the answer was complete"
+    assert (
+        client.ended[asked.request_id].message
+        == "the limit of 10 s, --request-timeout-s, passed before the answer was complete"
+    )
     assert other.request_id not in client.ended
 
 

@@ -161,7 +161,10 @@ def test_the_check_of_a_grammar_ends_with_the_time_of_its_request() -> None:
         asked = GenerationSpec(request, unchecked_grammar=NamedGrammar("response_format", SLOW))
         came_before = Arrival({}, opened_s=time.monotonic() - 9.9)
         try:
-            with pytest.raises(DeadlineExceeded, match=r"timeout_s of 10\.0 passed before response_format was checked"):
+            with pytest.raises(
+                DeadlineExceeded,
+                match=r"the limit of 10 s, --request-timeout-s, passed before response_format was checked",
+            ):
                 await service.grammar_check.check([asked], came_before.times)
         finally:
             service.grammar_check.checking.close()

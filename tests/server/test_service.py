@@ -228,7 +228,7 @@ def test_a_request_that_takes_too_long_ends_with_504(make_server):
     server = make_server(settings=settings, before_result=lambda *_: time.sleep(0.02))
     answer = web.post(f"{server.url}/v1/completions", json=LONG)
     assert answer.status_code == 504
-    assert "timeout_s of 0.1 passed" in answer.json()["error"]["message"]
+    assert "the limit of 0.1 s, --request-timeout-s, passed" in answer.json()["error"]["message"]
 
 
 def test_draining_finishes_what_runs_and_refuses_what_comes(make_server, gate):

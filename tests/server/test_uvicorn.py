@@ -28,8 +28,21 @@ PROTOCOL_METHODS = {
     "send_400_response": ["self", "msg"],
     "timeout_keep_alive_handler": ["self"],
 }
-PROTOCOL_ATTRIBUTES = ("loop", "transport", "flow", "scope", "cycle", "pipeline", "timeout_keep_alive_task")
-CYCLE_ATTRIBUTES = ("scope", "keep_alive", "more_body", "response_started", "response_complete")
+PROTOCOL_ATTRIBUTES = (
+    "app",
+    "parser",
+    "loop",
+    "transport",
+    "flow",
+    "scope",
+    "cycle",
+    "pipeline",
+    "timeout_keep_alive_task",
+)
+CYCLE_ATTRIBUTES = (
+    "scope", "keep_alive", "more_body", "response_started", "response_complete", "chunked_encoding",
+    "expected_content_length",
+)  # fmt: skip
 FLOW_ATTRIBUTES = ("read_paused", "write_paused")
 SERVER_ATTRIBUTES = ("config", "should_exit", "started", "servers")
 CONFIG_ATTRIBUTES = ("loaded", "loaded_app")

@@ -5,12 +5,14 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from quire.errors import invalid
+from quire.request import MAX_LOGPROBS
 from quire.server.api.dialect import Dialect
 from quire.server.api.grammars import grammar_of, with_grammar
 from quire.server.api.openai.requests import ChatRequest
 from quire.server.api.openai.spec_builder import SpecBuilder
 from quire.server.api.openai.tools import tool_use
 from quire.server.api.prompts import encode_conversation
+from quire.server.api.sampling import between
 from quire.server.api.tool_use import ToolUse
 from quire.server.service.arrival import Arrival
 from quire.server.service.generation_spec import GenerationSpec
@@ -69,6 +71,7 @@ def encode_chat(service: Service, fields: ChatRequest, tools: ToolUse | None) ->
 def _spec_builder(service: Service, dialect: Dialect, fields: ChatRequest) -> SpecBuilder:
     if fields.top_logprobs and not fields.logprobs:
         raise invalid("top_logprobs", f"is {fields.top_logprobs}; it needs logprobs to be true")
+    between("top_logprobs", fields.top_logprobs or 0, 0, MAX_LOGPROBS)
     limit_field = "max_tokens" if fields.max_completion_tokens is None else "max_completion_tokens"
     max_tokens = getattr(fields, limit_field)
     if max_tokens is not None and max_tokens < 1:

@@ -70,7 +70,8 @@ async def answer(
     except QuireError as error:
         if not (streams and dialect.streams_refusals):
             raise
-        service.metrics.note_error(error)
+        if service.metrics.note_error(error):
+            service.refusals.note(request.scope["route"].title, 200, error)
         return Response(dialect.error_events(error), 200, EVENT_HEADERS, "text/event-stream")
 
 

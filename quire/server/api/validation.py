@@ -12,6 +12,7 @@ from quire.errors import InvalidRequest, invalid, shown
 T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_NAME = 80  # characters of an unknown field's name in a message
+_NAMED_FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
 _MAX_WHOLE = 2**53  # floats below tell all whole numbers apart
 
 
@@ -73,7 +74,11 @@ def _takes_integers(hint: Any) -> bool:
 def _invalid(message: str, raw: Mapping[str, Any], where: str) -> InvalidRequest:
     """The library's message names the place; add the value that stands there."""
     what, _, path = message.partition(" - at `$")
-    place = path.rstrip("`").lstrip(".")
+    place = path.rstrip("`").lstrip(".").replace("[...]", "")  # any value of an object
+    named = _NAMED_FIELD.fullmatch(what)
+    if named is not None:
+        problem = "is missing" if named[1] == "missing required" else "is not a field of this route"
+        return invalid(f"{where}{place}{'.' if place else ''}{named[2][:MAX_NAME]}", problem)
     if not place:
         return InvalidRequest(f"{where}{what}")
     value: Any = raw

@@ -3,14 +3,16 @@
 import logging
 import time
 
+from starlette.datastructures import Headers
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from quire.errors import NoSuchRoute, QuireError, Unauthorized
+from quire.errors import NoSuchRoute, QuireError, Unauthorized, WrongMethod
 from quire.server.api.openai.dialect import OPENAI
 from quire.server.api.tgi.dialect import TGI
+from quire.server.caller import REQUEST_ID, request_id, request_id_from
 from quire.server.http.access import Access
 from quire.server.http.route import Route, RouteTable
 from quire.server.http.routes import routes_for
@@ -38,20 +40,20 @@ class App:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             raise RuntimeError(f"a {scope['type']} connection; this server speaks HTTP")
-        response = await self._answer(scope, Request(scope, receive))
+        request = Request(scope, receive)
+        own_id = request_id_from(request.headers.get(REQUEST_ID))
+        request_id.set(own_id)
+        response = await self._answer(scope, request)
+        response.headers[REQUEST_ID] = own_id
         await response(scope, receive, send)
 
     async def _answer(self, scope: Scope, request: Request) -> Response:
         opened_s = time.monotonic()
         try:
             route = self._route(scope)
-        except Unauthorized as error:
-            silent = self._service.settings.tgi_strict
-            return Response(status_code=401) if silent else OPENAI.error_response(error)
-        except NoSuchRoute as error:
-            return (TGI if self._is_metrics_port(scope) else OPENAI).error_response(error)
         except QuireError as error:
-            return OPENAI.error_response(error)
+            self._service.refusals.note(f"{scope['method']} without a route", error.status, error)
+            return self._no_route(scope, error)
         try:
             if route.generates:
                 self._service.metrics.note_arrival()
@@ -59,11 +61,15 @@ class App:
         except ClientGone:
             return Response(status_code=499)  # the client is gone
         except QuireError as error:
-            if route.generates:
-                self._service.metrics.note_error(error)
-                if self._service.tracing is not None:
-                    self._service.tracing.note_refusal(route.name, request.headers, opened_s, error)
-            return route.dialect.error_response(error)
+            response = route.dialect.error_response(error)
+            if not route.generates:
+                self._service.refusals.note(route.title, response.status_code, error)
+                return response
+            if self._service.metrics.note_error(error):  # else its stream had a line in the log
+                self._service.refusals.note(route.title, response.status_code, error)
+            if self._service.tracing is not None:
+                self._service.tracing.note_refusal(route.name, request.headers, opened_s, error)
+            return response
         except Exception:  # a defect of ours: the details are in the log
             log.exception("%s %s failed", scope["method"], scope["path"])
             defect = QuireError("internal error; see the server log")
@@ -82,13 +88,31 @@ class App:
             if self._access is not None and not (route is not None and route.is_open):
                 self._access.check(scope)
 
+    def _no_route(self, scope: Scope, error: QuireError) -> Response:
+        if isinstance(error, Unauthorized) and self._service.settings.tgi_strict:
+            return Response(status_code=401)
+        response = (TGI if self._is_metrics_port(scope) else OPENAI).error_response(error)
+        if isinstance(error, WrongMethod):
+            heads = {"HEAD"} if "GET" in error.allowed else set()
+            response.headers["allow"] = ", ".join(sorted(error.allowed | heads))
+        return response
+
     def _is_metrics_port(self, scope: Scope) -> bool:
         return self._metrics_port is not None and scope["server"][1] == self._metrics_port
+
+
+class CrossOrigin(CORSMiddleware):
+    """Answers browsers that ask whether they may send a request, with an id as every answer has one."""
+
+    def preflight_response(self, request_headers: Headers) -> Response:
+        response = super().preflight_response(request_headers)
+        response.headers[REQUEST_ID] = request_id_from(request_headers.get(REQUEST_ID))
+        return response
 
 
 def make_app(service: Service) -> ASGIApp:
     app: ASGIApp = App(service)
     if service.settings.allowed_origins:
         origins = list(service.settings.allowed_origins)
-        app = CORSMiddleware(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"])
+        app = CrossOrigin(app, allow_origins=origins, allow_methods=["*"], allow_headers=["*"], expose_headers=["*"])
     return app

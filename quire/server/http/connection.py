@@ -2,10 +2,13 @@
 
 import asyncio
 import select
-from typing import Protocol
+from typing import Any, Protocol
 
 from starlette.types import Scope
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn._types import ASGI3Application
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
+
+from quire.server.caller import REQUEST_ID, request_id_from
 
 EXTENSION = "quire.chunks"
 MAX_HEAD_BYTES = 64 * 2**10  # of the request line and headers; and of other data between two parts of a body
@@ -13,6 +16,7 @@ LAST_LOOK_S = 0.05
 LINGER_S = 2.0
 GONE_INTERVAL_S = 0.1  # between checks that a client that sends no more is still there
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
+_BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
 
 
@@ -123,14 +127,21 @@ class Connection(HttpToolsProtocol):
         if not self._is_refused and not self.transport.is_closing():
             self._is_refused = True
             message = b"the request line and headers have more than %d bytes" % MAX_HEAD_BYTES
-            about = b"content-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\nconnection: close\r\n\r\n"
-            self.transport.write(_TOO_LARGE + about % len(message) + message)
-            self.transport.write_eof()
+            self._write_refusal(_TOO_LARGE, message)
+            if self.transport.can_write_eof():
+                self.transport.write_eof()
             self.loop.call_later(LINGER_S, self.transport.close)
 
     def send_400_response(self, msg: str) -> None:
         if not self._is_refused and not self.transport.is_closing():
-            super().send_400_response(msg)
+            self._write_refusal(_BAD_REQUEST, msg.encode())
+            self.transport.close()
+
+    def _write_refusal(self, status_line: bytes, message: bytes) -> None:
+        """An answer without a request: what came could not be read."""
+        about = f"content-type: text/plain; charset=utf-8\r\n{REQUEST_ID}: {request_id_from(None)}\r\n"
+        end = f"content-length: {len(message)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(status_line + (about + end).encode() + message)
 
     def on_headers_complete(self) -> None:
         if self._parsed_bytes > MAX_HEAD_BYTES:
@@ -138,7 +149,14 @@ class Connection(HttpToolsProtocol):
             raise ValueError("the parser goes no further")
         self._end_head()
         self._begin_body()
+        if self.parser.get_http_version() == "1.1":
+            super().on_headers_complete()
+            return
+        app = self.app
+        self.app = unchunked = Unchunked(app)
         super().on_headers_complete()
+        self.app = app
+        unchunked.cycle = self.cycle  # which begins in the loop's next turn
 
     def on_body(self, body: bytes) -> None:
         self._bytes_beside = 0
@@ -189,8 +207,35 @@ def _is_reset(descriptor: int) -> bool:
     return bool(poll.poll(0))
 
 
+class Unchunked:
+    """An application whose answers without a length are not chunked: HTTP/1.0 ends them by closing the connection."""
+
+    cycle: RequestResponseCycle
+
+    def __init__(self, app: ASGI3Application) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        cycle = self.cycle
+        has_length = True
+
+        async def send_unchunked(message: Any) -> None:
+            nonlocal has_length
+            if message["type"] == "http.response.start":
+                has_length = any(name.lower() == b"content-length" for name, _ in message["headers"])
+            if not has_length:
+                cycle.keep_alive = False
+                cycle.chunked_encoding = False
+                cycle.expected_content_length = len(message.get("body", b""))  # of this part: nothing more is checked
+            await send(message)
+
+        await self._app(scope, receive, send_unchunked)
+
+
 def chunk_writer(scope: Scope) -> ChunkWriter | None:
-    """None under another server than `HttpServer`."""
+    """None under another server than `HttpServer`, and where answers are not chunked."""
+    if scope["http_version"] != "1.1":
+        return None
     extension = scope.get("extensions", {}).get(EXTENSION)
     writer: ChunkWriter | None = None if extension is None else extension["writer"]
     return writer

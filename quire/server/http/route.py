@@ -47,6 +47,11 @@ class Route(NamedTuple):
     is_documented: bool = True
 
     @property
+    def title(self) -> str:
+        """As logs call it."""
+        return f"{self.method} {self.path}"
+
+    @property
     def name(self) -> str:
         """As spans call it."""
         return getattr(self.handler, "__name__", self.path)
@@ -76,6 +81,6 @@ class RouteTable:
             scope["path_params"] = match.groupdict()
         route = methods.get("GET" if method == "HEAD" else method)
         if route is None:
-            raise WrongMethod(f"{path} takes {' and '.join(sorted(methods))}, not {method}")
+            raise WrongMethod(f"{path} takes {' and '.join(sorted(methods))}, not {method}", allowed=methods)
         scope["route"] = route
         return route

@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
+from quire.server.caller import REQUEST_ID, request_id_from
 from quire.server.http.app import make_app
 from quire.server.http.connection import Connection
 from quire.server.http.health import unhealthy
@@ -81,7 +82,9 @@ class Loading:
         self.reason = "the engine is starting"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        response = self._answer(Request(scope))
+        request = Request(scope)
+        response = self._answer(request)
+        response.headers[REQUEST_ID] = request_id_from(request.headers.get(REQUEST_ID))
         response.headers["connection"] = "close"
         await response(scope, receive, send)
 

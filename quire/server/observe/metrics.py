@@ -56,11 +56,13 @@ class Metrics:
     def note_arrival(self) -> None:
         self.numbers["tgi_request_count"] += 1
 
-    def note_error(self, error: QuireError) -> None:
-        """Count an error once, although a stream and the route that reads it both report it."""
-        if error not in self._noted:
-            self._noted.add(error)
-            self.failures[failure_name(error)] += 1
+    def note_error(self, error: QuireError) -> bool:
+        """Count an error once, although a stream and the route that reads it both report it. True if it is new."""
+        if error in self._noted:
+            return False
+        self._noted.add(error)
+        self.failures[failure_name(error)] += 1
+        return True
 
     def note_request(self, record: RequestRecord) -> None:
         """A request is over: answered, failed, or dropped by its client."""

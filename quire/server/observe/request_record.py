@@ -21,6 +21,7 @@ class RequestRecord:
     is_complete: bool
     error: QuireError | None
     user: str | None
+    request_id: str
 
     @property
     def outcome(self) -> str:
@@ -44,6 +45,7 @@ class RequestRecord:
             details["first_token_ms"] = _ms(self.times.first_token_s)
         if self.user is not None:
             details["user"] = self.user[:100]
+        details["request_id"] = self.request_id
         log.info("request", extra=details)
 
 

@@ -4,6 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 
+from quire.server.caller import request_id
 from quire.server.observe.times import RequestTimes
 
 TIMINGS_HEADER = "x-quire-timings"
@@ -18,6 +19,7 @@ class Arrival:
         self.times = RequestTimes(time.monotonic() if opened_s is None else opened_s)
         self.headers = headers
         self.route = route
+        self.request_id = request_id.get()
         self.wants_timings = headers.get(TIMINGS_HEADER, "").lower() in _YES
 
     @contextlib.contextmanager

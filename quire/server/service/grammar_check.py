@@ -3,7 +3,7 @@
 import asyncio
 from collections.abc import Iterable
 
-from quire.errors import DeadlineExceeded, invalid
+from quire.errors import DeadlineExceeded, invalid, time_limit
 from quire.grammar.checking import GrammarChecking
 from quire.grammar.limits import refuse_what_explodes
 from quire.request import Grammar
@@ -31,7 +31,7 @@ class GrammarCheck:
                     await self.refuse_what_cannot_be_followed(*grammar)
             except TimeoutError as error:
                 raise DeadlineExceeded(
-                    f"timeout_s of {self._timeout_s} passed before {grammar.field} was checked"
+                    f"{time_limit(self._timeout_s)} passed before {grammar.field} was checked"
                 ) from error
 
     async def refuse_what_cannot_be_followed(self, name: str, grammar: Grammar) -> None:

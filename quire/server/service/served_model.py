@@ -38,20 +38,25 @@ class ServedModel:
     def not_found(self, name: str) -> InvalidRequest:
         return invalid("model", f"{shown(name)} does not exist; this server has {self.name!r}", ModelNotFound)
 
+    @property
+    def _context_length(self) -> str:
+        """In OpenAI's words, by which clients tell this error from others and turn to another model."""
+        return f"This model's maximum context length is {self.max_total_tokens} tokens."
+
     def check_prompt(self, prompt: Sequence[int], field: str = "prompt") -> None:
         """Refuse a prompt, made from `field` among others, that is empty or too long."""
         if not prompt:
             raise invalid(field, "is empty; it must have at least 1 token")
         if len(prompt) > self.max_input_tokens:
             problem = f"the prompt has {len(prompt)} tokens; the limit is {self.max_input_tokens}"
-            raise PromptTooLong(problem, param=field)
+            raise PromptTooLong(f"{problem}. {self._context_length}", param=field)
 
     def room_after(self, num_prompt: int, field: str) -> int:
         """Tokens that can be generated after a prompt, made from `field` among others: at least 1."""
         room = self.max_total_tokens - num_prompt
         if room < 1:
             problem = f"the prompt has {num_prompt} tokens, which leaves no room for an answer; the limit is "
-            raise PromptTooLong(f"{problem}{self.max_total_tokens} for both", param=field)
+            raise PromptTooLong(f"{problem}{self.max_total_tokens} for both. {self._context_length}", param=field)
         return room
 
     def check_total(self, num_prompt: int, max_tokens: int, field: str) -> None:
@@ -59,4 +64,4 @@ class ServedModel:
         total = num_prompt + max_tokens
         if total > self.max_total_tokens:
             problem = f"is {max_tokens}, the prompt has {num_prompt} tokens, together {total}; the limit is "
-            raise invalid(field, f"{problem}{self.max_total_tokens}", PromptTooLong)
+            raise invalid(field, f"{problem}{self.max_total_tokens}. {self._context_length}", PromptTooLong)

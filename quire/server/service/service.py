@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
 
-from quire.errors import DeadlineExceeded, EngineFailed, Overloaded, QuireError, RequestFailed, invalid
+from quire.errors import DeadlineExceeded, EngineFailed, Overloaded, QuireError, RequestFailed, invalid, time_limit
 from quire.ipc.messages import (
     Abort,
     Account,
@@ -27,6 +27,7 @@ from quire.request import FinishReason
 from quire.retry_reservations import RetryReservations
 from quire.server.observe.engine_health import EngineHealth
 from quire.server.observe.metrics import Metrics
+from quire.server.observe.refusal_log import RefusalLog
 from quire.server.offload import Offload
 from quire.server.service.arrival import Arrival
 from quire.server.service.generation_spec import GenerationSpec
@@ -68,6 +69,7 @@ class Service:
         self.settings = settings
         self.metrics = metrics or Metrics(model.max_total_tokens)
         self.tracing: Tracing | None = None
+        self.refusals = RefusalLog()
         self.offload = Offload()
         self.grammar_check = GrammarCheck(self.offload, settings.request_timeout_s)
         self.is_draining = False
@@ -135,7 +137,7 @@ class Service:
         for prompt, stream in list(self._prompts.values()) if self._port is None else ():
             timeout_s = prompt.request.timeout_s
             if timeout_s is not None and now - stream.times.opened_s > timeout_s:
-                stream.fail(DeadlineExceeded(f"timeout_s of {timeout_s} passed before the answer was complete"))
+                stream.fail(DeadlineExceeded(f"{time_limit(timeout_s)} passed before the answer was complete"))
 
     def disconnect(self, reason: str) -> None:
         """The engine is gone for good: open requests fail, and so do later ones."""

@@ -98,6 +98,7 @@ class Stream:
             self.is_over,
             self.error,
             self.user,
+            self.arrival.request_id,
         )
 
     def wake(self) -> None:
