@@ -50,6 +50,7 @@ CLIENTS = (
     Client("outlines", ("outlines",), ("openai", "huggingface_hub")),
     Client("guidance", ("guidance",), ("openai",)),
     Client("guidellm", ("guidellm",)),
+    Client("openapi-python-client", ("openapi-python-client",)),
     Client("dspy", ("dspy",)),
     Client("smolagents", ("smolagents[openai,litellm]",)),
     Client("haystack", ("haystack-ai",)),

@@ -72,7 +72,7 @@ def _described(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
         }
     names = re.findall(r"{(\w+)}", route.path)
     described: dict[str, Any] = {
-        "operationId": "_".join([route.method.lower(), *re.findall(r"\w+", route.path)]),
+        "operationId": "_".join([route.method.lower(), *(re.findall(r"\w+", route.path) or ["root"])]),
         "parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names],
         "responses": responses,
     }

@@ -1,6 +1,7 @@
 """The routes of the OpenAI API."""
 
 from functools import partial
+from typing import Any
 
 from quire.server.api.openai import responses
 from quire.server.api.openai.chat import chat_completions
@@ -8,6 +9,7 @@ from quire.server.api.openai.completions import completions
 from quire.server.api.openai.dialect import OPENAI
 from quire.server.api.openai.models import get_model, list_models
 from quire.server.api.openai.requests import ChatRequest, CompletionRequest
+from quire.server.api.prompts import ROLES
 from quire.server.http.route import Route
 
 CHAT_EXAMPLE = '{"messages": [{"role": "user", "content": "Hello"}], "max_tokens": 32}'
@@ -17,6 +19,26 @@ _TOKENS = {"type": "array", "items": {"type": "integer"}, "minItems": 1}
 _TEXTS = {"type": "array", "items": {"type": "string"}, "minItems": 1}
 _PROMPTS = {"anyOf": [{"type": "string"}, _TOKENS, _TEXTS, {"type": "array", "items": _TOKENS, "minItems": 1}]}
 PROMPT = ("prompt", _PROMPTS)
+
+
+def _part(kind: str) -> dict[str, Any]:
+    """A part of a message: its text is under the name of its kind."""
+    properties = {"type": {"const": kind}, kind: {"type": "string"}}
+    return {"type": "object", "title": f"{kind.title()}Part", "properties": properties, "required": ["type", kind]}
+
+
+_PARTS = {"type": "array", "items": {"anyOf": [_part("text"), _part("refusal")]}}
+_MESSAGE = {
+    "type": "object",
+    "title": "ChatMessage",
+    "properties": {
+        "role": {"enum": list(ROLES)},
+        "content": {"anyOf": [{"type": "string"}, _PARTS, {"type": "null"}]},
+        "tool_calls": {"anyOf": [{"type": "array", "items": {"type": "object"}}, {"type": "null"}]},
+    },
+    "required": ["role"],
+}
+MESSAGES = ("messages", {"items": _MESSAGE})
 
 _get = partial(Route, "GET", dialect=OPENAI)
 _generate = partial(Route, "POST", dialect=OPENAI, generates=True)
@@ -28,6 +50,7 @@ ROUTES = (
     _generate(
         "/v1/chat/completions", chat_completions, body=(ChatRequest,), answer=(responses.ChatCompletion,),
         events=(responses.ChatCompletionChunk, responses.OpenAIError), example=CHAT_EXAMPLE,
+        open_fields=(MESSAGES,),
     ),
     _get("/v1/models", list_models, answer=(responses.ModelList,), is_open=True),
     _get("/v1/models/{model}", get_model, answer=(responses.ModelCard,)),
