@@ -1,0 +1,130 @@
+"""The pieces of an answer as content blocks: events of a stream, and the blocks that they add up to."""
+
+import base64
+import hashlib
+import json
+import re
+import secrets
+import string
+from collections.abc import Iterable
+from typing import Any
+
+from quire.server.api.anthropic.responses import BlockEvent, ContentBlock, ToolUseBlock
+from quire.text.answer_parts import Arguments, CallBegins, Piece, Reasoning
+
+_ID_CHARACTERS = string.ascii_letters + string.digits
+_BLANKS = re.compile(r"\s*")
+_decode = json.JSONDecoder().raw_decode
+
+
+class BlockEvents:
+    """The events of one answer's blocks. A block is open until a piece of another kind comes."""
+
+    def __init__(self, *, shows_thinking: bool, omits_thoughts: bool = False, id_length: int = 24) -> None:
+        """`omits_thoughts`: thinking blocks come without their text. `id_length`: of the names that calls get."""
+        self._shows_thinking = shows_thinking
+        self._omits_thoughts = omits_thoughts
+        self._id_length = id_length
+        self._index = -1  # of the last block
+        self._kind: type[Any] | None = None  # of the pieces of the open block
+        self._thoughts = hashlib.sha256()
+
+    def push(self, pieces: Iterable[Piece]) -> list[BlockEvent]:
+        events: list[BlockEvent] = []
+        for piece in pieces:
+            self._add(piece, events)
+        return events
+
+    def finish(self) -> list[BlockEvent]:
+        events: list[BlockEvent] = []
+        self._close(events)
+        return events
+
+    def _add(self, piece: Piece, events: list[BlockEvent]) -> None:
+        if isinstance(piece, CallBegins):
+            self._open(CallBegins, {"type": "tool_use", "id": self._new_id(), "name": piece.name, "input": {}}, events)
+        elif isinstance(piece, Arguments):
+            self._delta({"type": "input_json_delta", "partial_json": piece.text}, events)
+        elif isinstance(piece, Reasoning):
+            if not self._shows_thinking:
+                return
+            if self._kind is not Reasoning:
+                self._thoughts = hashlib.sha256()
+                self._open(Reasoning, {"type": "thinking", "thinking": "", "signature": ""}, events)
+            self._thoughts.update(piece.text.encode())
+            if not self._omits_thoughts:
+                self._delta({"type": "thinking_delta", "thinking": piece.text}, events)
+        else:
+            if self._kind is not str:
+                self._open(str, {"type": "text", "text": "", "citations": None}, events)
+            self._delta({"type": "text_delta", "text": piece}, events)
+
+    def _open(self, kind: type[Any], block: ContentBlock, events: list[BlockEvent]) -> None:
+        self._close(events)
+        self._kind = kind
+        self._index += 1
+        events.append({"type": "content_block_start", "index": self._index, "content_block": block})
+
+    def _delta(self, delta: Any, events: list[BlockEvent]) -> None:
+        events.append({"type": "content_block_delta", "index": self._index, "delta": delta})
+
+    def _close(self, events: list[BlockEvent]) -> None:
+        if self._kind is None:
+            return
+        if self._kind is Reasoning:
+            signature = base64.b64encode(self._thoughts.digest()).decode()
+            self._delta({"type": "signature_delta", "signature": signature}, events)
+        events.append({"type": "content_block_stop", "index": self._index})
+        self._kind = None
+
+    def _new_id(self) -> str:
+        prefix = "toolu_" if self._id_length > 9 else ""
+        return prefix + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(self._id_length))
+
+
+def added_up(events: Iterable[BlockEvent]) -> list[ContentBlock]:
+    """The blocks of a whole answer."""
+    blocks: list[Any] = []
+    inputs: dict[int, list[str]] = {}
+    for event in events:
+        if event["type"] == "content_block_start":
+            blocks.append(event["content_block"])
+        elif event["type"] == "content_block_delta":
+            _, (name, value) = event["delta"].items()
+            if name == "partial_json":
+                inputs.setdefault(event["index"], []).append(value)
+            else:
+                blocks[event["index"]][name] += value
+    for index, parts in inputs.items():
+        block: ToolUseBlock = blocks[index]
+        block["input"] = complete_fields("".join(parts))
+    return blocks
+
+
+def complete_fields(text: str) -> dict[str, Any]:
+    """The object that `text` is; of one that was cut off, the fields that are complete."""
+    try:
+        whole = json.loads(text)
+        return whole if isinstance(whole, dict) else {}
+    except ValueError:
+        pass
+    fields: dict[str, Any] = {}
+    at = text.find("{") + 1
+    try:
+        while at:
+            key, at = _decode(text, _next(text, at))
+            value, at = _decode(text, _next(text, text.index(":", at) + 1))
+            at = _next(text, at)
+            if text[at : at + 1] not in (",", "}"):
+                break  # a number may go on
+            fields[key] = value
+            at += 1
+    except ValueError:
+        pass
+    return fields
+
+
+def _next(text: str, at: int) -> int:
+    """The first character from `at` on that is no blank."""
+    found = _BLANKS.match(text, at)
+    return at if found is None else found.end()

@@ -1,0 +1,38 @@
+"""POST /v1/messages/count_tokens."""
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import invalid
+from quire.server.api.anthropic.chat_request import Translation
+from quire.server.api.anthropic.errors import REQUEST_ID, new_request_id
+from quire.server.api.anthropic.requests import REFUSALS, CountTokensRequest
+from quire.server.api.anthropic.responses import TokenCount
+from quire.server.api.chat import encode_chat
+from quire.server.api.field_names import named_by
+from quire.server.api.openai.tools import tool_use
+from quire.server.api.validation import typed
+from quire.server.http.body import Body, read_json
+from quire.server.service.service import Service
+
+
+async def count_tokens(service: Service, request: Request) -> Response:
+    body = await read_json(service, request)
+    count = await service.offload.run(body.num_bytes, lambda: _count(service, body))
+    return Response(msgspec.json.encode(count), 200, {REQUEST_ID: new_request_id()}, "application/json")
+
+
+def _count(service: Service, body: Body) -> TokenCount:
+    strict = service.settings.strict
+    fields, unknown = typed(body.raw, CountTokensRequest, REFUSALS, strict=strict)
+    translation = Translation(fields)
+    if strict and translation.unknown:
+        raise invalid(translation.unknown[0], "is not a field of this route")
+    with named_by(translation.own_name):
+        service.model.check_name(fields.model)
+        _, tokens = encode_chat(service, translation.chat, tool_use(translation.chat, service.model))
+    count: TokenCount = {"input_tokens": len(tokens)}
+    if fields.context_management is not None:
+        count["context_management"] = {"original_input_tokens": len(tokens)}
+    return count

@@ -1,0 +1,69 @@
+"""POST /v1/messages."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.errors import invalid
+from quire.server.api.anthropic.chat_request import Translation
+from quire.server.api.anthropic.encoder import MessageEncoder
+from quire.server.api.anthropic.errors import REQUEST_ID, new_request_id
+from quire.server.api.anthropic.requests import REFUSALS, MessagesRequest
+from quire.server.api.chat import prepare_chat
+from quire.server.api.dialect import Dialect
+from quire.server.api.field_names import named_by
+from quire.server.api.job import Job, answer
+from quire.server.api.validation import typed
+from quire.server.http.body import read_json
+from quire.server.service.arrival import Arrival
+from quire.server.service.generation_spec import GenerationSpec
+from quire.server.service.served_model import ServedModel
+from quire.server.service.service import Service
+
+
+async def messages(service: Service, request: Request) -> Response:
+    body = await read_json(service, request)
+    dialect, request_id = request.scope["route"].dialect, new_request_id()
+    streams = body.raw.get("stream") is True
+    parse = partial(_parse, request_id=request_id)
+    response = await answer(service, request, body, parse, dialect, name="messages", streams=streams)
+    response.headers[REQUEST_ID] = request_id
+    return response
+
+
+def _parse(service: Service, dialect: Dialect, arrival: Arrival, raw: dict[str, Any], *, request_id: str) -> Job:
+    settings, model = service.settings, service.model
+    fields, unknown = typed(raw, MessagesRequest, REFUSALS, strict=settings.strict)
+    translation = Translation(fields)
+    unknown += translation.unknown
+    if translation.unknown and settings.strict:
+        raise invalid(translation.unknown[0], "is not a field of this route")
+    with named_by(translation.own_name):
+        prepared = prepare_chat(service, dialect, arrival, translation.chat, unknown)
+    encoder = MessageEncoder(fields, prepared.form, model.name, request_id)
+    return Job(
+        specs=[_within_limits(prepared.spec, fields.max_tokens, model, translation)],
+        body=encoder.body,
+        events=encoder.events,
+        num_characters=len(prepared.text),
+        unknown=prepared.unknown,
+        user=translation.chat.user,
+        wants_timings=bool(fields.timings),
+    )
+
+
+def _within_limits(
+    spec: GenerationSpec, max_tokens: int, model: ServedModel, translation: Translation
+) -> GenerationSpec:
+    """`spec` with as many tokens as are asked for and fit."""
+    request = spec.request
+    room = model.room_after(len(request.prompt), "messages")
+    checked = spec.unchecked_grammar
+    return replace(
+        spec,
+        request=replace(request, max_tokens=min(max_tokens, room)),
+        unchecked_grammar=checked and checked._replace(field=translation.own_name(checked.field)),
+    )

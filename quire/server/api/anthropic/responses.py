@@ -1,0 +1,182 @@
+"""The bodies and events of the Anthropic routes' answers. The OpenAPI document is made of these types."""
+
+from typing import Any, Literal, NotRequired, TypedDict
+
+from quire.server.service.ledger import Timings
+
+StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
+
+
+class TextBlock(TypedDict):
+    type: Literal["text"]
+    text: str
+    citations: None
+
+
+class ThinkingBlock(TypedDict):
+    type: Literal["thinking"]
+    thinking: str
+    signature: str
+
+
+class ToolUseBlock(TypedDict):
+    type: Literal["tool_use"]
+    id: str
+    name: str
+    input: dict[str, Any]
+
+
+ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
+
+
+class OutputTokensDetails(TypedDict):
+    thinking_tokens: int
+
+
+class MessageUsage(TypedDict):
+    """The prompt has the three kinds of input tokens together."""
+
+    input_tokens: int
+    cache_creation_input_tokens: int
+    cache_read_input_tokens: int
+    output_tokens: int
+    output_tokens_details: OutputTokensDetails
+    service_tier: NotRequired[Literal["standard"]]
+
+
+class AppliedEdits(TypedDict):
+    applied_edits: list[Any]
+
+
+class AnthropicMessage(TypedDict):
+    id: str
+    type: Literal["message"]
+    role: Literal["assistant"]
+    model: str
+    content: list[ContentBlock]
+    stop_reason: StopReason | None  # null in message_start
+    stop_sequence: str | None
+    usage: MessageUsage
+    context_management: NotRequired[AppliedEdits]  # where the request has it
+    timings: NotRequired[Timings]  # with timings
+
+
+# Events
+
+
+class MessageStart(TypedDict):
+    type: Literal["message_start"]
+    message: AnthropicMessage
+
+
+class BlockStart(TypedDict):
+    type: Literal["content_block_start"]
+    index: int
+    content_block: ContentBlock
+
+
+class TextDelta(TypedDict):
+    type: Literal["text_delta"]
+    text: str
+
+
+class ThinkingDelta(TypedDict):
+    type: Literal["thinking_delta"]
+    thinking: str
+
+
+class SignatureDelta(TypedDict):
+    type: Literal["signature_delta"]
+    signature: str
+
+
+class InputJsonDelta(TypedDict):
+    type: Literal["input_json_delta"]
+    partial_json: str
+
+
+class BlockDelta(TypedDict):
+    type: Literal["content_block_delta"]
+    index: int
+    delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
+
+
+class BlockStop(TypedDict):
+    type: Literal["content_block_stop"]
+    index: int
+
+
+BlockEvent = BlockStart | BlockDelta | BlockStop
+
+
+class StopDelta(TypedDict):
+    stop_reason: StopReason
+    stop_sequence: str | None
+
+
+class MessageDelta(TypedDict):
+    type: Literal["message_delta"]
+    delta: StopDelta
+    usage: MessageUsage
+    context_management: NotRequired[AppliedEdits]
+    timings: NotRequired[Timings]
+
+
+class MessageStop(TypedDict):
+    type: Literal["message_stop"]
+
+
+class Ping(TypedDict):
+    type: Literal["ping"]
+
+
+# Other answers
+
+
+class OriginalTokens(TypedDict):
+    original_input_tokens: int
+
+
+class TokenCount(TypedDict):
+    input_tokens: int
+    context_management: NotRequired[OriginalTokens]  # where the request has it
+
+
+class AnthropicModel(TypedDict):
+    type: Literal["model"]
+    id: str
+    display_name: str
+    created_at: str
+    lifecycle: Literal["active"]
+    max_input_tokens: int
+    max_tokens: int
+
+
+class AnthropicModelList(TypedDict):
+    data: list[AnthropicModel]
+    has_more: bool
+    first_id: str
+    last_id: str
+
+
+ErrorType = Literal[
+    "invalid_request_error",
+    "authentication_error",
+    "not_found_error",
+    "request_too_large",
+    "rate_limit_error",
+    "timeout_error",
+    "api_error",
+    "overloaded_error",
+]
+
+
+class ErrorMessage(TypedDict):
+    type: ErrorType
+    message: str
+
+
+class AnthropicError(TypedDict):
+    type: Literal["error"]
+    error: ErrorMessage
+    request_id: str
