@@ -21,7 +21,7 @@ HTTP_BASE = tuple(f"server.http.{name}" for name in ("connection", "sse", "body"
 APIS = SERVICE | {"server.service", *HTTP_BASE}
 # An API knows the modules that all of them share, and no other API; that of TGI serves chats of OpenAI's as well.
 SHARED = (
-    "answer_reader", "chat", "dialect", "grammars", "job", "message_keys", "prompts", "sampling",
+    "answer_reader", "chat", "dialect", "field_names", "grammars", "job", "message_keys", "prompts", "sampling",
     "tool_use", "validation",
 )  # fmt: skip
 HTTP = APIS | {"server.api"}
@@ -52,6 +52,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "server.api": APIS,
     "server.api.chat": APIS | {"server.api", "server.api.openai"},  # OpenAI's chat request is everybody's
     "server.api.openai": APIS | {f"server.api.{name}" for name in SHARED},
+    "server.api.anthropic": APIS | {f"server.api.{name}" for name in (*SHARED, "openai.requests", "openai.tools")},
     "server.api.tgi": APIS | {"server.api"},
     "server.http": HTTP,
     "server.processes": HTTP | {"server.http", "engine"},

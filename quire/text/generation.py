@@ -35,7 +35,17 @@ class Generation:
     are dropped. The token that ends a sample is not part of its text, unless `shows_stop_token`.
     """
 
-    __slots__ = ("_flush", "_length_first", "_shows_stop_token", "_stops", "finish", "num_pushes", "text_of", "tokens")
+    __slots__ = (
+        "_flush",
+        "_length_first",
+        "_shows_stop_token",
+        "_stops",
+        "finish",
+        "num_pushes",
+        "stop",
+        "text_of",
+        "tokens",
+    )
 
     def __init__(
         self,
@@ -53,6 +63,7 @@ class Generation:
         """
         self.tokens: list[int] = []
         self.finish: FinishReason | None = None
+        self.stop: str | None = None  # the stop string that ended it
         self.num_pushes = 0  # that brought tokens
         self.text_of: Callable[[int], str] = lambda token: ""  # of the next token
         self._flush: Callable[[], str] = str
@@ -75,7 +86,8 @@ class Generation:
             self.tokens.append(token)
             if is_plain:  # most tokens take this way
                 text, stop = (text_of(token), None) if stops is None else stops.push(text_of(token))
-                self.finish = None if stop is None else FinishReason.STOP_STRING
+                if stop is not None:
+                    self.finish, self.stop = FinishReason.STOP_STRING, stop
                 steps.append(_new_tuple(TextStep, (text, token, self.finish)))
             else:
                 steps.append(self._step(token, finish if position == last else None))
@@ -99,6 +111,6 @@ class Generation:
                 rest, stop = self._stops.flush()
                 text += rest
             if stop is not None:
-                finish = FinishReason.STOP_STRING
+                finish, self.stop = FinishReason.STOP_STRING, stop
         self.finish = finish
         return TextStep(text, token, finish)

@@ -19,14 +19,21 @@ class Access:
 
     def check(self, scope: Scope) -> None:
         """Raise where the request has none of the keys."""
-        sent = next((value for name, value in scope["headers"] if name == b"authorization"), b"")
-        scheme, _, key = sent.partition(b" ")
-        digest = _digest(key.strip())
-        matches = [hmac.compare_digest(digest, known) for known in self._digests]  # compare all, whichever matches
-        if scheme.lower() != b"bearer" or not any(matches):
-            raise Unauthorized("the API key is missing or wrong; send it as Authorization: Bearer KEY")
-        if self._isolates:
-            tenant.set(digest.hex())
+        for digest in [_digest(key) for key in _sent_keys(scope)]:
+            matches = [hmac.compare_digest(digest, known) for known in self._digests]  # compare all, whichever matches
+            if any(matches):
+                if self._isolates:
+                    tenant.set(digest.hex())
+                return
+        raise Unauthorized("the API key is missing or wrong; send it as Authorization: Bearer KEY, or as x-api-key")
+
+
+def _sent_keys(scope: Scope) -> list[bytes]:
+    """Clients of the Anthropic API have a header of their own for the key."""
+    headers = dict(scope["headers"])
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    sent = [key] if scheme.lower() == b"bearer" else []
+    return [key.strip() for key in (*sent, headers.get(b"x-api-key", b"")) if key.strip()]
 
 
 def _digest(key: bytes) -> bytes:

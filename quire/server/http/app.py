@@ -10,6 +10,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from quire.errors import NoSuchRoute, QuireError, Unauthorized, WrongMethod
+from quire.server.api.anthropic.dialect import ANTHROPIC, is_anthropic
+from quire.server.api.dialect import Dialect
 from quire.server.api.openai.dialect import OPENAI
 from quire.server.api.tgi.dialect import TGI
 from quire.server.caller import REQUEST_ID, request_id, request_id_from
@@ -91,11 +93,17 @@ class App:
     def _no_route(self, scope: Scope, error: QuireError) -> Response:
         if isinstance(error, Unauthorized) and self._service.settings.tgi_strict:
             return Response(status_code=401)
-        response = (TGI if self._is_metrics_port(scope) else OPENAI).error_response(error)
+        response = self._dialect(scope).error_response(error)
         if isinstance(error, WrongMethod):
             heads = {"HEAD"} if "GET" in error.allowed else set()
             response.headers["allow"] = ", ".join(sorted(error.allowed | heads))
         return response
+
+    def _dialect(self, scope: Scope) -> Dialect:
+        """The dialect of a request that has no route, or no key."""
+        if is_anthropic(scope["path"], scope["headers"]):
+            return ANTHROPIC
+        return TGI if self._is_metrics_port(scope) else OPENAI
 
     def _is_metrics_port(self, scope: Scope) -> bool:
         return self._metrics_port is not None and scope["server"][1] == self._metrics_port

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 
 from quire import __version__
+from quire.server.api.anthropic.responses import AnthropicError
 from quire.server.api.openai.responses import OpenAIError
 from quire.server.api.tgi.responses import TGIError
 from quire.server.http.health import Unhealthy
@@ -23,6 +24,7 @@ _STATUSES = {
     "500": "the work of this request fails, or the server has a defect",
     "503": "the engine is not ready",
     "504": "the request took too long",
+    "529": "too many requests, or the engine is not ready; Retry-After says when to try again",
 }
 _STREAM = "with `stream` server-sent events"
 _TGI_STRICT = ", with --tgi-strict"
@@ -98,6 +100,8 @@ def _any_of(types: Types, schemas: dict[Any, Any]) -> Any:
 def _errors(route: Route) -> dict[str, Types]:
     """The types that the bodies of errors may have, by status."""
     own: Types = (route.dialect.error_body,)
+    if AnthropicError in own:
+        return dict.fromkeys(("400", "401", "404", "413", "429", "500", "504", "529"), own)
     statuses: dict[str, Types] = {"500": own, "503": (*own, Unhealthy)}
     if not route.is_open:
         statuses["401"] = (OpenAIError,)

@@ -1,12 +1,16 @@
 """All routes: those of each API, and those for operators and browsers."""
 
-from functools import cache, partial
+from functools import cache, partial, wraps
 from typing import Any
 
 import msgspec
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
+from quire.server.api.anthropic import models as anthropic_models
+from quire.server.api.anthropic.dialect import VERSION
+from quire.server.api.anthropic.responses import AnthropicModel, AnthropicModelList
+from quire.server.api.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
 from quire.server.api.openai.dialect import OPENAI
 from quire.server.api.openai.routes import ROUTES as OPENAI_ROUTES
 from quire.server.api.tgi.dialect import TGI
@@ -16,7 +20,7 @@ from quire.server.api.tgi.strict import STRICT_OPENAI, STRICT_TGI
 from quire.server.http import health
 from quire.server.http.docs_html import docs_html
 from quire.server.http.openapi import describe
-from quire.server.http.route import Dialect, Route
+from quire.server.http.route import Dialect, Handler, Route
 from quire.server.http.web.chat_html import chat_html, wants_html
 from quire.server.service.service import Service
 from quire.server.settings import ServerSettings
@@ -35,10 +39,28 @@ async def docs(service: Service, request: Request) -> Response:
     return HTMLResponse(_docs())
 
 
+def _also_for_anthropic(route: Route, handler: Handler, answer: Any) -> Route:
+    """The route with another answer for clients of the Anthropic API, which name its version in a header."""
+
+    @wraps(route.handler)
+    async def by_version(service: Service, request: Request) -> Response:
+        return await (handler if VERSION in request.headers else route.handler)(service, request)
+
+    return route._replace(handler=by_version, answer=(*route.answer, answer))
+
+
+_ANTHROPIC_MODELS = {
+    "/v1/models": (anthropic_models.list_models, AnthropicModelList),
+    "/v1/models/{model}": (anthropic_models.get_model, AnthropicModel),
+}
 _open = partial(Route, "GET", dialect=TGI, is_open=True)
 HEALTH = _open("/health", health.ready)
 ROUTES = (
-    *OPENAI_ROUTES,
+    *(
+        _also_for_anthropic(route, *_ANTHROPIC_MODELS[route.path]) if route.path in _ANTHROPIC_MODELS else route
+        for route in OPENAI_ROUTES
+    ),
+    *ANTHROPIC_ROUTES,
     *TGI_ROUTES,
     HEALTH,
     HEALTH._replace(path="/ping"),
@@ -62,7 +84,7 @@ def routes_for(settings: ServerSettings) -> list[Route]:
         routes.append(HEALTH._replace(path=settings.aip_health_route))
     if not settings.tgi_strict:
         return routes
-    return [route._replace(dialect=STRICT_DIALECTS[route.dialect]) for route in routes]
+    return [route._replace(dialect=STRICT_DIALECTS.get(route.dialect, route.dialect)) for route in routes]
 
 
 @cache

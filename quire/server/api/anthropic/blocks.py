@@ -90,7 +90,8 @@ def added_up(events: Iterable[BlockEvent]) -> list[ContentBlock]:
         if event["type"] == "content_block_start":
             blocks.append(event["content_block"])
         elif event["type"] == "content_block_delta":
-            _, (name, value) = event["delta"].items()
+            delta: Any = event["delta"]
+            _, (name, value) = delta.items()
             if name == "partial_json":
                 inputs.setdefault(event["index"], []).append(value)
             else:

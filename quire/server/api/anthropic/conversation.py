@@ -55,7 +55,7 @@ class Turn:
 
 
 class Conversation:
-    """Gathers turns. Messages of one role in a row become one, as templates that insist on alternating roles need it."""
+    """Gathers turns. Messages of one role in a row become one: some templates insist on roles that alternate."""
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []

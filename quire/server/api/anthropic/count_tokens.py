@@ -11,6 +11,7 @@ from quire.server.api.anthropic.requests import REFUSALS, CountTokensRequest
 from quire.server.api.anthropic.responses import TokenCount
 from quire.server.api.chat import encode_chat
 from quire.server.api.field_names import named_by
+from quire.server.api.job import ignored_header
 from quire.server.api.openai.tools import tool_use
 from quire.server.api.validation import typed
 from quire.server.http.body import Body, read_json
@@ -19,11 +20,13 @@ from quire.server.service.service import Service
 
 async def count_tokens(service: Service, request: Request) -> Response:
     body = await read_json(service, request)
-    count = await service.offload.run(body.num_bytes, lambda: _count(service, body))
-    return Response(msgspec.json.encode(count), 200, {REQUEST_ID: new_request_id()}, "application/json")
+    count, unknown = await service.offload.run(body.num_bytes, lambda: _count(service, body))
+    headers = {REQUEST_ID: new_request_id(), **ignored_header(unknown)}
+    return Response(msgspec.json.encode(count), 200, headers, "application/json")
 
 
-def _count(service: Service, body: Body) -> TokenCount:
+def _count(service: Service, body: Body) -> tuple[TokenCount, list[str]]:
+    """The number of tokens, and the fields that the API does not know."""
     strict = service.settings.strict
     fields, unknown = typed(body.raw, CountTokensRequest, REFUSALS, strict=strict)
     translation = Translation(fields)
@@ -35,4 +38,4 @@ def _count(service: Service, body: Body) -> TokenCount:
     count: TokenCount = {"input_tokens": len(tokens)}
     if fields.context_management is not None:
         count["context_management"] = {"original_input_tokens": len(tokens)}
-    return count
+    return count, [*unknown, *translation.unknown]

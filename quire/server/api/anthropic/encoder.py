@@ -32,12 +32,12 @@ class MessageEncoder:
         self._id = f"msg_{secrets.token_hex(12)}"
 
     def new_blocks(self) -> BlockEvents:
-        thinking = self._fields.thinking
-        is_shown = isinstance(thinking, (ThinkingEnabled, ThinkingAdaptive))
+        thinking, calls = self._fields.thinking, self.form.calls
+        asked = thinking if isinstance(thinking, (ThinkingEnabled, ThinkingAdaptive)) else None
         return BlockEvents(
-            shows_thinking=is_shown,
-            omits_thoughts=is_shown and thinking.display == "omitted",
-            **({} if self.form.calls is None else {"id_length": self.form.calls.id_length}),
+            shows_thinking=asked is not None,
+            omits_thoughts=asked is not None and asked.display == "omitted",
+            id_length=24 if calls is None else calls.id_length,
         )
 
     def events(self, stream: Stream) -> "MessageEvents":
@@ -48,6 +48,7 @@ class MessageEncoder:
         reader, blocks = AnswerReader(self.form), self.new_blocks()
         pieces = reader.read_all(answer)
         message = self.begun(stream, reader)
+        message["usage"]["output_tokens"] = stream.num_tokens
         message["content"] = added_up([*blocks.push(pieces), *blocks.finish()])
         message["stop_reason"] = self.stop_reason(stream, answer.finish, reader.num_calls)
         message["stop_sequence"] = stream.prompts[0].samples[0].stop
@@ -57,7 +58,7 @@ class MessageEncoder:
     def begun(self, stream: Stream, reader: AnswerReader) -> AnthropicMessage:
         """The message before its content."""
         usage = self.usage(stream, reader)
-        usage["service_tier"] = "standard"
+        usage |= {"output_tokens": 0, "service_tier": "standard"}
         return {
             "id": self._id,
             "type": "message",
@@ -123,6 +124,7 @@ class MessageEvents:
         self._finish = Finish.LENGTH
 
     def encode(self, deltas: list[Delta]) -> bytes:
+        begun = self._begin()
         events: list[Any] = []
         for delta in deltas:
             is_last = delta.finish is not None
@@ -131,7 +133,7 @@ class MessageEvents:
             if delta.finish is not None:
                 self._finish = delta.finish
                 events += self._blocks.finish()
-        return self._begin() + b"".join(map(_event, events))
+        return begun + b"".join(map(_event, events))
 
     def finish(self) -> bytes:
         return self._begin() + _event(self._encoder.ended(self._stream, self._reader, self._finish)) + STOP
@@ -148,4 +150,4 @@ class MessageEvents:
 
 
 def _event(event: Any) -> bytes:
-    return b"event: " + event["type"].encode() + b"\ndata: " + to_json(event) + b"\n\n"
+    return b"event: %b\ndata: %b\n\n" % (event["type"].encode(), to_json(event))

@@ -56,7 +56,9 @@ class OutputConfig(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     format: OutputFormat | None = None
 
 
-class ThinkingKept(msgspec.Struct, kw_only=True, tag_field="type", tag="clear_thinking_20251015", forbid_unknown_fields=True):  # fmt: skip
+class ThinkingKept(
+    msgspec.Struct, kw_only=True, tag_field="type", tag="clear_thinking_20251015", forbid_unknown_fields=True
+):
     keep: Literal["all"]  # nothing is cleared; the chat template chooses
 
 

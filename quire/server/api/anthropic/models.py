@@ -1,0 +1,41 @@
+"""GET /v1/models for clients of the Anthropic API."""
+
+from datetime import UTC, datetime
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire.server.api.anthropic.dialect import ANTHROPIC
+from quire.server.api.anthropic.errors import REQUEST_ID, new_request_id
+from quire.server.api.anthropic.responses import AnthropicModel, AnthropicModelList
+from quire.server.service.service import Service
+
+
+async def list_models(service: Service, request: Request) -> Response:
+    name = service.model.name
+    return _json({"data": [_card(service)], "has_more": False, "first_id": name, "last_id": name})
+
+
+async def get_model(service: Service, request: Request) -> Response:
+    name = request.path_params["model"]
+    if name != service.model.name:  # none of the names that stand for any model
+        return ANTHROPIC.error_response(service.model.not_found(name))  # the route itself is OpenAI's
+    return _json(_card(service))
+
+
+def _card(service: Service) -> AnthropicModel:
+    model = service.model
+    return {
+        "type": "model",
+        "id": model.name,
+        "display_name": model.name,
+        "created_at": datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z"),
+        "lifecycle": "active",
+        "max_input_tokens": model.max_input_tokens,
+        "max_tokens": model.max_total_tokens,
+    }
+
+
+def _json(body: AnthropicModelList | AnthropicModel) -> Response:
+    return Response(msgspec.json.encode(body), 200, {REQUEST_ID: new_request_id()}, "application/json")
