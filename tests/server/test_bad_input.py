@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from quire.server.settings import ServerSettings
 from tests.patience import WAIT_S
 
-ROUTES = ["/v1/completions", "/v1/chat/completions", "/generate", "/generate_stream", "/", "/invocations", "/tokenize",
+ROUTES = ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/generate",
+          "/generate_stream", "/", "/invocations", "/tokenize",
           "/chat_tokenize", "/detokenize", "/vertex", "/v2/models/fake/versions/1/infer"]  # fmt: skip
 
 

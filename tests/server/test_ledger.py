@@ -13,6 +13,7 @@ CHAT = {"messages": [{"role": "user", "content": "ledger"}], "max_tokens": 5}
 ASKED = [
     ("/v1/completions", {"prompt": "ledger", "max_tokens": 5}),
     ("/v1/chat/completions", CHAT),
+    ("/v1/messages", CHAT),
     ("/generate", {"inputs": "ledger", "parameters": {"max_new_tokens": 5}}),
     ("/", {"inputs": "ledger", "parameters": {"max_new_tokens": 5}}),
 ]
@@ -21,19 +22,19 @@ ASKED = [
 def found(answer: httpx.Response) -> dict:
     """The ledger in a whole answer, or in the last event of a stream."""
     if answer.headers["content-type"].startswith("text/event-stream"):
-        lines = [line.removeprefix("data:").strip() for line in answer.text.split("\n\n") if line]
-        events = [json.loads(line) for line in lines if line != "[DONE]"]
+        lines = [line.removeprefix("data:").strip() for line in answer.text.split("\n") if line.startswith("data:")]
+        events = [json.loads(line) for line in lines if line not in ("[DONE]", '{"type":"message_stop"}')]
         assert not any("timings" in event for event in events[:-1])
         return events[-1]["timings"]
     body = answer.json()
     return (body[0] if isinstance(body, list) else body)["timings"]
 
 
-@pytest.mark.parametrize(("path", "body"), [*ASKED, ("/generate_stream", ASKED[2][1])])
+@pytest.mark.parametrize(("path", "body"), [*ASKED, ("/generate_stream", ASKED[-1][1])])
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("by", ["field", "header"])
 def test_a_ledger_is_given_on_demand_by_every_route(server, path, body, stream, by):
-    if stream and path in ("/v1/completions", "/v1/chat/completions", "/"):
+    if stream and path in ("/v1/completions", "/v1/chat/completions", "/v1/messages", "/"):
         body = body | {"stream": True}
     plain = web.post(server.url + path, json=body)
     assert "timings" not in plain.text

@@ -48,6 +48,9 @@ def test_an_exception_is_part_of_its_object(records):
     [
         ("/v1/chat/completions", {"messages": [{"role": "user", "content": "secretword"}], "max_tokens": 3}),
         ("/v1/chat/completions", {"messages": [{"role": "secretword", "content": "a"}]}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": "secretword"}], "max_tokens": 3}),
+        ("/v1/messages", {"messages": [{"role": "user", "content": [{"type": "secretword"}]}], "max_tokens": 3}),
+        ("/v1/messages/count_tokens", {"messages": [{"role": "user", "content": "secretword"}]}),
         ("/v1/completions", {"prompt": ["secretword", 5]}),
         ("/v1/completions", {"prompt": "secretword" * 100, "timings": True}),
         ("/generate", {"inputs": "secretword", "parameters": {"max_new_tokens": 3, "stop": ["secretword"]}}),
@@ -81,6 +84,13 @@ def test_no_client_makes_a_long_line_or_a_long_answer(make_server, records):
             ("/v1/chat/completions", chat | {"max_tokens": long}),
             ("/v1/chat/completions", chat | {"chat_template_kwargs": {long: [long]}, "tool_choice": long}),
             ("/v1/chat/completions", chat | {"messages": [{"role": long, "content": long}]}),
+            ("/v1/messages", chat | {long: 1}),
+            ("/v1/messages", chat | {"messages": [{"role": "user", "content": [{"type": long, long: long}]}]}),
+            (
+                "/v1/messages",
+                chat | {"messages": [{"role": "user", "content": [{"type": "text", "text": "", long: 1}]}]},
+            ),
+            ("/v1/messages", chat | {"tools": [{"name": "a", "input_schema": {}, long: 1, "type": long}]}),
             ("/generate", {"inputs": "a", "parameters": {"max_new_tokens": 1, long: 1}}),
             ("/generate", {"inputs": "a", "parameters": {"grammar": {"type": long}}}),
             ("/vertex", {"instances": [{"inputs": "a", long: 1, "parameters": {"max_new_tokens": 1}}]}),

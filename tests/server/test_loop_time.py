@@ -11,11 +11,11 @@ from tests import web
 from tests.server.loop_time import MeasuredLoop
 from tests.server.running import RunningServer
 from tests.server.vocabulary import served_model
-from tests.server.worst_bodies import INFER, worst_bodies
+from tests.server.worst_bodies import INFER, MESSAGES, worst_bodies
 
 MAX_LOOP_S = 0.2  # of processor time, within which every other request is looked at
-POST_ROUTES = {"/v1/completions", "/v1/chat/completions", "/", "/generate", "/generate_stream", "/invocations",
-               "/tokenize", "/chat_tokenize", "/detokenize", "/vertex", INFER}  # fmt: skip
+POST_ROUTES = {"/v1/completions", "/v1/chat/completions", *MESSAGES, "/", "/generate", "/generate_stream",
+               "/invocations", "/tokenize", "/chat_tokenize", "/detokenize", "/vertex", INFER}  # fmt: skip
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,8 @@ ASKED = [
     ("/v1/completions", {"prompt": "ab", "max_tokens": 5, "stream": True, "echo": True, "logprobs": 1}),
     ("/v1/chat/completions", CHAT),
     ("/v1/chat/completions", CHAT | {"stream": True, "timings": True}),
+    ("/v1/messages", CHAT),
+    ("/v1/messages", CHAT | {"stream": True, "timings": True}),
     ("/generate", {"inputs": "ab", "parameters": {"max_new_tokens": 5, "details": True}}),
     ("/generate_stream", {"inputs": "ab", "parameters": {"max_new_tokens": 5}}),
     ("/vertex", {"instances": [{"inputs": "ab", "parameters": {"max_new_tokens": 5}}]}),

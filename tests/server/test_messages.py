@@ -275,7 +275,7 @@ def test_fields_that_are_not_known_are_named(make_server, server):
     for path in ("/v1/messages", "/v1/messages/count_tokens"):
         body = {name: value for name, value in asked.items() if name != "max_tokens" or path == "/v1/messages"}
         answer = web.post(server.url + path, json=body)
-        assert answer.headers["x-quire-ignored-fields"] == "cadence,messages[0].content[0].colour"
+        assert answer.headers["x-quire-ignored-fields"] == "cadence,messages[].content[].colour"
     strict = make_server(settings=ServerSettings(strict=True))
     for body, name in ((asked, "cadence"), (asked | {"cadence": None}, "cadence")):
         refused = web.post(f"{strict.url}/v1/messages", json=body)

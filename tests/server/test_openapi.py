@@ -7,6 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from quire.server.api.anthropic.requests import REFUSALS as MESSAGE_REFUSALS
+from quire.server.api.anthropic.requests import MessagesRequest
 from quire.server.api.openai.requests import CHAT_REFUSALS, COMPLETION_REFUSALS, ChatRequest, CompletionRequest
 from quire.server.api.tgi.requests import PARAMETER_REFUSALS, Parameters
 from quire.server.http.routes import ROUTES, openapi_document
@@ -36,6 +38,7 @@ COMMON = "## Completions and chat completions"
     [
         ((COMMON, "Completions also have"), CompletionRequest, COMPLETION_REFUSALS),
         ((COMMON, "\n\nand chat completions"), ChatRequest, CHAT_REFUSALS),
+        (("## Anthropic's messages",), MessagesRequest, MESSAGE_REFUSALS),
         (("## /generate, /generate_stream, /",), Parameters, PARAMETER_REFUSALS),
     ],
 )

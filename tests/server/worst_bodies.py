@@ -9,6 +9,7 @@ from quire.text.json_text import MAX_VALUES
 CHATS = ("/v1/chat/completions", "/invocations", "/chat_tokenize")
 TEXTS = ("/v1/completions", "/invocations", "/tokenize")
 INPUTS = ("/generate", "/generate_stream", "/", "/invocations", "/tokenize")
+MESSAGES = ("/v1/messages", "/v1/messages/count_tokens")
 INFER = "/v2/models/fake/versions/1/infer"
 
 
@@ -88,6 +89,38 @@ def chats(room: int) -> Iterator[tuple[str, bytes]]:
     yield "a long refused value", filled(chat(audio=[]), ("audio",), [], room)
 
 
+def messages(room: int) -> Iterator[tuple[str, bytes]]:
+    """Conversations with the blocks of the Anthropic API."""
+    path = ("messages",)
+    yield "many empty messages", filled(chat(), path, {"role": "user", "content": ""}, room)
+    yield "many messages of one turn", filled(chat(), path, {"role": "user", "content": "a" * 60}, room)
+    yield "many messages of no blocks", filled(chat(), path, {"role": "assistant", "content": []}, room)
+    block = {"type": "text", "text": "a"}
+    of_blocks = chat(messages=[{"role": "user", "content": [block]}])
+    yield "many blocks", filled(of_blocks, ("messages", 0, "content"), block, room)
+    yield "many system blocks", filled(chat(system=[]), ("system",), block, room)
+    call = {"type": "tool_use", "id": "a", "name": "a", "input": {}}
+    called = chat(messages=[{"role": "assistant", "content": []}])
+    yield "many calls", filled(called, ("messages", 0, "content"), call, room)
+    result = {"type": "tool_result", "tool_use_id": "a", "content": [block]}
+    answered = chat(messages=[{"role": "assistant", "content": [call]}, {"role": "user", "content": []}])
+    yield "many results", filled(answered, ("messages", 1, "content"), result, room)
+    thought = {"type": "thinking", "thinking": "a", "signature": ""}
+    yield "many thoughts", filled(called, ("messages", 0, "content"), thought, room)
+    long_call = call | {"input": {"a": [0] * (room // 2 - 200)}}
+    yield "a call of a long input", _dumped(chat(messages=[{"role": "assistant", "content": [long_call]}]))
+    yield "a long message", _dumped(chat(messages=[{"role": "user", "content": "a " * (room // 2 - 50)}]))
+    yield "many special tokens", _dumped(chat(system="<|end|>" * (room // 8)))
+    yield "many tools", filled(chat(tools=[]), ("tools",), {"name": "a", "input_schema": {}}, room)
+    examples = chat(tools=[{"name": "a", "input_schema": {}, "input_examples": []}])
+    yield "a tool of many examples", filled(examples, ("tools", 0, "input_examples"), {}, room)
+    yield "many unknown fields", _dumped(chat() | many_keys(room - 1000))
+    of_keys = chat(messages=[{"role": "user", "content": [block | many_keys(room - 1000)]}])
+    yield "a block of many unknown fields", _dumped(of_keys)
+    yield "many stop sequences", filled(chat(stop_sequences=[]), ("stop_sequences",), "a", room)
+    yield "a long refused value", filled(chat(mcp_servers=[]), ("mcp_servers",), [], room)
+
+
 def texts(room: int) -> Iterator[tuple[str, bytes]]:
     """Prompts, and token ids in their place."""
     yield "a long text", _dumped({"prompt": "a " * (room // 2 - 50), "max_tokens": 1})
@@ -136,10 +169,11 @@ def batches(room: int) -> Iterator[tuple[str, str, bytes]]:
 def worst_bodies(room: int) -> Iterator[tuple[str, str, bytes]]:
     """Routes, shapes and bodies of at most `room` bytes."""
     yield from ((CHATS[0], shape, body) for shape, body in chats(room))
+    yield from ((MESSAGES[0], shape, body) for shape, body in messages(room))
     yield from ((TEXTS[0], shape, body) for shape, body in texts(room))
     yield from ((INPUTS[0], shape, body) for shape, body in inputs(room))
     # The others do the same with what they are sent, so a few shapes tell.
-    for routes, shapes in ((CHATS, chats), (TEXTS, texts), (INPUTS, inputs)):
+    for routes, shapes in ((CHATS, chats), (MESSAGES, messages), (TEXTS, texts), (INPUTS, inputs)):
         of_each = [*shapes(room)]
         yield from ((route, shape, body) for route in routes[1:] for shape, body in (of_each[0], of_each[-1]))
     yield from batches(room)

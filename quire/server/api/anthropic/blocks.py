@@ -9,7 +9,18 @@ import string
 from collections.abc import Iterable
 from typing import Any
 
-from quire.server.api.anthropic.responses import BlockEvent, ContentBlock, ToolUseBlock
+from quire.server.api.anthropic.responses import (
+    BlockChange,
+    BlockEvent,
+    ContentBlock,
+    InputJsonDelta,
+    SignatureDelta,
+    TextBlock,
+    TextDelta,
+    ThinkingBlock,
+    ThinkingDelta,
+    ToolUseBlock,
+)
 from quire.text.answer_parts import Arguments, CallBegins, Piece, Reasoning
 
 _ID_CHARACTERS = string.ascii_letters + string.digits
@@ -42,22 +53,22 @@ class BlockEvents:
 
     def _add(self, piece: Piece, events: list[BlockEvent]) -> None:
         if isinstance(piece, CallBegins):
-            self._open(CallBegins, {"type": "tool_use", "id": self._new_id(), "name": piece.name, "input": {}}, events)
+            self._open(CallBegins, ToolUseBlock(id=self._new_id(), name=piece.name, input={}), events)
         elif isinstance(piece, Arguments):
-            self._delta({"type": "input_json_delta", "partial_json": piece.text}, events)
+            self._change(InputJsonDelta(piece.text), events)
         elif isinstance(piece, Reasoning):
             if not self._shows_thinking:
                 return
             if self._kind is not Reasoning:
                 self._thoughts = hashlib.sha256()
-                self._open(Reasoning, {"type": "thinking", "thinking": "", "signature": ""}, events)
+                self._open(Reasoning, ThinkingBlock(), events)
             self._thoughts.update(piece.text.encode())
             if not self._omits_thoughts:
-                self._delta({"type": "thinking_delta", "thinking": piece.text}, events)
+                self._change(ThinkingDelta(piece.text), events)
         else:
             if self._kind is not str:
-                self._open(str, {"type": "text", "text": "", "citations": None}, events)
-            self._delta({"type": "text_delta", "text": piece}, events)
+                self._open(str, TextBlock(), events)
+            self._change(TextDelta(piece), events)
 
     def _open(self, kind: type[Any], block: ContentBlock, events: list[BlockEvent]) -> None:
         self._close(events)
@@ -65,7 +76,7 @@ class BlockEvents:
         self._index += 1
         events.append({"type": "content_block_start", "index": self._index, "content_block": block})
 
-    def _delta(self, delta: Any, events: list[BlockEvent]) -> None:
+    def _change(self, delta: BlockChange, events: list[BlockEvent]) -> None:
         events.append({"type": "content_block_delta", "index": self._index, "delta": delta})
 
     def _close(self, events: list[BlockEvent]) -> None:
@@ -73,7 +84,7 @@ class BlockEvents:
             return
         if self._kind is Reasoning:
             signature = base64.b64encode(self._thoughts.digest()).decode()
-            self._delta({"type": "signature_delta", "signature": signature}, events)
+            self._change(SignatureDelta(signature), events)
         events.append({"type": "content_block_stop", "index": self._index})
         self._kind = None
 
@@ -90,15 +101,17 @@ def added_up(events: Iterable[BlockEvent]) -> list[ContentBlock]:
         if event["type"] == "content_block_start":
             blocks.append(event["content_block"])
         elif event["type"] == "content_block_delta":
-            delta: Any = event["delta"]
-            _, (name, value) = delta.items()
-            if name == "partial_json":
-                inputs.setdefault(event["index"], []).append(value)
+            index, delta = event["index"], event["delta"]
+            if isinstance(delta, TextDelta):
+                blocks[index].text += delta.text
+            elif isinstance(delta, ThinkingDelta):
+                blocks[index].thinking += delta.thinking
+            elif isinstance(delta, SignatureDelta):
+                blocks[index].signature += delta.signature
             else:
-                blocks[event["index"]][name] += value
+                inputs.setdefault(index, []).append(delta.partial_json)
     for index, parts in inputs.items():
-        block: ToolUseBlock = blocks[index]
-        block["input"] = complete_fields("".join(parts))
+        blocks[index].input = complete_fields("".join(parts))
     return blocks
 
 

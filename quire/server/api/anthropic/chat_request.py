@@ -30,7 +30,7 @@ class Translation:
         tools = functions(fields.tools or [], conversation.unknown)
         self._turns = conversation.turns
         self._format_field, output_format = _output_format(fields)
-        self.unknown = list(conversation.unknown)  # fields that the API does not know
+        self.unknown = conversation.unknown
         self.thinks = isinstance(fields.thinking, (ThinkingEnabled, ThinkingAdaptive))
         self.chat = ChatRequest(
             messages=conversation.messages,

@@ -7,18 +7,20 @@ from typing import Any
 import msgspec
 
 from quire.errors import invalid, shown
+from quire.server.api.anthropic.unknown_fields import UnknownFields
 
 ROLES = ("user", "assistant", "system")
 BETWEEN_TURNS = "\n\n"  # texts of messages that become one turn, and the blocks of a system prompt
 ERROR = "Error: "  # before the result of a tool that failed
-_BLOCK_FIELDS = {
-    "text": {"text", "citations"},
-    "thinking": {"thinking", "signature"},
-    "redacted_thinking": {"data"},  # nothing here can read it
-    "tool_use": {"id", "name", "input", "caller"},
-    "tool_result": {"tool_use_id", "content", "is_error"},
-}
 _ALWAYS = {"type", "cache_control"}  # every prompt is cached, with and without the latter
+_MESSAGE_FIELDS = {"role", "content"}
+_BLOCK_FIELDS = {
+    "text": _ALWAYS | {"text", "citations"},
+    "thinking": _ALWAYS | {"thinking", "signature"},
+    "redacted_thinking": _ALWAYS | {"data"},  # nothing here can read it
+    "tool_use": _ALWAYS | {"id", "name", "input", "caller"},
+    "tool_result": _ALWAYS | {"tool_use_id", "content", "is_error"},
+}
 _BY_ROLE = {
     "system": ("text",),
     "user": ("text", "tool_result"),
@@ -59,7 +61,7 @@ class Conversation:
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
-        self.unknown: dict[str, None] = {}  # fields of messages and blocks that are not known, in their order
+        self.unknown = UnknownFields()
         self._tools: dict[str, str] = {}  # names of tools by the ids of their calls
 
     @property
@@ -76,7 +78,7 @@ class Conversation:
             role, content = message.get("role"), message.get("content")
             if role not in ROLES:
                 raise invalid(f"{where}.role", f"is {shown(role)}; it must be one of {', '.join(ROLES)}")
-            self._note_unknown(where, message, {"role", "content"})
+            self.unknown.note(where, message, _MESSAGE_FIELDS)
             if not isinstance(content, (str, list)):
                 raise invalid(f"{where}.content", f"is {shown(content)}; it must be a string or a list of blocks")
             if role == "system":
@@ -165,11 +167,8 @@ class Conversation:
             reason = _REASONS.get(kind) if isinstance(kind, str) else None
             can_be = f"it can be {', '.join(_BY_ROLE[role])}"
             raise invalid(f"{where}.type", f"is {shown(kind)}; {f'{reason}; ' if reason else ''}{can_be}")
-        self._note_unknown(where, given, _BLOCK_FIELDS[kind] | _ALWAYS)
+        self.unknown.note(where, given, _BLOCK_FIELDS[kind])
         return given
-
-    def _note_unknown(self, where: str, given: Mapping[str, Any], known: set[str]) -> None:
-        self.unknown.update((f"{where}.{name}", None) for name in given if name not in known)
 
 
 def _text(where: str, given: Any) -> str:

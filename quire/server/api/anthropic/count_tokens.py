@@ -4,7 +4,6 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import invalid
 from quire.server.api.anthropic.chat_request import Translation
 from quire.server.api.anthropic.errors import REQUEST_ID, new_request_id
 from quire.server.api.anthropic.requests import REFUSALS, CountTokensRequest
@@ -30,12 +29,12 @@ def _count(service: Service, body: Body) -> tuple[TokenCount, list[str]]:
     strict = service.settings.strict
     fields, unknown = typed(body.raw, CountTokensRequest, REFUSALS, strict=strict)
     translation = Translation(fields)
-    if strict and translation.unknown:
-        raise invalid(translation.unknown[0], "is not a field of this route")
+    if strict:
+        translation.unknown.refuse()
     with named_by(translation.own_name):
         service.model.check_name(fields.model)
         _, tokens = encode_chat(service, translation.chat, tool_use(translation.chat, service.model))
     count: TokenCount = {"input_tokens": len(tokens)}
     if fields.context_management is not None:
         count["context_management"] = {"original_input_tokens": len(tokens)}
-    return count, [*unknown, *translation.unknown]
+    return count, [*unknown, *translation.unknown.names]

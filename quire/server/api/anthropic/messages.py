@@ -7,7 +7,6 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from quire.errors import invalid
 from quire.server.api.anthropic.chat_request import Translation
 from quire.server.api.anthropic.encoder import MessageEncoder
 from quire.server.api.anthropic.errors import REQUEST_ID, new_request_id
@@ -38,9 +37,9 @@ def _parse(service: Service, dialect: Dialect, arrival: Arrival, raw: dict[str, 
     settings, model = service.settings, service.model
     fields, unknown = typed(raw, MessagesRequest, REFUSALS, strict=settings.strict)
     translation = Translation(fields)
-    unknown += translation.unknown
-    if translation.unknown and settings.strict:
-        raise invalid(translation.unknown[0], "is not a field of this route")
+    if settings.strict:
+        translation.unknown.refuse()
+    unknown += translation.unknown.names
     with named_by(translation.own_name):
         prepared = prepare_chat(service, dialect, arrival, translation.chat, unknown)
     encoder = MessageEncoder(fields, prepared.form, model.name, request_id)

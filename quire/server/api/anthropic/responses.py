@@ -2,25 +2,24 @@
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+import msgspec
+
 from quire.server.service.ledger import Timings
 
 StopReason = Literal["end_turn", "max_tokens", "stop_sequence", "tool_use", "model_context_window_exceeded"]
 
 
-class TextBlock(TypedDict):
-    type: Literal["text"]
-    text: str
-    citations: None
+class TextBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="text"):
+    text: str = ""
+    citations: None = None
 
 
-class ThinkingBlock(TypedDict):
-    type: Literal["thinking"]
-    thinking: str
-    signature: str
+class ThinkingBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="thinking"):
+    thinking: str = ""
+    signature: str = ""
 
 
-class ToolUseBlock(TypedDict):
-    type: Literal["tool_use"]
+class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use"):
     id: str
     name: str
     input: dict[str, Any]
@@ -75,30 +74,29 @@ class BlockStart(TypedDict):
     content_block: ContentBlock
 
 
-class TextDelta(TypedDict):
-    type: Literal["text_delta"]
+class TextDelta(msgspec.Struct, tag_field="type", tag="text_delta"):
     text: str
 
 
-class ThinkingDelta(TypedDict):
-    type: Literal["thinking_delta"]
+class ThinkingDelta(msgspec.Struct, tag_field="type", tag="thinking_delta"):
     thinking: str
 
 
-class SignatureDelta(TypedDict):
-    type: Literal["signature_delta"]
+class SignatureDelta(msgspec.Struct, tag_field="type", tag="signature_delta"):
     signature: str
 
 
-class InputJsonDelta(TypedDict):
-    type: Literal["input_json_delta"]
+class InputJsonDelta(msgspec.Struct, tag_field="type", tag="input_json_delta"):
     partial_json: str
+
+
+BlockChange = TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
 
 
 class BlockDelta(TypedDict):
     type: Literal["content_block_delta"]
     index: int
-    delta: TextDelta | ThinkingDelta | SignatureDelta | InputJsonDelta
+    delta: BlockChange
 
 
 class BlockStop(TypedDict):

@@ -6,6 +6,7 @@ from typing import Any
 
 from quire.errors import invalid, shown
 from quire.server.api.anthropic.requests import ChoiceAny, ChoiceNone, ChoiceTool, ToolChoice
+from quire.server.api.anthropic.unknown_fields import UnknownFields
 
 # All are strict here, and there are no other callers and no search for tools, so that each is loaded from the start.
 _FIELDS = {
@@ -14,12 +15,12 @@ _FIELDS = {
 }  # fmt: skip
 
 
-def functions(tools: Sequence[dict[str, Any]], unknown: dict[str, None]) -> list[dict[str, Any]]:
+def functions(tools: Sequence[dict[str, Any]], unknown: UnknownFields) -> list[dict[str, Any]]:
     """The tools as OpenAI describes functions. Adds the fields that are not known to `unknown`."""
     return [_function(f"tools[{index}]", tool, unknown) for index, tool in enumerate(tools)]
 
 
-def _function(where: str, tool: dict[str, Any], unknown: dict[str, None]) -> dict[str, Any]:
+def _function(where: str, tool: dict[str, Any], unknown: UnknownFields) -> dict[str, Any]:
     kind, schema, description = tool.get("type"), tool.get("input_schema"), tool.get("description")
     if kind not in (None, "custom"):
         problem = f"is {shown(kind)}; the server has no tools of its own, so it must be 'custom', with an input_schema"
@@ -33,7 +34,7 @@ def _function(where: str, tool: dict[str, Any], unknown: dict[str, None]) -> dic
     callers = tool.get("allowed_callers")
     if callers is not None and callers != ["direct"]:
         raise invalid(f"{where}.allowed_callers", f"is {shown(callers)}; there are no server tools that could call it")
-    unknown.update((f"{where}.{name}", None) for name in tool if name not in _FIELDS)
+    unknown.note(where, tool, _FIELDS)
     described = _with_examples(where, description or "", tool.get("input_examples"))
     function = {"name": tool.get("name"), "description": described, "parameters": {"type": "object", **schema}}
     return {"type": "function", "function": function}
