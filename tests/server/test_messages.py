@@ -167,7 +167,7 @@ WRONG = [
     ({"messages": [{"role": "user", "content": [{"type": "text", "text": 3}]}]}, "messages[0].content[0].text is 3"),
     ({"system": [{"type": "image"}]}, "system[0].type is 'image'"),
     ({"stop_sequences": ["a", ""]}, "stop_sequences[1] is empty"),
-    ({"thinking": {"type": "enabled"}}, "`budget_tokens`"),
+    ({"thinking": {"type": "enabled"}}, "thinking.budget_tokens is missing"),
     ({"thinking": {"type": "often"}}, "thinking.type is 'often'"),
     ({"tools": [{"type": "web_search_20250305", "name": "web_search"}]}, "tools[0].type is 'web_search_20250305'"),
     ({"tools": [{"name": "a b", "input_schema": {}}]}, "tools[0].name is 'a b'"),

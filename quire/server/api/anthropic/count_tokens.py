@@ -5,7 +5,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.server.api.anthropic.chat_request import Translation
-from quire.server.api.anthropic.errors import REQUEST_ID, new_request_id
+from quire.server.api.anthropic.errors import own_headers
 from quire.server.api.anthropic.requests import REFUSALS, CountTokensRequest
 from quire.server.api.anthropic.responses import TokenCount
 from quire.server.api.chat import encode_chat
@@ -20,7 +20,7 @@ from quire.server.service.service import Service
 async def count_tokens(service: Service, request: Request) -> Response:
     body = await read_json(service, request)
     count, unknown = await service.offload.run(body.num_bytes, lambda: _count(service, body))
-    headers = {REQUEST_ID: new_request_id(), **ignored_header(unknown)}
+    headers = {**own_headers(), **ignored_header(unknown)}
     return Response(msgspec.json.encode(count), 200, headers, "application/json")
 
 

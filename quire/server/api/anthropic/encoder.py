@@ -7,7 +7,7 @@ from quire.errors import QuireError
 from quire.request import FinishReason as Finish
 from quire.server.api.answer_reader import AnswerReader
 from quire.server.api.anthropic.blocks import BlockEvents, added_up
-from quire.server.api.anthropic.errors import error_event
+from quire.server.api.anthropic.errors import error_events
 from quire.server.api.anthropic.requests import MessagesRequest, ThinkingAdaptive, ThinkingEnabled
 from quire.server.api.anthropic.responses import AnthropicMessage, MessageDelta, MessageUsage, StopReason
 from quire.server.http.sse import to_json
@@ -24,11 +24,10 @@ STOP = b'event: message_stop\ndata: {"type":"message_stop"}\n\n'
 class MessageEncoder:
     """Writes the answer to one request."""
 
-    def __init__(self, fields: MessagesRequest, form: AnswerForm, model: str, request_id: str) -> None:
+    def __init__(self, fields: MessagesRequest, form: AnswerForm, model: str) -> None:
         self._fields = fields
         self._model = model
         self.form = form
-        self.request_id = request_id
         self._id = f"msg_{secrets.token_hex(12)}"
 
     def new_blocks(self) -> BlockEvents:
@@ -139,7 +138,7 @@ class MessageEvents:
         return self._begin() + _event(self._encoder.ended(self._stream, self._reader, self._finish)) + STOP
 
     def fail(self, error: QuireError) -> bytes:
-        return error_event(error, self._encoder.request_id)
+        return error_events(error)
 
     def _begin(self) -> bytes:
         if self._has_begun:

@@ -1,6 +1,5 @@
 """Errors in Anthropic's shape."""
 
-import secrets
 from math import ceil
 
 import msgspec
@@ -21,8 +20,9 @@ from quire.errors import (
     WrongMethod,
 )
 from quire.server.api.anthropic.responses import AnthropicError, ErrorType
+from quire.server.caller import request_id
 
-REQUEST_ID = "request-id"  # the header
+_HEADER = "request-id"  # as these clients call it; other APIs say x-request-id
 
 _KINDS: tuple[tuple[type[QuireError], int, ErrorType], ...] = (  # the first that matches
     (Unauthorized, 401, "authentication_error"),
@@ -39,34 +39,30 @@ _KINDS: tuple[tuple[type[QuireError], int, ErrorType], ...] = (  # the first tha
 )
 
 
-def new_request_id() -> str:
-    return f"req_{secrets.token_hex(12)}"
+def own_headers() -> dict[str, str]:
+    """The headers of every answer."""
+    return {_HEADER: request_id.get()}
 
 
-def error_body(error: QuireError, request_id: str) -> AnthropicError:
+def error_body(error: QuireError) -> AnthropicError:
     _, kind = _status_and_type(error)
     message = error.message
     if isinstance(error, PromptTooLong):
         message = f"prompt is too long: {message}"  # the words that clients look for when they shorten a conversation
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id}
+    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id.get()}
 
 
 def error_response(error: QuireError) -> Response:
-    request_id = new_request_id()
-    headers = {REQUEST_ID: request_id}
+    headers = own_headers()
     if error.retry_after_s is not None:
         headers["retry-after"] = str(max(1, ceil(error.retry_after_s)))
     status, _ = _status_and_type(error)
-    return Response(msgspec.json.encode(error_body(error, request_id)), status, headers, "application/json")
+    return Response(msgspec.json.encode(error_body(error)), status, headers, "application/json")
 
 
 def error_events(error: QuireError) -> bytes:
     """The last event of a stream that fails."""
-    return error_event(error, new_request_id())
-
-
-def error_event(error: QuireError, request_id: str) -> bytes:
-    return b"event: error\ndata: " + msgspec.json.encode(error_body(error, request_id)) + b"\n\n"
+    return b"event: error\ndata: " + msgspec.json.encode(error_body(error)) + b"\n\n"
 
 
 def _status_and_type(error: QuireError) -> tuple[int, ErrorType]:

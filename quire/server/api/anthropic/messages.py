@@ -1,7 +1,6 @@
 """POST /v1/messages."""
 
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from starlette.requests import Request
@@ -9,7 +8,7 @@ from starlette.responses import Response
 
 from quire.server.api.anthropic.chat_request import Translation
 from quire.server.api.anthropic.encoder import MessageEncoder
-from quire.server.api.anthropic.errors import REQUEST_ID, new_request_id
+from quire.server.api.anthropic.errors import own_headers
 from quire.server.api.anthropic.requests import REFUSALS, MessagesRequest
 from quire.server.api.chat import prepare_chat
 from quire.server.api.dialect import Dialect
@@ -25,15 +24,13 @@ from quire.server.service.service import Service
 
 async def messages(service: Service, request: Request) -> Response:
     body = await read_json(service, request)
-    dialect, request_id = request.scope["route"].dialect, new_request_id()
-    streams = body.raw.get("stream") is True
-    parse = partial(_parse, request_id=request_id)
-    response = await answer(service, request, body, parse, dialect, name="messages", streams=streams)
-    response.headers[REQUEST_ID] = request_id
+    dialect, streams = request.scope["route"].dialect, body.raw.get("stream") is True
+    response = await answer(service, request, body, _parse, dialect, name="messages", streams=streams)
+    response.headers.update(own_headers())
     return response
 
 
-def _parse(service: Service, dialect: Dialect, arrival: Arrival, raw: dict[str, Any], *, request_id: str) -> Job:
+def _parse(service: Service, dialect: Dialect, arrival: Arrival, raw: dict[str, Any]) -> Job:
     settings, model = service.settings, service.model
     fields, unknown = typed(raw, MessagesRequest, REFUSALS, strict=settings.strict)
     translation = Translation(fields)
@@ -42,7 +39,7 @@ def _parse(service: Service, dialect: Dialect, arrival: Arrival, raw: dict[str, 
     unknown += translation.unknown.names
     with named_by(translation.own_name):
         prepared = prepare_chat(service, dialect, arrival, translation.chat, unknown)
-    encoder = MessageEncoder(fields, prepared.form, model.name, request_id)
+    encoder = MessageEncoder(fields, prepared.form, model.name)
     return Job(
         specs=[_within_limits(prepared.spec, fields.max_tokens, model, translation)],
         body=encoder.body,

@@ -7,7 +7,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.server.api.anthropic.dialect import ANTHROPIC
-from quire.server.api.anthropic.errors import REQUEST_ID, new_request_id
+from quire.server.api.anthropic.errors import own_headers
 from quire.server.api.anthropic.responses import AnthropicModel, AnthropicModelList
 from quire.server.service.service import Service
 
@@ -38,4 +38,4 @@ def _card(service: Service) -> AnthropicModel:
 
 
 def _json(body: AnthropicModelList | AnthropicModel) -> Response:
-    return Response(msgspec.json.encode(body), 200, {REQUEST_ID: new_request_id()}, "application/json")
+    return Response(msgspec.json.encode(body), 200, own_headers(), "application/json")
