@@ -13,6 +13,7 @@ from quire.cli.chat import chat
 from quire.cli.doctor import doctor
 from quire.cli.generate import generate
 from quire.cli.serve import serve
+from quire.cli.tokenizer import tokenizer
 from quire.errors import InvalidRequest, InvalidSetting, QuireError
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130  # exit codes
@@ -45,6 +46,7 @@ app.command()(generate)
 app.command()(chat)
 app.command()(doctor)
 app.add_typer(bench, name="bench")
+app.add_typer(tokenizer, name="tokenizer")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

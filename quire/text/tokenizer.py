@@ -104,6 +104,14 @@ class Tokenizer:
         text: str = self._backend.to_str()
         return text
 
+    def added_tokens(self) -> dict[str, dict[str, str | bool]]:
+        """The tokens that are found whole in any text, by their ids, in the form of tokenizer_config.json."""
+        rules = ("lstrip", "normalized", "rstrip", "single_word", "special")
+        return {
+            str(token_id): {"content": token.content} | {rule: getattr(token, rule) for rule in rules}
+            for token_id, token in sorted(self._backend.get_added_tokens_decoder().items())
+        }
+
     def check_ids(self, token_ids: Iterable[int], param: str | None = None) -> None:
         """Refuse ids that are not in the vocabulary; `param` is the field that holds them."""
         for token_id in token_ids:

@@ -11,7 +11,7 @@ from quire.server.settings import ServerSettings
 from tests import web
 from tests.patience import WAIT_S
 from tests.server.running import RunningServer
-from tests.server.vocabulary import END, served_model
+from tests.server.vocabulary import END, TEMPLATE, served_model
 
 
 @pytest.fixture
@@ -171,6 +171,34 @@ def test_tokens_are_shown_with_their_bytes(server):
     tokens = post(server, "/tokenize", {"prompt": "aé b"}).json()
     assert tokens == {"count": 5, "max_model_len": 512, "tokens": [one["id"] for one in found]}
     assert post(server, "/detokenize", {"tokens": tokens["tokens"]}).json() == {"prompt": "aé b"}
+
+
+def test_a_remote_tokenizer_works_as_evaluation_harnesses_use_it(server):
+    """lm-eval's RemoteTokenizer: these requests, in this order."""
+    info = web.get(f"{server.url}/tokenizer_info").json()
+    assert (info["eos_token"], info["bos_token"], info["pad_token"]) == (END, None, None)
+    assert info["chat_template"] == TEMPLATE
+    assert info["added_tokens_decoder"]["0"]["content"] == END
+    found = post(server, "/tokenize", {"prompt": f"test{END}", "add_special_tokens": False}).json()
+    assert found["tokens"] == ids(server, f"test{END}")
+    assert post(server, "/detokenize", {"tokens": found["tokens"]}).json() == {"prompt": f"test{END}"}
+
+
+def test_token_strings_come_where_they_are_asked_for(server):
+    asked = post(server, "/tokenize", {"prompt": "a b", "return_token_strs": True}).json()
+    assert (asked["token_strs"], asked["count"]) == (["a", "Ġ", "b"], 3)
+
+
+def test_conversations_are_tokenised_with_all_that_their_prompt_depends_on(server):
+    chat = {
+        "messages": [{"role": "user", "content": "hi"}],
+        "tools": [{"type": "function", "function": {"name": "f"}}],
+        "continue_final_message": True,
+    }
+    tokens = post(server, "/tokenize", chat).json()["tokens"]
+    shown = post(server, "/chat_tokenize", chat).json()["tokenize_response"]
+    assert tokens == [each["id"] for each in shown]
+    assert tokens != post(server, "/tokenize", {"messages": chat["messages"]}).json()["tokens"]
 
 
 def test_a_chat_is_shown_as_its_template_has_it(server):

@@ -72,6 +72,7 @@ class Tokenized(TypedDict):
     count: int
     max_model_len: int
     tokens: list[int]
+    token_strs: NotRequired[list[str]]  # with return_token_strs
 
 
 class ChatTokenized(TypedDict):
@@ -81,6 +82,29 @@ class ChatTokenized(TypedDict):
 
 class Detokenized(TypedDict):
     prompt: str
+
+
+class AddedToken(TypedDict):
+    content: str
+    lstrip: bool
+    normalized: bool
+    rstrip: bool
+    single_word: bool
+    special: bool
+
+
+class TokenizerInfo(TypedDict):
+    """As tokenizer_config.json has it; tokens that the model does not have are null."""
+
+    tokenizer_class: str
+    clean_up_tokenization_spaces: bool
+    added_tokens_decoder: dict[str, AddedToken]
+    model_max_length: int
+    bos_token: str | None
+    eos_token: str | None
+    unk_token: str | None
+    pad_token: str | None
+    chat_template: str | None
 
 
 class Info(TypedDict):

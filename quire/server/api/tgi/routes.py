@@ -52,6 +52,7 @@ ROUTES = (
         "/detokenize", tokenize.detokenize, body=(tokenize.DetokenizeRequest,), answer=(responses.Detokenized,),
         example='{"tokens": [1, 2, 3]}',
     ),
+    _get("/tokenizer_info", tokenize.tokenizer_info, answer=(responses.TokenizerInfo,)),
     VERTEX,
     _get("/info", info, answer=(responses.Info,), is_open=True),
     _get("/v2", kserve.server_metadata, answer=(responses.KServeServer,), is_open=True),

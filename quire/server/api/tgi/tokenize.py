@@ -1,6 +1,8 @@
-"""POST /tokenize and /chat_tokenize; POST /detokenize."""
+"""POST /tokenize and /chat_tokenize; POST /detokenize; GET /tokenizer_info."""
 
+import asyncio
 from collections.abc import Callable, Sequence
+from functools import cache
 from itertools import accumulate
 from typing import Any, NamedTuple
 
@@ -13,15 +15,17 @@ from quire.server.api.chat import encode_chat
 from quire.server.api.job import ignored_header
 from quire.server.api.openai.requests import CHAT_REFUSALS, ChatRequest
 from quire.server.api.openai.tools import tool_use
-from quire.server.api.prompts import encode_conversation
 from quire.server.api.sampling import at_most
 from quire.server.api.tgi.requests import TokenizeRequest
 from quire.server.api.tgi.responses import ChatTokenized, Detokenized, Tokenized, TokenSpan
 from quire.server.api.validation import typed
 from quire.server.http.body import read_json
+from quire.server.service.served_model import ServedModel
 from quire.server.service.service import Service
+from quire.text.chat import DEFAULT
 from quire.text.tokenizer import Tokenizer
 from quire.text.tokenizer import TokenSpan as PlacedToken
+from quire.text.tokenizer_files import tokenizer_config
 
 MAX_SPANS = 262_144  # of a reply: each takes a hundred bytes
 
@@ -32,8 +36,12 @@ class PromptTokenizeRequest(msgspec.Struct, kw_only=True):
     model: str | None = None
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
     add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
     add_special_tokens: bool | None = None  # around a prompt; templates write their own
+    return_token_strs: bool | None = None
 
 
 class DetokenizeRequest(msgspec.Struct, kw_only=True):
@@ -61,6 +69,21 @@ async def detokenize(service: Service, request: Request) -> Response:
     return await _answer(service, request, _detokenize)
 
 
+async def tokenizer_info(service: Service, request: Request) -> Response:
+    """The tokenizer and the chat template, by which clients count tokens and render conversations themselves."""
+    return Response(await asyncio.to_thread(_tokenizer_info, service.model), media_type="application/json")
+
+
+@cache
+def _tokenizer_info(model: ServedModel) -> bytes:
+    templates = model.templates
+    info = dict.fromkeys(("bos_token", "eos_token", "unk_token", "pad_token", "chat_template"))
+    info |= tokenizer_config(model.tokenizer, model.max_total_tokens)
+    if DEFAULT in templates.names:
+        info["chat_template"] = templates.select(DEFAULT).source
+    return msgspec.json.encode(info)
+
+
 async def _answer(service: Service, request: Request, encode: Callable[[Service, dict[str, Any]], Encoded]) -> Response:
     body = await read_json(service, request)
 
@@ -85,9 +108,17 @@ def _tokenize(service: Service, raw: dict[str, Any]) -> Encoded:
     if body.prompt is not None:
         tokens = model.tokenizer.encode(body.prompt, add_special_tokens=body.add_special_tokens is not False)
     else:
-        add_prompt = body.add_generation_prompt is not False
-        _, tokens = encode_conversation(service, body.messages or (), add_generation_prompt=add_prompt)
+        chat = ChatRequest(
+            messages=body.messages or [],
+            tools=body.tools,
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            chat_template_kwargs=body.chat_template_kwargs,
+        )
+        _, tokens = encode_chat(service, chat, tool_use(chat, model))
     reply: Tokenized = {"count": len(tokens), "max_model_len": model.max_total_tokens, "tokens": tokens}
+    if body.return_token_strs:
+        reply["token_strs"] = [model.tokenizer.piece(token) for token in tokens]
     return Encoded(reply, unknown)
 
 

@@ -1,0 +1,50 @@
+"""`quire tokenizer`: the tokenizer of a model as files."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from quire.cli.console import log_to_stderr
+from quire.cli.settings import with_settings
+from quire.config import Config
+from quire.errors import InvalidSetting
+
+tokenizer = typer.Typer(help="Work with the tokenizer of a model.", no_args_is_help=True)
+
+
+@tokenizer.callback()
+def _commands() -> None: ...
+
+
+@with_settings
+def export(
+    folder: Annotated[Path, typer.Argument(help="Where to write them; it is made where it does not exist.")],
+    config: Config,
+) -> None:
+    """Write tokenizer and chat templates as files that transformers' AutoTokenizer loads, also of a GGUF model."""
+    log_to_stderr(quiet=True)
+    from quire.files import progress_bar
+    from quire.files.model_files import locate
+    from quire.text.chat import load_chat_templates
+    from quire.text.tokenizer import load_tokenizer
+    from quire.text.tokenizer_files import write_tokenizer
+
+    files = locate(
+        config.model,
+        revision=config.revision,
+        token=config.token,
+        offline=config.offline,
+        cache_dir=config.cache_dir,
+        progress=progress_bar,
+    )
+    if files.tokenizer is None:
+        raise InvalidSetting(f"{files.name} has no tokenizer")
+    loaded = load_tokenizer(files.tokenizer)
+    templates = load_chat_templates(files.tokenizer, loaded.special_tokens, override=config.chat_template)
+    max_tokens = files.config.get("max_position_embeddings")
+    for file in write_tokenizer(folder, loaded, templates, max_tokens=max_tokens):
+        print(file)
+
+
+tokenizer.command()(export)
