@@ -2,6 +2,7 @@
 
 import logging
 from dataclasses import dataclass, fields
+from pathlib import Path
 
 from quire.config import setting
 from quire.errors import InvalidSetting
@@ -38,6 +39,9 @@ class ServerSettings:
     http_workers: int = setting(1, HTTP, "HTTP processes, sharing the port.")
     prometheus_port: int | None = setting(None, HTTP, "Additional port that serves /metrics only.")
     payload_limit: int = setting(2_000_000, HTTP, "Largest request body, in bytes.")
+    ssl_certfile: Path | None = setting(None, HTTP, "Certificate in PEM form, with its chain: serve HTTPS only.")
+    ssl_keyfile: Path | None = setting(None, HTTP, "Key of the certificate; by default it is in the same file.")
+    ssl_keyfile_password: str | None = setting(None, HTTP, "Password of the key, where it is encrypted.")
     keep_alive_s: float = setting(75.0, HTTP, "Seconds that an idle connection is kept; longer than any Retry-After.")
     api_key: str | None = setting(None, ACCESS, "API key that requests must carry; several are separated by commas.")
     isolate_api_keys: bool = setting(
@@ -143,6 +147,8 @@ class ServerSettings:
                 raise InvalidSetting(f"{name} is {getattr(self, name)!r}; it must begin with /")
         if self.prometheus_port is not None and not 1 <= self.prometheus_port <= 65535:
             raise InvalidSetting(f"prometheus_port is {self.prometheus_port}; it must be between 1 and 65535")
+        if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_keyfile_password) is not None:
+            raise InvalidSetting("ssl_keyfile and ssl_keyfile_password need ssl_certfile")
         try:
             _ = self.logging_level
         except KeyError as unknown:

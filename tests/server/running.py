@@ -68,15 +68,17 @@ class RunningServer:
         self.loop = asyncio.get_running_loop()
         self.service = Service(self.model, self._settings)
         self.service.connect(self.driver.open(self.service.deliver))
+        certificate = {"ssl_certfile": self._settings.ssl_certfile, "ssl_keyfile": self._settings.ssl_keyfile}
         config = uvicorn.Config(
-            make_app(self.service), http=self._connection, port=0, log_level="warning", lifespan="off"
+            make_app(self.service), http=self._connection, port=0, log_level="warning", lifespan="off", **certificate
         )
         self._server = uvicorn.Server(config)
         task = asyncio.create_task(self._server.serve())
         while not self._server.started:
             await asyncio.sleep(0.01)
         port = self._server.servers[0].sockets[0].getsockname()[1]
-        self.url = f"http://127.0.0.1:{port}"
+        scheme = "http" if self._settings.ssl_certfile is None else "https"
+        self.url = f"{scheme}://127.0.0.1:{port}"
         self._started.set()
         await task
 

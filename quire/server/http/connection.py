@@ -78,6 +78,8 @@ class Connection(HttpToolsProtocol):
         cycle = self.cycle
         if cycle is None or cycle.response_complete or cycle.more_body or self.transport.is_closing():
             return False
+        if not self.transport.can_write_eof():
+            return False  # TLS closes both sides
         cycle.keep_alive = False
         if not cycle.response_started and not self.pipeline and cycle.scope["http_version"] == "1.1":
             self.transport.write(_CONTINUE)

@@ -39,6 +39,9 @@ class HttpServer(uvicorn.Server):
                 backlog=BACKLOG,
                 timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type]  # parts of seconds work as well
                 timeout_graceful_shutdown=int(settings.drain_s) + 2,
+                ssl_certfile=settings.ssl_certfile,
+                ssl_keyfile=settings.ssl_keyfile,
+                ssl_keyfile_password=settings.ssl_keyfile_password,
             )
         )
         self._drain_s = settings.drain_s

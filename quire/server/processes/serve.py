@@ -8,6 +8,7 @@ from collections.abc import Callable
 from quire.config import Config
 from quire.ipc.server import new_address
 from quire.server.http.listener import open_listener, open_listeners
+from quire.server.http.tls import check_certificate
 from quire.server.observe.logs import configure_logs
 from quire.server.processes.engine_process import EngineBuilder
 from quire.server.processes.model_engine import ModelEngine
@@ -29,11 +30,13 @@ def serve_engine(
     announce: Callable[[str], None] | None = None,
 ) -> None:
     """Serve the engine that `build` makes. This process supervises those that do the work."""
+    check_certificate(settings)
     listeners = [[one] for one in open_listeners(settings.host, settings.port, settings.http_workers)]
     host, port = listeners[0][0].getsockname()[:2]
     if settings.prometheus_port is not None:
         listeners[0].append(open_listener(settings.host, settings.prometheus_port, shared=False))
-    url = f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+    scheme = "http" if settings.ssl_certfile is None else "https"
+    url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
     async def run(address: str) -> None:
         supervisor = Supervisor(
