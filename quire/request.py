@@ -1,6 +1,7 @@
 """What a client asks for, once parsed: plain data that travels from the front end to the engine."""
 
 import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
@@ -28,6 +29,7 @@ class GrammarKind(StrEnum):
     JSON_SCHEMA = "json_schema"
     REGEX = "regex"  # matches the whole answer
     LARK = "lark"  # rules, in llguidance's dialect
+    TOKENS = "tokens"  # JSON: which tokens are allowed, and which sequences of tokens are not
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,17 @@ def json_schema(schema: dict[str, Any]) -> Grammar:
 def regex(pattern: str) -> Grammar:
     """Answers match `pattern`, from beginning to end."""
     return Grammar(GrammarKind.REGEX, pattern)
+
+
+def choice(texts: Iterable[str]) -> Grammar:
+    """Answers are one of `texts`."""
+    return regex("|".join("".join(f"\\x{{{ord(char):x}}}" for char in text) for text in texts))
+
+
+def token_rules(allowed: Iterable[int] | None, banned: Iterable[Sequence[int]] = ()) -> Grammar:
+    """Answers of `allowed` tokens alone, unless that is None, in which no sequence of `banned` stands."""
+    rules = {"allowed": None if allowed is None else sorted(set(allowed)), "banned": [list(one) for one in banned]}
+    return Grammar(GrammarKind.TOKENS, json.dumps(rules))
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +119,7 @@ class Request:
     queue_timeout_s: float | None = None
     timeout_s: float | None = None
     prompt_logprobs: int | None = None
-    grammar: Grammar | None = None  # it also says where the answer may end
+    grammar: Grammar | None = None  # unless it is of tokens, it also says where the answer may end
     timings: bool = False  # an account of what became of it is wanted
     traced: bool = False  # records of some of its steps are wanted
 
@@ -133,7 +146,7 @@ class Request:
         if self.prompt_logprobs is not None:
             top = self.prompt_logprobs
             _require("prompt_logprobs", top, 0 <= top <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}")
-        if self.grammar is not None:
+        if self.grammar is not None and self.grammar.kind is not GrammarKind.TOKENS:
             # Where the grammar is complete nothing but an end may follow.
             ignores = self.ignore_end
             _require("ignore_end", ignores, not ignores, "false with a grammar, which says where to end")

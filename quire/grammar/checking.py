@@ -77,7 +77,8 @@ class GrammarChecking:
         Rules are not sent: they may name tokens of the model, which the process does not know.
         """
         refuse_what_explodes(name, grammar)
-        fault = None if grammar.kind is GrammarKind.LARK else self.submit(grammar).result()
+        names_tokens = grammar.kind in (GrammarKind.LARK, GrammarKind.TOKENS)
+        fault = None if names_tokens else self.submit(grammar).result()
         if fault is not None:
             raise invalid(name, f"cannot be followed: {fault}")
 

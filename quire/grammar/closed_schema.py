@@ -41,9 +41,15 @@ def guided_schema(schema: Any) -> Any:
         closed = _Closing(schema).closed()
     except RecursionError:
         raise InvalidRequest("the schema is too complex: too many references follow each other") from None
-    given = schema.get(STYLE)
-    style = {key: given[key] for key in STYLE_PATTERNS if key in given} if isinstance(given, dict) else {}
-    return closed | {STYLE: {"whitespace_pattern": WHITESPACE, "lenient": False} | style}
+    return closed | {STYLE: _style(schema.get(STYLE))}
+
+
+def _style(given: Any) -> dict[str, Any]:
+    """How JSON is written: as `given`, a part of the schema, says, but for what would let answers break the schema."""
+    given = given if isinstance(given, dict) else {}
+    blanks = "" if given.get("whitespace_flexible") is False else WHITESPACE
+    style = {key: given[key] for key in STYLE_PATTERNS if isinstance(given.get(key), str)}
+    return {"whitespace_pattern": blanks, "lenient": False} | style
 
 
 class _Closing:

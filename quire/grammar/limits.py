@@ -19,9 +19,9 @@ _SHOWN_PLACE = 120  # characters of a place in a schema that an error names
 
 def refuse_what_explodes(name: str, grammar: Grammar) -> None:
     """Raise when `grammar`, the field `name`, is large, or larger than it looks."""
-    _check_size(name, grammar.text)
+    check_size(name, grammar.text)
     if grammar.kind is GrammarKind.REGEX:
-        _check_regex(name, grammar.text)
+        check_regex(name, grammar.text)
     elif grammar.kind is GrammarKind.JSON_SCHEMA:
         _check_schema(name, parse_json_text(name, grammar.text))
 
@@ -29,41 +29,42 @@ def refuse_what_explodes(name: str, grammar: Grammar) -> None:
 def refuse_schema_that_explodes(name: str, schema: Any) -> int:
     """Raise when `schema`, the field `name`, is large, or larger than it looks. Returns its bytes as JSON."""
     text = json_schema(schema).text
-    _check_size(name, text)
+    check_size(name, text)
     _check_schema(name, schema)
     return len(text)
 
 
-def _check_size(name: str, text: str) -> None:
-    if len(text) > MAX_BYTES:  # before anything that takes longer for a longer text
-        raise invalid(name, f"has {len(text)} characters; the limit is {MAX_BYTES} bytes")
+def check_size(name: str, text: str, limit: int = MAX_BYTES) -> None:
+    if len(text) > limit:  # before anything that takes longer for a longer text
+        raise invalid(name, f"has {len(text)} characters; the limit is {limit} bytes")
     try:
         size = len(text.encode())
     except UnicodeEncodeError as error:
         raise invalid(name, f"has half of a surrogate pair at {error.start}; it must be valid Unicode") from None
-    if size > MAX_BYTES:
-        raise invalid(name, f"has {size} bytes; the limit is {MAX_BYTES}")
+    if size > limit:
+        raise invalid(name, f"has {size} bytes; the limit is {limit}")
 
 
 def _check_schema(name: str, schema: Any) -> None:
     for place, key, value in _entries(schema, name):
         if key == "pattern" and isinstance(value, str):
-            _check_regex(f"{place}.pattern", value)
+            check_regex(f"{place}.pattern", value)
         elif key == "patternProperties" and isinstance(value, dict):
             for pattern in value:
-                _check_regex(f"{place}.patternProperties", pattern)
+                check_regex(f"{place}.patternProperties", pattern)
         elif key == STYLE and isinstance(value, dict):
             for style in STYLE_PATTERNS:
                 if isinstance(value.get(style), str):
-                    _check_regex(f"{place}.{STYLE}.{style}", value[style])
+                    check_regex(f"{place}.{STYLE}.{style}", value[style])
         for text in (key, value):
             if isinstance(text, str) and len(text) > MAX_LITERAL:
                 raise invalid(place, f"has a string of {len(text)} characters; the limit is {MAX_LITERAL}")
 
 
-def _check_regex(name: str, pattern: str) -> None:
+def check_regex(name: str, pattern: str, size_before: int = 0) -> int:
+    """The characters that `pattern` stands for. Raises when they, and those of patterns before it, are too many."""
     try:
-        size = expanded(pattern)
+        size = size_before + expanded(pattern)
     except ValueError as error:
         raise invalid(name, f"is no regular expression that can be followed: {error}") from None
     if size > MAX_EXPANDED:
@@ -73,6 +74,7 @@ def _check_regex(name: str, pattern: str) -> None:
             f"is a regular expression of {shown} characters once its repetitions are written out; "
             f"the limit is {MAX_EXPANDED}",
         )
+    return size - size_before
 
 
 def _entries(document: Any, place: str) -> Iterator[tuple[str, str, Any]]:

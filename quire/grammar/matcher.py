@@ -11,6 +11,7 @@ import llguidance
 
 from quire.errors import InvalidRequest, invalid
 from quire.grammar.closed_schema import guided_schema
+from quire.grammar.token_rules import TokenMatcher
 from quire.request import Grammar, GrammarKind, num_mask_words
 from quire.text.tokenizer import Tokenizer
 
@@ -71,12 +72,16 @@ class Grammars:
         self._compiled: OrderedDict[Grammar, llguidance.LLMatcher] = OrderedDict()
 
     def prepare(self, grammar: Grammar) -> "Future[None] | None":
+        if grammar.kind is GrammarKind.TOKENS:
+            return None
         with self._lock:
             if grammar in self._compiled:
                 return None
         return self._pool.submit(self._prepare, grammar)
 
-    def matcher(self, grammar: Grammar) -> GrammarMatcher:
+    def matcher(self, grammar: Grammar) -> "GrammarMatcher | TokenMatcher":
+        if grammar.kind is GrammarKind.TOKENS:
+            return TokenMatcher(grammar.text, self._mask_bytes)
         compiled = self._compile(grammar)
         fault = fault_in(compiled)
         if fault is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from quire.errors import InvalidRequest, invalid
 from quire.grammar.closed_schema import guided_schema
+from quire.grammar.lark_text import embedded
 from quire.request import Grammar, GrammarKind
 from quire.text.tools import CallFormat, Tool
 
@@ -14,11 +15,18 @@ NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additional
 
 
 def calls_grammar(
-    tools: Sequence[Tool], form: CallFormat, *, required: bool, parallel: bool, special: Mapping[str, int] | None = None
+    tools: Sequence[Tool],
+    form: CallFormat,
+    *,
+    required: bool,
+    parallel: bool,
+    special: Mapping[str, int] | None = None,
+    otherwise: Grammar | None = None,
 ) -> Grammar:
     """Answers that are calls, or where they are not `required`, text or calls; text may come before the first.
 
-    `special`: marks of the form that are special tokens of the vocabulary, which no text spells.
+    `special`: marks of the form that are special tokens of the vocabulary, which no text spells. `otherwise`: in place
+    of text, and not before calls.
     """
     marks = special or {}
     calls = "call"
@@ -33,6 +41,8 @@ def calls_grammar(
     begin = _terms(form.begin, marks)
     if required:
         rules.append(f"start: {begin} {calls}")
+    elif otherwise is not None:
+        rules += [f"start: answer | {begin} {calls}", embedded("answer", otherwise)]
     elif not form.begin:
         rules += [f"start: TEXT | {calls}", "TEXT: /([^{](.|\\n)*)?/"]
     elif begin.startswith("<"):

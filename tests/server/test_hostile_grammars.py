@@ -69,6 +69,35 @@ def test_a_long_regular_expression_does_not_hold_up_the_event_loop(running: Runn
     assert refusal(running, "/v1/chat/completions", CHAT | {"tools": tools}).startswith("tools[0].function.parameters")
 
 
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        "root ::= " + "(" * 60_000,
+        "root ::= " + '("a" | "b")? ' * 5_000,
+        "root ::= " + "(" * 900 + '"a"' + ")*" * 900,
+        'root ::= root root | "a" | ""',
+        "\n".join(f'r{n} ::= r{n + 1} r{n + 1} | "a"' for n in range(40)) + '\nr40 ::= "b"\nroot ::= r0',
+        "start: " + "/a/ " * 16_000,
+        "start: " + "(" * 20_000,
+        'start: x{1000}\nx: y{1000}\ny: "' + "a" * 4000 + '"',
+        "start: " + " ".join(f"/.*a.{{{n}}}/" for n in range(100)),
+        "start: %json " + '{"allOf": [' * 500,
+        "start: T\nT: " + " & ".join(f"/.*a.{{{n}}}/" for n in range(30)),
+    ],
+)
+def test_hostile_rules_are_answered_or_refused_and_the_server_is_well(running: RunningServer, grammar: str) -> None:
+    measured(running)
+    for field in ("guided_grammar", "grammar"):
+        answer = web.post(f"{running.url}/v1/chat/completions", json=CHAT | {field: grammar})
+        assert answer.status_code in (200, 400, 500), answer.text[:500]
+        if answer.status_code != 200:
+            assert len(answer.json()["error"]["message"]) < 1000
+    assert web.get(f"{running.url}/health").status_code == 200
+    assert measured(running) < MAX_LOOP_S
+    well = web.post(f"{running.url}/v1/chat/completions", json=CHAT | {"guided_choice": ["ab"]})
+    assert well.json()["choices"][0]["message"]["content"] == "ab"
+
+
 def test_the_schemas_of_tools_have_a_limit_together(running: RunningServer) -> None:
     body = CHAT | {"tools": [tool({"enum": ["y" * 1000] * 1800})]}
     message = refusal(running, "/v1/chat/completions", body)

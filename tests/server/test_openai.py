@@ -234,7 +234,7 @@ def test_errors_name_the_field_its_value_and_the_limit(client):
         ({"presence_penalty": 7}, "presence_penalty"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name"),
         ({"response_format": {"type": "regex", "value": "("}}, "response_format"),
-        ({"guided_regex": "a"}, "guided_regex"),
+        ({"structural_tag": "a"}, "structural_tag"),
         ({"model": "other"}, "model"),
     ],
 )

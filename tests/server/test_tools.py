@@ -229,7 +229,6 @@ def test_hugging_faces_client_calls_tools(caller):
         ({"tool_choice": "required"}, "there are no tools"),
         ({"tools": [], "tool_choice": {"type": "function", "function": {"name": "f"}}}, "there are no tools"),
         ({"tool_prompt": "go"}, "there are no tools"),
-        ({"tools": [NOW], "response_format": {"type": "json_object"}}, "response_format and tools are both set"),
         ({"functions": [NOW]}, "see tools"),
     ],
 )

@@ -81,6 +81,12 @@ def chats(room: int) -> Iterator[tuple[str, bytes]]:
     wanted = {"type": "json_schema", "json_schema": {"schema": {"type": "object", "properties": properties}}}
     yield "an answer of a long schema", _dumped(chat(response_format=wanted))
     yield "a long expression", _dumped(chat(response_format={"type": "regex", "value": "(a|b)" * 50_000}))
+    yield "a long choice", filled(chat(guided_choice=[]), ("guided_choice",), "a", room)
+    yield "a long grammar", _dumped(chat(guided_grammar='root ::= "a"' + ' | "a"' * 10_000))
+    yield "many rules", _dumped(chat(grammar="\n".join(f"r{number} ::= r{number + 1}" for number in range(4000))))
+    yield "many bad words", filled(chat(bad_words=[]), ("bad_words",), "a", room)
+    yield "long bad words", _dumped(chat(bad_words=["ab" * 499] * 128))
+    yield "many allowed tokens", filled(chat(allowed_token_ids=[]), ("allowed_token_ids",), 1, room)
     yield "many unknown fields", _dumped(chat() | many_keys(room - 1000))
     yield "many biases", _dumped(chat(logit_bias=many_keys(room - 1000)))
     yield "many stop strings", filled(chat(stop=[]), ("stop",), "a", room)

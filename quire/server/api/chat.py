@@ -7,7 +7,8 @@ from typing import NamedTuple
 from quire.errors import invalid
 from quire.request import MAX_LOGPROBS
 from quire.server.api.dialect import Dialect
-from quire.server.api.grammars import grammar_of, with_grammar
+from quire.server.api.grammars import with_grammar
+from quire.server.api.openai.constraints import constraint_of
 from quire.server.api.openai.requests import ChatRequest
 from quire.server.api.openai.spec_builder import SpecBuilder
 from quire.server.api.openai.tools import tool_use
@@ -15,7 +16,7 @@ from quire.server.api.prompts import encode_conversation
 from quire.server.api.sampling import between
 from quire.server.api.tool_use import ToolUse
 from quire.server.service.arrival import Arrival
-from quire.server.service.generation_spec import GenerationSpec
+from quire.server.service.generation_spec import GenerationSpec, NamedGrammar
 from quire.server.service.service import Service
 from quire.text.answer_parts import AnswerForm
 from quire.text.shield import Prompt
@@ -35,19 +36,17 @@ def prepare_chat(
 ) -> PreparedChat:
     """Everything about a chat but how its answers are written. May run in a thread."""
     settings, model = service.settings, service.model
-    tools = tool_use(fields, model)
+    constraint = constraint_of(fields, model.tokenizer)
+    tools = tool_use(fields, model, constraint)
     builder = _spec_builder(service, dialect, fields)
     with arrival.tokenising():
         prompt, tokens = encode_chat(service, fields, tools)
     spec = builder.spec(tokens)
     form = _answer_form(service, tools, prompt.text)
-    grammar = grammar_of("response_format", fields.response_format)
     if tools is None:
-        spec = with_grammar(settings, spec, "response_format", grammar)
-    elif grammar is not None:
-        raise invalid("response_format", "and tools are both set; an answer can follow one of them")
+        spec = with_grammar(settings, spec, constraint)
     else:
-        spec = with_grammar(settings, spec, "tools", tools.grammar, tools.checked)
+        spec = with_grammar(settings, spec, NamedGrammar("tools", tools.grammar), tools.checked)
     if not spec.skip_special_tokens or _has_special_marks(service, form):
         spec = replace(spec, skip_special_tokens=False)
     return PreparedChat(fields, list(unknown), form, spec, prompt.text)

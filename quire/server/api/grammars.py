@@ -4,24 +4,38 @@ from dataclasses import replace
 from typing import Any
 
 from quire.errors import invalid, shown
+from quire.grammar.lark_text import client_grammar
 from quire.grammar.limits import MAX_BYTES
-from quire.request import Grammar, json_schema, regex
+from quire.request import Grammar, GrammarKind, json_schema, regex
 from quire.server.service.generation_spec import GenerationSpec, NamedGrammar
 from quire.server.settings import ServerSettings
 from quire.text.json_text import parse_json_text
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
-_TYPES = ("text", "json_object", "json_schema", "json", "regex")
+# By type: where its constraint may stand. Beside OpenAI's and text-generation-inference's places those of others.
+_KEYS: dict[str, tuple[str, ...]] = {
+    "text": (),
+    "json_object": ("value", "schema"),
+    "json_schema": ("json_schema", "value", "schema"),
+    "json": ("value", "schema"),
+    "regex": ("value", "regex", "pattern"),
+    "grammar": ("value", "grammar"),
+}
+_CONSTRAINTS = ("json_schema", "schema", "value", "regex", "pattern", "grammar", "structures", "triggers")
+_NOUNS = {"regex": "regular expression", "grammar": "grammar, as a text"}
 
 
 def with_grammar(
-    settings: ServerSettings, spec: GenerationSpec, field: str, grammar: Grammar | None, checked: Grammar | None = None
+    settings: ServerSettings, spec: GenerationSpec, constraint: NamedGrammar | None, checked: Grammar | None = None
 ) -> GenerationSpec:
-    """`spec` with the grammar that `field` gives. `checked` replaces a grammar with special tokens in the check, which
+    """`spec` with the grammar that a field gives. `checked` replaces a grammar with special tokens in the check, which
     does not know them."""
-    if grammar is None:
+    if constraint is None:
         return spec
+    field, grammar = constraint
     request = spec.request
+    if grammar.kind is GrammarKind.TOKENS:  # there is nothing to compile, and it says nothing about ends
+        return replace(spec, request=replace(request, grammar=grammar))
     if settings.disable_grammar_support:
         raise invalid(field, "is set; this server was started with --disable-grammar-support")
     if not request.end_ids:
@@ -45,36 +59,43 @@ def grammar_of(name: str, given: dict[str, Any] | None, *, needs_properties: boo
     """
     if given is None:
         return None
-    kind = given.get("type")
-    if kind not in _TYPES:
-        raise invalid(f"{name}.type", f"is {shown(kind)}; it can be {', '.join(_TYPES)}")
+    kind: Any = given.get("type")
+    if not isinstance(kind, str) or kind not in _KEYS:
+        raise invalid(f"{name}.type", f"is {shown(kind)}; it can be {', '.join(_KEYS)}")
+    said = [key for key in _CONSTRAINTS if given.get(key) is not None]
+    for key in said:
+        if key not in _KEYS[kind]:
+            raise invalid(f"{name}.{key}", f"is set; with type {kind} it can have {', '.join(_KEYS[kind]) or 'none'}")
+    if len(said) > 1:
+        raise invalid(f"{name}.{said[0]}", f"and {name}.{said[1]} are both set; an answer can follow one of them")
     if kind == "text":
         return None
-    if kind == "regex":
-        pattern = given.get("value")
-        if not isinstance(pattern, str):
-            raise invalid(f"{name}.value", f"is {shown(pattern)}; it must be a regular expression")
-        return regex(pattern)
-    schema = _schema_of(name, kind, given)
+    if kind in ("regex", "grammar"):
+        key = said[0] if said else "value"
+        text = given.get(key)
+        if not isinstance(text, str):
+            raise invalid(f"{name}.{key}", f"is {shown(text)}; it must be a {_NOUNS[kind]}")
+        return regex(text) if kind == "regex" else client_grammar(f"{name}.{key}", text)
+    schema = _schema_of(name, kind, given, said[0] if said else "value")
     if needs_properties and "properties" not in schema:
         raise invalid(name, "has no properties at the top of its schema; it must have some")
     return json_schema(schema)
 
 
-def _schema_of(name: str, kind: str, given: dict[str, Any]) -> dict[str, Any]:
-    if kind == "json_schema":
-        where = "json_schema" if "json_schema" in given else "value"
-        described = given.get(where)
-        if not isinstance(described, dict):
-            raise invalid(f"{name}.{where}", f"is {shown(described)}; it must be an object with a schema")
-        return _schema(f"{name}.{where}.schema", described.get("schema"))
-    if "value" not in given and kind == "json_object":
+def _schema_of(name: str, kind: str, given: dict[str, Any], key: str) -> dict[str, Any]:
+    if kind == "json_object" and given.get(key) is None:
         return ANY_OBJECT
-    return _schema(f"{name}.value", given.get("value"))
+    if kind == "json_schema" and key != "schema":
+        described = given.get(key)
+        if not isinstance(described, dict):
+            raise invalid(f"{name}.{key}", f"is {shown(described)}; it must be an object with a schema")
+        return schema_given(f"{name}.{key}.schema", described.get("schema"))
+    return schema_given(f"{name}.{key}", given.get(key))
 
 
-def _schema(name: str, given: Any) -> dict[str, Any]:
-    if isinstance(given, str):  # text-generation-inference takes JSON text as well
+def schema_given(name: str, given: Any) -> dict[str, Any]:
+    """The schema that the field `name` gives, as JSON or as its text."""
+    if isinstance(given, str):
         if len(given) > MAX_BYTES:
             raise invalid(name, f"has {len(given)} characters; the limit is {MAX_BYTES} bytes")
         given = parse_json_text(name, given)

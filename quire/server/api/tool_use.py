@@ -22,9 +22,16 @@ class ToolUse:
 
 
 def use_of_tools(
-    model: ServedModel, rendered: list[dict[str, Any]], tools: Sequence[Tool], *, required: bool, parallel: bool
+    model: ServedModel,
+    rendered: list[dict[str, Any]],
+    tools: Sequence[Tool],
+    *,
+    required: bool,
+    parallel: bool,
+    otherwise: Grammar | None = None,
 ) -> ToolUse:
-    """`rendered` are all tools, as templates expect them; `tools` are those that may be called."""
+    """`rendered` are all tools, as templates expect them; `tools` are those that may be called. Answers that are no
+    calls follow `otherwise`."""
     source = model.templates.select(with_tools=True).source
     form = format_of(source)
     special = {mark: token for mark in form.marks if (token := model.tokenizer.special_id(mark)) is not None}
@@ -32,6 +39,6 @@ def use_of_tools(
         rendered=rendered,
         in_system_prompt=not takes_tools(source),
         form=form,
-        grammar=calls_grammar(tools, form, required=required, parallel=parallel, special=special),
-        checked=calls_grammar(tools, form, required=required, parallel=parallel),
+        grammar=calls_grammar(tools, form, required=required, parallel=parallel, special=special, otherwise=otherwise),
+        checked=calls_grammar(tools, form, required=required, parallel=parallel, otherwise=otherwise),
     )

@@ -7,9 +7,10 @@ from starlette.responses import Response
 
 from quire.errors import invalid, shown
 from quire.request import MAX_LOGPROBS
-from quire.server.api.grammars import grammar_of, with_grammar
+from quire.server.api.grammars import with_grammar
 from quire.server.api.job import Job, answer
 from quire.server.api.openai.completion_encoder import CompletionEncoder
+from quire.server.api.openai.constraints import constraint_of
 from quire.server.api.openai.dialect import OpenAIDialect
 from quire.server.api.openai.requests import COMPLETION_REFUSALS, CompletionRequest
 from quire.server.api.openai.spec_builder import SpecBuilder
@@ -54,11 +55,11 @@ def _parse(service: Service, dialect: OpenAIDialect, arrival: Arrival, raw: dict
     )
     with arrival.tokenising():
         texts, prompts = _prompts(service, fields.prompt)
-    grammar = grammar_of("response_format", fields.response_format)
+    constraint = constraint_of(fields, model.tokenizer)
     specs = [builder.spec(tokens, number) for number, tokens in enumerate(prompts)]
     encoder = CompletionEncoder(model, fields, texts, n, dialect)
     return Job(
-        specs=[with_grammar(settings, spec, "response_format", grammar) for spec in specs],
+        specs=[with_grammar(settings, spec, constraint) for spec in specs],
         body=encoder.body,
         events=encoder.events,
         num_characters=sum(map(len, texts)),

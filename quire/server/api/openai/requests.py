@@ -49,6 +49,20 @@ class Sampled(msgspec.Struct, kw_only=True):
     cache_salt: str | None = None
     priority: int | None = None
     timings: bool | None = None
+    # Constraints as vLLM, SGLang and llama.cpp name them
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None  # there is one
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | dict[str, Any] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
 
 
 class CompletionRequest(Sampled, kw_only=True):
@@ -82,17 +96,12 @@ def unheeded(fields: Sampled) -> list[str]:
     return found
 
 
-_GRAMMAR = "see response_format, which can say the same"
 _FUNCTIONS = "see tools and tool_choice, which took its place"
 
 _BOTH = {
     "use_beam_search": Refusal("beam search is not supported", (False,)),
     "length_penalty": Refusal("beam search is not supported", (1, 1.0)),
-    "guided_json": Refusal(_GRAMMAR),
-    "guided_regex": Refusal(_GRAMMAR),
-    "guided_choice": Refusal(_GRAMMAR),
-    "guided_grammar": Refusal(_GRAMMAR),
-    "structured_outputs": Refusal(_GRAMMAR),
+    "structural_tag": Refusal("structural tags are not supported; see tools, or write a grammar"),
     "truncate_prompt_tokens": Refusal("prompts are not cut; send fewer tokens"),
 }
 

@@ -6,9 +6,11 @@ from typing import Any
 
 from quire.errors import invalid, shown
 from quire.grammar.limits import MAX_BYTES, refuse_schema_that_explodes
+from quire.request import GrammarKind
 from quire.server.api.openai.requests import ChatRequest
 from quire.server.api.sampling import at_most
 from quire.server.api.tool_use import ToolUse, use_of_tools
+from quire.server.service.generation_spec import NamedGrammar
 from quire.server.service.served_model import ServedModel
 from quire.text.tools import Tool
 
@@ -16,8 +18,8 @@ MAX_TOOLS = 128
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 
-def tool_use(fields: ChatRequest, model: ServedModel) -> ToolUse | None:
-    """None when no tool may be called."""
+def tool_use(fields: ChatRequest, model: ServedModel, constraint: NamedGrammar | None = None) -> ToolUse | None:
+    """None when no tool may be called. Answers that are no calls follow `constraint`."""
     given = fields.tools or []
     at_most("the number of tools", len(given), MAX_TOOLS, param="tools")
     tools = _tools(given)
@@ -32,12 +34,15 @@ def tool_use(fields: ChatRequest, model: ServedModel) -> ToolUse | None:
         raise invalid("tool_choice", f"is {shown(named)}; the tools are {', '.join(tools)}")
     if choice == "none":
         return None
+    if constraint is not None and constraint.grammar.kind is GrammarKind.TOKENS:
+        raise invalid(constraint.field, "and tools are both set; an answer can follow one of them")
     return use_of_tools(
         model,
         [_rendered(one) for one in given],
         list(tools.values()) if named is None else [tools[named]],
         required=choice == "required",
         parallel=named is None and fields.parallel_tool_calls is not False,
+        otherwise=None if constraint is None else constraint.grammar,
     )
 
 

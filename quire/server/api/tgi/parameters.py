@@ -11,7 +11,7 @@ from quire.server.api.tgi.dialect import TGIDialect
 from quire.server.api.tgi.requests import PARAMETER_REFUSALS, Parameters
 from quire.server.api.validation import typed
 from quire.server.service.arrival import Arrival
-from quire.server.service.generation_spec import GenerationSpec
+from quire.server.service.generation_spec import GenerationSpec, NamedGrammar
 from quire.server.service.service import Service
 from quire.server.settings import ServerSettings
 from quire.text.stop_strings import check_stops
@@ -102,7 +102,7 @@ def generation_spec(
         length_first=dialect.length_first,
     )
     grammar = grammar_of("grammar", parameters.grammar, needs_properties=dialect.needs_properties)
-    return with_grammar(settings, spec, "grammar", grammar)
+    return with_grammar(settings, spec, None if grammar is None else NamedGrammar("grammar", grammar))
 
 
 def _is_sampled(parameters: Parameters) -> bool:
