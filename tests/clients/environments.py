@@ -42,17 +42,17 @@ CLIENTS = (
     Client("text-generation", ("text-generation",)),
     Client("langchain", ("langchain", "langchain-openai", "langchain-huggingface", "langchain-anthropic")),
     Client("llama-index", ("llama-index-core", "llama-index-llms-openai-like", "llama-index-llms-openai")),
-    Client("litellm", ("litellm",)),
+    Client("litellm", ("litellm",), ("mcp",)),  # which it imports when tools are given
     Client("instructor", ("instructor",), ("anthropic",)),
     Client("pydantic-ai", ("pydantic-ai-slim[openai,anthropic,huggingface]",)),
     Client("lm-eval", ("lm-eval[api]",)),
     Client("llm", ("llm",)),
     Client("outlines", ("outlines",), ("openai", "huggingface_hub")),
     Client("guidance", ("guidance",), ("openai",)),
-    Client("guidellm", ("guidellm",)),
+    Client("guidellm", ("guidellm",), ("torch==2.13.0",)),
     Client("openapi-python-client", ("openapi-python-client",)),
     Client("dspy", ("dspy",)),
-    Client("smolagents", ("smolagents[openai,litellm]",)),
+    Client("smolagents", ("smolagents[openai,litellm]",), ("mcp",)),
     Client("haystack", ("haystack-ai",)),
 )
 
