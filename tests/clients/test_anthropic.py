@@ -3,6 +3,7 @@
 import asyncio
 
 import pytest
+from pydantic import BaseModel, Field
 
 anthropic = pytest.importorskip("anthropic")
 
@@ -17,6 +18,13 @@ WEATHER = {
     },
 }
 
+GREEDY = {"temperature": 0}  # the client's own arguments no longer have it
+
+
+class Person(BaseModel):
+    name: str = Field(max_length=20)
+    age: int = Field(ge=0, le=150)
+
 
 @pytest.fixture(scope="module")
 def client(url, key):
@@ -25,8 +33,9 @@ def client(url, key):
 
 def test_it_gets_a_message(client, model):
     answer = client.messages.create(
-        model=model, max_tokens=8, system="Be brief.", messages=HELLO, temperature=0.5, top_p=0.9, top_k=20,
-        stop_sequences=["%%"], metadata={"user_id": "u1"},
+        model=model, max_tokens=8, system="Be brief.", messages=HELLO, stop_sequences=["%%"],
+        metadata={"user_id": "u1"}, service_tier="auto", cache_control={"type": "ephemeral"},
+        thinking={"type": "disabled"}, extra_body={"temperature": 0.5, "top_p": 0.9, "top_k": 20},
     )  # fmt: skip
     assert answer.type == "message"
     assert answer.role == "assistant"
@@ -37,7 +46,7 @@ def test_it_gets_a_message(client, model):
 
 def test_a_stop_sequence_is_named(client, model):
     answer = client.messages.create(
-        model=model, max_tokens=300, messages=HELLO, temperature=0, stop_sequences=[" ", "\n"]
+        model=model, max_tokens=300, messages=HELLO, extra_body=GREEDY, stop_sequences=[" ", "\n"]
     )
     assert answer.stop_reason == "stop_sequence"
     assert answer.stop_sequence in (" ", "\n")
@@ -74,7 +83,7 @@ def test_system_and_content_can_be_blocks(client, model):
 @pytest.mark.parametrize("stream", [False, True])
 def test_tool_use_round_trips(client, model, stream):
     messages = [{"role": "user", "content": "What is the weather in Paris?"}]
-    options = {"model": model, "max_tokens": 100, "tools": [WEATHER], "temperature": 0}
+    options = {"model": model, "max_tokens": 100, "tools": [WEATHER], "extra_body": GREEDY}
     if stream:
         with client.messages.stream(messages=messages, tool_choice={"type": "any"}, **options) as events:
             answer = events.get_final_message()
@@ -90,6 +99,35 @@ def test_tool_use_round_trips(client, model, stream):
     ]
     again = client.messages.create(messages=messages, tool_choice={"type": "none"}, **options)
     assert again.content[0].type == "text"
+
+
+def test_it_parses_an_answer_into_a_class(client, model):
+    answer = client.messages.parse(
+        model=model, max_tokens=200, output_format=Person, messages=[{"role": "user", "content": "Describe a person."}]
+    )
+    assert isinstance(answer.parsed_output, Person)
+
+
+def test_its_tool_runner_calls_functions(client, model):
+    asked = []
+
+    @anthropic.beta_tool
+    def get_weather(city: str) -> str:
+        """The weather of a city."""
+        asked.append(city)
+        return "sunny"
+
+    runner = client.beta.messages.tool_runner(
+        model=model, max_tokens=100, tools=[get_weather], tool_choice={"type": "any"}, max_iterations=2,
+        messages=[{"role": "user", "content": "What is the weather in Paris?"}], extra_body=GREEDY,
+    )  # fmt: skip
+    assert [message.stop_reason for message in runner] == ["tool_use", "tool_use"]
+    assert len(asked) >= 2
+
+
+def test_it_lists_the_models(client, model):
+    assert [entry.id for entry in client.models.list()] == [model]
+    assert client.models.retrieve(model).type == "model"
 
 
 def test_it_counts_tokens(client, model):
