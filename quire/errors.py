@@ -7,6 +7,8 @@ QuireError
 │   ├── ModelNotFound        it names a model that is not served
 │   ├── Unauthorized         its API key is missing or wrong
 │   ├── BodyTooLarge         its body has more bytes than the limit
+│   ├── ResponseNotFound     it names a response, or an item, that is not kept
+│   ├── PreviousResponseNotFound  it continues one that is not kept
 │   ├── NoSuchRoute          its path is unknown
 │   └── WrongMethod          its path is known, its method is not
 ├── Overloaded               the queue is full; try again after `retry_after_s`
@@ -88,6 +90,16 @@ class Unauthorized(InvalidRequest):
 class BodyTooLarge(InvalidRequest):
     kind = "body_too_large"
     status = 413
+
+
+class ResponseNotFound(InvalidRequest):
+    kind = "response_not_found"
+    status = 404
+
+
+class PreviousResponseNotFound(InvalidRequest):
+    kind = "previous_response_not_found"
+    status = 400
 
 
 class NoSuchRoute(InvalidRequest):

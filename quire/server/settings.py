@@ -83,6 +83,14 @@ class ServerSettings:
     disable_grammar_support: bool = setting(False, API, "Refuse requests for structured output.")
     aip_predict_route: str | None = setting(None, API, "Additional path of /vertex, for Vertex AI.")
     aip_health_route: str | None = setting(None, API, "Additional path of /health, for Vertex AI.")
+    response_store: str | None = setting(
+        None,
+        API,
+        "SQLite file that keeps responses; by default memory does, and with several HTTP processes a temporary file.",
+    )
+    max_stored_responses: int = setting(10_000, LIMITS, "Most responses that are kept; 0 keeps none.")
+    max_stored_bytes: int = setting(256 * 2**20, LIMITS, "Most bytes of responses that are kept.")
+    stored_response_ttl_s: float = setting(86_400.0, LIMITS, "Seconds after its last use that a response is kept.")
     drain_s: float = setting(90.0, OPERATIONS, "Seconds that open requests have to finish after SIGTERM or Ctrl-C.")
     stuck_after_s: float = setting(
         1.5,
@@ -140,6 +148,9 @@ class ServerSettings:
             value = getattr(self, field.name)
             if field.name.endswith("_s") and value is not None and value < 0:
                 raise InvalidSetting(f"{field.name} is {value}; it must be at least 0")
+        for name in ("max_stored_responses", "max_stored_bytes"):
+            if getattr(self, name) < 0:
+                raise InvalidSetting(f"{name} is {getattr(self, name)}; it must be at least 0")
         if not 0 <= self.port <= 65535:
             raise InvalidSetting(f"port is {self.port}; it must be between 0 and 65535")
         for name in ("aip_predict_route", "aip_health_route"):

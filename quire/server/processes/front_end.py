@@ -123,6 +123,7 @@ class FrontEnd:
             if self._client is not None:
                 break  # else it was ready and ended while the tokenizer was read
         self._service = service = Service(self._model(text, described, ready), self._settings)
+        await service.response_store.open()
         service.platform = ready.platform
         if self._settings.otlp_endpoint is not None:
             from quire.server.observe.tracing import tracing_to  # needs packages that most installations do without

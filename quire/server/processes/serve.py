@@ -1,9 +1,13 @@
 """The processes of a server: one engine, and one or more that speak HTTP."""
 
 import asyncio
+import contextlib
 import os
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 
 from quire.config import Config
 from quire.ipc.server import new_address
@@ -38,14 +42,25 @@ def serve_engine(
     scheme = "http" if settings.ssl_certfile is None else "https"
     url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
-    async def run(address: str) -> None:
+    async def run(address: str, settings: ServerSettings) -> None:
         supervisor = Supervisor(
             build, settings, chat_template, address, listeners, lambda: (announce or print_ready)(url)
         )
         await supervisor.run()
 
-    with new_address() as address:
-        asyncio.run(run(address))
+    with new_address() as address, _with_shared_store(settings) as shared:
+        asyncio.run(run(address, shared))
+
+
+@contextlib.contextmanager
+def _with_shared_store(settings: ServerSettings) -> Iterator[ServerSettings]:
+    """Several HTTP processes keep responses in one file, so that each finds those of the others. Unless the settings
+    name one, it goes with the server."""
+    if settings.response_store is not None or settings.http_workers == 1:
+        yield settings
+        return
+    with tempfile.TemporaryDirectory(prefix="quire-") as folder:
+        yield replace(settings, response_store=str(Path(folder) / "responses.sqlite"))
 
 
 def print_ready(address: str) -> None:

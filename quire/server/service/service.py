@@ -34,6 +34,7 @@ from quire.server.service.generation_spec import GenerationSpec
 from quire.server.service.grammar_check import GrammarCheck
 from quire.server.service.ledger import ledger
 from quire.server.service.prompt import Prompt
+from quire.server.service.response_store import ResponseStore
 from quire.server.service.served_model import ServedModel
 from quire.server.service.stream import Stream
 from quire.server.settings import ServerSettings
@@ -71,6 +72,7 @@ class Service:
         self.tracing: Tracing | None = None
         self.refusals = RefusalLog()
         self.offload = Offload()
+        self.response_store = ResponseStore(settings)
         self.grammar_check = GrammarCheck(self.offload, settings.request_timeout_s)
         self.is_draining = False
         self.is_permanently_down = False  # only a restart of the server brings the engine back
