@@ -53,6 +53,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "server.api.chat": APIS | {"server.api", "server.api.openai"},  # OpenAI's chat request is everybody's
     "server.api.openai": APIS | {f"server.api.{name}" for name in SHARED},
     "server.api.anthropic": APIS | {f"server.api.{name}" for name in (*SHARED, "openai.requests", "openai.tools")},
+    "server.api.responses": APIS | {f"server.api.{name}" for name in (*SHARED, "openai")},
     "server.api.tgi": APIS | {"server.api"},
     "server.http": HTTP,
     "server.processes": HTTP | {"server.http", "engine"},

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from quire.server.settings import ServerSettings
 from tests.patience import WAIT_S
 
-ROUTES = ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens", "/generate",
-          "/generate_stream", "/", "/invocations", "/tokenize",
+ROUTES = ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens",
+          "/v1/responses", "/generate", "/generate_stream", "/", "/invocations", "/tokenize",
           "/chat_tokenize", "/detokenize", "/vertex", "/v2/models/fake/versions/1/infer"]  # fmt: skip
 
 
@@ -34,9 +34,9 @@ def message_of(response: httpx.Response) -> str:
         b'{"messages": 1e999, "prompt": 1e999, "inputs": 1e999}', b"[" * 100_000,
         b'{"inputs": ' + b"[" * 500 + b"]" * 500 + b"}", b'{"prompt": ' + b'{"a":' * 80 + b"1" + b"}" * 81,
         b'{"inputs": "\\ud800", "prompt": "\\ud800", "tokens": ["\\ud800"]}',
-        b'{"inputs": 5, "prompt": 5, "messages": 5, "tokens": 5}',
-        b'{"inputs": [], "prompt": [], "messages": [], "tokens": [-1]}',
-        b'{"prompt": [[]], "inputs": null, "messages": [null], "tokens": [99999999999999999999]}',
+        b'{"inputs": 5, "prompt": 5, "messages": 5, "tokens": 5, "input": 5}',
+        b'{"inputs": [], "prompt": [], "messages": [], "tokens": [-1], "input": []}',
+        b'{"prompt": [[]], "inputs": null, "messages": [null], "tokens": [99999999999999999999], "input": [null]}',
     ],
 )  # fmt: skip
 def test_a_body_that_is_not_a_request_is_refused(http, route, body):

@@ -11,12 +11,15 @@ from tests.fake_executor import NAN
 from tests.patience import WAIT_S
 from tests.server.processes import wait_until
 
+RESPONSE = {"input": "ab", "max_output_tokens": 5, "store": False}
 CHAT = {"messages": [{"role": "user", "content": "ab"}], "max_tokens": 5}
 ASKED = [
     ("/v1/completions", {"prompt": ["ab", "cd"], "max_tokens": 5, "stop": "zzz", "n": 2}),
     ("/v1/completions", {"prompt": "ab", "max_tokens": 5, "stream": True, "echo": True, "logprobs": 1}),
     ("/v1/chat/completions", CHAT),
     ("/v1/chat/completions", CHAT | {"stream": True, "timings": True}),
+    ("/v1/responses", RESPONSE),
+    ("/v1/responses", RESPONSE | {"stream": True, "timings": True}),
     ("/v1/messages", CHAT),
     ("/v1/messages", CHAT | {"stream": True, "timings": True}),
     ("/generate", {"inputs": "ab", "parameters": {"max_new_tokens": 5, "details": True}}),

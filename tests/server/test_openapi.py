@@ -10,6 +10,8 @@ import pytest
 from quire.server.api.anthropic.requests import REFUSALS as MESSAGE_REFUSALS
 from quire.server.api.anthropic.requests import MessagesRequest
 from quire.server.api.openai.requests import CHAT_REFUSALS, COMPLETION_REFUSALS, ChatRequest, CompletionRequest
+from quire.server.api.responses.requests import REFUSALS as RESPONSE_REFUSALS
+from quire.server.api.responses.requests import ResponseRequest
 from quire.server.api.tgi.requests import PARAMETER_REFUSALS, Parameters
 from quire.server.http.routes import ROUTES, openapi_document
 from quire.server.settings import ServerSettings
@@ -38,6 +40,7 @@ COMMON = "## Completions and chat completions"
     [
         ((COMMON, "Completions also have"), CompletionRequest, COMPLETION_REFUSALS),
         ((COMMON, "\n\nand chat completions"), ChatRequest, CHAT_REFUSALS),
+        (("## Responses",), ResponseRequest, RESPONSE_REFUSALS),
         (("## Anthropic's messages",), MessagesRequest, MESSAGE_REFUSALS),
         (("## /generate, /generate_stream, /",), Parameters, PARAMETER_REFUSALS),
     ],

@@ -63,6 +63,7 @@ def test_a_document_that_is_wrong_is_found_out(server):
 
 
 SAID = {"messages": [{"role": "user", "content": "hi"}], "max_tokens": 4}
+ASKED = {"input": "hi", "max_output_tokens": 4}
 EVERYTHING = {"stream": True, "stream_options": {"include_usage": True}, "return_token_ids": True, "timings": True}
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
 PARAMETERS = {"max_new_tokens": 4, "details": True, "decoder_input_details": True, "top_n_tokens": 2, "best_of": 2}
@@ -72,6 +73,12 @@ EXAMPLES = [
     ("POST /v1/chat/completions", SAID | {"logprobs": True, "top_logprobs": 2}, ["ChatLogprob", "ScoredToken"]),
     ("POST /v1/chat/completions", SAID | EVERYTHING, ["ChatCompletionChunk", "ChatChunkChoice", "Usage", "Timings"]),
     ("POST /v1/chat/completions", SAID | {"max_tokens": 0}, ["OpenAIError", "ErrorDetails"]),
+    ("POST /v1/responses", ASKED, ["Response", "ResponseUsage", "ResponseText", "IncompleteDetails"]),
+    ("POST /v1/responses", ASKED | {"stream": True, "timings": True},
+     ["LifecycleEvent", "ItemEvent", "PartEvent", "TextDeltaEvent", "TextDoneEvent", "Timings"]),
+    ("POST /v1/responses", ASKED | {"stream": True, "include": ["message.output_text.logprobs"], "top_logprobs": 1},
+     ["TokenLogprob", "LikelyToken"]),
+    ("POST /v1/responses", ASKED | {"store": 5}, ["OpenAIError", "ErrorDetails"]),
     ("POST /v1/messages", SAID, ["AnthropicMessage", "MessageUsage", "TextBlock"]),
     ("POST /v1/messages", SAID | {"stream": True, "timings": True},
      ["MessageStart", "BlockStart", "BlockDelta", "BlockStop", "MessageDelta", "MessageStop", "Ping", "TextDelta"]),
@@ -144,6 +151,6 @@ def test_every_answer_is_one_that_the_document_knows(server, label):
     try_out(server, OPERATIONS[label], GenerationMode.POSITIVE, CHECKS, NUM_EXAMPLES)
 
 
-@pytest.mark.parametrize("label", sorted(label for label in OPERATIONS if label.startswith("POST")))
+@pytest.mark.parametrize("label", sorted(label for label, operation in OPERATIONS.items() if operation.body))
 def test_what_the_document_does_not_allow_is_refused(server, label):
     try_out(server, OPERATIONS[label], GenerationMode.NEGATIVE, (*CHECKS, negative_data_rejection), NUM_EXAMPLES)

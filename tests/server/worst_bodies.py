@@ -10,6 +10,7 @@ CHATS = ("/v1/chat/completions", "/invocations", "/chat_tokenize")
 TEXTS = ("/v1/completions", "/invocations", "/tokenize")
 INPUTS = ("/generate", "/generate_stream", "/", "/invocations", "/tokenize")
 MESSAGES = ("/v1/messages", "/v1/messages/count_tokens")
+RESPONSES = "/v1/responses"
 INFER = "/v2/models/fake/versions/1/infer"
 
 
@@ -127,6 +128,48 @@ def messages(room: int) -> Iterator[tuple[str, bytes]]:
     yield "a long refused value", filled(chat(mcp_servers=[]), ("mcp_servers",), [], room)
 
 
+def responses(room: int) -> Iterator[tuple[str, bytes]]:
+    """Conversations of items."""
+    body: dict[str, Any] = {"input": [], "max_output_tokens": 1}
+    path = ("input",)
+    yield "many empty messages", filled(body | {"input": []}, path, {"role": "user", "content": ""}, room)
+    part = {"type": "input_text", "text": ""}
+    yield "many parts", filled(body | {"input": [{"role": "user", "content": []}]}, ("input", 0, "content"), part, room)
+    call = {"type": "function_call", "call_id": "a", "name": "a", "arguments": "{}"}
+    yield "many calls", filled(body | {"input": []}, path, call, room)
+    result = {"type": "function_call_output", "call_id": "a", "output": ""}
+    yield "many results", filled(body | {"input": [call]}, path, result, room)
+    thought = {"type": "reasoning", "content": [{"type": "reasoning_text", "text": "a"}]}
+    yield "many thoughts", filled(body | {"input": []}, path, thought, room)
+    sealed = {"type": "reasoning", "encrypted_content": "quire:" + "YWFh" * (room // 4 - 100)}
+    yield "long sealed thinking", _dumped(body | {"input": [sealed]})
+    yield "many references", filled(body | {"input": []}, path, {"id": "a"}, room)
+    unlike = [{"id": f"a{number}"} for number in range(20_000)]
+    yield "many references to unlike items", _dumped(body | {"input": unlike})
+    turns = [{"role": "user", "content": "a " * 400}] * (room // 850)
+    yield "many turns to leave out", _dumped(body | {"input": turns, "truncation": "auto"})
+    said = body | {"input": "a"}
+    yield "a long input", _dumped(body | {"input": "a " * (room // 2 - 50)})
+    yield "a long key that is repeated", _dumped(said | {"prompt_cache_key": "a" * (room - 100)})
+    yield (
+        "a long key that is repeated in events",
+        _dumped(said | {"prompt_cache_key": "a" * (room - 100), "stream": True}),
+    )
+    yield "many tools", filled(said | {"tools": []}, ("tools",), {"type": "function", "name": "a"}, room)
+    yield "many allowed tools", filled(
+        said | {"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": []}},
+        ("tool_choice", "tools"), {"type": "function", "name": "a"}, room,
+    )  # fmt: skip
+    yield "much metadata", _dumped(said | {"metadata": many_keys(room - 1000, "")})
+    yield "an item of many unknown fields", _dumped(body | {"input": [{"role": "user"} | many_keys(room - 1000)]})
+    yield (
+        "a part of many unknown fields",
+        _dumped(body | {"input": [{"role": "user", "content": [part | many_keys(room - 1000)]}]}),
+    )
+    yield "many unknown fields", _dumped(said | many_keys(room - 1000))
+    yield "a long refused value", filled(said | {"moderation": []}, ("moderation",), [], room)
+
+
 def texts(room: int) -> Iterator[tuple[str, bytes]]:
     """Prompts, and token ids in their place."""
     yield "a long text", _dumped({"prompt": "a " * (room // 2 - 50), "max_tokens": 1})
@@ -176,6 +219,7 @@ def worst_bodies(room: int) -> Iterator[tuple[str, str, bytes]]:
     """Routes, shapes and bodies of at most `room` bytes."""
     yield from ((CHATS[0], shape, body) for shape, body in chats(room))
     yield from ((MESSAGES[0], shape, body) for shape, body in messages(room))
+    yield from ((RESPONSES, shape, body) for shape, body in responses(room))
     yield from ((TEXTS[0], shape, body) for shape, body in texts(room))
     yield from ((INPUTS[0], shape, body) for shape, body in inputs(room))
     # The others do the same with what they are sent, so a few shapes tell.

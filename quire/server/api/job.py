@@ -1,7 +1,7 @@
 """The way of a request through any API: parsed into a job, run by the service, encoded as the API writes answers."""
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -38,6 +38,7 @@ class Job:
     events: Callable[[Stream], EventEncoder] | None = (
         None  # of a streamed answer; None: the route has whole answers only
     )
+    keep: Callable[[Stream], Awaitable[None]] | None = None  # awaited before the end of a complete answer is sent
     num_characters: int  # of the prompts
     num_top: int = 0  # likely tokens that the answer shows beside each token
     unknown: Sequence[str] = ()  # fields that the API does not know
@@ -65,7 +66,7 @@ async def answer(
         if streams:
             assert job.events is not None, f"{name} has whole answers only"
             events = job.events(stream)
-            return EventStream(stream, events, await first_deltas(stream, request.receive), headers)
+            return EventStream(stream, events, await first_deltas(stream, request.receive), headers, job.keep)
         return await _whole(job, stream, request, headers)
     except QuireError as error:
         if not (streams and dialect.streams_refusals):
@@ -81,6 +82,8 @@ async def _whole(job: Job, stream: Stream, request: Request, headers: dict[str, 
         headers |= _timing_headers(stream, job.num_characters)
     num_bytes = job.num_characters + (stream.num_prompt_tokens + stream.num_tokens) * (1 + job.num_top)
     content = await stream.service.offload.run(num_bytes, lambda: msgspec.json.encode(job.body(stream, answers)))
+    if job.keep is not None:
+        await job.keep(stream)
     return Response(content, 200, headers, "application/json")
 
 

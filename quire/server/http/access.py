@@ -6,7 +6,7 @@ import hmac
 from starlette.types import Scope
 
 from quire.errors import Unauthorized
-from quire.server.tenant import tenant
+from quire.server.tenant import api_key, tenant
 
 
 class Access:
@@ -22,6 +22,7 @@ class Access:
         for digest in [_digest(key) for key in _sent_keys(scope)]:
             matches = [hmac.compare_digest(digest, known) for known in self._digests]  # compare all, whichever matches
             if any(matches):
+                api_key.set(digest.hex())
                 if self._isolates:
                     tenant.set(digest.hex())
                 return

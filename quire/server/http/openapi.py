@@ -72,10 +72,14 @@ def _described(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
             "description": _STATUSES[status] + (_TGI_STRICT if is_strict else ""),
             "content": {"application/json": {"schema": _any_of(types, schemas)}},
         }
-    names = re.findall(r"{(\w+)}", route.path)
+    parameters = [
+        {"name": name, "in": "path", "required": True, "schema": {"type": "string"}}
+        for name in re.findall(r"{(\w+)}", route.path)
+    ]
+    parameters += [{"name": name, "in": "query", "required": False, "schema": schema} for name, schema in route.query]
     described: dict[str, Any] = {
         "operationId": "_".join([route.method.lower(), *(re.findall(r"\w+", route.path) or ["root"])]),
-        "parameters": [{"name": name, "in": "path", "required": True, "schema": {"type": "string"}} for name in names],
+        "parameters": parameters,
         "responses": responses,
     }
     if route.body:
@@ -109,8 +113,10 @@ def _errors(route: Route) -> dict[str, Types]:
         statuses |= {"404": own, "413": own, "422": (TGIError,)}
         if OpenAIError in own:
             statuses["400"] = own
+    if route.query:
+        statuses["400"] = own
     if route.generates:
         statuses |= {"424": (TGIError,), "429": own, "504": own}
-    if "{model}" in route.path:
+    if "{" in route.path:
         statuses["404"] = tuple(dict.fromkeys((*own, OpenAIError)))  # the latter where no route matches
     return statuses

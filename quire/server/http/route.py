@@ -33,13 +33,14 @@ class Route(NamedTuple):
     """
 
     method: str
-    path: str  # {model} stands for any text, {version} for text without a slash
+    path: str  # {model} stands for any text, others like {version} for text without a slash
     handler: Handler
     dialect: Dialect  # an API's handlers get one of that API
     body: Types = ()
     open_fields: tuple[tuple[str, Any], ...] = ()  # types or JSON schemas of fields that a body's type leaves open
     answer: Types = ()  # of a whole answer
     events: Types = ()  # of a streamed answer
+    query: tuple[tuple[str, Any], ...] = ()  # names and JSON schemas of parameters in the address
     example: str = ""  # a body
     media_type: str = "application/json"  # of a whole answer
     generates: bool = False  # runs the model: counted and traced; may be refused for load or time out
@@ -66,7 +67,7 @@ class RouteTable:
         for route in routes:
             self._by_path.setdefault(route.path, {})[route.method] = route
         for path in [path for path in self._by_path if "{" in path]:
-            pattern = path.replace("{model}", "(?P<model>.+?)").replace("{version}", "(?P<version>[^/]+)")
+            pattern = re.sub(r"{(\w+)}", r"(?P<\1>[^/]+)", path.replace("{model}", "(?P<model>.+?)"))
             self._patterns.append((re.compile(pattern, re.DOTALL), self._by_path.pop(path)))
 
     def find(self, scope: Scope) -> Route:

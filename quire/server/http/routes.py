@@ -13,6 +13,7 @@ from quire.server.api.anthropic.responses import AnthropicModel, AnthropicModelL
 from quire.server.api.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
 from quire.server.api.openai.dialect import OPENAI
 from quire.server.api.openai.routes import ROUTES as OPENAI_ROUTES
+from quire.server.api.responses.routes import ROUTES as RESPONSES_ROUTES
 from quire.server.api.tgi.dialect import TGI
 from quire.server.api.tgi.routes import ROUTES as TGI_ROUTES
 from quire.server.api.tgi.routes import VERTEX
@@ -60,6 +61,7 @@ ROUTES = (
         _also_for_anthropic(route, *_ANTHROPIC_MODELS[route.path]) if route.path in _ANTHROPIC_MODELS else route
         for route in OPENAI_ROUTES
     ),
+    *RESPONSES_ROUTES,
     *ANTHROPIC_ROUTES,
     *TGI_ROUTES,
     HEALTH,

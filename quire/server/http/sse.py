@@ -1,5 +1,6 @@
 """Server-sent events."""
 
+from collections.abc import Awaitable, Callable
 from typing import Protocol
 
 import msgspec
@@ -48,12 +49,19 @@ class EventStream(Response):
 
     While the client keeps up, the service writes a step's events at once; this coroutine handles the beginning, the end
     and a client that is behind. `first` has the deltas that were read before the response began: a request that is
-    refused before its first token is answered with a status of its own.
+    refused before its first token is answered with a status of its own. `keep` is awaited before the end is written.
     """
 
     media_type = "text/event-stream"
 
-    def __init__(self, stream: Stream, encoder: EventEncoder, first: list[Delta], headers: dict[str, str]) -> None:
+    def __init__(
+        self,
+        stream: Stream,
+        encoder: EventEncoder,
+        first: list[Delta],
+        headers: dict[str, str],
+        keep: Callable[[Stream], Awaitable[None]] | None = None,
+    ) -> None:
         self.status_code = 200
         self.background = None
         self.body = b""
@@ -61,6 +69,7 @@ class EventStream(Response):
         self._stream = stream
         self._encoder = encoder
         self._first = first
+        self._keep = keep
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         stream = self._stream
@@ -76,6 +85,8 @@ class EventStream(Response):
                     if data:
                         await send({"type": "http.response.body", "body": data, "more_body": True})
                     deltas = await stream.read(sink)
+                if self._keep is not None:
+                    await self._keep(stream)
                 last = self._encoder.finish()
             except QuireError as error:
                 last = self._encoder.fail(error)

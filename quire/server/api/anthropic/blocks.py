@@ -9,8 +9,6 @@ import string
 from collections.abc import Iterable
 from typing import Any
 
-import msgspec
-
 from quire.server.api.anthropic.responses import (
     BlockChange,
     BlockEvent,
@@ -113,34 +111,31 @@ def added_up(events: Iterable[BlockEvent]) -> list[ContentBlock]:
             else:
                 inputs.setdefault(index, []).append(delta.partial_json)
     for index, parts in inputs.items():
-        blocks[index].input = msgspec.Raw(complete_object("".join(parts)).encode())
+        blocks[index].input = complete_fields("".join(parts))
     return blocks
 
 
-def complete_object(text: str) -> str:
-    """The JSON object that `text` is, as it is written; one that was cut off ends after its last complete field."""
+def complete_fields(text: str) -> dict[str, Any]:
+    """The object that `text` is; of one that was cut off, the fields that are complete."""
     try:
-        if isinstance(json.loads(text), dict):
-            return text
-    except (ValueError, RecursionError):
+        whole = json.loads(text)
+        return whole if isinstance(whole, dict) else {}
+    except ValueError:
         pass
-    begin = at = _next(text, 0) + 1
-    end = begin  # of the last complete field
+    fields: dict[str, Any] = {}
+    at = text.find("{") + 1
     try:
-        while text[begin - 1 : begin] == "{":
+        while at:
             key, at = _decode(text, _next(text, at))
+            value, at = _decode(text, _next(text, text.index(":", at) + 1))
             at = _next(text, at)
-            if not isinstance(key, str) or text[at : at + 1] != ":":
-                break
-            _, at = _decode(text, _next(text, at + 1))
-            after = _next(text, at)
-            if text[after : after + 1] not in (",", "}"):
+            if text[at : at + 1] not in (",", "}"):
                 break  # a number may go on
-            end = at
-            at = after + 1
-    except (ValueError, RecursionError):
+            fields[key] = value
+            at += 1
+    except ValueError:
         pass
-    return f"{{{text[begin:end]}}}"
+    return fields
 
 
 def _next(text: str, at: int) -> int:

@@ -1,9 +1,10 @@
 """Messages of the Anthropic API as a conversation that chat templates know."""
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+import msgspec
 
 from quire.errors import invalid, shown
 from quire.server.api.anthropic.unknown_fields import UnknownFields
@@ -154,7 +155,7 @@ class Conversation:
         if not isinstance(given, dict):
             raise invalid(f"{where}.input", f"is {shown(given)}; it must be an object")
         self._tools[call] = name
-        arguments = json.dumps(given, ensure_ascii=False)
+        arguments = msgspec.json.encode(given).decode()
         return {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     def _block(self, where: str, role: str, given: Any) -> Mapping[str, Any]:

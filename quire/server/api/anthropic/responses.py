@@ -169,17 +169,9 @@ ErrorType = Literal[
 ]
 
 
-ErrorCode = Literal["thread_unsupported_request"]
-
-
-class ErrorCause(TypedDict):
-    error_code: ErrorCode
-
-
 class ErrorMessage(TypedDict):
     type: ErrorType
     message: str
-    details: NotRequired[ErrorCause]
 
 
 class AnthropicError(TypedDict):

@@ -43,7 +43,11 @@ class Parts:
                 reasoning.append(piece.text)
             elif isinstance(piece, CallBegins):
                 calls.append(
-                    {"id": self._new_id(), "type": "function", "function": {"name": piece.name, "arguments": ""}}
+                    {
+                        "id": new_call_id(self._form),
+                        "type": "function",
+                        "function": {"name": piece.name, "arguments": ""},
+                    }
                 )
             else:
                 calls[piece.number]["function"]["arguments"] += piece.text
@@ -64,13 +68,15 @@ class Parts:
             return {"tool_calls": [{"index": piece.number, "function": {"arguments": piece.text}}]}
         begun: ToolCallPart = {
             "index": piece.number,
-            "id": self._new_id(),
+            "id": new_call_id(self._form),
             "type": "function",
             "function": {"name": piece.name, "arguments": ""},
         }
         return {"tool_calls": [begun]}
 
-    def _new_id(self) -> str:
-        length = self._form.calls.id_length if self._form.calls else 24
-        prefix = "call_" if length > 9 else ""
-        return prefix + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(length))
+
+def new_call_id(form: AnswerForm) -> str:
+    """A name for a call, of the length that the model's template insists on."""
+    length = form.calls.id_length if form.calls else 24
+    prefix = "call_" if length > 9 else ""
+    return prefix + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(length))

@@ -1,0 +1,120 @@
+"""Items as the messages of a chat."""
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+
+from quire.errors import invalid, shown
+
+
+class Placed(NamedTuple):
+    """An item, and its place in the request."""
+
+    place: str
+    item: dict[str, Any]
+
+
+class Conversation:
+    """The messages that a list of items stands for. `places` has the place of each message in the request.
+
+    The items of one turn of the model, its thinking, its text and its calls, are one message of a chat.
+    """
+
+    def __init__(self, instructions: str | None, items: Sequence[Placed]) -> None:
+        self.messages: list[dict[str, Any]] = []
+        self.places: list[str] = []
+        self._names: dict[str, str] = {}  # of the calls so far
+        self._is_in_turn = False
+        if instructions is not None:
+            self._begin("instructions", {"role": "system", "content": instructions})
+        for place, item in items:
+            _ADDERS[item["type"]](self, place, item)
+
+    def _begin(self, place: str, message: dict[str, Any]) -> None:
+        self.messages.append(message)
+        self.places.append(place)
+        self._is_in_turn = message["role"] == "assistant"
+
+    def _turn(self, place: str, *, without: Sequence[str]) -> dict[str, Any]:
+        """The message of the turn in progress; a new one where that has one of the keys `without` already."""
+        if not self._is_in_turn or any(self.messages[-1].get(key) is not None for key in without):
+            self._begin(place, {"role": "assistant", "content": None})
+        return self.messages[-1]
+
+    def _add_message(self, place: str, item: dict[str, Any]) -> None:
+        role = item["role"]
+        texts = [part["text"] for part in item["content"]]
+        if role == "assistant":
+            self._turn(place, without=("content", "tool_calls"))["content"] = "".join(texts)
+        elif role != "user" and len(self.messages) == 1 and self.places == ["instructions"]:
+            # Many templates have room for one system message, at the beginning.
+            self.messages[0]["content"] += "\n\n" + "".join(texts)
+        else:
+            parts = [{"type": "text", "text": text} for text in texts]
+            self._begin(place, {"role": role, "content": texts[0] if len(texts) == 1 else parts})
+
+    def _add_reasoning(self, place: str, item: dict[str, Any]) -> None:
+        texts = [part["text"] for part in item["content"] or item["summary"]]
+        if texts:
+            turn = self._turn(place, without=("reasoning_content", "content", "tool_calls"))
+            turn["reasoning_content"] = "\n".join(texts)
+
+    def _add_call(self, place: str, item: dict[str, Any]) -> None:
+        arguments = item["arguments"] if item["type"] == "function_call" else to_text({"input": item["input"]})
+        self._names[item["call_id"]] = item["name"]
+        function = {"name": item["name"], "arguments": arguments}
+        calls = self._turn(place, without=()).setdefault("tool_calls", [])
+        calls.append({"id": item["call_id"], "type": "function", "function": function})
+
+    def _add_output(self, place: str, item: dict[str, Any]) -> None:
+        call_id, output = item["call_id"], item["output"]
+        name = self._names.get(call_id)
+        if name is None:
+            raise invalid(f"{place}.call_id", f"is {shown(call_id)}; no call before it has this id")
+        text = output if isinstance(output, str) else "\n".join(part["text"] for part in output)
+        self._begin(place, {"role": "tool", "tool_call_id": call_id, "name": name, "content": text})
+
+    def ended(self) -> "Conversation":
+        """Thinking without an answer after it gets an empty one: messages have content or calls."""
+        for message in self.messages:
+            if message.get("content") is None and not message.get("tool_calls"):
+                message["content"] = ""
+        return self
+
+
+_ADDERS: dict[str, Callable[[Conversation, str, dict[str, Any]], None]] = {
+    "message": Conversation._add_message,
+    "reasoning": Conversation._add_reasoning,
+    "function_call": Conversation._add_call,
+    "custom_tool_call": Conversation._add_call,
+    "function_call_output": Conversation._add_output,
+    "custom_tool_call_output": Conversation._add_output,
+}
+
+
+def to_text(value: Any) -> str:
+    return msgspec.json.encode(value).decode()
+
+
+def own_name(places: Sequence[str], field: str) -> str:
+    """The name that a field of chats has in this API. `places` are those of the messages."""
+    match = _MESSAGE.match(field)
+    if match is not None:
+        number = match["number"]
+        return "input" if number is None or int(number) >= len(places) else places[int(number)]
+    for chats, own in _NAMES:
+        if re.match(rf"{chats}(?!\w)", field):
+            return re.sub(chats, own, field, count=1)
+    return field
+
+
+_MESSAGE = re.compile(r"messages(?:\[(?P<number>\d+)\]|$)")
+_NAMES = (
+    (r"tools\[(\d+)\]\.(?:function|custom)", r"tools[\1]"),
+    (r"response_format(?:\.json_schema)?", "text.format"),
+    (r"max_(?:completion_)?tokens", "max_output_tokens"),
+    ("reasoning_effort", "reasoning.effort"),
+    ("verbosity", "text.verbosity"),
+)

@@ -1,0 +1,425 @@
+"""/v1/responses through OpenAI's own client."""
+
+import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import openai
+import pytest
+from pydantic import BaseModel
+
+from quire.server.settings import ServerSettings
+from tests import web
+from tests.server.running import RunningServer
+from tests.server.test_reasoning import THINKING_TEMPLATE
+from tests.server.test_tools import TEMPLATE as TOOL_TEMPLATE
+from tests.server.test_tools import WEATHER, check
+from tests.server.vocabulary import JSON_PIECES, served_model
+
+TOOL = {"type": "function", **WEATHER["function"]}
+LIFE = ("response.created", "response.in_progress")
+
+
+@pytest.fixture(scope="module")
+def caller() -> Iterator[RunningServer]:
+    model = served_model(2048, end_ids=(0,), pieces=JSON_PIECES, template=TOOL_TEMPLATE)
+    running = RunningServer(model=model, max_sequence_tokens=2048, num_pages=6000).start()
+    yield running
+    running.stop()
+
+
+def client_of(server: RunningServer, key: str = "none") -> openai.OpenAI:
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key=key, max_retries=0)
+
+
+@pytest.fixture
+def client(server: RunningServer) -> openai.OpenAI:
+    return client_of(server)
+
+
+def raw(server: RunningServer, **fields):
+    return web.post(f"{server.url}/v1/responses", json={"input": "hi", "max_output_tokens": 4} | fields)
+
+
+def test_a_text_is_answered(server, client):
+    found = client.responses.create(
+        model="fake", instructions="be kind", input="hi", max_output_tokens=6, temperature=0
+    )
+    prompt = server.model.tokenizer.encode("system: be kind\nuser: hi\nassistant: ")
+    assert found.output_text == server.expected_text(prompt, 6)
+    (message,) = found.output
+    assert (message.type, message.role, message.status) == ("message", "assistant", "incomplete")
+    assert (found.status, found.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert (found.usage.input_tokens, found.usage.output_tokens) == (len(prompt), 6)
+    assert found.usage.total_tokens == len(prompt) + 6
+    assert (found.instructions, found.max_output_tokens, found.temperature) == ("be kind", 6, 0)
+    assert found.completed_at is None
+
+
+def test_an_answer_that_ends_by_itself_is_completed(client):
+    found = client.responses.create(
+        model="fake", input="hi", max_output_tokens=50, extra_body={"stop": ["a", "e", " "]}
+    )
+    assert found.status == "completed"
+    assert found.output[0].status == "completed"
+    assert found.completed_at >= found.created_at
+    assert found.incomplete_details is None
+
+
+def test_a_stream_says_the_same_as_a_whole_answer_and_numbers_its_events(client):
+    asked = {"model": "fake", "input": "hi", "max_output_tokens": 6, "temperature": 0}
+    whole = client.responses.create(**asked)
+    events = list(client.responses.create(**asked, stream=True))
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    types = [event.type for event in events]
+    middle = [name for name in types if name != "response.output_text.delta"]
+    assert middle == [
+        *LIFE, "response.output_item.added", "response.content_part.added", "response.output_text.done",
+        "response.content_part.done", "response.output_item.done", "response.incomplete",
+    ]  # fmt: skip
+    assert "".join(event.delta for event in events if event.type == "response.output_text.delta") == whole.output_text
+    last = events[-1].response
+    assert last.output_text == whole.output_text
+    assert last.usage == whole.usage.model_copy(update={"input_tokens_details": last.usage.input_tokens_details})
+    assert {event.response.id for event in (events[0], events[1], events[-1])} == {last.id}
+    assert events[0].response.output == []
+
+
+def test_the_bytes_of_a_stream_are_named_events(server):
+    events = raw(server, stream=True).text.split("\n\n")
+    assert events.pop() == ""
+    for number, event in enumerate(events):
+        name, data = event.split("\n")
+        found = json.loads(data.removeprefix("data: "))
+        assert (name, found["sequence_number"]) == (f"event: {found['type']}", number)
+
+
+def test_log_probabilities_come_where_include_asks_for_them(client):
+    asked = {"model": "fake", "input": "hi", "max_output_tokens": 4, "temperature": 0}
+    assert client.responses.create(**asked).output[0].content[0].logprobs == []
+    asked |= {"include": ["message.output_text.logprobs"], "top_logprobs": 1}
+    entries = client.responses.create(**asked).output[0].content[0].logprobs
+    assert len(entries) == 4
+    assert all(len(entry.top_logprobs) == 1 for entry in entries)
+    events = list(client.responses.create(**asked, stream=True))
+    streamed = [entry for event in events if event.type == "response.output_text.delta" for entry in event.logprobs]
+    assert [entry.logprob for entry in streamed] == [entry.logprob for entry in entries]
+
+
+def test_a_call_is_an_item_and_its_result_is_taken_back(caller):
+    client = client_of(caller)
+    asked = {"model": "fake", "tools": [TOOL], "max_output_tokens": 1000}
+    given: list = [{"role": "user", "content": "how is the weather in rome"}]
+    found = client.responses.create(**asked, input=given, tool_choice="required", extra_body={"seed": 1})
+    assert found.status == "completed"
+    assert {item.type for item in found.output} == {"function_call"}
+    for call in found.output:
+        check(call.name, call.arguments)
+    given += found.output
+    given += [{"type": "function_call_output", "call_id": call.call_id, "output": "sunny"} for call in found.output]
+    again = client.responses.create(**asked, input=given, tool_choice="required")
+    assert again.usage.input_tokens > found.usage.input_tokens
+    by_id = client.responses.create(**asked, input=given[-len(found.output) :], previous_response_id=found.id)
+    assert by_id.usage.input_tokens == again.usage.input_tokens
+
+
+def test_a_call_streams_as_the_deltas_of_its_arguments(caller):
+    asked = {"model": "fake", "input": "how is the weather", "tools": [TOOL], "tool_choice": "required"}
+    with client_of(caller).responses.stream(**asked, max_output_tokens=1000, extra_body={"seed": 2}) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    deltas: dict[int, str] = {}
+    for event in events:
+        if event.type == "response.function_call_arguments.delta":
+            deltas[event.output_index] = deltas.get(event.output_index, "") + event.delta
+    assert deltas == {index: call.arguments for index, call in enumerate(final.output)}
+    for call in final.output:
+        check(call.name, call.arguments)
+
+
+class Weather(BaseModel):
+    city: str
+    is_fine: bool
+
+
+def test_a_pydantic_model_is_followed_and_parsed(caller):
+    found = client_of(caller).responses.parse(
+        model="fake", input="weather", text_format=Weather, max_output_tokens=1500, extra_body={"seed": 5}
+    )
+    if found.status == "completed":
+        assert isinstance(found.output_parsed, Weather)
+    assert found.output_text.startswith("{")
+    assert found.text.format.type == "json_schema"
+
+
+def test_thinking_is_an_item_of_its_own():
+    server = RunningServer(model=served_model(end_ids=(0,), pieces=JSON_PIECES, template=THINKING_TEMPLATE)).start()
+    try:
+        client = client_of(server)
+        asked = {"model": "fake", "input": "open", "max_output_tokens": 5, "temperature": 0}
+        found = client.responses.create(**asked, include=["reasoning.encrypted_content"])
+        (item,) = found.output
+        assert (item.type, item.status, item.summary) == ("reasoning", "incomplete", [])
+        assert item.content[0].text
+        assert found.usage.output_tokens_details.reasoning_tokens == 5
+        events = list(client.responses.create(**asked, stream=True))
+        deltas = [event.delta for event in events if event.type == "response.reasoning_text.delta"]
+        assert "".join(deltas) == item.content[0].text
+        again = client.responses.create(**asked | {"input": [*found.output, {"role": "user", "content": "open"}]})
+        assert again.status == "incomplete"
+    finally:
+        server.stop()
+
+
+# Kept responses
+
+
+def test_a_response_continues_another_and_its_instructions_are_not_carried_over(server, client):
+    first = client.responses.create(
+        model="fake", instructions="be kind", input="hi", max_output_tokens=3, temperature=0
+    )
+    then = client.responses.create(
+        model="fake", input="go on", previous_response_id=first.id, max_output_tokens=3, temperature=0
+    )
+    text = f"user: hi\nassistant: {first.output_text}\nuser: go on\nassistant: "
+    assert then.output_text == server.expected_text(server.model.tokenizer.encode(text), 3)
+    assert then.previous_response_id == first.id
+    *_, last = client.responses.create(
+        model="fake", input="a", previous_response_id=then.id, max_output_tokens=3, temperature=0, stream=True
+    )
+    text += f"{then.output_text}\nuser: a\nassistant: "
+    assert last.response.output_text == server.expected_text(server.model.tokenizer.encode(text), 3)
+
+
+def test_a_kept_response_is_read_listed_and_deleted(client):
+    items = [{"role": "user", "content": text} for text in ("a", "b", "c")]
+    found = client.responses.create(model="fake", input=items, max_output_tokens=3, metadata={"for": "test"})
+    assert client.responses.retrieve(found.id).to_dict() == found.to_dict()
+    listed = client.responses.input_items.list(found.id, limit=2, order="asc")
+    assert [item.content[0].text for item in listed] == ["a", "b", "c"]  # the client reads on, page by page
+    assert [item.content[0].text for item in client.responses.input_items.list(found.id)] == ["c", "b", "a"]
+    client.responses.delete(found.id)
+    for use in (client.responses.retrieve, client.responses.delete, client.responses.cancel):
+        with pytest.raises(openai.NotFoundError, match="no response with the id"):
+            use(found.id)
+    with pytest.raises(openai.BadRequestError, match="no response with this id is kept") as refused:
+        client.responses.create(model="fake", input="a", previous_response_id=found.id)
+    assert (refused.value.code, refused.value.param) == ("previous_response_not_found", "previous_response_id")
+
+
+def test_a_conversation_of_which_a_response_was_deleted_is_not_continued(client):
+    first = client.responses.create(model="fake", input="a", max_output_tokens=2)
+    second = client.responses.create(model="fake", input="b", previous_response_id=first.id, max_output_tokens=2)
+    client.responses.delete(first.id)
+    with pytest.raises(openai.BadRequestError, match=f"it continues {first.id}, which is not kept"):
+        client.responses.create(model="fake", input="c", previous_response_id=second.id)
+
+
+def test_an_item_is_referred_to_by_its_id(server, client):
+    first = client.responses.create(model="fake", input="hi", max_output_tokens=3)
+    given = [{"type": "item_reference", "id": first.output[0].id}, {"role": "user", "content": "a"}]
+    then = client.responses.create(model="fake", input=given, max_output_tokens=3, temperature=0)
+    text = f"assistant: {first.output_text}\nuser: a\nassistant: "
+    assert then.output_text == server.expected_text(server.model.tokenizer.encode(text), 3)
+    assert len(list(client.responses.input_items.list(then.id))) == 2
+
+
+def test_a_response_that_is_not_to_be_stored_is_not(client):
+    found = client.responses.create(model="fake", input="hi", max_output_tokens=2, store=False)
+    assert found.to_dict()["store"] is False
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(found.id)
+
+
+def test_one_key_does_not_see_what_another_keeps(make_server):
+    server = make_server(settings=ServerSettings(api_key="ada,bob"))
+    ada, bob = client_of(server, "ada"), client_of(server, "bob")
+    found = ada.responses.create(model="fake", input="hi", max_output_tokens=2)
+    assert ada.responses.retrieve(found.id).id == found.id
+    for use in (
+        lambda: bob.responses.retrieve(found.id),
+        lambda: bob.responses.input_items.list(found.id),
+        lambda: bob.responses.delete(found.id),
+        lambda: bob.responses.cancel(found.id),
+        lambda: bob.responses.create(model="fake", input=[{"type": "item_reference", "id": found.output[0].id}]),
+    ):
+        with pytest.raises(openai.NotFoundError):
+            use()
+    with pytest.raises(openai.BadRequestError, match="no response with this id is kept"):
+        bob.responses.create(model="fake", input="a", previous_response_id=found.id)
+    assert ada.responses.create(model="fake", input="a", previous_response_id=found.id, max_output_tokens=2).output
+
+
+def test_a_server_that_keeps_nothing_says_so(make_server):
+    server = make_server(settings=ServerSettings(max_stored_responses=0))
+    found = raw(server).json()
+    assert found["store"] is False
+    assert web.get(f"{server.url}/v1/responses/{found['id']}").status_code == 404
+    assert raw(server, previous_response_id=found["id"]).status_code == 400
+    assert "--max-stored-responses" in raw(server, background=True).json()["error"]["message"]
+
+
+def test_many_clients_keep_and_continue_at_once(client):
+    def talk(number: int) -> int:
+        previous = None
+        for turn in range(3):
+            found = client.responses.create(
+                model="fake", input=f"{number % 3} {turn}", previous_response_id=previous, max_output_tokens=2
+            )
+            previous = found.id
+        return found.usage.input_tokens
+
+    with ThreadPoolExecutor(8) as threads:
+        assert len(list(threads.map(talk, range(16)))) == 16
+
+
+# In the background
+
+
+def wait_for(client: openai.OpenAI, server: RunningServer, response_id: str):
+    server.wait_until(lambda: client.responses.retrieve(response_id).status not in ("queued", "in_progress"))
+    return client.responses.retrieve(response_id)
+
+
+def test_a_response_in_the_background_is_read_when_it_is_done(server, client):
+    begun = client.responses.create(model="fake", input="hi", max_output_tokens=6, temperature=0, background=True)
+    assert (begun.status, begun.output, begun.usage, begun.background) == ("queued", [], None, True)
+    found = wait_for(client, server, begun.id)
+    whole = client.responses.create(model="fake", input="hi", max_output_tokens=6, temperature=0)
+    assert (found.status, found.output_text) == ("incomplete", whole.output_text)
+    assert found.usage.output_tokens == 6
+    assert client.responses.cancel(begun.id).status == "incomplete"  # it is over, and stays as it is
+
+
+@pytest.fixture
+def held(make_server):
+    """A server whose engine works only as long as a test lets it."""
+    gate = threading.Event()
+    server = make_server(before_result=lambda *_: gate.wait(60), max_sequence_tokens=512)
+    server.gate = gate
+    yield server
+    gate.set()
+
+
+def test_a_response_in_the_background_can_be_cancelled(held):
+    client = client_of(held)
+    begun = client.responses.create(model="fake", input="hi", max_output_tokens=6, background=True)
+    assert client.responses.retrieve(begun.id).status == "in_progress"
+    with pytest.raises(openai.BadRequestError, match="still in progress"):
+        client.responses.create(model="fake", input="a", previous_response_id=begun.id)
+    assert client.responses.cancel(begun.id).status == "cancelled"
+    assert client.responses.retrieve(begun.id).status == "cancelled"
+    held.wait_until(lambda: not held.service.num_streams)
+    held.gate.set()
+    assert client.responses.retrieve(begun.id).status == "cancelled"
+
+
+def test_a_response_in_the_background_that_is_deleted_stops(held):
+    client = client_of(held)
+    begun = client.responses.create(model="fake", input="hi", max_output_tokens=6, background=True)
+    client.responses.delete(begun.id)
+    held.wait_until(lambda: not held.service.num_streams)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(begun.id)
+
+
+def test_a_response_that_another_process_cancels_stops(make_server, tmp_path):
+    """Two servers share a file, as two HTTP workers do."""
+    gate = threading.Event()
+    settings = ServerSettings(response_store=str(tmp_path / "responses.sqlite"))
+    try:
+        one = make_server(settings=settings, before_result=lambda *_: gate.wait(60))
+        two = make_server(settings=settings)
+        begun = client_of(one).responses.create(model="fake", input="hi", max_output_tokens=6, background=True)
+        assert client_of(two).responses.retrieve(begun.id).status == "in_progress"
+        assert client_of(two).responses.cancel(begun.id).status == "cancelled"
+        one.wait_until(lambda: not one.service.num_streams)
+        assert client_of(one).responses.retrieve(begun.id).status == "cancelled"
+    finally:
+        gate.set()
+
+
+def test_a_response_that_does_not_run_in_the_background_is_not_cancelled(client):
+    found = client.responses.create(model="fake", input="hi", max_output_tokens=2)
+    with pytest.raises(openai.BadRequestError, match="does not run in the background"):
+        client.responses.cancel(found.id)
+
+
+# Limits and errors
+
+
+def test_a_conversation_too_long_is_refused_or_loses_its_earliest_turns(server):
+    turns = [{"role": "user", "content": f"{number % 3} " + "a" * 40} for number in range(20)]
+    refused = raw(server, input=turns).json()["error"]
+    assert (refused["code"], refused["param"]) == ("context_length_exceeded", "input")
+    found = raw(server, input=turns, truncation="auto")
+    assert found.status_code == 200
+    prompt = found.json()["usage"]["input_tokens"]
+    assert 250 < prompt <= 508
+    kept = raw(server, input="b", truncation="auto", previous_response_id=found.json()["id"])
+    assert kept.status_code == 200
+    alone = raw(server, input="a" * 600, truncation="auto")
+    assert alone.json()["error"]["code"] == "context_length_exceeded"
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": []}, "input"),
+        ({"input": 3}, "input"),
+        ({"input": [{"role": "user", "content": [{"type": "input_image"}]}]}, "input[0].content[0].type"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"max_output_tokens": 5000}, "max_output_tokens"),
+        ({"temperature": -1}, "temperature"),
+        ({"text": {"format": {"type": "regex"}}}, "text.format.type"),
+        ({"text": {"format": {"type": "json_schema", "schema": 3}}}, "text.format.schema"),
+        ({"text": {"format": {"type": "json_object", "schema": {}}}}, "text.format.schema"),
+        ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name"),
+        ({"tools": [{"type": "code_interpreter"}]}, "tools[0].type"),
+        ({"include": ["everything"]}, "include[0]"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"prompt": {"id": "p"}}, "prompt"),
+        ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
+        ({"stream_options": {"include_obfuscation": True}}, "stream_options"),
+    ],
+)
+def test_a_wrong_field_is_named_as_this_api_names_it(server, fields, param):
+    answer = raw(server, **fields)
+    assert answer.status_code == 400
+    error = answer.json()["error"]
+    assert error["param"] == param
+    assert error["message"].startswith((param, "the prompt"))
+
+
+def test_unknown_fields_are_named_wherever_they_are(server):
+    item = {"role": "user", "content": "a", "colour": "red"}
+    answer = raw(server, input=[item], mood="good", text={"size": 3, "verbosity": "low"}, reasoning={"depth": 3})
+    names = set(answer.headers["x-quire-ignored-fields"].split(","))
+    assert names == {"mood", "text.size", "text.verbosity", "reasoning.depth", "input[0].colour"}
+
+
+@pytest.mark.parametrize(
+    ("query", "param"), [("limit=0", "limit"), ("limit=x", "limit"), ("order=up", "order"), ("after=msg_0", "after")]
+)
+def test_a_wrong_page_of_items_is_refused(server, query, param):
+    found = raw(server).json()
+    answer = web.get(f"{server.url}/v1/responses/{found['id']}/input_items?{query}")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, param)
+
+
+def test_a_stream_that_fails_ends_with_an_error_and_a_failed_response(make_server):
+    steps = threading.Semaphore(3)
+    server = make_server(before_result=lambda *_: steps.acquire(timeout=60))
+    try:
+        events = []
+        for event in client_of(server).responses.create(model="fake", input="hi", max_output_tokens=400, stream=True):
+            events.append(event)
+            if event.type == "response.output_item.added":
+                server.loop.call_soon_threadsafe(server.service.disconnect, "the engine process ended")
+        assert [event.type for event in events[-2:]] == ["error", "response.failed"]
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        assert "the engine process ended" in events[-2].message
+        assert events[-1].response.error.code == "server_error"
+    finally:
+        steps.release(1000)
