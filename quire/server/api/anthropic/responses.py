@@ -44,7 +44,7 @@ class MessageUsage(TypedDict):
 
 
 class AppliedEdits(TypedDict):
-    applied_edits: list[Any]
+    applied_edits: list[dict[str, Any]]
 
 
 class AnthropicMessage(TypedDict):
