@@ -33,11 +33,22 @@ class GrammarKind(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
+class ThinkingBudget:
+    """A limit on the tokens of a thinking section, which stands between two marks. Then its last mark comes."""
+
+    begin: str
+    end: str
+    is_opened: bool  # the prompt has the first mark
+    max_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Grammar:
     """What an answer must be: `text` is written in the language that `kind` names."""
 
     kind: GrammarKind
     text: str
+    thinking_budget: ThinkingBudget | None = None
 
 
 def num_mask_words(vocab_size: int) -> int:

@@ -50,6 +50,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "server.service": SERVICE,
     **dict.fromkeys(HTTP_BASE, APIS),
     "server.api": APIS,
+    "server.api.reasoning": APIS | {"server.api", "server.api.openai"},
     "server.api.chat": APIS | {"server.api", "server.api.openai"},  # OpenAI's chat request is everybody's
     "server.api.openai": APIS | {f"server.api.{name}" for name in SHARED},
     "server.api.anthropic": APIS | {f"server.api.{name}" for name in (*SHARED, "openai.requests", "openai.tools")},

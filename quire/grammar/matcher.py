@@ -5,12 +5,14 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import llguidance
 
 from quire.errors import InvalidRequest, invalid
 from quire.grammar.closed_schema import guided_schema
+from quire.grammar.thinking_limit import ThinkingLimit
 from quire.grammar.token_rules import TokenMatcher
 from quire.request import Grammar, GrammarKind, num_mask_words
 from quire.text.tokenizer import Tokenizer
@@ -35,8 +37,15 @@ _NOTHING_LOST: Any = {"lenient": False}  # keywords that the library lacks are r
 class GrammarMatcher:
     """The position of one answer in its grammar. Implements the engine's Matcher."""
 
-    def __init__(self, matcher: llguidance.LLMatcher, pool: ThreadPoolExecutor, mask_bytes: int) -> None:
+    def __init__(
+        self,
+        matcher: llguidance.LLMatcher,
+        pool: ThreadPoolExecutor,
+        mask_bytes: int,
+        thinking: ThinkingLimit | None = None,
+    ) -> None:
         self._matcher = matcher
+        self._thinking = thinking
         self._pool = pool
         self._mask_bytes = mask_bytes
 
@@ -51,7 +60,8 @@ class GrammarMatcher:
         fault = fault_in(matcher)
         if fault is not None:
             raise InvalidRequest(fault)
-        return mask[: self._mask_bytes].ljust(self._mask_bytes, b"\0")
+        mask = mask[: self._mask_bytes].ljust(self._mask_bytes, b"\0")
+        return mask if self._thinking is None else self._thinking.limited(mask, tokens)
 
 
 class Grammars:
@@ -74,6 +84,7 @@ class Grammars:
     def prepare(self, grammar: Grammar) -> "Future[None] | None":
         if grammar.kind is GrammarKind.TOKENS:
             return None
+        grammar = replace(grammar, thinking_budget=None)
         with self._lock:
             if grammar in self._compiled:
                 return None
@@ -82,11 +93,13 @@ class Grammars:
     def matcher(self, grammar: Grammar) -> "GrammarMatcher | TokenMatcher":
         if grammar.kind is GrammarKind.TOKENS:
             return TokenMatcher(grammar.text, self._mask_bytes)
-        compiled = self._compile(grammar)
+        budget = grammar.thinking_budget
+        compiled = self._compile(replace(grammar, thinking_budget=None))
         fault = fault_in(compiled)
         if fault is not None:
             raise invalid("grammar", f": {fault}")
-        return GrammarMatcher(compiled.deep_copy(), self._pool, self._mask_bytes)
+        forced = None if budget is None else ThinkingLimit(self._load(), budget)
+        return GrammarMatcher(compiled.deep_copy(), self._pool, self._mask_bytes, forced)
 
     def _prepare(self, grammar: Grammar) -> None:
         self._compile(grammar)

@@ -1,68 +1,129 @@
-"""The grammar of answers that may call tools."""
+"""The grammar of calls, in the formats of model families."""
 
 import json
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from quire.errors import InvalidRequest, invalid
+from quire.grammar.arguments import Arguments
 from quire.grammar.closed_schema import guided_schema
-from quire.grammar.lark_text import embedded
-from quire.request import Grammar, GrammarKind
-from quire.text.tools import CallFormat, Tool
+from quire.grammar.lark import Marks, terms
+from quire.text.tools import CallFormat, CallStyle, Tool
 
 NO_PARAMETERS: dict[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 
 
-def calls_grammar(
-    tools: Sequence[Tool],
-    form: CallFormat,
-    *,
-    required: bool,
-    parallel: bool,
-    special: Mapping[str, int] | None = None,
-    otherwise: Grammar | None = None,
-) -> Grammar:
-    """Answers that are calls, or where they are not `required`, text or calls; text may come before the first.
+def call_rules(
+    tools: Sequence[Tool], form: CallFormat, marks: Marks, *, parallel: bool, is_whole: bool = False
+) -> list[str]:
+    """Rules for `calls`: one call or several, and the end of them. `begin` of the form stands before.
 
-    `special`: marks of the form that are special tokens of the vocabulary, which no text spells. `otherwise`: in place
-    of text, and not before calls.
+    `is_whole`: calls in JSON are JSON as a whole, so that they can be told from JSON that is no call.
     """
-    marks = special or {}
     calls = "call"
     if parallel and form.between is not None:
-        calls = f"call ({_terms(form.between, marks)} call)*"
-    calls = f"{calls} {_terms(form.end, marks)}"
-    rules = ["call: " + " | ".join(f"call_{index}" for index in range(len(tools)))]
+        calls = f"call ({terms(form.between, marks)} call)*"
+    rules = [f"calls: {calls} {terms(form.end, marks)}"]
+    rules.append("call: " + " | ".join(f"call_{index}" for index in range(len(tools))))
+    write = _whole_call if is_whole and form.style is CallStyle.JSON else _WRITERS[form.style]
     for index, tool in enumerate(tools):
-        schema = json.dumps(_parameters(tool))
-        rules.append(f'call_{index}: {_terms(form.opening(tool.name), {})} args_{index} "}}"')
-        rules.append(f"args_{index}: %json {schema}")
-    begin = _terms(form.begin, marks)
-    if required:
-        rules.append(f"start: {begin} {calls}")
-    elif otherwise is not None:
-        rules += [f"start: answer | {begin} {calls}", embedded("answer", otherwise)]
-    elif not form.begin:
-        rules += [f"start: TEXT | {calls}", "TEXT: /([^{](.|\\n)*)?/"]
-    elif begin.startswith("<"):
-        rules += [f"start: TEXT | TEXT {begin} {calls}", "TEXT: /(.|\\n)*/"]
-    else:
-        # A lazy rule ends as soon as it can: text goes on until calls begin, and from there on there is no way back.
-        rules += [f"start: TEXT | before {calls}", f"before[lazy]: TEXT {begin}", "TEXT: /(.|\\n)*/"]
-    return Grammar(GrammarKind.LARK, "\n".join(rules))
+        try:
+            rules += write(index, tool, form, marks)
+        except InvalidRequest as error:
+            raise invalid("tools", f"has {tool.name!r}, whose parameters cannot be followed: {error.message}") from None
+    return rules
 
 
-def _parameters(tool: Tool) -> Any:
-    try:
-        return guided_schema({"type": "object", **(tool.parameters or NO_PARAMETERS)})
-    except InvalidRequest as error:
-        raise invalid("tools", f"has {tool.name!r}, whose parameters cannot be followed: {error.message}") from None
+def _json_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> list[str]:
+    return _around(index, tool, terms(form.opening(tool.name), {}), '"}"')
 
 
-def _terms(text: str, special: Mapping[str, int]) -> str:
-    """`text` in a rule: quoted, its special tokens by number."""
-    parts = [text]
-    for mark in special:
-        parts = [piece for part in parts for piece in re.split(f"({re.escape(mark)})", part)]
-    return " ".join(f"<[{special[part]}]>" if part in special else json.dumps(part) for part in parts if part)
+def _named_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> list[str]:
+    return _around(index, tool, terms(f"{tool.name}[ARGS]", marks), "")
+
+
+def _section_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> list[str]:
+    after_name = "\n```json\n" if form.fenced else form.marks[2]
+    return _around(index, tool, terms(tool.name + after_name, marks), "")
+
+
+def _around(index: int, tool: Tool, before: str, after: str) -> list[str]:
+    """A call whose arguments are a JSON object."""
+    schema = json.dumps(guided_schema(_parameters(tool)))
+    return [f"call_{index}: {before} args_{index} {after}", f"args_{index}: %json {schema}"]
+
+
+def _whole_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> list[str]:
+    """A call that is one JSON object."""
+    schema = {
+        "type": "object",
+        "properties": {
+            "name": {"const": tool.name},
+            form.arguments: _moved(_parameters(tool), f"#/properties/{form.arguments}"),
+        },
+        "required": ["name", form.arguments],
+        "additionalProperties": False,
+    }
+    return [f"call_{index}: %json {json.dumps(guided_schema(schema))}"]
+
+
+def _tagged_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> list[str]:
+    arguments = Arguments(f"arg_{index}", tool, _parameters(tool), marks)
+    items = [
+        arguments.text_item(terms(f"<parameter={key}>\n", marks), key, "\n</parameter>\n") for key in arguments.keys
+    ]
+    before, after = terms(f"<function={tool.name}>\n", marks), terms("</function>", marks)
+    return [f"call_{index}: {before} {arguments.one_by_one(items)} {after}", *arguments.rules]
+
+
+def _keyed_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> list[str]:
+    arguments = Arguments(f"arg_{index}", tool, _parameters(tool), marks)
+    items = [
+        arguments.text_item(
+            terms(f"<arg_key>{key}</arg_key>\n<arg_value>", marks), key, "</arg_value>", terms("\n", {})
+        )
+        for key in arguments.keys
+    ]
+    name = terms(f"{tool.name}\n", {})
+    return [f"call_{index}: {name} {arguments.one_by_one(items)}", *arguments.rules]
+
+
+def _python_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> list[str]:
+    arguments = Arguments(f"arg_{index}", tool, _parameters(tool), marks)
+    items = [f"{terms(f'{key}=', {})} {arguments.json_value(key)}" for key in arguments.keys]
+    name = terms(f"{tool.name}(", {})
+    return [f'call_{index}: {name} {arguments.separated(items, ", ")} ")"', *arguments.rules]
+
+
+def _marked_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> list[str]:
+    arguments = Arguments(f"arg_{index}", tool, _parameters(tool), marks)
+    items = [f"{terms(f'{key}:', {})} {arguments.marked_value(key, form.quote)}" for key in arguments.keys]
+    name = terms(f"call:{tool.name}{{", {})
+    return [f'call_{index}: {name} {arguments.separated(items, ",")} "}}"', *arguments.rules]
+
+
+_WRITERS: dict[CallStyle, Callable[[int, Tool, CallFormat, Marks], list[str]]] = {
+    CallStyle.JSON: _json_call,
+    CallStyle.NAMED: _named_call,
+    CallStyle.SECTIONS: _section_call,
+    CallStyle.TAGS: _tagged_call,
+    CallStyle.KEYS: _keyed_call,
+    CallStyle.PYTHON: _python_call,
+    CallStyle.MARKED: _marked_call,
+}
+
+
+def _parameters(tool: Tool) -> dict[str, Any]:
+    return {"type": "object", **(tool.parameters or NO_PARAMETERS)}
+
+
+def _moved(schema: Any, place: str) -> Any:
+    """`schema` with references that begin at `place`, where it now stands."""
+    if isinstance(schema, Mapping):
+        return {
+            key: place + value[1:]
+            if key == "$ref" and isinstance(value, str) and value.startswith("#")
+            else _moved(value, place)
+            for key, value in schema.items()
+        }
+    return [_moved(one, place) for one in schema] if isinstance(schema, list) else schema

@@ -1,6 +1,8 @@
 """Answers in parts: thinking, text and calls, found while the answer comes."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from quire.text.call_parser import CallParser
 from quire.text.pieces import Arguments, CallBegins, Piece, Reasoning
@@ -17,6 +19,13 @@ class AnswerForm:
     thinking: ThinkingFormat | None = None
     calls: CallFormat | None = None
     begins_in_thinking: bool = False  # the prompt has opened the thinking section
+    tools: Mapping[str, Mapping[str, Any]] | None = None  # the schemas of the functions that may be called, by name
+    guided: bool = True  # the answer follows the grammar of its calls
+
+    @property
+    def marks(self) -> tuple[str, ...]:
+        """The parts of its formats that may be tokens of their own."""
+        return (*(self.thinking.marks if self.thinking else ()), *(self.calls.marks if self.calls else ()))
 
     @property
     def is_plain(self) -> bool:
@@ -33,7 +42,7 @@ class AnswerParser:
     def __init__(self, form: AnswerForm) -> None:
         thinking = form.thinking
         self._thinking = None if thinking is None else ThinkingParser(thinking, begins_inside=form.begins_in_thinking)
-        self._calls = None if form.calls is None else CallParser(form.calls)
+        self._calls = None if form.calls is None else CallParser(form.calls, form.tools, guided=form.guided)
 
     @property
     def num_calls(self) -> int:

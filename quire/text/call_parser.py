@@ -1,119 +1,179 @@
 """Finds the calls in an answer while it comes."""
 
-import json
+import contextlib
 import re
-from enum import Enum, auto
+from collections.abc import Mapping
+from typing import Any
 
+from quire.text.call_readers import reader_of
+from quire.text.call_scanner import Malformed, Reads, Scanner
 from quire.text.pieces import Arguments, CallBegins, Piece
 from quire.text.thinking import mark_begun_at_end
 from quire.text.tools import CallFormat
 
 
-class _State(Enum):
-    TEXT = auto()  # until calls begin
-    NO_CALLS = auto()  # text to the end
-    OPENING = auto()  # before the arguments of a call
-    ARGUMENTS = auto()
-    AFTER = auto()  # a call
-
-
 class CallParser:
-    """Cuts an answer into text and calls. The answer follows the grammar of the calls' format, or ends early."""
+    """Cuts an answer into text and calls. What turns out not to be a call is text.
 
-    def __init__(self, form: CallFormat) -> None:
+    An answer that follows the grammar of its calls is `guided`, and arguments come out as they are read. Of others a
+    call comes out when it is complete.
+    """
+
+    def __init__(
+        self, form: CallFormat, tools: Mapping[str, Mapping[str, Any]] | None = None, *, guided: bool = True
+    ) -> None:
+        """`tools`: the schemas of functions by their names. Calls without a mark are calls of these."""
         self._form = form
-        self._opening = re.compile(rf'\{{"name": ("(?:[^"\\]|\\.)*"), "{form.arguments}": ')
-        self._state = _State.TEXT
-        self._held = ""
-        self._depth = 0
-        self._in_string = self._escaped = False
+        self._tools = tools
+        self._guided = guided
+        self._marks = re.compile("|".join(map(re.escape, form.first_marks)) or "(?!)")
+        self._may_be_bare = bool(form.bare)
+        self._skips_blanks = self._may_be_bare  # at the beginning of bare calls, and after calls
+        self._held = ""  # a part of a mark, perhaps
+        self._blanks: list[str] = []  # before what is held
+        self._reader: Reads[None] | None = None
+        self._scanner = Scanner()
+        self._raw: list[str] = []  # what the reader has read since the last call
+        self._is_between = False  # what the reader reads now belongs to no call
+        self._is_begun = False  # it reads arguments
+        self._is_out = False  # a part of the call that it reads is out
+        self._pending: list[Piece] = []  # of the call that it reads
+        self._pieces: list[Piece] = []  # that are complete
         self.num_calls = 0
 
     def push(self, text: str) -> list[Piece]:
         """The pieces that `text` completes."""
-        self._held += text
-        pieces: list[Piece] = []
-        while self._advance(pieces):
-            pass
+        while text:
+            text = self._search(text) if self._reader is None else self._read(text)
+        if self._guided:
+            self._let_out()
+        pieces, self._pieces = self._pieces, []
         return pieces
 
     def flush(self) -> list[Piece]:
         """The text that was held back and cannot become a call any more."""
-        left, self._held = self._held, ""
-        return [left] if left and self._state in (_State.TEXT, _State.NO_CALLS) else []
+        if self._reader is not None:
+            self._end_reading()
+        if self._held or not self.num_calls:
+            self._write_text("".join(self._blanks) + self._held)
+        self._held, self._blanks = "", []
+        pieces, self._pieces = self._pieces, []
+        return pieces
 
-    def _advance(self, pieces: list[Piece]) -> bool:
-        """Take one step through what is held; False when more must come first."""
-        if self._state is _State.TEXT:
-            return self._read_text(pieces)
-        if self._state is _State.NO_CALLS:
-            if self._held:
-                pieces.append(self._held)
-            self._held = ""
-            return False
-        if self._state is _State.OPENING:
-            return self._read_opening(pieces)
-        if self._state is _State.ARGUMENTS:
-            return self._read_arguments(pieces)
-        between = self._form.between
-        if between is None or not self._held.startswith(between):
-            return False
-        self._held = self._held[len(between) :]
-        self._state = _State.OPENING
-        return True
+    # Readers call these.
 
-    def _read_text(self, pieces: list[Piece]) -> bool:
-        begin = self._form.begin
-        if not begin:  # the first character tells
-            if self._held:
-                self._state = _State.OPENING if self._held[0] == "{" else _State.NO_CALLS
-            return bool(self._held)
-        before, found, after = self._held.partition(begin)
-        if found:
-            self._held = after
-            self._state = _State.OPENING
-        else:
-            kept = mark_begun_at_end(before, begin)
-            before, self._held = before[: len(before) - kept], before[len(before) - kept :]
-        if before:
-            pieces.append(before)
-        return bool(found)
+    def start(self) -> None:
+        self._is_between = False
 
-    def _read_opening(self, pieces: list[Piece]) -> bool:
-        match = self._opening.match(self._held)
-        if match is None:
-            return False
-        pieces.append(CallBegins(self.num_calls, json.loads(match[1])))
-        self.num_calls += 1
-        self._held = self._held[match.end() :]
-        self._state = _State.ARGUMENTS
-        self._depth = 0
-        return True
+    def check(self, name: str) -> None:
+        if self._form.bare and self._tools is not None and name not in self._tools:
+            raise Malformed
 
-    def _read_arguments(self, pieces: list[Piece]) -> bool:
-        """Up to the brace that closes the call, which the arguments have not opened."""
-        end = None
-        for at, char in enumerate(self._held):
-            if self._in_string:
-                if self._escaped:
-                    self._escaped = False
-                elif char == "\\":
-                    self._escaped = True
-                elif char == '"':
-                    self._in_string = False
-            elif char == '"':
-                self._in_string = True
-            elif char in "{[":
-                self._depth += 1
-            elif char in "}]":
-                if not self._depth:
-                    end = at
-                    break
-                self._depth -= 1
-        text = self._held[:end]
+    def begin(self, name: str) -> None:
+        self._is_begun = True
+        self._pending.append(CallBegins(self.num_calls, name))
+
+    def complete(self) -> None:
+        self._let_out()
+        self._is_begun = self._is_out = False
+        self._is_between = True
+        self._raw = []
+
+    def schema(self, name: str) -> Mapping[str, Any]:
+        return (self._tools or {}).get(name, {})
+
+    def _let_out(self) -> None:
+        """The call that is read, as far as it is known."""
+        if not self._is_begun:
+            return
+        if not self._is_out:
+            self.num_calls += 1
+            self._is_out = True
+        arguments = "".join(self._scanner.out)
+        self._scanner.out.clear()
+        self._pieces += self._pending
+        self._pending = []
+        if arguments:
+            self._pieces.append(Arguments(self.num_calls - 1, arguments))
+
+    def _write_text(self, text: str) -> None:
         if text:
-            pieces.append(Arguments(self.num_calls - 1, text))
-        self._held = "" if end is None else self._held[end + 1 :]
-        if end is not None:
-            self._state = _State.AFTER
-        return end is not None
+            self._pieces.append(text)
+
+    def _search(self, text: str) -> str:
+        """Look for calls. Returns what a reader must read."""
+        text, self._held = self._held + text, ""
+        if self._skips_blanks:
+            inner = text.lstrip(" \n\r\t;" if self._may_be_bare and self.num_calls else " \n\r\t")
+            self._blanks.append(text[: len(text) - len(inner)])
+            text = inner
+            if text and text[0] in self._form.bare and self._may_be_bare:
+                return self._begin_reading("", text)
+        found = self._marks.search(text)
+        if found is not None:
+            before, rest = text[: found.start()], text[found.end() :]
+            self._write_before_mark(before)
+            return self._begin_reading(found[0], rest)
+        kept = max((mark_begun_at_end(text, mark) for mark in self._form.first_marks), default=0)
+        shown, self._held = text[: len(text) - kept], text[len(text) - kept :]
+        if shown:
+            self._write_before_mark(shown)
+            self._may_be_bare = self._skips_blanks = False
+        return ""
+
+    def _write_before_mark(self, text: str) -> None:
+        """Blanks alone between calls are no text."""
+        if text or not self.num_calls:
+            self._write_text("".join(self._blanks) + text)
+        self._blanks = []
+
+    def _begin_reading(self, mark: str, rest: str) -> str:
+        self._raw = [*self._blanks, mark]
+        self._blanks = []
+        self._is_between = False
+        self._scanner, self._reader = reader_of(self._form, self, mark)
+        next(self._reader)
+        return rest
+
+    def _read(self, text: str) -> str:
+        """Give characters to the reader. Returns those that it leaves."""
+        assert self._reader is not None
+        send = self._reader.send
+        for at, char in enumerate(text):
+            try:
+                self._raw.append(char)
+                send(char)
+            except StopIteration:
+                left = self._scanner.unread() + text[at + 1 :]
+                self._stop_reading(found=True)
+                return left
+            except Malformed:
+                self._raw.pop()
+                self._give_up()
+                return text[at:]
+        return ""
+
+    def _end_reading(self) -> None:
+        """The answer ends within a call, or after one."""
+        assert self._reader is not None
+        with contextlib.suppress(StopIteration, Malformed):
+            self._reader.send("")
+        if self._is_between:
+            self._raw = []
+        self._give_up()
+
+    def _give_up(self) -> None:
+        """What was read is no call, or no more of one."""
+        if self._guided:
+            self._let_out()
+        raw = "" if self._is_out else "".join(self._raw)
+        self._stop_reading(found=bool(self.num_calls))
+        if raw:
+            self._write_text(raw)
+            self._may_be_bare = self._skips_blanks = False
+
+    def _stop_reading(self, *, found: bool) -> None:
+        self._reader = None
+        self._raw, self._pending = [], []
+        self._is_begun = self._is_out = False
+        self._skips_blanks = found

@@ -21,6 +21,14 @@ class ThinkingFormat:
         """True if the prompt ends inside a section, which its template has opened."""
         return prompt.rstrip().endswith(self.begin)
 
+    def is_closed_at_end_of(self, prompt: str) -> bool:
+        """True if the prompt ends with a section, so that the answer has none."""
+        return prompt.rstrip().endswith(self.end)
+
+    def is_open_in(self, message: str) -> bool:
+        """True if an answer that continues `message` continues a section."""
+        return message.rfind(self.begin) > message.rfind(self.end)
+
 
 FORMATS = (
     ThinkingFormat("<think>", "</think>"),

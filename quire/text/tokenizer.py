@@ -41,9 +41,9 @@ class Tokenizer:
         self.special_tokens = dict(special_tokens)
         self.text_rule: TextRule = rule_of_decoder(backend.decoder and backend.decoder.__getstate__())
         self.vocab_size: int = max(backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
-        self.special_ids = frozenset(
-            token_id for token_id, token in backend.get_added_tokens_decoder().items() if token.special
-        )
+        added = backend.get_added_tokens_decoder()
+        self._added_ids = frozenset(added)
+        self.special_ids = frozenset(token_id for token_id, token in added.items() if token.special)
         self._all_pieces = PieceTable(self._piece_of)
         self._visible_pieces = PieceTable(lambda i: None if i in self.special_ids else self._piece_of(i))
 
@@ -124,6 +124,11 @@ class Tokenizer:
         """The id of a special token; None where `token` is not one."""
         token_id = self.id_of(token)
         return token_id if token_id is not None and self.is_special(token_id) else None
+
+    def added_id(self, token: str) -> int | None:
+        """The id of a token beside the vocabulary's own; None where `token` is not one."""
+        token_id = self.id_of(token)
+        return token_id if token_id in self._added_ids else None
 
     def is_special(self, token_id: int) -> bool:
         return token_id in self.special_ids

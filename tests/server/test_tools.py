@@ -200,6 +200,29 @@ def test_models_write_calls_as_their_templates_do(make_server: Callable[..., Run
     assert json.loads(call["function"]["arguments"]) == {}
 
 
+def test_with_a_response_format_an_answer_is_a_call_or_follows_it(client):
+    """As LangChain, pydantic-ai and openai-agents send it."""
+    schema = {
+        "type": "object",
+        "properties": {"good": {"type": "boolean"}},
+        "required": ["good"],
+        "additionalProperties": False,
+    }
+    described = {"type": "json_schema", "json_schema": {"name": "Weather", "strict": True, "schema": schema}}
+    kinds = set()
+    for seed in range(12):
+        answer = client.chat.completions.create(
+            model="fake", messages=ASK, tools=[WEATHER], response_format=described, seed=seed, max_tokens=1000
+        )
+        (choice,) = answer.choices
+        kinds.add(choice.finish_reason)
+        for call in choice.message.tool_calls or []:
+            check(call.function.name, call.function.arguments)
+        if not choice.message.tool_calls:
+            assert json.loads(choice.message.content)["good"] in (True, False)
+    assert kinds == {"tool_calls", "stop"}
+
+
 def test_hugging_faces_client_calls_tools(caller):
     hugging = InferenceClient(base_url=caller.url)
     answer = hugging.chat_completion(ASK, tools=[WEATHER], tool_choice="required", max_tokens=1000, seed=5)

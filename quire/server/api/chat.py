@@ -5,7 +5,9 @@ from dataclasses import replace
 from typing import NamedTuple
 
 from quire.errors import invalid
-from quire.request import MAX_LOGPROBS
+from quire.grammar.answers import AnswerRules
+from quire.grammar.lark import mark_tokens
+from quire.request import MAX_LOGPROBS, GrammarKind
 from quire.server.api.dialect import Dialect
 from quire.server.api.grammars import with_grammar
 from quire.server.api.openai.constraints import constraint_of
@@ -13,6 +15,7 @@ from quire.server.api.openai.requests import ChatRequest
 from quire.server.api.openai.spec_builder import SpecBuilder
 from quire.server.api.openai.tools import tool_use
 from quire.server.api.prompts import encode_conversation
+from quire.server.api.reasoning import answer_form, template_variables, thinking_budget
 from quire.server.api.sampling import between
 from quire.server.api.tool_use import ToolUse
 from quire.server.service.arrival import Arrival
@@ -20,7 +23,6 @@ from quire.server.service.generation_spec import GenerationSpec, NamedGrammar
 from quire.server.service.service import Service
 from quire.text.answer_parts import AnswerForm
 from quire.text.shield import Prompt
-from quire.text.thinking import thinking_of
 
 
 class PreparedChat(NamedTuple):
@@ -35,18 +37,14 @@ def prepare_chat(
     service: Service, dialect: Dialect, arrival: Arrival, fields: ChatRequest, unknown: Sequence[str] = ()
 ) -> PreparedChat:
     """Everything about a chat but how its answers are written. May run in a thread."""
-    settings, model = service.settings, service.model
-    constraint = constraint_of(fields, model.tokenizer)
-    tools = tool_use(fields, model, constraint)
+    constraint = constraint_of(fields, service.model.tokenizer)
+    tools = tool_use(fields, service.model, constraint)
     builder = _spec_builder(service, dialect, fields)
     with arrival.tokenising():
         prompt, tokens = encode_chat(service, fields, tools)
     spec = builder.spec(tokens)
-    form = _answer_form(service, tools, prompt.text)
-    if tools is None:
-        spec = with_grammar(settings, spec, constraint)
-    else:
-        spec = with_grammar(settings, spec, NamedGrammar("tools", tools.grammar), tools.checked)
+    form = answer_form(fields, service.model, tools, prompt.text)
+    spec = _with_rules(service, spec, fields, form, prompt.text, constraint, tools)
     if not spec.skip_special_tokens or _has_special_marks(service, form):
         spec = replace(spec, skip_special_tokens=False)
     return PreparedChat(fields, list(unknown), form, spec, prompt.text)
@@ -63,7 +61,7 @@ def encode_chat(service: Service, fields: ChatRequest, tools: ToolUse | None) ->
         add_generation_prompt=not continues if fields.add_generation_prompt is None else fields.add_generation_prompt,
         continue_final_message=continues,
         documents=fields.documents,
-        variables=fields.chat_template_kwargs,
+        variables=template_variables(fields, service.model),
     )
 
 
@@ -87,18 +85,36 @@ def _spec_builder(service: Service, dialect: Dialect, fields: ChatRequest) -> Sp
     )
 
 
-def _answer_form(service: Service, tools: ToolUse | None, prompt: str) -> AnswerForm:
-    """The form of answers to a rendered conversation."""
-    with_tools = tools is not None and not tools.in_system_prompt
-    thinking = thinking_of(service.model.templates.select(with_tools=with_tools).source)
-    return AnswerForm(
-        thinking=thinking,
-        calls=None if tools is None else tools.form,
-        begins_in_thinking=thinking is not None and thinking.is_open_at_end_of(prompt),
-    )
+def _with_rules(
+    service: Service,
+    spec: GenerationSpec,
+    fields: ChatRequest,
+    form: AnswerForm,
+    prompt: str,
+    constraint: NamedGrammar | None,
+    tools: ToolUse | None,
+) -> GenerationSpec:
+    """`spec` with the grammar of its answers, where something is asked of them. It begins after the thinking."""
+    model, settings = service.model, service.settings
+    budget = thinking_budget(fields, model, form, prompt)
+    if constraint is not None and constraint.grammar.kind is GrammarKind.TOKENS:
+        if budget is not None:
+            raise invalid(
+                constraint.field, "and a limit of the thinking are both set; an answer can keep to one of them"
+            )
+        return with_grammar(settings, spec, constraint)
+    if constraint is None and tools is None and budget is None:
+        return spec
+    thinking = form.thinking
+    if thinking is not None and thinking.is_closed_at_end_of(prompt):
+        thinking = None
+    calls, plain = None if tools is None else tools.calls, None if constraint is None else constraint.grammar
+    rules = AnswerRules(calls, plain, thinking, form.begins_in_thinking)
+    grammar = replace(rules.grammar(mark_tokens(model.tokenizer, form.marks)), thinking_budget=budget)
+    field = "tools" if tools is not None else "thinking_budget" if constraint is None else constraint.field
+    return with_grammar(settings, spec, NamedGrammar(field, grammar), rules.grammar({}))
 
 
 def _has_special_marks(service: Service, form: AnswerForm) -> bool:
     """True if marks around parts of an answer are special tokens."""
-    marks = [*(form.thinking.marks if form.thinking else ()), *(form.calls.marks if form.calls else ())]
-    return any(service.model.tokenizer.special_id(mark) is not None for mark in marks)
+    return any(service.model.tokenizer.special_id(mark) is not None for mark in form.marks)

@@ -86,6 +86,8 @@ class ChatRequest(Sampled, kw_only=True):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     documents: list[dict[str, Any]] | None = None
+    reasoning_effort: str | None = None
+    thinking_budget: int | None = None
 
 
 def unheeded(fields: Sampled) -> list[str]:
@@ -113,7 +115,6 @@ CHAT_REFUSALS = _BOTH | {
     "audio": Refusal("only text is supported"),
     "modalities": Refusal("only text is supported", (["text"], [])),
     "prediction": Refusal("predicted outputs are not supported"),
-    "reasoning_effort": Refusal("the model's template decides; see chat_template_kwargs", ("none",)),
     "web_search_options": Refusal("there is no web search"),
     "echo": Refusal("a conversation is not repeated; see continue_final_message", (False,)),
     "chat_template": Refusal("the server chooses the template; see --chat-template"),

@@ -42,7 +42,6 @@ def tool_use(fields: ChatRequest, model: ServedModel, constraint: NamedGrammar |
         list(tools.values()) if named is None else [tools[named]],
         required=choice == "required",
         parallel=named is None and fields.parallel_tool_calls is not False,
-        otherwise=None if constraint is None else constraint.grammar,
     )
 
 
@@ -78,7 +77,7 @@ def _tool(index: int, given: dict[str, Any]) -> Tool:
         parameters = function.get("arguments")  # as text-generation-inference calls it, too
     if parameters is not None and not isinstance(parameters, dict):
         raise invalid(f"{where}.function.parameters", f"is {shown(parameters)}; it must be a JSON schema")
-    return Tool(name, parameters or {})
+    return Tool(name, parameters or {}, strict=function.get("strict") is True)
 
 
 def _rendered(given: dict[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,69 @@
+"""Calls in the formats of model families, however the answer is cut and whatever becomes of it."""
+
+import itertools
+import json
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.text.call_parser import CallParser
+from tests.text.recorded_answers import ANSWERS, TOOLS
+from tests.text.test_tools import read
+
+CASES = pytest.mark.parametrize("name", ANSWERS)
+
+
+def parse(form, texts, guided):
+    parser = CallParser(form, TOOLS, guided=guided)
+    pieces = [piece for text in texts for piece in parser.push(text)] + parser.flush()
+    text, calls = read(pieces)
+    assert parser.num_calls == len(calls)
+    return text, calls
+
+
+@CASES
+@pytest.mark.parametrize("guided", [True, False])
+def test_calls_are_found_wherever_the_answer_is_cut(name, guided):
+    form, answer, text, calls = ANSWERS[name]
+    cuts = [[answer[:at], answer[at:]] for at in range(len(answer) + 1)]
+    for texts in [list(answer), *cuts]:
+        found_text, found = parse(form, texts, guided)
+        assert (found_text, [(name, json.loads(arguments)) for name, arguments in found]) == (text, calls)
+
+
+@CASES
+@pytest.mark.parametrize("guided", [True, False])
+def test_an_answer_that_ends_early_is_the_same_wherever_it_is_cut(name, guided):
+    form, answer, _, calls = ANSWERS[name]
+    for end in range(len(answer)):
+        early = answer[:end]
+        whole = parse(form, [early], guided)
+        assert parse(form, list(early), guided) == whole
+        if not guided:  # calls are whole, and the rest is there as text
+            assert [(name, json.loads(arguments)) for name, arguments in whole[1]] == calls[: len(whole[1])]
+            assert whole[1] or whole[0] == early
+
+
+@CASES
+def test_what_follows_a_call_that_breaks_off_is_not_lost(name):
+    form, answer, _, _ = ANSWERS[name]
+    for end in range(1, len(answer), 3):
+        text, calls = parse(form, [answer[:end], "\0 and more"], guided=False)
+        assert text.endswith("\0 and more")
+        assert calls or text == answer[:end] + "\0 and more"
+
+
+FRAGMENTS = sorted({part for case in ANSWERS.values() for mark in case.form.first_marks for part in (mark, mark[:3])})
+
+
+@settings(max_examples=300)
+@given(st.data(), st.sampled_from(list(ANSWERS.values())), st.booleans())
+def test_calls_do_not_depend_on_the_cuts(data, case, guided):
+    words = data.draw(
+        st.lists(st.sampled_from([*FRAGMENTS, case.answer, case.answer[:20], case.answer[7:], " ", "\n", "so", "{"]))
+    )
+    answer = "".join(words)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=8)))
+    texts = [answer[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(answer)])]
+    assert parse(case.form, texts, guided) == parse(case.form, [answer], guided)
