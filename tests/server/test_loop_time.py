@@ -14,7 +14,7 @@ from tests.server.vocabulary import served_model
 from tests.server.worst_bodies import INFER, MESSAGES, RESPONSES, worst_bodies
 
 MAX_LOOP_S = 0.2  # of processor time, within which every other request is looked at
-POST_ROUTES = {"/v1/completions", "/v1/chat/completions", *MESSAGES, RESPONSES, "/", "/generate", "/generate_stream",
+POST_ROUTES = {"/v1/completions", "/v1/chat/completions", *MESSAGES, *RESPONSES, "/", "/generate", "/generate_stream",
                "/invocations", "/tokenize", "/chat_tokenize", "/detokenize", "/vertex", INFER}  # fmt: skip
 
 

@@ -172,6 +172,12 @@ def test_thinking_is_an_item_of_its_own():
         server.stop()
 
 
+def test_the_tokens_of_an_input_are_counted(client):
+    asked = {"model": "fake", "input": "hi", "instructions": "be kind"}
+    counted = client.responses.input_tokens.count(**asked)
+    assert counted.input_tokens == client.responses.create(**asked, max_output_tokens=1).usage.input_tokens
+
+
 # Kept responses
 
 

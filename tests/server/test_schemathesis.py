@@ -79,6 +79,7 @@ EXAMPLES = [
     ("POST /v1/responses", ASKED | {"stream": True, "include": ["message.output_text.logprobs"], "top_logprobs": 1},
      ["TokenLogprob", "LikelyToken"]),
     ("POST /v1/responses", ASKED | {"store": 5}, ["OpenAIError", "ErrorDetails"]),
+    ("POST /v1/responses/input_tokens", ASKED, ["InputTokens"]),
     ("POST /v1/messages", SAID, ["AnthropicMessage", "MessageUsage", "TextBlock"]),
     ("POST /v1/messages", SAID | {"stream": True, "timings": True},
      ["MessageStart", "BlockStart", "BlockDelta", "BlockStop", "MessageDelta", "MessageStop", "Ping", "TextDelta"]),

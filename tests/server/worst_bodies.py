@@ -10,7 +10,7 @@ CHATS = ("/v1/chat/completions", "/invocations", "/chat_tokenize")
 TEXTS = ("/v1/completions", "/invocations", "/tokenize")
 INPUTS = ("/generate", "/generate_stream", "/", "/invocations", "/tokenize")
 MESSAGES = ("/v1/messages", "/v1/messages/count_tokens")
-RESPONSES = "/v1/responses"
+RESPONSES = ("/v1/responses", "/v1/responses/input_tokens")
 INFER = "/v2/models/fake/versions/1/infer"
 
 
@@ -219,11 +219,17 @@ def worst_bodies(room: int) -> Iterator[tuple[str, str, bytes]]:
     """Routes, shapes and bodies of at most `room` bytes."""
     yield from ((CHATS[0], shape, body) for shape, body in chats(room))
     yield from ((MESSAGES[0], shape, body) for shape, body in messages(room))
-    yield from ((RESPONSES, shape, body) for shape, body in responses(room))
+    yield from ((RESPONSES[0], shape, body) for shape, body in responses(room))
     yield from ((TEXTS[0], shape, body) for shape, body in texts(room))
     yield from ((INPUTS[0], shape, body) for shape, body in inputs(room))
     # The others do the same with what they are sent, so a few shapes tell.
-    for routes, shapes in ((CHATS, chats), (MESSAGES, messages), (TEXTS, texts), (INPUTS, inputs)):
+    for routes, shapes in (
+        (CHATS, chats),
+        (MESSAGES, messages),
+        (RESPONSES, responses),
+        (TEXTS, texts),
+        (INPUTS, inputs),
+    ):
         of_each = [*shapes(room)]
         yield from ((route, shape, body) for route in routes[1:] for shape, body in (of_each[0], of_each[-1]))
     yield from batches(room)

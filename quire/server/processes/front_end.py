@@ -32,6 +32,7 @@ from quire.text.tokenizer import Tokenizer, load_tokenizer
 log = logging.getLogger(__name__)
 
 COUNTS_INTERVAL_S = 1.0
+KEEP_S = 1.0  # after draining, to keep what has come
 
 
 class FrontEnd:
@@ -103,6 +104,7 @@ class FrontEnd:
                 self._client.tell(service.metrics.counts())
             service.expire()
             await asyncio.wait({serving}, timeout=COUNTS_INTERVAL_S)
+        await service.response_store.close(self._settings.drain_s + KEEP_S)  # no connection waits for these
         if self._rejoining is not None:
             self._rejoining.cancel()
         if self._client is not None:

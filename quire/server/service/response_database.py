@@ -196,8 +196,11 @@ class ResponseDatabase:
         return ended
 
     def delete(self, owner: str, response_id: str) -> bool:
-        found = self._connection.execute("DELETE FROM responses WHERE id = ? AND owner = ?", (response_id, owner))
-        return bool(found.rowcount)
+        run = self._connection.execute
+        found = run("DELETE FROM responses WHERE id = ? AND owner = ?", (response_id, owner)).rowcount
+        if found:
+            run("PRAGMA wal_checkpoint(TRUNCATE)")  # the log of changes has the text, too
+        return bool(found)
 
     def chain(self, owner: str, response_id: str) -> Chain | None:
         """The conversation up to a response and with its output, which counts as used now. None where the response is
@@ -251,7 +254,9 @@ class ResponseDatabase:
         self._connection.executemany("INSERT INTO items VALUES (?, ?, ?, ?, ?)", rows)
 
     def _expire(self) -> None:
-        self._connection.execute("DELETE FROM responses WHERE used < ?", (self._now() - self._ttl_ns,))
+        run, oldest = self._connection.execute, self._now() - self._ttl_ns
+        if run("SELECT 1 FROM responses WHERE used < ? LIMIT 1", (oldest,)).fetchone():  # deleting takes a lock
+            run("DELETE FROM responses WHERE used < ?", (oldest,))
 
     def _evict(self) -> None:
         self._expire()

@@ -3,9 +3,10 @@
 import asyncio
 import logging
 import sqlite3
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import TypeVar
+from functools import partial
+from typing import Any, TypeVar
 
 from quire.errors import Overloaded, QuireError
 from quire.server.service.response_database import MEMORY, Chain, Item, KeptResponse, ResponseDatabase
@@ -18,6 +19,7 @@ T = TypeVar("T")
 
 MAX_WAITING = 256
 RETRY_S = 1.0
+MENTION_INTERVAL_S = 0.5  # a response that another process cancels stops within this time
 
 
 class ResponseStore:
@@ -33,16 +35,51 @@ class ResponseStore:
         self._thread = ThreadPoolExecutor(1, "quire-responses")
         self._database: ResponseDatabase | None = None
         self._num_waiting = 0
-        self.running: dict[str, Stream] = {}  # responses in the background, of this process
-        self.tasks: set[asyncio.Task[None] | None] = set()  # of those
+        self._running: dict[str, Stream] = {}  # responses in the background, of this process
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._mentioning: asyncio.Task[None] | None = None
 
     async def open(self) -> None:
         """Raises InvalidSetting where the file cannot be used."""
         await self._run(lambda database: None)
 
+    async def close(self, within_s: float) -> None:
+        """Wait for responses in the background, up to `within_s`."""
+        if self._tasks:
+            await asyncio.wait(self._tasks, timeout=within_s)
+        if self._mentioning is not None:
+            self._mentioning.cancel()
+        if self._database is not None:
+            await self._run(ResponseDatabase.close)
+
+    def run_in_background(self, response_id: str, stream: Stream, work: Coroutine[Any, Any, None]) -> None:
+        """`work` reads `stream`, and finishes the response that was added as running."""
+        self._running[response_id] = stream
+        task = asyncio.create_task(work)
+        self._tasks.add(task)  # the loop itself holds tasks weakly
+
+        def end(task: "asyncio.Task[None]") -> None:
+            self._tasks.discard(task)
+            self._running.pop(response_id, None)
+
+        task.add_done_callback(end)
+        if self._mentioning is None or self._mentioning.done():
+            self._mentioning = asyncio.create_task(self._mention())
+
+    async def _mention(self) -> None:
+        """As long as any response is running, let other processes know, and hear which are not to go on."""
+        while self._running:
+            try:
+                ended = await self._run(partial(ResponseDatabase.mention, ids=list(self._running)))
+                for response_id in ended:
+                    self.stop(response_id)
+            except QuireError as error:
+                log.warning("responses in the background cannot be mentioned: %s", error.message)
+            await asyncio.sleep(MENTION_INTERVAL_S)
+
     def stop(self, response_id: str) -> None:
         """End a response that runs in this process; other processes hear of it later."""
-        stream = self.running.pop(response_id, None)
+        stream = self._running.get(response_id)
         if stream is not None:
             stream.close()
 
@@ -61,10 +98,6 @@ class ResponseStore:
             await self._run(lambda database: database.finish(response))
         except QuireError as error:
             log.error("a response is not kept: %s", error.message)
-
-    async def mention(self, ids: Sequence[str]) -> set[str]:
-        """Note that these are still running. Returns those that are not to go on."""
-        return await self._run(lambda database: database.mention(ids))
 
     async def get(self, owner: str, response_id: str) -> KeptResponse | None:
         return await self._run(lambda database: database.get(owner, response_id))

@@ -16,12 +16,9 @@ from quire.server.api.responses.parse import ParsedResponse
 from quire.server.http.body import Body
 from quire.server.service.answers import ClientGone, collect
 from quire.server.service.arrival import Arrival
-from quire.server.service.response_store import ResponseStore
 from quire.server.service.service import Service
 from quire.server.service.stream import Stream
 from quire.server.tenant import api_key
-
-MENTION_INTERVAL_S = 0.5  # a response that another process cancels stops within this time
 
 
 async def answer_in_background(
@@ -47,15 +44,11 @@ async def answer_in_background(
     except BaseException:
         stream.close()
         raise
-    store.running[encoder.id] = stream
-    store.tasks.add(asyncio.create_task(_run(service, stream, encoder, body.num_bytes)))
-    if len(store.running) == 1:
-        store.tasks.add(asyncio.create_task(_mention(store)))
+    store.run_in_background(encoder.id, stream, _run(service, stream, encoder, body.num_bytes))
     return Response(encoder.begun("queued").body, 200, ignored_header(job.unknown), "application/json")
 
 
 async def _run(service: Service, stream: Stream, encoder: ResponseEncoder, num_bytes: int) -> None:
-    store = service.response_store
     try:
         answers = await collect(stream, _never)
         await service.offload.run(num_bytes + stream.num_tokens, lambda: encoder.body(stream, answers))
@@ -64,21 +57,7 @@ async def _run(service: Service, stream: Stream, encoder: ResponseEncoder, num_b
         return
     except QuireError as error:
         ended = encoder.failed(stream, error)
-    finally:
-        store.running.pop(encoder.id, None)
-        store.tasks.discard(asyncio.current_task())
-    await store.finish(ended)
-
-
-async def _mention(store: ResponseStore) -> None:
-    """As long as any response is running, let other processes know, and hear which are not to go on."""
-    try:
-        while store.running:
-            for cancelled in await store.mention(list(store.running)):
-                store.stop(cancelled)
-            await asyncio.sleep(MENTION_INTERVAL_S)
-    finally:
-        store.tasks.discard(asyncio.current_task())
+    await service.response_store.finish(ended)
 
 
 async def _never() -> Message:

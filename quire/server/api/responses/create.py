@@ -3,17 +3,34 @@
 from functools import partial
 from typing import Any
 
+import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
 from quire.server.api.dialect import Dialect
-from quire.server.api.job import Job, answer
+from quire.server.api.job import Job, answer, ignored_header
 from quire.server.api.responses.background import answer_in_background
 from quire.server.api.responses.history import load_history
 from quire.server.api.responses.parse import parse_response
+from quire.server.api.responses.resources import InputTokens
 from quire.server.http.body import Body, read_json
 from quire.server.service.arrival import Arrival
 from quire.server.service.service import Service
+
+
+async def count_input_tokens(service: Service, request: Request) -> Response:
+    """The tokens that the same body would have as its prompt."""
+    body = await read_json(service, request)
+    history = await load_history(service, body)
+    arrival = Arrival(request.headers, "input_tokens")
+    dialect = request.scope["route"].dialect
+    work = partial(parse_response, service, dialect, arrival, body.raw, history=history)
+    job, _ = await service.offload.run(body.num_bytes + history.num_bytes, work)
+    counted: InputTokens = {
+        "object": "response.input_tokens",
+        "input_tokens": sum(len(spec.request.prompt) for spec in job.specs),
+    }
+    return Response(msgspec.json.encode(counted), 200, ignored_header(job.unknown), "application/json")
 
 
 async def create_response(service: Service, request: Request) -> Response:

@@ -153,6 +153,11 @@ class DeletedResponse(TypedDict):
     deleted: Literal[True]
 
 
+class InputTokens(TypedDict):
+    object: Literal["response.input_tokens"]
+    input_tokens: int
+
+
 class ItemList(TypedDict):
     object: Literal["list"]
     data: list[dict[str, Any]]  # the items

@@ -5,7 +5,7 @@ from functools import partial
 
 from quire.server.api.openai.dialect import OPENAI
 from quire.server.api.responses import resources
-from quire.server.api.responses.create import create_response
+from quire.server.api.responses.create import count_input_tokens, create_response
 from quire.server.api.responses.requests import ResponseRequest
 from quire.server.api.responses.stored import (
     DEFAULT_LIMIT,
@@ -30,6 +30,10 @@ ROUTES = (
     _route(
         "POST", "/v1/responses", create_response, body=(ResponseRequest,), answer=(resources.Response,),
         events=resources.EVENTS, example=_EXAMPLE, generates=True,
+    ),
+    _route(
+        "POST", "/v1/responses/input_tokens", count_input_tokens, body=(ResponseRequest,),
+        answer=(resources.InputTokens,), example=_EXAMPLE,
     ),
     _route("GET", _ONE, get_response, answer=(resources.Response,), query=(("stream", {"const": False}),)),
     _route("DELETE", _ONE, delete_response, answer=(resources.DeletedResponse,)),
