@@ -9,6 +9,8 @@ import string
 from collections.abc import Iterable
 from typing import Any
 
+import msgspec
+
 from quire.server.api.anthropic.responses import (
     BlockChange,
     BlockEvent,
@@ -111,31 +113,34 @@ def added_up(events: Iterable[BlockEvent]) -> list[ContentBlock]:
             else:
                 inputs.setdefault(index, []).append(delta.partial_json)
     for index, parts in inputs.items():
-        blocks[index].input = complete_fields("".join(parts))
+        blocks[index].input = msgspec.Raw(complete_object("".join(parts)).encode())
     return blocks
 
 
-def complete_fields(text: str) -> dict[str, Any]:
-    """The object that `text` is; of one that was cut off, the fields that are complete."""
+def complete_object(text: str) -> str:
+    """The JSON object that `text` is, as it is written; one that was cut off ends after its last complete field."""
     try:
-        whole = json.loads(text)
-        return whole if isinstance(whole, dict) else {}
-    except ValueError:
+        if isinstance(json.loads(text), dict):
+            return text
+    except (ValueError, RecursionError):
         pass
-    fields: dict[str, Any] = {}
-    at = text.find("{") + 1
+    begin = at = _next(text, 0) + 1
+    end = begin  # of the last complete field
     try:
-        while at:
+        while text[begin - 1 : begin] == "{":
             key, at = _decode(text, _next(text, at))
-            value, at = _decode(text, _next(text, text.index(":", at) + 1))
             at = _next(text, at)
-            if text[at : at + 1] not in (",", "}"):
+            if not isinstance(key, str) or text[at : at + 1] != ":":
+                break
+            _, at = _decode(text, _next(text, at + 1))
+            after = _next(text, at)
+            if text[after : after + 1] not in (",", "}"):
                 break  # a number may go on
-            fields[key] = value
-            at += 1
-    except ValueError:
+            end = at
+            at = after + 1
+    except (ValueError, RecursionError):
         pass
-    return fields
+    return f"{{{text[begin:end]}}}"
 
 
 def _next(text: str, at: int) -> int:

@@ -9,7 +9,7 @@ from quire.server.api.anthropic.requests import (
     MessagesRequest,
     OutputFormat,
     Prompted,
-    ThinkingAdaptive,
+    ThinkingDisabled,
     ThinkingEnabled,
 )
 from quire.server.api.anthropic.tools import allows_parallel, function_choice, functions
@@ -23,7 +23,8 @@ _MESSAGE = re.compile(r"messages\[(\d+)\]")
 class Translation:
     """A chat request made from one of the Anthropic API."""
 
-    def __init__(self, fields: Prompted) -> None:
+    def __init__(self, fields: Prompted, max_total_tokens: int) -> None:
+        """`max_total_tokens`: of the model."""
         conversation = Conversation()
         conversation.add_system(fields.system)
         conversation.add_messages(fields.messages)
@@ -31,7 +32,6 @@ class Translation:
         self._turns = conversation.turns
         self._format_field, output_format = _output_format(fields)
         self.unknown = conversation.unknown
-        self.thinks = isinstance(fields.thinking, (ThinkingEnabled, ThinkingAdaptive))
         self.chat = ChatRequest(
             messages=conversation.messages,
             model=fields.model,
@@ -40,7 +40,7 @@ class Translation:
             parallel_tool_calls=allows_parallel(fields.tool_choice),
             continue_final_message=_continues(conversation.turns) or None,
             response_format=_response_format(output_format),
-            **_thinking(fields),
+            **_thinking(fields, max_total_tokens),
             **(_sampling(fields) if isinstance(fields, MessagesRequest) else {}),
         )
 
@@ -54,7 +54,9 @@ class Translation:
             return f"stop_sequences{match[1] or ''}"
         if name == "continue_final_message":
             return self._turns[-1].place
-        return self._format_field if name.startswith("response_format") else name
+        if name.startswith("response_format"):
+            return self._format_field
+        return {"thinking_budget": "thinking.budget_tokens", "reasoning_effort": "thinking"}.get(name, name)
 
 
 def _output_format(fields: Prompted) -> tuple[str, OutputFormat | None]:
@@ -81,9 +83,19 @@ def _continues(turns: list[Turn]) -> bool:
     return True
 
 
-def _thinking(fields: Prompted) -> dict[str, Any]:
-    thinks = isinstance(fields.thinking, (ThinkingEnabled, ThinkingAdaptive))
-    return {"chat_template_kwargs": {"enable_thinking": thinks, "thinking": thinks}}
+def _thinking(fields: Prompted, max_total_tokens: int) -> dict[str, Any]:
+    """A model thinks where it is asked to. Where nothing is said it is told not to, if its template can tell it."""
+    thinking, effort = fields.thinking, fields.output_config and fields.output_config.effort
+    if isinstance(thinking, ThinkingDisabled):
+        return {"reasoning_effort": "none"}
+    thinks = thinking is not None
+    variables: dict[str, Any] = {"enable_thinking": thinks, "thinking": thinks}
+    if effort is not None:
+        variables["reasoning_effort"] = effort
+    chosen: dict[str, Any] = {"chat_template_kwargs": variables}
+    if isinstance(thinking, ThinkingEnabled) and thinking.budget_tokens < max_total_tokens:
+        chosen["thinking_budget"] = thinking.budget_tokens
+    return chosen
 
 
 def _sampling(fields: MessagesRequest) -> dict[str, Any]:

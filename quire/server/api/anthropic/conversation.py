@@ -1,10 +1,9 @@
 """Messages of the Anthropic API as a conversation that chat templates know."""
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-
-import msgspec
 
 from quire.errors import invalid, shown
 from quire.server.api.anthropic.unknown_fields import UnknownFields
@@ -155,7 +154,7 @@ class Conversation:
         if not isinstance(given, dict):
             raise invalid(f"{where}.input", f"is {shown(given)}; it must be an object")
         self._tools[call] = name
-        arguments = msgspec.json.encode(given).decode()
+        arguments = json.dumps(given, ensure_ascii=False)
         return {"id": call, "type": "function", "function": {"name": name, "arguments": arguments}}
 
     def _block(self, where: str, role: str, given: Any) -> Mapping[str, Any]:

@@ -28,7 +28,7 @@ def _count(service: Service, body: Body) -> tuple[TokenCount, list[str]]:
     """The number of tokens, and the fields that the API does not know."""
     strict = service.settings.strict
     fields, unknown = typed(body.raw, CountTokensRequest, REFUSALS, strict=strict)
-    translation = Translation(fields)
+    translation = Translation(fields, service.model.max_total_tokens)
     if strict:
         translation.unknown.refuse()
     with named_by(translation.own_name):

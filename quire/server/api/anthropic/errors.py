@@ -19,7 +19,7 @@ from quire.errors import (
     Unauthorized,
     WrongMethod,
 )
-from quire.server.api.anthropic.responses import AnthropicError, ErrorType
+from quire.server.api.anthropic.responses import AnthropicError, ErrorCode, ErrorType
 from quire.server.caller import request_id
 
 _HEADER = "request-id"  # as these clients call it; other APIs say x-request-id
@@ -39,6 +39,10 @@ _KINDS: tuple[tuple[type[QuireError], int, ErrorType], ...] = (  # the first tha
 )
 
 
+# By field: the codes from which clients learn that they can do without it.
+_CODES: dict[str | None, ErrorCode] = {"thread": "thread_unsupported_request"}
+
+
 def own_headers() -> dict[str, str]:
     """The headers of every answer."""
     return {_HEADER: request_id.get()}
@@ -49,7 +53,14 @@ def error_body(error: QuireError) -> AnthropicError:
     message = error.message
     if isinstance(error, PromptTooLong):
         message = f"prompt is too long: {message}"  # the words that clients look for when they shorten a conversation
-    return {"type": "error", "error": {"type": kind, "message": message}, "request_id": request_id.get()}
+    body: AnthropicError = {
+        "type": "error",
+        "error": {"type": kind, "message": message},
+        "request_id": request_id.get(),
+    }
+    if error.param in _CODES:
+        body["error"]["details"] = {"error_code": _CODES[error.param]}
+    return body
 
 
 def error_response(error: QuireError) -> Response:

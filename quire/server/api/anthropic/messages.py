@@ -33,7 +33,7 @@ async def messages(service: Service, request: Request) -> Response:
 def _parse(service: Service, dialect: Dialect, arrival: Arrival, raw: dict[str, Any]) -> Job:
     settings, model = service.settings, service.model
     fields, unknown = typed(raw, MessagesRequest, REFUSALS, strict=settings.strict)
-    translation = Translation(fields)
+    translation = Translation(fields, service.model.max_total_tokens)
     if settings.strict:
         translation.unknown.refuse()
     unknown += translation.unknown.names

@@ -169,9 +169,17 @@ ErrorType = Literal[
 ]
 
 
+ErrorCode = Literal["thread_unsupported_request"]
+
+
+class ErrorCause(TypedDict):
+    error_code: ErrorCode
+
+
 class ErrorMessage(TypedDict):
     type: ErrorType
     message: str
+    details: NotRequired[ErrorCause]
 
 
 class AnthropicError(TypedDict):
