@@ -12,6 +12,7 @@ QuireError
 │   ├── NoSuchRoute          its path is unknown
 │   └── WrongMethod          its path is known, its method is not
 ├── Overloaded               the queue is full; try again after `retry_after_s`
+│   └── RateLimited          its API key has had its requests or tokens of this minute
 ├── DeadlineExceeded         the time it was given has passed
 ├── RequestFailed            the device work of this one request fails
 ├── EngineFailed             the engine cannot run any request
@@ -119,6 +120,10 @@ class WrongMethod(InvalidRequest):
 class Overloaded(QuireError):
     kind = "overloaded"
     status = 429
+
+
+class RateLimited(Overloaded):
+    kind = "rate_limit_exceeded"
 
 
 class DeadlineExceeded(QuireError):

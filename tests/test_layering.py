@@ -15,7 +15,14 @@ GROUND = frozenset({"retry_reservations", "cache_folder", "errors", "request", "
 
 # The server's floors, each above those that it may import. What every API needs of HTTP lies below the APIs.
 BELOW_SERVER = frozenset({"ipc", "text", "grammar", "files"}) | GROUND
-SERVER = BELOW_SERVER | {"server.settings", "server.offload", "server.tenant", "server.caller"}
+SERVER = BELOW_SERVER | {
+    "server.settings",
+    "server.offload",
+    "server.tenant",
+    "server.caller",
+    "server.api_keys",
+    "server.rate_limits",
+}
 SERVICE = SERVER | {"server.observe"}
 HTTP_BASE = tuple(f"server.http.{name}" for name in ("connection", "sse", "body", "route", "health"))
 APIS = SERVICE | {"server.service", *HTTP_BASE}

@@ -149,6 +149,7 @@ class Counts(msgspec.Struct, frozen=True, tag=True, array_like=True):
     numbers: dict[str, int]
     histograms: dict[str, tuple[list[int], float]]  # counts by bucket, and the sum
     failures: dict[str, int]
+    keys: dict[str, dict[str, int]] = {}  # counts by the name of the API key
 
 
 class Others(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -9,6 +9,8 @@ _SAFE = re.compile(r"[A-Za-z0-9._:/+=@-]{1,128}")
 
 # The id of the request: its client's own, or one that this server made.
 request_id: ContextVar[str] = ContextVar("request_id", default="")
+# The name of its API key; empty where none is needed.
+key_name: ContextVar[str] = ContextVar("key_name", default="")
 
 
 def request_id_from(given: str | None) -> str:

@@ -2,10 +2,12 @@
 
 import logging
 from dataclasses import dataclass, fields
+from functools import cached_property
 from pathlib import Path
 
 from quire.config import setting
 from quire.errors import InvalidSetting
+from quire.server.api_keys import ApiKey, check_distinct, key_of, read_keys
 from quire.text.stop_strings import MAX_STOPS
 
 HTTP, ACCESS, LIMITS, API, OPERATIONS = "HTTP", "Access", "Limits", "API", "Operations"
@@ -44,6 +46,17 @@ class ServerSettings:
     ssl_keyfile_password: str | None = setting(None, HTTP, "Password of the key, where it is encrypted.")
     keep_alive_s: float = setting(75.0, HTTP, "Seconds that an idle connection is kept; longer than any Retry-After.")
     api_key: str | None = setting(None, ACCESS, "API key that requests must carry; several are separated by commas.")
+    api_keys_file: Path | None = setting(
+        None,
+        ACCESS,
+        "TOML file of more keys: a table for each, by its name, with key or sha256, and limits; see docs/operations.",
+    )
+    key_requests_per_minute: int | None = setting(
+        None, ACCESS, "Requests that each key may send in a minute, unless the file says otherwise; beyond, 429."
+    )
+    key_tokens_per_minute: int | None = setting(
+        None, ACCESS, "Tokens of prompts and answers that each key may have in a minute, likewise."
+    )
     isolate_api_keys: bool = setting(
         False,
         ACCESS,
@@ -121,9 +134,12 @@ class ServerSettings:
     otlp_service_name: str = setting("quire", OPERATIONS, "Service name in spans.")
     compute_type: str | None = setting(None, OPERATIONS, "Value of the header x-compute-type; by default the platform.")
 
-    @property
-    def api_keys(self) -> tuple[str, ...]:
-        return _listed(self.api_key)
+    @cached_property
+    def keys(self) -> tuple[ApiKey, ...]:
+        """All API keys. Read once: the workers are given what was read at the start."""
+        limits = {"requests_per_minute": self.key_requests_per_minute, "tokens_per_minute": self.key_tokens_per_minute}
+        listed = [key_of(f"key-{place}", key, limits) for place, key in enumerate(_listed(self.api_key), start=1)]
+        return (*listed, *(read_keys(self.api_keys_file, limits) if self.api_keys_file is not None else ()))
 
     @property
     def parses_special_in_messages(self) -> bool:
@@ -166,8 +182,15 @@ class ServerSettings:
             raise InvalidSetting(f"log_level is {unknown.args[0]!r}; it can be {', '.join(LOG_LEVELS)}") from None
         if self.log_format not in LOG_FORMATS:
             raise InvalidSetting(f"log_format is {self.log_format!r}; it can be {' or '.join(LOG_FORMATS)}")
-        if self.api_key is not None and not self.api_keys:
+        if self.api_key is not None and not _listed(self.api_key):
             raise InvalidSetting("api_key is empty; leave it out to require none")
+        check_distinct(self.keys)
+        for name in ("key_requests_per_minute", "key_tokens_per_minute"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise InvalidSetting(f"{name} is {value}; it must be at least 1")
+            if value is not None and not self.keys:
+                raise InvalidSetting(f"{name} is {value}; it needs api_key or api_keys_file")
 
 
 def _listed(given: str | None) -> tuple[str, ...]:

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from quire.errors import Unauthorized
+from quire.server.api_keys import key_of
 from quire.server.http.access import Access
 from quire.server.http.connection import MAX_HEAD_BYTES, Connection
 from quire.server.settings import ServerSettings
@@ -244,7 +245,7 @@ class NeverCompared(bytes):
 
 
 def test_keys_are_compared_by_digests_and_in_constant_time():
-    access = Access(("first", "second"), isolates=False)
+    access = Access([key_of(name, name, {}) for name in ("first", "second")], isolates=False)
     assert [len(digest) for digest in access._digests] == [32, 32]  # however long the keys are
     access._digests = [NeverCompared(digest) for digest in access._digests]
 

@@ -1,28 +1,33 @@
-"""API keys."""
+"""API keys of requests."""
 
-import hashlib
 import hmac
+from collections.abc import Sequence
 
 from starlette.types import Scope
 
 from quire.errors import Unauthorized
+from quire.server.api_keys import ApiKey, digest_of
+from quire.server.caller import key_name
 from quire.server.tenant import api_key, tenant
 
 
 class Access:
     """Checks API keys in constant time."""
 
-    def __init__(self, keys: tuple[str, ...], *, isolates: bool) -> None:
+    def __init__(self, keys: Sequence[ApiKey], *, isolates: bool) -> None:
         """`isolates`: each key is a tenant of its own."""
         self._isolates = isolates
-        self._digests = [_digest(key.encode()) for key in keys]
+        self._names = [key.name for key in keys]
+        self._digests = [key.digest for key in keys]
 
     def check(self, scope: Scope) -> None:
         """Raise where the request has none of the keys."""
-        for digest in [_digest(key) for key in _sent_keys(scope)]:
+        for sent in _sent_keys(scope):
+            digest = digest_of(sent)
             matches = [hmac.compare_digest(digest, known) for known in self._digests]  # compare all, whichever matches
             if any(matches):
                 api_key.set(digest.hex())
+                key_name.set(self._names[matches.index(True)])
                 if self._isolates:
                     tenant.set(digest.hex())
                 return
@@ -35,7 +40,3 @@ def _sent_keys(scope: Scope) -> list[bytes]:
     scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
     sent = [key] if scheme.lower() == b"bearer" else []
     return [key.strip() for key in (*sent, headers.get(b"x-api-key", b"")) if key.strip()]
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()

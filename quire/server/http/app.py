@@ -14,7 +14,7 @@ from quire.server.api.anthropic.dialect import ANTHROPIC, is_anthropic
 from quire.server.api.dialect import Dialect
 from quire.server.api.openai.dialect import OPENAI
 from quire.server.api.tgi.dialect import TGI
-from quire.server.caller import REQUEST_ID, request_id, request_id_from
+from quire.server.caller import REQUEST_ID, key_name, request_id, request_id_from
 from quire.server.http.access import Access
 from quire.server.http.route import Route, RouteTable
 from quire.server.http.routes import routes_for
@@ -35,8 +35,7 @@ class App:
         self._service = service
         settings = service.settings
         self._table = RouteTable(routes_for(settings))
-        keys = settings.api_keys
-        self._access = Access(keys, isolates=settings.isolate_api_keys) if keys else None
+        self._access = Access(settings.keys, isolates=settings.isolate_api_keys) if settings.keys else None
         self._metrics_port = settings.prometheus_port
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -45,8 +44,11 @@ class App:
         request = Request(scope, receive)
         own_id = request_id_from(request.headers.get(REQUEST_ID))
         request_id.set(own_id)
+        key_name.set("")
         response = await self._answer(scope, request)
         response.headers[REQUEST_ID] = own_id
+        if self._access is not None and "route" in scope and scope["route"].generates:
+            response.headers.update(self._service.limits.headers(key_name.get()))
         await response(scope, receive, send)
 
     async def _answer(self, scope: Scope, request: Request) -> Response:
@@ -59,6 +61,7 @@ class App:
         try:
             if route.generates:
                 self._service.metrics.note_arrival()
+                self._service.limits.admit_request(key_name.get())
             return await route.handler(self._service, request)
         except ClientGone:
             return Response(status_code=499)  # the client is gone

@@ -43,6 +43,7 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
     ):
         if name in body.__struct_fields__:
             components[body.__name__]["properties"][name] |= held if isinstance(held, dict) else schemas[held]
+    _add_items(components)
     paths: dict[str, dict[str, Any]] = {}
     for route in documented:
         paths.setdefault(route.path, {})[route.method.lower()] = _described(route, schemas)
@@ -56,6 +57,15 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
         },
         "security": [{}, {"key": []}],
     }
+
+
+def _add_items(schema: Any) -> None:
+    """Lists of anything have no items in the library's schemas; generators of clients leave such out."""
+    children = schema if isinstance(schema, list) else schema.values() if isinstance(schema, dict) else ()
+    for child in children:
+        _add_items(child)
+    if isinstance(schema, dict) and schema.get("type") == "array" and "prefixItems" not in schema:
+        schema.setdefault("items", {})
 
 
 def _described(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:

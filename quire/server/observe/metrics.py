@@ -4,9 +4,10 @@ import time
 from collections.abc import Sequence
 from weakref import WeakSet
 
-from quire.errors import InvalidRequest, Overloaded, QuireError, RequestFailed, TemplateFailed
+from quire.errors import InvalidRequest, Overloaded, QuireError, RateLimited, RequestFailed, TemplateFailed
 from quire.ipc.messages import Counts
 from quire.retry_reservations import MAX_WAIT_S
+from quire.server.caller import key_name
 from quire.server.observe.exposition import Exposition, Histogram
 from quire.server.observe.request_record import RequestRecord
 
@@ -33,13 +34,21 @@ HISTOGRAMS = {
     "quire_inter_token_seconds": "Seconds between the tokens of a request.",
     "quire_detokenize_seconds": "Seconds to turn the tokens of a step into text.",
 }
+KEY_COUNTERS = {
+    "quire_key_requests": "Requests that ran, by API key.",
+    "quire_key_rate_limited": "Requests refused by the limits of their API key.",
+    "quire_key_prompt_tokens": "Tokens of prompts, by API key.",
+    "quire_key_cached_tokens": "Tokens of prompts found in the prefix cache, by API key.",
+    "quire_key_generated_tokens": "Tokens generated, by API key.",
+}
 FAILURES = ("validation", "overloaded", "generation", "incomplete", "dropped", "template")
 
 
 class Metrics:
     """Counts by metric name. Owned by the worker's event loop."""
 
-    def __init__(self, max_total_tokens: int) -> None:
+    def __init__(self, max_total_tokens: int, keys: Sequence[str] = ()) -> None:
+        """`keys` are the names of the API keys."""
         lengths = [max_total_tokens * k / 100 for k in range(1, 101)]
         self.numbers = dict.fromkeys(COUNTERS, 0)
         self.histograms = {
@@ -49,6 +58,7 @@ class Metrics:
         self.time_to_first_token = self.histograms["quire_time_to_first_token_seconds"]
         self.detokenizing = self.histograms["quire_detokenize_seconds"]
         self.failures = dict.fromkeys(FAILURES, 0)
+        self.keys = {name: dict.fromkeys(KEY_COUNTERS, 0) for name in keys}
         self._noted: WeakSet[QuireError] = WeakSet()
         self._last_end_s: float | None = None
         self.end_interval_s = 0.0  # between ends of requests, averaged over the last few
@@ -62,6 +72,8 @@ class Metrics:
             return False
         self._noted.add(error)
         self.failures[failure_name(error)] += 1
+        if isinstance(error, RateLimited) and key_name.get() in self.keys:
+            self.keys[key_name.get()]["quire_key_rate_limited"] += 1
         return True
 
     def note_request(self, record: RequestRecord) -> None:
@@ -70,12 +82,21 @@ class Metrics:
         self.numbers["quire_generated_tokens"] += record.num_generated_tokens
         self.numbers["quire_prompt_tokens"] += record.num_prompt_tokens
         self.numbers["quire_cached_tokens"] += record.num_cached_tokens
+        if record.key_name in self.keys:
+            self._note_key(record)
         if record.error is not None:
             self.note_error(record.error)
         elif not record.is_complete:
             self.failures["dropped"] += 1
         else:
             self._note_answer(record)
+
+    def _note_key(self, record: RequestRecord) -> None:
+        counts = self.keys[record.key_name]
+        counts["quire_key_requests"] += 1
+        counts["quire_key_prompt_tokens"] += record.num_prompt_tokens
+        counts["quire_key_cached_tokens"] += record.num_cached_tokens
+        counts["quire_key_generated_tokens"] += record.num_generated_tokens
 
     def _note_answer(self, record: RequestRecord) -> None:
         times, num_tokens = record.times, record.num_generated_tokens
@@ -103,7 +124,7 @@ class Metrics:
     def counts(self) -> Counts:
         """All counts as plain data, for the other workers."""
         histograms = {name: (histogram.counts, histogram.sum) for name, histogram in self.histograms.items()}
-        return Counts(self.numbers, histograms, self.failures)
+        return Counts(self.numbers, histograms, self.failures, self.keys)
 
     def write(self, out: Exposition, others: Sequence[Counts] = ()) -> None:
         """The sums over this worker and the others."""
@@ -112,6 +133,8 @@ class Metrics:
             out.counter(name, help, sum(one.numbers[name] for one in workers))
         failures = {err: sum(one.failures.get(err, 0) for one in workers) for err in FAILURES}
         out.counter("tgi_request_failure", "Requests that were not answered.", failures, "err")
+        for name, help in KEY_COUNTERS.items() if self.keys else ():
+            out.counter(name, help, {key: sum(one.keys[key][name] for one in workers) for key in self.keys}, "key")
         for name, help in HISTOGRAMS.items():
             counted = [one.histograms[name] for one in workers]
             counts = [sum(column) for column in zip(*(counts for counts, _ in counted), strict=True)]

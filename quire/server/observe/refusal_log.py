@@ -5,7 +5,7 @@ import time
 from collections.abc import Callable
 
 from quire.errors import QuireError
-from quire.server.caller import request_id
+from quire.server.caller import key_name, request_id
 
 log = logging.getLogger(__name__)
 
@@ -38,6 +38,8 @@ class RefusalLog:
         details: dict[str, object] = {"route": route, "status": status, "kind": error.kind}
         if error.param is not None:
             details["param"] = error.param[:_MAX_PARAM]
+        if key_name.get():
+            details["key"] = key_name.get()
         details["request_id"] = request_id.get()
         if self._num_unwritten:
             details["refused_without_a_line"], self._num_unwritten = self._num_unwritten, 0

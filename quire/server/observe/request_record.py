@@ -22,6 +22,7 @@ class RequestRecord:
     error: QuireError | None
     user: str | None
     request_id: str
+    key_name: str  # of its API key; empty where none is needed
 
     @property
     def outcome(self) -> str:
@@ -45,6 +46,8 @@ class RequestRecord:
             details["first_token_ms"] = _ms(self.times.first_token_s)
         if self.user is not None:
             details["user"] = self.user[:100]
+        if self.key_name:
+            details["key"] = self.key_name
         details["request_id"] = self.request_id
         log.info("request", extra=details)
 

@@ -23,6 +23,7 @@ from quire.ipc.supervisor_link import (
     open_link,
 )
 from quire.server.http.server import HttpServer
+from quire.server.rate_limits import RateLimits
 from quire.server.service.served_model import ServedModel
 from quire.server.service.service import Service
 from quire.server.settings import ServerSettings
@@ -38,11 +39,18 @@ KEEP_S = 1.0  # after draining, to keep what has come
 class FrontEnd:
     """Connects to the engine and serves; connects to the next engine when that one ends.
 
-    `number` is unique among front ends. `chat_template` replaces the model's own.
+    `number` is unique among front ends. `chat_template` replaces the model's own. `limits` are those of all front ends.
     """
 
-    def __init__(self, settings: ServerSettings, number: int, chat_template: str | None = None) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        number: int,
+        chat_template: str | None = None,
+        limits: RateLimits | None = None,
+    ) -> None:
         self._settings = settings
+        self._limits = limits
         self._number = number
         self._chat_template = chat_template
         self._service: Service | None = None
@@ -124,7 +132,7 @@ class FrontEnd:
                 continue  # the engine ended, and the supervisor starts another
             if self._client is not None:
                 break  # else it was ready and ended while the tokenizer was read
-        self._service = service = Service(self._model(text, described, ready), self._settings)
+        self._service = service = Service(self._model(text, described, ready), self._settings, self._limits)
         await service.response_store.open()
         service.platform = ready.platform
         if self._settings.otlp_endpoint is not None:

@@ -16,6 +16,7 @@ from quire.server.processes.engine_process import ABANDONED, EngineBuilder, run_
 from quire.server.processes.restarts import Restarts
 from quire.server.processes.watchdog import STARTING_FACTOR, Silence, StuckEngine, watching
 from quire.server.processes.worker import run_worker
+from quire.server.rate_limits import RateLimits
 from quire.server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -42,8 +43,8 @@ async def first_of(*events: asyncio.Event) -> None:
 class Supervisor:
     """One engine process and one or more HTTP workers, each restarted when it ends. Owned by its event loop.
 
-    Holds what outlives them: the listening sockets, so that no connection is refused while a worker is replaced, and
-    the engine's journal, by which the next engine knows the steps of the last one.
+    Holds what outlives them: the listening sockets, so that no connection is refused while a worker is replaced, the
+    counts of rate limits, and the engine's journal, by which the next engine knows the steps of the last one.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Supervisor:
         self._listeners = listeners
         self._announce = announce
         self._journal = Journal()
+        self._limits = RateLimits(settings.keys)
         self._engine: Child | None = None
         self._workers: dict[int, Child] = {}  # by place
         self._num_workers_made = 0
@@ -230,8 +232,8 @@ class Supervisor:
             f"quire-http-{place + 1}",
             run_worker,
             lambda line: (
-                self._address, number, self._settings, self._chat_template, self._listeners[place], line, os.getpid(),
-                is_first
+                self._address, number, self._settings, self._chat_template, self._limits, self._listeners[place],
+                line, os.getpid(), is_first
             ),
         ).hold()  # fmt: skip
         if self._gave_up is not None:

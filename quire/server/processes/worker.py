@@ -8,6 +8,7 @@ import socket
 from quire.engine.garbage_collection import relax_gc
 from quire.ipc.supervisor_link import bind_to_parent
 from quire.server.observe.logs import configure_logs
+from quire.server.rate_limits import RateLimits
 from quire.server.settings import ServerSettings
 
 
@@ -16,6 +17,7 @@ def run_worker(
     number: int,
     settings: ServerSettings,
     chat_template: str | None,
+    limits: RateLimits,
     listeners: list[socket.socket],
     line: socket.socket,
     parent: int,
@@ -29,7 +31,7 @@ def run_worker(
 
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each client is a file; shells allow a thousand
-    front_end = FrontEnd(settings, number, chat_template)
+    front_end = FrontEnd(settings, number, chat_template, limits)
     with asyncio.Runner(loop_factory=_new_loop) as runner:
         runner.run(front_end.run(address, listeners, line, lambda: os._exit(1), is_first=is_first))
 

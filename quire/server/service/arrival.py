@@ -4,7 +4,7 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping
 
-from quire.server.caller import request_id
+from quire.server.caller import key_name, request_id
 from quire.server.observe.times import RequestTimes
 
 TIMINGS_HEADER = "x-quire-timings"
@@ -20,6 +20,7 @@ class Arrival:
         self.headers = headers
         self.route = route
         self.request_id = request_id.get()
+        self.key_name = key_name.get()
         self.wants_timings = headers.get(TIMINGS_HEADER, "").lower() in _YES
 
     @contextlib.contextmanager

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol
@@ -25,10 +26,12 @@ from quire.ipc.messages import (
 )
 from quire.request import FinishReason
 from quire.retry_reservations import RetryReservations
+from quire.server.caller import key_name
 from quire.server.observe.engine_health import EngineHealth
 from quire.server.observe.metrics import Metrics
 from quire.server.observe.refusal_log import RefusalLog
 from quire.server.offload import Offload
+from quire.server.rate_limits import RateLimits
 from quire.server.service.arrival import Arrival
 from quire.server.service.generation_spec import GenerationSpec
 from quire.server.service.grammar_check import GrammarCheck
@@ -65,10 +68,12 @@ class Service:
     `_prompts`. Owned by the event loop.
     """
 
-    def __init__(self, model: ServedModel, settings: ServerSettings, metrics: Metrics | None = None) -> None:
+    def __init__(self, model: ServedModel, settings: ServerSettings, limits: RateLimits | None = None) -> None:
+        """`limits` are those of all workers."""
         self.model = model
         self.settings = settings
-        self.metrics = metrics or Metrics(model.max_total_tokens)
+        self.limits = limits or RateLimits(settings.keys)
+        self.metrics = Metrics(model.max_total_tokens, [key.name for key in settings.keys])
         self.tracing: Tracing | None = None
         self.refusals = RefusalLog()
         self.offload = Offload()
@@ -192,7 +197,8 @@ class Service:
                 self.others = message.counts
         if has_tokens:  # by step: by token it would cost as much as it measures
             self.metrics.detokenizing.observe(time.monotonic() - now)
-        observe = self.metrics.inter_token.observe
+        observe, metered = self.metrics.inter_token.observe, self.limits.metered
+        spent: Counter[str] = Counter()
         for stream in woken:
             num_new = stream.num_new
             if num_new and stream.is_counted:
@@ -201,8 +207,12 @@ class Service:
                     self.metrics.time_to_first_token.observe(now - stream.times.opened_s)
                 else:
                     observe(gap_s / num_new, num_new)
+                if stream.arrival.key_name in metered:
+                    spent[stream.arrival.key_name] += num_new
                 stream.num_new = 0
             stream.wake()
+        for name, count in spent.items():
+            self.limits.charge_tokens(name, count)
         for step in steps:
             assert self.tracing is not None
             self.tracing.end_step(step)
@@ -235,6 +245,8 @@ class Service:
             raise EngineFailed(self._why_not, RESTART_S)
         owner = tenant.get()
         num_sequences = self._refuse_if_full(specs, owner, field)
+        if is_counted:
+            self.limits.admit_prompt(key_name.get(), sum(len(one.request.prompt) for one in specs))
         arrival = arrival or Arrival({})
         stream = Stream(self, arrival, self.settings.max_buffered_tokens, is_counted)
         stream.user = user

@@ -99,6 +99,7 @@ class Stream:
             self.error,
             self.user,
             self.arrival.request_id,
+            self.arrival.key_name,
         )
 
     def wake(self) -> None:
