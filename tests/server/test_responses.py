@@ -172,6 +172,14 @@ def test_thinking_is_an_item_of_its_own():
         server.stop()
 
 
+def test_constraints_under_other_names_are_followed(caller):
+    fields = {"max_output_tokens": 50, "input": "go"}
+    for constraint in ({"regex": "(abc|bca){3}"}, {"structured_outputs": {"regex": "(abc|bca){3}"}}):
+        found = raw(caller, **fields, **constraint).json()
+        assert len(found["output"][0]["content"][0]["text"]) == 9
+        assert found["status"] == "completed"
+
+
 def test_the_tokens_of_an_input_are_counted(client):
     asked = {"model": "fake", "input": "hi", "instructions": "be kind"}
     counted = client.responses.input_tokens.count(**asked)
@@ -387,6 +395,8 @@ def test_a_conversation_too_long_is_refused_or_loses_its_earliest_turns(server):
         ({"conversation": "conv_1"}, "conversation"),
         ({"prompt": {"id": "p"}}, "prompt"),
         ({"reasoning": {"mode": "pro"}}, "reasoning.mode"),
+        ({"reasoning_effort": "low"}, "reasoning_effort"),
+        ({"regex": "("}, "regex"),
         ({"stream_options": {"include_obfuscation": True}}, "stream_options"),
     ],
 )

@@ -13,7 +13,38 @@ class StreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=True):
     include_obfuscation: bool | None = None  # padding, so that the length of a chunk does not tell its token
 
 
-class Sampled(msgspec.Struct, kw_only=True):
+class Extensions(msgspec.Struct, kw_only=True):
+    """Fields beyond OpenAI's own that every generating route of it has."""
+
+    top_k: int | None = None
+    min_p: float | None = None
+    typical_p: float | None = None
+    repetition_penalty: float | None = None
+    min_tokens: int | None = None
+    ignore_eos: bool | None = None
+    stop_token_ids: list[int] | None = None
+    include_stop_str_in_output: bool | None = None
+    skip_special_tokens: bool | None = None
+    cache_salt: str | None = None
+    priority: int | None = None
+    timings: bool | None = None
+    # Constraints as vLLM, SGLang and llama.cpp name them
+    structured_outputs: dict[str, Any] | None = None
+    guided_json: str | dict[str, Any] | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    guided_whitespace_pattern: str | None = None
+    guided_decoding_backend: str | None = None  # there is one
+    json_schema: str | dict[str, Any] | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | dict[str, Any] | None = None
+    bad_words: list[str] | None = None
+    allowed_token_ids: list[int] | None = None
+
+
+class Sampled(Extensions, kw_only=True):
     """The fields that completions and chat completions share."""
 
     model: str | None = None
@@ -35,34 +66,7 @@ class Sampled(msgspec.Struct, kw_only=True):
     store: bool | None = None
     service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None  # the answer says "default"
     response_format: dict[str, Any] | None = None
-    # Beyond OpenAI's own fields
-    top_k: int | None = None
-    min_p: float | None = None
-    typical_p: float | None = None
-    repetition_penalty: float | None = None
-    min_tokens: int | None = None
-    ignore_eos: bool | None = None
-    stop_token_ids: list[int] | None = None
-    include_stop_str_in_output: bool | None = None
-    skip_special_tokens: bool | None = None
-    return_token_ids: bool | None = None
-    cache_salt: str | None = None
-    priority: int | None = None
-    timings: bool | None = None
-    # Constraints as vLLM, SGLang and llama.cpp name them
-    structured_outputs: dict[str, Any] | None = None
-    guided_json: str | dict[str, Any] | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    guided_whitespace_pattern: str | None = None
-    guided_decoding_backend: str | None = None  # there is one
-    json_schema: str | dict[str, Any] | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    grammar: str | dict[str, Any] | None = None
-    bad_words: list[str] | None = None
-    allowed_token_ids: list[int] | None = None
+    return_token_ids: bool | None = None  # beyond OpenAI's own
 
 
 class CompletionRequest(Sampled, kw_only=True):

@@ -4,6 +4,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from quire.server.api.openai.requests import Extensions
 from quire.server.api.validation import Refusal
 
 LOGPROBS, ENCRYPTED = "message.output_text.logprobs", "reasoning.encrypted_content"
@@ -36,7 +37,7 @@ class ResponseStreamOptions(msgspec.Struct, kw_only=True, forbid_unknown_fields=
     include_obfuscation: bool | None = None  # padding, so that the length of an event does not tell its token
 
 
-class ResponseRequest(msgspec.Struct, kw_only=True):
+class ResponseRequest(Extensions, kw_only=True):
     input: str | list[dict[str, Any]]
     model: str | None = None
     instructions: str | None = None
@@ -63,29 +64,20 @@ class ResponseRequest(msgspec.Struct, kw_only=True):
     truncation: Literal["auto", "disabled"] | None = None
     user: str | None = None
     # Beyond OpenAI's own fields, as in chat completions
-    cache_salt: str | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     frequency_penalty: float | None = None
-    ignore_eos: bool | None = None
     logit_bias: dict[str, float] | list[list[float]] | None = None
-    min_p: float | None = None
-    min_tokens: int | None = None
     presence_penalty: float | None = None
-    priority: int | None = None
-    repetition_penalty: float | None = None
     seed: int | None = None
     stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
-    timings: bool | None = None
-    top_k: int | None = None
-    typical_p: float | None = None
+    thinking_budget: int | None = None
 
 
 # Fields that a chat has by the same name.
 SAME_IN_CHATS = (
-    "model", "temperature", "top_p", "parallel_tool_calls", "user", "safety_identifier", "cache_salt",
-    "chat_template_kwargs", "frequency_penalty", "ignore_eos", "logit_bias", "min_p", "min_tokens", "presence_penalty",
-    "priority", "repetition_penalty", "seed", "stop", "stop_token_ids", "timings", "top_k", "typical_p",
+    "model", "temperature", "top_p", "parallel_tool_calls", "user", "safety_identifier", "chat_template_kwargs",
+    "frequency_penalty", "logit_bias", "presence_penalty", "seed", "stop", "thinking_budget",
+    *Extensions.__struct_fields__,
 )  # fmt: skip
 
 _CACHE = "how long prompts are cached is the server's choice"
@@ -94,6 +86,8 @@ REFUSALS = {
     "context_management": Refusal("conversations are not compacted; see truncation", ([],)),
     "conversation": Refusal("there are no conversations; see previous_response_id"),
     "image": Refusal("only text is supported", ({},)),
+    "logprobs": Refusal("see include, which can say the same", (False,)),
+    "max_completion_tokens": Refusal("see max_output_tokens"),
     "max_tokens": Refusal("see max_output_tokens"),
     "messages": Refusal("see input, or send this to /v1/chat/completions"),
     "moderation": Refusal("answers are not moderated"),
@@ -101,7 +95,10 @@ REFUSALS = {
     "prompt": Refusal("there are no prompt templates; see input and instructions"),
     "prompt_cache_options": Refusal(_CACHE, ({}, {"mode": "implicit"})),
     "prompt_cache_retention": Refusal(_CACHE, ("in_memory",)),
+    "reasoning_effort": Refusal("see reasoning.effort"),
     "response_format": Refusal("see text.format"),
+    "return_token_ids": Refusal("see /v1/chat/completions, which has them", (False,)),
+    "verbosity": Refusal("see text.verbosity"),
 }
 REASONING_REFUSALS = {
     "context": Refusal("the chat template decides which thinking stays in a conversation", ("auto",)),
