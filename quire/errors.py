@@ -72,6 +72,7 @@ class InvalidRequest(QuireError):
 
 class PromptTooLong(InvalidRequest):
     kind = "prompt_too_long"
+    counts: tuple[int, int] | None = None  # tokens of the prompt and the limit, where they are to blame alone
 
 
 class TemplateFailed(InvalidRequest):

@@ -177,7 +177,8 @@ WRONG = [
     ({"mcp_servers": [{"url": "x"}]}, "mcp_servers"),
     ({"context_management": {"edits": [{"type": "clear_tool_uses_20250919"}]}}, "context_management.edits[0]"),
     ({"output_config": {"task_budget": {}}}, "task_budget"),
-    ({"messages": [{"role": "user", "content": "hi " * 600}]}, "prompt is too long"),
+    ({"messages": [{"role": "user", "content": "a" * 494}]}, "prompt is too long: 512 tokens > 511 maximum"),
+    ({"messages": [{"role": "user", "content": "hi " * 600}]}, "prompt is too long: 1818 tokens > 512 maximum"),
 ]  # fmt: skip
 
 

@@ -68,6 +68,18 @@ def test_a_message_that_must_use_a_tool_does(client, choice):
             check(block)
 
 
+def test_names_of_tools_may_be_as_long_as_those_of_other_servers(client):
+    """Tools of other servers have the server's name in theirs, and Anthropic takes 128 characters."""
+    asked = {"model": "fake", "messages": ASK}
+    for size in (128, 129):
+        tools = [NOW | {"name": "n" * size}]
+        if size == 128:
+            assert client.messages.count_tokens(**asked, tools=tools).input_tokens > 128
+        else:
+            with pytest.raises(anthropic.BadRequestError, match=r"tools\[0\]\.name is 'nnn"):
+                client.messages.count_tokens(**asked, tools=tools)
+
+
 def test_one_call_is_made_where_several_are_not_allowed(client):
     choice = {"type": "any", "disable_parallel_tool_use": True}
     for number in range(6):

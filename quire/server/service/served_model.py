@@ -49,14 +49,18 @@ class ServedModel:
             raise invalid(field, "is empty; it must have at least 1 token")
         if len(prompt) > self.max_input_tokens:
             problem = f"the prompt has {len(prompt)} tokens; the limit is {self.max_input_tokens}"
-            raise PromptTooLong(f"{problem}. {self._context_length}", param=field)
+            error = PromptTooLong(f"{problem}. {self._context_length}", param=field)
+            error.counts = (len(prompt), self.max_input_tokens)
+            raise error
 
     def room_after(self, num_prompt: int, field: str) -> int:
         """Tokens that can be generated after a prompt, made from `field` among others: at least 1."""
         room = self.max_total_tokens - num_prompt
         if room < 1:
             problem = f"the prompt has {num_prompt} tokens, which leaves no room for an answer; the limit is "
-            raise PromptTooLong(f"{problem}{self.max_total_tokens} for both. {self._context_length}", param=field)
+            error = PromptTooLong(f"{problem}{self.max_total_tokens} for both. {self._context_length}", param=field)
+            error.counts = (num_prompt, self.max_total_tokens - 1)
+            raise error
         return room
 
     def check_total(self, num_prompt: int, max_tokens: int, field: str) -> None:

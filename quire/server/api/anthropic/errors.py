@@ -51,8 +51,10 @@ def own_headers() -> dict[str, str]:
 def error_body(error: QuireError) -> AnthropicError:
     _, kind = _status_and_type(error)
     message = error.message
-    if isinstance(error, PromptTooLong):
-        message = f"prompt is too long: {message}"  # the words that clients look for when they shorten a conversation
+    if isinstance(error, PromptTooLong) and error.counts is not None:
+        # In the words by which clients know that they have to shorten the conversation, and by how much.
+        num_tokens, limit = error.counts
+        message = f"prompt is too long: {num_tokens} tokens > {limit} maximum"
     body: AnthropicError = {
         "type": "error",
         "error": {"type": kind, "message": message},

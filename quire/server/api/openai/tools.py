@@ -15,7 +15,7 @@ from quire.server.service.served_model import ServedModel
 from quire.text.tools import Tool
 
 MAX_TOOLS = 128
-_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 def tool_use(fields: ChatRequest, model: ServedModel, constraint: NamedGrammar | None = None) -> ToolUse | None:
