@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from quire.text.call_parser import CallParser
+from quire.text.custom_input import InputText
 from quire.text.pieces import Arguments, CallBegins, Piece, Reasoning
 from quire.text.thinking import ThinkingFormat, ThinkingParser
 from quire.text.tools import CallFormat
@@ -21,6 +22,7 @@ class AnswerForm:
     begins_in_thinking: bool = False  # the prompt has opened the thinking section
     tools: Mapping[str, Mapping[str, Any]] | None = None  # the schemas of the functions that may be called, by name
     guided: bool = True  # the answer follows the grammar of its calls
+    custom: frozenset[str] = frozenset()  # those of the tools that are custom: their calls have an input
 
     @property
     def marks(self) -> tuple[str, ...]:
@@ -43,6 +45,8 @@ class AnswerParser:
         thinking = form.thinking
         self._thinking = None if thinking is None else ThinkingParser(thinking, begins_inside=form.begins_in_thinking)
         self._calls = None if form.calls is None else CallParser(form.calls, form.tools, guided=form.guided)
+        self._custom = form.custom
+        self._input: InputText | None = None  # of the last call, if its tool is custom
 
     @property
     def num_calls(self) -> int:
@@ -62,7 +66,7 @@ class AnswerParser:
     def flush(self) -> list[Piece]:
         """The rest, once no more text comes."""
         pieces = [] if self._thinking is None else self._beyond_thinking(self._thinking.flush())
-        return pieces if self._calls is None else pieces + self._calls.flush()
+        return pieces if self._calls is None else pieces + self._with_inputs(self._calls.flush())
 
     def _beyond_thinking(self, parts: list[str | Reasoning]) -> list[Piece]:
         pieces: list[Piece] = []
@@ -72,5 +76,20 @@ class AnswerParser:
 
     def _push_calls(self, text: str) -> list[Piece]:
         if self._calls is not None:
-            return self._calls.push(text)
+            return self._with_inputs(self._calls.push(text))
         return [text] if text else []
+
+    def _with_inputs(self, pieces: list[Piece]) -> list[Piece]:
+        """The calls of custom tools with their inputs in place of arguments."""
+        if not self._custom:
+            return pieces
+        found: list[Piece] = []
+        for piece in pieces:
+            if isinstance(piece, CallBegins):
+                self._input = InputText() if piece.name in self._custom else None
+            elif isinstance(piece, Arguments) and self._input is not None:
+                piece = Arguments(piece.number, self._input.push(piece.text))
+                if not piece.text:
+                    continue
+            found.append(piece)
+        return found

@@ -3,9 +3,10 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from quire.text.call_history import with_calls_as_rendered, with_tools_in_system_prompt
 from quire.text.chat import ChatTemplate, with_parsed_arguments
 from quire.text.shield import Prompt, Shield
-from quire.text.tools import with_system_text, with_tools_in_system_prompt
+from quire.text.tools import with_system_text
 
 
 def render_conversation(
@@ -37,6 +38,8 @@ def render_conversation(
     messages, tools, documents, variables, tool_prompt = given
     if tools is not None and tools_in_system_prompt:
         messages, tools = with_tools_in_system_prompt(messages, tools), None
+    else:
+        messages = with_calls_as_rendered(messages, template.call_support)
     if tool_prompt:
         messages = with_system_text(messages, tool_prompt)
     text = template.render(

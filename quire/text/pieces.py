@@ -15,7 +15,7 @@ class CallBegins(NamedTuple):
 
 
 class Arguments(NamedTuple):
-    """More of the arguments of a call, which are JSON."""
+    """More of the arguments of a call, which are JSON; of a custom tool, more of its input."""
 
     number: int  # from 0
     text: str

@@ -1,7 +1,7 @@
 """Tools that a model may call, and how it writes its calls.
 
-Templates are made for models that were trained on one way of writing, so the template tells which. For a template
-that does not render tools the system message lists them, and the model writes as Hermes models do.
+Templates are made for models that were trained on one way of writing, so the template tells which. Where it does not
+render tools the model is asked to write as Hermes models do.
 """
 
 import json
@@ -12,21 +12,13 @@ from typing import Any
 
 from quire.errors import invalid
 
-SYSTEM_PROMPT = """You can call functions. Here are their signatures as JSON, one a line:
-<tools>
-{tools}
-</tools>
-To call one, answer with a JSON object of its name and arguments within these tags:
-<tool_call>
-{{"name": "the name", "arguments": {{"an argument": "its value"}}}}
-</tool_call>"""
-
 
 @dataclass(frozen=True)
 class Tool:
     name: str
     parameters: Mapping[str, Any]  # a JSON schema
     strict: bool = False  # what its format cannot keep to is an error
+    is_custom: bool = False  # its one argument is a text
 
 
 class CallStyle(Enum):
@@ -155,36 +147,12 @@ def check_calls(where: str, message: Mapping[str, Any]) -> None:
             raise invalid(f"{where}.tool_calls[{number}]", "is no call; it must be an object with a function")
 
 
-def with_tools_in_system_prompt(
-    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]]
-) -> list[dict[str, Any]]:
-    """A conversation about tools for a template that does not render them."""
-    prompt = SYSTEM_PROMPT.format(tools="\n".join(json.dumps(tool) for tool in tools))
-    return with_system_text([_without_calls(message) for message in messages], prompt)
-
-
 def with_system_text(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:
     """The conversation with `text` at the end of its system message, which it gets if it has none."""
     rest = [dict(message) for message in messages]
     if rest and rest[0].get("role") in ("system", "developer"):
         text = f"{message_text(rest.pop(0))}\n\n{text}".strip()
     return [{"role": "system", "content": text}, *rest]
-
-
-def _without_calls(message: Mapping[str, Any]) -> dict[str, Any]:
-    """Calls and their results as text, in the words of the system prompt."""
-    plain = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
-    if message.get("role") == "tool":
-        return plain | {"role": "user", "content": f"<tool_response>\n{message_text(message)}\n</tool_response>"}
-    if not message.get("tool_calls"):
-        return plain
-    written = [message_text(message)]
-    for call in message["tool_calls"]:
-        function = call.get("function", {})
-        arguments = function.get("arguments", "{}")
-        arguments = arguments if isinstance(arguments, str) else json.dumps(arguments)
-        written.append(f"{HERMES.begin}{HERMES.opening(str(function.get('name')))}{arguments}}}{HERMES.end}")
-    return plain | {"content": "\n".join(part for part in written if part)}
 
 
 def message_text(message: Mapping[str, Any]) -> str:

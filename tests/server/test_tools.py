@@ -1,6 +1,7 @@
 """Calls of tools, through real clients. What the fake samples is random but for its mask."""
 
 import json
+import re
 from collections.abc import Callable, Iterator
 
 import openai
@@ -223,6 +224,57 @@ def test_with_a_response_format_an_answer_is_a_call_or_follows_it(client):
     assert kinds == {"tool_calls", "stop"}
 
 
+def test_only_allowed_tools_are_called(client, caller):
+    allowed = {"mode": "required", "tools": [{"type": "function", "function": {"name": "now"}}]}
+    choice = {"type": "allowed_tools", "allowed_tools": allowed}
+    for seed in range(4):
+        answer = client.chat.completions.create(
+            model="fake", messages=ASK, tools=[WEATHER, NOW], tool_choice=choice, seed=seed, max_tokens=1000
+        )
+        assert {call.function.name for call in answer.choices[0].message.tool_calls} == {"now"}
+    body = {"messages": ASK, "tools": [WEATHER, NOW], "tool_choice": choice}
+    text = web.post(f"{caller.url}/chat_tokenize", json=body).json()["templated_text"]
+    assert '"name": "weather"' in text  # the prompt has all tools, so that it is the same for any choice
+
+
+SHELL = {"type": "custom", "custom": {"name": "shell", "description": "runs a command"}}
+GATE = {
+    "type": "custom",
+    "custom": {
+        "name": "gate",
+        "format": {"type": "grammar", "grammar": {"syntax": "regex", "definition": "(open|shut)-[1-3]"}},
+    },
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_custom_tools_are_called_with_an_input(client, stream):
+    asked = {"tools": [GATE, SHELL], "tool_choice": {"type": "custom", "custom": {"name": "gate"}}, "seed": 4}
+    if not stream:
+        (call,) = client.chat.completions.create(model="fake", messages=ASK, **asked).choices[0].message.tool_calls
+        assert (call.type, call.custom.name) == ("custom", "gate")
+        assert re.fullmatch("(open|shut)-[1-3]", call.custom.input)
+        return
+    first, *rest = [
+        call.model_dump(exclude_none=True)
+        for chunk in client.chat.completions.create(model="fake", messages=ASK, stream=True, **asked)
+        for call in chunk.choices[0].delta.tool_calls or []
+    ]
+    assert (first["type"], first["custom"]["name"], first["index"]) == ("custom", "gate", 0)
+    assert re.fullmatch("(open|shut)-[1-3]", "".join(call["custom"]["input"] for call in rest))
+
+
+def test_custom_tools_reach_the_template_as_functions_of_their_input(caller):
+    call = {"id": "1", "type": "custom", "custom": {"name": "shell", "input": "ls"}}
+    turns = [*ASK, {"role": "assistant", "content": None, "tool_calls": [call]}]
+    turns.append({"role": "tool", "tool_call_id": "1", "content": "a.txt"})
+    body = {"messages": turns, "tools": [SHELL]}
+    text = web.post(f"{caller.url}/chat_tokenize", json=body).json()["templated_text"]
+    assert '"description": "runs a command"' in text
+    assert "<tool_call>shell" in text
+    assert "a.txt" in text
+
+
 def test_hugging_faces_client_calls_tools(caller):
     hugging = InferenceClient(base_url=caller.url)
     answer = hugging.chat_completion(ASK, tools=[WEATHER], tool_choice="required", max_tokens=1000, seed=5)
@@ -241,6 +293,25 @@ def test_hugging_faces_client_calls_tools(caller):
     [
         ({"tools": [{}]}, "tools[0].function is None"),
         ({"tools": [{"type": "web"}]}, "tools[0].type is 'web'"),
+        ({"tools": [{"type": "custom"}]}, "tools[0].custom is None"),
+        (
+            {
+                "tools": [
+                    {
+                        "type": "custom",
+                        "custom": {
+                            "name": "f",
+                            "format": {"type": "grammar", "grammar": {"syntax": "lark", "definition": "start: /a/"}},
+                        },
+                    }
+                ]
+            },
+            "tools[0].custom.format.grammar.syntax is 'lark'",
+        ),
+        (
+            {"tools": [NOW], "tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+            "tool_choice.allowed_tools.tools is []",
+        ),
         ({"tools": [NOW, {"type": "function", "function": {"name": "a b"}}]}, "tools[1].function.name is 'a b'"),
         ({"tools": [NOW, NOW]}, "two functions of one name"),
         ({"tools": [NOW] * 129}, "number of tools"),

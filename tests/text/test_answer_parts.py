@@ -1,6 +1,7 @@
 """Answers in parts: thinking, text and calls."""
 
 import itertools
+import json
 
 import pytest
 from hypothesis import given
@@ -95,3 +96,15 @@ def test_a_prompt_that_opens_a_section_is_told_from_others(form):
     assert form.is_open_at_end_of(f"assistant: {form.begin}\n")
     assert not form.is_open_at_end_of(f"assistant: {form.begin}\n\n{form.end}\n\n")
     assert not form.is_open_at_end_of(f"user: what is {form.begin}?\nassistant: ")
+
+
+@given(st.data(), st.text(max_size=12) | st.sampled_from(['"\\', "\U0001f600\n\ud7ff", '}"', "</tool_call>"]))
+def test_the_input_of_a_custom_tool_is_its_text(data, text):
+    for ascii_only in (True, False):
+        arguments = json.dumps({"input": text}, ensure_ascii=ascii_only)
+        answer = f'<tool_call>\n{{"name": "shell", "arguments": {arguments}}}\n</tool_call>'
+        cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=6)))
+        texts = [answer[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(answer)])]
+        form = AnswerForm(calls=HERMES, tools={"shell": {}}, custom=frozenset({"shell"}))
+        expected = [CallBegins(0, "shell"), *([Arguments(0, text)] if text else [])]
+        assert parse(form, texts) == expected

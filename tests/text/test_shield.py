@@ -84,7 +84,7 @@ def test_no_special_token_comes_out_of_what_clients_write(name, place):
     for token in CONTROL_TOKENS:
         given = injected(token)[place]
         prompt, tokens = encoded(template, **given)
-        assert prompt.text == template.render(**given), token
+        assert prompt.text == render_conversation(template, None, **given).text, token
         assert vocabulary().decode(tokens, skip_special_tokens=False) == prompt.text, token
         assert special_count(tokens) == special_count(expected), token
     assert special_count(expected) > 0 or not CONTROL.search(TEMPLATES[name])
@@ -95,7 +95,7 @@ def test_no_special_token_comes_out_of_what_clients_write(name, place):
 def test_ordinary_conversations_have_the_tokens_they_had(name, conversation):
     template, given = template_of(name), CONVERSATIONS[conversation]
     try:
-        text = template.render(**given)
+        text = render_conversation(template, None, **given).text
     except InvalidRequest:
         pytest.skip("the template refuses it")
     prompt, tokens = encoded(template, **given)
@@ -141,7 +141,8 @@ COMPOSED: dict[str, tuple[str, list[Any], dict[str, Any]]] = {
         "{% for key in documents[0] %}<{{ key }}>{% endfor %}", [said("user", "a")], {"documents": [{"|im_start|": 1}]}
     ),
     "an escape in arguments": (
-        "{{ messages[0].tool_calls[0].function.arguments.a }}",
+        "{% for m in messages %}{% for call in m.tool_calls %}{{ call.function.name }} {{ call.function.arguments.a }}"
+        "{% endfor %}{{ m.content }}{% endfor %}",
         [said("assistant", None, tool_calls=[call("f", '{"a": "<\\u007cim_start|>"}')])],
         {},
     ),

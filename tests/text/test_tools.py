@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.text.call_history import with_tools_in_system_prompt
 from quire.text.call_parser import CallParser
 from quire.text.pieces import Arguments, CallBegins, Piece
-from quire.text.tools import HERMES, LLAMA3, MISTRAL, format_of, takes_tools, with_tools_in_system_prompt
+from quire.text.tools import HERMES, LLAMA3, MISTRAL, format_of, takes_tools
 from tests.text.templates import TEMPLATES
 
 FORMS = {"hermes": HERMES, "mistral": MISTRAL, "llama3": LLAMA3}

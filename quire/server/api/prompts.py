@@ -12,6 +12,7 @@ from quire.text.conversation import render_conversation
 from quire.text.shield import Prompt
 from quire.text.tools import check_calls
 
+_IN_PLACE_OF_CONTENT = ("tool_calls", "reasoning_content", "reasoning", "refusal")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
@@ -57,7 +58,8 @@ def _check_message(index: int, message: Mapping[str, Any]) -> None:
     if role not in ROLES:
         raise invalid(f"messages[{index}].role", f"is {shown(role)}; it must be one of {', '.join(ROLES)}")
     if content is None:
-        if not message.get("tool_calls"):
+        has_more = role == "assistant" and any(message.get(key) for key in _IN_PLACE_OF_CONTENT)
+        if not has_more:
             raise invalid(f"messages[{index}].content", "is missing; only messages with tool_calls have none")
     elif isinstance(content, list):
         for number, part in enumerate(content):

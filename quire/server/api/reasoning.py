@@ -42,6 +42,7 @@ def answer_form(fields: ChatRequest, model: ServedModel, tools: ToolUse | None, 
         calls=None if tools is None else tools.calls.form,
         begins_in_thinking=is_opened,
         tools=None if tools is None else {tool.name: tool.parameters for tool in tools.calls.tools},
+        custom=frozenset() if tools is None else frozenset(tool.name for tool in tools.calls.tools if tool.is_custom),
     )
 
 

@@ -5,7 +5,14 @@ import string
 
 from quire.request import FinishReason as Finish
 from quire.server.api.answer_reader import AnswerReader
-from quire.server.api.openai.responses import FinishReason, MessageContent, MessagePart, ToolCall, ToolCallPart
+from quire.server.api.openai.responses import (
+    FinishReason,
+    FunctionCall,
+    MessageContent,
+    MessagePart,
+    ToolCall,
+    ToolCallPart,
+)
 from quire.server.service.answers import Answer
 from quire.text.answer_parts import AnswerForm, CallBegins, Piece, Reasoning
 
@@ -18,6 +25,7 @@ class Parts:
     def __init__(self, form: AnswerForm) -> None:
         self._form = form
         self._reader = AnswerReader(form)
+        self._is_custom = False  # the tool of the last call
 
     @property
     def num_reasoning_tokens(self) -> int:
@@ -41,16 +49,15 @@ class Parts:
                 content.append(piece)
             elif isinstance(piece, Reasoning):
                 reasoning.append(piece.text)
-            elif isinstance(piece, CallBegins):
+            elif not isinstance(piece, CallBegins):
+                self._add_arguments(calls[piece.number], piece.text)
+            elif piece.name in self._form.custom:
                 calls.append(
-                    {
-                        "id": new_call_id(self._form),
-                        "type": "function",
-                        "function": {"name": piece.name, "arguments": ""},
-                    }
+                    {"id": new_call_id(self._form), "type": "custom", "custom": {"name": piece.name, "input": ""}}
                 )
             else:
-                calls[piece.number]["function"]["arguments"] += piece.text
+                function: FunctionCall = {"name": piece.name, "arguments": ""}
+                calls.append({"id": new_call_id(self._form), "type": "function", "function": function})
         text = "".join(content)
         message: MessageContent = {"content": text or None if calls else text}
         if reasoning:
@@ -59,20 +66,31 @@ class Parts:
             message["tool_calls"] = calls
         return message
 
+    def _add_arguments(self, call: ToolCall, text: str) -> None:
+        if "custom" in call:
+            call["custom"]["input"] += text
+        else:
+            call["function"]["arguments"] += text
+
     def _delta(self, piece: Piece) -> MessagePart:
         if isinstance(piece, str):
             return {"content": piece}
         if isinstance(piece, Reasoning):
             return {"reasoning_content": piece.text}
-        if not isinstance(piece, CallBegins):
-            return {"tool_calls": [{"index": piece.number, "function": {"arguments": piece.text}}]}
-        begun: ToolCallPart = {
-            "index": piece.number,
-            "id": new_call_id(self._form),
-            "type": "function",
-            "function": {"name": piece.name, "arguments": ""},
-        }
-        return {"tool_calls": [begun]}
+        call: ToolCallPart = {"index": piece.number}
+        if isinstance(piece, CallBegins):
+            self._is_custom = piece.name in self._form.custom
+            call["id"] = new_call_id(self._form)
+            call["type"] = "custom" if self._is_custom else "function"
+            if self._is_custom:
+                call["custom"] = {"name": piece.name, "input": ""}
+            else:
+                call["function"] = {"name": piece.name, "arguments": ""}
+        elif self._is_custom:
+            call["custom"] = {"input": piece.text}
+        else:
+            call["function"] = {"arguments": piece.text}
+        return {"tool_calls": [call]}
 
 
 def new_call_id(form: AnswerForm) -> str:

@@ -43,10 +43,16 @@ class FunctionCall(TypedDict):
     arguments: str  # JSON
 
 
+class CustomCall(TypedDict):
+    name: str
+    input: str
+
+
 class ToolCall(TypedDict):
     id: str
-    type: Literal["function"]
-    function: FunctionCall
+    type: Literal["function", "custom"]
+    function: NotRequired[FunctionCall]
+    custom: NotRequired[CustomCall]
 
 
 class MessageContent(TypedDict):
@@ -95,13 +101,19 @@ class FunctionCallPart(TypedDict):
     arguments: str
 
 
+class CustomCallPart(TypedDict):
+    name: NotRequired[str]
+    input: str
+
+
 class ToolCallPart(TypedDict):
     """The first of a call has its id and its name."""
 
     index: int
     id: NotRequired[str]
-    type: NotRequired[Literal["function"]]
-    function: FunctionCallPart
+    type: NotRequired[Literal["function", "custom"]]
+    function: NotRequired[FunctionCallPart]
+    custom: NotRequired[CustomCallPart]
 
 
 class MessagePart(TypedDict):

@@ -12,6 +12,7 @@ from quire.server.api.sampling import at_most
 from quire.server.api.tool_use import ToolUse, use_of_tools
 from quire.server.service.generation_spec import NamedGrammar
 from quire.server.service.served_model import ServedModel
+from quire.text.custom_input import input_parameters
 from quire.text.tools import Tool
 
 MAX_TOOLS = 128
@@ -23,25 +24,27 @@ def tool_use(fields: ChatRequest, model: ServedModel, constraint: NamedGrammar |
     given = fields.tools or []
     at_most("the number of tools", len(given), MAX_TOOLS, param="tools")
     tools = _tools(given)
-    choice, named = _choice(fields.tool_choice)
+    choice, allowed = _choice(fields.tool_choice)
     if not tools:
         if choice == "required":
             raise invalid("tool_choice", f"is {shown(fields.tool_choice)}; there are no tools")
         if fields.tool_prompt is not None:
             raise invalid("tool_prompt", f"is {shown(fields.tool_prompt)}; there are no tools")
         return None
-    if named is not None and named not in tools:
-        raise invalid("tool_choice", f"is {shown(named)}; the tools are {', '.join(tools)}")
+    for name in allowed or ():
+        if name not in tools:
+            raise invalid("tool_choice", f"is {shown(name)}; the tools are {', '.join(tools)}")
     if choice == "none":
         return None
     if constraint is not None and constraint.grammar.kind is GrammarKind.TOKENS:
         raise invalid(constraint.field, "and tools are both set; an answer can follow one of them")
+    is_named = allowed is not None and _kind(fields.tool_choice) != "allowed_tools"
     return use_of_tools(
         model,
-        [_rendered(one) for one in given],
-        list(tools.values()) if named is None else [tools[named]],
+        [_rendered(one, tool) for one, tool in zip(given, tools.values(), strict=True)],
+        [tool for tool in tools.values() if allowed is None or tool.name in allowed],
         required=choice == "required",
-        parallel=named is None and fields.parallel_tool_calls is not False,
+        parallel=not is_named and fields.parallel_tool_calls is not False,
     )
 
 
@@ -54,7 +57,8 @@ def _tools(given: Sequence[dict[str, Any]]) -> dict[str, Tool]:
         if tool.name in tools:
             raise invalid("tools", f"has two functions of one name, {tool.name!r}; each needs a name of its own")
         tools[tool.name] = tool
-        size += refuse_schema_that_explodes(f"tools[{index}].function.parameters", tool.parameters)
+        where = "custom.format" if tool.is_custom else "function.parameters"
+        size += refuse_schema_that_explodes(f"tools[{index}].{where}", tool.parameters)
         if size > MAX_BYTES:
             raise invalid(
                 f"tools[{index}].function.parameters",
@@ -64,15 +68,18 @@ def _tools(given: Sequence[dict[str, Any]]) -> dict[str, Tool]:
 
 
 def _tool(index: int, given: dict[str, Any]) -> Tool:
-    where = f"tools[{index}]"
-    if given.get("type", "function") != "function":
-        raise invalid(f"{where}.type", f"is {shown(given['type'])}; it must be 'function'")
-    function = given.get("function")
+    where, kind = f"tools[{index}]", given.get("type", "function")
+    if kind not in ("function", "custom"):
+        raise invalid(f"{where}.type", f"is {shown(kind)}; it must be 'function' or 'custom'")
+    function = given.get(kind)
     if not isinstance(function, dict):
-        raise invalid(f"{where}.function", f"is {shown(function)}; it must be an object")
+        raise invalid(f"{where}.{kind}", f"is {shown(function)}; it must be an object")
     name, parameters = function.get("name"), function.get("parameters")
     if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise invalid(f"{where}.function.name", f"is {shown(name)}; it must match {_NAME.pattern}")
+        raise invalid(f"{where}.{kind}.name", f"is {shown(name)}; it must match {_NAME.pattern}")
+    if kind == "custom":
+        pattern = _custom_pattern(f"{where}.custom.format", function.get("format"))
+        return Tool(name, input_parameters(pattern), strict=pattern is not None, is_custom=True)
     if parameters is None:
         parameters = function.get("arguments")  # as text-generation-inference calls it, too
     if parameters is not None and not isinstance(parameters, dict):
@@ -80,25 +87,63 @@ def _tool(index: int, given: dict[str, Any]) -> Tool:
     return Tool(name, parameters or {}, strict=function.get("strict") is True)
 
 
-def _rendered(given: dict[str, Any]) -> dict[str, Any]:
-    """As templates expect it: with every part that OpenAI lets out."""
-    function = given["function"]
+def _custom_pattern(where: str, given: Any) -> str | None:
+    """The regular expression that the input of a custom tool must match; None: any text."""
+    if given is None:
+        return None
+    kind = given.get("type") if isinstance(given, dict) else given
+    if kind == "text":
+        return None
+    if kind != "grammar":
+        raise invalid(f"{where}.type", f"is {shown(kind)}; it can be text or grammar")
+    grammar = given.get("grammar", given)
+    syntax = grammar.get("syntax") if isinstance(grammar, dict) else None
+    definition = grammar.get("definition") if isinstance(grammar, dict) else None
+    if syntax != "regex" or not isinstance(definition, str):
+        problem = "the input of a custom tool can follow a regular expression, and no other grammar"
+        raise invalid(f"{where}.grammar.syntax", f"is {shown(syntax)}; {problem}")
+    return definition
+
+
+def _rendered(given: dict[str, Any], tool: Tool) -> dict[str, Any]:
+    """As templates expect it: with every part that OpenAI lets out. A custom tool is a function of its input."""
+    if tool.is_custom:
+        described = given["custom"].get("description") or ""
+        function = {"name": tool.name, "description": described, "parameters": tool.parameters}
+        return {"type": "function", "function": function}
     defaults = {"description": "", "parameters": {"type": "object", "properties": {}}}
-    return {"type": "function", "function": defaults | {k: v for k, v in function.items() if v is not None}}
+    return {"type": "function", "function": defaults | {k: v for k, v in given["function"].items() if v is not None}}
 
 
-def _choice(given: str | dict[str, Any] | None) -> tuple[str, str | None]:
-    """none, auto or required; and the one function that is required."""
+def _kind(given: Any) -> str:
+    kind = given.get("type", "function") if isinstance(given, dict) else "function"
+    return kind if isinstance(kind, str) else ""
+
+
+def _choice(given: str | dict[str, Any] | None) -> tuple[str, list[str] | None]:
+    """none, auto or required; and the functions that may be called, where not all may."""
     if given is None:
         return "auto", None
     if isinstance(given, str):
-        return (given, None) if given in ("none", "auto", "required") else ("required", given)
-    function = given.get("function")
-    name = function.get("name") if isinstance(function, dict) else None
-    if given.get("type", "function") != "function" or not isinstance(name, str):
-        raise invalid(
-            "tool_choice",
-            f"is {shown(given)}; it can be none, auto, required, or "
-            '{"type": "function", "function": {"name": ...}}',
-        )
-    return "required", name
+        return (given, None) if given in ("none", "auto", "required") else ("required", [given])
+    if _kind(given) != "allowed_tools":
+        return "required", [_named("tool_choice", given)]
+    allowed = given.get("allowed_tools", given)
+    tools = allowed.get("tools") if isinstance(allowed, dict) else None
+    if not isinstance(tools, list) or not tools:
+        raise invalid("tool_choice.allowed_tools.tools", f"is {shown(tools)}; it must be a list of tools")
+    mode = allowed.get("mode", "auto")
+    if mode not in ("auto", "required"):
+        raise invalid("tool_choice.allowed_tools.mode", f"is {shown(mode)}; it can be auto or required")
+    return mode, [_named(f"tool_choice.allowed_tools.tools[{index}]", one) for index, one in enumerate(tools)]
+
+
+def _named(where: str, given: Any) -> str:
+    kind = _kind(given)
+    inner = given.get(kind) if isinstance(given, dict) else None
+    name = inner.get("name") if isinstance(inner, dict) else None
+    if kind not in ("function", "custom") or not isinstance(name, str):
+        forms = "none, auto, required, {...}, or an object with allowed_tools" if where == "tool_choice" else "{...}"
+        written = '{"type": "function", "function": {"name": ...}}'
+        raise invalid(where, f"is {shown(given)}; it can be {forms.replace('{...}', written)}")
+    return name

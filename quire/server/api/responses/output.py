@@ -96,6 +96,17 @@ class OpenCall(Open):
         return "function_call_arguments.done", {"arguments": self.text}
 
 
+class OpenCustomCall(OpenCall):
+    prefix, delta_event = "ctc", "custom_tool_call_input.delta"
+
+    def item(self, status: str, *, is_begun: bool = False) -> dict[str, Any]:
+        called = {"call_id": self.call_id, "name": self.name, "input": "" if is_begun else self.text}
+        return {"id": self.id, "type": "custom_tool_call", "status": status} | called
+
+    def done(self) -> tuple[str, dict[str, Any]]:
+        return "custom_tool_call_input.done", {"input": self.text}
+
+
 class Output:
     """Makes items of the pieces of one answer, in order; one is open at a time.
 
@@ -127,7 +138,8 @@ class Output:
             if isinstance(piece, Reasoning):
                 self._delta(self._opened(OpenReasoning), piece.text)
             elif isinstance(piece, CallBegins):
-                self._begin(OpenCall(len(self.items) + (self._open is not None), piece.name, new_call_id(self._form)))
+                kind = OpenCustomCall if piece.name in self._form.custom else OpenCall
+                self._begin(kind(len(self.items) + (self._open is not None), piece.name, new_call_id(self._form)))
             elif isinstance(piece, Arguments) and self._open is not None:
                 self._delta(self._open, piece.text)
 

@@ -38,8 +38,6 @@ def parse_response(
     fields, unknown = typed(raw, ResponseRequest, REFUSALS, strict=strict)
     if fields.reasoning is not None:
         unknown += typed(raw["reasoning"], Reasoning, REASONING_REFUSALS, strict=strict, where="reasoning.")[1]
-        if fields.reasoning.effort not in (None, "none"):
-            unknown.append("reasoning.effort")
     if fields.text is not None:
         unknown += typed(raw["text"], TextConfig, {}, strict=strict, where="text.")[1]
         if fields.text.verbosity not in (None, "medium"):

@@ -36,6 +36,7 @@ def chat_request(fields: ResponseRequest, messages: list[dict[str, Any]]) -> Cha
         response_format=None if text is None or text.format is None else _response_format(text.format),
         tools=[chat_tool(f"tools[{index}]", tool) for index, tool in enumerate(fields.tools or [])] or None,
         tool_choice=_tool_choice(fields.tool_choice),
+        reasoning_effort=None if fields.reasoning is None else fields.reasoning.effort,
         logprobs=has_logprobs or None,
         top_logprobs=(fields.top_logprobs or 0) if has_logprobs else None,
         **{name: getattr(fields, name) for name in SAME_IN_CHATS},

@@ -1,0 +1,208 @@
+"""Tools, calls and results in conversations, in the form that a template renders; else as text."""
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from quire.errors import InvalidRequest
+from quire.text.tools import HERMES, format_of, message_text, with_system_text
+
+Message = Mapping[str, Any]
+
+SYSTEM_PROMPT = """You can call functions. Here are their signatures as JSON, one a line:
+<tools>
+{tools}
+</tools>
+To call one, answer with a JSON object of its name and arguments within these tags:
+<tool_call>
+{{"name": "the name", "arguments": {{"an argument": "its value"}}}}
+</tool_call>"""
+
+
+_NAME, _RESULT, _TEXT = "probed_function", "probed_result", "probed_text"
+_IDS = "abcdefghi", "bcdefghij"  # nine characters, on which some templates insist
+_AFTER_RESULT = "\n</tool_response>"
+_THINKING = ("reasoning_content", "reasoning", "thinking")
+_LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+
+
+@dataclass(frozen=True)
+class CallSupport:
+    """The messages about calls that a template renders whole."""
+
+    without_text: tuple[str | None, ...]  # the contents, None and "", that a message of calls alone can have
+    beside_text: bool
+    after_text: bool  # a message of text, and then one of calls
+    several: bool  # calls in one message
+    results: bool
+    id_length: int | None  # of calls, where the template insists on one
+
+    @property
+    def is_full(self) -> bool:
+        return bool(self.without_text) and self.results
+
+
+NO_SUPPORT = CallSupport((), beside_text=False, after_text=False, several=True, results=False, id_length=None)
+
+
+def call_support(source: str, render: Callable[[Sequence[Message]], str]) -> CallSupport:
+    """Found by rendering some. `render` raises InvalidRequest for what the template refuses."""
+
+    def renders(*turns: Message, shows: Sequence[str]) -> bool:
+        try:
+            text = render([{"role": "user", "content": "probe"}, *turns])
+        except InvalidRequest:
+            return False
+        return all(one in text for one in shows)
+
+    first, second = _call(0), _call(1)
+    without = tuple(content for content in (None, "") if renders(_turn(content, first), shows=[_NAME + "0"]))
+    content = without[0] if without else ""
+    result = {"role": "tool", "tool_call_id": _IDS[0], "name": f"{_NAME}0", "content": _RESULT}
+    return CallSupport(
+        without_text=without,
+        beside_text=renders(_turn(_TEXT, first), shows=[_NAME + "0", _TEXT]),
+        after_text=renders(_said(_TEXT), _turn(content, first), result, _said("done"), shows=[_NAME + "0", _TEXT]),
+        several=renders(_turn(content, first, second), shows=[_NAME + "0", _NAME + "1"]),
+        results=renders(_turn(content, first), result, shows=[_RESULT]),
+        id_length=9 if format_of(source).id_length == 9 else None,
+    )
+
+
+def with_calls_as_rendered(messages: Sequence[Message], support: CallSupport) -> list[Message]:
+    """The messages such that no call and no result is left out of the prompt."""
+    plain = [_with_functions(message) for message in messages]
+    if not any(message.get("tool_calls") or _is_result(message) for message in plain):
+        return plain
+    if support.is_full and not support.several:
+        plain = list(_one_by_one(plain))
+    if support.id_length is not None:
+        plain = [_with_short_ids(message, support.id_length) for message in plain]
+    found: list[Message] = []
+    as_text = not support.is_full
+    for message in plain:
+        if message.get("tool_calls"):
+            has_text = bool(message_text(message))
+            as_text = not support.is_full or (has_text and not support.beside_text and not support.after_text)
+            if has_text and not support.beside_text and not as_text:
+                found.append({key: value for key, value in message.items() if key != "tool_calls"})
+                message = {key: value for key, value in message.items() if key not in _THINKING}
+                has_text = False
+            if not has_text and not as_text:
+                message = {**message, "content": support.without_text[0]}
+        if as_text and (message.get("tool_calls") or _is_result(message) or message.get("role") == "user"):
+            _append_as_text(found, message)
+        else:
+            found.append(message)
+    return found
+
+
+def _append_as_text(found: list[Message], message: Message) -> None:
+    """Results and what the user says after them are one message, since many templates want roles to alternate."""
+    written = without_calls(message)
+    is_users = written.get("role") == "user" and bool(found) and found[-1].get("role") == "user"
+    if is_users and message_text(found[-1]).endswith(_AFTER_RESULT):
+        before = found.pop()
+        written = {**before, "content": f"{message_text(before)}\n{message_text(written)}"}
+    found.append(written)
+
+
+def with_tools_in_system_prompt(
+    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+) -> list[dict[str, Any]]:
+    """A conversation about tools for a template that does not render them."""
+    prompt = SYSTEM_PROMPT.format(tools="\n".join(json.dumps(tool) for tool in tools))
+    return with_system_text([without_calls(_with_functions(message)) for message in messages], prompt)
+
+
+def without_calls(message: Message) -> Message:
+    """Calls and their results as text, as Hermes models write them."""
+    plain = {key: value for key, value in message.items() if key not in ("tool_calls", "tool_call_id")}
+    if _is_result(message):
+        return plain | {"role": "user", "content": f"<tool_response>\n{message_text(message)}{_AFTER_RESULT}"}
+    if not message.get("tool_calls"):
+        return plain
+    written = [message_text(message)]
+    for call in message["tool_calls"]:
+        function = call.get("function", {})
+        arguments = function.get("arguments", "{}")
+        arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+        written.append(f"{HERMES.begin}{HERMES.opening(str(function.get('name')))}{arguments}}}{HERMES.end}")
+    return plain | {"content": "\n".join(part for part in written if part)}
+
+
+def _with_functions(message: Message) -> Message:
+    """A call of a custom tool is one of a function of its input. No calls are none, which templates may look for."""
+    if "tool_calls" not in message:
+        return message
+    calls = message["tool_calls"]
+    if not calls:
+        return {key: value for key, value in message.items() if key != "tool_calls"}
+    if all("function" in call for call in calls):
+        return message
+    return {**message, "tool_calls": [_with_function(call) for call in calls]}
+
+
+def _with_function(call: Mapping[str, Any]) -> Mapping[str, Any]:
+    custom = call.get("custom")
+    if "function" in call or not isinstance(custom, Mapping):
+        return call
+    function = {"name": custom.get("name"), "arguments": {"input": custom.get("input", "")}}
+    return {**{key: value for key, value in call.items() if key != "custom"}, "type": "function", "function": function}
+
+
+def _one_by_one(messages: Sequence[Message]) -> Iterator[Message]:
+    """Each call in a message of its own, before its result."""
+    at = 0
+    while at < len(messages):
+        message, at = messages[at], at + 1
+        calls = message.get("tool_calls") or ()
+        if len(calls) < 2:
+            yield message
+            continue
+        results: list[Message] = []
+        while at < len(messages) and _is_result(messages[at]):
+            results.append(messages[at])
+            at += 1
+        for number, call in enumerate(calls):
+            yield {**message, "content": message.get("content") if not number else None, "tool_calls": [call]}
+            own = [one for one in results if one.get("tool_call_id") == call.get("id")]
+            yield from own
+            results = [one for one in results if one not in own]
+        yield from results
+
+
+def _with_short_ids(message: Message, length: int) -> Message:
+    if message.get("tool_calls"):
+        calls = [{**call, "id": _short_id(call.get("id"), length)} for call in message["tool_calls"]]
+        return {**message, "tool_calls": calls}
+    if _is_result(message):
+        return {**message, "tool_call_id": _short_id(message.get("tool_call_id"), length)}
+    return message
+
+
+def _short_id(given: Any, length: int) -> str:
+    """The same for the same, so that calls and results find each other."""
+    if isinstance(given, str) and len(given) == length and given.isalnum() and given.isascii():
+        return given
+    digest = hashlib.sha256(str(given).encode("utf-8", "replace")).digest()
+    return "".join(_LETTERS[byte % len(_LETTERS)] for byte in digest[:length])
+
+
+def _is_result(message: Message) -> bool:
+    return message.get("role") in ("tool", "function")
+
+
+def _call(number: int) -> dict[str, Any]:
+    function = {"name": f"{_NAME}{number}", "arguments": {"a": 1}}
+    return {"id": _IDS[number], "type": "function", "function": function}
+
+
+def _said(text: str) -> Message:
+    return {"role": "assistant", "content": text}
+
+
+def _turn(content: str | None, *calls: Mapping[str, Any]) -> Message:
+    return {"role": "assistant", "content": content, "tool_calls": [*calls]}

@@ -1,0 +1,104 @@
+"""Calls and results of earlier turns reach every template."""
+
+import json
+import re
+
+import pytest
+
+from quire.text.chat import ChatTemplate
+from quire.text.conversation import render_conversation
+from quire.text.shield import Shield
+from tests.text.templates import TEMPLATES
+
+TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
+NAMES = [name for name in TEMPLATES if name != "oddments"]
+
+
+def call(number: int, **arguments: str) -> dict[str, object]:
+    written = {"name": f"look_{number}", "arguments": json.dumps(arguments)}
+    return {"id": f"call_{number}", "type": "function", "function": written}
+
+
+def result(number: int, text: str) -> dict[str, str]:
+    return {"role": "tool", "tool_call_id": f"call_{number}", "content": text}
+
+
+def rendered(name: str, *messages: dict[str, object]) -> str:
+    template = ChatTemplate(TEMPLATES[name], special_tokens=TOKENS)
+    asked = {"role": "user", "content": "how is it there"}
+    return render_conversation(template, Shield(["<|im_end|>"]), [asked, *messages]).text
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("content", [{"content": None}, {"content": ""}, {}], ids=["null", "empty", "missing"])
+def test_calls_without_text_stay_in_the_prompt(name, content):
+    """As openai-agents sends a handoff, and pydantic-ai and LangChain their histories; no tools are active."""
+    turn = {"role": "assistant", "tool_calls": [call(1, city="Rome")], **content}
+    text = rendered(name, turn, result(1, "sunny"), {"role": "assistant", "content": "fine"})
+    assert "look_1" in text
+    assert "Rome" in text
+    assert "sunny" in text
+    assert "None" not in text
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_text_beside_calls_stays_in_the_prompt_too(name):
+    turn = {"role": "assistant", "content": "i see to it", "tool_calls": [call(1, city="Rome")]}
+    text = rendered(name, turn, result(1, "sunny"), {"role": "assistant", "content": "fine"})
+    assert re.search("i see to it.*look_1.*Rome.*sunny.*fine", text, re.DOTALL)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_several_calls_and_their_results_are_in_the_prompt(name):
+    turn = {"role": "assistant", "content": None, "tool_calls": [call(1, city="Rome"), call(2, city="Oslo")]}
+    turns = [turn, result(1, "sunny"), result(2, "snow"), {"role": "assistant", "content": "so so"}]
+    text = rendered(name, *turns)
+    for word in ("look_1", "Rome", "look_2", "Oslo", "sunny", "snow", "so so"):
+        assert word in text
+
+
+@pytest.mark.parametrize("name", ["gemma", "gemma3"])
+def test_results_as_text_leave_the_turns_in_their_order(name):
+    """The templates refuse two turns of one role."""
+    turn = {"role": "assistant", "content": None, "tool_calls": [call(1), call(2)]}
+    text = rendered(name, turn, result(1, "sunny"), result(2, "snow"), {"role": "user", "content": "and now"})
+    assert re.search("sunny.*snow.*and now", text, re.DOTALL)
+
+
+def test_calls_that_stand_alone_come_before_their_results():
+    """Llama 3 takes one call in a message."""
+    turn = {"role": "assistant", "content": "", "tool_calls": [call(1, city="Rome"), call(2, city="Oslo")]}
+    text = rendered("llama3", turn, result(2, "snow"), result(1, "sunny"))
+    assert re.search("look_1.*sunny.*look_2.*snow", text, re.DOTALL)
+
+
+def test_ids_have_the_length_that_a_template_insists_on():
+    turn = {"role": "assistant", "tool_calls": [call(1, city="Rome")]}
+    text = rendered("mistral", turn, result(1, "sunny"))
+    assert re.search(r'"id": "[A-Za-z0-9]{9}"', text)
+    own = {**turn, "tool_calls": [{**call(1), "id": "a2b4c6d8e"}]}
+    assert '"id": "a2b4c6d8e"' in rendered("mistral", own, {**result(1, "sunny"), "tool_call_id": "a2b4c6d8e"})
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_empty_list_of_calls_is_none(name):
+    plain = {"role": "assistant", "content": "fine"}
+    assert rendered(name, {**plain, "tool_calls": []}) == rendered(name, {**plain, "tool_calls": None})
+    assert rendered(name, {**plain, "tool_calls": []}) == rendered(name, plain)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma"])
+def test_calls_of_custom_tools_are_calls_of_their_input(name):
+    custom = {"id": "call_1", "type": "custom", "custom": {"name": "shell", "input": "ls -l"}}
+    text = rendered(name, {"role": "assistant", "content": None, "tool_calls": [custom]}, result(1, "a.txt"))
+    assert re.search(r'"shell".*"input": "ls -l".*a\.txt', text, re.DOTALL)
+
+
+def test_special_tokens_in_calls_that_become_text_are_text():
+    turn = {"role": "assistant", "content": None, "tool_calls": [call(1, city="<|im_end|>")]}
+    template = ChatTemplate(TEMPLATES["gemma"], special_tokens=TOKENS)
+    asked = {"role": "user", "content": "how is it there"}
+    prompt = render_conversation(template, Shield(["<|im_end|>"]), [asked, turn, result(1, "sunny")])
+    assert "<|im_end|>" in prompt.text
+    assert prompt.standing is not None
+    assert "<|im_end|>" in prompt.standing
