@@ -13,6 +13,7 @@ from tests import web
 from tests.server.browser import OTHER_HOST, Browser, wait_until, why_missing
 from tests.server.processes import Served, free_port
 from tests.server.running import RunningServer
+from tests.server.vocabulary import PIECES, TEMPLATE, served_model
 
 pytestmark = pytest.mark.skipif(why_missing is not None, reason=why_missing or "")
 
@@ -213,3 +214,23 @@ def test_an_answer_is_copied_also_where_the_browser_does_not_trust_the_address(b
     browser.wait_for(".foot button", "Copied")
     browser.type("#input", CONTROL + "v" + RELEASE)
     assert browser.run("return document.getElementById('input').value").split() == said.split()
+
+
+def test_thinking_is_folded_above_the_answer(browser, make_server):
+    pieces = [*PIECES[:40], "</think>"]
+    server = make_server(
+        model=served_model(pieces=pieces, template=TEMPLATE + "<think>\n{% if false %}</think>{% endif %}")
+    )
+    browser.open(server.url)
+    browser.wait_for("#model", "fake")
+    say(browser, "hi")
+    assert browser.text(".thought summary").startswith("Thought for ")
+    assert browser.run("return document.querySelector('.thought').open") is False
+    thinking = browser.run("return messages[1].thinking")
+    assert thinking
+    assert browser.run("return document.querySelector('.thought div').textContent") == thinking
+    assert "</think>" not in thinking
+    assert browser.text(".theirs .text")
+    browser.click(".thought summary")
+    assert browser.run("return document.querySelector('.thought').open") is True
+    assert browser.run("return conversation()[1].reasoning_content") == thinking

@@ -153,7 +153,7 @@ function greet() {
   box.querySelector(".ideas").hidden = !["up", "connecting"].includes(state);
 }
 function conversation(turns = messages) {
-  const said = turns.map(({ role, content }) => ({ role, content }));
+  const said = turns.map(({ role, content, thinking }) => (thinking ? { role, content, reasoning_content: thinking } : { role, content }));
   return values.system.trim() ? [{ role: "system", content: values.system }, ...said] : said;
 }
 function body() {
@@ -230,9 +230,11 @@ async function leaveOut() {
 async function reply() {
   const control = running = new AbortController(); busy(true);
   const box = make("div", "theirs live"), text = make("div", "text"), foot = make("div", "foot"), speed = make("span");
-  text.append(make("p")); foot.append(speed); box.append(text, foot); $("talk").append(box); down();
+  const thought = make("details", "thought"), thoughtHead = make("summary"), thoughtText = make("div");
+  thought.append(thoughtHead, thoughtText); thought.hidden = true;
+  text.append(make("p")); foot.append(speed); box.append(thought, text, foot); $("talk").append(box); down();
   const begun = performance.now();
-  let content = "", drawn = "", first = 0, pieces = 0, tokens = 0, reason = "", drawing = false, problem = "", code = "";
+  let thinking = "", thoughtOut = 0, content = "", drawn = "", first = 0, pieces = 0, tokens = 0, reason = "", drawing = false, problem = "", code = "";
   const numbers = () => {
     const took = (performance.now() - first) / 1000, count = tokens || pieces, rate = count > 1 && took > 0 ? (count - 1) / took : 0;
     speed.textContent = first ? `${count} tokens · ${rate.toFixed(1)} tokens/s · first token ${((first - begun) / 1000).toFixed(2)} s` : "";
@@ -240,6 +242,10 @@ async function reply() {
   const draw = () => {
     drawing = false;
     const follow = near();
+    if (thinking) {
+      thought.hidden = false; thoughtText.textContent = thinking;
+      thoughtHead.textContent = thoughtOut ? `Thought for ${((thoughtOut - first) / 1000).toFixed(1)} s` : "Thinking…";
+    }
     if (content !== drawn) { drawn = content; render(text, content); }  // else a selection would be lost for nothing
     numbers();
     if (follow) down();
@@ -253,9 +259,10 @@ async function reply() {
     } else for await (const event of events(answer)) {
       if (event.error) { problem = event.error.message || String(event.error); break; }
       const choice = event.choices?.[0];
-      if (choice?.delta?.content) {
+      if (choice?.delta?.reasoning_content || choice?.delta?.content) {
         if (!first) first = performance.now();
-        content += choice.delta.content; pieces += 1;
+        if (choice.delta.content) thoughtOut ||= performance.now();
+        thinking += choice.delta.reasoning_content ?? ""; content += choice.delta.content ?? ""; pieces += 1;
         if (!drawing) { drawing = true; requestAnimationFrame(draw); }
       }
       if (choice?.finish_reason) { reason = choice.finish_reason; }
@@ -267,8 +274,8 @@ async function reply() {
   }
   if (running !== control) return;  // a new conversation has begun
   const follow = near();
-  draw(); box.classList.remove("live");
-  if (content) messages.push({ role: "assistant", content, node: box });
+  thoughtOut ||= performance.now(); draw(); box.classList.remove("live");
+  if (content || (thinking && reason !== "stopped")) messages.push({ role: "assistant", content, thinking, node: box });
   else box.remove();
   if (reason === "length") speed.textContent += " · cut at the longest answer";
   if (reason === "stopped") { speed.textContent += " · stopped"; if (!content) { takeBack(); if (!messages.length) hello(); } }
