@@ -81,6 +81,12 @@ def test_generators_of_clients_find_all_that_they_need():
         assert part.get("type") != "array" or "items" in part or "prefixItems" in part, path
         if isinstance(part.get("$ref"), str):
             assert part["$ref"].rsplit("/", 1)[1] in document["components"]["schemas"], path
+        values = part.get("enum")
+        if isinstance(values, list) and values:
+            assert "type" in part or all(isinstance(value, str) for value in values), path
+    titles = [schema.get("title", name) for name, schema in document["components"]["schemas"].items()]
+    assert all(title.isidentifier() for title in titles), titles
+    assert len(set(titles)) == len(titles), "two types of one name: give one of them another"
     operations = [one for methods in document["paths"].values() for one in methods.values()]
     ids = [operation["operationId"] for operation in operations]
     assert len(set(ids)) == len(ids)

@@ -43,7 +43,7 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
     ):
         if name in body.__struct_fields__:
             components[body.__name__]["properties"][name] |= held if isinstance(held, dict) else schemas[held]
-    _add_items(components)
+    _complete(components)
     paths: dict[str, dict[str, Any]] = {}
     for route in documented:
         paths.setdefault(route.path, {})[route.method.lower()] = _described(route, schemas)
@@ -59,13 +59,17 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
     }
 
 
-def _add_items(schema: Any) -> None:
-    """Lists of anything have no items in the library's schemas; generators of clients leave such out."""
+def _complete(schema: Any) -> None:
+    """Add what the library leaves out and generators of clients need: items of lists of anything, types of booleans."""
     children = schema if isinstance(schema, list) else schema.values() if isinstance(schema, dict) else ()
     for child in children:
-        _add_items(child)
-    if isinstance(schema, dict) and schema.get("type") == "array" and "prefixItems" not in schema:
+        _complete(child)
+    if not isinstance(schema, dict):
+        return
+    if schema.get("type") == "array" and "prefixItems" not in schema:
         schema.setdefault("items", {})
+    if isinstance(schema.get("enum"), list) and all(isinstance(value, bool) for value in schema["enum"]):
+        schema["type"] = "boolean"
 
 
 def _described(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ class ToolUseBlock(msgspec.Struct, kw_only=True, tag_field="type", tag="tool_use
 ContentBlock = TextBlock | ThinkingBlock | ToolUseBlock
 
 
-class OutputTokensDetails(TypedDict):
+class ThinkingTokensDetails(TypedDict):
     thinking_tokens: int
 
 
@@ -39,7 +39,7 @@ class MessageUsage(TypedDict):
     cache_creation_input_tokens: int
     cache_read_input_tokens: int
     output_tokens: int
-    output_tokens_details: OutputTokensDetails
+    output_tokens_details: ThinkingTokensDetails
     service_tier: NotRequired[Literal["standard"]]
 
 
