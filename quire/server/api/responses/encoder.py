@@ -12,9 +12,10 @@ from quire.server.api.chat import PreparedChat
 from quire.server.api.openai.errors import error_body
 from quire.server.api.openai.logprobs import chat_entry
 from quire.server.api.responses.items import new_id
-from quire.server.api.responses.output import Output
+from quire.server.api.responses.output import OpenMessage, Output
 from quire.server.api.responses.requests import ENCRYPTED, ResponseRequest
 from quire.server.api.responses.resources import ResponseUsage
+from quire.server.http.sse import to_json
 from quire.server.service.answers import Answer
 from quire.server.service.ledger import ledger
 from quire.server.service.prompt import Delta
@@ -68,6 +69,13 @@ class ResponseEncoder:
         if finish is not None:
             self._finish = finish
             self.output.finish(is_cut=finish is FinishReason.LENGTH)
+
+    @property
+    def plain_message(self) -> OpenMessage | None:
+        """The message that is open, where each further token only adds its text to it."""
+        options = self._fields.stream_options
+        is_plain = self._form.is_plain and self._num_top is None and not (options and options.include_obfuscation)
+        return self.output.open_message if is_plain else None
 
     @property
     def is_finished(self) -> bool:
@@ -172,6 +180,8 @@ class ResponseEvents:
         self._stream = stream
         self._number = 0
         self._written: list[bytes] = []
+        self._texts: list[str] = []  # of the message in which most tokens take a shorter way
+        self._template: bytes | None = None
 
     def encode(self, deltas: list[Delta]) -> bytes:
         if not self._number:
@@ -179,9 +189,19 @@ class ResponseEvents:
             self._write_response("created", begun)
             self._write_response("in_progress", begun)
         for delta in deltas:
+            if self._template is not None and delta.finish is None:
+                if delta.text:
+                    self._texts.append(delta.text)
+                    self._written.append(self._template % (self._number, to_json(delta.text)))
+                    self._number += 1
+                continue
             self._encoder.read(delta.text, delta.token, delta.logprobs, delta.finish)
-        for event, fields in self._encoder.output.take_events():
-            self._write(f"response.{event}", fields)
+            for event, fields in self._encoder.output.take_events():
+                self._write(f"response.{event}", fields)
+            message = self._encoder.plain_message
+            if message is not None:
+                self._texts = message.texts
+                self._template = _delta_template(message)
         return self._take()
 
     def finish(self) -> bytes:
@@ -206,3 +226,11 @@ class ResponseEvents:
     def _take(self) -> bytes:
         written, self._written = b"".join(self._written), []
         return written
+
+
+def _delta_template(message: OpenMessage) -> bytes:
+    """An event for `%`, in which only the number and the text change."""
+    name = f"response.{message.delta_event}".encode()
+    place = msgspec.json.encode(message.place)[1:-1]
+    data = b'{"type":"%b","sequence_number":%%d,%b,"delta":%%b,"logprobs":[]}' % (name, place)
+    return b"event: %b\ndata: %b\n\n" % (name, data)

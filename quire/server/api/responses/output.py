@@ -151,6 +151,10 @@ class Output:
             self._open.logprobs += self._logprobs
         self._close("incomplete" if is_cut else "completed")
 
+    @property
+    def open_message(self) -> OpenMessage | None:
+        return self._open if isinstance(self._open, OpenMessage) else None
+
     def take_events(self) -> list[Event]:
         events, self._events = self._events, []
         return events
