@@ -1,6 +1,7 @@
 """/v1/responses through OpenAI's own client."""
 
 import json
+import re
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -136,6 +137,94 @@ def test_a_call_streams_as_the_deltas_of_its_arguments(caller):
     assert deltas == {index: call.arguments for index, call in enumerate(final.output)}
     for call in final.output:
         check(call.name, call.arguments)
+
+
+def test_a_custom_tool_has_an_input_and_takes_its_result_back(caller):
+    client = client_of(caller)
+    form = {"type": "grammar", "syntax": "regex", "definition": "[a-c]{3}"}
+    tool = {"type": "custom", "name": "run", "description": "runs code", "format": form}
+    asked = {"model": "fake", "tools": [tool], "max_output_tokens": 1000}
+    found = client.responses.create(
+        **asked, input="go", tool_choice="required", parallel_tool_calls=False, extra_body={"seed": 1}
+    )
+    (call,) = found.output
+    assert (call.type, call.name) == ("custom_tool_call", "run")
+    assert re.fullmatch("[a-c]{3}", call.input)
+    result = {"type": "custom_tool_call_output", "call_id": call.call_id, "output": "done"}
+    again = client.responses.create(**asked, input=[result], previous_response_id=found.id, tool_choice="none")
+    assert again.usage.input_tokens > 0
+    events = list(client.responses.create(**asked, input="go", tool_choice="required", stream=True))
+    deltas = [event.delta for event in events if event.type == "response.custom_tool_call_input.delta"]
+    done = [event.input for event in events if event.type == "response.custom_tool_call_input.done"]
+    assert "".join(deltas) == "".join(done)
+
+
+# As openai-agents 0.24 sends them, whose runs are loops of such requests.
+AGENT_TOOL = {
+    "name": "get_weather", "type": "function", "strict": True, "description": "Weather of a city.",
+    "parameters": {"properties": {"city": {"title": "City", "type": "string"}}, "required": ["city"],
+                   "title": "get_weather_args", "type": "object", "additionalProperties": False},
+}  # fmt: skip
+AGENT_FORMAT = {
+    "format": {"type": "json_schema", "name": "final_output", "strict": True, "schema": {
+        "properties": {"city": {"title": "City", "type": "string"}, "sunny": {"title": "Sunny", "type": "boolean"}},
+        "required": ["city", "sunny"], "title": "Answer", "type": "object", "additionalProperties": False}},
+}  # fmt: skip
+AGENT_REQUESTS = {
+    "tools": {"include": [], "input": [{"content": "how is rome", "role": "user"}], "instructions": "Use tools.",
+              "tool_choice": "required", "tools": [AGENT_TOOL]},
+    "a handoff": {
+        "include": [], "instructions": "You speak Spanish only.", "tools": [],
+        "input": [
+            {"content": "hola", "role": "user"},
+            {"arguments": "{}", "call_id": "call_D8", "name": "transfer_to_spanish", "type": "function_call",
+             "id": "fc_be83", "status": "completed"},
+            {"arguments": "{}", "call_id": "call_EC", "name": "transfer_to_spanish", "type": "function_call",
+             "id": "fc_1027", "status": "completed"},
+            {"call_id": "call_EC", "output": "Multiple handoffs detected, ignoring this one.",
+             "type": "function_call_output"},
+            {"call_id": "call_D8", "output": '{"assistant": "Spanish"}', "type": "function_call_output"},
+        ],
+    },
+    "a format beside tools": {"include": [], "input": [{"content": "how is rome", "role": "user"}], "instructions": "a",
+                              "text": AGENT_FORMAT, "tools": [AGENT_TOOL]},
+    "a session": {
+        "include": [], "instructions": "Be short.", "tools": [],
+        "input": [
+            {"content": "my name is ada", "role": "user"},
+            {"id": "msg_1924", "role": "assistant", "status": "completed", "type": "message",
+             "content": [{"annotations": [], "text": "good", "type": "output_text", "logprobs": []}]},
+            {"content": "what is my name", "role": "user"},
+        ],
+    },
+    "many settings": {
+        "include": ["message.output_text.logprobs", "reasoning.encrypted_content"], "store": False, "tools": [],
+        "input": [{"content": "hi", "role": "user"}], "instructions": "Be short.", "metadata": {"a": "b"},
+        "prompt_cache_retention": "in_memory", "reasoning": {"effort": "low", "summary": "auto"},
+        "text": {"verbosity": "low"}, "top_logprobs": 2, "truncation": "auto",
+    },
+}  # fmt: skip
+# As those of models that were never shown a tool: it adds texts, and a call has none.
+CONCATENATING = "{% for message in messages %}{{ message.role + ': ' + message.content + '\n' }}{% endfor %}"
+
+
+@pytest.fixture(scope="module")
+def plain() -> Iterator[RunningServer]:
+    model = served_model(2048, end_ids=(0,), pieces=JSON_PIECES, template=CONCATENATING)
+    running = RunningServer(model=model, max_sequence_tokens=2048, num_pages=6000).start()
+    yield running
+    running.stop()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", AGENT_REQUESTS)
+def test_what_the_agents_sdk_sends_is_answered(caller, plain, name, stream):
+    for server in (caller, plain):
+        answer = raw(server, **{"model": "fake", "max_output_tokens": 30, "temperature": 0.0} | AGENT_REQUESTS[name],
+                     stream=stream)  # fmt: skip
+        assert answer.status_code == 200, answer.text
+        ended = '"type":"response.completed"' in answer.text or '"type":"response.incomplete"' in answer.text
+        assert ended == stream
 
 
 class Weather(BaseModel):
