@@ -5,6 +5,7 @@ import multiprocessing
 import time
 from pathlib import Path
 
+import anthropic
 import openai
 import pytest
 from hypothesis import given
@@ -195,6 +196,11 @@ def test_every_api_refuses_in_its_own_form(make_server, keys_file):
     client = openai.OpenAI(base_url=f"{server.url}/v1", api_key="ann-secret", max_retries=0, timeout=WAIT_S)
     with pytest.raises(openai.RateLimitError):
         client.completions.create(model="fake", prompt="a")
+    messages = anthropic.Anthropic(base_url=server.url, api_key="ann-secret", max_retries=0, timeout=WAIT_S).messages
+    with pytest.raises(anthropic.RateLimitError) as told:
+        messages.create(model="fake", max_tokens=1, messages=[{"role": "user", "content": "a"}])
+    assert told.value.type == "rate_limit_error"
+    assert int(told.value.response.headers["retry-after"]) > 0
     assert client.models.list().data  # of routes that generate nothing any number
 
 

@@ -16,6 +16,7 @@ from quire.errors import (
     Overloaded,
     PromptTooLong,
     QuireError,
+    RateLimited,
     Unauthorized,
     WrongMethod,
 )
@@ -32,6 +33,7 @@ _KINDS: tuple[tuple[type[QuireError], int, ErrorType], ...] = (  # the first tha
     (BodyTooLarge, 413, "request_too_large"),
     (InvalidRequest, 400, "invalid_request_error"),
     (DeadlineExceeded, 504, "timeout_error"),
+    (RateLimited, 429, "rate_limit_error"),
     (Overloaded, 529, "overloaded_error"),
     (EngineFailed, 529, "overloaded_error"),
     (EngineStopped, 529, "overloaded_error"),
