@@ -223,15 +223,21 @@ def test_a_request_beyond_those_that_may_be_open_is_told_when_to_come_back(make_
     asked = {"model": "fake", "max_tokens": 5, "messages": HI}
     first = threading.Thread(target=lambda: client_of(server).messages.create(**asked))
     first.start()
+    answers: list[anthropic.types.Message] = []
+    patient = threading.Thread(target=lambda: answers.append(client_of(server, max_retries=9).messages.create(**asked)))
     try:
         server.wait_until(lambda: server.service.num_streams == 1)
         with pytest.raises(anthropic.OverloadedError) as refused:
             client_of(server).messages.create(**asked)
+        patient.start()
+        server.wait_until(lambda: server.service.metrics.failures["overloaded"] == 2)
     finally:
         going_on.set()
         first.join(WAIT_S)
     assert refused.value.type == "overloaded_error"
     assert int(refused.value.response.headers["retry-after"]) >= 1
+    patient.join(WAIT_S)  # it comes back by itself
+    assert answers[0].usage.output_tokens == 5
 
 
 def test_a_failure_half_way_is_an_error_event(make_server):
