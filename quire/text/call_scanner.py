@@ -13,7 +13,7 @@ T = TypeVar("T")
 Reads = Generator[None, str, T]
 
 MAX_DEPTH = 64
-MAX_NAME = 64
+MAX_NAME = 128  # as APIs allow
 MAX_NUMBER = 400
 _BLANKS = " \n\r\t"
 _DIGITS = "0123456789"
