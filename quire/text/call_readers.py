@@ -188,6 +188,8 @@ def _tagged_call(scan: JsonScanner, sink: CallSink, mark: str) -> Reads[None]:
         if (yield from scan.either("<parameter=", "</function>")) == "</function>":
             break
         key = yield from scan.until(">")
+        if key in texts:
+            raise Malformed
         text = yield from scan.until("</parameter>")
         texts[key] = text.removeprefix("\n").removesuffix("\n")
     _complete_typed(scan, sink, name, texts)
@@ -204,6 +206,8 @@ def _keyed_call(scan: JsonScanner, sink: CallSink) -> Reads[None]:
         if (yield from scan.either("<arg_key>", "</tool_call>")) == "</tool_call>":
             break
         key = yield from scan.until("</arg_key>")
+        if key in texts:
+            raise Malformed
         yield from scan.literal_after_blanks("<arg_value>")
         texts[key] = yield from scan.until("</arg_value>")
     _complete_typed(scan, sink, name, texts)

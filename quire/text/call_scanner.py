@@ -244,13 +244,21 @@ class PythonScanner(ValueScanner):
     def string(self, char: str) -> Reads[None]:
         if char not in ("'", '"'):
             raise Malformed
-        quote, text = char, [""]
+        quote, high = char, ""  # the first half of a pair of escapes for one character
+        self.to.append('"')
         while (char := (yield from self.next())) != quote:
             if not char:
                 raise Malformed
-            text.append((yield from self._escape()) if char == "\\" else char)
-        whole = "".join(text).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
-        self.to.append(json.dumps(whole, ensure_ascii=False))
+            text = high + ((yield from self._escape()) if char == "\\" else char)
+            high = text[-1:] if "\ud800" <= text[-1:] < "\udc00" else ""
+            self._write(text.removesuffix(high))
+        self._write(high)
+        self.to.append('"')
+
+    def _write(self, text: str) -> None:
+        """As a part of a string. Halves of pairs that stand alone are replaced."""
+        whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        self.to.append(json.dumps(whole, ensure_ascii=False)[1:-1])
 
     def _escape(self) -> Reads[str]:
         char = yield from self.next()
@@ -275,7 +283,16 @@ class MarkedScanner(ValueScanner):
     def string(self, char: str) -> Reads[None]:
         self.back(char)
         yield from self.literal(self._quote)
-        self.to.append(json.dumps((yield from self.until(self._quote)), ensure_ascii=False))
+        self.to.append('"')
+        held = ""  # a part of the mark, perhaps
+        while held != self._quote:
+            if not (char := (yield from self.next())):
+                raise Malformed
+            held += char
+            while not self._quote.startswith(held):
+                self.to.append(json.dumps(held[0], ensure_ascii=False)[1:-1])
+                held = held[1:]
+        self.to.append('"')
 
     def key(self, char: str) -> Reads[None]:
         self.back(char)
