@@ -60,6 +60,10 @@ def chats(room: int) -> Iterator[tuple[str, bytes]]:
     part = {"type": "text", "text": ""}
     of_parts = chat(messages=[{"role": "user", "content": [part]}])
     yield "many parts", filled(of_parts, ("messages", 0, "content"), part, room)
+    refused = {"type": "refusal", "refusal": ""}
+    of_refusals = chat(messages=[{"role": "assistant", "content": [refused]}])
+    yield "many refusals", filled(of_refusals, ("messages", 0, "content"), refused, room)
+    yield "a message of many keys", _dumped(chat(messages=[{"role": "user", "content": "a"} | many_keys(room - 1000)]))
     called = {"role": "assistant", "content": "", "tool_calls": []}
     yield "many calls", filled(chat(messages=[called]), ("messages", 0, "tool_calls"), call("{}"), room)
     long_call = call(json.dumps({"a": [0] * (room // 4)}))
@@ -90,6 +94,7 @@ def chats(room: int) -> Iterator[tuple[str, bytes]]:
     yield "many allowed tokens", filled(chat(allowed_token_ids=[]), ("allowed_token_ids",), 1, room)
     yield "many unknown fields", _dumped(chat() | many_keys(room - 1000))
     yield "many biases", _dumped(chat(logit_bias=many_keys(room - 1000)))
+    yield "many pairs of biases", filled(chat(logit_bias=[]), ("logit_bias",), [1, 1], room)
     yield "many stop strings", filled(chat(stop=[]), ("stop",), "a", room)
     yield "many tokens that end", filled(chat(stop_token_ids=[]), ("stop_token_ids",), 1, room)
     yield "many lists", filled(chat(documents=[{"a": []}]), ("documents", 0, "a"), [], room)
