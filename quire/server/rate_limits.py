@@ -108,7 +108,7 @@ class RateLimits:
                 return
         raise RateLimited(
             f"the limit of the API key {name!r} is {bucket.limit} {bucket.what} per minute, "
-            f"{bucket.left(full_s, now)} are left and {count} are asked for; try again in {wait_s:.1f} s",
+            f"{bucket.left(full_s, now)} are left, {count} needed; try again in {wait_s:.1f} s",
             wait_s,
         )
 

@@ -73,7 +73,7 @@ def test_answers_are_charged_when_they_are_there_and_may_leave_a_debt():
     limits = limited(clock, tokens=600)
     limits.admit_prompt("ann", 500)
     limits.charge_tokens("ann", 300)  # 200 more than there were
-    with pytest.raises(RateLimited, match="600 tokens per minute, 0 are left and 10 are asked for") as refused:
+    with pytest.raises(RateLimited, match="600 tokens per minute, 0 are left, 10 needed") as refused:
         limits.admit_prompt("ann", 10)
     assert refused.value.retry_after_s == pytest.approx(21.0)
     assert limits.headers("ann")["x-ratelimit-reset-tokens"] == "80.000s"
