@@ -335,10 +335,17 @@ def test_a_response_that_is_not_to_be_stored_is_not(client):
         client.responses.retrieve(found.id)
 
 
-def test_one_key_does_not_see_what_another_keeps(make_server):
+@pytest.mark.parametrize("length", [10, 10_000])  # the longer is parsed in a thread
+@pytest.mark.parametrize("how", [{}, {"stream": True}, {"background": True}])
+def test_one_key_does_not_see_what_another_keeps(make_server, length, how):
     server = make_server(settings=ServerSettings(api_key="ada,bob"))
     ada, bob = client_of(server, "ada"), client_of(server, "bob")
-    found = ada.responses.create(model="fake", input="hi", max_output_tokens=2)
+    asked = {"model": "fake", "input": "hi", "max_output_tokens": 2, "prompt_cache_key": "a" * length}
+    found = ada.responses.create(**asked, **how)
+    if "stream" in how:
+        *_, last = found
+        found = last.response
+    found = wait_for(ada, server, found.id)
     assert ada.responses.retrieve(found.id).id == found.id
     for use in (
         lambda: bob.responses.retrieve(found.id),

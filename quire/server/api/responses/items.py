@@ -221,6 +221,22 @@ def _reasoning(where: str, kind: str, item: ReasoningInput) -> dict[str, Any]:
     }
 
 
+def item_schema() -> dict[str, Any]:
+    """The JSON schema of the items of a request."""
+    reference = {"type": {"anyOf": [{"const": "item_reference"}, {"type": "null"}]}, "id": {"type": "string"}}
+    schemas: list[dict[str, Any]] = []
+    for kind, (struct, _, _) in _KINDS.items():
+        own = msgspec.json.schema(struct)["$defs"][struct.__name__]
+        is_named = kind != "message"  # whose type may be left out
+        kinds: dict[str, Any] = {"const": kind} if is_named else {"anyOf": [{"const": kind}, {"type": "null"}]}
+        required = [*own.get("required", []), *(["type"] if is_named else [])]
+        title = "".join(word.title() for word in kind.split("_"))
+        schemas.append(own | {"title": f"{title}Input", "required": required})
+        schemas[-1]["properties"] = own["properties"] | {"type": kinds}
+    schemas.append({"type": "object", "title": "ItemReference", "properties": reference, "required": ["id"]})
+    return {"anyOf": schemas}
+
+
 class _Kind(NamedTuple):
     struct: type[Any]
     refused: Mapping[str, Refusal]

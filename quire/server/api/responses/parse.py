@@ -53,11 +53,10 @@ def parse_response(
         [item for _, item in own],
         is_stored=fields.store is not False and store.is_on,
     )
-    owner = api_key.get()
 
-    async def keep(stream: Stream) -> None:
+    async def keep(stream: Stream) -> None:  # in the context of the request; this function may be in a thread
         if encoder.is_stored and encoder.is_finished:
-            await store.add(owner, encoder.ended(stream))
+            await store.add(api_key.get(), encoder.ended(stream))
 
     job = Job(
         specs=[prepared.spec],
