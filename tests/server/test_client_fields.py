@@ -151,6 +151,8 @@ def test_a_refusal_is_rendered_as_the_answer_it_was(server):
         {"refusal": "no"},
         {"content": part},
         {"content": "no", "refusal": None},
+        {"content": "n", "refusal": "o"},
+        {"content": [{"type": "text", "text": "n"}], "refusal": "o"},
     ):
         assert prompt_of(server, [asked, {"role": "assistant", **answered}, again]) == expected
 

@@ -148,6 +148,18 @@ def keys_file(tmp_path) -> Path:
     return file
 
 
+@pytest.fixture
+def server_of(make_server):
+    """Makes servers whose limits do not come back: their clock stands still."""
+
+    def make(**settings):
+        server = make_server(settings=ServerSettings(**settings))
+        server.service.limits = RateLimits(server.service.settings.keys, clock=Clock())
+        return server
+
+    return make
+
+
 def ask(server, secret: str, **fields):
     return web.post(f"{server.url}/v1/completions", json=TEXT | fields, headers={"authorization": f"Bearer {secret}"})
 
@@ -158,14 +170,14 @@ def metric(server, name: str) -> dict[str, int]:
     return {labels.split('"')[1]: int(value) for labels, value in found}
 
 
-def test_each_key_has_its_own_limits_and_the_answer_says_what_is_left(make_server, keys_file):
-    server = make_server(settings=ServerSettings(api_keys_file=keys_file, api_key="plain"))
+def test_each_key_has_its_own_limits_and_the_answer_says_what_is_left(server_of, keys_file):
+    server = server_of(api_keys_file=keys_file, api_key="plain")
     first, second, third = (ask(server, "ann-secret") for _ in range(3))
     assert (first.status_code, second.status_code, third.status_code) == (200, 200, 429)
     assert first.headers["x-ratelimit-limit-requests"] == "2"
     assert [answer.headers["x-ratelimit-remaining-requests"] for answer in (first, second, third)] == ["1", "0", "0"]
-    assert 0 < float(third.headers["x-ratelimit-reset-requests"].removesuffix("s")) <= 60
-    assert 0 < int(third.headers["retry-after"]) <= 30
+    assert third.headers["x-ratelimit-reset-requests"] == "60.000s"
+    assert third.headers["retry-after"] == "30"
     error = third.json()["error"]
     assert (error["type"], error["code"]) == ("rate_limit_error", "rate_limit_exceeded")
     assert "2 requests per minute" in error["message"]
@@ -177,8 +189,8 @@ def test_each_key_has_its_own_limits_and_the_answer_says_what_is_left(make_serve
     assert ask(server, "ann").status_code == 401
 
 
-def test_tokens_of_prompts_and_answers_count(make_server, keys_file):
-    server = make_server(settings=ServerSettings(api_keys_file=keys_file))
+def test_tokens_of_prompts_and_answers_count(server_of, keys_file):
+    server = server_of(api_keys_file=keys_file)
     first = ask(server, "bob-secret", max_tokens=16)  # 3 of the prompt
     assert first.status_code == 200
     server.wait_until(lambda: server.service.num_streams == 0)
@@ -187,8 +199,8 @@ def test_tokens_of_prompts_and_answers_count(make_server, keys_file):
     assert "20 tokens per minute" in second.json()["error"]["message"]
 
 
-def test_every_api_refuses_in_its_own_form(make_server, keys_file):
-    server = make_server(settings=ServerSettings(api_keys_file=keys_file))
+def test_every_api_refuses_in_its_own_form(server_of, keys_file):
+    server = server_of(api_keys_file=keys_file)
     assert [ask(server, "ann-secret").status_code for _ in range(2)] == [200, 200]
     body = {"inputs": "a", "parameters": {"max_new_tokens": 1}}
     refused = web.post(f"{server.url}/generate", json=body, headers={"authorization": "Bearer ann-secret"})
@@ -204,9 +216,9 @@ def test_every_api_refuses_in_its_own_form(make_server, keys_file):
     assert client.models.list().data  # of routes that generate nothing any number
 
 
-def test_tokens_are_counted_by_the_names_of_keys_and_never_by_secrets(make_server, keys_file, caplog):
+def test_tokens_are_counted_by_the_names_of_keys_and_never_by_secrets(server_of, keys_file, caplog):
     caplog.set_level("INFO", logger="quire")
-    server = make_server(settings=ServerSettings(api_keys_file=keys_file, api_key="plain"))
+    server = server_of(api_keys_file=keys_file, api_key="plain")
     for secret in ("ann-secret", "ann-secret", "ann-secret", "plain"):
         ask(server, secret)
     server.wait_until(lambda: metric(server, "quire_key_requests")["key-1"] == 1)
@@ -223,8 +235,11 @@ def test_tokens_are_counted_by_the_names_of_keys_and_never_by_secrets(make_serve
 def test_two_workers_count_together(model_folder, keys_file):
     served = Served(model_folder, "http_workers=2", f"api_keys_file={keys_file}").wait()
     try:
+        begun_s = time.monotonic()
         statuses = [ask(served, "ann-secret").status_code for _ in range(12)]  # each on a connection of its own
-        assert statuses == [200, 200] + [429] * 10
+        refilled = 2 * (time.monotonic() - begun_s) / MINUTE_S
+        assert set(statuses) == {200, 429}
+        assert 2 <= statuses.count(200) <= 2 + refilled
     finally:
         served.stop()
 

@@ -64,9 +64,11 @@ def with_refusals_as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
         content = [{"type": "text", "text": part["refusal"]} if _is_refusal(part) else part for part in content]
         message = {**message, "content": content}
     refusal = message.get("refusal")
-    if isinstance(refusal, str) and refusal and not content:
-        message = {**message, "content": refusal}
-    return message
+    if not isinstance(refusal, str) or not refusal:
+        return message
+    if isinstance(content, list):
+        return {**message, "content": [*content, {"type": "text", "text": refusal}]}
+    return {**message, "content": f"{content or ''}{refusal}"} if isinstance(content, str | None) else message
 
 
 def _is_refusal(part: Any) -> bool:
