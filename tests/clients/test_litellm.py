@@ -30,7 +30,7 @@ class Person(BaseModel):
 
 @pytest.fixture(params=["openai", "hosted_vllm"])
 def options(request, v1, key, model):
-    return {"model": f"{request.param}/{model}", "api_base": v1, "api_key": key, "num_retries": 0}
+    return {"model": f"{request.param}/{model}", "api_base": v1, "api_key": key, "num_retries": 0, "temperature": 0}
 
 
 def test_it_chats(options):
@@ -69,7 +69,9 @@ def test_answers_follow_a_class(options):
 
 def test_tool_calls_round_trip(options):
     message = (
-        litellm.completion(messages=HELLO, tools=[TOOL], tool_choice="required", max_tokens=100, **options)
+        litellm.completion(
+            messages=HELLO, tools=[TOOL], tool_choice="required", parallel_tool_calls=False, max_tokens=100, **options
+        )
         .choices[0]
         .message
     )

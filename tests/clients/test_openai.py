@@ -41,7 +41,9 @@ def test_it_lists_the_models(client, model):
 
 
 def test_it_completes_several_prompts(client, model):
-    answer = client.completions.create(model=model, prompt=["One, two,", "Red, green,"], max_tokens=5, logprobs=2)
+    answer = client.completions.create(
+        model=model, prompt=["One, two,", "Red, green,"], max_tokens=5, logprobs=2, temperature=0
+    )
     assert [choice.index for choice in answer.choices] == [0, 1]
     assert all(len(choice.logprobs.tokens) == 5 for choice in answer.choices)
     assert answer.usage.completion_tokens == 10
@@ -49,7 +51,7 @@ def test_it_completes_several_prompts(client, model):
 
 def test_it_chats(client, model):
     answer = client.chat.completions.create(
-        model=model, messages=HELLO, max_completion_tokens=8, n=2, logprobs=True, top_logprobs=0, seed=1
+        model=model, messages=HELLO, max_completion_tokens=8, n=2, logprobs=True, top_logprobs=0, seed=1, temperature=0
     )
     assert [choice.message.role for choice in answer.choices] == ["assistant"] * 2
     assert len(answer.choices[0].logprobs.content) == 8
@@ -67,7 +69,7 @@ def test_it_sends_the_fields_of_larger_models(client, model):
 
 def test_it_streams_with_usage(client, model):
     parts = list(client.chat.completions.create(
-        model=model, messages=HELLO, max_tokens=6, stream=True,
+        model=model, messages=HELLO, max_tokens=6, stream=True, temperature=0,
         stream_options={"include_usage": True, "include_obfuscation": False},
     ))  # fmt: skip
     assert parts[-1].usage.completion_tokens == 6
@@ -116,7 +118,7 @@ def test_it_parses_an_answer_while_tools_are_offered(client, model):
 @pytest.mark.parametrize("stream", [False, True])
 def test_tool_calls_round_trip(client, model, stream):
     messages = [{"role": "user", "content": "What is the weather in Paris?"}]
-    options = {"model": model, "tools": [WEATHER], "max_tokens": 100}
+    options = {"model": model, "tools": [WEATHER], "max_tokens": 100, "temperature": 0, "parallel_tool_calls": False}
     if stream:
         with client.chat.completions.stream(messages=messages, tool_choice="required", **options) as events:
             message = events.get_final_completion().choices[0].message
@@ -153,3 +155,50 @@ def test_errors_have_the_clients_types(client, v1, model, too_long):
     assert caught.value.request_id
     with pytest.raises(openai.AuthenticationError):
         openai.OpenAI(base_url=v1, api_key="wrong").chat.completions.create(model=model, messages=HELLO)
+
+
+def test_a_response_continues_another(client, model):
+    first = client.responses.create(model=model, input="Say hello.", max_output_tokens=16, temperature=0)
+    assert first.output[0].content[0].text == first.output_text
+    second = client.responses.create(
+        model=model, previous_response_id=first.id, max_output_tokens=16, temperature=0,
+        input=[{"role": "user", "content": [{"type": "input_text", "text": "Again."}]}],
+    )  # fmt: skip
+    assert second.usage.input_tokens > first.usage.input_tokens
+    assert client.responses.retrieve(first.id).output_text == first.output_text
+    client.responses.delete(first.id)
+    with pytest.raises(openai.NotFoundError):
+        client.responses.retrieve(first.id)
+
+
+def test_a_response_is_streamed_with_numbered_events(client, model):
+    with client.responses.stream(model=model, input="Say hello.", max_output_tokens=16, temperature=0) as stream:
+        events = list(stream)
+        final = stream.get_final_response()
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    text = "".join(event.delta for event in events if event.type == "response.output_text.delta")
+    assert final.output_text == text
+
+
+def test_a_response_is_parsed_into_a_class(client, model):
+    answer = client.responses.parse(
+        model=model, input="Describe a person.", text_format=Person, max_output_tokens=200, temperature=0
+    )
+    assert isinstance(answer.output_parsed, Person)
+
+
+def test_the_calls_of_a_response_round_trip(client, model):
+    function = WEATHER["function"] | {"type": "function", "strict": True}
+    question = [{"role": "user", "content": "What is the weather in Paris?"}]
+    options = {"model": model, "tools": [function], "max_output_tokens": 100, "temperature": 0}
+    answer = client.responses.create(input=question, tool_choice="required", parallel_tool_calls=False, **options)
+    (call,) = [item for item in answer.output if item.type == "function_call"]
+    assert isinstance(json.loads(call.arguments)["city"], str)
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "sunny"}
+    again = client.responses.create(input=[*question, *answer.output, result], tool_choice="none", **options)
+    assert again.output_text
+
+
+def test_a_response_runs_in_the_background_and_is_cancelled(client, model):
+    answer = client.responses.create(model=model, input="Tell a long story.", background=True)
+    assert client.responses.cancel(answer.id).status == "cancelled"
