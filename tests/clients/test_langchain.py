@@ -9,6 +9,7 @@ pytest.importorskip("langchain")
 tools = pytest.importorskip("langchain_core.tools")
 messages = pytest.importorskip("langchain_core.messages")
 agents = pytest.importorskip("langchain.agents")
+structured = pytest.importorskip("langchain.agents.structured_output")
 
 
 class Person(BaseModel):
@@ -116,8 +117,8 @@ def test_answers_are_of_a_class(chat, method):
 @pytest.mark.parametrize("method", ["json_schema", "function_calling"])
 def test_answers_through_an_endpoint_follow_a_schema(url, key, model, method):
     """langchain-huggingface takes no classes for calls, and gives back what the JSON says."""
-    structured = huggingface(url, key, model).with_structured_output(Person.model_json_schema(), method=method)
-    Person.model_validate(structured.invoke("Describe a person."))
+    answering = huggingface(url, key, model).with_structured_output(Person.model_json_schema(), method=method)
+    Person.model_validate(answering.invoke("Describe a person."))
 
 
 def test_answers_are_of_a_class_while_tools_are_offered(url, key, model):
@@ -127,8 +128,8 @@ def test_answers_are_of_a_class_while_tools_are_offered(url, key, model):
 
 
 def test_an_agent_ends_with_a_typed_answer(chat):
-    agent = agents.create_agent(chat, tools=[], response_format=Person)
-    state = agent.invoke({"messages": [{"role": "user", "content": "Describe a person."}]}, {"recursion_limit": 8})
+    form = structured.ProviderStrategy(Person)
+    state = agents.create_agent(chat, tools=[], response_format=form).invoke({"messages": ["Describe a person."]})
     assert isinstance(state["structured_response"], Person)
 
 
