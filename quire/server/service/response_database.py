@@ -164,10 +164,9 @@ class ResponseDatabase:
 
     def mention(self, ids: Sequence[str]) -> set[str]:
         """Note that these are still running. Returns those that are not to go on: cancelled or deleted."""
-        run, now = self._connection.execute, self._now()
-        is_running = [
-            run("UPDATE responses SET used = ? WHERE id = ? AND is_running", (now, one)).rowcount for one in ids
-        ]
+        now, statement = self._now(), "UPDATE responses SET used = ? WHERE id = ? AND is_running"
+        with self._transaction():
+            is_running = [self._connection.execute(statement, (now, one)).rowcount for one in ids]
         return {one for one, found in zip(ids, is_running, strict=True) if not found}
 
     def get(self, owner: str, response_id: str) -> KeptResponse | None:

@@ -64,7 +64,8 @@ class Sampled(Extensions, kw_only=True):
     prompt_cache_key: str | None = None  # every prompt is looked up in the prefix cache, so nothing needs this hint
     metadata: dict[str, Any] | None = None  # belongs to stored answers
     store: bool | None = None
-    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None  # the answer says "default"
+    # The answer says "default".
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast"] | None = None
     response_format: dict[str, Any] | None = None
     return_token_ids: bool | None = None  # beyond OpenAI's own
 

@@ -51,7 +51,8 @@ class ResponseRequest(Extensions, kw_only=True):
     prompt_cache_key: str | None = None  # every prompt is looked up in the prefix cache, so nothing needs this hint
     reasoning: Reasoning | None = None
     safety_identifier: str | None = None  # the newer name of `user`
-    service_tier: Literal["auto", "default", "flex", "scale", "priority"] | None = None  # the answer says "default"
+    # The answer says "default".
+    service_tier: Literal["auto", "default", "flex", "scale", "priority", "fast", "ultrafast"] | None = None
     store: bool | None = None
     stream: bool | None = None
     stream_options: ResponseStreamOptions | None = None
