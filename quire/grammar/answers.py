@@ -22,6 +22,11 @@ class CallRules:
     required: bool
     parallel: bool
 
+    @property
+    def needs_grammar(self) -> bool:
+        """True if something is asked that a model may not do of itself."""
+        return self.required or not self.parallel or any(tool.strict for tool in self.tools)
+
 
 @dataclass(frozen=True)
 class AnswerRules:
@@ -76,5 +81,9 @@ class AnswerRules:
         if not is_free:
             rules.append(_BLANKS)
         begun = "" if self.is_opened else f"{terms(thinking.begin, marks)} "
-        after = f"{begun}thought {blanks}answer"
+        answer = "answer"
+        if thinking.answer_begin:
+            marked = f"{terms(thinking.answer_begin, marks)} {blanks}answer {blanks}{terms(thinking.answer_end, marks)}"
+            answer = f"(answer | {marked})"
+        after = f"{begun}thought {blanks}{answer}"
         return [*rules, f"start: {after}" if self.is_opened else f"start: {after} | answer"]

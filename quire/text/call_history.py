@@ -1,9 +1,11 @@
 """Tools, calls and results in conversations, in the form that a template renders; else as text."""
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum, auto
 from typing import Any
 
 from quire.errors import InvalidRequest
@@ -71,6 +73,29 @@ def call_support(source: str, render: Callable[[Sequence[Message]], str]) -> Cal
     )
 
 
+class ToolPlace(Enum):
+    """The place from which a template reads tools."""
+
+    VARIABLE = auto()
+    SYSTEM_MESSAGE = auto()  # a key of it, as JSON
+
+
+def tool_place(render: Callable[..., str]) -> ToolPlace | None:
+    """Found by rendering one; None where no place works. `render` is that of a template."""
+    function = {"name": _NAME, "description": "d", "parameters": {"type": "object", "properties": {}}}
+    tools, asked = [{"type": "function", "function": function}], {"role": "user", "content": "probe"}
+    system = {"role": "system", "content": "s"}
+    places: dict[ToolPlace, Callable[[], str]] = {
+        ToolPlace.VARIABLE: lambda: render([asked], tools=tools),
+        ToolPlace.SYSTEM_MESSAGE: lambda: render([*with_tools_in_system_message([system], tools), asked]),
+    }
+    for place, rendered in places.items():
+        with contextlib.suppress(InvalidRequest):
+            if _NAME in rendered():
+                return place
+    return None
+
+
 def with_calls_as_rendered(messages: Sequence[Message], support: CallSupport) -> list[Message]:
     """The messages such that no call and no result is left out of the prompt."""
     plain = [_with_functions(message) for message in messages]
@@ -107,6 +132,14 @@ def _append_as_text(found: list[Message], message: Message) -> None:
         before = found.pop()
         written = {**before, "content": f"{message_text(before)}\n{message_text(written)}"}
     found.append(written)
+
+
+def with_tools_in_system_message(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
+    """A conversation about tools for a template that reads them from there."""
+    has_system = bool(messages) and messages[0].get("role") == "system"
+    system: Message = messages[0] if has_system else {"role": "system", "content": ""}
+    functions = [tool.get("function", tool) for tool in tools]
+    return [{**system, "tools": json.dumps(functions, ensure_ascii=False)}, *messages[has_system:]]
 
 
 def with_tools_in_system_prompt(

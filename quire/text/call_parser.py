@@ -27,6 +27,7 @@ class CallParser:
         self._tools = tools
         self._guided = guided
         self._marks = re.compile("|".join(map(re.escape, form.first_marks)) or "(?!)")
+        self._may_begin = re.compile("|".join({re.escape(mark[0]) for mark in form.first_marks}) or "(?!)").search
         self._may_be_bare = bool(form.bare)
         self._skips_blanks = self._may_be_bare  # at the beginning of bare calls, and after calls
         self._held = ""  # a part of a mark, perhaps
@@ -102,6 +103,9 @@ class CallParser:
 
     def _search(self, text: str) -> str:
         """Look for calls. Returns what a reader must read."""
+        if not (self._held or self._skips_blanks or self._may_begin(text)):  # most text takes this way
+            self._pieces.append(text)
+            return ""
         text, self._held = self._held + text, ""
         if self._skips_blanks:
             inner = text.lstrip(" \n\r\t;" if self._may_be_bare and self.num_calls else " \n\r\t")
@@ -167,13 +171,13 @@ class CallParser:
         if self._guided:
             self._let_out()
         raw = "" if self._is_out else "".join(self._raw)
-        self._stop_reading(found=bool(self.num_calls))
-        if raw:
-            self._write_text(raw)
-            self._may_be_bare = self._skips_blanks = False
+        self._stop_reading(found=bool(self.num_calls) and not raw)
+        self._write_text(raw)
+        self._may_be_bare = False
 
     def _stop_reading(self, *, found: bool) -> None:
         self._reader = None
         self._raw, self._pending = [], []
         self._is_begun = self._is_out = False
         self._skips_blanks = found
+        self._may_be_bare = bool(self._form.bare)  # one call may follow another

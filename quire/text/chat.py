@@ -13,7 +13,7 @@ import jinja2
 from quire.errors import InvalidCheckpoint, InvalidRequest, TemplateFailed, invalid
 from quire.files.json_file import read_json_if_present
 from quire.text.budget import Budget
-from quire.text.call_history import CallSupport, call_support
+from quire.text.call_history import CallSupport, ToolPlace, call_support, tool_place
 from quire.text.json_text import parse_json_text
 from quire.text.plain_data import plain_copy, size_of
 from quire.text.sandbox import RefusedByTemplate, TemplateEnvironment
@@ -135,6 +135,11 @@ class ChatTemplate:
     def call_support(self) -> CallSupport:
         """The messages about calls that it renders."""
         return call_support(self.source, self.render)
+
+    @cached_property
+    def tool_place(self) -> ToolPlace | None:
+        """The place from which it reads tools; None if it renders none."""
+        return tool_place(self.render)
 
     def _can_render(self, content: Any) -> bool:
         """True if a user message with this content is rendered as its text, without its structure."""

@@ -3,7 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from quire.text.call_history import with_calls_as_rendered, with_tools_in_system_prompt
+from quire.text.call_history import (
+    ToolPlace,
+    with_calls_as_rendered,
+    with_tools_in_system_message,
+    with_tools_in_system_prompt,
+)
 from quire.text.chat import ChatTemplate, with_parsed_arguments
 from quire.text.shield import Prompt, Shield
 from quire.text.tools import with_system_text
@@ -15,7 +20,6 @@ def render_conversation(
     messages: Sequence[Mapping[str, Any]],
     *,
     tools: Sequence[Mapping[str, Any]] | None = None,
-    tools_in_system_prompt: bool = False,
     tool_prompt: str | None = None,
     documents: Sequence[Mapping[str, Any]] | None = None,
     variables: Mapping[str, Any] | None = None,
@@ -25,21 +29,25 @@ def render_conversation(
     """Render a conversation.
 
     With a `shield`, special tokens in the arguments are plain text; without, they are those tokens.
-    `tools_in_system_prompt`: for a template that does not render tools. `tool_prompt` follows in the system message.
+    Tools that the template does not render are listed in the system message. `tool_prompt` follows there.
     """
+    place = template.tool_place if tools is not None else ToolPlace.VARIABLE
+    in_prompt = place is None
     given: Any = [messages, tools, documents, variables, tool_prompt]
     mark: str | None = None
     if shield is not None:
-        if not tools_in_system_prompt:  # parsed as the template parses them, so that escapes in arguments are seen
+        if not in_prompt:  # parsed as the template parses them, so that escapes in arguments are seen
             given[0] = with_parsed_arguments(messages)
         if shield.touches(given):
             mark = shield.new_mark(given, template.source)
             given = shield.marked(given, mark)
     messages, tools, documents, variables, tool_prompt = given
-    if tools is not None and tools_in_system_prompt:
+    if tools is not None and in_prompt:
         messages, tools = with_tools_in_system_prompt(messages, tools), None
     else:
         messages = with_calls_as_rendered(messages, template.call_support)
+    if tools is not None and place is ToolPlace.SYSTEM_MESSAGE:
+        messages, tools = with_tools_in_system_message(messages, tools), None
     if tool_prompt:
         messages = with_system_text(messages, tool_prompt)
     text = template.render(

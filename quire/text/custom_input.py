@@ -6,8 +6,12 @@ from typing import Any
 
 INPUT = "input"
 _BEFORE = f'{{"{INPUT}": "'
-_INCOMPLETE = re.compile(r"\\(u[0-9a-fA-F]{0,3})?$|\\u[dD][89abAB][0-9a-fA-F]{2}(\\(u[0-9a-fA-F]{0,3})?)?$")
-_END = re.compile(r'(?:[^"\\]|\\.)*"', re.DOTALL)
+# Characters and escapes that are complete; the first half of a pair waits for what follows it.
+_COMPLETE = re.compile(
+    r"""(?: [^"\\] | \\[^u] | \\u(?![dD][89abAB])[0-9a-fA-F]{4}
+      | \\u[dD][89abAB][0-9a-fA-F]{2} (?: \\u[0-9a-fA-F]{4} | (?=[^\\]) | (?=\\[^u]) ) )*""",
+    re.DOTALL | re.VERBOSE,
+)
 
 
 def input_parameters(pattern: str | None = None) -> dict[str, Any]:
@@ -31,13 +35,9 @@ class InputText:
                 return ""
             self._is_inside = True
             self._held = self._held[len(_BEFORE) :]
-        found = _END.match(self._held)
-        if found is not None:
-            text, self._held = found[0][:-1], self._held[found.end() :]
-            self._is_inside = False
-        else:
-            incomplete = _INCOMPLETE.search(self._held[-12:])
-            size = 0 if incomplete is None else len(incomplete[0])
-            text, self._held = self._held[: len(self._held) - size], self._held[len(self._held) - size :]
+        found = _COMPLETE.match(self._held)
+        assert found is not None, "nothing at all is complete too"
+        text, self._held = found[0], self._held[found.end() :]
+        self._is_inside = not self._held.startswith('"')
         decoded: str = json.loads(f'"{text}"', strict=False)
         return decoded.encode("utf-16", "surrogatepass").decode("utf-16", "replace")

@@ -8,14 +8,16 @@ from quire.text.pieces import Reasoning
 
 @dataclass(frozen=True)
 class ThinkingFormat:
-    """The marks around a thinking section."""
+    """The marks around a thinking section, and those around the answer after it, if it has any."""
 
     begin: str
     end: str
+    answer_begin: str = ""
+    answer_end: str = ""
 
     @property
     def marks(self) -> tuple[str, ...]:
-        return self.begin, self.end
+        return tuple(mark for mark in (self.begin, self.end, self.answer_begin, self.answer_end) if mark)
 
     def is_open_at_end_of(self, prompt: str) -> bool:
         """True if the prompt ends inside a section, which its template has opened."""
@@ -30,9 +32,13 @@ class ThinkingFormat:
         return message.rfind(self.begin) > message.rfind(self.end)
 
 
+# The more particular first.
 FORMATS = (
+    ThinkingFormat("<think>", "</think>", "<response>", "</response>"),  # Granite 3.3
     ThinkingFormat("<think>", "</think>"),
-    ThinkingFormat("[THINK]", "[/THINK]"),
+    ThinkingFormat("[THINK]", "[/THINK]"),  # Mistral
+    ThinkingFormat("Here is my thought process:", "Here is my response:"),  # Granite 3.2
+    ThinkingFormat("<|channel>thought", "<channel|>"),  # Gemma 4
     ThinkingFormat("<seed:think>", "</seed:think>"),
     ThinkingFormat("<thought>", "</thought>"),
 )
@@ -40,14 +46,15 @@ FORMATS = (
 
 def thinking_of(template: str) -> ThinkingFormat | None:
     """The form in which the model of this template thinks; None where the template knows no thinking."""
-    return next((form for form in FORMATS if form.end in template), None)
+    return next((form for form in FORMATS if form.end in template and form.answer_end in template), None)
 
 
 class _State(Enum):
     BEFORE = auto()  # blanks and a part of the first mark, perhaps
     THINKING = auto()
-    AFTER = auto()  # blanks that follow a section
+    AFTER = auto()  # blanks that follow a section, and a part of the mark before the answer, perhaps
     ANSWER = auto()
+    MARKED_ANSWER = auto()  # a mark comes after it
 
 
 class ThinkingParser:
@@ -77,17 +84,18 @@ class ThinkingParser:
         if self._state is _State.THINKING:
             text = self._read_thinking(text, pieces)
         if self._state is _State.AFTER:
-            text = text.lstrip()
-            if text:
-                self._state = _State.ANSWER
-        if self._state is _State.ANSWER and text:
+            text = self._read_after(text)
+        if self._state is _State.MARKED_ANSWER:
+            text = self._read_marked(text)
+        if self._state in (_State.ANSWER, _State.MARKED_ANSWER) and text:
             pieces.append(text)
         return pieces
 
     def flush(self) -> list[str | Reasoning]:
         """What was held back and cannot become a mark any more."""
         left, self._held = "".join(self._blanks) + self._held, ""
-        if self._state is _State.BEFORE and not self._begins_inside:
+        is_answer = self._state not in (_State.BEFORE, _State.THINKING)
+        if is_answer or (self._state is _State.BEFORE and not self._begins_inside):
             return [left] if left else []
         left = left.rstrip() if self._has_begun else left.strip()
         return [Reasoning(left)] if left else []
@@ -131,7 +139,33 @@ class ThinkingParser:
             self._state = _State.AFTER
         return after
 
+    def _read_after(self, text: str) -> str:
+        """The answer, without blanks and the mark before it."""
+        text, self._held = (self._held + text).lstrip(), ""
+        mark = self._form.answer_begin
+        if mark and len(text) < len(mark) and mark.startswith(text):
+            self._held = text
+        elif mark and text.startswith(mark):
+            self._state = _State.MARKED_ANSWER
+            return text.removeprefix(mark)
+        elif text:
+            self._state = _State.ANSWER
+        return "" if self._held else text
+
+    def _read_marked(self, text: str) -> str:
+        """The answer without the mark after it."""
+        before, found, after = (self._held + text).partition(self._form.answer_end)
+        self._held = ""
+        if found:
+            self._state = _State.ANSWER
+            return before + after
+        kept = mark_begun_at_end(before, self._form.answer_end)
+        self._held = before[len(before) - kept :]
+        return before[: len(before) - kept]
+
 
 def mark_begun_at_end(text: str, mark: str) -> int:
     """The number of characters at the end of `text` that `mark` begins with, if not all of it."""
+    if mark[0] not in text[1 - len(mark) :]:
+        return 0
     return next((size for size in range(min(len(mark) - 1, len(text)), 0, -1) if text.endswith(mark[:size])), 0)

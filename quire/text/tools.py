@@ -125,11 +125,6 @@ _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
 )
 
 
-def takes_tools(template: str) -> bool:
-    """True if a template renders the tools it is given."""
-    return "tools" in template
-
-
 def format_of(template: str) -> CallFormat:
     """The form in which the model of this template writes calls."""
     return next((form for form, signs in _SIGNS if all(sign in template for sign in signs)), HERMES)

@@ -8,6 +8,7 @@ import openai
 import pytest
 from huggingface_hub import InferenceClient
 
+from quire.server.settings import ServerSettings
 from tests import web
 from tests.server.running import RunningServer
 from tests.server.vocabulary import JSON_PIECES, served_model
@@ -273,6 +274,15 @@ def test_custom_tools_reach_the_template_as_functions_of_their_input(caller):
     assert '"description": "runs a command"' in text
     assert "<tool_call>shell" in text
     assert "a.txt" in text
+
+
+def test_without_grammars_only_what_they_are_needed_for_is_refused(make_server: Callable[..., RunningServer]):
+    model = served_model(2048, end_ids=(0,), pieces=JSON_PIECES, template=TEMPLATE)
+    settings = ServerSettings(disable_grammar_support=True)
+    url = make_server(settings=settings, model=model, max_sequence_tokens=2048, num_pages=6000).url
+    for fields, status in (({}, 200), ({"tool_choice": "required"}, 400), ({"parallel_tool_calls": False}, 400)):
+        body = {"messages": ASK, "tools": [NOW], "max_tokens": 20, **fields}
+        assert web.post(f"{url}/v1/chat/completions", json=body).status_code == status
 
 
 def test_hugging_faces_client_calls_tools(caller):

@@ -222,6 +222,15 @@ def test_grammars_begin_after_the_thinking(plain, has_tokens, opened):
     assert not accepts(both, f"{begin}\nsee", tokenizer)
 
 
+def test_an_answer_after_thinking_may_stand_between_marks(tokenizer):
+    marked = ThinkingFormat("<think>", "</think>", "<response>", "</response>")
+    grammar = AnswerRules(plain=ANSWER, thinking=marked).grammar(mark_tokens(tokenizer, marked.marks))
+    assert accepts(grammar, '<think>hm</think>\n<response>\n{"a": 1}</response>', tokenizer)
+    assert accepts(grammar, '<think>hm</think>{"a": 1}', tokenizer)
+    assert accepts(grammar, '{"a": 1}', tokenizer)
+    assert not accepts(grammar, '<think>hm</think><response>{"a": 1}', tokenizer)
+
+
 @pytest.mark.parametrize("form", [HERMES, QWEN3_CODER], ids=["hermes", "qwen3-coder"])
 def test_calls_come_after_the_thinking(form):
     tokenizer = vocabulary("</think>", *form.marks)

@@ -69,13 +69,36 @@ def test_thinking_is_found_however_the_answer_is_cut(answer, opened, expected):
         assert parse(form, texts) == expected
 
 
-marks_and_words = st.lists(st.sampled_from(["<think>", "</think>", "<", "</", "think", ">", " ", "\n", "so", CALL]))
+GRANITE = next(form for form in FORMATS if form.answer_begin)
 
 
-@given(st.data(), marks_and_words, st.booleans())
-def test_pieces_do_not_depend_on_the_cuts(data, words, opened):
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        ("<think>hm</think>\n<response>Two.\n</response>", [Reasoning("hm"), "Two.\n"]),
+        ("<think>hm</think><response>a </respons</response>\n", [Reasoning("hm"), "a </respons\n"]),
+        ("<think>hm</think> <respon", [Reasoning("hm"), "<respon"]),
+        ("<think>hm</think><response>cut </resp", [Reasoning("hm"), "cut </resp"]),
+        ("<think>hm</think>Two.", [Reasoning("hm"), "Two."]),
+        ("<response>Two.</response>", ["<response>Two.</response>"]),
+    ],
+)
+def test_marks_around_an_answer_after_thinking_are_no_part_of_it(answer, expected):
+    for texts in [[answer], list(answer), *every_cut_in_three(answer)]:
+        assert parse(AnswerForm(thinking=GRANITE), texts) == expected
+
+
+marks_and_words = st.lists(
+    st.sampled_from(
+        ["<think>", "</think>", "<response>", "</response>", "<", "</", "think", ">", " ", "\n", "so", CALL]
+    )
+)
+
+
+@given(st.data(), marks_and_words, st.booleans(), st.sampled_from([THINK, GRANITE]))
+def test_pieces_do_not_depend_on_the_cuts(data, words, opened, thinking):
     answer = "".join(words)
-    form = AnswerForm(thinking=THINK, calls=HERMES, begins_in_thinking=opened)
+    form = AnswerForm(thinking=thinking, calls=HERMES, begins_in_thinking=opened)
     cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=8)))
     texts = [answer[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(answer)])]
     assert parse(form, texts) == parse(form, [answer])
@@ -88,6 +111,7 @@ def test_an_answer_without_parts_is_its_text():
 def test_the_template_tells_how_the_model_thinks():
     assert thinking_of(TEMPLATES["qwen3"]) == thinking_of(TEMPLATES["deepseek"]) == THINK
     assert thinking_of("{{ '[THINK]' + reasoning + '[/THINK]' }}") == ThinkingFormat("[THINK]", "[/THINK]")
+    assert thinking_of("write between <think></think> and between <response></response>") == GRANITE
     assert all(thinking_of(TEMPLATES[name]) is None for name in ("chatml", "llama3", "gemma", "mistral", "qwen2.5"))
 
 

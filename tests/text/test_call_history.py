@@ -5,9 +5,11 @@ import re
 
 import pytest
 
+from quire.text.call_history import ToolPlace
 from quire.text.chat import ChatTemplate
 from quire.text.conversation import render_conversation
 from quire.text.shield import Shield
+from quire.text.tools import PHI4, format_of
 from tests.text.templates import TEMPLATES
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -92,6 +94,39 @@ def test_calls_of_custom_tools_are_calls_of_their_input(name):
     custom = {"id": "call_1", "type": "custom", "custom": {"name": "shell", "input": "ls -l"}}
     text = rendered(name, {"role": "assistant", "content": None, "tool_calls": [custom]}, result(1, "a.txt"))
     assert re.search(r'"shell".*"input": "ls -l".*a\.txt', text, re.DOTALL)
+
+
+WEATHER = {"type": "function", "function": {"name": "weather_there", "parameters": {"type": "object"}}}
+IN_MESSAGES = (
+    "{% for m in messages %}{{ m.role }}: {{ m.content }}{% if 'tools' in m %}<|tool|>{{ m.tools }}<|/tool|>{% endif %}"
+    "\n{% endfor %}"
+)
+
+
+def with_tools(source: str, *messages: dict[str, object]) -> tuple[ChatTemplate, str]:
+    template = ChatTemplate(source, special_tokens=TOKENS)
+    asked = {"role": "user", "content": "how is it there"}
+    return template, render_conversation(template, None, [*messages, asked], tools=[WEATHER]).text
+
+
+def test_the_place_of_tools_is_found_by_rendering_them():
+    template, text = with_tools(TEMPLATES["qwen2.5"])
+    assert template.tool_place is ToolPlace.VARIABLE
+    assert "weather_there" in text
+    template, text = with_tools("{# xml_tools are other tools #}" + TEMPLATES["chatml"])  # as SmolLM3's template has it
+    assert template.tool_place is None
+    assert "You can call functions." in text
+    assert "weather_there" in text
+
+
+def test_tools_in_the_system_message_are_json():
+    """As Phi-4-mini's template has it."""
+    for system in ({"role": "system", "content": "be brief"}, None):
+        template, text = with_tools(IN_MESSAGES, *([system] if system else []))
+        assert template.tool_place is ToolPlace.SYSTEM_MESSAGE
+        content = "be brief" if system else ""
+        assert text.startswith(f'system: {content}<|tool|>[{{"name": "weather_there", "parameters"')
+        assert format_of(template.source) is PHI4
 
 
 def test_special_tokens_in_calls_that_become_text_are_text():

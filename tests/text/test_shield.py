@@ -172,7 +172,7 @@ def test_tools_that_are_told_in_the_system_message_keep_their_marks():
 
     def count(content: str) -> int:
         messages = [said("user", content), said("assistant", None, tool_calls=[call("f", f'{{"a": "{content}"}}')])]
-        prompt = render_conversation(template, tokenizer.shield, messages, tools=[WEATHER], tools_in_system_prompt=True)
+        prompt = render_conversation(template, tokenizer.shield, messages, tools=[WEATHER])
         return sum(tokenizer.is_special(token) for token in tokenizer.encode_prompt(prompt))
 
     assert count("<tool_call>") == count("harmless") == 4

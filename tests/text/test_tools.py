@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from quire.text.call_history import with_tools_in_system_prompt
 from quire.text.call_parser import CallParser
 from quire.text.pieces import Arguments, CallBegins, Piece
-from quire.text.tools import HERMES, LLAMA3, MISTRAL, format_of, takes_tools
+from quire.text.tools import HERMES, LLAMA3, MISTRAL, format_of
 from tests.text.templates import TEMPLATES
 
 FORMS = {"hermes": HERMES, "mistral": MISTRAL, "llama3": LLAMA3}
@@ -81,8 +81,6 @@ def test_the_template_tells_how_calls_are_written():
     assert told["mistral"] is MISTRAL
     assert told["llama3"] is LLAMA3
     assert all(told[name] is HERMES for name in ("qwen2.5", "qwen3", "chatml", "gemma"))
-    assert takes_tools(TEMPLATES["qwen2.5"])
-    assert not takes_tools(TEMPLATES["chatml"])
 
 
 def test_a_conversation_about_tools_can_be_with_tools_in_system_prompt():

@@ -43,7 +43,8 @@ def prepare_chat(
     with arrival.tokenising():
         prompt, tokens = encode_chat(service, fields, tools)
     spec = builder.spec(tokens)
-    form = answer_form(fields, service.model, tools, prompt.text)
+    has_grammars = not service.settings.disable_grammar_support
+    form = answer_form(fields, service.model, tools, prompt.text, has_grammars=has_grammars)
     spec = _with_rules(service, spec, fields, form, prompt.text, constraint, tools)
     if not spec.skip_special_tokens or _has_special_marks(service, form):
         spec = replace(spec, skip_special_tokens=False)
@@ -103,7 +104,7 @@ def _with_rules(
                 constraint.field, "and a limit of the thinking are both set; an answer can keep to one of them"
             )
         return with_grammar(settings, spec, constraint)
-    if constraint is None and tools is None and budget is None:
+    if constraint is None and budget is None and (tools is None or not form.guided):
         return spec
     thinking = form.thinking
     if thinking is not None and thinking.is_closed_at_end_of(prompt):

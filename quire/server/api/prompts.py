@@ -33,13 +33,11 @@ def encode_conversation(
     messages = [with_refusals_as_text(message) for message in messages]
     check_messages(messages)
     model = service.model
-    in_system_prompt = tools is not None and tools.in_system_prompt
     prompt = render_conversation(
-        model.templates.select(with_tools=tools is not None and not in_system_prompt),
+        model.templates.select(with_tools=tools is not None),
         None if service.settings.parses_special_in_messages else model.tokenizer.shield,
         [_with_known_role(message) for message in messages],
         tools=None if tools is None else tools.rendered,
-        tools_in_system_prompt=in_system_prompt,
         tool_prompt=tool_prompt,
         **options,
     )

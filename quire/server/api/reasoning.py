@@ -29,10 +29,12 @@ def template_variables(fields: ChatRequest, model: ServedModel) -> dict[str, Any
     return switches | ({_EFFORT: effort} if _EFFORT in words else {}) | given
 
 
-def answer_form(fields: ChatRequest, model: ServedModel, tools: ToolUse | None, prompt: str) -> AnswerForm:
-    """The form of answers to a rendered conversation."""
-    with_tools = tools is not None and not tools.in_system_prompt
-    thinking = thinking_of(model.templates.select(with_tools=with_tools).source)
+def answer_form(
+    fields: ChatRequest, model: ServedModel, tools: ToolUse | None, prompt: str, *, has_grammars: bool = True
+) -> AnswerForm:
+    """The form of answers to a rendered conversation. Without grammars calls that are not required are found in what
+    the model writes of itself."""
+    thinking = thinking_of(model.templates.select(with_tools=tools is not None).source)
     is_opened = thinking is not None and thinking.is_open_at_end_of(prompt)
     if thinking is not None and fields.continue_final_message:
         is_opened = thinking.is_open_in(message_text(fields.messages[-1]))
@@ -42,6 +44,7 @@ def answer_form(fields: ChatRequest, model: ServedModel, tools: ToolUse | None, 
         calls=None if tools is None else tools.calls.form,
         begins_in_thinking=is_opened,
         tools=None if tools is None else {tool.name: tool.parameters for tool in tools.calls.tools},
+        guided=has_grammars or tools is None or tools.calls.needs_grammar,
         custom=frozenset() if tools is None else frozenset(tool.name for tool in tools.calls.tools if tool.is_custom),
     )
 
