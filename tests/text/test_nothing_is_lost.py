@@ -139,7 +139,7 @@ def answer_of(data: st.DataObject, form: CallFormat, thinking: Any, inside: bool
 
 
 @pytest.mark.parametrize("name", FORMS)
-@settings(max_examples=25)
+@settings(max_examples=12, deadline=None)
 @given(data=st.data(), thinking=st.sampled_from([None, *FORMATS[:2]]), inside=st.booleans())
 def test_every_word_of_an_answer_is_in_its_pieces_wherever_it_ends(name, data, thinking, inside):
     calls_form = getattr(tools, name)
@@ -154,12 +154,13 @@ def test_every_word_of_an_answer_is_in_its_pieces_wherever_it_ends(name, data, t
     for piece in pieces:
         assert not isinstance(piece, Arguments) or isinstance(json.loads(piece.text), dict)
         assert not isinstance(piece, Reasoning) or thinking is not None
-    early = answer[: data.draw(st.integers(0, len(answer)))]
-    check(form, early, cuts)
+    check(form, answer[: data.draw(st.integers(0, len(answer)))], cuts)
+    for end in range(len(answer)):
+        assert words_of(pieces_of(form, [answer[:end]])) == Counter(WORD.findall(answer[:end])), answer[:end]
 
 
 @pytest.mark.parametrize("name", FORMS)
-@settings(max_examples=25)
+@settings(max_examples=25, deadline=None)
 @given(data=st.data())
 def test_every_word_of_an_answer_that_breaks_the_rules_is_in_its_pieces(name, data):
     calls_form = getattr(tools, name)
