@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-MAX_WAITING = 256
+MAX_WAITING = 1024  # readers; writers are as many as requests that may be open
 RETRY_S = 1.0
 MENTION_INTERVAL_S = 0.5  # a response that another process cancels stops within this time
 
@@ -100,7 +100,7 @@ class ResponseStore:
             log.error("a response is not kept: %s", error.message)
 
     async def get(self, owner: str, response_id: str) -> KeptResponse | None:
-        return await self._run(lambda database: database.get(owner, response_id))
+        return await self._read(lambda database: database.get(owner, response_id))
 
     async def cancel(self, owner: str, response_id: str) -> KeptResponse | None:
         """The response afterwards. One that does not run stays as it is."""
@@ -112,23 +112,26 @@ class ResponseStore:
             database.cancel(response_id, found.head)
             return database.get(owner, response_id)
 
-        return await self._run(cancelled)
+        return await self._read(cancelled)
 
     async def delete(self, owner: str, response_id: str) -> bool:
-        return await self._run(lambda database: database.delete(owner, response_id))
+        return await self._read(lambda database: database.delete(owner, response_id))
 
     async def chain(self, owner: str, response_id: str) -> Chain | None:
-        return await self._run(lambda database: database.chain(owner, response_id))
+        return await self._read(lambda database: database.chain(owner, response_id))
 
     async def find(self, owner: str, item_ids: Sequence[str]) -> dict[str, bytes]:
-        return await self._run(lambda database: database.find(owner, item_ids))
+        return await self._read(lambda database: database.find(owner, item_ids))
 
     async def input_items(self, owner: str, response_id: str) -> list[Item] | None:
-        return await self._run(lambda database: database.input_items(owner, response_id))
+        return await self._read(lambda database: database.input_items(owner, response_id))
 
-    async def _run(self, work: Callable[[ResponseDatabase], T]) -> T:
+    async def _read(self, work: Callable[[ResponseDatabase], T]) -> T:
         if self._num_waiting >= MAX_WAITING:
             raise Overloaded(f"{self._num_waiting} uses of kept responses wait; the limit is {MAX_WAITING}", RETRY_S)
+        return await self._run(work)
+
+    async def _run(self, work: Callable[[ResponseDatabase], T]) -> T:
         self._num_waiting += 1
         try:
             return await asyncio.get_running_loop().run_in_executor(self._thread, lambda: self._work(work))
