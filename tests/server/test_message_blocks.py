@@ -45,6 +45,17 @@ def pieces_of(wanted: list, cuts: list[int]) -> list[Piece]:
     return pieces
 
 
+def merged_parts(wanted: list) -> list[tuple]:
+    """Neighbours of one kind are one part, but for calls."""
+    merged: list[tuple] = []
+    for kind, content in wanted:
+        if merged and merged[-1][0] == kind != "call":
+            merged[-1] = (kind, merged[-1][1] + content)
+        else:
+            merged.append((kind, content))
+    return merged
+
+
 def blocks_of(pieces: list[Piece], **options: bool) -> list:
     events = BlockEvents(**{"shows_thinking": True} | options)
     found = [event for piece in pieces for event in events.push([piece])] + events.finish()
@@ -63,12 +74,9 @@ def blocks_of(pieces: list[Piece], **options: bool) -> list:
 @given(wanted=parts, cuts=st.lists(st.integers(1, 4), max_size=5))
 def test_blocks_do_not_depend_on_how_an_answer_is_cut(wanted, cuts):
     found = blocks_of(pieces_of(wanted, cuts))
-    merged: list[list] = []
-    for kind, content in wanted:
-        if merged and merged[-1][0] == kind != "call":
-            merged[-1][1] += content
-        else:
-            merged.append([kind, content])
+    merged = merged_parts(wanted)
+    if len(merged) > 1:  # blanks alone are no block beside others
+        merged = merged_parts([part for part in merged if part[0] != "text" or not part[1].isspace()])
     assert len(found) == len(merged)
     for block, (kind, content) in zip(found, merged, strict=True):
         if kind == "text":
@@ -81,6 +89,13 @@ def test_blocks_do_not_depend_on_how_an_answer_is_cut(wanted, cuts):
     whole = blocks_of(pieces_of(wanted, []))
     signatures = [block.signature for block in whole if isinstance(block, ThinkingBlock)]
     assert signatures == [block.signature for block in found if isinstance(block, ThinkingBlock)]
+
+
+def test_blanks_alone_are_a_block_only_where_there_is_nothing_else():
+    assert blocks_of(["\n", "\n", CallBegins(0, "f"), Arguments(0, "{}"), "\n"])[0].name == "f"
+    assert blocks_of(["\n", " ", "a", "\n"]) == [TextBlock(text="\n a\n")]
+    assert blocks_of(["\n", " "]) == [TextBlock(text="\n ")]
+    assert blocks_of([]) == []
 
 
 def test_thinking_is_left_out_where_it_was_not_asked_for():

@@ -40,6 +40,7 @@ class BlockEvents:
         self._id_length = id_length
         self._index = -1  # of the last block
         self._kind: type[Any] | None = None  # of the pieces of the open block
+        self._blanks: list[str] = []  # at the beginning of a text: alone between other blocks they are none
         self._thoughts = hashlib.sha256()
 
     def push(self, pieces: Iterable[Piece]) -> list[BlockEvent]:
@@ -50,6 +51,8 @@ class BlockEvents:
 
     def finish(self) -> list[BlockEvent]:
         events: list[BlockEvent] = []
+        if self._blanks and self._index < 0:
+            self._add_text("", events)  # they are all that there is
         self._close(events)
         return events
 
@@ -67,13 +70,20 @@ class BlockEvents:
             self._thoughts.update(piece.text.encode())
             if not self._omits_thoughts:
                 self._change(ThinkingDelta(piece.text), events)
+        elif self._kind is not str and piece.isspace():
+            self._blanks.append(piece)
         else:
-            if self._kind is not str:
-                self._open(str, TextBlock(), events)
-            self._change(TextDelta(piece), events)
+            self._add_text(piece, events)
+
+    def _add_text(self, text: str, events: list[BlockEvent]) -> None:
+        if self._kind is not str:
+            text = "".join([*self._blanks, text])
+            self._open(str, TextBlock(), events)
+        self._change(TextDelta(text), events)
 
     def _open(self, kind: type[Any], block: ContentBlock, events: list[BlockEvent]) -> None:
         self._close(events)
+        self._blanks = []
         self._kind = kind
         self._index += 1
         events.append({"type": "content_block_start", "index": self._index, "content_block": block})
