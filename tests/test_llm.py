@@ -5,6 +5,7 @@ import logging
 import re
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
 from itertools import zip_longest
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import pytest
 
 from quire import LLM, Grammar, SamplingParams, json_schema, regex
 from quire.errors import InvalidRequest, InvalidSetting, PromptTooLong
+from quire.request import ThinkingBudget
 from tests.interrupts import interrupted
 from tests.tiny_chat_model import CONFIG, SIZES, program_folder, write_tiny_chat_model
 
@@ -320,3 +322,27 @@ def test_an_answer_beside_a_guided_one_is_the_same(llm: LLM) -> None:
         tokens += other.token_ids if other else []
     assert re.fullmatch("[a-f]{40}", "".join(texts))
     assert tokens == alone.token_ids
+
+
+def test_thinking_in_a_chat_is_told_from_its_answer(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    model = write_tiny_chat_model(tmp_path / "thinker")
+    template = "{{ messages[0].content }}\n<think>{% if false %}</think>{% endif %}"
+    described = {"eos_token": "<|end|>", "chat_template": template}
+    (tmp_path / "thinker" / "tokenizer_config.json").write_text(json.dumps(described))
+    chat = [{"role": "user", "content": "think"}]
+    llm = LLM(model, progress=False, cache_dir=program_folder(tmp_path_factory), compile_ahead=False, **SIZES)
+    try:
+        (cut,) = llm.generate([chat], FREE, max_tokens=20, seed=1, ignore_end=True)
+        assert cut.text == ""
+        assert cut.reasoning
+        budget = ThinkingBudget("<think>", "</think>", True, 6)
+        grammar = replace(regex("[xyz]{3}"), thinking_budget=budget)
+        (guided,) = llm.generate([chat], FREE, max_tokens=60, seed=1, grammar=grammar)
+        assert guided.reasoning
+        assert re.fullmatch("[xyz]{3}", guided.text)
+        text = reasoning = ""
+        for delta in llm.stream([chat], FREE, max_tokens=60, seed=1, grammar=grammar):
+            text, reasoning = text + delta.text, reasoning + delta.reasoning
+        assert (text, reasoning) == (guided.text, guided.reasoning)
+    finally:
+        llm.close()

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quire.cli.answer_printer import AnswerPrinter
 from quire.cli.console import log_to_stderr
 from quire.cli.one_at_a_time import for_one_user
 from quire.cli.sampling import SamplingOptions
@@ -85,13 +86,13 @@ class Conversation:
         self.exchanges.append({"role": "assistant", "content": text})
 
     def _print_answer(self) -> str:
-        text = ""
+        text, printer = "", AnswerPrinter()
         messages = [*self._system, *self.exchanges]
         with _interrupts() as interrupted:
             deltas = self._llm.stream([messages], self._sampling, max_tokens=self._max_tokens, seed=self._seed)
             for delta in deltas:
                 text += delta.text
-                print(delta.text, end="", flush=True)
+                printer.print(delta)
                 if interrupted:
                     break
         print(flush=True)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quire.cli.answer_printer import AnswerPrinter
 from quire.cli.console import log_to_stderr
 from quire.cli.one_at_a_time import for_one_user
 from quire.cli.sampling import SamplingOptions
@@ -54,6 +55,7 @@ def generate(
         answer = {
             "model": llm.deployment.files.name,
             "text": completion.text,
+            **({"reasoning": completion.reasoning} if completion.reasoning else {}),
             "finish_reason": completion.finish_reason,
             "prompt_tokens": len(completion.prompt_ids),
             "output_tokens": len(completion.token_ids),
@@ -62,8 +64,9 @@ def generate(
         }
         print(json_format.dumps(answer, ensure_ascii=False))
     else:
+        printer = AnswerPrinter()
         for delta in llm.stream([asked], chosen, **options):
-            print(delta.text, end="", flush=True)
+            printer.print(delta)
         print()
     llm.close()
 

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from quire.errors import InvalidRequest, QuireError
 from quire.ipc.messages import TokenLogprobs, Update
+from quire.text.answer_parts import PLAIN, AnswerForm, AnswerParser, Reasoning
 from quire.text.generation import Generation
 from quire.text.stop_strings import StopStrings
 from quire.text.tokenizer import Tokenizer
@@ -18,13 +19,14 @@ class Completion:
     """One continuation of a prompt.
 
     `error` is set, and `finish_reason` is "error", when this prompt could not be completed; text and tokens are then
-    what there was before. Where a stop string ended it, `text` ends before the string, and `token_ids` has the tokens
-    that spell it.
+    what there was before. The thinking of a model in a chat is its `reasoning`, and not in `text`. Where
+    a stop string ended it, `text` ends before the string, and `token_ids` has the tokens that spell it.
     """
 
     prompt_ids: tuple[int, ...]
     token_ids: list[int] = field(default_factory=list)
     text: str = ""
+    reasoning: str = ""
     finish_reason: str | None = None  # end, stop_token, stop_string, length, error
     cached_tokens: int = 0  # of the prompt, found in the prefix cache
     tokens_per_s: float | None = None  # after the first step that brought any; None where all came in one
@@ -55,6 +57,7 @@ class Delta:
     cached_tokens: int
     generated_tokens: int
     tokens_per_s: float | None
+    reasoning: str = ""
 
 
 class Answer:
@@ -66,13 +69,17 @@ class Answer:
         tokenizer: Tokenizer | None,
         stop: Sequence[str],
         continues: bool,
+        form: AnswerForm = PLAIN,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """`continues` where the answer goes on in the middle of the prompt's text, as opposed to a chat's."""
         if stop and tokenizer is None:
             raise InvalidRequest("stop strings need a tokenizer, and the model has none")
         self.completion = Completion(prompt_ids)
-        self._generation = Generation(tokenizer, StopStrings(stop) if stop else None, continues=continues)
+        shows_marks = tokenizer is not None and any(tokenizer.special_id(mark) is not None for mark in form.marks)
+        stops = StopStrings(stop) if stop else None
+        self._generation = Generation(tokenizer, stops, continues=continues, skip_special_tokens=not shows_marks)
+        self._parser = AnswerParser(form)
         self.completion.token_ids = self._generation.tokens
         self._clock = clock
         self._first_s: float | None = None  # when the first tokens came
@@ -88,8 +95,13 @@ class Answer:
         steps = self._generation.push(update.tokens, update.finish)
         tokens = [step.token for step in steps if step.token is not None]
         logprobs = None if update.logprobs is None else update.logprobs[: len(tokens)]
-        text = "".join([step.text for step in steps])
+        pieces = self._parser.push("".join([step.text for step in steps]))
+        if self._generation.finish is not None:
+            pieces += self._parser.flush()
+        text = "".join([piece for piece in pieces if isinstance(piece, str)])
+        reasoning = "".join([piece.text for piece in pieces if isinstance(piece, Reasoning)])
         done.text += text
+        done.reasoning += reasoning
         done.cached_tokens = update.cached_tokens
         if tokens:
             self._note_speed(len(tokens))
@@ -110,6 +122,7 @@ class Answer:
             done.cached_tokens,
             done.generated_tokens,
             done.tokens_per_s,
+            reasoning,
         )
 
     def _note_speed(self, num_new: int) -> None:

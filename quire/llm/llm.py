@@ -13,15 +13,19 @@ from quire.engine.build import Built, build_engine, plan_deployment
 from quire.engine.garbage_collection import freeze_gc
 from quire.errors import InvalidRequest, QuireError, invalid
 from quire.files import Progress, progress_bar, share_bar, silent
+from quire.grammar.answers import AnswerRules
 from quire.grammar.checking import GrammarChecking
+from quire.grammar.lark import mark_tokens
 from quire.llm.completion import Answer, Completion, Delta
 from quire.llm.engine_stepper import EngineStepper
 from quire.llm.prompts import Prompt, as_batch, as_ids, for_each, is_chat
 from quire.llm.run import BatchItem, Run
-from quire.request import Grammar, Request, SamplingParams
+from quire.request import Grammar, GrammarKind, Request, SamplingParams
+from quire.text.answer_parts import PLAIN, AnswerForm
 from quire.text.chat import ChatTemplates, load_chat_templates
 from quire.text.conversation import render_conversation
 from quire.text.stop_strings import MAX_STOPS, check_stops
+from quire.text.thinking import thinking_of
 from quire.text.tokenizer import Tokenizer, load_tokenizer
 
 log = logging.getLogger(__name__)
@@ -95,7 +99,8 @@ class LLM:
         `sampling` and `max_tokens` are for all prompts or a list with one for each; None takes what the model's files
         ask for, and as many tokens as fit. An answer also ends where prompt and answer reach the longest sequence
         there can be. A seed gives the same answers again, on a GPU only among the same prompts; None draws one for each
-        prompt. A `grammar` is what every answer follows: `json_schema({...})` or `regex("...")`.
+        prompt. A `grammar` is what every answer follows: `json_schema({...})` or `regex("...")`; in chats with a model
+        that thinks, after its thinking.
 
         A prompt that cannot be completed does not stop the others: its completions carry the `error`, and it is logged.
         """
@@ -138,15 +143,21 @@ class LLM:
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
         """The token ids of a prompt; a chat is rendered by the model's template, and special tokens that are written
         out in its messages are plain text."""
+        return self._encode(prompt)[0]
+
+    def _encode(self, prompt: Prompt) -> tuple[tuple[int, ...], AnswerForm]:
+        """The token ids of a prompt, and the form of its answers."""
         if isinstance(prompt, str):
-            return tuple(self._need_tokenizer().encode(prompt))
-        if is_chat(prompt):
-            if not self.has_chat_template or self._templates is None:
-                raise InvalidRequest(f"{self.deployment.files.name} has no chat template")
-            tokenizer = self._need_tokenizer()
-            rendered = render_conversation(self._templates.select(), tokenizer.shield, list(prompt))
-            return tuple(tokenizer.encode_prompt(rendered))
-        return as_ids(prompt, self.deployment.model.vocab_size)  # type: ignore[arg-type]
+            return tuple(self._need_tokenizer().encode(prompt)), PLAIN
+        if not is_chat(prompt):
+            return as_ids(prompt, self.deployment.model.vocab_size), PLAIN  # type: ignore[arg-type]
+        if not self.has_chat_template or self._templates is None:
+            raise InvalidRequest(f"{self.deployment.files.name} has no chat template")
+        tokenizer, template = self._need_tokenizer(), self._templates.select()
+        rendered = render_conversation(template, tokenizer.shield, list(prompt))
+        thinking = thinking_of(template.source)
+        is_opened = thinking is not None and thinking.is_open_at_end_of(rendered.text)
+        return tuple(tokenizer.encode_prompt(rendered)), AnswerForm(thinking, begins_in_thinking=is_opened)
 
     def close(self) -> None:
         self._grammar_checking.close()
@@ -197,9 +208,9 @@ class LLM:
         limits = for_each("max_tokens", max_tokens, len(prompts))
         for prompt, chosen, limit in zip(prompts, samplings, limits, strict=True):
             ids: tuple[int, ...] = ()
-            request = error = None
+            form, request, error = PLAIN, None, None
             try:
-                ids = self.encode(prompt)
+                ids, form = self._encode(prompt)
                 room = self.deployment.limits.max_sequence_tokens - len(ids)
                 most = max(room, 1) if limit is None else min(limit, room) if room > 0 else limit
                 request = Request(
@@ -211,14 +222,23 @@ class LLM:
                     samples=n,
                     end_ids=self.deployment.files.eos_token_ids,
                     stop_ids=tuple(stop_ids),
-                    grammar=grammar,
+                    grammar=self._after_thinking(grammar, form),
                     **fields,
                 )
             except QuireError as refusal:
                 error = refusal
             continues = not is_chat(prompt)
-            items.append(BatchItem(request, error, [Answer(ids, self.tokenizer, stop, continues) for _ in range(n)]))
+            answers = [Answer(ids, self.tokenizer, stop, continues, form) for _ in range(n)]
+            items.append(BatchItem(request, error, answers))
         return items
+
+    def _after_thinking(self, grammar: Grammar | None, form: AnswerForm) -> Grammar | None:
+        """What an answer must be that may begin with thinking, and then follows `grammar`."""
+        if grammar is None or grammar.kind is GrammarKind.TOKENS or form.thinking is None:
+            return grammar
+        rules = AnswerRules(plain=grammar, thinking=form.thinking, is_opened=form.begins_in_thinking)
+        marks = mark_tokens(self._need_tokenizer(), form.marks)
+        return replace(rules.grammar(marks), thinking_budget=grammar.thinking_budget)
 
     def _need_tokenizer(self) -> Tokenizer:
         if self.tokenizer is None:
