@@ -39,6 +39,7 @@ class CallSupport:
     after_text: bool  # a message of text, and then one of calls
     several: bool  # calls in one message
     results: bool
+    user_after: bool  # a message of the user after a result
     id_length: int | None  # of calls, where the template insists on one
 
     @property
@@ -46,7 +47,9 @@ class CallSupport:
         return bool(self.without_text) and self.results
 
 
-NO_SUPPORT = CallSupport((), beside_text=False, after_text=False, several=True, results=False, id_length=None)
+NO_SUPPORT = CallSupport(
+    (), beside_text=False, after_text=False, several=True, results=False, user_after=True, id_length=None
+)
 
 
 def call_support(source: str, render: Callable[[Sequence[Message]], str]) -> CallSupport:
@@ -69,6 +72,7 @@ def call_support(source: str, render: Callable[[Sequence[Message]], str]) -> Cal
         after_text=renders(_said(_TEXT), _turn(content, first), result, _said("done"), shows=[_NAME + "0", _TEXT]),
         several=renders(_turn(content, first, second), shows=[_NAME + "0", _NAME + "1"]),
         results=renders(_turn(content, first), result, shows=[_RESULT]),
+        user_after=renders(_turn(content, first), result, {"role": "user", "content": _TEXT}, shows=[_RESULT, _TEXT]),
         id_length=9 if format_of(source).id_length == 9 else None,
     )
 
@@ -119,8 +123,10 @@ def with_calls_as_rendered(messages: Sequence[Message], support: CallSupport) ->
                 message = {**message, "content": support.without_text[0]}
         if as_text and (message.get("tool_calls") or _is_result(message) or message.get("role") == "user"):
             _append_as_text(found, message)
-        else:
-            found.append(message)
+            continue
+        if not support.user_after and message.get("role") == "user" and found and _is_result(found[-1]):
+            found.append(_said(""))  # the user goes on before the assistant has said anything
+        found.append(message)
     return found
 
 
@@ -147,7 +153,10 @@ def with_tools_in_system_prompt(
 ) -> list[dict[str, Any]]:
     """A conversation about tools for a template that does not render them."""
     prompt = SYSTEM_PROMPT.format(tools="\n".join(json.dumps(tool) for tool in tools))
-    return with_system_text([without_calls(_with_functions(message)) for message in messages], prompt)
+    written: list[Message] = []
+    for message in messages:
+        _append_as_text(written, _with_functions(message))
+    return with_system_text(written, prompt)
 
 
 def without_calls(message: Message) -> Message:
