@@ -205,6 +205,15 @@ class FakeExecutor:
             slot = self._slots[start.slot] = Slot(start, [[] for _ in self._windows])
             for token in (*start.prompt, *start.generated):
                 slot.append(token)
+        for number, begin, forced in plan.forced:
+            slot = self._slots[number]
+            assert slot is not None, f"slot {number} was never started"
+            assert begin <= len(slot.tokens), "forced tokens leave a hole"
+            for position, token in enumerate(forced, start=begin):
+                if position < len(slot.tokens):
+                    assert slot.tokens[position] == token, "a forced token is not the one that was sampled"
+                else:
+                    slot.append(token)
         tokens: list[list[int]] = []
         logprobs: dict[int, list[TokenLogprobs]] = {}
         prompt_logprobs: dict[int, list[TokenLogprobs]] = {}

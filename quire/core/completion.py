@@ -88,6 +88,8 @@ class Completion:
     ) -> Update | None:
         """Append what a chunk sampled, and end the sequence where it ends."""
         known = sequence.tokens
+        if chunk.kind is Kind.FORCED:
+            tokens = sequence.forced_before(chunk.start + chunk.length) + tokens
         finish: FinishReason | None = None
         for position, token in enumerate(tokens):
             known.append(token)
@@ -96,8 +98,8 @@ class Completion:
                 tokens = tokens[: position + 1]
                 break
         prompt_logprobs = None
-        if chunk.kind is Kind.DECODE:
-            sequence.num_computed = chunk.start + len(tokens)  # not what was computed beyond its end
+        if chunk.kind is not Kind.PREFILL:
+            sequence.num_computed = len(known) - 1  # not what was computed beyond its end
         else:
             sequence.num_computed = chunk.start + chunk.length
             if sequence.request.prompt_logprobs is not None:

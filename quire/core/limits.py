@@ -29,6 +29,7 @@ class Limits:
     waiting_served_ratio: float = 0.0
     max_waiting_tokens: int = 0
     prefix_caching: bool = True
+    forces_tokens: bool = True  # what a grammar leaves no choice about is computed several tokens to a step
     max_burst: int = 1  # tokens that a step may give each sequence while no other could join them
     # By page group: the last positions that its layers read, the position itself included; None for all positions.
     page_groups: tuple[int | None, ...] = (None,)
@@ -70,6 +71,10 @@ class Limits:
                 count = min(count, (window + step_tokens - 3) // self.page_size + 2)
             total += count
         return total
+
+    def max_tokens_of(self, request: Request) -> int:
+        """The most tokens that `request` gets in a step: those that are forced lie in one page."""
+        return self.max_burst if request.grammar is None or not self.forces_tokens else self.page_size
 
     @property
     def capacity_tokens(self) -> int:

@@ -12,6 +12,7 @@ class Kind(IntEnum):
 
     PREFILL = 0  # tokens that the slot knows: those of its start, then those that it sampled
     DECODE = 1  # the token that the slot sampled last, then those sampled within the step (a burst)
+    FORCED = 2  # two or more: the slot's last token, then those that the plan brings
 
 
 class Chunk(NamedTuple):
@@ -35,6 +36,14 @@ class PageCopy(NamedTuple):
     target: int
 
 
+class ForcedTokens(NamedTuple):
+    """Tokens that a grammar leaves no choice about, which stand in a slot from `start` on before it samples them."""
+
+    slot: int
+    start: int
+    tokens: tuple[int, ...]
+
+
 class SlotStart(NamedTuple):
     """A slot that begins anew in this step: its page tables are empty and its tokens and sampling state are these."""
 
@@ -50,7 +59,8 @@ class SlotStart(NamedTuple):
 
 
 class StepPlan(NamedTuple):
-    """One step: the copies in their order, then the slots that start, then the chunks."""
+    """One step: the copies in their order, then the slots that start, then forced tokens, then the chunks: decodes,
+    then those with forced tokens, then prefills."""
 
     step: int
     chunks: tuple[Chunk, ...]
@@ -58,6 +68,7 @@ class StepPlan(NamedTuple):
     started: tuple[SlotStart, ...] = ()
     # Chunks, by index, whose next tokens a grammar restricts. A plan with any is not sampled before it gets its masks.
     guided: tuple[int, ...] = ()
+    forced: tuple[ForcedTokens, ...] = ()
     burst: int = 1  # the most tokens that a chunk samples one after the other; above 1, all chunks are DECODE
 
     @property

@@ -2,7 +2,7 @@
 
 from quire.core.completion import StepInFlight
 from quire.core.limits import Limits
-from quire.core.plan import Chunk, Kind, PageCopy, SlotStart, StepPlan
+from quire.core.plan import Chunk, ForcedTokens, Kind, PageCopy, SlotStart, StepPlan
 from quire.core.queue import Queue
 from quire.core.running import Running
 from quire.core.sequence import Sequence, State
@@ -67,9 +67,12 @@ class Planner:
         self.blocked_by = None
         preemptions = self._counters.preemptions
         burst = self._burst()
-        self._plan_decodes(draft, burst)
+        forced = self._plan_decodes(draft, burst)
         num_decodes = len(draft.chunks)
-        draft.budget = draft.allowance = self._budget.prefill_beside(num_decodes)
+        draft.budget = draft.allowance = self._budget.prefill_beside(num_decodes + len(forced))
+        for sequence in forced:
+            if sequence.state is State.DECODING:  # and not preempted for an older one
+                self._plan_forced(draft, sequence)
         if self._running.prefilling:
             self._plan_prefills(draft)
         if self._counters.preemptions != preemptions:  # some of them after their chunk had been planned
@@ -77,7 +80,8 @@ class Planner:
                 (chunk, row) for chunk, row in zip(draft.chunks, draft.rows, strict=True) if chunk.epoch == row.epoch
             ]
             draft.chunks, draft.rows = [chunk for chunk, _ in kept], [row for _, row in kept]
-            num_decodes = sum(chunk.kind is Kind.DECODE for chunk in draft.chunks)
+            kinds = [chunk.kind for chunk in draft.chunks]
+            num_decodes = next((at for at, kind in enumerate(kinds) if kind is not Kind.DECODE), len(kinds))
         if burst == 1 or not draft.chunks:
             burst = 1
             self._admit(draft)
@@ -101,6 +105,7 @@ class Planner:
             tuple(draft.copies),
             tuple(draft.started),
             _guided(draft) if self._running.num_guided else (),
+            _forced(draft) if self._running.num_guided else (),
             burst,
         )
         return StepInFlight(plan, draft.rows, num_decodes)
@@ -114,15 +119,19 @@ class Planner:
             return 1
         return self._budget.burst
 
-    def _plan_decodes(self, draft: Draft, burst: int) -> None:
-        """Every decoding sequence gets its next tokens, those that need a page last."""
+    def _plan_decodes(self, draft: Draft, burst: int) -> list[Sequence]:
+        """Every decoding sequence gets its next tokens, those that need a page last. Returns those, by age, whose next
+        tokens are forced: they have none yet."""
         others: list[Sequence] = []
+        forced: list[Sequence] = []
         chunks, rows, decode = draft.chunks, draft.rows, Kind.DECODE
         new_chunk = _new
         for sequence in self._running.decoding.values():  # most of the time that a plan takes
             start = sequence.num_planned
             end = start + burst
-            if end <= sequence.plain_end:
+            if start + 1 < sequence.forced_end and start + 2 < sequence.limit:
+                forced.append(sequence)
+            elif end <= sequence.plain_end:
                 sequence.num_planned = end
                 row = (
                     sequence.request_id,
@@ -144,18 +153,29 @@ class Planner:
             for sequence in others:
                 if sequence.state is State.DECODING:  # and not preempted for an older one
                     self._plan_decode(draft, sequence, burst)
+        return sorted(forced, key=_age)
 
-    def _plan_decode(self, draft: Draft, sequence: Sequence, burst: int) -> None:
-        """A decode that needs a page in each group, or that ends within the burst."""
+    def _plan_forced(self, draft: Draft, sequence: Sequence) -> None:
+        """The token that is sampled last and those that must follow it, as far as one page and the budget go."""
+        start = sequence.num_planned
+        most = min(sequence.forced_end - start, self._limits.page_size, 1 + draft.budget)
+        self._plan_decode(draft, sequence, max(1, most), is_forced=True)
+        length = sequence.num_planned - start
+        if length > 1:
+            draft.budget -= length - 1
+            draft.allowance -= length - 1
+
+    def _plan_decode(self, draft: Draft, sequence: Sequence, most: int, is_forced: bool = False) -> None:
+        """A decode that needs a page in each group, or that ends within the `most` tokens that it may have."""
         start, num_pages = sequence.num_planned, len(sequence.tables[0])
-        length = min(burst, sequence.limit - 1 - start)
+        length = min(most, sequence.limit - 1 - start)
         if start + length > sequence.page_end:
             # None is preempted for tokens that could come later.
             is_needed = start == sequence.page_end
             if not self._running.grow(sequence, 1, preempts=is_needed) and is_needed:
                 return
             length = min(length, sequence.page_end - start)
-        draft.add(sequence, Kind.DECODE, length, num_pages, True)
+        draft.add(sequence, Kind.FORCED if is_forced and length > 1 else Kind.DECODE, length, num_pages, True)
 
     def _plan_prefills(self, draft: Draft) -> None:
         """Continue the prefills already begun, oldest first."""
@@ -284,6 +304,16 @@ def _guided(draft: Draft) -> tuple[int, ...]:
     """The chunks that sample under a grammar, by index."""
     rows = enumerate(zip(draft.chunks, draft.rows, strict=True))
     return tuple(index for index, (chunk, row) in rows if chunk.samples and row.request.grammar is not None)
+
+
+def _forced(draft: Draft) -> tuple[ForcedTokens, ...]:
+    """The tokens that chunks compute and their slots have not sampled, or will have."""
+    rows = zip(draft.chunks, draft.rows, strict=True)
+    return tuple(
+        ForcedTokens(chunk.slot, len(row.tokens), tuple(row.forced_before(chunk.start + chunk.length)))
+        for chunk, row in rows
+        if chunk.kind is Kind.FORCED
+    )
 
 
 def _age(sequence: Sequence) -> tuple[int, int]:

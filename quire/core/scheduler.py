@@ -110,6 +110,15 @@ class Scheduler:
         """End a request now. Does nothing when it has ended already."""
         self._requests.abort(request_id)
 
+    def force(self, request_id: int, sample: int, tokens: Iterable[int]) -> None:
+        """The next tokens of a sample are certain to be these: its grammar allows no others. Steps then compute several
+        at once, where no log-probabilities are wanted."""
+        if not self.limits.forces_tokens:
+            return
+        for sequence in self._requests.sequences(request_id):
+            if sequence.sample == sample and sequence.request.sampling.logprobs is None:
+                sequence.force(tokens)
+
     def expire(self) -> list[Failure]:
         """End the requests whose time has passed."""
         return self._requests.expire()

@@ -57,6 +57,8 @@ class Sequence:
         "cached_tokens",
         "epoch",
         "first_held",
+        "forced",
+        "forced_end",
         "id",
         "limit",
         "match",
@@ -89,6 +91,8 @@ class Sequence:
         self.tokens = [*request.prompt, *generated]
         self.num_prompt = len(request.prompt)
         self.limit = self.num_prompt + request.max_tokens  # as many tokens as it may ever have
+        self.forced: list[int] = []  # tokens, known or next, that its grammar left no choice about
+        self.forced_end = 0  # the position after them
         self.state = State.WAITING
         self.slot = -1
         self.epoch = 0
@@ -123,6 +127,16 @@ class Sequence:
         if self.request.prompt_logprobs is not None and self.num_scored < self.num_prompt - 1:
             return self.num_scored
         return len(self.tokens) - 1
+
+    def force(self, tokens: Iterable[int]) -> None:
+        """Its next tokens are certain to be these."""
+        self.forced = list(tokens)
+        self.forced_end = len(self.tokens) + len(self.forced)
+
+    def forced_before(self, end: int) -> list[int]:
+        """The forced tokens after the known ones, up to the position `end`."""
+        begin = self.forced_end - len(self.forced)
+        return self.forced[len(self.tokens) - begin : end - begin]
 
     def restart(self) -> None:
         """Back to waiting, with nothing on the device. The pages must have been released."""

@@ -120,7 +120,7 @@ def plan_deployment(config: Config, progress: Progress = silent, *, is_served: b
         resolved=resolved,
         layout=layout,
         shapes=shapes,
-        limits=_limits(config, resolved, layout, max_queued),
+        limits=_limits(config, resolved, facts, layout, max_queued),
         max_step_ms=max_step_ms,
         choices=choices,
     )
@@ -165,7 +165,7 @@ def _shapes(model: Decoder, mesh: Mesh | None, facts: Facts, resolved: Resolved,
     )
 
 
-def _limits(config: Config, resolved: Resolved, layout: PageLayout, max_queued: int | None) -> Limits:
+def _limits(config: Config, resolved: Resolved, facts: Facts, layout: PageLayout, max_queued: int | None) -> Limits:
     return Limits(
         page_size=resolved.page_size,
         num_pages=2,
@@ -178,6 +178,8 @@ def _limits(config: Config, resolved: Resolved, layout: PageLayout, max_queued: 
         waiting_served_ratio=resolved.waiting_served_ratio,
         max_waiting_tokens=resolved.max_waiting_tokens,
         prefix_caching=config.prefix_caching,
+        # A GPU has programs for decodes alone, which a step with more than a token for a row does without.
+        forces_tokens=facts.platform != "gpu",
         max_burst=resolved.max_burst,
         page_groups=layout.windows,
     )

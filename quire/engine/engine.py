@@ -119,7 +119,7 @@ class Engine:
         self._samples_left[request.request_id] = sum(tokens is not None for tokens in from_here)
         self._masks.begin(request, from_here, matchers)
         # The last engine had at most so many tokens under way, and the last token is never computed.
-        under_way = (self._lookahead + 1) * self.scheduler.limits.max_burst
+        under_way = (self._lookahead + 1) * self.scheduler.limits.max_tokens_of(request)
         self._isolation.request_added(request, from_here, under_way)
 
     def prepare(self, request: Request) -> "Future[None] | None":
@@ -144,6 +144,8 @@ class Engine:
         if len(steps) > self._lookahead or not self._send_masks() or steps.has_failed or self.error is not None:
             return False
         planned_s = self.clock()
+        for forced in self._masks.forced():
+            self.scheduler.force(*forced)
         plan = self.scheduler.plan()
         if plan is None:
             return False

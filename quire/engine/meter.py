@@ -76,7 +76,7 @@ class Meter(Observer):
         if plan.started:
             self.batch_sizes[bisect_left(BATCH_SIZES, len(plan.started))] += 1
             self.batch_size_sum += len(plan.started)
-            if plan.chunks[0].kind is Kind.DECODE:
+            if plan.chunks[0].kind is not Kind.PREFILL:
                 self._note("join", step.launched_s - step.planned_s)
         self.num_begun[step.kind] += 1
         self._under_way.append(step)

@@ -32,14 +32,16 @@ class Step:
     def __post_init__(self) -> None:
         num_prefill_tokens = num_prefills = 0
         for chunk in reversed(self.plan.chunks):  # decodes come first
-            if chunk.kind is Kind.DECODE:
+            if chunk.kind is not Kind.PREFILL:
                 break
             num_prefills += 1
             num_prefill_tokens += chunk.length
         self.kind = PREFILL if num_prefills else DECODE
         self.num_prefill_tokens = num_prefill_tokens
-        burst = self.plan.burst > 1
-        self.num_tokens = self.plan.num_tokens if burst else len(self.plan.chunks) - num_prefills + num_prefill_tokens
+        is_longer = self.plan.burst > 1 or self.plan.forced  # than a token for each decode
+        self.num_tokens = (
+            self.plan.num_tokens if is_longer else len(self.plan.chunks) - num_prefills + num_prefill_tokens
+        )
 
 
 class Observer:

@@ -81,7 +81,7 @@ class QueueTimes(Observer):
                     self._started.append(Started(chunk.request_id, queue_s))
         if self._open:
             for chunk in reversed(plan.chunks):  # decodes come first
-                if chunk.kind is Kind.DECODE:
+                if chunk.kind is not Kind.PREFILL:
                     break
                 if chunk.request_id in self._open:
                     self._open[chunk.request_id].add(chunk)

@@ -18,7 +18,7 @@ from quire.executor.layer_state import page_layout
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key
 from quire.executor.shapes import Shapes
-from quire.executor.slots import empty_slots, pack_starts, start_slots
+from quire.executor.slots import empty_slots, force_tokens, pack_forced, pack_starts, start_slots
 from quire.executor.step import (
     Compiled,
     SamplingWay,
@@ -113,6 +113,8 @@ class Compiler:
             return self._compile_step(step, shape, (self._placement, self._whole))
         if kind == "start":
             return self._compile_traced(start_slots, 0, self._whole, state.slots, pack_starts([], size, shapes))
+        if kind == "force":
+            return self._compile_traced(force_tokens, 0, self._whole, state.slots, pack_forced([], size, shapes))
         if kind == "copy":
             places = None if self._placement is None else self._placement.pages
             return self._compile_traced(copy_pages, 0, places, state.pages, _array((size, 2), jnp.int32))

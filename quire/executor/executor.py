@@ -13,10 +13,10 @@ from quire.core.plan import Chunk, PageCopy, SlotStart, StepPlan
 from quire.executor.launch import Launch, Packer, independent, num_sampling, split
 from quire.executor.pending import Launched, Pending, Wanted
 from quire.executor.program_store import ProgramStore
-from quire.executor.programs import COPY_SIZES, START_SIZES, Programs
+from quire.executor.programs import COPY_SIZES, FORCE_SIZE, START_SIZES, Programs
 from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
-from quire.executor.slots import pack_starts
+from quire.executor.slots import pack_forced, pack_starts
 from quire.executor.step import State
 from quire.models.model import Model
 from quire.models.params import ParamTree
@@ -60,6 +60,7 @@ class JaxExecutor:
         self.programs.advance()
         self._copy_pages(plan.copies)
         self._begin_slots(plan)
+        self._place_forced(plan)
         special = [index for index, chunk in enumerate(plan.chunks) if chunk.slot in self._special]
         wanted = {index: self._wanted(plan.chunks[index]) for index in special}
         started = {start.slot for start in plan.started}
@@ -121,6 +122,15 @@ class JaxExecutor:
             packed = pack_starts(starts[:size], size, self._shapes)
             self._state = self._state._replace(slots=self.programs.get(("start", size))(self._state.slots, packed))
             starts = starts[size:]
+
+    def _place_forced(self, plan: StepPlan) -> None:
+        """Put forced tokens where chunks read them."""
+        left = [(slot, start + at, token) for slot, start, tokens in plan.forced for at, token in enumerate(tokens)]
+        for begin in range(0, len(left), FORCE_SIZE):
+            packed = pack_forced(left[begin : begin + FORCE_SIZE], FORCE_SIZE, self._shapes)
+            assert self._state is not None
+            place = self.programs.get(("force", FORCE_SIZE))
+            self._state = self._state._replace(slots=place(self._state.slots, packed))
 
     def _wanted(self, chunk: Chunk) -> Wanted:
         start = self._start_of(chunk)

@@ -97,12 +97,12 @@ def split(chunks: Sequence[Chunk], scored: Iterable[int]) -> list[Launch]:
     columns = Chunk(*zip(*chunks, strict=True))  # type: ignore[arg-type]  # each field of all chunks: faster than one by one
     kinds: Any = columns.kind
     starts: Any = columns.start
-    if Kind.PREFILL not in kinds:
+    if Kind.PREFILL not in kinds and Kind.FORCED not in kinds:
         rows, prefills = [*range(len(chunks))], []
     else:
         others = [index for index in range(len(chunks)) if index not in apart]
         rows = [index for index in others if kinds[index] is Kind.DECODE or chunks[index].length == 1]
-        prefills = [index for index in others if kinds[index] is Kind.PREFILL and chunks[index].length > 1]
+        prefills = [index for index in others if kinds[index] is not Kind.DECODE and chunks[index].length > 1]
     # Those with the longest contexts begin first, or the device would wait for the last of them.
     rows.sort(key=starts.__getitem__, reverse=True)
     launches = [Launch(rows, prefills), Launch(prefills=sorted(apart), scores=True)]

@@ -17,7 +17,7 @@ from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key, ProgramTable
 from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
-from quire.executor.slots import pack_starts
+from quire.executor.slots import pack_forced, pack_starts
 from quire.executor.step import SamplingWay, State
 from quire.models.model import Model
 from quire.models.params import ParamTree
@@ -28,6 +28,7 @@ log = logging.getLogger(__name__)
 
 START_SIZES = (1, 8)  # slots that one call can start
 COPY_SIZES = (1, 16)  # pages that one call can copy
+FORCE_SIZE = 64  # forced tokens that one call can place
 WAYS = get_args(SamplingWay)
 BATCH = 8  # programs that a table gains at a time
 
@@ -90,7 +91,7 @@ class Programs:
         ladder = self._shapes.ladder
         sampling = ladder.sample_sizes
         keys: list[Key] = [("start", size) for size in START_SIZES]
-        keys += [("copy", size) for size in COPY_SIZES]
+        keys += [*(("copy", size) for size in COPY_SIZES), ("force", FORCE_SIZE)]
         return [*keys, *ladder.first(), *(("any", size) for size in dict.fromkeys((sampling[0], sampling[-1])))]
 
     def compile_for_one(self, num_tokens: int) -> Iterator[float]:
@@ -211,6 +212,8 @@ class Programs:
         kind, size = key
         if kind == "start":
             return state._replace(slots=program(state.slots, pack_starts([], size, shapes)))
+        if kind == "force":
+            return state._replace(slots=program(state.slots, pack_forced([], size, shapes)))
         if kind == "copy":
             return state._replace(pages=program(state.pages, np.zeros((size, 2), np.int32)))
         hidden = jnp.zeros((shapes.num_slots, self._model.hidden_size), state.pages[0][0].dtype)

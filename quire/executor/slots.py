@@ -1,5 +1,6 @@
 """The state of each slot on the device: its tokens, its page tables and how it samples."""
 
+from collections.abc import Sequence
 from math import prod
 from typing import Any, NamedTuple
 
@@ -54,6 +55,21 @@ def start_slots(slots: Slots, packed: jax.Array) -> Slots:
         started.append(old.at[numbers].set(new.reshape(-1, *old.shape[1:])))
         begin = end
     return Slots(*started)
+
+
+def force_tokens(slots: Slots, packed: jax.Array) -> Slots:
+    """The state with what `pack_forced` packed in it."""
+    numbers, positions, tokens = packed.T
+    return slots._replace(history=slots.history.at[numbers, positions].set(tokens))
+
+
+def pack_forced(forced: Sequence[tuple[int, int, int]], size: int, shapes: Shapes) -> Ints:
+    """Up to `size` slots, positions and the tokens that stand there. The rest go to the padding slot."""
+    packed = np.zeros((size, 3), np.int32)
+    packed[:, 0] = shapes.num_slots
+    if forced:
+        packed[: len(forced)] = forced
+    return packed
 
 
 def pack_starts(starts: list[tuple[SlotStart, PagesByGroup]], size: int, shapes: Shapes) -> Ints:

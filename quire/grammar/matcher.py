@@ -18,6 +18,7 @@ from quire.request import Grammar, GrammarKind, num_mask_words
 from quire.text.tokenizer import Tokenizer
 
 MAX_COMPILED = 64  # grammars kept for the next request that has them
+MAX_FORCED = 64  # tokens that are looked ahead
 # Many, because one that computes for long must not hold up the others; there are never more than there is work for.
 MAX_THREADS = 32
 # What one grammar, and one token of its answers, may cost. The library's own limits are higher by half to ten times.
@@ -42,26 +43,39 @@ class GrammarMatcher:
         matcher: llguidance.LLMatcher,
         pool: ThreadPoolExecutor,
         mask_bytes: int,
+        end_ids: Sequence[int],
         thinking: ThinkingLimit | None = None,
     ) -> None:
         self._matcher = matcher
+        self._end_ids = frozenset(end_ids)
         self._thinking = thinking
         self._pool = pool
         self._mask_bytes = mask_bytes
 
-    def advance(self, tokens: Sequence[int]) -> "Future[bytes]":
+    def advance(self, tokens: Sequence[int]) -> "Future[tuple[list[int], bytes]]":
         return self._pool.submit(self._advance, list(tokens))
 
-    def _advance(self, tokens: list[int]) -> bytes:
+    def _advance(self, tokens: list[int]) -> tuple[list[int], bytes]:
         matcher = self._matcher
         if tokens:
             matcher.consume_tokens(tokens)
+        forced = self._forced()
+        del forced[matcher.try_consume_tokens(forced) :]
         mask = matcher.compute_bitmask()
         fault = fault_in(matcher)
         if fault is not None:
             raise InvalidRequest(fault)
         mask = mask[: self._mask_bytes].ljust(self._mask_bytes, b"\0")
-        return mask if self._thinking is None else self._thinking.limited(mask, tokens)
+        # A budget forbids nothing that a grammar forces.
+        return forced, mask if self._thinking is None else self._thinking.limited(mask, [*tokens, *forced])
+
+    def _forced(self) -> list[int]:
+        """The next tokens, as far as each is the only one that the masks allow. An end is left to be sampled."""
+        if self._matcher.is_stopped():
+            return []
+        found = self._matcher.compute_ff_tokens()[:MAX_FORCED]
+        ends = [at for at, token in enumerate(found) if token in self._end_ids]
+        return found[: ends[0]] if ends else found
 
 
 class Grammars:
@@ -98,8 +112,8 @@ class Grammars:
         fault = fault_in(compiled)
         if fault is not None:
             raise invalid("grammar", f": {fault}")
-        forced = None if budget is None else ThinkingLimit(self._load(), budget)
-        return GrammarMatcher(compiled.deep_copy(), self._pool, self._mask_bytes, forced)
+        thinking = None if budget is None else ThinkingLimit(self._load(), budget)
+        return GrammarMatcher(compiled.deep_copy(), self._pool, self._mask_bytes, self._end_ids, thinking)
 
     def _prepare(self, grammar: Grammar) -> None:
         self._compile(grammar)

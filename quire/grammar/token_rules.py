@@ -32,12 +32,12 @@ class TokenMatcher:
                 _forbid(mask, one[0])
         self._mask = bytes(mask)
 
-    def advance(self, tokens: Sequence[int]) -> "Future[bytes]":
-        """At once: it takes microseconds."""
+    def advance(self, tokens: Sequence[int]) -> "Future[tuple[list[int], bytes]]":
+        """At once: it takes microseconds. Nothing is forced."""
         if self._reach:
             self._tail = [*self._tail, *tokens][-self._reach :]
-        found: Future[bytes] = Future()
-        found.set_result(self._next())
+        found: Future[tuple[list[int], bytes]] = Future()
+        found.set_result(([], self._next()))
         return found
 
     def _next(self) -> bytes:

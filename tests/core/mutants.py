@@ -382,8 +382,8 @@ MUTANTS = (
     Mutant(
         "prompts beside decodes have no bound", BUDGET, "tokens = min(tokens, self.max_prefill_beside_decodes)", "pass"
     ),
-    Mutant("prompts do not count against the budget", PLANNER, "        draft.budget -= length", "        pass"),
-    Mutant("prompts do not count against the share", PLANNER, "        draft.allowance -= length", "        pass"),
+    Mutant("prompts do not count against the budget", PLANNER, "draft.budget -= length\n", "pass\n"),
+    Mutant("prompts do not count against the share", PLANNER, "draft.allowance -= length\n", "pass\n"),
     Mutant("those behind a long prompt may have all", PLANNER, "draft.budget // SHARE_BEHIND", "draft.budget"),
     Mutant("those behind a long prompt get nothing", PLANNER, "draft.budget // SHARE_BEHIND", "0"),
     Mutant(
@@ -432,12 +432,12 @@ MUTANTS = (
     Mutant(
         "a burst outruns a grammar", PLANNER, "or running.prefilling or running.num_guided:", "or running.prefilling:"
     ),
-    Mutant("a burst is longer than its request", PLANNER, "min(burst, sequence.limit - 1 - start)", "burst"),
+    Mutant("a burst is longer than its request", PLANNER, "min(most, sequence.limit - 1 - start)", "most"),
     Mutant("a burst runs over its pages", PLANNER, "length = min(length, sequence.page_end - start)", "pass"),
     Mutant(
         "what lies beyond the end is shared",
         COMPLETION,
-        "sequence.num_computed = chunk.start + len(tokens)  # not",
+        "sequence.num_computed = len(known) - 1  # not",
         "sequence.num_computed = chunk.start + chunk.length  # not",
     ),
     Mutant(
@@ -563,14 +563,38 @@ MUTANTS = (
     Mutant(
         "an answer that goes on begins its grammar anew",
         MASKS,
-        "matcher.advance(so_far[sample] or ())",
-        "matcher.advance(())",
+        "Guided(matcher, len(request.prompt), so_far[sample] or ())",
+        "Guided(matcher, len(request.prompt), ())",
     ),
     Mutant("matchers outlive their requests", ENGINE, "self._masks.forget(request_id)", "pass"),
     Mutant(
         "a guided chunk is not named", PLANNER, "if chunk.samples and row.request.grammar is not None)", "if False)"
     ),
     Mutant("a chunk that samples nothing is guided", PLANNER, "if chunk.samples and row.request", "if row.request"),
+    Mutant(
+        "forced tokens are not appended",
+        COMPLETION,
+        "sequence.forced_before(chunk.start + chunk.length) + tokens",
+        "tokens",
+    ),
+    Mutant("forced tokens take no budget", PLANNER, "1 + draft.budget)", "99)"),
+    Mutant("forced tokens take more than a page", PLANNER, "self._limits.page_size, 1 + draft", "99, 1 + draft"),
+    Mutant(
+        "forced tokens are begun from the wrong place",
+        PLANNER,
+        "ForcedTokens(chunk.slot, len(row.tokens),",
+        "ForcedTokens(chunk.slot, chunk.start,",
+    ),
+    Mutant(
+        "log-probabilities of forced tokens are lost", SCHEDULER, " and sequence.request.sampling.logprobs is None", ""
+    ),
+    Mutant("a forced token gets the mask after it", MASKS, "position - self.num_known", "len(self.forced())"),
+    Mutant(
+        "a matcher sees forced tokens twice",
+        MASKS,
+        "self.matcher.advance(tokens[count:])",
+        "self.matcher.advance(tokens)",
+    ),
     Mutant("what was aborted is added once it is compiled", DRIVER, "self._preparing.forget(request_id)", "pass"),
     Mutant("compiling holds everyone up", DRIVER, "if preparing is None:", "if True:"),
 )

@@ -21,7 +21,9 @@ from quire.core.scheduler import Scheduler
 from quire.engine.build import Built, build_engine, plan_deployment
 from quire.engine.engine import Engine
 from quire.engine.executor import Executor, Pending
+from quire.grammar.matcher import Grammars
 from quire.request import Request, SamplingParams
+from quire.text.tokenizer import load_tokenizer
 
 STORED = Path(__file__).parents[1] / "default_model" / "expected.json"
 README = Path(__file__).parents[2] / "README.md"
@@ -157,6 +159,48 @@ def test_the_readme_s_question_is_answered_as_it_says_by_a_wide_margin(quantize:
     assert min(first - second for first, second in best) > 1.0
     assert "".join(delta.text for delta in llm.stream([asked], GREEDY, max_tokens=20)) == completion.text
     llm.close()
+
+
+LONG_KEYS = {
+    "type": "object",
+    "properties": {"favourite_colour": {"enum": ["dark green", "dark blue"]}, "is_active": {"type": "boolean"}},
+    "required": ["favourite_colour", "is_active"],
+}
+
+
+def guided_answers(built: Built, forces_tokens: bool) -> tuple[list[list[int]], int]:
+    """Answers to a schema, greedy and sampled, and the number of steps that they took."""
+    deployment = built.deployment
+    path, ends = deployment.files.tokenizer, deployment.files.eos_token_ids
+    assert path is not None
+    built.executor.reset()
+    scheduler = Scheduler(dataclasses.replace(deployment.limits, forces_tokens=forces_tokens), time.monotonic)
+    grammars = Grammars(lambda: load_tokenizer(path), ends, deployment.model.vocab_size)
+    engine = Engine(scheduler, built.executor, 1, grammars=grammars)
+    found: list[list[int]] = []
+    for number, sampling in enumerate(
+        (GREEDY, SamplingParams(), SamplingParams(temperature=0.7, repetition_penalty=1.2))
+    ):
+        prompt = tuple(EXPECTED[number]["prompt"])
+        engine.add(Request(number, prompt, 40, sampling, seed=5, end_ids=tuple(ends), grammar=json_schema(LONG_KEYS)))
+        found.append([])
+    while not engine.is_idle:
+        outcome = engine.step()
+        assert not outcome.failures
+        for update in outcome.updates:
+            found[update.request_id] += update.tokens
+    scheduler.check()
+    return found, scheduler.counters.steps
+
+
+def test_forced_tokens_are_those_that_would_be_sampled_and_take_fewer_steps(built_int8: Built) -> None:
+    plain, num_plain_steps = guided_answers(built_int8, forces_tokens=False)
+    forced, num_steps = guided_answers(built_int8, forces_tokens=True)
+    assert forced == plain
+    assert num_steps < num_plain_steps
+    tokenizer = load_tokenizer(built_int8.deployment.files.tokenizer)
+    for tokens in forced:
+        assert list(json.loads(tokenizer.decode(tokens))) == ["favourite_colour", "is_active"]
 
 
 class Person(BaseModel):

@@ -6,13 +6,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from quire.core.plan import Kind
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
+from quire.engine.grammar_masks import Guided
 from quire.errors import InvalidRequest, RequestFailed
-from quire.request import FinishReason, Request
+from quire.request import FinishReason, Request, SamplingParams
 from tests.core.harness import GREEDY, limits, request
 from tests.engine.test_engine import DeviceError
-from tests.engine.toy_grammars import END, LOST, STUCK, ToyGrammars, guide, toy
+from tests.engine.toy_grammars import END, FORCING, LOST, STUCK, ToyGrammars, guide, toy
 from tests.fake_executor import FakeExecutor, expected_tokens
 
 
@@ -26,7 +28,9 @@ class Rig:
             if plan.step in fails_in:
                 raise DeviceError(f"step {plan.step}")
 
-        self.executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, fault)
+        self.executor = FakeExecutor(
+            chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, fault, page_groups=chosen.page_groups
+        )
         self.grammars = ToyGrammars()
         scheduler = Scheduler(chosen, lambda: 0.0)
         self.engine = Engine(scheduler, self.executor, lookahead, grammars=self.grammars)
@@ -73,7 +77,8 @@ def asks(draw: st.DrawFn, request_id: int) -> Request:
         "end_ids": (END,),
     }
     if draw(st.booleans()):
-        features["grammar"] = toy(draw(st.sampled_from([2, 4, 9, 30])))
+        features["grammar"] = toy(draw(st.sampled_from([2, 4, 9, 30, FORCING, FORCING + 3])))
+        features["stop_ids"] = draw(st.sampled_from([(), (), tuple(range(1, 9))]))
     return request(request_id, prompt, **features)
 
 
@@ -84,8 +89,14 @@ def asks(draw: st.DrawFn, request_id: int) -> Request:
     st.frozensets(st.integers(2, 40), max_size=2),
 )
 def test_answers_follow_their_grammars_and_the_others_do_not_change(data, lookahead, num_pages, fails_in):
-    """With few pages sequences are preempted; steps that fail take the device's state with them."""
-    rig = Rig(lookahead, fails_in, num_pages=num_pages, max_sequence_tokens=40)
+    """With few pages sequences are preempted; steps that fail take the device's state with them. Forced tokens share
+    a budget with prompts."""
+    prefill_tokens = data.draw(st.sampled_from([2, 5, 16]))
+    budget = {"max_batch_prefill_tokens": prefill_tokens, "max_step_tokens": 4 + data.draw(st.integers(1, 16))}
+    windows = data.draw(st.sampled_from([(None,), (None, 6)]))
+    rig = Rig(
+        lookahead, fails_in, num_pages=num_pages * len(windows), max_sequence_tokens=40, page_groups=windows, **budget
+    )
     asked: dict[int, Request] = {}
     aborted: set[int] = set()
     for number in range(data.draw(st.integers(1, 7))):
@@ -105,15 +116,81 @@ def test_answers_follow_their_grammars_and_the_others_do_not_change(data, lookah
             assert told == (whole[: len(told)] if number in aborted else whole)
 
 
-@given(st.integers(0, 2), st.integers(0, 3), st.data())
-def test_an_answer_goes_on_where_another_engine_left_it(lookahead, seed, data):
-    asked = guided(1, samples=2, seed=seed)
+@given(st.integers(0, 2), st.integers(0, 3), st.sampled_from([4, FORCING]), st.data())
+def test_an_answer_goes_on_where_another_engine_left_it(lookahead, seed, number, data):
+    asked = guided(1, number, samples=2, seed=seed)
     whole = [expected(asked, sample) for sample in range(2)]
     cut = [data.draw(st.integers(0, len(tokens) - 1)) for tokens in whole]
     rig = Rig(lookahead)
     rig.engine.add(asked, so_far=[tokens[:at] for tokens, at in zip(whole, cut, strict=True)])
     rig.run()
     assert [rig.tokens[1, sample] for sample in range(2)] == [t[at:] for t, at in zip(whole, cut, strict=True)]
+
+
+def forced_lengths(rig: Rig) -> list[int]:
+    return [chunk.length for plan in rig.executor.plans for chunk in plan.chunks if chunk.kind is Kind.FORCED]
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 2])
+def test_tokens_that_a_grammar_forces_come_several_to_a_step(lookahead):
+    """As many as fit in a page; the first is sampled while the others become known, unless nothing is ahead."""
+    rig = Rig(lookahead, max_sequence_tokens=64)
+    asked = [guided(number, FORCING, max_tokens=40, seed=number) for number in range(3)]
+    for one in asked:
+        rig.engine.add(one)
+    rig.run()
+    assert [rig.tokens[one.request_id, 0] for one in asked] == [expected(one) for one in asked]
+    lengths = forced_lengths(rig)
+    assert min(lengths) > 1
+    assert max(lengths) == rig.engine.scheduler.limits.page_size
+    num_tokens = sum(len(rig.tokens[one.request_id, 0]) for one in asked)
+    num_chunks = sum(len(plan.chunks) for plan in rig.executor.plans)
+    assert num_chunks < 0.7 * num_tokens
+    assert all(index in plan.guided for plan in rig.executor.plans for index in range(len(plan.chunks)))
+
+
+def test_every_token_is_sampled_where_log_probabilities_are_wanted_or_forcing_is_off():
+    sampling = SamplingParams(logprobs=1)
+    rig = Rig(max_sequence_tokens=64)
+    rig.engine.add(guided(1, FORCING, max_tokens=20, sampling=sampling))
+    rig.run()
+    assert not forced_lengths(rig)
+    assert rig.tokens[1, 0] == expected(guided(1, FORCING, max_tokens=20, sampling=sampling))
+    off = Rig(max_sequence_tokens=64, forces_tokens=False)
+    off.engine.add(guided(1, FORCING, max_tokens=20))
+    off.run()
+    assert not forced_lengths(off)
+    assert off.tokens[1, 0] == expected(guided(1, FORCING, max_tokens=20))
+
+
+def test_a_stop_token_within_forced_tokens_is_the_last():
+    whole = [token for token in expected(guided(1, FORCING, max_tokens=30)) if token != END]
+    for at in range(1, len(whole)):
+        asked = guided(1, FORCING, max_tokens=30, stop_ids=(whole[at],))
+        rig = Rig(max_sequence_tokens=64)
+        rig.engine.add(asked)
+        rig.run()
+        assert rig.tokens[1, 0] == expected(asked)
+        assert rig.finished[1, 0] is FinishReason.STOP_TOKEN
+
+
+@pytest.mark.parametrize("max_tokens", range(1, 30))
+def test_forced_tokens_are_cut_at_the_length(max_tokens):
+    asked = guided(1, FORCING, max_tokens=max_tokens)
+    rig = Rig(max_sequence_tokens=64)
+    rig.engine.add(asked)
+    rig.run()
+    assert rig.tokens[1, 0] == expected(asked)
+
+
+def test_another_token_than_the_only_one_fails_its_request():
+    """It cannot be sampled; should it be, the answer goes no further."""
+    guiding = Guided(ToyGrammars().matcher(toy(FORCING)), 3, ())
+    forced = guiding.forced()
+    assert forced
+    guiding.append([(forced[0] + 1) % 50])
+    with pytest.raises(ValueError, match="the only one"):
+        guiding.mask(5, 0.0)
 
 
 def test_an_end_comes_only_where_the_grammar_allows_it():

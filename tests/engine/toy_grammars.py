@@ -9,6 +9,8 @@ from tests.fake_executor import VOCABULARY, Allowed, allows, bits
 
 END = 0
 STUCK = 7  # as the number of a grammar: no mask ever comes
+FORCING = 100  # and more, as the number of a grammar: most tokens are the only ones, in runs of any length
+MAX_FORCED = 9  # tokens that a matcher looks ahead
 LOST = 8  # as the number of a grammar: fails at the third token
 
 
@@ -19,6 +21,8 @@ def toy(number: int) -> Grammar:
 def allowed_after(grammar: Grammar, generated: Sequence[int]) -> list[int]:
     """About one token in `number`, another each time; the end after every third token."""
     number, state = int(grammar.text), hash(tuple(generated))
+    if number >= FORCING and state % 8:
+        return [1 + state % (VOCABULARY - 4)]
     chosen = [token for token in range(1, VOCABULARY - 2) if hash((state, token)) % number == 0]
     ends = [END] if len(generated) % 3 == 2 or not chosen else []
     return chosen + ends
@@ -38,14 +42,20 @@ class ToyMatcher:
     def __del__(self) -> None:
         self._grammars.num_live -= 1
 
-    def advance(self, tokens: Sequence[int]) -> "Future[bytes]":
+    def advance(self, tokens: Sequence[int]) -> "Future[tuple[list[int], bytes]]":
         self._generated += tokens
-        mask: Future[bytes] = Future()
+        ahead: Future[tuple[list[int], bytes]] = Future()
         if self._grammar == toy(LOST) and len(self._generated) >= 2:
-            mask.set_exception(ValueError("the grammar is lost"))
+            ahead.set_exception(ValueError("the grammar is lost"))
         elif self._grammar != toy(STUCK):
-            mask.set_result(bits(allowed_after(self._grammar, self._generated)))
-        return mask
+            forced: list[int] = []
+            while len(only := allowed_after(self._grammar, [*self._generated, *forced])) == 1 and only != [END]:
+                forced += only
+                if len(forced) == MAX_FORCED:
+                    break
+            self._generated += forced
+            ahead.set_result((forced, bits(allowed_after(self._grammar, self._generated))))
+        return ahead
 
 
 class ToyGrammars:

@@ -35,7 +35,7 @@ class Recorded(Programs):
 
         def run(*given: Any) -> Any:
             self.ran.append(key)
-            return given[0] if key[0] in ("start", "copy") else (given[1], Sampled(None))
+            return given[0] if key[0] in ("start", "copy", "force") else (given[1], Sampled(None))
 
         return run
 

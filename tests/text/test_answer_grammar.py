@@ -18,6 +18,7 @@ from tests.text import vocabularies
 from tests.text.recorded_answers import ANSWERS
 from tests.text.test_tools import FORMS, read, written
 from tests.text.token_ids import named_id
+from tests.text.walk import Walk
 
 CITY = {
     "type": "object",
@@ -62,14 +63,14 @@ def tokenizer() -> Tokenizer:
 
 def accepts(grammar: Grammar, text: str, tokenizer: Tokenizer) -> bool:
     end = named_id(tokenizer, "eos_token")
-    matcher = Grammars(lambda: tokenizer, [end], tokenizer.vocab_size).matcher(grammar)
-    mask = matcher.advance([]).result()
+    walk = Walk(Grammars(lambda: tokenizer, [end], tokenizer.vocab_size).matcher(grammar))
+    mask = walk.after()
     for token in [*tokenizer.encode(text, add_special_tokens=False), end]:
         if not int.from_bytes(mask, "little") >> token & 1:
             return False
         if token == end:
             break
-        mask = matcher.advance([token]).result()
+        mask = walk.after([token])
     return True
 
 
@@ -264,20 +265,20 @@ def test_a_thinking_budget_is_kept_to_the_token(has_tokens, opened, limit):
         rules.grammar(mark_tokens(tokenizer, THINK.marks)),
         thinking_budget=ThinkingBudget("<think>", "</think>", opened, limit),
     )
-    matcher = Grammars(lambda: tokenizer, [named_id(tokenizer, "eos_token")], tokenizer.vocab_size).matcher(grammar)
+    walk = Walk(Grammars(lambda: tokenizer, [named_id(tokenizer, "eos_token")], tokenizer.vocab_size).matcher(grammar))
     (letter,) = tokenizer.encode("z", add_special_tokens=False)
     begin = [] if opened else tokenizer.encode("<think>", add_special_tokens=False)
-    mask = matcher.advance(begin).result()
+    mask = walk.after(begin)
     for _ in range(limit):
         assert letter in allowed(mask)
-        mask = matcher.advance([letter]).result()
+        mask = walk.after([letter])
     for token in tokenizer.encode("</think>", add_special_tokens=False):
         assert allowed(mask) == {token}
-        mask = matcher.advance([token]).result()
+        mask = walk.after([token])
     for token in tokenizer.encode('\n{"a": 1}', add_special_tokens=False):
         assert token in allowed(mask)
         assert letter not in allowed(mask)
-        mask = matcher.advance([token]).result()
+        mask = walk.after([token])
 
 
 def test_a_character_is_completed_before_a_budget_ends_the_thinking():
@@ -287,12 +288,12 @@ def test_a_character_is_completed_before_a_budget_ends_the_thinking():
         rules.grammar(mark_tokens(tokenizer, THINK.marks)),
         thinking_budget=ThinkingBudget("<think>", "</think>", True, 1),
     )
-    matcher = Grammars(lambda: tokenizer, [named_id(tokenizer, "eos_token")], tokenizer.vocab_size).matcher(grammar)
+    walk = Walk(Grammars(lambda: tokenizer, [named_id(tokenizer, "eos_token")], tokenizer.vocab_size).matcher(grammar))
     first, *rest = next(ids for char in "çßŷжΩ汉" if len(ids := tokenizer.encode(char, add_special_tokens=False)) > 1)
     end = tokenizer.encode("</think>", add_special_tokens=False)[0]
-    mask = matcher.advance([first]).result()
+    mask = walk.after([first])
     for token in rest:
         assert end not in allowed(mask)
         assert token in allowed(mask)
-        mask = matcher.advance([token]).result()
+        mask = walk.after([token])
     assert allowed(mask) == {end}

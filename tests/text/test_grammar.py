@@ -7,11 +7,13 @@ from collections.abc import Sequence
 
 import pytest
 
+from quire.engine.grammar_masks import Guided
 from quire.errors import InvalidRequest
+from quire.grammar.gbnf import lark_of_gbnf
 from quire.grammar.limits import MAX_EXPANDED, refuse_what_explodes
-from quire.grammar.matcher import Grammars
+from quire.grammar.matcher import Grammars, compile_grammar, tokens_of
 from quire.grammar.regex_size import expanded
-from quire.request import Grammar, GrammarKind
+from quire.request import Grammar, GrammarKind, choice
 from quire.text.tokenizer import Tokenizer
 from tests.server import vocabulary
 from tests.text import vocabularies
@@ -41,16 +43,15 @@ def allowed(mask: bytes) -> list[int]:
 def written(tokenizer: Tokenizer, end_ids: Sequence[int], grammar: Grammar, seed: int) -> tuple[str, bool]:
     """A random walk through a grammar: its text, and whether it came to an end."""
     chance = random.Random(seed)
-    matcher = Grammars(lambda: tokenizer, end_ids, tokenizer.vocab_size + 40).matcher(grammar)
+    guided = Guided(Grammars(lambda: tokenizer, end_ids, tokenizer.vocab_size + 40).matcher(grammar), 0, ())
     tokens: list[int] = []
-    new: list[int] = []
     for _ in range(60):
-        choice = allowed(matcher.advance(new).result(10))
+        choice = allowed(guided.mask(len(tokens), 10))
         assert choice, "nothing may follow, not even an end"
-        new = [chance.choice(choice)]
-        if new[0] in end_ids:
-            return tokenizer.decode(tokens), True
-        tokens += new
+        tokens.append(chance.choice(choice))
+        if tokens[-1] in end_ids:
+            return tokenizer.decode(tokens[:-1]), True
+        guided.append(tokens[-1:])
     return tokenizer.decode(tokens), False
 
 
@@ -85,25 +86,75 @@ def test_every_end_token_ends_and_none_comes_too_early():
     tokenizer = Tokenizer(vocabularies.byte_level_original("smollm"), {"eos_token": "<|im_end|>"})
     ends = [tokenizer.id_of(name) for name in ("<|endoftext|>", "<|im_end|>")]
     matcher = Grammars(lambda: tokenizer, ends, tokenizer.vocab_size).matcher(regex("ab?"))
-    assert not set(ends) & set(allowed(matcher.advance([]).result()))
-    after_a = allowed(matcher.advance(tokenizer.encode("a")).result())
-    assert set(after_a) == {*ends, *tokenizer.encode("b")}
-    assert allowed(matcher.advance(tokenizer.encode("b")).result()) == sorted(ends)
+    guided = Guided(matcher, 0, ())
+    assert not set(ends) & set(allowed(guided.mask(0, 10)))
+    guided.append(tokenizer.encode("a"))
+    assert set(allowed(guided.mask(1, 10))) == {*ends, *tokenizer.encode("b")}
+    guided.append(tokenizer.encode("b"))
+    assert allowed(guided.mask(2, 10)) == sorted(ends)
 
 
 def test_answers_with_one_grammar_go_their_own_ways():
     grammars = Grammars(vocabulary.tokenizer, [0], 50)
     assert grammars.prepare(regex("aa|bb")) is not None
-    first, second = grammars.matcher(regex("aa|bb")), grammars.matcher(regex("aa|bb"))
+    first, second, third = (Guided(grammars.matcher(regex("aa|bb")), 0, ()) for _ in range(3))
     assert grammars.prepare(regex("aa|bb")) is None
     a, b = vocabulary.tokenizer().encode("ab")
-    for _ in range(2):
-        first_mask, second_mask = first.advance([a]).result(), second.advance([b]).result()
+    for at in range(2):
+        first.append([a])
+        second.append([b])
+        first_mask, second_mask = first.mask(at + 1, 10), second.mask(at + 1, 10)
     assert allowed(first_mask) == allowed(second_mask) == [0]
-    third = grammars.matcher(regex("aa|bb"))
-    assert allowed(third.advance([a]).result()) == [a]
+    third.append([a])
+    assert allowed(third.mask(1, 10)) == [a]
+    wrong = grammars.matcher(regex("aa|bb"))
     with pytest.raises(InvalidRequest, match="doesn't satisfy"):
-        third.advance([b]).result()
+        wrong.advance([a, b]).result()
+
+
+LONG_KEYS = {
+    "type": "object",
+    "properties": {"favourite_colour": {"enum": ["dark green", "dark blue"]}, "is_active": {"type": "boolean"}},
+    "required": ["favourite_colour", "is_active"],
+}
+GRAMMARS = [
+    schema(LONG_KEYS),
+    schema(LONG_KEYS | {"x-guidance": {"whitespace_pattern": ""}}),
+    schema({"const": "a long text and so on"}),
+    regex("(one|only) way to go on after th(is|at)!"),
+    choice(["yes, of course", "yes, certainly", "no"]),
+    Grammar(GrammarKind.LARK, lark_of_gbnf('root ::= "answer: " ("yes" | "no") " and out"')),
+]
+
+
+@pytest.mark.parametrize("grammar", GRAMMARS)
+@pytest.mark.parametrize(
+    ("backend", "end"),
+    [
+        *((vocabularies.byte_level_original(name), "<|im_end|>") for name in ("smollm", "llama-bpe", "qwen2")),
+        (vocabularies.byte_fallback_tokenizer(), "</s>"),
+    ],
+)
+def test_a_forced_token_is_the_only_one_that_its_mask_allows(backend, end, grammar):
+    """So answers are the same whether they are sampled one by one or not."""
+    tokenizer = Tokenizer(backend, {"eos_token": end})
+    end = named_id(tokenizer, "eos_token")
+    grammars = Grammars(lambda: tokenizer, [end], tokenizer.vocab_size)
+    plain = tokens_of(tokenizer, [end])
+    num_forced = 0
+    for seed in range(4):
+        chance, tokens, guided = random.Random(seed), [], Guided(grammars.matcher(grammar), 0, ())
+        one_by_one = compile_grammar(grammar, plain)
+        while True:
+            mask = guided.mask(len(tokens), 10)
+            assert allowed(mask) == allowed(one_by_one.compute_bitmask()[: len(mask)])
+            num_forced += bool(guided.forced())
+            tokens.append(chance.choice(allowed(mask)))
+            if tokens[-1] == end:
+                break
+            guided.append(tokens[-1:])
+            one_by_one.consume_token(tokens[-1])
+    assert num_forced > 3
 
 
 @pytest.mark.parametrize(

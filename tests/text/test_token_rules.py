@@ -31,7 +31,9 @@ def test_masks_are_those_of_the_rules_however_tokens_come(allowed, banned, steps
     generated: list[int] = []
     for new in steps:
         generated += new
-        mask = int.from_bytes(matcher.advance(new).result(0), "little")
+        forced, bits = matcher.advance(new).result(0)
+        assert not forced
+        mask = int.from_bytes(bits, "little")
         right = allowed_after(generated, allowed, banned)
         assert {token for token in range(VOCABULARY) if mask >> token & 1} == right
 
