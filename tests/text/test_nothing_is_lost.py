@@ -140,7 +140,7 @@ def answer_of(data: st.DataObject, form: CallFormat, thinking: Any, inside: bool
 
 @pytest.mark.parametrize("name", FORMS)
 @settings(max_examples=12, deadline=None)
-@given(data=st.data(), thinking=st.sampled_from([None, *FORMATS[:2]]), inside=st.booleans())
+@given(data=st.data(), thinking=st.sampled_from([None, *FORMATS]), inside=st.booleans())
 def test_every_word_of_an_answer_is_in_its_pieces_wherever_it_ends(name, data, thinking, inside):
     calls_form = getattr(tools, name)
     guided = data.draw(st.booleans())
