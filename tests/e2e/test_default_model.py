@@ -150,7 +150,7 @@ def test_the_readme_s_question_is_answered_as_it_says_by_a_wide_margin(quantize:
     """Through the Python API. So wide that rounding, of whatever kind, does not matter."""
     readme = README.read_text(encoding="utf-8")
     question, answer = re.findall(r'^\$ quire generate "(.*)"\n(.*)$', readme, re.MULTILINE)[0]
-    assert readme.count(question) == 3  # the other ways to ask
+    assert readme.count(question) == 4  # the other ways to ask
     llm = LLM(dataclasses.replace(CONFIG, quantize=quantize), progress=False)
     asked = [{"role": "user", "content": question}]
     (completion,) = llm.generate([asked], SamplingParams(temperature=0.0, logprobs=2), max_tokens=20)
