@@ -9,7 +9,7 @@ from enum import Enum, auto
 from typing import Any
 
 from quire.errors import InvalidRequest
-from quire.text.tools import HERMES, format_of, message_text, with_system_text
+from quire.text.tools import HERMES, SEPARATOR, CallFormat, CallStyle, format_of, message_text, with_system_text
 
 Message = Mapping[str, Any]
 
@@ -17,14 +17,21 @@ SYSTEM_PROMPT = """You can call functions. Here are their signatures as JSON, on
 <tools>
 {tools}
 </tools>
-To call one, answer with a JSON object of its name and arguments within these tags:
+{how}"""
+_IN_TAGS = """To call one, answer with a JSON object of its name and arguments within these tags:
 <tool_call>
-{{"name": "the name", "arguments": {{"an argument": "its value"}}}}
+{"name": "the name", "arguments": {"an argument": "its value"}}
 </tool_call>"""
+_IN_SECTIONS = "To call one, answer with its name and a JSON object of its arguments exactly so:\n"
 
 
 _NAME, _RESULT, _TEXT = "probed_function", "probed_result", "probed_text"
 _IDS = "abcdefghi", "bcdefghij"  # nine characters, on which some templates insist
+_PARAMETERS = {"type": "object", "properties": {"a": {"type": "integer", "description": "d"}}, "required": ["a"]}
+_TOOL: dict[str, Any] = {
+    "type": "function",
+    "function": {"name": "probed_tool", "description": "d", "parameters": _PARAMETERS},
+}
 _AFTER_RESULT = "\n</tool_response>"
 _THINKING = ("reasoning_content", "reasoning", "thinking")
 _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
@@ -34,7 +41,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 class CallSupport:
     """The messages about calls that a template renders whole."""
 
-    without_text: tuple[str | None, ...]  # the contents, None and "", that a message of calls alone can have
+    without_text: tuple[str | None, ...]  # the contents, "" and None, that a message of calls alone can have
     beside_text: bool
     after_text: bool  # a message of text, and then one of calls
     several: bool  # calls in one message
@@ -52,18 +59,18 @@ NO_SUPPORT = CallSupport(
 )
 
 
-def call_support(source: str, render: Callable[[Sequence[Message]], str]) -> CallSupport:
-    """Found by rendering some. `render` raises InvalidRequest for what the template refuses."""
+def call_support(source: str, render: Callable[..., str], *, has_tools: bool) -> CallSupport:
+    """Found by rendering some, beside tools or not. `render` raises InvalidRequest for what the template refuses."""
 
     def renders(*turns: Message, shows: Sequence[str]) -> bool:
         try:
-            text = render([{"role": "user", "content": "probe"}, *turns])
+            text = render([{"role": "user", "content": "probe"}, *turns], tools=[_TOOL] if has_tools else None)
         except InvalidRequest:
             return False
         return all(one in text for one in shows)
 
     first, second = _call(0), _call(1)
-    without = tuple(content for content in (None, "") if renders(_turn(content, first), shows=[_NAME + "0"]))
+    without = tuple(content for content in ("", None) if renders(_turn(content, first), shows=[_NAME + "0"]))
     content = without[0] if without else ""
     result = {"role": "tool", "tool_call_id": _IDS[0], "name": f"{_NAME}0", "content": _RESULT}
     return CallSupport(
@@ -86,8 +93,7 @@ class ToolPlace(Enum):
 
 def tool_place(render: Callable[..., str]) -> ToolPlace | None:
     """Found by rendering one; None where no place works. `render` is that of a template."""
-    function = {"name": _NAME, "description": "d", "parameters": {"type": "object", "properties": {}}}
-    tools, asked = [{"type": "function", "function": function}], {"role": "user", "content": "probe"}
+    tools, asked = [_TOOL], {"role": "user", "content": "probe"}
     system = {"role": "system", "content": "s"}
     places: dict[ToolPlace, Callable[[], str]] = {
         ToolPlace.VARIABLE: lambda: render([asked], tools=tools),
@@ -95,7 +101,7 @@ def tool_place(render: Callable[..., str]) -> ToolPlace | None:
     }
     for place, rendered in places.items():
         with contextlib.suppress(InvalidRequest):
-            if _NAME in rendered():
+            if _TOOL["function"]["name"] in rendered():
                 return place
     return None
 
@@ -149,14 +155,18 @@ def with_tools_in_system_message(messages: Sequence[Message], tools: Sequence[Ma
 
 
 def with_tools_in_system_prompt(
-    messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]
+    messages: Sequence[Message],
+    tools: Sequence[Mapping[str, Any]],
+    form: CallFormat = HERMES,
+    support: CallSupport = NO_SUPPORT,
 ) -> list[dict[str, Any]]:
-    """A conversation about tools for a template that does not render them."""
-    prompt = SYSTEM_PROMPT.format(tools="\n".join(json.dumps(tool) for tool in tools))
-    written: list[Message] = []
-    for message in messages:
-        _append_as_text(written, _with_functions(message))
-    return with_system_text(written, prompt)
+    """A conversation about tools for a template that does not render them. Calls are in `form`, Hermes' or sections."""
+    how = _IN_TAGS
+    if form.style is CallStyle.SECTIONS:
+        after_name = "\n```json\n" if form.fenced else SEPARATOR
+        how = f'{_IN_SECTIONS}{form.begin}the name{after_name}{{"an argument": "its value"}}{form.end}'
+    prompt = SYSTEM_PROMPT.format(tools="\n".join(json.dumps(tool) for tool in tools), how=how)
+    return with_system_text(with_calls_as_rendered(messages, support), prompt)
 
 
 def without_calls(message: Message) -> Message:

@@ -17,7 +17,7 @@ from quire.text.call_history import CallSupport, ToolPlace, call_support, tool_p
 from quire.text.json_text import parse_json_text
 from quire.text.plain_data import plain_copy, size_of
 from quire.text.sandbox import RefusedByTemplate, TemplateEnvironment
-from quire.text.tools import check_calls
+from quire.text.tools import HERMES, CallFormat, CallStyle, check_calls, format_of
 
 Message = Mapping[str, Any]
 
@@ -132,9 +132,15 @@ class ChatTemplate:
         return plain
 
     @cached_property
-    def call_support(self) -> CallSupport:
-        """The messages about calls that it renders."""
-        return call_support(self.source, self.render)
+    def call_support(self) -> dict[bool, CallSupport]:
+        """The messages about calls that it renders, beside tools and without."""
+        return {has: call_support(self.source, self.render, has_tools=has) for has in (True, False)}
+
+    @cached_property
+    def call_format(self) -> CallFormat:
+        """The form of calls that its model knows, or is asked for where the template does not render tools."""
+        form = format_of(self.source)
+        return HERMES if self.tool_place is None and form.style is not CallStyle.SECTIONS else form
 
     @cached_property
     def tool_place(self) -> ToolPlace | None:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from quire.text.call_history import (
+    NO_SUPPORT,
     ToolPlace,
     with_calls_as_rendered,
     with_tools_in_system_message,
@@ -11,7 +12,7 @@ from quire.text.call_history import (
 )
 from quire.text.chat import ChatTemplate, with_parsed_arguments
 from quire.text.shield import Prompt, Shield
-from quire.text.tools import with_system_text
+from quire.text.tools import HERMES, with_system_text
 
 
 def render_conversation(
@@ -43,9 +44,12 @@ def render_conversation(
             given = shield.marked(given, mark)
     messages, tools, documents, variables, tool_prompt = given
     if tools is not None and in_prompt:
-        messages, tools = with_tools_in_system_prompt(messages, tools), None
+        form = template.call_format
+        support = NO_SUPPORT if form is HERMES else template.call_support[False]
+        messages, tools = with_tools_in_system_prompt(messages, tools, form, support), None
     else:
-        messages = with_calls_as_rendered(messages, template.call_support)
+        has_tools = tools is not None and place is ToolPlace.VARIABLE
+        messages = with_calls_as_rendered(messages, template.call_support[has_tools])
     if tools is not None and place is ToolPlace.SYSTEM_MESSAGE:
         messages, tools = with_tools_in_system_message(messages, tools), None
     if tool_prompt:

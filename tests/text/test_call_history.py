@@ -9,7 +9,7 @@ from quire.text.call_history import ToolPlace
 from quire.text.chat import ChatTemplate
 from quire.text.conversation import render_conversation
 from quire.text.shield import Shield
-from quire.text.tools import PHI4, format_of
+from quire.text.tools import DEEPSEEK, PART_BEGIN, PHI4, SECTION_BEGIN, SEPARATOR, format_of
 from tests.text.templates import TEMPLATES
 
 TOKENS = {"bos_token": "<s>", "eos_token": "</s>"}
@@ -129,6 +129,35 @@ def test_the_place_of_tools_is_found_by_rendering_them():
     assert template.tool_place is None
     assert "You can call functions." in text
     assert "weather_there" in text
+
+
+CALLS = "{% for call in m.tool_calls or [] %}<call>{{ call.function.name }}{% endfor %}"
+
+
+def test_a_template_that_insists_on_tools_renders_calls_beside_them():
+    """As those of Hermes models do."""
+    source = (
+        "{% for tool in tools %}{{ tool | tojson }}{% endfor %}"
+        + "{% for m in messages %}{{ m.role }}: {{ m.content }}"
+    )
+    template = ChatTemplate(source + CALLS + "\n{% endfor %}")
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call(1)]}]
+    turns.append(result(1, "sunny"))
+    assert "assistant: <call>look_1tool: sunny" in render_conversation(template, None, turns, tools=[WEATHER]).text
+
+
+def test_a_template_with_sections_of_calls_is_told_of_tools_in_its_own_words():
+    """As DeepSeek's templates, which render calls and no tools."""
+    source = (
+        "{% for m in messages %}{{ m.role }}: {{ m.content }}" + CALLS + "\n{% endfor %}{# " + SECTION_BEGIN + " #}"
+    )
+    template = ChatTemplate(source)
+    assert template.tool_place is None
+    assert template.call_format is DEEPSEEK
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "", "tool_calls": [call(1)]}]
+    text = render_conversation(template, None, [*turns, result(1, "sunny")], tools=[WEATHER]).text
+    assert f"{SECTION_BEGIN}{PART_BEGIN}the name{SEPARATOR}{{" in text
+    assert "assistant: <call>look_1tool: sunny" in text
 
 
 def test_tools_in_the_system_message_are_json():

@@ -6,7 +6,7 @@ from typing import Any
 
 from quire.grammar.answers import CallRules
 from quire.server.service.served_model import ServedModel
-from quire.text.tools import HERMES, Tool, format_of
+from quire.text.tools import Tool
 
 
 @dataclass(frozen=True)
@@ -22,5 +22,4 @@ def use_of_tools(
 ) -> ToolUse:
     """`rendered` are all tools, as templates expect them; `tools` are those that may be called."""
     template = model.templates.select(with_tools=True)
-    form = HERMES if template.tool_place is None else format_of(template.source)  # else as the system message says
-    return ToolUse(rendered, CallRules(tools, form, required=required, parallel=parallel))
+    return ToolUse(rendered, CallRules(tools, template.call_format, required=required, parallel=parallel))
