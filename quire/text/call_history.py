@@ -115,35 +115,63 @@ def with_calls_as_rendered(messages: Sequence[Message], support: CallSupport) ->
         plain = list(_one_by_one(plain))
     if support.id_length is not None:
         plain = [_with_short_ids(message, support.id_length) for message in plain]
-    found: list[Message] = []
+    turns = _Turns()
     as_text = not support.is_full
     for message in plain:
         if message.get("tool_calls"):
             has_text = bool(message_text(message))
             as_text = not support.is_full or (has_text and not support.beside_text and not support.after_text)
             if has_text and not support.beside_text and not as_text:
-                found.append({key: value for key, value in message.items() if key != "tool_calls"})
+                turns.add({key: value for key, value in message.items() if key != "tool_calls"})
                 message = {key: value for key, value in message.items() if key not in _THINKING}
                 has_text = False
             if not has_text and not as_text:
                 message = {**message, "content": support.without_text[0]}
         if as_text and (message.get("tool_calls") or _is_result(message) or message.get("role") == "user"):
-            _append_as_text(found, message)
+            turns.add_as_text(message)
             continue
-        if not support.user_after and message.get("role") == "user" and found and _is_result(found[-1]):
-            found.append(_said(""))  # the user goes on before the assistant has said anything
-        found.append(message)
-    return found
+        if not support.user_after and message.get("role") == "user" and turns.ends_with_result:
+            turns.add(_said(""))  # the user goes on before the assistant has said anything
+        turns.add(message)
+    return turns.done()
 
 
-def _append_as_text(found: list[Message], message: Message) -> None:
-    """Results and what the user says after them are one message, since many templates want roles to alternate."""
-    written = without_calls(message)
-    is_users = written.get("role") == "user" and bool(found) and found[-1].get("role") == "user"
-    if is_users and message_text(found[-1]).endswith(_AFTER_RESULT):
-        before = found.pop()
-        written = {**before, "content": f"{message_text(before)}\n{message_text(written)}"}
-    found.append(written)
+class _Turns:
+    """The messages of a conversation. Results as text and what the user says after them are one message, since many
+    templates want roles to alternate."""
+
+    def __init__(self) -> None:
+        self._found: list[Message] = []
+        self._results: Message | None = None  # the message that is put together
+        self._texts: list[str] = []  # of it
+
+    @property
+    def ends_with_result(self) -> bool:
+        return self._results is None and bool(self._found) and _is_result(self._found[-1])
+
+    def add(self, message: Message) -> None:
+        self._close()
+        self._found.append(message)
+
+    def add_as_text(self, message: Message) -> None:
+        written = without_calls(message)
+        if _is_result(message) and self._results is None:
+            self._results = written
+        if self._results is None or written.get("role") != "user":
+            self.add(written)
+            return
+        self._texts.append(message_text(written))
+        if not _is_result(message):
+            self._close()
+
+    def done(self) -> list[Message]:
+        self._close()
+        return self._found
+
+    def _close(self) -> None:
+        if self._results is not None:
+            self._found.append({**self._results, "content": "\n".join(self._texts)})
+            self._results, self._texts = None, []
 
 
 def with_tools_in_system_message(messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> list[Message]:
@@ -214,16 +242,15 @@ def _one_by_one(messages: Sequence[Message]) -> Iterator[Message]:
         if len(calls) < 2:
             yield message
             continue
-        results: list[Message] = []
+        results: dict[str, list[Message]] = {}
         while at < len(messages) and _is_result(messages[at]):
-            results.append(messages[at])
+            results.setdefault(str(messages[at].get("tool_call_id")), []).append(messages[at])
             at += 1
         for number, call in enumerate(calls):
             yield {**message, "content": message.get("content") if not number else None, "tool_calls": [call]}
-            own = [one for one in results if one.get("tool_call_id") == call.get("id")]
-            yield from own
-            results = [one for one in results if one not in own]
-        yield from results
+            yield from results.pop(str(call.get("id")), ())
+        for left in results.values():
+            yield from left
 
 
 def _with_short_ids(message: Message, length: int) -> Message:

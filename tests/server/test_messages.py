@@ -77,7 +77,13 @@ def test_a_streamed_message_adds_up_to_the_whole(client, server):
 
 
 def test_events_come_in_the_order_of_the_api(server):
-    body = {"model": "fake", "max_tokens": 3, "messages": HI, "stream": True}
+    body = {
+        "model": "fake",
+        "max_tokens": 3,
+        "messages": HI,
+        "stream": True,
+        "temperature": 0,
+    }  # bytes alone are no text
     answer = web.post(f"{server.url}/v1/messages", json=body)
     assert answer.headers["content-type"].startswith("text/event-stream")
     events = events_of(answer.text)

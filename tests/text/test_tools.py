@@ -9,7 +9,23 @@ from hypothesis import strategies as st
 from quire.text.call_history import with_tools_in_system_prompt
 from quire.text.call_parser import CallParser
 from quire.text.pieces import Arguments, CallBegins, Piece
-from quire.text.tools import HERMES, LLAMA3, MISTRAL, format_of
+from quire.text.tools import (
+    DEEPSEEK,
+    DEEPSEEK_FENCED,
+    FUNCTION_GEMMA,
+    GEMMA4,
+    GLM,
+    GRANITE,
+    HERMES,
+    LLAMA3,
+    MISTRAL,
+    MISTRAL_NAMED,
+    PHI4,
+    PYTHONIC,
+    QWEN3_CODER,
+    SECTION_BEGIN,
+    format_of,
+)
 from tests.text.templates import TEMPLATES
 
 FORMS = {"hermes": HERMES, "mistral": MISTRAL, "llama3": LLAMA3}
@@ -81,6 +97,29 @@ def test_the_template_tells_how_calls_are_written():
     assert told["mistral"] is MISTRAL
     assert told["llama3"] is LLAMA3
     assert all(told[name] is HERMES for name in ("qwen2.5", "qwen3", "chatml", "gemma"))
+
+
+@pytest.mark.parametrize(
+    ("template", "form"),
+    [
+        ("<tool_call>{...}</tool_call>", HERMES),
+        ("<tool_call> <function=name> <parameter=key>", QWEN3_CODER),
+        ("<tool_call>{name} <arg_key> <arg_value>", GLM),
+        ("[TOOL_CALLS]", MISTRAL),
+        ("[TOOL_CALLS] [ARGS]", MISTRAL_NAMED),
+        ("<|tool_call|>", GRANITE),
+        ("<|tool|> <|/tool|>", PHI4),
+        (f"{SECTION_BEGIN} ```json", DEEPSEEK_FENCED),
+        (SECTION_BEGIN, DEEPSEEK),
+        ("ipython {% for t in tools %}", LLAMA3),
+        ("[func_name1(params_name1=params_value1)] ipython tools", PYTHONIC),
+        ("<start_function_call>", FUNCTION_GEMMA),
+        ("<|tool_call>call:", GEMMA4),
+        ("nothing of the kind", HERMES),
+    ],
+)
+def test_every_format_is_found_by_the_template(template, form):
+    assert format_of(template) is form
 
 
 def test_a_conversation_about_tools_can_be_with_tools_in_system_prompt():
