@@ -143,6 +143,14 @@ class ChatTemplate:
         return HERMES if self.tool_place is None and form.style is not CallStyle.SECTIONS else form
 
     @cached_property
+    def takes_system(self) -> bool:
+        """False if it refuses a system message, or leaves it out."""
+        try:
+            return _PROBE in self.render([{"role": "system", "content": _PROBE}, {"role": "user", "content": "a"}])
+        except InvalidRequest:
+            return False
+
+    @cached_property
     def tool_place(self) -> ToolPlace | None:
         """The place from which it reads tools; None if it renders none."""
         return tool_place(self.render)

@@ -12,7 +12,7 @@ from quire.text.call_history import (
 )
 from quire.text.chat import ChatTemplate, with_parsed_arguments
 from quire.text.shield import Prompt, Shield
-from quire.text.tools import HERMES, with_system_text
+from quire.text.tools import HERMES, with_system_in_user_message, with_system_text
 
 
 def render_conversation(
@@ -54,6 +54,8 @@ def render_conversation(
         messages, tools = with_tools_in_system_message(messages, tools), None
     if tool_prompt:
         messages = with_system_text(messages, tool_prompt)
+    if (in_prompt or tool_prompt) and not template.takes_system:
+        messages = with_system_in_user_message(messages)
     text = template.render(
         messages,
         tools=tools,

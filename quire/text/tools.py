@@ -150,6 +150,15 @@ def with_system_text(messages: Sequence[Mapping[str, Any]], text: str) -> list[d
     return [{"role": "system", "content": text}, *rest]
 
 
+def with_system_in_user_message(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """The conversation with its system message at the beginning of the first message of the user."""
+    system, *rest = (dict(message) for message in messages)
+    if rest and rest[0].get("role") == "user":
+        user = rest.pop(0)
+        return [{**user, "content": f"{message_text(system)}\n\n{message_text(user)}"}, *rest]
+    return [{**system, "role": "user"}, *rest]
+
+
 def message_text(message: Mapping[str, Any]) -> str:
     """Its content, which is a text, parts of one, or nothing."""
     content = message.get("content") or ""

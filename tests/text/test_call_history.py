@@ -160,6 +160,15 @@ def test_a_template_with_sections_of_calls_is_told_of_tools_in_its_own_words():
     assert "assistant: <call>look_1tool: sunny" in text
 
 
+def test_tools_are_told_to_templates_without_a_system_message_too():
+    """As Gemma 2's, which refuses one."""
+    refusing = (
+        "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}" + TEMPLATES["chatml"]
+    )
+    _, text = with_tools(refusing)
+    assert re.search("user.You can call functions.*weather_there.*how is it there", text, re.DOTALL)
+
+
 def test_tools_in_the_system_message_are_json():
     """As Phi-4-mini's template has it."""
     for system in ({"role": "system", "content": "be brief"}, None):
