@@ -140,8 +140,14 @@ def test_a_bad_completion_field_is_refused(http, fields, message):
         ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "only 'text' is supported"),
         ({"messages": [{"role": "user", "content": [{"type": "text"}]}]}, "messages[0].content[0].text is None"),
         ({"continue_final_message": True, "add_generation_prompt": True}, "cannot both be true"),
-        ({"messages": [{"role": "user", "content": "a" * 600}]}, "the prompt has 618 tokens; the limit is 512"),
-        ({"tools": [{"type": "function", "function": {"name": "a", "description": "a" * 600}}]}, "the prompt has"),
+        (
+            {"messages": [{"role": "user", "content": "a" * 600}]},
+            "the prompt is too long: it has 618 tokens; the limit is 512",
+        ),
+        (
+            {"tools": [{"type": "function", "function": {"name": "a", "description": "a" * 600}}]},
+            "the prompt is too long",
+        ),
     ],
 )
 def test_a_bad_chat_field_is_refused(http, fields, message):

@@ -211,7 +211,9 @@ def test_errors_name_the_field_its_value_and_the_limit(client):
     assert refused.value.param == "temperature"
     assert refused.value.type == "invalid_request_error"
     assert "temperature is -1" in refused.value.message
-    with pytest.raises(openai.BadRequestError, match="prompt has 600 tokens; the limit is 512") as refused:
+    with pytest.raises(
+        openai.BadRequestError, match="prompt is too long: it has 600 tokens; the limit is 512"
+    ) as refused:
         client.completions.create(model="fake", prompt="a" * 600)
     assert refused.value.code == "context_length_exceeded"
     with pytest.raises(openai.NotFoundError, match="model 'other' does not exist"):

@@ -40,7 +40,7 @@ class ServedModel:
 
     @property
     def _context_length(self) -> str:
-        """In OpenAI's words, by which clients tell this error from others and turn to another model."""
+        """In OpenAI's words. By them, or by "prompt is too long", clients tell this error and turn to another model."""
         return f"This model's maximum context length is {self.max_total_tokens} tokens."
 
     def check_prompt(self, prompt: Sequence[int], field: str = "prompt") -> None:
@@ -48,7 +48,7 @@ class ServedModel:
         if not prompt:
             raise invalid(field, "is empty; it must have at least 1 token")
         if len(prompt) > self.max_input_tokens:
-            problem = f"the prompt has {len(prompt)} tokens; the limit is {self.max_input_tokens}"
+            problem = f"the prompt is too long: it has {len(prompt)} tokens; the limit is {self.max_input_tokens}"
             error = PromptTooLong(f"{problem}. {self._context_length}", param=field)
             error.counts = (len(prompt), self.max_input_tokens)
             raise error
@@ -57,8 +57,9 @@ class ServedModel:
         """Tokens that can be generated after a prompt, made from `field` among others: at least 1."""
         room = self.max_total_tokens - num_prompt
         if room < 1:
-            problem = f"the prompt has {num_prompt} tokens, which leaves no room for an answer; the limit is "
-            error = PromptTooLong(f"{problem}{self.max_total_tokens} for both. {self._context_length}", param=field)
+            problem = f"the prompt is too long: it has {num_prompt} tokens, which leaves no room for an answer"
+            limit = f"the limit is {self.max_total_tokens} for both"
+            error = PromptTooLong(f"{problem}; {limit}. {self._context_length}", param=field)
             error.counts = (num_prompt, self.max_total_tokens - 1)
             raise error
         return room
