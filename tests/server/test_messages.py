@@ -55,6 +55,13 @@ def test_a_message_is_the_text_of_what_the_engine_samples(client, server):
     assert (usage.output_tokens, usage.cache_creation_input_tokens) == (20, 0)
 
 
+def test_a_block_of_text_has_nothing_but_its_text_as_the_ai_sdk_expects(server):
+    """It takes citations for a list, where there are any."""
+    asked = {"model": "fake", "max_tokens": 4, "messages": HI} | GREEDY
+    text = server.expected_text(ids(server, PROMPT), 4)
+    assert web.post(f"{server.url}/v1/messages", json=asked).json()["content"] == [{"type": "text", "text": text}]
+
+
 def test_cached_tokens_of_a_prompt_are_counted_apart(client):
     system = [{"type": "text", "text": "be kind " * 20, "cache_control": {"type": "ephemeral", "ttl": "1h"}}]
     asked = {"model": "fake", "max_tokens": 2, "messages": HI, "system": system}
