@@ -1,5 +1,7 @@
 """An environment for each client: clients conflict with each other and with what Quire needs."""
 
+import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,14 +13,16 @@ FOLDER = HERE.parent.parent / ".venv-clients"
 
 
 class Client(NamedTuple):
-    """A client: what pip installs for its test. The versions of `packages` are shown."""
+    """A client: what pip, or npm, installs for its test. The versions of `packages` and of `npm` are shown."""
 
     name: str
     packages: tuple[str, ...]
     also: tuple[str, ...] = ()
+    npm: tuple[str, ...] = ()
 
     @property
     def requirements(self) -> list[str]:
+        """Those of pip."""
         return [*self.packages, *self.also, "pytest"]
 
     @property
@@ -28,6 +32,11 @@ class Client(NamedTuple):
     @property
     def folder(self) -> Path:
         return FOLDER / self.name
+
+    @property
+    def record(self) -> Path:
+        """The results of its last run."""
+        return self.folder / "results.xml"
 
     @property
     def python(self) -> Path:
@@ -54,6 +63,7 @@ CLIENTS = (
     Client("dspy", ("dspy",)),
     Client("smolagents", ("smolagents[openai,litellm]",), ("mcp",)),
     Client("haystack", ("haystack-ai",)),
+    Client("vercel-ai", (), npm=("ai", "@ai-sdk/openai-compatible", "@ai-sdk/openai", "@ai-sdk/anthropic", "zod")),
 )
 
 VERSIONS = (
@@ -64,16 +74,26 @@ VERSIONS = (
 def install(client: Client, report: Callable[[str], None]) -> None:
     """Make the client's environment unless it is there; the stamp says from which requirements."""
     stamp = client.folder / ".requirements"
-    wanted = "\n".join(client.requirements)
+    wanted = "\n".join((*client.requirements, *client.npm))
     if stamp.is_file() and stamp.read_text() == wanted:
         return
-    report(f"installing {', '.join(client.packages)}")
+    report(f"installing {', '.join((*client.packages, *client.npm))}")
     subprocess.run([sys.executable, "-m", "venv", "--clear", client.folder], check=True)
     subprocess.run([client.python, "-m", "pip", "install", "-q", *client.requirements], check=True)
+    if client.npm:
+        subprocess.run(
+            ["npm", "install", "--silent", "--no-audit", "--no-fund", *client.npm], cwd=client.folder, check=True
+        )
     stamp.write_text(wanted)
+
+
+def is_possible(client: Client) -> bool:
+    return not client.npm or shutil.which("npm") is not None
 
 
 def versions(client: Client) -> str:
     names = [package.partition("[")[0] for package in client.packages]
     answer = subprocess.run([client.python, "-c", VERSIONS, *names], check=True, capture_output=True, text=True)
-    return answer.stdout.strip()
+    modules = client.folder / "node_modules"
+    found = [f"{name} {json.loads((modules / name / 'package.json').read_text())['version']}" for name in client.npm]
+    return ", ".join([line for line in [answer.stdout.strip()] if line] + found)

@@ -80,7 +80,7 @@ def test_system_and_content_can_be_blocks(client, model):
     assert answer.content[0].type == "text"
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_tool_use_round_trips(client, model, stream):
     messages = [{"role": "user", "content": "What is the weather in Paris?"}]
     options = {"model": model, "max_tokens": 100, "tools": [WEATHER], "extra_body": GREEDY}

@@ -1,4 +1,4 @@
-"""instructor: answers as classes, in each of its modes."""
+"""instructor: answers as classes, by tools and by schemas."""
 
 import asyncio
 

@@ -1,4 +1,4 @@
-"""litellm, by its providers for OpenAI-compatible servers, vLLM and text-generation-inference, and its router."""
+"""litellm, by its providers for OpenAI-compatible servers, vLLM and hub endpoints, and its router."""
 
 import asyncio
 import json
@@ -55,7 +55,7 @@ def test_it_completes_texts(v1, key, model):
     assert answer.choices[0].text
 
 
-def test_it_speaks_the_api_of_text_generation_inference(url, key, model):
+def test_it_chats_with_a_hub_endpoint(url, key, model):
     answer = litellm.completion(
         model=f"huggingface/{model}", messages=HELLO, max_tokens=6, api_base=f"{url}/v1/chat/completions", api_key=key
     )

@@ -1,4 +1,4 @@
-"""llm, the command line and its Python API, with a model of `extra-openai-models.yaml`."""
+"""llm, the command line, with a model of `extra-openai-models.yaml`."""
 
 import json
 import os
@@ -75,7 +75,7 @@ def test_answers_follow_a_schema(llm):
     assert list(json.loads(text)) == ["mood", "age"]
 
 
-def test_tools_are_offered_and_called(llm):
+def test_tools_are_offered(llm):
     words = (
         "-m",
         "quire",

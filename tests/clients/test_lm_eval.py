@@ -58,11 +58,11 @@ def evaluate(tasks, tmp_path, key):
     return run
 
 
-@pytest.mark.parametrize("batch_size", [1, 2])
+@pytest.mark.parametrize("batch_size", [1, 2], ids=["one by one", "in batches"])
 def test_choices_are_scored_by_their_log_probabilities(evaluate, v1, key, model, batch_size):
     results = evaluate(
-        "local-completions", "choices", model=model, base_url=f"{v1}/completions", tokenizer_backend="remote",
-        auth_token=key, batch_size=batch_size, num_concurrent=2,
+        "local-completions", "choices", "--batch_size", str(batch_size), model=model, base_url=f"{v1}/completions",
+        tokenizer_backend="remote", auth_token=key, num_concurrent=2,
     )  # fmt: skip
     assert results["acc,none"] == 1.0
 
@@ -84,7 +84,12 @@ def test_the_servers_tokenizer_is_found_by_itself(evaluate, v1, key, model):
     assert results["acc,none"] == 1.0
 
 
-def test_chats_are_rendered_by_the_servers_template(evaluate, v1, key, model):
+@pytest.mark.xfail(
+    raises=AssertionError,
+    strict=True,
+    reason="lm-eval renders no chats with a remote tokenizer, only with files, which `quire tokenizer export` writes",
+)
+def test_choices_are_scored_in_a_rendered_chat(evaluate, v1, key, model):
     results = evaluate(
         "local-completions", "choices", "--apply_chat_template", model=model, base_url=f"{v1}/completions",
         tokenizer_backend="remote", auth_token=key,

@@ -115,7 +115,7 @@ def test_it_parses_an_answer_while_tools_are_offered(client, model):
         assert isinstance(choice.message.parsed, Person)
 
 
-@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
 def test_tool_calls_round_trip(client, model, stream):
     messages = [{"role": "user", "content": "What is the weather in Paris?"}]
     options = {"model": model, "tools": [WEATHER], "max_tokens": 100, "temperature": 0, "parallel_tool_calls": False}

@@ -50,8 +50,7 @@ def test_it_chats(client):
 @pytest.mark.xfail(
     raises=AttributeError,
     strict=True,
-    reason="the client's own class for a part of a chat requires `tool_calls` in every part, also in those of text; "
-    "text-generation-inference does not send it there either",
+    reason="the client's own class for a part of a chat requires `tool_calls` in every part, also in those of text",
 )
 def test_it_streams_a_chat(client):
     messages = [types.Message(role="user", content="hi")]
