@@ -41,11 +41,20 @@ class Rig:
     def step(self) -> None:
         updates, failures, _ = self.engine.step()
         self.engine.scheduler.check()
+        self.check_budgets()
         for update in updates:
             self.tokens.setdefault((update.request_id, update.sample), []).extend(update.tokens)
             if update.finish is not None:
                 self.finished[update.request_id, update.sample] = update.finish
         self.failed |= {failure.request_id: failure.error for failure in failures}
+
+    def check_budgets(self) -> None:
+        limits = self.engine.scheduler.limits
+        for plan in self.executor.plans[-3:]:
+            extra = {Kind.PREFILL: 0, Kind.DECODE: 1, Kind.FORCED: 1}  # tokens that count as a decode's
+            assert plan.num_tokens <= limits.max_step_tokens
+            beside = sum(chunk.length - extra[chunk.kind] for chunk in plan.chunks)
+            assert beside <= limits.max_batch_prefill_tokens
 
     def run(self) -> None:
         for _ in range(2000):
@@ -147,6 +156,17 @@ def test_tokens_that_a_grammar_forces_come_several_to_a_step(lookahead):
     num_chunks = sum(len(plan.chunks) for plan in rig.executor.plans)
     assert num_chunks < 0.7 * num_tokens
     assert all(index in plan.guided for plan in rig.executor.plans for index in range(len(plan.chunks)))
+
+
+@pytest.mark.parametrize("prefill_tokens", [1, 2, 3])
+def test_forced_tokens_keep_to_the_budget_of_prompts(prefill_tokens):
+    rig = Rig(max_sequence_tokens=64, max_batch_prefill_tokens=prefill_tokens)
+    asked = [guided(number, FORCING, max_tokens=40, seed=number) for number in range(3)]
+    for one in asked:
+        rig.engine.add(one)
+    rig.run()
+    assert [rig.tokens[one.request_id, 0] for one in asked] == [expected(one) for one in asked]
+    assert max(forced_lengths(rig)) == 1 + prefill_tokens
 
 
 def test_every_token_is_sampled_where_log_probabilities_are_wanted_or_forcing_is_off():
