@@ -26,7 +26,7 @@ ON_GPU = jax.default_backend() == "gpu"
 SMALLER = {"num_hidden_layers": 4} | (
     {} if ON_GPU else {"hidden_size": 256, "intermediate_size": 512, "num_attention_heads": 4, "num_key_value_heads": 2}
 )
-LONG, SHORT = 2300, 900  # tokens of two prompts
+LONG, SHORT = 2300, 800  # tokens of two prompts
 CUT = 2240  # where the longer one is cut in two
 
 

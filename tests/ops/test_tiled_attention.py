@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.gpu import prefill_attention as prefills
 from quire.ops.gpu.decode_attention import Tiling, decode_attention
 from quire.ops.gpu.kernels import GPU
-from quire.ops.gpu.listed_decode import listed_decode
 from quire.ops.gpu.prefill_attention import prefill_attention
 from quire.ops.kernels import NATIVE, kernels_for
 from quire.ops.pages import TILE, Pages, Tiles
@@ -32,15 +32,15 @@ TiledAttention = Callable[[AttentionSpec, jax.Array, Pages, jax.Array, Tiles], j
 
 def interpreted(spec: AttentionSpec, q: jax.Array, pages: Pages, table: jax.Array, tiles: Tiles) -> jax.Array:
     """The kernels of a GPU with small blocks and parts, so that short contexts have several."""
-    tiling = Tiling(block=16, num_warps=4, num_stages=1)
-    single = tiles.num_single
-    if single == len(tiles):
-        return decode_attention(spec, q, pages, table, tiles, parts=4, tiling=tiling, interpret=True)
-    out = None
+    single, out = tiles.num_single, None
     if single:
-        first = tiles.part(0, single)
-        out = listed_decode(spec, q, pages, table, first, part=16, tiling=tiling, interpret=True)
-    return prefill_attention(spec, q, pages, table, tiles.part(single, len(tiles)), out, block=32, interpret=True)
+        tiling = Tiling(block=16, num_warps=4, num_stages=1)
+        out = decode_attention(spec, q, pages, table, tiles.part(0, single), part=16, tiling=tiling, interpret=True)
+        if single == len(tiles):
+            return out
+    tiling = prefills.Tiling(rows=32, block=32, num_warps=4, num_stages=1)
+    rest = tiles.part(single, len(tiles))
+    return prefill_attention(spec, q, pages, table, rest, out, tiling=tiling, part=64, interpret=True)
 
 
 # Those in use that are different, with their names; there is no native one where nothing can build it.

@@ -11,7 +11,6 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import add_norm as sum_and_norm
 from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.filter_cuts import filter_cuts
-from quire.ops.gpu.listed_decode import listed_decode
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import prefill_attention
 from quire.ops.heads import Heads
@@ -42,9 +41,9 @@ def place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[jax.Arra
 @partial(jax.jit, static_argnums=0)
 def attend(spec: AttentionSpec, q: jax.Array, pages: Pages, page_table: jax.Array, tiles: Tiles) -> jax.Array:
     single = tiles.num_single
-    if single == len(tiles):
-        return decode_attention(spec, q, pages, page_table, tiles)
-    out = listed_decode(spec, q, pages, page_table, tiles.part(0, single)) if single else None
+    out = decode_attention(spec, q, pages, page_table, tiles.part(0, single)) if single else None
+    if out is not None and single == len(tiles):
+        return out
     return prefill_attention(spec, q, pages, page_table, tiles.part(single, len(tiles)), out)
 
 

@@ -1,11 +1,12 @@
 """Attention of the tiles that prefills are cut into, over pages.
 
 One program computes some positions of a tile with all the queries of one key head, so that what it reads serves as many
-rows of a matrix product as fit the registers.
+rows of a matrix product as fit the registers. Steps of few tokens have few programs, and a long context would take each
+of them long: there contexts are cut into parts.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +14,26 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.gpu.parts import Parts, combine_parts
 from quire.ops.gpu.tiles import Softmax, array, power_of_two, where_is, whole
 from quire.ops.pages import TILE, Pages, Tiles
 
-BLOCK = 64  # positions read at a time
-MAX_ROWS = 128  # of a program
-# Products of float32, which tensor cores do not do, are written out: larger ones take minutes to compile.
-EXACT_BLOCK, MAX_EXACT_ROWS = 32, 32
+PART = 1024  # positions of a context, at least
+MAX_PARTS = 16
+MAX_TOKENS_TIMES_PARTS = 4096  # for which there is memory
+
+
+class Tiling(NamedTuple):
+    rows: int  # of a program: positions times queries
+    block: int  # positions of the context read at a time
+    num_warps: int
+    num_stages: int
+
+
+# Of few tokens there are more programs with fewer rows. Products of float32, which tensor cores do not do, are written
+# out: larger ones take minutes to compile.
+FEW_TOKENS = 1024
+FEW, MANY, EXACT = Tiling(64, 64, 4, 2), Tiling(128, 64, 4, 2), Tiling(32, 32, 4, 2)
 
 
 def prefill_attention(
@@ -30,41 +44,67 @@ def prefill_attention(
     tiles: Tiles,
     out: jax.Array | None = None,
     *,
-    block: int | None = None,
-    num_warps: int = 4,
-    num_stages: int = 2,
+    tiling: Tiling | None = None,
+    part: int = PART,
     interpret: bool = False,
 ) -> jax.Array:
     """Attention of q [t, k, g, h]; [t, k, g, h], written over `out`. Tokens of no tile stay as they are there."""
-    _, heads, group, _ = q.shape
-    queries = power_of_two(group)
-    is_exact = q.dtype == jnp.float32
-    block = block or (EXACT_BLOCK if is_exact else BLOCK)
-    positions = min(TILE, max(1, (MAX_EXACT_ROWS if is_exact else MAX_ROWS) // queries))  # of a program
-    parts = TILE // positions
-    of_tile = pl.BlockSpec((None,), lambda index, head: (index // parts,))
-    operands = [page_table, tiles.slots, tiles.starts, tiles.lengths, tiles.offsets, q, *pages]
+    tokens, heads, group, _ = q.shape
+    tiling = tiling or (EXACT if q.dtype == jnp.float32 else FEW if tokens <= FEW_TOKENS else MANY)
+    max_parts = max(1, min(MAX_PARTS, MAX_TOKENS_TIMES_PARTS // power_of_two(tokens)))
+    positions = min(TILE, max(1, tiling.rows // power_of_two(group)))  # of a program
+    programs = TILE // positions  # of a tile
+    begins, ends = _context(spec, tiles, positions)  # of each program
+    each = part * -(-(ends - begins) // (part * max_parts))
+    of_program = pl.BlockSpec((None,), lambda index, head, part: (index,))
+    of_tile = pl.BlockSpec((None,), lambda index, head, part: (index // programs,))
+    operands = [page_table, begins, ends, each, tiles.slots, tiles.starts, tiles.lengths, tiles.offsets, q, *pages]
     operands += [] if out is None else [out]
-    result: jax.Array = pl.pallas_call(
-        partial(_read, spec, positions, parts, block),
-        grid=(len(tiles) * parts, heads),
-        in_specs=[whole(page_table), *[of_tile] * 4, *map(whole, operands[5:])],
-        out_specs=whole(q),
-        out_shape=array(q.shape, q.dtype),
+    shapes = [array(q.shape, q.dtype), *(Parts.shapes(max_parts, q) if max_parts > 1 else ())]
+    result, *parts = pl.pallas_call(
+        partial(_read, spec, positions, programs, tiling.block),
+        grid=(len(tiles) * programs, heads, max_parts),
+        in_specs=[whole(page_table), *[of_program] * 3, *[of_tile] * 4, *map(whole, operands[8:])],
+        out_specs=[whole(shape) for shape in shapes],
+        out_shape=shapes,
         input_output_aliases={} if out is None else {len(operands) - 1: 0},
-        compiler_params=plgpu.CompilerParams(num_warps=num_warps, num_stages=num_stages),
+        compiler_params=plgpu.CompilerParams(num_warps=tiling.num_warps, num_stages=tiling.num_stages),
         interpret=interpret,
         name="prefill_attention",
     )(*operands)
-    return result
+    if max_parts == 1:
+        return result  # type: ignore[no-any-return]
+    counts = -(-(ends - begins) // jnp.maximum(each, 1))
+    return combine_parts(result, _by_token(counts, tiles, tokens), Parts(*parts), interpret=interpret)
+
+
+def _context(spec: AttentionSpec, tiles: Tiles, positions: int) -> tuple[jax.Array, jax.Array]:
+    """The positions that each program reads, from the first to the one before the end; none for padding."""
+    first = jnp.arange(0, TILE, positions)
+    starts = (tiles.starts[:, None] + first).reshape(-1)
+    lengths = jnp.clip(tiles.lengths[:, None] - first, 0, positions).reshape(-1)
+    ends = jnp.where(lengths > 0, starts + lengths, 0)
+    begins = 0 if spec.window is None else jnp.maximum(starts - spec.window + 1, 0)
+    return jnp.where(lengths > 0, begins, 0), ends
+
+
+def _by_token(counts: jax.Array, tiles: Tiles, tokens: int) -> jax.Array:
+    """The number of parts of each token's context; 1 for tokens of no tile."""
+    at = jnp.arange(TILE)
+    of_tiles = jnp.repeat(counts.reshape(len(tiles), -1), TILE * len(tiles) // len(counts), axis=1)
+    index = jnp.where(at < tiles.lengths[:, None], tiles.offsets[:, None] + at, tokens)
+    return jnp.ones(tokens, jnp.int32).at[index].set(of_tiles, mode="drop")
 
 
 def _read(
     spec: AttentionSpec,
     positions: int,
-    parts: int,
+    programs: int,
     block: int,
     table_ref: Any,
+    begin_ref: Any,
+    end_ref: Any,
+    each_ref: Any,
     slot_ref: Any,
     start_ref: Any,
     length_ref: Any,
@@ -72,46 +112,55 @@ def _read(
     q_ref: Any,
     k_ref: Any,
     v_ref: Any,
-    *out_refs: Any,
+    *others: Any,
 ) -> None:
-    out_ref = out_refs[-1]
-    part, head = pl.program_id(0) % parts, pl.program_id(1)
-    _, _, group, size = q_ref.shape
-    page_size, queries, width = k_ref.shape[1], power_of_two(group), power_of_two(size)
-    slot = slot_ref[...]
-    start = start_ref[...] + part * positions
-    length = jnp.clip(length_ref[...] - part * positions, 0, positions)
-    features = jnp.arange(width) < size
-    real = ((jnp.arange(positions) < length)[:, None] & (jnp.arange(queries) < group)[None, :])[:, :, None] & features
-    token = offset_ref[...] + part * positions + jnp.arange(positions)
-    at_token = token[:, None, None], head, jnp.arange(queries)[None, :, None], jnp.arange(width)[None, None, :]
-    q = plgpu.load(q_ref.at[at_token], mask=real, other=0.0).reshape(positions * queries, width)
-    at_query = start + jnp.arange(positions * queries) // queries
-    end = jnp.where(length > 0, start + length, 0)
-    begin = 0 if spec.window is None else jnp.maximum(start - spec.window + 1, 0)
+    within, head, part = pl.program_id(0) % programs * positions, pl.program_id(1), pl.program_id(2)
+    num_outputs = 1 if pl.num_programs(2) == 1 else 4
+    out_ref, *part_refs = others[-num_outputs:]
+    begin, end, each = begin_ref[...], end_ref[...], each_ref[...]
+    first = begin + part * each
+    last = jnp.minimum(first + each, end)
 
-    def read(masked: bool, index: jax.Array, so_far: Softmax) -> Softmax:
-        at = index * block + jnp.arange(block)
-        pages, offsets = where_is(table_ref, slot, index, block, page_size, end)
-        where = pages, offsets, head, jnp.arange(width)[None, :]
-        if not masked and width == size:
-            return so_far.add(spec, q, k_ref[where], v_ref[where], None)
-        # Positions behind the window of every query may hold anything: they are not loaded.
-        there = ((at >= begin) & (at < end))[:, None] & features[None, :]
-        keys = plgpu.load(k_ref.at[where], mask=there, other=0.0)
-        values = plgpu.load(v_ref.at[where], mask=there, other=0.0)
-        seen = at[None, :] <= at_query[:, None]
-        if spec.window is not None:
-            seen &= at[None, :] > at_query[:, None] - spec.window
-        return so_far.add(spec, q, keys, values, seen if masked else None)
+    @pl.when(last > first)
+    def _() -> None:
+        _, _, group, size = q_ref.shape
+        queries, width = power_of_two(group), power_of_two(size)
+        slot, start, length = slot_ref[...], start_ref[...] + within, length_ref[...] - within
+        is_row = (jnp.arange(positions) < length)[:, None] & (jnp.arange(queries) < group)[None, :]
+        is_feature = jnp.arange(width) < size
+        real = is_row[:, :, None] & is_feature
+        token, query = offset_ref[...] + within + jnp.arange(positions), jnp.arange(queries)
+        at_token = token[:, None, None], head, query[None, :, None], jnp.arange(width)[None, None, :]
+        q = plgpu.load(q_ref.at[at_token], mask=real, other=0.0).reshape(positions * queries, width)
+        at_query = start + jnp.arange(positions * queries) // queries
 
-    softmax = Softmax.begin(positions * queries, width)
-    num_blocks = (end + block - 1) // block
-    if spec.window is None:  # everything before the first query is seen by all
-        first = jnp.minimum(start // block, num_blocks)
-        softmax = jax.lax.fori_loop(0, first, partial(read, False), softmax)
-    else:
-        first = jnp.minimum(begin // block, num_blocks)
-    softmax = jax.lax.fori_loop(first, num_blocks, partial(read, True), softmax)
-    out = softmax.result().reshape(positions, queries, width)
-    plgpu.store(out_ref.at[at_token], out.astype(out_ref.dtype), mask=real)
+        def read(masked: bool, index: jax.Array, so_far: Softmax) -> Softmax:
+            at = index * block + jnp.arange(block)
+            pages, offsets = where_is(table_ref, slot, index, block, k_ref.shape[1], end)
+            where = pages, offsets, head, jnp.arange(width)[None, :]
+            if not masked and width == size:
+                return so_far.add(spec, q, k_ref[where], v_ref[where], None)
+            # Positions behind the window of every query may hold anything: they are not loaded.
+            there = ((at >= first) & (at < last))[:, None] & is_feature[None, :]
+            keys = plgpu.load(k_ref.at[where], mask=there, other=0.0)
+            values = plgpu.load(v_ref.at[where], mask=there, other=0.0)
+            seen = (at[None, :] <= at_query[:, None]) & ((at >= first) & (at < last))[None, :]
+            if spec.window is not None:
+                seen &= at[None, :] > at_query[:, None] - spec.window
+            return so_far.add(spec, q, keys, values, seen if masked else None)
+
+        softmax = Softmax.begin(positions * queries, width)
+        num_blocks = (last + block - 1) // block
+        masked_from = first // block
+        if spec.window is None:  # everything before the first query is seen by all
+            masked_from = jnp.clip(start // block, first // block, num_blocks)
+            softmax = jax.lax.fori_loop(first // block, masked_from, partial(read, False), softmax)
+        softmax = jax.lax.fori_loop(masked_from, num_blocks, partial(read, True), softmax)
+        out = softmax.result().reshape(positions, queries, width).astype(out_ref.dtype)
+        if not part_refs:
+            plgpu.store(out_ref.at[at_token], out, mask=real)
+            return
+        is_whole = end - begin <= each
+        plgpu.store(out_ref.at[at_token], out, mask=real & is_whole)
+        at_part = part, token[:, None], head, query[None, :]
+        Parts(*part_refs).store(spec, softmax, at_part, is_row & ~is_whole)
