@@ -17,7 +17,7 @@ _new = tuple.__new__  # Chunk(...) at half its cost: chunks are most of a plan
 class Draft:
     """A step while it is planned."""
 
-    __slots__ = ("allowance", "budget", "chunks", "copies", "longest", "passed", "rows", "share", "started")
+    __slots__ = ("allowance", "budget", "chunks", "copies", "last", "longest", "passed", "rows", "share", "started")
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
@@ -27,9 +27,10 @@ class Draft:
         self.budget = 0  # tokens of prompts that it may still have
         self.allowance = 0  # of those, the tokens that the next prompt may have
         self.share = 0  # the tokens for those behind `longest`, used or not
-        # The oldest prompt that does not end in this step, the tokens it has pages for, and its pages in each group
-        # before.
+        # The oldest prompt that does not end in this step and the last one that does: the tokens it has pages for, and
+        # its pages in each group before.
         self.longest: tuple[Sequence, int, int] | None = None
+        self.last: tuple[Sequence, int, int] | None = None
         self.passed: list[Sequence] = []  # long prompts at the head of the queue that shorter ones pass
 
     def add(self, sequence: Sequence, kind: Kind, length: int, num_pages: int, samples: bool) -> None:
@@ -87,11 +88,7 @@ class Planner:
             self._admit(draft)
         elif self._queue:
             self.blocked_by = "max_batch_size"
-        if draft.longest is not None:
-            sequence, length, num_pages = draft.longest
-            length = min(length, draft.budget)
-            self._running.trim(sequence, sequence.num_planned + length)
-            self._plan_prefill(draft, sequence, length, num_pages)
+        self._plan_ends(draft)
         if not draft.chunks:
             return None
         if burst > 1:
@@ -201,9 +198,31 @@ class Planner:
             draft.longest = sequence, length, num_pages
             draft.allowance = draft.share = draft.budget // SHARE_BEHIND
         else:
-            self._plan_prefill(draft, sequence, length, num_pages)
+            if draft.last is not None:
+                self._plan_prefill(draft, *draft.last)
+            draft.last = sequence, length, num_pages
             draft.budget -= length
             draft.allowance -= length
+
+    def _plan_ends(self, draft: Draft) -> None:
+        """The oldest prompt that does not end gets what is left. It, or the last of the others, is cut where the step
+        would be a little longer than the executor's sizes."""
+        length_of_longest = 0 if draft.longest is None else min(draft.longest[1], draft.budget)
+        length_of_last = 0 if draft.last is None else draft.last[1]
+        if draft.last is not None or draft.longest is not None:
+            others = sum([chunk.length for chunk in draft.chunks])
+            has_decodes = bool(draft.chunks) and draft.chunks[0].kind is Kind.DECODE
+            excess = self._budget.excess(others + length_of_longest + length_of_last, has_decodes)
+            if excess < length_of_longest:
+                length_of_longest -= excess
+            elif excess < length_of_last:
+                length_of_last -= excess
+        for planned, length in ((draft.last, length_of_last), (draft.longest, length_of_longest)):
+            if planned is not None:
+                sequence, reserved, num_pages = planned
+                if length < reserved:
+                    self._running.trim(sequence, sequence.num_planned + length)
+                self._plan_prefill(draft, sequence, length, num_pages)
 
     def _admit(self, draft: Draft) -> None:
         """Start sequences from the head of the queue for as long as there is room for the first."""

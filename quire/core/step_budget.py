@@ -1,9 +1,13 @@
 """The tokens and rows that a step may have."""
 
+from bisect import bisect_left, bisect_right
+
 from quire.core.limits import Limits
 from quire.core.plan import Kind, StepPlan
 
 GROW_STEPS = 512  # without trouble, before twice as much is tried again
+OF_A_STEP = 256  # tokens that take as long as a step takes at least, on a GPU
+BESIDE_DECODES = 48  # tokens that take as long as decodes wait for the first tokens of prompts beside them
 
 
 class StepBudget:
@@ -18,6 +22,8 @@ class StepBudget:
         self._max_rows = self.rows = limits.max_batch_size
         self.burst = limits.max_burst  # tokens for each decode of a step; the engine allows fewer where they take long
         self.max_prefill_beside_decodes: int | None = None  # tokens of prompts in a step in which sequences decode
+        # Tokens of a step, ascending, that the executor is good at; () if all are alike.
+        self.step_sizes: tuple[int, ...] = ()
         self._steps_left = 0  # until it grows
 
     @property
@@ -27,9 +33,24 @@ class StepBudget:
     def prefill_beside(self, num_decodes: int) -> int:
         """The tokens of prompts that fit beside so many decodes."""
         tokens = min(self._max_step_tokens - num_decodes, self.prefill_tokens)
-        if num_decodes and self.max_prefill_beside_decodes is not None:
-            tokens = min(tokens, self.max_prefill_beside_decodes)
-        return tokens
+        limit = self.max_prefill_beside_decodes
+        if not num_decodes or limit is None or limit >= tokens:
+            return tokens
+        below = bisect_right(self.step_sizes, num_decodes + limit)
+        size = self.step_sizes[below - 1] if below else 0
+        return size - num_decodes if size > num_decodes else limit
+
+    def excess(self, num_tokens: int, has_decodes: bool) -> int:
+        """The tokens of prompts that a step of so many should leave to the next.
+
+        They are those above a size of `step_sizes`, if the padding up to the next size would take longer than they do
+        in the next step, which is one more if no sequence decodes.
+        """
+        above = bisect_left(self.step_sizes, num_tokens)
+        if not 0 < above < len(self.step_sizes):
+            return 0
+        excess, padding = num_tokens - self.step_sizes[above - 1], self.step_sizes[above] - num_tokens
+        return excess if padding > excess + (BESIDE_DECODES if has_decodes else OF_A_STEP) else 0
 
     def shrink(self, plan: StepPlan) -> bool:
         """`plan` was too much: halve what most of it was. False when it was as small as can be."""

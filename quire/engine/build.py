@@ -3,7 +3,7 @@
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Any
@@ -78,6 +78,11 @@ class Built:
     deployment: Deployment
     engine: Engine
     executor: JaxExecutor
+
+    def warm_up(self) -> Iterator[float]:
+        """Compile the programs, telling the share done. Afterwards the scheduler knows the good sizes of steps."""
+        yield from self.executor.warm_up()
+        self.engine.scheduler.budget.step_sizes = self.executor.step_sizes
 
 
 def plan_deployment(config: Config, progress: Progress = silent, *, is_served: bool = False) -> Deployment:
@@ -221,7 +226,7 @@ def cache_capacity(deployment: Deployment) -> dict[str, str]:
 def build_engine(
     deployment: Deployment, progress: Progress = silent, clock: Callable[[], float] = time.monotonic
 ) -> Built:
-    """Load the weights and build the engine. Its executor's `warm_up` compiles the programs."""
+    """Load the weights and build the engine. `Built.warm_up` compiles the programs."""
     with ThreadPoolExecutor(1) as pool:  # one waits for a compiler, the other for files
         measuring = pool.submit(_with_measured_step, deployment)
         weights = _weights(deployment, progress)

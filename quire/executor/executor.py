@@ -43,6 +43,7 @@ class JaxExecutor:
     ) -> None:
         self.platform = jax.default_backend()
         self.num_padding_tokens = 0  # computed beyond the tokens of plans, since programs have fixed shapes
+        self.step_sizes: tuple[int, ...] = ()  # tokens of the steps that the device is good at; (): all alike
         self._shapes = shapes
         self.programs = Programs(model, weights, shapes, compile_threads, mesh, store)
         self._mask_words = num_mask_words(model.vocab_size)
@@ -88,6 +89,9 @@ class JaxExecutor:
                 assert self._state is not None
                 self._state = self.programs.rehearse(self._state)
             yield share
+        if self._shapes.specialised:
+            assert self._state is not None
+            self._state, self.step_sizes = self.programs.measure(self._state)
 
     def prepare(self, num_tokens: int) -> Iterator[float]:
         """Compile the programs of a lone prompt of so many tokens that are missing, telling the share done."""

@@ -3,9 +3,9 @@
 All tokens of a step share one dimension, padded to a step of a ladder. The ladder is a trade between compile time and
 padding. On a CPU a program takes about a second to compile, at every first start, and a server begins with a few of
 them; so the ladder is coarse: powers of two and the middle between them, a third wasted at most from 16 tokens on. On a
-GPU that hundreds of sequences share padding costs more: the ladder is fine from FINE_FROM tokens on, an eighth wasted
-at most, and a fifth from LONG_FROM on, where steps are few. Fewer tokens take as long as reading the weights takes,
-whatever their number.
+GPU that hundreds of sequences share padding costs more: from FINE_FROM tokens on there are four steps from one power of
+two to the next, and prompts are cut such that most steps fit one of them (`cut_sizes`). Fewer tokens take as long as
+reading the weights takes, whatever their number.
 """
 
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from quire.ops.pages import TILE
 
-FINE_FROM, LONG_FROM = 256, 4096
+FINE_FROM = 256
 MIDDLES_FROM = 16
 SHORT_PROMPTS = (32, 64, 128)  # tokens, for which a server has programs when it begins
 
@@ -48,6 +48,7 @@ class Ladder:
         fresh_from: int = 2048,
     ) -> None:
         self.max_rows = max_rows
+        self._is_fine = is_fine
         self.max_tokens = max_rows + max_prefill_tokens
         steps = fine(min_tokens, self.max_tokens) if is_fine else coarse(min_tokens, self.max_tokens)
         self._tokens = sorted({*steps, max(max_prefill_tokens, min_tokens)})  # a full prefill alone is the longest step
@@ -55,15 +56,21 @@ class Ladder:
         self._decodes = [StepShape(count, decodes_only=True) for count in rows] if has_decodes else []
         self._scored = [StepShape(size, scores=True) for size in coarse(TILE, max(max_prefill_tokens, TILE), factor=8)]
         longest = next(step for step in self._tokens if step >= max_prefill_tokens)
-        # Every second step is enough, as `choose` prefers them to the step before.
-        steps = sorted({*[step for step in self._tokens if fresh_from <= step < longest][::2], longest})
-        counts = sorted({1, max_fresh_sequences}) if max_fresh_sequences and longest >= fresh_from else []
-        self._fresh = [StepShape(size, fresh_sequences=count) for size in steps for count in counts]
+        steps = [step for step in self._tokens if fresh_from <= step <= longest]
+        # For several prompts every second step is enough, as `choose` prefers them to the step before.
+        several = steps[::-2][::-1] if max_fresh_sequences > 1 else []
+        self._fresh = [StepShape(size, fresh_sequences=1) for size in steps if max_fresh_sequences]
+        self._fresh += [StepShape(size, fresh_sequences=max_fresh_sequences) for size in several]
         self.sample_sizes = coarse(min(min_tokens, max_rows), max_rows, middles_from=max_rows)
 
     @property
     def decodes(self) -> Sequence[StepShape]:
         return self._decodes
+
+    @property
+    def cut_sizes(self) -> tuple[int, ...]:
+        """Tokens of the steps that prompts should be cut for; none on a CPU, where reading weights takes most time."""
+        return tuple(size for size in self._tokens if self._is_fine and size >= FINE_FROM)
 
     def all(self) -> list[StepShape]:
         """In the order in which they are compiled."""
@@ -115,10 +122,10 @@ def coarse(lowest: int, highest: int, *, middles_from: int = MIDDLES_FROM, facto
 
 
 def fine(lowest: int, highest: int) -> list[int]:
-    """As `coarse` up to FINE_FROM, then eight steps from one power of two to the next, or four from LONG_FROM on."""
+    """As `coarse` up to FINE_FROM, then four steps from one power of two to the next."""
     if highest <= FINE_FROM:
         return coarse(lowest, highest, middles_from=32)
     steps = coarse(lowest, FINE_FROM, middles_from=32)
-    while (step := steps[-1] + (1 << steps[-1].bit_length() - 1) // (8 if steps[-1] < LONG_FROM else 4)) < highest:
+    while (step := steps[-1] + (1 << steps[-1].bit_length() - 1) // 4) < highest:
         steps.append(step)
     return [*steps, highest]

@@ -16,11 +16,12 @@ Key = StepShape | tuple[str, int]
 
 
 class ProgramTable:
-    def __init__(self, ladder: Ladder, keys: Iterable[Key] = ()) -> None:
+    def __init__(self, ladder: Ladder, keys: Iterable[Key] = (), slow: frozenset[Key] = frozenset()) -> None:
+        """`slow` are not chosen: a larger one takes less time."""
         self.keys = frozenset(keys)
         self._ladder = ladder
         # Before there are enough for any plan, each is compiled when it is first needed, the smallest for its plan.
-        made = [key for key in self.keys if isinstance(key, StepShape)]
+        made = [key for key in self.keys - slow if isinstance(key, StepShape)]
         self._shapes = made if self.keys.issuperset(ladder.first()) else ladder.all()
         self.forward = lru_cache(4096)(self._forward)
 

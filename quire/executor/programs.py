@@ -1,11 +1,13 @@
 """The compiled programs: all are made ahead, none on the request path."""
 
 import logging
+import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from logging import INFO, WARNING
 from typing import Any, get_args
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
@@ -19,6 +21,7 @@ from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.executor.slots import pack_forced, pack_starts
 from quire.executor.step import SamplingWay, State
+from quire.executor.step_costs import good_sizes, slower_than_larger
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.ops.pages import TILE
@@ -31,6 +34,7 @@ COPY_SIZES = (1, 16)  # pages that one call can copy
 FORCE_SIZE = 64  # forced tokens that one call can place
 WAYS = get_args(SamplingWay)
 BATCH = 8  # programs that a table gains at a time
+MEASURED_TOKENS = 2048  # longer steps are not timed: it would take seconds
 
 
 class Programs:
@@ -58,6 +62,7 @@ class Programs:
         self.is_specialised = shapes.specialised
         self._ways = WAYS if shapes.specialised else WAYS[:1]
         self.table = ProgramTable(shapes.ladder)
+        self._slow: frozenset[Key] = frozenset()
         self._made: dict[Key, Any] = {}
         self._compiling: dict[Key, Future[Any]] = {}
         self._batches: list[list[Key]] = []  # that the table does not have yet
@@ -149,7 +154,7 @@ class Programs:
         while self._batches and not any(key in self._compiling for key in self._batches[0]):
             keys |= {key for key in self._batches.pop(0) if key in self._made}
         if keys:
-            self.table = ProgramTable(self._shapes.ladder, self.table.keys | keys)
+            self.table = ProgramTable(self._shapes.ladder, self.table.keys | keys, self._slow)
 
     def _collect(self) -> None:
         for key in [key for key, future in self._compiling.items() if future.done()]:
@@ -178,7 +183,7 @@ class Programs:
             compiling = self._compiling.pop(key, None)
             if key not in self._made:
                 self._made[key] = self._make(key) if compiling is None else compiling.result()
-            self.table = ProgramTable(self._shapes.ladder, self.table.keys | {key})
+            self.table = ProgramTable(self._shapes.ladder, self.table.keys | {key}, self._slow)
         program: Callable[..., Any] = self._made[key]
         return program
 
@@ -202,6 +207,24 @@ class Programs:
             self._rehearsed.add(key)
             state = self._run_on_padding(key, state)
         return state
+
+    def measure(self, state: State) -> tuple[State, tuple[int, ...]]:
+        """Time the steps that prompts are cut for, and choose none that is slower than a larger one. Returns the sizes
+        that the device is good at."""
+        sizes, seconds = self._shapes.ladder.cut_sizes, {}
+        for size in sizes:
+            if size <= MEASURED_TOKENS and StepShape(size) in self._made:
+                taken = []
+                for _ in range(3):
+                    begun_s = time.monotonic()
+                    state = self._run_on_padding(StepShape(size), state)
+                    jax.block_until_ready(state.slots.history)  # type: ignore[no-untyped-call]
+                    taken.append(time.monotonic() - begun_s)
+                seconds[size] = min(taken)
+        log.debug("ms by tokens of a step: %s", {size: round(1000 * took, 2) for size, took in seconds.items()})
+        self._slow = frozenset(StepShape(size) for size in slower_than_larger(seconds))
+        self.table = ProgramTable(self._shapes.ladder, self.table.keys, self._slow)
+        return state, good_sizes(seconds, sizes)
 
     def _run_on_padding(self, key: Key, state: State) -> State:
         program, shapes = self._made[key], self._shapes

@@ -61,7 +61,7 @@ class LLM:
         self._ids = count(1)
         self._is_fresh = True  # no prompt came yet
         if self.deployment.config.compile_ahead:
-            self._compile(self._built.executor.warm_up())
+            self._compile(self._built.warm_up())
         freeze_gc()  # a search for cycles among it takes 100 ms
 
     @property

@@ -379,8 +379,20 @@ MUTANTS = (
         "min(self._max_step_tokens - num_decodes, self.prefill_tokens)",
         "self._max_step_tokens - num_decodes",
     ),
+    Mutant("prompts beside decodes have no bound", BUDGET, "limit is None or limit >= tokens:", "True:"),
     Mutant(
-        "prompts beside decodes have no bound", BUDGET, "tokens = min(tokens, self.max_prefill_beside_decodes)", "pass"
+        "prompts beside decodes are no good size", BUDGET, "if size > num_decodes else limit", "if False else limit"
+    ),
+    Mutant("a good size forgets the decodes", BUDGET, "return size - num_decodes if", "return size if"),
+    Mutant(
+        "no prompt is cut for a good size", BUDGET, "return excess if padding > excess", "return 0 if padding > excess"
+    ),
+    Mutant("a prompt alone is cut as beside decodes", BUDGET, "else OF_A_STEP)", "else BESIDE_DECODES)"),
+    Mutant(
+        "a prompt that is cut keeps its pages",
+        PLANNER,
+        "                if length < reserved:\n",
+        "                if False:\n",
     ),
     Mutant("prompts do not count against the budget", PLANNER, "draft.budget -= length\n", "pass\n"),
     Mutant("prompts do not count against the share", PLANNER, "draft.allowance -= length\n", "pass\n"),

@@ -289,3 +289,47 @@ def test_short_prompts_are_not_stuck_where_steps_are_held_to_few_tokens():
         harness.complete()
     assert steps == [{2: 12, 4: 4}, {2: 14, 4: 2}, {2: 12, 5: 4}, {2: 15, 5: 1}]
     harness.run()
+
+
+def test_a_prompt_is_cut_where_its_step_would_be_a_little_longer_than_a_good_size():
+    harness = Harness(limits(num_pages=200, max_sequence_tokens=200))
+    harness.scheduler.budget.step_sizes = (10, 400)
+    harness.add(request(1, prompt=LONG[:12], max_tokens=4))
+    assert prefilled(harness.plan()) == {1: 10}, "two tokens are computed in the next step, not 388 of padding in this"
+    harness.complete()
+    assert prefilled(harness.plan()) == {1: 2}
+    harness.run()
+
+
+def test_a_prompt_is_not_cut_for_less_padding_than_another_step_costs():
+    harness = Harness(limits(num_pages=200, max_sequence_tokens=200))
+    harness.scheduler.budget.step_sizes = (10, 100)
+    harness.add(request(1, prompt=LONG[:12], max_tokens=40))
+    assert prefilled(harness.plan()) == {1: 12}
+    harness.complete()
+    harness.add(request(2, prompt=LONG[20:34], max_tokens=4))
+    assert prefilled(harness.plan()) == {2: 9}, "beside a decode there is another step anyway"
+    harness.run()
+
+
+def test_the_last_prompt_is_cut_and_those_before_it_are_whole():
+    harness = Harness(limits(num_pages=200, max_sequence_tokens=200))
+    harness.scheduler.budget.step_sizes = (10, 400)
+    harness.add(request(1, prompt=LONG[:6], max_tokens=4))
+    harness.add(request(2, prompt=LONG[10:17], max_tokens=4))
+    assert prefilled(harness.plan()) == {1: 6, 2: 4}
+    harness.run()
+
+
+def test_prompts_held_to_few_tokens_fill_a_good_size_beside_their_decodes():
+    harness = Harness(limits(num_pages=200, max_sequence_tokens=200))
+    harness.add(request(1, prompt=(1, 2), max_tokens=40))
+    harness.step()
+    harness.scheduler.budget.max_prefill_beside_decodes = 12
+    harness.scheduler.budget.step_sizes = (4, 8, 16)
+    harness.add(request(2, prompt=LONG, max_tokens=2))
+    assert prefilled(harness.plan()) == {2: 7}, "a decode and 7 tokens are 8; 12 would be padded to 16"
+    harness.scheduler.budget.step_sizes = (1, 90)
+    harness.complete()
+    assert prefilled(harness.plan()) == {2: 12}, "no size has room for a prompt"
+    harness.run()

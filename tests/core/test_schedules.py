@@ -52,6 +52,8 @@ def requests(draw: st.DrawFn, request_id: int) -> Request:
     return Request(request_id, prompt, max_tokens, seed=draw(st.integers(0, 2)), **features)  # type: ignore[arg-type]
 
 
+# Padding must be hundreds of tokens before a prompt that is alone is cut.
+STEP_SIZES = [(), (3, 400), (2, 5, 9, 80), (6, 400)]
 GROUPS: list[tuple[int | None, ...]] = [(None,), (None,), (8,), (None, 8), (None, 3), (None, 8, 8, 24)]
 
 
@@ -86,10 +88,12 @@ class Schedules(RuleBasedStateMachine):
         self.aborted: set[int] = set()
         self.happened: Counter[str] = Counter()
 
-    @initialize(setup=setups())
-    def start(self, setup):
+    @initialize(setup=setups(), sizes=st.sampled_from(STEP_SIZES), beside=st.sampled_from([None, None, 1, 5]))
+    def start(self, setup, sizes=(), beside=None):
         chosen, lookahead = setup
         self.harness = Harness(chosen, lookahead, lambda: self.now)
+        self.harness.scheduler.budget.step_sizes = sizes
+        self.harness.scheduler.budget.max_prefill_beside_decodes = beside
 
     @rule(data=st.data(), count=st.integers(1, 4))
     def add(self, data, count):

@@ -8,7 +8,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quire.core.plan import Chunk, Kind
-from quire.executor.ladder import FINE_FROM, LONG_FROM, Ladder, StepShape
+from quire.executor.ladder import FINE_FROM, Ladder, StepShape
 from quire.executor.launch import Inputs, Launch, Packer, fields, num_single, split
 from quire.executor.program_table import Key, ProgramTable
 from quire.executor.sampler import Features
@@ -164,8 +164,8 @@ def test_a_choice_depends_on_the_table_alone() -> None:
         assert table.forward(StepShape(300), 3) == StepShape(320)
         assert table.forward(StepShape(60, decodes_only=True), 0) == StepShape(64, decodes_only=True)
         assert table.forward(StepShape(4000, fresh_sequences=3), 150) == StepShape(4096, fresh_sequences=8)
-        assert table.forward(StepShape(3100, fresh_sequences=1), 150) == StepShape(3584, fresh_sequences=1)
-        assert table.forward(StepShape(3100), 150) == StepShape(3328)
+        assert table.forward(StepShape(2600, fresh_sequences=1), 150) == StepShape(3072, fresh_sequences=1)
+        assert table.forward(StepShape(3100), 150) == StepShape(3584)
         assert table.decode(60, 4, most=4) == (StepShape(64, decodes_only=True), ("burst", 64))
         assert table.decode(60, 3, most=4) is None
         assert table.decode(200, 1, most=4) is None
@@ -182,12 +182,8 @@ def test_programs_that_are_compiled_on_use_are_the_smallest_for_their_plans() ->
     assert enough.forward(StepShape(8, decodes_only=True), 0) == StepShape(32)
 
 
-def test_a_fine_ladder_wastes_an_eighth_at_most_or_a_fifth_of_long_steps_and_a_coarse_one_a_third() -> None:
-    for is_fine, first, end, most in (
-        (True, FINE_FROM, LONG_FROM, 1 / 8),
-        (True, 0, 9000, 1 / 5),
-        (False, 16, 9000, 1 / 3),
-    ):
+def test_a_fine_ladder_wastes_a_fifth_at_most_and_a_coarse_one_a_third() -> None:
+    for is_fine, first, end, most in ((True, 0, 9000, 1 / 5), (False, 16, 9000, 1 / 3)):
         ladder = Ladder(256, 8192, is_fine=is_fine)
         sizes = sorted(shape.tokens for shape in ladder.all() if shape == StepShape(shape.tokens))
         assert sizes[-1] == ladder.max_tokens
@@ -201,7 +197,7 @@ def test_programs_are_few_enough_to_compile_at_a_start() -> None:
     ladder = Ladder(32, 512)
     assert len(ladder.first()) <= 6
     assert len(ladder.all()) <= 20
-    assert len(Ladder(256, 8192, min_tokens=8, is_fine=True, has_decodes=True, max_fresh_sequences=8).all()) <= 75
+    assert len(Ladder(256, 8192, min_tokens=8, is_fine=True, has_decodes=True, max_fresh_sequences=8).all()) <= 60
 
 
 def test_a_chunk_has_the_tiles_its_tokens_need() -> None:

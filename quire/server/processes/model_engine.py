@@ -38,7 +38,7 @@ class ModelEngine:
         built = build_engine(deployment, progress)
         programs = built.executor.programs
         with (share_bar if self.show_progress else silent)("Compiling") as report:
-            for share in built.executor.warm_up():
+            for share in built.warm_up():
                 report(round(share * 1000), 1000)
                 # On a GPU the rest would be timed, to choose between programs, while requests run.
                 if programs.can_run_anything and not programs.is_specialised:
