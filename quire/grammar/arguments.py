@@ -42,7 +42,7 @@ class Arguments:
     def json_value(self, key: str) -> str:
         """A rule for the value in JSON."""
         name = self._rule_name(key)
-        self.rules.append(f"{name}: %json {json.dumps(guided_schema(self._schema(key)))}")
+        self.rules.append(f"{name}: %json {json.dumps(guided_schema(self._schema(key), self._is_strict))}")
         return name
 
     def text_item(self, before: str, key: str, end: str, after: str = "") -> str:

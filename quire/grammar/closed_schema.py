@@ -22,7 +22,7 @@ _SINGLE = ("items", "additionalItems", "additionalProperties")
 _LOOK_AROUND = re.compile(r"\(\?<?[=!]")
 
 
-def guided_schema(schema: Any) -> Any:
+def guided_schema(schema: Any, strict: bool = True) -> Any:
     """`schema` as a grammar follows it, for the library.
 
     - An object with `properties` has no others, unless `additionalProperties`, `unevaluatedProperties` or
@@ -33,15 +33,16 @@ def guided_schema(schema: Any) -> Any:
       no choice decides what is evaluated.
     - The property of a `discriminator` is required. Blanks are bounded.
 
-    Raises InvalidRequest for what cannot be done and would be lost. The library refuses other keywords it lacks.
+    Raises InvalidRequest for what cannot be done and would be lost, and the library refuses other keywords it lacks,
+    unless it need not be `strict`: then answers follow the rest of the schema.
     """
     if not isinstance(schema, dict):
         return schema
     try:
-        closed = _Closing(schema).closed()
+        closed = _Closing(schema, strict).closed()
     except RecursionError:
         raise InvalidRequest("the schema is too complex: too many references follow each other") from None
-    return closed | {STYLE: _style(schema.get(STYLE))}
+    return closed | {STYLE: _style(schema.get(STYLE)) | {"lenient": not strict}}
 
 
 def _style(given: Any) -> dict[str, Any]:
@@ -49,14 +50,15 @@ def _style(given: Any) -> dict[str, Any]:
     given = given if isinstance(given, dict) else {}
     blanks = "" if given.get("whitespace_flexible") is False else WHITESPACE
     style = {key: given[key] for key in STYLE_PATTERNS if isinstance(given.get(key), str)}
-    return {"whitespace_pattern": blanks, "lenient": False} | style
+    return {"whitespace_pattern": blanks} | style
 
 
 class _Closing:
     """The rewriting of one document. Places stay as they are, so that references still lead to them."""
 
-    def __init__(self, root: Schema) -> None:
+    def __init__(self, root: Schema, strict: bool) -> None:
         self._root = root
+        self._strict = strict
         self._facts = SchemaFacts(root)
         self._variants: dict[tuple[str, Names], str] = {}  # names of definitions that let other keys pass
         self._definitions: Schema = {}
@@ -148,6 +150,8 @@ class _Closing:
         done = dict(schema)
         if done.get("format") not in FORMATS:
             done.pop("format", None)
+        if not self._strict and _LOOK_AROUND.search(str(done.get("pattern", ""))):
+            del done["pattern"]
         if "uniqueItems" in done:
             done = self._without_unique_items(done, place)
         if "propertyNames" in done:
@@ -169,7 +173,7 @@ class _Closing:
 
     def _refuse_overlaps(self, parts: list[Any], place: str) -> None:
         for (index, one), (other_index, other) in combinations(enumerate(parts), 2):
-            if not self._facts.are_exclusive(one, other):
+            if self._strict and not self._facts.are_exclusive(one, other):
                 raise InvalidRequest(
                     f"{place}oneOf[{index}] and [{other_index}] may both fit an answer, and oneOf allows one; "
                     "give them different types, or a required property with different constants, or write anyOf"
@@ -182,6 +186,8 @@ class _Closing:
             return schema
         values = None if "prefixItems" in schema else self._facts.values(schema.get("items"))
         if unique is not True or schema.get("type") != "array" or values is None or not _are_few(values):
+            if not self._strict:
+                return schema
             raise InvalidRequest(
                 f"{place}uniqueItems is {str(unique)[:40]}; it can be kept only where type is array and items has an "
                 f"enum of at most {MAX_UNIQUE} values, of {MAX_UNIQUE_CHARACTERS} characters in all"
@@ -215,6 +221,8 @@ class _Closing:
         if value is True or "additionalProperties" in schema:
             return schema | ({"additionalProperties": True} if "additionalProperties" not in schema else {})
         if value is not False or "anyOf" in schema or "oneOf" in schema or self._names_choices(schema):
+            if not self._strict:
+                return schema
             raise InvalidRequest(
                 f"{place}unevaluatedProperties is {str(value)[:40]}; it can be kept only as true, or as false where "
                 "neither anyOf nor oneOf decides what is evaluated"

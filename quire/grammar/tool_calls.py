@@ -49,7 +49,7 @@ def _section_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> lis
 
 def _around(index: int, tool: Tool, before: str, after: str) -> list[str]:
     """A call whose arguments are a JSON object."""
-    schema = json.dumps(guided_schema(_parameters(tool)))
+    schema = json.dumps(guided_schema(_parameters(tool), tool.strict))
     return [f"call_{index}: {before} args_{index} {after}", f"args_{index}: %json {schema}"]
 
 
@@ -64,7 +64,7 @@ def _whole_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> list[
         "required": ["name", form.arguments],
         "additionalProperties": False,
     }
-    return [f"call_{index}: %json {json.dumps(guided_schema(schema))}"]
+    return [f"call_{index}: %json {json.dumps(guided_schema(schema, tool.strict))}"]
 
 
 def _tagged_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> list[str]:

@@ -13,10 +13,10 @@ import pytest
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from quire.errors import InvalidRequest
+from quire.grammar.answers import AnswerRules, CallRules
 from quire.grammar.closed_schema import guided_schema
 from quire.grammar.limits import refuse_what_explodes
 from quire.grammar.matcher import compile_grammar, fault_in
-from quire.grammar.tool_calls import calls_grammar
 from quire.request import GrammarKind, json_schema
 from quire.text.tools import HERMES, Tool
 
@@ -267,18 +267,42 @@ def test_a_model_that_allows_extras_gets_them() -> None:
     assert accepts(Loose.model_json_schema(), {"a": 1, "more": 2})
 
 
-def test_the_parameters_of_tools_are_closed_too() -> None:
-    def fits(arguments: Any, parameters: Any) -> bool:
-        grammar = calls_grammar([Tool("f", parameters)], HERMES, required=True, parallel=False)
-        assert grammar.kind is GrammarKind.LARK
-        matcher = compile_grammar(grammar, BYTES)
-        assert fault_in(matcher) is None, fault_in(matcher)
-        text = HERMES.begin + HERMES.opening("f") + json.dumps(arguments) + "}" + HERMES.end
-        return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting()
+def fits(arguments: Any, parameters: Any, *, strict: bool = False) -> bool:
+    """Whether `arguments` are those of a call."""
+    calls = CallRules([Tool("f", parameters, strict=strict)], HERMES, required=True, parallel=False)
+    grammar = AnswerRules(calls).grammar({})
+    assert grammar.kind is GrammarKind.LARK
+    matcher = compile_grammar(grammar, BYTES)
+    assert fault_in(matcher) is None, fault_in(matcher)
+    call = json.dumps({"name": "f", "arguments": arguments})
+    text = f"<tool_call>\n{call}\n</tool_call>"
+    return matcher.try_consume_tokens(list(text.encode())) == len(text.encode()) and matcher.is_accepting()
 
-    assert fits({"a": 1}, A)
-    assert not fits({"a": 1, "b": 1}, A)
-    assert fits({"a": 1}, {"properties": {"a": {}}})
-    assert not fits("text", {"properties": {"a": {}}})
-    with pytest.raises(InvalidRequest, match=r"tools has 'f', whose parameters cannot be followed: .*uniqueItems"):
-        fits({}, {"properties": {"s": {"type": "array", "uniqueItems": True}}})
+
+def test_the_parameters_of_tools_are_closed_too() -> None:
+    for strict in (False, True):
+        assert fits({"a": 1}, A, strict=strict)
+        assert not fits({"a": 1, "b": 1}, A, strict=strict)
+        assert fits({"a": 1}, {"properties": {"a": {}}}, strict=strict)
+        assert not fits("text", {"properties": {"a": {}}}, strict=strict)
+
+
+KEPT_ONLY_IF_STRICT = [
+    {"uniqueItems": True, "type": "array", "items": {"type": "string"}},
+    {"oneOf": [{"type": "integer"}, {"type": "number"}, {"type": "array"}]},
+    {"type": "array", "not": {"const": []}},
+    {"type": "array", "if": {"minItems": 1}, "then": {"maxItems": 2}},
+    {"anyOf": [{"type": "array"}, {"type": "string"}], "unevaluatedProperties": False},
+    {"type": ["array", "string"], "pattern": "^(?!x)"},
+]
+
+
+@pytest.mark.parametrize("schema", KEPT_ONLY_IF_STRICT)
+def test_a_tool_that_need_not_be_strict_has_the_rest_of_its_schema(schema: Any) -> None:
+    """As clients send tools of others: what cannot be kept is lost, and no more."""
+    parameters = {"type": "object", "properties": {"s": schema, "n": {"type": "integer"}}, "required": ["s", "n"]}
+    assert fits({"s": ["x", "x"], "n": 1}, parameters)
+    assert not fits({"s": ["x", "x"], "n": "1"}, parameters)
+    assert not fits({"s": ["x", "x"], "n": 1, "o": 2}, parameters)
+    with pytest.raises((InvalidRequest, AssertionError)):
+        fits({"s": ["x", "x"], "n": 1}, parameters, strict=True)
