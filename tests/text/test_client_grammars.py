@@ -105,6 +105,17 @@ def test_gbnf_that_is_wrong_is_refused_with_its_place(text: str, why: str) -> No
         "start: " + '%json {"a":' * 5_000,
         "start: " + "\\" * 60_000,
         '{"grammars":' * 5_000,
+        "start: " + "a" * 60_000,
+        "a" * 60_000,
+        "a " * 30_000,
+        "a\n" * 30_000,
+        "start: " + " " * 60_000 + "a",
+        "start: " + "\n" * 60_000,
+        "start: " + "<a" * 30_000,
+        "start: " + "temperature " * 5_000,
+        "root ::= " + "a" * 60_000,
+        "root ::= " + "a " * 30_000,
+        "root ::= a" + " " * 60_000,
     ],
 )
 def test_a_hostile_text_is_read_in_linear_time(text: str) -> None:
