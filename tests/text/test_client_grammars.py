@@ -81,7 +81,7 @@ def test_gbnf_means_what_it_means_elsewhere(grammar: str, right: list[str], wron
         ("root ::= [", "cannot be read"),
         ('root ::= "x"{5000}', "at most 1000 times"),
         ('root ::= "\\ud800"', "0xd800"),
-        ('"x" root ::= "x"', "before the first rule"),
+        ('"x"\nroot ::= "x"', "before the first rule"),
     ],
 )
 def test_gbnf_that_is_wrong_is_refused_with_its_place(text: str, why: str) -> None:
