@@ -1,11 +1,10 @@
 """The kernels of each platform."""
 
-import logging
-
 import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
+from quire.errors import InvalidSetting
 from quire.ops.heads import Heads
 from quire.ops.native import library
 from quire.ops.native.norms import NATIVE as NATIVE_NORMS
@@ -14,8 +13,6 @@ from quire.ops.native.tiled_attention import tiled_attention
 from quire.ops.pages import KVWriteTargets, Pages
 from quire.ops.sharded_kernels import sharded
 from quire.ops.step_attention import PLAIN, Kernels
-
-log = logging.getLogger(__name__)
 
 
 def native_place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[Array, Pages]:
@@ -43,12 +40,10 @@ def _of_one_device(platform: str, dtype: str) -> Kernels:
     if platform == "gpu":
         try:
             from quire.ops.gpu.kernels import GPU
-        except ImportError as error:
-            log.warning(
-                "SLOW: the GPU kernels cannot be loaded (%s), so plain XLA runs in their place, several times slower. "
-                "Remedy: pip install --upgrade 'jax[cuda13]', a version that includes jax.experimental.pallas.triton.",
-                error,
-            )
-        else:
-            return GPU
+        except ImportError as error:  # plain XLA would run in their place, several times slower
+            raise InvalidSetting(
+                f"the GPU kernels cannot be loaded ({error}): this jax has no jax.experimental.pallas.triton. Remedy: "
+                "pip install 'quire[cuda]', or JAX_PLATFORMS=cpu to run on the CPU"
+            ) from error
+        return GPU
     return PLAIN

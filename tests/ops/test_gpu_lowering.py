@@ -1,5 +1,7 @@
 """The GPU's attention kernels can be translated for a GPU, also where there is none: interpreting them shows less."""
 
+import subprocess
+import sys
 from functools import partial
 
 import jax
@@ -19,14 +21,36 @@ SPECS = {
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize("name", SPECS)
-@pytest.mark.parametrize(("num_single", "num_tiles"), [(8, 8), (8, 16), (0, 160)], ids=["decodes", "mixed", "long"])
-def test_attention_is_translated(name: str, dtype: str, num_single: int, num_tiles: int) -> None:
+@pytest.mark.parametrize(
+    ("num_single", "num_tiles", "num_kernels"),
+    [(8, 8, 2), (8, 16, 4), (0, 160, 1)],  # of short steps parts of contexts are put together
+    ids=["decodes", "mixed", "long"],
+)
+def test_attention_is_translated(name: str, dtype: str, num_single: int, num_tiles: int, num_kernels: int) -> None:
     spec = SPECS[name]
     tokens = num_single + (num_tiles - num_single) * TILE
     q = jnp.zeros((tokens, spec.kv_heads, spec.group, spec.head_dim), dtype)
     pages = jnp.zeros((4, 32, spec.kv_heads, spec.head_dim), dtype)
     each = jnp.zeros(num_tiles, jnp.int32)
     tiles = Tiles(each, each, each, each, num_single)
-    traced = jax.jit(partial(attend, spec)).trace(q, (pages, pages), jnp.zeros((9, 40), jnp.int32), tiles)
-    text = traced.lower(lowering_platforms=("cuda",)).as_text()
-    assert ("decode_attention" in text, "prefill_attention" in text) == (num_single > 0, num_tiles > num_single)
+    device = jax.sharding.AbstractDevice("NVIDIA H200", num_cores=132, platform="gpu")
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
+        traced = jax.jit(partial(attend, spec)).trace(q, (pages, pages), jnp.zeros((9, 40), jnp.int32), tiles)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("stablehlo.custom_call") == num_kernels
+
+
+def test_a_jax_without_the_backend_is_refused_with_the_remedy() -> None:
+    """Plain kernels would run instead, several times slower."""
+    code = """
+import sys
+sys.modules["jax.experimental.pallas.triton"] = None
+from quire.errors import InvalidSetting
+from quire.ops.kernels import kernels_for
+try:
+    kernels_for("gpu", "bfloat16")
+except InvalidSetting as error:
+    print(error)
+"""
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "pip install 'quire[cuda]'" in run.stdout

@@ -125,42 +125,68 @@ def _read(
     def _() -> None:
         _, _, group, size = q_ref.shape
         queries, width = power_of_two(group), power_of_two(size)
-        slot, start, length = slot_ref[...], start_ref[...] + within, length_ref[...] - within
+        length = length_ref[...] - within
         is_row = (jnp.arange(positions) < length)[:, None] & (jnp.arange(queries) < group)[None, :]
-        is_feature = jnp.arange(width) < size
-        real = is_row[:, :, None] & is_feature
+        real = is_row[:, :, None] & (jnp.arange(width) < size)
         token, query = offset_ref[...] + within + jnp.arange(positions), jnp.arange(queries)
         at_token = token[:, None, None], head, query[None, :, None], jnp.arange(width)[None, None, :]
         q = plgpu.load(q_ref.at[at_token], mask=real, other=0.0).reshape(positions * queries, width)
-        at_query = start + jnp.arange(positions * queries) // queries
-
-        def read(masked: bool, index: jax.Array, so_far: Softmax) -> Softmax:
-            at = index * block + jnp.arange(block)
-            pages, offsets = where_is(table_ref, slot, index, block, k_ref.shape[1], end)
-            where = pages, offsets, head, jnp.arange(width)[None, :]
-            if not masked and width == size:
-                return so_far.add(spec, q, k_ref[where], v_ref[where], None)
-            # Positions behind the window of every query may hold anything: they are not loaded.
-            there = ((at >= first) & (at < last))[:, None] & is_feature[None, :]
-            keys = plgpu.load(k_ref.at[where], mask=there, other=0.0)
-            values = plgpu.load(v_ref.at[where], mask=there, other=0.0)
-            seen = (at[None, :] <= at_query[:, None]) & ((at >= first) & (at < last))[None, :]
-            if spec.window is not None:
-                seen &= at[None, :] > at_query[:, None] - spec.window
-            return so_far.add(spec, q, keys, values, seen if masked else None)
-
-        softmax = Softmax.begin(positions * queries, width)
-        num_blocks = (last + block - 1) // block
-        masked_from = first // block
-        if spec.window is None:  # everything before the first query is seen by all
-            masked_from = jnp.clip(start // block, first // block, num_blocks)
-            softmax = jax.lax.fori_loop(first // block, masked_from, partial(read, False), softmax)
-        softmax = jax.lax.fori_loop(masked_from, num_blocks, partial(read, True), softmax)
-        out = softmax.result().reshape(positions, queries, width).astype(out_ref.dtype)
-        if not part_refs:
-            plgpu.store(out_ref.at[at_token], out, mask=real)
-            return
+        at_query = start_ref[...] + within + jnp.arange(positions * queries) // queries
+        context = _Context(table_ref, slot_ref[...], head, k_ref, v_ref, end)
+        softmax = _softmax(spec, block, q, at_query, start_ref[...] + within, context, first, last)
         is_whole = end - begin <= each
+        out = softmax.result().reshape(positions, queries, width).astype(out_ref.dtype)
         plgpu.store(out_ref.at[at_token], out, mask=real & is_whole)
-        at_part = part, token[:, None], head, query[None, :]
-        Parts(*part_refs).store(spec, softmax, at_part, is_row & ~is_whole)
+        if part_refs:
+            at_part = part, token[:, None], head, query[None, :]
+            Parts(*part_refs).store(spec, softmax, at_part, is_row & ~is_whole)
+
+
+class _Context(NamedTuple):
+    """The keys and values of one sequence and head."""
+
+    table: Any
+    slot: Any
+    head: Any
+    k: Any
+    v: Any
+    end: Any
+
+
+def _softmax(
+    spec: AttentionSpec,
+    block: int,
+    q: jax.Array,
+    at_query: jax.Array,  # the position of each row of q
+    start: jax.Array,  # the first of them
+    context: _Context,
+    first: jax.Array,
+    last: jax.Array,
+) -> Softmax:
+    """Of q over the positions from `first` to before `last`."""
+    size, width = context.k.shape[3], q.shape[1]
+    is_feature = (jnp.arange(width) < size)[None, :]
+
+    def read(masked: bool, index: jax.Array, so_far: Softmax) -> Softmax:
+        at = index * block + jnp.arange(block)
+        pages, offsets = where_is(context.table, context.slot, index, block, context.k.shape[1], context.end)
+        where = pages, offsets, context.head, jnp.arange(width)[None, :]
+        if not masked and width == size:
+            return so_far.add(spec, q, context.k[where], context.v[where], None)
+        # Positions behind the window of every query may hold anything: they are not loaded.
+        is_here = (at >= first) & (at < last)
+        there = is_here[:, None] & is_feature
+        keys = plgpu.load(context.k.at[where], mask=there, other=0.0)
+        values = plgpu.load(context.v.at[where], mask=there, other=0.0)
+        seen = (at[None, :] <= at_query[:, None]) & is_here[None, :]
+        if spec.window is not None:
+            seen &= at[None, :] > at_query[:, None] - spec.window
+        return so_far.add(spec, q, keys, values, seen if masked else None)
+
+    softmax = Softmax.begin(*q.shape)
+    masked_from, num_blocks = first // block, (last + block - 1) // block
+    if spec.window is None:  # everything before the first query is seen by all
+        masked_from = jnp.clip(start // block, first // block, num_blocks)
+        softmax = jax.lax.fori_loop(first // block, masked_from, partial(read, False), softmax)
+    whole_softmax: Softmax = jax.lax.fori_loop(masked_from, num_blocks, partial(read, True), softmax)
+    return whole_softmax
