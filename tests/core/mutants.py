@@ -45,9 +45,9 @@ TIMEOUT_S = 120
 class Mutant(NamedTuple):
     name: str
     path: str  # below quire
-    line: str  # stands exactly once in that file, or once after `within`
+    line: str  # stands exactly once in that file; with `within`, the first after it
     fault: str
-    within: str = ""  # a line that comes before it
+    within: str = ""  # text that comes before it, exactly once in that file
     explanation: str = ""  # why it may survive: no behaviour differs
 
 
@@ -401,8 +401,8 @@ MUTANTS = (
     Mutant(
         "a long prompt that waits takes the share",
         PLANNER,
-        "is not None and rest > draft.allowance:\n            if",
-        "is not None and False:\n            if",
+        "is not None and rest > draft.allowance and not",
+        "is not None and False and not",
     ),
     Mutant("a long prompt that was passed is lost", PLANNER, "            queue.push(sequence)\n", ""),
     Mutant("short prompts are stuck in small steps", PLANNER, "return draft.allowance == draft.share", "return False"),
@@ -617,8 +617,9 @@ def apply(mutant: Mutant, source: str) -> str:
     begin = source.find(mutant.within)
     if begin < 0 or mutant.line not in source[begin:]:
         raise LookupError(f"{mutant.name}: {mutant.path} has no line {mutant.line!r} any more")
-    if not mutant.within and source.count(mutant.line) > 1:
-        raise LookupError(f"{mutant.name}: {mutant.line!r} is in {mutant.path} more than once; say `within` what")
+    if source.count(mutant.within or mutant.line) > 1:
+        place = repr(mutant.within or mutant.line)
+        raise LookupError(f"{mutant.name}: {place} is in {mutant.path} more than once; say `within` what")
     broken = source[:begin] + source[begin:].replace(mutant.line, mutant.fault, 1)
     if broken == source:
         raise LookupError(f"{mutant.name}: the fault is the line itself")

@@ -2,7 +2,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.mutants import Mutant, apply, outdated
+from tests.core.mutants import MUTANTS, ROOT, Mutant, apply, outdated
 
 MUTANT = Mutant("one is two", "core/numbers.py", "x = 1", "x = 2")
 
@@ -19,6 +19,16 @@ def test_a_mutant_whose_line_is_gone_is_reported():
 def test_a_mutant_whose_line_is_ambiguous_is_reported():
     with pytest.raises(LookupError, match="more than once"):
         apply(MUTANT, "x = 1\nx = 1\n")
+    with pytest.raises(LookupError, match="more than once"):
+        apply(MUTANT._replace(within="def f"), "def f(): ...\ndef f(): ...\nx = 1\n")
+
+
+def test_a_mutant_with_a_place_breaks_the_first_line_after_it():
+    assert apply(MUTANT._replace(within="y"), "x = 1\ny = 1\nx = 1\nx = 1\n") == "x = 1\ny = 1\nx = 2\nx = 1\n"
+
+
+def test_every_mutant_fits_the_source():
+    assert outdated(MUTANTS, ROOT / "quire") == []
 
 
 def test_a_mutant_that_changes_nothing_is_reported():
