@@ -1,13 +1,21 @@
 """Kept responses: their bounds, their owners and their conversations."""
 
 import json
+import resource
 import sqlite3
 import stat
 
 import pytest
 
 from quire.errors import InvalidSetting
-from quire.server.service.response_database import MAX_CHAIN_ITEMS, MEMORY, Item, KeptResponse, ResponseDatabase
+from quire.server.service.response_database import (
+    MAX_CHAIN_ITEMS,
+    MAX_REFERRED_BYTES,
+    MEMORY,
+    Item,
+    KeptResponse,
+    ResponseDatabase,
+)
 
 
 class Clock:
@@ -207,3 +215,26 @@ def test_deleted_text_is_not_left_in_the_file(make, tmp_path):
     files = [one.read_bytes() for one in tmp_path.iterdir()]
     assert len(files) > 1  # the log of changes is one of them
     assert not any(b"launch code" in one for one in files)
+
+
+def test_a_store_without_room_says_so_and_works_again_once_there_is_some(make, tmp_path):
+    database = make(tmp_path / "responses", max_bytes=10**9)
+    database.add("ada", response("a"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, limits[1]))
+    try:
+        for name, size in (("b", 300_000), ("c", 30_000_000)):  # the larger is written before its transaction ends
+            with pytest.raises(sqlite3.OperationalError, match="disk"):
+                database.add("ada", response(name, size=size))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert database.get("ada", "b") is None
+    assert database.add("ada", response("d"))
+    assert database.get("ada", "d") is not None
+
+
+def test_items_that_are_referred_to_are_read_up_to_a_limit(make):
+    database = make(max_bytes=10**9)
+    items = [Item(f"item_{number}", b'"%b"' % (b"x" * (MAX_REFERRED_BYTES // 3))) for number in range(6)]
+    database.add("ada", KeptResponse("a", None, b"{}", items))
+    assert len(database.find("ada", [item.id for item in items])) == 3

@@ -9,7 +9,7 @@ from quire.server.api.responses.history import History, read_input
 from quire.server.api.responses.items import ItemReader, sealed
 from quire.server.api.responses.requests import ResponseRequest
 from quire.server.api.responses.translation import chat_request
-from quire.server.service.response_database import Chain
+from quire.server.service.response_database import MAX_REFERRED_BYTES, Chain
 
 NOTHING = History(Chain([]), {})
 
@@ -165,6 +165,27 @@ def test_unknown_keys_of_items_and_parts_are_named_or_refused():
     del item["colour"]
     with pytest.raises(InvalidRequest, match=r"input\[0\]\.content\[\]\.size is not a field"):
         messages([item], strict=True)
+
+
+@pytest.mark.parametrize("value", [[1], [[1]], ["a"], [{"a": 1}]])
+@pytest.mark.parametrize("name", ["content", "output", "summary"])
+@pytest.mark.parametrize("item", [call(1), {"role": "user", "content": "a"}, {"type": "reasoning", "summary": []}])
+def test_parts_in_a_field_that_an_item_does_not_have_are_not_looked_at(item, name, value):
+    if name in item or (item.get("type"), name) == ("reasoning", "content"):
+        return
+    reader = ItemReader(strict=False)
+    read_input([item | {name: value}], NOTHING, reader)
+    assert reader.unknown == [f"input[0].{name}"]
+
+
+def test_an_item_is_not_referred_to_any_number_of_times():
+    text = "x" * (MAX_REFERRED_BYTES // 10)
+    kept = b'{"type":"message","id":"a","role":"user","content":[{"type":"input_text","text":"%b"}]}' % text.encode()
+    history = History(Chain([]), {"a": kept})
+    assert len(messages([{"id": "a"}] * 9, history=history)) == 9
+    with pytest.raises(InvalidRequest, match=f"the limit is {MAX_REFERRED_BYTES}") as refused:
+        messages([{"id": "a"}] * 20_000, history=history)
+    assert refused.value.param == "input[9].id"
 
 
 def request(**fields) -> ChatRequest:

@@ -349,3 +349,29 @@ def test_what_asks_for_no_tool_changes_nothing(client):
             model="fake", messages=ASK, max_tokens=9, temperature=0, extra_body=fields
         )
         assert same.choices[0].message.content == plain.choices[0].message.content
+
+
+@pytest.mark.parametrize(
+    ("route", "asked", "param"),
+    [
+        ("chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": 1}}}},
+         "response_format"),
+        ("chat/completions", {"guided_json": {"type": 1}}, "guided_json"),
+        ("chat/completions", {"tools": [{"type": "function", "function": {"name": "a", "parameters": {"type": 1}}}]},
+         "tools"),
+        ("responses", {"text": {"format": {"type": "json_schema", "name": "a", "schema": {"type": 1}}}}, "text.format"),
+        ("responses", {"guided_regex": "(a"}, "guided_regex"),
+    ],
+)  # fmt: skip
+def test_a_constraint_beside_tools_that_cannot_be_followed_is_named_itself(caller, route, asked, param):
+    tool = {"type": "function", **WEATHER["function"]} if route == "responses" else WEATHER
+    said = {"input": "a"} if route == "responses" else {"messages": ASK}
+    refused = web.post(f"{caller.url}/v1/{route}", json={"tools": [tool], **said, **asked})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, param), refused.text
+    assert refused.json()["error"]["message"].startswith(f"{param} cannot be followed")
+
+
+def test_a_tool_is_strict_or_not(caller):
+    function = {"type": "function", "function": {"name": "a", "strict": "yes"}}
+    refused = web.post(f"{caller.url}/v1/chat/completions", json={"messages": ASK, "tools": [function]})
+    assert refused.json()["error"]["param"] == "tools[0].function.strict"

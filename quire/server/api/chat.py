@@ -113,7 +113,7 @@ def _with_rules(
     rules = AnswerRules(calls, plain, thinking, form.begins_in_thinking)
     grammar = replace(rules.grammar(mark_tokens(model.tokenizer, form.marks)), thinking_budget=budget)
     field = "tools" if tools is not None else "thinking_budget" if constraint is None else constraint.field
-    return with_grammar(settings, spec, NamedGrammar(field, grammar), rules.grammar({}))
+    return with_grammar(settings, spec, NamedGrammar(field, grammar, constraint), rules.grammar({}))
 
 
 def _has_special_marks(service: Service, form: AnswerForm) -> bool:

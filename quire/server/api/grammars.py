@@ -32,7 +32,7 @@ def with_grammar(
     does not know them."""
     if constraint is None:
         return spec
-    field, grammar = constraint
+    field, grammar, part = constraint
     request = spec.request
     if grammar.kind is GrammarKind.TOKENS:  # there is nothing to compile, and it says nothing about ends
         return replace(spec, request=replace(request, grammar=grammar))
@@ -47,9 +47,8 @@ def with_grammar(
             "min_tokens",
             f"is {request.min_tokens}; with {field} an answer ends where its grammar does, so it must be 0",
         )
-    return replace(
-        spec, request=replace(request, grammar=grammar), unchecked_grammar=NamedGrammar(field, checked or grammar)
-    )
+    unchecked = NamedGrammar(field, checked or grammar, part)
+    return replace(spec, request=replace(request, grammar=grammar), unchecked_grammar=unchecked)
 
 
 def grammar_of(name: str, given: dict[str, Any] | None, *, needs_properties: bool = False) -> Grammar | None:

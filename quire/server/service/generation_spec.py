@@ -14,6 +14,11 @@ class NamedGrammar(NamedTuple):
 
     field: str
     grammar: Grammar
+    part: "NamedGrammar | None" = None  # of another field: that one is named where it is what is wrong
+
+    def renamed(self, own_name: Callable[[str], str]) -> "NamedGrammar":
+        part = None if self.part is None else self.part.renamed(own_name)
+        return NamedGrammar(own_name(self.field), self.grammar, part)
 
 
 @dataclass(frozen=True, slots=True)

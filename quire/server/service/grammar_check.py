@@ -3,13 +3,13 @@
 import asyncio
 from collections.abc import Iterable
 
-from quire.errors import DeadlineExceeded, invalid, time_limit
+from quire.errors import DeadlineExceeded, InvalidRequest, invalid, time_limit
 from quire.grammar.checking import GrammarChecking
 from quire.grammar.limits import refuse_what_explodes
 from quire.request import Grammar
 from quire.server.observe.times import RequestTimes
 from quire.server.offload import Offload
-from quire.server.service.generation_spec import GenerationSpec
+from quire.server.service.generation_spec import GenerationSpec, NamedGrammar
 
 
 class GrammarCheck:
@@ -28,11 +28,19 @@ class GrammarCheck:
                 continue
             try:
                 async with asyncio.timeout(None if self._timeout_s is None else self._timeout_s - times.total_s):
-                    await self.refuse_what_cannot_be_followed(*grammar)
+                    await self._check(grammar)
             except TimeoutError as error:
                 raise DeadlineExceeded(
                     f"{time_limit(self._timeout_s)} passed before {grammar.field} was checked"
                 ) from error
+
+    async def _check(self, named: NamedGrammar) -> None:
+        try:
+            await self.refuse_what_cannot_be_followed(named.field, named.grammar)
+        except InvalidRequest:
+            if named.part is not None:
+                await self._check(named.part)
+            raise
 
     async def refuse_what_cannot_be_followed(self, name: str, grammar: Grammar) -> None:
         """Raise when `grammar`, the field `name`, is wrong or would cost too much."""

@@ -16,6 +16,7 @@ Clock = Callable[[], int]  # nanoseconds
 BUSY_S = 10.0  # another process writes meanwhile
 MAX_CHAIN_BYTES = 4 * 2**20  # of a conversation that is read: more than the largest context
 MAX_CHAIN_ITEMS = 16_384
+MAX_REFERRED_BYTES = MAX_CHAIN_BYTES  # of kept items that one request names
 LOST_AFTER_S = 30.0  # a running response that its process does not mention any more
 _APPLICATION = 0x71726573
 _VERSION = 1
@@ -227,8 +228,9 @@ class ResponseDatabase:
         return Chain(_joined(parts), links[-1][1])
 
     def find(self, owner: str, item_ids: Sequence[str]) -> dict[str, bytes]:
-        """The kept items with these ids."""
-        found = {}
+        """The kept items with these ids, up to the first that goes beyond `MAX_REFERRED_BYTES`."""
+        found: dict[str, bytes] = {}
+        num_bytes = 0
         for item_id in item_ids:
             row = self._connection.execute(
                 "SELECT item FROM items JOIN responses ON responses.id = response WHERE items.id = ? AND owner = ?",
@@ -236,6 +238,9 @@ class ResponseDatabase:
             ).fetchone()
             if row is not None:
                 found[item_id] = row[0]
+                num_bytes += len(row[0])
+                if num_bytes > MAX_REFERRED_BYTES:
+                    break
         return found
 
     def input_items(self, owner: str, response_id: str) -> list[Item] | None:
@@ -273,10 +278,11 @@ class ResponseDatabase:
         run("BEGIN IMMEDIATE")
         try:
             yield
+            run("COMMIT")
         except BaseException:
-            run("ROLLBACK")
+            if self._connection.in_transaction:  # a full disk may have ended it
+                run("ROLLBACK")
             raise
-        run("COMMIT")
 
 
 def _joined(parts: list[list[bytes]]) -> list[bytes]:

@@ -61,5 +61,5 @@ def _within_limits(
     return replace(
         spec,
         request=replace(request, max_tokens=min(max_tokens, room)),
-        unchecked_grammar=checked and checked._replace(field=translation.own_name(checked.field)),
+        unchecked_grammar=checked and checked.renamed(translation.own_name),
     )

@@ -74,7 +74,7 @@ def _tool(index: int, given: dict[str, Any]) -> Tool:
     function = given.get(kind)
     if not isinstance(function, dict):
         raise invalid(f"{where}.{kind}", f"is {shown(function)}; it must be an object")
-    name, parameters = function.get("name"), function.get("parameters")
+    name, parameters, strict = (function.get(key) for key in ("name", "parameters", "strict"))
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise invalid(f"{where}.{kind}.name", f"is {shown(name)}; it must match {_NAME.pattern}")
     if kind == "custom":
@@ -84,7 +84,9 @@ def _tool(index: int, given: dict[str, Any]) -> Tool:
         parameters = function.get("arguments")  # as text-generation-inference calls it, too
     if parameters is not None and not isinstance(parameters, dict):
         raise invalid(f"{where}.function.parameters", f"is {shown(parameters)}; it must be a JSON schema")
-    return Tool(name, parameters or {}, strict=function.get("strict") is True)
+    if strict is not None and not isinstance(strict, bool):
+        raise invalid(f"{where}.function.strict", f"is {shown(strict)}; it must be true or false")
+    return Tool(name, parameters or {}, strict=strict is True)
 
 
 def _custom_pattern(where: str, given: Any) -> str | None:

@@ -27,10 +27,14 @@ class Conversation:
         self.places: list[str] = []
         self._names: dict[str, str] = {}  # of the calls so far
         self._is_in_turn = False
+        self._system: list[str] = []  # the texts of the first message, where that is the instructions
         if instructions is not None:
-            self._begin("instructions", {"role": "system", "content": instructions})
+            self._begin("instructions", {"role": "system"})
+            self._system.append(instructions)
         for place, item in items:
             _ADDERS[item["type"]](self, place, item)
+        if self._system:
+            self.messages[0]["content"] = "\n\n".join(self._system)
 
     def _begin(self, place: str, message: dict[str, Any]) -> None:
         self.messages.append(message)
@@ -50,7 +54,7 @@ class Conversation:
             self._turn(place, without=("content", "tool_calls"))["content"] = "".join(texts)
         elif role != "user" and len(self.messages) == 1 and self.places == ["instructions"]:
             # Many templates have room for one system message, at the beginning.
-            self.messages[0]["content"] += "\n\n" + "".join(texts)
+            self._system.append("".join(texts))
         else:
             parts = [{"type": "text", "text": text} for text in texts]
             self._begin(place, {"role": role, "content": texts[0] if len(texts) == 1 else parts})

@@ -8,7 +8,7 @@ from quire.errors import PreviousResponseNotFound, ResponseNotFound, invalid, sh
 from quire.server.api.responses.conversation import Placed
 from quire.server.api.responses.items import ItemReader, kind_of, message
 from quire.server.http.body import Body
-from quire.server.service.response_database import MAX_CHAIN_BYTES, MAX_CHAIN_ITEMS, Chain
+from quire.server.service.response_database import MAX_CHAIN_BYTES, MAX_CHAIN_ITEMS, MAX_REFERRED_BYTES, Chain
 from quire.server.service.service import Service
 from quire.server.tenant import api_key
 
@@ -58,6 +58,7 @@ def read_input(raw: str | list[dict[str, Any]], history: History, reader: ItemRe
     if isinstance(raw, str):
         return [Placed("input", message("user", raw))]
     items = []
+    num_bytes = 0  # of kept items, each as often as it is referred to
     for index, item in enumerate(raw):
         place = f"input[{index}]"
         if kind_of(item) != "item_reference":
@@ -67,6 +68,10 @@ def read_input(raw: str | list[dict[str, Any]], history: History, reader: ItemRe
         if not isinstance(item_id, str) or item_id not in history.referred:
             problem = f"is {shown(item_id)}; no item with this id is kept"
             raise invalid(f"{place}.id", problem, ResponseNotFound)
+        num_bytes += len(history.referred[item_id])
+        if num_bytes > MAX_REFERRED_BYTES:
+            problem = f"is {shown(item_id)}; up to it items of {num_bytes} bytes are referred to"
+            raise invalid(f"{place}.id", f"{problem}; the limit is {MAX_REFERRED_BYTES}")
         items.append(Placed(place, msgspec.json.decode(history.referred[item_id])))
     return items
 

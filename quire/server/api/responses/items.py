@@ -90,7 +90,7 @@ class ItemReader:
         fields, unknown = typed(item, struct, refused, strict=self._strict, where=f"{where}.")
         kept = form(where, kind, fields)
         for name in ("content", "output", "summary"):
-            parts = item.get(name)
+            parts = item.get(name) if name in struct.__struct_fields__ else None
             keys = {key for part in parts for key in part} if isinstance(parts, list) else set()
             unknown += [f"{where}.{name}[].{key[:MAX_NAME]}" for key in sorted(keys - _PART_KEYS)]
         if unknown and self._strict:

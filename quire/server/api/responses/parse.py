@@ -87,8 +87,7 @@ def _prepare(
         grammar = prepared.spec.unchecked_grammar
         if grammar is None:
             return prepared
-        named = grammar._replace(field=name(grammar.field))
-        return prepared._replace(spec=replace(prepared.spec, unchecked_grammar=named))
+        return prepared._replace(spec=replace(prepared.spec, unchecked_grammar=grammar.renamed(name)))
 
     try:
         return attempt(items)
