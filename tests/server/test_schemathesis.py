@@ -77,7 +77,7 @@ EXAMPLES = [
     ("POST /v1/responses", ASKED | {"stream": True, "timings": True},
      ["LifecycleEvent", "ItemEvent", "PartEvent", "TextDeltaEvent", "TextDoneEvent", "Timings"]),
     ("POST /v1/responses", ASKED | {"stream": True, "include": ["message.output_text.logprobs"], "top_logprobs": 1},
-     ["TokenLogprob", "LikelyToken"]),
+     ["ChatLogprob", "ScoredToken"]),
     ("POST /v1/responses", ASKED | {"store": 5}, ["OpenAIError", "ErrorDetails"]),
     ("POST /v1/responses/input_tokens", ASKED, ["InputTokens"]),
     ("POST /v1/messages", SAID, ["AnthropicMessage", "MessageUsage", "TextBlock"]),

@@ -2,80 +2,10 @@
 
 from typing import Any, Literal, NotRequired, TypedDict
 
+from quire.server.api.openai.responses import ChatLogprob
 from quire.server.service.ledger import Timings
 
-ItemStatus = Literal["in_progress", "completed", "incomplete"]
 ResponseStatus = Literal["queued", "in_progress", "completed", "incomplete", "failed", "cancelled"]
-
-
-class LikelyToken(TypedDict):
-    token: str
-    logprob: float
-    bytes: list[int]
-
-
-class TokenLogprob(LikelyToken):
-    top_logprobs: list[LikelyToken]
-
-
-class OutputText(TypedDict):
-    type: Literal["output_text"]
-    text: str
-    annotations: list[dict[str, Any]]  # of hosted tools, so there are none
-    logprobs: NotRequired[list[TokenLogprob]]  # of answers; empty unless `include` asks for them
-
-
-class InputText(TypedDict):
-    type: Literal["input_text"]
-    text: str
-
-
-class ReasoningText(TypedDict):
-    type: Literal["reasoning_text"]
-    text: str
-
-
-class SummaryText(TypedDict):
-    type: Literal["summary_text"]
-    text: str
-
-
-class OutputMessage(TypedDict):
-    id: str
-    type: Literal["message"]
-    status: ItemStatus
-    role: Literal["assistant"]
-    content: list[OutputText]
-
-
-class ReasoningItem(TypedDict):
-    id: str
-    type: Literal["reasoning"]
-    status: ItemStatus
-    summary: list[SummaryText]
-    content: list[ReasoningText]
-    encrypted_content: NotRequired[str]  # where `include` asks for it
-
-
-class FunctionCallItem(TypedDict):
-    id: str
-    type: Literal["function_call"]
-    status: ItemStatus
-    call_id: str
-    name: str
-    arguments: str  # JSON
-
-
-class CustomCallItem(TypedDict):
-    id: str
-    type: Literal["custom_tool_call"]
-    status: ItemStatus
-    call_id: str
-    name: str
-    input: str
-
-
-OutputItem = OutputMessage | ReasoningItem | FunctionCallItem | CustomCallItem
 
 
 class InputTokensDetails(TypedDict):
@@ -200,7 +130,7 @@ class TextDeltaEvent(_Event):
     output_index: int
     content_index: int
     delta: str
-    logprobs: list[TokenLogprob]
+    logprobs: list[ChatLogprob]
     obfuscation: NotRequired[str]  # with stream_options.include_obfuscation
 
 
@@ -210,7 +140,7 @@ class TextDoneEvent(_Event):
     output_index: int
     content_index: int
     text: str
-    logprobs: list[TokenLogprob]
+    logprobs: list[ChatLogprob]
 
 
 class ReasoningDeltaEvent(_Event):
