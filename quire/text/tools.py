@@ -12,6 +12,8 @@ from typing import Any
 
 from quire.errors import invalid
 
+CALL_ID_LENGTH = 24
+
 
 @dataclass(frozen=True)
 class Tool:
@@ -48,7 +50,7 @@ class CallFormat:
     last_mark: str = ""  # after the calls that `marks[0]` begins
     quote: str = ""  # around strings
     fenced: bool = False  # the arguments stand in a fence of Markdown, of calls in sections
-    id_length: int = 24  # characters of the name that a call gets
+    id_length: int = CALL_ID_LENGTH  # characters of the id that a call gets
 
     @property
     def first_marks(self) -> tuple[str, ...]:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from quire.server.api.anthropic.blocks import BlockEvents, added_up, complete_object
 from quire.server.api.anthropic.conversation import Conversation
 from quire.server.api.anthropic.responses import TextBlock, ThinkingBlock, ToolUseBlock
-from quire.text.answer_parts import Arguments, CallBegins, Piece, Reasoning
+from quire.text.answer_parts import PLAIN, Arguments, CallBegins, Piece, Reasoning
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-999, 999) | st.text(max_size=5),
@@ -57,7 +57,7 @@ def merged_parts(wanted: list) -> list[tuple]:
 
 
 def blocks_of(pieces: list[Piece], **options: bool) -> list:
-    events = BlockEvents(**{"shows_thinking": True} | options)
+    events = BlockEvents(PLAIN, **{"shows_thinking": True} | options)
     found = [event for piece in pieces for event in events.push([piece])] + events.finish()
     open_block = None
     for event in found:  # blocks are opened and closed one after the other

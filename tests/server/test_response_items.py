@@ -16,7 +16,7 @@ NOTHING = History(Chain([]), {})
 
 def messages(given, instructions=None, history=NOTHING, *, strict=False):
     items = read_input(given, history, ItemReader(strict=strict))
-    return Conversation(instructions, [*history.before(), *items]).ended().messages
+    return Conversation(instructions, [*history.before(), *items]).messages
 
 
 def call(number: int, name: str = "f") -> dict:

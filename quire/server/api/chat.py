@@ -9,6 +9,7 @@ from quire.grammar.answers import AnswerRules
 from quire.grammar.lark import mark_tokens
 from quire.request import MAX_LOGPROBS, GrammarKind
 from quire.server.api.dialect import Dialect
+from quire.server.api.field_names import OwnName, named_by
 from quire.server.api.grammars import with_grammar
 from quire.server.api.openai.constraints import constraint_of
 from quire.server.api.openai.requests import ChatRequest
@@ -34,9 +35,25 @@ class PreparedChat(NamedTuple):
 
 
 def prepare_chat(
-    service: Service, dialect: Dialect, arrival: Arrival, fields: ChatRequest, unknown: Sequence[str] = ()
+    service: Service,
+    dialect: Dialect,
+    arrival: Arrival,
+    fields: ChatRequest,
+    unknown: Sequence[str] = (),
+    own_name: OwnName = str,
 ) -> PreparedChat:
-    """Everything about a chat but how its answers are written. May run in a thread."""
+    """Everything about a chat but how its answers are written. Errors have the names that `own_name` gives to fields.
+    May run in a thread."""
+    with named_by(own_name):
+        form, spec, text = _prepared(service, dialect, arrival, fields)
+    if spec.unchecked_grammar is not None:
+        spec = replace(spec, unchecked_grammar=spec.unchecked_grammar.renamed(own_name))
+    return PreparedChat(fields, list(unknown), form, spec, text)
+
+
+def _prepared(
+    service: Service, dialect: Dialect, arrival: Arrival, fields: ChatRequest
+) -> tuple[AnswerForm, GenerationSpec, str]:
     constraint = constraint_of(fields, service.model.tokenizer)
     tools = tool_use(fields, service.model, constraint)
     builder = _spec_builder(service, dialect, fields)
@@ -46,9 +63,9 @@ def prepare_chat(
     has_grammars = not service.settings.disable_grammar_support
     form = answer_form(fields, service.model, tools, prompt.text, has_grammars=has_grammars)
     spec = _with_rules(service, spec, fields, form, prompt.text, constraint, tools)
-    if not spec.skip_special_tokens or _has_special_marks(service, form):
+    if _has_special_marks(service, form):
         spec = replace(spec, skip_special_tokens=False)
-    return PreparedChat(fields, list(unknown), form, spec, prompt.text)
+    return form, spec, prompt.text
 
 
 def encode_chat(service: Service, fields: ChatRequest, tools: ToolUse | None) -> tuple[Prompt, list[int]]:

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
-from quire.errors import invalid, shown
+from quire.errors import invalid
 from quire.server.api.validation import MAX_NAME, Refusal
 
 _CONTINUE = "see continue_final_message, which can say the same"
@@ -38,9 +38,8 @@ def unread_keys(messages: Sequence[Mapping[str, Any]], words: Collection[str], *
 def _unread(index: int, message: Mapping[str, Any], words: Collection[str]) -> Iterator[tuple[str, str]]:
     """Each with its path in any message, and in this one."""
     for key, value in message.items():
-        refusal = _REFUSED.get(key)
-        if refusal is not None and value is not None and value not in refusal.inert:
-            raise invalid(f"messages[{index}].{key}", f"is {shown(value)}: {refusal.reason}")
+        if key in _REFUSED:
+            _REFUSED[key].check(f"messages[{index}].{key}", value)
         if key in _RENDERED or key in words or value in _ASKS_NOTHING or _is_name_of_result(key, message):
             continue
         yield f"messages[].{key[:MAX_NAME]}", f"messages[{index}].{key[:MAX_NAME]}"

@@ -1,25 +1,27 @@
 """Tools that the model may call, of every API."""
 
-from collections.abc import Sequence
+import secrets
+import string
 from dataclasses import dataclass
 from typing import Any
 
 from quire.grammar.answers import CallRules
-from quire.server.service.served_model import ServedModel
-from quire.text.tools import Tool
+from quire.text.answer_parts import AnswerForm
+from quire.text.tools import CALL_ID_LENGTH
+
+_CHARACTERS = string.ascii_letters + string.digits
 
 
 @dataclass(frozen=True)
 class ToolUse:
     """The tools of one request, for the chat template and for the answer."""
 
-    rendered: list[dict[str, Any]]  # for the template
+    rendered: list[dict[str, Any]]  # all tools, for the template
     calls: CallRules
 
 
-def use_of_tools(
-    model: ServedModel, rendered: list[dict[str, Any]], tools: Sequence[Tool], *, required: bool, parallel: bool
-) -> ToolUse:
-    """`rendered` are all tools, as templates expect them; `tools` are those that may be called."""
-    template = model.templates.select(with_tools=True)
-    return ToolUse(rendered, CallRules(tools, template.call_format, required=required, parallel=parallel))
+def new_call_id(form: AnswerForm, prefix: str) -> str:
+    """An id for a call, of the length that the model's template insists on; then without `prefix`."""
+    length = CALL_ID_LENGTH if form.calls is None else form.calls.id_length
+    characters = "".join(secrets.choice(_CHARACTERS) for _ in range(length))
+    return characters if length < CALL_ID_LENGTH else prefix + characters

@@ -22,6 +22,10 @@ class Refusal(NamedTuple):
     reason: str
     inert: tuple[Any, ...] = ()
 
+    def check(self, field: str, value: Any) -> None:
+        if value is not None and value not in self.inert:
+            raise invalid(field, f"is {shown(value)}: {self.reason}")
+
 
 def typed(
     raw: Mapping[str, Any], struct: type[T], refused: Mapping[str, Refusal], *, strict: bool, where: str = ""
@@ -33,9 +37,7 @@ def typed(
         if name in known:
             continue
         if name in refused:
-            refusal = refused[name]
-            if value is not None and value not in refusal.inert:
-                raise invalid(f"{where}{name}", f"is {shown(value)}: {refusal.reason}")
+            refused[name].check(f"{where}{name}", value)
         elif strict:
             raise invalid(f"{where}{name[:MAX_NAME]}", "is not a field of this route")
         else:

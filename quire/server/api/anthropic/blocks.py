@@ -4,8 +4,6 @@ import base64
 import hashlib
 import json
 import re
-import secrets
-import string
 from collections.abc import Iterable
 from typing import Any
 
@@ -23,9 +21,9 @@ from quire.server.api.anthropic.responses import (
     ThinkingDelta,
     ToolUseBlock,
 )
-from quire.text.answer_parts import Arguments, CallBegins, Piece, Reasoning
+from quire.server.api.tool_use import new_call_id
+from quire.text.answer_parts import AnswerForm, Arguments, CallBegins, Piece, Reasoning
 
-_ID_CHARACTERS = string.ascii_letters + string.digits
 _BLANKS = re.compile(r"\s*")
 _decode = json.JSONDecoder().raw_decode
 
@@ -33,11 +31,11 @@ _decode = json.JSONDecoder().raw_decode
 class BlockEvents:
     """The events of one answer's blocks. A block is open until a piece of another kind comes."""
 
-    def __init__(self, *, shows_thinking: bool, omits_thoughts: bool = False, id_length: int = 24) -> None:
-        """`omits_thoughts`: thinking blocks come without their text. `id_length`: of the names that calls get."""
+    def __init__(self, form: AnswerForm, *, shows_thinking: bool, omits_thoughts: bool = False) -> None:
+        """`omits_thoughts`: thinking blocks come without their text."""
+        self._form = form
         self._shows_thinking = shows_thinking
         self._omits_thoughts = omits_thoughts
-        self._id_length = id_length
         self._index = -1  # of the last block
         self._kind: type[Any] | None = None  # of the pieces of the open block
         self._blanks: list[str] = []  # at the beginning of a text: alone between other blocks they are none
@@ -58,7 +56,9 @@ class BlockEvents:
 
     def _add(self, piece: Piece, events: list[BlockEvent]) -> None:
         if isinstance(piece, CallBegins):
-            self._open(CallBegins, ToolUseBlock(id=self._new_id(), name=piece.name, input={}), events)
+            self._open(
+                CallBegins, ToolUseBlock(id=new_call_id(self._form, "toolu_"), name=piece.name, input={}), events
+            )
         elif isinstance(piece, Arguments):
             self._change(InputJsonDelta(piece.text), events)
         elif isinstance(piece, Reasoning):
@@ -99,10 +99,6 @@ class BlockEvents:
             self._change(SignatureDelta(signature), events)
         events.append({"type": "content_block_stop", "index": self._index})
         self._kind = None
-
-    def _new_id(self) -> str:
-        prefix = "toolu_" if self._id_length > 9 else ""
-        return prefix + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(self._id_length))
 
 
 def added_up(events: Iterable[BlockEvent]) -> list[ContentBlock]:

@@ -31,12 +31,12 @@ class MessageEncoder:
         self._id = f"msg_{secrets.token_hex(12)}"
 
     def new_blocks(self) -> BlockEvents:
-        thinking, calls = self._fields.thinking, self.form.calls
+        thinking = self._fields.thinking
         asked = thinking if isinstance(thinking, (ThinkingEnabled, ThinkingAdaptive)) else None
         return BlockEvents(
+            self.form,
             shows_thinking=asked is not None,
             omits_thoughts=asked is not None and asked.display == "omitted",
-            id_length=24 if calls is None else calls.id_length,
         )
 
     def events(self, stream: Stream) -> "MessageEvents":

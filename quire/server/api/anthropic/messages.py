@@ -12,7 +12,6 @@ from quire.server.api.anthropic.errors import own_headers
 from quire.server.api.anthropic.requests import REFUSALS, MessagesRequest
 from quire.server.api.chat import prepare_chat
 from quire.server.api.dialect import Dialect
-from quire.server.api.field_names import named_by
 from quire.server.api.job import Job, answer
 from quire.server.api.validation import typed
 from quire.server.http.body import read_json
@@ -33,15 +32,14 @@ async def messages(service: Service, request: Request) -> Response:
 def _parse(service: Service, dialect: Dialect, arrival: Arrival, raw: dict[str, Any]) -> Job:
     settings, model = service.settings, service.model
     fields, unknown = typed(raw, MessagesRequest, REFUSALS, strict=settings.strict)
-    translation = Translation(fields, service.model.max_total_tokens)
+    translation = Translation(fields, model.max_total_tokens)
     if settings.strict:
         translation.unknown.refuse()
     unknown += translation.unknown.names
-    with named_by(translation.own_name):
-        prepared = prepare_chat(service, dialect, arrival, translation.chat, unknown)
+    prepared = prepare_chat(service, dialect, arrival, translation.chat, unknown, translation.own_name)
     encoder = MessageEncoder(fields, prepared.form, model.name)
     return Job(
-        specs=[_within_limits(prepared.spec, fields.max_tokens, model, translation)],
+        specs=[_within_limits(prepared.spec, fields.max_tokens, model)],
         body=encoder.body,
         events=encoder.events,
         num_characters=len(prepared.text),
@@ -51,15 +49,8 @@ def _parse(service: Service, dialect: Dialect, arrival: Arrival, raw: dict[str, 
     )
 
 
-def _within_limits(
-    spec: GenerationSpec, max_tokens: int, model: ServedModel, translation: Translation
-) -> GenerationSpec:
+def _within_limits(spec: GenerationSpec, max_tokens: int, model: ServedModel) -> GenerationSpec:
     """`spec` with as many tokens as are asked for and fit."""
     request = spec.request
     room = model.room_after(len(request.prompt), "messages")
-    checked = spec.unchecked_grammar
-    return replace(
-        spec,
-        request=replace(request, max_tokens=min(max_tokens, room)),
-        unchecked_grammar=checked and checked.renamed(translation.own_name),
-    )
+    return replace(spec, request=replace(request, max_tokens=min(max_tokens, room)))

@@ -18,6 +18,11 @@ PADDED_BYTES = 64  # as long as nearly every token
 Kind = Literal["chat.completion", "chat.completion.chunk", "text_completion"]
 
 
+def padding(num_bytes: int) -> str:
+    """Random characters that fill `num_bytes` up to a multiple of `PADDED_BYTES`."""
+    return secrets.token_hex(PADDED_BYTES)[: -num_bytes % PADDED_BYTES]
+
+
 class Envelope:
     """The fields that every answer and every chunk of one request begins with, and those at the end."""
 
@@ -89,7 +94,7 @@ class Chunks:
         """The end of a chunk. With padding, chunks differ in length by multiples of `PADDED_BYTES` only."""
         if self._pads:
             num_bytes = len(before) + len(msgspec.json.encode(more | {"obfuscation": ""}))
-            more["obfuscation"] = secrets.token_hex(PADDED_BYTES)[: -num_bytes % PADDED_BYTES]
+            more["obfuscation"] = padding(num_bytes)
         return b"]," + msgspec.json.encode(more)[1:] + b"\n\n"
 
     def finish(self) -> bytes:

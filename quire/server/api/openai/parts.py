@@ -1,8 +1,5 @@
 """The parts of an answer, thinking, text and calls, as OpenAI writes them."""
 
-import secrets
-import string
-
 from quire.request import FinishReason as Finish
 from quire.server.api.answer_reader import AnswerReader
 from quire.server.api.openai.responses import (
@@ -13,10 +10,9 @@ from quire.server.api.openai.responses import (
     ToolCall,
     ToolCallPart,
 )
+from quire.server.api.tool_use import new_call_id
 from quire.server.service.answers import Answer
 from quire.text.answer_parts import AnswerForm, CallBegins, Piece, Reasoning
-
-_ID_CHARACTERS = string.ascii_letters + string.digits
 
 
 class Parts:
@@ -53,11 +49,15 @@ class Parts:
                 self._add_arguments(calls[piece.number], piece.text)
             elif piece.name in self._form.custom:
                 calls.append(
-                    {"id": new_call_id(self._form), "type": "custom", "custom": {"name": piece.name, "input": ""}}
+                    {
+                        "id": new_call_id(self._form, "call_"),
+                        "type": "custom",
+                        "custom": {"name": piece.name, "input": ""},
+                    }
                 )
             else:
                 function: FunctionCall = {"name": piece.name, "arguments": ""}
-                calls.append({"id": new_call_id(self._form), "type": "function", "function": function})
+                calls.append({"id": new_call_id(self._form, "call_"), "type": "function", "function": function})
         text = "".join(content)
         message: MessageContent = {"content": text or None if calls else text}
         if reasoning:
@@ -80,7 +80,7 @@ class Parts:
         call: ToolCallPart = {"index": piece.number}
         if isinstance(piece, CallBegins):
             self._is_custom = piece.name in self._form.custom
-            call["id"] = new_call_id(self._form)
+            call["id"] = new_call_id(self._form, "call_")
             call["type"] = "custom" if self._is_custom else "function"
             if self._is_custom:
                 call["custom"] = {"name": piece.name, "input": ""}
@@ -91,10 +91,3 @@ class Parts:
         else:
             call["function"] = {"arguments": piece.text}
         return {"tool_calls": [call]}
-
-
-def new_call_id(form: AnswerForm) -> str:
-    """A name for a call, of the length that the model's template insists on."""
-    length = form.calls.id_length if form.calls else 24
-    prefix = "call_" if length > 9 else ""
-    return prefix + "".join(secrets.choice(_ID_CHARACTERS) for _ in range(length))

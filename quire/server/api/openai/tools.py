@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from quire.errors import invalid, shown
+from quire.grammar.answers import CallRules
 from quire.grammar.limits import MAX_BYTES, refuse_schema_that_explodes
 from quire.request import GrammarKind
 from quire.server.api.openai.requests import ChatRequest
 from quire.server.api.sampling import at_most
-from quire.server.api.tool_use import ToolUse, use_of_tools
+from quire.server.api.tool_use import ToolUse
 from quire.server.service.generation_spec import NamedGrammar
 from quire.server.service.served_model import ServedModel
 from quire.text.custom_input import input_parameters
@@ -39,13 +40,13 @@ def tool_use(fields: ChatRequest, model: ServedModel, constraint: NamedGrammar |
     if constraint is not None and constraint.grammar.kind is GrammarKind.TOKENS:
         raise invalid(constraint.field, "and tools are both set; an answer can follow one of them")
     is_named = allowed is not None and _kind(fields.tool_choice) != "allowed_tools"
-    return use_of_tools(
-        model,
-        [_rendered(one, tool) for one, tool in zip(given, tools.values(), strict=True)],
+    rules = CallRules(
         [tool for tool in tools.values() if allowed is None or tool.name in allowed],
+        model.templates.select(with_tools=True).call_format,
         required=choice == "required",
         parallel=not is_named and fields.parallel_tool_calls is not False,
     )
+    return ToolUse([_rendered(one, tool) for one, tool in zip(given, tools.values(), strict=True)], rules)
 
 
 def _tools(given: Sequence[dict[str, Any]]) -> dict[str, Tool]:

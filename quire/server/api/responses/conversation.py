@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from quire.errors import invalid, shown
+from quire.text.custom_input import INPUT
 
 
 class Placed(NamedTuple):
@@ -35,6 +36,9 @@ class Conversation:
             _ADDERS[item["type"]](self, place, item)
         if self._system:
             self.messages[0]["content"] = "\n\n".join(self._system)
+        for message in self.messages:  # thinking without an answer after it: messages have content or calls
+            if message.get("content") is None and not message.get("tool_calls"):
+                message["content"] = ""
 
     def _begin(self, place: str, message: dict[str, Any]) -> None:
         self.messages.append(message)
@@ -66,7 +70,8 @@ class Conversation:
             turn["reasoning_content"] = "\n".join(texts)
 
     def _add_call(self, place: str, item: dict[str, Any]) -> None:
-        arguments = item["arguments"] if item["type"] == "function_call" else to_text({"input": item["input"]})
+        is_custom = item["type"] == "custom_tool_call"
+        arguments = msgspec.json.encode({INPUT: item["input"]}).decode() if is_custom else item["arguments"]
         self._names[item["call_id"]] = item["name"]
         function = {"name": item["name"], "arguments": arguments}
         calls = self._turn(place, without=()).setdefault("tool_calls", [])
@@ -80,13 +85,6 @@ class Conversation:
         text = output if isinstance(output, str) else "\n".join(part["text"] for part in output)
         self._begin(place, {"role": "tool", "tool_call_id": call_id, "name": name, "content": text})
 
-    def ended(self) -> "Conversation":
-        """Thinking without an answer after it gets an empty one: messages have content or calls."""
-        for message in self.messages:
-            if message.get("content") is None and not message.get("tool_calls"):
-                message["content"] = ""
-        return self
-
 
 _ADDERS: dict[str, Callable[[Conversation, str, dict[str, Any]], None]] = {
     "message": Conversation._add_message,
@@ -96,10 +94,6 @@ _ADDERS: dict[str, Callable[[Conversation, str, dict[str, Any]], None]] = {
     "function_call_output": Conversation._add_output,
     "custom_tool_call_output": Conversation._add_output,
 }
-
-
-def to_text(value: Any) -> str:
-    return msgspec.json.encode(value).decode()
 
 
 def own_name(places: Sequence[str], field: str) -> str:

@@ -1,17 +1,16 @@
 """The output items of an answer, and the events that tell of them."""
 
-import secrets
 from typing import Any, ClassVar
 
 import msgspec
 
-from quire.server.api.openai.parts import new_call_id
+from quire.server.api.openai.envelope import padding
 from quire.server.api.responses.items import new_id, sealed
+from quire.server.api.tool_use import new_call_id
 from quire.server.service.response_database import Item
 from quire.text.answer_parts import AnswerForm, Arguments, CallBegins, Piece, Reasoning
 
 Event = tuple[str, dict[str, Any]]  # its type without "response.", and its fields
-PADDED_BYTES = 64  # as long as nearly every token
 
 
 class Open:
@@ -139,7 +138,8 @@ class Output:
                 self._delta(self._opened(OpenReasoning), piece.text)
             elif isinstance(piece, CallBegins):
                 kind = OpenCustomCall if piece.name in self._form.custom else OpenCall
-                self._begin(kind(len(self.items) + (self._open is not None), piece.name, new_call_id(self._form)))
+                call_id = new_call_id(self._form, "call_")
+                self._begin(kind(len(self.items) + (self._open is not None), piece.name, call_id))
             elif isinstance(piece, Arguments) and self._open is not None:
                 self._delta(self._open, piece.text)
 
@@ -197,7 +197,7 @@ class Output:
             fields["logprobs"], self._logprobs = self._logprobs, []
             item.logprobs += fields["logprobs"]
         if self._pads:
-            fields["obfuscation"] = secrets.token_hex(PADDED_BYTES)[: -len(text.encode()) % PADDED_BYTES]
+            fields["obfuscation"] = padding(len(text.encode()))
         self._emit(item.delta_event, fields)
 
     def _close(self, status: str) -> None:

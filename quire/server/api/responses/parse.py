@@ -1,14 +1,12 @@
 """A request for a response as a job."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from quire.errors import PromptTooLong, invalid
 from quire.server.api.chat import PreparedChat, prepare_chat
 from quire.server.api.dialect import Dialect
-from quire.server.api.field_names import named_by
 from quire.server.api.job import Job
 from quire.server.api.responses.conversation import Conversation, Placed, own_name
 from quire.server.api.responses.encoder import ResponseEncoder
@@ -80,14 +78,9 @@ def _prepare(
         raise invalid("input", "is empty; there must be an item, or instructions")
 
     def attempt(items: Sequence[Placed]) -> PreparedChat:
-        conversation = Conversation(fields.instructions, items).ended()
-        name = partial(own_name, conversation.places)
-        with named_by(name):
-            prepared = prepare_chat(service, dialect, arrival, chat_request(fields, conversation.messages))
-        grammar = prepared.spec.unchecked_grammar
-        if grammar is None:
-            return prepared
-        return prepared._replace(spec=replace(prepared.spec, unchecked_grammar=grammar.renamed(name)))
+        conversation = Conversation(fields.instructions, items)
+        chat = chat_request(fields, conversation.messages)
+        return prepare_chat(service, dialect, arrival, chat, own_name=partial(own_name, conversation.places))
 
     try:
         return attempt(items)

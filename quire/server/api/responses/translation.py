@@ -26,15 +26,14 @@ _TOOL_KEYS = {
 
 
 def chat_request(fields: ResponseRequest, messages: list[dict[str, Any]]) -> ChatRequest:
-    """Errors about it name the fields of chats, unless `named_by` gives them their own names."""
-    check(fields)
+    _check(fields)
     has_logprobs = LOGPROBS in (fields.include or [])
     text = fields.text
     return ChatRequest(
         messages=messages,
         max_completion_tokens=fields.max_output_tokens,
         response_format=None if text is None or text.format is None else _response_format(text.format),
-        tools=[chat_tool(f"tools[{index}]", tool) for index, tool in enumerate(fields.tools or [])] or None,
+        tools=[_chat_tool(f"tools[{index}]", tool) for index, tool in enumerate(fields.tools or [])] or None,
         tool_choice=_tool_choice(fields.tool_choice),
         reasoning_effort=None if fields.reasoning is None else fields.reasoning.effort,
         logprobs=has_logprobs or None,
@@ -43,7 +42,7 @@ def chat_request(fields: ResponseRequest, messages: list[dict[str, Any]]) -> Cha
     )
 
 
-def check(fields: ResponseRequest) -> None:
+def _check(fields: ResponseRequest) -> None:
     """Refuse values that no chat would look at."""
     if fields.max_tool_calls is not None and fields.max_tool_calls < 1:
         raise invalid("max_tool_calls", f"is {fields.max_tool_calls}; it must be at least 1")
@@ -64,20 +63,17 @@ def check(fields: ResponseRequest) -> None:
         at_most("the length of a value of metadata", len(value), MAX_METADATA_VALUE, param="metadata")
 
 
-def chat_tool(where: str, tool: dict[str, Any]) -> dict[str, Any]:
+def _chat_tool(where: str, tool: dict[str, Any]) -> dict[str, Any]:
     kind = tool.get("type")
     if not isinstance(kind, str) or kind not in _TOOL_KEYS:
         raise invalid(f"{where}.type", f"is {shown(kind)}; this server has no tools of its own, so it can be "
                       f"{' or '.join(_TOOL_KEYS)}")  # fmt: skip
     known = _TOOL_KEYS[kind]
     for name, value in tool.items():
-        if name in known or name == "type" or value is None:
-            continue
-        refusal = _TOOL_REFUSALS.get(name)
-        if refusal is None:
+        if name in _TOOL_REFUSALS:
+            _TOOL_REFUSALS[name].check(f"{where}.{name}", value)
+        elif name not in known and name != "type" and value is not None:
             raise invalid(f"{where}.{name[:MAX_NAME]}", f"is not known; a {kind} tool has {', '.join(known)}")
-        if value not in refusal.inert:
-            raise invalid(f"{where}.{name}", f"is {shown(value)}: {refusal.reason}")
     return {"type": kind, kind: {name: tool[name] for name in known if tool.get(name) is not None}}
 
 
