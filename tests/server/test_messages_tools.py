@@ -233,3 +233,27 @@ def test_the_clients_tool_runner_calls_and_answers(client):
     assert asked[:2] == [message.content[0].input["city"] for message in messages[:2]]
     sizes = [message.usage.input_tokens + message.usage.cache_read_input_tokens for message in messages]
     assert sizes[0] < sizes[1] < sizes[2]  # each has the calls and results before it
+
+
+def test_a_tool_is_as_strict_as_it_says(caller):
+    """A strict one with a keyword that cannot be kept is refused; without `strict` the rest of its schema is kept."""
+    schema = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
+    for strict, status in ((None, 200), (False, 200), (True, 400), ("yes", 400)):
+        tool = {"name": "f", "input_schema": schema, "strict": strict}
+        answer = web.post(f"{caller.url}/v1/messages", json={"messages": ASK, "max_tokens": 2, "tools": [tool]})
+        assert answer.status_code == status, (strict, answer.text)
+    assert answer.json()["error"]["message"] == "tools[0].strict is 'yes'; it must be true or false"
+
+
+@pytest.mark.parametrize("description", [5, ["a"], {"a": 1}])
+def test_a_description_is_a_text(caller, description):
+    function = {"name": "f", "description": description}
+    for route, asked in (
+        ("chat/completions", {"messages": ASK, "tools": [{"type": "function", "function": function}]}),
+        ("chat/completions", {"messages": ASK, "tools": [{"type": "custom", "custom": function}]}),
+        ("responses", {"input": "a", "tools": [{"type": "function", **function}]}),
+        ("messages", {"messages": ASK, "max_tokens": 2, "tools": [function | {"input_schema": {}}]}),
+    ):
+        answer = web.post(f"{caller.url}/v1/{route}", json=asked)
+        assert answer.status_code == 400, answer.text
+        assert ".description is" in answer.json()["error"]["message"]

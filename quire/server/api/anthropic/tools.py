@@ -8,7 +8,7 @@ from quire.errors import invalid, shown
 from quire.server.api.anthropic.requests import ChoiceAny, ChoiceNone, ChoiceTool, ToolChoice
 from quire.server.api.anthropic.unknown_fields import UnknownFields
 
-# All are strict here, and there are no other callers and no search for tools, so that each is loaded from the start.
+# There are no other callers and no search for tools, so that each is loaded from the start.
 _FIELDS = {
     "type", "name", "description", "input_schema", "input_examples", "cache_control", "strict", "defer_loading",
     "eager_input_streaming", "allowed_callers",
@@ -37,6 +37,8 @@ def _function(where: str, tool: dict[str, Any], unknown: UnknownFields) -> dict[
     unknown.note(where, tool, _FIELDS)
     described = _with_examples(where, description or "", tool.get("input_examples"))
     function = {"name": tool.get("name"), "description": described, "parameters": {"type": "object", **schema}}
+    if tool.get("strict") is not None:
+        function["strict"] = tool["strict"]
     return {"type": "function", "function": function}
 
 

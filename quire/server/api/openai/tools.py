@@ -78,6 +78,9 @@ def _tool(index: int, given: dict[str, Any]) -> Tool:
     name, parameters, strict = (function.get(key) for key in ("name", "parameters", "strict"))
     if not isinstance(name, str) or not _NAME.fullmatch(name):
         raise invalid(f"{where}.{kind}.name", f"is {shown(name)}; it must match {_NAME.pattern}")
+    description = function.get("description")
+    if description is not None and not isinstance(description, str):
+        raise invalid(f"{where}.{kind}.description", f"is {shown(description)}; it must be a string")
     if kind == "custom":
         pattern = _custom_pattern(f"{where}.custom.format", function.get("format"))
         return Tool(name, input_parameters(pattern), strict=pattern is not None, is_custom=True)
