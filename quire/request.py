@@ -1,4 +1,4 @@
-"""What a client asks for, once parsed: plain data that travels from the front end to the engine."""
+"""Requests, once parsed: plain data that travels from the front end to the engine."""
 
 import json
 from collections.abc import Iterable, Sequence
@@ -44,7 +44,7 @@ class ThinkingBudget:
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """What an answer must be: `text` is written in the language that `kind` names."""
+    """A constraint on an answer: `text` is written in the language that `kind` names."""
 
     kind: GrammarKind
     text: str
@@ -82,7 +82,7 @@ def token_rules(allowed: Iterable[int] | None, banned: Iterable[Sequence[int]] =
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """How a row's next token is drawn from its logits. The defaults draw from the plain distribution."""
+    """The way a row's next token is drawn from its logits. The defaults draw from the plain distribution."""
 
     temperature: float = 1.0  # 0 takes the most likely token
     top_k: int = 0  # 0: off

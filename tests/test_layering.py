@@ -1,4 +1,4 @@
-"""Who may import whom. A fault is reported as file, line and import."""
+"""The imports that each part may have. A fault is reported as file, line and import."""
 
 import ast
 import subprocess
@@ -58,7 +58,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     **dict.fromkeys(HTTP_BASE, APIS),
     "server.api": APIS,
     "server.api.reasoning": APIS | {"server.api", "server.api.openai"},
-    "server.api.chat": APIS | {"server.api", "server.api.openai"},  # OpenAI's chat request is everybody's
+    "server.api.chat": APIS | {"server.api", "server.api.openai"},  # OpenAI's chat request is that of all APIs
     "server.api.openai": APIS | {f"server.api.{name}" for name in SHARED},
     "server.api.anthropic": APIS | {f"server.api.{name}" for name in (*SHARED, "openai.requests", "openai.tools")},
     "server.api.responses": APIS | {f"server.api.{name}" for name in (*SHARED, "openai")},

@@ -44,7 +44,7 @@ def _inert(why: str, default: Any = None) -> Any:
 
 
 def _refused(why: str, default: Any = None, variable: bool = True) -> Any:
-    """A flag that would change results, or who gets them, and is refused."""
+    """A flag that would change results, or access to them, and is refused."""
     return _flag(default, why, variable, hidden=True, refused=why)
 
 

@@ -1,1 +1,1 @@
-"""Which tokens each step computes. Standard library only."""
+"""Chooses the tokens that each step computes. Standard library only."""

@@ -1,4 +1,4 @@
-"""When requests have had their time."""
+"""The deadlines of requests."""
 
 from collections.abc import Callable
 from enum import Enum, auto
@@ -33,7 +33,7 @@ class Deadlines:
 
     @property
     def next_s(self) -> float | None:
-        """When the first passes; None when there is none."""
+        """The moment at which the first passes; None when there is none."""
         first = self._heap.peek()
         return None if first is None else first[0]
 

@@ -30,7 +30,7 @@ class PagePool:
         return self._holders[page]
 
     def free_pages(self) -> dict[int, int]:
-        """How often each page stands among the free ones: once, if all is well."""
+        """The number of times that each page stands among the free ones: once, if all is well."""
         return Counter(self._free)
 
     def take(self, count: int) -> list[int] | None:

@@ -40,7 +40,7 @@ class SharedPrefills:
             sequence.promised = key
 
     def is_promised(self, sequence: Sequence, cursor: PrefixCursor) -> bool:
-        """Whether the page after `cursor`, which `sequence` could reuse, is being computed."""
+        """True if the page after `cursor`, which `sequence` could reuse, is being computed."""
         return self._page_after(sequence, cursor, sequence.num_reusable) in self._waiting_for
 
     def park(self, sequence: Sequence, cursor: PrefixCursor) -> None:
@@ -133,7 +133,7 @@ class Queue:
         self._prefills.leave(sequence)
 
     def must_park(self, sequence: Sequence, cursor: PrefixCursor) -> bool:
-        """Whether another computes the page that `sequence`, found in the cache up to `cursor`, needs next."""
+        """True if another computes the page that `sequence`, found in the cache up to `cursor`, needs next."""
         return self._prefills.is_promised(sequence, cursor)
 
     def park(self, sequence: Sequence, cursor: PrefixCursor) -> bool:

@@ -218,7 +218,7 @@ class Running:
 
     @property
     def is_balanced(self) -> bool:
-        """Whether, when none runs, all pages and slots are back, as far as counts tell."""
+        """True if, when none runs, all pages and slots are back, as far as counts tell."""
         all_pages = self.pool.num_free + self.cache.num_evictable == self.pool.num_usable
         return all_pages and len(self._free_slots) == self._limits.max_batch_size
 
@@ -234,7 +234,7 @@ class Running:
         for page in range(1, pool.num_pages):
             known, counted, times_free = owners.get(page, []), pool.holders(page), free.get(page, 0)
             if counted != len(known) or times_free != (not known):
-                by = ", ".join(known) or "nobody"
+                by = ", ".join(known) or "none"
                 lines.append(
                     f"page {page} is held by {by}; {counted} holders are counted, it is free {times_free} times"
                 )

@@ -78,7 +78,7 @@ class Scheduler:
 
     @property
     def blocked_by(self) -> str | None:
-        """What kept the head of the queue waiting in the last plan."""
+        """The limit that kept the head of the queue waiting in the last plan."""
         return self._planner.blocked_by
 
     def has(self, request_id: int) -> bool:

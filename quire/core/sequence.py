@@ -39,7 +39,7 @@ class Stopping:
         return FinishReason.LENGTH if count >= self.max_tokens else None
 
     def ends(self, tokens: list[int], count: int) -> bool:
-        """Whether any of `tokens`, which follow `count` generated ones, is the last."""
+        """True if any of `tokens`, which follow `count` generated ones, is the last."""
         return any(self.reason(token, count + n) is not None for n, token in enumerate(tokens, start=1))
 
 
@@ -120,7 +120,7 @@ class Sequence:
 
     @property
     def num_reusable(self) -> int:
-        """How many tokens may come from the cache: all but the last, which must be computed to sample the next.
+        """Tokens that may come from the cache: all but the last, which must be computed to sample the next.
 
         Log-probabilities of a prompt come only from computing it, so a prompt that still needs them is not reused.
         """

@@ -207,7 +207,7 @@ def _with_pages(deployment: Deployment, step_bytes: int) -> Deployment:
 
 
 def cache_capacity(deployment: Deployment) -> dict[str, str]:
-    """What fits the cache, for the log and `quire doctor`."""
+    """The capacity of the cache, for the log and `quire doctor`."""
     limits, layout = deployment.limits, deployment.layout
     usable, longest = limits.num_pages - 1, limits.max_sequence_tokens
     held = limits.pages_of(longest)

@@ -1,1 +1,1 @@
-"""How a plan becomes device work."""
+"""Turns plans into work of the device."""

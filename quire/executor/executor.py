@@ -200,7 +200,7 @@ class JaxExecutor:
         launched.sampled, launched.computed = sampled, computed._replace(hidden=None)
 
     def _features(self, plan: StepPlan, launch: Launch) -> Features:
-        """What any row asks for."""
+        """The features that any row asks for."""
         chunks, special = plan.chunks, self._special
         indices = [index for index in launch.indices if chunks[index].slot in special]
         asked = [asked_by(self._start_of(chunks[index])) for index in indices]
@@ -230,7 +230,7 @@ def _successor(number: jax.Array) -> jax.Array:
 
 
 def asked_by(start: SlotStart) -> Features:
-    """What a request asks for, apart from masks."""
+    """The features that a request asks for, apart from masks."""
     s = start.sampling
     return Features(
         filters=s.temperature > 0 and (s.top_k > 0 or s.top_p < 1 or s.min_p > 0 or s.typical_p < 1),

@@ -41,7 +41,7 @@ def num_single(shape: StepShape, shapes: Shapes) -> int:
 
 
 def sizes(shape: StepShape, shapes: Shapes) -> Inputs:
-    """How long each field is."""
+    """The length of each field."""
     tiles = 0 if shape.decodes_only else num_single(shape, shapes) + shapes.ladder.num_tiles(shape)
     tokens, rows = shape.tokens, min(shape.tokens, shapes.num_slots)
     # A chunk begins at most one page more than its tokens fill.

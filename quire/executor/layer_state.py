@@ -35,7 +35,7 @@ class LayerPlace(NamedTuple):
 
 @dataclass(frozen=True)
 class PageLayout:
-    """How layers share pages.
+    """The division of layers into groups that share pages.
 
     A page is `page_size` positions of `len(specs)` layers. Layers are divided into groups of at most so many; all
     layers of a group need the same positions: all, or the last `window`. A page serves any group, so there is one pool

@@ -86,7 +86,7 @@ class ProgramStore:
             shutil.rmtree(folder, ignore_errors=True)
 
     def _delete_unfinished(self) -> None:
-        """What processes left behind that ended while they wrote."""
+        """Delete the files of processes that ended while they wrote."""
         for path in self._folder.iterdir():
             if path.suffix[1:].isdecimal() and time.time() - path.stat().st_mtime > UNFINISHED_S:
                 path.unlink(missing_ok=True)
@@ -107,7 +107,7 @@ def sources_digest() -> str:
 
 @cache
 def machine() -> str:
-    """What code for this machine may rely on: its devices, and the instructions of its processor."""
+    """The features that code for this machine may rely on: its devices, and the instructions of its processor."""
     device = jax.devices()[0]
     parts = (instruction_set(), device.device_kind, str(jax.device_count()), device.client.platform_version)
     return "\0".join((*parts, os.environ.get("XLA_FLAGS", "")))

@@ -87,7 +87,7 @@ class Programs:
 
     @property
     def can_run_anything(self) -> bool:
-        """Whether every plan finds its programs in the table; those still to come are faster for some plans."""
+        """True if every plan finds its programs in the table; those still to come are faster for some plans."""
         self.advance()
         return self.table.keys.issuperset(self._first())
 

@@ -41,7 +41,7 @@ NOTHING_LEFT = -2  # what the request forbids or penalises leaves no finite logi
 
 
 class Features(NamedTuple):
-    """What any row of a step asks for: scalars on the device, or known when the program is compiled."""
+    """The features that any row of a step asks for: scalars on the device, or known when the program is compiled."""
 
     filters: jax.Array | bool  # top-k, top-p, min-p or typical-p
     penalties: jax.Array | bool
@@ -203,7 +203,7 @@ def _typical_p(logits: jax.Array, typical_p: jax.Array) -> jax.Array:
 
 
 def _nucleus(probabilities: jax.Array, values: jax.Array, mass: jax.Array) -> jax.Array:
-    """Which tokens have the highest values and this mass together, with all that are level with the last of them."""
+    """The tokens that have the highest values and this mass together, with all that are level with the last of them."""
     ranks = _ordered(values)
     cut = _largest(
         lambda least: jnp.where(ranks >= least[:, None], probabilities, 0.0).sum(axis=-1) >= mass, values.shape[0]

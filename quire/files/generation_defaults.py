@@ -1,4 +1,4 @@
-"""What a model's own files say about generating with it."""
+"""Defaults of generation that a model's own files state."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, fields

@@ -1,4 +1,4 @@
-"""How each GGUF architecture names and lays out what Hugging Face checkpoints hold."""
+"""The names and layouts that each GGUF architecture has for the tensors of Hugging Face checkpoints."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""Which of a repository's GGUF files is the model."""
+"""Chooses the model among a repository's GGUF files."""
 
 import re
 from collections.abc import Sequence
@@ -43,7 +43,7 @@ def choose_gguf(repository: str, names: Sequence[str], wanted: str | None) -> li
 
 
 def _is_model(name: str) -> bool:
-    """Whether it is a model, or the first part of one."""
+    """True if it is a model, or the first part of one."""
     part = _PART.fullmatch(name)
     return not any(fnmatch(name.lower(), pattern) for pattern in _NO_MODELS) and (
         part is None or int(part["number"]) == 1

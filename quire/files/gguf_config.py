@@ -1,6 +1,6 @@
 """A Hugging Face config from the metadata of a GGUF file.
 
-Every key that says how the model computes is used or refused: a key nobody here knows could change every answer.
+Every key that says how the model computes is used or refused: an unknown key could change every answer.
 """
 
 import math

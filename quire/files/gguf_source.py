@@ -40,7 +40,7 @@ class GGUFSource:
         for tensor in self._header.tensors.values():
             if tensor.name == ROPE_FACTORS:
                 continue
-            # A tensor nobody knows keeps its name, and is reported as one too many.
+            # An unknown tensor keeps its name, and is reported as one too many.
             name = self._architecture.hugging_face_name(tensor.name) or tensor.name
             if name in self._by_name:
                 raise InvalidCheckpoint(

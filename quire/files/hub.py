@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from quire.errors import ModelUnavailable
 from quire.files.gguf_choice import choose_gguf
 
-# What Quire reads, and no more: repositories also hold the weights in formats nobody here opens.
+# The files that Quire reads, and no more: repositories also hold the weights in other formats.
 _WANTED = [
     "config.json",
     "generation_config.json",

@@ -29,7 +29,7 @@ _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """Where a model lies on this machine, and what its files say besides the weights.
+    """The place of a model on this machine, and what its files say besides the weights.
 
     `path` is a folder, or a GGUF file; random weights have none. `tokenizer` is the folder or GGUF file that holds
     tokenizer and chat template. `eos_token_ids` is sorted, without repeats, from every file that names any.

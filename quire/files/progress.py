@@ -1,4 +1,4 @@
-"""How long work on files says how far it is."""
+"""Progress of long work on files."""
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext

@@ -82,7 +82,7 @@ def _weight_map(index: Path) -> dict[str, str]:
     weight_map = read_json(index, MAX_VOCABULARY_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not all(isinstance(name, str) for name in weight_map.values()):
         raise InvalidCheckpoint(f"{index}: weight_map is not a table from tensor names to file names")
-    # An index is somebody else's text: it may name neighbours, not other places.
+    # An index may come from anywhere: it may name neighbours, not other places.
     strays = sorted({name for name in weight_map.values() if Path(name).name != name})
     if strays:
         raise InvalidCheckpoint(f"{index}: weight_map names files outside the folder: {listed(strays)}")

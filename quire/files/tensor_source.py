@@ -1,4 +1,4 @@
-"""Where weights come from: named tensors, read one at a time."""
+"""Sources of weights: named tensors, read one at a time."""
 
 from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol, runtime_checkable

@@ -30,7 +30,7 @@ class CallRules:
 
 @dataclass(frozen=True)
 class AnswerRules:
-    """What an answer may be. Without calls, and without a grammar for the rest, it is any text."""
+    """The parts that an answer may have. Without calls, and without a grammar for the rest, it is any text."""
 
     calls: CallRules | None = None
     plain: Grammar | None = None  # of an answer that is no call

@@ -46,7 +46,7 @@ def guided_schema(schema: Any, strict: bool = True) -> Any:
 
 
 def _style(given: Any) -> dict[str, Any]:
-    """How JSON is written: as `given`, a part of the schema, says, but for what would let answers break the schema."""
+    """The notation of JSON: as `given`, a part of the schema, says, but for what would let answers break the schema."""
     given = given if isinstance(given, dict) else {}
     blanks = "" if given.get("whitespace_flexible") is False else WHITESPACE
     style = {key: given[key] for key in STYLE_PATTERNS if isinstance(given.get(key), str)}
@@ -230,7 +230,7 @@ class _Closing:
         return schema | {"properties": schema.get("properties", {})}
 
     def _names_choices(self, schema: Any, depth: int = 0) -> bool:
-        """Whether a choice is among the schemas that `schema` is put together of."""
+        """True if a choice is among the schemas that `schema` is put together of."""
         self._facts.count()
         if not isinstance(schema, dict) or depth > 32:
             return depth > 32

@@ -120,7 +120,7 @@ class SchemaFacts:
         return [value for value in listed if kinds is None or any(_has_type(value, kind) for kind in kinds)]
 
     def are_exclusive(self, one: Any, other: Any) -> bool:
-        """Whether no answer to one of two schemas, once they are closed, is one to the other as well."""
+        """True if no answer to one of two schemas, once they are closed, is one to the other as well."""
         self.count()
         one, other = self.resolved(one), self.resolved(other)
         if not (isinstance(one, dict) and isinstance(other, dict)):

@@ -233,7 +233,7 @@ class LLM:
         return items
 
     def _after_thinking(self, grammar: Grammar | None, form: AnswerForm) -> Grammar | None:
-        """What an answer must be that may begin with thinking, and then follows `grammar`."""
+        """The grammar of an answer that may begin with thinking, and then follows `grammar`."""
         if grammar is None or grammar.kind is GrammarKind.TOKENS or form.thinking is None:
             return grammar
         rules = AnswerRules(plain=grammar, thinking=form.thinking, is_opened=form.begins_in_thinking)

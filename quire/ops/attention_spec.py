@@ -1,4 +1,4 @@
-"""What one attention layer keeps and computes."""
+"""The numbers of one attention layer."""
 
 from dataclasses import dataclass
 

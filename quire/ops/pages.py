@@ -11,7 +11,7 @@ TILE = 32  # tokens of a prefill that read the cache together, at most
 
 
 class KVWriteTargets(NamedTuple):
-    """Where the keys and values of each token are written. Padding goes to page 0, which is never read."""
+    """The places of each token's keys and values. Padding goes to page 0, which is never read."""
 
     pages: jax.Array  # [t]
     offsets: jax.Array  # [t], within the page
@@ -61,7 +61,7 @@ class Segments(NamedTuple):
 
 
 class PageAccess(NamedTuple):
-    """What the tokens of a step read and write in the pages of one group.
+    """The places that a step's tokens read and write in the pages of one group.
 
     Position p of slot s is at offset `p % page_size` of page `page_table[s, p // page_size]`. Entries of the table
     beyond a context or behind a window may name any page, and positions that no token sees may hold anything, NaN

@@ -52,7 +52,7 @@ class CallParser:
         return pieces
 
     def flush(self) -> list[Piece]:
-        """The text that was held back and cannot become a call any more."""
+        """The text that was held back and cannot become a call."""
         if self._reader is not None:
             self._end_reading()
         if self._held or not self.num_calls:
@@ -167,7 +167,7 @@ class CallParser:
         self._give_up()
 
     def _give_up(self) -> None:
-        """What was read is no call, or no more of one."""
+        """The text that was read is no call, or no more of one."""
         if self._guided:
             self._let_out()
         raw = "" if self._is_out else "".join(self._raw)

@@ -25,7 +25,7 @@ _PYTHON_ESCAPES = {"n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "\\": 
 
 
 class Malformed(Exception):
-    """What was read is no call."""
+    """The text that was read is no call."""
 
 
 class Scanner:
@@ -137,7 +137,7 @@ class ValueScanner(Scanner):
             yield from self.string(char)
 
     def aside(self, reads: Reads[None]) -> Reads[str]:
-        """What `reads` writes, which does not go to `out`."""
+        """The text that `reads` writes, which does not go to `out`."""
         self.to = []
         yield from reads
         written, self.to = "".join(self.to), self.out

@@ -92,7 +92,7 @@ class ThinkingParser:
         return pieces
 
     def flush(self) -> list[str | Reasoning]:
-        """What was held back and cannot become a mark any more."""
+        """The text that was held back and cannot become a mark."""
         left, self._held = "".join(self._blanks) + self._held, ""
         is_answer = self._state not in (_State.BEFORE, _State.THINKING)
         if is_answer or (self._state is _State.BEFORE and not self._begins_inside):
@@ -101,7 +101,7 @@ class ThinkingParser:
         return [Reasoning(left)] if left else []
 
     def _read_before(self, text: str, pieces: list[str | Reasoning]) -> str:
-        """What follows the first mark, or was no mark."""
+        """Returns the text that follows the first mark, or was no mark."""
         if not self._held:
             inner = text.lstrip()
             self._blanks.append(text[: len(text) - len(inner)])
@@ -121,7 +121,7 @@ class ThinkingParser:
         return blanks + text
 
     def _read_thinking(self, text: str, pieces: list[str | Reasoning]) -> str:
-        """What follows the last mark."""
+        """Returns the text that follows the last mark."""
         before, found, after = (self._held + text).partition(self._form.end)
         self._held = ""
         if not found:

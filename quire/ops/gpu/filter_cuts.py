@@ -1,4 +1,4 @@
-"""Where top-k, top-p, min-p and typical-p cut each row of logits: one program for each row.
+"""The values at which top-k, top-p, min-p and typical-p cut each row of logits: one program for each row.
 
 A search looks for a distance: the least such that what is no farther weighs enough. Distances are not negative, so that
 their bits sort as they do, and the search is over those: exact, without a sort. Every pass over the row cuts the range

@@ -1,4 +1,4 @@
-"""What runs on one NVIDIA GPU: kernels written in Pallas, which XLA compiles by Triton into the graph of a step."""
+"""The kernels of one NVIDIA GPU, written in Pallas, which XLA compiles by Triton into the graph of a step."""
 
 import logging
 from functools import partial

@@ -1,4 +1,4 @@
-"""What the attention kernels share. Triton's blocks have powers of two for sizes; what is over is masked."""
+"""Parts that the attention kernels share. Triton's blocks have powers of two for sizes; what is over is masked."""
 
 import math
 from typing import Any, NamedTuple

@@ -18,7 +18,7 @@ TILE_GROUP_BYTES = TILE * GROUP + TILE * 4  # their codes, and their scales
 
 
 def is_fast() -> bool:
-    """Whether there is a kernel, and it uses instructions made for products of int8."""
+    """True if there is a kernel, and it uses instructions made for products of int8."""
     built = library()
     return built is not None and bool(built.quire_int8_is_fast())
 

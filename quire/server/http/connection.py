@@ -87,7 +87,7 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _look_whether_gone(self) -> None:
-        """The transport no longer reads, so nothing else would notice."""
+        """The transport does not read any more, so nothing else would notice."""
         if self.transport.is_closing() or self.cycle.response_complete:
             return
         if _is_reset(self.transport.get_extra_info("socket").fileno()):

@@ -83,7 +83,7 @@ class MessageEncoder:
         return event
 
     def usage(self, stream: Stream, reader: AnswerReader) -> MessageUsage:
-        """What is cached needs no mark and has no price of its own, so that no tokens count as written to the cache."""
+        """No tokens count as written to the cache: cached prompts need no mark and have no price of their own."""
         return {
             "input_tokens": stream.num_prompt_tokens - stream.num_cached_tokens,
             "cache_creation_input_tokens": 0,

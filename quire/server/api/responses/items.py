@@ -227,7 +227,7 @@ def item_schema() -> dict[str, Any]:
     schemas: list[dict[str, Any]] = []
     for kind, (struct, _, _) in _KINDS.items():
         own = msgspec.json.schema(struct)["$defs"][struct.__name__]
-        is_named = kind != "message"  # whose type may be left out
+        is_named = kind != "message"  # its type may be left out
         kinds: dict[str, Any] = {"const": kind} if is_named else {"anyOf": [{"const": kind}, {"type": "null"}]}
         required = [*own.get("required", []), *(["type"] if is_named else [])]
         title = "".join(word.title() for word in kind.split("_"))
