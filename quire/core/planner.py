@@ -215,7 +215,7 @@ class Planner:
             excess = self._budget.excess(others + length_of_longest + length_of_last, has_decodes)
             if excess < length_of_longest:
                 length_of_longest -= excess
-            elif excess < length_of_last:
+            elif draft.longest is None and excess < length_of_last:  # else one behind it would have more than a share
                 length_of_last -= excess
         for planned, length in ((draft.last, length_of_last), (draft.longest, length_of_longest)):
             if planned is not None:

@@ -238,3 +238,28 @@ def test_items_that_are_referred_to_are_read_up_to_a_limit(make):
     items = [Item(f"item_{number}", b'"%b"' % (b"x" * (MAX_REFERRED_BYTES // 3))) for number in range(6)]
     database.add("ada", KeptResponse("a", None, b"{}", items))
     assert len(database.find("ada", [item.id for item in items])) == 3
+
+
+def test_keys_are_compared_without_reading_what_is_kept_under_them(make, tmp_path):
+    """Otherwise a few large responses make thousands of small items take minutes."""
+    make(tmp_path / "responses")
+    tables = sqlite3.connect(tmp_path / "responses").execute("PRAGMA table_list").fetchall()
+    kept = {name: without_rowid for _, name, kind, _, without_rowid, _ in tables if kind == "table"}
+    assert kept.keys() >= {"responses", "items"}
+    assert not any(kept.values())
+
+
+def test_a_file_of_the_first_form_is_still_used(make, tmp_path):
+    """Its columns have another order."""
+    path = tmp_path / "responses"
+    make(path).close()
+    old = sqlite3.connect(path)
+    old.executescript("DROP TABLE responses")
+    columns = "id TEXT PRIMARY KEY, owner TEXT NOT NULL, previous TEXT, head BLOB NOT NULL, num_bytes INTEGER NOT NULL,"
+    old.executescript(
+        f"CREATE TABLE responses ({columns} used INTEGER NOT NULL, is_running INTEGER NOT NULL) WITHOUT ROWID"
+    )
+    old.close()
+    database = make(path)
+    assert database.add("ada", response("a"))
+    assert json.loads(database.get("ada", "a").body)["status"] == "completed"
