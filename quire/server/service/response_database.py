@@ -21,16 +21,17 @@ LOST_AFTER_S = 30.0  # a running response that its process does not mention any 
 _APPLICATION = 0x71726573
 _VERSION = 1
 
+# No table is WITHOUT ROWID: SQLite would read whole rows, of megabytes, to compare their keys. What is large comes last.
 _TABLES = """
 CREATE TABLE responses (
-    id TEXT PRIMARY KEY, owner TEXT NOT NULL, previous TEXT, head BLOB NOT NULL, num_bytes INTEGER NOT NULL,
-    used INTEGER NOT NULL, is_running INTEGER NOT NULL
-) WITHOUT ROWID;
+    id TEXT PRIMARY KEY NOT NULL, owner TEXT NOT NULL, previous TEXT, num_bytes INTEGER NOT NULL,
+    used INTEGER NOT NULL, is_running INTEGER NOT NULL, head BLOB NOT NULL
+);
 CREATE INDEX by_use ON responses (used);
 CREATE TABLE items (
     response TEXT NOT NULL REFERENCES responses ON DELETE CASCADE, is_output INTEGER NOT NULL,
     position INTEGER NOT NULL, id TEXT NOT NULL, item BLOB NOT NULL, PRIMARY KEY (response, is_output, position)
-) WITHOUT ROWID;
+);
 CREATE INDEX by_id ON items (id);
 CREATE TABLE totals (num_responses INTEGER NOT NULL, num_bytes INTEGER NOT NULL);
 INSERT INTO totals VALUES (0, 0);
@@ -143,8 +144,12 @@ class ResponseDatabase:
             return False
         run = self._connection.execute
         with self._transaction():
-            values = (response.id, owner, response.previous, response.head, response.num_bytes, self._now())
-            run("INSERT INTO responses VALUES (?, ?, ?, ?, ?, ?, ?)", (*values, response.is_running))
+            run(
+                "INSERT INTO responses (id, owner, previous, num_bytes, used, is_running, head) "
+                "VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (response.id, owner, response.previous, response.num_bytes, self._now(), response.is_running,
+                 response.head),
+            )  # fmt: skip
             self._add_items(response.id, response.input, is_output=False)
             self._add_items(response.id, response.output, is_output=True)
             self._evict()
