@@ -321,6 +321,15 @@ def test_the_last_prompt_is_cut_and_those_before_it_are_whole():
     harness.run()
 
 
+def test_a_prompt_that_ends_is_not_cut_while_a_younger_one_begins():
+    harness = Harness(limits(max_step_tokens=16, max_batch_prefill_tokens=16))
+    harness.scheduler.budget.step_sizes = (8, 400)
+    harness.add(request(1, prompt=LONG[:12], max_tokens=4))
+    harness.add(request(2, prompt=LONG[20:40], max_tokens=4))
+    assert prefilled(harness.plan()) == {1: 12, 2: 4}
+    harness.run()
+
+
 def test_prompts_held_to_few_tokens_fill_a_good_size_beside_their_decodes():
     harness = Harness(limits(num_pages=200, max_sequence_tokens=200))
     harness.add(request(1, prompt=(1, 2), max_tokens=40))
