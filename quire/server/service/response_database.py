@@ -21,7 +21,7 @@ LOST_AFTER_S = 30.0  # a running response that its process does not mention any 
 _APPLICATION = 0x71726573
 _VERSION = 1
 
-# No table is WITHOUT ROWID: SQLite would read whole rows, of megabytes, to compare their keys. What is large comes last.
+# No table is WITHOUT ROWID: SQLite would read whole rows, of megabytes, to compare keys. Large columns come last.
 _TABLES = """
 CREATE TABLE responses (
     id TEXT PRIMARY KEY NOT NULL, owner TEXT NOT NULL, previous TEXT, num_bytes INTEGER NOT NULL,
