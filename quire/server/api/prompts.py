@@ -6,7 +6,6 @@ from typing import Any
 from quire.errors import invalid, shown
 from quire.server.api.message_keys import with_refusals_as_text
 from quire.server.api.tool_use import ToolUse
-from quire.server.service.served_model import ServedModel
 from quire.server.service.service import Service
 from quire.text.conversation import render_conversation
 from quire.text.shield import Prompt
@@ -14,11 +13,6 @@ from quire.text.tools import check_calls
 
 _IN_PLACE_OF_CONTENT = ("tool_calls", "reasoning_content", "reasoning", "refusal")
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
-
-
-def encode_texts(model: ServedModel, texts: Sequence[str]) -> list[list[int]]:
-    """Plain prompts, with the special tokens that the vocabulary puts around a text."""
-    return model.tokenizer.encode_batch(texts)
 
 
 def encode_conversation(

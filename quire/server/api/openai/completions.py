@@ -14,7 +14,6 @@ from quire.server.api.openai.constraints import constraint_of
 from quire.server.api.openai.dialect import OpenAIDialect
 from quire.server.api.openai.requests import COMPLETION_REFUSALS, CompletionRequest
 from quire.server.api.openai.spec_builder import SpecBuilder
-from quire.server.api.prompts import encode_texts
 from quire.server.api.sampling import at_most, between
 from quire.server.api.validation import typed, whole
 from quire.server.http.body import Body, read_json
@@ -91,7 +90,7 @@ def _prompts(service: Service, given: str | list[Any]) -> tuple[list[str], list[
         given = [given]
     at_most("the number of prompts", len(given), service.settings.max_client_batch_size, param="prompt")
     if all(isinstance(item, str) for item in given):
-        return given, encode_texts(model, given)
+        return given, model.tokenizer.encode_batch(given)
     for index, item in enumerate(given):
         if not (isinstance(item, list) and item and all(type(token) is int for token in item)):
             raise invalid(

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 from quire.errors import invalid
 from quire.request import Request
 from quire.server.api.grammars import grammar_of, with_grammar
-from quire.server.api.prompts import encode_texts
 from quire.server.api.sampling import between, sampling_params, seed_of
 from quire.server.api.tgi.dialect import TGIDialect
 from quire.server.api.tgi.requests import PARAMETER_REFUSALS, Parameters
@@ -69,7 +68,7 @@ def generation_spec(
     if not inputs:
         raise invalid("inputs", "is empty; it must have at least 1 character")
     with arrival.tokenising():
-        (tokens,) = encode_texts(model, [inputs])
+        (tokens,) = model.tokenizer.encode_batch([inputs])
     if parameters.truncate is not None:
         between("truncate", parameters.truncate, 1, model.max_input_tokens)
         tokens = tokens[-parameters.truncate :]
