@@ -158,7 +158,7 @@ class Request:
             top = self.prompt_logprobs
             _require("prompt_logprobs", top, 0 <= top <= MAX_LOGPROBS, f"between 0 and {MAX_LOGPROBS}")
         if self.grammar is not None and self.grammar.kind is not GrammarKind.TOKENS:
-            # Where the grammar is complete nothing but an end may follow.
+            # Nothing but an end may follow a complete answer.
             ignores = self.ignore_end
             _require("ignore_end", ignores, not ignores, "false with a grammar, which says where to end")
             _require("min_tokens", self.min_tokens, not self.min_tokens, "0 with a grammar, which says where to end")

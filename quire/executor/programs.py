@@ -57,8 +57,8 @@ class Programs:
         self._model = model
         self._shapes = shapes
         self.compiler = Compiler(model, weights, shapes, mesh, store)
-        # Where the host would wait for a branch that the device takes, and where it takes long to start a program, the
-        # common cases have their own.
+        # On a GPU the host waits for every branch that the device takes, and starting a program takes long: so the
+        # common cases have programs of their own.
         self.is_specialised = shapes.specialised
         self._ways = WAYS if shapes.specialised else WAYS[:1]
         self.table = ProgramTable(shapes.ladder)

@@ -21,7 +21,7 @@ MAX_COMPILED = 64  # grammars kept for the next request that has them
 MAX_FORCED = 64  # tokens that are looked ahead
 # Many, because one that computes for long must not hold up the others; there are never more than there is work for.
 MAX_THREADS = 32
-# What one grammar, and one token of its answers, may cost. The library's own limits are higher by half to ten times.
+# The most that one grammar, and one token of its answers, may cost: less than the library allows, up to ten times.
 LIMITS = llguidance.LLParserLimits(
     max_items_in_row=2_000,
     initial_lexer_fuel=500_000,

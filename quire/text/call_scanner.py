@@ -6,6 +6,7 @@ an answer is cut, and each character is looked at once.
 
 import json
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Generator, Mapping
 from typing import TypeVar
 
@@ -112,7 +113,7 @@ class Scanner:
         return found
 
 
-class ValueScanner(Scanner):
+class ValueScanner(Scanner, ABC):
     """Reads values in one of the notations that models have for them, and writes them to `out` as JSON."""
 
     words: Mapping[str, str] = {"true": "true", "false": "false", "null": "null"}
@@ -143,9 +144,9 @@ class ValueScanner(Scanner):
         written, self.to = "".join(self.to), self.out
         return written
 
+    @abstractmethod
     def string(self, char: str) -> Reads[None]:
         """A string that begins with `char`."""
-        raise NotImplementedError
 
     def key(self, char: str) -> Reads[None]:
         """The key of an object, which begins with `char`."""

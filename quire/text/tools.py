@@ -107,7 +107,7 @@ GEMMA4 = CallFormat(
     CallStyle.MARKED, last_mark="<tool_call|>", quote='<|"|>',
 )  # fmt: skip
 
-# What templates have of each format, the more particular first. A template with none of it is for Hermes' format.
+# Marks by which a template shows its format, the more particular first. One without any is for Hermes' format.
 _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
     (MISTRAL_NAMED, ("[TOOL_CALLS]", "[ARGS]")),
     (MISTRAL, ("[TOOL_CALLS]",)),

@@ -164,25 +164,11 @@ def _text(where: str, part: Any, key_of: Mapping[str, str] = _TEXTS) -> str:
 
 
 def _function_call(where: str, kind: str, item: FunctionCallInput) -> dict[str, Any]:
-    return {
-        "id": item.id or new_id("fc"),
-        "type": kind,
-        "status": item.status or "completed",
-        "call_id": item.call_id,
-        "name": item.name,
-        "arguments": item.arguments,
-    }
+    return _of_call("fc", kind, item) | {"name": item.name, "arguments": item.arguments}
 
 
 def _custom_call(where: str, kind: str, item: CustomCallInput) -> dict[str, Any]:
-    return {
-        "id": item.id or new_id("ctc"),
-        "type": kind,
-        "status": item.status or "completed",
-        "call_id": item.call_id,
-        "name": item.name,
-        "input": item.input,
-    }
+    return _of_call("ctc", kind, item) | {"name": item.name, "input": item.input}
 
 
 def _call_output(where: str, kind: str, item: CallOutputInput) -> dict[str, Any]:
@@ -190,12 +176,16 @@ def _call_output(where: str, kind: str, item: CallOutputInput) -> dict[str, Any]
     if not isinstance(output, str):
         texts = [_text(f"{where}.output[{number}]", part) for number, part in enumerate(output)]
         output = [{"type": "input_text", "text": text} for text in texts]
+    return _of_call("fco" if kind == "function_call_output" else "ctco", kind, item) | {"output": output}
+
+
+def _of_call(prefix: str, kind: str, item: FunctionCallInput | CustomCallInput | CallOutputInput) -> dict[str, Any]:
+    """The fields that calls and their outputs share."""
     return {
-        "id": item.id or new_id("fco" if kind == "function_call_output" else "ctco"),
+        "id": item.id or new_id(prefix),
         "type": kind,
         "status": item.status or "completed",
         "call_id": item.call_id,
-        "output": output,
     }
 
 

@@ -1,5 +1,6 @@
 """The output items of an answer, and the events that tell of them."""
 
+from abc import ABC, abstractmethod
 from typing import Any, ClassVar
 
 import msgspec
@@ -13,38 +14,43 @@ from quire.text.answer_parts import AnswerForm, Arguments, CallBegins, Piece, Re
 Event = tuple[str, dict[str, Any]]  # its type without "response.", and its fields
 
 
-class Open:
+class Open(ABC):
     """An item that the answer is in the middle of."""
 
     prefix: ClassVar[str]
     delta_event: ClassVar[str]
-    has_part: ClassVar[bool] = False  # its text is a part of its content
 
     def __init__(self, index: int) -> None:
         self.id = new_id(self.prefix)
         self.place: dict[str, Any] = {"item_id": self.id, "output_index": index}
-        if self.has_part:
-            self.place["content_index"] = 0
         self.texts: list[str] = []
 
     @property
     def text(self) -> str:
         return "".join(self.texts)
 
+    @abstractmethod
     def item(self, status: str, *, is_begun: bool = False) -> dict[str, Any]:
         """`is_begun`: as it is before any of its text."""
-        raise NotImplementedError
 
-    def part(self, text: str) -> dict[str, Any]:
-        raise NotImplementedError
-
+    @abstractmethod
     def done(self) -> tuple[str, dict[str, Any]]:
         """The event with its whole text."""
-        raise NotImplementedError
 
 
-class OpenMessage(Open):
-    prefix, delta_event, has_part = "msg", "output_text.delta", True
+class OpenText(Open):
+    """An item with its text as a part of its content."""
+
+    def __init__(self, index: int) -> None:
+        super().__init__(index)
+        self.place["content_index"] = 0
+
+    @abstractmethod
+    def part(self, text: str) -> dict[str, Any]: ...
+
+
+class OpenMessage(OpenText):
+    prefix, delta_event = "msg", "output_text.delta"
 
     def __init__(self, index: int) -> None:
         super().__init__(index)
@@ -61,8 +67,8 @@ class OpenMessage(Open):
         return "output_text.done", {"text": self.text, "logprobs": self.logprobs}
 
 
-class OpenReasoning(Open):
-    prefix, delta_event, has_part = "rs", "reasoning_text.delta", True
+class OpenReasoning(OpenText):
+    prefix, delta_event = "rs", "reasoning_text.delta"
     is_sealed = False
 
     def item(self, status: str, *, is_begun: bool = False) -> dict[str, Any]:
@@ -185,7 +191,7 @@ class Output:
             item.is_sealed = self._is_sealed
         index = item.place["output_index"]
         self._emit("output_item.added", {"output_index": index, "item": item.item("in_progress", is_begun=True)})
-        if item.has_part:
+        if isinstance(item, OpenText):
             self._emit("content_part.added", {**item.place, "part": item.part("")})
 
     def _delta(self, item: Open, text: str) -> None:
@@ -206,7 +212,7 @@ class Output:
             return
         event, fields = item.done()
         self._emit(event, item.place | fields)
-        if item.has_part:
+        if isinstance(item, OpenText):
             self._emit("content_part.done", {**item.place, "part": item.part(item.text)})
         whole = item.item(status)
         self._emit("output_item.done", {"output_index": item.place["output_index"], "item": whole})
