@@ -68,6 +68,9 @@ def decodes(kernels: Kernels) -> Iterator[str]:
         "16 rows x 8000": np.full(16, 8000),
         "8 rows x 300": np.full(8, 300),
     }
+    for rows in (36, 49, 100, 200):
+        drawn = np.clip(chance.lognormal(np.log(900), 0.9, rows), 50, 4500).astype(int)
+        cases[f"{rows} rows, log-normal, longest first"] = np.sort(drawn)[::-1]
     for name, lengths in cases.items():
         pages, table = paged(lengths)
         rows = len(lengths)
@@ -84,7 +87,37 @@ def decodes(kernels: Kernels) -> Iterator[str]:
             yield f"decode {how}, {name}: {seconds * 1e6:.0f} µs, {read / seconds / 1e12:.2f} TB/s"
 
 
+# Steps of so many tokens with chunks of prompts: the first position, and the tokens.
+CHUNKS: list[tuple[int, list[tuple[int, int]]]] = [
+    (192, [(1250, 155)]),
+    (320, [(3000, 250)]),
+    (896, [(0, 800)]),
+    (896, [(1600, 800)]),
+    (896, [(0, 300), (500, 300), (2500, 200)]),
+    (2048, [(0, 2000)]),
+    (4096, [(0, 4096)]),
+]
+
+
+def chunks(kernels: Kernels) -> Iterator[str]:
+    """Prefills of few tokens behind contexts."""
+    for tokens, places in CHUNKS:
+        pages, table = paged(np.asarray([start + length for start, length in places]))
+        tiles = [
+            (row, start + at, min(TILE, length - at), sum(size for _, size in places[:row]) + at)
+            for row, (start, length) in enumerate(places)
+            for at in range(0, length, TILE)
+        ]
+        tiles.sort(key=lambda tile: -tile[1])
+        columns = [jnp.asarray(column, jnp.int32) for column in zip(*tiles, strict=True)]
+        attend = partial(kernels.attend, SPEC)
+        seconds = repeated_s(attend, queries(tokens), pages, table, Tiles(*columns, num_single=0))
+        told = ", ".join(f"{length} at {start}" for start, length in places)
+        yield f"prefill, {told} of {tokens}: {seconds * 1e6:.0f} µs"
+
+
 def prefills(kernels: Kernels) -> Iterator[str]:
+    yield from chunks(kernels)
     for count, length in ((4, 2048), (1, 8192)):
         lengths = np.full(count, length)
         pages, table = paged(lengths)
