@@ -155,4 +155,5 @@ def read_stats(engine: Engine, meter: Meter, waited_s: float = 0.0) -> Stats:
         step_limit_s=meter.limit_s,
         is_compiling=meter.is_compiling,
         checking_s=engine.checking_s,
+        page_size=limits.page_size,
     )

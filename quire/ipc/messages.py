@@ -141,6 +141,12 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     step_limit_s: float | None  # watchdog timeout by the steps so far; None if there were none
     is_compiling: bool  # the step under way waited for a program to compile
     checking_s: float | None  # time that a check or a reset of the device has taken; None if there is none
+    page_size: int  # tokens
+
+    @property
+    def active_pages(self) -> int:
+        """Pages that sequences use."""
+        return self.num_pages - self.free_pages - self.cached_pages
 
 
 class Counts(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -9,7 +9,7 @@ from tests import web
 from tests.server.processes import wait_until
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations"
-NAME = re.compile(r"\b(?:tgi|quire)_[a-z_]+")
+NAME = re.compile(r"\b(?:tgi_|quire_|vllm:)[a-z_]+")
 
 
 def plain(name: str) -> str:

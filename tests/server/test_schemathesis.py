@@ -103,6 +103,8 @@ EXAMPLES = [
     ("GET /info", None, ["Info"]),
     ("GET /v1/models", None, ["ModelList", "ModelCard"]),
     ("GET /health/generate", None, ["Generates"]),
+    ("GET /server_info", None, ["ServerInfo"]),
+    ("GET /model_info", None, ["ModelInfo"]),
     ("GET /v2", None, ["KServeServer"]),
     ("GET /v2/health/ready", None, ["KServeLive"]),
 ]  # fmt: skip

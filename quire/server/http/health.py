@@ -11,6 +11,7 @@ from starlette.responses import Response
 from quire.errors import EngineFailed, Overloaded, QuireError
 from quire.request import Request as EngineRequest
 from quire.request import SamplingParams
+from quire.server.observe.endpoint_metrics import write_endpoint
 from quire.server.observe.engine_metrics import write_engine
 from quire.server.observe.exposition import CONTENT_TYPE, Exposition
 from quire.server.service.generation_spec import GenerationSpec
@@ -92,4 +93,5 @@ async def metrics(service: Service, request: Request) -> Response:
     service.metrics.write(out, service.others)
     if service.stats is not None:
         write_engine(out, service.stats)
+        write_endpoint(out, service.stats, service.model.name)
     return Response(out.text(), headers={"content-type": CONTENT_TYPE})

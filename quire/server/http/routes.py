@@ -14,6 +14,7 @@ from quire.server.api.anthropic.routes import ROUTES as ANTHROPIC_ROUTES
 from quire.server.api.openai.dialect import OPENAI
 from quire.server.api.openai.routes import ROUTES as OPENAI_ROUTES
 from quire.server.api.responses.routes import ROUTES as RESPONSES_ROUTES
+from quire.server.api.router_info import Load, ModelInfo, ServerInfo, get_load, model_info, server_info
 from quire.server.api.tgi.dialect import TGI
 from quire.server.api.tgi.routes import ROUTES as TGI_ROUTES
 from quire.server.api.tgi.routes import VERTEX
@@ -56,6 +57,9 @@ _ANTHROPIC_MODELS = {
 }
 _open = partial(Route, "GET", dialect=TGI, is_open=True)
 HEALTH = _open("/health", health.ready)
+GENERATES = _open("/health/generate", health.generates, answer=(health.Generates,))
+SERVER_INFO = _open("/server_info", server_info, answer=(ServerInfo,))
+MODEL_INFO = _open("/model_info", model_info, answer=(ModelInfo,))
 ROUTES = (
     *(
         _also_for_anthropic(route, *_ANTHROPIC_MODELS[route.path]) if route.path in _ANTHROPIC_MODELS else route
@@ -67,7 +71,13 @@ ROUTES = (
     HEALTH,
     HEALTH._replace(path="/ping"),
     _open("/health/live", health.live),
-    _open("/health/generate", health.generates, answer=(health.Generates,)),
+    GENERATES,
+    GENERATES._replace(path="/health_generate", is_documented=False),
+    SERVER_INFO,
+    SERVER_INFO._replace(path="/get_server_info"),
+    MODEL_INFO,
+    MODEL_INFO._replace(path="/get_model_info"),
+    _open("/get_load", get_load, answer=(list[Load],)),
     _open("/metrics", health.metrics, answer=(str,), media_type="text/plain"),
     _open("/docs", docs, answer=(str,), media_type="text/html"),
     _open("/api-doc/openapi.json", openapi, is_documented=False),

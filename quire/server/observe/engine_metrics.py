@@ -35,7 +35,6 @@ _STEP_DURATIONS = (
 
 
 def write_engine(out: Exposition, stats: Stats) -> None:
-    active = stats.num_pages - stats.free_pages - stats.cached_pages
     for gauge, help, value in (
         ("tgi_queue_size", "Sequences that wait.", stats.num_waiting),
         ("tgi_batch_current_size", "Sequences that run.", stats.num_running),
@@ -46,7 +45,7 @@ def write_engine(out: Exposition, stats: Stats) -> None:
         ),
         ("tgi_batch_max_total_tokens", "Tokens that may run together.", stats.max_total_tokens),
         ("quire_pages_free", "Pages that hold nothing.", stats.free_pages),
-        ("quire_pages_active", "Pages that sequences use.", active),
+        ("quire_pages_active", "Pages that sequences use.", stats.active_pages),
         ("quire_pages_cached", "Pages that only the prefix cache holds.", stats.cached_pages),
         ("quire_last_step_age_seconds", "Seconds since the last step that finished.", stats.idle_s),
     ):

@@ -34,8 +34,13 @@ class Exposition:
     def counter(self, name: str, help: str, value: float | Mapping[str, float], label: str = "") -> None:
         self._numbers("counter", name, help, value, label)
 
-    def gauge(self, name: str, help: str, value: float) -> None:
-        self._numbers("gauge", name, help, value)
+    def gauge(self, name: str, help: str, value: float, labels: Mapping[str, str] | None = None) -> None:
+        if labels is None:
+            self._numbers("gauge", name, help, value)
+            return
+        self._family("gauge", name, help)
+        written = ",".join(f'{key}="{escaped(text)}"' for key, text in labels.items())
+        self._lines.append(f"{name}{{{written}}} {value}")
 
     def histogram(self, name: str, help: str, value: Histogram | Mapping[str, Histogram], label: str = "") -> None:
         self._family("histogram", name, help)
@@ -52,7 +57,7 @@ class Exposition:
     def _numbers(self, kind: str, name: str, help: str, value: float | Mapping[str, float], label: str = "") -> None:
         self._family(kind, name, help)
         if isinstance(value, Mapping):
-            self._lines += [f'{name}{{{label}="{key}"}} {number}' for key, number in value.items()]
+            self._lines += [f'{name}{{{label}="{escaped(key)}"}} {number}' for key, number in value.items()]
         else:
             self._lines.append(f"{name} {value}")
 
@@ -65,3 +70,8 @@ class Exposition:
             self._lines.append(f'{name}_bucket{{{before}le="{bound}"}} {total}')
         braces = f"{{{labels}}}" if labels else ""
         self._lines += [f"{name}_sum{braces} {histogram.sum}", f"{name}_count{braces} {total}"]
+
+
+def escaped(text: str) -> str:
+    """As the value of a label."""
+    return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")

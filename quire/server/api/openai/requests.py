@@ -105,7 +105,15 @@ def unheeded(fields: Sampled) -> list[str]:
 
 _FUNCTIONS = "see tools and tool_choice, which took its place"
 
+_REASONING = "thinking comes by itself, in reasoning_content, as it is generated; see thinking_budget"
+
 _BOTH = {
+    # sglang-router and vllm-router add these to every request, with the values that ask for nothing.
+    "no_stop_trim": Refusal("stop strings are not part of the text; see include_stop_str_in_output", (False,)),
+    "separate_reasoning": Refusal(_REASONING, (True,)),
+    "stream_reasoning": Refusal(_REASONING, (True,)),
+    "include_reasoning": Refusal(_REASONING, (True,)),
+    "return_hidden_states": Refusal("hidden states are not part of answers", (False,)),
     "use_beam_search": Refusal("beam search is not supported", (False,)),
     "length_penalty": Refusal("beam search is not supported", (1, 1.0)),
     "structural_tag": Refusal("structural tags are not supported; see tools, or write a grammar"),

@@ -1,0 +1,81 @@
+"""GET /server_info, /model_info and /get_load: what routers ask of the servers behind them, in SGLang's form."""
+
+from typing import Any, NotRequired, TypedDict
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from quire import __version__
+from quire.ipc.messages import Stats
+from quire.server.service.service import Service
+
+
+class ServerInfo(TypedDict):
+    model_id: str
+    model_path: str
+    served_model_name: str
+    version: str
+    context_length: int  # longest prompt and answer together
+    max_req_input_len: int
+    dp_size: int
+    max_total_num_tokens: NotRequired[int]  # that the cache holds; once the engine has reported
+
+
+class ModelInfo(TypedDict):
+    model_path: str
+    served_model_name: str
+    is_generation: bool
+    has_image_understanding: bool
+    has_audio_understanding: bool
+
+
+class Load(TypedDict):
+    dp_rank: int
+    num_reqs: int  # sequences that run or wait
+    num_waiting_reqs: int
+    num_tokens: int  # in the pages that sequences hold
+
+
+async def server_info(service: Service, request: Request) -> Response:
+    model, stats = service.model, service.stats
+    body: ServerInfo = {
+        "model_id": model.name,
+        "model_path": model.name,
+        "served_model_name": model.name,
+        "version": __version__,
+        "context_length": model.max_total_tokens,
+        "max_req_input_len": model.max_input_tokens,
+        "dp_size": 1,  # a router that counted several would address each by itself
+    }
+    if stats is not None:
+        body["max_total_num_tokens"] = stats.num_pages * stats.page_size
+    return _json(body)
+
+
+async def model_info(service: Service, request: Request) -> Response:
+    body: ModelInfo = {
+        "model_path": service.model.name,
+        "served_model_name": service.model.name,
+        "is_generation": True,
+        "has_image_understanding": False,
+        "has_audio_understanding": False,
+    }
+    return _json(body)
+
+
+async def get_load(service: Service, request: Request) -> Response:
+    return _json([] if service.stats is None else [_load(service.stats)])
+
+
+def _load(stats: Stats) -> Load:
+    return {
+        "dp_rank": 0,
+        "num_reqs": stats.num_running + stats.num_waiting,
+        "num_waiting_reqs": stats.num_waiting,
+        "num_tokens": stats.active_pages * stats.page_size,
+    }
+
+
+def _json(body: Any) -> Response:
+    return Response(msgspec.json.encode(body), media_type="application/json")

@@ -1,0 +1,19 @@
+"""The engine's gauges under vLLM's names, which endpoint pickers read: that of Kubernetes' Gateway API, and llm-d's."""
+
+from quire.ipc.messages import Stats
+from quire.server.observe.exposition import Exposition
+
+
+def write_endpoint(out: Exposition, stats: Stats, model: str) -> None:
+    """Gauges with the name of the served model as a label."""
+    labels = {"model_name": model}
+    usage = stats.active_pages / stats.num_pages
+    for name, help, value in (
+        ("vllm:num_requests_running", "Sequences that run.", stats.num_running),
+        ("vllm:num_requests_waiting", "Sequences that wait.", stats.num_waiting),
+        ("vllm:kv_cache_usage_perc", "Share of the pages that sequences use, 0 to 1.", usage),
+        ("vllm:gpu_cache_usage_perc", "The same, under its older name.", usage),
+    ):
+        out.gauge(name, help, value, labels)
+    layout = {"block_size": str(stats.page_size), "num_gpu_blocks": str(stats.num_pages)}
+    out.gauge("vllm:cache_config_info", "Size of a page in tokens, and number of pages.", 1, labels | layout)
