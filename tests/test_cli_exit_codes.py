@@ -6,6 +6,8 @@ import sys
 
 import pytest
 
+from tests.patience import WAIT_S
+
 BUSY = "PORT"  # stands for a port that is taken
 
 
@@ -24,7 +26,7 @@ def test_a_failure_is_one_line_and_an_exit_code(arguments: list[str], code: int,
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         command = [sys.executable, "-m", "quire", *(part.replace(BUSY, port) for part in arguments)]
-        ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=False)
     assert ended.stderr.splitlines()[-1].startswith(f"quire: {message.replace(BUSY, port)}")
     assert "Traceback" not in ended.stderr
     assert ended.returncode == code

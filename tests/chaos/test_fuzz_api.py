@@ -15,6 +15,7 @@ from quire.server.api.tgi.requests import Parameters, TokenizeRequest
 from quire.server.api.tgi.tokenize import DetokenizeRequest, PromptTokenizeRequest
 from quire.server.settings import ServerSettings
 from tests import web
+from tests.patience import WAIT_S
 from tests.server.running import RunningServer
 
 MAX_CPU_S = 5.0  # of this process, client and server, for one request; most take milliseconds
@@ -75,7 +76,7 @@ def asked(draw: st.DrawFn) -> tuple[str, bytes]:
 
 @pytest.fixture(scope="module")
 def running() -> Iterator[RunningServer]:
-    one = RunningServer(settings=ServerSettings(request_timeout_s=20.0)).start()
+    one = RunningServer(settings=ServerSettings(request_timeout_s=WAIT_S)).start()
     yield one
     one.stop()
 

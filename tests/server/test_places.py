@@ -8,6 +8,7 @@ import pytest
 
 from quire.server.settings import ServerSettings
 from tests import web
+from tests.patience import WAIT_S
 from tests.server.running import RunningServer
 
 TEXT = {"prompt": "abc", "max_tokens": 2}
@@ -26,7 +27,7 @@ def opened():
 @pytest.fixture
 def server(make_server, opened):
     settings = ServerSettings(max_concurrent_requests=8, max_best_of=20)
-    return make_server(settings=settings, before_result=lambda *_: opened.wait(10))
+    return make_server(settings=settings, before_result=lambda *_: opened.wait(WAIT_S))
 
 
 def post(server: RunningServer, path: str, body: dict[str, Any]) -> httpx.Response:
@@ -68,8 +69,8 @@ def test_a_request_waits_for_all_of_its_places(server, opened):
     second.start()
     server.wait_until(lambda: server.service.num_streams == 2)  # there is a place for one
     opened.set()
-    first.join(10)
-    second.join(10)
+    first.join(WAIT_S)
+    second.join(WAIT_S)
     server.wait_until(lambda: server.service.num_streams == 0)
     assert post(server, "/v1/completions", TEXT | {"prompt": ["a", "b"], "n": 4}).status_code == 200
     server.wait_until(lambda: server.service.num_streams == 0)

@@ -10,6 +10,7 @@ import pytest
 from pydantic import BaseModel
 
 from tests import web
+from tests.patience import WAIT_S
 from tests.server.response_clients import client_of, raw
 from tests.server.running import RunningServer
 from tests.server.test_reasoning import THINKING_TEMPLATE
@@ -332,7 +333,7 @@ def test_a_wrong_page_of_items_is_refused(server, query, param):
 
 def test_a_stream_that_fails_ends_with_an_error_and_a_failed_response(make_server):
     steps = threading.Semaphore(3)
-    server = make_server(before_result=lambda *_: steps.acquire(timeout=60))
+    server = make_server(before_result=lambda *_: steps.acquire(timeout=WAIT_S))
     try:
         events = []
         for event in client_of(server).responses.create(model="fake", input="hi", max_output_tokens=400, stream=True):

@@ -5,7 +5,6 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Callable
 from dataclasses import replace
 
 import httpx
@@ -16,6 +15,7 @@ from quire.text.chat import ChatTemplate, ChatTemplates
 from tests import web
 from tests.fake_executor import NAN
 from tests.patience import WAIT_S
+from tests.server.gate import Gate
 from tests.server.running import RunningServer
 from tests.server.vocabulary import PIECES, served_model
 
@@ -30,32 +30,6 @@ def send_raw(server: RunningServer, path: str, body: object) -> socket.socket:
     head = f"POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: {len(data)}\r\n\r\n"
     connection.sendall(head.encode() + data)
     return connection
-
-
-class Gate:
-    """Holds steps back: each needs a permit."""
-
-    def __init__(self) -> None:
-        self._permits = threading.Semaphore(0)
-        self._open = threading.Event()
-
-    def __call__(self, *_: object) -> None:
-        while not self._open.is_set() and not self._permits.acquire(timeout=0.01):
-            pass
-
-    def let(self, steps: int) -> None:
-        self._permits.release(steps)
-
-    def step_until(self, holds: Callable[[], bool]) -> None:
-        """One step after the other: commands are taken in between."""
-        until = time.monotonic() + WAIT_S
-        while not holds():
-            assert time.monotonic() < until, "it did not come true in time"
-            self.let(1)
-            time.sleep(0.005)
-
-    def open(self) -> None:
-        self._open.set()
 
 
 @pytest.fixture
@@ -140,10 +114,11 @@ def test_who_comes_back_as_told_has_a_place_among_the_requests_that_may_be_open(
         limits = httpx.Limits(max_connections=None)
         async with httpx.AsyncClient(base_url=server.url, timeout=WAIT_S, limits=limits) as client:
             crowd = [asyncio.create_task(press(client, number)) for number in range(38)]
-            await asyncio.sleep(0.4)
-            answers = await asyncio.gather(*(ask(client, 100 + number) for number in range(3)))
-            refused = {number: answer for number, answer in enumerate(answers) if answer.status_code == 429}
-            assert refused, "it was no crowd"
+            refused: dict[int, httpx.Response] = {}
+            async with asyncio.timeout(WAIT_S):
+                while not refused:  # until the crowd has every place
+                    answers = await asyncio.gather(*(ask(client, 100 + number) for number in range(3)))
+                    refused = {number: answer for number, answer in enumerate(answers) if answer.status_code == 429}
 
             async def come_back(number: int) -> int:
                 await asyncio.sleep(int(refused[number].headers["retry-after"]))

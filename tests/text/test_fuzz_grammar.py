@@ -11,6 +11,7 @@ from quire.errors import InvalidRequest
 from quire.grammar.checking import GrammarChecking
 from quire.grammar.limits import refuse_what_explodes
 from quire.request import Grammar, GrammarKind
+from tests.patience import WAIT_S
 from tests.text.grammar_fuzzing import patterns, schema_texts
 
 MAX_CPU_S = 2.0  # for an input of 256 KB, on any machine
@@ -48,6 +49,6 @@ def test_the_checker_has_a_verdict_on_every_grammar_that_passes_the_limits(
     checking: GrammarChecking, grammar: Grammar
 ) -> None:
     if refusal_of(grammar) is None:
-        verdict = checking.submit(grammar).result(60)
+        verdict = checking.submit(grammar).result(WAIT_S)
         assert verdict is None or 0 < len(verdict) <= 500
     checking.check()
