@@ -22,6 +22,7 @@ QuireError
 └── ModelError               a model cannot be served
     ├── UnsupportedModel     its architecture, or an option of it, is not implemented
     ├── InvalidCheckpoint    its files are incomplete, damaged or contradictory
+    ├── InvalidAdapter       an adapter is incomplete, damaged, of another model, or of a kind that is not implemented
     └── ModelUnavailable     its files cannot be fetched
 
 Each has a `kind`, which clients see, and an HTTP `status`. A message names the value and the limit; `param` is the
@@ -165,6 +166,11 @@ class UnsupportedModel(ModelError):
 
 class InvalidCheckpoint(ModelError):
     kind = "invalid_checkpoint"
+
+
+class InvalidAdapter(ModelError):
+    kind = "invalid_adapter"
+    status = 400
 
 
 class ModelUnavailable(ModelError):

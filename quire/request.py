@@ -133,6 +133,7 @@ class Request:
     grammar: Grammar | None = None  # unless it is of tokens, it also says where the answer may end
     timings: bool = False  # an account of what became of it is wanted
     traced: bool = False  # records of some of its steps are wanted
+    adapter: str | None = None  # the name of a LoRA adapter
 
     def __post_init__(self) -> None:
         _require("prompt", "empty", len(self.prompt) > 0, "at least one token")

@@ -2,8 +2,9 @@
 
 Its pages hold digests of tokens where real ones hold keys and values. A chunk reads back, through its slot's page table
 of each group, every position that its layers would read; a page never written, a page of other tokens or of another
-group, or a hole in the positions fails at once. Positions behind a group's window are not read. Like a device it knows
-no tokens but those of slot starts and those that it sampled.
+group, or a hole in the positions fails at once. Positions behind a group's window are not read. Digests depend on the
+adapter, which must stay in its slot while it is used. Like a device it knows no tokens but those of slot starts and
+those that it sampled.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -49,10 +50,13 @@ def logprobs_of(state: int, token: int) -> TokenLogprobs:
     return TokenLogprobs(-float(state % 1000) - token / 100, (token,), (-0.5,))
 
 
-def expected_tokens(request: Request, sample_index: int = 0, guide: Guide = lambda tokens: lambda _: True) -> list[int]:
-    """What `request` generates, worked out without pages, slots or steps. `guide` tells what its grammar allows."""
+def expected_tokens(
+    request: Request, sample_index: int = 0, guide: Guide = lambda tokens: lambda _: True, adapter: int = 0
+) -> list[int]:
+    """What `request` generates, worked out without pages, slots or steps. `guide` tells what its grammar allows,
+    `adapter` is the number of its adapter."""
     start = slot_start(request, sample_index)
-    state = 0
+    state = adapter
     for token in request.prompt:
         state = digest(state, token)
     tokens: list[int] = []
@@ -66,8 +70,8 @@ def expected_tokens(request: Request, sample_index: int = 0, guide: Guide = lamb
     return tokens
 
 
-def expected_prompt_logprobs(request: Request) -> list[TokenLogprobs]:
-    state, logprobs = 0, []
+def expected_prompt_logprobs(request: Request, adapter: int = 0) -> list[TokenLogprobs]:
+    state, logprobs = adapter, []
     for token, following in zip(request.prompt, request.prompt[1:], strict=False):
         state = digest(state, token)
         logprobs.append(logprobs_of(state, following))
@@ -85,6 +89,7 @@ def slot_start(request: Request, sample_index: int = 0) -> SlotStart:
 class Slot:
     start: SlotStart
     tables: list[list[int]]  # pages by group
+    adapter: int = 0  # its number
     length: int | None = None  # positions computed; known from its first chunk
     tokens: list[int] = field(default_factory=list)  # those of its start and those that it sampled
     states: list[int] = field(default_factory=list)  # the digest after each of them
@@ -95,7 +100,7 @@ class Slot:
 
     def append(self, token: int) -> None:
         self.tokens.append(token)
-        self.states.append(digest(self.states[-1] if self.states else 0, token))
+        self.states.append(digest(self.states[-1] if self.states else self.adapter, token))
 
 
 class Pending:
@@ -139,6 +144,7 @@ class FakeExecutor:
         self._step = 0  # the one that runs
         self._last_collected = 0
         self._writers: dict[int, int] = {}  # the slot that writes to each page in this step
+        self.adapters: dict[int, object] = {}  # on the host, by number
         self._clear()
 
     def _clear(self) -> None:
@@ -147,6 +153,7 @@ class FakeExecutor:
             [None] * self._page_size for _ in range(self._num_pages)
         ]
         self._slots: list[Slot | None] = [None] * self._num_slots
+        self._adapter_slots: dict[int, int] = {}  # the number of the adapter in each
         self._unsampled: StepPlan | None = None  # it waits for its masks
 
     def warm_up(self) -> Iterator[float]:
@@ -162,6 +169,12 @@ class FakeExecutor:
     def reset(self) -> None:
         self.num_resets += 1
         self._clear()
+
+    def add_adapter(self, number: int, adapter: object) -> None:
+        self.adapters[number] = adapter
+
+    def drop_adapter(self, number: int) -> None:
+        del self.adapters[number]
 
     def submit(self, plan: StepPlan) -> Pending:
         assert self._unsampled is None, "a step was submitted before the last one could sample"
@@ -201,8 +214,13 @@ class FakeExecutor:
         for copy in plan.copies:
             assert 0 not in copy, "page 0 is copied"
             self._pages[copy.target] = list(self._pages[copy.source])
+        for load in plan.adapter_loads:
+            assert load.number in self.adapters, f"adapter {load.number} is not on the host"
+            assert load.slot >= 1
+            self._adapter_slots[load.slot] = load.number
         for start in plan.started:
-            slot = self._slots[start.slot] = Slot(start, [[] for _ in self._windows])
+            adapter = self._adapter_slots[start.adapter] if start.adapter else 0
+            slot = self._slots[start.slot] = Slot(start, [[] for _ in self._windows], adapter)
             for token in (*start.prompt, *start.generated):
                 slot.append(token)
         for number, begin, forced in plan.forced:
@@ -243,6 +261,8 @@ class FakeExecutor:
             slot.length = chunk.start
         assert chunk.start == slot.length, f"the slot has {slot.length} positions, the chunk starts at {chunk.start}"
         assert chunk.length >= 1
+        in_slot = self._adapter_slots[slot.start.adapter] if slot.start.adapter else 0
+        assert in_slot == slot.adapter, f"adapter {slot.adapter} is used, its slot has {in_slot}"
         if chunk.new_pages:
             for table, pages in zip(slot.tables, chunk.new_pages, strict=True):
                 table += pages

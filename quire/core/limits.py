@@ -31,6 +31,7 @@ class Limits:
     prefix_caching: bool = True
     forces_tokens: bool = True  # what a grammar leaves no choice about is computed several tokens to a step
     max_burst: int = 1  # tokens that a step may give each sequence while no other could join them
+    max_loras: int = 0  # adapters that are on the device together
     # By page group: the last positions that its layers read, the position itself included; None for all positions.
     page_groups: tuple[int | None, ...] = (None,)
 

@@ -44,6 +44,13 @@ class ForcedTokens(NamedTuple):
     tokens: tuple[int, ...]
 
 
+class AdapterLoad(NamedTuple):
+    """Adapter `number` goes into an adapter slot of the device."""
+
+    slot: int  # from 1 on: 0 stands for no adapter
+    number: int
+
+
 class SlotStart(NamedTuple):
     """A slot that begins anew in this step: its page tables are empty and its tokens and sampling state are these."""
 
@@ -56,11 +63,12 @@ class SlotStart(NamedTuple):
     min_tokens: int
     end_ids: tuple[int, ...]  # what may not be sampled before min_tokens
     prompt_logprobs: int | None
+    adapter: int = 0  # the adapter slot that its tokens use; 0 for none
 
 
 class StepPlan(NamedTuple):
-    """One step: the copies in their order, then the slots that start, then forced tokens, then the chunks: decodes,
-    then those with forced tokens, then prefills."""
+    """One step: the copies in their order, then the adapters to load, then slots that start, then forced tokens, then
+    the chunks: decodes, then those with forced tokens, then prefills."""
 
     step: int
     chunks: tuple[Chunk, ...]
@@ -69,6 +77,7 @@ class StepPlan(NamedTuple):
     # Chunks, by index, whose next tokens a grammar restricts. A plan with any is not sampled before it gets its masks.
     guided: tuple[int, ...] = ()
     forced: tuple[ForcedTokens, ...] = ()
+    adapter_loads: tuple[AdapterLoad, ...] = ()
     burst: int = 1  # the most tokens that a chunk samples one after the other; above 1, all chunks are DECODE
 
     @property

@@ -2,7 +2,7 @@
 
 from quire.core.completion import StepInFlight
 from quire.core.limits import Limits
-from quire.core.plan import Chunk, ForcedTokens, Kind, PageCopy, SlotStart, StepPlan
+from quire.core.plan import AdapterLoad, Chunk, ForcedTokens, Kind, PageCopy, SlotStart, StepPlan
 from quire.core.queue import Queue
 from quire.core.running import Running
 from quire.core.sequence import Sequence, State
@@ -11,13 +11,27 @@ from quire.core.step_budget import StepBudget
 
 SHARE_BEHIND = 4  # one part in so many of a step's tokens of prompts is for those behind the oldest, if it is long
 MAX_PASSED = 4  # long prompts that wait which shorter ones may pass in a step
+MAX_WAITING_FOR_ADAPTERS = 32  # sequences that others may pass in a step
 _new = tuple.__new__  # Chunk(...) at half its cost: chunks are most of a plan
 
 
 class Draft:
     """A step while it is planned."""
 
-    __slots__ = ("allowance", "budget", "chunks", "copies", "last", "longest", "passed", "rows", "share", "started")
+    __slots__ = (
+        "allowance",
+        "budget",
+        "chunks",
+        "copies",
+        "last",
+        "loads",
+        "longest",
+        "passed",
+        "rows",
+        "share",
+        "started",
+        "waits_for_adapter",
+    )
 
     def __init__(self) -> None:
         self.chunks: list[Chunk] = []
@@ -32,6 +46,8 @@ class Draft:
         self.longest: tuple[Sequence, int, int] | None = None
         self.last: tuple[Sequence, int, int] | None = None
         self.passed: list[Sequence] = []  # long prompts at the head of the queue that shorter ones pass
+        self.waits_for_adapter: list[Sequence] = []  # those at the head whose adapters have no slot
+        self.loads: list[AdapterLoad] = []
 
     def add(self, sequence: Sequence, kind: Kind, length: int, num_pages: int, samples: bool) -> None:
         """The next `length` positions of `sequence`, which had `num_pages` in each group before."""
@@ -103,6 +119,7 @@ class Planner:
             tuple(draft.started),
             _guided(draft) if self._running.num_guided else (),
             _forced(draft) if self._running.num_guided else (),
+            tuple(draft.loads),
             burst,
         )
         return StepInFlight(plan, draft.rows, num_decodes)
@@ -243,6 +260,9 @@ class Planner:
         for sequence in draft.passed:
             queue.push(sequence)
             self.blocked_by = "max_batch_prefill_tokens"
+        for waiting in draft.waits_for_adapter:
+            queue.push(waiting)
+            self.blocked_by = self.blocked_by or "adapters"
         if draft.started:
             queue.note_admissions(len(draft.started))
             self._tokens_since_admission = 0
@@ -252,6 +272,13 @@ class Planner:
     def _start_or_park(self, draft: Draft, sequence: Sequence) -> None:
         """Start the head of the queue, or let it wait: for a page that another computes, or, where it is long, for the
         long prompt before it."""
+        if not self._running.adapters.has_room(sequence):
+            if len(draft.waits_for_adapter) == MAX_WAITING_FOR_ADAPTERS:
+                self.blocked_by = "adapters"
+            else:
+                self._queue.leave(sequence)
+                draft.waits_for_adapter.append(sequence)
+            return
         match = self._running.match(sequence)
         if self._queue.must_park(sequence, match.cursor):
             if not self._queue.park(sequence, match.cursor):
@@ -271,6 +298,8 @@ class Planner:
             return
         length, copies = started
         draft.copies += copies
+        if (load := self._running.adapters.start(sequence)) is not None:
+            draft.loads.append(load)
         draft.started.append(self._slot_start(sequence))
         self._plan_prompt(draft, sequence, length, 0)
 
@@ -316,6 +345,7 @@ class Planner:
             min_tokens=request.min_tokens,
             end_ids=request.end_ids + request.stop_ids,
             prompt_logprobs=request.prompt_logprobs,
+            adapter=sequence.adapter_slot,
         )
 
 

@@ -51,23 +51,29 @@ class Requests:
 
     def add(self, request: Request, so_far: SoFar, waited_s: float = 0.0) -> None:
         """Queue the samples of a request that have not ended. `waited_s`: the part of its time that has passed."""
+        adapter = self._running.adapters.find(request.adapter)
         self._deadlines.add(request, waited_s)
         # Without prefix caching only the samples of one request share pages, under a salt of their own.
         key = 0 if self._prefix_key is None else self._prefix_key(len(request.prompt))
         salt = f"{key}+{request.salt}" if self._limits.prefix_caching else f"-{self._num_arrived}"
+        if adapter:  # its keys and values are its own
+            salt = f"{adapter}@{salt}"
         sequences = self._live[request.request_id] = []
         for sample, generated in enumerate(so_far):
             if generated is not None:
                 self._num_arrived += 1
-                sequences.append(Sequence(self._num_arrived, request, sample, salt, generated))
+                sequences.append(Sequence(self._num_arrived, request, sample, salt, generated, adapter))
+                self._running.adapters.hold(adapter)
                 self._queue.push(sequences[-1])
 
     def end(self, sequence: Sequence) -> None:
         if sequence.state is State.WAITING:
             self._queue.leave(sequence)
+            self._running.adapters.leave(sequence)
         else:
             self._running.stop(sequence)
         sequence.state = State.ENDED
+        self._running.adapters.let_go(sequence.adapter)
         sequence.epoch += 1
         live = self._live[sequence.request_id]
         live.remove(sequence)

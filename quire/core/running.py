@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 
+from quire.core.adapter_slots import AdapterSlots
 from quire.core.limits import Limits
 from quire.core.page_pool import PagePool
 from quire.core.plan import PageCopy
@@ -20,13 +21,14 @@ class Running:
     cache. A sequence that loses its slot without having ended goes back to the queue. Owned by the scheduler.
     """
 
-    def __init__(self, limits: Limits, queue: Queue, counters: Counters) -> None:
+    def __init__(self, limits: Limits, queue: Queue, counters: Counters, adapters: AdapterSlots) -> None:
         self.prefilling: dict[int, Sequence] = {}
         self.decoding: dict[int, Sequence] = {}
         self.max_tokens = 0  # of all of them together, at their longest
         self.num_guided = 0  # sequences whose tokens a grammar restricts
         self.pool = PagePool(limits.num_pages)
         self.cache = PrefixCache(self.pool, limits.page_size, limits.page_groups)
+        self.adapters = adapters
         self._limits = limits
         self._page_size = limits.page_size
         self._queue = queue
@@ -107,6 +109,7 @@ class Running:
             self._publish(sequence)
         self.cache.release(page for table in sequence.tables for page in table if page)
         self._free_slots.append(sequence.slot)
+        self.adapters.stop(sequence)
         self.max_tokens -= sequence.limit
         self.num_guided -= sequence.request.grammar is not None
         if self.decoding.pop(sequence.id, None) is None:
@@ -246,6 +249,7 @@ class Running:
     def check(self) -> None:
         self.pool.check()
         self.cache.check()
+        self.adapters.check(self)
         assert not self.discrepancies()
         slots = list(self._free_slots)
         for sequence in self:

@@ -3,6 +3,7 @@
 from collections import deque
 from collections.abc import Callable, Iterable
 
+from quire.core.adapter_slots import AdapterSlots
 from quire.core.completion import Completion, StepInFlight
 from quire.core.limits import Limits, SoFar, refuse_what_cannot_go_on
 from quire.core.plan import Failure, StepPlan, StepResult, Update
@@ -30,14 +31,16 @@ class Scheduler:
         self.counters = Counters()
         self._clock = clock
         self._prefix_key = prefix_key
+        self.adapters = AdapterSlots(limits.max_loras)
         self.start_over()
 
     def start_over(self) -> None:
         """Drop every request and all accounts, whatever state they are in: nothing is live, every page is free."""
         limits = self.limits
+        self.adapters.start_over()
         self._in_flight: deque[StepInFlight] = deque()
         self._queue = Queue(limits, self._clock)
-        self._running = Running(limits, self._queue, self.counters)
+        self._running = Running(limits, self._queue, self.counters, self.adapters)
         self._requests = Requests(limits, self._queue, self._running, self._clock, self._prefix_key)
         self._planner = Planner(limits, self.budget, self._queue, self._running, self.counters)
         self._completion = Completion(self._running, self._requests, self.counters)
@@ -129,9 +132,11 @@ class Scheduler:
         self._running.cache.clear()
         for sequence in self._running:
             self._running.preempt(sequence, keep_pages=False)
+        self.adapters.clear()
 
     def focus(self, request_ids: Iterable[int] | None) -> None:
         """Run only these requests until told otherwise, the others return to the queue; None runs all again."""
+        self.adapters.forget_reservation()
         if request_ids is None:
             self._queue.focus = None
             return

@@ -54,6 +54,8 @@ class Sequence:
     """
 
     __slots__ = (
+        "adapter",
+        "adapter_slot",
         "cached_tokens",
         "epoch",
         "first_held",
@@ -81,12 +83,16 @@ class Sequence:
         "tokens",
     )
 
-    def __init__(self, id: int, request: Request, sample: int, salt: str, generated: Iterable[int] = ()) -> None:
+    def __init__(
+        self, id: int, request: Request, sample: int, salt: str, generated: Iterable[int] = (), adapter: int = 0
+    ) -> None:
         self.id = id
         self.request = request
         self.request_id = request.request_id
         self.sample = sample
         self.salt = salt
+        self.adapter = adapter  # its number; 0 for none
+        self.adapter_slot = 0  # where it is on the device, while the sequence runs
         self.stopping = Stopping(request)
         self.tokens = [*request.prompt, *generated]
         self.num_prompt = len(request.prompt)

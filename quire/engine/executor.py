@@ -1,6 +1,6 @@
 """The interface of whatever computes the engine's steps."""
 
-from typing import Protocol
+from typing import Any, Protocol
 
 from quire.core.plan import StepPlan, StepResult
 
@@ -36,6 +36,12 @@ class Executor(Protocol):
 
     def reset(self) -> None:
         """Rebuild the device state after a failed step, which may have consumed it. Every slot and page is empty."""
+
+    def add_adapter(self, number: int, adapter: Any) -> None:
+        """Keep an adapter on the host, so that plans can load it. A reset does not touch it."""
+
+    def drop_adapter(self, number: int) -> None:
+        """No plan loads it any more."""
 
     def check_device(self) -> None:
         """Compute something tiny on every device and wait for it; raise if that fails. No step is under way."""

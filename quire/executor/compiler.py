@@ -23,15 +23,18 @@ from quire.executor.step import (
     Compiled,
     SamplingWay,
     State,
+    Weights,
     copy_pages,
     decode,
     forward,
     head_weights,
     sample_next,
 )
+from quire.models.adapters import put, structure
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.ops.kernels import kernels_for
+from quire.ops.quantized import QuantizedWeight
 from quire.request import num_mask_words
 
 log = logging.getLogger(__name__)
@@ -60,7 +63,8 @@ class Compiler:
         # Flat, because every call walks its arguments.
         self.weights = tuple(jax.tree.leaves(weights))
         self.head = tuple(jax.tree.leaves(head_weights(weights)))
-        self._structure = jax.tree.structure(weights)
+        self.adapters = adapter_structure(model, shapes, weights, mesh)
+        self._structure = jax.tree.structure(Weights(weights, self.adapters))
         self._head_structure = jax.tree.structure(head_weights(weights))
         dtype = jax.tree.leaves(weights["norm"])[0].dtype  # never quantised
         kernels = kernels_for(jax.default_backend(), str(dtype), mesh)
@@ -115,6 +119,8 @@ class Compiler:
             return self._compile_traced(start_slots, 0, self._whole, state.slots, pack_starts([], size, shapes))
         if kind == "force":
             return self._compile_traced(force_tokens, 0, self._whole, state.slots, pack_forced([], size, shapes))
+        if kind == "adapter":
+            return self._compile_adapter()
         if kind == "copy":
             places = None if self._placement is None else self._placement.pages
             return self._compile_traced(copy_pages, 0, places, state.pages, _array((size, 2), jnp.int32))
@@ -136,12 +142,20 @@ class Compiler:
         options = UNTUNED if jax.default_backend() == "gpu" else {}
         return self._compile_traced(sample, 1, self._whole, *inputs, options=options)
 
+    def _compile_adapter(self) -> Any:
+        """Puts an adapter into its slot, where the others stay."""
+        assert self.adapters is not None
+        places = None if self._mesh is None else [one.sharding for one in jax.tree.leaves(self.adapters)]
+        stacks = jax.tree.leaves(self.adapters)
+        adapter = [_array(one.shape[1:], one.dtype) for one in stacks]
+        return self._compile_traced(put, 0, places, stacks, _array((), jnp.int32), adapter)
+
     def _compile_step(self, step: Callable[..., Any], shape: StepShape, places: Any) -> Any:
         def with_flat_weights(weights: tuple[jax.Array, ...], state: State, packed: jax.Array) -> Any:
             return step(jax.tree.unflatten(self._structure, weights), state, packed)
 
         packed = _array((sum(sizes(shape, self._compiled.shapes)),), jnp.int32)
-        inputs = (self.weights, self._state, packed)
+        inputs = ((*self.weights, *jax.tree.leaves(self.adapters)), self._state, packed)
         return self._compile_traced(with_flat_weights, 1, places, *inputs, options=_options(shape))
 
     def _compile_traced(
@@ -151,6 +165,17 @@ class Compiler:
         with self._untuned if options is UNTUNED else nullcontext(), self._tracing:
             lowered = jax.jit(function, donate_argnums=donated, **where).lower(*inputs)
         return lowered.compile({**(cpu_options() if jax.default_backend() == "cpu" else {}), **(options or {})})
+
+
+def adapter_structure(model: Model, shapes: Shapes, weights: ParamTree, mesh: Mesh | None) -> list[Any] | None:
+    """The stacks of adapters, if there are any. Beside quantised weights they are bfloat16, of which a step reads half
+    as much as of float32: an adapter is a small part of what it is added to, and is more precise than that."""
+    if not shapes.adapters.slots:
+        return None
+    matrices = jax.tree.leaves(weights["layers"], is_leaf=lambda one: isinstance(one, QuantizedWeight))
+    is_quantized = any(isinstance(one, QuantizedWeight) for one in matrices)
+    dtype = jnp.bfloat16 if is_quantized else jax.tree.leaves(weights["norm"])[0].dtype
+    return structure(model, shapes.adapters, dtype, mesh)
 
 
 @cache

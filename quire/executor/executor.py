@@ -47,6 +47,7 @@ class JaxExecutor:
         self._shapes = shapes
         self.programs = Programs(model, weights, shapes, compile_threads, mesh, store)
         self._mask_words = num_mask_words(model.vocab_size)
+        self._adapters: dict[int, list[Any]] = {}  # on the host, by number: the arrays of each
         self._no_masks: dict[int, jax.Array] = {}
         self._devices = sorted({one for leaf in jax.tree.leaves(weights) for one in leaf.devices()}, key=str)
         self.reset()
@@ -60,6 +61,8 @@ class JaxExecutor:
     def submit(self, plan: StepPlan) -> Pending:
         self.programs.advance()
         self._copy_pages(plan.copies)
+        for load in plan.adapter_loads:
+            self.programs.put_adapter(load.slot - 1, self._adapters[load.number])
         self._begin_slots(plan)
         self._place_forced(plan)
         special = [index for index, chunk in enumerate(plan.chunks) if chunk.slot in self._special]
@@ -75,7 +78,15 @@ class JaxExecutor:
         self._starts: list[SlotStart | None] = [None] * self._shapes.num_slots
         self._special: set[int] = set()  # slots whose requests ask for more than a token at some temperature
         self._state: State | None = None  # frees the old pages before there are new ones
+        self.programs.clear_adapters()
         self._state = self.programs.compiler.empty_state()
+
+    def add_adapter(self, number: int, adapter: Any) -> None:
+        """`adapter` is as `host_adapter` makes it. Plans may load it from now on."""
+        self._adapters[number] = jax.tree.leaves(adapter)
+
+    def drop_adapter(self, number: int) -> None:
+        del self._adapters[number]
 
     def check_device(self) -> None:
         for device in self._devices:
@@ -164,7 +175,7 @@ class JaxExecutor:
             return None
         shape, step = found
         packed = self._packer.pack(launch, plan.chunks, started, shape)
-        self._state, sampled = step(self.programs.compiler.weights, self._state, packed)
+        self._state, sampled = step(self.programs.weights, self._state, packed)
         real = sum(plan.chunks[index].length for index in launch.rows) if burst > 1 else len(launch.rows)
         self.num_padding_tokens += shape.tokens * burst - real
         sampled.tokens.copy_to_host_async()
@@ -174,7 +185,7 @@ class JaxExecutor:
         needed = launch.shape(plan.chunks)
         shape, forward = self.programs.forward(needed, launch.num_tiles(plan.chunks))
         packed = self._packer.pack(launch, plan.chunks, started, shape)
-        self._state, computed = forward(self.programs.compiler.weights, self._state, packed)
+        self._state, computed = forward(self.programs.weights, self._state, packed)
         self.num_padding_tokens += shape.tokens - needed.tokens
         launched = Launched(launch, features, computed)
         if not plan.guided:

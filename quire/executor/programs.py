@@ -22,6 +22,7 @@ from quire.executor.shapes import Shapes
 from quire.executor.slots import pack_forced, pack_starts
 from quire.executor.step import SamplingWay, State
 from quire.executor.step_costs import good_sizes, slower_than_larger
+from quire.models.adapters import empty
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.ops.pages import TILE
@@ -60,6 +61,7 @@ class Programs:
         # On a GPU the host waits for every branch that the device takes, and starting a program takes long: so the
         # common cases have programs of their own.
         self.is_specialised = shapes.specialised
+        self._weights: tuple[Any, ...] = self.compiler.weights
         self._ways = WAYS if shapes.specialised else WAYS[:1]
         self.table = ProgramTable(shapes.ladder)
         self._slow: frozenset[Key] = frozenset()
@@ -70,8 +72,27 @@ class Programs:
         self._pool = ThreadPoolExecutor(threads, "quire-compile")
         # On a GPU XLA times kernels for decodes, which busy processors disturb; so few are compiled at a time.
         self._tuning_pool = ThreadPoolExecutor(min(threads, 2), "quire-tune")
+        self._adapters: list[Any] = []  # their arrays on the device, flat
         self._ahead = False  # whether everything was to be compiled before it is needed
         self.num_late = 0  # compilations on the request path although it was; stays 0
+
+    @property
+    def weights(self) -> tuple[Any, ...]:
+        """The arrays that every step takes: the model's and those of the adapters."""
+        return self._weights
+
+    def clear_adapters(self) -> None:
+        """No slot has an adapter."""
+        self._adapters = []  # frees the old ones first
+        self._set_adapters([] if self.compiler.adapters is None else jax.tree.leaves(empty(self.compiler.adapters)))
+
+    def put_adapter(self, slot: int, adapter: list[Any]) -> None:
+        """In place of the one that the slot has. `adapter` is as `host_adapter` makes it, flat."""
+        self._set_adapters(self.get(("adapter", 0))(self._adapters, np.int32(slot), adapter))
+
+    def _set_adapters(self, adapters: list[Any]) -> None:
+        self._adapters = adapters
+        self._weights = (*self.compiler.weights, *adapters)
 
     def compile_all(self) -> Iterator[float]:
         """Compile everything, the programs that can run any plan first, telling the share done."""
@@ -96,6 +117,7 @@ class Programs:
         ladder = self._shapes.ladder
         sampling = ladder.sample_sizes
         keys: list[Key] = [("start", size) for size in START_SIZES]
+        keys += [("adapter", 0)] * bool(self._shapes.adapters.slots)
         keys += [*(("copy", size) for size in COPY_SIZES), ("force", FORCE_SIZE)]
         return [*keys, *ladder.first(), *(("any", size) for size in dict.fromkeys((sampling[0], sampling[-1])))]
 
@@ -230,11 +252,16 @@ class Programs:
         program, shapes = self._made[key], self._shapes
         if isinstance(key, StepShape) or key[0] in ("decode", "burst"):
             shape = key if isinstance(key, StepShape) else StepShape(key[1], decodes_only=True)
-            after: State = program(self.compiler.weights, state, Packer(shapes).pack(Launch(), (), set(), shape))[0]
+            after: State = program(self.weights, state, Packer(shapes).pack(Launch(), (), set(), shape))[0]
             return after
         kind, size = key
         if kind == "start":
             return state._replace(slots=program(state.slots, pack_starts([], size, shapes)))
+        if kind == "adapter":
+            assert self.compiler.adapters is not None
+            stacks = jax.tree.leaves(self.compiler.adapters)
+            self.put_adapter(0, [np.zeros(one.shape[1:], one.dtype) for one in stacks])
+            return state
         if kind == "force":
             return state._replace(slots=program(state.slots, pack_forced([], size, shapes)))
         if kind == "copy":

@@ -4,6 +4,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from quire.executor.ladder import Ladder
+from quire.models.adapters import AdapterSizes
 
 
 @dataclass(frozen=True)
@@ -19,6 +20,7 @@ class Shapes:
     specialised: bool = False  # common cases have programs of their own: decodes alone, and each way of sampling
     max_fresh_sequences: int = 0  # that programs for new sequences alone take; 0: there are none
     fresh_from: int = 2048  # tokens, from which on there are such programs
+    adapters: AdapterSizes = AdapterSizes()
     burst: int = 1  # decodes that one program does after each other; 1: no such program
 
     def with_pages(self, num_pages: int) -> "Shapes":

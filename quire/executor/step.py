@@ -15,8 +15,8 @@ from quire.executor.launch import Inputs, fields, num_single
 from quire.executor.layer_state import PagedState, PagedStates, PageLayout
 from quire.executor.sampler import Features, Sampled, describe, sample
 from quire.executor.shapes import Shapes
-from quire.executor.slots import NUM_PROMPT, Slots
-from quire.models.context import PlatformOps, TokenContext
+from quire.executor.slots import ADAPTER, NUM_PROMPT, Slots
+from quire.models.context import Adapters, PlatformOps, TokenContext
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.ops.attention_spec import AttentionSpec
@@ -34,6 +34,11 @@ class State(NamedTuple):
 
     pages: list[Any]  # the page arrays of the layout
     slots: Slots
+
+
+class Weights(NamedTuple):
+    model: ParamTree
+    adapters: list[Any] | None = None  # by layer, the stacks of adapters; None where there are none
 
 
 class Compiled(NamedTuple):
@@ -54,7 +59,7 @@ class Computed(NamedTuple):
 
 
 def forward(
-    compiled: Compiled, shape: StepShape, weights: ParamTree, state: State, packed: jax.Array
+    compiled: Compiled, shape: StepShape, weights: Weights, state: State, packed: jax.Array
 ) -> tuple[State, Computed]:
     """The tokens of a launch through the model."""
     inputs = fields(packed, shape, compiled.shapes)
@@ -74,13 +79,13 @@ def forward(
     last = hidden[inputs.ends]
     computed = Computed(last, jnp.isfinite(last).all(axis=-1))
     if shape.scores:
-        scored = _score(compiled.model, weights, hidden, state.slots, inputs.slots, inputs.positions)
+        scored = _score(compiled.model, weights.model, hidden, state.slots, inputs.slots, inputs.positions)
         computed = computed._replace(scored=scored)
     return state, computed
 
 
 def decode(
-    compiled: Compiled, shape: StepShape, count: int, weights: ParamTree, state: State, packed: jax.Array
+    compiled: Compiled, shape: StepShape, count: int, weights: Weights, state: State, packed: jax.Array
 ) -> tuple[State, Sampled]:
     """The next tokens of sequences that ask for nothing else, [count, rows]: up to `count` of each, one by one.
 
@@ -95,7 +100,7 @@ def decode(
         positions = jnp.where(inputs.positions < 0, -1, positions)
         at = inputs._replace(positions=positions)
         state, hidden = _hidden(compiled, shape, weights, state, at, Tiles.single(slot, positions))
-        logits = compiled.model.logits(weights, hidden)
+        logits = compiled.model.logits(weights.model, hidden)
         slots, sampled = _next("plain", state.slots, logits, slot, positions, offset < num_new)
         return state._replace(slots=slots), sampled.tokens
 
@@ -107,7 +112,7 @@ def decode(
 
 
 def _hidden(
-    compiled: Compiled, shape: StepShape, weights: ParamTree, state: State, inputs: Inputs, tiles: Tiles
+    compiled: Compiled, shape: StepShape, weights: Weights, state: State, inputs: Inputs, tiles: Tiles
 ) -> tuple[State, jax.Array]:
     """The output of the last layer for each token [t, d]."""
     model, kernels, shapes, layout = compiled
@@ -125,11 +130,14 @@ def _hidden(
         out, pages = step_attention(kernels, spec, heads, state.pages, state.access)
         return out, state._replace(pages=pages)
 
+    adapters = None
+    if weights.adapters is not None:
+        adapters = Adapters(slots.int_params[inputs.slots, ADAPTER], weights.adapters)
     hidden, states = model.forward(
-        weights,
-        TokenContext(slots.history[inputs.slots, at], at, lengths),
+        weights.model,
+        TokenContext(slots.history[inputs.slots, at], at, lengths, adapters),
         PagedStates(layout, state.pages, [access(group) for group in range(shapes.num_groups)]),
-        PlatformOps(attend, kernels.decode_norms if shape.decodes_only else kernels.norms),
+        PlatformOps(attend, kernels.decode_norms if shape.decodes_only else kernels.norms, kernels.adapter_product),
     )
     return State(list(states.arrays), slots), hidden
 

@@ -50,10 +50,10 @@ class _Entry:
 
 
 class SafetensorsSource:
-    """The tensors of a folder. Every entry lies inside its file, and no name occurs in two files."""
+    """The tensors of a folder, or of one `file` in it. Every entry lies inside its file, and no name occurs in two."""
 
-    def __init__(self, folder: str | Path) -> None:
-        self._entries = _read_folder(Path(folder))
+    def __init__(self, folder: str | Path, file: str | None = None) -> None:
+        self._entries = _read_folder(Path(folder)) if file is None else _read_header(Path(folder) / file)
         self._infos = {name: entry.info for name, entry in self._entries.items()}
 
     def tensors(self) -> Mapping[str, TensorInfo]:

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple, Protocol, Self
 
 import jax
 
+from quire.ops.adapters import AdapterProduct, add_products
 from quire.ops.attention import Attend
 from quire.ops.norms import PLAIN, Norms
 
@@ -11,15 +12,22 @@ from quire.ops.norms import PLAIN, Norms
 class TokenContext(NamedTuple):
     """Everything that a model may know about the tokens of a step, one entry per token.
 
-    A new fact about tokens is a new field. An adapter index per token would be one; `Decoder.forward` would pass it to
-    the layers beside their rotation, and `project` would read it. Embeddings given in place of tokens (images, prompt
-    tuning) would be another, read by `Decoder.embed` alone.
+    A new fact about tokens is a new field. Embeddings given in place of tokens (images, prompt tuning) would be one,
+    read by `Decoder.embed` alone.
     """
 
     tokens: jax.Array  # [t]
     positions: jax.Array  # [t]
     # [t], where `Model.depends_on_length`: the prompt length of the token's sequence, or position + 1 if that is more.
     lengths: jax.Array | None = None
+    adapters: "Adapters | None" = None
+
+
+class Adapters(NamedTuple):
+    """The adapters on the device, and the one that each token has."""
+
+    rows: jax.Array  # int32 [t]: 0 for none, otherwise a slot of the stacks + 1
+    layers: list[Any]  # by layer: an `AdapterStack` for each weight that can be adapted
 
 
 class LayerStates(Protocol):
@@ -49,3 +57,4 @@ class PlatformOps(NamedTuple):
 
     attend: Attend
     norms: Norms = PLAIN
+    adapter_product: AdapterProduct = add_products

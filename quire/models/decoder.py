@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from quire.models.adapters import with_adapters
 from quire.models.attention import Attention
 from quire.models.context import PlatformOps, TokenContext
 from quire.models.feed_forward import FeedForward
@@ -133,6 +134,9 @@ class Decoder:
         out = None
         for index, (block, layer_weights) in enumerate(zip(self.blocks, weights["layers"], strict=True)):
             rotation = rotations.get(id(block.attention.rope))
+            if (adapters := context.adapters) is not None:
+                stacks = adapters.layers[index]
+                layer_weights = with_adapters(layer_weights, stacks, adapters.rows, ops.adapter_product)
             x, out, state = calls[computation(block)](layer_weights, x, out, rotation, states.get(index))
             states = states.put(index, state)
         return _normal_sum(self.norm, weights["norm"], x, out, ops.norms)[1], states

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from quire.models.fields import Fields
 from quire.models.params import Param, ParamTree, params_of
-from quire.models.projection import Weight, matmul, project, split_mlp
+from quire.models.projection import BaseWeight, matmul, project, split_mlp
+from quire.ops.adapters import AdaptedWeight
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import Packed, gated_product
 
@@ -60,8 +61,11 @@ class GatedMLP:
     def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
         both = project("td,pcmd->tpcm", x, weights["gate_up"], weights.get("gate_up_bias"))
         down, down_bias = weights["down"], weights.get("down_bias")
-        if isinstance(down, Packed) and self.activation is jax.nn.silu:
-            out = gated_product(both[:, 0], down)  # one kernel gates, quantises and multiplies
+        base = down.weight if isinstance(down, AdaptedWeight) else down
+        if isinstance(base, Packed) and self.activation is jax.nn.silu:
+            out = gated_product(both[:, 0], base)  # one kernel gates, quantises and multiplies
+            if isinstance(down, AdaptedWeight):
+                out = down.add_to(out, both[:, 0], gated=True)
             return (out if down_bias is None else out + down_bias.astype(jnp.float32)).astype(x.dtype)
         return project("tm,dm->td", gated(self.activation, both), down, down_bias)
 
@@ -139,7 +143,7 @@ def gated(activation: Activation, both: jax.Array) -> jax.Array:
     return (activation(both32[:, :, 0]) * both32[:, :, 1]).astype(both.dtype).reshape(len(both), -1)
 
 
-def grouped(x: jax.Array, weights: Weight, sizes: jax.Array) -> jax.Array:
+def grouped(x: jax.Array, weights: BaseWeight, sizes: jax.Array) -> jax.Array:
     """x [n, in] times matrices [e, ..., in], the next for each run of `sizes` rows: float32 [n, outputs]."""
     if isinstance(weights, NativeWeight):
         return weights.grouped_product(x, sizes)

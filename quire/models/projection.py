@@ -14,11 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.models.params import Array, Param, Tensor
+from quire.ops.adapters import AdaptedWeight
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import QuantizedWeight, product, rows_of, shape_of
 
-Weight = jax.Array | NativeWeight | QuantizedWeight
+BaseWeight = jax.Array | NativeWeight | QuantizedWeight
+Weight = BaseWeight | AdaptedWeight
 
 
 def project(equation: str, x: jax.Array, weight: Weight, bias: jax.Array | None = None) -> jax.Array:
@@ -40,19 +42,26 @@ def matmul(x: jax.Array, weight: Weight, num_output_axes: int, dtype: Any = jnp.
 
     Computed as a product of two matrices: XLA's CPU backend is ten times slower on the same numbers in more dimensions.
     """
+    base = weight.weight if isinstance(weight, AdaptedWeight) else weight
+    shape = shape_of(base)
+    flat = _flat_product(x, base, num_output_axes, dtype)
+    if isinstance(weight, AdaptedWeight):
+        flat = weight.add_to(flat, x)
+    return flat.reshape(len(x), *shape[:num_output_axes])
+
+
+def _flat_product(x: jax.Array, weight: BaseWeight, num_output_axes: int, dtype: Any) -> jax.Array:
     shape = shape_of(weight)
     outer, inner = shape[:num_output_axes], prod(shape[num_output_axes:])
     if isinstance(weight, QuantizedWeight):
-        flat = product(x, weight, num_output_axes)
-    elif isinstance(weight, NativeWeight):
-        flat = weight.product(x.reshape(len(x), inner), num_output_axes)
-    else:
-        matrix, rows = weight.reshape(prod(outer), inner), x.reshape(len(x), inner)
-        flat = jnp.einsum("ti,oi->to", rows, matrix, preferred_element_type=dtype)
-    return flat.reshape(len(x), *outer)
+        return product(x, weight, num_output_axes)
+    if isinstance(weight, NativeWeight):
+        return weight.product(x.reshape(len(x), inner), num_output_axes)
+    matrix, rows = weight.reshape(prod(outer), inner), x.reshape(len(x), inner)
+    return jnp.einsum("ti,oi->to", rows, matrix, preferred_element_type=dtype)
 
 
-def lookup(weight: Weight, indices: jax.Array, dtype: Any) -> jax.Array:
+def lookup(weight: BaseWeight, indices: jax.Array, dtype: Any) -> jax.Array:
     """[n, d]: some rows of a weight [v, d]."""
     if isinstance(weight, QuantizedWeight):
         return rows_of(weight, indices).astype(dtype)

@@ -7,6 +7,7 @@ from jax.sharding import Mesh
 from quire.errors import InvalidSetting
 from quire.ops.heads import Heads
 from quire.ops.native import library
+from quire.ops.native.adapter_product import add_products as native_adapter_product
 from quire.ops.native.norms import NATIVE as NATIVE_NORMS
 from quire.ops.native.place_heads import place_heads
 from quire.ops.native.tiled_attention import tiled_attention
@@ -24,7 +25,9 @@ def native_place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[A
     return q, (k_pages, v_pages)
 
 
-NATIVE = Kernels(native_place, tiled_attention, norms=NATIVE_NORMS, decode_norms=NATIVE_NORMS)
+NATIVE = Kernels(
+    native_place, tiled_attention, norms=NATIVE_NORMS, decode_norms=NATIVE_NORMS, adapter_product=native_adapter_product
+)
 
 
 def kernels_for(platform: str, dtype: str, mesh: Mesh | None = None) -> Kernels:

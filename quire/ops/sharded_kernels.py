@@ -13,6 +13,7 @@ from typing import Any
 import jax
 from jax.sharding import Mesh, PartitionSpec
 
+from quire.ops.adapters import add_products
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
 from quire.ops.norms import Norms, rms_norm
@@ -77,5 +78,6 @@ def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
         attend_fresh=attend_fresh,
         norms=Norms(*(whole(norm) for norm in kernels.norms)),
         decode_norms=Norms(*(whole(norm) for norm in kernels.decode_norms)),
+        adapter_product=add_products,  # plain: the compiler partitions it
         filter_cuts=None if kernels.filter_cuts is None else whole(kernels.filter_cuts),
     )

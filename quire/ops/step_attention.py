@@ -6,6 +6,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from quire.ops.adapters import AdapterProduct, add_products
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
 from quire.ops.norms import PLAIN as PLAIN_NORMS
@@ -28,7 +29,7 @@ class Kernels(NamedTuple):
 
     `attend_fresh` is for sequences that are computed from their first position on, with keys and values [t, k, h]. It
     may return None, and anything for padding. `decode_norms` are the norms of steps of decodes alone; `filter_cuts` is
-    for sampling, where XLA alone takes too long.
+    for sampling, where XLA alone takes too long. `adapter_product` adds the products with adapters to others.
     """
 
     place: Callable[[Heads, Pages, KVWriteTargets], tuple[jax.Array, Pages]]
@@ -38,6 +39,7 @@ class Kernels(NamedTuple):
     norms: Norms = PLAIN_NORMS
     decode_norms: Norms = PLAIN_NORMS
     filter_cuts: FilterCuts | None = None
+    adapter_product: AdapterProduct = add_products
 
 
 def step_attention(

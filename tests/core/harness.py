@@ -57,6 +57,11 @@ class Harness:
         self.scheduler.add(request)
         self.scheduler.check()
 
+    def load_adapter(self, name: str) -> int:
+        number = self.scheduler.adapters.load(name)
+        self.executor.add_adapter(number, name)
+        return number
+
     def abort(self, request_id: int) -> None:
         self.scheduler.abort(request_id)
         self.scheduler.check()

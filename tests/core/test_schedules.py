@@ -2,6 +2,7 @@
 
 import random
 from collections import Counter
+from dataclasses import replace
 
 from hypothesis import event, given, note, settings
 from hypothesis import strategies as st
@@ -14,6 +15,7 @@ from tests.core.harness import GREEDY, Harness, limits
 from tests.fake_executor import NAN, expected_prompt_logprobs, expected_tokens
 
 TIMEOUT_S = 20.0
+ADAPTERS = ["a", "b", "c"]
 
 prompts = st.one_of(
     # Few distinct tokens and few distinct lengths: prefixes are shared, end inside pages and at their ends.
@@ -76,6 +78,7 @@ def setups(draw: st.DrawFn) -> tuple[Limits, int]:
         prefix_caching=draw(st.sampled_from([True, True, False])),
         max_burst=draw(st.integers(1, page_size)),
         page_groups=groups,
+        max_loras=draw(st.sampled_from([0, 1, 2])),
     )
     return chosen, draw(st.integers(0, 2))
 
@@ -85,6 +88,7 @@ class Schedules(RuleBasedStateMachine):
         super().__init__()
         self.now = 0.0
         self.asked: dict[int, Request] = {}
+        self.adapters: dict[int, int] = {}  # by request: the number of its adapter
         self.aborted: set[int] = set()
         self.happened: Counter[str] = Counter()
 
@@ -92,16 +96,28 @@ class Schedules(RuleBasedStateMachine):
     def start(self, setup, sizes=(), beside=None):
         chosen, lookahead = setup
         self.harness = Harness(chosen, lookahead, lambda: self.now)
+        for name in ADAPTERS if chosen.max_loras else ():
+            self.harness.load_adapter(name)
         self.harness.scheduler.budget.step_sizes = sizes
         self.harness.scheduler.budget.max_prefill_beside_decodes = beside
 
     @rule(data=st.data(), count=st.integers(1, 4))
     def add(self, data, count):
         for _ in range(count):
-            self._add(data.draw(requests(len(self.asked) + 1)))
+            asked = data.draw(requests(len(self.asked) + 1))
+            if self.harness.scheduler.limits.max_loras:
+                asked = replace(asked, adapter=data.draw(st.sampled_from([None, *ADAPTERS])))
+            self._add(asked)
+
+    @precondition(lambda self: self.harness.scheduler.limits.max_loras)
+    @rule(name=st.sampled_from(ADAPTERS))
+    def reload(self, name):
+        """Those that have the old one keep it."""
+        self.harness.load_adapter(name)
 
     def _add(self, asked: Request) -> None:
         try:
+            self.adapters[asked.request_id] = self.harness.scheduler.adapters.find(asked.adapter)
             self.harness.add(asked)
         except Overloaded:
             self.happened["refused: overloaded"] += 1
@@ -151,7 +167,8 @@ class Schedules(RuleBasedStateMachine):
     @invariant()
     def what_was_said_is_right_so_far(self):
         for (request_id, sample), tokens in self.harness.tokens.items() if hasattr(self, "harness") else ():
-            assert tokens == expected_tokens(self.asked[request_id], sample)[: len(tokens)]
+            adapter = self.adapters[request_id]
+            assert tokens == expected_tokens(self.asked[request_id], sample, adapter=adapter)[: len(tokens)]
 
     def teardown(self):
         if not hasattr(self, "harness"):
@@ -181,14 +198,15 @@ class Schedules(RuleBasedStateMachine):
     def _check_answer(self, asked: Request, sample: int) -> None:
         key = asked.request_id, sample
         tokens = self.harness.tokens[key]
-        assert tokens == expected_tokens(asked, sample)
+        adapter = self.adapters[asked.request_id]
+        assert tokens == expected_tokens(asked, sample, adapter=adapter)
         finish = self.harness.finished[key]
         if asked.max_tokens == 0 or tokens[-1] not in asked.end_ids + asked.stop_ids:
             assert finish is FinishReason.LENGTH
         if asked.sampling.logprobs is not None:
             assert [one.top_ids[0] for one in self.harness.logprobs[key]] == tokens
         if asked.prompt_logprobs is not None:
-            assert self.harness.prompt_logprobs[key] == expected_prompt_logprobs(asked)
+            assert self.harness.prompt_logprobs[key] == expected_prompt_logprobs(asked, adapter)
 
 
 Schedules.TestCase.settings = settings(settings.default, stateful_step_count=30)

@@ -19,8 +19,16 @@ FOLDER = Path(__file__).parent
 # A row's numbers must not depend on how many rows are beside it, so no order of operations is the compiler's to choose:
 # no -ffast-math, no contraction.
 FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-w")
-SOURCES = ("float_product.cc", "tiled_attention.cc", "int8_product.cc", "norm.cc", "place_heads.cc")
+SOURCES = (
+    "adapter_product.cc",
+    "float_product.cc",
+    "tiled_attention.cc",
+    "int8_product.cc",
+    "norm.cc",
+    "place_heads.cc",
+)
 TARGETS = (
+    "quire_adapter_product",
     "quire_add_rms_norm",
     "quire_float_grouped_product",
     "quire_float_product",

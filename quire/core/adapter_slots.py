@@ -1,0 +1,151 @@
+"""The adapters that sequences ask for by name, and the few of them that are on the device."""
+
+from collections.abc import Iterable
+
+from quire.core.plan import AdapterLoad
+from quire.core.sequence import Sequence
+from quire.errors import ModelNotFound, listed, shown
+
+
+class AdapterSlots:
+    """A name stands for the adapter that was loaded under it last. Every load has a number of its own.
+
+    An adapter that running sequences use has a slot, and keeps it. One without users may lose its slot to another, the
+    least recently used first. When all slots are in use by others, the oldest sequence that waits reserves one: no
+    younger sequence begins with the adapter in it, until its users have ended and the slot changes hands. So sequences
+    may pass others that wait for a slot, and none waits for ever. Owned by the scheduler.
+    """
+
+    def __init__(self, num_slots: int) -> None:
+        self._num_slots = num_slots
+        self._names: dict[str, int] = {}
+        self._num_loaded = 0
+        self._slots: dict[int, int] = {}  # by number of the adapter, the least recently used first
+        self._users: dict[int, int] = {}  # running sequences by number of the adapter
+        self._holders: dict[int, int] = {}  # sequences that have not ended
+        self._reserved: tuple[Sequence, int] | None = None  # the one that waits, and the adapter that is to leave
+
+    # Names
+
+    @property
+    def names(self) -> list[str]:
+        return sorted(self._names)
+
+    def load(self, name: str) -> int:
+        """`name` stands for another adapter from now on. Returns its number."""
+        self._num_loaded += 1
+        self._names[name] = self._num_loaded
+        return self._num_loaded
+
+    def unload(self, name: str) -> None:
+        """`name` stands for nothing any more. Sequences that have the adapter keep it."""
+        del self._names[name]
+
+    def find(self, name: str | None) -> int:
+        """The number of the adapter; 0 for none."""
+        if name is None:
+            return 0
+        if name not in self._names:
+            known = listed(self.names) or "none"
+            raise ModelNotFound(f"there is no adapter {shown(name)}; loaded are: {known}", param="model")
+        return self._names[name]
+
+    def is_needed(self, number: int) -> bool:
+        """True if it has a name, or a sequence that has not ended."""
+        return number in self._holders or number in self._names.values()
+
+    def hold(self, number: int) -> None:
+        """A sequence has come that uses it."""
+        if number:
+            self._holders[number] = self._holders.get(number, 0) + 1
+
+    def let_go(self, number: int) -> None:
+        """Such a sequence has ended."""
+        if number:
+            self._holders[number] -= 1
+            if not self._holders[number]:
+                del self._holders[number]
+
+    # Slots
+
+    def has_room(self, sequence: Sequence) -> bool:
+        """True if `sequence` could start now. Otherwise it has reserved a slot, unless an older one has."""
+        number, waiting = sequence.adapter, self._reserved
+        if not number:
+            return True
+        if waiting is not None and waiting[0].age > sequence.age:
+            waiting = self._reserved = None
+        if number in self._slots:
+            return waiting is None or waiting[1] != number
+        if self._free_slot() is not None or self._unused():
+            return True
+        if waiting is None:
+            # The one with the fewest users is free first.
+            self._reserved = sequence, min(self._slots, key=lambda one: self._users[one])
+        return False
+
+    def start(self, sequence: Sequence) -> AdapterLoad | None:
+        """`sequence` runs from now on, with the adapter's slot. Returns the load that it needs, if any."""
+        number = sequence.adapter
+        if not number:
+            return None
+        load = None
+        if number not in self._slots:
+            slot = self._free_slot()
+            if slot is None:
+                slot = self._slots.pop(self._unused()[0])
+            self._slots[number] = slot
+            load = AdapterLoad(slot, number)
+        self._slots[number] = sequence.adapter_slot = self._slots.pop(number)  # the most recently used
+        self._users[number] = self._users.get(number, 0) + 1
+        self.leave(sequence)
+        return load
+
+    def stop(self, sequence: Sequence) -> None:
+        """`sequence` runs no more."""
+        number = sequence.adapter
+        if number:
+            self._users[number] -= 1
+            if not self._users[number]:
+                del self._users[number]
+            sequence.adapter_slot = 0
+
+    def leave(self, sequence: Sequence) -> None:
+        """`sequence` waits no more."""
+        if self._reserved is not None and self._reserved[0] is sequence:
+            self._reserved = None
+
+    def forget_reservation(self) -> None:
+        """The sequence that waits for a slot may not start now, although others may."""
+        self._reserved = None
+
+    def clear(self) -> None:
+        """Nothing is on the device any more. No sequence runs."""
+        self._slots.clear()
+        self._users.clear()
+        self._reserved = None
+
+    def start_over(self) -> None:
+        """There are no sequences any more."""
+        self.clear()
+        self._holders.clear()
+
+    def _free_slot(self) -> int | None:
+        taken = set(self._slots.values())
+        return next((slot for slot in range(1, self._num_slots + 1) if slot not in taken), None)
+
+    def _unused(self) -> list[int]:
+        return [number for number in self._slots if number not in self._users]
+
+    def check(self, running: Iterable[Sequence]) -> None:
+        users: dict[int, int] = {}
+        for sequence in running:
+            if sequence.adapter:
+                users[sequence.adapter] = users.get(sequence.adapter, 0) + 1
+                assert self._slots[sequence.adapter] == sequence.adapter_slot, "a running sequence lost its adapter"
+            else:
+                assert not sequence.adapter_slot
+        assert users == self._users, "the users of adapters are counted wrong"
+        slots = list(self._slots.values())
+        assert len(set(slots)) == len(slots), "two adapters have one slot"
+        assert all(1 <= slot <= self._num_slots for slot in slots)

@@ -1,0 +1,204 @@
+"""Adapters as PEFT saves them: `adapter_config.json` and `adapter_model.safetensors`. Only LoRA is read."""
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from quire.errors import InvalidAdapter, InvalidCheckpoint, listed, shown
+from quire.files.json_file import read_json
+from quire.files.safetensors_source import SafetensorsSource
+
+CONFIG_NAME = "adapter_config.json"
+WEIGHTS_NAME = "adapter_model.safetensors"
+MAX_RANK = 1024
+PREFIX = "base_model.model."
+
+# Initialisations that leave the base model's weights as they are.
+_PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
+# Fields that change what an adapter computes, and the values with which they change nothing.
+_OFF: dict[str, tuple[Any, ...]] = {
+    "use_dora": (False,),
+    "use_qalora": (False,),
+    "lora_bias": (False,),
+    "bias": ("none",),
+    "modules_to_save": ([],),
+    "trainable_token_indices": ([], {}),
+    "target_parameters": ([],),
+    "alora_invocation_tokens": ([],),
+    "layer_replication": ([],),
+    "megatron_config": ({},),
+    "arrow_config": ({},),
+    "use_bdlora": (False, {}),
+}
+
+
+@dataclass(frozen=True)
+class LowRank:
+    """A change of one module's weight: scale * b a, with a [rank, inputs] and b [outputs, rank]."""
+
+    a: str  # name of its tensor
+    b: str
+    rank: int
+    scale: float
+
+
+@dataclass(frozen=True)
+class PeftAdapter:
+    """An adapter's files. Its tensors come in pairs of the ranks that its config names."""
+
+    folder: Path
+    source: SafetensorsSource
+    modules: Mapping[str, LowRank]  # by the name of the module, without PEFT's prefix
+
+    @property
+    def rank(self) -> int:
+        return max(change.rank for change in self.modules.values())
+
+
+def open_adapter(folder: str | Path) -> PeftAdapter:
+    """The adapter in a folder, of which headers alone are read. Raises `InvalidAdapter`."""
+    folder = Path(folder)
+    try:
+        if not (folder / CONFIG_NAME).is_file():
+            raise InvalidAdapter(f"{folder}: there is no {CONFIG_NAME}, which PEFT writes beside an adapter")
+        config = read_json(folder / CONFIG_NAME)
+        if not (folder / WEIGHTS_NAME).is_file():
+            pickled = "; adapter_model.bin is not read, save_pretrained writes safetensors by default"
+            more = pickled if (folder / "adapter_model.bin").exists() else ""
+            raise InvalidAdapter(f"{folder}: there is no {WEIGHTS_NAME}{more}")
+        source = SafetensorsSource(folder, WEIGHTS_NAME)
+    except InvalidCheckpoint as error:
+        raise InvalidAdapter(str(error)) from error
+    fields = _Fields(folder, config)
+    fields.refuse_other_kinds()
+    modules = _modules(folder, source, fields)
+    fields.require_targets(modules)
+    return PeftAdapter(folder, source, modules)
+
+
+class _Fields:
+    """An adapter's config."""
+
+    def __init__(self, folder: Path, config: dict[str, Any]) -> None:
+        self._folder, self._config = folder, config
+        self._rank = self._integer("r")
+        self._alpha = self._number("lora_alpha", config.get("lora_alpha", 8))
+        self._ranks, self._alphas = self._patterns("rank_pattern"), self._patterns("alpha_pattern")
+        self._is_rank_stabilised = self._flag("use_rslora")
+
+    def refuse_other_kinds(self) -> None:
+        config = self._config
+        if config.get("peft_type") != "LORA":
+            self._refuse("peft_type", "adapters of LoRA are supported")
+        for name, values in _OFF.items():
+            value = config.get(name)
+            if value is not None and not any(value == off and type(value) is type(off) for off in values):
+                self._refuse(name, "it is not supported")
+        start = config.get("init_lora_weights", True)
+        if not any(start is plain or start == plain for plain in _PLAIN_STARTS):
+            self._refuse("init_lora_weights", "adapters that change the weights of the base model are not supported")
+        self._flag("fan_in_fan_out")  # a fact about the base model, which is known
+
+    def of_module(self, module: str) -> tuple[int, float]:
+        """The rank and the scale that the config gives a module."""
+        rank = int(_matching(self._ranks, module, self._rank))
+        alpha = _matching(self._alphas, module, self._alpha)
+        return rank, alpha / (math.sqrt(rank) if self._is_rank_stabilised else rank)
+
+    def require_targets(self, modules: Mapping[str, LowRank]) -> None:
+        """A list of `target_modules` names modules that have tensors. A regular expression is not run."""
+        targets = self._config.get("target_modules")
+        if isinstance(targets, str):
+            return
+        if not isinstance(targets, list) or not all(isinstance(name, str) for name in targets):
+            self._refuse("target_modules", "it must be a list of names, a regular expression or all-linear")
+        missing = [name for name in targets if not any(_ends_with(module, name) for module in modules)]
+        if missing:
+            raise InvalidAdapter(
+                f"{self._folder}: target_modules has {listed(missing)}, but there is no tensor of them"
+            )
+
+    def _refuse(self, name: str, rule: str) -> NoReturn:
+        raise InvalidAdapter(f"{self._folder / CONFIG_NAME}: {name} is {shown(self._config.get(name))}; {rule}")
+
+    def _integer(self, name: str) -> int:
+        value = self._config.get(name)
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_RANK:
+            self._refuse(name, f"it must be between 1 and {MAX_RANK}")
+        return value
+
+    def _number(self, name: str, value: Any) -> float:
+        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+            self._refuse(name, "it must be a number")
+        return float(value)
+
+    def _flag(self, name: str) -> bool:
+        value = self._config.get(name) or False
+        if not isinstance(value, bool):
+            self._refuse(name, "it must be true or false")
+        return value
+
+    def _patterns(self, name: str) -> list[tuple["re.Pattern[str]", float]]:
+        """Ends of module names, as regular expressions, with a number each; the first that matches counts."""
+        table = self._config.get(name) or {}
+        if not isinstance(table, dict):
+            self._refuse(name, "it must be a table from module names to numbers")
+        patterns = []
+        for key, value in table.items():
+            number = self._number(name, value)
+            if name == "rank_pattern" and not (number.is_integer() and 1 <= number <= MAX_RANK):
+                self._refuse(name, f"ranks must be between 1 and {MAX_RANK}")
+            try:
+                patterns.append((re.compile(rf"(.*\.)?({key})"), number))
+            except re.error:
+                self._refuse(name, f"{shown(key)} is not a regular expression")
+        return patterns
+
+
+def _matching(patterns: list[tuple["re.Pattern[str]", float]], module: str, default: float) -> float:
+    return next((number for pattern, number in patterns if pattern.fullmatch(module)), default)
+
+
+def _ends_with(module: str, name: str) -> bool:
+    return module == name or module.endswith(f".{name}")
+
+
+def _modules(folder: Path, source: SafetensorsSource, fields: _Fields) -> dict[str, LowRank]:
+    """Every module that the adapter changes. Each tensor belongs to one."""
+    infos = source.tensors()
+    unknown = [name for name in infos if _part_of(name) is None]
+    if unknown:
+        magnitudes = any("lora_magnitude_vector" in name for name in unknown)
+        embeddings = any("lora_embedding_" in name for name in unknown)
+        why = "DoRA is" if magnitudes else "adapters of embeddings are" if embeddings else "such tensors are"
+        raise InvalidAdapter(f"{folder / WEIGHTS_NAME}: {why} not supported: {listed(unknown)}")
+    found: dict[str, dict[str, str]] = {}
+    for name in infos:
+        module, part = _part_of(name) or ("", "")
+        found.setdefault(module, {})[part] = name
+    if not found:
+        raise InvalidAdapter(f"{folder / WEIGHTS_NAME}: there are no tensors")
+    modules = {}
+    for module, parts in found.items():
+        if len(parts) != 2:
+            missing = ({"A", "B"} - parts.keys()).pop()
+            raise InvalidAdapter(f"{folder / WEIGHTS_NAME}: {module}.lora_{missing}.weight is missing")
+        rank, scale = fields.of_module(module)
+        shapes = {part: infos[parts[part]].shape for part in "AB"}
+        for part, axis in (("A", 0), ("B", 1)):
+            if len(shapes[part]) != 2 or shapes[part][axis] != rank:
+                wanted = f"[{rank}, inputs]" if part == "A" else f"[outputs, {rank}]"
+                raise InvalidAdapter(
+                    f"{folder / WEIGHTS_NAME}: {parts[part]} is {list(shapes[part])}; by the config it is {wanted}"
+                )
+        modules[module] = LowRank(parts["A"], parts["B"], rank, scale)
+    return modules
+
+
+def _part_of(name: str) -> tuple[str, str] | None:
+    """The module and "A" or "B" of a tensor; None for one that is neither."""
+    found = re.fullmatch(r"(?:base_model\.model\.)?(.+)\.lora_([AB])\.weight", name)
+    return None if found is None else (found[1], found[2])

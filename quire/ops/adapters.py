@@ -1,0 +1,91 @@
+"""Adapters: products of small rank that are added to the products with a model's weights. Each row has its own."""
+
+from dataclasses import dataclass
+from functools import partial
+from math import prod
+from typing import Any, Protocol
+
+import jax
+import jax.numpy as jnp
+
+# (length, part): so many outputs in a row come from the same one of the tensors that a weight is joined from.
+Runs = tuple[tuple[int, int], ...]
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["a", "b", "ranks"], meta_fields=["runs"])
+@dataclass(frozen=True)
+class AdapterStack:
+    """The adapters of one weight, one in each slot: weight + b[s] a[s].
+
+    A weight that is joined from several tensors has an `a` for each of them. An output belongs to one tensor, so there
+    is one `b`. Adapters of a lower rank are filled up with zeros; their scales are in `b`.
+    """
+
+    a: Any  # [slots, parts, rank, *inputs]
+    b: Any  # [slots, rank, *outputs]
+    ranks: Any  # int32 [slots]; 0 for an adapter without this weight
+    runs: Runs
+
+    @property
+    def flat(self) -> tuple[jax.Array, jax.Array]:
+        """a [slots, parts, rank, inputs] and b [slots, rank, outputs]."""
+        return self.a.reshape(*self.a.shape[:3], -1), self.b.reshape(*self.b.shape[:2], -1)
+
+
+class AdapterProduct(Protocol):
+    def __call__(
+        self, out: jax.Array, x: jax.Array, rows: jax.Array, stack: AdapterStack, *, gated: bool = False
+    ) -> jax.Array:
+        """out [t, outputs], with the products of x [t, inputs] and the adapters of its rows [t] added.
+
+        Row t has the adapter in slot rows[t] - 1, or none where that is 0. x that is `gated` has [t, 2, inputs]; it
+        stands for silu(x[:, 0]) * x[:, 1].
+        """
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["weight", "stack", "rows"], meta_fields=["product"])
+@dataclass(frozen=True)
+class AdaptedWeight:
+    """A weight of any type, with the adapters of the rows that meet it."""
+
+    weight: Any
+    stack: AdapterStack
+    rows: jax.Array  # int32 [t]
+    product: AdapterProduct
+
+    def add_to(self, out: jax.Array, x: jax.Array, *, gated: bool = False) -> jax.Array:
+        """The product of x and the weight alone, `out` [t, outputs], with that of the adapters."""
+        width = prod(self.stack.a.shape[3:])
+        shape = (len(x), 2, width) if gated else (len(x), width)
+        return self.product(out, x.reshape(shape), self.rows, self.stack, gated=gated)
+
+
+def add_products(
+    out: jax.Array, x: jax.Array, rows: jax.Array, stack: AdapterStack, *, gated: bool = False
+) -> jax.Array:
+    """An `AdapterProduct` in plain jnp. Every row meets every adapter and keeps the product with its own, which takes
+    the time of `slots` adapters and no memory for copies of them."""
+    if gated:
+        x = jax.nn.silu(x[:, 0].astype(jnp.float32)) * x[:, 1].astype(jnp.float32)
+    a, b = stack.flat
+    wide = jnp.promote_types(x.dtype, a.dtype)
+    small = jnp.einsum("ti,spri->tspr", x.astype(wide), a.astype(wide), preferred_element_type=jnp.float32)
+    own = rows[:, None] == jnp.arange(1, a.shape[0] + 1)
+    small = jnp.where(own[:, :, None, None], small, 0.0)
+    added, first = [], 0
+    for length, part in stack.runs:
+        some = b[:, :, first : first + length].astype(jnp.float32)
+        added.append(jnp.einsum("tsr,sro->to", small[:, :, part], some))
+        first += length
+    return (out.astype(jnp.float32) + jnp.concatenate(added, axis=1)).astype(out.dtype)
+
+
+def runs_of(parts: Any) -> Runs:
+    """The runs of a list of parts, one for each output."""
+    runs: list[tuple[int, int]] = []
+    for part in parts:
+        if runs and runs[-1][1] == part:
+            runs[-1] = (runs[-1][0] + 1, part)
+        else:
+            runs.append((1, part))
+    return tuple(runs)

@@ -1,0 +1,284 @@
+// Products of small rank that are added to others: out[t] += B[s] (A[s] x[t]), where s is the adapter of row t. float32
+// activations; adapters of float32 or bfloat16. The contract is that of ops/adapters.py.
+//
+// Rows of one adapter are multiplied together, so that its numbers are read once; rows without one cost nothing. Each sum
+// is taken in an order that depends on its own length alone, so a row does not depend on the rows beside it.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <vector>
+
+#include "crew.h"
+#include "lanes.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace ffi = xla::ffi;
+
+namespace quire {
+namespace {
+
+constexpr int kRows = 4;              // of a block
+constexpr int kRanks = 4;             // of a block
+constexpr int64_t kChunk = 256;       // outputs of a unit of work
+constexpr int64_t kTaskWork = 32768;  // products of a task: what takes longer than to hand it to another core
+
+typedef uint16_t Short;
+typedef Short ShortLanes __attribute__((vector_size(kLanes * sizeof(Short))));
+typedef uint32_t WordLanes __attribute__((vector_size(kLanes * sizeof(uint32_t))));
+
+inline Lanes widened(const float* from) { return read(from); }
+
+inline Lanes widened(const Short* from) {
+  ShortLanes shorts;
+  std::memcpy(&shorts, from, sizeof(shorts));
+  const WordLanes words = __builtin_convertvector(shorts, WordLanes) << 16;
+  Lanes lanes;
+  std::memcpy(&lanes, &words, sizeof(lanes));
+  return lanes;
+}
+
+inline float wide(float x) { return x; }
+
+inline float wide(Short x) {
+  const uint32_t word = static_cast<uint32_t>(x) << 16;
+  float number;
+  std::memcpy(&number, &word, sizeof(number));
+  return number;
+}
+
+// `length` outputs in a row that come from the same one of the weights that were joined.
+struct Run {
+  int64_t first, length, part;
+};
+
+template <typename W>
+struct Product {
+  const float* x;  // [rows, inputs]
+  const W* a;      // [slots, parts, rank, inputs]
+  const W* b;      // [slots, rank, outputs]
+  float* out;      // [rows, outputs]
+  float* small;    // [rows, parts, rank]
+  int64_t inputs, outputs, parts, rank;
+};
+
+// The rows of one adapter.
+struct Group {
+  int64_t slot, rank;  // its own rank, of the `rank` that there is room for
+  const int32_t* rows;
+  int64_t count;
+};
+
+struct Unit {
+  int64_t group, first, part;
+};
+
+// Calls work(unit) for each, several to a task where they are small.
+template <typename Work>
+void for_each(const std::vector<Unit>& units, int64_t total_work, const Work& work) {
+  const int64_t count = units.size();
+  const int64_t tasks = std::min(count, std::max<int64_t>(1, total_work / kTaskWork));
+  if (count == 0) return;
+  Crew::instance().run(tasks, [&](int64_t task) {
+    for (int64_t i = count * task / tasks; i < count * (task + 1) / tasks; ++i) work(units[i]);
+  });
+}
+
+template <int kR, typename W>
+void shrink_rows(const Product<W>& p, const Group& group, const int32_t* rows, int64_t part, int64_t first, int ranks) {
+  const float* x[kR];
+  for (int r = 0; r < kR; ++r) x[r] = p.x + rows[r] * p.inputs;
+  const W* a = p.a + ((group.slot * p.parts + part) * p.rank + first) * p.inputs;
+  const int64_t vectors = p.inputs / kLanes * kLanes;
+  Lanes sums_of[kR][kRanks] = {};
+  for (int64_t i = 0; i < vectors; i += kLanes) {
+    Lanes weight[kRanks];
+    for (int c = 0; c < kRanks; ++c) weight[c] = widened(a + std::min(c, ranks - 1) * p.inputs + i);
+    for (int r = 0; r < kR; ++r) {
+      const Lanes input = read(x[r] + i);
+      for (int c = 0; c < kRanks; ++c) sums_of[r][c] = multiply_add(input, weight[c], sums_of[r][c]);
+    }
+  }
+  for (int r = 0; r < kR; ++r) {
+    float totals[kRanks];
+    sums(sums_of[r], totals);
+    for (int c = 0; c < ranks; ++c) {
+      for (int64_t i = vectors; i < p.inputs; ++i) {
+        totals[c] = multiply_add(x[r][i], wide(a[c * p.inputs + i]), totals[c]);
+      }
+      p.small[(rows[r] * p.parts + part) * p.rank + first + c] = totals[c];
+    }
+  }
+}
+
+template <int kR, typename W>
+void expand_rows(const Product<W>& p, const Group& group, const int32_t* rows, const Run& run, int64_t from, int64_t to) {
+  const float* small[kR];
+  float* out[kR];
+  for (int r = 0; r < kR; ++r) {
+    small[r] = p.small + (rows[r] * p.parts + run.part) * p.rank;
+    out[r] = p.out + rows[r] * p.outputs;
+  }
+  const W* b = p.b + group.slot * p.rank * p.outputs;
+  int64_t channel = from;
+  for (; channel + 2 * kLanes <= to; channel += 2 * kLanes) {
+    Lanes low[kR] = {}, high[kR] = {};
+    for (int64_t j = 0; j < group.rank; ++j) {
+      const Lanes first = widened(b + j * p.outputs + channel), second = widened(b + j * p.outputs + channel + kLanes);
+      for (int r = 0; r < kR; ++r) {
+        low[r] = multiply_add(all(small[r][j]), first, low[r]);
+        high[r] = multiply_add(all(small[r][j]), second, high[r]);
+      }
+    }
+    for (int r = 0; r < kR; ++r) {
+      write(out[r] + channel, read(out[r] + channel) + low[r]);
+      write(out[r] + channel + kLanes, read(out[r] + channel + kLanes) + high[r]);
+    }
+  }
+  for (; channel < to; ++channel) {
+    for (int r = 0; r < kR; ++r) {
+      float total = 0.0f;
+      for (int64_t j = 0; j < group.rank; ++j) total = multiply_add(small[r][j], wide(b[j * p.outputs + channel]), total);
+      out[r][channel] += total;
+    }
+  }
+}
+
+// Calls work(rows, count as a constant) for blocks of a group's rows.
+template <typename Work>
+void by_rows(const Group& group, const Work& work) {
+  int64_t row = 0;
+  for (; row + kRows <= group.count; row += kRows) work(group.rows + row, std::integral_constant<int, kRows>());
+  switch (group.count - row) {
+    case 1: return work(group.rows + row, std::integral_constant<int, 1>());
+    case 2: return work(group.rows + row, std::integral_constant<int, 2>());
+    case 3: return work(group.rows + row, std::integral_constant<int, 3>());
+  }
+}
+
+template <typename W>
+void multiply_all(const Product<W>& p, const std::vector<Group>& groups, const std::vector<Run>& runs) {
+  std::vector<Unit> units;
+  int64_t work = 0;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    work += groups[g].count * groups[g].rank * p.parts * p.inputs;
+    for (int64_t part = 0; part < p.parts; ++part) {
+      for (int64_t first = 0; first < groups[g].rank; first += kRanks) {
+        units.push_back({static_cast<int64_t>(g), first, part});
+      }
+    }
+  }
+  for_each(units, work, [&](const Unit& unit) {
+    const Group& group = groups[unit.group];
+    const int ranks = static_cast<int>(std::min<int64_t>(kRanks, group.rank - unit.first));
+    by_rows(group, [&](const int32_t* rows, auto count) {
+      shrink_rows<decltype(count)::value>(p, group, rows, unit.part, unit.first, ranks);
+    });
+  });
+
+  units.clear();
+  work = 0;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    work += groups[g].count * groups[g].rank * p.outputs;
+    for (int64_t first = 0; first < p.outputs; first += kChunk) units.push_back({static_cast<int64_t>(g), first, 0});
+  }
+  for_each(units, work, [&](const Unit& unit) {
+    const Group& group = groups[unit.group];
+    for (const Run& run : runs) {
+      const int64_t from = std::max(unit.first, run.first);
+      const int64_t to = std::min(std::min(unit.first + kChunk, p.outputs), run.first + run.length);
+      if (from >= to) continue;
+      by_rows(group, [&](const int32_t* rows, auto count) {
+        expand_rows<decltype(count)::value>(p, group, rows, run, from, to);
+      });
+    }
+  });
+}
+
+// silu(both[0]) * both[1] of each row that has an adapter.
+void gate(const float* both, int64_t inputs, const std::vector<Group>& groups, float* to) {
+  std::vector<Unit> units;
+  int64_t work = 0;
+  for (size_t g = 0; g < groups.size(); ++g) {
+    for (int64_t row = 0; row < groups[g].count; ++row) units.push_back({static_cast<int64_t>(g), row, 0});
+    work += groups[g].count * inputs * 16;
+  }
+  for_each(units, work, [&](const Unit& unit) {
+    const int64_t row = groups[unit.group].rows[unit.first];
+    const float *gates = both + row * 2 * inputs, *ups = gates + inputs;
+    float* active = to + row * inputs;
+    int64_t i = 0;
+    for (; i + kLanes <= inputs; i += kLanes) {
+      const Lanes x = read(gates + i);
+      write(active + i, x / (exponential(-x) + 1.0f) * read(ups + i));
+    }
+    for (; i < inputs; ++i) active[i] = gates[i] / (exponential(all(-gates[i]))[0] + 1.0f) * ups[i];
+  });
+}
+
+// out [t, o] = base [t, o] + the products of x [t, i], or of gated x [t, 2, i], with a [s, p, r, i] and b [s, r, o].
+// rows [t] have the number of their adapter, 0 for none; ranks [s]; runs: lengths and parts of the outputs, in pairs.
+ffi::Error AdapterProduct(ffi::Buffer<ffi::F32> base, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> rows,
+                          ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::Buffer<ffi::S32> ranks,
+                          ffi::ResultBuffer<ffi::F32> out, ffi::Span<const int64_t> runs, bool gated) {
+  const auto da = a.dimensions(), db = b.dimensions(), dx = x.dimensions();
+  const int64_t count = base.dimensions()[0], slots = da[0], parts = da[1], rank = da[2], inputs = da[3];
+  const int64_t outputs = db[2];
+  if (db[0] != slots || db[1] != rank || dx[dx.size() - 1] != inputs || base.dimensions()[1] != outputs) {
+    return ffi::Error::InvalidArgument("an adapter of another shape than its weight");
+  }
+  if (a.element_type() != b.element_type()) return ffi::Error::InvalidArgument("an adapter of two types");
+  if (out->typed_data() != base.typed_data()) std::memcpy(out->typed_data(), base.typed_data(), base.size_bytes());
+
+  std::vector<int32_t> order;
+  std::vector<Group> groups;
+  const int32_t* adapter = rows.typed_data();
+  for (int64_t t = 0; t < count; ++t) {
+    if (adapter[t] > 0 && adapter[t] <= slots) order.push_back(static_cast<int32_t>(t));
+  }
+  if (order.empty()) return ffi::Error::Success();
+  std::stable_sort(order.begin(), order.end(), [&](int32_t l, int32_t r) { return adapter[l] < adapter[r]; });
+  for (size_t first = 0, last; first < order.size(); first = last) {
+    const int32_t slot = adapter[order[first]] - 1;
+    for (last = first; last < order.size() && adapter[order[last]] == slot + 1;) ++last;
+    const int64_t own = std::min<int64_t>(ranks.typed_data()[slot], rank);
+    if (own > 0) groups.push_back({slot, own, order.data() + first, static_cast<int64_t>(last - first)});
+  }
+  if (groups.empty()) return ffi::Error::Success();
+
+  std::vector<Run> places;
+  for (size_t i = 0, first = 0; i + 1 < runs.size(); first += runs[i], i += 2) {
+    places.push_back({static_cast<int64_t>(first), runs[i], runs[i + 1]});
+  }
+  std::vector<float> small(count * parts * rank), active(gated ? count * inputs : 0);
+  if (gated) gate(x.typed_data(), inputs, groups, active.data());
+  const float* inputs_of = gated ? active.data() : x.typed_data();
+  if (a.element_type() == ffi::F32) {
+    multiply_all<float>({inputs_of, a.typed_data<float>(), b.typed_data<float>(), out->typed_data(), small.data(),
+                         inputs, outputs, parts, rank},
+                        groups, places);
+  } else if (a.element_type() == ffi::BF16) {
+    multiply_all<Short>({inputs_of, static_cast<const Short*>(a.untyped_data()),
+                         static_cast<const Short*>(b.untyped_data()), out->typed_data(), small.data(), inputs, outputs,
+                         parts, rank},
+                        groups, places);
+  } else {
+    return ffi::Error::InvalidArgument("an adapter must be float32 or bfloat16");
+  }
+  return ffi::Error::Success();
+}
+
+}  // namespace
+}  // namespace quire
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(quire_adapter_product, quire::AdapterProduct,
+                              ffi::Ffi::Bind()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::F32>>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::AnyBuffer>()
+                                  .Arg<ffi::Buffer<ffi::S32>>()
+                                  .Ret<ffi::Buffer<ffi::F32>>()
+                                  .Attr<ffi::Span<const int64_t>>("runs")
+                                  .Attr<bool>("gated"));

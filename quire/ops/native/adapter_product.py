@@ -1,0 +1,25 @@
+"""Products with adapters by the C++ kernel, for CPUs. The library must have been loaded.
+
+Rows of one adapter are multiplied together, and rows without one cost nothing. A row's result does not depend on the
+rows beside it.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from quire.ops.adapters import AdapterStack
+
+
+def add_products(
+    out: jax.Array, x: jax.Array, rows: jax.Array, stack: AdapterStack, *, gated: bool = False
+) -> jax.Array:
+    """An `AdapterProduct` for float32 on a CPU; adapters are float32 or bfloat16. `out` is changed in place."""
+    a, b = stack.flat
+    like = jax.ShapeDtypeStruct(out.shape, jnp.float32)  # type: ignore[no-untyped-call]
+    call = jax.ffi.ffi_call("quire_adapter_product", like, input_output_aliases={0: 0})
+    runs = np.array(stack.runs, np.int64).reshape(-1)
+    result: jax.Array = call(
+        out.astype(jnp.float32), x.astype(jnp.float32), rows, a, b, stack.ranks, runs=runs, gated=gated
+    )
+    return result
