@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: help serve test test-core-long test-parity test-gpu test-clients mutants chaos soak check format bench clean
+.PHONY: help serve test test-core-long test-parity test-gpu test-clients test-routers mutants chaos soak check format bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -55,6 +55,9 @@ test-gpu: $(VENV)/.gpu  ## the kernels and the executor on an NVIDIA GPU
 test-clients: $(VENV)/.test  ## real clients against the default model, and docs/clients.md (ARGS="openai litellm" for some)
 	$(BIN)/python -m tests.clients.run $(ARGS)
 
+test-routers: $(VENV)/.test  ## two servers behind sglang-router and vllm-router
+	$(BIN)/python -m tests.routers.run $(ARGS)
+
 mutants: $(VENV)/.test  ## break the core one line at a time and show that the tests notice
 	$(BIN)/python tests/core/mutants.py $(ARGS)
 
@@ -79,4 +82,4 @@ bench: $(VENV)/.run  ## what the scheduler costs per row
 	$(BIN)/python bench/host_overhead.py $(ARGS)
 
 clean:  ## remove the environment and what tools left behind
-	rm -rf $(VENV) .venv-clients .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .venv-clients .venv-routers .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -1,4 +1,7 @@
-"""GET /server_info, /model_info and /get_load: what routers ask of the servers behind them, in SGLang's form."""
+"""GET /server_info, /model_info and /get_load: what routers ask of the servers behind them, in SGLang's form.
+
+`model_path` and `tokenizer_path` are left out: a router would fetch a tokenizer by them, from the hub, and need none.
+"""
 
 from typing import Any, NotRequired, TypedDict
 
@@ -13,7 +16,6 @@ from quire.server.service.service import Service
 
 class ServerInfo(TypedDict):
     model_id: str
-    model_path: str
     served_model_name: str
     version: str
     context_length: int  # longest prompt and answer together
@@ -23,7 +25,6 @@ class ServerInfo(TypedDict):
 
 
 class ModelInfo(TypedDict):
-    model_path: str
     served_model_name: str
     is_generation: bool
     has_image_understanding: bool
@@ -41,7 +42,6 @@ async def server_info(service: Service, request: Request) -> Response:
     model, stats = service.model, service.stats
     body: ServerInfo = {
         "model_id": model.name,
-        "model_path": model.name,
         "served_model_name": model.name,
         "version": __version__,
         "context_length": model.max_total_tokens,
@@ -55,7 +55,6 @@ async def server_info(service: Service, request: Request) -> Response:
 
 async def model_info(service: Service, request: Request) -> Response:
     body: ModelInfo = {
-        "model_path": service.model.name,
         "served_model_name": service.model.name,
         "is_generation": True,
         "has_image_understanding": False,
