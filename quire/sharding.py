@@ -1,9 +1,11 @@
 """The table from logical axes of weights and pages to axes of the device mesh."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+import numpy as np
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec, Sharding
 
 # The mesh has this one axis. Keys and values, with the queries that read them, are independent of each other up to
 # the projection that sums over them, and so are the features within a feed-forward block; a device has some of each.
@@ -33,6 +35,16 @@ def sharding(shape: Sequence[int], axes: Sequence[str | None], mesh: Mesh | Abst
         mesh_axis = None if axis is None else MESH_AXES[axis]
         cut.append(mesh_axis if mesh_axis is not None and length % mesh.shape[mesh_axis] == 0 else None)
     return NamedSharding(mesh, PartitionSpec(*cut))  # type: ignore[no-untyped-call]
+
+
+def put(array: Any, where: Sharding | None) -> jax.Array:
+    """An array of the host on its devices. Each process fills its own: to `device_put` onto the devices of several
+    processes would be a collective for every array."""
+    if where is None or where.is_fully_addressable:
+        on_device: jax.Array = jax.device_put(array, where)
+        return on_device
+    host = np.asarray(array)
+    return jax.make_array_from_callback(host.shape, where, lambda index: host[index])
 
 
 def key_copies(kv_heads: int, group: int, num_devices: int) -> int:

@@ -50,8 +50,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "models": frozenset({"ops", "sharding", "files"}) | GROUND,
     "executor": frozenset({"core.plan", "core.limits", "models", "ops", "sharding"}) | GROUND,
     "ipc": frozenset({"core.plan"}) | GROUND,
+    "group": GROUND,
     "engine": frozenset({"core", "ipc"}) | GROUND,
     "engine.build": frozenset({"engine", "core", "executor", "models", "ops", "sharding"}) | BELOW_SERVER,
+    "engine.build_group": frozenset({"engine", "engine.build", "executor", "ops", "group"}) | BELOW_SERVER,
     "server": BELOW_SERVER,
     "server.observe": SERVER,
     "server.service": SERVICE,
@@ -64,7 +66,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "server.api.responses": APIS | {f"server.api.{name}" for name in (*SHARED, "openai")},
     "server.api.tgi": APIS | {"server.api"},
     "server.http": HTTP,
-    "server.processes": HTTP | {"server.http", "engine"},
+    "server.processes": HTTP | {"server.http", "engine", "engine.build_group", "group"},
     "llm": BELOW_SERVER | {"engine"},
 }
 IN_QUIRE_ITSELF = frozenset({"", "__version__", "__file__"})
@@ -72,8 +74,12 @@ TOP = frozenset({"cli", "__init__", "__main__"})  # may import everything
 STANDARD_ONLY = GROUND | {"core"}  # these import nothing but the standard library and what is allowed above
 NEVER: dict[str, frozenset[str]] = {
     "core": frozenset({"threading", "time"}),  # a clock is an argument
-    **dict.fromkeys(("files", "text", "grammar", "ipc", "engine", "server", "llm"), frozenset({"jax", "jaxlib"})),
-    "engine.build": frozenset(),  # it puts the parts together, devices included
+    **dict.fromkeys(
+        ("files", "text", "grammar", "ipc", "group", "engine", "server", "llm"), frozenset({"jax", "jaxlib"})
+    ),
+    **dict.fromkeys(
+        ("engine.build", "engine.build_group"), frozenset()
+    ),  # they put the parts together, devices included
 }
 
 

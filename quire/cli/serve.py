@@ -11,6 +11,7 @@ import typer
 from quire.cli.settings import with_settings
 from quire.cli.tgi_flags import TgiFlags
 from quire.config import Config
+from quire.group.settings import GroupSettings
 from quire.server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -20,6 +21,7 @@ log = logging.getLogger(__name__)
 def serve(
     config: Config,
     settings: ServerSettings,
+    group: GroupSettings,
     flags: TgiFlags,
     served: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="What to serve: the same as --model.", show_default=False)
@@ -36,4 +38,4 @@ def serve(
     configure_logs(settings.log_format, settings.logging_level)
     for warning in flags.warnings():
         log.warning("%s", warning)
-    run(config, settings)
+    run(config, settings, group)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -17,6 +17,9 @@ from quire.config import Config
 from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
+from quire.engine.group import Group, GroupFaults
+from quire.engine.shared_settings import shared_settings
+from quire.executor.compiler import Compiler
 from quire.executor.executor import JaxExecutor
 from quire.executor.layer_state import PageLayout, page_layout
 from quire.executor.memory import (
@@ -27,6 +30,7 @@ from quire.executor.memory import (
 )
 from quire.executor.program_store import ProgramStore
 from quire.executor.programs import Programs
+from quire.executor.replay import Follower, Members
 from quire.executor.shapes import Shapes
 from quire.files import ModelFiles, Progress, locate, silent
 from quire.files.tensor_source import TensorSource
@@ -53,6 +57,16 @@ from quire.sharding import sharding, tensor_mesh
 from quire.text.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
+
+# Called once the model's files are known and before JAX has looked for devices.
+Meet = Callable[[ModelFiles, Config], Config]
+
+
+class Others(Members, Group, Protocol):
+    """The other members of a leader's group."""
+
+    def deploy(self, settings: dict[str, Any], sizes: str) -> None:
+        """Let them load the model with these settings, which lead to these sizes."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +99,11 @@ class Built:
         self.engine.scheduler.budget.step_sizes = self.executor.step_sizes
 
 
-def plan_deployment(config: Config, progress: Progress = silent, *, is_served: bool = False) -> Deployment:
+def plan_deployment(
+    config: Config, progress: Progress = silent, *, is_served: bool = False, meet: Meet | None = None
+) -> Deployment:
     """Find the model's files, and decide whether and how it fits. `is_served`: to clients, so queue and steps have
-    bounds."""
+    bounds. `meet` finds the other processes of a group, and returns the settings that all of them have."""
     files = locate(
         config.model,
         revision=config.revision,
@@ -101,6 +117,8 @@ def plan_deployment(config: Config, progress: Progress = silent, *, is_served: b
     if source is not None:  # before memory is taken for what the config says
         stored_names(model, source)
     reserve_device_memory()
+    if meet is not None:
+        config = meet(files, config)
     mesh = None
     if config.tensor_parallel > 1:
         mesh = tensor_mesh(jax.devices()[: config.tensor_parallel])
@@ -144,7 +162,7 @@ def _facts(config: Config, model: Decoder, mesh: Mesh | None) -> Facts:
     return Facts(
         platform=platform,
         num_devices=len(devices),
-        memory_bytes=device_memory_bytes(devices[0]),
+        memory_bytes=device_memory_bytes(jax.local_devices()[0]),
         max_positions=model.max_positions,
         weight_bytes=weight_bytes(model, dtype, quantize, mesh),
         fast_int8=fast_int8,
@@ -224,11 +242,21 @@ def cache_capacity(deployment: Deployment) -> dict[str, str]:
 
 
 def build_engine(
-    deployment: Deployment, progress: Progress = silent, clock: Callable[[], float] = time.monotonic
+    deployment: Deployment,
+    progress: Progress = silent,
+    clock: Callable[[], float] = time.monotonic,
+    others: Others | None = None,
 ) -> Built:
-    """Load the weights and build the engine. `Built.warm_up` compiles the programs."""
+    """Load the weights and build the engine. `Built.warm_up` compiles the programs. `others`: those of its group."""
+
+    def measure() -> Deployment:
+        measured = _with_measured_step(deployment)
+        if others is not None:
+            others.deploy(shared_settings(measured.config, measured.choices), str(measured.shapes))
+        return measured
+
     with ThreadPoolExecutor(1) as pool:  # one waits for a compiler, the other for files
-        measuring = pool.submit(_with_measured_step, deployment)
+        measuring = pool.submit(measure)
         weights = _weights(deployment, progress)
         deployment = measuring.result()
     for choice in deployment.choices:
@@ -237,7 +265,7 @@ def build_engine(
     log.info("%s", "; ".join(f"{name}: {value}" for name, value in cache_capacity(deployment).items()))
     threads, store = deployment.resolved.compile_threads, _program_store(deployment)
     store.forget_unused()
-    executor = JaxExecutor(deployment.model, weights, deployment.shapes, threads, deployment.mesh, store)
+    executor = JaxExecutor(deployment.model, weights, deployment.shapes, threads, deployment.mesh, store, others)
     scheduler = Scheduler(deployment.limits, clock, prefix_key=deployment.model.prefix_key)
     engine = Engine(
         scheduler,
@@ -248,7 +276,20 @@ def build_engine(
         max_step_s=deployment.max_step_ms / 1000,
         clock=clock,
     )
+    if others is not None:
+        engine.group = others
+        engine.observe(GroupFaults(others))
     return Built(deployment, engine, executor)
+
+
+def build_follower(deployment: Deployment, progress: Progress = silent) -> Follower:
+    """Load the weights of a member that runs what its leader announces."""
+    weights = _weights(deployment, progress)
+    store = _program_store(deployment)
+    store.forget_unused()
+    compiler = Compiler(deployment.model, weights, deployment.shapes, deployment.mesh, store)
+    model = deployment.model
+    return Follower(compiler, model.vocab_size, model.hidden_size, deployment.resolved.compile_threads)
 
 
 def _grammars(deployment: Deployment) -> Grammars | None:

@@ -13,6 +13,7 @@ from quire.core.scheduler import Scheduler
 from quire.engine.executor import Executor, is_out_of_memory
 from quire.engine.fault_isolation import PROBE, FaultIsolation, targets_of
 from quire.engine.grammar_masks import GrammarMasks, Grammars, NoGrammars
+from quire.engine.group import Group
 from quire.engine.observer import Observer, Step
 from quire.engine.step_pipeline import StepPipeline
 from quire.engine.step_time import BurstLimit, StepTimeLimit
@@ -56,6 +57,7 @@ class Engine:
         scheduler.limits.refuse_what_cannot_fit(PROBE)  # it must be there when it is needed
         self.scheduler = scheduler
         self.clock = clock
+        self.group: Group | None = None  # other processes that compute every step with the executor
         self.error: EngineFailed | None = None  # set once the engine cannot run any more
         self.num_faults = 0
         self.num_requests_blamed = 0
@@ -211,10 +213,8 @@ class Engine:
         They are known once it is the only step, since they follow from the tokens of the steps before. The device
         computes its logits meanwhile.
         """
-        if not self._steps.awaits_masks:
-            return True
-        if len(self._steps) > 1:
-            return False
+        if not self._steps.awaits_masks or len(self._steps) > 1:
+            return not self._steps.awaits_masks
         masks, failures = self._masks.masks(self._steps.newest)
         for failure in failures:
             log.warning("request %d is ended: %s", failure.request_id, failure.error)

@@ -36,6 +36,7 @@ from quire.models.params import ParamTree
 from quire.ops.kernels import kernels_for
 from quire.ops.quantized import QuantizedWeight
 from quire.request import num_mask_words
+from quire.sharding import put as put_on_devices
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +73,7 @@ class Compiler:
             model.layers, shapes.page_size, shapes.max_sequence_tokens, dtype, mesh, max_groups=shapes.num_groups
         )
         self._compiled = Compiled(model, kernels, shapes, self.layout)
-        self._whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
+        self.whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
         self._state = self._state_structure()
         self._placement = None if mesh is None else jax.tree.map(lambda array: array.sharding, self._state)
         # Tracing is Python's, and one thread's at a time: side by side, all would be traced before any is compiled.
@@ -84,12 +85,13 @@ class Compiler:
         """Shapes and places of everything a step changes; the slots are whole on every device."""
         shapes = self._compiled.shapes
         slots = jax.eval_shape(lambda: empty_slots(shapes))
-        slots = jax.tree.map(lambda array: _array(array.shape, array.dtype, self._whole), slots)
+        slots = jax.tree.map(lambda array: _array(array.shape, array.dtype, self.whole), slots)
         return State(self.layout.structure(shapes.num_pages), slots)
 
     def empty_state(self) -> State:
         shapes = self._compiled.shapes
-        return State(self.layout.empty(shapes.num_pages), jax.device_put(empty_slots(shapes), self._whole))
+        slots = jax.tree.map(lambda array: put_on_devices(array, self.whole), empty_slots(shapes))
+        return State(self.layout.empty(shapes.num_pages), slots)
 
     def make(self, key: Key) -> Any:
         """From the store, or compiled and stored."""
@@ -109,16 +111,16 @@ class Compiler:
     def compile(self, key: Key) -> Any:
         state, shapes = self._state, self._compiled.shapes
         if isinstance(key, StepShape):
-            return self._compile_step(partial(forward, self._compiled, key), key, (self._placement, self._whole))
+            return self._compile_step(partial(forward, self._compiled, key), key, (self._placement, self.whole))
         kind, size = key
         if kind in ("decode", "burst"):
             shape = StepShape(size, decodes_only=True)
             step = partial(decode, self._compiled, shape, 1 if kind == "decode" else shapes.burst)
-            return self._compile_step(step, shape, (self._placement, self._whole))
+            return self._compile_step(step, shape, (self._placement, self.whole))
         if kind == "start":
-            return self._compile_traced(start_slots, 0, self._whole, state.slots, pack_starts([], size, shapes))
+            return self._compile_traced(start_slots, 0, self.whole, state.slots, pack_starts([], size, shapes))
         if kind == "force":
-            return self._compile_traced(force_tokens, 0, self._whole, state.slots, pack_forced([], size, shapes))
+            return self._compile_traced(force_tokens, 0, self.whole, state.slots, pack_forced([], size, shapes))
         if kind == "adapter":
             return self._compile_adapter()
         if kind == "copy":
@@ -134,13 +136,13 @@ class Compiler:
             return sample_next(way, model, size, tree, slots, hidden, packed, masks, kernels.filter_cuts)
 
         dtype = jax.tree.leaves(self._state.pages)[0].dtype
-        hidden = _array((shapes.num_slots, model.hidden_size), dtype)
+        hidden = _array((shapes.num_slots, model.hidden_size), dtype, self.whole)
         packed = _array((3 * size + NUM_FEATURES,), jnp.int32)
-        masks = _array((size, num_mask_words(model.vocab_size)), jnp.uint32)
+        masks = _array((size, num_mask_words(model.vocab_size)), jnp.uint32, self.whole)
         inputs = (self.head, self._state.slots, hidden, packed, masks)
         # Timing its product would disturb that of decodes, which are compiled meanwhile.
         options = UNTUNED if jax.default_backend() == "gpu" else {}
-        return self._compile_traced(sample, 1, self._whole, *inputs, options=options)
+        return self._compile_traced(sample, 1, self.whole, *inputs, options=options)
 
     def _compile_adapter(self) -> Any:
         """Puts an adapter into its slot, where the others stay."""

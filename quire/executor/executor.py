@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
@@ -14,6 +13,7 @@ from quire.executor.launch import Launch, Packer, independent, num_sampling, spl
 from quire.executor.pending import Launched, Pending, Wanted
 from quire.executor.program_store import ProgramStore
 from quire.executor.programs import COPY_SIZES, FORCE_SIZE, START_SIZES, Programs
+from quire.executor.replay import Members
 from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.executor.slots import pack_forced, pack_starts
@@ -21,6 +21,7 @@ from quire.executor.step import State
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.request import num_mask_words
+from quire.sharding import put
 
 NOTHING_ASKED = Features(*[False] * len(Features._fields))
 
@@ -40,16 +41,20 @@ class JaxExecutor:
         compile_threads: int = 2,
         mesh: Mesh | None = None,
         store: ProgramStore | None = None,
+        members: Members | None = None,
     ) -> None:
+        """`members`: other processes that run every program with this one, each on its own devices."""
+        self._members = members
         self.platform = jax.default_backend()
         self.num_padding_tokens = 0  # computed beyond the tokens of plans, since programs have fixed shapes
         self.step_sizes: tuple[int, ...] = ()  # tokens of the steps that the device is good at; (): all alike
         self._shapes = shapes
-        self.programs = Programs(model, weights, shapes, compile_threads, mesh, store)
+        self.programs = Programs(model, weights, shapes, compile_threads, mesh, store, members)
         self._mask_words = num_mask_words(model.vocab_size)
         self._adapters: dict[int, list[Any]] = {}  # on the host, by number: the arrays of each
         self._no_masks: dict[int, jax.Array] = {}
-        self._devices = sorted({one for leaf in jax.tree.leaves(weights) for one in leaf.devices()}, key=str)
+        devices = {one for leaf in jax.tree.leaves(weights) for one in leaf.devices()}
+        self._devices = sorted((one for one in devices if one.process_index == jax.process_index()), key=str)
         self.reset()
         self.check_device()  # so that it is compiled
 
@@ -74,6 +79,8 @@ class JaxExecutor:
         return pending
 
     def reset(self) -> None:
+        if self._members is not None:
+            self._members.reset()
         self._packer = Packer(self._shapes)
         self._starts: list[SlotStart | None] = [None] * self._shapes.num_slots
         self._special: set[int] = set()  # slots whose requests ask for more than a token at some temperature
@@ -221,7 +228,8 @@ class JaxExecutor:
     def _masks(self, plan: StepPlan, launch: Launch, size: int, masks: dict[int, bytes]) -> Any:
         if not any(index in masks for index in launch.indices):
             if size not in self._no_masks:
-                self._no_masks[size] = jnp.full((size, self._mask_words), 0xFFFFFFFF, jnp.uint32)
+                masks_of_all = np.full((size, self._mask_words), 0xFFFFFFFF, np.uint32)
+                self._no_masks[size] = put(masks_of_all, self.programs.compiler.whole)
             return self._no_masks[size]
         rows = np.full((size, self._mask_words), 0xFFFFFFFF, np.uint32)
         for row, index in enumerate(launch.samples(plan.chunks)):

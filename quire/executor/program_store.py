@@ -109,5 +109,6 @@ def sources_digest() -> str:
 def machine() -> str:
     """The features that code for this machine may rely on: its devices, and the instructions of its processor."""
     device = jax.devices()[0]
-    parts = (instruction_set(), device.device_kind, str(jax.device_count()), device.client.platform_version)
+    processes = f"{jax.device_count()} of process {jax.process_index()} of {jax.process_count()}"
+    parts = (instruction_set(), device.device_kind, processes, device.client.platform_version)
     return "\0".join((*parts, os.environ.get("XLA_FLAGS", "")))

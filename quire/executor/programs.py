@@ -17,6 +17,7 @@ from quire.executor.ladder import StepShape
 from quire.executor.launch import NUM_FEATURES, Launch, Packer
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key, ProgramTable
+from quire.executor.replay import Announcer, Members, to_plain
 from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.executor.slots import pack_forced, pack_starts
@@ -54,7 +55,9 @@ class Programs:
         threads: int,
         mesh: Mesh | None = None,
         store: ProgramStore | None = None,
+        members: Members | None = None,
     ) -> None:
+        """`members`: other processes that run the same programs."""
         self._model = model
         self._shapes = shapes
         self.compiler = Compiler(model, weights, shapes, mesh, store)
@@ -74,6 +77,7 @@ class Programs:
         self._tuning_pool = ThreadPoolExecutor(min(threads, 2), "quire-tune")
         self._adapters: list[Any] = []  # their arrays on the device, flat
         self._ahead = False  # whether everything was to be compiled before it is needed
+        self._announcer = None if members is None else Announcer(members)
         self.num_late = 0  # compilations on the request path although it was; stays 0
 
     @property
@@ -167,7 +171,13 @@ class Programs:
         return self._pool.submit(make_after)
 
     def _make(self, key: Key) -> Any:
-        return self.compiler.make(key)
+        """With other processes a program is made when all of them have it, so that no table has it before."""
+        if self._announcer is None:
+            return self.compiler.make(key)
+        self._announcer.members.prepare(to_plain(key))
+        program = self.compiler.make(key)
+        self._announcer.members.confirm(to_plain(key))
+        return self._announcer.wrapped(key, program)
 
     def advance(self) -> None:
         """Take in the batches that are complete, in their order."""
@@ -213,7 +223,7 @@ class Programs:
         """Memory of the largest step besides weights and state, as the compiler laid it out."""
         ladder = self._shapes.ladder
         keys: list[Key] = [StepShape(ladder.max_tokens), ("any", ladder.sample_sizes[-1])]
-        layouts = [program.memory_analysis() for program in self._pool.map(self._make, keys)]
+        layouts = [program.memory_analysis() for program in self._pool.map(self.compiler.make, keys)]
         hidden = self._shapes.num_slots * self._model.hidden_size * 4
         return sum(int(layout.temp_size_in_bytes) for layout in layouts) + hidden
 

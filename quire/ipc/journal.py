@@ -3,6 +3,7 @@
 import mmap
 import os
 import tempfile
+import threading
 import zlib
 from multiprocessing import reduction
 from struct import Struct
@@ -46,17 +47,22 @@ class Journal:
                 new.truncate(NUM_BYTES)
                 file = os.dup(new.fileno())
         self._file = file
+        self._writing = threading.Lock()
+        self._is_closed = False
         self._memory = mmap.mmap(file, NUM_BYTES)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _attach, (reduction.DupFd(self._file),)
 
-    def write(self, record: Record) -> None:
+    def write(self, record: Record, *, is_last: bool = False) -> None:
+        """After the last record, nothing that another thread of this process writes replaces it."""
         data = _encode(record)
         end = _HEADER.size + len(data)
-        if end <= NUM_BYTES:
-            self._memory[_HEADER.size : end] = data
-            self._memory[: _HEADER.size] = _HEADER.pack(len(data), zlib.crc32(data))
+        with self._writing:
+            if end <= NUM_BYTES and not self._is_closed:
+                self._memory[_HEADER.size : end] = data
+                self._memory[: _HEADER.size] = _HEADER.pack(len(data), zlib.crc32(data))
+            self._is_closed = self._is_closed or is_last
 
     def read(self) -> Record:
         """The last record; an empty one if there is none, or if a write was cut short."""

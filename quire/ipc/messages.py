@@ -91,6 +91,12 @@ class Described(msgspec.Struct, frozen=True, tag=True, array_like=True):
     generation: dict[str, float | int | bool | None]  # sampling that the files ask for
 
 
+class Waiting(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The engine cannot begin yet, with the reason."""
+
+    reason: str
+
+
 class Hello(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """A front end's first message: the number that the ids of its requests begin with. No other front end has it.
 
@@ -164,5 +170,5 @@ class Others(msgspec.Struct, frozen=True, tag=True, array_like=True):
     counts: list[Counts]
 
 
-ToFrontEnd = Event | Stats | Others | Described | Ready | Broken
+ToFrontEnd = Event | Stats | Others | Described | Waiting | Ready | Broken
 ToEngine = Command | Counts | Hello

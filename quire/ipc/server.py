@@ -17,7 +17,7 @@ import msgspec
 
 from quire.errors import InvalidRequest
 from quire.ipc.framing import Frames, decode_commands, frame
-from quire.ipc.messages import Broken, Command, Counts, Described, Event, Hello, Ready
+from quire.ipc.messages import Broken, Command, Counts, Described, Event, Hello, Ready, Waiting
 
 log = logging.getLogger(__name__)
 
@@ -25,7 +25,7 @@ MAX_NUMBER = 2**22 - 1  # of a front end, so that request ids fit into 63 bits
 MAX_UNSENT_BYTES = 64 * 2**20  # a front end that leaves so much unread is disconnected
 _CREDENTIALS = struct.Struct("3i")  # process, user and group of a peer, as Linux reports them
 
-Greeting = Described | Ready | Broken
+Greeting = Described | Waiting | Ready | Broken
 
 
 class Port(Protocol):

@@ -20,6 +20,7 @@ from quire.models.params import Param, ParamTree
 from quire.ops.native import int8_product, library
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import QuantizedWeight, group, group_codes, map_arrays, pack, pack_codes
+from quire.sharding import put
 
 Quantize = Literal["none", "int8"]
 
@@ -113,9 +114,7 @@ def placed(host: Any, param: Param, placement: Placement | None) -> Any:
     """A weight on its devices; all arrays of a quantised one are sharded alike."""
 
     def place(array: Array, shape: tuple[int, ...]) -> jax.Array:
-        where = None if placement is None else placement(replace(param, shape=shape))
-        on_device: jax.Array = jax.device_put(array, where)
-        return on_device
+        return put(array, None if placement is None else placement(replace(param, shape=shape)))
 
     return map_arrays(place, host)
 

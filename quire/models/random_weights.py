@@ -43,7 +43,9 @@ def random_weights(
     def drawn(param: Param) -> jax.Array:
         # By name, so that a weight does not depend on which others the model has.
         own_key = jax.random.fold_in(key, zlib.crc32(param.sources[0].name.encode()))
-        draw = _draw(param.shape, dtype, None if placement is None else placement(param))
+        # One that is quantised on the host is drawn whole: a process has no other view of another's devices.
+        is_whole = placement is None or (quantize == "int8" and param.num_contracted > 0)
+        draw = _draw(param.shape, dtype, None if placement is None or is_whole else placement(param))
         return draw(own_key, *_mean_and_spread(param))
 
     # The first of each shape; their programs are compiled in parallel.

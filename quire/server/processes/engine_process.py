@@ -14,9 +14,10 @@ from quire.engine.garbage_collection import freeze_gc, relax_gc
 from quire.engine.meter import Meter, attach_meter, read_stats
 from quire.engine.port import Port
 from quire.errors import EngineFailed, QuireError
+from quire.group.leader import MEMBER_LOST
 from quire.ipc.framing import frame
 from quire.ipc.journal import Journal, Record
-from quire.ipc.messages import Broken, Described, Event, Others, Ready
+from quire.ipc.messages import Broken, Described, Event, Others, Ready, Waiting
 from quire.ipc.server import FrontEndConnection, Greeting
 from quire.ipc.supervisor_link import (
     ALIVE_INTERVAL_S,
@@ -41,8 +42,8 @@ ABANDONED = 70  # exit status of an engine that cannot continue
 class EngineBuilder(Protocol):
     """Builds the engine inside its process. Sent there as a pickle."""
 
-    def __call__(self, describe: Callable[[Described], None]) -> Engine:
-        """Calls `describe` as soon as the model is known."""
+    def __call__(self, describe: Callable[[Described | Waiting], None]) -> Engine:
+        """Calls `describe` as soon as the model is known, and before that with what it waits for."""
 
 
 class EngineProcess:
@@ -131,6 +132,8 @@ class EngineProcess:
         gather = [] if self._journal is None else engine.take_over(self._journal)
         self.driver = Driver(engine, gather=gather, abandon=None if self._journal is None else self._abandon)
         freeze_gc()
+        if engine.group is not None:
+            engine.group.on_lost, engine.group.on_fault = self._on_member_lost, self._on_member_fault
         self.driver.start()
 
     def _abandon(self, reason: str, no_request_at_fault: bool) -> None:
@@ -142,7 +145,21 @@ class EngineProcess:
         logging.shutdown()
         os._exit(ABANDONED)
 
-    def _describe_from_thread(self, described: Described) -> None:
+    def _on_member_lost(self, reason: str) -> None:
+        """On a thread of the group. The requests that run are not to blame; those that were suspects still are."""
+        log.critical("%s; the engine process ends, and the group begins again", reason)
+        if self._journal is not None:
+            self._journal.write(Record(search=self._journal.read().search), is_last=True)
+        logging.shutdown()
+        os._exit(MEMBER_LOST)
+
+    def _on_member_fault(self, reason: str) -> None:
+        """On a thread of the group: a step fails on a member, by its own fault or because another one is lost."""
+        if self.engine is not None and self.engine.group is not None:
+            self.engine.group.check()
+        self._abandon(reason, False)
+
+    def _describe_from_thread(self, described: Described | Waiting) -> None:
         self.loop.call_soon_threadsafe(self._greet_all, described)
 
     def _greet_all(self, news: Greeting) -> None:

@@ -10,7 +10,7 @@ from quire.engine.garbage_collection import freeze_gc
 from quire.errors import EngineFailed, InvalidSetting, QuireError
 from quire.files.generation_defaults import GenerationDefaults
 from quire.ipc.client import EngineClient, connect
-from quire.ipc.messages import Described, Ready, ToFrontEnd
+from quire.ipc.messages import Described, Ready, ToFrontEnd, Waiting
 from quire.ipc.supervisor_link import (
     ALIVE_INTERVAL_S,
     Alive,
@@ -73,6 +73,7 @@ class FrontEnd:
         """
         self._address = address
         server = HttpServer(self._settings)
+        self._loading = server.loading
         link = await open_link(line, lambda message: self._on_control(message, server), orphaned)
         self._alive = asyncio.create_task(_send_alive(link))
         joining = asyncio.create_task(self._join())
@@ -169,6 +170,10 @@ class FrontEnd:
                 self._described.set_result(message)
             elif isinstance(message, Ready) and not self._ready.done():
                 self._ready.set_result(message)
+            elif isinstance(message, Waiting):
+                self._loading.reason = message.reason
+                if self._service is not None:
+                    self._service.lose(message.reason)
 
     def _on_lost(self, reason: str) -> None:
         """The supervisor starts another engine, or sends GaveUp."""
@@ -182,7 +187,7 @@ class FrontEnd:
                     waiting.exception()  # marks it as seen: nothing may wait for it yet
             return
         log.error("%s; %d requests wait for it", reason, self._service.num_streams)
-        self._service.lose(reason)
+        self._service.lose(f"{reason}, and is started again")
         self._rejoining = asyncio.create_task(self._rejoin(self._service))
 
     async def _read_text(self, described: Described) -> tuple[Tokenizer, ChatTemplates]:

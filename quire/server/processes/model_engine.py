@@ -7,7 +7,9 @@ from dataclasses import asdict, dataclass
 from quire.config import Config
 from quire.engine.engine import Engine
 from quire.files import progress_bar, share_bar, silent
-from quire.ipc.messages import Described
+from quire.group.leader import Leader
+from quire.group.settings import GroupSettings
+from quire.ipc.messages import Described, Waiting
 from quire.server.observe.logs import configure_logs
 
 
@@ -19,13 +21,20 @@ class ModelEngine:
     log_format: str = "text"
     show_progress: bool = True
     log_level: int = logging.INFO
+    group: GroupSettings | None = None  # of its leader
 
-    def __call__(self, describe: Callable[[Described], None]) -> Engine:
+    def __call__(self, describe: Callable[[Described | Waiting], None]) -> Engine:
         from quire.engine.build import build_engine, plan_deployment  # loads JAX, which front ends do without
 
+        leader, meet = None, None
+        if self.group is not None:
+            from quire.engine.build_group import lead
+
+            leader = Leader(self.group, lambda reason: describe(Waiting(reason)))
+            meet = lead(leader, self.group)
         configure_logs(self.log_format, self.log_level)
         progress = progress_bar if self.show_progress else silent
-        deployment = plan_deployment(self.config, progress, is_served=True)
+        deployment = plan_deployment(self.config, progress, is_served=True, meet=meet)
         files = deployment.files
         describe(
             Described(
@@ -35,7 +44,7 @@ class ModelEngine:
                 generation=asdict(files.generation),
             )
         )
-        built = build_engine(deployment, progress)
+        built = build_engine(deployment, progress, others=leader)
         programs = built.executor.programs
         with (share_bar if self.show_progress else silent)("Compiling") as report:
             for share in built.warm_up():

@@ -10,20 +10,33 @@ from dataclasses import replace
 from pathlib import Path
 
 from quire.config import Config
+from quire.group.settings import GroupSettings
 from quire.ipc.server import new_address
 from quire.server.http.listener import open_listener, open_listeners
 from quire.server.http.tls import check_certificate
 from quire.server.observe.logs import configure_logs
 from quire.server.processes.engine_process import EngineBuilder
+from quire.server.processes.member import follow_leader
 from quire.server.processes.model_engine import ModelEngine
 from quire.server.processes.supervisor import Supervisor
 from quire.server.settings import ServerSettings
 
 
-def serve(config: Config, settings: ServerSettings, *, show_progress: bool = True) -> None:
-    """Serve a model until a signal comes. Raises the reason why it cannot be served."""
+def serve(
+    config: Config, settings: ServerSettings, group: GroupSettings | None = None, *, show_progress: bool = True
+) -> None:
+    """Serve a model until a signal comes. Raises the reason why it cannot be served.
+
+    A process that is not the leader of its group serves nothing: it computes with the leader.
+    """
     configure_logs(settings.log_format, settings.logging_level)
-    engine = ModelEngine(config, settings.log_format, show_progress, settings.logging_level)
+    if group is not None and group.is_group:
+        group.secret()  # raises where there is none
+        if not group.is_leader:
+            follow_leader(config, settings, group, show_progress=show_progress)
+            return
+    leads = group if group is not None and group.is_group else None
+    engine = ModelEngine(config, settings.log_format, show_progress, settings.logging_level, leads)
     serve_engine(engine, settings, config.chat_template)
 
 

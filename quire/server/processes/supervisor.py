@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from quire.errors import EngineFailed, InvalidSetting, ModelError, QuireError
+from quire.group.leader import MEMBER_LOST
 from quire.ipc.journal import Journal
 from quire.ipc.supervisor_link import GaveUp, Refused, Stop
 from quire.server.processes.child import Child
@@ -162,6 +163,9 @@ class Supervisor:
                 engine.kill()
                 await engine.ended.wait()
             reason = refusal.message if refusal is not None else f"the engine process ended ({engine.exit_status})"
+            if engine.exit_code == MEMBER_LOST:  # whose start says why it waits
+                num_before += 1
+                continue
             if not num_before and engine.ready_s is None:
                 self._refuse(refusal or Refused(EngineFailed.kind, f"{reason} before it was ready"))
                 return

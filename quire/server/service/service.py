@@ -134,9 +134,9 @@ class Service:
             port.send(prompt.resumed(now - stream.times.opened_s))
 
     def lose(self, reason: str) -> None:
-        """The engine is gone. The streams wait for the next one."""
+        """The engine is gone, or the next one cannot begin yet. The streams wait for it."""
         self._port = None
-        self._why_not = f"{reason}, and is started again"
+        self._why_not = reason
 
     def expire(self) -> None:
         """End requests whose time has passed, while there is no engine that would."""

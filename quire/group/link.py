@@ -1,0 +1,145 @@
+"""One end of the connection between the leader and another member of a group."""
+
+import contextlib
+import hashlib
+import hmac
+import logging
+import socket
+import struct
+import threading
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from quire.group.handshake import Keys
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+MAX_FRAME_BYTES = 64 * 2**20
+SILENCE_S = 10.0  # after which the other end is lost; it says something every PING_S
+PING_S = 2.0
+TAG_BYTES = 16
+_LENGTH = struct.Struct("<I")
+_COUNT = struct.Struct("<Q")
+_HEADER_BYTES = _LENGTH.size + TAG_BYTES
+
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class LinkLost(Exception):
+    """The connection has ended."""
+
+
+class Link(Generic[T]):
+    """Sends messages from any thread, and hands those of the other end to `take` on a thread of its own.
+
+    A frame is a length, a tag and a message. The tag covers the message and its place in the stream. `lost` is called
+    once, on that thread or on one that sends.
+    """
+
+    def __init__(self, connection: socket.socket, keys: Keys, messages: Any) -> None:
+        """`messages` are the types that the other end may send."""
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        connection.settimeout(SILENCE_S)
+        self._connection = connection
+        self._keys = keys
+        self._decode = msgspec.msgpack.Decoder(messages).decode
+        self._sending = threading.Lock()
+        self._num_sent = self._num_received = 0
+        self._ending = threading.Lock()  # held for good by the thread that finds the end
+        self._take: Callable[[T], None] = lambda message: None
+        self._lost: Callable[[str], None] = lambda reason: None
+
+    @property
+    def peer(self) -> str:
+        try:
+            return str(self._connection.getpeername()[0])
+        except OSError:
+            return "?"
+
+    def start(self, take: Callable[[T], None], lost: Callable[[str], None]) -> None:
+        """Read from now on."""
+        self._take, self._lost = take, lost
+        threading.Thread(target=self._read, name="quire-link", daemon=True).start()
+
+    def send(self, message: Any) -> None:
+        """Raises LinkLost, after `lost` was called."""
+        payload = _encode(message)
+        if len(payload) > MAX_FRAME_BYTES:
+            raise ValueError(f"a message has {len(payload)} bytes; the limit is {MAX_FRAME_BYTES}")
+        try:
+            with self._sending:
+                tag = _tag(self._keys.ours, self._num_sent, payload)
+                self._num_sent += 1
+                self._connection.sendall(b"".join((_LENGTH.pack(len(payload)), tag, payload)))
+        except OSError as error:
+            self._end(_reason(error))
+            raise LinkLost(_reason(error)) from error
+
+    def receive(self) -> T:
+        """The next message, for an end that has not called `start`. Raises LinkLost."""
+        try:
+            header = self._exactly(_HEADER_BYTES)
+            (length,) = _LENGTH.unpack_from(header)
+            if length > MAX_FRAME_BYTES:
+                raise LinkLost(f"a frame has {length} bytes; the limit is {MAX_FRAME_BYTES}")
+            payload = self._exactly(length)
+            tag = _tag(self._keys.theirs, self._num_received, payload)
+            if not hmac.compare_digest(bytes(header[_LENGTH.size :]), tag):
+                raise LinkLost("a frame was altered on its way")
+            self._num_received += 1
+            message: T = self._decode(payload)
+        except OSError as error:
+            raise LinkLost(_reason(error)) from error
+        except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
+            raise LinkLost(f"a message cannot be read: {error}") from error
+        return message
+
+    def close(self) -> None:
+        """`lost` is not called any more."""
+        self._ending.acquire(blocking=False)
+        self._shut()
+
+    def _read(self) -> None:
+        while True:
+            try:
+                message = self.receive()
+            except LinkLost as error:
+                self._end(str(error))
+                return
+            self._take(message)
+
+    def _exactly(self, count: int) -> bytearray:
+        data = bytearray(count)
+        view, at = memoryview(data), 0
+        while at < count:
+            received = self._connection.recv_into(view[at:])
+            if not received:
+                raise LinkLost("the connection was closed")
+            at += received
+        return data
+
+    def _end(self, reason: str) -> None:
+        if self._ending.acquire(blocking=False):
+            self._shut()
+            self._lost(reason)
+
+    def _shut(self) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
+        self._connection.close()
+
+
+def _tag(key: bytes, number: int, payload: bytes | bytearray) -> bytes:
+    digest = hashlib.blake2b(_COUNT.pack(number), key=key, digest_size=TAG_BYTES)
+    digest.update(payload)
+    return digest.digest()
+
+
+def _reason(error: OSError) -> str:
+    if isinstance(error, TimeoutError):
+        return f"it has not been heard of for {SILENCE_S:g} s"
+    return f"the connection ended: {error.strerror or error}"

@@ -1,0 +1,88 @@
+"""Settings of a group: several processes that are one engine."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from quire.config import setting
+from quire.errors import InvalidSetting, shown
+
+GROUP = "Group"
+MAX_SIZE = 1024
+MIN_SECRET_BYTES, MAX_SECRET_BYTES = 16, 4096
+
+
+@dataclass(frozen=True)
+class GroupSettings:
+    """Settings of one member. A group of one is none."""
+
+    group_size: int = setting(
+        1, GROUP, "Processes that are one engine, on one host or several: the model is cut across all their devices."
+    )
+    group_rank: int = setting(0, GROUP, "Number of this process in its group. 0 is the leader, which serves HTTP.")
+    group_address: str | None = setting(
+        None, GROUP, "HOST:PORT of the leader: it listens there, and the others connect to it."
+    )
+    group_secret_file: Path | None = setting(
+        None, GROUP, "File with the secret that all members share. The variable QUIRE_GROUP_SECRET can have it instead."
+    )
+    # Command lines are visible to every user of a machine, so only the variable is documented.
+    group_secret: str | None = field(
+        default=None,
+        repr=False,
+        metadata={"group": GROUP, "help": "The secret.", "hidden": True, "variable": "QUIRE_GROUP_SECRET"},
+    )
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.group_size <= MAX_SIZE:
+            raise InvalidSetting(f"group_size is {self.group_size}; it must be between 1 and {MAX_SIZE}")
+        if not 0 <= self.group_rank < self.group_size:
+            raise InvalidSetting(
+                f"group_rank is {self.group_rank}; with group_size = {self.group_size} it must be between 0 and "
+                f"{self.group_size - 1}"
+            )
+        if self.group_size == 1:
+            return
+        if self.group_address is None:
+            raise InvalidSetting("group_size needs group_address, the leader's HOST:PORT")
+        _ = self.endpoint
+        if self.group_secret_file is None and self.group_secret is None:
+            raise InvalidSetting(
+                "a group needs a secret that its members share: group_secret_file, or the variable QUIRE_GROUP_SECRET"
+            )
+
+    @property
+    def is_group(self) -> bool:
+        return self.group_size > 1
+
+    @property
+    def is_leader(self) -> bool:
+        return self.group_rank == 0
+
+    @property
+    def endpoint(self) -> tuple[str, int]:
+        """Host and port of the leader."""
+        given = self.group_address or ""
+        host, colon, port = given.rpartition(":")
+        host = host.removeprefix("[").removesuffix("]")
+        if not colon or not host or not (port.isascii() and port.isdecimal()) or not 1 <= int(port) <= 65535:
+            raise InvalidSetting(f"group_address is {shown(given)}; it must be HOST:PORT, as in 10.0.0.1:7000")
+        return host, int(port)
+
+    def secret(self) -> bytes:
+        """The secret that the members share; the file's, where both are given."""
+        source = "QUIRE_GROUP_SECRET"
+        found = (self.group_secret or "").encode()
+        if self.group_secret_file is not None:
+            source = str(self.group_secret_file)
+            try:
+                with open(self.group_secret_file, "rb") as file:
+                    found = file.read(MAX_SECRET_BYTES + 1)
+            except OSError as error:
+                raise InvalidSetting(f"group_secret_file: {source} cannot be read: {error.strerror}") from error
+        found = found.strip()
+        if not MIN_SECRET_BYTES <= len(found) <= MAX_SECRET_BYTES:
+            raise InvalidSetting(
+                f"the group's secret ({source}) has {len(found)} bytes; it must have between {MIN_SECRET_BYTES} and "
+                f"{MAX_SECRET_BYTES}"
+            )
+        return found
