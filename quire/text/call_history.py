@@ -207,14 +207,15 @@ def without_calls(message: Message) -> Message:
     written = [message_text(message)]
     for call in message["tool_calls"]:
         function = call.get("function", {})
-        arguments = function.get("arguments", "{}")
+        arguments = function.get("arguments") or "{}"
         arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
         written.append(f"{HERMES.begin}{HERMES.opening(str(function.get('name')))}{arguments}}}{HERMES.end}")
     return plain | {"content": "\n".join(part for part in written if part)}
 
 
 def _with_functions(message: Message) -> Message:
-    """A call of a custom tool is one of a function of its input. No calls are none, which templates may look for."""
+    """Every call is one of a function: that of a custom tool has an input. No calls are none, which templates may look
+    for."""
     if "tool_calls" not in message:
         return message
     calls = message["tool_calls"]
@@ -226,11 +227,15 @@ def _with_functions(message: Message) -> Message:
 
 
 def _with_function(call: Mapping[str, Any]) -> Mapping[str, Any]:
-    custom = call.get("custom")
-    if "function" in call or not isinstance(custom, Mapping):
+    if "function" in call:
         return call
-    function = {"name": custom.get("name"), "arguments": {"input": custom.get("input", "")}}
-    return {**{key: value for key, value in call.items() if key != "custom"}, "type": "function", "function": function}
+    custom = call.get("custom")
+    if isinstance(custom, Mapping):
+        function = {"name": custom.get("name"), "arguments": {"input": custom.get("input") or ""}}
+    else:
+        function = {"name": call.get("name"), "arguments": call.get("arguments")}
+    around = {key: value for key, value in call.items() if key not in ("custom", "name", "arguments")}
+    return {**around, "type": "function", "function": function}
 
 
 def _one_by_one(messages: Sequence[Message]) -> Iterator[Message]:

@@ -15,9 +15,10 @@ from quire.files.json_file import read_json_if_present
 from quire.text.budget import Budget
 from quire.text.call_history import CallSupport, ToolPlace, call_support, tool_place
 from quire.text.json_text import parse_json_text
+from quire.text.message_fields import check_fields
 from quire.text.plain_data import plain_copy, size_of
 from quire.text.sandbox import RefusedByTemplate, TemplateEnvironment
-from quire.text.tools import HERMES, CallFormat, CallStyle, check_calls, format_of
+from quire.text.tools import HERMES, CallFormat, CallStyle, format_of
 
 Message = Mapping[str, Any]
 
@@ -118,7 +119,7 @@ class ChatTemplate:
         """A message in the form this template reads."""
         if not isinstance(message, Mapping):
             raise invalid(f"messages[{index}]", f": a {type(message).__name__}, not an object")
-        check_calls(f"messages[{index}]", message)
+        check_fields(f"messages[{index}]", message)
         plain: dict[str, Any] = plain_copy(f"messages[{index}]", message)
         content = plain.get("content")
         if isinstance(content, list) and not self.takes_parts:
@@ -298,14 +299,16 @@ def _parse_calls(index: int, message: Message) -> None:
         _parse_arguments(f"messages[{index}].tool_calls[{number}]", call)
 
 
-def _parse_arguments(where: str, call: Any) -> None:
+def _parse_arguments(where: str, call: dict[str, Any]) -> None:
     """The API sends arguments as the text of a JSON object; templates read the object."""
-    function = call.get("function", call) if isinstance(call, dict) else None
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+    if "custom" in call:
         return
-    arguments = parse_json_text(f"{where}.function.arguments", function["arguments"] or "{}")
+    function, inside = (call["function"], f"{where}.function") if "function" in call else (call, where)
+    if isinstance(function.get("arguments"), dict):
+        return
+    arguments = parse_json_text(f"{inside}.arguments", function.get("arguments") or "{}")
     if not isinstance(arguments, dict):
-        raise invalid(f"{where}.function.arguments", f": a JSON {type(arguments).__name__}, not an object")
+        raise invalid(f"{inside}.arguments", f": a JSON {type(arguments).__name__}, not an object")
     function["arguments"] = arguments
 
 
@@ -314,7 +317,7 @@ def with_parsed_arguments(messages: Sequence[Message]) -> list[Message]:
     parsed = []
     for index, message in enumerate(messages):
         if isinstance(message, Mapping) and message.get("tool_calls"):
-            check_calls(f"messages[{index}]", message)
+            check_fields(f"messages[{index}]", message)
             message = plain_copy(f"messages[{index}]", message)
             _parse_calls(index, message)
         parsed.append(message)

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
-from quire.errors import invalid
-
 CALL_ID_LENGTH = 24
 
 
@@ -130,18 +128,6 @@ _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
 def format_of(template: str) -> CallFormat:
     """The form in which the model of this template writes calls."""
     return next((form for form, signs in _SIGNS if all(sign in template for sign in signs)), HERMES)
-
-
-def check_calls(where: str, message: Mapping[str, Any]) -> None:
-    """Refuse calls in a message, at `where`, that are not a list of objects."""
-    calls = message.get("tool_calls")
-    if calls is None:
-        return
-    if not isinstance(calls, (list, tuple)):
-        raise invalid(f"{where}.tool_calls", f"is a {type(calls).__name__}; it must be a list of calls")
-    for number, call in enumerate(calls):
-        if not isinstance(call, Mapping) or not isinstance(call.get("function", {}), Mapping):
-            raise invalid(f"{where}.tool_calls[{number}]", "is no call; it must be an object with a function")
 
 
 def with_system_text(messages: Sequence[Mapping[str, Any]], text: str) -> list[dict[str, Any]]:

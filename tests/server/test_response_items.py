@@ -4,7 +4,7 @@ import pytest
 
 from quire.errors import InvalidRequest
 from quire.server.api.openai.requests import ChatRequest
-from quire.server.api.responses.conversation import Conversation, Placed, own_name
+from quire.server.api.responses.conversation import Conversation, Placed
 from quire.server.api.responses.history import History, read_input
 from quire.server.api.responses.items import ItemReader, sealed
 from quire.server.api.responses.requests import ResponseRequest
@@ -233,10 +233,14 @@ def test_a_wrong_field_is_refused_by_name(fields, param):
 
 
 def test_errors_of_chats_get_the_names_of_this_api():
-    places = Conversation("be kind", [Placed("input[4]", {"type": "message", "role": "user", "content": []})]).places
+    items = [{"type": "message", "role": "user", "content": []}, *map(call, (1, 2))]
+    conversation = Conversation("be kind", [Placed(f"input[{4 + number}]", item) for number, item in enumerate(items)])
     for param, expected in {
         "messages[1].content[0].text": "input[4]",
         "messages[0].content": "instructions",
+        "messages[2].content": "input[5]",
+        "messages[2].tool_calls[1].function.arguments": "input[6].arguments",
+        "messages[2].tool_calls[1]": "input[6]",
         "messages": "input",
         "tools[2].function.parameters": "tools[2].parameters",
         "response_format.json_schema.schema": "text.format.schema",
@@ -245,4 +249,4 @@ def test_errors_of_chats_get_the_names_of_this_api():
         "reasoning_effort": "reasoning.effort",
         "temperature": "temperature",
     }.items():
-        assert own_name(places, param) == expected
+        assert conversation.own_name(param) == expected

@@ -8,10 +8,11 @@ from quire.server.api.message_keys import with_refusals_as_text
 from quire.server.api.tool_use import ToolUse
 from quire.server.service.service import Service
 from quire.text.conversation import render_conversation
+from quire.text.message_fields import check_fields
 from quire.text.shield import Prompt
-from quire.text.tools import check_calls
 
 _IN_PLACE_OF_CONTENT = ("tool_calls", "reasoning_content", "reasoning", "refusal")
+_TEXT_PARTS = ("text", "refusal")  # by the key that has the text
 ROLES = ("system", "developer", "user", "assistant", "tool", "function")
 
 
@@ -45,7 +46,7 @@ def check_messages(messages: Sequence[Mapping[str, Any]]) -> None:
 
 
 def _check_message(index: int, message: Mapping[str, Any]) -> None:
-    check_calls(f"messages[{index}]", message)
+    check_fields(f"messages[{index}]", message)
     role, content = message.get("role"), message.get("content")
     if role not in ROLES:
         raise invalid(f"messages[{index}].role", f"is {shown(role)}; it must be one of {', '.join(ROLES)}")
@@ -61,14 +62,14 @@ def _check_message(index: int, message: Mapping[str, Any]) -> None:
 
 
 def _check_part(index: int, number: int, part: Any) -> None:
-    is_text = isinstance(part, dict) and part.get("type") == "text"
-    if is_text and isinstance(part.get("text"), str):
-        return
     where = f"messages[{index}].content[{number}]"
-    if not is_text:
-        kind = part.get("type") if isinstance(part, dict) else part
+    if not isinstance(part, dict):
+        raise invalid(where, f"is {shown(part)}; it must be a part, an object with a type")
+    kind = part.get("type")
+    if kind not in _TEXT_PARTS:
         raise invalid(f"{where}.type", f"is {shown(kind)}; only 'text' is supported")
-    raise invalid(f"{where}.text", f"is {shown(part.get('text'))}; it must be a string")
+    if not isinstance(part.get(kind), str):
+        raise invalid(f"{where}.{kind}", f"is {shown(part.get(kind))}; it must be a string")
 
 
 def _with_known_role(message: Mapping[str, Any]) -> Mapping[str, Any]:

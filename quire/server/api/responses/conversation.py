@@ -18,7 +18,8 @@ class Placed(NamedTuple):
 
 
 class Conversation:
-    """The messages that a list of items stands for. `places` has the place of each message in the request.
+    """The messages that a list of items stands for. `places` has the place of each message in the request, and
+    `call_places` those of its calls.
 
     The items of one turn of the model, its thinking, its text and its calls, are one message of a chat.
     """
@@ -26,6 +27,7 @@ class Conversation:
     def __init__(self, instructions: str | None, items: Sequence[Placed]) -> None:
         self.messages: list[dict[str, Any]] = []
         self.places: list[str] = []
+        self.call_places: list[list[str]] = []
         self._names: dict[str, str] = {}  # of the calls so far
         self._is_in_turn = False
         self._system: list[str] = []  # the texts of the first message, where that is the instructions
@@ -43,6 +45,7 @@ class Conversation:
     def _begin(self, place: str, message: dict[str, Any]) -> None:
         self.messages.append(message)
         self.places.append(place)
+        self.call_places.append([])
         self._is_in_turn = message["role"] == "assistant"
 
     def _turn(self, place: str, *, without: Sequence[str]) -> dict[str, Any]:
@@ -76,6 +79,7 @@ class Conversation:
         function = {"name": item["name"], "arguments": arguments}
         calls = self._turn(place, without=()).setdefault("tool_calls", [])
         calls.append({"id": item["call_id"], "type": "function", "function": function})
+        self.call_places[-1].append(place)
 
     def _add_output(self, place: str, item: dict[str, Any]) -> None:
         call_id, output = item["call_id"], item["output"]
@@ -84,6 +88,21 @@ class Conversation:
             raise invalid(f"{place}.call_id", f"is {shown(call_id)}; no call before it has this id")
         text = output if isinstance(output, str) else "\n".join(part["text"] for part in output)
         self._begin(place, {"role": "tool", "tool_call_id": call_id, "name": name, "content": text})
+
+    def own_name(self, field: str) -> str:
+        """The name that a field of chats has in this API."""
+        match = _MESSAGE.match(field)
+        if match is not None:
+            number = match["number"]
+            if number is None or int(number) >= len(self.places):
+                return "input"
+            if match["call"] is None:
+                return self.places[int(number)]
+            return self.call_places[int(number)][int(match["call"])] + (match["of_call"] or "")
+        for chats, own in _NAMES:
+            if re.match(rf"{chats}(?!\w)", field):
+                return re.sub(chats, own, field, count=1)
+        return field
 
 
 _ADDERS: dict[str, Callable[[Conversation, str, dict[str, Any]], None]] = {
@@ -96,19 +115,9 @@ _ADDERS: dict[str, Callable[[Conversation, str, dict[str, Any]], None]] = {
 }
 
 
-def own_name(places: Sequence[str], field: str) -> str:
-    """The name that a field of chats has in this API. `places` are those of the messages."""
-    match = _MESSAGE.match(field)
-    if match is not None:
-        number = match["number"]
-        return "input" if number is None or int(number) >= len(places) else places[int(number)]
-    for chats, own in _NAMES:
-        if re.match(rf"{chats}(?!\w)", field):
-            return re.sub(chats, own, field, count=1)
-    return field
-
-
-_MESSAGE = re.compile(r"messages(?:\[(?P<number>\d+)\]|$)")
+_MESSAGE = re.compile(
+    r"messages(?:\[(?P<number>\d+)\](?:\.tool_calls\[(?P<call>\d+)\](?:\.function(?P<of_call>\.\w+))?)?|$)"
+)
 _NAMES = (
     (r"tools\[(\d+)\]\.(?:function|custom)", r"tools[\1]"),
     (r"response_format(?:\.json_schema)?", "text.format"),

@@ -1,14 +1,13 @@
 """A request for a response as a job."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 from quire.errors import PromptTooLong, invalid
 from quire.server.api.chat import PreparedChat, prepare_chat
 from quire.server.api.dialect import Dialect
 from quire.server.api.job import Job
-from quire.server.api.responses.conversation import Conversation, Placed, own_name
+from quire.server.api.responses.conversation import Conversation, Placed
 from quire.server.api.responses.encoder import ResponseEncoder
 from quire.server.api.responses.history import History, read_input
 from quire.server.api.responses.items import ItemReader
@@ -80,7 +79,7 @@ def _prepare(
     def attempt(items: Sequence[Placed]) -> PreparedChat:
         conversation = Conversation(fields.instructions, items)
         chat = chat_request(fields, conversation.messages)
-        return prepare_chat(service, dialect, arrival, chat, own_name=partial(own_name, conversation.places))
+        return prepare_chat(service, dialect, arrival, chat, own_name=conversation.own_name)
 
     try:
         return attempt(items)
