@@ -156,4 +156,5 @@ def read_stats(engine: Engine, meter: Meter, waited_s: float = 0.0) -> Stats:
         is_compiling=meter.is_compiling,
         checking_s=engine.checking_s,
         page_size=limits.page_size,
+        is_searching=engine.is_searching,
     )

@@ -78,7 +78,13 @@ class Started(msgspec.Struct, frozen=True, tag=True, array_like=True):
     queue_s: float
 
 
-Command = Submit | Abort
+class Withdrawn(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Requests that the engine before this one had, and that do not come back: others have them, or they are over."""
+
+    request_ids: list[int]
+
+
+Command = Submit | Abort | Withdrawn
 Event = Progress | Failed | Started | Account | StepTrace
 
 
@@ -111,6 +117,7 @@ class Ready(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
     max_total_tokens: int
     platform: str
+    cache_tokens: int = 0  # that the prefix cache has room for
 
 
 class Broken(msgspec.Struct, frozen=True, tag=True, array_like=True):
@@ -148,6 +155,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     is_compiling: bool  # the step under way waited for a program to compile
     checking_s: float | None  # time that a check or a reset of the device has taken; None if there is none
     page_size: int  # tokens
+    is_searching: bool  # only some requests run, to find the one that makes steps fail
 
     @property
     def active_pages(self) -> int:

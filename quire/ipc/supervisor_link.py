@@ -22,9 +22,10 @@ class Stop(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class GaveUp(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """To an HTTP worker: the engine will not be started again."""
+    """To an HTTP worker: an engine will not be started again."""
 
     reason: str
+    engine: int = 0  # its number
 
 
 class Up(msgspec.Struct, frozen=True, tag=True, array_like=True):

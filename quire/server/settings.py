@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 from pathlib import Path
 
-from quire.config import setting
+from quire.config import DEVICES, setting
 from quire.errors import InvalidSetting
 from quire.server.api_keys import ApiKey, check_distinct, key_of, read_keys
 from quire.text.stop_strings import MAX_STOPS
@@ -13,6 +13,7 @@ from quire.text.stop_strings import MAX_STOPS
 HTTP, ACCESS, LIMITS, API, OPERATIONS = "HTTP", "Access", "Limits", "API", "Operations"
 
 _AT_LEAST_ONE = (
+    "data_parallel",
     "http_workers",
     "payload_limit",
     "max_concurrent_requests",
@@ -125,6 +126,11 @@ class ServerSettings:
     )
     wait_for_restart: bool = setting(
         True, OPERATIONS, "Let requests that arrive while the engine restarts wait for it; otherwise they get 503."
+    )
+    data_parallel: int = setting(
+        1,
+        DEVICES,
+        "Engine processes, each with the whole model on devices of its own; requests are divided among them.",
     )
     log_format: str = setting("text", OPERATIONS, "text, or json for one object per line.")
     log_level: str = setting("info", OPERATIONS, "Least level that is logged: debug, info, warning or error.")

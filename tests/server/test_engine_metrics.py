@@ -8,7 +8,7 @@ from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine as QuireEngine
 from quire.engine.meter import attach_meter, read_stats
 from quire.ipc.messages import Event, Submit
-from quire.server.observe.engine_metrics import write_engine
+from quire.server.observe.engine_metrics import write_engines
 from quire.server.observe.exposition import Exposition
 from tests.core.harness import GREEDY, limits, request
 from tests.engine.toy_grammars import END, ToyGrammars, toy
@@ -61,7 +61,7 @@ class Engine:
         page = Exposition()
         stats = read_stats(self.engine, self.meter)
         stats.counters["restarts"] = 0
-        write_engine(page, stats)
+        write_engines(page, {0: stats})
         lines = [line for line in page.text().decode().splitlines() if not line.startswith("#")]
         return {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
 

@@ -22,7 +22,8 @@ class ReadingSlowly(FrontEnd):
 
     async def _read_text(self, described: Described) -> tuple[Tokenizer, ChatTemplates]:
         text = await super()._read_text(described)
-        await self._ready
+        while self._lines[0].ready is None:
+            await asyncio.sleep(0.01)
         await self.meanwhile(self)
         return text
 
@@ -48,16 +49,15 @@ def test_an_engine_that_ends_when_it_was_ready_is_not_taken_for_one_that_is_ther
     async def replace_engine(front_end: ReadingSlowly) -> None:
         await stop()
         async with asyncio.timeout(WAIT_S):
-            while front_end._client is not None:
+            while front_end._lines[0].client is not None:
                 await asyncio.sleep(0.01)
         start()
 
     async def run() -> None:
         start()
         front_end = ReadingSlowly(ServerSettings(), 1)
-        front_end._address = address
         front_end.meanwhile = replace_engine
-        service = await asyncio.wait_for(front_end._join(), WAIT_S)
+        service = await asyncio.wait_for(front_end._join([address]), WAIT_S)
         assert len(engines) == 2
         assert service.why_not_ready is None, "it would refuse what it should let wait"
         await stop()

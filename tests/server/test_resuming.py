@@ -59,7 +59,7 @@ def in_loop(server: RunningServer, act: Callable[[], None]) -> None:
 
 def lose_engine(server: RunningServer, pause: Pause) -> None:
     """Without a word, as when its process is killed."""
-    port = server.service._port
+    port = server.service.engines[0].port
     assert port is not None
     port.close()
     in_loop(server, lambda: server.service.lose("the engine process has ended"))

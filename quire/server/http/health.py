@@ -12,7 +12,7 @@ from quire.errors import EngineFailed, Overloaded, QuireError
 from quire.request import Request as EngineRequest
 from quire.request import SamplingParams
 from quire.server.observe.endpoint_metrics import write_endpoint
-from quire.server.observe.engine_metrics import write_engine
+from quire.server.observe.engine_metrics import write_engines
 from quire.server.observe.exposition import CONTENT_TYPE, Exposition
 from quire.server.service.generation_spec import GenerationSpec
 from quire.server.service.service import Service
@@ -91,7 +91,9 @@ def unhealthy(reason: str, headers: dict[str, str] | None = None) -> Response:
 async def metrics(service: Service, request: Request) -> Response:
     out = Exposition()
     service.metrics.write(out, service.others)
+    reports = {engine.number: engine.stats for engine in service.engines if engine.stats is not None}
+    if reports:
+        write_engines(out, reports, is_labelled=len(service.engines) > 1)
     if service.stats is not None:
-        write_engine(out, service.stats)
         write_endpoint(out, service.stats, service.model.name)
     return Response(out.text(), headers={"content-type": CONTENT_TYPE})

@@ -1,7 +1,9 @@
-"""Metrics of the engine process."""
+"""Metrics of the engine processes."""
 
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import msgspec
 
 from quire.ipc.messages import BATCH_SIZES, DURATIONS_S, Stats
 from quire.server.observe.exposition import Exposition, Histogram
@@ -34,42 +36,100 @@ _STEP_DURATIONS = (
 )
 
 
-def write_engine(out: Exposition, stats: Stats) -> None:
-    for gauge, help, value in (
-        ("tgi_queue_size", "Sequences that wait.", stats.num_waiting),
-        ("tgi_batch_current_size", "Sequences that run.", stats.num_running),
-        (
-            "tgi_batch_current_max_tokens",
-            "Tokens that running sequences may have in the end.",
-            stats.running_max_tokens,
-        ),
-        ("tgi_batch_max_total_tokens", "Tokens that may run together.", stats.max_total_tokens),
-        ("quire_pages_free", "Pages that hold nothing.", stats.free_pages),
-        ("quire_pages_active", "Pages that sequences use.", stats.active_pages),
-        ("quire_pages_cached", "Pages that only the prefix cache holds.", stats.cached_pages),
-        ("quire_last_step_age_seconds", "Seconds since the last step that finished.", stats.idle_s),
-    ):
-        out.gauge(gauge, help, value)
+# By name: the help and the number of an engine.
+_GAUGES: dict[str, tuple[str, Callable[[Stats], float]]] = {
+    "tgi_queue_size": ("Sequences that wait.", lambda stats: stats.num_waiting),
+    "tgi_batch_current_size": ("Sequences that run.", lambda stats: stats.num_running),
+    "tgi_batch_current_max_tokens": (
+        "Tokens that running sequences may have in the end.",
+        lambda stats: stats.running_max_tokens,
+    ),
+    "tgi_batch_max_total_tokens": ("Tokens that may run together.", lambda stats: stats.max_total_tokens),
+    "quire_pages_free": ("Pages that hold nothing.", lambda stats: stats.free_pages),
+    "quire_pages_active": (
+        "Pages that sequences use.",
+        lambda stats: stats.active_pages,
+    ),
+    "quire_pages_cached": ("Pages that only the prefix cache holds.", lambda stats: stats.cached_pages),
+    "quire_last_step_age_seconds": ("Seconds since the last step that finished.", lambda stats: stats.idle_s),
+}
+Labels = dict[str, str]
+
+
+def write_engines(out: Exposition, engines: Mapping[int, Stats], *, is_labelled: bool = False) -> None:
+    """Metrics of each engine by its number, which is a label where the server has several."""
+
+    def write(kind: str, name: str, help: str, find: Callable[[Stats], Iterable[tuple[Labels, T]]]) -> None:
+        found = ((number, label, value) for number, stats in engines.items() for label, value in find(stats))
+        values = [({"engine": str(number)} | label if is_labelled else label, value) for number, label, value in found]
+        out.family(kind, name, help, values)  # type: ignore[arg-type]
+
+    for name, (help, read) in _GAUGES.items():
+        write("gauge", name, help, lambda stats, read=read: [({}, read(stats))])  # type: ignore[misc]
     for key, (name, help) in _COUNTERS.items():
-        out.counter(name, help, stats.counters[key])
+        write("counter", name, help, lambda stats, key=key: [({}, stats.counters[key])])  # type: ignore[misc]
     for name, help, suffix in _STEP_COUNTERS:
-        counts = _by_method(lambda method, suffix=suffix: stats.counters[method + suffix])  # type: ignore[misc]
-        out.counter(name, help, counts, "method")
-    worked = _by_method(lambda method: sum(stats.steps[method]))
-    out.counter("tgi_batch_inference_success", "Steps that worked.", worked, "method")
-    out.counter("tgi_batch_concat", "Steps in which sequences began beside others.", stats.joined_by, "reason")
-
-    def durations(key: str) -> Histogram:
-        return Histogram(DURATIONS_S, stats.steps[key], stats.step_seconds[key])
-
+        write("counter", name, help, _by_method(_count, suffix))
+    write(
+        "counter", "tgi_batch_inference_success", "Steps that worked.",
+        _by_method(lambda stats, method: sum(stats.steps[method])),
+    )  # fmt: skip
+    write(
+        "counter", "tgi_batch_concat", "Steps in which sequences began beside others.",
+        lambda stats: [({"reason": reason}, count) for reason, count in stats.joined_by.items()],
+    )  # fmt: skip
     for name, help, suffix in _STEP_DURATIONS:
-        histograms = _by_method(lambda method, suffix=suffix: durations(method + suffix))  # type: ignore[misc]
-        out.histogram(name, help, histograms, "method")
-    joins = {"decode": durations("join")}
-    out.histogram("tgi_batch_concat_duration", "Seconds to plan a step in which sequences join.", joins, "method")
-    sizes = Histogram(BATCH_SIZES, stats.batch_sizes, stats.batch_size_sum)
-    out.histogram("tgi_batch_next_size", "Sequences that began in a step.", sizes)
+        write("histogram", name, help, _by_method(_durations, suffix))
+    write(
+        "histogram", "tgi_batch_concat_duration", "Seconds to plan a step in which sequences join.",
+        lambda stats: [({"method": "decode"}, _durations(stats, "join"))],
+    )  # fmt: skip
+    write(
+        "histogram", "tgi_batch_next_size", "Sequences that began in a step.",
+        lambda stats: [({}, Histogram(BATCH_SIZES, stats.batch_sizes, stats.batch_size_sum))],
+    )  # fmt: skip
 
 
-def _by_method(find: Callable[[str], T]) -> dict[str, T]:
-    return {method: find(method) for method in ("prefill", "decode")}
+def _count(stats: Stats, key: str) -> int:
+    return stats.counters[key]
+
+
+def _durations(stats: Stats, key: str) -> Histogram:
+    return Histogram(DURATIONS_S, stats.steps[key], stats.step_seconds[key])
+
+
+def _by_method(find: Callable[[Stats, str], T], suffix: str = "") -> Callable[[Stats], list[tuple[Labels, T]]]:
+    return lambda stats: [({"method": method}, find(stats, method + suffix)) for method in ("prefill", "decode")]
+
+
+def summed(engines: Sequence[Stats]) -> Stats:
+    """The reports of several engines as one: counts are sums, times those of the engine that has waited longest."""
+    if len(engines) == 1:
+        return engines[0]
+    slowest = max(engines, key=lambda stats: stats.waited_s)
+
+    def total(name: str) -> Any:
+        return _sum([getattr(stats, name) for stats in engines])
+
+    return msgspec.structs.replace(
+        slowest,
+        idle_s=min(stats.idle_s for stats in engines),
+        error=next((stats.error for stats in engines if stats.error is not None), None),
+        **{name: total(name) for name in _SUMMED},
+    )
+
+
+_SUMMED = (
+    "num_running", "num_waiting", "running_max_tokens", "free_pages", "cached_pages", "num_pages", "max_total_tokens",
+    "counters", "steps", "step_seconds", "batch_sizes", "batch_size_sum", "joined_by",
+)  # fmt: skip
+
+
+def _sum(values: Sequence[Any]) -> Any:
+    """Of numbers; of lists and dictionaries of them, number by number."""
+    first = values[0]
+    if isinstance(first, dict):
+        return {key: _sum([value[key] for value in values]) for key in first}
+    if isinstance(first, list):
+        return [sum(column) for column in zip(*values, strict=True)]
+    return sum(values)

@@ -5,7 +5,10 @@ client library does not write.
 """
 
 from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeVar
+
+T = TypeVar("T")
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
@@ -32,34 +35,28 @@ class Exposition:
         self._lines: list[str] = []
 
     def counter(self, name: str, help: str, value: float | Mapping[str, float], label: str = "") -> None:
-        self._numbers("counter", name, help, value, label)
+        self.family("counter", name, help, _by_label(value, label))
 
     def gauge(self, name: str, help: str, value: float, labels: Mapping[str, str] | None = None) -> None:
-        if labels is None:
-            self._numbers("gauge", name, help, value)
-            return
-        self._family("gauge", name, help)
-        written = ",".join(f'{key}="{escaped(text)}"' for key, text in labels.items())
-        self._lines.append(f"{name}{{{written}}} {value}")
+        self.family("gauge", name, help, [(labels or {}, value)])
 
     def histogram(self, name: str, help: str, value: Histogram | Mapping[str, Histogram], label: str = "") -> None:
-        self._family("histogram", name, help)
-        for key, histogram in value.items() if isinstance(value, Mapping) else (("", value),):
-            labels = f'{label}="{key}"' if label else ""
-            self._buckets(name, labels, histogram)
+        self.family("histogram", name, help, _by_label(value, label))
+
+    def family(
+        self, kind: str, name: str, help: str, values: Iterable[tuple[Mapping[str, str], float | Histogram]]
+    ) -> None:
+        """All values of one name, each with its labels."""
+        self._lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
+        for labels, value in values:
+            written = ",".join(f'{label}="{escaped(text)}"' for label, text in labels.items())
+            if isinstance(value, Histogram):
+                self._buckets(name, written, value)
+            else:
+                self._lines.append(f"{name}{{{written}}} {value}" if written else f"{name} {value}")
 
     def text(self) -> bytes:
         return ("\n".join(self._lines) + "\n").encode()
-
-    def _family(self, kind: str, name: str, help: str) -> None:
-        self._lines += [f"# HELP {name} {help}", f"# TYPE {name} {kind}"]
-
-    def _numbers(self, kind: str, name: str, help: str, value: float | Mapping[str, float], label: str = "") -> None:
-        self._family(kind, name, help)
-        if isinstance(value, Mapping):
-            self._lines += [f'{name}{{{label}="{escaped(key)}"}} {number}' for key, number in value.items()]
-        else:
-            self._lines.append(f"{name} {value}")
 
     def _buckets(self, name: str, labels: str, histogram: Histogram) -> None:
         total = 0
@@ -75,3 +72,7 @@ class Exposition:
 def escaped(text: str) -> str:
     """As the value of a label."""
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
+
+
+def _by_label(value: T | Mapping[str, T], label: str) -> list[tuple[dict[str, str], T]]:
+    return [({label: key}, one) for key, one in value.items()] if isinstance(value, Mapping) else [({}, value)]

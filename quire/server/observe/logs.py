@@ -50,15 +50,29 @@ def _extra(record: logging.LogRecord) -> dict[str, Any]:
     return {key: cut(value, MAX_EXTRA) if isinstance(value, str) else value for key, value in extra.items()}
 
 
+class _Numbered(logging.Filter):
+    """Adds the number of the engine, where there are several."""
+
+    def __init__(self, engine: int) -> None:
+        super().__init__()
+        self._engine = engine
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        record.engine = self._engine
+        return True
+
+
 def _word(value: Any) -> str:
     """A value as one word, quoted where it is not: no client can write lines of its own into the log."""
     text = str(value)
     return text if text.isprintable() and " " not in text and text else json.dumps(text)
 
 
-def configure_logs(format: str, level: int = logging.INFO) -> None:
-    """Log to standard error in this process."""
+def configure_logs(format: str, level: int = logging.INFO, engine: int | None = None) -> None:
+    """Log to standard error in this process. `engine`: its number is in every line."""
     handler = logging.StreamHandler(sys.stderr)
+    if engine is not None:
+        handler.addFilter(_Numbered(engine))
     handler.setFormatter(JsonFormatter() if format == "json" else TextFormatter())
     for name in ("quire", "uvicorn.error"):
         logger = logging.getLogger(name)

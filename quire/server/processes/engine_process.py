@@ -121,7 +121,9 @@ class EngineProcess:
             broken = Broken(EngineFailed.kind, f"the engine could not be built: {error!r}")
         else:
             self._start_driver(engine)
-            self._greet_all(Ready(engine.scheduler.limits.max_sequence_tokens, engine.executor.platform))
+            limits = engine.scheduler.limits
+            cache_tokens = limits.capacity_tokens if limits.prefix_caching else 0
+            self._greet_all(Ready(limits.max_sequence_tokens, engine.executor.platform, cache_tokens))
         if broken is not None:
             self._greet_all(broken)
         if self.link is not None:
@@ -199,10 +201,10 @@ class EngineProcess:
 
 
 def run_engine(
-    address: str, build: EngineBuilder, line: socket.socket, journal: Journal, num_before: int, parent: int
+    name: str, address: str, build: EngineBuilder, line: socket.socket, journal: Journal, num_before: int, parent: int
 ) -> None:
     """The engine process, from its start to its end. `line` leads to the supervisor, process `parent`."""
-    bind_to_parent("quire-engine", parent)
+    bind_to_parent(name, parent)
     relax_gc()
 
     async def run() -> None:

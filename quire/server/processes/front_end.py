@@ -1,16 +1,16 @@
-"""One HTTP worker: connects to the engine process and serves until it is stopped."""
+"""One HTTP worker: connects to the engine processes and serves until it is stopped."""
 
 import asyncio
 import logging
 import socket
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from quire.engine.garbage_collection import freeze_gc
-from quire.errors import EngineFailed, InvalidSetting, QuireError
+from quire.errors import InvalidSetting, QuireError
 from quire.files.generation_defaults import GenerationDefaults
-from quire.ipc.client import EngineClient, connect
-from quire.ipc.messages import Described, Ready, ToFrontEnd, Waiting
+from quire.ipc.messages import Described, Ready
 from quire.ipc.supervisor_link import (
     ALIVE_INTERVAL_S,
     Alive,
@@ -23,6 +23,7 @@ from quire.ipc.supervisor_link import (
     open_link,
 )
 from quire.server.http.server import HttpServer
+from quire.server.processes.engine_line import EngineLine
 from quire.server.rate_limits import RateLimits
 from quire.server.service.served_model import ServedModel
 from quire.server.service.service import Service
@@ -37,7 +38,7 @@ KEEP_S = 1.0  # after draining, to keep what has come
 
 
 class FrontEnd:
-    """Connects to the engine and serves; connects to the next engine when that one ends.
+    """Connects to the engines and serves, as soon as one of them is ready.
 
     `number` is unique among front ends. `chat_template` replaces the model's own. `limits` are those of all front ends.
     """
@@ -54,29 +55,31 @@ class FrontEnd:
         self._number = number
         self._chat_template = chat_template
         self._service: Service | None = None
-        self._client: EngineClient | None = None
-        self._rejoining: asyncio.Task[None] | None = None
+        self._lines: list[EngineLine] = []
+        self._keeping: list[asyncio.Task[None]] = []  # the lines
+        self._described: Described | None = None
+        self._greeted = asyncio.Event()  # an engine has sent Described or Ready
+        self._gave_up: dict[int, str] = {}  # by engine: why there is none any more
 
     async def run(
         self,
-        address: str,
+        addresses: Sequence[str],
         listeners: list[socket.socket],
         line: socket.socket,
         orphaned: Callable[[], None],
         *,
         is_first: bool = True,
     ) -> None:
-        """Serve on `listeners` once the engine at `address` is ready, until stopped.
+        """Serve on `listeners` once an engine, at one of `addresses`, is ready, until stopped.
 
         The first worker of a place answers from the start that it is not ready. One that replaces another lets clients
         wait: they were served before. `line` leads to the supervisor; `orphaned` is called when it is gone.
         """
-        self._address = address
         server = HttpServer(self._settings)
         self._loading = server.loading
         link = await open_link(line, lambda message: self._on_control(message, server), orphaned)
         self._alive = asyncio.create_task(_send_alive(link))
-        joining = asyncio.create_task(self._join())
+        joining = asyncio.create_task(self._join(addresses))
         before = asyncio.create_task(server.serve(listeners) if is_first else server.wait_until_stopped())
         await asyncio.wait({before, joining}, return_when=asyncio.FIRST_COMPLETED)
         if not joining.done():
@@ -100,95 +103,95 @@ class FrontEnd:
         if isinstance(message, Stop):
             server.stop()
         elif isinstance(message, GaveUp):
-            if self._rejoining is not None:
-                self._rejoining.cancel()
+            self._gave_up[message.engine] = message.reason
+            if self._keeping:
+                self._keeping[message.engine].cancel()
             if self._service is not None:
-                self._service.disconnect(message.reason)
+                self._service.disconnect(message.reason, message.engine)
             server.loading.reason = message.reason
 
     async def _serve(self, service: Service, serving: "asyncio.Task[None]") -> None:
         """Until the server ends, send this worker's counts to the others and expire requests."""
         while not serving.done():
-            if self._settings.http_workers > 1 and self._client is not None:
-                self._client.tell(service.metrics.counts())
+            for line in self._lines if self._settings.http_workers > 1 else ():
+                if line.client is not None:
+                    line.client.tell(service.metrics.counts())
             service.expire()
             await asyncio.wait({serving}, timeout=COUNTS_INTERVAL_S)
         await service.response_store.close(self._settings.drain_s + KEEP_S)  # no connection waits for these
-        if self._rejoining is not None:
-            self._rejoining.cancel()
-        if self._client is not None:
-            self._client.close()
+        for keeping in self._keeping:
+            keeping.cancel()
+        for line in self._lines:
+            line.close()
         if service.tracing is not None:
             await asyncio.to_thread(service.tracing.close)
         serving.result()
 
-    async def _join(self) -> Service:
-        text: tuple[Tokenizer, ChatTemplates] | None = None
-        while True:
-            try:
-                described = await self._connect()
-                text = text or await self._read_text(described)
-                ready = await self._ready
-            except EngineFailed:
-                continue  # the engine ended, and the supervisor starts another
-            if self._client is not None:
-                break  # else it was ready and ended while the tokenizer was read
-        self._service = service = Service(self._model(text, described, ready), self._settings, self._limits)
+    async def _join(self, addresses: Sequence[str]) -> Service:
+        self._lines = [EngineLine(engine, address, self._number, self) for engine, address in enumerate(addresses)]
+        self._keeping = [asyncio.create_task(line.keep()) for line in self._lines]
+        while (described := self._described) is None:
+            await self._next_greeting()
+        text = await self._read_text(described)
+        while not (ready := [line.ready for line in self._lines if line.ready is not None]):
+            await self._next_greeting()  # none was ready, or it ended while the tokenizer was read
+        service = Service(self._model(text, described, ready[0]), self._settings, self._limits)
         await service.response_store.open()
-        service.platform = ready.platform
+        service.platform = ready[0].platform
         if self._settings.otlp_endpoint is not None:
             from quire.server.observe.tracing import tracing_to  # needs packages that most installations do without
 
             service.tracing = tracing_to(self._settings.otlp_endpoint, self._settings.otlp_service_name)
-        self._admit(service, self._client)
+        self._service = service
+        for line in self._lines:
+            self._admit(service, line)
+        for engine, reason in self._gave_up.items():
+            service.disconnect(reason, engine)
         return service
 
-    async def _connect(self) -> Described:
-        loop = asyncio.get_running_loop()
-        self._described: asyncio.Future[Described] = loop.create_future()
-        self._ready: asyncio.Future[Ready] = loop.create_future()
-        self._client = await connect(self._address, self._number, self._on_greetings, self._on_lost)
-        return await self._described
+    async def _next_greeting(self) -> None:
+        self._greeted.clear()
+        await self._greeted.wait()
 
-    def _admit(self, service: Service, client: EngineClient) -> None:
-        """Send requests to the engine, those that another engine had first."""
-        client.take = service.on_messages
-        service.connect(client)
-
-    async def _rejoin(self, service: Service) -> None:
-        """Cancelled when the engine is lost again."""
-        await self._connect()
-        await self._ready
-        assert self._client is not None
-        log.info("the engine is back; %d requests go on", service.num_streams)
-        self._admit(service, self._client)
-
-    def _on_greetings(self, messages: list[ToFrontEnd]) -> None:
-        """Messages of an engine that is not ready yet."""
-        for message in messages:
-            if isinstance(message, Described) and not self._described.done():
-                self._described.set_result(message)
-            elif isinstance(message, Ready) and not self._ready.done():
-                self._ready.set_result(message)
-            elif isinstance(message, Waiting):
-                self._loading.reason = message.reason
-                if self._service is not None:
-                    self._service.lose(message.reason)
-
-    def _on_lost(self, reason: str) -> None:
-        """The supervisor starts another engine, or sends GaveUp."""
-        self._client = None
-        if self._rejoining is not None:
-            self._rejoining.cancel()
-        if self._service is None:
-            for waiting in (self._described, self._ready):
-                if not waiting.done():
-                    waiting.set_exception(EngineFailed(reason))
-                    waiting.exception()  # marks it as seen: nothing may wait for it yet
+    def _admit(self, service: Service, line: EngineLine) -> None:
+        """Send requests to an engine that is ready, those that other engines had first."""
+        if line.client is None or line.ready is None:
             return
-        log.error("%s; %d requests wait for it", reason, self._service.num_streams)
-        self._service.lose(f"{reason}, and is started again")
-        self._rejoining = asyncio.create_task(self._rejoin(self._service))
+        line.client.take = partial(service.on_messages, engine=line.engine)
+        num_going_on = service.connect(line.client, line.engine, line.ready.cache_tokens)
+        if line.was_lost:
+            log.info("%s is back; %d requests go on", self._name_of(line), num_going_on)
+        elif len(self._lines) > 1:
+            log.info("%s is ready", self._name_of(line))
+
+    def _name_of(self, line: EngineLine) -> str:
+        return "the engine" if len(self._lines) == 1 else f"engine {line.engine}"
+
+    def on_described(self, described: Described) -> None:
+        self._described = described
+        self._greeted.set()
+
+    def on_ready(self, line: EngineLine) -> None:
+        self._greeted.set()
+        if self._service is not None:
+            self._admit(self._service, line)
+
+    def on_waiting(self, line: EngineLine, reason: str) -> None:
+        self._loading.reason = reason
+        if self._service is not None:
+            self._service.engines[line.engine].why_not = reason
+
+    def on_lost(self, line: EngineLine, reason: str) -> None:
+        service = self._service
+        if service is None or service.engines[line.engine].port is None:
+            return
+        num_moved, num_waiting = service.lose(f"{reason}, and is started again", line.engine)
+        if len(self._lines) == 1:
+            log.error("%s; %d requests wait for it", reason, num_waiting)
+        else:
+            log.error(
+                "engine %d: %s; others go on with %d requests, %d wait", line.engine, reason, num_moved, num_waiting
+            )
 
     async def _read_text(self, described: Described) -> tuple[Tokenizer, ChatTemplates]:
         """In a thread, while the engine loads the weights."""

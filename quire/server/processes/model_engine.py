@@ -11,6 +11,7 @@ from quire.group.leader import Leader
 from quire.group.settings import GroupSettings
 from quire.ipc.messages import Described, Waiting
 from quire.server.observe.logs import configure_logs
+from quire.server.processes.engine_devices import EngineDevices
 
 
 @dataclass(frozen=True)
@@ -22,8 +23,11 @@ class ModelEngine:
     show_progress: bool = True
     log_level: int = logging.INFO
     group: GroupSettings | None = None  # of its leader
+    number: int | None = None  # of several engines
+    devices: EngineDevices = EngineDevices()
 
     def __call__(self, describe: Callable[[Described | Waiting], None]) -> Engine:
+        self.devices.apply()
         from quire.engine.build import build_engine, plan_deployment  # loads JAX, which front ends do without
 
         leader, meet = None, None
@@ -32,7 +36,7 @@ class ModelEngine:
 
             leader = Leader(self.group, lambda reason: describe(Waiting(reason)))
             meet = lead(leader, self.group)
-        configure_logs(self.log_format, self.log_level)
+        configure_logs(self.log_format, self.log_level, self.number)
         progress = progress_bar if self.show_progress else silent
         deployment = plan_deployment(self.config, progress, is_served=True, meet=meet)
         files = deployment.files

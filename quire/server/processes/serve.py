@@ -1,24 +1,26 @@
-"""The processes of a server: one engine, and one or more that speak HTTP."""
+"""The processes of a server: those with engines, and those that speak HTTP."""
 
 import asyncio
 import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from quire.config import Config
+from quire.errors import InvalidSetting
 from quire.group.settings import GroupSettings
 from quire.ipc.server import new_address
 from quire.server.http.listener import open_listener, open_listeners
 from quire.server.http.tls import check_certificate
 from quire.server.observe.logs import configure_logs
+from quire.server.processes.engine_devices import divide_devices, visible_cores, visible_gpus
 from quire.server.processes.engine_process import EngineBuilder
 from quire.server.processes.member import follow_leader
 from quire.server.processes.model_engine import ModelEngine
-from quire.server.processes.supervisor import Supervisor
+from quire.server.processes.supervisor import Supervisor, engine_places
 from quire.server.settings import ServerSettings
 
 
@@ -31,13 +33,29 @@ def serve(
     """
     configure_logs(settings.log_format, settings.logging_level)
     if group is not None and group.is_group:
+        if settings.data_parallel > 1:
+            raise InvalidSetting(
+                f"data_parallel is {settings.data_parallel}; with --group-size, which makes one engine of several "
+                "processes, it must be 1"
+            )
         group.secret()  # raises where there is none
         if not group.is_leader:
             follow_leader(config, settings, group, show_progress=show_progress)
             return
     leads = group if group is not None and group.is_group else None
-    engine = ModelEngine(config, settings.log_format, show_progress, settings.logging_level, leads)
-    serve_engine(engine, settings, config.chat_template)
+    first = ModelEngine(config, settings.log_format, show_progress, settings.logging_level, leads)
+    serve_engines(model_engines(first, settings.data_parallel), settings, config.chat_template)
+
+
+def model_engines(first: ModelEngine, count: int) -> list[ModelEngine]:
+    """A builder for each engine, like the first but on other devices. Only the first one tells of its progress."""
+    if count == 1:
+        return [first]
+    parts = divide_devices(count, first.config.tensor_parallel, visible_gpus(os.environ), visible_cores())
+    return [
+        replace(first, number=number, devices=devices, show_progress=first.show_progress and not number)
+        for number, devices in enumerate(parts)
+    ]
 
 
 def serve_engine(
@@ -46,7 +64,17 @@ def serve_engine(
     chat_template: str | None = None,
     announce: Callable[[str], None] | None = None,
 ) -> None:
-    """Serve the engine that `build` makes. This process supervises those that do the work."""
+    """Serve `data_parallel` engines that `build` makes."""
+    serve_engines([build] * settings.data_parallel, settings, chat_template, announce)
+
+
+def serve_engines(
+    builds: Sequence[EngineBuilder],
+    settings: ServerSettings,
+    chat_template: str | None = None,
+    announce: Callable[[str], None] | None = None,
+) -> None:
+    """Serve the engines that `builds` make. This process supervises those that do the work."""
     check_certificate(settings)
     listeners = [[one] for one in open_listeners(settings.host, settings.port, settings.http_workers)]
     host, port = listeners[0][0].getsockname()[:2]
@@ -55,14 +83,13 @@ def serve_engine(
     scheme = "http" if settings.ssl_certfile is None else "https"
     url = f"{scheme}://[{host}]:{port}" if ":" in host else f"{scheme}://{host}:{port}"
 
-    async def run(address: str, settings: ServerSettings) -> None:
-        supervisor = Supervisor(
-            build, settings, chat_template, address, listeners, lambda: (announce or print_ready)(url)
-        )
-        await supervisor.run()
+    async def run(addresses: list[str], settings: ServerSettings) -> None:
+        places = engine_places(builds, addresses)
+        await Supervisor(places, settings, chat_template, listeners, lambda: (announce or print_ready)(url)).run()
 
-    with new_address() as address, _with_shared_store(settings) as shared:
-        asyncio.run(run(address, shared))
+    with contextlib.ExitStack() as stack:
+        addresses = [stack.enter_context(new_address()) for _ in builds]
+        asyncio.run(run(addresses, stack.enter_context(_with_shared_store(settings))))
 
 
 @contextlib.contextmanager

@@ -5,8 +5,8 @@ import logging
 import os
 import signal
 import socket
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from quire.errors import EngineFailed, InvalidSetting, ModelError, QuireError
 from quire.group.leader import MEMBER_LOST
@@ -41,34 +41,53 @@ async def first_of(*events: asyncio.Event) -> None:
             task.cancel()
 
 
+class EnginePlace(NamedTuple):
+    """One of the server's engines: the processes that take this place one after the other."""
+
+    number: int
+    process_name: str
+    title: str  # in messages
+    build: EngineBuilder
+    address: str
+    journal: Journal  # by which the next process knows the steps of the last one
+
+
+def engine_places(builds: Sequence[EngineBuilder], addresses: Sequence[str]) -> list[EnginePlace]:
+    """One engine has no number in names and messages."""
+    if len(builds) == 1:
+        return [EnginePlace(0, "quire-engine", "the engine process", builds[0], addresses[0], Journal())]
+    return [
+        EnginePlace(number, f"quire-engine-{number}", f"the process of engine {number}", build, address, Journal())
+        for number, (build, address) in enumerate(zip(builds, addresses, strict=True))
+    ]
+
+
 class Supervisor:
-    """One engine process and one or more HTTP workers, each restarted when it ends. Owned by its event loop.
+    """Engine processes and HTTP workers, one or more of each, restarted when they end. Owned by its event loop.
 
     Holds what outlives them: the listening sockets, so that no connection is refused while a worker is replaced, the
-    counts of rate limits, and the engine's journal, by which the next engine knows the steps of the last one.
+    counts of rate limits, and the journal of each engine.
     """
 
     def __init__(
         self,
-        build: EngineBuilder,
+        places: Sequence[EnginePlace],
         settings: ServerSettings,
         chat_template: str | None,
-        address: str,
         listeners: list[list[socket.socket]],  # of each worker
         announce: Callable[[], None],
     ) -> None:
-        self._build = build
+        self._places = places
         self._settings = settings
         self._chat_template = chat_template
-        self._address = address
         self._listeners = listeners
         self._announce = announce
-        self._journal = Journal()
         self._limits = RateLimits(settings.keys)
-        self._engine: Child | None = None
+        self._engines: dict[int, Child] = {}  # by number
+        self._one_was_up = asyncio.Event()  # one of the engines
         self._workers: dict[int, Child] = {}  # by place
         self._num_workers_made = 0
-        self._gave_up: str | None = None
+        self._gave_up: dict[int, str] = {}  # by engine
         self._stopping = asyncio.Event()
         self._at_once = asyncio.Event()
         self._refused: asyncio.Future[QuireError] = asyncio.get_running_loop().create_future()
@@ -78,13 +97,13 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self._on_signal)
-        engine = asyncio.create_task(self._keep_engine())
+        engines = asyncio.gather(*(self._keep_engine(place) for place in self._places))
         workers = asyncio.gather(*(self._keep_worker(place) for place in range(len(self._listeners))))
         stopping = asyncio.create_task(self._stopping.wait())
         at_once = asyncio.create_task(self._at_once.wait())
-        everything: list[asyncio.Future[Any]] = [engine, workers, stopping, at_once]
+        everything: list[asyncio.Future[Any]] = [engines, workers, stopping, at_once]
         try:
-            engine.add_done_callback(self._note_defect)
+            engines.add_done_callback(self._note_defect)
             workers.add_done_callback(self._note_defect)
             first: set[asyncio.Future[Any]] = {workers, stopping, self._refused}
             await asyncio.wait(first, return_when=asyncio.FIRST_COMPLETED)
@@ -92,7 +111,7 @@ class Supervisor:
                 raise self._refused.result()
             if not stopping.done():
                 raise EngineFailed("no HTTP worker can be kept running")
-            # The workers drain; the engine runs as long as they do.
+            # The workers drain; the engines run as long as they do.
             then: set[asyncio.Future[Any]] = {workers, at_once}
             await asyncio.wait(then, return_when=asyncio.FIRST_COMPLETED)
             if at_once.done():
@@ -121,14 +140,12 @@ class Supervisor:
             worker.tell(Stop())
 
     async def _end_all(self, at_once: bool) -> None:
-        engine = self._engine
-        left = [*self._workers.values(), *([engine] if engine is not None else [])]
-        for child in left:
-            if at_once or child is not engine:
-                child.kill()
-            else:
-                child.tell(Stop())
-        for child in left:
+        workers, engines = list(self._workers.values()), list(self._engines.values())
+        for child in workers if not at_once else workers + engines:
+            child.kill()
+        for engine in engines:
+            engine.tell(Stop())
+        for child in workers + engines:
             await self._end(child, STOP_S)
 
     async def _end(self, child: Child, within_s: float) -> None:
@@ -140,61 +157,71 @@ class Supervisor:
             child.kill()
             await child.ended.wait()
 
-    # The engine
+    # The engines
 
-    async def _keep_engine(self) -> None:
+    async def _keep_engine(self, place: EnginePlace) -> None:
+        if place.number:  # the first one leaves the model's files and compiled programs on disk for the others
+            await self._one_was_up.wait()
         restarts, limit_s = Restarts(self._settings.max_engine_restarts), self._settings.restart_after_s
         is_stuck, is_silent = StuckEngine(limit_s), Silence("the engine", STARTING_FACTOR * limit_s)
         num_before = 0
         while True:
             try:
-                engine = self._engine = await self._start_engine(num_before)
+                engine = self._engines[place.number] = await self._start_engine(place, num_before)
             except OSError as error:
                 if not num_before:
                     raise
-                log.error("the engine process cannot be started: %s", error)
+                log.error("%s cannot be started: %s", place.title, error)
                 await asyncio.sleep(START_AGAIN_S)
                 continue
             # The first engine may take any time to start: no client waits that was served before.
             async with watching(engine, is_stuck, is_silent if num_before else None):
+                await first_of(engine.up, engine.ended, engine.refused)
+                if engine.up.is_set():
+                    self._one_was_up.set()
                 await first_of(engine.ended, engine.refused)
             refusal = engine.refusal
             if refusal is not None:
                 engine.kill()
                 await engine.ended.wait()
-            reason = refusal.message if refusal is not None else f"the engine process ended ({engine.exit_status})"
+            reason = refusal.message if refusal is not None else f"{place.title} ended ({engine.exit_status})"
             if engine.exit_code == MEMBER_LOST:  # whose start says why it waits
                 num_before += 1
                 continue
-            if not num_before and engine.ready_s is None:
+            is_first = not num_before and engine.ready_s is None
+            if is_first and (refusal is not None or not self._one_was_up.is_set()):
                 self._refuse(refusal or Refused(EngineFailed.kind, f"{reason} before it was ready"))
                 return
             heartbeat = engine.heartbeat
             was_searching = heartbeat is not None and heartbeat.is_searching and engine.exit_code != ABANDONED
             delay_s = restarts.delay_s(engine.ready_s, was_searching)
             if delay_s is None:
-                self._give_up(f"{reason}, {restarts.num_quick} times in a row; it is not started again")
+                self._give_up(
+                    GaveUp(f"{reason}, {restarts.num_quick} times in a row; it is not started again", place.number)
+                )
                 return
             num_before += 1
             log.error("%s; restarting it in %g s", reason, delay_s)
             await asyncio.sleep(delay_s)
 
-    async def _start_engine(self, num_before: int) -> Child:
+    async def _start_engine(self, place: EnginePlace, num_before: int) -> Child:
         return await Child(
-            "quire-engine",
+            place.process_name,
             run_engine,
-            lambda line: (self._address, self._build, line, self._journal, num_before, os.getpid()),
-        ).hold()
+            lambda line: (
+                place.process_name, place.address, place.build, line, place.journal, num_before, os.getpid()
+            ),
+        ).hold()  # fmt: skip
 
     def _refuse(self, refusal: Refused) -> None:
         if not self._refused.done():
             self._refused.set_result(REASONS.get(refusal.kind, EngineFailed)(refusal.message))
 
-    def _give_up(self, reason: str) -> None:
-        log.critical("%s", reason)
-        self._gave_up = reason
+    def _give_up(self, news: GaveUp) -> None:
+        log.critical("%s", news.reason)
+        self._gave_up[news.engine] = news.reason
         for worker in self._workers.values():
-            worker.tell(GaveUp(reason))
+            worker.tell(news)
 
     # The HTTP workers
 
@@ -232,16 +259,17 @@ class Supervisor:
     async def _start_worker(self, place: int, is_first: bool) -> Child:
         self._num_workers_made += 1  # a number of its own, so that no two requests have one id
         number = self._num_workers_made
+        addresses = [engine.address for engine in self._places]
         worker = self._workers[place] = await Child(
             f"quire-http-{place + 1}",
             run_worker,
             lambda line: (
-                self._address, number, self._settings, self._chat_template, self._limits, self._listeners[place],
+                addresses, number, self._settings, self._chat_template, self._limits, self._listeners[place],
                 line, os.getpid(), is_first
             ),
         ).hold()  # fmt: skip
-        if self._gave_up is not None:
-            worker.tell(GaveUp(self._gave_up))
+        for engine, reason in self._gave_up.items():
+            worker.tell(GaveUp(reason, engine))
         return worker
 
     async def _follow(self, worker: Child, is_first: bool) -> None:

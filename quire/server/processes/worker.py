@@ -13,7 +13,7 @@ from quire.server.settings import ServerSettings
 
 
 def run_worker(
-    address: str,
+    addresses: list[str],
     number: int,
     settings: ServerSettings,
     chat_template: str | None,
@@ -33,7 +33,7 @@ def run_worker(
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))  # each client is a file; shells allow a thousand
     front_end = FrontEnd(settings, number, chat_template, limits)
     with asyncio.Runner(loop_factory=_new_loop) as runner:
-        runner.run(front_end.run(address, listeners, line, lambda: os._exit(1), is_first=is_first))
+        runner.run(front_end.run(addresses, listeners, line, lambda: os._exit(1), is_first=is_first))
 
 
 def _new_loop() -> asyncio.AbstractEventLoop:

@@ -1,18 +1,16 @@
-"""The service: requests to the engine, and its messages to the streams that wait for them."""
+"""The service: requests to the engines, and their messages to the streams that wait for them."""
 
 import asyncio
 import logging
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 from quire.errors import DeadlineExceeded, EngineFailed, Overloaded, QuireError, RequestFailed, invalid, time_limit
 from quire.ipc.messages import (
-    Abort,
     Account,
-    Command,
     Counts,
     Event,
     Failed,
@@ -21,18 +19,18 @@ from quire.ipc.messages import (
     Started,
     Stats,
     StepTrace,
-    Submit,
     ToFrontEnd,
 )
 from quire.request import FinishReason
 from quire.retry_reservations import RetryReservations
 from quire.server.caller import key_name
-from quire.server.observe.engine_health import EngineHealth
+from quire.server.observe.engine_metrics import summed
 from quire.server.observe.metrics import Metrics
 from quire.server.observe.refusal_log import RefusalLog
 from quire.server.offload import Offload
 from quire.server.rate_limits import RateLimits
 from quire.server.service.arrival import Arrival
+from quire.server.service.engines import Engines, Port
 from quire.server.service.generation_spec import GenerationSpec
 from quire.server.service.grammar_check import GrammarCheck
 from quire.server.service.ledger import ledger
@@ -51,21 +49,11 @@ log = logging.getLogger(__name__)
 RESTART_S = 5.0  # a usual restart of the engine
 
 
-class Port(Protocol):
-    """A connection to an engine, in this process or another."""
-
-    def request_id(self, count: int) -> int: ...
-
-    def send(self, command: Command) -> None: ...
-
-    def close(self) -> None: ...
-
-
 class Service:
     """Turns typed requests into streams of text.
 
-    Every stream is in `_streams` until it ends or is closed, and every prompt of it that the engine works on is in
-    `_prompts`. Owned by the event loop.
+    Every stream is in `_streams` until it ends or is closed, and every prompt of it that has not ended is in
+    `engines.prompts`. Owned by the event loop.
     """
 
     def __init__(self, model: ServedModel, settings: ServerSettings, limits: RateLimits | None = None) -> None:
@@ -80,78 +68,73 @@ class Service:
         self.response_store = ResponseStore(settings)
         self.grammar_check = GrammarCheck(self.offload, settings.request_timeout_s)
         self.is_draining = False
-        self.is_permanently_down = False  # only a restart of the server brings the engine back
+        self.is_permanently_down = False  # only a restart of the server brings an engine back
+        self.engines = Engines(settings)
         self._loop: asyncio.AbstractEventLoop | None = None
-        self._port: Port | None = None
-        self._request_id: Callable[[int], int] | None = None  # by the count of a request
-        self._why_not = "the engine is starting"
-        self.stats: Stats | None = None  # the latest report of the engine process
-        self.others: list[Counts] = []  # of the other front ends
         self.platform = "unknown"
-        self._health = EngineHealth(settings.stuck_after_s)
         # An eighth: places kept for retries stay unused in the engine meanwhile.
         self._reservations = RetryReservations(settings.max_concurrent_requests // 8, time.monotonic)
         self._count = 0
-        self._prompts: dict[int, tuple[Prompt, Stream]] = {}
         self._streams: set[Stream] = set()
         self._num_sequences = 0  # of the open streams
         self._quiet = asyncio.Event()  # set while no stream is open
         self._quiet.set()
 
-    # The engine
+    # The engines
 
     @property
     def why_not_ready(self) -> str | None:
-        if self.is_draining:
-            return "the server is shutting down"
-        if self._port is None:
-            return self._why_not
-        return self._health.trouble(time.monotonic())
+        return "the server is shutting down" if self.is_draining else self.engines.why_not_ready(time.monotonic())
 
     @property
     def is_engine_busy(self) -> bool:
-        """True if the engine has work of any front end; of this one, where the engine does not report."""
-        has_work = self._health.has_work
-        return bool(self._streams) if has_work is None else has_work
+        """True if an engine has work of any front end; of this one, where the engines do not report."""
+        known = [has_work for engine in self.engines if (has_work := engine.health.has_work) is not None]
+        return any(known) if known else bool(self._streams)
 
     @property
     def last_step_age_s(self) -> float | None:
-        """Seconds since the last step ended; None where the engine does not report."""
-        return self._health.last_step_age_s(time.monotonic())
+        """Seconds since the last step ended; None where the engines do not report."""
+        now = time.monotonic()
+        ages = (engine.health.last_step_age_s(now) for engine in self.engines)
+        return min((age_s for age_s in ages if age_s is not None), default=None)
 
-    def connect(self, port: Port) -> None:
+    @property
+    def stats(self) -> Stats | None:
+        """The latest reports of all engines as one; None before the first."""
+        known = [engine.stats for engine in self.engines if engine.stats is not None]
+        return summed(known) if known else None
+
+    @property
+    def others(self) -> list[Counts]:
+        """Metrics of the other front ends. An engine that has started again may not have heard of all of them yet."""
+        return max((engine.others for engine in self.engines), key=len)
+
+    def connect(self, port: Port, engine: int = 0, cache_tokens: int = 0) -> int:
         """Send requests to `port` from now on. Its messages come to `on_messages` or `deliver`.
 
-        Open requests are sent at once, in the order of their arrival, with the tokens that another engine generated.
-        A port that follows another gives the same ids.
+        `cache_tokens`: room in the engine's prefix cache. Returns how many requests go on there.
         """
         self._loop = asyncio.get_running_loop()
-        self._port = port
-        self._health.forget()
-        self._request_id = port.request_id
-        now = time.monotonic()
-        for prompt, stream in self._prompts.values():
-            port.send(prompt.resumed(now - stream.times.opened_s))
+        return self.engines.connect(port, engine, cache_tokens)
 
-    def lose(self, reason: str) -> None:
-        """The engine is gone, or the next one cannot begin yet. The streams wait for it."""
-        self._port = None
-        self._why_not = reason
+    def lose(self, reason: str, engine: int = 0) -> tuple[int, int]:
+        """An engine is gone. Returns how many of its requests go on elsewhere at once, and how many wait."""
+        return self.engines.lose(engine, reason)
 
     def expire(self) -> None:
         """End requests whose time has passed, while there is no engine that would."""
         now = time.monotonic()
-        for prompt, stream in list(self._prompts.values()) if self._port is None else ():
+        for prompt, stream in self.engines.waiting():
             timeout_s = prompt.request.timeout_s
             if timeout_s is not None and now - stream.times.opened_s > timeout_s:
                 stream.fail(DeadlineExceeded(f"{time_limit(timeout_s)} passed before the answer was complete"))
 
-    def disconnect(self, reason: str) -> None:
-        """The engine is gone for good: open requests fail, and so do later ones."""
-        self._port = None
-        self._why_not = reason
-        self.is_permanently_down = True
-        for stream in list(self._streams):
+    def disconnect(self, reason: str, engine: int = 0) -> None:
+        """An engine is gone for good: requests that wait for it fail, and after the last engine all of them do."""
+        failing = self.engines.give_up(engine, reason)
+        self.is_permanently_down = all(one.is_gone for one in self.engines)
+        for stream in list(self._streams) if self.is_permanently_down else failing:
             stream.fail(EngineFailed(reason))
 
     def deliver(self, events: list[Event]) -> None:
@@ -159,11 +142,11 @@ class Service:
         assert self._loop is not None, "connected before it is delivered to"
         self._loop.call_soon_threadsafe(self.on_messages, events)
 
-    def on_messages(self, messages: Sequence[ToFrontEnd]) -> None:
-        """Apply the messages of one step. Each stream is woken once."""
+    def on_messages(self, messages: Sequence[ToFrontEnd], engine: int = 0) -> None:
+        """Apply the messages of one step of an engine. Each stream is woken once."""
         now = time.monotonic()
         woken: set[Stream] = set()
-        prompts = self._prompts
+        prompts = self.engines.prompts
         has_tokens = False
         steps: list[StepSpans] = []
         for message in messages:
@@ -177,9 +160,11 @@ class Service:
                         stream.num_new += len(update.tokens)
                         woken.add(stream)
             elif isinstance(message, Failed):
-                found = prompts.pop(message.request_id, None)
-                if found is not None:
-                    found[1].fail(error_of(message))
+                failed = self.engines.refused(message)
+                found = None if failed is None else prompts.get(message.request_id)
+                if failed is not None and found is not None:
+                    self.engines.release(message.request_id)
+                    found[1].fail(error_of(failed))
             elif isinstance(message, Started):
                 found = prompts.get(message.request_id)
                 if found is not None:
@@ -191,10 +176,9 @@ class Service:
             elif isinstance(message, StepTrace):
                 steps += self._begin_spans(message)
             elif isinstance(message, Stats):
-                self.stats = message
-                self._health.hear(message, now)
+                self.engines.hear(engine, message, now)
             elif isinstance(message, Others):
-                self.others = message.counts
+                self.engines[engine].others = message.counts
         if has_tokens:  # by step: by token it would cost as much as it measures
             self.metrics.detokenizing.observe(time.monotonic() - now)
         observe, metered = self.metrics.inter_token.observe, self.limits.metered
@@ -219,7 +203,7 @@ class Service:
 
     def _begin_spans(self, step: StepTrace) -> "list[StepSpans]":
         """The spans of a step with requests of open streams; none where all are closed."""
-        found = (self._prompts.get(request_id) for request_id in step.request_ids)
+        found = (self.engines.prompts.get(request_id) for request_id in step.request_ids)
         streams = dict.fromkeys(stream for _, stream in filter(None, found))
         traces = [stream.trace for stream in streams if stream.trace is not None]
         return [self.tracing.begin_step(step, traces)] if self.tracing is not None and traces else []
@@ -235,14 +219,15 @@ class Service:
         is_counted: bool = True,
         field: str = "n",
     ) -> Stream:
-        """Send prompts to the engine. `user` is for the log; `field` is the one that multiplies sequences.
+        """Send prompts to an engine. `user` is for the log; `field` is the one that multiplies sequences.
 
         Requests of the server itself are not counted: metrics and log leave them out.
         """
-        if self._request_id is None or self.is_draining or self.is_permanently_down:
+        next_id = self.engines.request_id
+        if next_id is None or self.is_draining or self.is_permanently_down:
             raise EngineFailed(self.why_not_ready or "the engine is gone")
-        if self._port is None and not self.settings.wait_for_restart:
-            raise EngineFailed(self._why_not, RESTART_S)
+        if not self.settings.wait_for_restart and not self.engines.is_any_connected:
+            raise EngineFailed(self.why_not_ready or "the engine is gone", RESTART_S)
         owner = tenant.get()
         num_sequences = self._refuse_if_full(specs, owner, field)
         if is_counted:
@@ -262,16 +247,14 @@ class Service:
             self._count += 1
             request = replace(
                 one.request,
-                request_id=self._request_id(self._count),
+                request_id=next_id(self._count),
                 salt=f"{owner}/{one.request.salt}" if owner else one.request.salt,
                 timeout_s=self.settings.request_timeout_s,
                 queue_timeout_s=self.settings.queue_timeout_s,
                 timings=arrival.wants_timings or is_traced,
                 traced=is_traced,
             )
-            self._prompts[request.request_id] = (stream.add(one, request), stream)
-            if self._port is not None:
-                self._port.send(Submit(request, waited_s=stream.times.total_s))
+            self.engines.submit(stream.add(one, request), stream)
         return stream
 
     def _refuse_if_full(self, specs: Sequence[GenerationSpec], owner: str | None, field: str) -> int:
@@ -300,16 +283,15 @@ class Service:
 
     def ended(self, prompt: Prompt) -> None:
         """All samples of `prompt` are complete. After a stop string the engine would continue."""
-        self._prompts.pop(prompt.request.request_id, None)
-        if self._port is not None and any(sample.finish is FinishReason.STOP_STRING for sample in prompt.samples):
-            self._port.send(Abort(prompt.request.request_id))
+        if any(sample.finish is FinishReason.STOP_STRING for sample in prompt.samples):
+            self.engines.abort(prompt.request.request_id)
+        else:
+            self.engines.release(prompt.request.request_id)
 
     def forget(self, stream: Stream) -> None:
         """`stream` is closed: abort its prompts that still run."""
         for prompt in stream.prompts:
-            request_id = prompt.request.request_id
-            if self._prompts.pop(request_id, None) is not None and self._port is not None:
-                self._port.send(Abort(request_id))
+            self.engines.abort(prompt.request.request_id)
         self._streams.discard(stream)
         self._num_sequences -= stream.num_sequences
         if stream.is_counted:

@@ -1,0 +1,64 @@
+"""A front end's connection to one engine."""
+
+import asyncio
+from typing import Protocol
+
+from quire.ipc.client import EngineClient, connect
+from quire.ipc.messages import Described, Ready, ToFrontEnd, Waiting
+
+
+class Listener(Protocol):
+    """The front end as a line knows it."""
+
+    def on_described(self, described: Described) -> None: ...
+
+    def on_ready(self, line: "EngineLine") -> None: ...
+
+    def on_waiting(self, line: "EngineLine", reason: str) -> None:
+        """The engine cannot begin yet."""
+
+    def on_lost(self, line: "EngineLine", reason: str) -> None:
+        """The supervisor starts another engine, or sends GaveUp."""
+
+
+class EngineLine:
+    """Connects to an engine, and to the next one in its place whenever it ends. Owned by the event loop."""
+
+    def __init__(self, engine: int, address: str, front_end: int, listener: Listener) -> None:
+        """`engine` and `front_end` are numbers."""
+        self.engine = engine
+        self.client: EngineClient | None = None
+        self.ready: Ready | None = None  # of the engine that is connected
+        self.was_lost = False  # after it was ready
+        self._address = address
+        self._front_end = front_end
+        self._listener = listener
+        self._is_lost = asyncio.Event()
+
+    async def keep(self) -> None:
+        """Until it is cancelled."""
+        while True:
+            self._is_lost.clear()
+            self.client = await connect(self._address, self._front_end, self._on_greetings, self._on_lost)
+            await self._is_lost.wait()
+
+    def close(self) -> None:
+        if self.client is not None:
+            self.client.close()
+
+    def _on_greetings(self, messages: list[ToFrontEnd]) -> None:
+        """Messages of an engine that is not ready yet."""
+        for message in messages:
+            if isinstance(message, Described):
+                self._listener.on_described(message)
+            elif isinstance(message, Waiting):
+                self._listener.on_waiting(self, message.reason)
+            elif isinstance(message, Ready):
+                self.ready = message
+                self._listener.on_ready(self)
+
+    def _on_lost(self, reason: str) -> None:
+        self.was_lost = self.was_lost or self.ready is not None
+        self.client = self.ready = None
+        self._is_lost.set()
+        self._listener.on_lost(self, reason)
