@@ -18,7 +18,10 @@ from tests.fake_executor import FakeExecutor
 
 @dataclass(frozen=True)
 class FakeModel:
-    """Its tokens can be worked out by hand. `tokenizer` is a folder; a start takes `build_s` and a step `step_s`."""
+    """Its tokens can be worked out by hand. `tokenizer` is a folder; a start takes `build_s` and a step `step_s`.
+
+    It starts once the file `builds_after` is there.
+    """
 
     tokenizer: Path
     step_s: float = 0.0
@@ -26,10 +29,13 @@ class FakeModel:
     max_queued: int | None = None
     build_s: float = 0.0
     max_burst: int = 1
+    builds_after: str | None = None
 
     def __call__(self, describe: Callable[[Described], None]) -> Engine:
         configure_logs("text")
         time.sleep(self.build_s)
+        while self.builds_after is not None and not Path(self.builds_after).exists():
+            time.sleep(0.02)
         describe(Described("fake", str(self.tokenizer), (), {}))
         chosen = limits(num_pages=1200, max_batch_size=16, max_sequence_tokens=512, max_step_tokens=272,
                         max_batch_prefill_tokens=256, max_queued=self.max_queued, max_burst=self.max_burst)  # fmt: skip

@@ -45,10 +45,10 @@ class Server:
         return self
 
     def processes(self, name: str) -> list[int]:
-        """Those of this name, oldest first: quire-engine, quire-http."""
+        """Those of this name, oldest first: quire-engine, quire-http. Several engines have numbers behind it."""
         with contextlib.suppress(OSError):
             children = _read(f"/proc/{self.process.pid}/task/{self.process.pid}/children").split()
-            return [int(pid) for pid in children if _name(pid) == name and _state(pid) != "Z"]
+            return [int(pid) for pid in children if _is_named(pid, name) and _state(pid) != "Z"]
         return []
 
     def all_processes(self) -> list[int]:
@@ -81,8 +81,23 @@ class Server:
             for name, value in (line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
         }
 
+    def totals(self) -> dict[str, float]:
+        """Metrics by name alone: sums over engines and other labels."""
+        sums: dict[str, float] = {}
+        for name, value in self.metrics().items():
+            key = name.partition("{")[0]
+            sums[key] = sums.get(key, 0.0) + value
+        return sums
+
     def wait_until_healthy(self) -> None:
-        wait_until(lambda: self._status("/health") == 200)
+        """Of several engines, all of them."""
+        wait_until(lambda: self._status("/health") == 200 and not self.troubles())
+
+    def troubles(self) -> dict[int, str]:
+        """Of several engines, by number: why one does not answer. Any worker may be asked."""
+        answer = web.get(f"{self.url}/health")
+        states = answer.json()["engines"] if answer.status_code == 200 and answer.content else []
+        return {one["engine"]: one["reason"] for one in states if one["reason"] is not None}
 
     def wait_until_idle(self) -> dict[str, float]:
         """Until nothing runs or waits, by numbers that the engine has told since; all pages are free or cached then."""
@@ -91,7 +106,7 @@ class Server:
 
         def is_idle() -> bool:
             nonlocal metrics
-            metrics = self.metrics()  # not every worker may have heard of the engine yet
+            metrics = self.totals()  # not every worker may have heard of the engine yet
             keys = ("tgi_batch_current_size", "tgi_queue_size", "quire_pages_active")
             return all(metrics.get(key) == 0 for key in keys)
 
@@ -131,8 +146,9 @@ def is_there(pid: int) -> bool:
     return False
 
 
-def _name(pid: str) -> str:
-    return _read(f"/proc/{pid}/comm").strip()
+def _is_named(pid: str, name: str) -> bool:
+    found = _read(f"/proc/{pid}/comm").strip()
+    return found == name or found.rstrip("0123456789") == f"{name}-"
 
 
 def _state(pid: str) -> str:

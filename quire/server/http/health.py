@@ -29,6 +29,17 @@ class Unhealthy(TypedDict):
     reason: str
 
 
+class EngineState(TypedDict):
+    engine: int
+    reason: str | None  # why it would not answer requests; None if it would
+
+
+class EngineStates(TypedDict):
+    """One or more of several engines would answer requests."""
+
+    engines: list[EngineState]
+
+
 class Generates(TypedDict):
     last_step_age_s: float | None
     took_s: float
@@ -44,7 +55,13 @@ async def live(service: Service, request: Request) -> Response:
 async def ready(service: Service, request: Request) -> Response:
     """Readiness: requests would be answered."""
     reason = service.why_not_ready
-    return Response() if reason is None else unhealthy(reason)
+    if reason is not None:
+        return unhealthy(reason)
+    if len(service.engines) == 1:
+        return Response()
+    now = time.monotonic()
+    body: EngineStates = {"engines": [{"engine": one.number, "reason": one.trouble(now)} for one in service.engines]}
+    return Response(msgspec.json.encode(body), media_type="application/json")
 
 
 async def generates(service: Service, request: Request) -> Response:
@@ -91,9 +108,8 @@ def unhealthy(reason: str, headers: dict[str, str] | None = None) -> Response:
 async def metrics(service: Service, request: Request) -> Response:
     out = Exposition()
     service.metrics.write(out, service.others)
-    reports = {engine.number: engine.stats for engine in service.engines if engine.stats is not None}
-    if reports:
-        write_engines(out, reports, is_labelled=len(service.engines) > 1)
     if service.stats is not None:
+        reports = {engine.number: engine.stats for engine in service.engines if engine.stats is not None}
+        write_engines(out, reports, is_labelled=len(service.engines) > 1)
         write_endpoint(out, service.stats, service.model.name)
     return Response(out.text(), headers={"content-type": CONTENT_TYPE})

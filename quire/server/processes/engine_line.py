@@ -39,7 +39,11 @@ class EngineLine:
         """Until it is cancelled."""
         while True:
             self._is_lost.clear()
-            self.client = await connect(self._address, self._front_end, self._on_greetings, self._on_lost)
+            client = await connect(self._address, self._front_end, self._on_greetings, self._on_lost)
+            if not self._is_lost.is_set():
+                self.client = client
+                if self.ready is not None:  # it came before the client was known
+                    self._listener.on_ready(self)
             await self._is_lost.wait()
 
     def close(self) -> None:
@@ -55,7 +59,8 @@ class EngineLine:
                 self._listener.on_waiting(self, message.reason)
             elif isinstance(message, Ready):
                 self.ready = message
-                self._listener.on_ready(self)
+                if self.client is not None:
+                    self._listener.on_ready(self)
 
     def _on_lost(self, reason: str) -> None:
         self.was_lost = self.was_lost or self.ready is not None

@@ -155,7 +155,7 @@ class FrontEnd:
 
     def _admit(self, service: Service, line: EngineLine) -> None:
         """Send requests to an engine that is ready, those that other engines had first."""
-        if line.client is None or line.ready is None:
+        if line.client is None or line.ready is None:  # `on_ready` comes later
             return
         line.client.take = partial(service.on_messages, engine=line.engine)
         num_going_on = service.connect(line.client, line.engine, line.ready.cache_tokens)
