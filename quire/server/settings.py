@@ -45,6 +45,7 @@ class ServerSettings:
     ssl_certfile: Path | None = setting(None, HTTP, "Certificate in PEM form, with its chain: serve HTTPS only.")
     ssl_keyfile: Path | None = setting(None, HTTP, "Key of the certificate; by default it is in the same file.")
     ssl_keyfile_password: str | None = setting(None, HTTP, "Password of the key, where it is encrypted.")
+    ssl_handshake_s: float = setting(10.0, HTTP, "Seconds within which a client must have made its TLS handshake.")
     keep_alive_s: float = setting(75.0, HTTP, "Seconds that an idle connection is kept; longer than any Retry-After.")
     api_key: str | None = setting(None, ACCESS, "API key that requests must carry; several are separated by commas.")
     api_keys_file: Path | None = setting(
@@ -182,6 +183,8 @@ class ServerSettings:
             raise InvalidSetting(f"prometheus_port is {self.prometheus_port}; it must be between 1 and 65535")
         if self.ssl_certfile is None and (self.ssl_keyfile or self.ssl_keyfile_password) is not None:
             raise InvalidSetting("ssl_keyfile and ssl_keyfile_password need ssl_certfile")
+        if self.ssl_handshake_s == 0:
+            raise InvalidSetting("ssl_handshake_s is 0; it must be more")
         try:
             _ = self.logging_level
         except KeyError as unknown:

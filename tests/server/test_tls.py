@@ -1,5 +1,6 @@
 """HTTPS, with certificates that are made here."""
 
+import contextlib
 import json
 import socket
 import ssl
@@ -20,7 +21,7 @@ from quire.server.http.tls import check_certificate
 from quire.server.settings import ServerSettings
 from tests import web
 from tests.patience import WAIT_S
-from tests.server.processes import Served
+from tests.server.processes import Served, wait_until
 
 TEXT = {"prompt": "abc", "max_tokens": 30, "temperature": 0}
 
@@ -126,6 +127,35 @@ def test_several_workers_serve_https_and_finish_what_runs_when_they_are_stopped(
         served.stop()
 
 
+def hello(certificate: Certificate) -> bytes:
+    """The first message of a handshake."""
+    sent = ssl.MemoryBIO()
+    with pytest.raises(ssl.SSLWantReadError):
+        certificate.context.wrap_bio(ssl.MemoryBIO(), sent, server_hostname="localhost").do_handshake()
+    return sent.read()
+
+
+def test_handshakes_that_never_end_are_cut_off_and_keep_nobody_from_being_served(model_folder, certificate):
+    certified = [f"ssl_certfile={certificate.certfile}", f"ssl_keyfile={certificate.keyfile}"]
+    served = Served(model_folder, "ssl_handshake_s=2", *certified).wait()
+    try:
+        port, first = int(served.url.rpartition(":")[2]), hello(certificate)
+        open_files = Path(f"/proc/{served.named('quire-http')[0]}/fd")
+        before = len(list(open_files.iterdir()))
+        slow = [socket.create_connection(("127.0.0.1", port), timeout=WAIT_S) for _ in range(60)]
+        for one, count in zip(slow, (0, 50, len(first)) * 20, strict=True):
+            one.sendall(first[:count])
+        answer = web.post(f"{served.url}/v1/completions", json=TEXT, verify=certificate.context)
+        assert answer.status_code == 200
+        for one in slow:
+            with one, contextlib.suppress(ConnectionError):
+                while one.recv(65536):
+                    pass  # until the server has closed it
+        wait_until(lambda: len(list(open_files.iterdir())) <= before)
+    finally:
+        served.stop()
+
+
 # Files that do not serve
 
 
@@ -147,6 +177,8 @@ def test_files_that_cannot_be_served_with_are_refused_by_name(folder, certificat
     assert "its key is not that of the certificate" in refusal(ssl_certfile=certfile, ssl_keyfile=other.keyfile)
     with pytest.raises(InvalidSetting, match="need ssl_certfile"):
         ServerSettings(ssl_keyfile=keyfile)
+    with pytest.raises(InvalidSetting, match="ssl_handshake_s is 0; it must be more"):
+        ServerSettings(ssl_handshake_s=0)
     both = folder / "both.pem"
     both.write_bytes(keyfile.read_bytes() + certfile.read_bytes())
     check_certificate(ServerSettings(ssl_certfile=both))

@@ -44,8 +44,8 @@ CYCLE_ATTRIBUTES = (
     "expected_content_length",
 )  # fmt: skip
 FLOW_ATTRIBUTES = ("read_paused", "write_paused")
-SERVER_ATTRIBUTES = ("config", "should_exit", "started", "servers")
-CONFIG_ATTRIBUTES = ("loaded", "loaded_app")
+SERVER_ATTRIBUTES = ("config", "should_exit", "started", "server_state")
+CONFIG_ATTRIBUTES = ("loaded", "loaded_app", "ssl", "backlog")
 
 
 async def application(scope: object, receive: object, send: object) -> None: ...
@@ -63,16 +63,18 @@ def test_a_connection_has_the_method(name):
 def test_a_connection_and_its_parts_have_their_attributes():
     async def look() -> None:
         config = uvicorn.Config(application, lifespan="off", log_config=None)
-        assert [name for name in CONFIG_ATTRIBUTES if not hasattr(config, name)] in ([], ["loaded_app"])
         config.load()
-        assert config.loaded_app is not None
+        assert [name for name in CONFIG_ATTRIBUTES if not hasattr(config, name)] == []
         protocol = HttpToolsProtocol(config, ServerState(), {})
         assert [name for name in PROTOCOL_ATTRIBUTES if not hasattr(protocol, name)] == []
         flow = FlowControl(asyncio.Transport())
         assert [name for name in FLOW_ATTRIBUTES if not hasattr(flow, name)] == []
         server = uvicorn.Server(config)
-        assert [name for name in SERVER_ATTRIBUTES if not hasattr(server, name)] in ([], ["servers"])
+        assert [name for name in SERVER_ATTRIBUTES if not hasattr(server, name)] == []
         assert hasattr(server, "capture_signals")
+        assert parameters(server.startup) == ["sockets"]
+        assert "self.servers" in inspect.getsource(server.shutdown)
+        assert config.lifespan_class(config).state == {}
 
     asyncio.run(look())
     made = inspect.getsource(RequestResponseCycle.__init__)

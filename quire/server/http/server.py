@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import socket
 from collections.abc import Iterator
 
 import uvicorn
@@ -44,6 +45,7 @@ class HttpServer(uvicorn.Server):
                 ssl_keyfile_password=settings.ssl_keyfile_password,
             )
         )
+        self._ssl_handshake_s = settings.ssl_handshake_s
         self._drain_s = settings.drain_s
         self._service: Service | None = None
         self._draining: asyncio.Task[None] | None = None
@@ -55,6 +57,26 @@ class HttpServer(uvicorn.Server):
         if not self.config.loaded:
             self.config.load()
         self.config.loaded_app = make_app(service)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen on open sockets, as uvicorn does, and give TLS handshakes a time limit, which uvicorn cannot."""
+        limit_s = None if self.config.ssl is None else self._ssl_handshake_s
+        loop = asyncio.get_running_loop()
+        self.servers = [
+            await loop.create_server(
+                self._new_connection,
+                sock=sock,
+                ssl=self.config.ssl,
+                backlog=self.config.backlog,
+                ssl_handshake_timeout=limit_s,
+                ssl_shutdown_timeout=limit_s,
+            )
+            for sock in sockets or []
+        ]
+        self.started = True
+
+    def _new_connection(self) -> Connection:
+        return Connection(self.config, self.server_state, self.lifespan.state)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
