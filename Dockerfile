@@ -1,0 +1,36 @@
+# Quire in an image: see docs/operations/containers.md.
+#   docker build -t quire .                                for CPUs
+#   docker build -t quire:cuda --build-arg EXTRAS=cuda .   for NVIDIA GPUs; the CUDA libraries come with JAX
+# BASE is any image of Debian or Ubuntu with Python 3.11 or newer and its venv module.
+ARG BASE=python:3.12-slim-bookworm
+
+FROM ${BASE} AS build
+ARG EXTRAS=""
+WORKDIR /src
+COPY pyproject.toml README.md LICENSE ./
+COPY quire ./quire
+RUN python3 -m venv /opt/quire \
+    && /opt/quire/bin/pip install --no-cache-dir ".${EXTRAS:+[${EXTRAS}]}"
+
+FROM ${BASE}
+# The C++ compiler builds the kernels for the processor that the server runs on, at its first start.
+# hadolint ignore=DL3008
+RUN apt-get update \
+    && apt-get install --no-install-recommends -y ca-certificates g++ \
+    && rm -rf /var/lib/apt/lists/* \
+    && useradd --uid 10001 --user-group --no-create-home --home-dir /cache quire \
+    && install -d -o quire -g quire /cache
+COPY --from=build /opt/quire /opt/quire
+ENV PATH=/opt/quire/bin:$PATH \
+    PYTHONUNBUFFERED=1 \
+    HOME=/cache \
+    CACHE_DIR=/cache \
+    QUIRE_HOST=0.0.0.0 \
+    PORT=8000
+USER 10001:10001
+VOLUME /cache
+EXPOSE 8000
+# A first start fetches and compiles; it is live meanwhile, and healthy when it answers.
+HEALTHCHECK --interval=10s --timeout=5s --start-period=10m --retries=3 \
+    CMD ["python", "-c", "import os, urllib.request; urllib.request.urlopen(f\"http://127.0.0.1:{os.environ['PORT']}/health\", timeout=4)"]
+ENTRYPOINT ["quire", "serve"]
