@@ -57,7 +57,7 @@ def test_an_engine_that_ends_when_it_was_ready_is_not_taken_for_one_that_is_ther
         start()
         front_end = ReadingSlowly(ServerSettings(), 1)
         front_end.meanwhile = replace_engine
-        service = await asyncio.wait_for(front_end._join([address]), WAIT_S)
+        service = await asyncio.wait_for(front_end.join([address]), WAIT_S)
         assert len(engines) == 2
         assert service.why_not_ready is None, "it would refuse what it should let wait"
         await stop()

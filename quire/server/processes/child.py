@@ -1,6 +1,7 @@
 """A process that the supervisor started."""
 
 import asyncio
+import logging
 import multiprocessing
 import signal
 import socket
@@ -12,6 +13,8 @@ from multiprocessing.context import SpawnProcess
 from typing import Any
 
 from quire.ipc.supervisor_link import PARENTS_SIGNALS, ControlMessage, Heartbeat, Refused, SupervisorLink, Up, open_link
+
+log = logging.getLogger(__name__)
 
 _spawn = multiprocessing.get_context("spawn")
 
@@ -28,6 +31,15 @@ def _signals_held() -> Iterator[None]:
         yield
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+async def first_of(*events: asyncio.Event) -> None:
+    tasks = [asyncio.create_task(event.wait()) for event in events]
+    try:
+        await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in tasks:
+            task.cancel()
 
 
 class Child:
@@ -81,6 +93,15 @@ class Child:
     def kill(self) -> None:
         if self.exit_code is None:
             self._process.kill()
+
+    async def end(self, within_s: float) -> None:
+        """Wait for a process that was told to stop; kill it when the time has passed."""
+        try:
+            await asyncio.wait_for(self.ended.wait(), within_s)
+        except TimeoutError:
+            log.error("%s did not end within %g s and is killed", self.name, within_s)
+            self.kill()
+            await self.ended.wait()
 
     def _on_message(self, message: ControlMessage) -> None:
         self.heard_s = time.monotonic()

@@ -22,7 +22,7 @@ from quire.ipc.supervisor_link import (
     Up,
     open_link,
 )
-from quire.server.http.server import HttpServer
+from quire.server.http.server import HttpServer, Loading
 from quire.server.processes.engine_line import EngineLine
 from quire.server.rate_limits import RateLimits
 from quire.server.service.served_model import ServedModel
@@ -60,6 +60,7 @@ class FrontEnd:
         self._described: Described | None = None
         self._greeted = asyncio.Event()  # an engine has sent Described or Ready
         self._gave_up: dict[int, str] = {}  # by engine: why there is none any more
+        self._loading = Loading()
 
     async def run(
         self,
@@ -79,7 +80,7 @@ class FrontEnd:
         self._loading = server.loading
         link = await open_link(line, lambda message: self._on_control(message, server), orphaned)
         self._alive = asyncio.create_task(_send_alive(link))
-        joining = asyncio.create_task(self._join(addresses))
+        joining = asyncio.create_task(self.join(addresses))
         before = asyncio.create_task(server.serve(listeners) if is_first else server.wait_until_stopped())
         await asyncio.wait({before, joining}, return_when=asyncio.FIRST_COMPLETED)
         if not joining.done():
@@ -103,12 +104,16 @@ class FrontEnd:
         if isinstance(message, Stop):
             server.stop()
         elif isinstance(message, GaveUp):
-            self._gave_up[message.engine] = message.reason
-            if self._keeping:
-                self._keeping[message.engine].cancel()
-            if self._service is not None:
-                self._service.disconnect(message.reason, message.engine)
-            server.loading.reason = message.reason
+            self.give_up(message)
+
+    def give_up(self, news: GaveUp) -> None:
+        """An engine is not started again."""
+        self._gave_up[news.engine] = news.reason
+        if self._keeping:
+            self._keeping[news.engine].cancel()
+        if self._service is not None:
+            self._service.disconnect(news.reason, news.engine)
+        self._loading.reason = news.reason
 
     async def _serve(self, service: Service, serving: "asyncio.Task[None]") -> None:
         """Until the server ends, send this worker's counts to the others and expire requests."""
@@ -118,6 +123,11 @@ class FrontEnd:
                     line.client.tell(service.metrics.counts())
             service.expire()
             await asyncio.wait({serving}, timeout=COUNTS_INTERVAL_S)
+        await self.close(service)
+        serving.result()
+
+    async def close(self, service: Service) -> None:
+        """Leave the engines, once the service has drained."""
         await service.response_store.close(self._settings.drain_s + KEEP_S)  # no connection waits for these
         for keeping in self._keeping:
             keeping.cancel()
@@ -125,9 +135,9 @@ class FrontEnd:
             line.close()
         if service.tracing is not None:
             await asyncio.to_thread(service.tracing.close)
-        serving.result()
 
-    async def _join(self, addresses: Sequence[str]) -> Service:
+    async def join(self, addresses: Sequence[str]) -> Service:
+        """Connect to the engines. The service is there as soon as one of them is ready."""
         self._lines = [EngineLine(engine, address, self._number, self) for engine, address in enumerate(addresses)]
         self._keeping = [asyncio.create_task(line.keep()) for line in self._lines]
         while (described := self._described) is None:

@@ -23,8 +23,9 @@ from quire.ipc.supervisor_link import (
     open_link,
 )
 from quire.server.observe.logs import configure_logs
-from quire.server.processes.child import Child
-from quire.server.processes.supervisor import REASONS, STOP_S, STOP_SIGNALS, first_of
+from quire.server.processes.child import Child, first_of
+from quire.server.processes.engines import STOP_S
+from quire.server.processes.supervisor import REASONS, STOP_SIGNALS
 from quire.server.processes.watchdog import Silence, watching
 from quire.server.settings import ServerSettings
 

@@ -18,9 +18,10 @@ from quire.server.http.tls import check_certificate
 from quire.server.observe.logs import configure_logs
 from quire.server.processes.engine_devices import divide_devices, visible_cores, visible_gpus
 from quire.server.processes.engine_process import EngineBuilder
+from quire.server.processes.engines import engine_places
 from quire.server.processes.member import follow_leader
 from quire.server.processes.model_engine import ModelEngine
-from quire.server.processes.supervisor import Supervisor, engine_places
+from quire.server.processes.supervisor import Supervisor
 from quire.server.settings import ServerSettings
 
 
