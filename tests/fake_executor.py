@@ -129,7 +129,10 @@ class FakeExecutor:
         before_sample: Fault | None = None,
         before_check: Callable[[], object] | None = None,
         page_groups: Sequence[int | None] = (None,),
+        guess_percent: int | None = None,
     ) -> None:
+        """`guess_percent` of guesses are right; None where plans have none, and every start is exact."""
+        self._guess_percent = guess_percent
         self.platform, self.num_late, self.num_padding_tokens = "cpu", 0, 0
         self._num_pages = num_pages
         self._page_size = page_size
@@ -242,7 +245,9 @@ class FakeExecutor:
             used = self._slots[chunk.slot]
             assert used is not None, f"slot {chunk.slot} was never started"
             allowed = allows(masks[index]) if index in masks else lambda token: True
-            new, states = self._compute(used, chunk, allowed)
+            new, states = (
+                self._verify(used, chunk) if chunk.kind is Kind.VERIFY else self._compute(used, chunk, allowed)
+            )
             if NAN in used.start.prompt:
                 failed[index] = "the logits of this row are not numbers"
                 new, states = [], []
@@ -256,17 +261,7 @@ class FakeExecutor:
 
     def _compute(self, slot: Slot, chunk: Chunk, allowed: Allowed) -> tuple[list[int], list[int]]:
         """Write the chunk's positions and sample. Returns the new tokens and the digests that they follow."""
-        begins = slot.length is None
-        if slot.length is None:
-            slot.length = chunk.start
-        assert chunk.start == slot.length, f"the slot has {slot.length} positions, the chunk starts at {chunk.start}"
-        assert chunk.length >= 1
-        in_slot = self._adapter_slots[slot.start.adapter] if slot.start.adapter else 0
-        assert in_slot == slot.adapter, f"adapter {slot.adapter} is used, its slot has {in_slot}"
-        if chunk.new_pages:
-            for table, pages in zip(slot.tables, chunk.new_pages, strict=True):
-                table += pages
-        self._read(slot, chunk.start, begins)
+        chunk = self._begin(slot, chunk)
         new: list[int] = []
         if chunk.kind is Kind.DECODE:
             assert slot.num_sampled, "the slot has not sampled"
@@ -281,6 +276,47 @@ class FakeExecutor:
                 new.append(sample(slot.states[position], slot.start, slot.num_sampled, allowed))
                 slot.append(new[-1])
         slot.length = chunk.start + chunk.length
+        return new, slot.states[slot.length - len(new) : slot.length]
+
+    def _begin(self, slot: Slot, chunk: Chunk) -> Chunk:
+        """Read what the chunk continues. Returns it as it is computed: where tokens are guessed, a decode starts where
+        its slot is."""
+        begins = slot.length is None
+        if slot.length is None:
+            slot.length = chunk.start
+        elif self._guess_percent is not None and chunk.kind in (Kind.DECODE, Kind.VERIFY):
+            assert chunk.start >= slot.length, f"the slot has {slot.length} positions, the most are {chunk.start}"
+            chunk = chunk._replace(start=slot.length)
+        assert chunk.start == slot.length, f"the slot has {slot.length} positions, the chunk starts at {chunk.start}"
+        assert chunk.length >= 1
+        in_slot = self._adapter_slots[slot.start.adapter] if slot.start.adapter else 0
+        assert in_slot == slot.adapter, f"adapter {slot.adapter} is used, its slot has {in_slot}"
+        if chunk.new_pages:
+            for table, pages in zip(slot.tables, chunk.new_pages, strict=True):
+                table += pages
+        self._read(slot, chunk.start, begins)
+        return chunk
+
+    def _verify(self, slot: Slot, chunk: Chunk) -> tuple[list[int], list[int]]:
+        """Write the last token and the guesses, and draw the token after each. Those after right guesses count."""
+        assert self._guess_percent is not None, "nothing is to be guessed"
+        assert chunk.samples
+        assert chunk.length > 1
+        chunk = self._begin(slot, chunk)
+        assert chunk.start == len(slot.tokens) - 1, "guesses follow the last token"
+        new: list[int] = []
+        first, is_right = len(slot.tokens), True
+        for position in range(chunk.start, chunk.start + chunk.length):
+            self._write(slot, chunk.slot, position)
+            token = sample(slot.states[position], slot.start, slot.num_sampled)
+            if is_right:
+                new.append(token)
+            is_right &= hash((position, token, slot.start.seed)) % 100 < self._guess_percent
+            slot.append(token if is_right else (token + 1) % VOCABULARY)  # the guess that the next position has
+        end = first + len(new)
+        del slot.tokens[end - 1 :], slot.states[end - 1 :]
+        slot.append(new[-1])
+        slot.length = end - 1
         return new, slot.states[slot.length - len(new) : slot.length]
 
     def _score(self, slot: Slot, chunk: Chunk) -> list[TokenLogprobs]:

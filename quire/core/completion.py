@@ -4,10 +4,11 @@ from collections.abc import Iterable
 from itertools import islice
 from typing import NamedTuple
 
-from quire.core.plan import Chunk, Failure, Kind, StepPlan, StepResult, TokenLogprobs, Update
+from quire.core.plan import Chunk, Failure, Guesses, Kind, StepPlan, StepResult, TokenLogprobs, Update
 from quire.core.requests import Requests
 from quire.core.running import Running
 from quire.core.sequence import Sequence
+from quire.core.speculation import Speculation
 from quire.core.stats import Counters
 from quire.errors import RequestFailed
 from quire.request import FinishReason
@@ -24,10 +25,11 @@ class StepInFlight(NamedTuple):
 class Completion:
     """Turns the results of steps into updates. Owned by the scheduler."""
 
-    def __init__(self, running: Running, requests: Requests, counters: Counters) -> None:
+    def __init__(self, running: Running, requests: Requests, counters: Counters, speculation: Speculation) -> None:
         self._running = running
         self._requests = requests
         self._counters = counters
+        self._speculation = speculation
 
     def complete(self, step: StepInFlight, result: StepResult) -> tuple[list[Update], list[Failure]]:
         """Apply results to rows whose epoch is unchanged."""
@@ -79,7 +81,7 @@ class Completion:
             updates.append(
                 new_update(
                     Update,
-                    (sequence.request_id, sequence.sample, tokens, finish, sequence.cached_tokens, None, None),
+                    (sequence.request_id, sequence.sample, tokens, finish, sequence.cached_tokens, None, None, None),
                 )
             )
 
@@ -90,6 +92,13 @@ class Completion:
         known = sequence.tokens
         if chunk.kind is Kind.FORCED:
             tokens = sequence.forced_before(chunk.start + chunk.length) + tokens
+        guesses: Guesses | None = None
+        if chunk.kind is Kind.VERIFY:
+            num_guesses, num_right = chunk.length - 1, len(tokens) - 1
+            sequence.num_unsure -= num_guesses
+            sequence.num_planned -= num_guesses - num_right
+            self._speculation.learn(sequence, num_guesses, num_right)
+            guesses = Guesses(num_guesses, num_right)
         finish: FinishReason | None = None
         for position, token in enumerate(tokens):
             known.append(token)
@@ -121,6 +130,7 @@ class Completion:
             sequence.cached_tokens,
             None if logprobs is None else logprobs[: len(tokens)],
             prompt_logprobs,
+            guesses if guesses is None else guesses._replace(right=min(guesses.right, len(tokens) - 1)),
         )
 
 

@@ -9,6 +9,7 @@ from quire.request import MAX_TOKEN_ID, Request
 # By sample of a request: what it generated before, None for one that has ended.
 SoFar = Sequence[Sequence[int] | None]
 
+GUESSING_SEQUENCES = 8  # that may make all their guesses in the same step
 MAX_SAMPLES = 128  # of one request: each is a sequence, and one client must not queue a million with a few bytes
 
 
@@ -32,6 +33,7 @@ class Limits:
     forces_tokens: bool = True  # what a grammar leaves no choice about is computed several tokens to a step
     max_burst: int = 1  # tokens that a step may give each sequence while no other could join them
     max_loras: int = 0  # adapters that are on the device together
+    max_guesses: int = 0  # of a sequence's next tokens, in one step; 0: none is guessed
     # By page group: the last positions that its layers read, the position itself included; None for all positions.
     page_groups: tuple[int | None, ...] = (None,)
 
@@ -49,6 +51,11 @@ class Limits:
         if not 1 <= self.max_burst <= self.page_size:
             raise ValueError(
                 f"max_burst is {self.max_burst}; it must be between 1 and page_size ({self.page_size}), so that no "
+                "sequence needs more than one page in a step"
+            )
+        if not 0 <= self.max_guesses < self.page_size:
+            raise ValueError(
+                f"max_guesses is {self.max_guesses}; it must be less than page_size ({self.page_size}), so that no "
                 "sequence needs more than one page in a step"
             )
         if not self.page_groups or any(window is not None and window < 2 for window in self.page_groups):
@@ -75,7 +82,15 @@ class Limits:
 
     def max_tokens_of(self, request: Request) -> int:
         """The most tokens that `request` gets in a step: those that are forced lie in one page."""
-        return self.max_burst if request.grammar is None or not self.forces_tokens else self.page_size
+        if request.grammar is not None and self.forces_tokens:
+            return self.page_size
+        return max(self.max_burst, 1 + self.max_guesses)
+
+    @property
+    def max_step_guesses(self) -> int:
+        """Guesses of all sequences in one step. Few make as many as they may; many make about one each."""
+        most = max(self.max_batch_size, GUESSING_SEQUENCES * self.max_guesses) if self.max_guesses else 0
+        return min(most, self.max_batch_size * self.max_guesses, self.max_step_tokens - self.max_batch_size)
 
     @property
     def capacity_tokens(self) -> int:

@@ -13,10 +13,15 @@ class Kind(IntEnum):
     PREFILL = 0  # tokens that the slot knows: those of its start, then those that it sampled
     DECODE = 1  # the token that the slot sampled last, then those sampled within the step (a burst)
     FORCED = 2  # two or more: the slot's last token, then those that the plan brings
+    VERIFY = 3  # two or more: the slot's last token, then guesses of those that follow it
 
 
 class Chunk(NamedTuple):
-    """One sequence's share of a step: the positions [start, start + length)."""
+    """One sequence's share of a step: the positions [start, start + length).
+
+    Where tokens are guessed the device knows how many of them were right before the host does. A DECODE or VERIFY chunk
+    begins with its slot's last token then, wherever that stands; `start` is the highest position that it can have.
+    """
 
     request_id: int
     sample: int
@@ -68,7 +73,7 @@ class SlotStart(NamedTuple):
 
 class StepPlan(NamedTuple):
     """One step: the copies in their order, then the adapters to load, then slots that start, then forced tokens, then
-    the chunks: decodes, then those with forced tokens, then prefills."""
+    the chunks: decodes, then those with guesses, then those with forced tokens, then prefills."""
 
     step: int
     chunks: tuple[Chunk, ...]
@@ -95,7 +100,8 @@ class TokenLogprobs(NamedTuple):
 
 class StepResult(NamedTuple):
     step: int
-    # For each chunk that samples, in the plan's order; more than one in a burst.
+    # For each chunk that samples, in the plan's order; more than one in a burst. Of a chunk with guesses: those that
+    # were right, and the token after them.
     tokens: list[list[int]]
     # By index of the chunk: one for each of its new tokens.
     logprobs: dict[int, list[TokenLogprobs]] = {}  # noqa: RUF012
@@ -103,6 +109,13 @@ class StepResult(NamedTuple):
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # noqa: RUF012
     # By index of the chunk: why this row alone has no result, or none after those in `tokens`.
     failed: dict[int, str] = {}  # noqa: RUF012
+
+
+class Guesses(NamedTuple):
+    """Guesses of tokens, and how many steps those that were right spared."""
+
+    made: int
+    right: int
 
 
 class Update(NamedTuple):
@@ -115,6 +128,7 @@ class Update(NamedTuple):
     cached_tokens: int  # prompt tokens that were not computed because their pages were cached
     logprobs: list[TokenLogprobs] | None
     prompt_logprobs: list[TokenLogprobs] | None
+    guesses: Guesses | None = None  # of the step, where there were any
 
 
 class Failure(NamedTuple):

@@ -6,6 +6,7 @@ from quire.core.plan import AdapterLoad, Chunk, ForcedTokens, Kind, PageCopy, Sl
 from quire.core.queue import Queue
 from quire.core.running import Running
 from quire.core.sequence import Sequence, State
+from quire.core.speculation import Speculation
 from quire.core.stats import BACKPRESSURE, CHUNKING, WAIT_EXCEEDED, Counters
 from quire.core.step_budget import StepBudget
 
@@ -69,13 +70,22 @@ class Planner:
     from the queue. Owned by the scheduler.
     """
 
-    def __init__(self, limits: Limits, budget: StepBudget, queue: Queue, running: Running, counters: Counters) -> None:
+    def __init__(
+        self,
+        limits: Limits,
+        budget: StepBudget,
+        queue: Queue,
+        running: Running,
+        counters: Counters,
+        speculation: Speculation,
+    ) -> None:
         self.blocked_by: str | None = None  # what kept the head of the queue waiting in the last plan
         self._limits = limits
         self._budget = budget
         self._queue = queue
         self._running = running
         self._counters = counters
+        self._speculation = speculation
         self._tokens_since_admission = 0
 
     def plan(self) -> StepInFlight | None:
@@ -83,10 +93,12 @@ class Planner:
         draft = Draft()
         self.blocked_by = None
         preemptions = self._counters.preemptions
-        burst = self._burst()
-        forced = self._plan_decodes(draft, burst)
+        guesses = self._guesses() if self._limits.max_guesses else {}
+        burst = 1 if guesses else self._burst()
+        forced = self._plan_decodes(draft, burst, guesses)
         num_decodes = len(draft.chunks)
-        draft.budget = draft.allowance = self._budget.prefill_beside(num_decodes + len(forced))
+        num_guesses = self._plan_guesses(draft, guesses) if guesses else 0
+        draft.budget = draft.allowance = self._budget.prefill_beside(len(draft.chunks) + num_guesses + len(forced))
         for sequence in forced:
             if sequence.state is State.DECODING:  # and not preempted for an older one
                 self._plan_forced(draft, sequence)
@@ -133,9 +145,30 @@ class Planner:
             return 1
         return self._budget.burst
 
-    def _plan_decodes(self, draft: Draft, burst: int) -> list[Sequence]:
-        """Every decoding sequence gets its next tokens, those that need a page last. Returns those, by age, whose next
-        tokens are forced: they have none yet."""
+    def _guesses(self) -> dict[int, int]:
+        """By id: how many tokens are guessed for each sequence. None during a search for a culprit, which must know the
+        positions of a step."""
+        decoding = self._running.decoding
+        return self._speculation.choose(decoding.values(), len(decoding)) if self._queue.focus is None else {}
+
+    def _plan_guesses(self, draft: Draft, guesses: dict[int, int]) -> int:
+        """The sequences that guess, by age. Returns the number of guesses."""
+        total = 0
+        decoding = self._running.decoding
+        for sequence in sorted([decoding[id] for id in guesses if id in decoding], key=_age):
+            if sequence.state is State.DECODING:  # and not preempted for an older one
+                before = sequence.num_planned
+                self._plan_decode(draft, sequence, 1 + guesses[sequence.id], Kind.VERIFY)
+                num_guesses = max(0, sequence.num_planned - before - 1)
+                if num_guesses:
+                    sequence.num_unsure += num_guesses
+                    self._speculation.planned(sequence)
+                    total += num_guesses
+        return total
+
+    def _plan_decodes(self, draft: Draft, burst: int, guesses: dict[int, int]) -> list[Sequence]:
+        """Every decoding sequence without guesses gets its next tokens, those that need a page last. Returns those, by
+        age, whose next tokens are forced: they have none yet."""
         others: list[Sequence] = []
         forced: list[Sequence] = []
         chunks, rows, decode = draft.chunks, draft.rows, Kind.DECODE
@@ -143,6 +176,8 @@ class Planner:
         for sequence in self._running.decoding.values():  # most of the time that a plan takes
             start = sequence.num_planned
             end = start + burst
+            if guesses and sequence.id in guesses:
+                continue
             if start + 1 < sequence.forced_end and start + 2 < sequence.limit:
                 forced.append(sequence)
             elif end <= sequence.plain_end:
@@ -173,23 +208,25 @@ class Planner:
         """The token that is sampled last and those that must follow it, as far as one page and the budget go."""
         start = sequence.num_planned
         most = min(sequence.forced_end - start, self._limits.page_size, 1 + draft.budget)
-        self._plan_decode(draft, sequence, max(1, most), is_forced=True)
+        self._plan_decode(draft, sequence, max(1, most), Kind.FORCED)
         length = sequence.num_planned - start
         if length > 1:
             draft.budget -= length - 1
             draft.allowance -= length - 1
 
-    def _plan_decode(self, draft: Draft, sequence: Sequence, most: int, is_forced: bool = False) -> None:
-        """A decode that needs a page in each group, or that ends within the `most` tokens that it may have."""
+    def _plan_decode(self, draft: Draft, sequence: Sequence, most: int, kind: Kind = Kind.DECODE) -> None:
+        """A decode that needs a page in each group, or that ends within the `most` tokens that it may have. It is of
+        this `kind` if it has more than one."""
         start, num_pages = sequence.num_planned, len(sequence.tables[0])
         length = min(most, sequence.limit - 1 - start)
         if start + length > sequence.page_end:
-            # None is preempted for tokens that could come later.
+            # None is preempted for tokens that could come later, nor before it is known how many guesses were right.
             is_needed = start == sequence.page_end
-            if not self._running.grow(sequence, 1, preempts=is_needed) and is_needed:
+            preempts = is_needed and not sequence.num_unsure
+            if not self._running.grow(sequence, 1, preempts) and is_needed:
                 return
             length = min(length, sequence.page_end - start)
-        draft.add(sequence, Kind.FORCED if is_forced and length > 1 else Kind.DECODE, length, num_pages, True)
+        draft.add(sequence, kind if length > 1 else Kind.DECODE, length, num_pages, True)
 
     def _plan_prefills(self, draft: Draft) -> None:
         """Continue the prefills already begun, oldest first."""

@@ -8,6 +8,7 @@ from quire.core.plan import Failure
 from quire.core.queue import Queue
 from quire.core.running import Running
 from quire.core.sequence import Sequence, State
+from quire.core.speculation import Speculation
 from quire.errors import DeadlineExceeded, queue_limit, time_limit
 from quire.request import Request
 
@@ -28,11 +29,13 @@ class Requests:
         running: Running,
         clock: Callable[[], float],
         prefix_key: PrefixKey | None,
+        speculation: Speculation,
     ) -> None:
         self._limits = limits
         self._queue = queue
         self._running = running
         self._prefix_key = prefix_key
+        self._speculation = speculation
         self._deadlines = Deadlines(clock)
         self._live: dict[int, list[Sequence]] = {}  # by request, its sequences that have not ended
         self._num_arrived = 0
@@ -64,6 +67,7 @@ class Requests:
                 self._num_arrived += 1
                 sequences.append(Sequence(self._num_arrived, request, sample, salt, generated, adapter))
                 self._running.adapters.hold(adapter)
+                self._speculation.begin(sequences[-1])
                 self._queue.push(sequences[-1])
 
     def end(self, sequence: Sequence) -> None:

@@ -11,6 +11,7 @@ from quire.core.planner import Planner
 from quire.core.queue import Queue
 from quire.core.requests import PrefixKey, Requests
 from quire.core.running import Running
+from quire.core.speculation import Speculation
 from quire.core.stats import Counters, SchedulerStats
 from quire.core.step_budget import StepBudget
 from quire.errors import InvalidRequest
@@ -41,9 +42,10 @@ class Scheduler:
         self._in_flight: deque[StepInFlight] = deque()
         self._queue = Queue(limits, self._clock)
         self._running = Running(limits, self._queue, self.counters, self.adapters)
-        self._requests = Requests(limits, self._queue, self._running, self._clock, self._prefix_key)
-        self._planner = Planner(limits, self.budget, self._queue, self._running, self.counters)
-        self._completion = Completion(self._running, self._requests, self.counters)
+        speculation = Speculation(limits, self.budget, self.counters)
+        self._requests = Requests(limits, self._queue, self._running, self._clock, self._prefix_key, speculation)
+        self._planner = Planner(limits, self.budget, self._queue, self._running, self.counters, speculation)
+        self._completion = Completion(self._running, self._requests, self.counters, speculation)
 
     def stats(self) -> SchedulerStats:
         """Any thread may call it: each number is right by itself."""
@@ -59,6 +61,8 @@ class Scheduler:
             preemptions=counters.preemptions,
             admissions=counters.admissions,
             cached_tokens=counters.cached_tokens,
+            guesses=counters.guesses,
+            right_guesses=counters.right_guesses,
             joined_by=dict(counters.joined_by),
         )
 

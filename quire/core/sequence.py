@@ -43,11 +43,23 @@ class Stopping:
         return any(self.reason(token, count + n) is not None for n, token in enumerate(tokens, start=1))
 
 
+class Guessing:
+    """The record of guesses for one sequence."""
+
+    __slots__ = ("chance", "next_try", "pause")
+
+    def __init__(self, chance: float, pause: int) -> None:
+        self.chance = chance  # of a guess to be right if those before it are, by the last ones
+        self.pause = pause  # tokens from one try to the next while it is low
+        self.next_try = 0  # the number of tokens from which on it tries
+
+
 class Sequence:
     """One continuation of a request's prompt: its tokens, how many are computed, its pages, its slot.
 
     `tokens` are those the host knows. `num_computed` of their positions are confirmed by results; `num_planned` are
-    confirmed or in flight, one of which may be the position of a token the host does not know yet. `tables` has the
+    confirmed or in flight, one of which may be the position of a token the host does not know yet. `num_unsure` of
+    those in flight are guesses; the wrong ones are planned no more once their results are there. `tables` has the
     pages of each group by position // page size; they cover at least the planned positions, but for 0 in place of those
     that the group's window has left behind. A new `epoch` begins when the sequence loses its slot; results that belong
     to an older one are dropped. Owned by the engine thread.
@@ -61,6 +73,7 @@ class Sequence:
         "first_held",
         "forced",
         "forced_end",
+        "guessing",
         "id",
         "limit",
         "match",
@@ -68,6 +81,7 @@ class Sequence:
         "num_planned",
         "num_prompt",
         "num_scored",
+        "num_unsure",
         "page_end",
         "plain_end",
         "promised",
@@ -110,6 +124,8 @@ class Sequence:
         self.published: PrefixCursor | None = None  # while it runs: the end of what it has published
         self.num_computed = 0
         self.num_planned = 0
+        self.num_unsure = 0
+        self.guessing: Guessing | None = None  # None where nothing is guessed
         self.num_scored = 0  # prompt positions whose next token's log-probabilities have been handed out
         self.cached_tokens = 0  # of the prompt, when it first got a slot
         # The page that others may wait for it to compute: the end of the prefix before it, and its tokens.
@@ -152,4 +168,4 @@ class Sequence:
         self.tables, self.first_held = [], []
         self.page_end = self.plain_end = 0
         self.published = None
-        self.num_computed = self.num_planned = 0
+        self.num_computed = self.num_planned = self.num_unsure = 0

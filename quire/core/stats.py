@@ -16,6 +16,8 @@ class Counters:
     preemptions: int = 0
     admissions: int = 0
     cached_tokens: int = 0
+    guesses: int = 0  # of tokens, in steps that have results
+    right_guesses: int = 0
     dropped_chunks: int = 0  # results of sequences that had ended or lost their slot
     # Steps in which sequences began beside others that ran, by the rule that admitted them.
     joined_by: dict[str, int] = field(default_factory=lambda: dict.fromkeys((BACKPRESSURE, WAIT_EXCEEDED, CHUNKING), 0))
@@ -34,4 +36,6 @@ class SchedulerStats(NamedTuple):
     preemptions: int
     admissions: int
     cached_tokens: int
+    guesses: int
+    right_guesses: int
     joined_by: dict[str, int]

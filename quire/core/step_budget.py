@@ -7,6 +7,7 @@ from quire.core.plan import Kind, StepPlan
 
 GROW_STEPS = 512  # without trouble, before twice as much is tried again
 OF_A_STEP = 256  # tokens that take as long as a step takes at least, on a GPU
+DEFAULT_FIXED_TOKENS = 16.0  # before steps have been measured
 BESIDE_DECODES = 48  # tokens that take as long as decodes wait for the first tokens of prompts beside them
 
 
@@ -24,6 +25,10 @@ class StepBudget:
         self.max_prefill_beside_decodes: int | None = None  # tokens of prompts in a step in which sequences decode
         # Tokens of a step, ascending, that the executor is good at; () if all are alike.
         self.step_sizes: tuple[int, ...] = ()
+        # For the choice of guesses: the tokens that take as long as a step takes whatever it holds, and the numbers of
+        # tokens, ascending, that steps are padded to.
+        self.fixed_tokens = DEFAULT_FIXED_TOKENS
+        self.padded_sizes: tuple[int, ...] = ()
         self._steps_left = 0  # until it grows
 
     @property

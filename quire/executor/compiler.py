@@ -12,8 +12,9 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from quire.executor.guesses import guess_by_lookup
 from quire.executor.ladder import StepShape
-from quire.executor.launch import NUM_FEATURES, sizes
+from quire.executor.launch import NUM_FEATURES, num_sample_fields, sizes
 from quire.executor.layer_state import page_layout
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key
@@ -123,6 +124,9 @@ class Compiler:
             return self._compile_traced(force_tokens, 0, self.whole, state.slots, pack_forced([], size, shapes))
         if kind == "adapter":
             return self._compile_adapter()
+        if kind == "guess":
+            guess = partial(guess_by_lookup, count=shapes.guesses)
+            return self._compile_traced(guess, 0, self.whole, state.slots, _array((size,), jnp.int32))
         if kind == "copy":
             places = None if self._placement is None else self._placement.pages
             return self._compile_traced(copy_pages, 0, places, state.pages, _array((size, 2), jnp.int32))
@@ -133,11 +137,11 @@ class Compiler:
 
         def sample(head: tuple[jax.Array, ...], slots: Any, hidden: Any, packed: Any, masks: Any) -> Any:
             tree = jax.tree.unflatten(self._head_structure, head)
-            return sample_next(way, model, size, tree, slots, hidden, packed, masks, kernels.filter_cuts)
+            return sample_next(way, model, shapes, size, tree, slots, hidden, packed, masks, kernels.filter_cuts)
 
         dtype = jax.tree.leaves(self._state.pages)[0].dtype
-        hidden = _array((shapes.num_slots, model.hidden_size), dtype, self.whole)
-        packed = _array((3 * size + NUM_FEATURES,), jnp.int32)
+        hidden = _array((shapes.num_samples, model.hidden_size), dtype, self.whole)
+        packed = _array((num_sample_fields(shapes) * size + NUM_FEATURES,), jnp.int32)
         masks = _array((size, num_mask_words(model.vocab_size)), jnp.uint32, self.whole)
         inputs = (self.head, self._state.slots, hidden, packed, masks)
         # Timing its product would disturb that of decodes, which are compiled meanwhile.

@@ -8,8 +8,8 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from quire.core.plan import Chunk, PageCopy, SlotStart, StepPlan
-from quire.executor.launch import Launch, Packer, independent, num_sampling, split
+from quire.core.plan import Chunk, Kind, PageCopy, SlotStart, StepPlan
+from quire.executor.launch import Launch, Packer, independent, num_samples, num_sampling, split
 from quire.executor.pending import Launched, Pending, Wanted
 from quire.executor.program_store import ProgramStore
 from quire.executor.programs import COPY_SIZES, FORCE_SIZE, START_SIZES, Programs
@@ -70,6 +70,8 @@ class JaxExecutor:
             self.programs.put_adapter(load.slot - 1, self._adapters[load.number])
         self._begin_slots(plan)
         self._place_forced(plan)
+        if self._shapes.guesses:
+            self._guess(plan)
         special = [index for index, chunk in enumerate(plan.chunks) if chunk.slot in self._special]
         wanted = {index: self._wanted(plan.chunks[index]) for index in special}
         started = {start.slot for start in plan.started}
@@ -154,6 +156,16 @@ class JaxExecutor:
             place = self.programs.get(("force", FORCE_SIZE))
             self._state = self._state._replace(slots=place(self._state.slots, packed))
 
+    def _guess(self, plan: StepPlan) -> None:
+        """Put guesses behind the tokens of the slots that have them verified."""
+        slots = [chunk.slot for chunk in plan.chunks if chunk.kind is Kind.VERIFY]
+        if slots:
+            size, guess = self.programs.guess(len(slots))
+            packed = np.full(size, self._shapes.num_slots, np.int32)
+            packed[: len(slots)] = slots
+            assert self._state is not None
+            self._state = self._state._replace(slots=guess(self._state.slots, packed))
+
     def _wanted(self, chunk: Chunk) -> Wanted:
         start = self._start_of(chunk)
         scores = start.prompt_logprobs is not None and chunk.start < len(start.prompt) - 1
@@ -203,7 +215,7 @@ class JaxExecutor:
         launch, features, computed = launched.launch, launched.features, launched.computed
         assert computed is not None
         count = num_sampling(launch, plan.chunks)
-        if count < len(launch.indices):
+        if not all(plan.chunks[index].samples for index in launch.indices):
             computed.is_finite.copy_to_host_async()
         if not count:
             return
@@ -232,9 +244,11 @@ class JaxExecutor:
                 self._no_masks[size] = put(masks_of_all, self.programs.compiler.whole)
             return self._no_masks[size]
         rows = np.full((size, self._mask_words), 0xFFFFFFFF, np.uint32)
-        for row, index in enumerate(launch.samples(plan.chunks)):
+        row = 0
+        for index in launch.samples(plan.chunks):
             if index in masks and plan.chunks[index].samples:
                 rows[row] = np.frombuffer(masks[index], np.uint32)
+            row += max(1, num_samples(plan.chunks[index]))
         return rows
 
     def _start_of(self, chunk: Chunk) -> SlotStart:

@@ -46,6 +46,7 @@ class Ladder:
         has_decodes: bool = False,
         max_fresh_sequences: int = 0,
         fresh_from: int = 2048,
+        max_guesses: int = 0,
     ) -> None:
         self.max_rows = max_rows
         self._is_fine = is_fine
@@ -61,11 +62,18 @@ class Ladder:
         several = steps[::-2][::-1] if max_fresh_sequences > 1 else []
         self._fresh = [StepShape(size, fresh_sequences=1) for size in steps if max_fresh_sequences]
         self._fresh += [StepShape(size, fresh_sequences=max_fresh_sequences) for size in several]
-        self.sample_sizes = coarse(min(min_tokens, max_rows), max_rows, middles_from=max_rows)
+        self._has_guesses = max_guesses > 0
+        most = max_rows + max_guesses
+        self.sample_sizes = coarse(min(min_tokens, max_rows), most, middles_from=most)
 
     @property
     def decodes(self) -> Sequence[StepShape]:
         return self._decodes
+
+    @property
+    def padded_sizes(self) -> tuple[int, ...]:
+        """Tokens that steps are padded to."""
+        return tuple(self._tokens)
 
     @property
     def cut_sizes(self) -> tuple[int, ...]:
@@ -90,7 +98,9 @@ class Ladder:
         tokens = shape.tokens
         if shape.decodes_only:
             return 0
-        sequences = min(self.max_rows, tokens if shape.tokens >= self.max_tokens or shape.scores else tokens // 16 + 8)
+        # Guesses are short tiles, so there may be one for every sequence.
+        is_roomy = tokens >= self.max_tokens or shape.scores or self._has_guesses
+        sequences = min(self.max_rows, tokens if is_roomy else tokens // 16 + 8)
         return tokens // TILE + min(sequences, tokens)
 
     def choose(self, needed: StepShape, num_tiles: int, among: Iterable[StepShape]) -> StepShape | None:

@@ -12,6 +12,8 @@ from quire.executor.shapes import Shapes
 from quire.ops.pages import TILE
 
 NUM_FEATURES = 5
+# A position from here on counts from the last token of its slot: where tokens are guessed, the device has the lengths.
+FROM_THE_LAST = 1 << 30
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
 
@@ -20,7 +22,7 @@ class Inputs(NamedTuple):
     """The fields of a packed array. Padding has slot `num_slots`, which no sequence has."""
 
     slots: Any  # [tokens]
-    positions: Any  # [tokens]; -1: padding
+    positions: Any  # [tokens]; -1: padding; those of decodes may be FROM_THE_LAST, and so may `tile_starts`
     num_new: Any  # [rows] of decodes alone: how many tokens each samples
     tile_slots: Any  # [rows + tiles]: the single tokens, then the tiles of prefills
     tile_starts: Any
@@ -30,7 +32,7 @@ class Inputs(NamedTuple):
     page_groups: Any
     page_indices: Any
     pages: Any
-    ends: Any  # [num_slots]: the last token of each chunk, those that sample first
+    ends: Any  # [num_samples]: the last token of each chunk and all of one with guesses, those that sample first
     fresh_offsets: Any  # [fresh_sequences]
     fresh_lengths: Any
 
@@ -49,7 +51,7 @@ def sizes(shape: StepShape, shapes: Shapes) -> Inputs:
     num_new = tokens if shape.decodes_only else 0
     fresh = shape.fresh_sequences
     of_tiles, of_updates = (tiles,) * 4, (updates,) * 4
-    return Inputs(*(tokens, tokens, num_new), *of_tiles, *of_updates, *(shapes.num_slots, fresh, fresh))
+    return Inputs(*(tokens, tokens, num_new), *of_tiles, *of_updates, *(shapes.num_samples, fresh, fresh))
 
 
 def fields(packed: Any, shape: StepShape, shapes: Shapes) -> Inputs:
@@ -97,7 +99,7 @@ def split(chunks: Sequence[Chunk], scored: Iterable[int]) -> list[Launch]:
     columns = Chunk(*zip(*chunks, strict=True))  # type: ignore[arg-type]  # each field of all chunks: faster than one by one
     kinds: Any = columns.kind
     starts: Any = columns.start
-    if Kind.PREFILL not in kinds and Kind.FORCED not in kinds:
+    if not {Kind.PREFILL, Kind.FORCED, Kind.VERIFY}.intersection(kinds):
         rows, prefills = [*range(len(chunks))], []
     else:
         others = [index for index in range(len(chunks)) if index not in apart]
@@ -133,14 +135,18 @@ class Packer:
         count = len(launch.rows)
         columns = Chunk(*zip(*those, strict=True))  # type: ignore[arg-type]
         slots = np.array(columns.slot, np.int32)
-        starts = np.array(columns.start, np.int32) + launch.offset
+        starts = self._starts(columns, launch.offset)
         lengths = np.array(columns.length, np.int32)
         num_new, lengths[:count] = lengths[:count] - launch.offset, 1  # a decode is one token, also in a burst
         ends = np.cumsum(lengths, dtype=np.int32)
         into.slots[: ends[-1]] = np.repeat(slots, lengths)
         into.positions[: ends[-1]] = np.arange(ends[-1]) + np.repeat(starts - (ends - lengths), lengths)
         samples = np.array(columns.samples)
-        into.ends[: len(those)] = ends[np.argsort(~samples, kind="stable")] - 1  # the order of `Launch.samples`
+        order = np.argsort(~samples, kind="stable")  # of `Launch.samples`
+        last = ends[order] - 1
+        if self._shapes.guesses:
+            last = _each_of([num_samples(those[index]) for index in order], last)
+        into.ends[: len(last)] = last
         if shape.decodes_only:
             into.num_new[:count] = np.where(samples, num_new, 0)
         else:
@@ -154,6 +160,14 @@ class Packer:
             new = [chunk for chunk, pages in zip(those, columns.new_pages, strict=True) if pages]
             self._pack_pages(into, [chunk for chunk in new if chunk.slot not in started])
         return packed
+
+    def _starts(self, columns: Chunk, offset: int) -> Ints:
+        """The position of each chunk's first token that is not computed."""
+        starts = np.array(columns.start, np.int32) + np.int32(offset)
+        if self._shapes.guesses:
+            kinds = np.array(columns.kind)
+            starts[(kinds == Kind.DECODE) | (kinds == Kind.VERIFY)] = FROM_THE_LAST
+        return starts
 
     @staticmethod
     def _pack_tiles(into: Inputs, rows: int, slots: Ints, starts: Ints, lengths: Ints, ends: Ints, first: int) -> None:
@@ -186,22 +200,54 @@ class Packer:
                 column[: len(updates)] = values
 
     def pack_samples(self, launch: Launch, chunks: Sequence[Chunk], size: int, features: Sequence[Any]) -> Ints:
-        """The inputs of sampling: of `size` chunks their slots and positions and whether they sample, the features."""
-        packed = np.zeros(3 * size + NUM_FEATURES, np.int32)
-        slots, positions, samples = packed[: 3 * size].reshape(3, size)
+        """The inputs of sampling: of `size` tokens to sample their slots and positions, whether they are sampled and
+        how many guesses are before them; the features."""
+        fields = num_sample_fields(self._shapes)
+        packed = np.zeros(fields * size + NUM_FEATURES, np.int32)
+        slots, positions, samples, *guesses = packed[: fields * size].reshape(fields, size)
         slots.fill(self._shapes.num_slots)
         those = [chunk for chunk in (chunks[index] for index in launch.samples(chunks)) if chunk.samples]
-        slots[: len(those)] = [chunk.slot for chunk in those]
-        positions[: len(those)] = [
-            chunk.start + (launch.offset if chunk.kind is Kind.DECODE else chunk.length - 1) for chunk in those
-        ]
-        samples[: len(those)] = 1
-        packed[3 * size :] = features
+        lasts = [launch.offset if chunk.kind is Kind.DECODE else chunk.length - 1 for chunk in those]
+        if guesses:
+            counts = [num_samples(chunk) for chunk in those]
+            columns = Chunk(*zip(*those, strict=True))  # type: ignore[arg-type]
+            ends = self._starts(columns, 0) + np.array(lasts, np.int32) - launch.offset
+            count = sum(counts)
+            slots[:count], samples[:count] = np.repeat(columns.slot, counts), 1
+            positions[:count] = _each_of(counts, ends)
+            guesses[0][:count] = _each_of(counts, np.array(counts) - 1)
+        else:
+            slots[: len(those)] = [chunk.slot for chunk in those]
+            positions[: len(those)] = [chunk.start + last for chunk, last in zip(those, lasts, strict=True)]
+            samples[: len(those)] = 1
+        packed[fields * size :] = features
         return packed
 
 
+def num_sample_fields(shapes: Shapes) -> int:
+    """Integers of each token to sample, in the packed array of the sampler."""
+    return 4 if shapes.guesses else 3
+
+
+def num_samples(chunk: Chunk) -> int:
+    """Tokens that a chunk of one launch samples: one, or one after each of its tokens if those are guesses."""
+    return chunk.length if chunk.kind is Kind.VERIFY else int(chunk.samples)
+
+
+def _each_of(counts: Sequence[int], last: Ints) -> Ints:
+    """For each of `last` the last `count` numbers up to it, ascending; one where the count is 0."""
+    repeats = np.maximum(np.array(counts, np.int32), 1)
+    ends = np.cumsum(repeats, dtype=np.int32)
+    every: Ints = np.arange(ends[-1], dtype=np.int32) + np.repeat(last + 1 - ends, repeats)
+    return every
+
+
 def num_sampling(launch: Launch, chunks: Sequence[Chunk]) -> int:
-    return sum(chunks[index].samples for index in launch.indices)
+    """Tokens that a launch samples."""
+    those = [chunks[index] for index in launch.indices]
+    return sum([chunk.samples for chunk in those]) + sum(
+        [chunk.length - 1 for chunk in those if chunk.kind is Kind.VERIFY]
+    )
 
 
 def independent(copies: Iterable[PageCopy], most: int) -> Iterator[list[PageCopy]]:

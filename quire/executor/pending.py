@@ -6,9 +6,10 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quire.core.plan import Chunk, StepPlan, StepResult, TokenLogprobs
-from quire.executor.launch import Launch
+from quire.core.plan import Chunk, Kind, StepPlan, StepResult, TokenLogprobs
+from quire.executor.launch import Launch, num_samples
 from quire.executor.sampler import NOT_NUMBERS, NOTHING_LEFT, Features, Sampled
+from quire.executor.slots import NO_TOKEN
 from quire.executor.step import Computed
 
 WHY = {
@@ -34,10 +35,13 @@ class Launched:
     has_all_rows: bool = False  # whether `sampled` has an entry for every chunk, also those that do not sample
 
     def samples(self, chunks: tuple[Chunk, ...]) -> list[int]:
-        """The chunks that `sampled` has entries for, in their order."""
+        """The chunk of each entry of `sampled`."""
         if self.has_all_rows:
             return self.launch.rows
-        return [index for index in self.launch.samples(chunks) if chunks[index].samples]
+        found = [index for index in self.launch.samples(chunks) if chunks[index].samples]
+        if not any(chunks[index].kind is Kind.VERIFY for index in found):
+            return found
+        return [index for index in found for _ in range(num_samples(chunks[index]))]
 
 
 Sampler = Callable[[StepPlan, Launched, dict[int, bytes]], None]
@@ -71,6 +75,8 @@ class Pending:
                 is_any_missing |= bool(drawn.min() < 0)
                 count, by_row = len(drawn), drawn.T.tolist()
                 for row, index in enumerate(indices):
+                    if by_row[row][0] == NO_TOKEN:
+                        continue  # after a wrong guess
                     tokens[index] += by_row[row] if count == 1 else by_row[row][: chunks[index].length]
                     if index in self._wanted and chunks[index].samples:
                         top = self._wanted[index].logprobs
@@ -85,9 +91,10 @@ class Pending:
 
     def _mark_not_finite(self, launched: Launched, num_sampled: int, tokens: list[list[int]]) -> bool:
         """Chunks that do not sample fail too where their numbers are not finite: their pages must not be shared."""
-        if launched.computed is None or num_sampled == len(launched.launch.indices):
+        chunks = self._plan.chunks
+        others = [index for index in launched.launch.samples(chunks) if not chunks[index].samples]
+        if launched.computed is None or not others:
             return False
-        others = launched.launch.samples(self._plan.chunks)[num_sampled:]
         is_finite = np.asarray(launched.computed.is_finite)[num_sampled:]
         found = [index for index, finite in zip(others, is_finite, strict=False) if not finite]
         for index in found:

@@ -14,7 +14,7 @@ from jax.sharding import Mesh
 
 from quire.executor.compiler import Compiler
 from quire.executor.ladder import StepShape
-from quire.executor.launch import NUM_FEATURES, Launch, Packer
+from quire.executor.launch import NUM_FEATURES, Launch, Packer, num_sample_fields
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key, ProgramTable
 from quire.executor.replay import Announcer, Members, to_plain
@@ -33,6 +33,7 @@ log = logging.getLogger(__name__)
 
 START_SIZES = (1, 8)  # slots that one call can start
 COPY_SIZES = (1, 16)  # pages that one call can copy
+GUESS_SIZES = (1, 8)  # slots that one call can guess for, if there are more
 FORCE_SIZE = 64  # forced tokens that one call can place
 WAYS = get_args(SamplingWay)
 BATCH = 8  # programs that a table gains at a time
@@ -123,6 +124,7 @@ class Programs:
         keys: list[Key] = [("start", size) for size in START_SIZES]
         keys += [("adapter", 0)] * bool(self._shapes.adapters.slots)
         keys += [*(("copy", size) for size in COPY_SIZES), ("force", FORCE_SIZE)]
+        keys += [("guess", size) for size in self.guess_sizes]
         return [*keys, *ladder.first(), *(("any", size) for size in dict.fromkeys((sampling[0], sampling[-1])))]
 
     def compile_for_one(self, num_tokens: int) -> Iterator[float]:
@@ -204,6 +206,16 @@ class Programs:
         found = self.table.decode(rows, burst, self._shapes.burst)
         return None if found is None else (found[0], self.get(found[1]))
 
+    @property
+    def guess_sizes(self) -> list[int]:
+        """Slots that one call can guess for."""
+        most = self._shapes.num_slots
+        return [*(size for size in GUESS_SIZES if size < most), most] if self._shapes.guesses else []
+
+    def guess(self, count: int) -> tuple[int, Callable[..., Any]]:
+        size = next(size for size in self.guess_sizes if size >= count)
+        return size, self.get(("guess", size))
+
     def sample(self, count: int, features: Features) -> tuple[int, Callable[..., Any]]:
         key = self.table.sample(count, features)
         return key[1], self.get(key)
@@ -224,7 +236,7 @@ class Programs:
         ladder = self._shapes.ladder
         keys: list[Key] = [StepShape(ladder.max_tokens), ("any", ladder.sample_sizes[-1])]
         layouts = [program.memory_analysis() for program in self._pool.map(self.compiler.make, keys)]
-        hidden = self._shapes.num_slots * self._model.hidden_size * 4
+        hidden = self._shapes.num_samples * self._model.hidden_size * 4
         return sum(int(layout.temp_size_in_bytes) for layout in layouts) + hidden
 
     def rehearse(self, state: State) -> State:
@@ -276,9 +288,11 @@ class Programs:
             return state._replace(slots=program(state.slots, pack_forced([], size, shapes)))
         if kind == "copy":
             return state._replace(pages=program(state.pages, np.zeros((size, 2), np.int32)))
-        hidden = jnp.zeros((shapes.num_slots, self._model.hidden_size), state.pages[0][0].dtype)
+        if kind == "guess":
+            return state._replace(slots=program(state.slots, np.full(size, shapes.num_slots, np.int32)))
+        hidden = jnp.zeros((shapes.num_samples, self._model.hidden_size), state.pages[0][0].dtype)
         masks = jnp.zeros((size, num_mask_words(self._model.vocab_size)), jnp.uint32)
-        packed = np.full(3 * size + NUM_FEATURES, shapes.num_slots, np.int32)
+        packed = np.full(num_sample_fields(shapes) * size + NUM_FEATURES, shapes.num_slots, np.int32)
         packed[size:] = 0
         return state._replace(slots=program(self.compiler.head, state.slots, hidden, packed, masks)[0])
 

@@ -21,6 +21,8 @@ class Shapes:
     max_fresh_sequences: int = 0  # that programs for new sequences alone take; 0: there are none
     fresh_from: int = 2048  # tokens, from which on there are such programs
     adapters: AdapterSizes = AdapterSizes()
+    guesses: int = 0  # of the next tokens of a sequence, in one step; 0: lengths are not kept on the device
+    step_guesses: int = 0  # of all sequences
     burst: int = 1  # decodes that one program does after each other; 1: no such program
 
     def with_pages(self, num_pages: int) -> "Shapes":
@@ -36,6 +38,11 @@ class Shapes:
         """Pages of a slot in each group."""
         return -(-self.max_sequence_tokens // self.page_size)
 
+    @property
+    def num_samples(self) -> int:
+        """Tokens that a step can sample: one of each slot, and one after each guess."""
+        return self.num_slots + self.step_guesses
+
     @cached_property
     def ladder(self) -> Ladder:
         return Ladder(
@@ -46,4 +53,5 @@ class Shapes:
             has_decodes=self.specialised,
             max_fresh_sequences=self.max_fresh_sequences,
             fresh_from=self.fresh_from,
+            max_guesses=self.step_guesses,
         )

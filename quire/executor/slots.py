@@ -31,6 +31,8 @@ class Slots(NamedTuple):
     adjusted: jax.Array  # int32 [slots + 1, MAX_ADJUSTED_TOKENS]: tokens; beyond the vocabulary where there is none
     adjusted_until: jax.Array  # int32: how many tokens must be generated for the adjustment to end
     adjustments: jax.Array  # float32: added to the logit
+    # int32 [slots + 1]: the number of its tokens, where they are guessed: then the host does not know it in time.
+    lengths: jax.Array | None = None
 
 
 def empty_slots(shapes: Shapes) -> Slots:
@@ -42,6 +44,8 @@ def _row_shapes(shapes: Shapes) -> list[Any]:
     table = (shapes.num_groups, shapes.table_size)
     rows: list[tuple[int, ...]] = [(shapes.history_size,), table, (6,), (7,), *[(MAX_ADJUSTED_TOKENS,)] * 3]
     dtypes = [jnp.int32, jnp.int32, jnp.int32, jnp.float32, jnp.int32, jnp.int32, jnp.float32]
+    if shapes.guesses:
+        rows, dtypes = [*rows, ()], [*dtypes, jnp.int32]
     return [np.empty((0, *row), dtype) for row, dtype in zip(rows, dtypes, strict=True)]
 
 
@@ -49,7 +53,7 @@ def start_slots(slots: Slots, packed: jax.Array) -> Slots:
     """The state with what `pack_starts` packed in it."""
     numbers, begin = packed[:, 0], 1
     started = []
-    for old in slots:
+    for old in (array for array in slots if array is not None):
         end = begin + prod(old.shape[1:])
         new = jax.lax.bitcast_convert_type(packed[:, begin:end], old.dtype)
         started.append(old.at[numbers].set(new.reshape(-1, *old.shape[1:])))
@@ -92,6 +96,8 @@ def pack_starts(starts: list[tuple[SlotStart, PagesByGroup]], size: int, shapes:
         packed[row, 0] = start.slot
         known = start.prompt + start.generated
         rows.history[row, : len(known)] = known
+        if shapes.guesses:
+            rows.lengths[row] = len(known)
         for group, its_pages in enumerate(pages):
             rows.page_table[row, group * shapes.table_size :][: len(its_pages)] = its_pages
         seed = start.seed % 2**64

@@ -10,8 +10,9 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from quire.executor.guesses import positions_of, with_accepted
 from quire.executor.ladder import StepShape
-from quire.executor.launch import Inputs, fields, num_single
+from quire.executor.launch import Inputs, fields, num_sample_fields, num_single
 from quire.executor.layer_state import PagedState, PagedStates, PageLayout
 from quire.executor.sampler import Features, Sampled, describe, sample
 from quire.executor.shapes import Shapes
@@ -53,8 +54,8 @@ class Compiled(NamedTuple):
 class Computed(NamedTuple):
     """The results of a forward pass, by chunk, those that sample first."""
 
-    hidden: jax.Array | None  # [num_slots, d], after the last token; None once it was sampled from
-    is_finite: jax.Array  # bool [num_slots]: a chunk with other numbers must not share its pages
+    hidden: jax.Array | None  # [num_samples, d], after the last token; None once it was sampled from
+    is_finite: jax.Array  # bool [num_samples]: a chunk with other numbers must not share its pages
     scored: Sampled | None = None  # of each token: the log-probability of the next, where the shape scores
 
 
@@ -64,6 +65,7 @@ def forward(
     """The tokens of a launch through the model."""
     inputs = fields(packed, shape, compiled.shapes)
     state = _with_new_pages(state, inputs)
+    inputs = _with_positions(inputs, state.slots)
     tiles = (
         Tiles.single(inputs.slots, inputs.positions)
         if shape.decodes_only
@@ -91,7 +93,7 @@ def decode(
 
     A row that samples none is computed all the same: it is a part of a prompt, and the token after it is known.
     """
-    inputs = fields(packed, shape, compiled.shapes)
+    inputs = _with_positions(fields(packed, shape, compiled.shapes), state.slots)
     slot, num_new = inputs.slots, inputs.num_new
     state = _with_new_pages(state, inputs)
 
@@ -109,6 +111,14 @@ def decode(
         return state, Sampled(tokens[None])
     state, tokens = jax.lax.scan(one, state, jnp.arange(count, dtype=jnp.int32))
     return state, Sampled(tokens)
+
+
+def _with_positions(inputs: Inputs, slots: Slots) -> Inputs:
+    """With the positions that the lengths of slots make."""
+    return inputs._replace(
+        positions=positions_of(inputs.positions, inputs.slots, slots),
+        tile_starts=positions_of(inputs.tile_starts, inputs.tile_slots, slots),
+    )
 
 
 def _hidden(
@@ -145,6 +155,7 @@ def _hidden(
 def sample_next(
     way: SamplingWay,
     model: Model,
+    shapes: Shapes,
     size: int,
     head: ParamTree,
     slots: Slots,
@@ -155,12 +166,15 @@ def sample_next(
 ) -> tuple[Slots, Sampled]:
     """The tokens after the first `size` hidden vectors, also written where the next step reads them.
 
-    `head` has the weights that logits take. `packed` holds, for each of them, its slot, its position and whether it
-    samples, then the features.
+    `head` has the weights that logits take. `packed` holds, for each of them, its slot, its position, whether it
+    samples and how many guesses are before it, then the features.
     """
-    slot, position, samples = packed[: 3 * size].reshape(3, size)
+    count = num_sample_fields(shapes)
+    slot, position, samples, *guesses = packed[: count * size].reshape(count, size)
+    position = positions_of(position, slot, slots)
     logits = model.logits(head, hidden[:size])
-    return _next(way, slots, logits, slot, position, samples > 0, packed[3 * size :], masks, cuts)
+    asked, before = packed[count * size :], guesses[0] if guesses else None
+    return _next(way, slots, logits, slot, position, samples > 0, asked, masks, cuts, before)
 
 
 def _next(
@@ -173,15 +187,20 @@ def _next(
     asked: jax.Array | None = None,
     masks: jax.Array | None = None,
     cuts: FilterCuts | None = None,
+    guesses: jax.Array | None = None,
 ) -> tuple[Slots, Sampled]:
     if asked is not None and way == "any":
         features = Features(*(flag > 0 for flag in asked))
     else:
         features = Features(way == "filtered", penalties=False, adjustments=False, masks=False, logprobs=False)
     sampled = sample(logits, slots, slot, position, masks, features, branches=way == "any", cuts=cuts)
+    if guesses is not None:
+        sampled, samples = with_accepted(sampled, samples, slots, slot, position, guesses)
     padding = slots.history.shape[0] - 1  # tokens that do not count are written there
-    history = slots.history.at[jnp.where(samples, slot, padding), position + 1].set(sampled.tokens)
-    return slots._replace(history=history), sampled
+    slot = jnp.where(samples, slot, padding)
+    if slots.lengths is not None:
+        slots = slots._replace(lengths=slots.lengths.at[slot].max(position + 2))
+    return slots._replace(history=slots.history.at[slot, position + 1].set(sampled.tokens)), sampled
 
 
 def copy_pages(pages: list[Any], packed: jax.Array) -> list[Any]:

@@ -38,10 +38,15 @@ class Harness:
         lookahead: int = 0,
         clock: Callable[[], float] = lambda: 0.0,
         prefix_key: PrefixKey | None = None,
+        guess_percent: int = 60,
     ) -> None:
         self.scheduler = Scheduler(limits, clock, prefix_key)
         self.executor = FakeExecutor(
-            limits.num_pages, limits.page_size, limits.max_batch_size, page_groups=limits.page_groups
+            limits.num_pages,
+            limits.page_size,
+            limits.max_batch_size,
+            page_groups=limits.page_groups,
+            guess_percent=guess_percent if limits.max_guesses else None,
         )
         self.lookahead = lookahead
         self._owners: dict[int, tuple[int, int, int]] = {}  # by slot: request, sample and epoch
@@ -140,6 +145,9 @@ class Harness:
             assert 0 < plan.num_tokens <= limits.max_step_tokens
         prefilled = sum(chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL)
         assert prefilled <= limits.max_batch_prefill_tokens
+        guesses = [chunk.length - 1 for chunk in plan.chunks if chunk.kind is Kind.VERIFY]
+        assert all(0 < count <= limits.max_guesses for count in guesses)
+        assert sum(guesses) <= limits.max_step_guesses
         self._check_shares(plan)
         starts = {start.slot for start in plan.started}
         for chunk in (chunk for chunk in plan.chunks if chunk.slot not in starts):

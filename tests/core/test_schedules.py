@@ -61,7 +61,7 @@ GROUPS: list[tuple[int | None, ...]] = [(None,), (None,), (8,), (None, 8), (None
 
 @st.composite
 def setups(draw: st.DrawFn) -> tuple[Limits, int]:
-    page_size = draw(st.sampled_from([2, 1, 4]))
+    page_size = draw(st.sampled_from([2, 1, 4, 8]))
     slots = draw(st.integers(1, 6))
     groups = draw(st.sampled_from(GROUPS))
     chosen = limits(
@@ -77,6 +77,7 @@ def setups(draw: st.DrawFn) -> tuple[Limits, int]:
         max_waiting_tokens=draw(st.sampled_from([0, 3])),
         prefix_caching=draw(st.sampled_from([True, True, False])),
         max_burst=draw(st.integers(1, page_size)),
+        max_guesses=draw(st.sampled_from([0, 0, page_size - 1, min(1, page_size - 1)])),
         page_groups=groups,
         max_loras=draw(st.sampled_from([0, 1, 2])),
     )
@@ -92,10 +93,15 @@ class Schedules(RuleBasedStateMachine):
         self.aborted: set[int] = set()
         self.happened: Counter[str] = Counter()
 
-    @initialize(setup=setups(), sizes=st.sampled_from(STEP_SIZES), beside=st.sampled_from([None, None, 1, 5]))
-    def start(self, setup, sizes=(), beside=None):
+    @initialize(
+        setup=setups(),
+        sizes=st.sampled_from(STEP_SIZES),
+        beside=st.sampled_from([None, None, 1, 5]),
+        percent=st.sampled_from([60, 0, 95]),
+    )
+    def start(self, setup, sizes=(), beside=None, percent=60):
         chosen, lookahead = setup
-        self.harness = Harness(chosen, lookahead, lambda: self.now)
+        self.harness = Harness(chosen, lookahead, lambda: self.now, guess_percent=percent)
         for name in ADAPTERS if chosen.max_loras else ():
             self.harness.load_adapter(name)
         self.harness.scheduler.budget.step_sizes = sizes
@@ -190,6 +196,8 @@ class Schedules(RuleBasedStateMachine):
         self.happened["evicted"] += harness.scheduler.stats().evicted_pages
         self.happened["reused"] += counters.cached_tokens
         self.happened["dropped"] += counters.dropped_chunks
+        self.happened["guessed right"] += counters.right_guesses
+        self.happened["guessed wrong"] += counters.guesses - counters.right_guesses
         for name, count in self.happened.items():
             if count:
                 event(name)

@@ -36,6 +36,34 @@ def any_llama(request: pytest.FixtureRequest) -> Rig:
     return rig
 
 
+GUESSING = replace(FEW_SHAPES, guesses=4, step_guesses=16)
+
+
+@pytest.fixture(scope="session")
+def guessing_llama() -> Iterator[Rig]:
+    """Its next tokens may be guessed."""
+    yield from made(config_of("llama"), GUESSING)
+
+
+@pytest.fixture(scope="session")
+def specialised_guessing_llama() -> Iterator[Rig]:
+    """With the programs that a GPU has for common cases. Of one layer: they take longer to compile than to run."""
+    shapes = replace(GUESSING, min_tokens=8, burst=4, specialised=True)
+    yield from made(config_of("llama", num_hidden_layers=1), shapes)
+
+
+@pytest.fixture(scope="session")
+def guessing_gemma() -> Iterator[Rig]:
+    """With windows and soft caps."""
+    yield from made(config_of("gemma2", num_hidden_layers=2), replace(GUESSING, num_groups=2))
+
+
+@pytest.fixture(params=["guessing_llama", "specialised_guessing_llama", "guessing_gemma"])
+def guessing(request: pytest.FixtureRequest) -> Rig:
+    rig: Rig = request.getfixturevalue(request.param)
+    return rig
+
+
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {"num_hidden_layers": 2},  # windows and soft caps
     "qwen3_moe": {"num_hidden_layers": 2},

@@ -122,6 +122,8 @@ class Rig:
             "max_step_tokens": shapes.num_slots + shapes.max_prefill_tokens,
             "max_batch_prefill_tokens": shapes.max_prefill_tokens,
             "max_sequence_tokens": shapes.max_sequence_tokens,
+            "max_guesses": shapes.guesses,
+            "page_groups": self.executor.programs.compiler.layout.windows,
         }
         return Limits(**(defaults | changes))
 

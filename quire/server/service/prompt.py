@@ -1,5 +1,6 @@
 """One prompt of a request in the engine, and the events that its answers consist of."""
 
+from collections import Counter
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -35,6 +36,8 @@ class Prompt:
         self.cached_tokens = 0
         self.accounts: list[Account] = []  # the last of each engine, where timings are wanted
         self.logprobs: list[TokenLogprobs] = []  # of the prompt's own tokens after the first, where requested
+        self.num_guesses = 0  # of its tokens
+        self.right_guesses: Counter[int] = Counter()  # the number of steps by how many of their guesses were right
         self.samples = [
             Generation(
                 tokenizer,
@@ -75,8 +78,11 @@ class Prompt:
 
     def apply(self, update: Update, pending: list[Delta]) -> None:
         """Append the deltas of a step's tokens to `pending`."""
-        _, number, tokens, finish, cached_tokens, logprobs, prompt_logprobs = update
+        _, number, tokens, finish, cached_tokens, logprobs, prompt_logprobs, guesses = update
         index, sample = self.index, self.samples[number]
+        if guesses is not None:
+            self.num_guesses += guesses.made
+            self.right_guesses[guesses.right] += 1
         if finish is None and self._is_plain and logprobs is None and sample.tokens:  # most tokens take this way
             if sample.finish is None:
                 sample.tokens += tokens

@@ -1,0 +1,102 @@
+"""Decides how many tokens are guessed for each sequence."""
+
+from bisect import bisect_left
+from collections.abc import Iterable
+
+from quire.core.limits import Limits
+from quire.core.sequence import Guessing, Sequence
+from quire.core.stats import Counters
+from quire.core.step_budget import StepBudget
+
+LAST_SHARE = 0.3  # of the newest guess in a sequence's chance
+LAST_SHARE_OF_ALL = 0.05  # and in the chance of all sequences together
+TRIAL_CHANCE = 0.5  # that a guess has for a sequence that tries again
+MIN_PAUSE, MAX_PAUSE = 4, 32  # tokens before a sequence tries again; twice as many after each try in vain
+
+
+class Speculation:
+    """Chooses the guesses of each step, by their chances and by what they cost.
+
+    A step takes as long as `fixed` tokens and its own. So `rows` sequences get `rows / (fixed + rows)` tokens in the
+    time of one token. A guess that is right is one more token, and each guess costs one. A sequence's first guess is
+    right by its chance, the second only if the first is, and so on. Of all guesses the best are made, as many as give
+    the most tokens in the least time, padding included. So a sequence whose guesses fail makes none, many sequences
+    make fewer than one alone, and a full batch makes none unless nearly all are right. A sequence that makes none tries
+    one now and then. Nothing here depends on a clock. Owned by the scheduler.
+    """
+
+    def __init__(self, limits: Limits, budget: StepBudget, counters: Counters) -> None:
+        self.chance = TRIAL_CHANCE  # of a guess, over all sequences; new ones begin with it
+        self._most = limits.max_guesses
+        self._most_in_step = limits.max_step_guesses
+        self._budget = budget
+        self._counters = counters
+
+    def choose(self, sequences: Iterable[Sequence], num_rows: int) -> dict[int, int]:
+        """The number of guesses in the next step, by id, of those `sequences` that make any. `num_rows` decode."""
+        fixed = self._budget.fixed_tokens
+        least = num_rows / (fixed + num_rows)  # tokens for the cost of one, without guesses
+        found: list[tuple[float, Sequence]] = []
+        for sequence in sequences:
+            guessing = sequence.guessing
+            most = min(self._most, sequence.limit - 2 - sequence.num_planned)
+            if guessing is None or most < 1:
+                continue
+            chance = guessing.chance
+            if chance > least:
+                likely = chance
+                for _ in range(most):
+                    if likely <= least:
+                        break
+                    found.append((likely, sequence))
+                    likely *= chance
+            elif len(sequence.tokens) >= guessing.next_try and least < TRIAL_CHANCE:
+                found.append((TRIAL_CHANCE, sequence))
+        if not found:
+            return {}
+        found.sort(key=_likely, reverse=True)  # a sequence's guesses stay in their order
+        count = self._best_count([likely for likely, _ in found[: self._most_in_step]], num_rows)
+        chosen: dict[int, int] = {}
+        for _, sequence in found[:count]:
+            chosen[sequence.id] = chosen.get(sequence.id, 0) + 1
+        return chosen
+
+    def _best_count(self, likely: list[float], num_rows: int) -> int:
+        """How many of these guesses, the best first, give the most tokens in the time of a step."""
+        sizes, fixed = self._budget.padded_sizes, self._budget.fixed_tokens
+        best_rate, best_count, tokens = 0.0, 0, float(num_rows)
+        for count in range(len(likely) + 1):
+            if count:
+                tokens += likely[count - 1]
+            size = num_rows + count
+            above = bisect_left(sizes, size)
+            rate = tokens / (fixed + (sizes[above] if above < len(sizes) else size))
+            if rate > best_rate:
+                best_rate, best_count = rate, count
+        return best_count
+
+    def planned(self, sequence: Sequence) -> None:
+        """Guesses of `sequence` are in a step."""
+        assert sequence.guessing is not None
+        sequence.guessing.next_try = len(sequence.tokens) + sequence.guessing.pause
+
+    def learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
+        """The first `num_right` of so many guesses were right."""
+        guessing = sequence.guessing
+        assert guessing is not None
+        self._counters.guesses += num_guesses
+        self._counters.right_guesses += num_right
+        guessing.pause = MIN_PAUSE if num_right else min(2 * guessing.pause, MAX_PAUSE)
+        for is_right in [True] * num_right + [False] * (num_right < num_guesses):
+            guessing.chance += LAST_SHARE * (is_right - guessing.chance)
+            self.chance += LAST_SHARE_OF_ALL * (is_right - self.chance)
+
+    def begin(self, sequence: Sequence) -> None:
+        """A new sequence. None is guessed under a grammar: the mask of a token follows from the one before it, on the
+        host."""
+        if self._most and sequence.request.grammar is None:
+            sequence.guessing = Guessing(self.chance, MIN_PAUSE)
+
+
+def _likely(guess: tuple[float, Sequence]) -> float:
+    return guess[0]

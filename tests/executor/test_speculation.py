@@ -1,0 +1,160 @@
+"""Guesses change no token: not greedy ones, not sampled ones, however requests are scheduled."""
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from quire.core.plan import Kind, StepPlan
+from quire.request import Request, SamplingParams
+from tests.executor.faulty_executor import FaultyExecutor
+from tests.executor.rig import Rig, Run
+from tests.executor.workload import GREEDY
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no look-ahead": {"lookahead": 0},
+    "two steps ahead": {"lookahead": 2},
+    "no prefix cache": {"prefix_caching": False},
+    "one at a time": {"max_batch_size": 1},
+    "small chunks, two steps ahead": {"max_batch_prefill_tokens": 7, "lookahead": 2},
+    "few pages": {},
+    "few pages, two steps ahead": {"lookahead": 2},
+    "bursts": {"max_burst": 4},
+}
+
+
+def repeating(rig: Rig, count: int, sampling: SamplingParams, seed: int = 0, **changes: Any) -> list[Request]:
+    """Prompts that repeat a few tokens, after which answers are likely to repeat some too."""
+    rng = np.random.default_rng(seed)
+    requests = []
+    for number in range(count):
+        period = rng.integers(0, rig.model.vocab_size, int(rng.integers(2, 6))).tolist()
+        prompt = tuple((period * 20)[: int(rng.integers(8, 60))])
+        fields: dict[str, Any] = {"max_tokens": int(rng.integers(8, 60)), "seed": number, "salt": rig.salt(prompt)}
+        requests.append(Request(number, prompt, sampling=sampling, **(fields | changes)))
+    return requests
+
+
+def check_same(rig: Rig, requests: list[Request], **settings: Any) -> Run:
+    """The answers with guesses are those without, to the last token."""
+    plain = rig.run(requests, **{**settings, "max_guesses": 0})
+    guessed = rig.run(requests, **settings)
+    assert not plain.failures
+    assert not guessed.failures
+    assert guessed.tokens() == plain.tokens()
+    assert plain.engine.scheduler.counters.guesses == 0
+    return guessed
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_greedy_answers_are_the_same(guessing_llama: Rig, name: str) -> None:
+    check_greedy(guessing_llama, name)
+
+
+@pytest.mark.parametrize("name", ["plain", "few pages, two steps ahead", "bursts"])
+def test_greedy_answers_are_the_same_with_other_programs(specialised_guessing_llama: Rig, name: str) -> None:
+    check_greedy(specialised_guessing_llama, name)
+
+
+@pytest.mark.parametrize("name", ["two steps ahead", "few pages"])
+def test_greedy_answers_are_the_same_with_windows(guessing_gemma: Rig, name: str) -> None:
+    assert guessing_gemma.limits().page_groups != (None,)
+    check_greedy(guessing_gemma, name)
+
+
+def check_greedy(guessing: Rig, name: str) -> None:
+    requests = repeating(guessing, 10, GREEDY)
+    pages = {"num_pages": 1 + 17 * len(guessing.limits().page_groups)} if "few pages" in name else {}
+    run = check_same(guessing, requests, **SCHEDULES[name], **pages)
+    counters = run.engine.scheduler.counters
+    assert counters.right_guesses > 20
+    assert counters.guesses > counters.right_guesses
+    assert (counters.preemptions > 0) == ("few pages" in name)
+    assert sum(guessing.near_ties(one, run.answers[one.request_id, 0].tokens) for one in requests) <= 1
+
+
+SAMPLING = {
+    "cold": SamplingParams(temperature=0.2),
+    "two best": SamplingParams(temperature=0.7, top_k=2),
+    "top-p": SamplingParams(temperature=0.5, top_p=0.5, min_p=0.05),
+    "penalties": SamplingParams(temperature=0.1, repetition_penalty=1.02, frequency_penalty=0.05, presence_penalty=0.1),
+    "bias": SamplingParams(temperature=0.1, logit_bias={5: 12.0, 7: 12.5}),
+    "log-probabilities": SamplingParams(temperature=0.1, logprobs=3),
+}
+
+
+@pytest.mark.parametrize("name", SAMPLING)
+def test_sampled_answers_are_the_same(guessing_llama: Rig, name: str) -> None:
+    requests = repeating(guessing_llama, 8, SAMPLING[name], seed=1, samples=2)
+    run = check_same(guessing_llama, requests, lookahead=2)
+    assert run.engine.scheduler.counters.guesses > 20
+    assert run.engine.scheduler.counters.right_guesses > 0
+
+
+@pytest.mark.parametrize("name", ["two best", "penalties"])
+def test_sampled_answers_are_the_same_with_other_programs(specialised_guessing_llama: Rig, name: str) -> None:
+    requests = repeating(specialised_guessing_llama, 8, SAMPLING[name], seed=1, samples=2)
+    run = check_same(specialised_guessing_llama, requests, lookahead=2)
+    assert run.engine.scheduler.counters.guesses > 20
+
+
+def test_log_probabilities_are_the_same(guessing_llama: Rig) -> None:
+    requests = repeating(guessing_llama, 6, SamplingParams(temperature=0, logprobs=2), seed=2, prompt_logprobs=1)
+    plain = guessing_llama.run(requests, max_guesses=0)
+    guessed = guessing_llama.run(requests)
+    assert guessed.engine.scheduler.counters.right_guesses > 10
+    for key, answer in plain.answers.items():
+        for one, other in (
+            (answer.logprobs, guessed.answers[key].logprobs),
+            (answer.prompt_logprobs, guessed.answers[key].prompt_logprobs),
+        ):
+            assert [entry.top_ids for entry in one] == [entry.top_ids for entry in other]
+            np.testing.assert_allclose([entry.logprob for entry in one], [entry.logprob for entry in other], atol=1e-4)
+
+
+def test_ends_and_shortest_answers_are_kept(guessing_llama: Rig) -> None:
+    """An end in the middle of right guesses, and one that must not come yet."""
+    plain = guessing_llama.run(repeating(guessing_llama, 6, GREEDY, seed=3), max_guesses=0)
+    ends = tuple({answer.tokens[len(answer.tokens) // 2] for answer in plain.answers.values()})
+    for min_tokens in (0, 12):
+        requests = repeating(guessing_llama, 6, GREEDY, seed=3, end_ids=ends, min_tokens=min_tokens, max_tokens=50)
+        run = check_same(guessing_llama, requests)
+        assert run.engine.scheduler.counters.right_guesses > 0
+
+
+def test_answers_are_the_same_after_a_step_has_failed(guessing_llama: Rig) -> None:
+    """The search for a culprit, and the steps after it, begin again from the tokens on the host."""
+    failed: list[int] = []
+
+    def fails(plan: StepPlan) -> bool:
+        if len(failed) < 3 and any(chunk.kind is Kind.VERIFY for chunk in plan.chunks) and plan.step % 7 == 0:
+            failed.append(plan.step)
+            return True
+        return False
+
+    requests = repeating(guessing_llama, 6, SAMPLING["cold"], seed=4)
+    plain = guessing_llama.run(requests, max_guesses=0)
+    faulty = FaultyExecutor(guessing_llama.executor, fails)
+    run = guessing_llama.run(requests, engine=guessing_llama.engine(executor=faulty))
+    assert len(failed) == 3
+    assert not run.failures
+    assert run.tokens() == plain.tokens()
+
+
+def test_an_answer_may_be_guessed_to_its_last_position(guessing_llama: Rig) -> None:
+    longest = guessing_llama.shapes.max_sequence_tokens
+    prompts = [(5, 6) * 60, (5, 6, 7) * 20]
+    requests = [Request(number, p, longest - len(p), GREEDY) for number, p in enumerate(prompts)]
+    run = check_same(guessing_llama, requests, lookahead=2)
+    assert [len(run.answers[number, 0].tokens) for number in range(2)] == [longest - len(p) for p in prompts]
+
+
+def test_a_request_that_goes_on_after_another_engine_is_guessed_for(guessing_llama: Rig) -> None:
+    (request,) = repeating(guessing_llama, 1, SAMPLING["two best"], seed=5, max_tokens=50)
+    whole = guessing_llama.run([request], max_guesses=0).answers[0, 0].tokens
+    engine = guessing_llama.engine()
+    engine.add(request, so_far=[whole[:20]])
+    run = guessing_llama.run([], engine=engine)
+    assert run.answers[0, 0].tokens == whole[20:]
+    assert engine.scheduler.counters.guesses > 0
