@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from quire.core.plan import Kind, StepPlan
-from quire.request import Request, SamplingParams
+from quire.request import FinishReason, Request, SamplingParams
 from tests.executor.faulty_executor import FaultyExecutor
 from tests.executor.rig import Rig, Run
 from tests.executor.workload import GREEDY
@@ -65,7 +65,7 @@ def test_greedy_answers_are_the_same_with_windows(guessing_gemma: Rig, name: str
 
 def check_greedy(guessing: Rig, name: str) -> None:
     requests = repeating(guessing, 10, GREEDY)
-    pages = {"num_pages": 1 + 17 * len(guessing.limits().page_groups)} if "few pages" in name else {}
+    pages = {"num_pages": 3 + guessing.limits().pages_of(118)} if "few pages" in name else {}
     run = check_same(guessing, requests, **SCHEDULES[name], **pages)
     counters = run.engine.scheduler.counters
     assert counters.right_guesses > 20
@@ -103,7 +103,7 @@ def test_log_probabilities_are_the_same(guessing_llama: Rig) -> None:
     requests = repeating(guessing_llama, 6, SamplingParams(temperature=0, logprobs=2), seed=2, prompt_logprobs=1)
     plain = guessing_llama.run(requests, max_guesses=0)
     guessed = guessing_llama.run(requests)
-    assert guessed.engine.scheduler.counters.right_guesses > 10
+    assert guessed.engine.scheduler.counters.right_guesses > 0
     for key, answer in plain.answers.items():
         for one, other in (
             (answer.logprobs, guessed.answers[key].logprobs),
@@ -113,14 +113,15 @@ def test_log_probabilities_are_the_same(guessing_llama: Rig) -> None:
             np.testing.assert_allclose([entry.logprob for entry in one], [entry.logprob for entry in other], atol=1e-4)
 
 
-def test_ends_and_shortest_answers_are_kept(guessing_llama: Rig) -> None:
+@pytest.mark.parametrize("min_tokens", [0, 30])
+def test_ends_and_shortest_answers_are_kept(guessing_llama: Rig, min_tokens: int) -> None:
     """An end in the middle of right guesses, and one that must not come yet."""
-    plain = guessing_llama.run(repeating(guessing_llama, 6, GREEDY, seed=3), max_guesses=0)
-    ends = tuple({answer.tokens[len(answer.tokens) // 2] for answer in plain.answers.values()})
-    for min_tokens in (0, 12):
-        requests = repeating(guessing_llama, 6, GREEDY, seed=3, end_ids=ends, min_tokens=min_tokens, max_tokens=50)
-        run = check_same(guessing_llama, requests)
-        assert run.engine.scheduler.counters.right_guesses > 0
+    few = SamplingParams(temperature=0.5, logit_bias={5: 12.0, 7: 12.0, 9: 10.5})
+    requests = repeating(guessing_llama, 8, few, seed=3, end_ids=(9,), min_tokens=min_tokens, max_tokens=60)
+    run = check_same(guessing_llama, requests)
+    assert run.engine.scheduler.counters.right_guesses > 30
+    assert FinishReason.END in {answer.finish for answer in run.answers.values()}
+    assert all(len(answer.tokens) >= min_tokens for answer in run.answers.values())
 
 
 def test_answers_are_the_same_after_a_step_has_failed(guessing_llama: Rig) -> None:
