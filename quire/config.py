@@ -10,7 +10,7 @@ def setting(default: Any, group: str, help: str) -> Any:
     return field(default=default, metadata={"group": group, "help": help})
 
 
-MODEL, MEMORY, BATCHING, DEVICES = "Model", "Memory", "Batching", "Devices"
+MODEL, MEMORY, BATCHING, SPECULATION, DEVICES = "Model", "Memory", "Batching", "Speculation", "Devices"
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,12 @@ class Config:
         "Longest step while sequences decode: prompts are cut so that steps are predicted to take no longer. Less "
         "makes tokens come more steadily and prompts take longer; 0 sets no limit. By platform for a server if not "
         "given, 0 offline.",
+    )
+    speculate: int = setting(
+        0,
+        SPECULATION,
+        "The most tokens to guess for a sequence in one step, by what followed its last tokens before; 0 guesses none. "
+        "Answers are the same, sooner where they repeat their prompt.",
     )
     tensor_parallel: int = setting(1, DEVICES, "Devices to cut the model across.")
     compile_ahead: bool = setting(

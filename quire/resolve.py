@@ -95,6 +95,8 @@ class Resolved:
     memory_limit_bytes: int
     min_tokens: int
     max_burst: int
+    speculate: int
+    fixed_tokens: float
     waiting_served_ratio: float
     max_waiting_tokens: int
     compile_threads: int
@@ -110,17 +112,18 @@ class PlatformDefaults:
     page_size: int
     max_burst: int
     max_step_ms: float
+    fixed_tokens: float  # that take as long as a step of any number does; measured once steps run
 
 
 DEFAULTS = {
     # A decode of a small model takes 50 to 200 ms, and 512 prompt tokens take seconds.
-    "cpu": PlatformDefaults(32, 512, 0.5, 1, 16, 1, 500.0),
+    "cpu": PlatformDefaults(32, 512, 0.5, 1, 16, 1, 500.0, 12.0),
     # One row takes a slower path through matmuls than eight.
     # Larger pages are fewer for the host to think about, which has little time beside a step of hundreds of rows.
     # To start a program takes the host a millisecond, as long as a decode of a small model.
     # An 8B model decodes in 5 to 8 ms on an H200, and computes 700 prompt tokens in the rest of 25 ms.
-    "gpu": PlatformDefaults(256, 8192, 0.95, 8, 32, 4, 25.0),
-    "tpu": PlatformDefaults(128, 2048, 0.9, 8, 16, 1, 25.0),
+    "gpu": PlatformDefaults(256, 8192, 0.95, 8, 32, 4, 25.0, 256.0),
+    "tpu": PlatformDefaults(128, 2048, 0.9, 8, 16, 1, 25.0, 256.0),
 }
 DEFAULT_MAX_TOTAL_TOKENS = {"cpu": 4096, "gpu": 32768, "tpu": 32768}
 LOWEST = {
@@ -135,6 +138,7 @@ LOWEST = {
     "max_queued": 1,
     "lookahead": 0,
     "max_burst": 1,
+    "speculate": 0,
     "max_burst_ms": 0,
     "max_step_ms": 0,
     "tensor_parallel": 1,
@@ -192,13 +196,16 @@ def resolve(config: Config, facts: Facts) -> Resolved:
             choose("waiting_served_ratio", WAITING_SERVED_RATIO, reason.format("max_waiting_tokens")),
             choose("max_waiting_tokens", MAX_WAITING_TOKENS, reason.format("waiting_served_ratio")),
         ]
-    at_once = {"waiting_served_ratio": 0.0, "max_waiting_tokens": 0}
-    values = at_once | {choice.name: choice.value for choice in choices}
+    if config.speculate:
+        choices.append(_speculate(config, choices[2].value))
+    unless_asked = {"waiting_served_ratio": 0.0, "max_waiting_tokens": 0, "speculate": 0}
+    values = unless_asked | {choice.name: choice.value for choice in choices}
     del values["memory_fraction"]
     return Resolved(
         **values,
         memory_limit_bytes=int(fraction.value * facts.memory_bytes),
         min_tokens=defaults.min_tokens,
+        fixed_tokens=defaults.fixed_tokens,
         choices=tuple(choices),
     )
 
@@ -236,6 +243,12 @@ def _max_burst(config: Config, defaults: PlatformDefaults, platform: str, facts:
     if facts.weight_bytes > LARGE_MODEL_BYTES:
         return _chosen("max_burst", config.max_burst, 1, "a step of so large a model takes longer than to start it")
     return _chosen("max_burst", config.max_burst, min(defaults.max_burst, page_size), f"{platform.upper()} default")
+
+
+def _speculate(config: Config, page_size: int) -> Choice[int]:
+    if config.speculate >= page_size:
+        raise InvalidSetting(f"speculate is {config.speculate}; it must be less than page_size, {page_size}")
+    return Choice("speculate", config.speculate, ASKED_FOR)
 
 
 def resolve_pages(

@@ -26,7 +26,7 @@ SAME = {
     "port": "3000", "prometheus_port": "9000", "cors_allow_origin": "", "api_key": "", "max_client_batch_size": "4",
     "payload_limit": "2000000", "enable_prefill_logprobs": "", "disable_grammar_support": "", "prefix_caching": "1",
     "log_level": "info", "compute_type": "", "quantize": "", "aip_predict_route": "", "aip_health_route": "",
-    "otlp_endpoint": "", "otlp_service_name": "text-generation-inference.router",
+    "speculate": "", "otlp_endpoint": "", "otlp_service_name": "text-generation-inference.router",
 }  # fmt: skip
 
 # By name: where the same flag takes other values.
@@ -74,7 +74,6 @@ class TgiFlags:
         None, "A tokenizer_config.json whose chat template takes the place of the model's.", special=True
     )
     validation_workers: int | None = _inert("HTTP workers tokenise; their number is --http-workers")
-    speculate: int | None = _inert("nothing is guessed ahead; the tokens are the same without")
     trust_remote_code: bool = _inert("no code out of a model's repository is ever run", False)
     cuda_graphs: str | None = _inert("every shape of step is compiled ahead")
     shard_uds_path: str | None = _inert("one process drives all devices")

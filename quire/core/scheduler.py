@@ -63,6 +63,7 @@ class Scheduler:
             cached_tokens=counters.cached_tokens,
             guesses=counters.guesses,
             right_guesses=counters.right_guesses,
+            guessed_chunks=counters.guessed_chunks,
             joined_by=dict(counters.joined_by),
         )
 

@@ -84,6 +84,7 @@ class Speculation:
         """The first `num_right` of so many guesses were right."""
         guessing = sequence.guessing
         assert guessing is not None
+        self._counters.guessed_chunks += 1
         self._counters.guesses += num_guesses
         self._counters.right_guesses += num_right
         guessing.pause = MIN_PAUSE if num_right else min(2 * guessing.pause, MAX_PAUSE)

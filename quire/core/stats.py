@@ -18,6 +18,7 @@ class Counters:
     cached_tokens: int = 0
     guesses: int = 0  # of tokens, in steps that have results
     right_guesses: int = 0
+    guessed_chunks: int = 0  # that had any
     dropped_chunks: int = 0  # results of sequences that had ended or lost their slot
     # Steps in which sequences began beside others that ran, by the rule that admitted them.
     joined_by: dict[str, int] = field(default_factory=lambda: dict.fromkeys((BACKPRESSURE, WAIT_EXCEEDED, CHUNKING), 0))
@@ -38,4 +39,5 @@ class SchedulerStats(NamedTuple):
     cached_tokens: int
     guesses: int
     right_guesses: int
+    guessed_chunks: int
     joined_by: dict[str, int]

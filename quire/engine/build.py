@@ -126,13 +126,14 @@ def plan_deployment(
     facts = _facts(config, model, mesh)
     resolved = resolve(config, facts)
     layout = page_layout(model.layers, resolved.page_size, resolved.max_total_tokens, resolved.dtype, mesh)
-    shapes = _shapes(model, mesh, facts, resolved, layout)
     choices: tuple[Choice[Any], ...] = resolved.choices
     max_queued, max_step_ms = config.max_queued, config.max_step_ms or 0.0
     if is_served:
         queued = resolve_max_queued(config, resolved.max_batch_size)
         step = resolve_max_step_ms(config, facts.platform)
         max_queued, max_step_ms, choices = queued.value, step.value, (*choices, queued, step)
+    limits = _limits(config, resolved, facts, layout, max_queued)
+    shapes = _shapes(model, mesh, facts, resolved, layout, limits)
     deployment = Deployment(
         config=config,
         files=files,
@@ -143,7 +144,7 @@ def plan_deployment(
         resolved=resolved,
         layout=layout,
         shapes=shapes,
-        limits=_limits(config, resolved, facts, layout, max_queued),
+        limits=limits,
         max_step_ms=max_step_ms,
         choices=choices,
     )
@@ -169,7 +170,9 @@ def _facts(config: Config, model: Decoder, mesh: Mesh | None) -> Facts:
     )
 
 
-def _shapes(model: Decoder, mesh: Mesh | None, facts: Facts, resolved: Resolved, layout: PageLayout) -> Shapes:
+def _shapes(
+    model: Decoder, mesh: Mesh | None, facts: Facts, resolved: Resolved, layout: PageLayout, limits: Limits
+) -> Shapes:
     # Fresh sequences have a faster kernel in layers that see all positions.
     sees_all = all(spec.window is None and spec.softcap is None for spec in model.layers)
     kernels = kernels_for(facts.platform, resolved.dtype, mesh)
@@ -184,6 +187,8 @@ def _shapes(model: Decoder, mesh: Mesh | None, facts: Facts, resolved: Resolved,
         is_fine=facts.platform != "cpu",
         specialised=facts.platform == "gpu",
         max_fresh_sequences=kernels.max_fresh_sequences if sees_all else 0,
+        guesses=limits.max_guesses,
+        step_guesses=limits.max_step_guesses,
         burst=resolved.max_burst,
     )
 
@@ -204,6 +209,7 @@ def _limits(config: Config, resolved: Resolved, facts: Facts, layout: PageLayout
         # A GPU has programs for decodes alone, which a step with more than a token for a row does without.
         forces_tokens=facts.platform != "gpu",
         max_burst=resolved.max_burst,
+        max_guesses=resolved.speculate,
         page_groups=layout.windows,
     )
 
@@ -267,6 +273,8 @@ def build_engine(
     store.forget_unused()
     executor = JaxExecutor(deployment.model, weights, deployment.shapes, threads, deployment.mesh, store, others)
     scheduler = Scheduler(deployment.limits, clock, prefix_key=deployment.model.prefix_key)
+    scheduler.budget.fixed_tokens = deployment.resolved.fixed_tokens
+    scheduler.budget.padded_sizes = deployment.shapes.ladder.padded_sizes
     engine = Engine(
         scheduler,
         executor,

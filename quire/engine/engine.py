@@ -16,7 +16,7 @@ from quire.engine.grammar_masks import GrammarMasks, Grammars, NoGrammars
 from quire.engine.group import Group
 from quire.engine.observer import Observer, Step
 from quire.engine.step_pipeline import StepPipeline
-from quire.engine.step_time import BurstLimit, StepTimeLimit
+from quire.engine.step_time import BurstLimit, GuessCost, StepTimeLimit
 from quire.errors import EngineFailed, InvalidRequest, RequestFailed, reason_of
 from quire.ipc.journal import Journal
 from quire.request import Request
@@ -67,6 +67,8 @@ class Engine:
         self._steps = StepPipeline(executor, clock)
         if scheduler.limits.max_burst > 1:
             self.observe(BurstLimit(scheduler, max_burst_s))
+        if scheduler.limits.max_guesses:
+            self.observe(GuessCost(scheduler.budget))
         if max_step_s:
             self.observe(StepTimeLimit(scheduler, max_step_s))
         self._samples_left: dict[int, int] = {}  # by live request, the probe included

@@ -30,15 +30,16 @@ class Step:
     num_tokens: int = field(init=False)
 
     def __post_init__(self) -> None:
-        num_prefill_tokens = num_prefills = 0
+        num_prefill_tokens, num_prefills, has_more = 0, 0, False
         for chunk in reversed(self.plan.chunks):  # decodes come first
             if chunk.kind is not Kind.PREFILL:
+                has_more = chunk.kind is not Kind.DECODE  # which come first
                 break
             num_prefills += 1
             num_prefill_tokens += chunk.length
         self.kind = PREFILL if num_prefills else DECODE
         self.num_prefill_tokens = num_prefill_tokens
-        is_longer = self.plan.burst > 1 or self.plan.forced  # than a token for each decode
+        is_longer = self.plan.burst > 1 or has_more  # than a token for each decode
         self.num_tokens = (
             self.plan.num_tokens if is_longer else len(self.plan.chunks) - num_prefills + num_prefill_tokens
         )

@@ -70,6 +70,7 @@ class Launch:
     rows: list[int] = field(default_factory=list)  # of one token
     prefills: list[int] = field(default_factory=list)
     scores: bool = False
+    verifies: bool = False  # some of the prefills are guesses
     offset: int = 0  # tokens of each chunk that earlier launches of the same plan computed: in a burst
 
     @property
@@ -107,7 +108,7 @@ def split(chunks: Sequence[Chunk], scored: Iterable[int]) -> list[Launch]:
         prefills = [index for index in others if kinds[index] is not Kind.DECODE and chunks[index].length > 1]
     # Those with the longest contexts begin first, or the device would wait for the last of them.
     rows.sort(key=starts.__getitem__, reverse=True)
-    launches = [Launch(rows, prefills), Launch(prefills=sorted(apart), scores=True)]
+    launches = [Launch(rows, prefills, verifies=Kind.VERIFY in kinds), Launch(prefills=sorted(apart), scores=True)]
     return [launch for launch in launches if launch.indices]
 
 
@@ -144,7 +145,7 @@ class Packer:
         samples = np.array(columns.samples)
         order = np.argsort(~samples, kind="stable")  # of `Launch.samples`
         last = ends[order] - 1
-        if self._shapes.guesses:
+        if launch.verifies:
             last = _each_of([num_samples(those[index]) for index in order], last)
         into.ends[: len(last)] = last
         if shape.decodes_only:
@@ -244,10 +245,9 @@ def _each_of(counts: Sequence[int], last: Ints) -> Ints:
 
 def num_sampling(launch: Launch, chunks: Sequence[Chunk]) -> int:
     """Tokens that a launch samples."""
-    those = [chunks[index] for index in launch.indices]
-    return sum([chunk.samples for chunk in those]) + sum(
-        [chunk.length - 1 for chunk in those if chunk.kind is Kind.VERIFY]
-    )
+    if launch.verifies:
+        return sum(num_samples(chunks[index]) for index in launch.indices)
+    return sum(chunks[index].samples for index in launch.indices)
 
 
 def independent(copies: Iterable[PageCopy], most: int) -> Iterator[list[PageCopy]]:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from quire.core.plan import Chunk, Kind, StepPlan, StepResult, TokenLogprobs
+from quire.core.plan import Chunk, StepPlan, StepResult, TokenLogprobs
 from quire.executor.launch import Launch, num_samples
 from quire.executor.sampler import NOT_NUMBERS, NOTHING_LEFT, Features, Sampled
 from quire.executor.slots import NO_TOKEN
@@ -39,7 +39,7 @@ class Launched:
         if self.has_all_rows:
             return self.launch.rows
         found = [index for index in self.launch.samples(chunks) if chunks[index].samples]
-        if not any(chunks[index].kind is Kind.VERIFY for index in found):
+        if not self.launch.verifies:
             return found
         return [index for index in found for _ in range(num_samples(chunks[index]))]
 
@@ -91,10 +91,10 @@ class Pending:
 
     def _mark_not_finite(self, launched: Launched, num_sampled: int, tokens: list[list[int]]) -> bool:
         """Chunks that do not sample fail too where their numbers are not finite: their pages must not be shared."""
+        if launched.computed is None:
+            return False
         chunks = self._plan.chunks
         others = [index for index in launched.launch.samples(chunks) if not chunks[index].samples]
-        if launched.computed is None or not others:
-            return False
         is_finite = np.asarray(launched.computed.is_finite)[num_sampled:]
         found = [index for index, finite in zip(others, is_finite, strict=False) if not finite]
         for index in found:

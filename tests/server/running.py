@@ -29,7 +29,14 @@ def new_driver(
     wanted = {"num_pages": 3000, "max_batch_size": 16, "max_sequence_tokens": 512, "max_step_tokens": 600,
               "max_batch_prefill_tokens": 512}  # fmt: skip
     chosen = limits(**(wanted | changes))
-    executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, before_result)
+    executor = FakeExecutor(
+        chosen.num_pages,
+        chosen.page_size,
+        chosen.max_batch_size,
+        None,
+        before_result,
+        guess_percent=80 if chosen.max_guesses else None,
+    )
     return Driver(Engine(Scheduler(chosen, time.monotonic), executor, grammars=grammars))
 
 

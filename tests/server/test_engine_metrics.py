@@ -32,7 +32,14 @@ class Engine:
             if fault is not None:
                 fault(plan, prompts)
 
-        self.executor = FakeExecutor(chosen.num_pages, 4, chosen.max_batch_size, before_result=before_result, **faults)
+        self.executor = FakeExecutor(
+            chosen.num_pages,
+            4,
+            chosen.max_batch_size,
+            before_result=before_result,
+            guess_percent=80 if chosen.max_guesses else None,
+            **faults,
+        )
         scheduler = Scheduler(chosen, self.clock)
         self.engine = QuireEngine(scheduler, self.executor, lookahead, ToyGrammars(), clock=self.clock)
         self.meter = attach_meter(self.engine)
@@ -173,3 +180,19 @@ def test_the_executors_padding_is_counted():
     engine = Engine()
     engine.executor.num_padding_tokens = 7
     assert engine.values()["quire_step_padding_tokens_total"] == 7
+
+
+@pytest.mark.parametrize("max_guesses", [0, 3])
+def test_guesses_are_counted_by_the_engine(max_guesses):
+    engine = Engine(max_guesses=max_guesses)
+    engine.ask(1, max_tokens=50)
+    engine.run()
+    values, counters = engine.values(), engine.engine.scheduler.counters
+    assert values["quire_guesses"] == counters.guesses
+    assert values["quire_right_guesses"] == counters.right_guesses
+    if not max_guesses:
+        assert values["quire_guess_acceptance"] == values["quire_guess_tokens_per_step"] == counters.guesses == 0
+        return
+    assert values["quire_guess_acceptance"] == counters.right_guesses / counters.guesses > 0
+    assert values["quire_guess_tokens_per_step"] == 1 + counters.right_guesses / counters.guessed_chunks
+    assert counters.steps <= 51 - counters.right_guesses + 2  # those planned before the end was known

@@ -14,6 +14,9 @@ _COUNTERS = {
     "preemptions": ("quire_preemptions", "Sequences that lost their pages to older ones."),
     "evicted_pages": ("quire_evicted_pages", "Cached pages given up for others."),
     "cached_tokens": ("quire_prefix_hit_tokens", "Tokens found in the prefix cache when a sequence was admitted."),
+    "guesses": ("quire_guesses", "Tokens guessed ahead of steps that have results."),
+    "right_guesses": ("quire_right_guesses", "Guesses that were right: tokens that took no step of their own."),
+    "guessed_chunks": ("quire_guessed_chunks", "Times that a step verified guesses of a sequence."),
     "faults": ("quire_step_faults", "Steps that failed, and failed checks of an idle device."),
     "requests_blamed": ("quire_faults_isolated", "Requests that made their steps fail and were ended alone."),
     "shrinks": ("quire_step_shrinks", "Times that steps were made smaller because the device ran out of memory."),
@@ -51,6 +54,16 @@ _GAUGES: dict[str, tuple[str, Callable[[Stats], float]]] = {
         lambda stats: stats.active_pages,
     ),
     "quire_pages_cached": ("Pages that only the prefix cache holds.", lambda stats: stats.cached_pages),
+    "quire_guess_acceptance": (
+        "Share of guesses that were right; 0 before the first.",
+        lambda stats: _share(stats.counters["right_guesses"], stats.counters["guesses"]),
+    ),
+    "quire_guess_tokens_per_step": (
+        "Tokens that a sequence gets in a step with guesses, on average; 0 before the first.",
+        lambda stats: _share(
+            stats.counters["right_guesses"] + stats.counters["guessed_chunks"], stats.counters["guessed_chunks"]
+        ),
+    ),
     "quire_last_step_age_seconds": ("Seconds since the last step that finished.", lambda stats: stats.idle_s),
 }
 Labels = dict[str, str]
@@ -88,6 +101,10 @@ def write_engines(out: Exposition, engines: Mapping[int, Stats], *, is_labelled:
         "histogram", "tgi_batch_next_size", "Sequences that began in a step.",
         lambda stats: [({}, Histogram(BATCH_SIZES, stats.batch_sizes, stats.batch_size_sum))],
     )  # fmt: skip
+
+
+def _share(part: int, whole: int) -> float:
+    return part / whole if whole else 0.0
 
 
 def _count(stats: Stats, key: str) -> int:

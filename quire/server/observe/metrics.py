@@ -112,8 +112,12 @@ class Metrics:
             ("generated_tokens", num_tokens),
         ):
             self.histograms[f"tgi_request_{name}"].observe(value)
-        # Nothing is speculated, so every token is computed.
-        self.histograms["tgi_request_skipped_tokens"].observe(0, num_tokens)
+        # For each token that took a step: the right guesses that came with it.
+        num_left = num_tokens
+        for num_right, num_steps in record.right_guesses.items():
+            self.histograms["tgi_request_skipped_tokens"].observe(num_right, num_steps)
+            num_left -= (num_right + 1) * num_steps
+        self.histograms["tgi_request_skipped_tokens"].observe(0, max(0, num_left))  # fewer where a stop string cut it
 
     def _note_end(self, now: float) -> None:
         if self._last_end_s is not None:

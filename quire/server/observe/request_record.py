@@ -1,6 +1,7 @@
 """A request that is over, as metrics, logs and traces see it."""
 
 import logging
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from quire.errors import QuireError
@@ -17,6 +18,7 @@ class RequestRecord:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_generated_tokens: int
+    right_guesses: Mapping[int, int]  # the number of steps by how many of their guesses were right
     max_new_tokens: int  # of all prompts
     is_complete: bool
     error: QuireError | None
@@ -42,6 +44,8 @@ class RequestRecord:
             "queue_ms": _ms(self.times.queue_s),
             "total_ms": _ms(self.times.total_s),
         }
+        if self.right_guesses:
+            details["right_guesses"] = sum(count * steps for count, steps in self.right_guesses.items())
         if self.times.first_token_s is not None:
             details["first_token_ms"] = _ms(self.times.first_token_s)
         if self.user is not None:

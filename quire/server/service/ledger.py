@@ -20,6 +20,8 @@ class Timings(TypedDict):
     preemptions: int
     engine_restarts: int
     generated_tokens: int
+    guessed_tokens: int
+    right_guesses: int
     decode_steps: int
     tokens_per_s: float | None
 
@@ -54,6 +56,8 @@ def ledger(stream: Stream) -> Timings:
         "preemptions": sum(account.preemptions for account in accounts),
         "engine_restarts": max((len(prompt.accounts) - 1 for prompt in stream.prompts if prompt.accounts), default=0),
         "generated_tokens": stream.num_tokens,
+        "guessed_tokens": stream.num_guesses,
+        "right_guesses": sum(count * steps for count, steps in stream.right_guesses.items()),
         "decode_steps": max(max(0, sample.num_pushes - 1) for sample in samples),
         "tokens_per_s": (stream.num_tokens - 1) / decode_s if decode_s > 0 else None,
     }

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from collections import Counter
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
@@ -77,6 +78,15 @@ class Stream:
         return sum(prompt.cached_tokens for prompt in self.prompts)
 
     @property
+    def num_guesses(self) -> int:
+        return sum(prompt.num_guesses for prompt in self.prompts)
+
+    @property
+    def right_guesses(self) -> Counter[int]:
+        """The number of steps by how many of their guesses were right."""
+        return sum((prompt.right_guesses for prompt in self.prompts), Counter())
+
+    @property
     def is_over(self) -> bool:
         return not self._num_live
 
@@ -94,6 +104,7 @@ class Stream:
             self.num_prompt_tokens,
             self.num_cached_tokens,
             self.num_tokens,
+            self.right_guesses,
             sum(prompt.request.max_tokens for prompt in self.prompts),
             self.is_over,
             self.error,

@@ -1,0 +1,53 @@
+"""The cost of guesses is measured by the steps that run."""
+
+import random
+
+from quire.core.plan import Chunk, Kind, StepPlan
+from quire.core.step_budget import StepBudget
+from quire.engine.observer import Step
+from quire.engine.step_time import GuessCost
+from tests.core.harness import limits
+
+
+class Steps:
+    def __init__(self, fixed_tokens: float) -> None:
+        self.budget = StepBudget(limits())
+        self.budget.fixed_tokens = fixed_tokens
+        self.cost = GuessCost(self.budget)
+
+    def run(self, num_tokens: int, took_s: float, kind: Kind = Kind.VERIFY, error: Exception | None = None) -> None:
+        chunks = (Chunk(1, 0, 0, 0, kind, 5, num_tokens, (), True),)
+        self.cost.step_ended(Step(StepPlan(1, chunks), 0.0, 0.0, took_s=took_s, error=error))
+
+
+def test_the_tokens_that_a_step_costs_are_found_in_noise() -> None:
+    steps, chance = Steps(12.0), random.Random(0)
+    for _ in range(300):
+        tokens = chance.choice([1, 2, 4, 8])
+        steps.run(tokens, (0.010 + 0.0005 * tokens) * chance.uniform(0.8, 1.3))
+    assert 14 < steps.budget.fixed_tokens < 28  # 20 without the noise
+
+
+def test_padding_counts() -> None:
+    steps = Steps(12.0)
+    steps.budget.padded_sizes = (1, 8)
+    for tokens in (1, 2, 5, 8) * 10:
+        steps.run(tokens, 0.010 + 0.001 * (1 if tokens == 1 else 8))
+    assert abs(steps.budget.fixed_tokens - 10) < 0.01
+
+
+def test_steps_of_one_size_and_others_than_decodes_say_nothing() -> None:
+    steps = Steps(12.0)
+    for _ in range(20):
+        steps.run(4, 0.010)
+        steps.run(30, 0.5, kind=Kind.PREFILL)
+        steps.run(30, 0.5, error=RuntimeError("lost"))
+    assert steps.budget.fixed_tokens == 12
+
+
+def test_a_disturbed_machine_does_not_lead_far_away() -> None:
+    steps = Steps(12.0)
+    for tokens in (1, 8) * 20:
+        steps.run(tokens, 1.0 if tokens == 1 else 0.1)
+        steps.run(tokens, 0.01 * tokens)
+    assert 4 < steps.budget.fixed_tokens < 31
