@@ -73,6 +73,7 @@ class Compiler:
         self.layout = page_layout(
             model.layers, shapes.page_size, shapes.max_sequence_tokens, dtype, mesh, max_groups=shapes.num_groups
         )
+        self.shapes = shapes
         self._compiled = Compiled(model, kernels, shapes, self.layout)
         self.whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
         self._state = self._state_structure()

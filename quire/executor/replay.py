@@ -142,7 +142,7 @@ class Follower:
         elif key[0] == "copy":
             self._state = state._replace(pages=program(state.pages, *given))
             results = None
-        elif key[0] in ("start", "force"):
+        elif key[0] in ("start", "force", "guess"):
             self._state = state._replace(slots=program(state.slots, *given))
             results = None
         else:
@@ -160,8 +160,7 @@ class Follower:
 
     def _no_hidden(self, state: State) -> jax.Array:
         """What rehearsals sample from."""
-        num_slots = state.slots.history.shape[0] - 1
-        return jnp.zeros((num_slots, self._hidden_size), jax.tree.leaves(state.pages)[0].dtype)
+        return jnp.zeros((self._compiler.shapes.num_samples, self._hidden_size), jax.tree.leaves(state.pages)[0].dtype)
 
     def _all_tokens(self, size: int) -> jax.Array:
         if size not in self._no_masks:
