@@ -17,6 +17,8 @@ from jax.sharding import Mesh
 
 from quire.models.model import LayerSpec
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.native import library
+from quire.ops.native.zeros import zeros as lazy_zeros
 from quire.sharding import PAGE_AXES, sharding
 
 # A page table per group is uploaded and read for every sequence, so there are few.
@@ -54,10 +56,18 @@ class PageLayout:
         return [STATES[type(spec)](self, spec, num_pages) for spec in self.specs]
 
     def empty(self, num_pages: int) -> list[PageArrays]:
-        """Page arrays of zeros. Pages are not zeroed again: only positions that were written are ever read."""
+        """Page arrays of zeros. Pages are not zeroed again: only positions that were written are ever read.
+
+        On one CPU their memory is taken when it is first written."""
+        is_lazy = self.mesh is None and jax.default_backend() == "cpu" and library.load()
 
         def zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
-            return jnp.zeros(like.shape, like.dtype, device=like.sharding)
+            made: jax.Array = (
+                lazy_zeros(like.shape, like.dtype)
+                if is_lazy
+                else jnp.zeros(like.shape, like.dtype, device=like.sharding)
+            )
+            return made
 
         return [jax.tree.map(zeros, arrays) for arrays in self.structure(num_pages)]
 

@@ -36,8 +36,10 @@ class Slots(NamedTuple):
 
 
 def empty_slots(shapes: Shapes) -> Slots:
-    slots = Slots(*(jnp.zeros((shapes.num_slots + 1, *a.shape[1:]), a.dtype) for a in _row_shapes(shapes)))
-    return slots._replace(adjusted=jnp.full_like(slots.adjusted, NO_TOKEN))
+    """On the host: on a device each shape of zeros would be compiled."""
+    rows: list[Any] = [np.zeros((shapes.num_slots + 1, *a.shape[1:]), a.dtype) for a in _row_shapes(shapes)]
+    rows[Slots._fields.index("adjusted")][:] = NO_TOKEN
+    return Slots(*rows)
 
 
 def _row_shapes(shapes: Shapes) -> list[Any]:

@@ -30,7 +30,8 @@ def slot_start(sampling: SamplingParams, slot: int = 0, seed: int = 0, **changes
 def slots_of(starts: list[SlotStart]) -> Slots:
     # As many for every test, so that few programs are compiled.
     shapes = Shapes(num_pages=2, page_size=4, num_slots=8, max_prefill_tokens=32, max_sequence_tokens=192)
-    return start_slots(empty_slots(shapes), pack_starts([(start, ()) for start in starts], len(starts), shapes))
+    empty = jax.device_put(empty_slots(shapes))
+    return start_slots(empty, pack_starts([(start, ()) for start in starts], len(starts), shapes))
 
 
 class Sampling:

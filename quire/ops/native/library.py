@@ -26,6 +26,7 @@ SOURCES = (
     "int8_product.cc",
     "norm.cc",
     "place_heads.cc",
+    "zeros.cc",
 )
 TARGETS = (
     "quire_adapter_product",
@@ -38,6 +39,7 @@ TARGETS = (
     "quire_layer_norm",
     "quire_place_heads",
     "quire_rms_norm",
+    "quire_zeros",
 )
 TRIED = "quire_int8_pack"  # run once in another process before a new library is used
 BUILD_TIMEOUT_S = 300
