@@ -41,7 +41,7 @@ REFUSED = {
     "bare arguments": (called({"name": "weather", "arguments": 5}), "tool_calls[0].arguments"),
     "bare arguments that are no JSON": (called({"name": "weather", "arguments": "{"}), "tool_calls[0].arguments"),
     "refusal in a part": (ASKED | {"content": [{"type": "refusal", "refusal": 5}]}, "content[0].refusal"),
-    "a part that is a word": (ASKED | {"content": ["text"]}, "content[0]"),
+    "a part that is a word": (ASKED | {"content": ["text"]}, "content[0].type"),
 }  # fmt: skip
 
 

@@ -63,10 +63,8 @@ def _check_message(index: int, message: Mapping[str, Any]) -> None:
 
 def _check_part(index: int, number: int, part: Any) -> None:
     where = f"messages[{index}].content[{number}]"
-    if not isinstance(part, dict):
-        raise invalid(where, f"is {shown(part)}; it must be a part, an object with a type")
-    kind = part.get("type")
-    if kind not in _TEXT_PARTS:
+    kind = part.get("type") if isinstance(part, dict) else part
+    if not isinstance(part, dict) or kind not in _TEXT_PARTS:
         raise invalid(f"{where}.type", f"is {shown(kind)}; only 'text' is supported")
     if not isinstance(part.get(kind), str):
         raise invalid(f"{where}.{kind}", f"is {shown(part.get(kind))}; it must be a string")
