@@ -14,7 +14,7 @@ from quire.engine.preparations import Preparations, Prepared
 from quire.engine.queue_times import QueueTimes
 from quire.engine.step_traces import StepTraces
 from quire.errors import EngineFailed, EngineStopped, InvalidRequest, QuireError, RequestFailed, reason_of
-from quire.ipc.messages import PORT_SHIFT, Abort, Command, Event, Failed, Progress, Submit, Withdrawn
+from quire.ipc.messages import PORT_SHIFT, Abort, AllResumed, Command, Event, Failed, Progress, Submit
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class Driver:
         self._engine = engine
         self._clock = engine.clock
         self._missing = set(gather)
-        self._withdrawn: set[int] = set()  # requests that do not come back
+        self._complete_ports: set[int] = set()  # all of their requests that come back have come
         self._gather_until_s: float | None = None
         self._abandon = abandon
         self._idle_upkeep = IdleUpkeep(engine, audit_after_s, check_every_s)
@@ -178,7 +178,12 @@ class Driver:
         """True while it should wait longer for requests of an engine that ended."""
         if not self._missing:
             return False
-        self._missing -= {one for one in self._live_requests() if one not in self._preparing} | self._withdrawn
+        live = set(self._live_requests())
+        self._missing = {
+            one
+            for one in self._missing
+            if one in self._preparing or (one not in live and one >> PORT_SHIFT not in self._complete_ports)
+        }
         if self._gather_until_s is None:
             self._gather_until_s = self._clock() + GATHER_S
         if self._missing and self._clock() < self._gather_until_s and self._phase is Phase.RUNNING:
@@ -234,8 +239,8 @@ class Driver:
         elif isinstance(command, Abort):
             if command.request_id in self._requests.get(port.number, ()):
                 self._abort(command.request_id)
-        elif isinstance(command, Withdrawn):
-            self._withdrawn.update(command.request_ids)
+        elif isinstance(command, AllResumed):
+            self._complete_ports.add(port.number)
         else:
             self._abort_all(port.number)
             del self._ports[port.number]

@@ -8,7 +8,7 @@ from typing import cast
 import msgspec
 
 from quire.ipc.framing import Frames, decode_events, frame
-from quire.ipc.messages import PORT_SHIFT, Command, Counts, Hello, ToFrontEnd
+from quire.ipc.messages import PORT_SHIFT, Command, Counts, Hello, PromptBlocks, ToFrontEnd
 
 RETRY_S = 0.05
 
@@ -29,13 +29,13 @@ class EngineClient(asyncio.Protocol):
         self.take = take
         self._lost = lost
         self._frames = Frames()
-        self._unsent: list[Command] = []
+        self._unsent: list[Command | PromptBlocks] = []
         self._closed = False
 
     def request_id(self, count: int) -> int:
         return self._number << PORT_SHIFT | count
 
-    def send(self, command: Command) -> None:
+    def send(self, command: Command | PromptBlocks) -> None:
         if not self._unsent:
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent.append(command)

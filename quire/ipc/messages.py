@@ -78,13 +78,12 @@ class Started(msgspec.Struct, frozen=True, tag=True, array_like=True):
     queue_s: float
 
 
-class Withdrawn(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Requests that the engine before this one had, and that do not come back: others have them, or they are over."""
+class AllResumed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The front end has sent all requests that it brings from the engine before this one. Those that are missing are
+    over, or another engine has them."""
 
-    request_ids: list[int]
 
-
-Command = Submit | Abort | Withdrawn
+Command = Submit | Abort | AllResumed
 Event = Progress | Failed | Started | Account | StepTrace
 
 
@@ -178,5 +177,12 @@ class Others(msgspec.Struct, frozen=True, tag=True, array_like=True):
     counts: list[Counts]
 
 
-ToFrontEnd = Event | Stats | Others | Described | Waiting | Ready | Broken
-ToEngine = Command | Counts | Hello
+class PromptBlocks(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Hashes of the beginnings of a prompt that one front end sends an engine. The engine tells the other front ends,
+    which choose between several engines by it."""
+
+    blocks: list[int]
+
+
+ToFrontEnd = Event | Stats | Others | PromptBlocks | Described | Waiting | Ready | Broken
+ToEngine = Command | Counts | PromptBlocks | Hello

@@ -17,7 +17,7 @@ import msgspec
 
 from quire.errors import InvalidRequest
 from quire.ipc.framing import Frames, decode_commands, frame
-from quire.ipc.messages import Broken, Command, Counts, Described, Event, Hello, Ready, Waiting
+from quire.ipc.messages import Broken, Command, Counts, Described, Event, Hello, PromptBlocks, Ready, Waiting
 
 log = logging.getLogger(__name__)
 
@@ -48,6 +48,9 @@ class Host(Protocol):
     def join(self, connection: "FrontEndConnection") -> None: ...
 
     def leave(self, connection: "FrontEndConnection") -> None: ...
+
+    def relay(self, message: PromptBlocks, sender: "FrontEndConnection") -> None:
+        """Send it to the other front ends."""
 
     def open_port(self, deliver: Callable[[list[Event]], None], number: int) -> Port:
         """Called once `Ready` is among the greetings."""
@@ -104,6 +107,8 @@ class FrontEndConnection(asyncio.Protocol):
         for command in decode_commands(payload):
             if isinstance(command, Counts):
                 self.counts = command
+            elif isinstance(command, PromptBlocks):
+                self._host.relay(command, self)
             elif isinstance(command, Hello):
                 if self._number is not None or not 0 < command.number <= MAX_NUMBER:
                     raise ValueError(f"a front end says hello twice, or with the number {command.number}")

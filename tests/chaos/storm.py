@@ -1,6 +1,6 @@
 """Chaos: a real server, real clients and random faults, with every token checked.
 
-    python -m tests.chaos.storm --seed 1 --duration 300 [--engine fake|tiny|MODEL]
+    python -m tests.chaos.storm --seed 1 --duration 300 [--engine fake|tiny|MODEL] [--data-parallel 2]
 
 With the fake engine what is right can be worked out by hand. With a model, every request is asked once before the storm
 begins, and must be answered alike in it; answers that part where two tokens were level are counted apart. Exits with 1
@@ -9,6 +9,7 @@ on the first wrong token, lost stream or page.
 
 import argparse
 import asyncio
+import os
 import random
 import signal
 import sys
@@ -118,9 +119,9 @@ class Storm:
 
     async def _do_harm(self, client: httpx.AsyncClient) -> None:
         harms = {
-            "engine killed": (4, lambda: self._server.kill("quire-engine")),
-            "engine aborted": (1, lambda: self._server.kill("quire-engine", number=signal.SIGABRT)),
-            "engine stopped": (1, lambda: self._server.kill("quire-engine", number=signal.SIGSTOP)),
+            "engine killed": (4, lambda: self._strike_engine(signal.SIGKILL)),
+            "engine aborted": (1, lambda: self._strike_engine(signal.SIGABRT)),
+            "engine stopped": (1, lambda: self._strike_engine(signal.SIGSTOP)),
             "HTTP worker killed": (2, lambda: self._strike_worker(signal.SIGKILL)),
             "HTTP worker stopped": (1, lambda: self._strike_worker(signal.SIGSTOP)),
         }
@@ -133,6 +134,10 @@ class Storm:
             if harms[name][1]():
                 self.counts[name] += 1
                 first = None
+
+    def _strike_engine(self, number: signal.Signals) -> bool:
+        """Of several engines, any."""
+        return self._server.kill("quire-engine", self._chance.randrange(60), number)
 
     def _strike_worker(self, number: signal.Signals) -> bool:
         """A client that comes after it has stopped waits for the next one."""
@@ -188,10 +193,11 @@ async def ask_each_alone(url: str, bodies: list[dict[str, Any]]) -> tuple[dict[s
     return known, scored
 
 
-def run_storm(engine: str, seed: int, duration_s: float, one_in: int, folder: Path) -> Storm:
+def run_storm(engine: str, seed: int, duration_s: float, one_in: int, folder: Path, data_parallel: int = 1) -> Storm:
     """The storm, after it is over and the server has come to rest. Asserts that it does."""
     settings = {
-        "http_workers": 2, "worker_restart_after_s": 3.0, "max_engine_restarts": 1_000_000,
+        "http_workers": 2, "data_parallel": data_parallel,
+        "worker_restart_after_s": 3.0, "max_engine_restarts": 1_000_000,
         "restart_after_s": 1.5 if engine == "fake" else 5.0,  # while a model is loaded its process is silent
     }  # fmt: skip
     chance = random.Random(seed)
@@ -220,8 +226,9 @@ def run_storm(engine: str, seed: int, duration_s: float, one_in: int, folder: Pa
         num_files = server.num_files()
         asyncio.run(storm.run())
         if not storm.wrong:
-            with suppress(ProcessLookupError):
-                server.kill("quire-engine", number=signal.SIGCONT)
+            for pid in server.processes("quire-engine"):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGCONT)
             server.wait_until_idle()
             asyncio.run(storm.settle())
             metrics = server.wait_until_idle()
@@ -246,10 +253,11 @@ def main() -> int:
     parser.add_argument("--duration", type=float, default=60.0, help="seconds")
     parser.add_argument("--engine", default="fake", help="fake, tiny, or a model's name")
     parser.add_argument("--one-in", type=int, default=2000, help="one step in so many fails by chance")
+    parser.add_argument("--data-parallel", type=int, default=1, help="engines")
     given = parser.parse_args()
     print(f"seed {given.seed}, {given.duration:g} s", flush=True)
     with tempfile.TemporaryDirectory() as folder:
-        storm = run_storm(given.engine, given.seed, given.duration, given.one_in, Path(folder))
+        storm = run_storm(given.engine, given.seed, given.duration, given.one_in, Path(folder), given.data_parallel)
     for name, count in sorted(storm.counts.items()):
         print(f"{count:8} {name}")
     for line in storm.wrong[:5]:

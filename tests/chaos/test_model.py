@@ -59,10 +59,18 @@ def write_poisoned_model(folder: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    model = write_poisoned_model(tmp_path_factory.mktemp("tiny"))
-    config = SIZES | {"max_batch_size": 16, "dtype": "float32", "cache_dir": str(program_folder(tmp_path_factory))}
-    one = Server("model", model, config=config, settings={"restart_after_s": 2.0}).wait()
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return write_poisoned_model(tmp_path_factory.mktemp("tiny"))
+
+
+def start(model: str, programs: Path, **settings: object) -> Server:
+    config = SIZES | {"max_batch_size": 16, "dtype": "float32", "cache_dir": str(programs)}
+    return Server("model", model, config=config, settings={"restart_after_s": 2.0} | settings).wait()
+
+
+@pytest.fixture(scope="module")
+def server(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    one = start(model, program_folder(tmp_path_factory))
     yield one
     one.stop()
 
@@ -89,6 +97,20 @@ def test_thirty_two_streams_go_on_when_the_engine_is_killed(server, undisturbed)
     server.kill("quire-engine", number=signal.SIGKILL)
     check(asking.wait().heard, undisturbed + undisturbed)
     assert server.wait_until_idle()["quire_engine_restarts"] >= 1
+
+
+def test_streams_go_on_with_the_other_of_two_engines(model, undisturbed, tmp_path_factory):
+    """With the tokens that one engine gives."""
+    server = start(model, program_folder(tmp_path_factory), data_parallel=2)
+    try:
+        server.wait_until_healthy()
+        asking = Asking(server, BODIES + BODIES)
+        asking.wait_for_text()
+        server.kill("quire-engine", which=0, number=signal.SIGKILL)
+        check(asking.wait().heard, undisturbed + undisturbed)
+        assert server.wait_until_idle()["quire_engine_restarts"] == 1
+    finally:
+        server.stop()
 
 
 def test_a_row_whose_logits_are_no_numbers_fails_alone(server, undisturbed):

@@ -9,9 +9,11 @@ from hypothesis import strategies as st
 
 from quire.core.plan import StepPlan
 from quire.core.scheduler import Scheduler
+from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine
 from quire.errors import QuireError, RequestFailed
 from quire.ipc.journal import NUM_BYTES, Journal, Record, Search
+from quire.ipc.messages import PORT_SHIFT, AllResumed, Submit
 from quire.request import Request
 from tests.core.harness import limits, request
 from tests.fake_executor import POISON, FakeExecutor, expected_tokens
@@ -171,3 +173,25 @@ def test_a_journal_outlives_the_process_that_wrote_it():
     command = [sys.executable, "-c", code]
     told = subprocess.run(command, capture_output=True, text=True, timeout=WAIT_S, check=True).stdout
     assert told.split(maxsplit=1) == ["-9", "[41, 42]\n"]
+
+
+def test_an_engine_waits_for_no_request_that_front_ends_do_not_bring_back():
+    """One that has ended, or that another engine has. The clock stands still, so no time to wait passes."""
+    ids = [number << PORT_SHIFT | 1 for number in (1, 2)]
+    journal = Journal()
+    journal.write(Record([*ids, ids[1] + 1]))
+    chosen = limits(max_batch_size=16, max_step_tokens=64, num_pages=200)
+    executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size)
+    engine = Engine(Scheduler(chosen, lambda: 0.0), executor, clock=lambda: 0.0)
+    driver = Driver(engine, gather=engine.take_over(journal))
+    driver._phase = Phase.RUNNING  # without its thread: the turns are taken here
+    one, other = (driver.open(lambda events: None, number) for number in (1, 2))
+    other.send(Submit(request(ids[1], prompt=(1, 2)), so_far=[[]]))
+    other.send(AllResumed())
+    driver._turn()
+    assert driver.is_gathering  # the first front end may bring its request
+    assert not executor.plans
+    one.send(AllResumed())
+    driver._turn()
+    assert not driver.is_gathering
+    assert executor.plans

@@ -9,7 +9,7 @@ import httpx
 import pytest
 
 from quire.engine.port import Port
-from quire.ipc.messages import Command, Submit
+from quire.ipc.messages import AllResumed, Command, Submit
 from quire.server.settings import ServerSettings
 from tests import web
 from tests.patience import WAIT_S
@@ -164,7 +164,8 @@ def test_a_request_has_one_time_limit_over_all_engines(make_server):
     time.sleep(0.1)
     lose_engine(server, pause)
     spent_s = time.monotonic() - begun
-    (asked,) = next_engine(server)
+    asked, last = next_engine(server)
+    assert last == AllResumed()  # so that the engine waits for no more
     assert isinstance(asked, Submit)
     assert asked.request.timeout_s == limit_s
     assert spent_s <= asked.waited_s < limit_s

@@ -17,7 +17,7 @@ from quire.errors import EngineFailed, QuireError
 from quire.group.leader import MEMBER_LOST
 from quire.ipc.framing import frame
 from quire.ipc.journal import Journal, Record
-from quire.ipc.messages import Broken, Described, Event, Others, Ready, Waiting
+from quire.ipc.messages import Broken, Described, Event, Others, PromptBlocks, Ready, Waiting
 from quire.ipc.server import FrontEndConnection, Greeting
 from quire.ipc.supervisor_link import (
     ALIVE_INTERVAL_S,
@@ -105,6 +105,11 @@ class EngineProcess:
 
     def leave(self, front_end: FrontEndConnection) -> None:
         self._front_ends.discard(front_end)
+
+    def relay(self, message: PromptBlocks, sender: FrontEndConnection) -> None:
+        data = frame([message])
+        for front_end in self._front_ends - {sender}:
+            front_end.send(data)
 
     def open_port(self, deliver: Callable[[list[Event]], None], number: int) -> Port:
         assert self.driver is not None, "Ready is sent once there is a driver"

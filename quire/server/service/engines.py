@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from quire.errors import Overloaded
-from quire.ipc.messages import Abort, Command, Counts, Failed, Stats, Submit, Withdrawn
+from quire.ipc.messages import Abort, AllResumed, Command, Counts, Failed, PromptBlocks, Stats, Submit
 from quire.server.observe.engine_health import EngineHealth
 from quire.server.service.prompt import Prompt
 from quire.server.service.routing import BLOCK_TOKENS, Blocks, Router, blocks_of, weight_of
@@ -26,7 +26,7 @@ class Port(Protocol):
 
     def request_id(self, count: int) -> int: ...
 
-    def send(self, command: Command) -> None: ...
+    def send(self, command: Command | PromptBlocks) -> None: ...
 
     def close(self) -> None: ...
 
@@ -45,7 +45,7 @@ class RemoteEngine:
         self.load = 0.0  # of the requests that this worker has sent
         self.num_sequences = 0  # of these requests
         self.num_others = 0  # sequences of other workers
-        self.left: list[int] = []  # the requests it had when it ended
+        self.was_lost = False
 
     def trouble(self, now: float) -> str | None:
         """The reason why requests would not be answered; None if they would."""
@@ -117,26 +117,23 @@ class Engines:
         engine.health.forget()
         self.request_id = port.request_id
         if self._router is not None:
-            self._router.started(number, cache_tokens // BLOCK_TOKENS // self._num_workers)
-        going_on: list[int] = []
+            self._router.started(number, cache_tokens // BLOCK_TOKENS)
+        num_going_on = 0
         for request_id, placement in self._placements.items():
             if placement.engine is None or placement.engine is engine:
-                going_on.append(request_id)
+                num_going_on += 1
                 self._resume(request_id, placement, engine)
-        withdrawn = set(engine.left).difference(going_on)
-        if withdrawn:
-            port.send(Withdrawn(sorted(withdrawn)))
-        engine.left = []
-        return len(going_on)
+        if engine.was_lost:
+            port.send(AllResumed())
+        return num_going_on
 
     def lose(self, number: int, reason: str) -> tuple[int, int]:
         """An engine is gone. Returns how many of its requests go on elsewhere at once, and how many wait."""
         engine = self._engines[number]
         engine.port = None
         engine.others = []
-        engine.why_not = reason
+        engine.why_not, engine.was_lost = reason, True
         held = [(key, placement) for key, placement in self._placements.items() if placement.engine is engine]
-        engine.left = [key for key, _ in held]
         num_moved = 0
         for request_id, placement in held if self._router is not None else ():
             placement.num_ends += 1
@@ -162,6 +159,11 @@ class Engines:
         engine.health.hear(stats, now)
         if self._num_workers > 1:
             engine.num_others = max(0, stats.num_running + stats.num_waiting - engine.num_sequences)
+
+    def sent_by_another(self, number: int, blocks: Blocks) -> None:
+        """Another worker has sent an engine a prompt."""
+        if self._router is not None:
+            self._router.sent(number, blocks)
 
     def broadcast(self, command: Command) -> None:
         """Send a command to every connected engine."""
@@ -228,7 +230,7 @@ class Engines:
         self._load(prompt, placement, engine)
         self._send(engine, prompt.resumed(time.monotonic() - stream.times.opened_s))
 
-    def _send(self, engine: RemoteEngine, command: Command) -> None:
+    def _send(self, engine: RemoteEngine, command: Command | PromptBlocks) -> None:
         if engine.port is not None:
             engine.port.send(command)
 
@@ -251,6 +253,8 @@ class Engines:
             num_known = self._router.num_known(engine.number, placement.blocks)
             placement.weight = weight_of(placement.num_sequences, len(prompt.request.prompt), num_known)
             self._router.sent(engine.number, placement.blocks)
+            if self._num_workers > 1:
+                self._send(engine, PromptBlocks(list(placement.blocks)))
             engine.load += placement.weight
             engine.num_sequences += placement.num_sequences
 

@@ -82,9 +82,10 @@ class Router:
 
     An engine's score is the number of the prompt's blocks that it has, less the sequences by which it is busier than
     the least busy one. Engines that are much busier have none. The best score wins. Scores that are nearly equal are
-    decided by a hash of the first block that no engine has: other HTTP workers, which sent other prompts, choose alike.
+    decided by a hash of the first block that no engine has: HTTP workers that have not heard of each other's prompts
+    yet choose alike.
 
-    Knows what this process has sent, not what engines have. Has no clock.
+    Knows what engines were sent, not what they have. Has no clock.
     """
 
     def __init__(self, num_engines: int) -> None:
@@ -111,11 +112,11 @@ class Router:
         return self._known[number].num_known(blocks)
 
     def sent(self, number: int, blocks: Blocks) -> None:
-        """A prompt was sent to an engine, which has it from now on."""
+        """A prompt was sent to an engine, which has its blocks from now on."""
         self._known[number].use(blocks)
 
     def started(self, number: int, max_blocks: int) -> None:
-        """A new engine, whose cache is empty and has room for so many blocks of this process."""
+        """A new engine, whose cache is empty and has room for so many blocks."""
         self._known[number].clear()
         self._known[number].resize(min(max_blocks, MAX_KNOWN_BLOCKS))
 

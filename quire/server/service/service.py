@@ -16,6 +16,7 @@ from quire.ipc.messages import (
     Failed,
     Others,
     Progress,
+    PromptBlocks,
     Started,
     Stats,
     StepTrace,
@@ -179,6 +180,8 @@ class Service:
                 self.engines.hear(engine, message, now)
             elif isinstance(message, Others):
                 self.engines[engine].others = message.counts
+            elif isinstance(message, PromptBlocks):
+                self.engines.sent_by_another(engine, message.blocks)
         if has_tokens:  # by step: by token it would cost as much as it measures
             self.metrics.detokenizing.observe(time.monotonic() - now)
         observe, metered = self.metrics.inter_token.observe, self.limits.metered
