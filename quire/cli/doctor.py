@@ -7,6 +7,7 @@ from typing import Annotated, Any
 import typer
 
 from quire import __version__
+from quire.cache_folder import cache_folder
 from quire.cli.console import log_to_stderr
 from quire.cli.settings import with_settings
 from quire.config import Config
@@ -46,6 +47,7 @@ def doctor(
         **cache_capacity(deployment),
         "sequences at the same time": f"up to {limits.max_batch_size}",
         "steps to compile": f"{len(deployment.shapes.ladder.all())} shapes",
+        "kept packed weights": _kept_weights(config),
     }
     if json:
         import json as json_format
@@ -56,6 +58,13 @@ def doctor(
     _print("The model", model)
     _print("What fits", fit)
     _print("Choices", {choice.name: f"{choice.value} ({choice.reason})" for choice in deployment.choices})
+
+
+def _kept_weights(config: Config) -> str:
+    from quire.models.weight_store import KEPT_FILES, WEIGHTS_FOLDER, kept_bytes
+
+    folder = cache_folder(config.cache_dir) / WEIGHTS_FOLDER
+    return f"{as_size(kept_bytes(folder))} in {folder}, of at most {KEPT_FILES} models"
 
 
 def _machine() -> dict[str, Any]:

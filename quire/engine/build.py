@@ -28,20 +28,23 @@ from quire.executor.memory import (
     reserve_device_memory,
     weight_bytes,
 )
-from quire.executor.program_store import ProgramStore
+from quire.executor.program_store import ProgramStore, sources_digest
 from quire.executor.programs import Programs
 from quire.executor.replay import Follower, Members
 from quire.executor.shapes import Shapes
 from quire.files import ModelFiles, Progress, locate, silent
-from quire.files.tensor_source import TensorSource
+from quire.files.gguf_source import GGUFSource
+from quire.files.safetensors_source import SafetensorsSource
 from quire.grammar.matcher import Grammars
 from quire.models.checkpoint import Placement, load_weights, map_params, stored_names
 from quire.models.decoder import Decoder
 from quire.models.params import Param, ParamTree
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
+from quire.models.weight_store import WEIGHTS_FOLDER, WeightStore
 from quire.ops.kernels import kernels_for
 from quire.ops.native import int8_product, library
+from quire.ops.native.processor import instruction_set
 from quire.resolve import (
     Choice,
     Facts,
@@ -57,6 +60,8 @@ from quire.sharding import sharding, tensor_mesh
 from quire.text.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
+
+Checkpoint = GGUFSource | SafetensorsSource
 
 # Called once the model's files are known and before JAX has looked for devices.
 Meet = Callable[[ModelFiles, Config], Config]
@@ -75,7 +80,7 @@ class Deployment:
 
     config: Config
     files: ModelFiles
-    source: TensorSource | None  # None for random weights
+    source: Checkpoint | None  # None for random weights
     model: Decoder
     mesh: Mesh | None
     facts: Facts
@@ -354,4 +359,9 @@ def _weights(deployment: Deployment, progress: Progress) -> ParamTree:
     }
     if deployment.source is None:
         return random_weights(deployment.model, seed=deployment.config.random_seed, **how)
-    return load_weights(deployment.model, deployment.source, **how)
+    model, source = deployment.model, deployment.source
+    if deployment.resolved.quantize == "none" or deployment.mesh is not None or not deployment.facts.fast_int8:
+        return load_weights(model, source, **how)
+    identity = (sources_digest(), instruction_set(), deployment.resolved.dtype)
+    store = WeightStore(cache_folder(deployment.config.cache_dir) / WEIGHTS_FOLDER, source.files, identity)
+    return store.load(model, lambda: load_weights(model, source, **how))

@@ -54,6 +54,10 @@ class GGUFSource:
         return self._header.path
 
     @property
+    def files(self) -> list[Path]:
+        return sorted({self.path, *(tensor.path for tensor in self._by_name.values())})
+
+    @property
     def metadata(self) -> Mapping[str, Any]:
         return self._header.metadata
 

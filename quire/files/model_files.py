@@ -1,7 +1,7 @@
 """A model's files: found, fetched where needed, and their small parts read."""
 
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,7 +21,6 @@ from quire.files.packaged_model import DEFAULT_MODEL
 from quire.files.progress import Progress, silent
 from quire.files.safetensors_source import SafetensorsSource, weight_files
 from quire.files.shapes import SHAPES
-from quire.files.tensor_source import TensorSource
 
 _RANDOM_PREFIX = "random:"
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json")
@@ -42,12 +41,13 @@ class ModelFiles:
     generation: GenerationDefaults
     eos_token_ids: tuple[int, ...]
     tokenizer: Path | None
+    gguf: GGUFSource | None = field(default=None, repr=False, compare=False)  # whose header is read already
 
-    def open_weights(self) -> TensorSource | None:
+    def open_weights(self) -> GGUFSource | SafetensorsSource | None:
         """The checkpoint; None for random weights, which no file holds."""
         if self.path is None:
             return None
-        return GGUFSource(self.path) if self.kind == "gguf" else SafetensorsSource(self.path)
+        return self.gguf or SafetensorsSource(self.path)
 
 
 def locate(
@@ -130,6 +130,7 @@ def _from_gguf(path: Path, name: str) -> ModelFiles:
         generation=generation_defaults_from_gguf(source.metadata, path),
         eos_token_ids=eos_token_ids_from_gguf(source.metadata, path),
         tokenizer=source.path if "tokenizer.ggml.tokens" in source.metadata else None,
+        gguf=source,
     )
 
 

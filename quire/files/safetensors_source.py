@@ -56,6 +56,10 @@ class SafetensorsSource:
         self._entries = _read_folder(Path(folder)) if file is None else _read_header(Path(folder) / file)
         self._infos = {name: entry.info for name, entry in self._entries.items()}
 
+    @property
+    def files(self) -> list[Path]:
+        return sorted({entry.path for entry in self._entries.values()})
+
     def tensors(self) -> Mapping[str, TensorInfo]:
         return self._infos
 

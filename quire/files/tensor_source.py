@@ -1,6 +1,7 @@
 """Sources of weights: named tensors, read one at a time."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
@@ -27,6 +28,12 @@ class TensorSource(Protocol):
     def tensors(self) -> Mapping[str, TensorInfo]: ...
 
     def read(self, name: str) -> Array: ...
+
+
+def file_identities(paths: Iterable[Path]) -> list[str]:
+    """The place, size and time of change of each file: other content has other ones."""
+    found = [(path.resolve(), path.stat()) for path in paths]
+    return [f"{path} {status.st_size} {status.st_mtime_ns} {status.st_ino}" for path, status in found]
 
 
 @runtime_checkable

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.errors import InvalidCheckpoint, QuireError, UnsupportedModel
-from quire.files.gguf import read_header, read_metadata
+from quire.files.gguf import _BLOCKS, read_header, read_metadata
 from tests.files.gguf_writing import embedding, write_gguf
 
 VALUES = {
@@ -115,3 +115,9 @@ def test_other_files_are_refused(tmp_path: Path, start: bytes, error: type[Quire
 def test_an_absent_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidCheckpoint, match=r"gone\.gguf: no such file"):
         read_metadata(tmp_path / "gone.gguf")
+
+
+def test_blocks_have_the_sizes_that_the_library_has() -> None:
+    for number, (name, *sizes) in _BLOCKS.items():
+        kind = gguf.GGMLQuantizationType(number)
+        assert (kind.name, tuple(sizes)) == (name, tuple(gguf.GGML_QUANT_SIZES[kind]))
