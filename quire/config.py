@@ -10,7 +10,8 @@ def setting(default: Any, group: str, help: str) -> Any:
     return field(default=default, metadata={"group": group, "help": help})
 
 
-MODEL, MEMORY, BATCHING, SPECULATION, DEVICES = "Model", "Memory", "Batching", "Speculation", "Devices"
+MODEL, ADAPTERS, MEMORY = "Model", "Adapters", "Memory"
+BATCHING, SPECULATION, DEVICES = "Batching", "Speculation", "Devices"
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,21 @@ class Config:
         "none; int8: weights and activations of matmuls in 8 bits, for CPUs; auto, as if not given: int8 on a CPU.",
     )
     random_seed: int = setting(0, MODEL, "Seed of random: weights.")
+    lora_adapters: tuple[str, ...] = setting(
+        (),
+        ADAPTERS,
+        "LoRA adapters that requests may name: name=FOLDER, or org/name on the hub; several by commas or by repeating "
+        "it.",
+    )
+    max_loras: int | None = setting(
+        None, ADAPTERS, "Adapters on the device together; others wait in host memory. 8 if not given."
+    )
+    max_lora_rank: int | None = setting(
+        None, ADAPTERS, "Highest rank of an adapter; the highest of those given at the start if not given."
+    )
+    adapter_folder: Path | None = setting(
+        None, ADAPTERS, "Let clients load adapters from below this folder while serving, and unload any."
+    )
     max_total_tokens: int | None = setting(None, MEMORY, "Longest prompt and answer together.")
     page_size: int | None = setting(None, MEMORY, "Tokens per page of the cache.")
     num_pages: int | None = setting(

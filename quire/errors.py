@@ -195,3 +195,15 @@ def reason_of(error: Exception | None) -> str:
 def invalid(param: str, problem: str, kind: type[InvalidRequest] = InvalidRequest) -> InvalidRequest:
     """An error whose message is the field's path and then the `problem`, which may begin with a colon."""
     return kind(f"{param}{problem}" if problem.startswith(":") else f"{param} {problem}", param=param)
+
+
+def error_of(kind: str, message: str, retry_after_s: float | None = None) -> QuireError:
+    """The error that another process reports, with its type."""
+    return _ERROR_TYPES.get(kind, RequestFailed)(message, retry_after_s)
+
+
+def _with_subtypes(error_type: type[QuireError]) -> list[type[QuireError]]:
+    return [error_type, *(found for sub in error_type.__subclasses__() for found in _with_subtypes(sub))]
+
+
+_ERROR_TYPES = {error_type.kind: error_type for error_type in _with_subtypes(QuireError)}

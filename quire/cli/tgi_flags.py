@@ -27,6 +27,7 @@ SAME = {
     "payload_limit": "2000000", "enable_prefill_logprobs": "", "disable_grammar_support": "", "prefix_caching": "1",
     "log_level": "info", "compute_type": "", "quantize": "", "aip_predict_route": "", "aip_health_route": "",
     "speculate": "", "otlp_endpoint": "", "otlp_service_name": "text-generation-inference.router",
+    "lora_adapters": "",
 }  # fmt: skip
 
 # By name: where the same flag takes other values.
@@ -93,7 +94,6 @@ class TgiFlags:
     kv_cache_dtype: str | None = _refused("keys and values are kept in --dtype")
     rope_scaling: str | None = _refused("positions are as the model's config.json has them; change rope_scaling there")
     rope_factor: float | None = _refused("positions are as the model's config.json has them; change rope_scaling there")
-    lora_adapters: str | None = _refused("adapters are not supported")
     ngrok: bool = _refused("there are no tunnels; put a proxy in front", False)
     env: bool = _refused("`quire doctor` tells what there is", False, variable=False)
 

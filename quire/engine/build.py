@@ -19,6 +19,7 @@ from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.engine.group import Group, GroupFaults
 from quire.engine.shared_settings import shared_settings
+from quire.errors import InvalidSetting
 from quire.executor.compiler import Compiler
 from quire.executor.executor import JaxExecutor
 from quire.executor.layer_state import PageLayout, page_layout
@@ -36,6 +37,7 @@ from quire.files import ModelFiles, Progress, locate, silent
 from quire.files.gguf_source import GGUFSource
 from quire.files.safetensors_source import SafetensorsSource
 from quire.grammar.matcher import Grammars
+from quire.models.adapter_plan import AdapterPlan, plan_adapters
 from quire.models.checkpoint import Placement, load_weights, map_params, stored_names
 from quire.models.decoder import Decoder
 from quire.models.params import Param, ParamTree
@@ -88,6 +90,7 @@ class Deployment:
     layout: PageLayout
     shapes: Shapes
     limits: Limits
+    adapters: AdapterPlan
     max_step_ms: float  # 0: no limit
     choices: tuple[Choice[Any], ...]
 
@@ -130,15 +133,19 @@ def plan_deployment(
         model = model.for_devices(mesh.size)
     facts = _facts(config, model, mesh)
     resolved = resolve(config, facts)
+    adapters = plan_adapters(config, model, resolved, mesh)
+    if meet is not None and adapters.sizes.slots:
+        raise InvalidSetting("adapters are not supported by an engine of several processes (--group-size)")
+    facts = replace(facts, weight_bytes=facts.weight_bytes + adapters.num_bytes)
     layout = page_layout(model.layers, resolved.page_size, resolved.max_total_tokens, resolved.dtype, mesh)
-    choices: tuple[Choice[Any], ...] = resolved.choices
+    choices: tuple[Choice[Any], ...] = (*resolved.choices, *adapters.choices)
     max_queued, max_step_ms = config.max_queued, config.max_step_ms or 0.0
     if is_served:
         queued = resolve_max_queued(config, resolved.max_batch_size)
         step = resolve_max_step_ms(config, facts.platform)
         max_queued, max_step_ms, choices = queued.value, step.value, (*choices, queued, step)
-    limits = _limits(config, resolved, facts, layout, max_queued)
-    shapes = _shapes(model, mesh, facts, resolved, layout, limits)
+    limits = replace(_limits(config, resolved, facts, layout, max_queued), max_loras=adapters.sizes.slots)
+    shapes = replace(_shapes(model, mesh, facts, resolved, layout, limits), adapters=adapters.sizes)
     deployment = Deployment(
         config=config,
         files=files,
@@ -150,6 +157,7 @@ def plan_deployment(
         layout=layout,
         shapes=shapes,
         limits=limits,
+        adapters=adapters,
         max_step_ms=max_step_ms,
         choices=choices,
     )
@@ -288,10 +296,14 @@ def build_engine(
         max_burst_s=deployment.config.max_burst_ms / 1000,
         max_step_s=deployment.max_step_ms / 1000,
         clock=clock,
+        read_adapter=deployment.adapters.reader(deployment.model),
     )
     if others is not None:
         engine.group = others
         engine.observe(GroupFaults(others))
+    engine.adapters.root = deployment.config.adapter_folder
+    for name, folder in deployment.adapters.folders.items():
+        engine.adapters.load(name, str(folder))
     return Built(deployment, engine, executor)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from enum import Enum, auto
 
 from quire.core.plan import Failure, Update
+from quire.engine.adapter_commands import AdapterCommand, AdapterCommands, AdapterRead
 from quire.engine.engine import Engine, Outcome
 from quire.engine.idle_upkeep import IdleUpkeep
 from quire.engine.port import Deliver, Order, Port, by_port
@@ -23,6 +24,7 @@ AUDIT_AFTER_S = 5.0  # of idleness, every page is checked
 CHECK_EVERY_S = 30.0  # of idleness, the device is checked
 GATHER_S = 2.0  # for requests of an engine that ended to come back
 
+Message = Command | Order | Prepared | AdapterRead
 # Called with the reason, and whether it is known that no request is at fault.
 Abandon = Callable[[str, bool], None]
 
@@ -61,7 +63,7 @@ class Driver:
         self._gather_until_s: float | None = None
         self._abandon = abandon
         self._idle_upkeep = IdleUpkeep(engine, audit_after_s, check_every_s)
-        self._inbox: deque[tuple[Port, Command | Order | Prepared, float]] = deque()  # and when it was sent
+        self._inbox: deque[tuple[Port, Message, float]] = deque()  # and when it was sent
         self._wake = threading.Condition()
         self._phase = Phase.NEW
         self._drain_until_s = 0.0
@@ -72,6 +74,7 @@ class Driver:
         self._preparing = Preparations(self._clock)  # live requests that the engine does not have yet
         self._times = QueueTimes()
         self._traces = StepTraces(self._clock)
+        self._adapter_commands = AdapterCommands(engine.adapters, self.post)
         engine.observe(self._times)
         engine.observe(self._traces)
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
@@ -116,7 +119,7 @@ class Driver:
             self._thread.join(drain_s + join_s)
         return not self._thread.is_alive()
 
-    def post(self, port: Port, command: Command | Order | Prepared) -> None:
+    def post(self, port: Port, command: Message) -> None:
         with self._wake:
             if self._phase is not Phase.STOPPED:
                 self._inbox.append((port, command, self._clock()))
@@ -223,10 +226,14 @@ class Driver:
     def _is_idle(self) -> bool:
         return self._failure is not None or self._engine.is_idle
 
-    def _obey(self, port: Port, command: Command | Order | Prepared, sent_s: float) -> None:
+    def _obey(self, port: Port, command: Message, sent_s: float) -> None:
         if command is Order.OPEN:
             self._abort_all(port.number)
             self._ports[port.number] = port
+            if self._engine.adapters.version:
+                self._deliver(port, [self._adapter_commands.table()])
+        elif isinstance(command, AdapterRead):  # also for a port that was closed: others wait for it too
+            self._obey_about_adapters(port, command)
         elif self._ports.get(port.number) is not port:
             return  # the port was closed
         elif isinstance(command, Submit):
@@ -235,15 +242,28 @@ class Driver:
             waited_s = self._preparing.waited_s(command.submit)
             if waited_s is not None:
                 self._preparing.forget(command.submit.request.request_id)
-                self._add(port, command.submit, waited_s, command.sent_s)
+                add = self._prepare if command.needs_grammar else self._add
+                add(port, command.submit, waited_s, command.sent_s)
         elif isinstance(command, Abort):
             if command.request_id in self._requests.get(port.number, ()):
                 self._abort(command.request_id)
         elif isinstance(command, AllResumed):
             self._complete_ports.add(port.number)
+        elif isinstance(command, AdapterCommand):
+            self._obey_about_adapters(port, command)
         else:
             self._abort_all(port.number)
             del self._ports[port.number]
+
+    def _obey_about_adapters(self, port: Port, command: AdapterCommand | AdapterRead) -> None:
+        version = self._engine.adapters.version
+        done = self._adapter_commands.obey(port, command)
+        table = self._adapter_commands.table()
+        if table.version != version:
+            for other in list(self._ports.values()):
+                self._deliver(other, [table])
+        if done is not None and done.number and self._ports.get(port.number) is port:
+            self._deliver(port, [done])
 
     def _abort_all(self, number: int) -> None:
         for request_id in self._requests.pop(number, set()).copy():
@@ -270,12 +290,18 @@ class Driver:
             return
         # Registered first: if the engine raises an internal error, this request hears of it as well.
         self._requests.setdefault(port.number, set()).add(request.request_id)
-        preparing = self._engine.prepare(request)
+        self._prepare(port, command, command.waited_s, sent_s)
+
+    def _prepare(self, port: Port, command: Submit, waited_s: float, sent_s: float) -> None:
+        """Add a request once its adapter is read, and then its grammar compiled."""
+        reading = self._engine.adapters.reading(command.request.adapter)
+        preparing = reading or self._engine.prepare(command.request)
         if preparing is None:
-            self._add(port, command, command.waited_s, sent_s)
+            self._add(port, command, waited_s, sent_s)
         else:
-            self._preparing.begin(command)
-            preparing.add_done_callback(lambda _: self.post(port, Prepared(command, sent_s)))
+            prepared = Prepared(command, sent_s, needs_grammar=reading is not None)
+            self._preparing.begin(command, waited_s)
+            preparing.add_done_callback(lambda _: self.post(port, prepared))
 
     def _add(self, port: Port, command: Submit, waited_s: float, sent_s: float) -> None:
         request = command.request

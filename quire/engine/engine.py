@@ -10,6 +10,7 @@ from typing import NamedTuple
 from quire.core.limits import SoFar
 from quire.core.plan import Failure, StepResult, Update
 from quire.core.scheduler import Scheduler
+from quire.engine.adapters import Adapters, Read
 from quire.engine.executor import Executor, is_out_of_memory
 from quire.engine.fault_isolation import PROBE, FaultIsolation, targets_of
 from quire.engine.grammar_masks import GrammarMasks, Grammars, NoGrammars
@@ -49,9 +50,10 @@ class Engine:
         max_burst_s: float = 0.01,
         max_step_s: float = 0.0,
         clock: Callable[[], float] = time.monotonic,
+        read_adapter: Read | None = None,
     ) -> None:
         """`max_burst_s`: the longest step in which sequences get several tokens. `max_step_s`: the longest step with
-        prompts beside decodes; 0 for no limit."""
+        prompts beside decodes; 0 for no limit. `read_adapter` reads an adapter's folder; None where there are none."""
         if lookahead < 0:
             raise ValueError(f"lookahead is {lookahead}; it must be at least 0")
         scheduler.limits.refuse_what_cannot_fit(PROBE)  # it must be there when it is needed
@@ -65,6 +67,7 @@ class Engine:
         self.num_shrinks = 0  # after the device had run out of memory
         self._lookahead = lookahead
         self._steps = StepPipeline(executor, clock)
+        self.adapters = Adapters(scheduler.adapters, lambda: self.executor, read_adapter)
         if scheduler.limits.max_burst > 1:
             self.observe(BurstLimit(scheduler, max_burst_s))
         if scheduler.limits.max_guesses:
@@ -206,6 +209,7 @@ class Engine:
 
     def _forget(self, request_id: int) -> None:
         self._samples_left.pop(request_id, None)
+        self.adapters.drop_unused()
         self._masks.forget(request_id)
         self._isolation.request_ended(request_id)
 

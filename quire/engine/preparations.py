@@ -1,4 +1,4 @@
-"""Requests that wait for their grammars."""
+"""Requests that wait for their grammars or adapters."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,14 +10,18 @@ from quire.ipc.messages import Submit
 
 
 class Prepared(NamedTuple):
-    """The grammar of a request is compiled."""
+    """The grammar of a request is compiled, or its adapter is read."""
 
     submit: Submit
     sent_s: float
+    needs_grammar: bool = False  # which was not begun
 
 
 class Preparations:
-    """Requests whose grammars are being compiled. Deadlines count from their arrival. Owned by the engine thread."""
+    """Requests whose grammars are being compiled, or whose adapters are being read.
+
+    Deadlines count from their arrival. Owned by the engine thread.
+    """
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
@@ -30,9 +34,10 @@ class Preparations:
     def __contains__(self, request_id: int) -> bool:
         return request_id in self._waiting
 
-    def begin(self, submit: Submit) -> None:
-        self._waiting[submit.request.request_id] = submit, self._clock() - submit.waited_s
-        self._deadlines.add(submit.request, submit.waited_s)
+    def begin(self, submit: Submit, waited_s: float) -> None:
+        """`waited_s`: since its arrival."""
+        self._waiting[submit.request.request_id] = submit, self._clock() - waited_s
+        self._deadlines.add(submit.request, waited_s)
 
     def waited_s(self, submit: Submit) -> float | None:
         """Time since the arrival of `submit`; None if it does not wait any more. Another request may have its id."""
@@ -56,6 +61,6 @@ class Preparations:
             request_id, which = due
             request = self._waiting[request_id][0].request
             limit = time_limit(request.timeout_s) if which is Deadline.END else queue_limit(request.queue_timeout_s)
-            error = DeadlineExceeded(f"{limit} passed before the request's grammar was compiled")
+            error = DeadlineExceeded(f"{limit} passed before the request's grammar was compiled or its adapter read")
             failures.setdefault(request_id, Failure(request_id, error))
         return list(failures.values())

@@ -35,7 +35,6 @@ from quire.models.adapters import put, structure
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.ops.kernels import kernels_for
-from quire.ops.quantized import QuantizedWeight
 from quire.request import num_mask_words
 from quire.sharding import put as put_on_devices
 
@@ -65,7 +64,7 @@ class Compiler:
         # Flat, because every call walks its arguments.
         self.weights = tuple(jax.tree.leaves(weights))
         self.head = tuple(jax.tree.leaves(head_weights(weights)))
-        self.adapters = adapter_structure(model, shapes, weights, mesh)
+        self.adapters = _adapter_structure(model, shapes, mesh)
         self._structure = jax.tree.structure(Weights(weights, self.adapters))
         self._head_structure = jax.tree.structure(head_weights(weights))
         dtype = jax.tree.leaves(weights["norm"])[0].dtype  # never quantised
@@ -174,15 +173,11 @@ class Compiler:
         return lowered.compile({**(cpu_options() if jax.default_backend() == "cpu" else {}), **(options or {})})
 
 
-def adapter_structure(model: Model, shapes: Shapes, weights: ParamTree, mesh: Mesh | None) -> list[Any] | None:
-    """The stacks of adapters, if there are any. Beside quantised weights they are bfloat16, of which a step reads half
-    as much as of float32: an adapter is a small part of what it is added to, and is more precise than that."""
+def _adapter_structure(model: Model, shapes: Shapes, mesh: Mesh | None) -> list[Any] | None:
+    """The stacks of adapters, if there are any."""
     if not shapes.adapters.slots:
         return None
-    matrices = jax.tree.leaves(weights["layers"], is_leaf=lambda one: isinstance(one, QuantizedWeight))
-    is_quantized = any(isinstance(one, QuantizedWeight) for one in matrices)
-    dtype = jnp.bfloat16 if is_quantized else jax.tree.leaves(weights["norm"])[0].dtype
-    return structure(model, shapes.adapters, dtype, mesh)
+    return structure(model, shapes.adapters, mesh)
 
 
 @cache

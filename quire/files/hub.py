@@ -103,6 +103,18 @@ def fetch_repository(
     return Path(folder, files[0]) if files else Path(folder)
 
 
+def fetch_adapter(
+    repository: str, *, revision: str | None, token: str | None, offline: bool, cache_dir: Path | None
+) -> Path:
+    """The folder of an adapter in the client's cache, or ModelUnavailable with what to do about it."""
+    from huggingface_hub import snapshot_download
+
+    with _errors_with_remedies(repository, revision, offline):
+        where: dict[str, Any] = {"revision": revision, "token": token, "cache_dir": cache_dir}
+        names = ["adapter_config.json", "adapter_model.safetensors"]
+        return Path(snapshot_download(repository, **where, local_files_only=offline, allow_patterns=names))
+
+
 def _wanted(repository: str, revision: str | None) -> str:
     return f"{repository}@{revision}" if revision else repository
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from quire.errors import InvalidAdapter, InvalidCheckpoint, listed, shown
+from quire.cache_folder import cache_folder
+from quire.errors import InvalidAdapter, InvalidCheckpoint, ModelUnavailable, listed, shown
+from quire.files.hub import fetch_adapter, parse_repository
 from quire.files.json_file import read_json
 from quire.files.safetensors_source import SafetensorsSource
 
@@ -56,6 +58,20 @@ class PeftAdapter:
     @property
     def rank(self) -> int:
         return max(change.rank for change in self.modules.values())
+
+
+def locate_adapter(
+    place: str, *, token: str | None = None, offline: bool = False, cache_dir: Path | None = None
+) -> Path:
+    """The folder of an adapter: `place` is one, or `org/name[@revision]` on the hub."""
+    folder = Path(place).expanduser()
+    if folder.is_dir():
+        return folder
+    repository = parse_repository(place)
+    if repository is None or repository.gguf is not None or "/" not in repository.id:
+        raise ModelUnavailable(f"{shown(place)}: no such folder, and no repository on the hub either")
+    hub = None if cache_dir is None else cache_folder(cache_dir) / "hub"
+    return fetch_adapter(repository.id, revision=repository.revision, token=token, offline=offline, cache_dir=hub)
 
 
 def open_adapter(folder: str | Path) -> PeftAdapter:

@@ -83,8 +83,44 @@ class AllResumed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     over, or another engine has them."""
 
 
-Command = Submit | Abort | AllResumed
-Event = Progress | Failed | Started | Account | StepTrace
+class LoadAdapter(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Load an adapter from a folder under a name. Answered by `AdapterDone` with the same number."""
+
+    number: int
+    name: str
+    path: str
+
+
+class UnloadAdapter(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """Refuse requests for an adapter from now on. Answered by `AdapterDone`."""
+
+    number: int
+    name: str
+
+
+class SyncAdapters(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """The adapters that a front end knows of, sent to an engine before requests: one that starts has those of its
+    settings alone."""
+
+    version: int
+    folders: dict[str, str]
+
+
+class AdapterDone(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    number: int
+    kind: str | None = None  # of the error, if there was one
+    message: str = ""
+
+
+class AdapterTable(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """All adapters of an engine. Sent to a front end that connects, and to all of them after a change."""
+
+    version: int
+    folders: dict[str, str]  # by name
+
+
+Command = Submit | Abort | AllResumed | LoadAdapter | UnloadAdapter | SyncAdapters
+Event = Progress | Failed | Started | Account | StepTrace | AdapterDone | AdapterTable
 
 
 class Described(msgspec.Struct, frozen=True, tag=True, array_like=True):

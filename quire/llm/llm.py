@@ -2,10 +2,11 @@
 
 import logging
 import secrets
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from itertools import count
+from pathlib import Path
 from typing import Any
 
 from quire.config import Config
@@ -16,6 +17,7 @@ from quire.files import Progress, progress_bar, share_bar, silent
 from quire.grammar.answers import AnswerRules
 from quire.grammar.checking import GrammarChecking
 from quire.grammar.lark import mark_tokens
+from quire.llm.adapters import as_setting
 from quire.llm.completion import Answer, Completion, Delta
 from quire.llm.engine_stepper import EngineStepper
 from quire.llm.prompts import Prompt, as_batch, as_ids, for_each, is_chat
@@ -40,9 +42,19 @@ class LLM:
     An interrupt (Ctrl-C) ends every answer under way and empties the prefix cache; the object can be used again.
     """
 
-    def __init__(self, model: str | Config = "default", *, progress: bool = True, **settings: Any) -> None:
+    def __init__(
+        self,
+        model: str | Config = "default",
+        *,
+        adapters: Mapping[str, str | Path] | None = None,
+        progress: bool = True,
+        **settings: Any,
+    ) -> None:
+        """`adapters`: folders of LoRA adapters, by the names that `generate` knows them by."""
         self._files_bar: Progress = progress_bar if progress else silent
         self._share_bar: Progress = share_bar if progress else silent
+        if adapters:
+            settings["lora_adapters"] = as_setting(adapters)
         config = replace(model, **settings) if isinstance(model, Config) else Config(model=model, **settings)
         self.deployment = plan_deployment(config, self._files_bar)
         self.tokenizer: Tokenizer | None = None
@@ -91,22 +103,23 @@ class LLM:
         ignore_end: bool = False,
         prompt_logprobs: int | None = None,
         grammar: Grammar | None = None,
+        adapter: str | Sequence[str | None] | None = None,
         progress: bool | None = None,
     ) -> list[Completion]:
         """Completions of all prompts, n for each, in order.
 
         A prompt is a text, a list of token ids, or a chat (a list of messages); `prompts` is one or a list of them.
-        `sampling` and `max_tokens` are for all prompts or a list with one for each; None takes what the model's files
-        ask for, and as many tokens as fit. An answer also ends where prompt and answer reach the longest sequence
-        there can be. A seed gives the same answers again, on a GPU only among the same prompts; None draws one for each
-        prompt. A `grammar` is what every answer follows: `json_schema({...})` or `regex("...")`; in chats with a model
-        that thinks, after its thinking.
+        `sampling`, `max_tokens` and `adapter` are for all prompts or a list with one for each; None takes what the
+        model's files ask for, as many tokens as fit, and no adapter. An answer also ends where prompt and answer reach
+        the longest sequence there can be. A seed gives the same answers again, on a GPU only among the same prompts;
+        None draws one for each prompt. A `grammar` is what every answer follows: `json_schema({...})` or
+        `regex("...")`; in chats with a model that thinks, after its thinking.
 
         A prompt that cannot be completed does not stop the others: its completions carry the `error`, and it is logged.
         """
         batch = as_batch(prompts)
         fields = {"min_tokens": min_tokens, "ignore_end": ignore_end, "prompt_logprobs": prompt_logprobs}
-        items = self._items(batch, sampling, max_tokens, stop, stop_ids, n, seed, grammar, fields)
+        items = self._items(batch, sampling, max_tokens, stop, stop_ids, n, seed, grammar, adapter, fields)
         show = self._share_bar if progress is None else (share_bar if progress else silent)
         done, total = 0, n * len(items)
         with self._stepper.reserved():
@@ -130,6 +143,7 @@ class LLM:
         seed: int | None = None,
         ignore_end: bool = False,
         grammar: Grammar | None = None,
+        adapter: str | Sequence[str | None] | None = None,
     ) -> Iterator[Delta]:
         """The same, piece by piece. Leaving or closing the iterator ends what is not done.
 
@@ -137,7 +151,7 @@ class LLM:
         """
         batch = as_batch(prompts)
         fields = {"min_tokens": min_tokens, "ignore_end": ignore_end}
-        items = self._items(batch, sampling, max_tokens, stop, stop_ids, n, seed, grammar, fields)
+        items = self._items(batch, sampling, max_tokens, stop, stop_ids, n, seed, grammar, adapter, fields)
         return self._stream(items)
 
     def encode(self, prompt: Prompt) -> tuple[int, ...]:
@@ -193,6 +207,7 @@ class LLM:
         n: int,
         seed: int | None,
         grammar: Grammar | None,
+        adapter: str | Sequence[str | None] | None,
         fields: dict[str, Any],
     ) -> list[BatchItem]:
         """Raises errors that concern all prompts; an error of one prompt becomes its own. `fields` are a request's."""
@@ -206,7 +221,8 @@ class LLM:
         items = []
         samplings = for_each("sampling", sampling, len(prompts))
         limits = for_each("max_tokens", max_tokens, len(prompts))
-        for prompt, chosen, limit in zip(prompts, samplings, limits, strict=True):
+        names: list[str | None] = for_each("adapter", adapter, len(prompts))
+        for prompt, chosen, limit, name in zip(prompts, samplings, limits, names, strict=True):
             ids: tuple[int, ...] = ()
             form, request, error = PLAIN, None, None
             try:
@@ -223,6 +239,7 @@ class LLM:
                     end_ids=self.deployment.files.eos_token_ids,
                     stop_ids=tuple(stop_ids),
                     grammar=self._after_thinking(grammar, form),
+                    adapter=name,
                     **fields,
                 )
             except QuireError as refusal:

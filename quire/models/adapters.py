@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from quire.errors import InvalidAdapter, listed
-from quire.files.peft import LowRank, PeftAdapter
+from quire.files.peft import LowRank, PeftAdapter, open_adapter
 from quire.models.model import Model
 from quire.models.params import Array, Param, ParamTree
 from quire.ops.adapters import AdaptedWeight, AdapterProduct, AdapterStack, Runs, runs_of
@@ -25,10 +25,15 @@ _FLOATS = ("float32", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class AdapterSizes:
-    """`slots` adapters are on the device together, of at most `rank`. 0 slots: there are none at all."""
+    """`slots` adapters are on the device together, of at most `rank`. 0 slots: there are none at all.
+
+    Beside quantised weights they are bfloat16, of which a step reads half as much as of float32: an adapter is a small
+    part of what it is added to, and then still more precise than that.
+    """
 
     slots: int = 0
     rank: int = 0
+    dtype: str = "float32"
 
 
 def adapted_layers(model: Model) -> list[ParamTree]:
@@ -41,12 +46,14 @@ def _adapted(tree: ParamTree) -> ParamTree:
     return {name: part for name, part in found.items() if not isinstance(part, Param) or part.num_contracted}
 
 
-def structure(model: Model, sizes: AdapterSizes, dtype: Any, mesh: Mesh | None) -> list[Any]:
+def structure(model: Model, sizes: AdapterSizes, mesh: Mesh | None) -> list[Any]:
     """By layer, a stack for each param: shapes, dtypes and places."""
 
     def array(shape: tuple[int, ...], axes: tuple[str | None, ...], dtype: Any) -> jax.ShapeDtypeStruct:
         where = None if mesh is None else sharding(shape, axes, mesh)
         return jax.ShapeDtypeStruct(shape, dtype, sharding=where)  # type: ignore[no-untyped-call]
+
+    dtype = jnp.dtype(sizes.dtype)
 
     def stack(param: Param) -> AdapterStack:
         at, slots, rank = len(param.shape) - param.num_contracted, sizes.slots, sizes.rank
@@ -60,14 +67,14 @@ def structure(model: Model, sizes: AdapterSizes, dtype: Any, mesh: Mesh | None) 
     return _map(stack, adapted_layers(model))
 
 
-def num_bytes(stacks: list[Any]) -> int:
-    """Bytes of the stacks on one device."""
+def num_bytes(model: Model, sizes: AdapterSizes, mesh: Mesh | None) -> int:
+    """Bytes of all adapter slots on one device."""
 
     def of_one(array: jax.ShapeDtypeStruct) -> int:
         shape = array.shape if array.sharding is None else array.sharding.shard_shape(array.shape)
         return int(prod(shape) * array.dtype.itemsize)
 
-    return sum(of_one(array) for array in jax.tree.leaves(stacks))
+    return sum(of_one(array) for array in jax.tree.leaves(structure(model, sizes, mesh)))
 
 
 def empty(stacks: list[Any]) -> list[Any]:
@@ -121,6 +128,18 @@ def host_adapter(model: Model, adapter: PeftAdapter, rank: int, dtype: Any) -> l
     if not all(np.isfinite(np.asarray(array, np.float32)).all() for array in jax.tree.leaves(made)):
         raise InvalidAdapter(f"{adapter.folder}: it has numbers that are not finite in {jnp.dtype(dtype).name}")
     return made
+
+
+@dataclass(frozen=True)
+class AdapterReader:
+    """Reads the adapters of a model from their folders. Any thread may call it."""
+
+    model: Model
+    rank: int
+    dtype: Any
+
+    def __call__(self, folder: str) -> list[Any]:
+        return host_adapter(self.model, open_adapter(folder), self.rank, self.dtype)
 
 
 def check_adapter(model: Model, adapter: PeftAdapter) -> None:

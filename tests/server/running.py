@@ -3,13 +3,15 @@
 import asyncio
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import uvicorn
 
 from quire.core.scheduler import Scheduler
 from quire.engine.driver import Driver
 from quire.engine.engine import Engine
+from quire.errors import InvalidAdapter
 from quire.grammar.matcher import Grammars
 from quire.request import Request, SamplingParams
 from quire.server.http.app import make_app
@@ -24,7 +26,11 @@ from tests.server.vocabulary import served_model
 
 
 def new_driver(
-    before_result: Callable[..., None] | None = None, grammars: Grammars | None = None, **changes: object
+    before_result: Callable[..., None] | None = None,
+    grammars: Grammars | None = None,
+    adapters: Mapping[str, Path] | None = None,
+    adapter_folder: Path | None = None,
+    **changes: object,
 ) -> Driver:
     wanted = {"num_pages": 3000, "max_batch_size": 16, "max_sequence_tokens": 512, "max_step_tokens": 600,
               "max_batch_prefill_tokens": 512}  # fmt: skip
@@ -37,7 +43,18 @@ def new_driver(
         before_result,
         guess_percent=80 if chosen.max_guesses else None,
     )
-    return Driver(Engine(Scheduler(chosen, time.monotonic), executor, grammars=grammars))
+    engine = Engine(Scheduler(chosen, time.monotonic), executor, grammars=grammars, read_adapter=read_adapter)
+    engine.adapters.root = adapter_folder
+    for name, folder in (adapters or {}).items():
+        engine.adapters.load(name, str(folder))
+    return Driver(engine)
+
+
+def read_adapter(folder: str) -> str:
+    """As far as an executor without numbers needs it."""
+    if not Path(folder, "adapter_config.json").is_file():
+        raise InvalidAdapter(f"{folder}: there is no adapter_config.json")
+    return folder
 
 
 class RunningServer:
@@ -51,11 +68,13 @@ class RunningServer:
         before_result: Callable[..., None] | None = None,
         connection: type[Connection] = Connection,
         loop_factory: Callable[[], asyncio.AbstractEventLoop] = asyncio.new_event_loop,
+        adapters: Mapping[str, Path] | None = None,
+        adapter_folder: Path | None = None,
         **limit_changes: object,
     ) -> None:
         self.model = model or served_model()
         grammars = Grammars(lambda: self.model.tokenizer, self.model.end_ids, VOCABULARY)
-        self.driver = new_driver(before_result, grammars, **limit_changes)
+        self.driver = new_driver(before_result, grammars, adapters, adapter_folder, **limit_changes)
         self._settings = settings or ServerSettings()
         self._connection = connection
         self._started = threading.Event()
@@ -100,10 +119,10 @@ class RunningServer:
             assert time.monotonic() < until, "it did not come true in time"
             time.sleep(0.005)
 
-    def expected(self, prompt: list[int], max_tokens: int, **fields: object) -> list[int]:
-        """What greedy sampling gives, worked out by hand."""
+    def expected(self, prompt: list[int], max_tokens: int, number: int = 0, **fields: object) -> list[int]:
+        """What greedy sampling gives, worked out by hand. `number` is that of the adapter."""
         asked = Request(0, tuple(prompt), max_tokens, SamplingParams(temperature=0), **fields)  # type: ignore[arg-type]
-        return expected_tokens(asked)
+        return expected_tokens(asked, adapter=number)
 
-    def expected_text(self, prompt: list[int], max_tokens: int) -> str:
-        return self.model.tokenizer.decode(self.expected(prompt, max_tokens))
+    def expected_text(self, prompt: list[int], max_tokens: int, number: int = 0) -> str:
+        return self.model.tokenizer.decode(self.expected(prompt, max_tokens, number))

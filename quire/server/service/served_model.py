@@ -1,10 +1,10 @@
 """The model of the server: its text, its name and its limits."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
-from quire.errors import InvalidRequest, ModelNotFound, PromptTooLong, invalid, shown
+from quire.errors import InvalidRequest, ModelNotFound, PromptTooLong, invalid, listed, shown
 from quire.files.generation_defaults import GenerationDefaults
 from quire.text.chat import ChatTemplates
 from quire.text.tokenizer import Tokenizer
@@ -25,6 +25,7 @@ class ServedModel:
     max_total_tokens: int
     max_input_tokens: int
     created: int = 0  # seconds since 1970
+    adapters: dict[str, str] = field(default_factory=dict)  # folders by name; changes as adapters come and go
 
     @cached_property
     def known_as(self) -> frozenset[str]:
@@ -32,11 +33,23 @@ class ServedModel:
 
     def check_name(self, name: str | None) -> None:
         """Refuse the name of another model."""
-        if name is not None and name not in self.known_as:
-            raise self.not_found(name)
+        self.adapter_of(name)
 
-    def not_found(self, name: str) -> InvalidRequest:
-        return invalid("model", f"{shown(name)} does not exist; this server has {self.name!r}", ModelNotFound)
+    def adapter_of(self, name: str | None, field: str = "model") -> str | None:
+        """The adapter of that name; None where it is one of the model itself. Other names are refused."""
+        if name is None or name in self.known_as:
+            return None
+        if name not in self.adapters:
+            raise self.not_found(name, field)
+        return name
+
+    def name_in_answers(self, name: str | None) -> str:
+        """For a request that names the model so."""
+        return self.adapter_of(name) or self.name
+
+    def not_found(self, name: str, field: str = "model") -> InvalidRequest:
+        adapters = f", and the adapters {listed(sorted(self.adapters))}" if self.adapters else ""
+        return invalid(field, f"{shown(name)} does not exist; this server has {self.name!r}{adapters}", ModelNotFound)
 
     @property
     def _context_length(self) -> str:

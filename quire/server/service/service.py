@@ -8,9 +8,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from quire.errors import DeadlineExceeded, EngineFailed, Overloaded, QuireError, RequestFailed, invalid, time_limit
+from quire.errors import DeadlineExceeded, EngineFailed, Overloaded, error_of, invalid, time_limit
 from quire.ipc.messages import (
     Account,
+    AdapterDone,
+    AdapterTable,
     Counts,
     Event,
     Failed,
@@ -30,6 +32,7 @@ from quire.server.observe.metrics import Metrics
 from quire.server.observe.refusal_log import RefusalLog
 from quire.server.offload import Offload
 from quire.server.rate_limits import RateLimits
+from quire.server.service.adapters import ServedAdapters
 from quire.server.service.arrival import Arrival
 from quire.server.service.engines import Engines, Port
 from quire.server.service.generation_spec import GenerationSpec
@@ -71,6 +74,7 @@ class Service:
         self.is_draining = False
         self.is_permanently_down = False  # only a restart of the server brings an engine back
         self.engines = Engines(settings)
+        self.adapters = ServedAdapters(model)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.platform = "unknown"
         # An eighth: places kept for retries stay unused in the engine meanwhile.
@@ -117,10 +121,12 @@ class Service:
         `cache_tokens`: room in the engine's prefix cache. Returns how many requests go on there.
         """
         self._loop = asyncio.get_running_loop()
+        self.adapters.greet(port)
         return self.engines.connect(port, engine, cache_tokens)
 
     def lose(self, reason: str, engine: int = 0) -> tuple[int, int]:
         """An engine is gone. Returns how many of its requests go on elsewhere at once, and how many wait."""
+        self.adapters.lose(reason)
         return self.engines.lose(engine, reason)
 
     def expire(self) -> None:
@@ -165,7 +171,7 @@ class Service:
                 found = None if failed is None else prompts.get(message.request_id)
                 if failed is not None and found is not None:
                     self.engines.release(message.request_id)
-                    found[1].fail(error_of(failed))
+                    found[1].fail(error_of(failed.kind, failed.message, failed.retry_after_s))
             elif isinstance(message, Started):
                 found = prompts.get(message.request_id)
                 if found is not None:
@@ -182,6 +188,10 @@ class Service:
                 self.engines[engine].others = message.counts
             elif isinstance(message, PromptBlocks):
                 self.engines.sent_by_another(engine, message.blocks)
+            elif isinstance(message, AdapterTable):
+                self.adapters.on_table(message)
+            elif isinstance(message, AdapterDone):
+                self.adapters.on_done(message)
         if has_tokens:  # by step: by token it would cost as much as it measures
             self.metrics.detokenizing.observe(time.monotonic() - now)
         observe, metered = self.metrics.inter_token.observe, self.limits.metered
@@ -318,16 +328,3 @@ class Service:
         except TimeoutError:
             for stream in list(self._streams):
                 stream.fail(EngineFailed(f"the server shut down; {within_s:g} s were given to finish"))
-
-
-def error_of(failed: Failed) -> QuireError:
-    """The error that a message reports, with its type."""
-    error_type = _ERROR_TYPES.get(failed.kind, RequestFailed)
-    return error_type(failed.message, failed.retry_after_s)
-
-
-def _with_subtypes(error_type: type[QuireError]) -> list[type[QuireError]]:
-    return [error_type, *(found for sub in error_type.__subclasses__() for found in _with_subtypes(sub))]
-
-
-_ERROR_TYPES = {error_type.kind: error_type for error_type in _with_subtypes(QuireError)}

@@ -37,7 +37,7 @@ def _parse(service: Service, dialect: Dialect, arrival: Arrival, raw: dict[str, 
         translation.unknown.refuse()
     unknown += translation.unknown.names
     prepared = prepare_chat(service, dialect, arrival, translation.chat, unknown, translation.own_name)
-    encoder = MessageEncoder(fields, prepared.form, model.name)
+    encoder = MessageEncoder(fields, prepared.form, model.name_in_answers(fields.model))
     return Job(
         specs=[_within_limits(prepared.spec, fields.max_tokens, model)],
         body=encoder.body,

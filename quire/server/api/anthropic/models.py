@@ -13,23 +13,24 @@ from quire.server.service.service import Service
 
 
 async def list_models(service: Service, request: Request) -> Response:
-    name = service.model.name
-    return _json({"data": [_card(service)], "has_more": False, "first_id": name, "last_id": name})
+    names = [service.model.name, *sorted(service.model.adapters)]
+    cards = [_card(service, name) for name in names]
+    return _json({"data": cards, "has_more": False, "first_id": names[0], "last_id": names[-1]})
 
 
 async def get_model(service: Service, request: Request) -> Response:
     name = request.path_params["model"]
-    if name != service.model.name:  # none of the names that stand for any model
+    if name != service.model.name and name not in service.model.adapters:  # none of the names that stand for any model
         return ANTHROPIC.error_response(service.model.not_found(name))  # the route itself is OpenAI's
-    return _json(_card(service))
+    return _json(_card(service, name))
 
 
-def _card(service: Service) -> AnthropicModel:
+def _card(service: Service, name: str) -> AnthropicModel:
     model = service.model
     return {
         "type": "model",
-        "id": model.name,
-        "display_name": model.name,
+        "id": name,
+        "display_name": name,
         "created_at": datetime.fromtimestamp(model.created, UTC).isoformat().replace("+00:00", "Z"),
         "lifecycle": "active",
         "max_input_tokens": model.max_input_tokens,

@@ -30,7 +30,7 @@ class ChatEncoder:
         self._fields = fields
         self._form = form
         self._dialect = dialect
-        self._envelope = Envelope("chatcmpl", dialect, model.name, fields)
+        self._envelope = Envelope("chatcmpl", dialect, model.name_in_answers(fields.model), fields)
 
     def events(self, stream: Stream) -> "ChatEvents":
         if self._form.is_plain:

@@ -27,7 +27,7 @@ class CompletionEncoder:
         self.n = n
         self._tokenizer = model.tokenizer
         self._dialect = dialect
-        self.envelope = Envelope("cmpl", dialect, model.name, fields)
+        self.envelope = Envelope("cmpl", dialect, model.name_in_answers(fields.model), fields)
 
     def events(self, stream: Stream) -> "CompletionEvents":
         return CompletionEvents(stream, self)

@@ -9,21 +9,26 @@ from quire.server.service.service import Service
 
 
 async def list_models(service: Service, request: Request) -> Response:
-    return _json({"object": "list", "data": [_card(service, request)]})
+    names = [service.model.name, *sorted(service.model.adapters)]
+    return _json({"object": "list", "data": [_card(service, request, name) for name in names]})
 
 
 async def get_model(service: Service, request: Request) -> Response:
     name = request.path_params["model"]
-    if name != service.model.name:  # none of the names that stand for any model
-        raise service.model.not_found(name)
-    return _json(_card(service, request))
+    model = service.model
+    if name != model.name and name not in model.adapters:  # none of the names that stand for any model
+        raise model.not_found(name)
+    return _json(_card(service, request, name))
 
 
-def _card(service: Service, request: Request) -> ModelCard:
+def _card(service: Service, request: Request, name: str) -> ModelCard:
+    """Of the model, or of an adapter: its parent is the model, its root the folder of its files."""
     model, dialect = service.model, request.scope["route"].dialect
-    card: ModelCard = {"id": model.name, "object": "model", "created": 0, "owned_by": model.name}
+    card: ModelCard = {"id": name, "object": "model", "created": 0, "owned_by": model.name}
     if dialect.has_details:
         card |= {"created": model.created, "max_model_len": model.max_total_tokens}
+    if name != model.name:
+        card |= {"parent": model.name, "root": model.adapters.get(name, name)}
     return card
 
 

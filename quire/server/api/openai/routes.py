@@ -4,6 +4,7 @@ from functools import partial
 from typing import Any
 
 from quire.server.api.openai import responses
+from quire.server.api.openai.adapters import LoadAdapterRequest, UnloadAdapterRequest, load_adapter, unload_adapter
 from quire.server.api.openai.chat import chat_completions
 from quire.server.api.openai.completions import completions
 from quire.server.api.openai.dialect import OPENAI
@@ -40,7 +41,11 @@ _MESSAGE = {
 }
 MESSAGES = ("messages", {"items": _MESSAGE})
 
+_LOAD_EXAMPLE = '{"lora_name": "style", "lora_path": "adapters/style"}'
+_UNLOAD_EXAMPLE = '{"lora_name": "style"}'
+
 _get = partial(Route, "GET", dialect=OPENAI)
+_adapters = partial(Route, "POST", dialect=OPENAI, media_type="text/plain", answer=(str,))
 _generate = partial(Route, "POST", dialect=OPENAI, generates=True)
 ROUTES = (
     _generate(
@@ -52,6 +57,8 @@ ROUTES = (
         events=(responses.ChatCompletionChunk, responses.OpenAIError), example=CHAT_EXAMPLE,
         open_fields=(MESSAGES,),
     ),
+    _adapters("/v1/load_lora_adapter", load_adapter, body=(LoadAdapterRequest,), example=_LOAD_EXAMPLE),
+    _adapters("/v1/unload_lora_adapter", unload_adapter, body=(UnloadAdapterRequest,), example=_UNLOAD_EXAMPLE),
     _get("/v1/models", list_models, answer=(responses.ModelList,), is_open=True),
     _get("/v1/models/{model}", get_model, answer=(responses.ModelCard,)),
 )  # fmt: skip

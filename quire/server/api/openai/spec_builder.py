@@ -34,7 +34,7 @@ class SpecBuilder:
         prompt_logprobs: int | None = None,
         limit_field: str = "max_tokens",
     ) -> None:
-        model.check_name(fields.model)
+        self._adapter = model.adapter_of(fields.model)
         self._fields = fields
         self._prompt_field = "messages" if isinstance(fields, ChatRequest) else "prompt"
         self._model = model
@@ -87,6 +87,7 @@ class SpecBuilder:
                 priority=fields.priority or 0,
                 salt=fields.cache_salt or "",
                 prompt_logprobs=self._prompt_logprobs,
+                adapter=self._adapter,
             ),
             stop=self._stop,
             include_stop=bool(fields.include_stop_str_in_output) or dialect.includes_stop,

@@ -145,7 +145,7 @@ class ResponseEncoder:
             "max_output_tokens": fields.max_output_tokens,
             "max_tool_calls": fields.max_tool_calls,
             "metadata": fields.metadata or {},
-            "model": model.name,
+            "model": model.name_in_answers(fields.model),
             "parallel_tool_calls": fields.parallel_tool_calls is not False,
             "previous_response_id": fields.previous_response_id,
             "prompt_cache_key": fields.prompt_cache_key,

@@ -66,8 +66,11 @@ async def model_ready(service: Service, request: Request) -> Response:
 
 async def infer(service: Service, request: Request) -> Response:
     """One answer for each input, under the name of the output in the same place."""
-    _model(service, request)
+    name, _ = _model(service, request)
     body = await read_json(service, request)
+    adapter, parameters = service.model.adapter_of(name), body.raw.get("parameters")
+    if adapter is not None and isinstance(parameters, dict | None):
+        body.raw["parameters"] = {"adapter_id": adapter, **(parameters or {})}
     return await answer(service, request, body, _parse, request.scope["route"].dialect, name="infer")
 
 

@@ -93,6 +93,7 @@ def generation_spec(
             seed=seed_of(parameters.seed),
             samples=parameters.best_of or 1,
             end_ids=model.end_ids,
+            adapter=model.adapter_of(parameters.adapter_id, "adapter_id"),
             prompt_logprobs=0 if parameters.decoder_input_details and scores_prompt else None,
         ),
         stop=tuple(parameters.stop or ()),

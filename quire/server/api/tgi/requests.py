@@ -34,6 +34,7 @@ class Parameters(msgspec.Struct, kw_only=True):
     seed: int | None = None
     top_n_tokens: int | None = None
     grammar: dict[str, Any] | None = None
+    adapter_id: str | None = None  # the name of an adapter
 
 
 class TokenizeRequest(msgspec.Struct, kw_only=True):
@@ -45,5 +46,4 @@ class TokenizeRequest(msgspec.Struct, kw_only=True):
 
 PARAMETER_REFUSALS = {
     "watermark": Refusal("watermarking is not supported", (False,)),
-    "adapter_id": Refusal("adapters are not supported"),
 }

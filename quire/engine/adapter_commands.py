@@ -1,0 +1,75 @@
+"""Commands of front ends about adapters."""
+
+import logging
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any, NamedTuple
+
+from quire.engine.adapters import Adapters
+from quire.engine.port import Port
+from quire.errors import InvalidAdapter, QuireError, reason_of
+from quire.ipc.messages import AdapterDone, AdapterTable, LoadAdapter, SyncAdapters, UnloadAdapter
+
+log = logging.getLogger(__name__)
+
+AdapterCommand = LoadAdapter | UnloadAdapter | SyncAdapters
+
+
+class AdapterRead(NamedTuple):
+    """The files of an adapter were read, or could not be."""
+
+    number: int  # of the command; 0: none waits for an answer
+    name: str
+    folder: str
+    read: "Future[Any]"
+
+
+class AdapterCommands:
+    """Loads and unloads adapters, and tells all front ends what there is. Owned by the engine thread."""
+
+    def __init__(self, adapters: Adapters, post: Callable[[Port, AdapterRead], None]) -> None:
+        """`post` is called by another thread when an adapter was read."""
+        self._adapters = adapters
+        self._post = post
+
+    def table(self) -> AdapterTable:
+        return AdapterTable(self._adapters.version, dict(self._adapters.folders))
+
+    def obey(self, port: Port, command: AdapterCommand | AdapterRead) -> AdapterDone | None:
+        """The answer to a command, unless that comes later."""
+        if isinstance(command, SyncAdapters):
+            self._sync(port, command)
+            return None
+        try:
+            if isinstance(command, LoadAdapter):
+                folder = self._adapters.allowed(command.path)
+                self._begin(port, command.number, command.name, folder)
+                return None
+            if isinstance(command, UnloadAdapter):
+                self._adapters.allowed()
+                self._adapters.unload(command.name)
+            else:
+                self._adapters.end_load(command.name, command.folder, command.read)
+        except QuireError as error:
+            log.warning("adapter %s: %s", command.name, error)
+            return AdapterDone(command.number, error.kind, error.message)
+        except Exception as error:  # while files were read
+            log.exception("adapter %s cannot be loaded", command.name)
+            return AdapterDone(command.number, InvalidAdapter.kind, f"{command.name}: {reason_of(error)}")
+        return AdapterDone(command.number)
+
+    def _sync(self, port: Port, command: SyncAdapters) -> None:
+        """Have what another engine had, if that is newer."""
+        adapters = self._adapters
+        if command.version <= adapters.version:
+            return
+        for name in adapters.folders.keys() - command.folders.keys():
+            adapters.unload(name)
+        for name, folder in command.folders.items():
+            if adapters.folders.get(name) != folder:
+                self._begin(port, 0, name, folder)
+        adapters.version = command.version
+
+    def _begin(self, port: Port, number: int, name: str, folder: str) -> None:
+        reading = self._adapters.begin_load(name, folder)
+        reading.add_done_callback(lambda read: self._post(port, AdapterRead(number, name, folder, read)))

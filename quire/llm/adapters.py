@@ -1,0 +1,14 @@
+"""Adapters of a model in this process."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+from quire.errors import InvalidSetting
+
+
+def as_setting(adapters: Mapping[str, str | Path]) -> tuple[str, ...]:
+    """The value of the setting `lora_adapters`, which separates adapters by commas."""
+    for name, folder in adapters.items():
+        if "," in f"{name}{folder}" or "=" in name:
+            raise InvalidSetting(f"adapters has {name!r}: {str(folder)!r}; a comma, or = in a name, cannot be in it")
+    return tuple(f"{name}={folder}" for name, folder in adapters.items())

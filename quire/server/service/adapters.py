@@ -1,0 +1,91 @@
+"""The adapters of the engines as one HTTP worker knows them, and their loading by clients."""
+
+import asyncio
+from collections.abc import Callable, Iterable
+from itertools import count
+
+from quire.errors import EngineFailed, error_of, invalid
+from quire.ipc.messages import AdapterDone, AdapterTable, Command, LoadAdapter, SyncAdapters, UnloadAdapter
+from quire.server.service.engines import Port, RemoteEngine
+from quire.server.service.served_model import ServedModel
+
+
+class ServedAdapters:
+    """Keeps `ServedModel.adapters` as the engines have them.
+
+    Every change is made by all engines, which tell all workers. An engine that starts later is told the table that this
+    worker has; of the tables of several workers it takes the one with the highest version. Owned by the event loop.
+    """
+
+    def __init__(self, model: ServedModel) -> None:
+        self._model = model
+        self._version = -1
+        self._numbers = count(1)
+        self._waiting: dict[int, asyncio.Future[AdapterDone]] = {}
+
+    def on_table(self, table: AdapterTable) -> None:
+        if table.version >= self._version:
+            self._version = table.version
+            folders = self._model.adapters
+            for name in folders.keys() - table.folders.keys():
+                del folders[name]
+            folders.update(table.folders)
+
+    def on_done(self, done: AdapterDone) -> None:
+        waiting = self._waiting.pop(done.number, None)
+        if waiting is not None and not waiting.done():
+            waiting.set_result(done)
+
+    def greet(self, port: Port) -> None:
+        """Before requests are sent to an engine: it must have the adapters that they name."""
+        if self._version >= 0:
+            port.send(SyncAdapters(self._version, dict(self._model.adapters)))
+
+    async def load(self, name: str, path: str, engines: Iterable[RemoteEngine], *, replaces: bool) -> None:
+        """Have all engines load an adapter. Raises why the first of them does not."""
+        if name in self._model.known_as:
+            raise invalid("lora_name", f"is {name!r}, which is a name of the model itself")
+        if name in self._model.adapters and not replaces:
+            raise invalid("lora_name", f"is {name!r}, which is loaded already; load_inplace replaces it")
+        had, connected = name in self._model.adapters, _connected(engines)
+        done = await self._ask(connected, lambda number: LoadAdapter(number, name, path))
+        failed = [one for one in done if one.kind is not None]
+        if failed and not had:  # those that have it must not be the only ones
+            ports = [port for port, one in zip(connected, done, strict=True) if one.kind is None]
+            await self._ask(ports, lambda number: UnloadAdapter(number, name))
+        _raise_first(failed)
+
+    async def unload(self, name: str, engines: Iterable[RemoteEngine]) -> None:
+        """Requests for it are refused from now on; those that have begun go on."""
+        if name not in self._model.adapters:
+            raise self._model.not_found(name, field="lora_name")
+        done = await self._ask(_connected(engines), lambda number: UnloadAdapter(number, name))
+        _raise_first([one for one in done if one.kind is not None])
+
+    def lose(self, reason: str) -> None:
+        """An engine is gone. What it was to do is done by the next one, or has failed."""
+        waiting, self._waiting = list(self._waiting.values()), {}
+        for future in waiting:
+            if not future.done():
+                future.set_result(AdapterDone(0, EngineFailed.kind, reason))
+
+    async def _ask(self, ports: list[Port], command: Callable[[int], Command]) -> list[AdapterDone]:
+        futures = []
+        for port in ports:
+            number = next(self._numbers)
+            future = self._waiting[number] = asyncio.get_running_loop().create_future()
+            futures.append(future)
+            port.send(command(number))
+        return list(await asyncio.gather(*futures))
+
+
+def _connected(engines: Iterable[RemoteEngine]) -> list[Port]:
+    ports = [engine.port for engine in engines if engine.port is not None]
+    if not ports:
+        raise EngineFailed("no engine is ready", 1.0)
+    return ports
+
+
+def _raise_first(failed: list[AdapterDone]) -> None:
+    if failed:
+        raise error_of(failed[0].kind or "", failed[0].message)
