@@ -1,7 +1,7 @@
 """An executor whose steps fail where a test says so, and take the device state with them."""
 
 from collections.abc import Callable, Iterator
-from typing import Literal
+from typing import Any, Literal
 
 import jax
 
@@ -56,6 +56,12 @@ class FaultyExecutor:
     def reset(self) -> None:
         self.num_resets += 1
         self._inner.reset()
+
+    def add_adapter(self, number: int, adapter: Any) -> None:
+        self._inner.add_adapter(number, adapter)
+
+    def drop_adapter(self, number: int) -> None:
+        self._inner.drop_adapter(number)
 
     def check_device(self) -> None:
         self._inner.check_device()

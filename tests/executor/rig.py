@@ -19,6 +19,7 @@ from quire.errors import QuireError
 from quire.executor.executor import JaxExecutor
 from quire.executor.shapes import Shapes
 from quire.files.tensor_source import TensorSource
+from quire.models.adapters import AdapterReader
 from quire.models.checkpoint import Quantize, load_weights
 from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.params import ParamTree
@@ -123,6 +124,7 @@ class Rig:
             "max_batch_prefill_tokens": shapes.max_prefill_tokens,
             "max_sequence_tokens": shapes.max_sequence_tokens,
             "max_guesses": shapes.guesses,
+            "max_loras": shapes.adapters.slots,
             "page_groups": self.executor.programs.compiler.layout.windows,
         }
         return Limits(**(defaults | changes))
@@ -130,7 +132,14 @@ class Rig:
     def engine(self, lookahead: int = 1, executor: Executor | None = None, **limits: Any) -> Engine:
         self.executor.reset()
         scheduler = Scheduler(self.limits(**limits), clock=lambda: 0.0)
-        return Engine(scheduler, self.executor if executor is None else executor, lookahead, max_burst_s=float("inf"))
+        sizes = self.shapes.adapters
+        return Engine(
+            scheduler,
+            self.executor if executor is None else executor,
+            lookahead,
+            max_burst_s=float("inf"),
+            read_adapter=AdapterReader(self.model, sizes.rank, jnp.dtype(sizes.dtype)) if sizes.slots else None,
+        )
 
     def run(
         self,

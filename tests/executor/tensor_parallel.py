@@ -1,8 +1,10 @@
 """Run by test_tensor_parallel.py in a process with 8 devices: tokens of a model cut across them, against one."""
 
 import re
+import tempfile
 import time
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,6 +16,8 @@ from quire.engine.engine import Engine
 from quire.executor.executor import JaxExecutor
 from quire.executor.ladder import StepShape
 from quire.executor.shapes import Shapes
+from quire.files.peft import open_adapter
+from quire.models.adapters import AdapterSizes, host_adapter
 from quire.models.decoder import Decoder
 from quire.models.params import Param
 from quire.models.random_weights import random_weights
@@ -21,6 +25,7 @@ from quire.models.registry import build_model
 from quire.ops.native import library
 from quire.request import Request, SamplingParams
 from quire.sharding import sharding, tensor_mesh
+from tests.models.adapter_files import write_adapter
 from tests.models.cases import CASES
 
 NUM_LAYERS = 2
@@ -49,12 +54,12 @@ REQUESTS = [
 ]
 
 
-def executor_on(num_devices: int) -> tuple[Decoder, JaxExecutor]:
+def executor_on(num_devices: int, shapes: Shapes = SHAPES) -> tuple[Decoder, JaxExecutor]:
     """The weights are the same however they are placed, up to the copies of keys that more devices need."""
     jax.config.update("jax_disable_most_optimizations", True)
     model = build_model(CONFIG)
     if num_devices == 1:
-        return model, JaxExecutor(model, random_weights(model, seed=1, dtype="float32"), SHAPES)
+        return model, JaxExecutor(model, random_weights(model, seed=1, dtype="float32"), shapes)
     mesh = tensor_mesh(jax.devices()[:num_devices])
     whole = random_weights(model, seed=1, dtype="float32")
     cut = model.for_devices(num_devices)
@@ -64,7 +69,7 @@ def executor_on(num_devices: int) -> tuple[Decoder, JaxExecutor]:
         return jax.device_put(param.assemble([array]), sharding(param.shape, param.axes, mesh))
 
     weights = jax.tree.map(place, _copying(cut, model), whole, is_leaf=_is_param)
-    return cut, JaxExecutor(cut, weights, SHAPES, mesh=mesh)
+    return cut, JaxExecutor(cut, weights, shapes, mesh=mesh)
 
 
 def _copying(cut: Decoder, model: Decoder) -> Any:
@@ -92,9 +97,15 @@ def _is_param(node: object) -> bool:
     return isinstance(node, Param)
 
 
-def generate(executor: JaxExecutor) -> dict[int, list[int]]:
-    engine = Engine(Scheduler(LIMITS, time.monotonic), executor)
-    for request in REQUESTS:
+def generate(
+    executor: JaxExecutor, adapter: list[Any] | None = None, requests: list[Request] = REQUESTS
+) -> dict[int, list[int]]:
+    """`adapter`, as the executor's model takes it, is called `a`."""
+    limits = LIMITS if adapter is None else replace(LIMITS, max_loras=1)
+    engine = Engine(Scheduler(limits, time.monotonic), executor)
+    if adapter is not None:
+        engine.adapters.add("a", "", adapter)
+    for request in requests:
         engine.add(request)
     tokens: dict[int, list[int]] = {}
     while not engine.is_idle:
@@ -103,6 +114,24 @@ def generate(executor: JaxExecutor) -> dict[int, list[int]]:
         for update in outcome.updates:
             tokens.setdefault(update.request_id, []).extend(update.tokens)
     return tokens
+
+
+def compare_adapters() -> None:
+    """Half of the requests have an adapter."""
+    requests = [replace(one, adapter="a" if one.request_id % 2 else None) for one in REQUESTS]
+    shapes = replace(SHAPES, adapters=AdapterSizes(1, 3))
+    answers = []
+    with tempfile.TemporaryDirectory() as folder:
+        opened = open_adapter(write_adapter(Path(folder), build_model(CONFIG)))
+        for num_devices in (1, 2, 4):
+            model, executor = executor_on(num_devices, shapes)
+            answers.append(generate(executor, host_adapter(model, opened, 3, np.float32), requests))
+    _, executor = executor_on(1)
+    plain = generate(executor)
+    for tokens in answers:
+        assert tokens == answers[0], "several devices say something else with adapters"
+        assert all((tokens[one.request_id] == plain[one.request_id]) == (one.adapter is None) for one in requests)
+    print("same tokens with adapters")
 
 
 def main() -> None:
@@ -127,3 +156,4 @@ def main() -> None:
 if __name__ == "__main__":
     assert StepShape(4) in SHAPES.ladder.all()
     main()
+    compare_adapters()

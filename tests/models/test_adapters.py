@@ -1,5 +1,6 @@
 """An adapter computes what its changes merged into the weights would."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +35,17 @@ def stacks_of(model: Model, adapters: list[Path], rank: int) -> list[Any]:
     return stacks
 
 
-def adapted_logits(
-    model: Model, weights: ParamTree, tokens: list[int], stacks: list[Any], rows: list[int]
-) -> np.ndarray[Any, Any]:
-    def run(weights: ParamTree, stacks: list[Any]) -> jax.Array:
+def adapted(model: Model, tokens: list[int]) -> Callable[[ParamTree, list[Any], int], np.ndarray[Any, Any]]:
+    """The logits after each token, by weights, stacks and the adapter that all tokens have."""
+
+    def run(weights: ParamTree, stacks: list[Any], rows: jax.Array) -> jax.Array:
         count = len(tokens)
-        adapters = Adapters(jnp.asarray(rows, jnp.int32), stacks)
-        context = TokenContext(jnp.asarray(tokens), jnp.arange(count), jnp.full(count, count), adapters)
+        context = TokenContext(jnp.asarray(tokens), jnp.arange(count), jnp.full(count, count), Adapters(rows, stacks))
         hidden, _ = model.forward(weights, context, NoStates(), PlatformOps(whole_sequence))
         return model.logits(weights, hidden)
 
-    return np.asarray(jax.jit(run, compiler_options=COMPILE_QUICKLY)(weights, stacks))
+    compiled = jax.jit(run, compiler_options=COMPILE_QUICKLY)
+    return lambda weights, stacks, row: np.asarray(compiled(weights, stacks, jnp.full(len(tokens), row, jnp.int32)))
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -55,12 +56,10 @@ def test_logits_are_those_of_merged_weights(name: str, tmp_path: Path) -> None:
     tokens = prompt(PROMPT_LENGTH, VOCAB_SIZE)
     expected = whole_logits(model, load_weights(model, Merged(source, model, own, 4 / 4), dtype="float32"), tokens)
     weights = load_weights(model, source, dtype="float32")
-    stacks = stacks_of(model, [other, own], rank=5)
-    got = adapted_logits(model, weights, tokens, stacks, [2] * len(tokens))
-    assert relative_error(got, expected) < 1e-4
-    assert relative_error(whole_logits(model, weights, tokens), expected) > 1e-2, "the adapter changes nothing"
-    got = adapted_logits(model, weights, tokens, stacks, [0] * len(tokens))
-    assert relative_error(got, whole_logits(model, weights, tokens)) < 1e-6
+    run, stacks = adapted(model, tokens), stacks_of(model, [other, own], rank=5)
+    assert relative_error(run(weights, stacks, 2), expected) < 1e-4
+    assert relative_error(run(weights, stacks, 1), expected) > 1e-2
+    assert relative_error(run(weights, stacks, 0), expected) > 1e-2, "the adapter changes nothing"
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -79,7 +78,7 @@ def test_weights_for_several_devices_take_the_same_adapter(devices: int, tmp_pat
     got = []
     for model in (whole, split):
         weights = load_weights(model, NamedTensors(whole), dtype="float32")
-        got.append(adapted_logits(model, weights, tokens, stacks_of(model, [adapter], 3), [1] * len(tokens)))
+        got.append(adapted(model, tokens)(weights, stacks_of(model, [adapter], 3), 1))
     assert relative_error(*got) < 1e-5
 
 
