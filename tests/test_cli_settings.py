@@ -64,7 +64,10 @@ def test_every_field_is_an_option_a_variable_and_a_key(field: Any, tmp_path: Pat
     file.write_text(f"{field.name} = {written}\n")
     wanted = dataclasses.replace(Config(), **{field.name: value})
     assert parsed(given)[0] == wanted
-    assert parsed([], {VARIABLES.get(field.name, field.name.upper()): given[-1] if kind != "bool" else str(value)})[0] == wanted
+    assert (
+        parsed([], {VARIABLES.get(field.name, field.name.upper()): given[-1] if kind != "bool" else str(value)})[0]
+        == wanted
+    )
     assert parsed(["--config", str(file)])[0] == wanted
 
 

@@ -555,8 +555,8 @@ MUTANTS = (
     Mutant(
         "masks come before the tokens they follow from",
         ENGINE,
-        "if len(self._steps) > 1:\n            return False",
-        "if len(self._steps) > 9:\n            return False",
+        "awaits_masks or len(self._steps) > 1:",
+        "awaits_masks or len(self._steps) > 9:",
     ),
     Mutant("a step is launched before the last one samples", ENGINE, "or not self._send_masks() or", "or"),
     Mutant(
