@@ -26,7 +26,7 @@ from quire.executor.program_table import Key
 from quire.executor.programs import Programs
 from quire.executor.sampler import Features
 from quire.executor.step import State
-from quire.files import silent
+from quire.files.progress import silent
 
 POSITION, NUM_PAGES = 300, 2048
 PLAIN = Features(*[False] * 5)

@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from quire.files import ModelFiles, locate
+from quire.files.model_files import ModelFiles, locate
 from quire.models.checkpoint import Quantize, load_weights
 from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.decoder import Decoder

@@ -17,7 +17,7 @@ import urllib.request
 from pathlib import Path
 from typing import NamedTuple
 
-from quire.files import locate
+from quire.files.model_files import locate
 from quire.files.shapes import SHAPES
 from quire.text.tokenizer import load_tokenizer
 

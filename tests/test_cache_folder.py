@@ -6,7 +6,7 @@ import pytest
 
 from quire.cache_folder import cache_folder
 from quire.errors import InvalidSetting, ModelUnavailable
-from quire.files import locate
+from quire.files.model_files import locate
 
 
 def test_a_folder_can_be_given_as_text(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def doctor(
     if not json:
         _print("This machine", machine)
     from quire.engine.build import cache_capacity, plan_deployment
-    from quire.files import progress_bar, silent
+    from quire.files.progress import progress_bar, silent
 
     deployment = plan_deployment(config, silent if json else progress_bar, is_served=True)
     facts, limits, resolved = deployment.facts, deployment.limits, deployment.resolved

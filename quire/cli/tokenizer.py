@@ -24,8 +24,8 @@ def export(
 ) -> None:
     """Write tokenizer and chat templates as files that transformers' AutoTokenizer loads, also of a GGUF model."""
     log_to_stderr(quiet=True)
-    from quire.files import progress_bar
     from quire.files.model_files import locate
+    from quire.files.progress import progress_bar
     from quire.text.chat import load_chat_templates
     from quire.text.tokenizer import load_tokenizer
     from quire.text.tokenizer_files import write_tokenizer

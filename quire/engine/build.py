@@ -33,8 +33,9 @@ from quire.executor.program_store import ProgramStore, sources_digest
 from quire.executor.programs import Programs
 from quire.executor.replay import Follower, Members
 from quire.executor.shapes import Shapes
-from quire.files import ModelFiles, Progress, locate, silent
 from quire.files.gguf_source import GGUFSource
+from quire.files.model_files import ModelFiles, locate
+from quire.files.progress import Progress, silent
 from quire.files.safetensors_source import SafetensorsSource
 from quire.grammar.matcher import Grammars
 from quire.models.adapter_plan import AdapterPlan, plan_adapters

@@ -19,7 +19,8 @@ from quire.errors import InvalidSetting, QuireError
 from quire.executor.memory import device_memory_bytes
 from quire.executor.program_store import sources_digest
 from quire.executor.replay import Follower
-from quire.files import ModelFiles, Progress, silent
+from quire.files.model_files import ModelFiles
+from quire.files.progress import Progress, silent
 from quire.group.arrays import from_message
 from quire.group.facts import difference
 from quire.group.leader import Leader

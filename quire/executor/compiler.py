@@ -97,8 +97,7 @@ class Compiler:
     def make(self, key: Key) -> Any:
         """From the store, or compiled and stored."""
         begun_s = time.monotonic()
-        kernels = self._compiled.kernels.attend.__module__
-        name = "-".join([kernels, *(str(int(part) if isinstance(part, bool) else part) for part in key)])
+        name = self._name(key)
         program = None if self._store is None else self._store.load(name)
         is_kept = program is not None
         if program is None:
@@ -108,6 +107,13 @@ class Compiler:
         # With the time that others were traced in.
         log.debug("%s %s in %.2f s", "loaded" if is_kept else "compiled", key, time.monotonic() - begun_s)
         return program
+
+    def is_kept(self, key: Key) -> bool:
+        return self._store is not None and self._store.has(self._name(key))
+
+    def _name(self, key: Key) -> str:
+        kernels = self._compiled.kernels.attend.__module__
+        return "-".join([kernels, *(str(int(part) if isinstance(part, bool) else part) for part in key)])
 
     def compile(self, key: Key) -> Any:
         state, shapes = self._state, self._compiled.shapes

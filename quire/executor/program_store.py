@@ -42,6 +42,10 @@ class ProgramStore:
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:NAME_LENGTH]
         self._folder = folder / digest
 
+    def has(self, name: str) -> bool:
+        """Whether there is a file for it."""
+        return self._path(name).is_file()
+
     def load(self, name: str) -> Any | None:
         """The program of this name, or None when it has to be compiled."""
         path = self._path(name)

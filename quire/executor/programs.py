@@ -117,6 +117,11 @@ class Programs:
         self.advance()
         return self.table.keys.issuperset(self._first())
 
+    @property
+    def can_begin_at_once(self) -> bool:
+        """True if the programs that a server needs to begin are on disk: they are loaded in a moment."""
+        return all(self.compiler.is_kept(key) for key in self._first())
+
     def _first(self) -> list[Key]:
         """The programs that a server needs to begin."""
         ladder = self._shapes.ladder

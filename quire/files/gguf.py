@@ -13,8 +13,6 @@ from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
 
-import numpy as np
-
 from quire.errors import InvalidCheckpoint, UnsupportedModel, listed, shown
 
 _MAGIC = b"GGUF"
@@ -26,19 +24,8 @@ _MAX_ITEMS = 1 << 23  # of an array; vocabularies have 300,000
 _MAX_STRING_BYTES = 64 << 20
 
 _BOOL, _STRING, _ARRAY = 7, 8, 9
-_NUMBERS: dict[int, np.dtype[Any]] = {
-    0: np.dtype("u1"),
-    1: np.dtype("i1"),
-    2: np.dtype("<u2"),
-    3: np.dtype("<i2"),
-    4: np.dtype("<u4"),
-    5: np.dtype("<i4"),
-    6: np.dtype("<f4"),
-    _BOOL: np.dtype("?"),
-    10: np.dtype("<u8"),
-    11: np.dtype("<i8"),
-    12: np.dtype("<f8"),
-}
+# As `struct` spells them.
+_NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", _BOOL: "?", 10: "Q", 11: "q", 12: "d"}
 # Numbers in a block, and bytes of it, of the types that can be read. Asking the library takes a tenth of a second.
 _BLOCKS = {
     0: ("F32", 1, 4),
@@ -182,10 +169,9 @@ class _Cursor:
         self.at = at
         return found
 
-    def numbers(self, dtype: np.dtype[Any], count: int) -> list[Any]:
-        start = self.skip(dtype.itemsize * count)
-        found: list[Any] = np.frombuffer(self.data, dtype, count, start).tolist()
-        return found
+    def numbers(self, kind: str, count: int) -> list[Any]:
+        layout = f"<{count}{kind}"
+        return list(struct.unpack_from(layout, self.data, self.skip(struct.calcsize(layout))))
 
     def value(self, type_: int, nesting: int = 0) -> Any:
         if type_ == _STRING:
@@ -204,7 +190,7 @@ class _Cursor:
             return self.numbers(self.number_type(item_type), count)
         return self.numbers(self.number_type(type_), 1)[0]
 
-    def number_type(self, type_: int) -> np.dtype[Any]:
+    def number_type(self, type_: int) -> str:
         if type_ not in _NUMBERS:
             raise InvalidCheckpoint(f"{self.path}: GGUF has no metadata type {type_}, found at byte {self.at}")
         return _NUMBERS[type_]

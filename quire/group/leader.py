@@ -30,11 +30,10 @@ from quire.group.messages import (
     Run,
     ToLeader,
 )
-from quire.group.settings import GroupSettings
+from quire.group.settings import MEMBER_LOST, GroupSettings
 
 log = logging.getLogger(__name__)
 
-MEMBER_LOST = 71  # exit status of an engine whose group has lost a member
 MAX_STRANGERS = 8  # connections that have not shown that they know the secret; more are dropped
 TELL_EVERY_S = 10.0
 LISTEN_AGAIN_S = 1.0

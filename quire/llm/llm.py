@@ -13,7 +13,7 @@ from quire.config import Config
 from quire.engine.build import Built, build_engine, plan_deployment
 from quire.engine.garbage_collection import freeze_gc
 from quire.errors import InvalidRequest, QuireError, invalid
-from quire.files import Progress, progress_bar, share_bar, silent
+from quire.files.progress import Progress, progress_bar, share_bar, silent
 from quire.grammar.answers import AnswerRules
 from quire.grammar.checking import GrammarChecking
 from quire.grammar.lark import mark_tokens

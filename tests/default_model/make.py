@@ -9,7 +9,8 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from quire.files import locate, progress_bar
+from quire.files.model_files import locate
+from quire.files.progress import progress_bar
 from tests.models.gguf_reference import transformers_model
 
 EXPECTED = Path(__file__).with_name("expected.json")

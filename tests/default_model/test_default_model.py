@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from quire.executor.layer_state import PagedStates, page_layout
-from quire.files import ModelFiles, locate
 from quire.files.gguf import read_metadata
+from quire.files.model_files import ModelFiles, locate
 from quire.models.checkpoint import load_weights
 from quire.models.context import PlatformOps, TokenContext
 from quire.models.model import Model

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from quire.core.plan import TokenLogprobs
-from quire.files import locate
+from quire.files.model_files import locate
 from quire.request import Request, SamplingParams
 from tests.executor.rig import FEW_SHAPES, Answer, Rig, config_of, quickly_compiled
 from tests.executor.sampling_reference import log_softmax

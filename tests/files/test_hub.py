@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save
 
 from quire.errors import InvalidCheckpoint, ModelUnavailable
-from quire.files import locate
+from quire.files.model_files import locate
 from tests.files.fake_hub import COMMIT, FakeHub
 from tests.files.gguf_writing import LLAMA_METADATA, embedding, write_gguf
 

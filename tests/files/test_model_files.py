@@ -7,7 +7,8 @@ import pytest
 from safetensors.numpy import save_file
 
 from quire.errors import InvalidCheckpoint, ModelUnavailable, QuireError
-from quire.files import GenerationDefaults, locate
+from quire.files.generation_defaults import GenerationDefaults
+from quire.files.model_files import locate
 from quire.files.shapes import SHAPES
 from tests.files.gguf_writing import LLAMA_METADATA, embedding, write_gguf
 

@@ -1,6 +1,6 @@
 import pytest
 
-from quire.files import progress_bar, share_bar, silent
+from quire.files.progress import progress_bar, share_bar, silent
 
 
 def test_a_bar_ends_on_standard_error_with_what_was_done(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax
 
-from quire.files import locate
+from quire.files.model_files import locate
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
 

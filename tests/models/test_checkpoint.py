@@ -13,8 +13,9 @@ import pytest
 from safetensors.numpy import save_file
 
 from quire.errors import InvalidCheckpoint
-from quire.files import TensorInfo, locate
+from quire.files.model_files import locate
 from quire.files.shapes import SHAPES
+from quire.files.tensor_source import TensorInfo
 from quire.models.checkpoint import leaves, load_weights
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model

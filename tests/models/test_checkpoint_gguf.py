@@ -8,7 +8,8 @@ import jax
 import numpy as np
 import pytest
 
-from quire.files import TensorSource, locate
+from quire.files.model_files import locate
+from quire.files.tensor_source import TensorSource
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
 from tests.models.gguf_conversion import write_as_gguf

@@ -19,8 +19,8 @@ from quire.config import Config
 from quire.engine.build import plan_deployment
 from quire.errors import InvalidCheckpoint, QuireError
 from quire.executor.memory import weight_bytes
-from quire.files import locate
 from quire.files.gguf_source import GGUFSource
+from quire.files.model_files import locate
 from quire.models.checkpoint import load_weights
 from quire.models.field_ranges import RANGES
 from quire.models.registry import build_model

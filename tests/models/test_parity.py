@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from quire.files import locate
+from quire.files.model_files import locate
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
 from tests.golden.make import read_golden, reference, reference_model

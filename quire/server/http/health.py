@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from typing import Literal, TypedDict
+from typing import TypedDict
 
 import msgspec
 from starlette.requests import Request
@@ -11,6 +11,7 @@ from starlette.responses import Response
 from quire.errors import EngineFailed, Overloaded, QuireError
 from quire.request import Request as EngineRequest
 from quire.request import SamplingParams
+from quire.server.http.unhealthy import unhealthy
 from quire.server.observe.endpoint_metrics import write_endpoint
 from quire.server.observe.engine_metrics import write_engines
 from quire.server.observe.exposition import CONTENT_TYPE, Exposition
@@ -19,14 +20,6 @@ from quire.server.service.service import Service
 
 MAX_GENERATION_S = 10.0
 LOOK_S = 0.25  # the engine sends statistics as often
-
-
-class Unhealthy(TypedDict):
-    """The reason why requests would not be answered."""
-
-    error: Literal["unhealthy"]
-    error_type: Literal["healthcheck"]
-    reason: str
 
 
 class EngineState(TypedDict):
@@ -98,11 +91,6 @@ async def _generate_one(service: Service, begun_s: float) -> None:
     finally:
         stream.close()
         reading.cancel()
-
-
-def unhealthy(reason: str, headers: dict[str, str] | None = None) -> Response:
-    body: Unhealthy = {"error": "unhealthy", "error_type": "healthcheck", "reason": reason}
-    return Response(msgspec.json.encode(body), 503, headers, "application/json")
 
 
 async def metrics(service: Service, request: Request) -> Response:

@@ -10,8 +10,8 @@ from quire import __version__
 from quire.server.api.anthropic.responses import AnthropicError
 from quire.server.api.openai.responses import OpenAIError
 from quire.server.api.tgi.responses import TGIError
-from quire.server.http.health import Unhealthy
 from quire.server.http.route import Route, Types
+from quire.server.http.unhealthy import Unhealthy
 
 _STATUSES = {
     "400": "a field is wrong",

@@ -5,6 +5,7 @@ import contextlib
 import logging
 import socket
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import uvicorn
 from starlette.requests import Request
@@ -12,13 +13,14 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.server.caller import REQUEST_ID, request_id_from
-from quire.server.http.app import make_app
 from quire.server.http.connection import Connection
-from quire.server.http.health import unhealthy
 from quire.server.http.listener import BACKLOG
+from quire.server.http.unhealthy import unhealthy
 from quire.server.http.web.chat_html import chat_html, wants_html
-from quire.server.service.service import Service
 from quire.server.settings import ServerSettings
+
+if TYPE_CHECKING:
+    from quire.server.service.service import Service
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +53,13 @@ class HttpServer(uvicorn.Server):
         self._draining: asyncio.Task[None] | None = None
         self._stopped = asyncio.Event()
 
-    def admit(self, service: Service) -> None:
+    def admit(self, service: "Service") -> None:
         """New connections reach `service`; earlier ones are closed after their answer."""
         self._service = service
         if not self.config.loaded:
             self.config.load()
+        from quire.server.http.app import make_app  # all routes, which the answer that the server starts does without
+
         self.config.loaded_app = make_app(service)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:

@@ -3,18 +3,16 @@
 import asyncio
 import logging
 import os
-import socket
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from quire.engine.driver import Driver
 from quire.engine.engine import Engine
-from quire.engine.garbage_collection import freeze_gc, relax_gc
+from quire.engine.garbage_collection import freeze_gc
 from quire.engine.meter import Meter, attach_meter, read_stats
 from quire.engine.port import Port
 from quire.errors import EngineFailed, QuireError
-from quire.group.leader import MEMBER_LOST
+from quire.group.settings import MEMBER_LOST
 from quire.ipc.framing import frame
 from quire.ipc.journal import Journal, Record
 from quire.ipc.messages import Broken, Described, Event, Others, PromptBlocks, Ready, Waiting
@@ -28,22 +26,13 @@ from quire.ipc.supervisor_link import (
     Stop,
     SupervisorLink,
     Up,
-    bind_to_parent,
-    open_link,
 )
+from quire.server.processes.engine_builder import ABANDONED, EngineBuilder
 
 log = logging.getLogger(__name__)
 
 STATS_INTERVAL_S = 0.25
 STOOD_STILL_S = 1.0  # between two turns of the loop: the whole process was suspended
-ABANDONED = 70  # exit status of an engine that cannot continue
-
-
-class EngineBuilder(Protocol):
-    """Builds the engine inside its process. Sent there as a pickle."""
-
-    def __call__(self, describe: Callable[[Described | Waiting], None]) -> Engine:
-        """Calls `describe` as soon as the model is known, and before that with what it waits for."""
 
 
 class EngineProcess:
@@ -203,21 +192,3 @@ class EngineProcess:
                 others = [one.counts for one in self._front_ends if one is not front_end and one.counts is not None]
                 if others:
                     front_end.send(frame([Others(others)]))
-
-
-def run_engine(
-    name: str, address: str, build: EngineBuilder, line: socket.socket, journal: Journal, num_before: int, parent: int
-) -> None:
-    """The engine process, from its start to its end. `line` leads to the supervisor, process `parent`."""
-    bind_to_parent(name, parent)
-    relax_gc()
-
-    async def run() -> None:
-        process = EngineProcess(address, build, journal, num_before)
-        process.link = await open_link(line, process.obey, process.stop)
-        status = await process.run()
-        logging.shutdown()
-        # Not a return: a thread that still builds, or a step that never ends, must not keep the process.
-        os._exit(status)
-
-    asyncio.run(run())

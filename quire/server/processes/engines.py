@@ -7,11 +7,12 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from quire.errors import EngineFailed
-from quire.group.leader import MEMBER_LOST
+from quire.group.settings import MEMBER_LOST
 from quire.ipc.journal import Journal
 from quire.ipc.supervisor_link import GaveUp, Refused, Stop
 from quire.server.processes.child import Child, first_of
-from quire.server.processes.engine_process import ABANDONED, EngineBuilder, run_engine
+from quire.server.processes.engine_builder import ABANDONED, EngineBuilder
+from quire.server.processes.engine_main import run_engine
 from quire.server.processes.restarts import Restarts
 from quire.server.processes.watchdog import STARTING_FACTOR, Silence, StuckEngine, watching
 from quire.server.settings import ServerSettings

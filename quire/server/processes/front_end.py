@@ -6,6 +6,7 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
+from typing import TYPE_CHECKING
 
 from quire.engine.garbage_collection import freeze_gc
 from quire.errors import InvalidSetting, QuireError
@@ -25,11 +26,13 @@ from quire.ipc.supervisor_link import (
 from quire.server.http.server import HttpServer, Loading
 from quire.server.processes.engine_line import EngineLine
 from quire.server.rate_limits import RateLimits
-from quire.server.service.served_model import ServedModel
-from quire.server.service.service import Service
 from quire.server.settings import ServerSettings
-from quire.text.chat import ChatTemplates, load_chat_templates
-from quire.text.tokenizer import Tokenizer, load_tokenizer
+
+if TYPE_CHECKING:
+    from quire.server.service.served_model import ServedModel
+    from quire.server.service.service import Service
+    from quire.text.chat import ChatTemplates
+    from quire.text.tokenizer import Tokenizer
 
 log = logging.getLogger(__name__)
 
@@ -115,7 +118,7 @@ class FrontEnd:
             self._service.disconnect(news.reason, news.engine)
         self._loading.reason = news.reason
 
-    async def _serve(self, service: Service, serving: "asyncio.Task[None]") -> None:
+    async def _serve(self, service: "Service", serving: "asyncio.Task[None]") -> None:
         """Until the server ends, send this worker's counts to the others and expire requests."""
         while not serving.done():
             for line in self._lines if self._settings.http_workers > 1 else ():
@@ -126,7 +129,7 @@ class FrontEnd:
         await self.close(service)
         serving.result()
 
-    async def close(self, service: Service) -> None:
+    async def close(self, service: "Service") -> None:
         """Leave the engines, once the service has drained."""
         await service.response_store.close(self._settings.drain_s + KEEP_S)  # no connection waits for these
         for keeping in self._keeping:
@@ -136,10 +139,13 @@ class FrontEnd:
         if service.tracing is not None:
             await asyncio.to_thread(service.tracing.close)
 
-    async def join(self, addresses: Sequence[str]) -> Service:
+    async def join(self, addresses: Sequence[str]) -> "Service":
         """Connect to the engines. The service is there as soon as one of them is ready."""
         self._lines = [EngineLine(engine, address, self._number, self) for engine, address in enumerate(addresses)]
         self._keeping = [asyncio.create_task(line.keep()) for line in self._lines]
+        await asyncio.to_thread(_import_service)
+        from quire.server.service.service import Service
+
         while (described := self._described) is None:
             await self._next_greeting()
         text = await self._read_text(described)
@@ -163,7 +169,7 @@ class FrontEnd:
         self._greeted.clear()
         await self._greeted.wait()
 
-    def _admit(self, service: Service, line: EngineLine) -> None:
+    def _admit(self, service: "Service", line: EngineLine) -> None:
         """Send requests to an engine that is ready, those that other engines had first."""
         if line.client is None or line.ready is None:  # `on_ready` comes later
             return
@@ -203,7 +209,7 @@ class FrontEnd:
                 "engine %d: %s; others go on with %d requests, %d wait", line.engine, reason, num_moved, num_waiting
             )
 
-    async def _read_text(self, described: Described) -> tuple[Tokenizer, ChatTemplates]:
+    async def _read_text(self, described: Described) -> "tuple[Tokenizer, ChatTemplates]":
         """In a thread, while the engine loads the weights."""
         path = described.tokenizer
         if path is None:
@@ -211,7 +217,10 @@ class FrontEnd:
                 f"{described.name} has no tokenizer; it can be measured with `quire bench`, not served"
             )
 
-        def read() -> tuple[Tokenizer, ChatTemplates]:
+        from quire.text.chat import load_chat_templates
+        from quire.text.tokenizer import load_tokenizer
+
+        def read() -> "tuple[Tokenizer, ChatTemplates]":
             tokenizer = load_tokenizer(path)
             if not self._settings.parses_special_in_messages:
                 tokenizer.prepare_shield()
@@ -219,7 +228,9 @@ class FrontEnd:
 
         return await asyncio.to_thread(read)
 
-    def _model(self, text: tuple[Tokenizer, ChatTemplates], described: Described, ready: Ready) -> ServedModel:
+    def _model(self, text: "tuple[Tokenizer, ChatTemplates]", described: Described, ready: Ready) -> "ServedModel":
+        from quire.server.service.served_model import ServedModel
+
         limit = ready.max_total_tokens
         max_input = self._settings.max_input_tokens
         if max_input is not None and not 1 <= max_input <= limit:
@@ -234,6 +245,13 @@ class FrontEnd:
             max_input_tokens=max_input or limit,
             created=int(time.time()),
         )
+
+
+def _import_service() -> None:
+    """Import everything that requests need. It takes half a second, in which the server answers that it starts."""
+    import quire.server.http.app
+    import quire.text.chat
+    import quire.text.tokenizer  # noqa: F401
 
 
 async def _send_alive(link: SupervisorLink) -> None:

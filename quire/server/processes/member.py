@@ -9,7 +9,7 @@ import threading
 from quire.config import Config
 from quire.engine.garbage_collection import relax_gc
 from quire.errors import InvalidSetting, QuireError
-from quire.files import progress_bar, silent
+from quire.files.progress import progress_bar, silent
 from quire.group.link import SILENCE_S
 from quire.group.settings import GroupSettings
 from quire.ipc.supervisor_link import (

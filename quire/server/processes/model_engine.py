@@ -3,15 +3,17 @@
 import logging
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from quire.config import Config
-from quire.engine.engine import Engine
-from quire.files import progress_bar, share_bar, silent
-from quire.group.leader import Leader
+from quire.files.progress import progress_bar, share_bar, silent
 from quire.group.settings import GroupSettings
 from quire.ipc.messages import Described, Waiting
 from quire.server.observe.logs import configure_logs
 from quire.server.processes.engine_devices import EngineDevices
+
+if TYPE_CHECKING:
+    from quire.engine.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -26,13 +28,14 @@ class ModelEngine:
     number: int | None = None  # of several engines
     devices: EngineDevices = EngineDevices()
 
-    def __call__(self, describe: Callable[[Described | Waiting], None]) -> Engine:
+    def __call__(self, describe: Callable[[Described | Waiting], None]) -> "Engine":
         self.devices.apply()
         from quire.engine.build import build_engine, plan_deployment  # loads JAX, which front ends do without
 
         leader, meet = None, None
         if self.group is not None:
             from quire.engine.build_group import lead
+            from quire.group.leader import Leader
 
             leader = Leader(self.group, lambda reason: describe(Waiting(reason)))
             meet = lead(leader, self.group)
@@ -50,7 +53,8 @@ class ModelEngine:
         )
         built = build_engine(deployment, progress, others=leader)
         programs = built.executor.programs
-        with (share_bar if self.show_progress else silent)("Compiling") as report:
+        shows = self.show_progress and not programs.can_begin_at_once
+        with (share_bar if shows else silent)("Compiling") as report:
             for share in built.warm_up():
                 report(round(share * 1000), 1000)
                 # On a GPU the rest would be timed, to choose between programs, while requests run.

@@ -16,10 +16,9 @@ from quire.ipc.server import new_address
 from quire.server.http.listener import open_listener, open_listeners
 from quire.server.http.tls import check_certificate
 from quire.server.observe.logs import configure_logs
+from quire.server.processes.engine_builder import EngineBuilder
 from quire.server.processes.engine_devices import divide_devices, visible_cores, visible_gpus
-from quire.server.processes.engine_process import EngineBuilder
 from quire.server.processes.engines import engine_places
-from quire.server.processes.member import follow_leader
 from quire.server.processes.model_engine import ModelEngine
 from quire.server.processes.supervisor import Supervisor
 from quire.server.settings import ServerSettings
@@ -41,6 +40,8 @@ def serve(
             )
         group.secret()  # raises where there is none
         if not group.is_leader:
+            from quire.server.processes.member import follow_leader
+
             follow_leader(config, settings, group, show_progress=show_progress)
             return
     leads = group if group is not None and group.is_group else None
