@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: help serve test test-core-long test-parity test-gpu test-clients test-routers check-deploy mutants chaos soak check format bench clean
+.PHONY: help serve test test-core-long test-parity test-gpu test-clients test-routers test-ray check-deploy mutants chaos soak check format bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -58,6 +58,14 @@ test-clients: $(VENV)/.test  ## real clients against the default model, and docs
 test-routers: $(VENV)/.test  ## two servers behind sglang-router and vllm-router
 	$(BIN)/python -m tests.routers.run $(ARGS)
 
+test-ray: .venv-ray/.installed  ## an application of Ray Serve, on a cluster of this machine
+	QUIRE_RAY=1 .venv-ray/bin/python -m pytest -n 0 -W ignore tests/ray $(ARGS)
+
+.venv-ray/.installed: pyproject.toml
+	$(PYTHON) -m venv .venv-ray
+	.venv-ray/bin/python -m pip install -q -e '.[test,ray]'
+	@touch $@
+
 check-deploy: .venv-deploy/.installed  ## the Dockerfile by hadolint, the manifests by Kustomize and Kubernetes' schemas
 	.venv-deploy/bin/python deploy/check.py
 
@@ -90,4 +98,4 @@ bench: $(VENV)/.run  ## what the scheduler costs per row
 	$(BIN)/python bench/host_overhead.py $(ARGS)
 
 clean:  ## remove the environment and what tools left behind
-	rm -rf $(VENV) .venv-clients .venv-routers .venv-deploy .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) .venv-clients .venv-routers .venv-ray .venv-deploy .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -46,7 +46,8 @@ class JsonFormatter(logging.Formatter):
 
 
 def _extra(record: logging.LogRecord) -> dict[str, Any]:
-    extra = {key: value for key, value in vars(record).items() if key not in _OWN}
+    """Fields that a line was given. Names that begin with an underscore are those of other programs, Ray's for one."""
+    extra = {key: value for key, value in vars(record).items() if key not in _OWN and not key.startswith("_")}
     return {key: cut(value, MAX_EXTRA) if isinstance(value, str) else value for key, value in extra.items()}
 
 
