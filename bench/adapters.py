@@ -39,7 +39,8 @@ def main() -> None:
     options = parser.parse_args()
 
     model = build_model(locate(options.model).config)
-    settings = {"quantize": options.quantize, "max_batch_size": options.rows, "max_total_tokens": 512}
+    settings = {"quantize": options.quantize, "max_batch_size": options.rows, "max_total_tokens": 256}
+    settings |= {"compile_ahead": False, "max_batch_prefill_tokens": 128}
     with tempfile.TemporaryDirectory() as folder:
         adapters = {
             f"adapter-{seed}": write_adapter(Path(folder, str(seed)), model, options.rank, seed)

@@ -8,7 +8,9 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from quire.ops.adapters import AdapterStack
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.gpu.adapter_product import add_products
 from quire.ops.gpu.kernels import attend
 from quire.ops.pages import TILE, Tiles
 
@@ -38,6 +40,18 @@ def test_attention_is_translated(name: str, dtype: str, num_single: int, num_til
         traced = jax.jit(partial(attend, spec)).trace(q, (pages, pages), jnp.zeros((9, 40), jnp.int32), tiles)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("stablehlo.custom_call") == num_kernels
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(("tokens", "rank"), [(1, 8), (256, 16), (300, 64)])
+def test_products_with_adapters_are_translated(dtype: str, tokens: int, rank: int) -> None:
+    runs = ((128, 0), (64, 1), (64, 2)) * 2
+    stack = AdapterStack(
+        jnp.zeros((8, 3, rank, 96), dtype), jnp.zeros((8, rank, 512), dtype), jnp.zeros(8, jnp.int32), runs
+    )
+    given = jnp.zeros((tokens, 512), dtype), jnp.zeros((tokens, 96), dtype), jnp.zeros(tokens, jnp.int32), stack
+    text = jax.jit(add_products).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("triton") >= 2
 
 
 def test_a_jax_without_the_backend_is_refused_with_the_remedy() -> None:

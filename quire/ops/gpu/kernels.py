@@ -7,8 +7,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from quire.ops.adapters import AdapterStack
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import add_norm as sum_and_norm
+from quire.ops.gpu.adapter_product import add_products
 from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.filter_cuts import filter_cuts
 from quire.ops.gpu.place_heads import place_heads
@@ -81,6 +83,13 @@ def add_rms_norm(
     return sum_and_norm.add_norm(x, out, weight, eps, offset)
 
 
+@partial(jax.jit, static_argnames="gated")
+def adapter_product(
+    out: jax.Array, x: jax.Array, rows: jax.Array, stack: AdapterStack, *, gated: bool = False
+) -> jax.Array:
+    return add_products(out, x, rows, stack, gated=gated)
+
+
 GPU = Kernels(
     place,
     attend,
@@ -89,4 +98,5 @@ GPU = Kernels(
     # Large products add to what is there themselves, which a kernel after them would read and write again.
     decode_norms=Norms(add_rms=add_rms_norm),
     filter_cuts=filter_cuts,
+    adapter_product=adapter_product,
 )

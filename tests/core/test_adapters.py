@@ -1,0 +1,122 @@
+"""Adapters are swapped in when sequences start, and none waits for ever."""
+
+import pytest
+
+from quire.core.adapter_slots import AdapterSlots
+from quire.errors import ModelNotFound
+from tests.core.harness import Harness, limits, request
+from tests.fake_executor import expected_tokens
+
+
+def harness(max_loras: int, *names: str, **changes: object) -> Harness:
+    made = Harness(limits(max_loras=max_loras, **changes))
+    for name in names:
+        made.load_adapter(name)
+    return made
+
+
+def loads(made: Harness) -> list[tuple[int, int]]:
+    return [tuple(load) for plan in made.executor.plans for load in plan.adapter_loads]
+
+
+def test_an_adapter_is_loaded_once_for_all_that_use_it() -> None:
+    made = harness(2, "a", "b")
+    for number in range(1, 9):
+        made.add(request(number, adapter="ab"[number % 2]))
+    made.run()
+    assert sorted(loads(made)) == [(1, 2), (2, 1)] or sorted(loads(made)) == [(1, 1), (2, 2)]
+
+
+def test_the_least_recently_used_adapter_leaves() -> None:
+    made = harness(2, "a", "b", "c")
+    for number, name in enumerate(("a", "b", "a", "c", "a", "b"), start=1):
+        made.add(request(number, adapter=name))
+        made.run()
+    assert loads(made) == [(1, 1), (2, 2), (2, 3), (2, 2)]
+
+
+def test_a_sequence_waits_for_a_slot_and_others_pass_it() -> None:
+    made = harness(1, "a", "b")
+    made.add(request(1, adapter="a", max_tokens=8))
+    made.step()
+    made.add(request(2, adapter="b"))
+    made.add(request(3))
+    made.step()
+    assert made.scheduler.num_running == 2
+    assert made.scheduler.blocked_by == "adapters"
+    made.run()
+    assert loads(made) == [(1, 1), (1, 2)]
+    assert made.tokens[2, 0] == expected_tokens(request(2, adapter="b"), adapter=2)
+
+
+def test_a_stream_of_requests_for_one_adapter_does_not_keep_another_waiting() -> None:
+    """Those that come later must not hold the slot for ever."""
+    made = harness(1, "a", "b")
+    made.add(request(1, adapter="a", max_tokens=6))
+    made.step()
+    made.add(request(2, adapter="b", max_tokens=2))
+    for number in range(3, 40):
+        made.add(request(number, adapter="a", max_tokens=6))
+        made.step()
+        if (2, 0) in made.finished:
+            break
+    assert (2, 0) in made.finished
+    assert sum(key[0] > 2 for key in made.finished) == 0, "one that came later went first"
+    made.run()
+
+
+def test_one_that_was_aborted_while_it_waited_holds_up_none() -> None:
+    made = harness(1, "a", "b")
+    made.add(request(1, adapter="a", max_tokens=12))
+    made.step()
+    made.add(request(2, adapter="b"))
+    made.add(request(3, adapter="a", max_tokens=2))
+    made.step()
+    assert made.scheduler.num_running == 1
+    made.abort(2)
+    made.step()
+    assert made.scheduler.num_running == 2
+    made.run()
+
+
+def test_pages_are_shared_among_requests_with_one_adapter_alone() -> None:
+    made = harness(2, "a", "b")
+    prompt = tuple(range(12))
+    for number, name in enumerate(("a", "b", None, "a"), start=1):
+        made.add(request(number, prompt, adapter=name))
+        made.run()
+    assert [made.cached[number, 0] for number in (1, 2, 3, 4)] == [0, 0, 0, 11]
+    made.load_adapter("a")
+    made.add(request(5, prompt, adapter="a"))
+    made.run()
+    assert made.cached[5, 0] == 0, "pages of another adapter with that name were used"
+
+
+def test_those_that_have_an_adapter_keep_it_when_its_name_goes() -> None:
+    made = harness(1, "a")
+    made.add(request(1, adapter="a", max_tokens=6))
+    made.step()
+    made.scheduler.adapters.unload("a")
+    with pytest.raises(ModelNotFound, match="no adapter 'a'; loaded are: none"):
+        made.add(request(2, adapter="a"))
+    assert made.scheduler.adapters.is_needed(1)
+    made.run()
+    assert made.tokens[1, 0] == expected_tokens(request(1, max_tokens=6), adapter=1)
+    assert not made.scheduler.adapters.is_needed(1)
+
+
+def test_adapters_are_loaded_again_when_the_device_was_lost() -> None:
+    made = harness(1, "a")
+    made.add(request(1, adapter="a", max_tokens=6))
+    made.step()
+    made.lose_everything()
+    made.run()
+    assert loads(made) == [(1, 1), (1, 1)]
+
+
+def test_an_unknown_name_is_refused_with_those_that_exist() -> None:
+    slots = AdapterSlots(1)
+    slots.load("b")
+    slots.load("a")
+    with pytest.raises(ModelNotFound, match="no adapter 'c'; loaded are: a, b"):
+        slots.find("c")

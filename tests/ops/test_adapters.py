@@ -1,0 +1,102 @@
+"""Products with adapters: every kernel against numpy, and rows that do not depend on those beside them."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.ops import adapters
+from quire.ops.adapters import AdapterProduct, AdapterStack, runs_of
+from quire.ops.gpu import adapter_product as gpu
+from quire.ops.native import adapter_product as native
+from quire.ops.native import library
+
+Array = np.ndarray[Any, Any]
+
+KERNELS: dict[str, AdapterProduct] = {"plain": adapters.add_products}
+KERNELS["gpu"] = partial(gpu.add_products, interpret=True)
+if library.load():
+    KERNELS["native"] = native.add_products
+
+SLOTS = 3
+SHAPES = {
+    "one tensor": (48, ((96, 0),)),
+    "heads of q, k and v": (40, ((32, 0), (16, 1), (16, 2)) * 2),
+    "odd sizes": (17, ((5, 0), (9, 1))),
+}
+
+
+def made(name: str, dtype: Any, seed: int, rank: int) -> AdapterStack:
+    """Of ranks up to `rank`; the second adapter is of other weights."""
+    inputs, runs = SHAPES[name]
+    rng = np.random.default_rng(seed)
+    ranks = np.array([rank, 0, max(1, rank - 2)], np.int32)
+    used = np.arange(rank) < ranks[:, None]
+    a = rng.standard_normal((SLOTS, 1 + max(part for _, part in runs), rank, inputs)) * used[:, None, :, None]
+    b = rng.standard_normal((SLOTS, rank, sum(length for length, _ in runs))) * used[:, :, None]
+    return AdapterStack(jnp.asarray(a, dtype), jnp.asarray(b, dtype), jnp.asarray(ranks), runs)
+
+
+def expected(out: Array, x: Array, rows: Array, stack: AdapterStack) -> Array:
+    a, b = (np.asarray(array, np.float64) for array in (stack.a, stack.b))
+    total = out.astype(np.float64)
+    for row, adapter in enumerate(rows):
+        first = 0
+        for length, part in stack.runs if adapter else ():
+            small = a[adapter - 1, part] @ x[row].astype(np.float64)
+            total[row, first : first + length] += small @ b[adapter - 1, :, first : first + length]
+            first += length
+    return total
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_products_are_those_of_numpy(kernel: str, name: str, dtype: Any) -> None:
+    stack = made(name, dtype, 1, rank=5)
+    rng = np.random.default_rng(2)
+    rows = np.array([0, 1, 3, 3, 2, 1, 0, 3] * 3 + [1] * 20, np.int32)
+    x = rng.standard_normal((len(rows), SHAPES[name][0])).astype(np.float32)
+    out = rng.standard_normal((len(rows), stack.b.shape[2])).astype(np.float32)
+    got = np.asarray(jax.jit(KERNELS[kernel])(out, x, rows, stack))
+    np.testing.assert_allclose(got, expected(out, x, rows, stack), rtol=1e-4, atol=2e-4)
+    np.testing.assert_array_equal(got[rows == 0], out[rows == 0])
+
+
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_gated_rows_are_activated_first(kernel: str) -> None:
+    stack = made("one tensor", np.float32, 1, rank=4)
+    rng = np.random.default_rng(2)
+    rows = np.array([1, 0, 3], np.int32)
+    both = rng.standard_normal((3, 2, 48)).astype(np.float32)
+    out = np.zeros((3, 96), np.float32)
+    active = both[:, 0] / (1 + np.exp(-both[:, 0])) * both[:, 1]
+    got = jax.jit(partial(KERNELS[kernel], gated=True))(out, both, rows, stack)
+    np.testing.assert_allclose(np.asarray(got), expected(out, active, rows, stack), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.skipif("native" not in KERNELS, reason="there is no C++ compiler")
+@given(
+    data=st.data(), name=st.sampled_from(sorted(SHAPES)), rows=st.lists(st.integers(0, SLOTS), min_size=1, max_size=24)
+)
+@settings(max_examples=40, deadline=None)
+def test_a_row_does_not_depend_on_those_beside_it(data: st.DataObject, name: str, rows: list[int]) -> None:
+    stack = made(name, np.float32, 1, rank=6)
+    rng = np.random.default_rng(len(rows))
+    x = rng.standard_normal((len(rows), SHAPES[name][0])).astype(np.float32)
+    out = rng.standard_normal((len(rows), stack.b.shape[2])).astype(np.float32)
+    among = np.asarray(native.add_products(jnp.asarray(out), jnp.asarray(x), jnp.asarray(rows, jnp.int32), stack))
+    row = data.draw(st.integers(0, len(rows) - 1))
+    one = slice(row, row + 1)
+    alone = native.add_products(jnp.asarray(out[one]), jnp.asarray(x[one]), jnp.asarray(rows[one], jnp.int32), stack)
+    np.testing.assert_array_equal(np.asarray(alone), among[one])
+
+
+def test_runs_are_as_long_as_they_can_be() -> None:
+    assert runs_of([0, 0, 1, 2, 2, 0]) == ((2, 0), (1, 1), (2, 2), (1, 0))
