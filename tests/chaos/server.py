@@ -81,14 +81,6 @@ class Server:
             for name, value in (line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
         }
 
-    def totals(self) -> dict[str, float]:
-        """Metrics by name alone: sums over engines and other labels."""
-        sums: dict[str, float] = {}
-        for name, value in self.metrics().items():
-            key = name.partition("{")[0]
-            sums[key] = sums.get(key, 0.0) + value
-        return sums
-
     def wait_until_healthy(self) -> None:
         """Of several engines, all of them."""
         wait_until(lambda: self._status("/health") == 200 and not self.troubles())
@@ -106,9 +98,11 @@ class Server:
 
         def is_idle() -> bool:
             nonlocal metrics
-            metrics = self.totals()  # not every worker may have heard of the engine yet
+            found = self.metrics()  # not every worker may have heard of every engine yet
+            metrics = totals(found)
+            num_told = sum(name.startswith("tgi_queue_size") for name in found)
             keys = ("tgi_batch_current_size", "tgi_queue_size", "quire_pages_active")
-            return all(metrics.get(key) == 0 for key in keys)
+            return num_told == metrics.get("quire_engine_up", 1) and all(metrics[key] == 0 for key in keys)
 
         wait_until(is_idle)
         return metrics
@@ -130,6 +124,15 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             return self.process.wait(WAIT_S)
+
+
+def totals(metrics: dict[str, float]) -> dict[str, float]:
+    """By name alone: sums over engines and other labels."""
+    sums: dict[str, float] = {}
+    for name, value in metrics.items():
+        key = name.partition("{")[0]
+        sums[key] = sums.get(key, 0.0) + value
+    return sums
 
 
 def wait_until(holds: Callable[[], bool]) -> float:

@@ -7,8 +7,8 @@ from quire.core.scheduler import Scheduler
 from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine as QuireEngine
 from quire.engine.meter import attach_meter, read_stats
-from quire.ipc.messages import Event, Submit
-from quire.server.observe.engine_metrics import write_engines
+from quire.ipc.messages import Event, Stats, Submit
+from quire.server.observe.engine_metrics import SUMMED, summed, write_engines
 from quire.server.observe.exposition import Exposition
 from tests.core.harness import GREEDY, limits, request
 from tests.engine.toy_grammars import END, ToyGrammars, toy
@@ -196,3 +196,38 @@ def test_guesses_are_counted_by_the_engine(max_guesses):
     assert values["quire_guess_acceptance"] == counters.right_guesses / counters.guesses > 0
     assert values["quire_guess_tokens_per_step"] == 1 + counters.right_guesses / counters.guessed_chunks
     assert counters.steps <= 51 - counters.right_guesses + 2  # those planned before the end was known
+
+
+def test_every_number_of_an_engine_is_summed_or_known_not_to_be():
+    known = {
+        "busy_s",
+        "waited_s",
+        "idle_s",
+        "error",
+        "step_limit_s",
+        "is_compiling",
+        "checking_s",
+        "page_size",
+        "is_searching",
+    }
+    assert set(Stats.__struct_fields__) == known | set(SUMMED)
+
+
+def test_reports_of_several_engines_become_one():
+    one, other = Engine(), Engine()
+    one.ask(1, prompt=(1, 2, 3), max_tokens=5)
+    one.run()
+    reports = [read_stats(engine.engine, engine.meter) for engine in (one, other)]
+    for report in reports:
+        report.counters["restarts"] = 0  # which its process knows
+    both = summed(reports)
+    assert both.num_pages == 2 * reports[0].num_pages
+    assert both.counters == {key: value + reports[1].counters[key] for key, value in reports[0].counters.items()}
+    assert sum(both.steps["decode"]) == sum(reports[0].steps["decode"]) > 0
+    assert both.idle_s == min(report.idle_s for report in reports)
+    page = Exposition()
+    write_engines(page, dict(enumerate(reports)), is_labelled=True)
+    lines = page.text().decode().splitlines()
+    assert len([line for line in lines if line.startswith("tgi_queue_size{engine=")]) == 2
+    assert 'tgi_batch_inference_count{engine="1",method="decode"} 0' in lines
+    assert len(lines) == len(set(lines))

@@ -4,7 +4,9 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+from quire.engine.engine import Engine
 from quire.ipc.messages import Described
+from quire.ipc.supervisor_link import GaveUp
 from quire.server.processes.engine_process import EngineProcess
 from quire.server.processes.front_end import FrontEnd
 from quire.server.settings import ServerSettings
@@ -28,9 +30,13 @@ class ReadingSlowly(FrontEnd):
         return text
 
 
+def write_tokenizer(folder: Path) -> None:
+    (folder / "tokenizer.json").write_text(tokenizer()._backend.to_str(), encoding="utf-8")
+    (folder / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+
+
 def test_an_engine_that_ends_when_it_was_ready_is_not_taken_for_one_that_is_there(tmp_path: Path) -> None:
-    (tmp_path / "tokenizer.json").write_text(tokenizer()._backend.to_str(), encoding="utf-8")
-    (tmp_path / "chat_template.jinja").write_text(TEMPLATE, encoding="utf-8")
+    write_tokenizer(tmp_path)
     address = str(tmp_path / "engine")
     engines: list[tuple[EngineProcess, asyncio.Task[int]]] = []
 
@@ -61,5 +67,58 @@ def test_an_engine_that_ends_when_it_was_ready_is_not_taken_for_one_that_is_ther
         assert len(engines) == 2
         assert service.why_not_ready is None, "it would refuse what it should let wait"
         await stop()
+
+    asyncio.run(run())
+
+
+def test_a_front_end_serves_without_an_engine_that_was_given_up_before_it_started(tmp_path: Path) -> None:
+    write_tokenizer(tmp_path)
+    address = str(tmp_path / "engine")
+
+    async def run() -> None:
+        process = EngineProcess(address, FakeEngine(tmp_path))
+        running = asyncio.create_task(process.run())
+        front_end = FrontEnd(ServerSettings(data_parallel=2), 1)
+        front_end.give_up(GaveUp("it ends again and again", engine=1))
+        service = await asyncio.wait_for(front_end.join([address, str(tmp_path / "nothing")]), WAIT_S)
+        assert service.why_not_ready is None
+        assert [engine.is_gone for engine in service.engines] == [False, True]
+        assert service.engines[1].why_not == "it ends again and again"
+        await front_end.close(service)
+        process.stop()
+        await asyncio.wait_for(running, WAIT_S)
+
+    asyncio.run(run())
+
+
+def test_an_engine_on_another_platform_is_not_used(tmp_path: Path) -> None:
+    """Its numbers, and so its tokens, could be others."""
+    write_tokenizer(tmp_path)
+    addresses = [str(tmp_path / name) for name in ("one", "other")]
+
+    class Elsewhere(FakeEngine):
+        def __call__(self, describe: Callable[[Described], None]) -> Engine:
+            engine = super().__call__(describe)
+            engine.executor.platform = "gpu"
+            return engine
+
+    async def run() -> None:
+        processes = [
+            EngineProcess(addresses[0], FakeEngine(tmp_path)),
+            EngineProcess(addresses[1], Elsewhere(tmp_path)),
+        ]
+        running = [asyncio.create_task(processes[0].run())]
+        front_end = FrontEnd(ServerSettings(data_parallel=2), 1)
+        service = await asyncio.wait_for(front_end.join(addresses), WAIT_S)
+        running.append(asyncio.create_task(processes[1].run()))
+        async with asyncio.timeout(WAIT_S):
+            while front_end._lines[1].ready is None:
+                await asyncio.sleep(0.01)
+        assert service.engines[1].why_not == "it runs on a gpu, and others on a cpu; it is not used"
+        assert (service.engines[0].port is not None, service.engines[1].port) == (True, None)
+        await front_end.close(service)
+        for process in processes:
+            process.stop()
+        await asyncio.wait_for(asyncio.gather(*running), WAIT_S)
 
     asyncio.run(run())

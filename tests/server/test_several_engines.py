@@ -159,6 +159,16 @@ def test_a_request_that_waits_for_an_engine_that_is_given_up_fails_and_the_other
 
 
 @in_loop
+def test_requests_of_an_engine_go_on_elsewhere_also_where_its_end_is_heard_of_as_its_last():
+    worker = Worker()
+    stream = worker.ask()
+    number = worker.engine_of(stream)
+    worker.service.disconnect("it ends again and again", number)
+    assert stream.error is None
+    assert worker.ports[1 - number].asked == [1]
+
+
+@in_loop
 def test_while_there_is_no_engine_requests_wait_for_the_first_that_comes():
     worker = Worker()
     worker.ask(1)
@@ -193,6 +203,17 @@ def test_a_request_that_one_engine_has_no_room_for_goes_to_another():
     worker.service.on_messages([refusal(1, 6.0)], engine=asked[-1])
     assert isinstance(stream.error, Overloaded)
     assert stream.error.retry_after_s == 4.0  # the first that has room again
+
+
+@in_loop
+def test_a_request_that_has_begun_keeps_its_tokens_if_an_engine_refuses_it():
+    worker = Worker(3)
+    stream = worker.ask()
+    worker.tell(worker.engine_of(stream), 11, 12)
+    worker.lose(worker.engine_of(stream))
+    worker.service.on_messages([refusal(1, 2.0)], engine=worker.engine_of(stream))
+    (again,) = worker.ports[worker.engine_of(stream)].of(Submit)
+    assert again.so_far == [[11, 12]]
 
 
 @in_loop

@@ -100,4 +100,8 @@ async def metrics(service: Service, request: Request) -> Response:
         reports = {engine.number: engine.stats for engine in service.engines if engine.stats is not None}
         write_engines(out, reports, is_labelled=len(service.engines) > 1)
         write_endpoint(out, service.stats, service.model.name)
+    if len(service.engines) > 1:
+        now = time.monotonic()
+        up = [({"engine": str(one.number)}, int(one.trouble(now) is None)) for one in service.engines]
+        out.family("gauge", "quire_engine_up", "Engines that would answer requests.", up)
     return Response(out.text(), headers={"content-type": CONTENT_TYPE})

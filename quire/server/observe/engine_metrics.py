@@ -132,11 +132,11 @@ def summed(engines: Sequence[Stats]) -> Stats:
         slowest,
         idle_s=min(stats.idle_s for stats in engines),
         error=next((stats.error for stats in engines if stats.error is not None), None),
-        **{name: total(name) for name in _SUMMED},
+        **{name: total(name) for name in SUMMED},
     )
 
 
-_SUMMED = (
+SUMMED = (
     "num_running", "num_waiting", "running_max_tokens", "free_pages", "cached_pages", "num_pages", "max_total_tokens",
     "counters", "steps", "step_seconds", "batch_sizes", "batch_size_sum", "joined_by",
 )  # fmt: skip

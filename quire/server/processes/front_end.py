@@ -143,6 +143,8 @@ class FrontEnd:
         """Connect to the engines. The service is there as soon as one of them is ready."""
         self._lines = [EngineLine(engine, address, self._number, self) for engine, address in enumerate(addresses)]
         self._keeping = [asyncio.create_task(line.keep()) for line in self._lines]
+        for engine in self._gave_up:
+            self._keeping[engine].cancel()
         await asyncio.to_thread(_import_service)
         from quire.server.service.service import Service
 
@@ -172,6 +174,11 @@ class FrontEnd:
     def _admit(self, service: "Service", line: EngineLine) -> None:
         """Send requests to an engine that is ready, those that other engines had first."""
         if line.client is None or line.ready is None:  # `on_ready` comes later
+            return
+        if line.ready.platform != service.platform:
+            reason = f"it runs on a {line.ready.platform}, and others on a {service.platform}; it is not used"
+            service.engines[line.engine].why_not = reason
+            log.critical("engine %d: %s", line.engine, reason)
             return
         line.client.take = partial(service.on_messages, engine=line.engine)
         num_going_on = service.connect(line.client, line.engine, line.ready.cache_tokens)

@@ -131,8 +131,10 @@ class Engines:
         """An engine is gone. Returns how many of its requests go on elsewhere at once, and how many wait."""
         engine = self._engines[number]
         engine.port = None
-        engine.others = []
+        engine.others, engine.num_others = [], 0
         engine.why_not, engine.was_lost = reason, True
+        if self._router is not None:
+            engine.stats = None  # others have its sequences, which would be counted twice
         held = [(key, placement) for key, placement in self._placements.items() if placement.engine is engine]
         num_moved = 0
         for request_id, placement in held if self._router is not None else ():
@@ -149,7 +151,9 @@ class Engines:
     def give_up(self, number: int, reason: str) -> list[Stream]:
         """An engine is gone for good. Returns the streams that fail with it: no other engine may have them."""
         engine = self._engines[number]
-        engine.port, engine.why_not, engine.is_gone = None, reason, True
+        if engine.port is not None:  # the news of its end came first
+            self.lose(number, reason)
+        engine.why_not, engine.is_gone = reason, True
         failing = [key for key, placement in self._placements.items() if placement.engine is engine]
         return list(dict.fromkeys(self.prompts[key][1] for key in failing))
 
@@ -197,7 +201,9 @@ class Engines:
             return min(placement.refusals.values(), key=lambda one: one.retry_after_s or 0.0)
         prompt, stream = found
         self._load(prompt, placement, engine)
-        self._send(engine, Submit(prompt.request, waited_s=stream.times.total_s))
+        waited_s = stream.times.total_s
+        has_begun = prompt.num_tokens or placement.num_ends
+        self._send(engine, prompt.resumed(waited_s) if has_begun else Submit(prompt.request, waited_s=waited_s))
         return None
 
     def release(self, request_id: int) -> RemoteEngine | None:
