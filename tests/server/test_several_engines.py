@@ -236,14 +236,6 @@ def test_a_client_that_leaves_is_aborted_where_its_request_is():
 
 
 @in_loop
-def test_a_command_for_all_engines_reaches_those_that_are_there():
-    worker = Worker(3)
-    worker.lose(1)
-    worker.service.engines.broadcast(Abort(5))
-    assert [port.of(Abort) for port in worker.ports] == [[Abort(5)], [], [Abort(5)]]
-
-
-@in_loop
 def test_new_requests_avoid_an_engine_that_is_stuck_or_searches():
     for reported in ({"num_running": 1, "waited_s": 99.0}, {"is_searching": True}):
         worker = Worker()

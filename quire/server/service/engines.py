@@ -169,12 +169,6 @@ class Engines:
         if self._router is not None:
             self._router.sent(number, blocks)
 
-    def broadcast(self, command: Command) -> None:
-        """Send a command to every connected engine."""
-        for engine in self._engines:
-            if engine.port is not None:
-                engine.port.send(command)
-
     # Requests
 
     def submit(self, prompt: Prompt, stream: Stream) -> None:
