@@ -12,16 +12,18 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from quire.executor.draft import Draft, guess_by_draft, num_packed
 from quire.executor.guesses import guess_by_lookup
 from quire.executor.ladder import StepShape
 from quire.executor.launch import NUM_FEATURES, num_sample_fields, sizes
-from quire.executor.layer_state import page_layout
+from quire.executor.layer_state import PageLayout, page_layout
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key
 from quire.executor.shapes import Shapes
 from quire.executor.slots import empty_slots, force_tokens, pack_forced, pack_starts, start_slots
 from quire.executor.step import (
     Compiled,
+    DraftParts,
     SamplingWay,
     State,
     Weights,
@@ -57,15 +59,23 @@ class Compiler:
     """Makes the program of a key. Called from several threads."""
 
     def __init__(
-        self, model: Model, weights: ParamTree, shapes: Shapes, mesh: Mesh | None, store: ProgramStore | None
+        self,
+        model: Model,
+        weights: ParamTree,
+        shapes: Shapes,
+        mesh: Mesh | None,
+        store: ProgramStore | None,
+        draft: Draft | None = None,
     ) -> None:
+        """`draft` makes the guesses, where there are any; without it they are looked up."""
         self._store = store
         self._mesh = mesh
         # Flat, because every call walks its arguments.
-        self.weights = tuple(jax.tree.leaves(weights))
+        draft_weights = None if draft is None else draft.weights
+        self.weights = (*jax.tree.leaves(weights), *jax.tree.leaves(draft_weights))
         self.head = tuple(jax.tree.leaves(head_weights(weights)))
         self.adapters = _adapter_structure(model, shapes, mesh)
-        self._structure = jax.tree.structure(Weights(weights, self.adapters))
+        self._structure = jax.tree.structure(Weights(weights, draft_weights, self.adapters))
         self._head_structure = jax.tree.structure(head_weights(weights))
         dtype = jax.tree.leaves(weights["norm"])[0].dtype  # never quantised
         kernels = kernels_for(jax.default_backend(), str(dtype), mesh)
@@ -73,7 +83,10 @@ class Compiler:
             model.layers, shapes.page_size, shapes.max_sequence_tokens, dtype, mesh, max_groups=shapes.num_groups
         )
         self.shapes = shapes
-        self._compiled = Compiled(model, kernels, shapes, self.layout)
+        parts = None
+        if draft is not None:
+            parts = DraftParts(draft.model, draft_layout(draft.model, shapes, dtype), self.layout.windows.index(None))
+        self._compiled = Compiled(model, kernels, shapes, self.layout, parts)
         self.whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
         self._state = self._state_structure()
         self._placement = None if mesh is None else jax.tree.map(lambda array: array.sharding, self._state)
@@ -87,12 +100,18 @@ class Compiler:
         shapes = self._compiled.shapes
         slots = jax.eval_shape(lambda: empty_slots(shapes))
         slots = jax.tree.map(lambda array: _array(array.shape, array.dtype, self.whole), slots)
-        return State(self.layout.structure(shapes.num_pages), slots)
+        return State([one for layout in self._layouts for one in layout.structure(shapes.num_pages)], slots)
+
+    @property
+    def _layouts(self) -> list[PageLayout]:
+        """Of the model, and of the draft."""
+        draft = self._compiled.draft
+        return [self.layout] if draft is None else [self.layout, draft.layout]
 
     def empty_state(self) -> State:
         shapes = self._compiled.shapes
         slots = jax.tree.map(lambda array: put_on_devices(array, self.whole), empty_slots(shapes))
-        return State(self.layout.empty(shapes.num_pages), slots)
+        return State([one for layout in self._layouts for one in layout.empty(shapes.num_pages)], slots)
 
     def make(self, key: Key) -> Any:
         """From the store, or compiled and stored."""
@@ -130,6 +149,8 @@ class Compiler:
             return self._compile_traced(force_tokens, 0, self.whole, state.slots, pack_forced([], size, shapes))
         if kind == "adapter":
             return self._compile_adapter()
+        if kind == "guess" and self._compiled.draft is not None:
+            return self._compile_draft(size)
         if kind == "guess":
             guess = partial(guess_by_lookup, count=shapes.guesses)
             return self._compile_traced(guess, 0, self.whole, state.slots, _array((size,), jnp.int32))
@@ -139,7 +160,7 @@ class Compiler:
         return self._compile_sample(cast(SamplingWay, kind), size)
 
     def _compile_sample(self, way: SamplingWay, size: int) -> Any:
-        model, kernels, shapes, _ = self._compiled
+        model, kernels, shapes, _, _ = self._compiled
 
         def sample(head: tuple[jax.Array, ...], slots: Any, hidden: Any, packed: Any, masks: Any) -> Any:
             tree = jax.tree.unflatten(self._head_structure, head)
@@ -163,12 +184,20 @@ class Compiler:
         return self._compile_traced(put, 0, places, stacks, _array((), jnp.int32), adapter)
 
     def _compile_step(self, step: Callable[..., Any], shape: StepShape, places: Any) -> Any:
+        return self._compile_packed(step, sum(sizes(shape, self.shapes)), places, _options(shape))
+
+    def _compile_draft(self, size: int) -> Any:
+        guess = partial(guess_by_draft, self._compiled, size)
+        options = _options(StepShape(size, decodes_only=True))
+        return self._compile_packed(guess, num_packed(size, self.shapes.num_groups), self._placement, options)
+
+    def _compile_packed(self, step: Callable[..., Any], num_integers: int, places: Any, options: Options) -> Any:
         def with_flat_weights(weights: tuple[jax.Array, ...], state: State, packed: jax.Array) -> Any:
             return step(jax.tree.unflatten(self._structure, weights), state, packed)
 
-        packed = _array((sum(sizes(shape, self._compiled.shapes)),), jnp.int32)
+        packed = _array((num_integers,), jnp.int32)
         inputs = ((*self.weights, *jax.tree.leaves(self.adapters)), self._state, packed)
-        return self._compile_traced(with_flat_weights, 1, places, *inputs, options=_options(shape))
+        return self._compile_traced(with_flat_weights, 1, places, *inputs, options=options)
 
     def _compile_traced(
         self, function: Callable[..., Any], donated: int, places: Any, *inputs: Any, options: Options | None = None
@@ -177,6 +206,11 @@ class Compiler:
         with self._untuned if options is UNTUNED else nullcontext(), self._tracing:
             lowered = jax.jit(function, donate_argnums=donated, **where).lower(*inputs)
         return lowered.compile({**(cpu_options() if jax.default_backend() == "cpu" else {}), **(options or {})})
+
+
+def draft_layout(model: Model, shapes: Shapes, dtype: Any) -> PageLayout:
+    """All layers in one group: they keep the positions of the pages that they share."""
+    return page_layout(model.layers, shapes.page_size, shapes.max_sequence_tokens, dtype, max_groups=1)
 
 
 def _adapter_structure(model: Model, shapes: Shapes, mesh: Mesh | None) -> list[Any] | None:

@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from quire.core.plan import Chunk, Kind, PageCopy, SlotStart, StepPlan
+from quire.executor.draft import Draft, pack_guesses
 from quire.executor.launch import Launch, Packer, independent, num_samples, num_sampling, split
 from quire.executor.pending import Launched, Pending, Wanted
 from quire.executor.program_store import ProgramStore
@@ -42,14 +43,16 @@ class JaxExecutor:
         mesh: Mesh | None = None,
         store: ProgramStore | None = None,
         members: Members | None = None,
+        draft: Draft | None = None,
     ) -> None:
-        """`members`: other processes that run every program with this one, each on its own devices."""
+        """`members`: other processes that run every program with this one, each on its own devices. `draft`: the model
+        that guesses; without it guesses are looked up."""
         self._members = members
         self.platform = jax.default_backend()
         self.num_padding_tokens = 0  # computed beyond the tokens of plans, since programs have fixed shapes
         self.step_sizes: tuple[int, ...] = ()  # tokens of the steps that the device is good at; (): all alike
         self._shapes = shapes
-        self.programs = Programs(model, weights, shapes, compile_threads, mesh, store, members)
+        self.programs = Programs(model, weights, shapes, compile_threads, mesh, store, members, draft)
         self._mask_words = num_mask_words(model.vocab_size)
         self._adapters: dict[int, list[Any]] = {}  # on the host, by number: the arrays of each
         self._no_masks: dict[int, jax.Array] = {}
@@ -158,12 +161,18 @@ class JaxExecutor:
 
     def _guess(self, plan: StepPlan) -> None:
         """Put guesses behind the tokens of the slots that have them verified."""
-        slots = [chunk.slot for chunk in plan.chunks if chunk.kind is Kind.VERIFY]
-        if slots:
-            size, guess = self.programs.guess(len(slots))
+        chunks = [chunk for chunk in plan.chunks if chunk.kind is Kind.VERIFY]
+        if not chunks:
+            return
+        slots = [chunk.slot for chunk in chunks]
+        size, guess = self.programs.guess(len(slots))
+        assert self._state is not None
+        if self.programs.has_draft:
+            packed = pack_guesses(slots, self._packer.new_entries(chunks), size, self._shapes)
+            self._state = guess(self.programs.weights, self._state, packed)
+        else:
             packed = np.full(size, self._shapes.num_slots, np.int32)
             packed[: len(slots)] = slots
-            assert self._state is not None
             self._state = self._state._replace(slots=guess(self._state.slots, packed))
 
     def _wanted(self, chunk: Chunk) -> Wanted:

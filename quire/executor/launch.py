@@ -188,13 +188,20 @@ class Packer:
             array[:rows] = single
             array[first:last] = tiles[order]
 
+    def new_entries(self, chunks: Iterable[Chunk]) -> list[tuple[int, int, int, int]]:
+        """The entries that chunks add to page tables: slot, group, index and page."""
+        return [
+            (chunk.slot, group, index, page)
+            for chunk in chunks
+            for group, pages in enumerate(chunk.new_pages)
+            for index, page in enumerate(pages, self._table_lengths[chunk.slot][group])
+        ]
+
     def _pack_pages(self, into: Inputs, chunks: list[Chunk]) -> None:
-        updates = []
+        updates = self.new_entries(chunks)
         for chunk in chunks:
-            lengths = self._table_lengths[chunk.slot]
             for group, pages in enumerate(chunk.new_pages):
-                updates += [(chunk.slot, group, index, page) for index, page in enumerate(pages, lengths[group])]
-                lengths[group] += len(pages)
+                self._table_lengths[chunk.slot][group] += len(pages)
         if updates:
             columns = (into.page_slots, into.page_groups, into.page_indices, into.pages)
             for column, values in zip(columns, np.array(updates, np.int32).T, strict=True):

@@ -13,6 +13,7 @@ import numpy as np
 from jax.sharding import Mesh
 
 from quire.executor.compiler import Compiler
+from quire.executor.draft import Draft, pack_guesses
 from quire.executor.ladder import StepShape
 from quire.executor.launch import NUM_FEATURES, Launch, Packer, num_sample_fields
 from quire.executor.program_store import ProgramStore
@@ -57,11 +58,13 @@ class Programs:
         mesh: Mesh | None = None,
         store: ProgramStore | None = None,
         members: Members | None = None,
+        draft: Draft | None = None,
     ) -> None:
-        """`members`: other processes that run the same programs."""
+        """`members`: other processes that run the same programs. `draft`: the model that guesses."""
         self._model = model
         self._shapes = shapes
-        self.compiler = Compiler(model, weights, shapes, mesh, store)
+        self.compiler = Compiler(model, weights, shapes, mesh, store, draft)
+        self.has_draft = draft is not None
         # On a GPU the host waits for every branch that the device takes, and starting a program takes long: so the
         # common cases have programs of their own.
         self.is_specialised = shapes.specialised
@@ -293,6 +296,9 @@ class Programs:
             return state._replace(slots=program(state.slots, pack_forced([], size, shapes)))
         if kind == "copy":
             return state._replace(pages=program(state.pages, np.zeros((size, 2), np.int32)))
+        if kind == "guess" and self.has_draft:
+            drafted: State = program(self.weights, state, pack_guesses([], [], size, shapes))
+            return drafted
         if kind == "guess":
             return state._replace(slots=program(state.slots, np.full(size, shapes.num_slots, np.int32)))
         hidden = jnp.zeros((shapes.num_samples, self._model.hidden_size), state.pages[0][0].dtype)

@@ -22,6 +22,7 @@ from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
+from quire.ops.norms import Norms
 from quire.ops.pages import PageAccess, Segments, Tiles, write_targets
 from quire.ops.step_attention import FilterCuts, Kernels, step_attention
 
@@ -37,8 +38,17 @@ class State(NamedTuple):
     slots: Slots
 
 
+class DraftParts(NamedTuple):
+    """The constants of a model that guesses beside the one that is served."""
+
+    model: Model
+    layout: PageLayout  # its page arrays stand behind those of the other
+    group: int  # of the other's pages: the one that keeps all positions
+
+
 class Weights(NamedTuple):
     model: ParamTree
+    draft: ParamTree | None = None
     adapters: list[Any] | None = None  # by layer, the stacks of adapters; None where there are none
 
 
@@ -49,6 +59,7 @@ class Compiled(NamedTuple):
     kernels: Kernels
     shapes: Shapes
     layout: PageLayout
+    draft: DraftParts | None = None
 
 
 class Computed(NamedTuple):
@@ -125,31 +136,73 @@ def _hidden(
     compiled: Compiled, shape: StepShape, weights: Weights, state: State, inputs: Inputs, tiles: Tiles
 ) -> tuple[State, jax.Array]:
     """The output of the last layer for each token [t, d]."""
-    model, kernels, shapes, layout = compiled
-    slots = state.slots
-    at = jnp.maximum(inputs.positions, 0)
-    lengths = jnp.maximum(slots.int_params[inputs.slots, NUM_PROMPT], at + 1) if model.depends_on_length else None
+    kernels, slots, layout = compiled.kernels, state.slots, compiled.layout
     segments = Segments(inputs.fresh_offsets, inputs.fresh_lengths) if shape.fresh_sequences else None
+    tokens = StepTokens(inputs.slots, inputs.positions, tiles, segments)
+    norms = kernels.decode_norms if shape.decodes_only else kernels.norms
+    adapters = None
+    if weights.adapters is not None:
+        adapters = Adapters(slots.int_params[inputs.slots, ADAPTER], weights.adapters)
+    count = len(layout.specs)
+    context = _context(compiled.model, slots, tokens, adapters)
+    access = [_access(compiled, slots, tokens, group) for group in range(compiled.shapes.num_groups)]
+    states = PagedStates(layout, state.pages[:count], access)
+    hidden, states = compiled.model.forward(weights.model, context, states, _ops(kernels, norms))
+    state = State([*states.arrays, *state.pages[count:]], slots)
+    if compiled.draft is not None:
+        state, _ = draft_hidden(compiled, weights, state, inputs.slots, inputs.positions, tiles, norms, segments)
+    return state, hidden
 
-    def access(group: int) -> PageAccess:
-        table = slots.page_table[:, group]
-        targets = write_targets(table, inputs.slots, inputs.positions, shapes.page_size)
-        return PageAccess(targets, table, tiles, segments)
 
+class StepTokens(NamedTuple):
+    """The tokens of a forward pass: their slots and positions, and the tiles and new sequences that they make."""
+
+    slots: jax.Array
+    positions: jax.Array
+    tiles: Tiles
+    segments: Segments | None = None
+
+
+def draft_hidden(
+    compiled: Compiled,
+    weights: Weights,
+    state: State,
+    slot: jax.Array,
+    positions: jax.Array,
+    tiles: Tiles,
+    norms: Norms,
+    segments: Segments | None = None,
+) -> tuple[State, jax.Array]:
+    """The output of the draft's last layer for each token [t, d]."""
+    draft, count = compiled.draft, len(compiled.layout.specs)
+    assert draft is not None
+    assert weights.draft is not None
+    tokens = StepTokens(slot, positions, tiles, segments)
+    access = _access(compiled, state.slots, tokens, draft.group)
+    states = PagedStates(draft.layout, state.pages[count:], [access])
+    context = _context(draft.model, state.slots, tokens, None)
+    hidden, states = draft.model.forward(weights.draft, context, states, _ops(compiled.kernels, norms))
+    return State([*state.pages[:count], *states.arrays], state.slots), hidden
+
+
+def _context(model: Model, slots: Slots, tokens: StepTokens, adapters: Adapters | None) -> TokenContext:
+    at = jnp.maximum(tokens.positions, 0)
+    lengths = jnp.maximum(slots.int_params[tokens.slots, NUM_PROMPT], at + 1) if model.depends_on_length else None
+    return TokenContext(slots.history[tokens.slots, at], at, lengths, adapters)
+
+
+def _access(compiled: Compiled, slots: Slots, tokens: StepTokens, group: int) -> PageAccess:
+    table = slots.page_table[:, group]
+    targets = write_targets(table, tokens.slots, tokens.positions, compiled.shapes.page_size)
+    return PageAccess(targets, table, tokens.tiles, tokens.segments)
+
+
+def _ops(kernels: Kernels, norms: Norms) -> PlatformOps:
     def attend(spec: AttentionSpec, heads: Heads, state: PagedState) -> tuple[jax.Array, PagedState]:
         out, pages = step_attention(kernels, spec, heads, state.pages, state.access)
         return out, state._replace(pages=pages)
 
-    adapters = None
-    if weights.adapters is not None:
-        adapters = Adapters(slots.int_params[inputs.slots, ADAPTER], weights.adapters)
-    hidden, states = model.forward(
-        weights.model,
-        TokenContext(slots.history[inputs.slots, at], at, lengths, adapters),
-        PagedStates(layout, state.pages, [access(group) for group in range(shapes.num_groups)]),
-        PlatformOps(attend, kernels.decode_norms if shape.decodes_only else kernels.norms, kernels.adapter_product),
-    )
-    return State(list(states.arrays), slots), hidden
+    return PlatformOps(attend, norms, kernels.adapter_product)
 
 
 def sample_next(
@@ -211,8 +264,11 @@ def copy_pages(pages: list[Any], packed: jax.Array) -> list[Any]:
 
 
 def _with_new_pages(state: State, inputs: Inputs) -> State:
-    table = state.slots.page_table
-    table = table.at[inputs.page_slots, inputs.page_groups, inputs.page_indices].set(inputs.pages)
+    return with_page_entries(state, inputs.page_slots, inputs.page_groups, inputs.page_indices, inputs.pages)
+
+
+def with_page_entries(state: State, slots: jax.Array, groups: jax.Array, indices: jax.Array, pages: jax.Array) -> State:
+    table = state.slots.page_table.at[slots, groups, indices].set(pages)
     # Whatever was written for padding, its pages are page 0.
     return state._replace(slots=state.slots._replace(page_table=table.at[table.shape[0] - 1].set(0)))
 

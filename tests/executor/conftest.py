@@ -10,9 +10,9 @@ from quire.executor.shapes import Shapes
 from tests.executor.rig import FEW_SHAPES, SHAPES, Rig, config_of, quickly_compiled
 
 
-def made(config: dict[str, Any], shapes: Shapes) -> Iterator[Rig]:
+def made(config: dict[str, Any], shapes: Shapes, draft: dict[str, Any] | None = None) -> Iterator[Rig]:
     with quickly_compiled():
-        rig = Rig(config, shapes)
+        rig = Rig(config, shapes, draft_config=draft)
     yield rig
     rig.executor.close()
 
@@ -58,10 +58,21 @@ def guessing_gemma() -> Iterator[Rig]:
     yield from made(config_of("gemma2", num_hidden_layers=2), replace(GUESSING, num_groups=2))
 
 
-@pytest.fixture(params=["guessing_llama", "specialised_guessing_llama", "guessing_gemma"])
-def guessing(request: pytest.FixtureRequest) -> Rig:
-    rig: Rig = request.getfixturevalue(request.param)
-    return rig
+DRAFTING = replace(FEW_SHAPES, guesses=3, step_guesses=8, num_slots=3, max_prefill_tokens=16)
+
+
+@pytest.fixture(scope="session")
+def drafted_llama() -> Iterator[Rig]:
+    """Its draft is the same model, so that every guess should be right."""
+    config = config_of("llama", num_hidden_layers=1)
+    yield from made(config, DRAFTING, config)
+
+
+@pytest.fixture(scope="session")
+def drafted_gemma() -> Iterator[Rig]:
+    """With windows; its draft is another model, of another family."""
+    shapes = replace(DRAFTING, num_groups=2)
+    yield from made(config_of("gemma2", num_hidden_layers=2), shapes, config_of("llama", num_hidden_layers=1))
 
 
 FAMILIES: dict[str, dict[str, Any]] = {

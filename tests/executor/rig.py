@@ -16,6 +16,7 @@ from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.engine.executor import Executor
 from quire.errors import QuireError
+from quire.executor.draft import Draft
 from quire.executor.executor import JaxExecutor
 from quire.executor.shapes import Shapes
 from quire.files.tensor_source import TensorSource
@@ -99,14 +100,20 @@ class Rig:
         checkpoint: TensorSource | None = None,
         first_programs_only: bool = False,
         quantize: Quantize = "none",
+        draft_config: Mapping[str, Any] | None = None,
     ) -> None:
+        """`draft_config`: of a model that guesses; with the same config as the other it has the same weights."""
         self.model = build_model(config)
         self.weights: ParamTree = load_weights(
             self.model, checkpoint or NamedTensors(self.model), dtype="float32", quantize=quantize
         )
         self.shapes = shapes
         threads = 1 if first_programs_only else 2
-        self.executor = JaxExecutor(self.model, self.weights, shapes, threads)
+        draft = None
+        if draft_config is not None:
+            draft_model = build_model(draft_config)
+            draft = Draft(draft_model, load_weights(draft_model, NamedTensors(draft_model), dtype="float32"))
+        self.executor = JaxExecutor(self.model, self.weights, shapes, threads, draft=draft)
         for _ in self.executor.warm_up():
             if first_programs_only and self.executor.programs.can_run_anything:
                 break

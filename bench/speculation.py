@@ -1,0 +1,112 @@
+"""Tokens per second with guesses, as a ratio to none.
+
+    python bench/speculation.py [--model default] [--quantize int8] [--guesses 7] [--rows 1 8] [--rounds 5]
+    python bench/speculation.py --draft-model PATH --model PATH
+
+Two engines in one process, one with guesses and one without, answer the same prompts in turns; the ratios are medians
+over the rounds, so that a busy machine disturbs both alike. Prompts are built from files of this repository: edits and
+copies of code and text, which answers repeat, and questions that have nothing to do with each other, sampled, which
+they do not. Prompts are in the prefix cache after the first round, which is not counted. Every answer with guesses is
+compared with the one without.
+"""
+
+import argparse
+import statistics
+import time
+from pathlib import Path
+from typing import Any
+
+from quire import LLM
+from quire.request import SamplingParams
+
+ROOT = Path(__file__).resolve().parents[1]
+EDITED = ("quire/core/page_pool.py", "quire/core/deadlines.py", "quire/core/lazy_heap.py", "quire/core/stats.py")
+COPIED = ("docs/scheduling.md", "docs/architecture.md", "README.md", "docs/operations/running.md")
+QUESTIONS = (
+    "Tell me a story about a dragon at sea.", "What would you cook for twelve guests?",
+    "Describe a city that was built under a lake.", "Why do people collect stamps?",
+    "Write a letter from a lighthouse keeper to the moon.", "Explain how a bicycle stays upright.",
+    "Plan a week in the mountains with two children.", "What makes a good teacher?",
+)  # fmt: skip
+
+
+def repeating(count: int, length: int) -> list[Any]:
+    """Chats that ask for a text of theirs again, changed a little."""
+    chats = []
+    for number in range(count):
+        of_code = number % 2 == 0
+        path = (EDITED if of_code else COPIED)[number // 2 % 4]
+        text = (ROOT / path).read_text()[:length]
+        task = "Write this file again, with a comment above every function" if of_code else "Repeat this text"
+        chats.append([{"role": "user", "content": f"{task}:\n\n{text}"}])
+    return chats
+
+
+def unrelated(count: int) -> list[Any]:
+    return [[{"role": "user", "content": QUESTIONS[number % len(QUESTIONS)]}] for number in range(count)]
+
+
+class Runs:
+    """The runs of one engine."""
+
+    def __init__(self, llm: LLM) -> None:
+        self.llm = llm
+        self.answers: list[Any] = []
+
+    def run(self, prompts: list[Any], sampling: SamplingParams, max_tokens: int) -> float:
+        """Seconds that the answers take."""
+        begun_s = time.monotonic()
+        completions = self.llm.generate(
+            prompts, sampling, max_tokens=max_tokens, seed=1, ignore_end=True, progress=False
+        )
+        took_s = time.monotonic() - begun_s
+        self.answers = [completion.token_ids for completion in completions]
+        return took_s
+
+
+def compare(plain: Runs, guessing: Runs, prompts: list[Any], sampling: SamplingParams, rounds: int, most: int) -> str:
+    counters = guessing.llm.engine.scheduler.counters
+    ratios, rates = [], []
+    for number in range(rounds + 1):
+        before = counters.guesses, counters.right_guesses
+        order = (plain, guessing) if number % 2 else (guessing, plain)
+        took_s = {runs: runs.run(prompts, sampling, most) for runs in order}
+        assert plain.answers == guessing.answers, "guesses changed a token"
+        if number:
+            ratios.append(took_s[plain] / took_s[guessing])
+            rates.append(sum(map(len, plain.answers)) / took_s[plain])
+        made, right = counters.guesses - before[0], counters.right_guesses - before[1]
+    spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
+    accepted = f"{right} of {made} guesses right" if made else "no guesses"
+    return f"{statistics.median(ratios):.2f}x ({spread}) of {statistics.median(rates):.0f} tokens/s; {accepted}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="default")
+    parser.add_argument("--draft-model", default=None)
+    parser.add_argument("--quantize", default="int8")
+    parser.add_argument("--guesses", type=int, default=7)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=128)
+    parser.add_argument("--length", type=int, default=1600, help="Characters of a text that is repeated.")
+    asked = parser.parse_args()
+    settings: dict[str, Any] = {
+        "quantize": asked.quantize, "max_batch_size": 8, "max_total_tokens": 2048, "progress": False,
+    }  # fmt: skip
+    drafts = {} if asked.draft_model is None else {"draft_model": asked.draft_model}
+    plain = Runs(LLM(asked.model, **settings))
+    guessing = Runs(LLM(asked.model, speculate=asked.guesses, **drafts, **settings))
+    greedy, sampled = SamplingParams(temperature=0), SamplingParams(temperature=0.8)
+    for rows in asked.rows:
+        for name, prompts, sampling in (
+            ("repeating", repeating(rows, asked.length), greedy),
+            ("unrelated", unrelated(rows), sampled),
+        ):
+            found = compare(plain, guessing, prompts, sampling, asked.rounds, asked.tokens)
+            print(f"{asked.quantize} {rows} rows, {name}: {found}", flush=True)
+
+
+if __name__ == "__main__":
+    main()
