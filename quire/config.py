@@ -98,6 +98,11 @@ class Config:
         "The most tokens to guess for a sequence in one step, by what followed its last tokens before; 0 guesses none. "
         "Answers are the same, sooner where they repeat their prompt.",
     )
+    draft_model: str | None = setting(
+        None,
+        SPECULATION,
+        "A smaller model with the same vocabulary that makes the guesses instead, as --model names one.",
+    )
     tensor_parallel: int = setting(1, DEVICES, "Devices to cut the model across.")
     compile_ahead: bool = setting(
         True, DEVICES, "Compile every program before the first request; otherwise each when it is first needed."

@@ -53,6 +53,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "group": GROUND,
     "engine": frozenset({"core", "ipc"}) | GROUND,
     "engine.build": frozenset({"engine", "core", "executor", "models", "ops", "sharding"}) | BELOW_SERVER,
+    **dict.fromkeys(
+        ("engine.deployment", "engine.draft_plan", "engine.model_weights"),
+        frozenset({"engine.deployment", "engine.draft_plan", "core", "executor", "models", "ops", "sharding"})
+        | BELOW_SERVER,
+    ),
     "engine.build_group": frozenset({"engine", "engine.build", "executor", "ops", "group"}) | BELOW_SERVER,
     "server": BELOW_SERVER,
     "server.observe": SERVER,
@@ -78,7 +83,7 @@ NEVER: dict[str, frozenset[str]] = {
         ("files", "text", "grammar", "ipc", "group", "engine", "server", "llm"), frozenset({"jax", "jaxlib"})
     ),
     **dict.fromkeys(
-        ("engine.build", "engine.build_group"), frozenset()
+        ("engine.build", "engine.deployment", "engine.build_group"), frozenset()
     ),  # they put the parts together, devices included
 }
 

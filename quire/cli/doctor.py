@@ -24,12 +24,13 @@ def doctor(
     machine = _machine()
     if not json:
         _print("This machine", machine)
-    from quire.engine.build import cache_capacity, plan_deployment
+    from quire.engine.build import plan_deployment
+    from quire.engine.deployment import cache_capacity
     from quire.files.progress import progress_bar, silent
 
     deployment = plan_deployment(config, silent if json else progress_bar, is_served=True)
     facts, limits, resolved = deployment.facts, deployment.limits, deployment.resolved
-    page_bytes = deployment.layout.page_bytes
+    page_bytes = deployment.page_bytes
     weight_type = resolved.dtype if resolved.quantize == "none" else f"{resolved.quantize} and {resolved.dtype}"
     model = {
         "name": deployment.files.name,
@@ -40,6 +41,9 @@ def doctor(
         "weights": f"{as_size(facts.weight_bytes)} on each device, in {weight_type}",
         "chat template and tokenizer": "yes" if deployment.files.tokenizer is not None else "none: token ids only",
     }
+    if deployment.draft is not None:
+        draft = deployment.draft
+        model["draft"] = f"{draft.files.name}, {draft.model.num_layers} layers; in the weights and pages below"
     fit = {
         "memory allowed": f"{as_size(resolved.memory_limit_bytes)} of {as_size(facts.memory_bytes)}",
         "weights": as_size(facts.weight_bytes),

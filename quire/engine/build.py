@@ -16,11 +16,15 @@ from quire.cache_folder import cache_folder
 from quire.config import Config
 from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
+from quire.engine.deployment import Deployment, cache_capacity
+from quire.engine.draft_plan import DraftPlan, find_draft, refuse_what_cannot_draft
 from quire.engine.engine import Engine
 from quire.engine.group import Group, GroupFaults
+from quire.engine.model_weights import load_draft, load_model, placement_of
 from quire.engine.shared_settings import shared_settings
 from quire.errors import InvalidSetting
 from quire.executor.compiler import Compiler
+from quire.executor.draft import Draft
 from quire.executor.executor import JaxExecutor
 from quire.executor.layer_state import PageLayout, page_layout
 from quire.executor.memory import (
@@ -29,25 +33,20 @@ from quire.executor.memory import (
     reserve_device_memory,
     weight_bytes,
 )
-from quire.executor.program_store import ProgramStore, sources_digest
+from quire.executor.program_store import ProgramStore
 from quire.executor.programs import Programs
 from quire.executor.replay import Follower, Members
 from quire.executor.shapes import Shapes
-from quire.files.gguf_source import GGUFSource
 from quire.files.model_files import ModelFiles, locate
 from quire.files.progress import Progress, silent
-from quire.files.safetensors_source import SafetensorsSource
 from quire.grammar.matcher import Grammars
-from quire.models.adapter_plan import AdapterPlan, plan_adapters
-from quire.models.checkpoint import Placement, load_weights, map_params, stored_names
+from quire.models.adapter_plan import plan_adapters
+from quire.models.checkpoint import map_params, stored_names
 from quire.models.decoder import Decoder
-from quire.models.params import Param, ParamTree
-from quire.models.random_weights import random_weights
+from quire.models.params import Param
 from quire.models.registry import build_model
-from quire.models.weight_store import WEIGHTS_FOLDER, WeightStore
 from quire.ops.kernels import kernels_for
 from quire.ops.native import int8_product, library
-from quire.ops.native.processor import instruction_set
 from quire.resolve import (
     Choice,
     Facts,
@@ -59,12 +58,10 @@ from quire.resolve import (
     resolve_pages,
     resolve_quantize,
 )
-from quire.sharding import sharding, tensor_mesh
+from quire.sharding import tensor_mesh
 from quire.text.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
-
-Checkpoint = GGUFSource | SafetensorsSource
 
 # Called once the model's files are known and before JAX has looked for devices.
 Meet = Callable[[ModelFiles, Config], Config]
@@ -75,25 +72,6 @@ class Others(Members, Group, Protocol):
 
     def deploy(self, settings: dict[str, Any], sizes: str) -> None:
         """Let them load the model with these settings, which lead to these sizes."""
-
-
-@dataclass(frozen=True)
-class Deployment:
-    """Everything decided about running a model, before any weight is read."""
-
-    config: Config
-    files: ModelFiles
-    source: Checkpoint | None  # None for random weights
-    model: Decoder
-    mesh: Mesh | None
-    facts: Facts
-    resolved: Resolved
-    layout: PageLayout
-    shapes: Shapes
-    limits: Limits
-    adapters: AdapterPlan
-    max_step_ms: float  # 0: no limit
-    choices: tuple[Choice[Any], ...]
 
 
 @dataclass(frozen=True)
@@ -132,13 +110,16 @@ def plan_deployment(
     if config.tensor_parallel > 1:
         mesh = tensor_mesh(jax.devices()[: config.tensor_parallel])
         model = model.for_devices(mesh.size)
-    facts = _facts(config, model, mesh)
+    draft = find_draft(config, files, model, progress)
+    facts = _facts(config, model, mesh, draft)
     resolved = resolve(config, facts)
     adapters = plan_adapters(config, model, resolved, mesh)
     if meet is not None and adapters.sizes.slots:
         raise InvalidSetting("adapters are not supported by an engine of several processes (--group-size)")
     facts = replace(facts, weight_bytes=facts.weight_bytes + adapters.num_bytes)
     layout = page_layout(model.layers, resolved.page_size, resolved.max_total_tokens, resolved.dtype, mesh)
+    if draft is not None:
+        refuse_what_cannot_draft(draft, layout, files, resolved.max_total_tokens)
     choices: tuple[Choice[Any], ...] = (*resolved.choices, *adapters.choices)
     max_queued, max_step_ms = config.max_queued, config.max_step_ms or 0.0
     if is_served:
@@ -161,11 +142,14 @@ def plan_deployment(
         adapters=adapters,
         max_step_ms=max_step_ms,
         choices=choices,
+        draft=draft,
     )
-    return _with_pages(deployment, largest_step_bytes(model, shapes))
+    # One after the other, the model and its draft.
+    models = [model] if draft is None else [model, draft.model]
+    return _with_pages(deployment, max(largest_step_bytes(one, shapes) for one in models))
 
 
-def _facts(config: Config, model: Decoder, mesh: Mesh | None) -> Facts:
+def _facts(config: Config, model: Decoder, mesh: Mesh | None, draft: DraftPlan | None) -> Facts:
     platform, devices = jax.default_backend(), jax.devices()
     dtype = resolve_dtype(platform, config.dtype).value
     if dtype == "float32" and platform == "gpu":  # else products would be rounded to ten bits
@@ -174,12 +158,13 @@ def _facts(config: Config, model: Decoder, mesh: Mesh | None) -> Facts:
         library.load(cache_folder(config.cache_dir) / "native")
     fast_int8 = platform == "cpu" and int8_product.is_fast()
     quantize = resolve_quantize(platform, config, fast_int8).value
+    models = [model] if draft is None else [model, draft.model]
     return Facts(
         platform=platform,
         num_devices=len(devices),
         memory_bytes=device_memory_bytes(jax.local_devices()[0]),
         max_positions=model.max_positions,
-        weight_bytes=weight_bytes(model, dtype, quantize, mesh),
+        weight_bytes=sum(weight_bytes(one, dtype, quantize, mesh) for one in models),
         fast_int8=fast_int8,
     )
 
@@ -230,10 +215,10 @@ def _limits(config: Config, resolved: Resolved, facts: Facts, layout: PageLayout
 
 def _with_pages(deployment: Deployment, step_bytes: int) -> Deployment:
     """The deployment with as many pages as fit beside a step of so many bytes."""
-    limits, layout = deployment.limits, deployment.layout
+    limits = deployment.limits
     longest = limits.pages_of(limits.max_sequence_tokens)
     pages = resolve_pages(
-        deployment.config, deployment.resolved, deployment.facts, step_bytes, layout.page_bytes, longest
+        deployment.config, deployment.resolved, deployment.facts, step_bytes, deployment.page_bytes, longest
     )
     others = [choice for choice in deployment.choices if choice.name != pages.name]
     return replace(
@@ -242,23 +227,6 @@ def _with_pages(deployment: Deployment, step_bytes: int) -> Deployment:
         limits=replace(limits, num_pages=pages.value),
         choices=(*others, pages),
     )
-
-
-def cache_capacity(deployment: Deployment) -> dict[str, str]:
-    """The capacity of the cache, for the log and `quire doctor`."""
-    limits, layout = deployment.limits, deployment.layout
-    usable, longest = limits.num_pages - 1, limits.max_sequence_tokens
-    held = limits.pages_of(longest)
-    capacity = {
-        "tokens in the cache": f"{limits.capacity_tokens:,}",
-        "sequences at their longest": f"{usable // held:,} of {longest:,} tokens ({usable:,} pages / {held:,} each)",
-    }
-    if any(layout.windows):
-        undivided = page_layout(deployment.model.layers, layout.page_size, longest, layout.dtype, layout.mesh, 1)
-        without = limits.pages_for(longest) * undivided.page_bytes
-        times = without / (held * layout.page_bytes)
-        capacity["windows"] = f"{layout.rules}; {times:.1f}x as many sequences of {longest:,} tokens as without"
-    return capacity
 
 
 def build_engine(
@@ -277,7 +245,7 @@ def build_engine(
 
     with ThreadPoolExecutor(1) as pool:  # one waits for a compiler, the other for files
         measuring = pool.submit(measure)
-        weights = _weights(deployment, progress)
+        weights = load_model(deployment, progress)
         deployment = measuring.result()
     for choice in deployment.choices:
         if choice.is_automatic:
@@ -285,7 +253,8 @@ def build_engine(
     log.info("%s", "; ".join(f"{name}: {value}" for name, value in cache_capacity(deployment).items()))
     threads, store = deployment.resolved.compile_threads, _program_store(deployment)
     store.forget_unused()
-    executor = JaxExecutor(deployment.model, weights, deployment.shapes, threads, deployment.mesh, store, others)
+    draft = load_draft(deployment, progress)
+    executor = JaxExecutor(deployment.model, weights, deployment.shapes, threads, deployment.mesh, store, others, draft)
     scheduler = Scheduler(deployment.limits, clock, prefix_key=deployment.model.prefix_key)
     scheduler.budget.fixed_tokens = deployment.resolved.fixed_tokens
     scheduler.budget.padded_sizes = deployment.shapes.ladder.padded_sizes
@@ -310,7 +279,7 @@ def build_engine(
 
 def build_follower(deployment: Deployment, progress: Progress = silent) -> Follower:
     """Load the weights of a member that runs what its leader announces."""
-    weights = _weights(deployment, progress)
+    weights = load_model(deployment, progress)
     store = _program_store(deployment)
     store.forget_unused()
     compiler = Compiler(deployment.model, weights, deployment.shapes, deployment.mesh, store)
@@ -333,7 +302,7 @@ def _with_measured_step(deployment: Deployment) -> Deployment:
     if deployment.config.num_pages is not None or deployment.facts.platform == "cpu":
         return deployment
     assert deployment.resolved.quantize == "none", "quantised weights have other shapes"
-    placement, dtype = _placement(deployment), jnp.dtype(deployment.resolved.dtype)
+    placement, dtype = placement_of(deployment), jnp.dtype(deployment.resolved.dtype)
 
     def like(param: Param) -> jax.ShapeDtypeStruct:
         where = None if placement is None else placement(param)
@@ -342,7 +311,11 @@ def _with_measured_step(deployment: Deployment) -> Deployment:
     weights = map_params(like, deployment.model.params())
     shapes = deployment.shapes.with_pages(2)  # the pages are written in place, so their number does not matter
     store = _program_store(replace(deployment, shapes=shapes))
-    programs = Programs(deployment.model, weights, shapes, deployment.resolved.compile_threads, deployment.mesh, store)
+    draft = None
+    if deployment.draft is not None:
+        draft = Draft(deployment.draft.model, map_params(like, deployment.draft.model.params()))
+    threads, mesh = deployment.resolved.compile_threads, deployment.mesh
+    programs = Programs(deployment.model, weights, shapes, threads, mesh, store, draft=draft)
     step_bytes = programs.largest_step_bytes()
     programs.close()
     return _with_pages(deployment, step_bytes)
@@ -350,31 +323,9 @@ def _with_measured_step(deployment: Deployment) -> Deployment:
 
 def _program_store(deployment: Deployment) -> ProgramStore:
     """The compiled programs of this deployment on disk."""
-    config = json.dumps(deployment.files.config, sort_keys=True, default=str)
+    configs = [one.files.config for one in (deployment, deployment.draft) if one is not None]
+    config = json.dumps(configs, sort_keys=True, default=str)
     resolved, fast_int8 = deployment.resolved, deployment.facts.fast_int8
     numerics = f"{resolved.dtype} {resolved.quantize} {fast_int8} {deployment.config.tensor_parallel}"
     identity = f"{config} {deployment.shapes} {numerics}"
     return ProgramStore(cache_folder(deployment.config.cache_dir) / "programs", identity)
-
-
-def _placement(deployment: Deployment) -> Placement | None:
-    """The sharding of each weight; None on one device."""
-    mesh = deployment.mesh
-    return None if mesh is None else lambda param: sharding(param.shape, param.axes, mesh)
-
-
-def _weights(deployment: Deployment, progress: Progress) -> ParamTree:
-    how: dict[str, Any] = {
-        "dtype": deployment.resolved.dtype,
-        "quantize": deployment.resolved.quantize,
-        "placement": _placement(deployment),
-        "progress": progress,
-    }
-    if deployment.source is None:
-        return random_weights(deployment.model, seed=deployment.config.random_seed, **how)
-    model, source = deployment.model, deployment.source
-    if deployment.resolved.quantize == "none" or deployment.mesh is not None or not deployment.facts.fast_int8:
-        return load_weights(model, source, **how)
-    identity = (sources_digest(), instruction_set(), deployment.resolved.dtype)
-    store = WeightStore(cache_folder(deployment.config.cache_dir) / WEIGHTS_FOLDER, source.files, identity)
-    return store.load(model, lambda: load_weights(model, source, **how))

@@ -16,6 +16,7 @@ SHARED_SETTINGS = (
     "max_batch_size",
     "max_batch_prefill_tokens",
     "max_burst",
+    "speculate",
     "memory_fraction",
     "tensor_parallel",
     "compile_threads",

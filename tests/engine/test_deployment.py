@@ -8,7 +8,8 @@ import pytest
 
 from quire.config import Config
 from quire.core.limits import Limits
-from quire.engine.build import Deployment, cache_capacity, plan_deployment
+from quire.engine.build import plan_deployment
+from quire.engine.deployment import Deployment, cache_capacity
 from tests.models.cases import CASES
 
 

@@ -1,0 +1,65 @@
+"""Everything decided about running a model."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from jax.sharding import Mesh
+
+from quire.config import Config
+from quire.core.limits import Limits
+from quire.engine.draft_plan import DraftPlan
+from quire.executor.layer_state import PageLayout, page_layout
+from quire.executor.shapes import Shapes
+from quire.files.gguf_source import GGUFSource
+from quire.files.model_files import ModelFiles
+from quire.files.safetensors_source import SafetensorsSource
+from quire.models.adapter_plan import AdapterPlan
+from quire.models.decoder import Decoder
+from quire.resolve import Choice, Facts, Resolved
+
+Checkpoint = GGUFSource | SafetensorsSource
+
+
+@dataclass(frozen=True)
+class Deployment:
+    """Everything decided about running a model, before any weight is read."""
+
+    config: Config
+    files: ModelFiles
+    source: Checkpoint | None  # None for random weights
+    model: Decoder
+    mesh: Mesh | None
+    facts: Facts
+    resolved: Resolved
+    layout: PageLayout
+    shapes: Shapes
+    limits: Limits
+    adapters: AdapterPlan
+    max_step_ms: float  # 0: no limit
+    choices: tuple[Choice[Any], ...]
+    draft: DraftPlan | None = None
+
+    @property
+    def page_bytes(self) -> int:
+        """Bytes of one page on one device, in the layers of the model and of its draft."""
+        return self.layout.page_bytes + (0 if self.draft is None else self._draft_page_bytes(self.draft))
+
+    def _draft_page_bytes(self, draft: DraftPlan) -> int:
+        return draft.layout(self.resolved.page_size, self.resolved.max_total_tokens, self.resolved.dtype).page_bytes
+
+
+def cache_capacity(deployment: Deployment) -> dict[str, str]:
+    """The capacity of the cache, for the log and `quire doctor`."""
+    limits, layout = deployment.limits, deployment.layout
+    usable, longest = limits.num_pages - 1, limits.max_sequence_tokens
+    held = limits.pages_of(longest)
+    capacity = {
+        "tokens in the cache": f"{limits.capacity_tokens:,}",
+        "sequences at their longest": f"{usable // held:,} of {longest:,} tokens ({usable:,} pages / {held:,} each)",
+    }
+    if any(layout.windows):
+        undivided = page_layout(deployment.model.layers, layout.page_size, longest, layout.dtype, layout.mesh, 1)
+        without = limits.pages_for(longest) * undivided.page_bytes
+        times = without / (held * layout.page_bytes)
+        capacity["windows"] = f"{layout.rules}; {times:.1f}x as many sequences of {longest:,} tokens as without"
+    return capacity

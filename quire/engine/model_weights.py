@@ -1,0 +1,45 @@
+"""Loads the weights of a deployment: those of the model, and those of its draft."""
+
+from typing import Any
+
+from quire.cache_folder import cache_folder
+from quire.engine.deployment import Deployment
+from quire.executor.draft import Draft
+from quire.executor.program_store import sources_digest
+from quire.files.progress import Progress
+from quire.models.checkpoint import Placement, load_weights
+from quire.models.params import ParamTree
+from quire.models.random_weights import random_weights
+from quire.models.weight_store import WEIGHTS_FOLDER, WeightStore
+from quire.ops.native.processor import instruction_set
+from quire.sharding import sharding
+
+
+def placement_of(deployment: Deployment) -> Placement | None:
+    """The sharding of each weight; None on one device."""
+    mesh = deployment.mesh
+    return None if mesh is None else lambda param: sharding(param.shape, param.axes, mesh)
+
+
+def _how(deployment: Deployment, progress: Progress) -> dict[str, Any]:
+    """How weights are loaded."""
+    resolved = deployment.resolved
+    placement = placement_of(deployment)
+    return {"dtype": resolved.dtype, "quantize": resolved.quantize, "placement": placement, "progress": progress}
+
+
+def load_draft(deployment: Deployment, progress: Progress) -> Draft | None:
+    draft, seed = deployment.draft, deployment.config.random_seed
+    return None if draft is None else Draft(draft.model, draft.load(seed, **_how(deployment, progress)))
+
+
+def load_model(deployment: Deployment, progress: Progress) -> ParamTree:
+    how = _how(deployment, progress)
+    if deployment.source is None:
+        return random_weights(deployment.model, seed=deployment.config.random_seed, **how)
+    model, source = deployment.model, deployment.source
+    if deployment.resolved.quantize == "none" or deployment.mesh is not None or not deployment.facts.fast_int8:
+        return load_weights(model, source, **how)
+    identity = (sources_digest(), instruction_set(), deployment.resolved.dtype)
+    store = WeightStore(cache_folder(deployment.config.cache_dir) / WEIGHTS_FOLDER, source.files, identity)
+    return store.load(model, lambda: load_weights(model, source, **how))
