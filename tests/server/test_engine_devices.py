@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from quire import LLM
 from quire.config import Config
 from quire.errors import InvalidSetting
 from quire.group.settings import GroupSettings
@@ -57,3 +58,8 @@ def test_a_group_is_one_engine():
     group = GroupSettings(group_size=2, group_rank=0, group_address="127.0.0.1:1", group_secret="s" * 40)
     with pytest.raises(InvalidSetting, match="data_parallel is 2; with --group-size"):
         serve(Config(), ServerSettings(data_parallel=2), group)
+
+
+def test_offline_there_is_one_engine():
+    with pytest.raises(TypeError, match="data_parallel"):
+        LLM("default", data_parallel=2)
