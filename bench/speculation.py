@@ -1,18 +1,19 @@
 """Tokens per second with guesses, as a ratio to none.
 
     python bench/speculation.py [--model default] [--quantize int8] [--guesses 7] [--rows 1 8] [--rounds 5]
-    python bench/speculation.py --draft-model PATH --model PATH
+    python bench/speculation.py --model MODEL --draft-model SMALLER
 
 Two engines in one process, one with guesses and one without, answer the same prompts in turns; the ratios are medians
 over the rounds, so that a busy machine disturbs both alike. Prompts are built from files of this repository: edits and
 copies of code and text, which answers repeat, and questions that have nothing to do with each other, sampled, which
-they do not. Prompts are in the prefix cache after the first round, which is not counted. Every answer with guesses is
-compared with the one without.
+they do not. The rate is that of all rows together while all of them run. Prompts are in the prefix cache after the first
+round, which is not counted. Every answer with guesses is compared with the one without.
 """
 
 import argparse
 import statistics
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -51,17 +52,22 @@ class Runs:
 
     def __init__(self, llm: LLM) -> None:
         self.llm = llm
-        self.answers: list[Any] = []
+        self.answers: list[list[int]] = []
 
     def run(self, prompts: list[Any], sampling: SamplingParams, max_tokens: int) -> float:
-        """Seconds that the answers take."""
-        begun_s = time.monotonic()
-        completions = self.llm.generate(
-            prompts, sampling, max_tokens=max_tokens, seed=1, ignore_end=True, progress=False
-        )
-        took_s = time.monotonic() - begun_s
-        self.answers = [completion.token_ids for completion in completions]
-        return took_s
+        """Tokens per second of all rows together, from the first token of the last row to the first end."""
+        self.answers = [[] for _ in prompts]
+        begun_s, num_before = 0.0, 0
+        settings = {"max_tokens": max_tokens, "seed": 1, "ignore_end": True}
+        with closing(self.llm.stream(prompts, sampling, **settings)) as deltas:
+            for delta in deltas:
+                self.answers[delta.index] += delta.token_ids
+                count = sum(map(len, self.answers))
+                if not begun_s and all(self.answers):
+                    begun_s, num_before = time.monotonic(), count
+                if delta.finish_reason is not None:
+                    break
+            return (count - num_before) / (time.monotonic() - begun_s)
 
 
 def compare(plain: Runs, guessing: Runs, prompts: list[Any], sampling: SamplingParams, rounds: int, most: int) -> str:
@@ -70,11 +76,13 @@ def compare(plain: Runs, guessing: Runs, prompts: list[Any], sampling: SamplingP
     for number in range(rounds + 1):
         before = counters.guesses, counters.right_guesses
         order = (plain, guessing) if number % 2 else (guessing, plain)
-        took_s = {runs: runs.run(prompts, sampling, most) for runs in order}
-        assert plain.answers == guessing.answers, "guesses changed a token"
+        rate = {runs: runs.run(prompts, sampling, most) for runs in order}
+        for one, other in zip(plain.answers, guessing.answers, strict=True):
+            length = min(len(one), len(other))
+            assert one[:length] == other[:length], "guesses changed a token"
         if number:
-            ratios.append(took_s[plain] / took_s[guessing])
-            rates.append(sum(map(len, plain.answers)) / took_s[plain])
+            ratios.append(rate[guessing] / rate[plain])
+            rates.append(rate[plain])
         made, right = counters.guesses - before[0], counters.right_guesses - before[1]
     spread = f"{min(ratios):.2f} to {max(ratios):.2f}"
     accepted = f"{right} of {made} guesses right" if made else "no guesses"
