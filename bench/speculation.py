@@ -6,8 +6,8 @@
 Two engines in one process, one with guesses and one without, answer the same prompts in turns; the ratios are medians
 over the rounds, so that a busy machine disturbs both alike. Prompts are built from files of this repository: edits and
 copies of code and text, which answers repeat, and questions that have nothing to do with each other, sampled, which
-they do not. The rate is that of all rows together while all of them run. Prompts are in the prefix cache after the first
-round, which is not counted. Every answer with guesses is compared with the one without.
+they do not. The rate is that of all rows together while all of them run. Prompts are in the prefix cache after the
+first round, which is not counted. Every answer with guesses is compared with the one without.
 """
 
 import argparse
