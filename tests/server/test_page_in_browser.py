@@ -102,6 +102,7 @@ def test_the_dot_turns_red_when_the_server_is_gone_and_green_when_it_is_back(bro
     browser.wait_for("#model", "cannot be reached")
     assert browser.run("return document.getElementById('dot').className") == "dot down"
     served = Served(model_folder, f"port={port}").wait()
+    browser.run("document.dispatchEvent(new Event('visibilitychange'))")
     try:
         browser.wait_for("#model", "fake")
     finally:
