@@ -20,7 +20,7 @@ import numpy as np
 from safetensors.numpy import save_file
 
 from quire import LLM, SamplingParams
-from quire.files import locate
+from quire.files.model_files import locate
 from quire.models.adapters import adapted_layers
 from quire.models.checkpoint import leaves
 from quire.models.decoder import Decoder

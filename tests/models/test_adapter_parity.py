@@ -20,6 +20,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "qwen2": {"use_rslora": True},
     "mistral": {"rank_pattern": {"q_proj": 2, r"layers\.1\..*down_proj": 6}, "alpha_pattern": {"v_proj": 3}},
     "llama": {"target_modules": "all-linear"},
+    # PEFT takes the names of dense blocks for experts too.
+    "qwen3_moe": {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
     "qwen3": {"target_modules": r".*\.(q_proj|down_proj)"},
 }
 

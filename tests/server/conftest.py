@@ -12,9 +12,12 @@ from tests.server.vocabulary import TEMPLATE, tokenizer
 
 
 @pytest.fixture(scope="session")
-def server() -> Iterator[RunningServer]:
-    """One for all tests that only ask."""
-    running = RunningServer().start()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    """One for all tests that only ask. Adapters may be loaded; there is a folder of one, `style`."""
+    folder = tmp_path_factory.mktemp("adapters")
+    (folder / "style").mkdir()
+    (folder / "style" / "adapter_config.json").write_text("{}")
+    running = RunningServer(adapter_folder=folder, max_loras=1).start()
     yield running
     running.stop()
 

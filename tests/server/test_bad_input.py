@@ -12,6 +12,7 @@ from tests.patience import WAIT_S
 
 ROUTES = ["/v1/completions", "/v1/chat/completions", "/v1/messages", "/v1/messages/count_tokens",
           "/v1/responses", "/v1/responses/input_tokens",
+          "/v1/load_lora_adapter", "/v1/unload_lora_adapter",
           "/generate", "/generate_stream", "/", "/invocations", "/tokenize",
           "/chat_tokenize", "/detokenize", "/vertex", "/v2/models/fake/versions/1/infer"]  # fmt: skip
 

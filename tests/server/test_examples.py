@@ -60,8 +60,12 @@ EXAMPLES = list(examples())
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[RunningServer]:
-    running = RunningServer(model=replace(served_model(), name=DEFAULT_MODEL.name)).start()
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("adapters")
+    (folder / "style").mkdir()
+    (folder / "style" / "adapter_config.json").write_text("{}")
+    model = replace(served_model(), name=DEFAULT_MODEL.name, adapters={})
+    running = RunningServer(model=model, adapter_folder=folder, max_loras=1).start()
     yield running
     running.stop()
 

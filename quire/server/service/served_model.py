@@ -25,7 +25,8 @@ class ServedModel:
     max_total_tokens: int
     max_input_tokens: int
     created: int = 0  # seconds since 1970
-    adapters: dict[str, str] = field(default_factory=dict)  # folders by name; changes as adapters come and go
+    # Folders by name. Changes as adapters come and go.
+    adapters: dict[str, str] = field(default_factory=dict, hash=False, compare=False)
 
     @cached_property
     def known_as(self) -> frozenset[str]:

@@ -41,7 +41,7 @@ _MESSAGE = {
 }
 MESSAGES = ("messages", {"items": _MESSAGE})
 
-_LOAD_EXAMPLE = '{"lora_name": "style", "lora_path": "adapters/style"}'
+_LOAD_EXAMPLE = '{"lora_name": "style", "lora_path": "style"}'
 _UNLOAD_EXAMPLE = '{"lora_name": "style"}'
 
 _get = partial(Route, "GET", dialect=OPENAI)
