@@ -164,11 +164,11 @@ class Compiler:
 
         def sample(head: tuple[jax.Array, ...], slots: Any, hidden: Any, packed: Any, masks: Any) -> Any:
             tree = jax.tree.unflatten(self._head_structure, head)
-            return sample_next(way, model, shapes, size, tree, slots, hidden, packed, masks, kernels.filter_cuts)
+            return sample_next(way, model, size, tree, slots, hidden, packed, masks, kernels.filter_cuts)
 
         dtype = jax.tree.leaves(self._state.pages)[0].dtype
         hidden = _array((shapes.num_samples, model.hidden_size), dtype, self.whole)
-        packed = _array((num_sample_fields(shapes) * size + NUM_FEATURES,), jnp.int32)
+        packed = _array((num_sample_fields(shapes.guesses > 0) * size + NUM_FEATURES,), jnp.int32)
         masks = _array((size, num_mask_words(model.vocab_size)), jnp.uint32, self.whole)
         inputs = (self.head, self._state.slots, hidden, packed, masks)
         # Timing its product would disturb that of decodes, which are compiled meanwhile.

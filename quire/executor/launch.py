@@ -210,7 +210,7 @@ class Packer:
     def pack_samples(self, launch: Launch, chunks: Sequence[Chunk], size: int, features: Sequence[Any]) -> Ints:
         """The inputs of sampling: of `size` tokens to sample their slots and positions, whether they are sampled and
         how many guesses are before them; the features."""
-        fields = num_sample_fields(self._shapes)
+        fields = num_sample_fields(self._shapes.guesses > 0)
         packed = np.zeros(fields * size + NUM_FEATURES, np.int32)
         slots, positions, samples, *guesses = packed[: fields * size].reshape(fields, size)
         slots.fill(self._shapes.num_slots)
@@ -232,9 +232,9 @@ class Packer:
         return packed
 
 
-def num_sample_fields(shapes: Shapes) -> int:
-    """Integers of each token to sample, in the packed array of the sampler."""
-    return 4 if shapes.guesses else 3
+def num_sample_fields(guesses: bool) -> int:
+    """Integers of each token to sample, in the packed array of the sampler; one more where tokens are guessed."""
+    return 4 if guesses else 3
 
 
 def num_samples(chunk: Chunk) -> int:

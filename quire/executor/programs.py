@@ -303,7 +303,7 @@ class Programs:
             return state._replace(slots=program(state.slots, np.full(size, shapes.num_slots, np.int32)))
         hidden = jnp.zeros((shapes.num_samples, self._model.hidden_size), state.pages[0][0].dtype)
         masks = jnp.zeros((size, num_mask_words(self._model.vocab_size)), jnp.uint32)
-        packed = np.full(num_sample_fields(shapes) * size + NUM_FEATURES, shapes.num_slots, np.int32)
+        packed = np.full(num_sample_fields(shapes.guesses > 0) * size + NUM_FEATURES, shapes.num_slots, np.int32)
         packed[size:] = 0
         return state._replace(slots=program(self.compiler.head, state.slots, hidden, packed, masks)[0])
 

@@ -208,7 +208,6 @@ def _ops(kernels: Kernels, norms: Norms) -> PlatformOps:
 def sample_next(
     way: SamplingWay,
     model: Model,
-    shapes: Shapes,
     size: int,
     head: ParamTree,
     slots: Slots,
@@ -222,7 +221,7 @@ def sample_next(
     `head` has the weights that logits take. `packed` holds, for each of them, its slot, its position, whether it
     samples and how many guesses are before it, then the features.
     """
-    count = num_sample_fields(shapes)
+    count = num_sample_fields(slots.lengths is not None)
     slot, position, samples, *guesses = packed[: count * size].reshape(count, size)
     position = positions_of(position, slot, slots)
     logits = model.logits(head, hidden[:size])
