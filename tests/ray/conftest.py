@@ -10,12 +10,14 @@ import pytest
 from tests.server.processes import free_port
 from tests.tiny_chat_model import SIZES, write_tiny_chat_model
 
+CACHE = Path(__file__).parents[2] / ".venv-ray" / "cache"  # of what is compiled, from one run to the next
 collect_ignore_glob = [] if os.environ.get("QUIRE_RAY") else ["test_*.py"]
 
 
 @pytest.fixture(scope="session")
 def cluster() -> Iterator[str]:
     """The address of its proxy."""
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112  # Ray gives its processes 15, the last on a busy machine
     import ray
     from ray import serve
 
@@ -30,9 +32,8 @@ def cluster() -> Iterator[str]:
 @pytest.fixture(scope="session")
 def settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Those of a small model."""
-    folder: Path = tmp_path_factory.mktemp("ray")
-    model = write_tiny_chat_model(folder / "model")
-    return SIZES | {"model": model, "cache_dir": str(folder / "cache"), "num_cpus": 0.5, "drain_s": 5}
+    model = write_tiny_chat_model(tmp_path_factory.mktemp("ray"))
+    return SIZES | {"model": model, "cache_dir": str(CACHE), "num_cpus": 0.5, "drain_s": 5}
 
 
 @pytest.fixture
