@@ -46,7 +46,7 @@ def main() -> None:
     if given.url is not None:
         print(f"{asyncio.run(measure(given.url, given.streams, given.tokens)):,.0f} tokens/s")
         return
-    os.environ.setdefault("RAY_worker_niceness", "0")  # noqa: SIM112  # Ray gives its processes 15
+    os.environ.setdefault("RAY_worker_niceness", "0")  # Ray gives its processes 15
     ray.init(num_cpus=4, include_dashboard=False, object_store_memory=100 * 2**20, log_to_driver=False)
     port = free_port()
     serve.start(http_options={"host": "127.0.0.1", "port": port})
