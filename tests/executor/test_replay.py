@@ -1,0 +1,144 @@
+"""A follower that runs what a leader announces has the leader's state, bit for bit."""
+
+import queue
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from quire.core.limits import Limits
+from quire.core.scheduler import Scheduler
+from quire.engine.engine import Engine
+from quire.executor.compiler import Compiler
+from quire.executor.executor import JaxExecutor
+from quire.executor.ladder import StepShape
+from quire.executor.replay import Follower, HostArray, PlainKey, from_plain, to_plain
+from quire.executor.shapes import Shapes
+from quire.group.arrays import from_message, to_message
+from quire.models.random_weights import random_weights
+from quire.models.registry import build_model
+from quire.request import Request, SamplingParams
+from tests.models.cases import CASES
+from tests.patience import WAIT_S
+
+SHAPES = Shapes(num_pages=24, page_size=4, num_slots=4, max_prefill_tokens=16, max_sequence_tokens=64, min_tokens=4)
+LIMITS = Limits(
+    page_size=4,
+    num_pages=24,
+    max_batch_size=4,
+    max_step_tokens=20,
+    max_batch_prefill_tokens=16,
+    max_sequence_tokens=64,
+)
+CONFIG = {**CASES["llama"], "num_hidden_layers": 1}
+
+
+class Direct:
+    """Members of this process: the arrays take the form that they have on a link, and nothing else passes."""
+
+    def __init__(self) -> None:
+        self.follower: Follower | None = None
+        self.calls: list[PlainKey] = []
+        self.prepared: list[PlainKey] = []
+        self.refused: set[tuple[Any, ...]] = set()
+        self._made: dict[tuple[Any, ...], queue.Queue[str | None]] = {}
+
+    def prepare(self, key: PlainKey) -> None:
+        self.prepared.append(key)
+        assert self.follower is not None
+        self._made[tuple(key)] = queue.Queue()
+        self.follower.prepare(key, self._made[tuple(key)].put)
+
+    def confirm(self, key: PlainKey) -> None:
+        if tuple(key) in self.refused:
+            raise RuntimeError("a member has no memory for it")
+        assert self._made[tuple(key)].get(timeout=WAIT_S) is None
+
+    def run(self, key: PlainKey, arrays: Sequence[HostArray | None], hidden: int) -> None:
+        assert key in self.prepared, "a program runs before every member has it"
+        self.calls.append(key)
+        assert self.follower is not None
+        self.follower.run(key, [from_message(to_message(array)) for array in arrays], hidden)
+
+    def reset(self) -> None:
+        assert self.follower is not None
+        self.follower.reset()
+
+
+@pytest.fixture(scope="module")
+def ends() -> tuple[JaxExecutor, Direct, Follower]:
+    jax.config.update("jax_disable_most_optimizations", True)
+    model = build_model(CONFIG)
+    members = Direct()
+    weights = [random_weights(model, seed=1, dtype="float32") for _ in range(2)]
+    compiler = Compiler(model, weights[1], SHAPES, None, None)
+    members.follower = Follower(compiler, model.vocab_size, model.hidden_size, 1)
+    return JaxExecutor(model, weights[0], SHAPES, 1, members=members), members, members.follower
+
+
+def requests() -> list[Request]:
+    """Long and short prompts, greedy and sampled, with log-probabilities of prompts and of tokens."""
+    asked = [SamplingParams(temperature=number % 2, logprobs=2 if number == 3 else None) for number in range(5)]
+    return [
+        Request(number, tuple(range(number, number + 7 * number)), 9, asked[number], seed=number,
+                prompt_logprobs=1 if number == 2 else None)
+        for number in range(1, 5)
+    ]  # fmt: skip
+
+
+def run(executor: JaxExecutor) -> dict[int, list[int]]:
+    engine = Engine(Scheduler(LIMITS, lambda: 0.0), executor)
+    for request in requests():
+        engine.add(request)
+    tokens: dict[int, list[int]] = {}
+    while not engine.is_idle:
+        outcome = engine.step()
+        assert not outcome.failures
+        for update in outcome.updates:
+            tokens.setdefault(update.request_id, []).extend(update.tokens)
+    return tokens
+
+
+def same(one: Any, other: Any) -> bool:
+    return all(np.array_equal(a, b) for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True))
+
+
+def test_a_follower_has_the_state_of_its_leader(ends: tuple[JaxExecutor, Direct, Follower]) -> None:
+    executor, members, follower = ends
+    executor.reset()
+    tokens = run(executor)
+    assert all(len(those) == 9 for those in tokens.values())
+    assert same(executor._state, follower._state)
+    kinds = {key[0] if isinstance(key[0], str) else "forward" for key in members.calls}
+    assert kinds >= {"start", "forward", "any"}
+
+
+def test_both_begin_again_together(ends: tuple[JaxExecutor, Direct, Follower]) -> None:
+    executor, _, follower = ends
+    executor.reset()
+    assert same(executor._state, follower._state)
+    assert not np.asarray(follower._state.slots.history).any()
+    run(executor)
+    assert same(executor._state, follower._state)
+
+
+def test_a_program_that_a_member_cannot_make_is_in_no_table(ends: tuple[JaxExecutor, Direct, Follower]) -> None:
+    executor, members, _ = ends
+    key = ("copy", 16)
+    members.refused = {key}
+    with pytest.raises(RuntimeError, match="no memory"):
+        executor.programs.get(key)
+    assert key not in executor.programs.table.keys
+
+
+@pytest.mark.parametrize("key", [StepShape(4), StepShape(8, scores=True), ("any", 4), ("copy", 16)])
+def test_keys_survive_the_link(key: Any) -> None:
+    assert from_plain(to_plain(key)) == key
+
+
+@pytest.mark.parametrize("parts", [[], ["any"], ["any", "x"], [1, 2, 3, 4, 5, 6]])
+def test_other_lists_are_no_keys(parts: PlainKey) -> None:
+    with pytest.raises((ValueError, TypeError, IndexError)):
+        from_plain(parts)
