@@ -42,7 +42,8 @@ def expected(model: str, tmp_path_factory: pytest.TempPathFactory) -> list[list[
 
 
 @pytest.fixture(scope="module")
-def group(model: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+def group(model: str, expected: list[list[str]], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Group]:
+    """Started after the one process, which has built the native library for all."""
     sizes = [f"--{name.replace('_', '-')}={value}" for name, value in SIZES.items()]
     one = Group(model, *sizes, "--cache-dir", str(program_folder(tmp_path_factory)), "--restart-after-s", "60")
     yield one
