@@ -11,17 +11,19 @@ from quire.cache_folder import cache_folder
 from quire.cli.console import log_to_stderr
 from quire.cli.settings import with_settings
 from quire.config import Config
+from quire.group.settings import GroupSettings
 from quire.resolve import as_size
 
 
 @with_settings
 def doctor(
     config: Config,
+    group: GroupSettings,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the machine, how the model would fit and every choice of settings, without loading the weights."""
     log_to_stderr(quiet=True)
-    machine = _machine()
+    machine = _machine() | _group(group)
     if not json:
         _print("This machine", machine)
     from quire.engine.build import plan_deployment
@@ -84,6 +86,18 @@ def _machine() -> dict[str, Any]:
         "host": f"{platform.machine()}, {os.cpu_count()} cores, {as_size(host_bytes)}",
         "devices": f"{len(devices)} x {jax.default_backend()} ({', '.join(kinds)})",
         "memory of a device": as_size(device_memory_bytes(devices[0])),
+    }
+
+
+def _group(group: GroupSettings) -> dict[str, Any]:
+    """This member's place in its group. The others are not asked; the fit is that on the devices of this machine."""
+    if not group.is_group:
+        return {}
+    group.secret()  # raises where there is none
+    role = "the leader" if group.is_leader else "a follower"
+    return {
+        "group": f"{group.group_size} members at {group.group_address}; this is member {group.group_rank}, {role}",
+        "devices of the group": "all of all members; what follows is for those of this machine alone",
     }
 
 

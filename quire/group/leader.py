@@ -35,7 +35,6 @@ from quire.group.settings import MEMBER_LOST, GroupSettings
 log = logging.getLogger(__name__)
 
 MAX_STRANGERS = 8  # connections that have not shown that they know the secret; more are dropped
-TELL_EVERY_S = 10.0
 LISTEN_AGAIN_S = 1.0
 
 
@@ -74,7 +73,7 @@ class Leader:
         self._told = ""
         # The engine process replaces these once requests can run.
         self.on_lost: Callable[[str], None] = _end_process
-        self.on_fault: Callable[[str], None] = _end_process
+        self.on_fault: Callable[[str], None] = self._fail_process
 
     @property
     def num_others(self) -> int:
@@ -110,7 +109,7 @@ class Leader:
         with listener, self._changed:
             while missing := [rank for rank in range(1, self._settings.group_size) if rank not in self._members]:
                 self._say_missing(missing)
-                self._changed.wait(TELL_EVERY_S)
+                self._changed.wait()
             self._has_begun = True
             listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
         log.info("the group is complete: %s", ", ".join(map(str, self._in_order())))
@@ -137,8 +136,8 @@ class Leader:
         count, size = len(missing), self._settings.group_size
         which = f"member {missing[0]}" if count == 1 else f"members {', '.join(map(str, missing[:8]))}"
         reason = f"waiting for {which} of {size} at {self._settings.group_address}"
-        log.info("%s", reason)
         if reason != self._told:
+            log.info("%s", reason)
             self._told = reason
             self._tell(reason)
 
@@ -160,6 +159,9 @@ class Leader:
             return
         member = Member(join.rank, link)
         with self._changed:
+            if self._has_begun:  # the group was completed meanwhile
+                link.close()
+                return
             before = self._members.pop(join.rank, None)
             if before is not None:  # it came again, before the end of its last connection was noticed
                 before.link.close()
@@ -263,6 +265,13 @@ class Leader:
                 member.made[tuple(message.key)] = message.reason
             self._changed.notify_all()
 
+    def _fail_process(self, reason: str) -> None:
+        """While the engine is built: a failed start, unless the failure comes of the loss of another member."""
+        self.check()
+        log.error("%s", reason)
+        logging.shutdown()
+        os._exit(1)
+
     def _lose(self, member: Member, reason: str) -> None:
         with self._changed:
             if not self._has_begun:
@@ -277,7 +286,7 @@ class Leader:
 
 
 def _end_process(reason: str) -> None:
-    """While the engine is built. No request runs, so none is to blame."""
+    """While the engine is built. No request runs, so none is to blame. It is not a failed start of the engine's own."""
     log.error("%s; the group begins again", reason)
     logging.shutdown()
     os._exit(MEMBER_LOST)

@@ -120,6 +120,16 @@ def test_a_member_that_leaves_before_the_group_is_complete_may_come_again():
     ends.close()
 
 
+def test_a_member_that_comes_twice_does_not_replace_the_one_that_the_group_began_with(ends):
+    wait_until(lambda: ends.told)
+    first, second = ends.joining(1), ends.joining(1)
+    wait_until(lambda: ends.told[-1].startswith("the group is complete"))
+    ends.leader.begin("127.0.0.1:1")
+    wait_until(lambda: not (first.empty() and second.empty()))
+    ends.leader.check()
+    assert ends.lost.empty()
+
+
 def test_members_hear_everything_in_its_order(ends):
     (member,) = ends.complete()
     ends.leader.deploy({"dtype": "float32"}, "sizes")
