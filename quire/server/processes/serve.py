@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from quire.config import Config
-from quire.errors import InvalidSetting
+from quire.errors import InvalidSetting, shown
 from quire.group.settings import GroupSettings
 from quire.ipc.server import new_address
 from quire.server.http.listener import open_listener, open_listeners
@@ -23,6 +23,8 @@ from quire.server.processes.model_engine import ModelEngine
 from quire.server.processes.supervisor import Supervisor
 from quire.server.settings import ServerSettings
 
+NOT_IN_GROUPS = ("lora_adapters", "max_loras", "adapter_folder", "draft_model")  # settings
+
 
 def serve(
     config: Config, settings: ServerSettings, group: GroupSettings | None = None, *, show_progress: bool = True
@@ -33,11 +35,7 @@ def serve(
     """
     configure_logs(settings.log_format, settings.logging_level)
     if group is not None and group.is_group:
-        if settings.data_parallel > 1:
-            raise InvalidSetting(
-                f"data_parallel is {settings.data_parallel}; with --group-size, which makes one engine of several "
-                "processes, it must be 1"
-            )
+        _refuse_for_groups(config, settings)
         group.secret()  # raises where there is none
         if not group.is_leader:
             from quire.server.processes.member import follow_leader
@@ -47,6 +45,17 @@ def serve(
     leads = group if group is not None and group.is_group else None
     first = ModelEngine(config, settings.log_format, show_progress, settings.logging_level, leads)
     serve_engines(model_engines(first, settings.data_parallel), settings, config.chat_template)
+
+
+def _refuse_for_groups(config: Config, settings: ServerSettings) -> None:
+    if settings.data_parallel > 1:
+        raise InvalidSetting(
+            f"data_parallel is {settings.data_parallel}; with --group-size, which makes one engine of several "
+            "processes, it must be 1"
+        )
+    for name in NOT_IN_GROUPS:
+        if value := getattr(config, name):
+            raise InvalidSetting(f"{name} is {shown(value)}; an engine of several processes (--group-size) has none")
 
 
 def model_engines(first: ModelEngine, count: int) -> list[ModelEngine]:
