@@ -34,8 +34,8 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=32)
     parser.add_argument("--adapters", type=int, default=8)
     parser.add_argument("--rank", type=int, default=16)
-    parser.add_argument("--tokens", type=int, default=48, help="of each answer")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=12, help="of each answer")
+    parser.add_argument("--rounds", type=int, default=15)
     options = parser.parse_args()
 
     model = build_model(locate(options.model).config)
@@ -60,10 +60,11 @@ def main() -> None:
                 rate = tokens_per_s(llm, asked, options.tokens, turn)
                 if turn:  # the first round warms up
                     rates[name].append(rate)
-    base = statistics.median(rates["without room for adapters"])
+    base = rates["without room for adapters"]
     for name, measured in rates.items():
+        share = statistics.median(one / other for one, other in zip(measured, base, strict=True))
         median = statistics.median(measured)
-        print(f"{name:<28} {median:8.1f} tokens/s {median / base:6.3f}  {[round(one) for one in measured]}")
+        print(f"{name:<28} {median:8.1f} tokens/s {share:6.3f} of it in the median round {[*map(round, measured)]}")
 
 
 def tokens_per_s(llm: LLM, adapters: list[str | None], tokens: int, turn: int) -> float:

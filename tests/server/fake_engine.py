@@ -7,7 +7,7 @@ from pathlib import Path
 
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
-from quire.errors import UnsupportedModel
+from quire.errors import InvalidAdapter, UnsupportedModel
 from quire.ipc.messages import Described
 from tests.core.harness import limits
 from tests.fake_executor import POISON, FakeExecutor
@@ -24,6 +24,7 @@ class FakeEngine:
     refuses: bool = False
     build_s: float = 0.0
     builds_after: Path | None = None  # this file is there
+    adapters: Path | None = None  # a folder of adapters, of which `first` is there from the start
 
     def __call__(self, describe: Callable[[Described], None]) -> Engine:
         if self.refuses:
@@ -33,11 +34,22 @@ class FakeEngine:
             time.sleep(0.02)
         describe(Described("fake", str(self.tokenizer), (), {}))
         chosen = limits(num_pages=4000, max_batch_size=16, max_sequence_tokens=512, max_step_tokens=600,
-                        max_batch_prefill_tokens=512)  # fmt: skip
+                        max_batch_prefill_tokens=512, max_loras=2)  # fmt: skip
         executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, self._before_result)
-        return Engine(Scheduler(chosen, time.monotonic), executor)
+        engine = Engine(Scheduler(chosen, time.monotonic), executor, read_adapter=read_adapter)
+        if self.adapters is not None:
+            engine.adapters.root = self.adapters
+            engine.adapters.load("first", str(self.adapters / "first"))
+        return engine
 
     def _before_result(self, plan: object, prompts: list[tuple[int, ...]]) -> None:
         while any(HANG in prompt for prompt in prompts):
             time.sleep(0.1)
         time.sleep(self.step_s)
+
+
+def read_adapter(folder: str) -> str:
+    """As far as an executor without numbers needs it."""
+    if not Path(folder, "adapter_config.json").is_file():
+        raise InvalidAdapter(f"{folder}: there is no adapter_config.json")
+    return folder

@@ -11,7 +11,6 @@ import uvicorn
 from quire.core.scheduler import Scheduler
 from quire.engine.driver import Driver
 from quire.engine.engine import Engine
-from quire.errors import InvalidAdapter
 from quire.grammar.matcher import Grammars
 from quire.request import Request, SamplingParams
 from quire.server.http.app import make_app
@@ -22,6 +21,7 @@ from quire.server.settings import ServerSettings
 from tests.core.harness import limits
 from tests.fake_executor import VOCABULARY, FakeExecutor, expected_tokens
 from tests.patience import WAIT_S
+from tests.server.fake_engine import read_adapter
 from tests.server.vocabulary import served_model
 
 
@@ -48,13 +48,6 @@ def new_driver(
     for name, folder in (adapters or {}).items():
         engine.adapters.load(name, str(folder))
     return Driver(engine)
-
-
-def read_adapter(folder: str) -> str:
-    """As far as an executor without numbers needs it."""
-    if not Path(folder, "adapter_config.json").is_file():
-        raise InvalidAdapter(f"{folder}: there is no adapter_config.json")
-    return folder
 
 
 class RunningServer:

@@ -22,6 +22,7 @@ def main(folder: str, *settings: str) -> None:
         step_s=given.pop("step_s", 0.0),
         refuses=bool(given.pop("refuses", 0)),
         build_s=given.pop("build_s", 0.0),
+        adapters=Path(given.pop("adapters")) if "adapters" in given else None,
         builds_after=Path(given.pop("builds_after")) if "builds_after" in given else None,
     )
     try:

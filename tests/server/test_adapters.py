@@ -1,5 +1,7 @@
 """Adapters by name in every API, and their loading and unloading by clients."""
 
+import os
+import signal
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,6 +11,8 @@ import httpx
 import pytest
 
 from quire.server.settings import ServerSettings
+from tests import web
+from tests.server.processes import Served, wait_until
 from tests.server.running import RunningServer, new_driver
 
 PROMPT = [1, 2, 3]
@@ -242,3 +246,38 @@ def test_the_next_engine_has_the_adapters_that_were_loaded(
     assert complete(client, "b").status_code == 404
     assert [card["id"] for card in client.get("/v1/models").json()["data"]] == [server.model.name, "a", "c"]
     following.stop()
+
+
+def test_all_workers_agree_and_an_engine_that_was_killed_has_its_adapters_again(model_folder: Path, root: Path) -> None:
+    served = Served(model_folder, f"adapters={root}", "http_workers=2").wait()
+    try:
+        wait_until(lambda: web.get(f"{served.url}/health").status_code == 200)
+        loading = {"lora_name": "c", "lora_path": "third"}
+        assert web.post(f"{served.url}/v1/load_lora_adapter", json=loading).status_code == 200
+
+        def answers(name: str) -> set[tuple[int, str]]:
+            """Of several connections, so that both workers are asked."""
+            body = {"prompt": PROMPT, "max_tokens": 5, "temperature": 0, "model": name}
+            asked = [served.ask(body) for _ in range(8)]
+            return {(one.status_code, one.json().get("choices", [{"text": ""}])[0]["text"]) for one in asked}
+
+        wait_until(lambda: len(answers("c")) == 1)
+        before = answers("c") | answers("first")
+        assert {status for status, _ in before} == {200}
+        assert len(before) == 2
+        os.kill(served.engine_pid(), signal.SIGKILL)
+        wait_until(lambda: served.named("quire-engine") != [] and answers("c") | answers("first") == before)
+    finally:
+        served.stop()
+
+
+def test_the_name_of_a_model_in_a_path_can_be_an_adapters(server: RunningServer, client: httpx.Client) -> None:
+    data = list(server.model.tokenizer.decode(PROMPT).encode())
+    given = {"name": "in", "shape": [1], "datatype": "BYTES", "data": data}
+    body = {"id": "1", "inputs": [given], "outputs": [{"name": "out"}], "parameters": {"max_new_tokens": 5}}
+    texts = []
+    for name in ("a", "b", server.model.name):
+        answered = client.post(f"/v2/models/{name}/versions/1/infer", json=body)
+        assert answered.status_code == 200, answered.text
+        texts.append(bytes(answered.json()["outputs"][0]["data"]).decode())
+    assert len(set(texts)) == 3

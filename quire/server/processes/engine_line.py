@@ -4,7 +4,7 @@ import asyncio
 from typing import Protocol
 
 from quire.ipc.client import EngineClient, connect
-from quire.ipc.messages import Described, Ready, ToFrontEnd, Waiting
+from quire.ipc.messages import AdapterTable, Described, Ready, ToFrontEnd, Waiting
 
 
 class Listener(Protocol):
@@ -29,6 +29,7 @@ class EngineLine:
         self.engine = engine
         self.client: EngineClient | None = None
         self.ready: Ready | None = None  # of the engine that is connected
+        self.adapters: AdapterTable | None = None  # of that engine, before requests are sent to it
         self.was_lost = False  # after it was ready
         self._address = address
         self._front_end = front_end
@@ -57,6 +58,8 @@ class EngineLine:
                 self._listener.on_described(message)
             elif isinstance(message, Waiting):
                 self._listener.on_waiting(self, message.reason)
+            elif isinstance(message, AdapterTable):
+                self.adapters = message
             elif isinstance(message, Ready):
                 self.ready = message
                 if self.client is not None:
@@ -64,6 +67,6 @@ class EngineLine:
 
     def _on_lost(self, reason: str) -> None:
         self.was_lost = self.was_lost or self.ready is not None
-        self.client = self.ready = None
+        self.client = self.ready = self.adapters = None
         self._is_lost.set()
         self._listener.on_lost(self, reason)

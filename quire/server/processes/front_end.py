@@ -181,6 +181,8 @@ class FrontEnd:
             log.critical("engine %d: %s", line.engine, reason)
             return
         line.client.take = partial(service.on_messages, engine=line.engine)
+        if line.adapters is not None:
+            service.adapters.on_table(line.adapters)
         num_going_on = service.connect(line.client, line.engine, line.ready.cache_tokens)
         if line.was_lost:
             log.info("%s is back; %d requests go on", self._name_of(line), num_going_on)
