@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from quire.core.limits import Limits
+from quire.core.plan import Chunk, Kind, PageCopy, StepPlan
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.executor.compiler import Compiler
@@ -20,6 +21,8 @@ from quire.group.arrays import from_message, to_message
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.request import Request, SamplingParams
+from tests.executor.sampling import slot_start
+from tests.executor.test_results import mask_of
 from tests.models.cases import CASES
 from tests.patience import WAIT_S
 
@@ -121,6 +124,35 @@ def test_both_begin_again_together(ends: tuple[JaxExecutor, Direct, Follower]) -
     assert same(executor._state, follower._state)
     assert not np.asarray(follower._state.slots.history).any()
     run(executor)
+    assert same(executor._state, follower._state)
+
+
+def test_masks_copies_and_forced_tokens_reach_a_follower(ends: tuple[JaxExecutor, Direct, Follower]) -> None:
+    executor, members, follower = ends
+    executor.reset()
+    members.calls.clear()
+    chunks = tuple(Chunk(slot, 0, 0, slot, Kind.PREFILL, 0, 3, ((1 + slot,),), True) for slot in range(2))
+    started = tuple(slot_start(SamplingParams(temperature=0), slot=slot, prompt=(5, 6, 7)) for slot in range(2))
+    pending = executor.submit(StepPlan(1, chunks, started=started, guided=(1,)))
+    pending.sample({1: mask_of([9], CONFIG["vocab_size"])})
+    assert pending.result().tokens[1] == [9]
+    decodes = tuple(Chunk(slot, 0, 0, slot, Kind.FORCED, 4, 2, (), True) for slot in range(1))
+    executor.submit(StepPlan(2, decodes, copies=(PageCopy(1, 5),), forced=((0, 4, (8, 8)),))).result()
+    assert same(executor._state, follower._state)
+    kinds = {key[0] for key in members.calls if isinstance(key[0], str)}
+    assert kinds >= {"start", "any", "copy", "force"}
+    assert [int(one) for one in np.asarray(follower._state.slots.history)[:2, 3]][1] == 9
+
+
+def test_rehearsals_are_replayed(ends: tuple[JaxExecutor, Direct, Follower]) -> None:
+    executor, members, follower = ends
+    executor.reset()
+    run(executor)
+    made = list(executor.programs._made)
+    members.calls.clear()
+    for key in made:
+        executor._state = executor.programs._run_on_padding(key, executor._state)
+    assert [from_plain(key) for key in members.calls] == made
     assert same(executor._state, follower._state)
 
 
