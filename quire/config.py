@@ -108,3 +108,8 @@ class Config:
         True, DEVICES, "Compile every program before the first request; otherwise each when it is first needed."
     )
     compile_threads: int | None = setting(None, DEVICES, "Programs compiled at the same time.")
+
+    @property
+    def place_of_model(self) -> dict[str, Any]:
+        """The arguments of `quire.files.model_files.locate`."""
+        return {name: getattr(self, name) for name in ("model", "revision", "token", "offline", "cache_dir")}

@@ -87,18 +87,17 @@ class Built:
 
 
 def plan_deployment(
-    config: Config, progress: Progress = silent, *, is_served: bool = False, meet: Meet | None = None
+    config: Config,
+    progress: Progress = silent,
+    *,
+    files: ModelFiles | None = None,
+    is_served: bool = False,
+    meet: Meet | None = None,
 ) -> Deployment:
-    """Find the model's files, and decide whether and how it fits. `is_served`: to clients, so queue and steps have
-    bounds. `meet` finds the other processes of a group, and returns the settings that all of them have."""
-    files = locate(
-        config.model,
-        revision=config.revision,
-        token=config.token,
-        offline=config.offline,
-        cache_dir=config.cache_dir,
-        progress=progress,
-    )
+    """Find the model's files, where they are not given, and decide whether and how it fits. `is_served`: to clients, so
+    queue and steps have bounds. `meet` finds the other processes of a group, and returns the settings that all of them
+    have."""
+    files = files or locate(**config.place_of_model, progress=progress)
     model = build_model(files.config)
     source = files.open_weights()
     if source is not None:  # before memory is taken for what the config says
@@ -141,6 +140,7 @@ def plan_deployment(
         limits=limits,
         adapters=adapters,
         max_step_ms=max_step_ms,
+        is_served=is_served,
         choices=choices,
         draft=draft,
     )
@@ -254,7 +254,10 @@ def build_engine(
     threads, store = deployment.resolved.compile_threads, _program_store(deployment)
     store.forget_unused()
     draft = load_draft(deployment, progress)
-    executor = JaxExecutor(deployment.model, weights, deployment.shapes, threads, deployment.mesh, store, others, draft)
+    executor = JaxExecutor(
+        deployment.model, weights, deployment.shapes, threads, deployment.mesh, store, others, draft,
+        loads_ahead=deployment.is_served,
+    )  # fmt: skip
     scheduler = Scheduler(deployment.limits, clock, prefix_key=deployment.model.prefix_key)
     scheduler.budget.fixed_tokens = deployment.resolved.fixed_tokens
     scheduler.budget.padded_sizes = deployment.shapes.ladder.padded_sizes

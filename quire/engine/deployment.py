@@ -36,6 +36,7 @@ class Deployment:
     limits: Limits
     adapters: AdapterPlan
     max_step_ms: float  # 0: no limit
+    is_served: bool  # to clients: all programs are made ahead
     choices: tuple[Choice[Any], ...]
     draft: DraftPlan | None = None
 

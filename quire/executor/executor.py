@@ -44,15 +44,19 @@ class JaxExecutor:
         store: ProgramStore | None = None,
         members: Members | None = None,
         draft: Draft | None = None,
+        loads_ahead: bool = False,
     ) -> None:
         """`members`: other processes that run every program with this one, each on its own devices. `draft`: the model
-        that guesses; without it guesses are looked up."""
+        that guesses; without it guesses are looked up. `loads_ahead`: kept programs are loaded on threads from now on,
+        before `warm_up`."""
         self._members = members
         self.platform = jax.default_backend()
         self.num_padding_tokens = 0  # computed beyond the tokens of plans, since programs have fixed shapes
         self.step_sizes: tuple[int, ...] = ()  # tokens of the steps that the device is good at; (): all alike
         self._shapes = shapes
         self.programs = Programs(model, weights, shapes, compile_threads, mesh, store, members, draft)
+        if loads_ahead:
+            self.programs.load_kept()
         self._mask_words = num_mask_words(model.vocab_size)
         self._adapters: dict[int, list[Any]] = {}  # on the host, by number: the arrays of each
         self._no_masks: dict[int, jax.Array] = {}

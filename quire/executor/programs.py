@@ -102,6 +102,12 @@ class Programs:
         self._adapters = adapters
         self._weights = (*self.compiler.weights, *adapters)
 
+    def load_kept(self) -> None:
+        """Begin to load the programs that a server begins with, as far as they are on disk."""
+        for key in self._first():
+            if self.compiler.is_kept(key):
+                self._compiling[key] = self._begin(key)
+
     def compile_all(self) -> Iterator[float]:
         """Compile everything, the programs that can run any plan first, telling the share done."""
         self._ahead = True
@@ -147,7 +153,7 @@ class Programs:
         return self._compile_together([keys], keys)
 
     def _compile_together(self, batches: list[list[Key]], needed: Iterable[Key]) -> Iterator[float]:
-        """Those that are not made or under way, side by side. Raises where one of the `needed` fails."""
+        """Those that are not made, side by side. Raises where one of the `needed` fails."""
         self._batches += batches
         wanted = dict.fromkeys(key for batch in batches for key in batch)
         missing = [key for key in wanted if key not in self._made and key not in self._compiling]
@@ -155,14 +161,14 @@ class Programs:
             missing.sort(key=lambda key: _tuned_by(key) is not None)
         for key in missing:
             self._compiling[key] = self._begin(key)
-        futures = {self._compiling[key]: key for key in missing}
-        if missing:
+        futures = {self._compiling[key]: key for key in wanted if key in self._compiling}
+        if futures:
             yield 0.0
         for done, future in enumerate(as_completed(futures), start=1):
             if futures[future] in needed:
                 future.result()
             self.advance()
-            yield done / len(missing)
+            yield done / len(futures)
         self.advance()
 
     def _begin(self, key: Key) -> Future[Any]:

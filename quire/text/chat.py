@@ -221,7 +221,7 @@ def load_chat_templates(
     elif model.is_dir():
         sources = _folder_sources(model)
     else:
-        from quire.files.gguf import read_metadata  # imports numpy and gguf, which folders do not need
+        from quire.files.gguf import read_metadata  # which folders do not need
 
         sources = gguf_template_sources(read_metadata(model))
     try:

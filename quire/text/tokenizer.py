@@ -211,7 +211,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     path = Path(path)
     if path.is_dir():
         return _from_folder(path)
-    from quire.files.gguf import read_metadata  # imports numpy and gguf, which folders do not need
+    from quire.files.gguf import read_metadata  # which folders do not need
 
     try:
         return tokenizer_from_gguf(read_metadata(path))

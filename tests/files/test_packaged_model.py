@@ -1,4 +1,5 @@
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -75,6 +76,24 @@ def test_it_is_fetched_once_then_reused_and_repaired(index: Path, tmp_path: Path
         TINY.fetch(cache, offline=True)
     wheel.write_bytes(content)
     assert TINY.fetch(cache).read_bytes() == CONTENT
+
+
+def test_a_file_that_was_compared_is_compared_again_when_it_changed(tmp_path: Path) -> None:
+    path = tmp_path / "tiny.gguf"
+    path.write_bytes(CONTENT)
+    os.utime(path, (1e9, 1e9))
+    for _ in range(2):
+        assert TINY.fetch(tmp_path, offline=True) == path
+    note = tmp_path / ".tiny.gguf.checked"
+    assert TINY.sha256 in note.read_text()
+    status = path.stat()
+    path.write_bytes(CONTENT[:-1] + b"?")
+    os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns + 1))
+    with pytest.raises(ModelUnavailable, match="is not in"):
+        TINY.fetch(tmp_path, offline=True)
+    note.write_text("something else")
+    path.write_bytes(CONTENT)
+    assert TINY.fetch(tmp_path, offline=True) == path
 
 
 def test_another_file_under_the_same_name_is_refused(index: Path, tmp_path: Path) -> None:

@@ -30,19 +30,12 @@ class ModelEngine:
 
     def __call__(self, describe: Callable[[Described | Waiting], None]) -> "Engine":
         self.devices.apply()
-        from quire.engine.build import build_engine, plan_deployment  # loads JAX, which front ends do without
-
-        leader, meet = None, None
-        if self.group is not None:
-            from quire.engine.build_group import lead
-            from quire.group.leader import Leader
-
-            leader = Leader(self.group, lambda reason: describe(Waiting(reason)))
-            meet = lead(leader, self.group)
         configure_logs(self.log_format, self.log_level, self.number)
+        from quire.files.model_files import locate
+
         progress = progress_bar if self.show_progress else silent
-        deployment = plan_deployment(self.config, progress, is_served=True, meet=meet)
-        files = deployment.files
+        files = locate(**self.config.place_of_model, progress=progress)
+        # The front ends read the tokenizer while this process loads JAX, which they do without.
         describe(
             Described(
                 name=files.name,
@@ -51,6 +44,16 @@ class ModelEngine:
                 generation=asdict(files.generation),
             )
         )
+        from quire.engine.build import build_engine, plan_deployment
+
+        leader, meet = None, None
+        if self.group is not None:
+            from quire.engine.build_group import lead
+            from quire.group.leader import Leader
+
+            leader = Leader(self.group, lambda reason: describe(Waiting(reason)))
+            meet = lead(leader, self.group)
+        deployment = plan_deployment(self.config, progress, files=files, is_served=True, meet=meet)
         built = build_engine(deployment, progress, others=leader)
         programs = built.executor.programs
         shows = self.show_progress and not programs.can_begin_at_once
