@@ -17,7 +17,8 @@ $(BIN)/python:
 
 # One stamp per set of dependencies: pip runs again only when pyproject.toml changes.
 $(VENV)/.run: pyproject.toml | $(BIN)/python
-	$(BIN)/python -m pip install -q -e .
+	@echo "Installing Quire and its dependencies into $(VENV), once: about 150 MB are fetched unless pip has them."
+	$(BIN)/python -m pip install --disable-pip-version-check -e .
 	@touch $@
 # A client that pins a huggingface_hub of years ago, which what the tests use of it does not need.
 OLD_CLIENT := $(BIN)/python -m pip install -q --no-deps text-generation==0.7.0

@@ -22,7 +22,7 @@ from quire.executor.program_table import Key
 from quire.executor.programs import Programs
 from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
-from quire.executor.step import Compiled, forward
+from quire.executor.step import Compiled, Weights, forward
 from quire.models.checkpoint import load_weights
 from quire.models.model import Model
 from quire.models.params import ParamTree
@@ -86,7 +86,9 @@ def test_no_step_copies_a_page_array_where_attention_is_xlas(
     step = partial(forward, Compiled(model, PLAIN, SHAPES, executor.programs.compiler.layout), shape)
     state = jax.eval_shape(executor.programs.compiler.empty_state)
     packed = jax.ShapeDtypeStruct((sum(sizes(shape, SHAPES)),), "int32")
-    check_pages_stay(jax.jit(step, donate_argnums=1).lower(weights, state, packed).compile(), page_shape(executor))
+    check_pages_stay(
+        jax.jit(step, donate_argnums=1).lower(Weights(weights), state, packed).compile(), page_shape(executor)
+    )
 
 
 def check_pages_stay(compiled: Any, shape: tuple[int, ...]) -> None:
