@@ -6,23 +6,24 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from enum import Enum, auto
 
-from quire.core.plan import Failure, Update
+from quire.core.plan import Failure
 from quire.engine.adapter_commands import AdapterCommand, AdapterCommands, AdapterRead
+from quire.engine.batches import batches_of
 from quire.engine.engine import Engine, Outcome
+from quire.engine.gathering import Gathering
 from quire.engine.idle_upkeep import IdleUpkeep
-from quire.engine.port import Deliver, Order, Port, by_port
+from quire.engine.port import Deliver, Order, Port
 from quire.engine.preparations import Preparations, Prepared
 from quire.engine.queue_times import QueueTimes
 from quire.engine.step_traces import StepTraces
 from quire.errors import EngineFailed, EngineStopped, InvalidRequest, QuireError, RequestFailed, reason_of
-from quire.ipc.messages import PORT_SHIFT, Abort, AllResumed, Command, Event, Failed, Progress, Submit
+from quire.ipc.messages import PORT_SHIFT, Abort, AllResumed, Command, Event, Failed, Submit
 
 log = logging.getLogger(__name__)
 
 MAX_COMMANDS_PER_TURN = 256  # so that a flood of requests delays the next step by milliseconds at most
 AUDIT_AFTER_S = 5.0  # of idleness, every page is checked
 CHECK_EVERY_S = 30.0  # of idleness, the device is checked
-GATHER_S = 2.0  # for requests of an engine that ended to come back
 
 Message = Command | Order | Prepared | AdapterRead
 # Called with the reason, and whether it is known that no request is at fault.
@@ -51,16 +52,14 @@ class Driver:
         audit_after_s: float = AUDIT_AFTER_S,
         check_every_s: float = CHECK_EVERY_S,
     ) -> None:
-        """No step runs before the requests of `gather` have come back, or GATHER_S have passed.
+        """No step runs before the requests of `gather` have come back, or its time has passed.
 
         `abandon` is called on the engine thread when the engine cannot continue, instead of failing its requests:
         another engine will answer them.
         """
         self._engine = engine
         self._clock = engine.clock
-        self._missing = set(gather)
-        self._complete_ports: set[int] = set()  # all of their requests that come back have come
-        self._gather_until_s: float | None = None
+        self._gathering = Gathering(gather, self._clock)
         self._abandon = abandon
         self._idle_upkeep = IdleUpkeep(engine, audit_after_s, check_every_s)
         self._inbox: deque[tuple[Port, Message, float]] = deque()  # and when it was sent
@@ -82,7 +81,7 @@ class Driver:
     @property
     def is_gathering(self) -> bool:
         """It waits for requests to come back before it runs a step."""
-        return bool(self._missing)
+        return bool(self._gathering)
 
     def open(self, deliver: Deliver, number: int | None = None) -> Port:
         """A port with this number, or a new number. It replaces an older port of its number, whose requests end."""
@@ -179,19 +178,11 @@ class Driver:
 
     def _gathers_on(self) -> bool:
         """True while it should wait longer for requests of an engine that ended."""
-        if not self._missing:
+        if not self._gathering:
             return False
-        live = set(self._live_requests())
-        self._missing = {
-            one
-            for one in self._missing
-            if one in self._preparing or (one not in live and one >> PORT_SHIFT not in self._complete_ports)
-        }
-        if self._gather_until_s is None:
-            self._gather_until_s = self._clock() + GATHER_S
-        if self._missing and self._clock() < self._gather_until_s and self._phase is Phase.RUNNING:
+        if self._gathering.goes_on(set(self._live_requests()), self._preparing) and self._phase is Phase.RUNNING:
             return True
-        self._missing = set()
+        self._gathering.end()
         self._dispatch(Outcome([], self._engine.resume_search()))
         return False
 
@@ -200,7 +191,7 @@ class Driver:
         if self._must_wait():
             self._idle_upkeep.begin()
         while self._must_wait():
-            upkeep_in_s = self._idle_upkeep.run() if self._failure is None and not self._missing else None
+            upkeep_in_s = self._idle_upkeep.run() if self._failure is None and not self._gathering else None
             self._abandon_if_broken()
             with self._wake:
                 if self._must_wait():
@@ -212,16 +203,15 @@ class Driver:
             self._abandon(self._engine.error.message, True)
 
     def _must_wait(self) -> bool:
-        if self._inbox or self._phase is not Phase.RUNNING or not (self._is_idle() or self._missing):
+        if self._inbox or self._phase is not Phase.RUNNING or not (self._is_idle() or self._gathering):
             return False
         due_in_s = self._due_in_s()
         return due_in_s is None or due_in_s > 0
 
     def _due_in_s(self) -> float | None:
         """Until the end of gathering, or the deadline of a request that is not in the engine yet."""
-        if self._missing and self._gather_until_s is not None:
-            return self._gather_until_s - self._clock()
-        return self._preparing.due_in_s
+        gathering_s = self._gathering.due_in_s if self._gathering else None
+        return self._preparing.due_in_s if gathering_s is None else gathering_s
 
     def _is_idle(self) -> bool:
         return self._failure is not None or self._engine.is_idle
@@ -248,7 +238,7 @@ class Driver:
             if command.request_id in self._requests.get(port.number, ()):
                 self._abort(command.request_id)
         elif isinstance(command, AllResumed):
-            self._complete_ports.add(port.number)
+            self._gathering.note_all_resumed(port.number)
         elif isinstance(command, AdapterCommand):
             self._obey_about_adapters(port, command)
         else:
@@ -332,23 +322,10 @@ class Driver:
         """One batch of events to each port."""
         self._abandon_if_broken()
         times = self._times.events()  # before requests are forgotten
-        updates: dict[int, list[Update]] = {}
-        for update in outcome.updates:
-            number = update.request_id >> PORT_SHIFT
-            if number in updates:
-                updates[number].append(update)
-            else:
-                updates[number] = [update]
         for request_id in outcome.finished:
             self._forget(request_id)
-        batches: dict[int, list[Event]] = {number: [Progress(those)] for number, those in updates.items()}
-        for event in times:
-            batches.setdefault(event.request_id >> PORT_SHIFT, []).insert(0, event)
-        for number, part in by_port(self._traces.event(outcome.failures)):
-            batches.setdefault(number, []).insert(0, part)
+        batches = batches_of(outcome, times, self._traces.event(outcome.failures))
         for failure in outcome.failures:
-            failed = Failed.from_error(failure.request_id, failure.error)
-            batches.setdefault(failure.request_id >> PORT_SHIFT, []).append(failed)
             self._forget(failure.request_id)
         for number, events in batches.items():
             port = self._ports.get(number)

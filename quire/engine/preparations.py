@@ -31,7 +31,7 @@ class Preparations:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __contains__(self, request_id: int) -> bool:
+    def __contains__(self, request_id: object) -> bool:
         return request_id in self._waiting
 
     def begin(self, submit: Submit, waited_s: float) -> None:

@@ -194,6 +194,13 @@ class Service:
                 self.adapters.on_done(message)
         if has_tokens:  # by step: by token it would cost as much as it measures
             self.metrics.detokenizing.observe(time.monotonic() - now)
+        self._wake(woken, now)
+        for step in steps:
+            assert self.tracing is not None
+            self.tracing.end_step(step)
+
+    def _wake(self, woken: set[Stream], now: float) -> None:
+        """Note the new tokens of streams, and let them be read."""
         observe, metered = self.metrics.inter_token.observe, self.limits.metered
         spent: Counter[str] = Counter()
         for stream in woken:
@@ -210,9 +217,6 @@ class Service:
             stream.wake()
         for name, count in spent.items():
             self.limits.charge_tokens(name, count)
-        for step in steps:
-            assert self.tracing is not None
-            self.tracing.end_step(step)
 
     def _begin_spans(self, step: StepTrace) -> "list[StepSpans]":
         """The spans of a step with requests of open streams; none where all are closed."""
