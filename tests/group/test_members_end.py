@@ -1,6 +1,7 @@
 """Two processes that are one engine, and the end of either: streams go on with the tokens of an undisturbed run."""
 
 import asyncio
+import re
 import signal
 from collections.abc import Iterator
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from tests.chaos.asking import Asking
 from tests.chaos.clients import stream_all
 from tests.chaos.server import Server, wait_until
-from tests.chaos.test_model import poison_id, write_poisoned_model
+from tests.chaos.test_model import POISON, poison_id, write_poisoned_model
 from tests.group.members import Group
 from tests.tiny_chat_model import program_folder
 
@@ -76,6 +77,18 @@ def test_two_processes_say_what_one_does(group: Group, expected: list[list[str]]
     check_all(Asking(group.leader, BODIES), expected)
     assert group.leader.logged("cut across 2 devices of 2 members (1, 1)")
     assert group.leader.metrics()["quire_late_compilations"] == 0
+
+
+def test_requests_that_fail_alone_or_follow_a_grammar_do_so_in_a_group(group: Group, expected: list[list[str]]) -> None:
+    before = restarts(group)
+    faulty = BODIES[0] | {"prompt": f"number {POISON}"}
+    guided = BODIES[1] | {"guided_regex": "[ab]{8}"}
+    heard = asyncio.run(stream_all(group.url, [*BODIES, faulty, guided]))
+    assert [one.texts for one in heard[:3]] == expected
+    assert heard[3].error is not None
+    assert "logits are not finite" in heard[3].error["error"]["message"]
+    assert re.fullmatch("[ab]{8}", heard[4].texts[0])
+    assert restarts(group) == before
 
 
 def test_streams_go_on_when_the_follower_is_killed(group: Group, expected: list[list[str]]) -> None:
