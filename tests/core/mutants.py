@@ -36,7 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("quire", "tests", "pyproject.toml")
 # Those that kill most, fastest, come first.
 TESTS = ("tests/core/test_page_pool.py", "tests/core/test_scheduler.py", "tests/core/test_sharing.py",
-         "tests/core/test_admission.py", "tests/core/test_bursts.py",
+         "tests/core/test_admission.py", "tests/core/test_bursts.py", "tests/core/test_speculation.py",
          "tests/core/test_page_groups.py", "tests/core/test_prefix_cache.py",
          "tests/test_retry_reservations.py", "tests/core/test_schedules.py", "tests/engine")  # fmt: skip
 TIMEOUT_S = 120
@@ -55,7 +55,7 @@ POOL, CACHE, TREE, QUEUE = "core/page_pool.py", "core/prefix_cache.py", "core/pr
 RESERVATIONS = "retry_reservations.py"
 RUNNING, SEQUENCE, REQUESTS = "core/running.py", "core/sequence.py", "core/requests.py"
 PLANNER, COMPLETION, BUDGET = "core/planner.py", "core/completion.py", "core/step_budget.py"
-SCHEDULER, LIMITS = "core/scheduler.py", "core/limits.py"
+SCHEDULER, LIMITS, GUESSES = "core/scheduler.py", "core/limits.py", "core/speculation.py"
 HEAP, DEADLINES = "core/lazy_heap.py", "core/deadlines.py"
 ISOLATION, ENGINE, DRIVER = "engine/fault_isolation.py", "engine/engine.py", "engine/driver.py"
 MASKS, PIPELINE, STEP_TIME = "engine/grammar_masks.py", "engine/step_pipeline.py", "engine/step_time.py"
@@ -609,6 +609,23 @@ MUTANTS = (
     ),
     Mutant("what was aborted is added once it is compiled", DRIVER, "self._preparing.forget(request_id)", "pass"),
     Mutant("compiling holds everyone up", DRIVER, "if preparing is None:", "if True:"),
+    Mutant("wrong guesses stay planned", COMPLETION, "sequence.num_planned -= num_guesses - num_right", "pass"),
+    Mutant("guesses are unsure for ever", COMPLETION, "sequence.num_unsure -= num_guesses", "pass"),
+    Mutant("guesses are never unsure", PLANNER, "sequence.num_unsure += num_guesses", "pass"),
+    Mutant(
+        "one is preempted for a guess", PLANNER, "preempts = is_needed and not sequence.num_unsure", "preempts = True"
+    ),
+    Mutant("a search guesses", PLANNER, "if self._queue.focus is None else {}", "if True else {}", "def _guesses("),
+    Mutant("guesses take no budget", PLANNER, "len(draft.chunks) + num_guesses + len(forced)", "len(draft.chunks)"),
+    Mutant("a sequence that guesses decodes too", PLANNER, "if guesses and sequence.id in guesses:", "if False:"),
+    Mutant("guesses go on under a grammar", GUESSES, "and sequence.request.grammar is None", ""),
+    Mutant("guesses run past the end", GUESSES, "sequence.limit - 2 - sequence.num_planned", "self._most"),
+    Mutant("padding is free", GUESSES, "sizes[above] if above < len(sizes) else size", "size"),
+    Mutant("a step has any number of guesses", GUESSES, "found[: self._most_in_step]", "found"),
+    Mutant("a sequence never tries again", GUESSES, "found.append((TRIAL_CHANCE, sequence))", "pass"),
+    Mutant("a sequence always tries again", GUESSES, "len(sequence.tokens) + sequence.guessing.pause", "0"),
+    Mutant("nothing is learnt", GUESSES, "guessing.chance += LAST_SHARE * (is_right - guessing.chance)", "pass"),
+    Mutant("others' guesses say nothing", GUESSES, "self.chance += LAST_SHARE_OF_ALL", "_ = LAST_SHARE_OF_ALL"),
 )
 
 
