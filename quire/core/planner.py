@@ -152,8 +152,9 @@ class Planner:
         return self._speculation.choose(decoding.values(), len(decoding)) if self._queue.focus is None else {}
 
     def _plan_guesses(self, draft: Draft, guesses: dict[int, int]) -> int:
-        """The sequences that guess, by age. Returns the number of guesses."""
-        total = 0
+        """The sequences that guess, by age; first those that have no page for a guess, and decode. Returns the number of
+        guesses."""
+        total, begin = 0, len(draft.chunks)
         decoding = self._running.decoding
         for sequence in sorted([decoding[id] for id in guesses if id in decoding], key=_age):
             if sequence.state is State.DECODING:  # and not preempted for an older one
@@ -164,6 +165,9 @@ class Planner:
                     sequence.num_unsure += num_guesses
                     self._speculation.planned(sequence)
                     total += num_guesses
+        order = sorted(range(begin, len(draft.chunks)), key=lambda at: draft.chunks[at].kind is Kind.VERIFY)
+        draft.chunks[begin:] = [draft.chunks[at] for at in order]
+        draft.rows[begin:] = [draft.rows[at] for at in order]
         return total
 
     def _plan_decodes(self, draft: Draft, burst: int, guesses: dict[int, int]) -> list[Sequence]:

@@ -265,6 +265,7 @@ class Running:
                 )
             assert sequence.plain_end <= sequence.page_end
             assert sequence.num_computed <= sequence.num_planned <= sequence.page_end
+            assert 0 <= sequence.num_unsure <= sequence.num_planned - sequence.num_computed
             assert sequence.num_computed <= len(sequence.tokens) <= max(sequence.limit, sequence.num_prompt)
         assert sorted(slots) == list(range(self._limits.max_batch_size)), "a slot is lost or owned twice"
         assert not self.prefilling.keys() & self.decoding.keys()

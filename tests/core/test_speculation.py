@@ -150,6 +150,28 @@ def test_no_sequence_is_preempted_for_guesses():
     assert harness.scheduler.counters.guesses > 0
 
 
+def test_a_sequence_that_is_short_of_a_page_for_its_guesses_makes_fewer():
+    """Two sequences, and a page short of what the guesses of both would take."""
+    harness = Harness(limits(max_guesses=3, num_pages=4), guess_percent=100)
+    harness.add(request(1, prompt=(1, 2, 3), max_tokens=3))
+    harness.add(request(2, prompt=(4, 5, 6), max_tokens=9))
+    harness.step()
+    assert [chunk.length for chunk in harness.plan().chunks] == [1, 2]
+    assert harness.scheduler.counters.preemptions == 0
+    harness.run()
+
+
+def test_guesses_take_their_tokens_from_those_of_prompts():
+    harness = speculating(max_step_tokens=12, max_batch_prefill_tokens=12)
+    harness.add(request(1, max_tokens=30))
+    harness.step()
+    harness.add(request(2, prompt=tuple(range(30)), max_tokens=4))
+    plan = harness.plan()
+    assert guesses(plan)[1] > 1
+    assert plan.num_tokens == 12
+    harness.run()
+
+
 def test_pages_taken_for_guesses_that_were_wrong_are_used_by_the_next_tokens():
     harness = speculating(percent=0)
     harness.add(request(1, prompt=(1, 2, 3, 4, 5), max_tokens=20))
