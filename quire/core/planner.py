@@ -2,65 +2,19 @@
 
 from quire.core.completion import StepInFlight
 from quire.core.limits import Limits
-from quire.core.plan import AdapterLoad, Chunk, ForcedTokens, Kind, PageCopy, SlotStart, StepPlan
+from quire.core.plan import Chunk, Kind, SlotStart, StepPlan
 from quire.core.queue import Queue
 from quire.core.running import Running
 from quire.core.sequence import Sequence, State
 from quire.core.speculation import Speculation
 from quire.core.stats import BACKPRESSURE, CHUNKING, WAIT_EXCEEDED, Counters
 from quire.core.step_budget import StepBudget
+from quire.core.step_draft import Draft, forced_tokens, guided
 
 SHARE_BEHIND = 4  # one part in so many of a step's tokens of prompts is for those behind the oldest, if it is long
 MAX_PASSED = 4  # long prompts that wait which shorter ones may pass in a step
 MAX_WAITING_FOR_ADAPTERS = 32  # sequences that others may pass in a step
 _new = tuple.__new__  # Chunk(...) at half its cost: chunks are most of a plan
-
-
-class Draft:
-    """A step while it is planned."""
-
-    __slots__ = (
-        "allowance",
-        "budget",
-        "chunks",
-        "copies",
-        "last",
-        "loads",
-        "longest",
-        "passed",
-        "rows",
-        "share",
-        "started",
-        "waits_for_adapter",
-    )
-
-    def __init__(self) -> None:
-        self.chunks: list[Chunk] = []
-        self.rows: list[Sequence] = []  # of each chunk
-        self.started: list[SlotStart] = []
-        self.copies: list[PageCopy] = []
-        self.budget = 0  # tokens of prompts that it may still have
-        self.allowance = 0  # of those, the tokens that the next prompt may have
-        self.share = 0  # the tokens for those behind `longest`, used or not
-        # The oldest prompt that does not end in this step and the last one that does: the tokens it has pages for, and
-        # its pages in each group before.
-        self.longest: tuple[Sequence, int, int] | None = None
-        self.last: tuple[Sequence, int, int] | None = None
-        self.passed: list[Sequence] = []  # long prompts at the head of the queue that shorter ones pass
-        self.waits_for_adapter: list[Sequence] = []  # those at the head whose adapters have no slot
-        self.loads: list[AdapterLoad] = []
-
-    def add(self, sequence: Sequence, kind: Kind, length: int, num_pages: int, samples: bool) -> None:
-        """The next `length` positions of `sequence`, which had `num_pages` in each group before."""
-        start = sequence.num_planned
-        sequence.num_planned = start + length
-        tables = sequence.tables
-        new_pages: tuple[tuple[int, ...], ...] = ()
-        if len(tables[0]) > num_pages:
-            new_pages = tuple([tuple(table[num_pages:]) for table in tables])  # a list is faster than a generator
-        owner = sequence.request_id, sequence.sample, sequence.epoch, sequence.slot
-        self.chunks.append(_new(Chunk, (*owner, kind, start, length, new_pages, samples)))
-        self.rows.append(sequence)
 
 
 class Planner:
@@ -129,8 +83,8 @@ class Planner:
             tuple(draft.chunks),
             tuple(draft.copies),
             tuple(draft.started),
-            _guided(draft) if self._running.num_guided else (),
-            _forced(draft) if self._running.num_guided else (),
+            guided(draft) if self._running.num_guided else (),
+            forced_tokens(draft) if self._running.num_guided else (),
             tuple(draft.loads),
             burst,
         )
@@ -152,8 +106,8 @@ class Planner:
         return self._speculation.choose(decoding.values(), len(decoding)) if self._queue.focus is None else {}
 
     def _plan_guesses(self, draft: Draft, guesses: dict[int, int]) -> int:
-        """The sequences that guess, by age; first those that have no page for a guess, and decode. Returns the number of
-        guesses."""
+        """The sequences that guess, by age; first those that have no page for a guess and decode. Returns the number
+        of guesses."""
         total, begin = 0, len(draft.chunks)
         decoding = self._running.decoding
         for sequence in sorted([decoding[id] for id in guesses if id in decoding], key=_age):
@@ -388,22 +342,6 @@ class Planner:
             prompt_logprobs=request.prompt_logprobs,
             adapter=sequence.adapter_slot,
         )
-
-
-def _guided(draft: Draft) -> tuple[int, ...]:
-    """The chunks that sample under a grammar, by index."""
-    rows = enumerate(zip(draft.chunks, draft.rows, strict=True))
-    return tuple(index for index, (chunk, row) in rows if chunk.samples and row.request.grammar is not None)
-
-
-def _forced(draft: Draft) -> tuple[ForcedTokens, ...]:
-    """The tokens that chunks compute and their slots have not sampled, or will have."""
-    rows = zip(draft.chunks, draft.rows, strict=True)
-    return tuple(
-        ForcedTokens(chunk.slot, len(row.tokens), tuple(row.forced_before(chunk.start + chunk.length)))
-        for chunk, row in rows
-        if chunk.kind is Kind.FORCED
-    )
 
 
 def _age(sequence: Sequence) -> tuple[int, int]:

@@ -56,6 +56,7 @@ RESERVATIONS = "retry_reservations.py"
 RUNNING, SEQUENCE, REQUESTS = "core/running.py", "core/sequence.py", "core/requests.py"
 PLANNER, COMPLETION, BUDGET = "core/planner.py", "core/completion.py", "core/step_budget.py"
 SCHEDULER, LIMITS, GUESSES = "core/scheduler.py", "core/limits.py", "core/speculation.py"
+STEP_DRAFT = "core/step_draft.py"
 HEAP, DEADLINES = "core/lazy_heap.py", "core/deadlines.py"
 ISOLATION, ENGINE, DRIVER = "engine/fault_isolation.py", "engine/engine.py", "engine/driver.py"
 MASKS, PIPELINE, STEP_TIME = "engine/grammar_masks.py", "engine/step_pipeline.py", "engine/step_time.py"
@@ -580,9 +581,9 @@ MUTANTS = (
     ),
     Mutant("matchers outlive their requests", ENGINE, "self._masks.forget(request_id)", "pass"),
     Mutant(
-        "a guided chunk is not named", PLANNER, "if chunk.samples and row.request.grammar is not None)", "if False)"
+        "a guided chunk is not named", STEP_DRAFT, "if chunk.samples and row.request.grammar is not None)", "if False)"
     ),
-    Mutant("a chunk that samples nothing is guided", PLANNER, "if chunk.samples and row.request", "if row.request"),
+    Mutant("a chunk that samples nothing is guided", STEP_DRAFT, "if chunk.samples and row.request", "if row.request"),
     Mutant(
         "forced tokens are not appended",
         COMPLETION,
@@ -593,7 +594,7 @@ MUTANTS = (
     Mutant("forced tokens take more than a page", PLANNER, "self._limits.page_size, 1 + draft", "99, 1 + draft"),
     Mutant(
         "forced tokens are begun from the wrong place",
-        PLANNER,
+        STEP_DRAFT,
         "ForcedTokens(chunk.slot, len(row.tokens),",
         "ForcedTokens(chunk.slot, chunk.start,",
     ),

@@ -1,0 +1,69 @@
+"""A step while it is planned."""
+
+from quire.core.plan import AdapterLoad, Chunk, ForcedTokens, Kind, PageCopy, SlotStart
+from quire.core.sequence import Sequence
+
+_new = tuple.__new__  # Chunk(...) at half its cost: chunks are most of a plan
+
+
+class Draft:
+    """A step while it is planned."""
+
+    __slots__ = (
+        "allowance",
+        "budget",
+        "chunks",
+        "copies",
+        "last",
+        "loads",
+        "longest",
+        "passed",
+        "rows",
+        "share",
+        "started",
+        "waits_for_adapter",
+    )
+
+    def __init__(self) -> None:
+        self.chunks: list[Chunk] = []
+        self.rows: list[Sequence] = []  # of each chunk
+        self.started: list[SlotStart] = []
+        self.copies: list[PageCopy] = []
+        self.budget = 0  # tokens of prompts that it may still have
+        self.allowance = 0  # of those, the tokens that the next prompt may have
+        self.share = 0  # the tokens for those behind `longest`, used or not
+        # The oldest prompt that does not end in this step and the last one that does: the tokens it has pages for, and
+        # its pages in each group before.
+        self.longest: tuple[Sequence, int, int] | None = None
+        self.last: tuple[Sequence, int, int] | None = None
+        self.passed: list[Sequence] = []  # long prompts at the head of the queue that shorter ones pass
+        self.waits_for_adapter: list[Sequence] = []  # those at the head whose adapters have no slot
+        self.loads: list[AdapterLoad] = []
+
+    def add(self, sequence: Sequence, kind: Kind, length: int, num_pages: int, samples: bool) -> None:
+        """The next `length` positions of `sequence`, which had `num_pages` in each group before."""
+        start = sequence.num_planned
+        sequence.num_planned = start + length
+        tables = sequence.tables
+        new_pages: tuple[tuple[int, ...], ...] = ()
+        if len(tables[0]) > num_pages:
+            new_pages = tuple([tuple(table[num_pages:]) for table in tables])  # a list is faster than a generator
+        owner = sequence.request_id, sequence.sample, sequence.epoch, sequence.slot
+        self.chunks.append(_new(Chunk, (*owner, kind, start, length, new_pages, samples)))
+        self.rows.append(sequence)
+
+
+def guided(draft: Draft) -> tuple[int, ...]:
+    """The chunks that sample under a grammar, by index."""
+    rows = enumerate(zip(draft.chunks, draft.rows, strict=True))
+    return tuple(index for index, (chunk, row) in rows if chunk.samples and row.request.grammar is not None)
+
+
+def forced_tokens(draft: Draft) -> tuple[ForcedTokens, ...]:
+    """The tokens that chunks compute and their slots have not sampled, or will have."""
+    rows = zip(draft.chunks, draft.rows, strict=True)
+    return tuple(
+        ForcedTokens(chunk.slot, len(row.tokens), tuple(row.forced_before(chunk.start + chunk.length)))
+        for chunk, row in rows
+        if chunk.kind is Kind.FORCED
+    )
