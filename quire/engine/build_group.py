@@ -160,18 +160,19 @@ def _devices(config: Config) -> Devices:
 
 
 def fingerprint(files: ModelFiles) -> str:
-    """A digest of the config and of the weight files: their names, sizes, beginnings, and samples of the rest."""
+    """A digest of the config and of the weight files: their sizes, beginnings, ends, and samples between. Not of names:
+    members may keep the model in different places."""
     digest = hashlib.sha256(json.dumps(files.config, sort_keys=True, default=str).encode())
     if files.path is not None:
         weights = [files.path] if files.path.is_file() else sorted(files.path.glob("*.safetensors"))
         for path in weights:
             digest.update(_sampled(path))
-    return f"{files.name} {digest.hexdigest()[:16]}"
+    return f"{files.config.get('model_type', '?')} {digest.hexdigest()[:16]}"
 
 
 def _sampled(path: Path) -> bytes:
     size = path.stat().st_size
-    digest = hashlib.sha256(f"{path.name} {size}".encode())
+    digest = hashlib.sha256(str(size).encode())
     with open(path, "rb") as file:
         for number in range(SAMPLES + 1):
             file.seek(number * max(0, size - SAMPLE_BYTES) // SAMPLES)

@@ -35,6 +35,7 @@ from quire.group.settings import MEMBER_LOST, GroupSettings
 log = logging.getLogger(__name__)
 
 MAX_STRANGERS = 8  # connections that have not shown that they know the secret; more are dropped
+STRANGERS_EVERY_S = 10.0  # in the log
 LISTEN_AGAIN_S = 1.0
 
 
@@ -71,6 +72,8 @@ class Leader:
         self._num_pings = 0
         self._refusal: str | None = None
         self._told = ""
+        self._num_strangers = 0  # that the log does not have yet
+        self._stranger_told_s: float | None = None
         # The engine process replaces these once requests can run.
         self.on_lost: Callable[[str], None] = _end_process
         self.on_fault: Callable[[str], None] = self._fail_process
@@ -147,7 +150,7 @@ class Leader:
             link: Link[ToLeader] = Link(connection, admit(connection, secret), ToLeader)
             join = link.receive()
         except (HandshakeFailed, LinkLost, OSError) as error:
-            log.warning("a connection to the group's address was dropped: %s", error)
+            self._note_stranger(str(error))
             connection.close()
             return
         refusal = self._problem(join, facts)
@@ -169,6 +172,16 @@ class Leader:
             link.start(lambda message: self._hear(member, message), lambda reason: self._lose(member, reason))
             self._changed.notify_all()
         log.info("%s has joined the group", member)
+
+    def _note_stranger(self, why: str) -> None:
+        """Strangers cannot fill the log."""
+        with self._changed:
+            self._num_strangers += 1
+            count, now = self._num_strangers, time.monotonic()
+            if self._stranger_told_s is not None and now - self._stranger_told_s < STRANGERS_EVERY_S:
+                return
+            self._num_strangers, self._stranger_told_s = 0, now
+        log.warning("connections to the group's address dropped: %d; the last one: %s", count, why)
 
     def _problem(self, join: ToLeader, facts: Mapping[str, str]) -> str | None:
         if not isinstance(join, Join):

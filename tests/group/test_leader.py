@@ -97,7 +97,7 @@ def test_a_member_of_a_larger_group_is_refused(ends):
     assert "its group_rank is 3" in str(error)
 
 
-def test_strangers_neither_join_nor_keep_members_out(ends):
+def test_strangers_neither_join_nor_keep_members_out(ends, caplog):
     wait_until(lambda: ends.told)  # it listens
     host, port = ends.settings(0).endpoint
     strangers = [socket.create_connection((host, port)) for _ in range(2 * MAX_STRANGERS)]
@@ -107,6 +107,8 @@ def test_strangers_neither_join_nor_keep_members_out(ends):
     assert len(ends.complete()) == 1
     for one in strangers:
         one.close()
+    told = [record for record in caplog.records if "dropped" in record.message]
+    assert len(told) <= 2, "strangers fill the log"
 
 
 def test_a_member_that_leaves_before_the_group_is_complete_may_come_again():
