@@ -9,7 +9,7 @@ from quire.core.sequence import Sequence, State
 from quire.core.speculation import Speculation
 from quire.core.stats import BACKPRESSURE, CHUNKING, WAIT_EXCEEDED, Counters
 from quire.core.step_budget import StepBudget
-from quire.core.step_draft import Draft, forced_tokens, guided
+from quire.core.step_builder import StepBuilder, forced_tokens, guided
 
 SHARE_BEHIND = 4  # one part in so many of a step's tokens of prompts is for those behind the oldest, if it is long
 MAX_PASSED = 4  # long prompts that wait which shorter ones may pass in a step
@@ -44,51 +44,49 @@ class Planner:
 
     def plan(self) -> StepInFlight | None:
         """The next step; None when nothing can be computed now."""
-        draft = Draft()
+        step = StepBuilder()
         self.blocked_by = None
         preemptions = self._counters.preemptions
         guesses = self._guesses() if self._limits.max_guesses else {}
         burst = 1 if guesses else self._burst()
-        forced = self._plan_decodes(draft, burst, guesses)
-        num_decodes = len(draft.chunks)
-        num_guesses = self._plan_guesses(draft, guesses) if guesses else 0
-        draft.budget = draft.allowance = self._budget.prefill_beside(len(draft.chunks) + num_guesses + len(forced))
+        forced = self._plan_decodes(step, burst, guesses)
+        num_decodes = len(step.chunks)
+        num_guesses = self._plan_guesses(step, guesses) if guesses else 0
+        step.budget = step.allowance = self._budget.prefill_beside(len(step.chunks) + num_guesses + len(forced))
         for sequence in forced:
             if sequence.state is State.DECODING:  # and not preempted for an older one
-                self._plan_forced(draft, sequence)
+                self._plan_forced(step, sequence)
         if self._running.prefilling:
-            self._plan_prefills(draft)
+            self._plan_prefills(step)
         if self._counters.preemptions != preemptions:  # some of them after their chunk had been planned
-            kept = [
-                (chunk, row) for chunk, row in zip(draft.chunks, draft.rows, strict=True) if chunk.epoch == row.epoch
-            ]
-            draft.chunks, draft.rows = [chunk for chunk, _ in kept], [row for _, row in kept]
-            kinds = [chunk.kind for chunk in draft.chunks]
+            kept = [(chunk, row) for chunk, row in zip(step.chunks, step.rows, strict=True) if chunk.epoch == row.epoch]
+            step.chunks, step.rows = [chunk for chunk, _ in kept], [row for _, row in kept]
+            kinds = [chunk.kind for chunk in step.chunks]
             num_decodes = next((at for at, kind in enumerate(kinds) if kind is not Kind.DECODE), len(kinds))
-        if burst == 1 or not draft.chunks:
+        if burst == 1 or not step.chunks:
             burst = 1
-            self._admit(draft)
+            self._admit(step)
         elif self._queue:
             self.blocked_by = "max_batch_size"
-        self._plan_ends(draft)
-        if not draft.chunks:
+        self._plan_ends(step)
+        if not step.chunks:
             return None
         if burst > 1:
-            burst = max(chunk.length for chunk in draft.chunks)
+            burst = max(chunk.length for chunk in step.chunks)
             num_decodes = num_decodes if burst == 1 else 0
         self._counters.steps += 1
         self._tokens_since_admission += burst
         plan = StepPlan(
             self._counters.steps,
-            tuple(draft.chunks),
-            tuple(draft.copies),
-            tuple(draft.started),
-            guided(draft) if self._running.num_guided else (),
-            forced_tokens(draft) if self._running.num_guided else (),
-            tuple(draft.loads),
+            tuple(step.chunks),
+            tuple(step.copies),
+            tuple(step.started),
+            guided(step) if self._running.num_guided else (),
+            forced_tokens(step) if self._running.num_guided else (),
+            tuple(step.loads),
             burst,
         )
-        return StepInFlight(plan, draft.rows, num_decodes)
+        return StepInFlight(plan, step.rows, num_decodes)
 
     def _burst(self) -> int:
         """Tokens for each decode: several while no sequence could join them and nothing depends on the host."""
@@ -105,31 +103,31 @@ class Planner:
         decoding = self._running.decoding
         return self._speculation.choose(decoding.values(), len(decoding)) if self._queue.focus is None else {}
 
-    def _plan_guesses(self, draft: Draft, guesses: dict[int, int]) -> int:
+    def _plan_guesses(self, step: StepBuilder, guesses: dict[int, int]) -> int:
         """The sequences that guess, by age; first those that have no page for a guess and decode. Returns the number
         of guesses."""
-        total, begin = 0, len(draft.chunks)
+        total, begin = 0, len(step.chunks)
         decoding = self._running.decoding
         for sequence in sorted([decoding[id] for id in guesses if id in decoding], key=_age):
             if sequence.state is State.DECODING:  # and not preempted for an older one
                 before = sequence.num_planned
-                self._plan_decode(draft, sequence, 1 + guesses[sequence.id], Kind.VERIFY)
+                self._plan_decode(step, sequence, 1 + guesses[sequence.id], Kind.VERIFY)
                 num_guesses = max(0, sequence.num_planned - before - 1)
                 if num_guesses:
                     sequence.num_unsure += num_guesses
                     self._speculation.planned(sequence)
                     total += num_guesses
-        order = sorted(range(begin, len(draft.chunks)), key=lambda at: draft.chunks[at].kind is Kind.VERIFY)
-        draft.chunks[begin:] = [draft.chunks[at] for at in order]
-        draft.rows[begin:] = [draft.rows[at] for at in order]
+        order = sorted(range(begin, len(step.chunks)), key=lambda at: step.chunks[at].kind is Kind.VERIFY)
+        step.chunks[begin:] = [step.chunks[at] for at in order]
+        step.rows[begin:] = [step.rows[at] for at in order]
         return total
 
-    def _plan_decodes(self, draft: Draft, burst: int, guesses: dict[int, int]) -> list[Sequence]:
+    def _plan_decodes(self, step: StepBuilder, burst: int, guesses: dict[int, int]) -> list[Sequence]:
         """Every decoding sequence without guesses gets its next tokens, those that need a page last. Returns those, by
         age, whose next tokens are forced: they have none yet."""
         others: list[Sequence] = []
         forced: list[Sequence] = []
-        chunks, rows, decode = draft.chunks, draft.rows, Kind.DECODE
+        chunks, rows, decode = step.chunks, step.rows, Kind.DECODE
         new_chunk = _new
         for sequence in self._running.decoding.values():  # most of the time that a plan takes
             start = sequence.num_planned
@@ -159,20 +157,20 @@ class Planner:
             others.sort(key=_age)
             for sequence in others:
                 if sequence.state is State.DECODING:  # and not preempted for an older one
-                    self._plan_decode(draft, sequence, burst)
+                    self._plan_decode(step, sequence, burst)
         return sorted(forced, key=_age)
 
-    def _plan_forced(self, draft: Draft, sequence: Sequence) -> None:
+    def _plan_forced(self, step: StepBuilder, sequence: Sequence) -> None:
         """The token that is sampled last and those that must follow it, as far as one page and the budget go."""
         start = sequence.num_planned
-        most = min(sequence.forced_end - start, self._limits.page_size, 1 + draft.budget)
-        self._plan_decode(draft, sequence, max(1, most), Kind.FORCED)
+        most = min(sequence.forced_end - start, self._limits.page_size, 1 + step.budget)
+        self._plan_decode(step, sequence, max(1, most), Kind.FORCED)
         length = sequence.num_planned - start
         if length > 1:
-            draft.budget -= length - 1
-            draft.allowance -= length - 1
+            step.budget -= length - 1
+            step.allowance -= length - 1
 
-    def _plan_decode(self, draft: Draft, sequence: Sequence, most: int, kind: Kind = Kind.DECODE) -> None:
+    def _plan_decode(self, step: StepBuilder, sequence: Sequence, most: int, kind: Kind = Kind.DECODE) -> None:
         """A decode that needs a page in each group, or that ends within the `most` tokens that it may have. It is of
         this `kind` if it has more than one."""
         start, num_pages = sequence.num_planned, len(sequence.tables[0])
@@ -184,59 +182,59 @@ class Planner:
             if not self._running.grow(sequence, 1, preempts) and is_needed:
                 return
             length = min(length, sequence.page_end - start)
-        draft.add(sequence, kind if length > 1 else Kind.DECODE, length, num_pages, True)
+        step.add(sequence, kind if length > 1 else Kind.DECODE, length, num_pages, True)
 
-    def _plan_prefills(self, draft: Draft) -> None:
+    def _plan_prefills(self, step: StepBuilder) -> None:
         """Continue the prefills already begun, oldest first."""
         for sequence in sorted(self._running.prefilling.values(), key=_age):
-            if not draft.allowance:
+            if not step.allowance:
                 break
             if sequence.state is not State.PREFILLING:
                 continue  # preempted for an older one
             rest, num_pages = len(sequence.tokens) - sequence.num_planned, len(sequence.tables[0])
-            length = self._running.reserve(sequence, min(rest, draft.allowance))
+            length = self._running.reserve(sequence, min(rest, step.allowance))
             if length:
-                self._plan_prompt(draft, sequence, length, num_pages)
+                self._plan_prompt(step, sequence, length, num_pages)
             elif sequence.state is State.PREFILLING:
                 self.blocked_by = "pages"  # none is admitted past one that runs and is short
 
-    def _plan_prompt(self, draft: Draft, sequence: Sequence, length: int, num_pages: int) -> None:
+    def _plan_prompt(self, step: StepBuilder, sequence: Sequence, length: int, num_pages: int) -> None:
         """The next tokens of a prompt, which has pages for `length` of them.
 
         The oldest prompt that does not end in this step leaves a share to those behind it and gets the rest, so that
         short prompts are not stuck behind a long one.
         """
-        if draft.longest is None and length < len(sequence.tokens) - sequence.num_planned:
-            draft.longest = sequence, length, num_pages
-            draft.allowance = draft.share = draft.budget // SHARE_BEHIND
+        if step.longest is None and length < len(sequence.tokens) - sequence.num_planned:
+            step.longest = sequence, length, num_pages
+            step.allowance = step.share = step.budget // SHARE_BEHIND
         else:
-            if draft.last is not None:
-                self._plan_prefill(draft, *draft.last)
-            draft.last = sequence, length, num_pages
-            draft.budget -= length
-            draft.allowance -= length
+            if step.last is not None:
+                self._plan_prefill(step, *step.last)
+            step.last = sequence, length, num_pages
+            step.budget -= length
+            step.allowance -= length
 
-    def _plan_ends(self, draft: Draft) -> None:
+    def _plan_ends(self, step: StepBuilder) -> None:
         """The oldest prompt that does not end gets what is left. It, or the last of the others, is cut where the step
         would be a little longer than the executor's sizes."""
-        length_of_longest = 0 if draft.longest is None else min(draft.longest[1], draft.budget)
-        length_of_last = 0 if draft.last is None else draft.last[1]
-        if draft.last is not None or draft.longest is not None:
-            others = sum([chunk.length for chunk in draft.chunks])
-            has_decodes = bool(draft.chunks) and draft.chunks[0].kind is Kind.DECODE
+        length_of_longest = 0 if step.longest is None else min(step.longest[1], step.budget)
+        length_of_last = 0 if step.last is None else step.last[1]
+        if step.last is not None or step.longest is not None:
+            others = sum([chunk.length for chunk in step.chunks])
+            has_decodes = bool(step.chunks) and step.chunks[0].kind is Kind.DECODE
             excess = self._budget.excess(others + length_of_longest + length_of_last, has_decodes)
             if excess < length_of_longest:
                 length_of_longest -= excess
-            elif draft.longest is None and excess < length_of_last:  # else one behind it would have more than a share
+            elif step.longest is None and excess < length_of_last:  # else one behind it would have more than a share
                 length_of_last -= excess
-        for planned, length in ((draft.last, length_of_last), (draft.longest, length_of_longest)):
+        for planned, length in ((step.last, length_of_last), (step.longest, length_of_longest)):
             if planned is not None:
                 sequence, reserved, num_pages = planned
                 if length < reserved:
                     self._running.trim(sequence, sequence.num_planned + length)
-                self._plan_prefill(draft, sequence, length, num_pages)
+                self._plan_prefill(step, sequence, length, num_pages)
 
-    def _admit(self, draft: Draft) -> None:
+    def _admit(self, step: StepBuilder) -> None:
         """Start sequences from the head of the queue for as long as there is room for the first."""
         queue, running = self._queue, self._running
         others_run = bool(running)
@@ -246,33 +244,33 @@ class Planner:
         while self.blocked_by is None and (sequence := queue.head()) is not None:
             if not running.has_free_slot or len(running) >= self._budget.rows:
                 self.blocked_by = "max_batch_size"
-            elif draft.allowance <= 0:
+            elif step.allowance <= 0:
                 self.blocked_by = "max_batch_prefill_tokens"
             elif not self._total_allows(sequence):
                 self.blocked_by = "max_batch_total_tokens"
             else:
-                self._start_or_park(draft, sequence)
-        for sequence in draft.passed:
+                self._start_or_park(step, sequence)
+        for sequence in step.passed:
             queue.push(sequence)
             self.blocked_by = "max_batch_prefill_tokens"
-        for waiting in draft.waits_for_adapter:
+        for waiting in step.waits_for_adapter:
             queue.push(waiting)
             self.blocked_by = self.blocked_by or "adapters"
-        if draft.started:
-            queue.note_admissions(len(draft.started))
+        if step.started:
+            queue.note_admissions(len(step.started))
             self._tokens_since_admission = 0
             if others_run and rule is not None:
                 self._counters.joined_by[rule] += 1
 
-    def _start_or_park(self, draft: Draft, sequence: Sequence) -> None:
+    def _start_or_park(self, step: StepBuilder, sequence: Sequence) -> None:
         """Start the head of the queue, or let it wait: for a page that another computes, or, where it is long, for the
         long prompt before it."""
         if not self._running.adapters.has_room(sequence):
-            if len(draft.waits_for_adapter) == MAX_WAITING_FOR_ADAPTERS:
+            if len(step.waits_for_adapter) == MAX_WAITING_FOR_ADAPTERS:
                 self.blocked_by = "adapters"
             else:
                 self._queue.leave(sequence)
-                draft.waits_for_adapter.append(sequence)
+                step.waits_for_adapter.append(sequence)
             return
         match = self._running.match(sequence)
         if self._queue.must_park(sequence, match.cursor):
@@ -280,33 +278,33 @@ class Planner:
                 self.blocked_by = "shared_prefix"
             return
         rest = len(sequence.tokens) - match.cursor.num_pages * self._limits.page_size - match.num_begun
-        if draft.longest is not None and rest > draft.allowance and not self._may_begin(draft, rest):
-            if len(draft.passed) == MAX_PASSED:
+        if step.longest is not None and rest > step.allowance and not self._may_begin(step, rest):
+            if len(step.passed) == MAX_PASSED:
                 self.blocked_by = "max_batch_prefill_tokens"
             else:
                 self._queue.leave(sequence)
-                draft.passed.append(sequence)
+                step.passed.append(sequence)
             return
-        started = self._running.start(sequence, match, draft.allowance)
+        started = self._running.start(sequence, match, step.allowance)
         if started is None:
             self.blocked_by = "pages"
             return
         length, copies = started
-        draft.copies += copies
+        step.copies += copies
         if (load := self._running.adapters.start(sequence)) is not None:
-            draft.loads.append(load)
-        draft.started.append(self._slot_start(sequence))
-        self._plan_prompt(draft, sequence, length, 0)
+            step.loads.append(load)
+        step.started.append(self._slot_start(sequence))
+        self._plan_prompt(step, sequence, length, 0)
 
-    def _may_begin(self, draft: Draft, rest: int) -> bool:
+    def _may_begin(self, step: StepBuilder, rest: int) -> bool:
         """A prompt of `rest` tokens may begin in a share too small for it if it fits the share of a full step; one
         prompt at a time. Short prompts are then not stuck when `max_prefill_beside_decodes` is small."""
-        return draft.allowance == draft.share and rest <= self._limits.max_batch_prefill_tokens // SHARE_BEHIND
+        return step.allowance == step.share and rest <= self._limits.max_batch_prefill_tokens // SHARE_BEHIND
 
-    def _plan_prefill(self, draft: Draft, sequence: Sequence, length: int, num_pages: int) -> None:
+    def _plan_prefill(self, step: StepBuilder, sequence: Sequence, length: int, num_pages: int) -> None:
         end = sequence.num_planned + length
         reaches_end = end == len(sequence.tokens)
-        draft.add(sequence, Kind.PREFILL, length, num_pages, samples=reaches_end and end < sequence.limit)
+        step.add(sequence, Kind.PREFILL, length, num_pages, samples=reaches_end and end < sequence.limit)
         if reaches_end:
             self._running.decode(sequence)
 

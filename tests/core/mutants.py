@@ -56,7 +56,7 @@ RESERVATIONS = "retry_reservations.py"
 RUNNING, SEQUENCE, REQUESTS = "core/running.py", "core/sequence.py", "core/requests.py"
 PLANNER, COMPLETION, BUDGET = "core/planner.py", "core/completion.py", "core/step_budget.py"
 SCHEDULER, LIMITS, GUESSES = "core/scheduler.py", "core/limits.py", "core/speculation.py"
-STEP_DRAFT = "core/step_draft.py"
+STEP_BUILDER = "core/step_builder.py"
 HEAP, DEADLINES = "core/lazy_heap.py", "core/deadlines.py"
 ISOLATION, ENGINE, DRIVER = "engine/fault_isolation.py", "engine/engine.py", "engine/driver.py"
 MASKS, PIPELINE, STEP_TIME = "engine/grammar_masks.py", "engine/step_pipeline.py", "engine/step_time.py"
@@ -395,19 +395,19 @@ MUTANTS = (
         "                if length < reserved:\n",
         "                if False:\n",
     ),
-    Mutant("prompts do not count against the budget", PLANNER, "draft.budget -= length\n", "pass\n"),
-    Mutant("prompts do not count against the share", PLANNER, "draft.allowance -= length\n", "pass\n"),
-    Mutant("those behind a long prompt may have all", PLANNER, "draft.budget // SHARE_BEHIND", "draft.budget"),
-    Mutant("those behind a long prompt get nothing", PLANNER, "draft.budget // SHARE_BEHIND", "0"),
+    Mutant("prompts do not count against the budget", PLANNER, "step.budget -= length\n", "pass\n"),
+    Mutant("prompts do not count against the share", PLANNER, "step.allowance -= length\n", "pass\n"),
+    Mutant("those behind a long prompt may have all", PLANNER, "step.budget // SHARE_BEHIND", "step.budget"),
+    Mutant("those behind a long prompt get nothing", PLANNER, "step.budget // SHARE_BEHIND", "0"),
     Mutant(
         "a long prompt that waits takes the share",
         PLANNER,
-        "is not None and rest > draft.allowance and not",
+        "is not None and rest > step.allowance and not",
         "is not None and False and not",
     ),
     Mutant("a long prompt that was passed is lost", PLANNER, "            queue.push(sequence)\n", ""),
-    Mutant("short prompts are stuck in small steps", PLANNER, "return draft.allowance == draft.share", "return False"),
-    Mutant("many prompts begin in one share", PLANNER, "return draft.allowance == draft.share", "return True"),
+    Mutant("short prompts are stuck in small steps", PLANNER, "return step.allowance == step.share", "return False"),
+    Mutant("many prompts begin in one share", PLANNER, "return step.allowance == step.share", "return True"),
     Mutant(
         "long prompts begin in small shares",
         PLANNER,
@@ -420,7 +420,7 @@ MUTANTS = (
         "self._running.trim(sequence, sequence.num_planned + length)",
         "pass",
     ),
-    Mutant("any number of long prompts is passed", PLANNER, "if len(draft.passed) == MAX_PASSED:", "if False:"),
+    Mutant("any number of long prompts is passed", PLANNER, "if len(step.passed) == MAX_PASSED:", "if False:"),
     Mutant("the total of tokens is ignored", PLANNER, "return total is None or", "return True or"),
     Mutant("younger ones pass a prefill that is short", PLANNER, 'self.blocked_by = "pages"  # none', "pass  # none"),
     Mutant("admissions never wait", PLANNER, "if len(self._queue) + 1 > ", "if True or "),
@@ -581,20 +581,25 @@ MUTANTS = (
     ),
     Mutant("matchers outlive their requests", ENGINE, "self._masks.forget(request_id)", "pass"),
     Mutant(
-        "a guided chunk is not named", STEP_DRAFT, "if chunk.samples and row.request.grammar is not None)", "if False)"
+        "a guided chunk is not named",
+        STEP_BUILDER,
+        "if chunk.samples and row.request.grammar is not None)",
+        "if False)",
     ),
-    Mutant("a chunk that samples nothing is guided", STEP_DRAFT, "if chunk.samples and row.request", "if row.request"),
+    Mutant(
+        "a chunk that samples nothing is guided", STEP_BUILDER, "if chunk.samples and row.request", "if row.request"
+    ),
     Mutant(
         "forced tokens are not appended",
         COMPLETION,
         "sequence.forced_before(chunk.start + chunk.length) + tokens",
         "tokens",
     ),
-    Mutant("forced tokens take no budget", PLANNER, "1 + draft.budget)", "99)"),
-    Mutant("forced tokens take more than a page", PLANNER, "self._limits.page_size, 1 + draft", "99, 1 + draft"),
+    Mutant("forced tokens take no budget", PLANNER, "1 + step.budget)", "99)"),
+    Mutant("forced tokens take more than a page", PLANNER, "self._limits.page_size, 1 + step", "99, 1 + step"),
     Mutant(
         "forced tokens are begun from the wrong place",
-        STEP_DRAFT,
+        STEP_BUILDER,
         "ForcedTokens(chunk.slot, len(row.tokens),",
         "ForcedTokens(chunk.slot, chunk.start,",
     ),
@@ -617,7 +622,7 @@ MUTANTS = (
         "one is preempted for a guess", PLANNER, "preempts = is_needed and not sequence.num_unsure", "preempts = True"
     ),
     Mutant("a search guesses", PLANNER, "if self._queue.focus is None else {}", "if True else {}", "def _guesses("),
-    Mutant("guesses take no budget", PLANNER, "len(draft.chunks) + num_guesses + len(forced)", "len(draft.chunks)"),
+    Mutant("guesses take no budget", PLANNER, "len(step.chunks) + num_guesses + len(forced)", "len(step.chunks)"),
     Mutant("a sequence that guesses decodes too", PLANNER, "if guesses and sequence.id in guesses:", "if False:"),
     Mutant("guesses go on under a grammar", GUESSES, "and sequence.request.grammar is None", ""),
     Mutant("guesses run past the end", GUESSES, "sequence.limit - 2 - sequence.num_planned", "self._most"),

@@ -6,7 +6,7 @@ from quire.core.sequence import Sequence
 _new = tuple.__new__  # Chunk(...) at half its cost: chunks are most of a plan
 
 
-class Draft:
+class StepBuilder:
     """A step while it is planned."""
 
     __slots__ = (
@@ -53,15 +53,15 @@ class Draft:
         self.rows.append(sequence)
 
 
-def guided(draft: Draft) -> tuple[int, ...]:
+def guided(step: StepBuilder) -> tuple[int, ...]:
     """The chunks that sample under a grammar, by index."""
-    rows = enumerate(zip(draft.chunks, draft.rows, strict=True))
+    rows = enumerate(zip(step.chunks, step.rows, strict=True))
     return tuple(index for index, (chunk, row) in rows if chunk.samples and row.request.grammar is not None)
 
 
-def forced_tokens(draft: Draft) -> tuple[ForcedTokens, ...]:
+def forced_tokens(step: StepBuilder) -> tuple[ForcedTokens, ...]:
     """The tokens that chunks compute and their slots have not sampled, or will have."""
-    rows = zip(draft.chunks, draft.rows, strict=True)
+    rows = zip(step.chunks, step.rows, strict=True)
     return tuple(
         ForcedTokens(chunk.slot, len(row.tokens), tuple(row.forced_before(chunk.start + chunk.length)))
         for chunk, row in rows
