@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from quire.core.plan import Guesses
 from quire.errors import InvalidRequest
 from quire.ipc.client import EngineClient
 from quire.ipc.framing import Frames, decode_commands, decode_events, frame
@@ -38,6 +39,7 @@ updates = st.builds(
     st.integers(0, 10_000),
     st.none() | st.lists(logprobs, max_size=2),
     st.none() | st.lists(logprobs, max_size=2),
+    st.none() | st.builds(Guesses, st.integers(0, 127), st.integers(0, 127)),
 )
 events = st.lists(
     st.builds(Progress, st.lists(updates, max_size=3))
