@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from quire.core.plan import Update
-from quire.engine.engine import Outcome
+from quire.engine.outcome import Outcome
 from quire.engine.port import by_port
 from quire.ipc.messages import PORT_SHIFT, Account, Event, Failed, Progress, Started, StepTrace
 

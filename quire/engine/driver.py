@@ -9,9 +9,10 @@ from enum import Enum, auto
 from quire.core.plan import Failure
 from quire.engine.adapter_commands import AdapterCommand, AdapterCommands, AdapterRead
 from quire.engine.batches import batches_of
-from quire.engine.engine import Engine, Outcome
+from quire.engine.engine import Engine
 from quire.engine.gathering import Gathering
 from quire.engine.idle_upkeep import IdleUpkeep
+from quire.engine.outcome import Outcome
 from quire.engine.port import Deliver, Order, Port
 from quire.engine.preparations import Preparations, Prepared
 from quire.engine.queue_times import QueueTimes

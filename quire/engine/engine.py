@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
-from typing import NamedTuple
 
 from quire.core.limits import SoFar
 from quire.core.plan import Failure, StepResult, Update
@@ -16,6 +15,7 @@ from quire.engine.fault_isolation import PROBE, FaultIsolation, targets_of
 from quire.engine.grammar_masks import GrammarMasks, Grammars, NoGrammars
 from quire.engine.group import Group
 from quire.engine.observer import Observer, Step
+from quire.engine.outcome import Outcome
 from quire.engine.step_pipeline import StepPipeline
 from quire.engine.step_time import BurstLimit, GuessCost, StepTimeLimit
 from quire.errors import EngineFailed, InvalidRequest, RequestFailed, reason_of
@@ -25,14 +25,6 @@ from quire.request import Request
 log = logging.getLogger(__name__)
 
 MAX_AUDIT_LINES = 20  # in the log
-
-
-class Outcome(NamedTuple):
-    """Changes of requests."""
-
-    updates: list[Update] = []  # noqa: RUF012
-    failures: list[Failure] = []  # noqa: RUF012
-    finished: list[int] = []  # noqa: RUF012  # requests of which every sample has its last update
 
 
 class Engine:

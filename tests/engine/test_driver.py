@@ -5,17 +5,15 @@ import threading
 import time
 from collections.abc import Callable
 
-import msgspec
 import pytest
 
-from quire.core.plan import TokenLogprobs, Update
 from quire.core.scheduler import Scheduler
 from quire.engine.driver import MAX_COMMANDS_PER_TURN, Driver, Phase
 from quire.engine.engine import Engine
 from quire.engine.port import Port
 from quire.errors import Overloaded
-from quire.ipc.messages import Abort, Command, Event, Failed, Progress, Started, Submit
-from quire.request import FinishReason, Request, SamplingParams
+from quire.ipc.messages import Abort, Event, Failed, Started, Submit
+from quire.request import FinishReason, Request
 from tests.core.harness import limits, request
 from tests.engine.test_engine import poisoned
 from tests.fake_executor import POISON, FakeExecutor, expected_tokens
@@ -338,25 +336,3 @@ def test_an_idle_engine_uses_no_processor_time(make_driver):
     before = time.clock_gettime(clock)
     time.sleep(0.5)
     assert time.clock_gettime(clock) - before < 0.05
-
-
-REQUEST = Request(
-    7, (1, 2, 3), 5, SamplingParams(temperature=0.5, logit_bias={3: 1.5}, logprobs=2), seed=2**63, samples=2,
-    end_ids=(2,), stop_ids=(4,), priority=-1, salt="é", queue_timeout_s=1.5, timeout_s=9.0,
-    prompt_logprobs=0,
-)  # fmt: skip
-LOGPROBS = [TokenLogprobs(-0.5, (1, 2), (-0.5, -1.5))]
-
-
-@pytest.mark.parametrize(
-    ("message", "kind"),
-    [
-        (Submit(REQUEST), Command),
-        (Abort(7), Command),
-        (Progress([Update(7, 1, [5, 6], FinishReason.END, 4, LOGPROBS, LOGPROBS)]), Event),
-        (Progress([Update(7, 0, [], None, 0, None, None)]), Event),
-        (Failed.from_error(7, Overloaded("too many", 2.5)), Event),
-    ],
-)
-def test_messages_survive_msgpack(message, kind):
-    assert msgspec.msgpack.decode(msgspec.msgpack.encode(message), type=kind) == message

@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.core.scheduler import Scheduler
-from quire.engine.engine import Engine, Outcome
+from quire.engine.engine import Engine
+from quire.engine.outcome import Outcome
 from quire.errors import RequestFailed
 from quire.ipc.journal import Journal
 from quire.ipc.messages import PORT_SHIFT, Abort, AllResumed, Command, Event, Failed, Progress, Submit
