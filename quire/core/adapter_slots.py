@@ -12,8 +12,8 @@ class AdapterSlots:
 
     An adapter that running sequences use has a slot, and keeps it. One without users may lose its slot to another, the
     least recently used first. When all slots are in use by others, the oldest sequence that waits reserves one: no
-    younger sequence begins with the adapter in it, until its users have ended and the slot changes hands. So sequences
-    may pass others that wait for a slot, and none waits for ever. Owned by the scheduler.
+    younger sequence begins with the adapter in it, or with that slot, until its users have ended and the slot changes
+    hands. So sequences may pass others that wait for a slot, and none waits for ever. Owned by the scheduler.
     """
 
     def __init__(self, num_slots: int) -> None:
@@ -77,7 +77,7 @@ class AdapterSlots:
             waiting = self._reserved = None
         if number in self._slots:
             return waiting is None or waiting[1] != number
-        if self._free_slot() is not None or self._unused():
+        if self._free_slot() is not None or self._unused(sequence):
             return True
         if waiting is None:
             # The one with the fewest users is free first.
@@ -93,7 +93,7 @@ class AdapterSlots:
         if number not in self._slots:
             slot = self._free_slot()
             if slot is None:
-                slot = self._slots.pop(self._unused()[0])
+                slot = self._slots.pop(self._unused(sequence)[0])
             self._slots[number] = slot
             load = AdapterLoad(slot, number)
         self._slots[number] = sequence.adapter_slot = self._slots.pop(number)  # the most recently used
@@ -134,8 +134,11 @@ class AdapterSlots:
         taken = set(self._slots.values())
         return next((slot for slot in range(1, self._num_slots + 1) if slot not in taken), None)
 
-    def _unused(self) -> list[int]:
-        return [number for number in self._slots if number not in self._users]
+    def _unused(self, sequence: Sequence) -> list[int]:
+        """The adapters that may leave for that of `sequence`."""
+        waiting = self._reserved
+        kept = None if waiting is None or waiting[0] is sequence else waiting[1]
+        return [number for number in self._slots if number not in self._users and number != kept]
 
     def check(self, running: Iterable[Sequence]) -> None:
         users: dict[int, int] = {}

@@ -31,9 +31,11 @@ class AdapterCommands:
         """`post` is called by another thread when an adapter was read."""
         self._adapters = adapters
         self._post = post
+        self._reading_again: dict[str, str] = {}  # folders by name, of a table that another engine had
 
     def table(self) -> AdapterTable:
-        return AdapterTable(self._adapters.version, dict(self._adapters.folders))
+        """With those that are being read again: requests for them wait."""
+        return AdapterTable(self._adapters.version, self._adapters.folders | self._reading_again)
 
     def obey(self, port: Port, command: AdapterCommand | AdapterRead) -> AdapterDone | None:
         """The answer to a command, unless that comes later."""
@@ -47,7 +49,9 @@ class AdapterCommands:
                 return None
             if isinstance(command, UnloadAdapter):
                 self._adapters.allowed()
-                self._adapters.unload(command.name)
+                self._unload(command.name)
+            elif not command.number:
+                self._end_sync(command)
             else:
                 self._adapters.end_load(command.name, command.folder, command.read)
         except QuireError as error:
@@ -60,15 +64,36 @@ class AdapterCommands:
 
     def _sync(self, port: Port, command: SyncAdapters) -> None:
         """Have what another engine had, if that is newer."""
-        adapters = self._adapters
-        if command.version <= adapters.version:
+        adapters, known = self._adapters, self.table()
+        if command.version <= known.version:
             return
         for name in adapters.folders.keys() - command.folders.keys():
             adapters.unload(name)
-        for name, folder in command.folders.items():
-            if adapters.folders.get(name) != folder:
+        self._reading_again = {
+            name: folder for name, folder in command.folders.items() if adapters.folders.get(name) != folder
+        }
+        for name, folder in self._reading_again.items():
+            if known.folders.get(name) != folder:
                 self._begin(port, 0, name, folder)
         adapters.version = command.version
+
+    def _end_sync(self, command: AdapterRead) -> None:
+        """Use what was read again, unless it was unloaded meanwhile. The table had it all the time."""
+        adapters, is_wanted = self._adapters, self._reading_again.get(command.name) == command.folder
+        if not is_wanted:
+            adapters.forget_load(command.name, command.read)
+            return
+        del self._reading_again[command.name]
+        version = adapters.version
+        adapters.end_load(command.name, command.folder, command.read)
+        adapters.version = version
+
+    def _unload(self, name: str) -> None:
+        was_read_again = self._reading_again.pop(name, None) is not None
+        if was_read_again and name not in self._adapters.folders:
+            self._adapters.version += 1
+        else:
+            self._adapters.unload(name)
 
     def _begin(self, port: Port, number: int, name: str, folder: str) -> None:
         reading = self._adapters.begin_load(name, folder)

@@ -49,9 +49,13 @@ class Adapters:
 
     def end_load(self, name: str, folder: str, read: "Future[Any]") -> None:
         """Use what was read. Raises why it cannot be."""
+        self.forget_load(name, read)
+        self.add(name, folder, read.result())
+
+    def forget_load(self, name: str, read: "Future[Any]") -> None:
+        """What was read is not wanted any more. Requests wait for it no longer."""
         if self._reading.get(name) is read:
             del self._reading[name]
-        self.add(name, folder, read.result())
 
     def reading(self, name: str | None) -> "Future[Any] | None":
         """The future of an adapter that is being read."""

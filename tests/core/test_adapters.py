@@ -3,6 +3,7 @@
 import pytest
 
 from quire.core.adapter_slots import AdapterSlots
+from quire.core.sequence import Sequence
 from quire.errors import ModelNotFound
 from tests.core.harness import Harness, limits, request
 from tests.fake_executor import expected_tokens
@@ -120,3 +121,26 @@ def test_an_unknown_name_is_refused_with_those_that_exist() -> None:
     slots.load("a")
     with pytest.raises(ModelNotFound, match="no adapter 'c'; loaded are: a, b"):
         slots.find("c")
+
+
+def test_a_slot_is_kept_for_the_one_that_waits_also_when_it_cannot_begin_at_once() -> None:
+    """As a long prompt behind another one: those that may pass it must not take the slot, or it would wait for ever."""
+    slots = AdapterSlots(2)
+    adapters = {name: slots.load(name) for name in "abcd"}
+    a, b, waiting, other, second = (
+        Sequence(number, request(number), 0, "", (), adapters[name]) for number, name in enumerate("abcda", start=1)
+    )
+    for one in (a, b):
+        assert slots.has_room(one)
+        slots.start(one)
+    assert not slots.has_room(waiting)
+    slots.stop(a)
+    assert slots.has_room(waiting)  # and yet it does not begin
+    assert not slots.has_room(other), "a younger one takes the slot"
+    assert not slots.has_room(second), "a younger one keeps the adapter in the slot"
+    slots.stop(b)
+    assert slots.has_room(other), "there is another slot"
+    slots.start(other)
+    assert slots.has_room(waiting), "the younger one took the slot that was kept"
+    slots.start(waiting)
+    slots.check([waiting, other])

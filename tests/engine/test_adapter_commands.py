@@ -1,0 +1,104 @@
+"""An engine that starts again has the adapters that clients loaded before, and says so from the start."""
+
+from queue import SimpleQueue
+from typing import Any
+
+import pytest
+
+from quire.core.adapter_slots import AdapterSlots
+from quire.engine.adapter_commands import AdapterCommands, AdapterRead
+from quire.engine.adapters import Adapters
+from quire.engine.port import Port
+from quire.errors import InvalidAdapter
+from quire.ipc.messages import AdapterDone, AdapterTable, LoadAdapter, SyncAdapters, UnloadAdapter
+from tests.fake_executor import FakeExecutor
+
+
+class Commands:
+    """Commands of one front end to an engine whose adapters are read one after the other."""
+
+    def __init__(self, tmp_path: Any) -> None:
+        self.read: SimpleQueue[AdapterRead] = SimpleQueue()
+        self.slots = AdapterSlots(4)
+        executor: Any = FakeExecutor(8, 4, 4)
+        self.adapters = Adapters(self.slots, lambda: executor, self._open, tmp_path)
+        self.commands = AdapterCommands(self.adapters, lambda port, read: self.read.put(read))
+        self.port = Port(lambda port, command: None, 1, lambda events: None)
+
+    def obey(self, command: Any) -> AdapterDone | None:
+        return self.commands.obey(self.port, command)
+
+    def finish_one(self) -> None:
+        """Let the engine use the adapter that was read first."""
+        self.obey(self.read.get(timeout=60))
+
+    @property
+    def table(self) -> AdapterTable:
+        return self.commands.table()
+
+    @staticmethod
+    def _open(folder: str) -> Any:
+        if folder.endswith("gone"):
+            raise InvalidAdapter(f"{folder}: there is no such folder")
+        return [folder]
+
+
+@pytest.fixture
+def commands(tmp_path: Any) -> Commands:
+    return Commands(tmp_path)
+
+
+def test_adapters_that_are_being_read_again_are_in_the_table(commands: Commands) -> None:
+    """Front ends take the table as it is: what is missing there is refused, and forgotten if the engine ends again."""
+    commands.obey(SyncAdapters(7, {"a": "/a", "b": "/b"}))
+    assert commands.table == AdapterTable(7, {"a": "/a", "b": "/b"})
+    commands.finish_one()
+    assert commands.table.folders == {"a": "/a", "b": "/b"}
+    commands.finish_one()
+    assert commands.adapters.folders == {"a": "/a", "b": "/b"}
+
+
+def test_to_read_adapters_again_is_no_change_of_the_table(commands: Commands) -> None:
+    """Or an engine that started again would count more changes than the others, whose news are then old."""
+    commands.obey(SyncAdapters(7, {"a": "/a", "b": "/b"}))
+    commands.finish_one()
+    commands.finish_one()
+    assert commands.table.version == 7
+
+
+def test_a_newer_table_takes_the_place_of_one_that_is_being_read(commands: Commands) -> None:
+    commands.obey(SyncAdapters(7, {"a": "/a", "b": "/b", "c": "/c"}))
+    commands.obey(SyncAdapters(8, {"a": "/a", "c": "/other"}))
+    for _ in range(4):
+        commands.finish_one()
+    assert commands.table == AdapterTable(8, {"a": "/a", "c": "/other"})
+    assert commands.slots.names == ["a", "c"]
+    assert commands.read.empty(), "an adapter was read twice"
+
+
+def test_an_adapter_can_be_unloaded_while_it_is_read_again(commands: Commands) -> None:
+    commands.adapters.load("c", "/of-the-settings")
+    commands.obey(SyncAdapters(7, {"a": "/a", "b": "/b", "c": "/c"}))
+    assert commands.obey(UnloadAdapter(1, "b")) == AdapterDone(1)
+    assert commands.obey(UnloadAdapter(2, "c")) == AdapterDone(2)
+    assert commands.table == AdapterTable(9, {"a": "/a"})
+    for _ in range(3):
+        commands.finish_one()
+    assert commands.table == AdapterTable(9, {"a": "/a"})
+    assert commands.adapters.reading("b") is None
+
+
+def test_one_that_cannot_be_read_again_is_gone(commands: Commands) -> None:
+    commands.obey(SyncAdapters(7, {"a": "/gone", "b": "/b"}))
+    commands.finish_one()
+    commands.finish_one()
+    assert commands.table.folders == {"b": "/b"}
+
+
+def test_a_client_loads_one_while_others_are_read_again(commands: Commands, tmp_path: Any) -> None:
+    commands.obey(SyncAdapters(7, {"a": "/a"}))
+    assert commands.obey(LoadAdapter(1, "b", "b")) is None
+    commands.finish_one()
+    assert commands.table == AdapterTable(7, {"a": "/a"})
+    commands.finish_one()
+    assert commands.table == AdapterTable(8, {"a": "/a", "b": str(tmp_path / "b")})
