@@ -147,9 +147,13 @@ class _Fields:
         return value
 
     def _number(self, name: str, value: Any) -> float:
-        if not isinstance(value, int | float) or isinstance(value, bool) or not math.isfinite(value):
+        try:
+            number = math.nan if isinstance(value, bool) or not isinstance(value, int | float) else float(value)
+        except OverflowError:  # an integer beyond all floats
+            number = math.inf
+        if not math.isfinite(number):
             self._refuse(name, "it must be a number")
-        return float(value)
+        return number
 
     def _flag(self, name: str) -> bool:
         value = self._config.get(name) or False
@@ -194,7 +198,9 @@ def _modules(folder: Path, source: SafetensorsSource, fields: _Fields) -> dict[s
     found: dict[str, dict[str, str]] = {}
     for name in infos:
         module, part = _part_of(name) or ("", "")
-        found.setdefault(module, {})[part] = name
+        if part in found.setdefault(module, {}):  # with PEFT's prefix and without
+            raise InvalidAdapter(f"{folder / WEIGHTS_NAME}: {module}.lora_{part}.weight is there twice")
+        found[module][part] = name
     if not found:
         raise InvalidAdapter(f"{folder / WEIGHTS_NAME}: there are no tensors")
     modules = {}

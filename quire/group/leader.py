@@ -94,8 +94,12 @@ class Leader:
             while True:
                 try:
                     connection, _ = listener.accept()
-                except OSError:  # closed, as all members are there
-                    return
+                except OSError as error:
+                    if self._has_begun or listener.fileno() < 0:  # closed, as all members are there
+                        return
+                    log.warning("a connection to the group's address cannot be accepted: %s", error)
+                    time.sleep(LISTEN_AGAIN_S)
+                    continue
                 if not strangers.acquire(blocking=False):
                     connection.close()
                     continue

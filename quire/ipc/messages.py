@@ -130,6 +130,7 @@ class Described(msgspec.Struct, frozen=True, tag=True, array_like=True):
     tokenizer: str | None  # the path of its folder or file
     end_ids: tuple[int, ...]
     generation: dict[str, float | int | bool | None]  # sampling that the files ask for
+    adapters: tuple[str, ...] = ()  # names of those that the engine has from its start
 
 
 class Waiting(msgspec.Struct, frozen=True, tag=True, array_like=True):

@@ -1,5 +1,6 @@
 """The leader of a group and its members, on real sockets: who joins, who is refused, and what is heard of an end."""
 
+import errno
 import queue
 import socket
 import threading
@@ -20,6 +21,18 @@ from tests.server.processes import free_port
 
 FACTS = {"version": "1", "model": "tiny 0123"}
 SECRET = "a secret of sixteen"
+
+
+class Short(socket.socket):
+    """A listener without files for a connection, once."""
+
+    fails = True
+
+    def accept(self) -> tuple[socket.socket, Any]:
+        if self.fails:
+            self.fails = False
+            raise OSError(errno.EMFILE, "Too many open files")
+        return super().accept()
 
 
 class Ends:
@@ -196,3 +209,17 @@ def test_the_end_of_a_member_is_a_loss(ends):
     (member,) = ends.complete()
     member._link._connection.shutdown(socket.SHUT_RDWR)
     assert "the group has lost member 1 (127.0.0.1)" in ends.lost.get(timeout=WAIT_S)
+
+
+def test_a_connection_that_cannot_be_accepted_is_not_the_end_of_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    def listen(self: Leader) -> socket.socket:
+        listener = Short()
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind(self._settings.endpoint)
+        listener.listen()
+        return listener
+
+    monkeypatch.setattr(Leader, "_listen", listen)
+    ends = Ends()
+    assert len(ends.complete()) == 1
+    ends.close()

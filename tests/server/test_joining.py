@@ -4,8 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
+import msgspec
+import pytest
+
 from quire.engine.engine import Engine
-from quire.ipc.messages import Described
+from quire.errors import InvalidSetting
+from quire.ipc.messages import Described, Waiting
 from quire.ipc.supervisor_link import GaveUp
 from quire.server.processes.engine_process import EngineProcess
 from quire.server.processes.front_end import FrontEnd
@@ -67,6 +71,33 @@ def test_an_engine_that_ends_when_it_was_ready_is_not_taken_for_one_that_is_ther
         assert len(engines) == 2
         assert service.why_not_ready is None, "it would refuse what it should let wait"
         await stop()
+
+    asyncio.run(run())
+
+
+class WithAdapters(FakeEngine):
+    """Its settings give an adapter a name that the model has."""
+
+    def __call__(self, describe: Callable[[Described | Waiting], None]) -> Engine:
+        def with_adapters(described: Described | Waiting) -> None:
+            assert isinstance(described, Described)
+            describe(msgspec.structs.replace(described, adapters=("style", "fake")))
+
+        return super().__call__(with_adapters)
+
+
+def test_an_adapter_with_the_name_of_the_model_is_refused(tmp_path: Path) -> None:
+    """Requests that name it would get the model itself."""
+    write_tokenizer(tmp_path)
+    address = str(tmp_path / "engine")
+
+    async def run() -> None:
+        process = EngineProcess(address, WithAdapters(tmp_path))
+        running = asyncio.create_task(process.run())
+        with pytest.raises(InvalidSetting, match="lora_adapters has 'fake', which is a name of the model itself"):
+            await asyncio.wait_for(FrontEnd(ServerSettings(), 1).join([address]), WAIT_S)
+        process.stop()
+        await asyncio.wait_for(running, WAIT_S)
 
     asyncio.run(run())
 

@@ -244,7 +244,7 @@ class FrontEnd:
         max_input = self._settings.max_input_tokens
         if max_input is not None and not 1 <= max_input <= limit:
             raise InvalidSetting(f"max_input_tokens is {max_input}; it must be between 1 and max_total_tokens, {limit}")
-        return ServedModel(
+        model = ServedModel(
             name=self._settings.served_model_name or described.name,
             tokenizer=text[0],
             templates=text[1],
@@ -254,6 +254,10 @@ class FrontEnd:
             max_input_tokens=max_input or limit,
             created=int(time.time()),
         )
+        for name in described.adapters:
+            if name in model.known_as:
+                raise InvalidSetting(f"lora_adapters has {name!r}, which is a name of the model itself")
+        return model
 
 
 def _import_service() -> None:

@@ -9,6 +9,7 @@ from quire.config import Config
 from quire.files.progress import progress_bar, share_bar, silent
 from quire.group.settings import GroupSettings
 from quire.ipc.messages import Described, Waiting
+from quire.resolve import adapter_places
 from quire.server.observe.logs import configure_logs
 from quire.server.processes.engine_devices import EngineDevices
 
@@ -42,6 +43,7 @@ class ModelEngine:
                 tokenizer=None if files.tokenizer is None else str(files.tokenizer),
                 end_ids=files.eos_token_ids,
                 generation=asdict(files.generation),
+                adapters=tuple(adapter_places(self.config)),
             )
         )
         from quire.engine.build import build_engine, plan_deployment
