@@ -139,12 +139,13 @@ def test_a_request_that_ends_engines_is_found_and_ends_two_of_them_at_most(num_e
 @given(
     num_engines=st.integers(1, 4),
     culprits=st.sets(st.integers(0, 11), max_size=3),
-    at=st.sets(st.integers(1, 60), max_size=3),
+    # One: two of them, both while the same innocent request runs alone, are what a guilty one looks like.
+    at=st.sets(st.integers(1, 60), max_size=1),
     after=st.integers(0, 8),
     seed=st.integers(0, 1000),
 )
 @settings(max_examples=40, deadline=None)
-def test_several_culprits_are_found_among_ends_of_other_causes(num_engines, culprits, at, after, seed):
+def test_several_culprits_are_found_beside_an_end_of_another_cause(num_engines, culprits, at, after, seed):
     asked = requests(12, culprits)
     streams, _ = run(num_engines, asked, Dies(at, after), seed)
     check(streams, asked, culprits)
