@@ -46,7 +46,7 @@ END_S = 20.0  # for the processes of a replica to end, after its requests
 # Ray's proxy listens; its own options are in the configuration of Serve (http_options).
 OF_THE_PROXY = (
     "host", "port", "http_workers", "prometheus_port", "keep_alive_s", "ssl_certfile", "ssl_keyfile",
-    "ssl_keyfile_password",
+    "ssl_keyfile_password", "ssl_handshake_s",
 )  # fmt: skip
 
 
