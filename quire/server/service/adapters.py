@@ -1,12 +1,12 @@
 """The adapters of the engines as one HTTP worker knows them, and their loading by clients."""
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from itertools import count
 
 from quire.errors import EngineFailed, error_of, invalid
 from quire.ipc.messages import AdapterDone, AdapterTable, Command, LoadAdapter, SyncAdapters, UnloadAdapter
-from quire.server.service.engines import Port, RemoteEngine
+from quire.server.service.engines import Engines, Port
 from quire.server.service.served_model import ServedModel
 
 
@@ -21,7 +21,7 @@ class ServedAdapters:
         self._model = model
         self._version = -1
         self._numbers = count(1)
-        self._waiting: dict[int, asyncio.Future[AdapterDone]] = {}
+        self._waiting: dict[int, tuple[Port, asyncio.Future[AdapterDone]]] = {}
 
     def on_table(self, table: AdapterTable) -> None:
         if table.version >= self._version:
@@ -32,7 +32,7 @@ class ServedAdapters:
             folders.update(table.folders)
 
     def on_done(self, done: AdapterDone) -> None:
-        waiting = self._waiting.pop(done.number, None)
+        _, waiting = self._waiting.pop(done.number, (None, None))
         if waiting is not None and not waiting.done():
             waiting.set_result(done)
 
@@ -41,7 +41,7 @@ class ServedAdapters:
         if self._version >= 0:
             port.send(SyncAdapters(self._version, dict(self._model.adapters)))
 
-    async def load(self, name: str, path: str, engines: Iterable[RemoteEngine], *, replaces: bool) -> None:
+    async def load(self, name: str, path: str, engines: Engines, *, replaces: bool) -> None:
         """Have all engines load an adapter. Raises why the first of them does not."""
         if name in self._model.known_as:
             raise invalid("lora_name", f"is {name!r}, which is a name of the model itself")
@@ -53,33 +53,41 @@ class ServedAdapters:
         if failed and not had:  # those that have it must not be the only ones
             ports = [port for port, one in zip(connected, done, strict=True) if one.kind is None]
             await self._ask(ports, lambda number: UnloadAdapter(number, name))
+        self._agree(engines)
         _raise_first(failed)
 
-    async def unload(self, name: str, engines: Iterable[RemoteEngine]) -> None:
+    async def unload(self, name: str, engines: Engines) -> None:
         """Requests for it are refused from now on; those that have begun go on."""
         if name not in self._model.adapters:
             raise self._model.not_found(name, field="lora_name")
         done = await self._ask(_connected(engines), lambda number: UnloadAdapter(number, name))
+        self._agree(engines)
         _raise_first([one for one in done if one.kind is not None])
 
-    def lose(self, reason: str) -> None:
+    def lose(self, lost: Port | None, reason: str) -> None:
         """An engine is gone. What it was to do is done by the next one, or has failed."""
-        waiting, self._waiting = list(self._waiting.values()), {}
-        for future in waiting:
-            if not future.done():
-                future.set_result(AdapterDone(0, EngineFailed.kind, reason))
+        for number, (port, _) in list(self._waiting.items()):
+            if port is lost:
+                self.on_done(AdapterDone(number, EngineFailed.kind, reason))
+
+    def _agree(self, engines: Engines) -> None:
+        """After a change: one of several engines may have connected meanwhile, or have failed to make it."""
+        for engine in engines if len(engines) > 1 else ():
+            if engine.port is not None:
+                self.greet(engine.port)
 
     async def _ask(self, ports: list[Port], command: Callable[[int], Command]) -> list[AdapterDone]:
         futures = []
         for port in ports:
             number = next(self._numbers)
-            future = self._waiting[number] = asyncio.get_running_loop().create_future()
+            future: asyncio.Future[AdapterDone] = asyncio.get_running_loop().create_future()
+            self._waiting[number] = port, future
             futures.append(future)
             port.send(command(number))
         return list(await asyncio.gather(*futures))
 
 
-def _connected(engines: Iterable[RemoteEngine]) -> list[Port]:
+def _connected(engines: Engines) -> list[Port]:
     ports = [engine.port for engine in engines if engine.port is not None]
     if not ports:
         raise EngineFailed("no engine is ready", 1.0)

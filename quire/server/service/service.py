@@ -126,7 +126,7 @@ class Service:
 
     def lose(self, reason: str, engine: int = 0) -> tuple[int, int]:
         """An engine is gone. Returns how many of its requests go on elsewhere at once, and how many wait."""
-        self.adapters.lose(reason)
+        self.adapters.lose(self.engines[engine].port, reason)
         return self.engines.lose(engine, reason)
 
     def expire(self) -> None:
@@ -139,6 +139,7 @@ class Service:
 
     def disconnect(self, reason: str, engine: int = 0) -> None:
         """An engine is gone for good: requests that wait for it fail, and after the last engine all of them do."""
+        self.adapters.lose(self.engines[engine].port, reason)
         failing = self.engines.give_up(engine, reason)
         self.is_permanently_down = all(one.is_gone for one in self.engines)
         for stream in list(self._streams) if self.is_permanently_down else failing:

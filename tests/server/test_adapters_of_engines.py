@@ -1,0 +1,89 @@
+"""Several engines have the same adapters, whatever happens while one of them loads."""
+
+import asyncio
+from collections.abc import Coroutine
+from typing import Any
+
+import pytest
+
+from quire.errors import EngineFailed
+from quire.ipc.messages import AdapterDone, AdapterTable, LoadAdapter, SyncAdapters, UnloadAdapter
+from quire.server.service.service import Service
+from tests.patience import WAIT_S
+from tests.server.engine_ports import Port, Worker
+from tests.server.vocabulary import served_model
+
+
+class WithAdapters(Worker):
+    """A worker of a model without adapters, which does not share its table of them with other tests."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.service = Service(served_model(max_total_tokens=2000), self.service.settings)
+        for number in range(2):
+            self.connect(number)
+
+    async def begin(self, change: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
+        """Until the engines have been asked."""
+        task = asyncio.create_task(change)
+        await asyncio.sleep(0)
+        return task
+
+    async def load(self) -> "asyncio.Task[None]":
+        return await self.begin(self.service.adapters.load("c", "c", self.service.engines, replaces=False))
+
+    def answer(self, engine: int, kind: type, error: str | None = None, table: AdapterTable | None = None) -> None:
+        """Answer the last command of this kind."""
+        done = AdapterDone(self.ports[engine].of(kind)[-1].number, error, error or "")
+        self.service.on_messages([*([] if table is None else [table]), done], engine=engine)
+
+
+def synced(port: Port) -> SyncAdapters:
+    found: SyncAdapters = port.of(SyncAdapters)[-1]
+    return found
+
+
+def test_an_engine_that_connects_while_another_loads_an_adapter_is_told_of_it() -> None:
+    async def run() -> None:
+        worker = WithAdapters()
+        worker.lose(1)
+        loading = await worker.load()
+        worker.connect(1)
+        worker.answer(0, LoadAdapter, table=AdapterTable(1, {"c": "/c"}))
+        await loading
+        assert synced(worker.ports[1]) == SyncAdapters(1, {"c": "/c"}), "requests for it would be refused there"
+
+    asyncio.run(run())
+
+
+def test_an_engine_that_ends_does_not_answer_for_another() -> None:
+    """What is told to the client must be what there is in the end: an adapter on all engines, or on none."""
+
+    async def run() -> None:
+        worker = WithAdapters()
+        loading = await worker.load()
+        worker.lose(0)
+        await asyncio.sleep(0)
+        assert not loading.done(), "the other one loads still"
+        worker.answer(1, LoadAdapter, table=AdapterTable(1, {"c": "/c"}))
+        async with asyncio.timeout(WAIT_S):
+            while not worker.ports[1].of(UnloadAdapter):
+                await asyncio.sleep(0)
+        worker.answer(1, UnloadAdapter, table=AdapterTable(2, {}))
+        with pytest.raises(EngineFailed, match="has ended"):
+            await loading
+        assert not worker.service.model.adapters
+
+    asyncio.run(run())
+
+
+def test_loading_ends_when_the_engine_is_given_up_before_its_end_is_known() -> None:
+    async def run() -> None:
+        worker = WithAdapters()
+        worker.lose(1)
+        loading = await worker.load()
+        worker.service.disconnect("it ended 5 times in a row", 0)
+        with pytest.raises(EngineFailed, match="5 times"):
+            await asyncio.wait_for(loading, WAIT_S)
+
+    asyncio.run(run())
