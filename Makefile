@@ -59,7 +59,7 @@ test-clients: $(VENV)/.test  ## real clients against the default model, and docs
 test-routers: $(VENV)/.test  ## two servers behind sglang-router and vllm-router
 	$(BIN)/python -m tests.routers.run $(ARGS)
 
-test-ray: .venv-ray/.installed  ## an application of Ray Serve, on a cluster of this machine
+test-ray: .venv-ray/.installed  ## Quire as an application of Ray Serve, on a cluster of one machine
 	QUIRE_RAY=1 .venv-ray/bin/python -m pytest -n 0 -W ignore tests/ray $(ARGS)
 
 .venv-ray/.installed: pyproject.toml
@@ -98,5 +98,5 @@ format: $(VENV)/.dev  ## format the code
 bench: $(VENV)/.run  ## what the scheduler costs per row
 	$(BIN)/python bench/host_overhead.py $(ARGS)
 
-clean:  ## remove the environment and what tools left behind
+clean:  ## remove the environments and what tools left behind
 	rm -rf $(VENV) .venv-clients .venv-routers .venv-ray .venv-deploy .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -62,7 +62,7 @@ class Speculation:
         return chosen
 
     def _best_count(self, likely: list[float], num_rows: int) -> int:
-        """How many of these guesses, the best first, give the most tokens in the time of a step."""
+        """The number of these guesses, the best first, that gives the most tokens in the time of a step."""
         sizes, fixed = self._budget.padded_sizes, self._budget.fixed_tokens
         best_rate, best_count, tokens = 0.0, 0, float(num_rows)
         for count in range(len(likely) + 1):

@@ -53,7 +53,7 @@ class Adapters:
         self.add(name, folder, read.result())
 
     def forget_load(self, name: str, read: "Future[Any]") -> None:
-        """What was read is not wanted any more. Requests wait for it no longer."""
+        """Forget an adapter that was read and is not wanted any more. Requests wait for it no longer."""
         if self._reading.get(name) is read:
             del self._reading[name]
 
@@ -94,7 +94,7 @@ class Adapters:
             raise NoSuchRoute("adapters cannot be loaded while serving; start the server with --adapter-folder")
         folder = (self.root / path).resolve()
         if not folder.is_relative_to(self.root.resolve()):
-            raise InvalidAdapter(f"{shown(path)} is not below the folder that adapters may be loaded from")
+            raise InvalidAdapter(f"lora_path is {shown(path)}; it must be below the folder of --adapter-folder")
         return str(folder)
 
     def _need_read(self) -> Read:

@@ -94,9 +94,8 @@ def plan_deployment(
     is_served: bool = False,
     meet: Meet | None = None,
 ) -> Deployment:
-    """Find the model's files, where they are not given, and decide whether and how it fits. `is_served`: to clients, so
-    queue and steps have bounds. `meet` finds the other processes of a group, and returns the settings that all of them
-    have."""
+    """Find the model's files, unless given, and decide whether and how it fits. `is_served`: to clients, so queue and
+    steps have bounds. `meet` finds the other processes of a group, and returns the settings that all of them have."""
     files = files or locate(**config.place_of_model, progress=progress)
     model = build_model(files.config)
     source = files.open_weights()

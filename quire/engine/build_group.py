@@ -70,7 +70,7 @@ def follow(
     joined: Callable[[], None] = lambda: None,
     progress: Progress = silent,
 ) -> None:
-    """Join a group, and do what its leader announces. Returns never; `lost` is called when the leader is lost.
+    """Join a group, and do what its leader announces. Never returns; `lost` is called when the leader is lost.
 
     `joined` is called when the group is complete. Raises a QuireError, or RefusedByLeader, where the group cannot work.
     """

@@ -22,7 +22,7 @@ def placement_of(deployment: Deployment) -> Placement | None:
 
 
 def _how(deployment: Deployment, progress: Progress) -> dict[str, Any]:
-    """How weights are loaded."""
+    """Arguments with which weights of either kind are loaded."""
     resolved = deployment.resolved
     placement = placement_of(deployment)
     return {"dtype": resolved.dtype, "quantize": resolved.quantize, "placement": placement, "progress": progress}

@@ -159,7 +159,7 @@ class Follower:
         return sampled
 
     def _no_hidden(self, state: State) -> jax.Array:
-        """What rehearsals sample from."""
+        """Zeros in place of hidden vectors, for rehearsals."""
         return jnp.zeros((self._compiler.shapes.num_samples, self._hidden_size), jax.tree.leaves(state.pages)[0].dtype)
 
     def _all_tokens(self, size: int) -> jax.Array:

@@ -21,7 +21,9 @@ def from_message(message: Array | None) -> HostArray | None:
     if message is None:
         return None
     if message.dtype not in DTYPES or any(length < 0 for length in message.shape):
-        raise ValueError(f"an array of {message.dtype} {message.shape}")
+        raise ValueError(
+            f"an array of {message.dtype} {message.shape}; dtypes are {', '.join(DTYPES)}, lengths at least 0"
+        )
     dtype = DTYPES[message.dtype]
     if prod(message.shape) * dtype.itemsize != len(message.data):
         raise ValueError(f"an array of {message.dtype} {message.shape} has {len(message.data)} bytes")

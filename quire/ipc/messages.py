@@ -107,6 +107,8 @@ class SyncAdapters(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class AdapterDone(msgspec.Struct, frozen=True, tag=True, array_like=True):
+    """An adapter was loaded or unloaded, or could not be."""
+
     number: int
     kind: str | None = None  # of the error, if there was one
     message: str = ""

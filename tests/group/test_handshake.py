@@ -15,7 +15,7 @@ SECRET = b"0123456789abcdef"
 
 
 def both(leader: Callable[[socket.socket], Any], member: Callable[[socket.socket], Any]) -> list[Any]:
-    """What each end returns or raises."""
+    """The value that each end returns, or the error that it raises."""
     ours, theirs = socket.socketpair()
     found: list[Any] = [None, None]
 

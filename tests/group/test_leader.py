@@ -1,4 +1,4 @@
-"""The leader of a group and its members, on real sockets: who joins, who is refused, and what is heard of an end."""
+"""The leader of a group and its members, on real sockets: joining, refusals, and ends."""
 
 import errno
 import queue

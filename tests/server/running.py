@@ -113,7 +113,7 @@ class RunningServer:
             time.sleep(0.005)
 
     def expected(self, prompt: list[int], max_tokens: int, number: int = 0, **fields: object) -> list[int]:
-        """What greedy sampling gives, worked out by hand. `number` is that of the adapter."""
+        """The tokens of greedy sampling, worked out by hand. `number` is that of the adapter."""
         asked = Request(0, tuple(prompt), max_tokens, SamplingParams(temperature=0), **fields)  # type: ignore[arg-type]
         return expected_tokens(asked, adapter=number)
 

@@ -144,12 +144,12 @@ def test_adapters_come_and_go_while_serving(server: RunningServer, client: httpx
 def test_paths_outside_the_folder_are_refused(client: httpx.Client, root: Path, path: str) -> None:
     refused = load(client, "c", path)
     assert refused.status_code == 400
-    assert "not below the folder" in refused.json()["error"]["message"]
+    assert "must be below the folder" in refused.json()["error"]["message"]
 
 
 def test_links_that_lead_outside_are_refused(client: httpx.Client, root: Path) -> None:
     (root / "link").symlink_to(root.parent / "outside")
-    assert "not below the folder" in load(client, "c", "link").json()["error"]["message"]
+    assert "must be below the folder" in load(client, "c", "link").json()["error"]["message"]
 
 
 def test_a_broken_adapter_is_refused_and_leaves_the_others(server: RunningServer, client: httpx.Client) -> None:

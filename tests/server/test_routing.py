@@ -1,4 +1,4 @@
-"""Which of several engines gets a request: the rule, and what comes of it over traces."""
+"""The choice of an engine for a request: the rule, and its results over traces."""
 
 import random
 import subprocess
