@@ -42,10 +42,14 @@ class Config:
         "it.",
     )
     max_loras: int | None = setting(
-        None, ADAPTERS, "Adapters on the device together; others wait in host memory. 8 if not given."
+        None,
+        ADAPTERS,
+        "Adapters on the device together; others wait in host memory. 8, or as many as there are, if not given.",
     )
     max_lora_rank: int | None = setting(
-        None, ADAPTERS, "Highest rank of an adapter; the highest of those given at the start if not given."
+        None,
+        ADAPTERS,
+        "Highest rank of an adapter; if not given that of those at the start, with --adapter-folder at least 16.",
     )
     adapter_folder: Path | None = setting(
         None, ADAPTERS, "Let clients load adapters from below this folder while serving, and unload any."
@@ -95,13 +99,15 @@ class Config:
     speculate: int = setting(
         0,
         SPECULATION,
-        "The most tokens to guess for a sequence in one step, by what followed its last tokens before; 0 guesses none. "
+        "Speculative decoding: the most tokens to guess for a sequence in one step, by what followed its last tokens "
+        "before; 0 guesses none. "
         "Answers are the same, sooner where they repeat their prompt.",
     )
     draft_model: str | None = setting(
         None,
         SPECULATION,
-        "A smaller model with the same vocabulary that makes the guesses instead, as --model names one.",
+        "A smaller model with the same vocabulary that makes the guesses instead, named as --model is. It needs "
+        "--speculate, and one device.",
     )
     tensor_parallel: int = setting(1, DEVICES, "Devices to cut the model across.")
     compile_ahead: bool = setting(

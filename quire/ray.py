@@ -249,11 +249,11 @@ class Member:
 
     def __init__(self, config: Config, settings: ServerSettings, group: GroupSettings) -> None:
         context = multiprocessing.get_context("spawn")
-        self._process = context.Process(target=run_member, args=(config, settings, group, os.getpid()))
+        self._process = context.Process(target=supervise_member, args=(config, settings, group, os.getpid()))
         self._process.start()
 
 
-def run_member(config: Config, settings: ServerSettings, group: GroupSettings, parent: int) -> None:
+def supervise_member(config: Config, settings: ServerSettings, group: GroupSettings, parent: int) -> None:
     bind_to_parent("quire-member", parent)
     configure_logs(settings.log_format, settings.logging_level)
     from quire.server.processes.member import follow_leader

@@ -17,7 +17,10 @@ class GroupSettings:
     """Settings of one member. A group of one is none."""
 
     group_size: int = setting(
-        1, GROUP, "Processes that are one engine, on one host or several: the model is cut across all their devices."
+        1,
+        GROUP,
+        "Processes that are one engine, on one host or several: the model is cut across all their devices. Not with "
+        "--data-parallel, adapters or --draft-model.",
     )
     group_rank: int = setting(0, GROUP, "Number of this process in its group. 0 is the leader, which serves HTTP.")
     group_address: str | None = setting(

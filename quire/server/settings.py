@@ -131,7 +131,8 @@ class ServerSettings:
     data_parallel: int = setting(
         1,
         DEVICES,
-        "Engine processes, each with the whole model on devices of its own; requests are divided among them.",
+        "Engine processes, each with the whole model on devices of its own; requests are divided among them. Not with "
+        "--group-size.",
     )
     log_format: str = setting("text", OPERATIONS, "text, or json for one object per line.")
     log_level: str = setting("info", OPERATIONS, "Least level that is logged: debug, info, warning or error.")
