@@ -7,11 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
+import numpy as np
+
 from quire.cache_folder import cache_folder
 from quire.errors import InvalidAdapter, InvalidCheckpoint, ModelUnavailable, listed, shown
 from quire.files.hub import fetch_adapter, parse_repository
 from quire.files.json_file import read_json
 from quire.files.safetensors_source import SafetensorsSource
+from quire.files.tensor_source import Array
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
@@ -58,6 +61,13 @@ class PeftAdapter:
     @property
     def rank(self) -> int:
         return max(change.rank for change in self.modules.values())
+
+    def read(self, name: str) -> Array:
+        """A tensor as float32. Raises `InvalidAdapter`: clients may replace files while they are read."""
+        try:
+            return self.source.read_copy(name).astype(np.float32)
+        except InvalidCheckpoint as error:
+            raise InvalidAdapter(str(error)) from error
 
 
 def locate_adapter(

@@ -50,7 +50,11 @@ class _Entry:
 
 
 class SafetensorsSource:
-    """The tensors of a folder, or of one `file` in it. Every entry lies inside its file, and no name occurs in two."""
+    """The tensors of a folder, or of one `file` in it. Every entry lies inside its file, and no name occurs in two.
+
+    Files must not change while they are mapped: the process would end where one becomes shorter. Those that may change
+    are read with `read_copy`.
+    """
 
     def __init__(self, folder: str | Path, file: str | None = None) -> None:
         self._entries = _read_folder(Path(folder)) if file is None else _read_header(Path(folder) / file)
@@ -68,6 +72,20 @@ class SafetensorsSource:
         if prod(entry.info.shape) == 0:
             return np.zeros(entry.info.shape, entry.dtype)  # nothing can be mapped
         return np.memmap(entry.path, entry.dtype, "r", entry.offset, entry.info.shape)
+
+    def read_copy(self, name: str) -> Array:
+        """As `read`, in memory of its own. Raises InvalidCheckpoint where the file has become shorter."""
+        entry = self._entries[name]
+        count = prod(entry.info.shape)
+        try:
+            with entry.path.open("rb") as file:
+                file.seek(entry.offset)
+                data = file.read(count * entry.dtype.itemsize)
+        except OSError as error:
+            raise InvalidCheckpoint(f"{entry.path}: cannot be read: {error.strerror}") from error
+        if len(data) != count * entry.dtype.itemsize:
+            raise InvalidCheckpoint(f"{entry.path}: it was changed while it was read; {name} is cut off")
+        return np.frombuffer(data, entry.dtype).reshape(entry.info.shape)
 
 
 def weight_files(folder: Path) -> list[Path]:

@@ -117,8 +117,8 @@ def host_adapter(model: Model, adapter: PeftAdapter, rank: int, dtype: Any) -> l
         for part, tensor in enumerate(param.sources):
             column = np.zeros((_size(param, tensor.shape)[1], rank), np.float32)
             if (change := changes.get(tensor.name)) is not None:
-                a[part, : change.rank] = adapter.source.read(change.a).astype(np.float32).reshape(-1, *param.shape[at:])
-                column[:, : change.rank] = adapter.source.read(change.b).astype(np.float32) * np.float32(change.scale)
+                a[part, : change.rank] = adapter.read(change.a).reshape(-1, *param.shape[at:])
+                column[:, : change.rank] = adapter.read(change.b) * np.float32(change.scale)
                 own_rank = max(own_rank, change.rank)
             columns.append(column)
         b = np.ascontiguousarray(np.moveaxis(_joined(param, columns), -1, 0))

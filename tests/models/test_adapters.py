@@ -1,5 +1,6 @@
 """An adapter computes what its changes merged into the weights would."""
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -213,3 +214,14 @@ def test_modules_have_the_names_of_the_checkpoint() -> None:
 
 def replace_layers(config: dict[str, Any]) -> dict[str, Any]:
     return {**config, "n_layer": 1}
+
+
+def test_files_that_become_shorter_while_they_are_read_are_refused(tmp_path: Path) -> None:
+    folder = write_adapter(tmp_path, LLAMA, only="q_proj")
+    adapter = open_adapter(folder)
+    os.truncate(folder / "adapter_model.safetensors", 2000)
+    with pytest.raises(InvalidAdapter, match="was changed while it was read"):
+        host_adapter(LLAMA, adapter, 3, np.float32)
+    (folder / "adapter_model.safetensors").unlink()
+    with pytest.raises(InvalidAdapter, match="cannot be read"):
+        host_adapter(LLAMA, adapter, 3, np.float32)
