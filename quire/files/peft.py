@@ -19,7 +19,6 @@ from quire.files.tensor_source import Array
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
 MAX_RANK = 1024
-PREFIX = "base_model.model."
 
 # Initialisations that leave the base model's weights as they are.
 _PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
