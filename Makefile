@@ -79,7 +79,7 @@ mutants: $(VENV)/.test  ## break the core one line at a time and show that the t
 	$(BIN)/python tests/core/mutants.py $(ARGS)
 
 chaos: $(VENV)/.test  ## random faults against a real server, every token checked (SEED=, DURATION= seconds, ENGINE=fake|tiny|MODEL)
-	QUIRE_CHAOS=long $(BIN)/python -m pytest -n 0 tests/chaos/test_model.py tests/chaos/test_engine_ends.py
+	QUIRE_CHAOS=long $(BIN)/python -m pytest -n 0 tests/chaos/test_model.py tests/chaos/test_engine_ends.py tests/chaos/test_several_engines.py
 	$(BIN)/python -m tests.chaos.storm --seed $(or $(SEED),1) --duration $(or $(DURATION),300) --engine $(or $(ENGINE),fake) $(ARGS)
 
 soak: $(VENV)/.test  ## load for hours, and whether anything grows (DURATION= seconds)

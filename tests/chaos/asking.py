@@ -60,5 +60,6 @@ class Asking:
     def check_all(self) -> None:
         for asked, heard in zip(self.bodies, self.heard, strict=True):
             assert heard.error is None, heard.error
-            assert heard.texts == expected(asked)
+            assert not heard.was_cut, f"the connection ended after {heard.texts}"
+            assert heard.texts == expected(asked), f"{asked}: {heard.texts}, not {expected(asked)}"
             assert heard.is_complete

@@ -7,6 +7,7 @@ from typing import Any
 
 from tests import web
 from tests.chaos.asking import Asking, body
+from tests.chaos.conftest import LONG
 from tests.chaos.faulty import Mark
 from tests.chaos.server import Server, wait_until
 from tests.patience import WAIT_S
@@ -18,6 +19,14 @@ def running(server: Server) -> list[float]:
     """The sequences that run in each engine, as it last told."""
     found = server.metrics()
     return [found.get(f'tgi_batch_current_size{{engine="{number}"}}', 0) for number in range(2)]
+
+
+def told(server: Server, name: str) -> list[float]:
+    """A number of each engine, once both have told theirs."""
+    names = [f'{name}{{engine="{number}"}}' for number in range(2)]
+    wait_until(lambda: all(one in server.metrics() for one in names))
+    metrics = server.metrics()
+    return [metrics[one] for one in names]
 
 
 def engine_pid(server: Server, number: int) -> int:
@@ -51,9 +60,7 @@ def test_streams_of_an_engine_that_is_killed_go_on_with_the_other_at_once(serve,
     assert web.get(f"{server.url}/health").status_code == 200  # one engine is enough
     assert list(server.troubles()) == [1]
     (tmp_path / "gate").touch()
-    server.wait_until_healthy()
-    metrics = server.metrics()
-    assert [metrics[f'quire_engine_restarts{{engine="{number}"}}'] for number in (0, 1)] == [0, 1]
+    assert told(server, "quire_engine_restarts") == [0, 1]
     server.wait_until_idle()
 
 
@@ -77,6 +84,7 @@ def test_an_engine_that_stands_still_is_replaced_and_its_streams_go_on(serve, tm
     assert server.logged("quire-engine-0 is killed")
 
 
+@LONG
 def test_a_request_that_kills_engines_ends_alone_and_soon(serve):
     server = start_two(serve, engine={"step_s": 0.005}, max_engine_restarts=3)
     bodies = [body(n, max_tokens=60) for n in range(16)]
@@ -89,8 +97,7 @@ def test_a_request_that_kills_engines_ends_alone_and_soon(serve):
     assert "the steps of this request fail" in guilty.error["error"]["message"]
     assert server.wait_until_idle()["quire_faults_isolated"] == 1
     # One engine ends once; the other one searches those that came from it, eight or a few more.
-    restarts = server.metrics()
-    ends = sorted(restarts[f'quire_engine_restarts{{engine="{number}"}}'] for number in (0, 1))
+    ends = sorted(told(server, "quire_engine_restarts"))
     assert ends[0] <= 2
     assert ends[1] <= 12
 
@@ -128,9 +135,7 @@ def test_prompts_that_begin_alike_meet_in_one_engine(serve):
             usage = web.post(f"{server.url}/v1/completions", json=asked).json()["usage"]
             assert usage["prompt_tokens_details"]["cached_tokens"] >= (200 if question else 0)
     server.wait_until_idle()
-    by_engine = server.metrics()
-    hits = [by_engine[f'quire_prefix_hit_tokens{{engine="{number}"}}'] for number in (0, 1)]
-    assert all(hits), "all were sent to one engine"
+    assert all(told(server, "quire_prefix_hit_tokens")), "all were sent to one engine"
 
 
 def test_metrics_are_those_of_each_engine_and_routers_see_the_sum(serve):

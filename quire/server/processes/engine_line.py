@@ -1,10 +1,13 @@
 """A front end's connection to one engine."""
 
 import asyncio
+import logging
 from typing import Protocol
 
-from quire.ipc.client import EngineClient, connect
+from quire.ipc.client import RETRY_S, EngineClient, connect
 from quire.ipc.messages import AdapterTable, Described, Ready, ToFrontEnd, Waiting
+
+log = logging.getLogger(__name__)
 
 
 class Listener(Protocol):
@@ -40,7 +43,12 @@ class EngineLine:
         """Until it is cancelled."""
         while True:
             self._is_lost.clear()
-            client = await connect(self._address, self._front_end, self._on_greetings, self._on_lost)
+            try:
+                client = await connect(self._address, self._front_end, self._on_greetings, self._on_lost)
+            except OSError as error:  # the engine ended at this moment
+                log.warning("engine %d cannot be connected to: %s; trying again", self.engine, error)
+                await asyncio.sleep(RETRY_S)
+                continue
             if not self._is_lost.is_set():
                 self.client = client
                 if self.ready is not None:  # it came before the client was known
