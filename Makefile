@@ -76,7 +76,7 @@ check-deploy: .venv-deploy/.installed  ## the Dockerfile by hadolint, the manife
 	@touch $@
 
 mutants: $(VENV)/.test  ## break the core one line at a time and show that the tests notice
-	$(BIN)/python tests/core/mutants.py $(ARGS)
+	$(BIN)/python -m tests.core.mutants $(ARGS)
 
 chaos: $(VENV)/.test  ## random faults against a real server, every token checked (SEED=, DURATION= seconds, ENGINE=fake|tiny|MODEL)
 	QUIRE_CHAOS=long $(BIN)/python -m pytest -n 0 tests/chaos/test_model.py tests/chaos/test_engine_ends.py tests/chaos/test_several_engines.py

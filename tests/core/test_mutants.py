@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.core.mutants import MUTANTS, ROOT, Mutant, apply, outdated
+from tests.core.mutant import Mutant, apply, outdated
+from tests.core.mutants import MUTANTS, ROOT
 
 MUTANT = Mutant("one is two", "core/numbers.py", "x = 1", "x = 2")
 

@@ -1,0 +1,284 @@
+"""Faults in the pages, their groups, copies and the prefix cache."""
+
+from tests.core.mutant import (
+    CACHE,
+    COMPLETION,
+    LIMITS,
+    POOL,
+    QUEUE,
+    REQUESTS,
+    RUNNING,
+    SCHEDULER,
+    SEQUENCE,
+    TREE,
+    Mutant,
+)
+
+PAGE_MUTANTS = (
+    # Pages
+    Mutant("page 0 is handed out", POOL, "list(range(num_pages - 1, 0, -1))", "list(range(num_pages - 1, -1, -1))"),
+    Mutant("a taken page has no holder", POOL, "self._holders[page] = 1", "self._holders[page] = 0"),
+    Mutant("taking gives what there is", POOL, "if count > len(free):", "if not free and count:"),
+    Mutant(
+        "double release goes unnoticed",
+        POOL,
+        "if not self._holders[page]:",
+        "if self._holders[page] < -1:",
+        within="def release",
+    ),
+    Mutant(
+        "a page is free while it is held",
+        POOL,
+        "            if not self._holders[page]:\n                self._free.append(page)",
+        "            if True:\n                self._free.append(page)",
+    ),
+    Mutant("missing hold on matched pages", RUNNING, "cache.hold(matched)", "pass"),
+    Mutant("matched pages stay held when a start fails", RUNNING, "cache.release(matched)", "pass"),
+    Mutant(
+        "pages are released twice",
+        RUNNING,
+        "self.cache.release(page for table in sequence.tables for page in table if page)",
+        "self.cache.release(page for table in [*sequence.tables, sequence.tables[0]] for page in table if page)",
+    ),
+    Mutant(
+        "pages are never released",
+        RUNNING,
+        "self.cache.release(page for table in sequence.tables for page in table if page)",
+        "pass",
+    ),
+    Mutant(
+        "off by one page", LIMITS, "return -(-num_tokens // self.page_size)", "return num_tokens // self.page_size + 1"
+    ),
+    Mutant(
+        "one page too few", LIMITS, "return -(-num_tokens // self.page_size)", "return num_tokens // self.page_size"
+    ),
+    Mutant(
+        "a full page looks like room",
+        RUNNING,
+        "sequence.plain_end = end if end < sequence.limit else sequence.limit - 1",
+        "sequence.plain_end = end + 1 if end + 1 < sequence.limit else sequence.limit - 1",
+    ),
+    Mutant("no headroom for those that run", RUNNING, "count = self._num_groups * len(self)", "count = 0"),
+    Mutant(
+        "prefills need no more pages",
+        RUNNING,
+        "count += max(0, self._limits.pages_to_start",
+        "count += min(0, self._limits.pages_to_start",
+    ),
+    # Page groups
+    Mutant(
+        "a window's page is given back early",
+        RUNNING,
+        "sequence.num_computed - window + 1)",
+        "sequence.num_computed - window + 2)",
+    ),
+    Mutant(
+        "a window's page is given back before results",
+        RUNNING,
+        "return max(0, sequence.num_computed -",
+        "return max(0, sequence.num_planned -",
+    ),
+    Mutant(
+        "nothing is given back while a prompt is computed",
+        RUNNING,
+        "        self._give_back(sequence)\n        self._queue.settle",
+        "        self._queue.settle",
+    ),
+    Mutant(
+        "nothing is given back while a sequence decodes",
+        RUNNING,
+        "            self._give_back(sequence)\n        count",
+        "            pass\n        count",
+    ),
+    Mutant(
+        "what is given back is not published",
+        RUNNING,
+        "                self._publish(sequence)\n                table",
+        "                table",
+    ),
+    Mutant("pages that are given back stay held", RUNNING, "self.cache.release(table[held:first])", "pass"),
+    Mutant(
+        "a page that was given back stays in the table", RUNNING, "table[held:first] = [0] * (first - held)", "pass"
+    ),
+    Mutant(
+        "one group gets the pages of all",
+        RUNNING,
+        "tables[group] += pages[group::count]",
+        "tables[0] += pages[group::count]",
+    ),
+    Mutant(
+        "a sequence takes pages for one group", RUNNING, "count = num_pages * self._num_groups", "count = num_pages"
+    ),
+    Mutant(
+        "one that runs alone does not wait for its window",
+        RUNNING,
+        "waits = bool(self._windows) and",
+        "waits = False and",
+    ),
+    Mutant(
+        "one that runs alone takes more than there is",
+        RUNNING,
+        "length = min(length, max(1, self._num_fitting(num_pages) - start))",
+        "pass",
+    ),
+    Mutant(
+        "one that starts alone takes more than there is",
+        RUNNING,
+        "length = min(length, self._num_fitting(len(tables[0])) - start)",
+        "pass",
+    ),
+    Mutant(
+        "a window touches a page fewer",
+        LIMITS,
+        "step_tokens - 3) // self.page_size + 2",
+        "step_tokens - 3) // self.page_size + 1",
+    ),
+    Mutant("pages of one group are counted", LIMITS, "            total += count", "            total = count"),
+    Mutant("a window needs a page fewer to go on", CACHE, "-(-(window - 1) // page_size)", "(window - 1) // page_size"),
+    Mutant(
+        "a window needs a page more to go on", CACHE, "-(-(window - 1) // page_size)", "-(-window // page_size) + 1"
+    ),
+    Mutant("a missing page of a window is overlooked", CACHE, "if missing is not None:", "if False:"),
+    Mutant(
+        "a page of a window counts as evictable while it is held",
+        CACHE,
+        "                    self.num_evictable -= 1\n\n    def release",
+        "                    pass\n\n    def release",
+    ),
+    Mutant(
+        "a page of a window that is let go is not listed",
+        CACHE,
+        "                self._list(node, group)\n\n    def take",
+        "\n    def take",
+    ),
+    Mutant("a branch without pages stays", CACHE, "if not node.children and not any(node.pages):", "if False:"),
+    Mutant(
+        "a page that was given back is not computed again",
+        CACHE,
+        "if table[index] and not child.pages[group]:",
+        "if table[index] and not any(child.pages):",
+    ),
+    # Copies
+    Mutant("a page that begins otherwise is copied", TREE, "and key[:end] == tokens[:end] and", "and"),
+    Mutant("a part of a page is copied", TREE, "and all(child.pages):", "and child.pages[0]:"),
+    Mutant(
+        "a shorter beginning is copied",
+        TREE,
+        "        end = (most + 1) * TOKEN_BYTES\n",
+        "        end = least * TOKEN_BYTES\n",
+    ),
+    Mutant("copied pages stay held", RUNNING, "        cache.release(copied)\n", ""),
+    Mutant(
+        "a copied page is evicted for its copy",
+        RUNNING,
+        "cache.hold(copied)  #",
+        "pass  #",
+        explanation="holds are released too: see above",
+    ),
+    Mutant("what was copied is computed again", RUNNING, "* limits.page_size + match.num_begun", "* limits.page_size"),
+    Mutant(
+        "a start without its copy is not tried",
+        RUNNING,
+        "max_tokens) if copied else None",
+        "max_tokens) if 0 else None",
+    ),
+    Mutant(
+        "all tokens of a prompt are copied", CACHE, "[: (max_tokens - num_pages * self._page_size) * TOKEN_BYTES]", ""
+    ),
+    # The prefix cache
+    Mutant(
+        "the salt is ignored",
+        CACHE,
+        "node = path[-1] if path else self._roots.get(salt)",
+        "node = path[-1] if path else next(iter(self._roots.values()), None)",
+    ),
+    Mutant("the prefix key is ignored", REQUESTS, 'salt = f"{key}+{request.salt}"', 'salt = f"+{request.salt}"'),
+    Mutant("the wrong parent in the tree", CACHE, "Node(key, parent, [0]", "Node(key, parent.parent or parent, [0]"),
+    Mutant(
+        "the wrong key in the tree",
+        CACHE,
+        "start = num_pages * self._page_size",
+        "start = max(0, num_pages - 1) * self._page_size",
+    ),
+    Mutant(
+        "an evicted cursor is trusted",
+        CACHE,
+        "isinstance(known.end, Node) and known.end.parent is not None:",
+        "isinstance(known.end, Node):",
+    ),
+    Mutant("an evicted match is trusted", CACHE, "while path and path[-1].parent is None:", "while False:"),
+    Mutant("a held page is evicted", CACHE, "if self._pool.holders(page) > 1 or (", "if ("),
+    Mutant("a page with followers is evicted", CACHE, "and (node.children or node.pins)):", "and node.pins):"),
+    Mutant(
+        "the most recently used goes first",
+        CACHE,
+        "self._candidates.push(node.last_used,",
+        "self._candidates.push(-node.last_used,",
+    ),
+    Mutant(
+        "use does not count",
+        CACHE,
+        "            self._touch(node)\n        elif path",
+        "            pass\n        elif path",
+    ),
+    Mutant(
+        "a parent forgets the use of its children",
+        CACHE,
+        "parent.last_used = max(parent.last_used, node.last_used)",
+        "pass",
+    ),
+    Mutant("the tree does not hold its pages", CACHE, "self._pool.hold((page,))", "pass"),
+    Mutant(
+        "the parent of the last child is not listed", CACHE, "self._list(parent, self._is_full.index(True))", "pass"
+    ),
+    Mutant("an empty root stays", CACHE, "del self._roots[_decoded(parent.key)]", "pass"),
+    Mutant("more is evicted than is short", CACHE, "self.evict(count - self._pool.num_free)", "self.evict(count)"),
+    Mutant(
+        "a page before a held one looks like one that can go",
+        CACHE,
+        "while node.pins == 1 and node.parent is not None:",
+        "if node.pins == 1 and node.parent is not None:",
+    ),
+    Mutant(
+        "a page stays pinned when the one after it is let go",
+        CACHE,
+        "while not node.pins and node.parent is not None:",
+        "if not node.pins and node.parent is not None:",
+    ),
+    Mutant(
+        "taking evicts although it will not do",
+        CACHE,
+        "if pages is None and count <= self.num_available:",
+        "if pages is None:",
+    ),
+    # Sharing a prefix that is being computed
+    Mutant("parked sequences are forgotten", QUEUE, "            self.push(waited)", "            pass"),
+    Mutant("an aborted one stays parked", QUEUE, "self._prefills.leave(sequence)", "pass"),
+    Mutant("any number is parked", QUEUE, "if len(self._prefills) >= self._max_parked:", "if False:"),
+    Mutant(
+        "nobody waits for a shared prefix", QUEUE, "if key is not None and key not in self._waiting_for:", "if False:"
+    ),
+    Mutant("those that waited stay marked", QUEUE, "self._parked.difference_update(waited)", "pass"),
+    # Publication
+    Mutant(
+        "published before completion",
+        RUNNING,
+        "num_pages = sequence.num_computed // self._page_size",
+        "num_pages = min(sequence.num_planned, len(sequence.tokens)) // self._page_size",
+    ),
+    Mutant(
+        "an incomplete page is published",
+        RUNNING,
+        "num_pages = sequence.num_computed // self._page_size",
+        "num_pages = -(-sequence.num_computed // self._page_size)",
+    ),
+    Mutant(
+        "a prompt is never published while it runs",
+        COMPLETION,
+        "self._running.publish(sequence)",
+        "pass",
+    ),
+    Mutant("what ended is not published", RUNNING, "        if keep_pages:", "        if False:"),
+    Mutant("the last token is not computed", SEQUENCE, "return len(self.tokens) - 1", "return len(self.tokens)"),
+    Mutant("a lost device's pages stay cached", SCHEDULER, "self._running.cache.clear()", "pass"),
+)
