@@ -43,7 +43,7 @@ class ProgramStore:
         self._folder = folder / digest
 
     def has(self, name: str) -> bool:
-        """Whether there is a file for it."""
+        """True when the program of this name is kept."""
         return self._path(name).is_file()
 
     def load(self, name: str) -> Any | None:

@@ -268,7 +268,7 @@ def _with_new_pages(state: State, inputs: Inputs) -> State:
 
 def with_page_entries(state: State, slots: jax.Array, groups: jax.Array, indices: jax.Array, pages: jax.Array) -> State:
     table = state.slots.page_table.at[slots, groups, indices].set(pages)
-    # Whatever was written for padding, its pages are page 0.
+    # The last row is that of padding: its pages stay page 0.
     return state._replace(slots=state.slots._replace(page_table=table.at[table.shape[0] - 1].set(0)))
 
 

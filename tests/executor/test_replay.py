@@ -8,7 +8,6 @@ import jax
 import numpy as np
 import pytest
 
-from quire.core.limits import Limits
 from quire.core.plan import Chunk, Kind, PageCopy, StepPlan
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
@@ -16,25 +15,16 @@ from quire.executor.compiler import Compiler
 from quire.executor.executor import JaxExecutor
 from quire.executor.ladder import StepShape
 from quire.executor.replay import Follower, HostArray, PlainKey, from_plain, to_plain
-from quire.executor.shapes import Shapes
 from quire.group.arrays import from_message, to_message
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.request import Request, SamplingParams
 from tests.executor.sampling import slot_start
+from tests.executor.tensor_parallel import LIMITS, SHAPES
 from tests.executor.test_results import mask_of
 from tests.models.cases import CASES
 from tests.patience import WAIT_S
 
-SHAPES = Shapes(num_pages=24, page_size=4, num_slots=4, max_prefill_tokens=16, max_sequence_tokens=64, min_tokens=4)
-LIMITS = Limits(
-    page_size=4,
-    num_pages=24,
-    max_batch_size=4,
-    max_step_tokens=20,
-    max_batch_prefill_tokens=16,
-    max_sequence_tokens=64,
-)
 CONFIG = {**CASES["llama"], "num_hidden_layers": 1}
 
 

@@ -4,6 +4,7 @@ import asyncio
 import re
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -72,6 +73,17 @@ def check_no_blame(group: Group) -> None:
     assert metrics["quire_step_faults"] == 0, "the end of a member is the fault of no request"
 
 
+@contextmanager
+def streams_that_go_on(group: Group, expected: list[list[str]]) -> Iterator[None]:
+    """Streams have begun when the block does its harm. They end as expected, and the group has begun again."""
+    before = restarts(group)
+    asking = Asking(group.leader, BODIES)
+    asking.wait_for_text()
+    yield
+    check_all(asking, expected)
+    assert restarts(group) >= before + 1
+
+
 def test_two_processes_say_what_one_does(group: Group, expected: list[list[str]]) -> None:
     group.leader.wait_until_healthy()
     check_all(Asking(group.leader, BODIES), expected)
@@ -92,12 +104,8 @@ def test_requests_that_fail_alone_or_follow_a_grammar_do_so_in_a_group(group: Gr
 
 
 def test_streams_go_on_when_the_follower_is_killed(group: Group, expected: list[list[str]]) -> None:
-    before = restarts(group)
-    asking = Asking(group.leader, BODIES)
-    asking.wait_for_text()
-    group.kill_follower()
-    check_all(asking, expected)
-    assert restarts(group) >= before + 1
+    with streams_that_go_on(group, expected):
+        group.kill_follower()
     check_no_blame(group)
 
 
@@ -110,47 +118,31 @@ def test_an_idle_group_begins_again_when_the_follower_is_killed(group: Group, ex
 
 
 def test_streams_go_on_when_the_follower_stands_still(group: Group, expected: list[list[str]]) -> None:
-    before = restarts(group)
-    asking = Asking(group.leader, BODIES)
-    asking.wait_for_text()
-    group.kill_follower(signal.SIGSTOP)
-    check_all(asking, expected)  # its supervisor ends it, and starts another
+    with streams_that_go_on(group, expected):
+        group.kill_follower(signal.SIGSTOP)  # its supervisor ends it, and starts another
     assert group.leader.logged("it has not been heard of for")
-    assert restarts(group) >= before + 1
     check_no_blame(group)
 
 
 def test_streams_go_on_when_the_link_is_cut(group: Group, expected: list[list[str]]) -> None:
-    before = restarts(group)
-    asking = Asking(group.leader, BODIES)
-    asking.wait_for_text()
-    group.proxy.cut()
-    check_all(asking, expected)
-    assert restarts(group) >= before + 1
+    with streams_that_go_on(group, expected):
+        group.proxy.cut()
     check_no_blame(group)
 
 
 def test_streams_go_on_when_nothing_passes_the_link(group: Group, expected: list[list[str]]) -> None:
-    before = restarts(group)
     lost = len(group.follower.logged("the leader at"))
-    asking = Asking(group.leader, BODIES)
-    asking.wait_for_text()
-    group.proxy.block()
-    wait_until(lambda: "waiting for member 1 of 2" in group.reason())
-    wait_until(lambda: len(group.follower.logged("the leader at")) > lost)
-    group.proxy.unblock()
-    check_all(asking, expected)
-    assert restarts(group) >= before + 1
+    with streams_that_go_on(group, expected):
+        group.proxy.block()
+        wait_until(lambda: "waiting for member 1 of 2" in group.reason())
+        wait_until(lambda: len(group.follower.logged("the leader at")) > lost)
+        group.proxy.unblock()
     check_no_blame(group)
 
 
 def test_streams_go_on_when_the_engine_of_the_leader_is_killed(group: Group, expected: list[list[str]]) -> None:
-    before = restarts(group)
-    asking = Asking(group.leader, BODIES)
-    asking.wait_for_text()
-    assert group.leader.kill("quire-engine")
-    check_all(asking, expected)
-    assert restarts(group) >= before + 1
+    with streams_that_go_on(group, expected):
+        assert group.leader.kill("quire-engine")
 
 
 def test_a_follower_waits_for_the_next_leader(group: Group, expected: list[list[str]]) -> None:

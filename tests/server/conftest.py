@@ -8,7 +8,7 @@ import pytest
 
 from tests.server.processes import Served
 from tests.server.running import RunningServer
-from tests.server.vocabulary import TEMPLATE, tokenizer
+from tests.server.vocabulary import JSON_PIECES, TEMPLATE, TOOL_TEMPLATE, served_model, tokenizer
 
 
 @pytest.fixture(scope="session")
@@ -18,6 +18,15 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
     (folder / "style").mkdir()
     (folder / "style" / "adapter_config.json").write_text("{}")
     running = RunningServer(adapter_folder=folder, max_loras=1).start()
+    yield running
+    running.stop()
+
+
+@pytest.fixture(scope="session")
+def caller() -> Iterator[RunningServer]:
+    """One whose template knows tools, and whose fake can spell JSON and calls."""
+    model = served_model(2048, end_ids=(0,), pieces=JSON_PIECES, template=TOOL_TEMPLATE)
+    running = RunningServer(model=model, max_sequence_tokens=2048, num_pages=6000).start()
     yield running
     running.stop()
 

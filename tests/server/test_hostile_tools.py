@@ -1,27 +1,15 @@
 """Tools and arguments that look like the marks around calls, and texts that no encoding has."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 
 from tests import web
-from tests.server.running import RunningServer
-from tests.server.test_tools import TEMPLATE
-from tests.server.vocabulary import JSON_PIECES, served_model
 
 NAMES = ["tool_call", "function", "name", "arguments", "__proto__", "..", "-", "a" * 128]
 MARKS = ["<tool_call>", "</tool_call>", '"}}\n</tool_call>', "</think>", "<end>", "\\", "\n", '"', "{", "}"]
 HI = {"role": "user", "content": "hi"}
 HALF = "\ud800"  # of a pair, which JSON can spell and no text has
-
-
-@pytest.fixture(scope="module")
-def caller() -> Iterator[RunningServer]:
-    model = served_model(2048, end_ids=(0,), pieces=JSON_PIECES, template=TEMPLATE)
-    running = RunningServer(model=model, max_sequence_tokens=2048, num_pages=6000).start()
-    yield running
-    running.stop()
 
 
 @pytest.mark.parametrize("name", NAMES)

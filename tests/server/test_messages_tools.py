@@ -1,7 +1,6 @@
 """Tools of the Anthropic API, through its client. What the fake samples is random but for its mask."""
 
 import json
-from collections.abc import Iterator
 from typing import Literal
 
 import anthropic
@@ -10,8 +9,6 @@ import pytest
 from tests import web
 from tests.server.running import RunningServer
 from tests.server.test_messages import GREEDY, client_of, events_of, ids
-from tests.server.test_tools import TEMPLATE
-from tests.server.vocabulary import JSON_PIECES, served_model
 
 WEATHER = {
     "name": "weather",
@@ -28,14 +25,6 @@ NOW = {"name": "now", "input_schema": {"type": "object", "properties": {}}}
 ASKED = "how is the weather in rome"
 VARIANTS = (1, 3, 4, 5)  # with these the fake makes a few calls and ends
 ASK = [{"role": "user", "content": ASKED}]
-
-
-@pytest.fixture(scope="module")
-def caller() -> Iterator[RunningServer]:
-    model = served_model(2048, end_ids=(0,), pieces=JSON_PIECES, template=TEMPLATE)
-    running = RunningServer(model=model, max_sequence_tokens=2048, num_pages=6000).start()
-    yield running
-    running.stop()
 
 
 @pytest.fixture

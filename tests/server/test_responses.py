@@ -14,9 +14,8 @@ from tests.patience import WAIT_S
 from tests.server.response_clients import client_of, raw
 from tests.server.running import RunningServer
 from tests.server.test_reasoning import THINKING_TEMPLATE
-from tests.server.test_tools import TEMPLATE as TOOL_TEMPLATE
 from tests.server.test_tools import WEATHER, check
-from tests.server.vocabulary import JSON_PIECES, served_model
+from tests.server.vocabulary import JSON_PIECES, TOOL_TEMPLATE, served_model
 
 TOOL = {"type": "function", **WEATHER["function"]}
 LIFE = ("response.created", "response.in_progress")

@@ -9,9 +9,8 @@ import pytest
 from tests import web
 from tests.server.running import RunningServer
 from tests.server.test_reasoning import THINKING_TEMPLATE
-from tests.server.test_tools import TEMPLATE as TOOL_TEMPLATE
 from tests.server.test_tools import WEATHER
-from tests.server.vocabulary import JSON_PIECES, served_model
+from tests.server.vocabulary import JSON_PIECES, TOOL_TEMPLATE, served_model
 
 FUNCTION = WEATHER["function"]
 CHAT_TOOLS = [WEATHER]

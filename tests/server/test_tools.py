@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import openai
 import pytest
@@ -11,7 +11,7 @@ from huggingface_hub import InferenceClient
 from quire.server.settings import ServerSettings
 from tests import web
 from tests.server.running import RunningServer
-from tests.server.vocabulary import JSON_PIECES, served_model
+from tests.server.vocabulary import JSON_PIECES, TOOL_TEMPLATE, served_model
 from tests.text.templates import TEMPLATES
 
 WEATHER = {
@@ -30,21 +30,6 @@ WEATHER = {
 }
 NOW = {"type": "function", "function": {"name": "now"}}
 ASK = [{"role": "user", "content": "how is the weather in rome"}]
-# As Qwen's, as far as tools go.
-TEMPLATE = (
-    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools> <tool_call>{% endif %}"
-    "{% for message in messages %}{{ message.role }}: {{ message.content or '' }}"
-    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }} {{ call.function.arguments.city }}"
-    "{% endfor %}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
-)
-
-
-@pytest.fixture(scope="module")
-def caller() -> Iterator[RunningServer]:
-    model = served_model(2048, end_ids=(0,), pieces=JSON_PIECES, template=TEMPLATE)
-    running = RunningServer(model=model, max_sequence_tokens=2048, num_pages=6000).start()
-    yield running
-    running.stop()
 
 
 @pytest.fixture
@@ -277,7 +262,7 @@ def test_custom_tools_reach_the_template_as_functions_of_their_input(caller):
 
 
 def test_without_grammars_only_what_they_are_needed_for_is_refused(make_server: Callable[..., RunningServer]):
-    model = served_model(2048, end_ids=(0,), pieces=JSON_PIECES, template=TEMPLATE)
+    model = served_model(2048, end_ids=(0,), pieces=JSON_PIECES, template=TOOL_TEMPLATE)
     settings = ServerSettings(disable_grammar_support=True)
     url = make_server(settings=settings, model=model, max_sequence_tokens=2048, num_pages=6000).url
     for fields, status in (({}, 200), ({"tool_choice": "required"}, 400), ({"parallel_tool_calls": False}, 400)):

@@ -32,6 +32,13 @@ TEMPLATE = (
     "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
     "{% if add_generation_prompt %}assistant: {% endif %}"
 )
+# As Qwen's, as far as tools go.
+TOOL_TEMPLATE = (
+    "{% if tools %}<tools>{% for tool in tools %}{{ tool | tojson }}{% endfor %}</tools> <tool_call>{% endif %}"
+    "{% for message in messages %}{{ message.role }}: {{ message.content or '' }}"
+    "{% for call in message.tool_calls or [] %}<tool_call>{{ call.function.name }} {{ call.function.arguments.city }}"
+    "{% endfor %}\n{% endfor %}{% if add_generation_prompt %}assistant: {% endif %}"
+)
 
 
 def tokenizer(pieces: list[str] = PIECES) -> QuireTokenizer:

@@ -40,7 +40,7 @@ class Parameters(msgspec.Struct, kw_only=True):
 class TokenizeRequest(msgspec.Struct, kw_only=True):
     inputs: str
     add_special_tokens: bool | None = None
-    # What a body for /generate also holds, and this route has no use for: it can be sent here unchanged.
+    # Accepted and unused, so that a body for /generate can be sent here unchanged.
     parameters: dict[str, Any] | None = None
 
 
