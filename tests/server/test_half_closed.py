@@ -41,13 +41,17 @@ def final_response(raw: bytes) -> tuple[bytes, bytes]:
 
 
 class Gate:
-    """Holds the engine's results back until it is opened."""
+    """Holds the engine's results back, after the first `num_free`, until it is opened."""
 
     def __init__(self) -> None:
         self.opened = threading.Event()
+        self.num_free = 0
 
     def __call__(self, *_: object) -> None:
-        assert self.opened.wait(WAIT_S)
+        if self.num_free:
+            self.num_free -= 1
+        else:
+            assert self.opened.wait(WAIT_S)
 
 
 @pytest.fixture
@@ -90,6 +94,28 @@ def test_a_client_that_leaves_after_it_has_closed_one_side_is_noticed(server):
     server.wait_until(lambda: server.service.num_streams == 1)
     one.close()
     server.wait_until(lambda: server.service.num_streams == 0)
+
+
+@pytest.mark.parametrize("version", ["1.1", "1.0"])
+def test_a_client_that_only_reads_on_gets_the_rest_of_its_stream(server, gate, version):
+    gate.num_free = 2
+    with connected(server) as one:
+        one.sendall(post(TEXT | {"stream": True}, version))
+        begin = one.recv(65536)
+        one.shutdown(socket.SHUT_WR)
+        gate.opened.set()
+        raw = begin + everything(one)
+    assert raw.count(b"data: {") >= 6
+    assert b"data: [DONE]" in raw
+
+
+def test_a_stream_of_a_client_that_is_gone_is_aborted(server, gate):
+    gate.num_free = 2
+    one = connected(server)
+    one.sendall(post(TEXT | {"stream": True}))
+    assert one.recv(65536)
+    one.close()
+    server.wait_until(lambda: server.service.num_streams == 0)  # while no further result has come
 
 
 def test_half_a_body_and_then_the_end_is_let_go(server):

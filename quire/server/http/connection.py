@@ -18,6 +18,7 @@ GONE_INTERVAL_S = 0.1  # between checks that a client that sends no more is stil
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\n"
 _BAD_REQUEST = b"HTTP/1.1 400 Bad Request\r\n"
 _CONTINUE = b"HTTP/1.1 100 Continue\r\n\r\n"
+_COMMENT = b":\n\n"  # of server-sent events; clients skip it
 
 
 class ChunkWriter(Protocol):
@@ -39,7 +40,8 @@ class Connection(HttpToolsProtocol):
     beside its body, as trailers or chunk extensions: neither the parser nor uvicorn bounds those. Trailers are dropped.
 
     A client that half-closes the connection after its request gets its answer. A client that is gone looks the same
-    until something is sent to it, so an interim response is sent: its system refuses that, and the request is aborted.
+    until something is sent to it, so an interim response is sent, or a comment among events: its system refuses that,
+    and the request is aborted.
     """
 
     max_head_s = 30.0
@@ -83,6 +85,8 @@ class Connection(HttpToolsProtocol):
         cycle.keep_alive = False
         if not cycle.response_started and not self.pipeline and cycle.scope["http_version"] == "1.1":
             self.transport.write(_CONTINUE)
+        elif cycle.response_started and cycle.scope["extensions"][EXTENSION]["writes_events"]:
+            self.write_chunk(_COMMENT)
         self._look_whether_gone()
         return True
 
@@ -186,7 +190,7 @@ class Connection(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._begin_head()
         super().on_message_begin()
-        self.scope["extensions"] = {EXTENSION: {"writer": self}}
+        self.scope["extensions"] = {EXTENSION: {"writer": self, "writes_events": False}}
 
     def timeout_keep_alive_handler(self) -> None:
         """A request may have come while this process did not run, and timers fire before sockets are read. So the
@@ -234,10 +238,12 @@ class Unchunked:
         await self._app(scope, receive, send_unchunked)
 
 
-def chunk_writer(scope: Scope) -> ChunkWriter | None:
-    """None under another server than `HttpServer`, and where answers are not chunked."""
-    if scope["http_version"] != "1.1":
-        return None
+def event_writer(scope: Scope) -> ChunkWriter | None:
+    """Of an answer that is a stream of events, each of them written whole. None under another server than `HttpServer`,
+    and where answers are not chunked."""
     extension = scope.get("extensions", {}).get(EXTENSION)
-    writer: ChunkWriter | None = None if extension is None else extension["writer"]
+    if extension is None or scope["http_version"] != "1.1":
+        return None
+    extension["writes_events"] = True
+    writer: ChunkWriter = extension["writer"]
     return writer

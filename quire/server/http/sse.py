@@ -8,7 +8,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from quire.errors import QuireError
-from quire.server.http.connection import ChunkWriter, chunk_writer
+from quire.server.http.connection import ChunkWriter, event_writer
 from quire.server.offload import LARGE_BYTES
 from quire.server.service.answers import ClientGone, closing_when_gone, watching
 from quire.server.service.prompt import Delta
@@ -77,7 +77,8 @@ class EventStream(Response):
         headers = [(name, value) for name, value in self.raw_headers if name != b"content-length"]
         async with closing_when_gone(stream, receive):
             await send({"type": "http.response.start", "status": 200, "headers": headers})
-            sink = None if is_large else self._sink(chunk_writer(scope))
+            writer = event_writer(scope)
+            sink = None if is_large else self._sink(writer)
             deltas = self._first
             try:
                 while deltas:

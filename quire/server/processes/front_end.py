@@ -125,6 +125,9 @@ class FrontEnd:
                 if line.client is not None:
                     line.client.tell(service.metrics.counts())
             service.expire()
+            for keeping in self._keeping:
+                if keeping.done() and not keeping.cancelled():
+                    keeping.result()  # a defect: this worker ends, and the supervisor starts another
             await asyncio.wait({serving}, timeout=COUNTS_INTERVAL_S)
         await self.close(service)
         serving.result()
