@@ -1,12 +1,11 @@
 """Undecided settings become decided ones, each with the reason that is logged beside it."""
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from quire.config import Config
-from quire.errors import InvalidSetting, shown
+from quire.errors import InvalidSetting
 
 T = TypeVar("T")
 
@@ -171,7 +170,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         raise InvalidSetting(f"tensor_parallel is {config.tensor_parallel}; there are {facts.num_devices} devices")
 
     def choose(name: str, value: Any, reason: str = f"{platform.upper()} default") -> Choice[Any]:
-        return _chosen(name, getattr(config, name), value, reason)
+        return chosen(name, getattr(config, name), value, reason)
 
     fraction = choose("memory_fraction", defaults.memory_fraction)
     if not 0 < fraction.value <= 1:
@@ -226,7 +225,7 @@ def resolve_max_queued(config: Config, max_batch_size: int) -> Choice[int]:
     reason = f"{QUEUED_BATCHES} batches; what is behind so many has been given up when its turn comes"
     if several < MIN_QUEUED:
         several, reason = MIN_QUEUED, "twice what one HTTP worker lets in by default"
-    return _chosen("max_queued", config.max_queued, several, reason)
+    return chosen("max_queued", config.max_queued, several, reason)
 
 
 def resolve_max_step_ms(config: Config, platform: str) -> Choice[float]:
@@ -234,7 +233,7 @@ def resolve_max_step_ms(config: Config, platform: str) -> Choice[float]:
     platform = _PLATFORM_ALIASES.get(platform, platform)
     default = DEFAULTS.get(platform, DEFAULTS["cpu"]).max_step_ms
     reason = f"{platform.upper()} default: prompts are cut so that others' tokens keep coming; 0 sets no limit"
-    return _chosen("max_step_ms", config.max_step_ms, default, reason)
+    return chosen("max_step_ms", config.max_step_ms, default, reason)
 
 
 def _max_burst(config: Config, defaults: PlatformDefaults, platform: str, facts: Facts) -> Choice[int]:
@@ -242,8 +241,8 @@ def _max_burst(config: Config, defaults: PlatformDefaults, platform: str, facts:
     if config.max_burst is not None and config.max_burst > page_size:
         raise InvalidSetting(f"max_burst is {config.max_burst}; it can be as many as page_size, {page_size}")
     if facts.weight_bytes > LARGE_MODEL_BYTES:
-        return _chosen("max_burst", config.max_burst, 1, "a step of so large a model takes longer than to start it")
-    return _chosen("max_burst", config.max_burst, min(defaults.max_burst, page_size), f"{platform.upper()} default")
+        return chosen("max_burst", config.max_burst, 1, "a step of so large a model takes longer than to start it")
+    return chosen("max_burst", config.max_burst, min(defaults.max_burst, page_size), f"{platform.upper()} default")
 
 
 def _speculate(config: Config, page_size: int) -> Choice[int]:
@@ -291,7 +290,7 @@ def resolve_pages(
     return choice
 
 
-def _chosen(name: str, asked: T | None, default: T, reason: str) -> Choice[T]:
+def chosen(name: str, asked: T | None, default: T, reason: str) -> Choice[T]:
     return Choice(name, default, reason) if asked is None else Choice(name, asked, ASKED_FOR)
 
 
@@ -301,50 +300,3 @@ def as_size(num_bytes: int) -> str:
         if abs(num_bytes) >= size:
             return f"{num_bytes / size:.1f} {unit}"
     return f"{num_bytes} B"
-
-
-DEFAULT_LORAS = 8
-DEFAULT_LORA_RANK = 16
-MAX_LORA_RANK = 1024
-MAX_ADAPTER_NAME = 256  # characters
-
-
-def adapter_places(config: Config) -> dict[str, str]:
-    """By name: the folder, or the repository on the hub, of each adapter that is given at the start."""
-    places: dict[str, str] = {}
-    for given in (part.strip() for parts in config.lora_adapters for part in parts.split(",")):
-        name, separator, place = given.partition("=")
-        check_adapter_name(name)
-        if name in places:
-            raise InvalidSetting(f"lora_adapters has {name!r} twice")
-        if separator and not place:
-            raise InvalidSetting(f"lora_adapters has {given!r}; it must be name=FOLDER")
-        places[name] = place or name
-    return places
-
-
-def check_adapter_name(name: str) -> None:
-    if not name or len(name) > MAX_ADAPTER_NAME or not name.isprintable():
-        rule = f"a name has 1 to {MAX_ADAPTER_NAME} characters, all of them printable"
-        raise InvalidSetting(f"an adapter is called {shown(name)}; {rule}")
-
-
-def resolve_max_loras(config: Config, num_adapters: int) -> Choice[int]:
-    """Adapters on the device together; 0 where there can be none."""
-    if config.max_loras is not None and config.max_loras < 1:
-        raise InvalidSetting(f"max_loras is {config.max_loras}; it must be at least 1")
-    if not num_adapters and config.adapter_folder is None:
-        return Choice("max_loras", 0, "there are no adapters")
-    if config.adapter_folder is None and num_adapters < (config.max_loras or DEFAULT_LORAS):
-        return Choice("max_loras", num_adapters, "as many as there are")
-    return _chosen("max_loras", config.max_loras, DEFAULT_LORAS, "default; more adapters wait in host memory")
-
-
-def resolve_max_lora_rank(config: Config, ranks: Sequence[int]) -> Choice[int]:
-    """The rank that there is room for, by the ranks of the adapters given at the start."""
-    asked, highest = config.max_lora_rank, max(ranks, default=0)
-    if asked is not None and not 1 <= asked <= MAX_LORA_RANK:
-        raise InvalidSetting(f"max_lora_rank is {asked}; it must be between 1 and {MAX_LORA_RANK}")
-    if config.adapter_folder is not None and highest < DEFAULT_LORA_RANK:
-        return _chosen("max_lora_rank", asked, DEFAULT_LORA_RANK, "default for adapters that are loaded while serving")
-    return _chosen("max_lora_rank", asked, highest, "the highest rank of the adapters")

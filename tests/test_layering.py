@@ -11,7 +11,7 @@ import pytest
 import quire
 
 PACKAGE = Path(quire.__file__).parent
-GROUND = frozenset({"retry_reservations", "cache_folder", "errors", "request", "config", "resolve"})
+GROUND = frozenset({"retry_reservations", "cache_folder", "errors", "request", "config", "resolve", "adapter_settings"})
 
 # The server's floors, each above those that it may import. What every API needs of HTTP lies below the APIs.
 BELOW_SERVER = frozenset({"ipc", "text", "grammar", "files"}) | GROUND
@@ -41,8 +41,9 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "request": GROUND,
     "config": GROUND,
     "resolve": GROUND,
+    "adapter_settings": GROUND,
     "core": frozenset({"retry_reservations", "errors", "request"}),
-    "files": frozenset({"cache_folder", "errors"}),
+    "files": frozenset({"cache_folder", "errors", "adapter_settings"}),
     "text": frozenset({"errors", "request", "files"}),
     "grammar": frozenset({"errors", "request", "text"}),
     "sharding": GROUND,

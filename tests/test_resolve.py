@@ -3,6 +3,7 @@ from typing import Any
 
 import pytest
 
+from quire.adapter_settings import resolve_max_loras
 from quire.config import Config
 from quire.errors import InvalidSetting
 from quire.resolve import (
@@ -211,3 +212,12 @@ def test_what_completes_a_rule_of_waiting_is_told() -> None:
     assert told in lines(waiting_served_ratio=0.5)
     assert f"waiting_served_ratio = 0.3 ({reason} max_waiting_tokens is given alone)" in lines(max_waiting_tokens=7)
     assert not lines()
+
+
+@pytest.mark.parametrize("setting", ["max_loras", "max_lora_rank"])
+def test_room_for_adapters_is_refused_where_there_can_be_none(setting: str) -> None:
+    config = replace(Config(), **{setting: 4})
+    with pytest.raises(InvalidSetting, match=f"{setting} is 4; it needs lora_adapters or adapter_folder"):
+        resolve_max_loras(config, 0)
+    assert resolve_max_loras(replace(config, adapter_folder="adapters"), 0).value
+    assert resolve_max_loras(config, 2).value == 2

@@ -9,6 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from quire.adapter_settings import MAX_LORA_RANK
 from quire.cache_folder import cache_folder
 from quire.errors import InvalidAdapter, InvalidCheckpoint, ModelUnavailable, listed, shown
 from quire.files.hub import fetch_adapter, parse_repository
@@ -18,7 +19,6 @@ from quire.files.tensor_source import Array
 
 CONFIG_NAME = "adapter_config.json"
 WEIGHTS_NAME = "adapter_model.safetensors"
-MAX_RANK = 1024
 
 # Initialisations that leave the base model's weights as they are.
 _PLAIN_STARTS = (True, False, "gaussian", "eva", "orthogonal")
@@ -151,8 +151,8 @@ class _Fields:
 
     def _integer(self, name: str) -> int:
         value = self._config.get(name)
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_RANK:
-            self._refuse(name, f"it must be between 1 and {MAX_RANK}")
+        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= MAX_LORA_RANK:
+            self._refuse(name, f"it must be between 1 and {MAX_LORA_RANK}")
         return value
 
     def _number(self, name: str, value: Any) -> float:
@@ -178,8 +178,8 @@ class _Fields:
         patterns = []
         for key, value in table.items():
             number = self._number(name, value)
-            if name == "rank_pattern" and not (number.is_integer() and 1 <= number <= MAX_RANK):
-                self._refuse(name, f"ranks must be between 1 and {MAX_RANK}")
+            if name == "rank_pattern" and not (number.is_integer() and 1 <= number <= MAX_LORA_RANK):
+                self._refuse(name, f"ranks must be between 1 and {MAX_LORA_RANK}")
             try:
                 patterns.append((re.compile(rf"(.*\.)?({key})"), number))
             except re.error:

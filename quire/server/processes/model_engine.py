@@ -5,11 +5,11 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
+from quire.adapter_settings import adapter_places
 from quire.config import Config
 from quire.files.progress import progress_bar, share_bar, silent
 from quire.group.settings import GroupSettings
 from quire.ipc.messages import Described, Waiting
-from quire.resolve import adapter_places
 from quire.server.observe.logs import configure_logs
 from quire.server.processes.engine_devices import EngineDevices
 

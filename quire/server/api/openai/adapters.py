@@ -4,8 +4,8 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse, Response
 
+from quire.adapter_settings import check_adapter_name
 from quire.errors import InvalidSetting, invalid
-from quire.resolve import check_adapter_name
 from quire.server.api.validation import typed
 from quire.server.http.body import read_json
 from quire.server.service.service import Service
