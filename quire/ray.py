@@ -33,7 +33,7 @@ from quire.server.observe.logs import configure_logs
 from quire.server.processes.engines import Engines, engine_places
 from quire.server.processes.front_end import FrontEnd
 from quire.server.processes.model_engine import ModelEngine
-from quire.server.processes.serve import model_engines
+from quire.server.processes.serve import model_engines, refuse_for_groups
 from quire.server.processes.supervisor import REASONS
 from quire.server.rate_limits import RateLimits
 from quire.server.service.service import Service
@@ -123,11 +123,8 @@ def read_settings(given: dict[str, Any]) -> tuple[Config, ServerSettings, RaySet
     assert isinstance(config, Config)
     assert isinstance(settings, ServerSettings)
     assert isinstance(deployment, RaySettings)
-    if deployment.group_size > 1 and settings.data_parallel > 1:
-        raise InvalidSetting(
-            f"data_parallel is {settings.data_parallel}; with group_size, which makes one engine of several actors, it "
-            "must be 1"
-        )
+    if deployment.group_size > 1:
+        refuse_for_groups(config, settings)
     return config, settings, deployment
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from quire.config import Config
 from quire.errors import QuireError
 from quire.server.observe.logs import configure_logs
-from quire.server.processes.serve import serve_engine
+from quire.server.processes.serve import serve_engines
 from quire.server.settings import ServerSettings
 from tests.chaos.engines import FakeModel, FaultyModel
 from tests.chaos.faulty import Faults
@@ -27,7 +27,7 @@ def main(kind: str, folder: str, given: str) -> None:
     )
     try:
         settings = ServerSettings(**({"port": 0} | asked.get("settings", {})))
-        serve_engine(build, settings, announce=lambda address: print(address, flush=True))
+        serve_engines([build] * settings.data_parallel, settings, announce=lambda address: print(address, flush=True))
     except QuireError as error:
         sys.exit(f"{error.kind}: {error.message}")
 

@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from quire.errors import QuireError
-from quire.server.processes.serve import serve_engine
+from quire.server.processes.serve import serve_engines
 from quire.server.settings import ServerSettings
 from tests.server.fake_engine import FakeEngine
 
@@ -26,9 +26,8 @@ def main(folder: str, *settings: str) -> None:
         builds_after=Path(given.pop("builds_after")) if "builds_after" in given else None,
     )
     try:
-        serve_engine(
-            engine, ServerSettings(**({"port": 0} | given)), announce=lambda address: print(address, flush=True)
-        )
+        settings = ServerSettings(**({"port": 0} | given))
+        serve_engines([engine] * settings.data_parallel, settings, announce=lambda address: print(address, flush=True))
     except QuireError as error:
         sys.exit(f"{error.kind}: {error.message}")
 

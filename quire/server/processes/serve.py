@@ -35,7 +35,7 @@ def serve(
     """
     configure_logs(settings.log_format, settings.logging_level)
     if group is not None and group.is_group:
-        _refuse_for_groups(config, settings)
+        refuse_for_groups(config, settings)
         group.secret()  # raises where there is none
         if not group.is_leader:
             from quire.server.processes.member import follow_leader
@@ -47,15 +47,16 @@ def serve(
     serve_engines(model_engines(first, settings.data_parallel), settings, config.chat_template)
 
 
-def _refuse_for_groups(config: Config, settings: ServerSettings) -> None:
+def refuse_for_groups(config: Config, settings: ServerSettings) -> None:
+    """Raises for a setting that an engine of several processes does not have."""
     if settings.data_parallel > 1:
         raise InvalidSetting(
-            f"data_parallel is {settings.data_parallel}; with --group-size, which makes one engine of several "
+            f"data_parallel is {settings.data_parallel}; with group_size, which makes one engine of several "
             "processes, it must be 1"
         )
     for name in NOT_IN_GROUPS:
         if value := getattr(config, name):
-            raise InvalidSetting(f"{name} is {shown(value)}; an engine of several processes (--group-size) has none")
+            raise InvalidSetting(f"{name} is {shown(value)}; an engine of several processes (group_size) has none")
 
 
 def model_engines(first: ModelEngine, count: int) -> list[ModelEngine]:
@@ -67,16 +68,6 @@ def model_engines(first: ModelEngine, count: int) -> list[ModelEngine]:
         replace(first, number=number, devices=devices, show_progress=first.show_progress and not number)
         for number, devices in enumerate(parts)
     ]
-
-
-def serve_engine(
-    build: EngineBuilder,
-    settings: ServerSettings,
-    chat_template: str | None = None,
-    announce: Callable[[str], None] | None = None,
-) -> None:
-    """Serve `data_parallel` engines that `build` makes."""
-    serve_engines([build] * settings.data_parallel, settings, chat_template, announce)
 
 
 def serve_engines(
