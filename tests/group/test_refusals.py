@@ -27,5 +27,5 @@ GROUP = GroupSettings(2, 0, "127.0.0.1:7000", group_secret="0123456789abcdef")
 def test_a_setting_that_a_group_does_not_have_is_named(rank: int, config: dict[str, Any], settings: dict[str, Any]):
     group = GroupSettings(2, rank, GROUP.group_address, group_secret=GROUP.group_secret)
     name = next(iter(config or settings))
-    with pytest.raises(InvalidSetting, match=f"^{name} is .*--group-size"):
+    with pytest.raises(InvalidSetting, match=f"^{name} is .*group_size"):
         serve(Config(**config), ServerSettings(**settings), group)
