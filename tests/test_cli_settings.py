@@ -9,7 +9,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from quire.cli import app
+from quire.cli import make_app
 from quire.cli.sampling import SamplingOptions
 from quire.cli.settings import VARIABLES, read_settings, with_settings
 from quire.config import Config, setting
@@ -111,7 +111,7 @@ def test_a_file_with_anything_else_is_refused_by_name(tmp_path: Path, text: str,
 
 @pytest.mark.parametrize("command", [["generate"], ["chat"], ["doctor"], ["bench", "offline"]], ids=" ".join)
 def test_help_shows_every_setting_in_its_group(command: list[str]) -> None:
-    result = CliRunner().invoke(app, [*command, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
+    result = CliRunner().invoke(make_app(), [*command, "--help"], env={"COLUMNS": "200", "TERMINAL_WIDTH": "200"})
     assert result.exit_code == 0
     for field in dataclasses.fields(Config):
         assert f"--{field.name.replace('_', '-')}" in result.output

@@ -288,8 +288,8 @@ def test_what_front_ends_load_leaves_jax_alone(module):
 
 
 def test_help_is_answered_without_loading_jax_or_numpy():
-    code = "import sys\nfrom typer.testing import CliRunner\nfrom quire.cli import app\n"
-    code += "answer = CliRunner().invoke(app, ['--help'])\nprint(answer.output)\nassert answer.exit_code == 0\n"
+    code = "import sys\nfrom typer.testing import CliRunner\nfrom quire.cli import make_app\n"
+    code += "answer = CliRunner().invoke(make_app(), ['--help'])\nprint(answer.output)\nassert answer.exit_code == 0\n"
     code += "assert 'serve' in answer.output"
     assert not loaded_by(code) & {"jax", "jaxlib", "numpy"}
 

@@ -2,29 +2,18 @@
 
 import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from importlib import import_module
 from typing import Annotated
 
 import typer
 
 from quire import __version__
-from quire.cli.bench import bench
-from quire.cli.chat import chat
-from quire.cli.doctor import doctor
-from quire.cli.generate import generate
-from quire.cli.serve import serve
-from quire.cli.tokenizer import tokenizer
 from quire.errors import InvalidRequest, InvalidSetting, QuireError
 
 BAD_INPUT, FAILED, INTERRUPTED = 2, 1, 130  # exit codes
 
-app = typer.Typer(
-    name="quire",
-    help="Serve large language models.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
+COMMANDS = ("serve", "generate", "chat", "doctor", "bench", "tokenizer")  # each is in the module of its name
 
 
 def _print_version(asked: bool) -> None:
@@ -33,7 +22,6 @@ def _print_version(asked: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
@@ -41,19 +29,32 @@ def _options(
 ) -> None: ...
 
 
-app.command()(serve)
-app.command()(generate)
-app.command()(chat)
-app.command()(doctor)
-app.add_typer(bench, name="bench")
-app.add_typer(tokenizer, name="tokenizer")
+def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
+    """The command with the subcommands of these names, whose modules are imported."""
+    app = typer.Typer(
+        name="quire",
+        help="Serve large language models.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    app.callback()(_options)
+    for name in names:
+        command = getattr(import_module(f"quire.cli.{name}"), name)
+        if isinstance(command, typer.Typer):
+            app.add_typer(command, name=name)
+        else:
+            app.command()(command)
+    return app
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit; what Quire refuses or fails at becomes one line on standard error."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    asked = [name for name in given[:1] if name in COMMANDS]  # of the others none is imported
     try:
-        app(args=None if arguments is None else list(arguments), prog_name="quire")
+        make_app(asked or COMMANDS)(args=given, prog_name="quire")
     except QuireError as error:
         print(f"quire: {error.message}", file=sys.stderr)
         sys.exit(BAD_INPUT if isinstance(error, InvalidRequest | InvalidSetting) else FAILED)

@@ -16,7 +16,7 @@ from quire.executor.draft import Draft, guess_by_draft, num_packed
 from quire.executor.guesses import guess_by_lookup
 from quire.executor.ladder import StepShape
 from quire.executor.launch import NUM_FEATURES, num_sample_fields, sizes
-from quire.executor.layer_state import PageLayout, page_layout
+from quire.executor.layer_state import PageArrays, PageLayout, page_layout
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key
 from quire.executor.shapes import Shapes
@@ -94,6 +94,7 @@ class Compiler:
         # Of the programs whose products are not timed one waits at a time, so that the others, which take the longest,
         # begin early.
         self._tracing, self._untuned = Lock(), Lock()
+        self._small_programs: dict[Key, Any] = {}
 
     def _state_structure(self) -> State:
         """Shapes and places of everything a step changes; the slots are whole on every device."""
@@ -111,7 +112,23 @@ class Compiler:
     def empty_state(self) -> State:
         shapes = self._compiled.shapes
         slots = jax.tree.map(lambda array: put_on_devices(array, self.whole), empty_slots(shapes))
-        return State([one for layout in self._layouts for one in layout.empty(shapes.num_pages)], slots)
+        if all(layout.is_lazy for layout in self._layouts):
+            return State(self._small(("pages", 0))(), slots)
+        return State(self._empty_pages(), slots)
+
+    def _empty_pages(self) -> list[PageArrays]:
+        return [one for layout in self._layouts for one in layout.empty(self.shapes.num_pages)]
+
+    def successor(self, number: jax.Array) -> jax.Array:
+        """One more, computed by the device that has the number."""
+        following: jax.Array = (_successor if self._mesh is not None else self._small(("successor", 0)))(number)
+        return following
+
+    def _small(self, key: Key) -> Any:
+        """A program of every start. Kept, it is there in a moment; the first one traced takes a tenth of a second."""
+        if key not in self._small_programs:
+            self._small_programs[key] = self.make(key)
+        return self._small_programs[key]
 
     def make(self, key: Key) -> Any:
         """From the store, or compiled and stored."""
@@ -147,6 +164,10 @@ class Compiler:
             return self._compile_traced(start_slots, 0, self.whole, state.slots, pack_starts([], size, shapes))
         if kind == "force":
             return self._compile_traced(force_tokens, 0, self.whole, state.slots, pack_forced([], size, shapes))
+        if kind == "pages":
+            return self._compile_traced(self._empty_pages, (), None)
+        if kind == "successor":
+            return self._compile_traced(_successor, (), None, _array((), jnp.int32))
         if kind == "adapter":
             return self._compile_adapter()
         if kind == "guess" and self._compiled.draft is not None:
@@ -200,7 +221,12 @@ class Compiler:
         return self._compile_traced(with_flat_weights, 1, places, *inputs, options=options)
 
     def _compile_traced(
-        self, function: Callable[..., Any], donated: int, places: Any, *inputs: Any, options: Options | None = None
+        self,
+        function: Callable[..., Any],
+        donated: int | tuple[()],
+        places: Any,
+        *inputs: Any,
+        options: Options | None = None,
     ) -> Any:
         where = {} if self._mesh is None else {"out_shardings": places}
         with self._untuned if options is UNTUNED else nullcontext(), self._tracing:
@@ -229,6 +255,11 @@ def cpu_options() -> Options:
         log.info("this XLA does not know %s: %s", next(iter(OWN_REDUCTIONS)), str(error).partition("\n")[0])
         return {}
     return OWN_REDUCTIONS
+
+
+@jax.jit
+def _successor(number: jax.Array) -> jax.Array:
+    return number + 1
 
 
 def _options(shape: StepShape) -> Options:

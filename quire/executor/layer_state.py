@@ -55,16 +55,18 @@ class PageLayout:
         """The shapes, dtypes and shardings of the page arrays."""
         return [STATES[type(spec)](self, spec, num_pages) for spec in self.specs]
 
-    def empty(self, num_pages: int) -> list[PageArrays]:
-        """Page arrays of zeros. Pages are not zeroed again: only positions that were written are ever read.
+    @property
+    def is_lazy(self) -> bool:
+        """Whether memory is taken when it is first written: on one CPU."""
+        return self.mesh is None and jax.default_backend() == "cpu" and library.load()
 
-        On one CPU their memory is taken when it is first written."""
-        is_lazy = self.mesh is None and jax.default_backend() == "cpu" and library.load()
+    def empty(self, num_pages: int) -> list[PageArrays]:
+        """Page arrays of zeros. Pages are not zeroed again: only positions that were written are ever read."""
 
         def zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
             made: jax.Array = (
                 lazy_zeros(like.shape, like.dtype)
-                if is_lazy
+                if self.is_lazy
                 else jnp.zeros(like.shape, like.dtype, device=like.sharding)
             )
             return made

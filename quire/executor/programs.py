@@ -45,8 +45,9 @@ class Programs:
     """Compiles on threads of its own; everything else happens on the engine's thread.
 
     `table` says which programs are used. It changes at named moments alone: when a batch of programs is complete, in
-    the order of the batches, the first being those that any plan can run with. A program that is in no table when it is
-    wanted is waited for, and counted.
+    the order of the batches, the first being those that any plan can run with. A program that is being loaded from disk
+    counts as complete: a step that wants it waits for that moment. A program that is in no table when it is wanted is
+    waited for, and counted.
     """
 
     def __init__(
@@ -74,6 +75,7 @@ class Programs:
         self._slow: frozenset[Key] = frozenset()
         self._made: dict[Key, Any] = {}
         self._compiling: dict[Key, Future[Any]] = {}
+        self._loading: set[Key] = set()  # those of them that are kept on disk
         self._batches: list[list[Key]] = []  # that the table does not have yet
         self._rehearsed: set[Key] = set()
         self._pool = ThreadPoolExecutor(threads, "quire-compile")
@@ -103,10 +105,13 @@ class Programs:
         self._weights = (*self.compiler.weights, *adapters)
 
     def load_kept(self) -> None:
-        """Begin to load the programs that a server begins with, as far as they are on disk."""
-        for key in self._first():
-            if self.compiler.is_kept(key):
-                self._compiling[key] = self._begin(key)
+        """Begin to load the programs that a server begins with, as far as they are on disk: small ones first, since the
+        first request wants those."""
+        for key in sorted(filter(self.compiler.is_kept, self._first()), key=_size):
+            self._compiling[key] = self._begin(key)
+            # A GPU runs each once before it serves, and the members of a group make theirs together.
+            if not self._shapes.specialised and self._announcer is None:
+                self._loading.add(key)
 
     def compile_all(self) -> Iterator[float]:
         """Compile everything, the programs that can run any plan first, telling the share done."""
@@ -199,14 +204,15 @@ class Programs:
         """Take in the batches that are complete, in their order."""
         self._collect()
         keys: set[Key] = set()
-        while self._batches and not any(key in self._compiling for key in self._batches[0]):
-            keys |= {key for key in self._batches.pop(0) if key in self._made}
+        while self._batches and not any(key in self._compiling.keys() - self._loading for key in self._batches[0]):
+            keys |= {key for key in self._batches.pop(0) if key in self._made or key in self._compiling}
         if keys:
             self.table = ProgramTable(self._shapes.ladder, self.table.keys | keys, self._slow)
 
     def _collect(self) -> None:
         for key in [key for key, future in self._compiling.items() if future.done()]:
             future = self._compiling.pop(key)
+            self._loading.discard(key)
             if (error := future.exception()) is None:
                 self._made[key] = future.result()
             else:  # a larger program runs in its place
@@ -235,12 +241,15 @@ class Programs:
         return key[1], self.get(key)
 
     def get(self, key: Key) -> Callable[..., Any]:
-        if key not in self.table.keys:
+        is_late = key not in self.table.keys
+        if is_late:
             self.num_late += self._ahead
             log.log(WARNING if self._ahead else INFO, "a step waits for a program to be compiled: %s", key)
+        if key not in self._made:
             compiling = self._compiling.pop(key, None)
-            if key not in self._made:
-                self._made[key] = self._make(key) if compiling is None else compiling.result()
+            self._loading.discard(key)
+            self._made[key] = self._make(key) if compiling is None else compiling.result()
+        if is_late:
             self.table = ProgramTable(self._shapes.ladder, self.table.keys | {key}, self._slow)
         program: Callable[..., Any] = self._made[key]
         return program
@@ -316,6 +325,10 @@ class Programs:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._tuning_pool.shutdown(wait=False, cancel_futures=True)
+
+
+def _size(key: Key) -> int:
+    return key.tokens if isinstance(key, StepShape) else key[1]
 
 
 def _tuned_by(key: Key) -> Key | None:

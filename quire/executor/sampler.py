@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.extend.random import threefry2x32_p
 
 from quire.executor.slots import (
     FREQUENCY,
@@ -272,6 +271,8 @@ def uniforms(int_params: jax.Array, index: jax.Array) -> jax.Array:
     They depend on the request's seed, on which of its samples this is and on the index of the token, and on nothing
     else: the threefry cipher, keyed by the seed, of the other two.
     """
+    from jax.extend.random import threefry2x32_p  # loads Pallas, which takes long; kept programs need neither
+
     words = jax.lax.bitcast_convert_type(int_params, jnp.uint32)
     high, low, sample = words[:, SEED_HIGH], words[:, SEED_LOW], words[:, SAMPLE]
     bits = threefry2x32_p.bind(high, low, sample, index.astype(jnp.uint32))  # type: ignore[no-untyped-call]

@@ -4,6 +4,7 @@ import re
 from dataclasses import replace
 from functools import partial
 from math import prod
+from pathlib import Path
 from threading import Event
 from time import sleep
 from typing import Any
@@ -18,6 +19,7 @@ from quire.executor import compiler
 from quire.executor.executor import JaxExecutor
 from quire.executor.ladder import StepShape
 from quire.executor.launch import sizes
+from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key
 from quire.executor.programs import Programs
 from quire.executor.sampler import Features
@@ -197,6 +199,51 @@ def test_a_table_changes_when_a_whole_batch_is_there_and_not_when_a_thread_has_f
     assert list(shares)[-1] == 1
     assert programs.table.keys == {*first, *later}
     programs.close()
+
+
+class Full(ProgramStore):
+    """Has a file for every program."""
+
+    def has(self, name: str) -> bool:
+        return True
+
+
+def test_programs_on_disk_are_in_the_table_while_they_are_loaded_and_a_step_waits_for_its_own(
+    model: Model, weights: ParamTree, tmp_path: Path
+) -> None:
+    programs = Slow(model, weights, FEW_SHAPES, threads=64, store=Full(tmp_path, "a model"))
+    first = programs._first()
+    for key in [*first, *FEW_SHAPES.ladder.all(), *(("any", size) for size in FEW_SHAPES.ladder.sample_sizes)]:
+        programs.may_make[key] = Event()
+    programs.load_kept()
+    next(programs.compile_all())
+    assert programs.can_run_anything
+    assert programs.table.keys == {*first}
+    wanted = programs.table.forward(StepShape(1), 0)
+    programs.may_make[wanted].set()
+    assert programs.get(wanted) == wanted  # whatever became of the others
+    assert programs.num_late == 0
+    for event in programs.may_make.values():
+        event.set()
+    programs.close()
+
+
+def test_small_programs_are_kept_and_check_and_empty_state_trace_nothing(
+    model: Model, weights: ParamTree, tmp_path: Path
+) -> None:
+    """Tracing the first program of a process takes a tenth of a second."""
+
+    def executor() -> JaxExecutor:
+        return JaxExecutor(model, weights, FEW_SHAPES, store=ProgramStore(tmp_path, "a model"))
+
+    executor().close()
+    made = executor()
+    with jax.no_tracing():
+        made.check_device()
+        made.reset()
+    assert made._state is not None
+    assert all(not array.any() for array in jax.tree.leaves(made._state.pages))
+    made.close()
 
 
 def test_page_copies_run_in_their_order_before_the_chunks(any_llama: Rig) -> None:

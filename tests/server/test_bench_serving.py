@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from typer.testing import CliRunner
 
-from quire.cli import app
+from quire.cli import make_app
 from quire.cli.bench.serving_client import Asked, Sampling, Server
 from quire.cli.bench.serving_load import Prompts, Request, Run, Shape, run_load
 from quire.cli.bench.serving_plot import nice_ticks, plot
@@ -61,7 +61,7 @@ def silent_server() -> Iterator[str]:
 
 
 def bench(*arguments: str) -> str:
-    result = CliRunner().invoke(app, ["bench", "serving", *arguments], catch_exceptions=True)
+    result = CliRunner().invoke(make_app(), ["bench", "serving", *arguments], catch_exceptions=True)
     if result.exception is not None:
         raise result.exception
     return result.stdout
@@ -100,7 +100,7 @@ def test_the_chat_route_is_measured_too(server):
 def test_a_file_of_it_can_be_compared(server, tmp_path):
     file = tmp_path / "out.json"
     bench(server.url, "--concurrency", "1", "--requests", "2", "--output-tokens", "2", "--json", str(file))
-    result = CliRunner().invoke(app, ["bench", "compare", str(file), str(file)])
+    result = CliRunner().invoke(make_app(), ["bench", "compare", str(file), str(file)])
     assert result.exit_code == 0
     assert "first_token_ms_p50" in result.stdout
 

@@ -24,16 +24,31 @@ HEAVY = {
 }
 
 
-def loaded_by(code: str) -> set[str]:
-    """The heavy modules that are there after `code`."""
+def modules_after(code: str) -> set[str]:
     found = subprocess.run(
         [sys.executable, "-c", f"{code}\nimport sys\nprint(*sys.modules)"], check=True, capture_output=True, text=True
     )
-    return set(found.stdout.split()) & HEAVY
+    return set(found.stdout.split())
+
+
+def loaded_by(code: str) -> set[str]:
+    """The heavy modules that are there after `code`."""
+    return modules_after(code) & HEAVY
 
 
 def test_the_supervisor_loads_nothing_heavy() -> None:
     assert loaded_by("import quire.__main__, quire.server.processes.serve") == set()
+
+
+def test_a_command_loads_no_other() -> None:
+    code = "from quire.cli import main\ntry: main(['serve', '--help'])\nexcept SystemExit: pass"
+    modules = modules_after(code)
+    assert "quire.cli.serve" in modules
+    assert modules.isdisjoint({"quire.cli.bench", "quire.cli.chat", "quire.cli.generate"})
+
+
+def test_an_engine_with_kept_programs_does_without_pallas() -> None:
+    assert "jax._src.pallas.core" not in modules_after("import quire.engine.build")
 
 
 def test_a_front_end_loads_the_http_server_alone_before_it_answers() -> None:
