@@ -53,8 +53,8 @@ def resolve_dtype(platform: str, asked: str | None) -> Choice[str]:
     return Choice("dtype", value, f"{platform}: {reason}")
 
 
-def resolve_quantize(platform: str, config: Config, fast_int8: bool) -> Choice[str]:
-    """The type in which matrices are stored and multiplied; "none": `dtype`."""
+def resolve_quantize(platform: str, config: Config, fast_int8: bool, quantization: str | None = None) -> Choice[str]:
+    """The type in which matrices are stored and multiplied; "none": `dtype`, or as in a quantised checkpoint."""
     asked = config.quantize
     if asked is not None and asked != "auto":
         if asked not in QUANTIZE:
@@ -62,6 +62,9 @@ def resolve_quantize(platform: str, config: Config, fast_int8: bool) -> Choice[s
         if asked == "int8" and platform != "cpu":
             raise InvalidSetting(f"quantize = int8 is for CPUs; on a {platform} it can be none")
         return Choice("quantize", asked, ASKED_FOR)
+    if quantization is not None:
+        faster = "; int8 rounds them again, which is faster on this CPU" if platform == "cpu" and fast_int8 else ""
+        return Choice("quantize", "none", f"as the checkpoint is: {quantization}{faster}")
     if platform != "cpu" or not fast_int8:
         return Choice("quantize", "none", "as exact as the weights are")
     if config.dtype is not None or config.tensor_parallel > 1:
@@ -80,6 +83,8 @@ class Facts:
     max_positions: int
     weight_bytes: int  # on one device
     fast_int8: bool = False  # whether its CPU multiplies int8 by instructions made for it
+    quantization: str | None = None  # that of the checkpoint, in words
+    widened_weight_bytes: int = 0  # of the largest weight that a product widens
 
 
 @dataclass(frozen=True)
@@ -177,7 +182,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         raise InvalidSetting(f"memory_fraction is {fraction.value}; it must be above 0 and at most 1")
     choices = [
         resolve_dtype(facts.platform, config.dtype),
-        resolve_quantize(facts.platform, config, facts.fast_int8),
+        resolve_quantize(facts.platform, config, facts.fast_int8, facts.quantization),
         choose("page_size", defaults.page_size),
         choose("max_batch_size", defaults.max_batch_size),
         choose(

@@ -9,14 +9,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import jax
-import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from quire.cache_folder import cache_folder
 from quire.config import Config
 from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
-from quire.engine.deployment import Deployment, cache_capacity
+from quire.engine.deployment import Checkpoint, Deployment, cache_capacity
 from quire.engine.draft_plan import DraftPlan, find_draft, refuse_what_cannot_draft
 from quire.engine.engine import Engine
 from quire.engine.group import Group, GroupFaults
@@ -31,7 +30,7 @@ from quire.executor.memory import (
     device_memory_bytes,
     largest_step_bytes,
     reserve_device_memory,
-    weight_bytes,
+    weight_sizes,
 )
 from quire.executor.program_store import ProgramStore
 from quire.executor.programs import Programs
@@ -39,11 +38,12 @@ from quire.executor.replay import Follower, Members
 from quire.executor.shapes import Shapes
 from quire.files.model_files import ModelFiles, locate
 from quire.files.progress import Progress, silent
+from quire.files.tensor_source import TensorSource
 from quire.grammar.matcher import Grammars
 from quire.models.adapter_plan import plan_adapters
-from quire.models.checkpoint import map_params, stored_names
+from quire.models.checkpoint import stored_names, weights_like
 from quire.models.decoder import Decoder
-from quire.models.params import Param
+from quire.models.formats.quantized_source import QuantizedSource, open_checkpoint
 from quire.models.registry import build_model
 from quire.ops.kernels import kernels_for
 from quire.ops.native import int8_product, library
@@ -98,7 +98,7 @@ def plan_deployment(
     steps have bounds. `meet` finds the other processes of a group, and returns the settings that all of them have."""
     files = files or locate(**config.place_of_model, progress=progress)
     model = build_model(files.config)
-    source = files.open_weights()
+    source = open_checkpoint(files)
     if source is not None:  # before memory is taken for what the config says
         stored_names(model, source)
     reserve_device_memory()
@@ -109,7 +109,7 @@ def plan_deployment(
         mesh = tensor_mesh(jax.devices()[: config.tensor_parallel])
         model = model.for_devices(mesh.size)
     draft = find_draft(config, files, model, progress)
-    facts = _facts(config, model, mesh, draft)
+    facts = _facts(config, model, mesh, draft, source)
     resolved = resolve(config, facts)
     adapters = plan_adapters(config, model, resolved, mesh)
     if meet is not None and adapters.sizes.slots:
@@ -145,10 +145,13 @@ def plan_deployment(
     )
     # One after the other, the model and its draft.
     models = [model] if draft is None else [model, draft.model]
-    return _with_pages(deployment, max(largest_step_bytes(one, shapes) for one in models))
+    step_bytes = max(largest_step_bytes(one, shapes) for one in models)
+    return _with_pages(deployment, step_bytes + facts.widened_weight_bytes)
 
 
-def _facts(config: Config, model: Decoder, mesh: Mesh | None, draft: DraftPlan | None) -> Facts:
+def _facts(
+    config: Config, model: Decoder, mesh: Mesh | None, draft: DraftPlan | None, source: Checkpoint | None
+) -> Facts:
     platform, devices = jax.default_backend(), jax.devices()
     dtype = resolve_dtype(platform, config.dtype).value
     if dtype == "float32" and platform == "gpu":  # else products would be rounded to ten bits
@@ -156,15 +159,24 @@ def _facts(config: Config, model: Decoder, mesh: Mesh | None, draft: DraftPlan |
     if platform == "cpu":
         library.load(cache_folder(config.cache_dir) / "native")
     fast_int8 = platform == "cpu" and int8_product.is_fast()
-    quantize = resolve_quantize(platform, config, fast_int8).value
-    models = [model] if draft is None else [model, draft.model]
+    quantization = source.quantization.summary if isinstance(source, QuantizedSource) else None
+    quantize = resolve_quantize(platform, config, fast_int8, quantization).value
+    models: list[tuple[Decoder, TensorSource | None]] = [(model, source)]
+    if draft is not None:
+        models.append((draft.model, draft.source))
+    sizes = [
+        weight_sizes(one, its if isinstance(its, QuantizedSource) else None, dtype, quantize, mesh)
+        for one, its in models
+    ]
     return Facts(
         platform=platform,
         num_devices=len(devices),
         memory_bytes=device_memory_bytes(jax.local_devices()[0]),
         max_positions=model.max_positions,
-        weight_bytes=sum(weight_bytes(one, dtype, quantize, mesh) for one in models),
+        weight_bytes=sum(size.num_bytes for size in sizes),
+        widened_weight_bytes=max(size.widened_bytes for size in sizes),
         fast_int8=fast_int8,
+        quantization=quantization,
     )
 
 
@@ -304,18 +316,13 @@ def _with_measured_step(deployment: Deployment) -> Deployment:
     if deployment.config.num_pages is not None or deployment.facts.platform == "cpu":
         return deployment
     assert deployment.resolved.quantize == "none", "quantised weights have other shapes"
-    placement, dtype = placement_of(deployment), jnp.dtype(deployment.resolved.dtype)
-
-    def like(param: Param) -> jax.ShapeDtypeStruct:
-        where = None if placement is None else placement(param)
-        return jax.ShapeDtypeStruct(param.shape, dtype, sharding=where)  # type: ignore[no-untyped-call]
-
-    weights = map_params(like, deployment.model.params())
+    how: Any = {"dtype": deployment.resolved.dtype, "placement": placement_of(deployment)}
+    weights = weights_like(deployment.model, deployment.source, **how)
     shapes = deployment.shapes.with_pages(2)  # the pages are written in place, so their number does not matter
     store = _program_store(replace(deployment, shapes=shapes))
     draft = None
     if deployment.draft is not None:
-        draft = Draft(deployment.draft.model, map_params(like, deployment.draft.model.params()))
+        draft = Draft(deployment.draft.model, weights_like(deployment.draft.model, deployment.draft.source, **how))
     threads, mesh = deployment.resolved.compile_threads, deployment.mesh
     programs = Programs(deployment.model, weights, shapes, threads, mesh, store, draft=draft)
     step_bytes = programs.largest_step_bytes()

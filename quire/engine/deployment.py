@@ -15,9 +15,10 @@ from quire.files.model_files import ModelFiles
 from quire.files.safetensors_source import SafetensorsSource
 from quire.models.adapter_plan import AdapterPlan
 from quire.models.decoder import Decoder
+from quire.models.formats.quantized_source import QuantizedSource
 from quire.resolve import Choice, Facts, Resolved
 
-Checkpoint = GGUFSource | SafetensorsSource
+Checkpoint = GGUFSource | SafetensorsSource | QuantizedSource
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ from quire.files.progress import Progress
 from quire.files.tensor_source import TensorSource
 from quire.models.checkpoint import load_weights, stored_names
 from quire.models.decoder import Decoder
+from quire.models.formats.quantized_source import open_checkpoint
 from quire.models.params import ParamTree
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
@@ -48,7 +49,7 @@ def find_draft(config: Config, files: ModelFiles, model: Decoder, progress: Prog
     found = locate(
         config.draft_model, token=config.token, offline=config.offline, cache_dir=config.cache_dir, progress=progress
     )
-    draft, source = build_model(found.config), found.open_weights()
+    draft, source = build_model(found.config), open_checkpoint(found)
     if source is not None:
         stored_names(draft, source)
     if draft.vocab_size != model.vocab_size:

@@ -8,6 +8,7 @@ from quire.executor.draft import Draft
 from quire.executor.program_store import sources_digest
 from quire.files.progress import Progress
 from quire.models.checkpoint import Placement, load_weights
+from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.params import ParamTree
 from quire.models.random_weights import random_weights
 from quire.models.weight_store import WEIGHTS_FOLDER, WeightStore
@@ -40,6 +41,7 @@ def load_model(deployment: Deployment, progress: Progress) -> ParamTree:
     model, source = deployment.model, deployment.source
     if deployment.resolved.quantize == "none" or deployment.mesh is not None or not deployment.facts.fast_int8:
         return load_weights(model, source, **how)
-    identity = (sources_digest(), instruction_set(), deployment.resolved.dtype)
+    quantization = str(source.quantization) if isinstance(source, QuantizedSource) else ""
+    identity = (sources_digest(), instruction_set(), deployment.resolved.dtype, quantization)
     store = WeightStore(cache_folder(deployment.config.cache_dir) / WEIGHTS_FOLDER, source.files, identity)
     return store.load(model, lambda: load_weights(model, source, **how))

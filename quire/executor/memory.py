@@ -2,6 +2,7 @@
 
 import os
 from math import prod
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -9,8 +10,10 @@ from jax.sharding import Mesh
 
 from quire.executor.shapes import Shapes
 from quire.executor.step import SCORED_AT_ONCE
-from quire.models.checkpoint import leaves
+from quire.models.checkpoint import leaves, weights_like
+from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.model import Model
+from quire.ops.coded import Coded
 from quire.ops.quantized import quantized_row_bytes
 from quire.sharding import sharding
 
@@ -30,7 +33,7 @@ def device_memory_bytes(device: jax.Device) -> int:
 
 
 def weight_bytes(model: Model, dtype: str, quantize: str, mesh: Mesh | None) -> int:
-    """Bytes of the weights on one device."""
+    """Bytes of the weights on one device, as they are without a quantised checkpoint."""
     size = jnp.dtype(dtype).itemsize
     total = 0
     for param in leaves(model.params()):
@@ -38,6 +41,33 @@ def weight_bytes(model: Model, dtype: str, quantize: str, mesh: Mesh | None) -> 
         quantized = quantize == "int8" and param.num_contracted
         total += prod(shape[:-1]) * (quantized_row_bytes(shape[-1]) if quantized else shape[-1] * size)
     return total
+
+
+class WeightSizes(NamedTuple):
+    """On one device."""
+
+    num_bytes: int
+    widened_bytes: int  # of the largest float copy that a product makes of a weight
+
+
+def weight_sizes(
+    model: Model, source: QuantizedSource | None, dtype: str, quantize: str, mesh: Mesh | None
+) -> WeightSizes:
+    """The sizes of weights before they are read. `source`: the checkpoint, if it is quantised."""
+    if source is None or quantize != "none":
+        return WeightSizes(weight_bytes(model, dtype, quantize, mesh), 0)
+    placement = None if mesh is None else lambda param: sharding(param.shape, param.axes, mesh)
+    like = weights_like(model, source, dtype=dtype, placement=placement)
+
+    def on_one(array: jax.ShapeDtypeStruct) -> int:
+        shape = array.shape if array.sharding is None else array.sharding.shard_shape(array.shape)
+        return int(prod(shape) * array.dtype.itemsize)
+
+    coded = jax.tree.leaves(like, is_leaf=lambda node: isinstance(node, Coded))
+    return WeightSizes(
+        sum(map(on_one, jax.tree.leaves(like))),
+        max((weight.widened_bytes for weight in coded if isinstance(weight, Coded)), default=0),
+    )
 
 
 def largest_step_bytes(model: Model, shapes: Shapes) -> int:

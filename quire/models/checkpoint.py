@@ -15,8 +15,11 @@ import numpy as np
 from quire.errors import InvalidCheckpoint, listed
 from quire.files.progress import Progress, silent
 from quire.files.tensor_source import BLOCK, Array, BlockSource, TensorInfo, TensorSource
+from quire.models.coded_weights import coded_like, coded_weight
+from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.model import Model
 from quire.models.params import Param, ParamTree
+from quire.ops.coded import Coded, Parts
 from quire.ops.native import int8_product, library
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import QuantizedWeight, group, group_codes, map_arrays, pack, pack_codes
@@ -39,7 +42,8 @@ def load_weights(
     placement: Placement | None = None,
     progress: Progress = silent,
 ) -> ParamTree:
-    """The model's weights on its devices, as `dtype`, or matrices quantised.
+    """The model's weights on its devices, as `dtype`, or matrices quantised. Without `quantize`, those of a quantised
+    checkpoint stay as they are.
 
     Names, shapes and dtypes of everything are compared first, and all differences reported at once. Then one weight
     is read, joined and converted while the one before it is placed, so that the host holds at most three times the
@@ -53,9 +57,15 @@ def load_weights(
         return [stored[tensor.name] for tensor in param.sources]
 
     def num_bytes(param: Param) -> int:
+        if isinstance(source, QuantizedSource):
+            return sum(source.num_bytes(name) for name in names(param))
         return sum(_num_bytes(infos[name]) for name in names(param))
 
     def read(param: Param) -> Any:
+        if isinstance(source, QuantizedSource) and quantize == "none":
+            coded = coded_weight(param, source, names(param), dtype)
+            if coded is not None:
+                return coded
         if quantize == "int8" and param.num_contracted:
             blocks = _read_blocks(param, source, names(param))
             if blocks is not None:
@@ -81,6 +91,26 @@ def load_weights(
         return map_params(place, params)
 
 
+def weights_like(
+    model: Model, source: TensorSource | None, *, dtype: str, placement: Placement | None = None
+) -> ParamTree:
+    """The shapes, dtypes and places of what `load_weights` gives without `quantize`, on devices other than one CPU."""
+    stored = stored_names(model, source) if isinstance(source, QuantizedSource) else {}
+
+    def like(param: Param) -> Any:
+        weight: Any = jax.ShapeDtypeStruct(param.shape, jnp.dtype(dtype))  # type: ignore[no-untyped-call]
+        if isinstance(source, QuantizedSource):
+            weight = coded_like(param, source, [stored[one.name] for one in param.sources], dtype) or weight
+
+        def place(array: Any, axes: tuple[str | None, ...]) -> jax.ShapeDtypeStruct:
+            where = None if placement is None else placement(replace(param, shape=array.shape, axes=axes))
+            return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=where)  # type: ignore[no-untyped-call]
+
+        return map_arrays(place, weight, param.axes)
+
+    return map_params(like, model.params())
+
+
 def quantized(host: Array, param: Param, placement: Placement | None) -> QuantizedWeight:
     """In the format of the int8 product: packed for the native kernel on one device, groups elsewhere."""
     packs = placement is None and jax.default_backend() == "cpu" and int8_product.is_fast()
@@ -91,10 +121,14 @@ def quantized(host: Array, param: Param, placement: Placement | None) -> Quantiz
 
 
 def for_kernels(weight: Any, param: Param, placement: Placement | None) -> Any:
-    """Float32 matrices on one CPU as `NativeWeight`s, which the native library multiplies; others as they are."""
-    is_float32 = isinstance(weight, jax.Array) and weight.dtype == jnp.float32
-    on_one_cpu = placement is None and jax.default_backend() == "cpu"
-    return NativeWeight(weight) if param.is_matrix and is_float32 and on_one_cpu and library.load() else weight
+    """The types that the native library multiplies on one CPU, of float32 and of a checkpoint's codes."""
+    if placement is not None or jax.default_backend() != "cpu" or not param.is_matrix or not library.load():
+        return weight
+    if isinstance(weight, Coded):
+        return replace(weight, is_native=True)
+    if isinstance(weight, Parts):
+        return replace(weight, weights=tuple(for_kernels(part, param, placement) for part in weight.weights))
+    return NativeWeight(weight) if isinstance(weight, jax.Array) and weight.dtype == jnp.float32 else weight
 
 
 def _read_blocks(param: Param, source: TensorSource, names: Sequence[str]) -> Array | None:
@@ -111,12 +145,12 @@ def _read_blocks(param: Param, source: TensorSource, names: Sequence[str]) -> Ar
 
 
 def placed(host: Any, param: Param, placement: Placement | None) -> Any:
-    """A weight on its devices; all arrays of a quantised one are sharded alike."""
+    """A weight on its devices."""
 
-    def place(array: Array, shape: tuple[int, ...]) -> jax.Array:
-        return put(array, None if placement is None else placement(replace(param, shape=shape)))
+    def place(array: Array, axes: tuple[str | None, ...]) -> jax.Array:
+        return put(array, None if placement is None else placement(replace(param, shape=array.shape, axes=axes)))
 
-    return map_arrays(place, host)
+    return map_arrays(place, host, param.axes)
 
 
 def _read_ahead(read: Callable[[Param], Any], params: Sequence[Param]) -> Generator[Any, None, None]:
@@ -161,7 +195,10 @@ def stored_names(model: Model, source: TensorSource) -> dict[str, str]:
             problems["misshapen"].append(f"{name} is {list(info.shape)}, the config says {list(shape)}")
         if info.dtype not in _FLOATS:
             problems["wrong dtype"].append(f"{name} is {info.dtype}, supported are {', '.join(_FLOATS)}")
-    problems["extra"] += [name for canonical, name in found.items() if canonical not in declared]
+    extra = [name for canonical, name in found.items() if canonical not in declared]
+    if isinstance(source, QuantizedSource):
+        extra = [name for name in extra if not source.is_zero_bias(name)]
+    problems["extra"] += extra
 
     if any(problems.values()):
         lines = [f"{len(names)} {kind}: {listed(names)}" for kind, names in problems.items() if names]

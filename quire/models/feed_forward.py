@@ -12,6 +12,7 @@ from quire.models.fields import Fields
 from quire.models.params import Param, ParamTree, params_of
 from quire.models.projection import BaseWeight, matmul, project, split_mlp
 from quire.ops.adapters import AdaptedWeight
+from quire.ops.coded import Coded
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import Packed, gated_product
 
@@ -147,7 +148,9 @@ def grouped(x: jax.Array, weights: BaseWeight, sizes: jax.Array) -> jax.Array:
     """x [n, in] times matrices [e, ..., in], the next for each run of `sizes` rows: float32 [n, outputs]."""
     if isinstance(weights, NativeWeight):
         return weights.grouped_product(x, sizes)
-    assert isinstance(weights, jax.Array), "experts are not quantised"
+    if isinstance(weights, Coded):
+        return weights.grouped_product(x, sizes, grouped)
+    assert isinstance(weights, jax.Array), "experts are quantised by checkpoints alone"
     weights = weights.reshape(weights.shape[0], -1, weights.shape[-1])
     dimensions = jax.lax.RaggedDotDimensionNumbers(  # type: ignore[no-untyped-call]
         dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[0]

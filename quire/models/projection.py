@@ -16,10 +16,11 @@ import numpy as np
 from quire.models.params import Array, Param, Tensor
 from quire.ops.adapters import AdaptedWeight
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.coded import Parts
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import QuantizedWeight, product, rows_of, shape_of
 
-BaseWeight = jax.Array | NativeWeight | QuantizedWeight
+BaseWeight = jax.Array | NativeWeight | QuantizedWeight | Parts
 Weight = BaseWeight | AdaptedWeight
 
 
@@ -51,6 +52,9 @@ def matmul(x: jax.Array, weight: Weight, num_output_axes: int, dtype: Any = jnp.
 
 
 def _flat_product(x: jax.Array, weight: BaseWeight, num_output_axes: int, dtype: Any) -> jax.Array:
+    if isinstance(weight, Parts):
+        found = [_flat_product(x, part, 1, jnp.float32) for part in weight.weights]
+        return jnp.concatenate(found, axis=1)[:, weight.order]
     shape = shape_of(weight)
     outer, inner = shape[:num_output_axes], prod(shape[num_output_axes:])
     if isinstance(weight, QuantizedWeight):
@@ -63,6 +67,7 @@ def _flat_product(x: jax.Array, weight: BaseWeight, num_output_axes: int, dtype:
 
 def lookup(weight: BaseWeight, indices: jax.Array, dtype: Any) -> jax.Array:
     """[n, d]: some rows of a weight [v, d]."""
+    assert not isinstance(weight, Parts), "an embedding is one tensor"
     if isinstance(weight, QuantizedWeight):
         return rows_of(weight, indices).astype(dtype)
     return weight.values[indices] if isinstance(weight, NativeWeight) else weight[indices]

@@ -68,8 +68,7 @@ def build_model(config: Mapping[str, Any]) -> Decoder:
 
 def _refuse_options(fields: Fields) -> None:
     """Raise for options that no family supports."""
-    for name in ("quantization_config", "compression_config"):
-        if fields.get(name):
-            raise fields.unsupported(name, "weights are loaded as float32, float16 or bfloat16")
+    if fields.get("compression_config"):
+        raise fields.unsupported("compression_config", "quantised checkpoints have a quantization_config")
     for name in ("is_encoder_decoder", "add_cross_attention", "use_bidirectional_attention"):
         fields.only(name, False)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from quire.ops.coded import Axes, Coded, Parts
 from quire.ops.native import int8_product
 from quire.ops.native.int8_product import GROUP
 from quire.ops.native_weight import NativeWeight
@@ -46,7 +47,8 @@ class Grouped:
     scales: Any  # float32 [..., groups]
 
 
-QuantizedWeight = Packed | Grouped
+# Quantised here, or by a checkpoint. Parts may be quantised or not.
+QuantizedWeight = Packed | Grouped | Coded
 
 
 def quantized_row_bytes(size: int) -> int:
@@ -93,24 +95,33 @@ def _shape_of_groups(scales: Array) -> tuple[int, ...]:
     return (*scales.shape[:-1], scales.shape[-1] * GROUP)
 
 
-def shape_of(weight: "QuantizedWeight | NativeWeight | jax.Array") -> tuple[int, ...]:
+def shape_of(weight: "QuantizedWeight | Parts | NativeWeight | jax.Array") -> tuple[int, ...]:
     """Of the numbers it stands for."""
     return weight.codes.shape if isinstance(weight, Grouped) else weight.shape
 
 
-def map_arrays(change: Callable[[Any, tuple[int, ...]], Any], weight: "QuantizedWeight | NativeWeight | Any") -> Any:
-    """The weight with change(array, shape) for each array it consists of; a packed one's has no cut to follow."""
-    if isinstance(weight, Packed):
-        return Packed(change(weight.tiles, weight.tiles.shape), weight.shape, weight.num_contracted)
+def map_arrays(
+    change: Callable[[Any, Axes], Any], weight: "QuantizedWeight | Parts | NativeWeight | Any", axes: Axes
+) -> Any:
+    """The weight, whose own axes are given, with change(array, its axes) for each array it consists of."""
+    if isinstance(weight, Packed):  # for one device
+        return Packed(change(weight.tiles, (None,) * weight.tiles.ndim), weight.shape, weight.num_contracted)
     if isinstance(weight, Grouped):
-        return Grouped(change(weight.codes, weight.codes.shape), change(weight.scales, weight.scales.shape))
+        return Grouped(change(weight.codes, axes), change(weight.scales, axes))
     if isinstance(weight, NativeWeight):
-        return NativeWeight(change(weight.values, weight.shape))
-    return change(weight, weight.shape)
+        return NativeWeight(change(weight.values, axes))
+    if isinstance(weight, Coded):
+        return weight.map(change, axes)
+    if isinstance(weight, Parts):
+        parts = (map_arrays(change, part, (axes[0], axes[-1])) for part in weight.weights)
+        return Parts(tuple(parts), change(weight.order, (None,)), weight.shape)
+    return change(weight, axes)
 
 
 def product(x: jax.Array, weight: QuantizedWeight, num_output_axes: int) -> jax.Array:
     """float32 [t, outputs] of x [t, ...] with a weight whose first `num_output_axes` axes are outputs, flattened."""
+    if isinstance(weight, Coded):
+        return weight.product(x.reshape(len(x), -1))
     shape = shape_of(weight)
     width, inner = prod(shape[:num_output_axes]), shape[num_output_axes:]
     runs = x.reshape(len(x), -1, inner[-1])
@@ -128,6 +139,8 @@ def gated_product(both: jax.Array, weight: Packed) -> jax.Array:
 
 def rows_of(weight: QuantizedWeight, indices: jax.Array) -> jax.Array:
     """float32 [n, size]: some rows [n] of a matrix."""
+    if isinstance(weight, Coded):
+        return weight.rows(indices)
     if isinstance(weight, Grouped):
         return widened(Grouped(weight.codes[indices], weight.scales[indices]))
     found = int8_product.rows(weight.tiles, indices)

@@ -25,7 +25,7 @@ def test_an_unknown_architecture_is_refused_by_name(model_type: Any) -> None:
     ("case", "field", "value"),
     [
         ("llama", "architectures", ["LlamaForSequenceClassification"]),
-        ("llama", "quantization_config", {"quant_method": "awq"}),
+        ("llama", "compression_config", {"quant_method": "sparseml"}),
         ("llama", "hidden_act", "xielu"),
         ("llama", "is_encoder_decoder", True),
         ("llama", "partial_rotary_factor", 0.5),

@@ -1,0 +1,1 @@
+"""Quantised checkpoints: one file for each way in which tools write them."""

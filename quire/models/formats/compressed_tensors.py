@@ -1,0 +1,113 @@
+"""compressed-tensors: groups of modules, each with its own scheme for weights and activations."""
+
+import re
+from dataclasses import dataclass
+
+from quire.errors import InvalidCheckpoint, shown
+from quire.models.fields import Fields
+from quire.models.formats.compressed_matrix import CompressedMatrix, read_activations, read_weights
+from quire.models.formats.format import Format
+
+STORED = ("float-quantized", "int-quantized", "naive-quantized", "pack-quantized")
+# Those that say nothing about how a checkpoint is read.
+_REMARKS = {"quant_method", "quantization_status", "global_compression_ratio", "version", "run_compressed"}
+_KNOWN = _REMARKS | {
+    "config_groups", "format", "ignore", "kv_cache_scheme", "sparsity_config", "transform_config",
+    "moe_sparsity_config",
+}  # fmt: skip
+_MAX_PATTERN = 500
+# A repeated group of repeats can take exponential time to match.
+_COSTLY = re.compile(r"\)[*+{]")
+
+
+@dataclass(frozen=True)
+class Target:
+    """A class of modules, the name of one, or after `re:` a pattern that matches names from their beginning."""
+
+    text: str
+
+    def matches(self, name: str) -> bool:
+        pattern = self.text.removeprefix("re:")
+        return re.match(pattern, name) is not None if pattern != self.text else self.text in ("Linear", name)
+
+
+@dataclass(frozen=True)
+class CompressedTensors:
+    """The `Quantization` of a config."""
+
+    groups: tuple[tuple[tuple[Target, ...], CompressedMatrix], ...]
+    ignored: tuple[Target, ...]
+
+    @property
+    def summary(self) -> str:
+        return "compressed-tensors, " + " and ".join(dict.fromkeys(matrix.summary for _, matrix in self.groups))
+
+    def format_of(self, name: str) -> Format | None:
+        if any(target.matches(name) for target in self.ignored):
+            return None
+        found = [
+            (target.text == "Linear", matrix)  # a name goes before a class
+            for targets, matrix in self.groups
+            for target in targets
+            if target.matches(name)
+        ]
+        return min(found, key=lambda one: one[0])[1] if found else None
+
+
+def read_compressed_tensors(fields: Fields) -> CompressedTensors:
+    for name in fields:
+        if name in fields and name not in _KNOWN:
+            raise fields.unsupported(name, "it is unknown here, and may change what the weights are")
+    _refuse_other_parts(fields)
+    groups = fields.within("config_groups")
+    if not list(groups):
+        raise fields.invalid("config_groups", "there are none")
+    default = fields.text("format", "naive-quantized")
+    return CompressedTensors(
+        tuple(_group(groups.within(name), default, fields) for name in groups),
+        _targets(fields, "ignore") if "ignore" in fields else (),
+    )
+
+
+def _refuse_other_parts(fields: Fields) -> None:
+    sparsity = fields.within("sparsity_config")
+    sparsity.only("format", "dense")
+    if fields.get("kv_cache_scheme"):
+        raise fields.unsupported("kv_cache_scheme", "keys and values are cached in the dtype of the activations")
+    for name in ("transform_config", "moe_sparsity_config"):
+        if fields.get(name):
+            raise fields.unsupported(name, "only weights and the inputs of linear layers are quantised")
+    fields.only("quantization_status", "compressed", "frozen")
+
+
+def _group(group: Fields, default_format: str, fields: Fields) -> tuple[tuple[Target, ...], CompressedMatrix]:
+    for name in group:
+        if name in group and name not in ("targets", "weights", "input_activations", "output_activations", "format"):
+            raise group.unsupported(name, "it is unknown here")
+    if group.get("output_activations"):
+        raise group.unsupported("output_activations", "only the inputs of linear layers are quantised")
+    stored = group.text("format", default_format)
+    if stored not in STORED:
+        where = group if "format" in group else fields
+        raise where.unsupported("format", f"known are {', '.join(STORED)}")
+    if "weights" not in group:
+        raise group.unsupported("weights", "matrices are quantised, with or without their inputs")
+    rounding, is_static = read_activations(group)
+    matrix = read_weights(group.within("weights"), stored == "pack-quantized", rounding, is_static)
+    return _targets(group, "targets"), matrix
+
+
+def _targets(fields: Fields, name: str) -> tuple[Target, ...]:
+    texts = fields.get(name)
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise fields.invalid(name, "a list of strings is needed")
+    for text in texts:
+        if not text.startswith("re:"):
+            continue
+        if len(text) > _MAX_PATTERN or _COSTLY.search(text):
+            raise fields.unsupported(name, f"{shown(text)} has over {_MAX_PATTERN} characters, or repeats a group")
+        try:
+            re.compile(text.removeprefix("re:"))
+        except re.error as error:
+            raise InvalidCheckpoint(f"config: {name}: {shown(text)} is no pattern: {error}") from error
+    return tuple(map(Target, texts))

@@ -1,0 +1,159 @@
+"""A format of quantised matrices: the tensors that stand for one, and how they are read."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+
+from quire.errors import InvalidCheckpoint
+from quire.files.tensor_source import TensorInfo, TensorSource
+from quire.ops.coded import Rounding
+
+Array = np.ndarray[Any, Any]
+Shape = tuple[int, ...]
+
+FLOATS = ("float32", "float16", "bfloat16")
+FLOAT8 = "float8_e4m3fn"
+
+
+class Layout(NamedTuple):
+    """All that is known of a matrix [outputs, inputs] from its tensors' shapes. Matrices with the same can be joined,
+    whatever numbers of outputs they have."""
+
+    inputs: int
+    bits: int  # of a code in memory: 8, or 4 in pairs
+    code_dtype: str
+    scale_dtype: str
+    group: int  # inputs with the same scale
+    has_zeros: bool
+    has_index: bool
+    rounding: Rounding | None
+    has_input_scale: bool
+
+    @property
+    def groups(self) -> int:
+        return -(-self.inputs // self.group)
+
+    @property
+    def zero_dtype(self) -> str:
+        return "int8" if self.bits == 4 else "int16"
+
+
+@dataclass(frozen=True)
+class InputSide:
+    """The part of a matrix that is the same for all outputs."""
+
+    index: Array | None = None  # int32 [inputs]
+    input_scale: Array | None = None  # float32 []
+    input_zero: Array | None = None  # float32 []
+
+    @property
+    def arrays(self) -> tuple[Array | None, ...]:
+        return self.index, self.input_scale, self.input_zero
+
+    def is_equal(self, other: "InputSide") -> bool:
+        return all(
+            one is another or (one is not None and another is not None and np.array_equal(one, another))
+            for one, another in zip(self.arrays, other.arrays, strict=True)
+        )
+
+
+class CodedTensor(NamedTuple):
+    """A matrix [outputs, inputs]; the arrays are those of `quire.ops.coded.Coded`."""
+
+    codes: Array  # [outputs, inputs], or [outputs, inputs / 2] of four bits
+    scales: Array  # [outputs, groups]
+    zeros: Array | None = None  # [outputs, groups]
+    side: InputSide = InputSide()
+
+
+@dataclass(frozen=True)
+class Module:
+    """The tensors of a checkpoint that belong to one linear layer: NAME.weight and others."""
+
+    name: str
+    source: TensorSource
+
+    def has(self, suffix: str) -> bool:
+        return f"{self.name}.{suffix}" in self.source.tensors()
+
+    def info(self, suffix: str) -> TensorInfo:
+        found = self.source.tensors().get(f"{self.name}.{suffix}")
+        if found is None:
+            raise InvalidCheckpoint(f"{self.name}.{suffix} is missing, which its quantisation needs")
+        return found
+
+    def checked(self, suffix: str, shapes: Sequence[Shape], dtypes: Sequence[str]) -> TensorInfo:
+        """A tensor that has one of these shapes and dtypes. Raises with its name otherwise."""
+        info = self.info(suffix)
+        if info.shape not in shapes:
+            wanted = " or ".join(str(list(shape)) for shape in shapes)
+            raise self.error(suffix, f"is {list(info.shape)}; by its quantisation it is {wanted}")
+        if info.dtype not in dtypes:
+            raise self.error(suffix, f"is {info.dtype}; by its quantisation it is {' or '.join(dtypes)}")
+        return info
+
+    def matrix(self, suffix: str, dtypes: Sequence[str]) -> TensorInfo:
+        """A tensor of any two sizes above zero."""
+        info = self.info(suffix)
+        if len(info.shape) != 2 or 0 in info.shape:
+            raise self.error(suffix, f"is {list(info.shape)}; a matrix is needed")
+        return self.checked(suffix, (info.shape,), dtypes)
+
+    def read(self, suffix: str) -> Array:
+        return self.source.read(f"{self.name}.{suffix}")
+
+    def scales(self, suffix: str) -> Array:
+        """As `read`, of numbers that are finite."""
+        found = self.read(suffix)
+        if not np.isfinite(found.astype(np.float32)).all():
+            raise self.error(suffix, "has numbers that are not finite")
+        return found
+
+    def input_scale(self, suffix: str) -> Array:
+        """float32 []: a scale that divides activations."""
+        scale = self.scales(suffix).astype(np.float32).reshape(())
+        if not scale > 0:
+            raise self.error(suffix, f"is {scale:g}; activations are divided by it, so it must be above 0")
+        return scale
+
+    def index(self, suffix: str, group: int) -> Array | None:
+        """The group of each input, all of which exist; None if the groups follow each other."""
+        found = self.read(suffix)
+        usual = np.arange(len(found)) // group
+        if np.array_equal(found, usual):
+            return None
+        outside = found[(found < 0) | (found > usual[-1])]
+        if len(outside):
+            raise self.error(suffix, f"names group {outside[0]}; there are {usual[-1] + 1}")
+        return found.astype(np.int32)
+
+    def error(self, suffix: str, problem: str) -> InvalidCheckpoint:
+        return InvalidCheckpoint(f"{self.name}.{suffix} {problem}")
+
+
+class Format(Protocol):
+    """One way to store a matrix. Methods raise `InvalidCheckpoint` with the name of a tensor that does not fit."""
+
+    def suffixes(self, module: Module) -> Sequence[str]:
+        """The tensors that stand for the matrix; empty where the module is not quantised."""
+
+    def layout(self, module: Module) -> tuple[int, Layout]:
+        """Its outputs, and the rest, from names, shapes and dtypes alone."""
+
+    def side(self, module: Module) -> InputSide:
+        """Small arrays, which decide whether matrices can be joined."""
+
+    def read(self, module: Module) -> CodedTensor: ...
+
+
+class Quantization(Protocol):
+    """What the config says about quantisation."""
+
+    @property
+    def summary(self) -> str:
+        """For people: the method and its numbers."""
+
+    def format_of(self, name: str) -> Format | None:
+        """Of a module with this name, if it is stored quantised; None of one that is to stay as it is."""

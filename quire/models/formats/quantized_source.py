@@ -1,0 +1,153 @@
+"""A quantised checkpoint as a source of tensors: each quantised matrix is one, under the name of its weight."""
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+
+from quire.errors import InvalidCheckpoint, UnsupportedModel, listed, shown
+from quire.files.gguf_source import GGUFSource
+from quire.files.model_files import ModelFiles
+from quire.files.safetensors_source import SafetensorsSource
+from quire.files.tensor_source import Array, TensorInfo
+from quire.models.fields import Fields
+from quire.models.formats.awq import read_awq
+from quire.models.formats.compressed_tensors import read_compressed_tensors
+from quire.models.formats.format import CodedTensor, Format, InputSide, Layout, Module, Quantization
+from quire.models.formats.fp8 import read_fp8
+from quire.models.formats.gptq import read_gptq
+from quire.ops.coded import MIDDLE
+
+READERS: dict[str, Callable[[Fields], Quantization]] = {
+    "compressed-tensors": read_compressed_tensors,
+    "fp8": read_fp8,
+    "gptq": read_gptq,
+    "awq": read_awq,
+}
+_REASONS = {
+    "bitsandbytes": "its codes and nested scales are defined by its own kernels; use the checkpoint it was made of, "
+    "with --quantize int8 on a CPU",
+    "mxfp4": "the only models stored so are gpt-oss, a family that is not supported",
+}
+
+
+class QuantizedSource:
+    """The tensors of a folder, of which some stand for matrices together.
+
+    `tensors` has a matrix as float32, which is what `read` gives; `read_coded` gives its codes. All names, shapes and
+    dtypes are compared when the source is made.
+    """
+
+    def __init__(self, source: SafetensorsSource, quantization: Quantization) -> None:
+        self.quantization = quantization
+        self._source = source
+        self._coded: dict[str, tuple[Module, Format, tuple[int, Layout]]] = {}
+        self._bytes: dict[str, int] = {}
+        used: set[str] = set()
+        problems = []
+        for module in dict.fromkeys(name.rpartition(".")[0] for name in source.tensors()):
+            one = Module(module, source)
+            try:
+                format_ = quantization.format_of(module)
+                suffixes = () if format_ is None else format_.suffixes(one)
+                if format_ is not None and suffixes:
+                    self._coded[f"{module}.weight"] = one, format_, format_.layout(one)
+                    self._bytes[f"{module}.weight"] = sum(_num_bytes(one.info(suffix)) for suffix in suffixes)
+                    used.update(f"{module}.{suffix}" for suffix in suffixes)
+            except InvalidCheckpoint as error:
+                problems.append(str(error))
+        if problems:
+            raise InvalidCheckpoint(f"the checkpoint does not fit its quantization_config: {listed(problems, '; ')}")
+        plain = {name: info for name, info in source.tensors().items() if name not in used}
+        if both := sorted(plain.keys() & self._coded.keys()):
+            raise InvalidCheckpoint(f"stored both quantised and not: {listed(both)}")
+        matrices = {
+            name: TensorInfo((outputs, layout.inputs), "float32")
+            for name, (_, _, (outputs, layout)) in self._coded.items()
+        }
+        self._infos = plain | matrices
+
+    @property
+    def files(self) -> list[Path]:
+        return self._source.files
+
+    def tensors(self) -> Mapping[str, TensorInfo]:
+        return self._infos
+
+    def layout(self, name: str) -> tuple[int, Layout] | None:
+        """Outputs and layout of a quantised matrix; None of another tensor."""
+        found = self._coded.get(name)
+        return None if found is None else found[2]
+
+    def num_bytes(self, name: str) -> int:
+        """In the file."""
+        return self._bytes[name] if name in self._bytes else _num_bytes(self._infos[name])
+
+    def read_coded(self, name: str) -> CodedTensor:
+        module, format_, _ = self._coded[name]
+        return format_.read(module)
+
+    def side(self, name: str) -> InputSide:
+        module, format_, _ = self._coded[name]
+        return format_.side(module)
+
+    def read(self, name: str) -> Array:
+        found = self.layout(name)
+        return self._source.read(name) if found is None else widened(self.read_coded(name), found[1])
+
+    def is_zero_bias(self, name: str) -> bool:
+        """True of a bias that a tool wrote beside a quantised matrix without one."""
+        module, _, suffix = name.rpartition(".")
+        return suffix == "bias" and f"{module}.weight" in self._coded and not self._source.read(name).any()
+
+
+def widened(tensor: CodedTensor, layout: Layout) -> Array:
+    """float32 [outputs, inputs]"""
+    codes = tensor.codes
+    if layout.bits == 4:
+        codes = np.stack((codes & 15, codes >> 4), axis=-1).reshape(len(codes), -1)
+    index = np.arange(layout.inputs) // layout.group if tensor.side.index is None else tensor.side.index
+    numbers = codes.astype(np.float32)
+    if tensor.zeros is not None:
+        numbers -= tensor.zeros[:, index]
+    elif layout.bits == 4:
+        numbers -= MIDDLE
+    numbers *= tensor.scales[:, index].astype(np.float32)
+    return numbers
+
+
+def open_checkpoint(files: ModelFiles) -> "GGUFSource | SafetensorsSource | QuantizedSource | None":
+    """The checkpoint of a model; None for random weights. Raises for quantisation that is not supported."""
+    quantization = read_quantization(files.config)
+    source = files.open_weights()
+    if quantization is None:
+        return source
+    if not isinstance(source, SafetensorsSource):
+        raise UnsupportedModel(
+            f"{files.name}: quantization_config is for safetensors files; these weights are not in any"
+        )
+    return QuantizedSource(source, quantization)
+
+
+def read_quantization(config: Mapping[str, object]) -> Quantization | None:
+    """None of a config without any."""
+    fields = Fields(config, str(config.get("model_type")))
+    if not fields.get("quantization_config") and fields.get("text_config"):
+        fields = fields.within("text_config")
+    if not fields.get("quantization_config"):
+        return None
+    inner = fields.within("quantization_config")
+    method = inner.get("quant_method")
+    if method not in READERS:
+        reason = (
+            _REASONS.get(method, f"known are {', '.join(READERS)}") if isinstance(method, str) else "a name is needed"
+        )
+        raise UnsupportedModel(
+            f"{fields.family}: quantization_config.quant_method = {shown(method)} is not supported: {reason}"
+        )
+    return READERS[method](inner)
+
+
+def _num_bytes(info: TensorInfo) -> int:
+    return int(np.prod(info.shape, dtype=np.int64)) * np.dtype(jnp.dtype(info.dtype)).itemsize

@@ -1,0 +1,244 @@
+"""Matrices as quantised checkpoints hold them, multiplied from their codes.
+
+A number of the weight is (code - zero point) * scale. It exists in float inside a product, for the time that one
+product takes, and nowhere else. Where a checkpoint quantises activations as well, the rows are rounded as it says.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from math import prod
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from quire.ops.native import float_product
+
+Axes = tuple[str | None, ...]
+# (rows [n, inputs], matrices [e, outputs, inputs], sizes [e]) -> float32 [n, outputs]
+GroupedProduct = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+MIDDLE = 8  # the zero point of four bits that have no other
+LARGEST_FLOAT8 = 448.0
+_EPSILON = 2.0**-23  # the scale of zeros
+_WIDENED_TOGETHER = 1 << 24  # numbers of experts; their float copies are a step's largest temporary otherwise
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How a checkpoint quantises activations. The scale is the weight's `input_scale`, or else each row has its own."""
+
+    is_float: bool  # e4m3, or else int8
+    group: int | None = None  # inputs that share a scale; None: all of a row
+    symmetric: bool = True
+
+    def __call__(self, x: jax.Array, scale: jax.Array | None, zero: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        """The codes of rows [t, inputs] less their zero points, in float32, and their scales [t or 1, groups]."""
+        rows = x.astype(jnp.float32)
+        size = rows.shape[1]
+        group = size if self.group is None else self.group
+        groups = -(-size // group)
+        rows = jnp.pad(rows, ((0, 0), (0, groups * group - size))).reshape(len(x), groups, group)
+        if scale is None:
+            scale, zero = self._measured(rows)
+        else:
+            scale, zero = scale.reshape(-1, 1, 1), None if zero is None else zero.reshape(-1, 1, 1)
+        codes = _divided(rows, scale) + (0.0 if zero is None else zero)
+        if self.is_float:
+            codes = jnp.clip(codes, -LARGEST_FLOAT8, LARGEST_FLOAT8).astype(jnp.float8_e4m3fn).astype(jnp.float32)
+        else:
+            codes = jnp.clip(jnp.round(codes), -128.0, 127.0) - (0.0 if zero is None else zero)
+        return codes.reshape(len(x), -1)[:, :size], scale[..., 0]
+
+    def _measured(self, rows: jax.Array) -> tuple[jax.Array, jax.Array | None]:
+        """Scales and zero points of groups [t, groups, group] that reach from their least number to their largest."""
+        if self.symmetric:
+            reach = jnp.max(jnp.abs(rows), axis=-1, keepdims=True)
+            scale = _divided(reach, LARGEST_FLOAT8 if self.is_float else 127.5)
+        else:
+            least = jnp.minimum(jnp.min(rows, axis=-1, keepdims=True), 0.0)
+            scale = _divided(jnp.maximum(jnp.max(rows, axis=-1, keepdims=True), 0.0) - least, 255.0)
+        scale = jnp.where(scale == 0.0, _EPSILON, scale)
+        return scale, None if self.symmetric else jnp.round(jnp.clip(-128.0 - least / scale, -128.0, 127.0))
+
+
+@partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["codes", "scales", "zeros", "index", "input_scale", "input_zero"],
+    meta_fields=["shape", "num_contracted", "is_of_experts", "bits", "group", "rounding", "is_native"],
+)
+@dataclass(frozen=True)
+class Coded:
+    """A matrix [*outputs, *inputs], or one for each expert: [experts, *outputs, inputs].
+
+    Scales have the weight's axes of outputs, and one for the groups of inputs.
+    """
+
+    codes: Any  # int8 or e4m3 of the weight's shape; of four bits uint8, two along the last axis, the lower first
+    scales: Any  # [*outputs, groups]
+    zeros: Any | None  # int8 or int16 [*outputs, groups]; None: 0, or `MIDDLE` of four bits
+    index: Any | None  # int32 [inputs], or [experts, inputs]: the group of each; None: one after the other
+    input_scale: Any | None  # float32 [], or [experts]; None: rows have scales of their own, or are not rounded
+    input_zero: Any | None
+    shape: tuple[int, ...]
+    num_contracted: int  # of the last axes
+    is_of_experts: bool
+    bits: int
+    group: int  # inputs with the same scale
+    rounding: Rounding | None = None
+    is_native: bool = False  # on one CPU with the native library, which multiplies one row like the next
+
+    def map(self, change: Callable[[Any, Axes], Any], axes: Axes) -> "Coded":
+        """The same with change(array, its axes) for each array; `axes` are those of the weight."""
+        at = len(self.shape) - self.num_contracted
+        of_groups = (*axes[:at], axes[at])
+
+        def whole(array: Any) -> Any:
+            return None if array is None else change(array, (None,) * len(array.shape))
+
+        return replace(
+            self,
+            codes=change(self.codes, axes),
+            scales=change(self.scales, of_groups),
+            zeros=None if self.zeros is None else change(self.zeros, of_groups),
+            index=whole(self.index),
+            input_scale=whole(self.input_scale),
+            input_zero=whole(self.input_zero),
+        )
+
+    @property
+    def widened_bytes(self) -> int:
+        """Of the float32 copy that a product makes, at most."""
+        numbers = prod(self.shape)
+        return 4 * (min(numbers, max(_WIDENED_TOGETHER, numbers // self.shape[0])) if self.is_of_experts else numbers)
+
+    def product(self, x: jax.Array) -> jax.Array:
+        """float32 [t, outputs] of x [t, inputs]."""
+        inputs = prod(self.shape[-self.num_contracted :])
+        groups = self.scales.shape[-1]
+        codes, scales = (
+            _unpacked(self.codes, self.bits).reshape(-1, inputs),
+            self.scales.astype(jnp.float32).reshape(-1, groups),
+        )
+        zeros = None if self.zeros is None else self.zeros.reshape(-1, groups)
+        row_scale = None
+        if self.rounding is not None:
+            x_codes, row_scale = self.rounding(x, self.input_scale, self.input_zero)
+            if groups > 1 or row_scale.shape[1] > 1:
+                x, row_scale = (x_codes * _spread(row_scale, self.rounding.group, inputs)).astype(x.dtype), None
+            else:
+                x = x_codes.astype(x.dtype)  # exact, as every float has the bits of a code
+        numbers = self._less_zeros(codes, zeros, self.index)
+        if groups > 1:
+            numbers = numbers * self._by_input(scales, self.index, inputs)
+        out = self._multiply(x, numbers)
+        if groups == 1:
+            out = out * scales[:, 0]
+        return out if row_scale is None else out * row_scale
+
+    def grouped_product(self, x: jax.Array, sizes: jax.Array, multiply: GroupedProduct) -> jax.Array:
+        """float32 [n, outputs] of x [n, inputs] with each expert's matrix for the next of the `sizes` rows.
+
+        A few experts are widened at a time, and those that no row visits are left out.
+        """
+        num_experts, inputs = self.shape[0], self.shape[-1]
+        outputs = prod(self.shape[1:-1])
+        if self.rounding is not None:
+            owner = jnp.repeat(jnp.arange(num_experts), sizes, total_repeat_length=len(x))
+            scale, zero = (None if a is None else a[owner] for a in (self.input_scale, self.input_zero))
+            codes, row_scale = self.rounding(x, scale, zero)
+            x = (codes * _spread(row_scale, self.rounding.group, inputs)).astype(x.dtype)
+        if self.is_native and x.dtype == jnp.float32:
+            multiply = float_product.grouped_product
+        together = _divisor(num_experts, max(1, _WIDENED_TOGETHER // (outputs * inputs)))
+        starts = jnp.cumsum(sizes) - sizes
+
+        def chunks(array: Any, *shape: int) -> Any:
+            return None if array is None else array.reshape(num_experts // together, together, *shape)
+
+        groups = self.scales.shape[-1]
+        parts = (
+            chunks(self.codes, outputs, self.codes.shape[-1]),
+            chunks(self.scales, outputs, groups),
+            chunks(self.zeros, outputs, groups),
+            chunks(self.index, inputs),
+            chunks(sizes),
+            chunks(starts),
+        )
+
+        def add(out: jax.Array, part: Any) -> tuple[jax.Array, None]:
+            *arrays, own_sizes, own_starts = part
+            first = own_starts[0]
+
+            def visited(out: jax.Array) -> jax.Array:
+                matrices = jax.vmap(self._widened)(*arrays).astype(x.dtype)
+                found = multiply(jnp.roll(x, -first, axis=0), matrices, own_sizes)
+                is_own = jnp.arange(len(x)) < jnp.sum(own_sizes)
+                return out + jnp.roll(jnp.where(is_own[:, None], found, 0.0), first, axis=0)
+
+            return jax.lax.cond(jnp.sum(own_sizes) > 0, visited, lambda out: out, out), None
+
+        return jax.lax.scan(add, jnp.zeros((len(x), outputs), jnp.float32), parts)[0]
+
+    def rows(self, indices: jax.Array) -> jax.Array:
+        """float32 [n, inputs]: some rows of a matrix."""
+        zeros = None if self.zeros is None else self.zeros[indices]
+        return self._widened(self.codes[indices], self.scales[indices], zeros, self.index)
+
+    def _widened(self, codes: jax.Array, scales: jax.Array, zeros: Any, index: Any) -> jax.Array:
+        """float32 [outputs, inputs] of the arrays of one matrix."""
+        numbers = self._less_zeros(_unpacked(codes, self.bits), zeros, index)
+        return numbers * self._by_input(scales.astype(jnp.float32), index, numbers.shape[1])
+
+    def _less_zeros(self, codes: jax.Array, zeros: jax.Array | None, index: jax.Array | None) -> jax.Array:
+        if zeros is None:
+            return codes - MIDDLE if self.bits == 4 else codes
+        return codes - self._by_input(zeros.astype(jnp.float32), index, codes.shape[1])
+
+    def _by_input(self, values: jax.Array, index: jax.Array | None, inputs: int) -> jax.Array:
+        """[outputs, inputs] of [outputs, groups]."""
+        return _spread(values, self.group, inputs) if index is None else values[:, index]
+
+    def _multiply(self, x: jax.Array, numbers: jax.Array) -> jax.Array:
+        if self.is_native and x.dtype == jnp.float32:
+            return float_product.product(x, numbers)
+        return jnp.einsum("ti,oi->to", x, numbers.astype(x.dtype), preferred_element_type=jnp.float32)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["weights", "order"], meta_fields=["shape"])
+@dataclass(frozen=True)
+class Parts:
+    """A matrix joined of tensors that are quantised differently, each of which is multiplied on its own."""
+
+    weights: tuple[Any, ...]  # [rows, inputs] each
+    order: Any  # int32 [outputs]: for each the row of the parts, counted through all of them
+    shape: tuple[int, ...]
+
+
+def _divided(numbers: jax.Array, divisor: jax.Array | float) -> jax.Array:
+    """Exact quotients. The compiler would multiply by the inverse of a divisor that several numbers share, which gives
+    another last bit, and the largest activation of a row lies exactly between two codes of int8."""
+    each = jnp.broadcast_to(jnp.asarray(divisor, jnp.float32), numbers.shape)
+    exact: jax.Array = numbers / jax.lax.optimization_barrier(each)  # type: ignore[no-untyped-call]
+    return exact
+
+
+def _unpacked(codes: jax.Array, bits: int) -> jax.Array:
+    """Codes in float32, one by one."""
+    if bits == 4:
+        pairs = jnp.stack((codes & 15, codes >> 4), axis=-1)
+        codes = pairs.reshape(*codes.shape[:-1], 2 * codes.shape[-1])
+    return codes.astype(jnp.float32)
+
+
+def _spread(values: jax.Array, group: int | None, size: int) -> jax.Array:
+    """[n, size] of [n, groups]: each value `group` times."""
+    if values.shape[1] == 1 or group is None:
+        return values
+    return jnp.repeat(values, group, axis=1)[:, :size]
+
+
+def _divisor(number: int, most: int) -> int:
+    """The largest divisor that is at most `most`."""
+    return next(divisor for divisor in range(min(number, most), 0, -1) if number % divisor == 0)
