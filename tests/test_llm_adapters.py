@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from quire import LLM, SamplingParams
+from quire import LLM, SamplingParams, regex
 from quire.errors import InvalidAdapter, InvalidSetting
 from quire.models.registry import build_model
 from tests.models.adapter_files import write_adapter
@@ -88,3 +88,14 @@ def test_a_broken_adapter_stops_the_start_with_its_name(model: str, tmp_path: Pa
 def test_settings_that_make_no_sense_are_refused(model: str, settings: dict[str, object], said: str) -> None:
     with pytest.raises(InvalidSetting, match=said):
         LLM(model, progress=False, **settings)  # type: ignore[arg-type]
+
+
+def test_answers_that_follow_a_grammar_have_their_adapters(llm: LLM) -> None:
+    """Most of their tokens are forced."""
+    grammar = regex("the answer is [a-z]{2} and nothing else")
+    asked = {"max_tokens": 60, "grammar": grammar}
+    together = llm.generate(["hello"] * 6, GREEDY, adapter=NAMES, **asked)
+    assert [one.error for one in together] == [None] * 6
+    alone = {name: llm.generate("hello", GREEDY, adapter=name, **asked)[0].text for name in (None, "a", "b")}
+    assert [one.text for one in together] == [alone[name] for name in NAMES]
+    assert len(set(alone.values())) > 1, "the adapters change nothing"

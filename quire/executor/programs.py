@@ -305,7 +305,8 @@ class Programs:
         if kind == "adapter":
             assert self.compiler.adapters is not None
             stacks = jax.tree.leaves(self.compiler.adapters)
-            self.put_adapter(0, [np.zeros(one.shape[1:], one.dtype) for one in stacks])
+            zeros = [np.zeros(one.shape[1:], one.dtype) for one in stacks]
+            self._set_adapters(program(self._adapters, np.int32(0), zeros))
             return state
         if kind == "force":
             return state._replace(slots=program(state.slots, pack_forced([], size, shapes)))
