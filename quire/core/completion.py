@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from quire.core.plan import Chunk, Failure, Guesses, Kind, StepPlan, StepResult, TokenLogprobs, Update
 from quire.core.requests import Requests
+from quire.core.restore import Moves
 from quire.core.running import Running
 from quire.core.sequence import Sequence
 from quire.core.speculation import Speculation
@@ -20,6 +21,7 @@ class StepInFlight(NamedTuple):
     plan: StepPlan
     rows: list[Sequence]  # of each chunk
     num_decodes: int  # the number of chunks, the first ones, that are decodes of one token
+    moves: Moves | None = None  # between the device and the host
 
 
 class Completion:
@@ -33,12 +35,14 @@ class Completion:
 
     def complete(self, step: StepInFlight, result: StepResult) -> tuple[list[Update], list[Failure]]:
         """Apply results to rows whose epoch is unchanged."""
-        plan, rows, num_decodes = step
+        plan, rows, num_decodes, moves = step
         if result.step != plan.step:
             raise ValueError(f"step {plan.step} is the oldest in flight, the result is of step {result.step}")
         num_sampled = num_decodes + sum(chunk.samples for chunk in islice(plan.chunks, num_decodes, None))
         if len(result.tokens) != num_sampled:
             raise ValueError(f"step {plan.step} samples in {num_sampled} chunks, the result has {len(result.tokens)}")
+        if moves is not None:
+            self._apply_moves(moves)
         updates: list[Update] = []
         if result.logprobs or result.failed:
             num_decodes = 0
@@ -61,6 +65,19 @@ class Completion:
             if update is not None:
                 updates.append(update)
         return updates, failures
+
+    def _apply_moves(self, moves: Moves) -> None:
+        """Pages that were copied count from now on, where they went."""
+        host = self._running.host
+        assert host is not None
+        host.confirm(moves.saved)
+        host.num_saved += len(moves.saved)
+        for sequence, epoch, end, pages in moves.restored:
+            host.release(pages)
+            host.num_restored += len(pages)
+            if epoch == sequence.epoch:
+                sequence.num_computed = end
+                self._running.publish(sequence)
 
     def _apply_decodes(self, decodes: Iterable[tuple[Chunk, Sequence, list[int]]], updates: list[Update]) -> None:
         """The same as `_apply`, for rows that sampled one token and nothing else. Most rows of most steps are such."""

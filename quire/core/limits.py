@@ -36,6 +36,9 @@ class Limits:
     max_guesses: int = 0  # of a sequence's next tokens, in one step; 0: none is guessed
     # By page group: the last positions that its layers read, the position itself included; None for all positions.
     page_groups: tuple[int | None, ...] = (None,)
+    host_pages: int = 0  # of host memory, behind the prefix cache
+    max_page_saves: int = 64  # pages that a step copies to the host
+    max_page_restores: int = 16  # and from it; a page of tokens at least
 
     def __post_init__(self) -> None:
         for name in ("page_size", "max_batch_size", "max_batch_prefill_tokens", "max_sequence_tokens"):
@@ -60,6 +63,13 @@ class Limits:
             )
         if not self.page_groups or any(window is not None and window < 2 for window in self.page_groups):
             raise ValueError(f"page_groups is {self.page_groups}; each must be a window of at least 2, or None")
+        if self.host_pages < 0 or self.max_page_saves < 0 or self.max_page_restores < 1:
+            raise ValueError(
+                f"host_pages, max_page_saves and max_page_restores are {self.host_pages}, {self.max_page_saves} and "
+                f"{self.max_page_restores}; they must be at least 0, 0 and 1"
+            )
+        if self.host_pages and not self.prefix_caching:
+            raise ValueError("host_pages needs prefix_caching")
         if self.waiting_served_ratio < 0 or self.max_waiting_tokens < 0:
             raise ValueError("waiting_served_ratio and max_waiting_tokens must be at least 0")
 

@@ -34,11 +34,33 @@ class Chunk(NamedTuple):
     samples: bool  # False when the chunk does not reach the end of the known tokens
 
 
-class PageCopy(NamedTuple):
-    """The contents of page `source`, of every layer, go to page `target`."""
+class Tier(IntEnum):
+    """A memory that has pages, numbered by itself."""
 
-    source: int
-    target: int
+    DEVICE = 0
+    HOST = 1
+
+
+class Place(NamedTuple):
+    """A page of a tier."""
+
+    tier: Tier
+    page: int
+
+
+class PageCopy(NamedTuple):
+    """The contents of page `source`, of every layer, go to page `target`. At least one of them is on the device.
+
+    A page of the host that is written counts once the step has its result, and is read by later plans alone. None that
+    a step under way reads or writes is the target of another copy.
+    """
+
+    source: Place
+    target: Place
+
+
+def device_copy(source: int, target: int) -> PageCopy:
+    return PageCopy(Place(Tier.DEVICE, source), Place(Tier.DEVICE, target))
 
 
 class ForcedTokens(NamedTuple):
@@ -73,7 +95,8 @@ class SlotStart(NamedTuple):
 
 class StepPlan(NamedTuple):
     """One step: the copies in their order, then the adapters to load, then slots that start, then forced tokens, then
-    the chunks: decodes, then those with guesses, then those with forced tokens, then prefills."""
+    the chunks: decodes, then those with guesses, then those with forced tokens, then prefills. One that copies pages
+    from the host may have no chunks."""
 
     step: int
     chunks: tuple[Chunk, ...]

@@ -2,14 +2,14 @@
 
 from quire.core.completion import StepInFlight
 from quire.core.limits import Limits
-from quire.core.plan import Chunk, Kind, SlotStart, StepPlan
+from quire.core.plan import Chunk, Kind, StepPlan
 from quire.core.queue import Queue
 from quire.core.running import Running
 from quire.core.sequence import Sequence, State
 from quire.core.speculation import Speculation
 from quire.core.stats import BACKPRESSURE, CHUNKING, WAIT_EXCEEDED, Counters
 from quire.core.step_budget import StepBudget
-from quire.core.step_builder import StepBuilder, forced_tokens, guided
+from quire.core.step_builder import StepBuilder, forced_tokens, guided, slot_start
 
 SHARE_BEHIND = 4  # one part in so many of a step's tokens of prompts is for those behind the oldest, if it is long
 MAX_PASSED = 4  # long prompts that wait which shorter ones may pass in a step
@@ -44,7 +44,7 @@ class Planner:
 
     def plan(self) -> StepInFlight | None:
         """The next step; None when nothing can be computed now."""
-        step = StepBuilder()
+        step = StepBuilder(self._limits.max_page_restores)
         self.blocked_by = None
         preemptions = self._counters.preemptions
         guesses = self._guesses() if self._limits.max_guesses else {}
@@ -58,19 +58,17 @@ class Planner:
                 self._plan_forced(step, sequence)
         if self._running.prefilling:
             self._plan_prefills(step)
-        if self._counters.preemptions != preemptions:  # some of them after their chunk had been planned
-            kept = [(chunk, row) for chunk, row in zip(step.chunks, step.rows, strict=True) if chunk.epoch == row.epoch]
-            step.chunks, step.rows = [chunk for chunk, _ in kept], [row for _, row in kept]
-            kinds = [chunk.kind for chunk in step.chunks]
-            num_decodes = next((at for at, kind in enumerate(kinds) if kind is not Kind.DECODE), len(kinds))
+        if self._counters.preemptions != preemptions:
+            num_decodes = step.without_preempted()
         if burst == 1 or not step.chunks:
             burst = 1
             self._admit(step)
         elif self._queue:
             self.blocked_by = "max_batch_size"
         self._plan_ends(step)
-        if not step.chunks:
+        if not step.chunks and not step.restored:
             return None
+        saves, moves = self._running.take_moves(step.restored)
         if burst > 1:
             burst = max(chunk.length for chunk in step.chunks)
             num_decodes = num_decodes if burst == 1 else 0
@@ -79,14 +77,14 @@ class Planner:
         plan = StepPlan(
             self._counters.steps,
             tuple(step.chunks),
-            tuple(step.copies),
+            (*saves, *step.copies),
             tuple(step.started),
             guided(step) if self._running.num_guided else (),
             forced_tokens(step) if self._running.num_guided else (),
             tuple(step.loads),
             burst,
         )
-        return StepInFlight(plan, step.rows, num_decodes)
+        return StepInFlight(plan, step.rows, num_decodes, moves)
 
     def _burst(self) -> int:
         """Tokens for each decode: several while no sequence could join them and nothing depends on the host."""
@@ -187,16 +185,28 @@ class Planner:
     def _plan_prefills(self, step: StepBuilder) -> None:
         """Continue the prefills already begun, oldest first."""
         for sequence in sorted(self._running.prefilling.values(), key=_age):
-            if not step.allowance:
-                break
-            if sequence.state is not State.PREFILLING:
-                continue  # preempted for an older one
+            if sequence.state is State.PREFILLING:  # and not preempted for an older one
+                self._continue_prefill(step, sequence)
+
+    def _continue_prefill(self, step: StepBuilder, sequence: Sequence, preempts: bool = True) -> None:
+        """Copy the next pages from the host as long as it has them, then compute."""
+        has_pages = sequence.restore is None or self._plan_restore(step, sequence, preempts)
+        if has_pages and sequence.restore is None and step.allowance > 0:
             rest, num_pages = len(sequence.tokens) - sequence.num_planned, len(sequence.tables[0])
-            length = self._running.reserve(sequence, min(rest, step.allowance))
-            if length:
-                self._plan_prompt(step, sequence, length, num_pages)
-            elif sequence.state is State.PREFILLING:
-                self.blocked_by = "pages"  # none is admitted past one that runs and is short
+            length = self._running.reserve(sequence, min(rest, step.allowance), preempts)
+            has_pages = length > 0
+            if has_pages:
+                self._plan_prompt(step, sequence, length, num_pages if sequence.is_started else 0)
+        if not has_pages and sequence.state is State.PREFILLING:
+            self.blocked_by = "pages"  # none is admitted past one that runs and is short
+
+    def _plan_restore(self, step: StepBuilder, sequence: Sequence, preempts: bool) -> bool:
+        """False when pages are short."""
+        restored = self._running.restore(sequence, step.restores_left, preempts)
+        if restored is None:
+            return False
+        step.restore(*restored)
+        return True
 
     def _plan_prompt(self, step: StepBuilder, sequence: Sequence, length: int, num_pages: int) -> None:
         """The next tokens of a prompt, which has pages for `length` of them.
@@ -256,8 +266,8 @@ class Planner:
         for waiting in step.waits_for_adapter:
             queue.push(waiting)
             self.blocked_by = self.blocked_by or "adapters"
-        if step.started:
-            queue.note_admissions(len(step.started))
+        if step.num_admitted:
+            queue.note_admissions(step.num_admitted)
             self._tokens_since_admission = 0
             if others_run and rule is not None:
                 self._counters.joined_by[rule] += 1
@@ -277,7 +287,7 @@ class Planner:
             if not self._queue.park(sequence, match.cursor):
                 self.blocked_by = "shared_prefix"
             return
-        rest = len(sequence.tokens) - match.cursor.num_pages * self._limits.page_size - match.num_begun
+        rest = len(sequence.tokens) - match.num_tokens(self._limits.page_size)
         if step.longest is not None and rest > step.allowance and not self._may_begin(step, rest):
             if len(step.passed) == MAX_PASSED:
                 self.blocked_by = "max_batch_prefill_tokens"
@@ -293,8 +303,11 @@ class Planner:
         step.copies += copies
         if (load := self._running.adapters.start(sequence)) is not None:
             step.loads.append(load)
-        step.started.append(self._slot_start(sequence))
-        self._plan_prompt(step, sequence, length, 0)
+        step.num_admitted += 1
+        if match.restore is None:
+            self._plan_prompt(step, sequence, length, 0)
+        else:
+            self._continue_prefill(step, sequence, preempts=False)
 
     def _may_begin(self, step: StepBuilder, rest: int) -> bool:
         """A prompt of `rest` tokens may begin in a share too small for it if it fits the share of a full step; one
@@ -304,6 +317,8 @@ class Planner:
     def _plan_prefill(self, step: StepBuilder, sequence: Sequence, length: int, num_pages: int) -> None:
         end = sequence.num_planned + length
         reaches_end = end == len(sequence.tokens)
+        if not sequence.is_started:
+            self._start_slot(step, sequence)
         step.add(sequence, Kind.PREFILL, length, num_pages, samples=reaches_end and end < sequence.limit)
         if reaches_end:
             self._running.decode(sequence)
@@ -322,24 +337,14 @@ class Planner:
         total = self._limits.max_batch_total_tokens
         return total is None or self._running.max_tokens + sequence.limit <= total
 
-    def _slot_start(self, sequence: Sequence) -> SlotStart:
-        request = sequence.request
+    def _start_slot(self, step: StepBuilder, sequence: Sequence) -> None:
+        """Its first chunk is planned next: what comes before that was cached."""
+        sequence.is_started = True
+        step.started.append(slot_start(sequence))
         if sequence.epoch == 0:
-            sequence.cached_tokens = sequence.num_computed
+            sequence.cached_tokens = sequence.num_planned
         self._counters.admissions += 1
-        self._counters.cached_tokens += sequence.num_computed
-        return SlotStart(
-            slot=sequence.slot,
-            sampling=request.sampling,
-            seed=request.seed,
-            sample=sequence.sample,
-            prompt=request.prompt,
-            generated=tuple(sequence.tokens[sequence.num_prompt :]),
-            min_tokens=request.min_tokens,
-            end_ids=request.end_ids + request.stop_ids,
-            prompt_logprobs=request.prompt_logprobs,
-            adapter=sequence.adapter_slot,
-        )
+        self._counters.cached_tokens += sequence.num_planned
 
 
 def _age(sequence: Sequence) -> tuple[int, int]:

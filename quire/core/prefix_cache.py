@@ -3,9 +3,10 @@
 from collections.abc import Iterable, Sequence
 from itertools import islice
 
+from quire.core.host_tier import HostTier
 from quire.core.lazy_heap import LazyHeap
 from quire.core.page_pool import PagePool
-from quire.core.prefix_tree import TOKEN_BYTES, Match, Node, PrefixCursor, begun_after, packed
+from quire.core.prefix_tree import TOKEN_BYTES, Match, Node, PrefixCursor, begun_after, decoded, encoded, packed
 
 
 class PrefixCache:
@@ -19,9 +20,17 @@ class PrefixCache:
     holder. Owned by the engine thread.
     """
 
-    def __init__(self, pool: PagePool, page_size: int, groups: Sequence[int | None] = (None,)) -> None:
-        """`groups`: the window of each page group, None for one that reads all positions."""
+    def __init__(
+        self,
+        pool: PagePool,
+        page_size: int,
+        groups: Sequence[int | None] = (None,),
+        host: HostTier | None = None,
+    ) -> None:
+        """`groups`: the window of each page group, None for one that reads all positions. `host` is offered the pages
+        that are evicted."""
         self._pool = pool
+        self._host = host
         self._page_size = page_size
         self._is_full = [window is None for window in groups]
         self._num_full = sum(self._is_full)
@@ -74,11 +83,12 @@ class PrefixCache:
         return Match(PrefixCursor(node if num_pages else salt, num_pages), path, begun, num_begun)
 
     def tables(self, match: Match) -> list[list[int]]:
-        """The pages of a match by group, 0 for those that going on after it does not read."""
+        """The pages of a match by group, 0 for those that going on after it, and what is restored, does not read."""
         count = match.cursor.num_pages
+        end = count if match.restore is None else match.restore.end
         tables = [[node.pages[group] for node in islice(match.path, count)] for group in range(len(self._is_full))]
         for group, needed in self._windows:
-            unread = max(0, count - needed)
+            unread = min(count, max(0, end - needed))
             tables[group][:unread] = [0] * unread
         return tables
 
@@ -102,7 +112,7 @@ class PrefixCache:
             node, first = known.end, known.num_pages
         elif num_pages:
             first = 0
-            node = self._roots.get(salt) or self._roots.setdefault(salt, Node(_encoded(salt), None, []))
+            node = self._roots.get(salt) or self._roots.setdefault(salt, Node(encoded(salt), None, []))
         else:
             return PrefixCursor(salt, 0)
         self._now += 1
@@ -170,7 +180,10 @@ class PrefixCache:
                 continue  # it is listed again when its last child goes or its last holder lets go
             if last_used < node.last_used:
                 self._list(node, group)
-            elif self._is_full[group]:
+                continue
+            if self._host is not None:
+                self._host.save(node, range(len(node.pages)) if self._is_full[group] else (group,))
+            if self._is_full[group]:
                 self._remove(node)
             else:
                 self._drop_page(node, group)
@@ -303,7 +316,7 @@ class PrefixCache:
             if parent.children:
                 return
             if parent.parent is None:
-                del self._roots[_decoded(parent.key)]
+                del self._roots[decoded(parent.key)]
                 return
             if any(parent.pages):
                 if self._num_full:
@@ -327,12 +340,3 @@ class PrefixCache:
         del self._node_of[page]
         self._candidates.discard(page)
         self._pool.release((page,))
-
-
-def _encoded(salt: str) -> bytes:
-    """Any salt that a client may send, half of a surrogate pair included."""
-    return salt.encode(errors="surrogatepass")
-
-
-def _decoded(key: bytes) -> str:
-    return key.decode(errors="surrogatepass")

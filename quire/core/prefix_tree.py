@@ -2,11 +2,16 @@
 
 from array import array
 from collections.abc import Iterator, Sequence
+from hashlib import blake2b
 from itertools import islice
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    from quire.core.restore import Restore
 
 TOKEN_TYPE = "i"  # tokens are packed as C ints, so that a page's key is compared as a block of bytes
 TOKEN_BYTES = array(TOKEN_TYPE).itemsize
+DIGEST_BYTES = 16
 MAX_SIBLINGS = 32  # the newest pages after a prefix that are compared to find one that begins like the next tokens
 
 
@@ -16,7 +21,7 @@ class Node:
     Its tokens are `key`, and the tokens before it are those on the path from the root. A root's key is its salt.
     """
 
-    __slots__ = ("children", "key", "last_used", "pages", "parent", "pins")
+    __slots__ = ("_digest", "children", "key", "last_used", "pages", "parent", "pins")
 
     def __init__(self, key: bytes, parent: "Node | None", pages: list[int]) -> None:
         self.pages = pages
@@ -25,6 +30,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.last_used = 0  # or one of those after it, if that is later
         self.pins = 0  # pages of full groups that sequences hold, and children that are pinned
+        self._digest: bytes | None = None
 
     def below(self) -> Iterator["Node"]:
         stack = list(self.children.values())
@@ -32,6 +38,17 @@ class Node:
             node = stack.pop()
             yield node
             stack.extend(node.children.values())
+
+    def digest(self) -> bytes:
+        """Names the prefix that ends with this page, salt included, in any process. The node is in the tree."""
+        chain: list[Node] = [self]
+        while chain[-1]._digest is None and (parent := chain[-1].parent) is not None:
+            chain.append(parent)
+        last = chain.pop()
+        digest = last._digest = last._digest or digest_of_salt(last.key)
+        for node in reversed(chain):
+            digest = node._digest = digest_after(digest, node.key)
+        return digest
 
 
 class PrefixCursor(NamedTuple):
@@ -51,6 +68,31 @@ class Match(NamedTuple):
     path: list[Node]  # at least the nodes up to the cursor
     begun: Node | None = None  # a page after the cursor whose first `num_begun` tokens are those that follow
     num_begun: int = 0
+    restore: "Restore | None" = None  # pages after the cursor that are on the host
+
+    def num_tokens(self, page_size: int) -> int:
+        """Tokens that need not be computed."""
+        num_pages = self.cursor.num_pages if self.restore is None else self.restore.end
+        return num_pages * page_size + self.num_begun
+
+
+def encoded(salt: str) -> bytes:
+    """Any salt that a client may send, half of a surrogate pair included."""
+    return salt.encode(errors="surrogatepass")
+
+
+def decoded(key: bytes) -> str:
+    return key.decode(errors="surrogatepass")
+
+
+def digest_of_salt(salt: bytes) -> bytes:
+    """The digest of the empty prefix."""
+    return blake2b(salt, digest_size=DIGEST_BYTES, person=b"salt").digest()
+
+
+def digest_after(before: bytes, key: bytes) -> bytes:
+    """The digest of a prefix: of the one without its last page, and of the tokens of that page."""
+    return blake2b(before + key, digest_size=DIGEST_BYTES).digest()
 
 
 def packed(tokens: Sequence[int]) -> bytes:

@@ -1,14 +1,16 @@
 """The sequences that have a slot."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from quire.core.adapter_slots import AdapterSlots
+from quire.core.host_tier import HostTier
 from quire.core.limits import Limits
 from quire.core.page_pool import PagePool
-from quire.core.plan import PageCopy
+from quire.core.plan import PageCopy, device_copy
 from quire.core.prefix_cache import PrefixCache
 from quire.core.prefix_tree import Match
 from quire.core.queue import Queue
+from quire.core.restore import Moves, Restore, Restores, Restoring, abandon, copies_to, host_pages
 from quire.core.sequence import Sequence, State
 from quire.core.stats import Counters
 
@@ -27,7 +29,8 @@ class Running:
         self.max_tokens = 0  # of all of them together, at their longest
         self.num_guided = 0  # sequences whose tokens a grammar restricts
         self.pool = PagePool(limits.num_pages)
-        self.cache = PrefixCache(self.pool, limits.page_size, limits.page_groups)
+        self.host = HostTier(limits.host_pages + 1, limits.max_page_saves) if limits.host_pages else None
+        self.cache = PrefixCache(self.pool, limits.page_size, limits.page_groups, self.host)
         self.adapters = adapters
         self._limits = limits
         self._page_size = limits.page_size
@@ -36,6 +39,7 @@ class Running:
         self._num_groups = len(limits.page_groups)
         self._windows = [(group, window) for group, window in enumerate(limits.page_groups) if window is not None]
         self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
+        self._restores = None if self.host is None else Restores(self.host, limits.page_size, limits.page_groups)
 
     def __len__(self) -> int:
         return len(self.prefilling) + len(self.decoding)
@@ -51,20 +55,23 @@ class Running:
     # Starting and stopping
 
     def match(self, sequence: Sequence) -> Match:
-        """The part of a sequence that waits which is in the cache."""
-        sequence.match = self.cache.match(sequence.salt, sequence.tokens, sequence.num_reusable, sequence.match)
-        return sequence.match
+        """The part of a sequence that waits which is in the cache, and what follows it on the host."""
+        match = sequence.match = self.cache.match(sequence.salt, sequence.tokens, sequence.num_reusable, sequence.match)
+        restore = None if self._restores is None else self._restores.find(sequence, match)
+        return match if restore is None else match._replace(begun=None, num_begun=0, restore=restore)
 
     def start(self, sequence: Sequence, match: Match, max_tokens: int) -> tuple[int, list[PageCopy]] | None:
         """`sequence` leaves the queue for a slot, to compute up to `max_tokens` tokens after those that are cached.
 
         Returns the number of tokens, and the copies of pages that it begins with. None when pages are short: all known
         tokens must fit beside what those that run need soon, or one would soon be preempted again.
-        One that would run alone starts with as many tokens as there are pages for.
+        One that would run alone starts with as many tokens as there are pages for. One that continues on the host
+        starts with none: `restore` and `reserve` give it what it begins with.
         """
         limits, cache, is_alone = self._limits, self.cache, not len(self)
-        tables = cache.tables(match)
+        tables, restore = cache.tables(match), match.restore
         matched = [page for table in tables for page in table if page]
+        matched += [] if restore is None else restore.device_pages()
         wanted = limits.pages_to_start(len(sequence.tokens)) - len(matched) + self._pages_ahead()
         if wanted > cache.num_available and not is_alone:
             return None  # and holding pages makes none available
@@ -75,7 +82,7 @@ class Running:
         length = min(len(sequence.tokens) - start, max_tokens)
         if is_alone:
             length = min(length, self._num_fitting(len(tables[0])) - start)
-        missing = limits.pages_for(start + length) - len(tables[0])
+        missing = 0 if restore is not None else limits.pages_for(start + length) - len(tables[0])
         pages = None
         if length > 0 and (is_alone or wanted <= cache.num_available):
             pages = cache.take(missing * self._num_groups)
@@ -90,12 +97,13 @@ class Running:
         sequence.num_computed = sequence.num_planned = start
         sequence.published, sequence.match = match.cursor, None
         sequence.tables, sequence.first_held = tables, [table.count(0) for table in tables]
+        if restore is not None:
+            self._begin_restore(sequence, restore)
         self._extend(sequence, pages)
         self.prefilling[sequence.id] = sequence
         self.max_tokens += sequence.limit
         self.num_guided += sequence.request.grammar is not None
-        targets = [table[match.cursor.num_pages] for table in tables]
-        return length, [PageCopy(*pair) for pair in zip(copied, targets, strict=False)]
+        return length, [device_copy(page, tables[g][match.cursor.num_pages]) for g, page in enumerate(copied)]
 
     def decode(self, sequence: Sequence) -> None:
         """All known tokens of `sequence` are planned."""
@@ -108,6 +116,8 @@ class Running:
         if keep_pages:
             self._publish(sequence)
         self.cache.release(page for table in sequence.tables for page in table if page)
+        if sequence.restore is not None:
+            self._end_restore(sequence.restore)
         self._free_slots.append(sequence.slot)
         self.adapters.stop(sequence)
         self.max_tokens -= sequence.limit
@@ -124,14 +134,14 @@ class Running:
 
     # Pages
 
-    def reserve(self, sequence: Sequence, length: int) -> int:
+    def reserve(self, sequence: Sequence, length: int, preempts: bool = True) -> int:
         """Pages for the next `length` positions of a prefill. Returns the number of positions: all, or 0 when pages are
         short. One that runs alone gets as many as there are."""
         start, num_pages = sequence.num_planned, len(sequence.tables[0])
         if len(self) == 1:
             length = min(length, max(1, self._num_fitting(num_pages) - start))
         missing = self._limits.pages_for(start + length) - num_pages
-        return length if missing <= 0 or self.grow(sequence, missing) else 0
+        return length if missing <= 0 or self.grow(sequence, missing, preempts) else 0
 
     def grow(self, sequence: Sequence, num_pages: int, preempts: bool = True) -> bool:
         """Give `sequence` so many pages more in each group, at the expense of younger ones if it `preempts`.
@@ -140,25 +150,68 @@ class Running:
         others to end. One that runs alone waits for results after which a window leaves pages behind. Otherwise it
         begins again too: it has computed a page that the cache has as well, and will then share it.
         """
+        pages = self._take(sequence, num_pages * self._num_groups, preempts)
+        if pages is None:
+            return False
+        self._extend(sequence, pages)
+        return True
+
+    def _take(self, sequence: Sequence, count: int, preempts: bool) -> list[int] | None:
         if self._windows:
             self._give_back(sequence)
-        count = num_pages * self._num_groups
         while (pages := self.cache.take(count)) is None:
             if not preempts:
-                return False
+                return None
             youngest = max(self, key=_age)
             if youngest is sequence:
                 waits = sequence.state is State.PREFILLING
                 if len(self) == 1:
                     waits = bool(self._windows) and sequence.num_computed < sequence.num_planned
                 if waits:
-                    return False
+                    return None
             self.preempt(youngest)
             self._counters.preemptions += 1
             if youngest is sequence:
-                return False
-        self._extend(sequence, pages)
-        return True
+                return None
+        return pages
+
+    def restore(
+        self, sequence: Sequence, max_copies: int, preempts: bool = True
+    ) -> tuple[list[PageCopy], Restoring] | None:
+        """Copy the next pages of `sequence` from the host, as far as `max_copies` go; None when pages are short."""
+        restore = sequence.restore
+        assert restore is not None
+        count = restore.num_rows_within(max_copies, max_copies == self._limits.max_page_restores)
+        rows = restore.rows[:count]
+        sources = host_pages(rows)
+        pages = self._take(sequence, len(sources), preempts)
+        if pages is None:
+            return None
+        targets = iter(pages)
+        for row in rows:
+            for table, page in zip(sequence.tables, row, strict=True):
+                table.append(page if isinstance(page, int) else next(targets))
+        self._extend(sequence, [])
+        sequence.num_planned += count * self._page_size
+        del restore.rows[:count]
+        if not restore.rows:
+            sequence.restore = None
+        return copies_to(sources, pages), Restoring(sequence, sequence.epoch, sequence.num_planned, sources)
+
+    def take_moves(self, restored: list[Restoring]) -> tuple[list[PageCopy], Moves | None]:
+        """The copies to the host that the plan under construction must begin with, and all its copies between tiers."""
+        if self.host is None:
+            return [], None
+        copies, saved = self.host.take_saves()
+        return copies, Moves(saved, restored) if saved or restored else None
+
+    def abandon_moves(self, moves: Iterable[Moves | None]) -> None:
+        """Everything on the device is gone, and steps with these copies have no results."""
+        if self.host is not None:
+            self.host.abandon(self.host.take_saves()[1])
+            for one in moves:
+                if one is not None:
+                    abandon(self.host, one)
 
     def trim(self, sequence: Sequence, end: int) -> None:
         """Take back the pages behind position `end`, which the device does not know: a chunk brings those it fills."""
@@ -167,6 +220,18 @@ class Running:
             self.cache.release(table[keep:])
             del table[keep:]
         self._extend(sequence, [])
+
+    def _begin_restore(self, sequence: Sequence, restore: Restore) -> None:
+        assert self.host is not None
+        self.host.hold(host_pages(restore.rows))
+        sequence.restore, sequence.restore_end = restore, restore.end * self._page_size
+        for group, window in self._windows:
+            sequence.first_held[group] = max(0, sequence.restore_end - window + 1) // self._page_size
+
+    def _end_restore(self, restore: Restore) -> None:
+        assert self.host is not None
+        self.host.release(host_pages(restore.rows))
+        self.cache.release(restore.device_pages())
 
     def publish(self, sequence: Sequence) -> None:
         """A prefill got further: its full pages can be shared, and sequences that waited for them are back in line."""
@@ -180,7 +245,7 @@ class Running:
         """Pages that the running sequences need soon: those of their known tokens, and one more in each group."""
         count = self._num_groups * len(self)
         for one in self.prefilling.values():
-            held = sum(len(table) - first for table, first in zip(one.tables, one.first_held, strict=True))
+            held = sum(max(0, len(table) - first) for table, first in zip(one.tables, one.first_held, strict=True))
             count += max(0, self._limits.pages_to_start(len(one.tokens)) - held)
         return count
 
@@ -223,6 +288,7 @@ class Running:
     def is_balanced(self) -> bool:
         """True if, when none runs, all pages and slots are back, as far as counts tell."""
         all_pages = self.pool.num_free + self.cache.num_evictable == self.pool.num_usable
+        all_pages &= self.host is None or self.host.is_balanced
         return all_pages and len(self._free_slots) == self._limits.max_batch_size
 
     def discrepancies(self) -> list[str]:
@@ -230,7 +296,8 @@ class Running:
         pool, cache = self.pool, self.cache
         owners: dict[int, list[str]] = {page: ["the prefix cache"] for page in cache.pages()}
         for sequence in self:
-            for page in (page for table in sequence.tables for page in table if page):
+            shared = [] if sequence.restore is None else sequence.restore.device_pages()
+            for page in (page for table in (*sequence.tables, shared) for page in table if page):
                 owners.setdefault(page, []).append(f"request {sequence.request_id}")
         free = pool.free_pages()
         lines = []
@@ -249,6 +316,8 @@ class Running:
     def check(self) -> None:
         self.pool.check()
         self.cache.check()
+        if self.host is not None:
+            self.host.check()
         self.adapters.check(self)
         assert not self.discrepancies()
         slots = list(self._free_slots)
@@ -260,7 +329,8 @@ class Running:
                 assert sequence.page_end == len(table) * self._page_size
                 assert not any(table[:held])
                 assert all(table[held:])
-                assert held <= (0 if window is None else self._first_read(sequence, window)), (
+                confirmed = max(sequence.num_computed, sequence.restore_end)
+                assert held <= (0 if window is None else max(0, confirmed - window + 1) // self._page_size), (
                     "a page was given back early"
                 )
             assert sequence.plain_end <= sequence.page_end

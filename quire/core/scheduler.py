@@ -133,6 +133,7 @@ class Scheduler:
 
     def restart(self) -> None:
         """Begin again from the tokens on the host: everything on the device is gone."""
+        self._running.abandon_moves(step.moves for step in self._in_flight)
         self._in_flight.clear()
         self._running.cache.clear()
         for sequence in self._running:

@@ -2,9 +2,13 @@
 
 from collections.abc import Iterable
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 from quire.core.prefix_tree import Match, Node, PrefixCursor
 from quire.request import FinishReason, Request
+
+if TYPE_CHECKING:
+    from quire.core.restore import Restore
 
 
 class State(Enum):
@@ -69,12 +73,14 @@ class Sequence:
         "adapter",
         "adapter_slot",
         "cached_tokens",
+        "digests",
         "epoch",
         "first_held",
         "forced",
         "forced_end",
         "guessing",
         "id",
+        "is_started",
         "limit",
         "match",
         "num_computed",
@@ -88,6 +94,8 @@ class Sequence:
         "published",
         "request",
         "request_id",
+        "restore",
+        "restore_end",
         "salt",
         "sample",
         "slot",
@@ -120,6 +128,10 @@ class Sequence:
         self.first_held: list[int] = []  # by group: the entries of the table before it are 0
         self.page_end = 0  # the first position its pages do not cover
         self.plain_end = 0  # the first position whose decode needs a page or is not needed at all
+        self.is_started = False  # whether the device knows its slot; not before its first chunk
+        self.restore: Restore | None = None  # while pages of it are on the host that are to be copied to the device
+        self.restore_end = 0  # the position up to which they were, or will be
+        self.digests: list[bytes] = []  # of its first pages, where there is a host tier
         self.match: Match | None = None  # while it waits: the last search for it in the cache
         self.published: PrefixCursor | None = None  # while it runs: the end of what it has published
         self.num_computed = 0
@@ -167,5 +179,7 @@ class Sequence:
         self.slot = -1
         self.tables, self.first_held = [], []
         self.page_end = self.plain_end = 0
-        self.published = None
+        self.published = self.restore = None
+        self.is_started = False
+        self.restore_end = 0
         self.num_computed = self.num_planned = self.num_unsure = 0

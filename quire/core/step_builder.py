@@ -1,6 +1,7 @@
 """A step while it is planned."""
 
 from quire.core.plan import AdapterLoad, Chunk, ForcedTokens, Kind, PageCopy, SlotStart
+from quire.core.restore import Restoring
 from quire.core.sequence import Sequence
 
 _new = tuple.__new__  # Chunk(...) at half its cost: chunks are most of a plan
@@ -17,14 +18,17 @@ class StepBuilder:
         "last",
         "loads",
         "longest",
+        "num_admitted",
         "passed",
+        "restored",
+        "restores_left",
         "rows",
         "share",
         "started",
         "waits_for_adapter",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, max_restores: int) -> None:
         self.chunks: list[Chunk] = []
         self.rows: list[Sequence] = []  # of each chunk
         self.started: list[SlotStart] = []
@@ -39,6 +43,9 @@ class StepBuilder:
         self.passed: list[Sequence] = []  # long prompts at the head of the queue that shorter ones pass
         self.waits_for_adapter: list[Sequence] = []  # those at the head whose adapters have no slot
         self.loads: list[AdapterLoad] = []
+        self.num_admitted = 0
+        self.restored: list[Restoring] = []
+        self.restores_left = max_restores  # pages that may still be copied from the host
 
     def add(self, sequence: Sequence, kind: Kind, length: int, num_pages: int, samples: bool) -> None:
         """The next `length` positions of `sequence`, which had `num_pages` in each group before."""
@@ -51,6 +58,35 @@ class StepBuilder:
         owner = sequence.request_id, sequence.sample, sequence.epoch, sequence.slot
         self.chunks.append(_new(Chunk, (*owner, kind, start, length, new_pages, samples)))
         self.rows.append(sequence)
+
+    def restore(self, copies: list[PageCopy], restoring: Restoring) -> None:
+        """Pages come from the host in place of being computed."""
+        self.copies += copies
+        self.restored.append(restoring)
+        self.restores_left = max(0, self.restores_left - len(copies))
+
+    def without_preempted(self) -> int:
+        """Drop the chunks of sequences that were preempted afterwards. Returns the number of decodes."""
+        kept = [(chunk, row) for chunk, row in zip(self.chunks, self.rows, strict=True) if chunk.epoch == row.epoch]
+        self.chunks, self.rows = [chunk for chunk, _ in kept], [row for _, row in kept]
+        kinds = [chunk.kind for chunk in self.chunks]
+        return next((at for at, kind in enumerate(kinds) if kind is not Kind.DECODE), len(kinds))
+
+
+def slot_start(sequence: Sequence) -> SlotStart:
+    request = sequence.request
+    return SlotStart(
+        slot=sequence.slot,
+        sampling=request.sampling,
+        seed=request.seed,
+        sample=sequence.sample,
+        prompt=request.prompt,
+        generated=tuple(sequence.tokens[sequence.num_prompt :]),
+        min_tokens=request.min_tokens,
+        end_ids=request.end_ids + request.stop_ids,
+        prompt_logprobs=request.prompt_logprobs,
+        adapter=sequence.adapter_slot,
+    )
 
 
 def guided(step: StepBuilder) -> tuple[int, ...]:

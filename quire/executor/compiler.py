@@ -14,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from quire.executor.draft import Draft, guess_by_draft, num_packed
 from quire.executor.guesses import guess_by_lookup
+from quire.executor.host_pages import gather_pages, scatter_pages, stacks_of
 from quire.executor.ladder import StepShape
 from quire.executor.launch import NUM_FEATURES, num_sample_fields, sizes
 from quire.executor.layer_state import PageArrays, PageLayout, page_layout
@@ -178,7 +179,24 @@ class Compiler:
         if kind == "copy":
             places = None if self._placement is None else self._placement.pages
             return self._compile_traced(copy_pages, 0, places, state.pages, _array((size, 2), jnp.int32))
+        if kind == "save":
+            places = None if self._mesh is None else [one.sharding for one in self.stacks(size)]
+            gather = partial(gather_pages, stacks_of(state.pages))
+            return self._compile_traced(gather, (), places, state.pages, _array((size,), jnp.int32))
+        if kind == "restore":
+            places = None if self._placement is None else (self._placement.pages, self.whole)
+            inputs = (state.pages, _array((size,), jnp.int32), self.stacks(size))
+            return self._compile_traced(partial(scatter_pages, stacks_of(state.pages)), 0, places, *inputs)
         return self._compile_sample(cast(SamplingWay, kind), size)
+
+    def stacks(self, num_pages: int) -> list[jax.ShapeDtypeStruct]:
+        """So many pages as they come from the host and go to it."""
+        return [stack.like(num_pages) for stack in stacks_of(self._state.pages)]
+
+    @property
+    def pages(self) -> list[Any]:
+        """The structure of the page arrays."""
+        return self._state.pages
 
     def _compile_sample(self, way: SamplingWay, size: int) -> Any:
         model, kernels, shapes, _, _ = self._compiled

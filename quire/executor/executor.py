@@ -8,10 +8,11 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from quire.core.plan import Chunk, Kind, PageCopy, SlotStart, StepPlan
+from quire.core.plan import Chunk, Kind, PageCopy, SlotStart, StepPlan, Tier
 from quire.executor.draft import Draft, pack_guesses
+from quire.executor.host_pages import Arrival, HostPages
 from quire.executor.launch import Launch, Packer, independent, num_samples, num_sampling, split
-from quire.executor.pending import Launched, Pending, Wanted
+from quire.executor.pending import Copied, Launched, Pending, Wanted
 from quire.executor.program_store import ProgramStore
 from quire.executor.programs import COPY_SIZES, FORCE_SIZE, START_SIZES, Programs
 from quire.executor.replay import Members
@@ -45,16 +46,23 @@ class JaxExecutor:
         members: Members | None = None,
         draft: Draft | None = None,
         loads_ahead: bool = False,
+        num_host_pages: int = 0,
     ) -> None:
         """`members`: other processes that run every program with this one, each on its own devices. `draft`: the model
         that guesses; without it guesses are looked up. `loads_ahead`: kept programs are loaded on threads from now on,
-        before `warm_up`."""
+        before `warm_up`. `num_host_pages`: pages of host memory that plans may copy to and from, page 0 not included;
+        not with `members`, which have no part of them."""
+        assert members is None or not num_host_pages
         self._members = members
         self.platform = jax.default_backend()
         self.num_padding_tokens = 0  # computed beyond the tokens of plans, since programs have fixed shapes
         self.step_sizes: tuple[int, ...] = ()  # tokens of the steps that the device is good at; (): all alike
         self._shapes = shapes
-        self.programs = Programs(model, weights, shapes, compile_threads, mesh, store, members, draft)
+        self.programs = Programs(
+            model, weights, shapes, compile_threads, mesh, store, members, draft, has_host_pages=num_host_pages > 0
+        )
+        pages = self.programs.compiler.pages
+        self.host_pages = HostPages(pages, num_host_pages + 1) if num_host_pages else None
         if loads_ahead:
             self.programs.load_kept()
         self._mask_words = num_mask_words(model.vocab_size)
@@ -72,7 +80,7 @@ class JaxExecutor:
 
     def submit(self, plan: StepPlan) -> Pending:
         self.programs.advance()
-        self._copy_pages(plan.copies)
+        copied = [one for run in independent(plan.copies, COPY_SIZES[-1]) for one in self._copy_pages(run)]
         for load in plan.adapter_loads:
             self.programs.put_adapter(load.slot - 1, self._adapters[load.number])
         self._begin_slots(plan)
@@ -83,13 +91,20 @@ class JaxExecutor:
         wanted = {index: self._wanted(plan.chunks[index]) for index in special}
         started = {start.slot for start in plan.started}
         pending = Pending(plan, wanted, self._sample)
-        for launch in split(plan.chunks, [index for index in special if wanted[index].prompt_logprobs is not None]):
+        pending.copied = copied
+        for launch in (
+            []
+            if not plan.chunks
+            else split(plan.chunks, [index for index in special if wanted[index].prompt_logprobs is not None])
+        ):
             pending.launched += self._launch(plan, launch, started)
         return pending
 
     def reset(self) -> None:
         if self._members is not None:
             self._members.reset()
+        if self.host_pages is not None:
+            self.host_pages.drain()  # its pages stay
         self._packer = Packer(self._shapes)
         self._starts: list[SlotStart | None] = [None] * self._shapes.num_slots
         self._special: set[int] = set()  # slots whose requests ask for more than a token at some temperature
@@ -126,15 +141,29 @@ class JaxExecutor:
 
     def close(self) -> None:
         self.programs.close()
+        if self.host_pages is not None:
+            self.host_pages.close()
         self._state = None
 
-    def _copy_pages(self, copies: tuple[PageCopy, ...]) -> None:
-        for run in independent(copies, COPY_SIZES[-1]):
-            size = next(size for size in COPY_SIZES if size >= len(run))
-            packed = np.zeros((size, 2), np.int32)  # page 0 onto itself
-            packed[: len(run)] = run
-            assert self._state is not None
-            self._state = self._state._replace(pages=self.programs.get(("copy", size))(self._state.pages, packed))
+    def _copy_pages(self, run: list[PageCopy]) -> list[Copied]:
+        """Copies between the same tiers, in any order. Returns what the result of their step must wait for."""
+        assert self._state is not None
+        size = next(size for size in COPY_SIZES if size >= len(run))
+        packed = np.zeros((size, 2), np.int32)  # page 0 onto itself
+        packed[: len(run)] = [(copy.source.page, copy.target.page) for copy in run]
+        tiers, host, pages = (run[0].source.tier, run[0].target.tier), self.host_pages, self._state.pages
+        if tiers == (Tier.DEVICE, Tier.DEVICE):
+            self._state = self._state._replace(pages=self.programs.get(("copy", size))(pages, packed))
+            return []
+        assert host is not None, "there are no pages of the host"
+        sources, targets = np.ascontiguousarray(packed.T)
+        if tiers == (Tier.DEVICE, Tier.HOST):
+            contents = self.programs.get(("save", size))(pages, sources)
+            return [host.write_when_ready(targets[: len(run)].tolist(), contents)]
+        stacks = [put(one, stack.sharding) for one, stack in zip(host.read(sources), host.stacks, strict=True)]
+        pages, number = self.programs.get(("restore", size))(pages, targets, stacks)
+        self._state = self._state._replace(pages=pages)
+        return [Arrival(number)]
 
     def _begin_slots(self, plan: StepPlan) -> None:
         """Put the tokens, first pages and sampling state of the slots that begin on the device."""

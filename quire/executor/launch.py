@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from quire.core.plan import Chunk, Kind, PageCopy
+from quire.core.plan import Chunk, Kind, PageCopy, Place
 from quire.executor.ladder import StepShape
 from quire.executor.shapes import Shapes
 from quire.ops.pages import TILE
@@ -258,12 +258,16 @@ def num_sampling(launch: Launch, chunks: Sequence[Chunk]) -> int:
 
 
 def independent(copies: Iterable[PageCopy], most: int) -> Iterator[list[PageCopy]]:
-    """Runs of at most so many copies, none of which reads or writes a page that one before it in the run writes."""
+    """Runs of at most so many copies between the same tiers, none of which reads or writes a page that one before it in
+    the run writes."""
     run: list[PageCopy] = []
+    written: set[Place] = set()
     for copy in copies:
-        if len(run) == most or not {copy.source, copy.target}.isdisjoint(before.target for before in run):
+        is_alike = not run or (run[0].source.tier, run[0].target.tier) == (copy.source.tier, copy.target.tier)
+        if len(run) == most or not is_alike or not written.isdisjoint(copy):
             yield run
-            run = []
+            run, written = [], set()
         run.append(copy)
+        written.add(copy.target)
     if run:
         yield run

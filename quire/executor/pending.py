@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -47,12 +47,20 @@ class Launched:
 Sampler = Callable[[StepPlan, Launched, dict[int, bytes]], None]
 
 
+class Copied(Protocol):
+    """Pages on their way between the device and the host."""
+
+    def result(self) -> object:
+        """Wait until they are there."""
+
+
 class Pending:
     """Implements the engine's Pending; `result` is the only place where the host waits for the device."""
 
     def __init__(self, plan: StepPlan, wanted: dict[int, Wanted], sample: Sampler) -> None:
         """`wanted` has the chunks, by their index, that ask for log-probabilities."""
         self.launched: list[Launched] = []
+        self.copied: list[Copied] = []
         self._plan = plan
         self._wanted = wanted
         self._sample = sample
@@ -86,6 +94,8 @@ class Pending:
             if launched.computed is not None and launched.computed.scored is not None:
                 self._read_scores(launched.launch, launched.computed.scored, prompt_logprobs)
         failed = self._failures(tokens) if is_any_missing else {}
+        for copied in self.copied:
+            copied.result()
         sampled_tokens = [tokens[index] for index, chunk in enumerate(chunks) if chunk.samples]
         return StepResult(self._plan.step, sampled_tokens, logprobs, prompt_logprobs, failed)
 

@@ -60,12 +60,15 @@ class Programs:
         store: ProgramStore | None = None,
         members: Members | None = None,
         draft: Draft | None = None,
+        has_host_pages: bool = False,
     ) -> None:
-        """`members`: other processes that run the same programs. `draft`: the model that guesses."""
+        """`members`: other processes that run the same programs. `draft`: the model that guesses. `has_host_pages`:
+        pages are copied to the host and from it."""
         self._model = model
         self._shapes = shapes
         self.compiler = Compiler(model, weights, shapes, mesh, store, draft)
         self.has_draft = draft is not None
+        self._has_host_pages = has_host_pages
         # On a GPU the host waits for every branch that the device takes, and starting a program takes long: so the
         # common cases have programs of their own.
         self.is_specialised = shapes.specialised
@@ -142,7 +145,8 @@ class Programs:
         sampling = ladder.sample_sizes
         keys: list[Key] = [("start", size) for size in START_SIZES]
         keys += [("adapter", 0)] * bool(self._shapes.adapters.slots)
-        keys += [*(("copy", size) for size in COPY_SIZES), ("force", FORCE_SIZE)]
+        kinds = ("copy", "save", "restore") if self._has_host_pages else ("copy",)
+        keys += [*((kind, size) for kind in kinds for size in COPY_SIZES), ("force", FORCE_SIZE)]
         keys += [("guess", size) for size in self.guess_sizes]
         return [*keys, *ladder.first(), *(("any", size) for size in dict.fromkeys((sampling[0], sampling[-1])))]
 
@@ -312,6 +316,12 @@ class Programs:
             return state._replace(slots=program(state.slots, pack_forced([], size, shapes)))
         if kind == "copy":
             return state._replace(pages=program(state.pages, np.zeros((size, 2), np.int32)))
+        if kind == "save":
+            program(state.pages, np.zeros(size, np.int32))
+            return state
+        if kind == "restore":
+            empty_pages = [jnp.zeros(one.shape, one.dtype, device=one.sharding) for one in self.compiler.stacks(size)]
+            return state._replace(pages=program(state.pages, np.zeros(size, np.int32), empty_pages)[0])
         if kind == "guess" and self.has_draft:
             drafted: State = program(self.weights, state, pack_guesses([], [], size, shapes))
             return drafted

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable
 
 from quire.core.limits import Limits
-from quire.core.plan import Failure, Kind, StepPlan, TokenLogprobs, Update
+from quire.core.plan import Failure, Kind, StepPlan, Tier, TokenLogprobs, Update
 from quire.core.requests import PrefixKey
 from quire.core.scheduler import Scheduler
 from quire.request import FinishReason, Request, SamplingParams
@@ -47,6 +47,7 @@ class Harness:
             limits.max_batch_size,
             page_groups=limits.page_groups,
             guess_percent=guess_percent if limits.max_guesses else None,
+            num_host_pages=limits.host_pages,
         )
         self.lookahead = lookahead
         self._owners: dict[int, tuple[int, int, int]] = {}  # by slot: request, sample and epoch
@@ -133,6 +134,7 @@ class Harness:
     def check_nothing_is_left(self) -> None:
         scheduler = self.scheduler
         assert scheduler.num_running == scheduler.num_waiting == scheduler.num_in_flight == 0
+        assert scheduler._running.is_balanced
         assert scheduler.stats().free_pages + scheduler.stats().cached_pages == scheduler.limits.num_pages - 1
 
     def _check_budgets(self, plan: StepPlan) -> None:
@@ -142,7 +144,9 @@ class Harness:
             assert all(chunk.kind is Kind.DECODE for chunk in plan.chunks), "a burst is of decodes alone"
             assert not plan.started
         else:
-            assert 0 < plan.num_tokens <= limits.max_step_tokens
+            assert plan.num_tokens <= limits.max_step_tokens
+        assert plan.chunks or any(copy.source.tier is Tier.HOST for copy in plan.copies), "a step does nothing"
+        self._check_copies(plan)
         prefilled = sum(chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL)
         assert prefilled <= limits.max_batch_prefill_tokens
         guesses = [chunk.length - 1 for chunk in plan.chunks if chunk.kind is Kind.VERIFY]
@@ -154,6 +158,14 @@ class Harness:
             most = limits.pages_for(chunk.start + chunk.length) - limits.pages_for(chunk.start)
             assert all(len(pages) <= most for pages in chunk.new_pages), "a chunk has pages that it does not fill"
         assert len(plan.chunks) <= limits.max_batch_size
+
+    def _check_copies(self, plan: StepPlan) -> None:
+        limits = self.scheduler.limits
+        saves = sum(copy.target.tier is Tier.HOST for copy in plan.copies)
+        restores = sum(copy.source.tier is Tier.HOST for copy in plan.copies)
+        assert saves <= limits.max_page_saves
+        assert restores <= max(limits.max_page_restores, len(limits.page_groups))
+        assert all(copy.target.tier is Tier.HOST for copy in plan.copies[:saves]), "pages are saved after others"
 
     def _check_shares(self, plan: StepPlan) -> None:
         """The first prompt that does not end in this step has all tokens but a share for those behind it.
@@ -173,6 +185,7 @@ class Harness:
     def _check_owners(self, plan: StepPlan) -> None:
         """A slot computes for one sequence from its start to the next."""
         starts = {start.slot: start for start in plan.started}
+        assert starts.keys() <= {chunk.slot for chunk in plan.chunks}, "a slot starts without a chunk"
         for chunk in plan.chunks:
             owner = chunk.request_id, chunk.sample, chunk.epoch
             if chunk.slot in starts:

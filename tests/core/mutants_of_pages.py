@@ -87,8 +87,8 @@ PAGE_MUTANTS = (
     Mutant(
         "nothing is given back while a sequence decodes",
         RUNNING,
-        "            self._give_back(sequence)\n        count",
-        "            pass\n        count",
+        "            self._give_back(sequence)\n        while",
+        "            pass\n        while",
     ),
     Mutant(
         "what is given back is not published",
@@ -107,7 +107,7 @@ PAGE_MUTANTS = (
         "tables[0] += pages[group::count]",
     ),
     Mutant(
-        "a sequence takes pages for one group", RUNNING, "count = num_pages * self._num_groups", "count = num_pages"
+        "a sequence takes pages for one group", RUNNING, "num_pages * self._num_groups, preempts", "num_pages, preempts"
     ),
     Mutant(
         "one that runs alone does not wait for its window",
@@ -231,7 +231,7 @@ PAGE_MUTANTS = (
     Mutant(
         "the parent of the last child is not listed", CACHE, "self._list(parent, self._is_full.index(True))", "pass"
     ),
-    Mutant("an empty root stays", CACHE, "del self._roots[_decoded(parent.key)]", "pass"),
+    Mutant("an empty root stays", CACHE, "del self._roots[decoded(parent.key)]", "pass"),
     Mutant("more is evicted than is short", CACHE, "self.evict(count - self._pool.num_free)", "self.evict(count)"),
     Mutant(
         "a page before a held one looks like one that can go",
@@ -277,6 +277,7 @@ PAGE_MUTANTS = (
         COMPLETION,
         "self._running.publish(sequence)",
         "pass",
+        within="if finish is None:",
     ),
     Mutant("what ended is not published", RUNNING, "        if keep_pages:", "        if False:"),
     Mutant("the last token is not computed", SEQUENCE, "return len(self.tokens) - 1", "return len(self.tokens)"),

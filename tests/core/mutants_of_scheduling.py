@@ -35,7 +35,7 @@ SCHEDULING_MUTANTS = (
         "            if False:",
         within="sampled = islice",
     ),
-    Mutant("a preempted row keeps its chunk", PLANNER, "chunk.epoch == row.epoch", "True"),
+    Mutant("a preempted row keeps its chunk", STEP_BUILDER, "chunk.epoch == row.epoch", "True"),
     Mutant(
         "a preempted sequence is lost",
         RUNNING,
@@ -44,7 +44,7 @@ SCHEDULING_MUTANTS = (
     ),
     Mutant(
         "preemption loses a token",
-        PLANNER,
+        STEP_BUILDER,
         "generated=tuple(sequence.tokens[sequence.num_prompt :])",
         "generated=tuple(sequence.tokens[sequence.num_prompt + 1 :])",
     ),

@@ -64,6 +64,14 @@ def setups(draw: st.DrawFn) -> tuple[Limits, int]:
     page_size = draw(st.sampled_from([2, 1, 4, 8]))
     slots = draw(st.integers(1, 6))
     groups = draw(st.sampled_from(GROUPS))
+    prefix_caching = draw(st.sampled_from([True, True, False]))
+    host = {}
+    if prefix_caching and draw(st.booleans()):
+        host = {
+            "host_pages": draw(st.sampled_from([100, 3, 12])),
+            "max_page_saves": draw(st.sampled_from([16, 0, 2])),
+            "max_page_restores": draw(st.sampled_from([16, 1, 3])),
+        }
     chosen = limits(
         page_size=page_size,
         num_pages=draw(st.sampled_from([24, 32, 40, 64])) * len(groups) // page_size + 1,
@@ -75,7 +83,8 @@ def setups(draw: st.DrawFn) -> tuple[Limits, int]:
         max_batch_total_tokens=draw(st.sampled_from([None, None, 60])),
         waiting_served_ratio=draw(st.sampled_from([0.0, 0.0, 0.5, 1.2])),
         max_waiting_tokens=draw(st.sampled_from([0, 3])),
-        prefix_caching=draw(st.sampled_from([True, True, False])),
+        prefix_caching=prefix_caching,
+        **host,
         max_burst=draw(st.integers(1, page_size)),
         max_guesses=draw(st.sampled_from([0, 0, page_size - 1, min(1, page_size - 1)])),
         page_groups=groups,
@@ -196,6 +205,9 @@ class Schedules(RuleBasedStateMachine):
         self.happened["evicted"] += harness.scheduler.stats().evicted_pages
         self.happened["reused"] += counters.cached_tokens
         self.happened["dropped"] += counters.dropped_chunks
+        if harness.scheduler._running.host is not None:
+            self.happened["saved"] += harness.scheduler._running.host.num_saved
+            self.happened["restored"] += harness.scheduler._running.host.num_restored
         self.happened["guessed right"] += counters.right_guesses
         self.happened["guessed wrong"] += counters.guesses - counters.right_guesses
         for name, count in self.happened.items():

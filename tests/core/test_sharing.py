@@ -29,7 +29,7 @@ def test_a_fully_cached_prompt_still_computes_its_last_token():
     plan = harness.plan()
     assert (plan.chunks[0].start, plan.chunks[0].length) == (7, 1)
     ((pages,),) = (chunk.new_pages for chunk in plan.chunks)
-    assert [copy.target for copy in plan.copies] == [pages[1]], "the last page is its own"
+    assert [copy.target.page for copy in plan.copies] == [pages[1]], "the last page is its own"
 
 
 def test_a_page_that_begins_alike_is_copied_and_continued():

@@ -9,24 +9,28 @@ import pytest
 from quire.executor.shapes import Shapes
 from tests.executor.rig import FEW_SHAPES, SHAPES, Rig, config_of, quickly_compiled
 
+HOST_PAGES = 300
 
-def made(config: dict[str, Any], shapes: Shapes, draft: dict[str, Any] | None = None) -> Iterator[Rig]:
+
+def made(
+    config: dict[str, Any], shapes: Shapes, draft: dict[str, Any] | None = None, num_host_pages: int = 0
+) -> Iterator[Rig]:
     with quickly_compiled():
-        rig = Rig(config, shapes, draft_config=draft)
+        rig = Rig(config, shapes, draft_config=draft, num_host_pages=num_host_pages)
     yield rig
     rig.executor.close()
 
 
 @pytest.fixture(scope="session")
 def llama() -> Iterator[Rig]:
-    yield from made(config_of("llama"), SHAPES)
+    yield from made(config_of("llama"), SHAPES, num_host_pages=HOST_PAGES)
 
 
 @pytest.fixture(scope="session")
 def specialised_llama() -> Iterator[Rig]:
     """With the programs that a GPU has for common cases. Of one layer: they take longer to compile than to run."""
     shapes = replace(SHAPES, max_prefill_tokens=32, min_tokens=8, burst=4, specialised=True)
-    yield from made(config_of("llama", num_hidden_layers=1), shapes)
+    yield from made(config_of("llama", num_hidden_layers=1), shapes, num_host_pages=HOST_PAGES)
 
 
 @pytest.fixture(params=["llama", "specialised_llama"])
@@ -72,7 +76,8 @@ def drafted_llama() -> Iterator[Rig]:
 def drafted_gemma() -> Iterator[Rig]:
     """With windows; its draft is another model, of another family."""
     shapes = replace(DRAFTING, num_groups=2)
-    yield from made(config_of("gemma2", num_hidden_layers=2), shapes, config_of("llama", num_hidden_layers=1))
+    draft = config_of("llama", num_hidden_layers=1)
+    yield from made(config_of("gemma2", num_hidden_layers=2), shapes, draft, num_host_pages=HOST_PAGES)
 
 
 FAMILIES: dict[str, dict[str, Any]] = {

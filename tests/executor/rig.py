@@ -101,6 +101,7 @@ class Rig:
         first_programs_only: bool = False,
         quantize: Quantize = "none",
         draft_config: Mapping[str, Any] | None = None,
+        num_host_pages: int = 0,
     ) -> None:
         """`draft_config`: of a model that guesses; with the same config as the other it has the same weights."""
         self.model = build_model(config)
@@ -113,7 +114,9 @@ class Rig:
         if draft_config is not None:
             draft_model = build_model(draft_config)
             draft = Draft(draft_model, load_weights(draft_model, NamedTensors(draft_model), dtype="float32"))
-        self.executor = JaxExecutor(self.model, self.weights, shapes, threads, draft=draft)
+        self.executor = JaxExecutor(
+            self.model, self.weights, shapes, threads, draft=draft, num_host_pages=num_host_pages
+        )
         for _ in self.executor.warm_up():
             if first_programs_only and self.executor.programs.can_run_anything:
                 break

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from quire.core.plan import Chunk, Kind, PageCopy, StepPlan
+from quire.core.plan import Chunk, Kind, StepPlan, device_copy
 from quire.engine.engine import Engine
 from quire.executor import compiler
 from quire.executor.executor import JaxExecutor
@@ -255,7 +255,7 @@ def test_page_copies_run_in_their_order_before_the_chunks(any_llama: Rig) -> Non
     first = Chunk(0, 0, 0, 0, Kind.PREFILL, 0, 2 * page_size, (pages,), True)
     expected = executor.submit(StepPlan(1, (first,), started=(slot_start(GREEDY, prompt=prompt),))).result()
     # Each of the two pages wanders through twenty others before the second sequence reads it.
-    copies = [PageCopy(page + 20 * turn, page + 20 * (turn + 1)) for turn in range(10) for page in pages]
+    copies = [device_copy(page + 20 * turn, page + 20 * (turn + 1)) for turn in range(10) for page in pages]
     moved = tuple(page + 200 for page in pages)
     again = Chunk(1, 0, 0, 1, Kind.PREFILL, 2 * page_size - 1, 1, (moved,), True)
     plan = StepPlan(2, (again,), copies=tuple(copies), started=(slot_start(GREEDY, slot=1, prompt=prompt),))

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from quire.core.plan import Chunk, Kind, PageCopy, StepPlan
+from quire.core.plan import Chunk, Kind, StepPlan, device_copy
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.executor.compiler import Compiler
@@ -127,7 +127,7 @@ def test_masks_copies_and_forced_tokens_reach_a_follower(ends: tuple[JaxExecutor
     pending.sample({1: mask_of([9], CONFIG["vocab_size"])})
     assert pending.result().tokens[1] == [9]
     decodes = tuple(Chunk(slot, 0, 0, slot, Kind.FORCED, 4, 2, (), True) for slot in range(1))
-    executor.submit(StepPlan(2, decodes, copies=(PageCopy(1, 5),), forced=((0, 4, (8, 8)),))).result()
+    executor.submit(StepPlan(2, decodes, copies=(device_copy(1, 5),), forced=((0, 4, (8, 8)),))).result()
     assert same(executor._state, follower._state)
     kinds = {key[0] for key in members.calls if isinstance(key[0], str)}
     assert kinds >= {"start", "any", "copy", "force"}

@@ -8,6 +8,7 @@ import pytest
 from quire.core.plan import Kind, StepPlan
 from quire.engine.engine import Engine
 from quire.request import Request
+from tests.executor.conftest import HOST_PAGES
 from tests.executor.faulty_executor import FaultyExecutor
 from tests.executor.rig import Rig, Run
 from tests.executor.workload import GREEDY, workload
@@ -26,6 +27,14 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "bursts, few pages, two steps ahead": {"max_burst": 3, "num_pages": 49, "lookahead": 2},
     "few pages": {"num_pages": 49},
     "few pages, no cache, two steps ahead": {"num_pages": 46, "prefix_caching": False, "lookahead": 2},
+    "few pages, host memory": {"num_pages": 49, "host_pages": HOST_PAGES},
+    "few pages, host memory, two steps ahead": {
+        "num_pages": 49,
+        "host_pages": 40,
+        "max_page_saves": 5,
+        "max_page_restores": 3,
+        "lookahead": 2,
+    },
     "few pages, small chunks": {"num_pages": 49, "max_batch_prefill_tokens": 11},
 }
 NUM_REQUESTS = 24

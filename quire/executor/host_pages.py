@@ -1,0 +1,119 @@
+"""Pages in host memory, and the functions that move pages between it and the device.
+
+A page of the host has the same bytes as a page of the device: those of every layer, of the draft as well. Page arrays
+of one shape are stacked, so that a program has one array of the host for all of them, [pages, arrays, page_size, ...],
+in which the bytes of a page are together.
+"""
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
+
+HostArray = np.ndarray[Any, np.dtype[Any]]
+
+
+class Stack(NamedTuple):
+    """Page arrays of one shape."""
+
+    members: tuple[int, ...]  # among the leaves of the page arrays
+    shape: tuple[int, ...]  # of one page: [arrays, page_size, ...]
+    dtype: Any
+    sharding: NamedSharding | None  # of several pages
+
+    def like(self, num_pages: int) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct((num_pages, *self.shape), self.dtype, sharding=self.sharding)  # type: ignore[no-untyped-call]
+
+
+def stacks_of(pages: Any) -> list[Stack]:
+    """`pages` are page arrays, or their structure."""
+    members: dict[Any, list[int]] = {}
+    for index, leaf in enumerate(jax.tree.leaves(pages)):
+        where = leaf.sharding if isinstance(leaf.sharding, NamedSharding) else None
+        members.setdefault((leaf.shape[1:], leaf.dtype, where), []).append(index)
+    stacks = []
+    for (shape, dtype, where), indices in members.items():
+        if where is not None:
+            spec = PartitionSpec(None, None, *where.spec[1:])  # type: ignore[no-untyped-call]
+            where = NamedSharding(where.mesh, spec)
+        stacks.append(Stack(tuple(indices), (len(indices), *shape), dtype, where))
+    return stacks
+
+
+def gather_pages(stacks: Sequence[Stack], pages: Any, sources: jax.Array) -> list[jax.Array]:
+    """The contents of some pages, stacked."""
+    leaves = jax.tree.leaves(pages)
+    return [jnp.stack([leaves[index][sources] for index in stack.members], axis=1) for stack in stacks]
+
+
+def scatter_pages(
+    stacks: Sequence[Stack], pages: Any, targets: jax.Array, stacked: Sequence[jax.Array]
+) -> tuple[Any, jax.Array]:
+    """The page arrays with `stacked` in some pages, and a number that is there when they are."""
+    leaves, structure = jax.tree.flatten(pages)
+    for stack, contents in zip(stacks, stacked, strict=True):
+        for place, index in enumerate(stack.members):
+            leaves[index] = leaves[index].at[targets].set(contents[:, place])
+    return jax.tree.unflatten(structure, leaves), targets[-1]
+
+
+class Arrival:
+    """Pages on their way to the device."""
+
+    def __init__(self, number: jax.Array) -> None:
+        self._number = number  # there when they are
+        number.copy_to_host_async()
+
+    def result(self) -> None:
+        np.asarray(self._number)
+
+
+class HostPages:
+    """The memory of the host tier. Owned by the engine thread; a thread of its own writes what comes from the device.
+
+    A page is read and written by its number alone; the scheduler knows what it has, and whether it may be read.
+    """
+
+    def __init__(self, pages: Any, num_pages: int) -> None:
+        """`pages`: the structure of the device's page arrays. `num_pages` includes page 0, which takes what is copied
+        for padding."""
+        self.stacks = stacks_of(pages)
+        # Zeros whose memory the system gives when it is first written.
+        self._arrays: list[HostArray] = [np.zeros((num_pages, *stack.shape), stack.dtype) for stack in self.stacks]
+        self._writer = ThreadPoolExecutor(1, "quire-host-pages")
+        self._writing: list[Future[None]] = []
+
+    @property
+    def page_bytes(self) -> int:
+        return sum(array[0].nbytes for array in self._arrays)
+
+    def read(self, pages: Sequence[int]) -> list[HostArray]:
+        """The contents of these pages, copied."""
+        return [array[list(pages)] for array in self._arrays]
+
+    def write(self, pages: Sequence[int], stacks: Sequence[HostArray]) -> None:
+        """`stacks` have at least as many rows as there are pages."""
+        for array, contents in zip(self._arrays, stacks, strict=True):
+            for row, page in enumerate(pages):
+                array[page] = contents[row]
+
+    def write_when_ready(self, pages: Sequence[int], stacks: Sequence[jax.Array]) -> "Future[None]":
+        """Write what a program under way computes. Writes happen in the order of the calls."""
+        for one in stacks:
+            one.copy_to_host_async()
+        self._writing = [writing for writing in self._writing if not writing.done()]
+        self._writing.append(self._writer.submit(lambda: self.write(pages, [np.asarray(one) for one in stacks])))
+        return self._writing[-1]
+
+    def drain(self) -> None:
+        """Wait until nothing is being written, so that what failed steps copied does not arrive later."""
+        for writing in self._writing:
+            writing.exception()
+        self._writing.clear()
+
+    def close(self) -> None:
+        self._writer.shutdown(wait=False, cancel_futures=True)
