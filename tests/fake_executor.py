@@ -5,24 +5,19 @@ of each group, every position that its layers would read; a page never written, 
 group, or a hole in the positions fails at once. Positions behind a group's window are not read. Digests depend on the
 adapter, which must stay in its slot while it is used. Like a device it knows no tokens but those of slot starts and
 those that it sampled.
-
-Pages of the host are written when the step that copies to them is collected; none may be read before, nor written while
-a step reads it that was not collected. A reset loses those that were not collected, and the device's.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 
-from quire.core.plan import Chunk, Kind, PageCopy, SlotStart, StepPlan, StepResult, Tier, TokenLogprobs
+from quire.core.plan import Chunk, Kind, SlotStart, StepPlan, StepResult, TokenLogprobs
 from quire.request import Request
+from tests.fake_host_pages import FakeHostPages, Page, copy_page
 
 VOCABULARY = 50
 POISON = 48  # a request whose prompt holds this fails its steps, where a test says so
 NAN = 49  # a request whose prompt holds this fails alone, without failing the step
-
-# By place in a page: the group, position and digest that stand there, and the step that wrote them.
-Page = list[tuple[int, int, int, int] | None]
 
 Allowed = Callable[[int], bool]  # whether a token may be sampled
 Guide = Callable[[list[int]], Allowed]  # after what was generated
@@ -155,17 +150,12 @@ class FakeExecutor:
         self._last_collected = 0
         self._writers: dict[int, int] = {}  # the slot that writes to each page in this step
         self.adapters: dict[int, object] = {}  # on the host, by number
-        self._host: list[Page | None] = [None] * (num_host_pages + 1)
-        self._arriving: dict[int, tuple[int, Page]] = {}  # by host page: the step that copies to it, and its contents
-        self._host_readers: dict[int, int] = {}  # by host page: the last step that reads it
+        self.host_pages = FakeHostPages(num_host_pages + 1)
         self._clear()
 
     def _clear(self) -> None:
         self._pages: list[Page] = [[None] * self._page_size for _ in range(self._num_pages)]
-        for page in self._arriving:
-            self._host[page] = None
-        self._arriving.clear()
-        self._host_readers.clear()
+        self.host_pages.lose()
         self._slots: list[Slot | None] = [None] * self._num_slots
         self._adapter_slots: dict[int, int] = {}  # the number of the adapter in each
         self._unsampled: StepPlan | None = None  # it waits for its masks
@@ -214,7 +204,7 @@ class FakeExecutor:
             if self._before_result is not None:
                 self._before_result(plan, prompts)
             self._last_collected = plan.step
-            self._collect_host_pages()
+            self.host_pages.collect(plan.step)
             return results[0]
 
         return Pending(outcome, sample)
@@ -227,7 +217,7 @@ class FakeExecutor:
     def _run(self, plan: StepPlan, masks: Mapping[int, bytes] = MappingProxyType({})) -> StepResult:
         self._step, self._writers = plan.step, {}
         for copy in plan.copies:
-            self._copy(copy)
+            copy_page(copy, self._pages, self.host_pages, plan.step)
         for load in plan.adapter_loads:
             assert load.number in self.adapters, f"adapter {load.number} is not on the host"
             assert load.slot >= 1
@@ -269,32 +259,6 @@ class FakeExecutor:
             if used.start.prompt_logprobs is not None:
                 prompt_logprobs[index] = self._score(used, chunk)
         return StepResult(plan.step, tokens, logprobs, prompt_logprobs, failed)
-
-    def _copy(self, copy: PageCopy) -> None:
-        (from_tier, source), (to_tier, target) = copy
-        assert 0 not in (source, target), "page 0 is copied"
-        assert Tier.DEVICE in (from_tier, to_tier), "pages are copied within the host"
-        if from_tier is Tier.HOST:
-            assert source not in self._arriving, f"host page {source} is read before it is there"
-            found = self._host[source]
-            assert found is not None, f"host page {source} is read, where nothing was written"
-            self._host_readers[source] = self._step
-        else:
-            found = self._pages[source]
-        if to_tier is Tier.DEVICE:
-            self._pages[target] = list(found)
-        else:
-            assert target not in self._arriving, f"host page {target} is written by two steps"
-            reader = self._host_readers.get(target, 0)
-            assert reader <= self._last_collected, f"host page {target} is written while step {reader} reads it"
-            self._host[target] = None
-            self._arriving[target] = self._step, list(found)
-
-    def _collect_host_pages(self) -> None:
-        for page, (step, contents) in list(self._arriving.items()):
-            if step <= self._last_collected:
-                self._host[page] = contents
-                del self._arriving[page]
 
     def _compute(self, slot: Slot, chunk: Chunk, allowed: Allowed) -> tuple[list[int], list[int]]:
         """Write the chunk's positions and sample. Returns the new tokens and the digests that they follow."""

@@ -194,8 +194,7 @@ class Planner:
         if has_pages and sequence.restore is None and step.allowance > 0:
             rest, num_pages = len(sequence.tokens) - sequence.num_planned, len(sequence.tables[0])
             length = self._running.reserve(sequence, min(rest, step.allowance), preempts)
-            has_pages = length > 0
-            if has_pages:
+            if has_pages := length > 0:
                 self._plan_prompt(step, sequence, length, num_pages if sequence.is_started else 0)
         if not has_pages and sequence.state is State.PREFILLING:
             self.blocked_by = "pages"  # none is admitted past one that runs and is short

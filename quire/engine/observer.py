@@ -37,7 +37,8 @@ class Step:
                 break
             num_prefills += 1
             num_prefill_tokens += chunk.length
-        self.kind = PREFILL if num_prefills else DECODE
+        # Pages that come from the host are a part of a prompt too.
+        self.kind = PREFILL if num_prefills or not self.plan.chunks else DECODE
         self.num_prefill_tokens = num_prefill_tokens
         is_longer = self.plan.burst > 1 or has_more  # than a token for each decode
         self.num_tokens = (

@@ -110,7 +110,7 @@ class StepTimeLimit(Observer):
         self._next_decodes_s = 0.0
 
     def step_ended(self, step: Step) -> None:
-        if step.error is not None or step.waited_for_compiler:
+        if step.error is not None or step.waited_for_compiler or not step.plan.chunks:
             return
         if step.kind is DECODE:
             if step.ended_s < self._next_decodes_s:

@@ -13,6 +13,7 @@ from tests.core.mutant import (
     RUNNING,
     SCHEDULER,
     SEQUENCE,
+    STEP_BUILDER,
     Mutant,
 )
 
