@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from quire.core.plan import Chunk, Failure, Guesses, Kind, StepPlan, StepResult, TokenLogprobs, Update
 from quire.core.requests import Requests
-from quire.core.restore import Moves
+from quire.core.restores import Moves
 from quire.core.running import Running
 from quire.core.sequence import Sequence
 from quire.core.speculation import Speculation

@@ -6,22 +6,7 @@ from collections.abc import Iterable, Sequence
 from quire.core.page_pool import PagePool
 from quire.core.plan import PageCopy, Place, Tier
 from quire.core.prefix_tree import TOKEN_BYTES, Node, digest_after, digest_of_salt, encoded, packed
-
-PageKey = tuple[bytes, int]  # the digest of the prefix that ends with the page, and the page's group
-
-
-class HostPage:
-    """A page of the host with the contents of one page of one group.
-
-    It can be read once it `is_ready`: a result has confirmed the copy that wrote it, or it was inserted.
-    """
-
-    __slots__ = ("is_ready", "key", "page")
-
-    def __init__(self, key: PageKey, page: int) -> None:
-        self.key = key
-        self.page = page
-        self.is_ready = False
+from quire.core.restore import HostPage, PageKey
 
 
 class HostTier:

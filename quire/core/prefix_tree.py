@@ -4,10 +4,9 @@ from array import array
 from collections.abc import Iterator, Sequence
 from hashlib import blake2b
 from itertools import islice
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
-if TYPE_CHECKING:
-    from quire.core.restore import Restore
+from quire.core.restore import Restore
 
 TOKEN_TYPE = "i"  # tokens are packed as C ints, so that a page's key is compared as a block of bytes
 TOKEN_BYTES = array(TOKEN_TYPE).itemsize
@@ -68,7 +67,7 @@ class Match(NamedTuple):
     path: list[Node]  # at least the nodes up to the cursor
     begun: Node | None = None  # a page after the cursor whose first `num_begun` tokens are those that follow
     num_begun: int = 0
-    restore: "Restore | None" = None  # pages after the cursor that are on the host
+    restore: Restore | None = None  # pages after the cursor that are on the host
 
     def num_tokens(self, page_size: int) -> int:
         """Tokens that need not be computed."""

@@ -1,12 +1,23 @@
-"""Brings pages of a prefix back from the host to the device."""
+"""The pages of a prefix that come back from the host to the device."""
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable
 
-from quire.core.host_tier import HostPage, HostTier, prefix_digests
-from quire.core.plan import PageCopy, Place, Tier
-from quire.core.prefix_tree import Match
-from quire.core.sequence import Sequence as Sample
+PageKey = tuple[bytes, int]  # the digest of the prefix that ends with the page, and the page's group
+
+
+class HostPage:
+    """A page of the host with the contents of one page of one group.
+
+    It can be read once it `is_ready`: a result has confirmed the copy that wrote it, or it was inserted.
+    """
+
+    __slots__ = ("is_ready", "key", "page")
+
+    def __init__(self, key: PageKey, page: int) -> None:
+        self.key = key
+        self.page = page
+        self.is_ready = False
+
 
 # The pages of one page of tokens, by group: one of the host, which is copied; one of the device; 0: none is read.
 Row = tuple[HostPage | int, ...]
@@ -41,91 +52,5 @@ class Restore:
         return len(self.rows)
 
 
-class Restoring(NamedTuple):
-    """A restore in a step: the sequence has its positions before `end` when the step has its result."""
-
-    sequence: Sample
-    epoch: int
-    end: int
-    pages: list[HostPage]  # that are read
-
-
-class Moves(NamedTuple):
-    """The copies between tiers of a step under way."""
-
-    saved: list[HostPage]
-    restored: list[Restoring]
-
-
 def host_pages(rows: Iterable[Row]) -> list[HostPage]:
     return [one for row in rows for one in row if isinstance(one, HostPage)]
-
-
-def copies_to(sources: Iterable[HostPage], targets: Iterable[int]) -> list[PageCopy]:
-    return [
-        PageCopy(Place(Tier.HOST, source.page), Place(Tier.DEVICE, target))
-        for source, target in zip(sources, targets, strict=True)
-    ]
-
-
-def abandon(host: HostTier, moves: Moves) -> None:
-    """The step failed. A page that it read may be the reason, and is not read again."""
-    host.abandon(moves.saved)
-    for restoring in moves.restored:
-        host.distrust(restoring.pages)
-        host.release(restoring.pages)
-
-
-class Restores:
-    """Finds prefixes that continue on the host. Owned by `Running`."""
-
-    def __init__(self, host: HostTier, page_size: int, groups: Sequence[int | None]) -> None:
-        self._host = host
-        self._page_size = page_size
-        # By group: the pages before a page boundary that going on there reads; None for all.
-        self._needed = [None if window is None else -(-(window - 1) // page_size) for window in groups]
-
-    def find(self, sequence: Sample, match: Match) -> Restore | None:
-        """The pages after `match` with which the sequence begins later, if there are any."""
-        max_pages = sequence.num_reusable // self._page_size
-        first = match.cursor.num_pages
-        if first >= max_pages:
-            return None
-        digests = prefix_digests(sequence.salt, sequence.tokens, self._page_size, max_pages, sequence.digests)
-
-        def page_of(index: int, group: int) -> HostPage | int | None:
-            if index < len(match.path) and (page := match.path[index].pages[group]):
-                return page
-            return self._host.find(digests[index], group)
-
-        end = self._end(page_of, first, max_pages)
-        if end <= first:
-            return None
-        rows: list[Row] = []
-        for index in range(first, end):
-            row: list[HostPage | int] = []
-            for group, needed in enumerate(self._needed):
-                page = page_of(index, group) if needed is None or index >= end - needed else 0
-                assert page is not None
-                row.append(page)
-            rows.append(tuple(row))
-        return Restore(rows, end)
-
-    def _end(self, page_of: Callable[[int, int], HostPage | int | None], first: int, most: int) -> int:
-        """The most pages, of `first` to `most`, after which every group has what going on reads."""
-        end = most
-        for group, needed in enumerate(self._needed):
-            if needed is None:
-                end = next((index for index in range(first, end) if page_of(index, group) is None), end)
-        while end > first:
-            missing = [
-                index
-                for group, needed in enumerate(self._needed)
-                if needed is not None
-                for index in range(max(first, end - needed), end)
-                if page_of(index, group) is None
-            ]
-            if not missing:
-                break
-            end = min(missing)
-        return end

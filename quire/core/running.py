@@ -10,7 +10,8 @@ from quire.core.plan import PageCopy, device_copy
 from quire.core.prefix_cache import PrefixCache
 from quire.core.prefix_tree import Match
 from quire.core.queue import Queue
-from quire.core.restore import Moves, Restore, Restores, Restoring, abandon, copies_to, host_pages
+from quire.core.restore import Restore, host_pages
+from quire.core.restores import Moves, Restores, Restoring, abandon, copies_to
 from quire.core.sequence import Sequence, State
 from quire.core.stats import Counters
 

@@ -2,13 +2,10 @@
 
 from collections.abc import Iterable
 from enum import Enum, auto
-from typing import TYPE_CHECKING
 
 from quire.core.prefix_tree import Match, Node, PrefixCursor
+from quire.core.restore import Restore
 from quire.request import FinishReason, Request
-
-if TYPE_CHECKING:
-    from quire.core.restore import Restore
 
 
 class State(Enum):

@@ -1,7 +1,7 @@
 """A step while it is planned."""
 
 from quire.core.plan import AdapterLoad, Chunk, ForcedTokens, Kind, PageCopy, SlotStart
-from quire.core.restore import Restoring
+from quire.core.restores import Restoring
 from quire.core.sequence import Sequence
 
 _new = tuple.__new__  # Chunk(...) at half its cost: chunks are most of a plan
