@@ -11,9 +11,7 @@
 
 #include "crew.h"
 #include "lanes.h"
-#include "xla/ffi/api/ffi.h"
-
-namespace ffi = xla::ffi;
+#include "operation.h"
 
 namespace quire {
 namespace {
@@ -218,67 +216,55 @@ void gate(const float* both, int64_t inputs, const std::vector<Group>& groups, f
 
 // out [t, o] = base [t, o] + the products of x [t, i], or of gated x [t, 2, i], with a [s, p, r, i] and b [s, r, o].
 // rows [t] have the number of their adapter, 0 for none; ranks [s]; runs: lengths and parts of the outputs, in pairs.
-ffi::Error AdapterProduct(ffi::Buffer<ffi::F32> base, ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S32> rows,
-                          ffi::AnyBuffer a, ffi::AnyBuffer b, ffi::Buffer<ffi::S32> ranks,
-                          ffi::ResultBuffer<ffi::F32> out, ffi::Span<const int64_t> runs, bool gated) {
-  const auto da = a.dimensions(), db = b.dimensions(), dx = x.dimensions();
-  const int64_t count = base.dimensions()[0], slots = da[0], parts = da[1], rank = da[2], inputs = da[3];
+Fault AdapterProduct(In<float> base, In<float> x, In<int32_t> rows, In<void> a, In<void> b, In<int32_t> ranks,
+                     Out<float> out, Integers runs, bool gated) {
+  const auto da = a.sizes, db = b.sizes, dx = x.sizes;
+  const int64_t count = base.sizes[0], slots = da[0], parts = da[1], rank = da[2], inputs = da[3];
   const int64_t outputs = db[2];
-  if (db[0] != slots || db[1] != rank || dx[dx.size() - 1] != inputs || base.dimensions()[1] != outputs) {
-    return ffi::Error::InvalidArgument("an adapter of another shape than its weight");
+  if (db[0] != slots || db[1] != rank || dx[x.rank - 1] != inputs || base.sizes[1] != outputs) {
+    return "an adapter of another shape than its weight";
   }
-  if (a.element_type() != b.element_type()) return ffi::Error::InvalidArgument("an adapter of two types");
-  if (out->typed_data() != base.typed_data()) std::memcpy(out->typed_data(), base.typed_data(), base.size_bytes());
+  if (a.type != b.type) return "an adapter of two types";
+  if (out.data != base.data) std::memcpy(out.data, base.data, base.count() * sizeof(float));
 
   std::vector<int32_t> order;
   std::vector<Group> groups;
-  const int32_t* adapter = rows.typed_data();
+  const int32_t* adapter = rows.data;
   for (int64_t t = 0; t < count; ++t) {
     if (adapter[t] > 0 && adapter[t] <= slots) order.push_back(static_cast<int32_t>(t));
   }
-  if (order.empty()) return ffi::Error::Success();
+  if (order.empty()) return nullptr;
   std::stable_sort(order.begin(), order.end(), [&](int32_t l, int32_t r) { return adapter[l] < adapter[r]; });
   for (size_t first = 0, last; first < order.size(); first = last) {
     const int32_t slot = adapter[order[first]] - 1;
     for (last = first; last < order.size() && adapter[order[last]] == slot + 1;) ++last;
-    const int64_t own = std::min<int64_t>(ranks.typed_data()[slot], rank);
+    const int64_t own = std::min<int64_t>(ranks.data[slot], rank);
     if (own > 0) groups.push_back({slot, own, order.data() + first, static_cast<int64_t>(last - first)});
   }
-  if (groups.empty()) return ffi::Error::Success();
+  if (groups.empty()) return nullptr;
 
   std::vector<Run> places;
-  for (size_t i = 0, first = 0; i + 1 < runs.size(); first += runs[i], i += 2) {
-    places.push_back({static_cast<int64_t>(first), runs[i], runs[i + 1]});
+  for (size_t i = 0, first = 0; i + 1 < runs.count; first += runs.data[i], i += 2) {
+    places.push_back({static_cast<int64_t>(first), runs.data[i], runs.data[i + 1]});
   }
   std::vector<float> small(count * parts * rank), active(gated ? count * inputs : 0);
-  if (gated) gate(x.typed_data(), inputs, groups, active.data());
-  const float* inputs_of = gated ? active.data() : x.typed_data();
-  if (a.element_type() == ffi::F32) {
-    multiply_all<float>({inputs_of, a.typed_data<float>(), b.typed_data<float>(), out->typed_data(), small.data(),
-                         inputs, outputs, parts, rank},
+  if (gated) gate(x.data, inputs, groups, active.data());
+  const float* inputs_of = gated ? active.data() : x.data;
+  if (a.type == kType<float>) {
+    multiply_all<float>({inputs_of, static_cast<const float*>(a.data), static_cast<const float*>(b.data), out.data,
+                         small.data(), inputs, outputs, parts, rank},
                         groups, places);
-  } else if (a.element_type() == ffi::BF16) {
-    multiply_all<Short>({inputs_of, static_cast<const Short*>(a.untyped_data()),
-                         static_cast<const Short*>(b.untyped_data()), out->typed_data(), small.data(), inputs, outputs,
-                         parts, rank},
+  } else if (a.type == XLA_FFI_DataType_BF16) {
+    multiply_all<Short>({inputs_of, static_cast<const Short*>(a.data), static_cast<const Short*>(b.data), out.data,
+                         small.data(), inputs, outputs, parts, rank},
                         groups, places);
   } else {
-    return ffi::Error::InvalidArgument("an adapter must be float32 or bfloat16");
+    return "an adapter must be float32 or bfloat16";
   }
-  return ffi::Error::Success();
+  return nullptr;
 }
 
 }  // namespace
 }  // namespace quire
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(quire_adapter_product, quire::AdapterProduct,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::AnyBuffer>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Attr<ffi::Span<const int64_t>>("runs")
-                                  .Attr<bool>("gated"));
+QUIRE_OPERATION(quire_adapter_product, quire::AdapterProduct, "runs", "gated")

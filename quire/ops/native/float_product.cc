@@ -9,9 +9,7 @@
 
 #include "crew.h"
 #include "lanes.h"
-#include "xla/ffi/api/ffi.h"
-
-namespace ffi = xla::ffi;
+#include "operation.h"
 
 namespace quire {
 namespace {
@@ -92,43 +90,31 @@ void multiply_all(const Product& p) {
 }
 
 // out [t, o] of x [t, i] with weights [o, i].
-ffi::Error FloatProduct(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> weights, ffi::ResultBuffer<ffi::F32> out) {
-  const auto d = x.dimensions(), w = weights.dimensions();
-  if (w[1] != d[1]) return ffi::Error::InvalidArgument("operands with different numbers of inputs");
-  multiply_all({x.typed_data(), weights.typed_data(), out->typed_data(), d[0], w[0], d[1]});
-  return ffi::Error::Success();
+Fault FloatProduct(In<float> x, In<float> weights, Out<float> out) {
+  const auto d = x.sizes, w = weights.sizes;
+  if (w[1] != d[1]) return "operands with different numbers of inputs";
+  multiply_all({x.data, weights.data, out.data, d[0], w[0], d[1]});
+  return nullptr;
 }
 
 // out [t, o] of x [t, i] with weights [e, o, i]: the first sizes[0] rows with the first matrix, and so on. Rows beyond
 // the sizes become zero.
-ffi::Error FloatGroupedProduct(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> weights, ffi::Buffer<ffi::S32> sizes,
-                               ffi::ResultBuffer<ffi::F32> out) {
-  const auto d = x.dimensions(), w = weights.dimensions();
-  if (w[2] != d[1]) return ffi::Error::InvalidArgument("operands with different numbers of inputs");
+Fault FloatGroupedProduct(In<float> x, In<float> weights, In<int32_t> sizes, Out<float> out) {
+  const auto d = x.sizes, w = weights.sizes;
+  if (w[2] != d[1]) return "operands with different numbers of inputs";
   int64_t row = 0;
   for (int64_t e = 0; e < w[0]; ++e) {
-    const int64_t rows = std::min<int64_t>(sizes.typed_data()[e], d[0] - row);
+    const int64_t rows = std::min<int64_t>(sizes.data[e], d[0] - row);
     if (rows <= 0) continue;
-    multiply_all({x.typed_data() + row * d[1], weights.typed_data() + e * w[1] * w[2], out->typed_data() + row * w[1],
-                  rows, w[1], d[1]});
+    multiply_all({x.data + row * d[1], weights.data + e * w[1] * w[2], out.data + row * w[1], rows, w[1], d[1]});
     row += rows;
   }
-  std::fill(out->typed_data() + row * w[1], out->typed_data() + d[0] * w[1], 0.0f);
-  return ffi::Error::Success();
+  std::fill(out.data + row * w[1], out.data + d[0] * w[1], 0.0f);
+  return nullptr;
 }
 
 }  // namespace
 }  // namespace quire
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(quire_float_product, quire::FloatProduct,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(quire_float_grouped_product, quire::FloatGroupedProduct,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>());
+QUIRE_OPERATION(quire_float_product, quire::FloatProduct)
+QUIRE_OPERATION(quire_float_grouped_product, quire::FloatGroupedProduct)

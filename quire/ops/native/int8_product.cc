@@ -7,9 +7,7 @@
 #include "crew.h"
 #include "int8_tile.h"
 #include "lanes.h"
-#include "xla/ffi/api/ffi.h"
-
-namespace ffi = xla::ffi;
+#include "operation.h"
 
 namespace quire {
 namespace {
@@ -113,22 +111,22 @@ void product(const Rows& rows, const TileGroup* tiles, float* out, int64_t width
   });
 }
 
-ffi::Error multiply_rows(const Rows& rows, ffi::Buffer<ffi::S8> tiles, ffi::ResultBuffer<ffi::F32> out) {
-  const int64_t width = out->dimensions()[1];
+Fault multiply_rows(const Rows& rows, In<int8_t> tiles, Out<float> out) {
+  const int64_t width = out.sizes[1];
   const int64_t needed = ceil_div(width, kTile) * rows.groups() * sizeof(TileGroup);
-  if (static_cast<int64_t>(tiles.element_count()) != needed) return ffi::Error::InvalidArgument("tiles of another shape");
-  product(rows, reinterpret_cast<const TileGroup*>(tiles.typed_data()), out->typed_data(), width);
-  return ffi::Error::Success();
+  if (tiles.count() != needed) return "tiles of another shape";
+  product(rows, reinterpret_cast<const TileGroup*>(tiles.data), out.data, width);
+  return nullptr;
 }
 
-ffi::Error Int8Product(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S8> tiles, ffi::ResultBuffer<ffi::F32> out) {
-  const auto d = x.dimensions();
-  return multiply_rows({x.typed_data(), d[0], d[1], d[2]}, tiles, out);
+Fault Int8Product(In<float> x, In<int8_t> tiles, Out<float> out) {
+  const auto d = x.sizes;
+  return multiply_rows({x.data, d[0], d[1], d[2]}, tiles, out);
 }
 
-ffi::Error Int8GatedProduct(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::S8> tiles, ffi::ResultBuffer<ffi::F32> out) {
-  const auto d = x.dimensions();
-  return multiply_rows({x.typed_data(), d[0], 1, d[2], true}, tiles, out);
+Fault Int8GatedProduct(In<float> x, In<int8_t> tiles, Out<float> out) {
+  const auto d = x.sizes;
+  return multiply_rows({x.data, d[0], 1, d[2], true}, tiles, out);
 }
 
 }  // namespace
@@ -153,17 +151,8 @@ void pack_tile(const float* weights, int64_t width, int64_t runs, int64_t run, i
 
 }  // namespace quire
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(quire_int8_product, quire::Int8Product,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S8>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>());
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(quire_int8_gated_product, quire::Int8GatedProduct,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S8>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>());
+QUIRE_OPERATION(quire_int8_product, quire::Int8Product)
+QUIRE_OPERATION(quire_int8_gated_product, quire::Int8GatedProduct)
 
 extern "C" bool quire_int8_is_fast() {
 #if defined(QUIRE_NEON) || defined(QUIRE_VNNI) || defined(QUIRE_AVX2)

@@ -8,9 +8,7 @@
 
 #include "crew.h"
 #include "lanes.h"
-#include "xla/ffi/api/ffi.h"
-
-namespace ffi = xla::ffi;
+#include "operation.h"
 
 namespace quire {
 namespace {
@@ -48,68 +46,44 @@ void rms_norm(const float* x, const float* weight, int64_t size, float eps, floa
   for (int64_t i = 0; i < size; ++i) to[i] = x[i] * scale * (weight[i] + offset);
 }
 
-ffi::Error RmsNorm(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> weight, ffi::ResultBuffer<ffi::F32> out, float eps,
-                   float offset) {
-  const int64_t rows = x.dimensions()[0], size = x.dimensions()[1];
+Fault RmsNorm(In<float> x, In<float> weight, Out<float> out, float eps, float offset) {
+  const int64_t rows = x.sizes[0], size = x.sizes[1];
   for_each_row(rows, size, [&](int64_t row) {
-    rms_norm(x.typed_data() + row * size, weight.typed_data(), size, eps, offset, out->typed_data() + row * size);
+    rms_norm(x.data + row * size, weight.data, size, eps, offset, out.data + row * size);
   });
-  return ffi::Error::Success();
+  return nullptr;
 }
 
-ffi::Error AddRmsNorm(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> y, ffi::Buffer<ffi::F32> weight,
-                      ffi::ResultBuffer<ffi::F32> total, ffi::ResultBuffer<ffi::F32> out, float eps, float offset) {
-  const int64_t rows = x.dimensions()[0], size = x.dimensions()[1];
+Fault AddRmsNorm(In<float> x, In<float> y, In<float> weight, Out<float> total, Out<float> out, float eps,
+                 float offset) {
+  const int64_t rows = x.sizes[0], size = x.sizes[1];
   for_each_row(rows, size, [&](int64_t row) {
-    const float* a = x.typed_data() + row * size;
-    const float* b = y.typed_data() + row * size;
-    float* to = total->typed_data() + row * size;
+    const float* a = x.data + row * size;
+    const float* b = y.data + row * size;
+    float* to = total.data + row * size;
     for (int64_t i = 0; i < size; ++i) to[i] = a[i] + b[i];
-    rms_norm(to, weight.typed_data(), size, eps, offset, out->typed_data() + row * size);
+    rms_norm(to, weight.data, size, eps, offset, out.data + row * size);
   });
-  return ffi::Error::Success();
+  return nullptr;
 }
 
-ffi::Error LayerNorm(ffi::Buffer<ffi::F32> x, ffi::Buffer<ffi::F32> weight, ffi::Buffer<ffi::F32> bias,
-                     ffi::ResultBuffer<ffi::F32> out, float eps) {
-  const int64_t rows = x.dimensions()[0], size = x.dimensions()[1];
-  const float *w = weight.typed_data(), *b = bias.typed_data();
+Fault LayerNorm(In<float> x, In<float> weight, In<float> bias, Out<float> out, float eps) {
+  const int64_t rows = x.sizes[0], size = x.sizes[1];
+  const float *w = weight.data, *b = bias.data;
   for_each_row(rows, size, [&](int64_t row) {
-    const float* from = x.typed_data() + row * size;
-    float* to = out->typed_data() + row * size;
+    const float* from = x.data + row * size;
+    float* to = out.data + row * size;
     const float mean = sum_of(from, size) / static_cast<float>(size);
     for (int64_t i = 0; i < size; ++i) to[i] = from[i] - mean;
     const float scale = 1.0f / std::sqrt(sum_of_squares(to, size) / static_cast<float>(size) + eps);
     for (int64_t i = 0; i < size; ++i) to[i] = to[i] * scale * w[i] + b[i];
   });
-  return ffi::Error::Success();
+  return nullptr;
 }
 
 }  // namespace
 }  // namespace quire
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(quire_rms_norm, quire::RmsNorm,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Attr<float>("eps")
-                                  .Attr<float>("offset"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(quire_add_rms_norm, quire::AddRmsNorm,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Attr<float>("eps")
-                                  .Attr<float>("offset"));
-
-XLA_FFI_DEFINE_HANDLER_SYMBOL(quire_layer_norm, quire::LayerNorm,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Attr<float>("eps"));
+QUIRE_OPERATION(quire_rms_norm, quire::RmsNorm, "eps", "offset")
+QUIRE_OPERATION(quire_add_rms_norm, quire::AddRmsNorm, "eps", "offset")
+QUIRE_OPERATION(quire_layer_norm, quire::LayerNorm, "eps")

@@ -5,10 +5,9 @@
 #include <cstdint>
 
 #include "crew.h"
-#include "xla/ffi/api/ffi.h"
+#include "operation.h"
 
-namespace ffi = xla::ffi;
-
+namespace quire {
 namespace {
 
 constexpr int64_t kTokens = 16;  // of one task
@@ -23,46 +22,32 @@ inline void rotate(const float* x, const float* cos, const float* sin, int64_t h
   std::copy(x + 2 * half, x + size, to + 2 * half);
 }
 
-ffi::Error PlaceHeads(ffi::Buffer<ffi::F32> qkv, ffi::Buffer<ffi::F32> cos, ffi::Buffer<ffi::F32> sin,
-                      ffi::Buffer<ffi::S32> pages, ffi::Buffer<ffi::S32> offsets, ffi::Buffer<ffi::F32> k_in,
-                      ffi::Buffer<ffi::F32> v_in, ffi::ResultBuffer<ffi::F32> q, ffi::ResultBuffer<ffi::F32> k_out,
-                      ffi::ResultBuffer<ffi::F32> v_out) {
+Fault PlaceHeads(In<float> qkv, In<float> cos, In<float> sin, In<int32_t> pages, In<int32_t> offsets, In<float> k_in,
+                 In<float> v_in, Out<float> q, Out<float> k_out, Out<float> v_out) {
   // The pages are written where they are.
-  if (k_in.typed_data() != k_out->typed_data() || v_in.typed_data() != v_out->typed_data()) {
-    return ffi::Error::Internal("pages were copied");
-  }
-  const auto d = qkv.dimensions();
+  if (k_in.data != k_out.data || v_in.data != v_out.data) return "pages were copied";
+  const auto d = qkv.sizes;
   const int64_t tokens = d[0], heads = d[1], parts = d[2], size = d[3], group = parts - 2;
-  const int64_t half = cos.dimensions()[1], page_size = k_in.dimensions()[1];
+  const int64_t half = cos.sizes[1], page_size = k_in.sizes[1];
   const int64_t tasks = (tokens + kTokens - 1) / kTokens;
-  quire::Crew::instance().run(tasks, [&](int64_t task) {
+  Crew::instance().run(tasks, [&](int64_t task) {
     for (int64_t t = task * kTokens; t < std::min(tokens, (task + 1) * kTokens); ++t) {
-      const float* c = cos.typed_data() + t * half;
-      const float* s = sin.typed_data() + t * half;
-      const int64_t place = (int64_t{pages.typed_data()[t]} * page_size + offsets.typed_data()[t]) * heads * size;
+      const float* c = cos.data + t * half;
+      const float* s = sin.data + t * half;
+      const int64_t place = (int64_t{pages.data[t]} * page_size + offsets.data[t]) * heads * size;
       for (int64_t head = 0; head < heads; ++head) {
-        const float* x = qkv.typed_data() + (t * heads + head) * parts * size;
-        float* to = q->typed_data() + (t * heads + head) * group * size;
+        const float* x = qkv.data + (t * heads + head) * parts * size;
+        float* to = q.data + (t * heads + head) * group * size;
         for (int64_t g = 0; g < group; ++g) rotate(x + g * size, c, s, half, size, to + g * size);
-        rotate(x + group * size, c, s, half, size, k_out->typed_data() + place + head * size);
-        std::copy_n(x + (group + 1) * size, size, v_out->typed_data() + place + head * size);
+        rotate(x + group * size, c, s, half, size, k_out.data + place + head * size);
+        std::copy_n(x + (group + 1) * size, size, v_out.data + place + head * size);
       }
     }
   });
-  return ffi::Error::Success();
+  return nullptr;
 }
 
 }  // namespace
+}  // namespace quire
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(quire_place_heads, PlaceHeads,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>());
+QUIRE_OPERATION(quire_place_heads, quire::PlaceHeads)

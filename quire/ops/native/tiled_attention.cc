@@ -13,21 +13,14 @@
 
 #include "crew.h"
 #include "lanes.h"
-#include "xla/ffi/api/ffi.h"
+#include "operation.h"
 
-namespace ffi = xla::ffi;
-
+namespace quire {
 namespace {
 
 constexpr int64_t kSpan = 64;  // keys whose scores are computed before their values are read
 constexpr int kKeys = 4;       // whose sums do not wait for each other
 constexpr int kWide = 4;       // registers of a value that are summed at a time
-
-using quire::kLanes;
-using quire::Lanes;
-using quire::multiply_add;
-using quire::read;
-using quire::write;
 
 struct Sizes {
   int64_t tokens, heads, per_head, size, page_size, width;
@@ -92,7 +85,7 @@ void add_at(int64_t h, const float* weights, const float* const* values, int64_t
     Lanes value[kWide];
     for (int w = 0; w < kWide; ++w) value[w] = read(values[s] + h + w * kLanes);
     for (int r = 0; r < kRows; ++r) {
-      const Lanes weight = quire::all(weights[r * kSpan + s]);
+      const Lanes weight = all(weights[r * kSpan + s]);
       for (int w = 0; w < kWide; ++w) part[r][w] = multiply_add(weight, value[w], part[r][w]);
     }
   }
@@ -129,7 +122,7 @@ void weigh(const Task& t, int64_t low, int64_t high, int64_t count, float* score
   const int64_t room = (count + kLanes - 1) / kLanes * kLanes;  // whole registers, for which a span has room
   std::fill_n(scores, low, -INFINITY);
   std::fill(scores + high, scores + room, -INFINITY);
-  Lanes most = quire::all(highest);
+  Lanes most = all(highest);
   for (int64_t s = 0; s < room; s += kLanes) {
     const Lanes score = read(scores + s) * scale;
     write(scores + s, score);
@@ -145,7 +138,7 @@ void weigh(const Task& t, int64_t low, int64_t high, int64_t count, float* score
   Lanes part = {};
   for (int64_t s = 0; s < room; s += kLanes) {
     const Lanes score = read(scores + s);
-    const Lanes weight = score == -INFINITY ? Lanes{} : quire::exponential(score - best);
+    const Lanes weight = score == -INFINITY ? Lanes{} : exponential(score - best);
     write(scores + s, weight);
     part += weight;
   }
@@ -231,17 +224,14 @@ void attend(const Task& t, int64_t tile, int64_t head) {
   }
 }
 
-ffi::Error TiledAttention(ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> k_pages, ffi::Buffer<ffi::F32> v_pages,
-                          ffi::Buffer<ffi::S32> table, ffi::Buffer<ffi::S32> slots, ffi::Buffer<ffi::S32> starts,
-                          ffi::Buffer<ffi::S32> lengths, ffi::Buffer<ffi::S32> offsets,
-                          ffi::ResultBuffer<ffi::F32> out, float scale, float softcap, int64_t window) {
-  const auto d = q.dimensions();
-  const int64_t tiles = starts.dimensions()[0];
-  const Sizes n{d[0], d[1], d[2], d[3], k_pages.dimensions()[1], table.dimensions()[1]};
-  const Task task{q.typed_data(),      k_pages.typed_data(), v_pages.typed_data(), table.typed_data(),
-                  slots.typed_data(),  starts.typed_data(),  lengths.typed_data(), offsets.typed_data(),
-                  out->typed_data(),   n,                    scale,                softcap,
-                  window};
+Fault TiledAttention(In<float> q, In<float> k_pages, In<float> v_pages, In<int32_t> table, In<int32_t> slots,
+                     In<int32_t> starts, In<int32_t> lengths, In<int32_t> offsets, Out<float> out, float scale,
+                     float softcap, int64_t window) {
+  const auto d = q.sizes;
+  const int64_t tiles = starts.sizes[0];
+  const Sizes n{d[0], d[1], d[2], d[3], k_pages.sizes[1], table.sizes[1]};
+  const Task task{q.data,       k_pages.data, v_pages.data, table.data, slots.data, starts.data, lengths.data,
+                  offsets.data, out.data,     n,            scale,      softcap,    window};
   std::vector<int64_t> real;
   int64_t covered = 0;  // tokens; those behind them are padding
   for (int64_t tile = 0; tile < tiles; ++tile) {
@@ -251,24 +241,12 @@ ffi::Error TiledAttention(ffi::Buffer<ffi::F32> q, ffi::Buffer<ffi::F32> k_pages
   }
   const int64_t token_size = n.heads * n.per_head * n.size;
   std::fill(task.out + covered * token_size, task.out + n.tokens * token_size, 0.0f);
-  quire::Crew::instance().run(static_cast<int64_t>(real.size()) * n.heads,
+  Crew::instance().run(static_cast<int64_t>(real.size()) * n.heads,
                               [&](int64_t i) { attend(task, real[i / n.heads], i % n.heads); });
-  return ffi::Error::Success();
+  return nullptr;
 }
 
 }  // namespace
+}  // namespace quire
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(quire_tiled_attention, TiledAttention,
-                              ffi::Ffi::Bind()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::F32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Arg<ffi::Buffer<ffi::S32>>()
-                                  .Ret<ffi::Buffer<ffi::F32>>()
-                                  .Attr<float>("scale")
-                                  .Attr<float>("softcap")
-                                  .Attr<int64_t>("window"));
+QUIRE_OPERATION(quire_tiled_attention, quire::TiledAttention, "scale", "softcap", "window")

@@ -8,9 +8,7 @@
 #include <cstdint>
 #include <cstring>
 
-#include "xla/ffi/api/ffi.h"
-
-namespace ffi = xla::ffi;
+#include "operation.h"
 
 namespace quire {
 namespace {
@@ -33,22 +31,22 @@ uintptr_t page_bytes() {
 #endif
 }
 
-ffi::Error Zeros(ffi::Result<ffi::AnyBuffer> out) {
-  char* const begin = static_cast<char*>(out->untyped_data());
-  char* const end = begin + out->size_bytes();
+Fault Zeros(Out<void> out, int64_t item_bytes) {
+  char* const begin = static_cast<char*>(out.data);
+  char* const end = begin + out.count() * item_bytes;
   const uintptr_t page = page_bytes();
   char* const first = reinterpret_cast<char*>((reinterpret_cast<uintptr_t>(begin) + page - 1) / page * page);
   char* const last = reinterpret_cast<char*>(reinterpret_cast<uintptr_t>(end) / page * page);
   if (first >= last || !give_back(first, last)) {
     std::memset(begin, 0, end - begin);
-    return ffi::Error::Success();
+    return nullptr;
   }
   std::memset(begin, 0, first - begin);
   std::memset(last, 0, end - last);
-  return ffi::Error::Success();
+  return nullptr;
 }
 
 }  // namespace
 }  // namespace quire
 
-XLA_FFI_DEFINE_HANDLER_SYMBOL(quire_zeros, quire::Zeros, ffi::Ffi::Bind().Ret<ffi::AnyBuffer>());
+QUIRE_OPERATION(quire_zeros, quire::Zeros, "item_bytes")
