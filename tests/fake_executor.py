@@ -13,7 +13,7 @@ from types import MappingProxyType
 
 from quire.core.plan import Chunk, Kind, SlotStart, StepPlan, StepResult, TokenLogprobs
 from quire.request import Request
-from tests.fake_host_pages import FakeHostPages, Page, copy_page
+from tests.fake_host_pages import FakeHostPages, Page, copy_page, page_of_bytes, page_to_bytes
 
 VOCABULARY = 50
 POISON = 48  # a request whose prompt holds this fails its steps, where a test says so
@@ -179,6 +179,20 @@ class FakeExecutor:
 
     def drop_adapter(self, number: int) -> None:
         del self.adapters[number]
+
+    def adapter_digest(self, number: int) -> str:
+        return repr(self.adapters[number])
+
+    def read_pages(self, pages: Sequence[int]) -> Callable[[], memoryview]:
+        for page in pages:
+            written = [place[3] for place in self._pages[page] if place is not None]
+            assert max(written) <= self._last_collected, f"page {page} is read too early"
+        data = b"".join(page_to_bytes(self._pages[page]) for page in pages)
+        return lambda: memoryview(data)
+
+    def write_host_pages(self, pages: Sequence[int], data: Sequence[memoryview]) -> None:
+        for page, contents in zip(pages, data, strict=True):
+            self.host_pages.enter(page, page_of_bytes(contents))
 
     def submit(self, plan: StepPlan) -> Pending:
         assert self._unsampled is None, "a step was submitted before the last one could sample"

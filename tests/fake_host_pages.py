@@ -1,6 +1,11 @@
 """The host's pages of the fake executor."""
 
+import struct
+
 from quire.core.plan import PageCopy, Tier
+
+_PLACE = struct.Struct("<3q")
+PLACE_BYTES = _PLACE.size
 
 # By place in a page: the group, position and digest that stand there, and the step that wrote them.
 Page = list[tuple[int, int, int, int] | None]
@@ -32,6 +37,13 @@ class FakeHostPages:
         self._pages[page] = None
         self._arriving[page] = step, list(contents)
 
+    def enter(self, page: int, contents: Page) -> None:
+        """Write a page that comes from another engine."""
+        assert page not in self._arriving, f"host page {page} is written while a step copies to it"
+        reader = self._readers.get(page, 0)
+        assert reader <= self._last_collected, f"host page {page} is written while step {reader} reads it"
+        self._pages[page] = contents
+
     def collect(self, step: int) -> None:
         """The result of this step is known."""
         self._last_collected = step
@@ -44,6 +56,15 @@ class FakeHostPages:
         """What steps copy that were not collected never arrives."""
         self._arriving.clear()
         self._readers.clear()
+
+
+def page_to_bytes(page: Page) -> bytes:
+    assert all(place is not None for place in page), "a page is read that is not full"
+    return b"".join(_PLACE.pack(*place[:3]) for place in page if place is not None)
+
+
+def page_of_bytes(data: memoryview) -> Page:
+    return [(*_PLACE.unpack_from(data, at), 0) for at in range(0, len(data), _PLACE.size)]
 
 
 def copy_page(copy: PageCopy, device: list[Page], host: FakeHostPages, step: int) -> None:

@@ -52,7 +52,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "executor": frozenset({"core.plan", "core.limits", "models", "ops", "sharding"}) | GROUND,
     "ipc": frozenset({"core.plan"}) | GROUND,
     "group": GROUND,
-    "engine": frozenset({"core", "ipc"}) | GROUND,
+    "peers": frozenset({"group"}) | GROUND,
+    "engine": frozenset({"core", "ipc", "peers"}) | GROUND,
     "engine.build": frozenset({"engine", "core", "executor", "models", "ops", "sharding"}) | BELOW_SERVER,
     **dict.fromkeys(
         ("engine.deployment", "engine.draft_plan", "engine.model_weights"),
@@ -60,6 +61,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
         | BELOW_SERVER,
     ),
     "engine.build_group": frozenset({"engine", "engine.build", "executor", "ops", "group"}) | BELOW_SERVER,
+    "engine.build_peers": frozenset({"engine", "engine.build", "engine.build_group", "executor", "peers"})
+    | BELOW_SERVER,
     "server": BELOW_SERVER,
     "server.observe": SERVER,
     "server.service": SERVICE,
@@ -72,7 +75,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "server.api.responses": APIS | {f"server.api.{name}" for name in (*SHARED, "openai")},
     "server.api.tgi": APIS | {"server.api"},
     "server.http": HTTP,
-    "server.processes": HTTP | {"server.http", "engine", "engine.build_group", "group"},
+    "server.processes": HTTP | {"server.http", "engine", "engine.build_group", "engine.build_peers", "group", "peers"},
     "llm": BELOW_SERVER | {"engine"},
 }
 IN_QUIRE_ITSELF = frozenset({"", "__version__", "__file__"})
@@ -81,10 +84,10 @@ STANDARD_ONLY = GROUND | {"core"}  # these import nothing but the standard libra
 NEVER: dict[str, frozenset[str]] = {
     "core": frozenset({"threading", "time"}),  # a clock is an argument
     **dict.fromkeys(
-        ("files", "text", "grammar", "ipc", "group", "engine", "server", "llm"), frozenset({"jax", "jaxlib"})
+        ("files", "text", "grammar", "ipc", "group", "peers", "engine", "server", "llm"), frozenset({"jax", "jaxlib"})
     ),
     **dict.fromkeys(
-        ("engine.build", "engine.deployment", "engine.build_group"), frozenset()
+        ("engine.build", "engine.deployment", "engine.build_group", "engine.build_peers"), frozenset()
     ),  # they put the parts together, devices included
 }
 

@@ -54,13 +54,8 @@ class Requests:
 
     def add(self, request: Request, so_far: SoFar, waited_s: float = 0.0) -> None:
         """Queue the samples of a request that have not ended. `waited_s`: the part of its time that has passed."""
-        adapter = self._running.adapters.find(request.adapter)
+        adapter, salt = self._running.adapters.find(request.adapter), self.salt_of(request)
         self._deadlines.add(request, waited_s)
-        # Without prefix caching only the samples of one request share pages, under a salt of their own.
-        key = 0 if self._prefix_key is None else self._prefix_key(len(request.prompt))
-        salt = f"{key}+{request.salt}" if self._limits.prefix_caching else f"-{self._num_arrived}"
-        if adapter:  # its keys and values are its own
-            salt = f"{adapter}@{salt}"
         sequences = self._live[request.request_id] = []
         for sample, generated in enumerate(so_far):
             if generated is not None:
@@ -69,6 +64,14 @@ class Requests:
                 self._running.adapters.hold(adapter)
                 self._speculation.begin(sequences[-1])
                 self._queue.push(sequences[-1])
+
+    def salt_of(self, request: Request) -> str:
+        """The salt of the pages of a request, which knows its adapter too."""
+        adapter = self._running.adapters.find(request.adapter)
+        # Without prefix caching only the samples of one request share pages, under a salt of their own.
+        key = 0 if self._prefix_key is None else self._prefix_key(len(request.prompt))
+        salt = f"{key}+{request.salt}" if self._limits.prefix_caching else f"-{self._num_arrived}"
+        return f"{adapter}@{salt}" if adapter else salt  # its keys and values are its own
 
     def end(self, sequence: Sequence) -> None:
         if sequence.state is State.WAITING:

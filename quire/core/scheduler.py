@@ -8,6 +8,7 @@ from quire.core.completion import Completion, StepInFlight
 from quire.core.limits import Limits, SoFar, refuse_what_cannot_go_on
 from quire.core.plan import Failure, StepPlan, StepResult, Update
 from quire.core.planner import Planner
+from quire.core.prefix_exchange import PrefixExchange
 from quire.core.queue import Queue
 from quire.core.requests import PrefixKey, Requests
 from quire.core.running import Running
@@ -45,6 +46,7 @@ class Scheduler:
         speculation = Speculation(limits, self.budget, self.counters)
         self._requests = Requests(limits, self._queue, self._running, self._clock, self._prefix_key, speculation)
         self._planner = Planner(limits, self.budget, self._queue, self._running, self.counters, speculation)
+        self.exchange = PrefixExchange(limits, self._running, self._requests)
         self._completion = Completion(self._running, self._requests, self.counters, speculation)
 
     def stats(self) -> SchedulerStats:

@@ -32,7 +32,8 @@ class Adapters:
         self.root = root
         self._numbers: set[int] = set()  # on the executor's host
         self._reading: dict[str, Future[Any]] = {}
-        self._pool: ThreadPoolExecutor | None = None
+        self._pool = ThreadPoolExecutor(1, "quire-adapters")  # its thread begins with its first work
+        self._digests: dict[int, Future[str]] = {}  # by number, of those that were asked for
         self.folders: dict[str, str] = {}
         self.version = 0
 
@@ -42,8 +43,6 @@ class Adapters:
 
     def begin_load(self, name: str, folder: str) -> "Future[Any]":
         """Read an adapter on another thread. Requests for it wait until `end_load`."""
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, "quire-adapters")
         self._reading[name] = self._pool.submit(self._need_read(), folder)
         return self._reading[name]
 
@@ -86,7 +85,22 @@ class Adapters:
         """Let go of arrays that no request uses and none can ask for."""
         for number in [number for number in self._numbers if not self._slots.is_needed(number)]:
             self._numbers.discard(number)
+            self._digests.pop(number, None)
             self._executor().drop_adapter(number)
+
+    def digest_of(self, name: str | None) -> str | None:
+        """Names the weights of an adapter for other engines; "" without one. None where it is not loaded, or while the
+        first question for it is answered, by another thread. Any thread may ask."""
+        if name is None:
+            return ""
+        try:
+            number = self._slots.find(name)
+        except ModelNotFound:
+            return None
+        digest = self._digests.get(number)
+        if digest is None:
+            digest = self._digests[number] = self._pool.submit(self._executor().adapter_digest, number)
+        return digest.result() if digest.done() and digest.exception() is None else None
 
     def allowed(self, path: str = "") -> str:
         """The folder that a client names, which must lie below the one that is allowed, wherever links lead."""

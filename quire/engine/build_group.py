@@ -42,7 +42,7 @@ def lead(leader: Leader, settings: GroupSettings) -> Meet:
     """`Meet` of the leader: returns once all members know their devices."""
 
     def meet(files: ModelFiles, config: Config) -> Config:
-        leader.gather(_facts(files, config))
+        leader.gather(program_facts(files))
         coordinator = _free_address(settings.endpoint[0])
         leader.begin(coordinator)
         _meet_as_processes(coordinator, settings.group_size, 0)
@@ -77,7 +77,7 @@ def follow(
     meeting: list[tuple[Membership, Deploy]] = []
 
     def meet(files: ModelFiles, config: Config) -> Config:
-        membership, begin = join(settings, _facts(files, config), lost)
+        membership, begin = join(settings, program_facts(files), lost)
         joined()
         _meet_as_processes(begin.coordinator, begin.size, settings.group_rank)
         membership.send(_devices(config))
@@ -140,8 +140,8 @@ def _free_address(host: str) -> str:
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
 
 
-def _facts(files: ModelFiles, config: Config) -> dict[str, str]:
-    """Known before the group meets, and equal for all of it. The same numbers must come out everywhere."""
+def program_facts(files: ModelFiles) -> dict[str, str]:
+    """Known before engines meet, and equal for all that must compute the same numbers."""
     return {
         "version": quire.__version__,
         "code": sources_digest()[:16],

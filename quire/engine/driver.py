@@ -13,7 +13,7 @@ from quire.engine.engine import Engine
 from quire.engine.gathering import Gathering
 from quire.engine.idle_upkeep import IdleUpkeep
 from quire.engine.outcome import Outcome
-from quire.engine.port import Deliver, Order, Port
+from quire.engine.port import Deliver, Order, Port, Task
 from quire.engine.preparations import Preparations, Prepared
 from quire.engine.queue_times import QueueTimes
 from quire.engine.step_traces import StepTraces
@@ -26,7 +26,7 @@ MAX_COMMANDS_PER_TURN = 256  # so that a flood of requests delays the next step 
 AUDIT_AFTER_S = 5.0  # of idleness, every page is checked
 CHECK_EVERY_S = 30.0  # of idleness, the device is checked
 
-Message = Command | Order | Prepared | AdapterRead
+Message = Command | Order | Prepared | AdapterRead | Task
 # Called with the reason, and whether it is known that no request is at fault.
 Abandon = Callable[[str, bool], None]
 
@@ -75,6 +75,7 @@ class Driver:
         self._times = QueueTimes()
         self._traces = StepTraces(self._clock)
         self._adapter_commands = AdapterCommands(engine.adapters, self.post)
+        self._stages = (lambda one: engine.adapters.reading(one.adapter), engine.prepare, engine.peers.prepare)
         engine.observe(self._times)
         engine.observe(self._traces)
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
@@ -223,6 +224,8 @@ class Driver:
             self._ports[port.number] = port
             if self._engine.adapters.version:
                 self._deliver(port, [self._adapter_commands.table()])
+        elif isinstance(command, Task):
+            command.run()
         elif isinstance(command, AdapterRead):  # also for a port that was closed: others wait for it too
             self._obey_about_adapters(port, command)
         elif self._ports.get(port.number) is not port:
@@ -233,8 +236,7 @@ class Driver:
             waited_s = self._preparing.waited_s(command.submit)
             if waited_s is not None:
                 self._preparing.forget(command.submit.request.request_id)
-                add = self._prepare if command.needs_grammar else self._add
-                add(port, command.submit, waited_s, command.sent_s)
+                self._prepare(port, command.submit, waited_s, command.sent_s, command.stage)
         elif isinstance(command, Abort):
             if command.request_id in self._requests.get(port.number, ()):
                 self._abort(command.request_id)
@@ -283,16 +285,16 @@ class Driver:
         self._requests.setdefault(port.number, set()).add(request.request_id)
         self._prepare(port, command, command.waited_s, sent_s)
 
-    def _prepare(self, port: Port, command: Submit, waited_s: float, sent_s: float) -> None:
-        """Add a request once its adapter is read, and then its grammar compiled."""
-        reading = self._engine.adapters.reading(command.request.adapter)
-        preparing = reading or self._engine.prepare(command.request)
-        if preparing is None:
-            self._add(port, command, waited_s, sent_s)
-        else:
-            prepared = Prepared(command, sent_s, needs_grammar=reading is not None)
-            self._preparing.begin(command, waited_s)
-            preparing.add_done_callback(lambda _: self.post(port, prepared))
+    def _prepare(self, port: Port, command: Submit, waited_s: float, sent_s: float, stage: int = 0) -> None:
+        """Add a request once its adapter is read, and then its grammar compiled, and then its pages received."""
+        for number, prepare in enumerate(self._stages[stage:], start=stage):
+            preparing = prepare(command.request)
+            if preparing is not None:
+                prepared = Prepared(command, sent_s, min(number + 1, len(self._stages) - 1))  # the last one goes on
+                self._preparing.begin(command, waited_s)
+                preparing.add_done_callback(lambda _, prepared=prepared: self.post(port, prepared))  # type: ignore[misc]
+                return
+        self._add(port, command, waited_s, sent_s)
 
     def _add(self, port: Port, command: Submit, waited_s: float, sent_s: float) -> None:
         request = command.request
@@ -335,6 +337,7 @@ class Driver:
 
     def _forget(self, request_id: int) -> None:
         self._preparing.forget(request_id)
+        self._engine.peers.forget(request_id)
         self._times.forget(request_id)
         self._traces.forget(request_id)
         self._requests.get(request_id >> PORT_SHIFT, set()).discard(request_id)

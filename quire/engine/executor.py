@@ -1,5 +1,6 @@
 """The interface of whatever computes the engine's steps."""
 
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from quire.core.plan import StepPlan, StepResult
@@ -42,6 +43,16 @@ class Executor(Protocol):
 
     def drop_adapter(self, number: int) -> None:
         """No plan loads it any more."""
+
+    def adapter_digest(self, number: int) -> str:
+        """Of the weights of an adapter on the host; the same in every engine. Any thread may call it."""
+
+    def read_pages(self, pages: Sequence[int]) -> Callable[[], memoryview]:
+        """Copy pages from the device, after the steps that were submitted. Returns at once; any thread may call the
+        function, which waits for their bytes, one page after the other."""
+
+    def write_host_pages(self, pages: Sequence[int], data: Sequence[memoryview]) -> None:
+        """Write the bytes of pages into host memory, where no step under way reads or writes them."""
 
     def check_device(self) -> None:
         """Compute something tiny on every device and wait for it; raise if that fails. No step is under way."""

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
+from typing import NamedTuple
 
 import msgspec
 
 from quire.ipc.messages import PORT_SHIFT, Command, Event, StepTrace
 
 Deliver = Callable[[list[Event]], None]  # called on the engine thread, so it must return at once
-Post = Callable[["Port", "Command | Order"], None]
+Post = Callable[["Port", "Command | Order | Task"], None]
 
 
 class Order(Enum):
@@ -16,6 +17,12 @@ class Order(Enum):
 
     OPEN = auto()
     CLOSE = auto()
+
+
+class Task(NamedTuple):
+    """Something that the engine thread does between two steps. It must return soon, and raise nothing."""
+
+    run: Callable[[], None]
 
 
 class Port:
@@ -33,6 +40,9 @@ class Port:
     def send(self, command: Command) -> None:
         """Every Submit gets an answer: events that end with a finished update for each sample, or Failed."""
         self._post(self, command)
+
+    def run(self, task: Task) -> None:
+        self._post(self, task)
 
     def close(self) -> None:
         """Abort the requests of this port, ignore later commands, and deliver nothing more."""

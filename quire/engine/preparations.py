@@ -1,4 +1,4 @@
-"""Requests that wait for their grammars or adapters."""
+"""Requests that wait for their adapters, grammars or pages."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -10,15 +10,15 @@ from quire.ipc.messages import Submit
 
 
 class Prepared(NamedTuple):
-    """The grammar of a request is compiled, or its adapter is read."""
+    """The adapter of a request is read, its grammar compiled, or its pages have come."""
 
     submit: Submit
     sent_s: float
-    needs_grammar: bool = False  # which was not begun
+    stage: int  # that is next
 
 
 class Preparations:
-    """Requests whose grammars are being compiled, or whose adapters are being read.
+    """Requests whose adapters are being read, whose grammars are being compiled, or whose pages a peer computes.
 
     Deadlines count from their arrival. Owned by the engine thread.
     """
@@ -61,6 +61,8 @@ class Preparations:
             request_id, which = due
             request = self._waiting[request_id][0].request
             limit = time_limit(request.timeout_s) if which is Deadline.END else queue_limit(request.queue_timeout_s)
-            error = DeadlineExceeded(f"{limit} passed before the request's grammar was compiled or its adapter read")
+            error = DeadlineExceeded(
+                f"{limit} passed before the request's adapter was read, its grammar compiled or its pages received"
+            )
             failures.setdefault(request_id, Failure(request_id, error))
         return list(failures.values())

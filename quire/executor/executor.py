@@ -1,6 +1,7 @@
 """Runs plans on JAX devices."""
 
-from collections.abc import Iterator
+import hashlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -10,7 +11,7 @@ from jax.sharding import Mesh
 
 from quire.core.plan import Chunk, Kind, PageCopy, SlotStart, StepPlan, Tier
 from quire.executor.draft import Draft, pack_guesses
-from quire.executor.host_pages import Arrival, HostPages
+from quire.executor.host_pages import Arrival, HostPages, as_bytes
 from quire.executor.launch import Launch, Packer, independent, num_samples, num_sampling, split
 from quire.executor.pending import Copied, Launched, Pending, Wanted
 from quire.executor.program_store import ProgramStore
@@ -118,6 +119,31 @@ class JaxExecutor:
 
     def drop_adapter(self, number: int) -> None:
         del self._adapters[number]
+
+    def adapter_digest(self, number: int) -> str:
+        digest = hashlib.blake2b(digest_size=16)
+        for array in self._adapters[number]:
+            digest.update(f"{array.dtype} {array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
+        return digest.hexdigest()
+
+    def read_pages(self, pages: Sequence[int]) -> Callable[[], memoryview]:
+        assert self._state is not None
+        parts = []
+        for begin in range(0, len(pages), COPY_SIZES[-1]):
+            run = pages[begin : begin + COPY_SIZES[-1]]
+            size = next(size for size in COPY_SIZES if size >= len(run))
+            sources = np.zeros(size, np.int32)
+            sources[: len(run)] = run
+            contents = self.programs.get(("save", size))(self._state.pages, sources)
+            for one in contents:
+                one.copy_to_host_async()
+            parts.append((len(run), contents))
+        return lambda: as_bytes(parts)
+
+    def write_host_pages(self, pages: Sequence[int], data: Sequence[memoryview]) -> None:
+        assert self.host_pages is not None, "there are no pages of the host"
+        self.host_pages.write_bytes(pages, data)
 
     def check_device(self) -> None:
         for device in self._devices:

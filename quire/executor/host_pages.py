@@ -61,6 +61,16 @@ def scatter_pages(
     return jax.tree.unflatten(structure, leaves), targets[-1]
 
 
+def as_bytes(parts: Sequence[tuple[int, Sequence[jax.Array]]]) -> memoryview:
+    """The bytes of pages, one after the other: those of each stack in order. `parts` are numbers of pages, and stacks
+    with at least so many rows."""
+    rows = [
+        np.concatenate([np.asarray(one)[:count].reshape(count, -1).view(np.uint8) for one in stacks], axis=1)
+        for count, stacks in parts
+    ]
+    return memoryview(np.concatenate(rows).reshape(-1).data) if rows else memoryview(b"")
+
+
 class Arrival:
     """Pages on their way to the device."""
 
@@ -100,6 +110,15 @@ class HostPages:
         for array, contents in zip(self._arrays, stacks, strict=True):
             for row, page in enumerate(pages):
                 array[page] = contents[row]
+
+    def write_bytes(self, pages: Sequence[int], data: Sequence[memoryview]) -> None:
+        """Write pages that come from another engine, as `as_bytes` gives them."""
+        for page, contents in zip(pages, data, strict=True):
+            begin = 0
+            for array in self._arrays:
+                end = begin + array[page].nbytes
+                array[page] = np.frombuffer(contents[begin:end], array.dtype).reshape(array.shape[1:])
+                begin = end
 
     def write_when_ready(self, pages: Sequence[int], stacks: Sequence[jax.Array]) -> "Future[None]":
         """Write what a program under way computes. Writes happen in the order of the calls."""

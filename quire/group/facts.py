@@ -1,14 +1,16 @@
-"""Facts that must be the same for all members of a group: differences are refused by name before anything runs."""
+"""Facts that must be the same at both ends of a link: differences are refused by name before anything runs."""
 
 from collections.abc import Mapping
 
 from quire.errors import shown
 
 
-def difference(leaders: Mapping[str, str], members: Mapping[str, str]) -> str | None:
-    """The first facts that differ, in words; None where none does."""
+def difference(
+    leaders: Mapping[str, str], members: Mapping[str, str], leader: str = "leader", member: str = "member"
+) -> str | None:
+    """The first facts that differ, in words; None where none does. `leader` and `member` are words for the two ends."""
     for name in [*leaders, *(name for name in members if name not in leaders)]:
         ours, theirs = leaders.get(name), members.get(name)
         if ours != theirs:
-            return f"{name} of the member: {shown(theirs)}; of the leader: {shown(ours)}"
+            return f"{name} of the {member}: {shown(theirs)}; of the {leader}: {shown(ours)}"
     return None

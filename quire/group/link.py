@@ -1,4 +1,4 @@
-"""One end of the connection between the leader and another member of a group."""
+"""One end of an authenticated connection, as between the leader and another member of a group."""
 
 import contextlib
 import hashlib
@@ -40,11 +40,12 @@ class Link(Generic[T]):
     once, on that thread or on one that sends.
     """
 
-    def __init__(self, connection: socket.socket, keys: Keys, messages: Any) -> None:
-        """`messages` are the types that the other end may send."""
+    def __init__(self, connection: socket.socket, keys: Keys, messages: Any, silence_s: float = SILENCE_S) -> None:
+        """`messages` are the types that the other end may send. It is lost after `silence_s` without a byte."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        connection.settimeout(SILENCE_S)
+        connection.settimeout(silence_s)
         self._connection = connection
+        self._silence_s = silence_s
         self._keys = keys
         self._decode = msgspec.msgpack.Decoder(messages).decode
         self._sending = threading.Lock()
@@ -76,8 +77,8 @@ class Link(Generic[T]):
                 self._num_sent += 1
                 self._connection.sendall(b"".join((_LENGTH.pack(len(payload)), tag, payload)))
         except OSError as error:
-            self._end(_reason(error))
-            raise LinkLost(_reason(error)) from error
+            self._end(self._reason(error))
+            raise LinkLost(self._reason(error)) from error
 
     def receive(self) -> T:
         """The next message, for an end that has not called `start`. Raises LinkLost."""
@@ -93,7 +94,7 @@ class Link(Generic[T]):
             self._num_received += 1
             message: T = self._decode(payload)
         except OSError as error:
-            raise LinkLost(_reason(error)) from error
+            raise LinkLost(self._reason(error)) from error
         except (ValueError, RecursionError) as error:  # msgspec's errors are ValueErrors
             raise LinkLost(f"a message cannot be read: {error}") from error
         return message
@@ -132,14 +133,13 @@ class Link(Generic[T]):
             self._connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads
         self._connection.close()
 
+    def _reason(self, error: OSError) -> str:
+        if isinstance(error, TimeoutError):
+            return f"it has not been heard of for {self._silence_s:g} s"
+        return f"the connection ended: {error.strerror or error}"
+
 
 def _tag(key: bytes, number: int, payload: bytes | bytearray) -> bytes:
     digest = hashlib.blake2b(_COUNT.pack(number), key=key, digest_size=TAG_BYTES)
     digest.update(payload)
     return digest.digest()
-
-
-def _reason(error: OSError) -> str:
-    if isinstance(error, TimeoutError):
-        return f"it has not been heard of for {SILENCE_S:g} s"
-    return f"the connection ended: {error.strerror or error}"

@@ -65,28 +65,36 @@ class GroupSettings:
     @property
     def endpoint(self) -> tuple[str, int]:
         """Host and port of the leader."""
-        given = self.group_address or ""
-        host, colon, port = given.rpartition(":")
-        host = host.removeprefix("[").removesuffix("]")
-        if not colon or not host or not (port.isascii() and port.isdecimal()) or not 1 <= int(port) <= 65535:
-            raise InvalidSetting(f"group_address is {shown(given)}; it must be HOST:PORT, as in 10.0.0.1:7000")
-        return host, int(port)
+        return endpoint_of("group_address", self.group_address or "")
 
     def secret(self) -> bytes:
         """The secret that the members share; the file's, where both are given."""
-        source = "QUIRE_GROUP_SECRET"
-        found = (self.group_secret or "").encode()
-        if self.group_secret_file is not None:
-            source = str(self.group_secret_file)
-            try:
-                with open(self.group_secret_file, "rb") as file:
-                    found = file.read(MAX_SECRET_BYTES + 1)
-            except OSError as error:
-                raise InvalidSetting(f"group_secret_file: {source} cannot be read: {error.strerror}") from error
-        found = found.strip()
-        if not MIN_SECRET_BYTES <= len(found) <= MAX_SECRET_BYTES:
-            raise InvalidSetting(
-                f"the group's secret ({source}) has {len(found)} bytes; it must have between {MIN_SECRET_BYTES} and "
-                f"{MAX_SECRET_BYTES}"
-            )
-        return found
+        return read_secret("group_secret_file", self.group_secret_file, "QUIRE_GROUP_SECRET", self.group_secret)
+
+
+def endpoint_of(setting: str, given: str) -> tuple[str, int]:
+    """Host and port of an address that a setting has."""
+    host, colon, port = given.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not colon or not host or not (port.isascii() and port.isdecimal()) or not 1 <= int(port) <= 65535:
+        raise InvalidSetting(f"{setting} is {shown(given)}; it must be HOST:PORT, as in 10.0.0.1:7000")
+    return host, int(port)
+
+
+def read_secret(setting: str, file: Path | None, variable: str, value: str | None) -> bytes:
+    """A shared secret: that in the file, else that of the variable."""
+    source, found = variable, (value or "").encode()
+    if file is not None:
+        source = str(file)
+        try:
+            with open(file, "rb") as opened:
+                found = opened.read(MAX_SECRET_BYTES + 1)
+        except OSError as error:
+            raise InvalidSetting(f"{setting}: {source} cannot be read: {error.strerror}") from error
+    found = found.strip()
+    if not MIN_SECRET_BYTES <= len(found) <= MAX_SECRET_BYTES:
+        raise InvalidSetting(
+            f"the shared secret ({source}) has {len(found)} bytes; it must have between {MIN_SECRET_BYTES} and "
+            f"{MAX_SECRET_BYTES}"
+        )
+    return found

@@ -58,6 +58,11 @@ class Proxy:
             one.close()
             other.close()
 
+    @property
+    def num_open(self) -> int:
+        """Connections that were carried since the last cut."""
+        return len(self._pairs)
+
     def cut(self) -> None:
         """Close what is open. New connections are carried."""
         for pair in self._pairs:

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.group.handshake import MAGIC, NONCE_BYTES, PROOF_BYTES, HandshakeFailed, Keys, admit, enter
+from quire.group.handshake import GROUP, NONCE_BYTES, PROOF_BYTES, HandshakeFailed, Keys, admit, enter, magic
 
 SECRET = b"0123456789abcdef"
 
@@ -65,7 +65,7 @@ def test_a_stranger_is_refused_whatever_it_sends(data: bytes):
     assert isinstance(both(lambda end: admit(end, SECRET), stranger)[0], HandshakeFailed)
 
 
-@given(st.binary(max_size=len(MAGIC) + NONCE_BYTES + PROOF_BYTES))
+@given(st.binary(max_size=len(magic(GROUP)) + NONCE_BYTES + PROOF_BYTES))
 def test_a_member_is_not_fooled_by_another_server(data: bytes):
     def stranger(end: socket.socket) -> None:
         end.sendall(data)
@@ -78,7 +78,7 @@ def test_a_member_is_not_fooled_by_another_server(data: bytes):
 
 def test_a_leader_cannot_be_imitated_by_sending_back_what_a_member_sent():
     def mirror(end: socket.socket) -> None:
-        end.sendall(MAGIC + bytes(NONCE_BYTES))
+        end.sendall(magic(GROUP) + bytes(NONCE_BYTES))
         answer = end.recv(NONCE_BYTES + PROOF_BYTES)
         end.sendall(answer[NONCE_BYTES:])
 

@@ -66,6 +66,14 @@ _GAUGES: dict[str, tuple[str, Callable[[Stats], float]]] = {
     ),
     "quire_last_step_age_seconds": ("Seconds since the last step that finished.", lambda stats: stats.idle_s),
 }
+# Of servers with a role. By name: the help, the label, and its values with their keys in the statistics.
+_PEERS = (
+    ("quire_peer_pages", "Pages exchanged with peers.", "direction", ("received_pages", "sent_pages")),
+    ("quire_peer_bytes", "Bytes of pages exchanged with peers.", "direction", ("received_bytes", "sent_bytes")),
+    ("quire_peer_pulls", "Prompts that a peer was to compute; all but those received were computed here.", "outcome",
+     "pulls_"),
+    ("quire_peer_prefills", "Prompts of peers that were to be computed here.", "outcome", "served_"),
+)  # fmt: skip
 Labels = dict[str, str]
 
 
@@ -91,6 +99,9 @@ def write_engines(out: Exposition, engines: Mapping[int, Stats], *, is_labelled:
         "counter", "tgi_batch_concat", "Steps in which sequences began beside others.",
         lambda stats: [({"reason": reason}, count) for reason, count in stats.joined_by.items()],
     )  # fmt: skip
+    if any(key.startswith("peer_") for stats in engines.values() for key in stats.counters):
+        for name, help, label, keys in _PEERS:
+            write("counter", name, help, lambda stats, label=label, keys=keys: _of_peers(stats, label, keys))  # type: ignore[misc]
     for name, help, suffix in _STEP_DURATIONS:
         write("histogram", name, help, _by_method(_durations, suffix))
     write(
@@ -109,6 +120,14 @@ def _share(part: int, whole: int) -> float:
 
 def _count(stats: Stats, key: str) -> int:
     return stats.counters[key]
+
+
+def _of_peers(stats: Stats, label: str, keys: str | tuple[str, ...]) -> list[tuple[Labels, int]]:
+    """The counts with these keys, or with those that begin so; a server has those of its role."""
+    found = {key.removeprefix("peer_"): count for key, count in stats.counters.items() if key.startswith("peer_")}
+    if isinstance(keys, str):
+        return [({label: key.removeprefix(keys)}, count) for key, count in found.items() if key.startswith(keys)]
+    return [({label: key.partition("_")[0]}, found[key]) for key in keys if key in found]
 
 
 def _durations(stats: Stats, key: str) -> Histogram:

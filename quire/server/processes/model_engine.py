@@ -10,6 +10,7 @@ from quire.config import Config
 from quire.files.progress import progress_bar, share_bar, silent
 from quire.group.settings import GroupSettings
 from quire.ipc.messages import Described, Waiting
+from quire.peers.settings import PeerSettings
 from quire.server.observe.logs import configure_logs
 from quire.server.processes.engine_devices import EngineDevices
 
@@ -28,6 +29,7 @@ class ModelEngine:
     group: GroupSettings | None = None  # of its leader
     number: int | None = None  # of several engines
     devices: EngineDevices = EngineDevices()
+    peers: PeerSettings = PeerSettings()
 
     def __call__(self, describe: Callable[[Described | Waiting], None]) -> "Engine":
         self.devices.apply()
@@ -66,4 +68,8 @@ class ModelEngine:
                 if programs.can_run_anything and not programs.is_specialised:
                     report(1000, 1000)  # enough to begin; the rest is compiled behind the first requests
                     break
+        if self.peers.role is not None:
+            from quire.engine.build_peers import meet_peers
+
+            meet_peers(built, self.peers)
         return built.engine

@@ -13,6 +13,7 @@ from quire.config import Config
 from quire.errors import InvalidSetting, shown
 from quire.group.settings import GroupSettings
 from quire.ipc.server import new_address
+from quire.peers.settings import PeerSettings
 from quire.server.http.listener import open_listener, open_listeners
 from quire.server.http.tls import check_certificate
 from quire.server.observe.logs import configure_logs
@@ -27,7 +28,12 @@ NOT_IN_GROUPS = ("lora_adapters", "max_loras", "adapter_folder", "draft_model") 
 
 
 def serve(
-    config: Config, settings: ServerSettings, group: GroupSettings | None = None, *, show_progress: bool = True
+    config: Config,
+    settings: ServerSettings,
+    group: GroupSettings | None = None,
+    peers: PeerSettings | None = None,
+    *,
+    show_progress: bool = True,
 ) -> None:
     """Serve a model until a signal comes. Raises the reason why it cannot be served.
 
@@ -42,8 +48,11 @@ def serve(
 
             follow_leader(config, settings, group, show_progress=show_progress)
             return
+    peers = peers or PeerSettings()
+    if peers.role is not None:
+        _refuse_for_peers(config, settings, group, peers)
     leads = group if group is not None and group.is_group else None
-    first = ModelEngine(config, settings.log_format, show_progress, settings.logging_level, leads)
+    first = ModelEngine(config, settings.log_format, show_progress, settings.logging_level, leads, peers=peers)
     serve_engines(model_engines(first, settings.data_parallel), settings, config.chat_template)
 
 
@@ -57,6 +66,21 @@ def refuse_for_groups(config: Config, settings: ServerSettings) -> None:
     for name in NOT_IN_GROUPS:
         if value := getattr(config, name):
             raise InvalidSetting(f"{name} is {shown(value)}; an engine of several processes (group_size) has none")
+
+
+def _refuse_for_peers(
+    config: Config, settings: ServerSettings, group: GroupSettings | None, peers: PeerSettings
+) -> None:
+    peers.secret()  # raises where there is none
+    if group is not None and group.is_group:
+        raise InvalidSetting(f"role is {peers.role}; an engine of several processes (--group-size) has none")
+    if peers.answers and settings.data_parallel > 1:
+        raise InvalidSetting(
+            f"data_parallel is {settings.data_parallel}; with role = {peers.role}, whose engine listens at "
+            "peer_address, it must be 1"
+        )
+    if not config.prefix_caching:
+        raise InvalidSetting(f"role is {peers.role}; it needs prefix_caching, which keeps the pages")
 
 
 def model_engines(first: ModelEngine, count: int) -> list[ModelEngine]:

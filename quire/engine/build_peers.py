@@ -1,0 +1,51 @@
+"""Lets an engine exchange pages with others."""
+
+import hashlib
+
+import jax
+
+from quire.engine.build import Built
+from quire.engine.build_group import fingerprint, program_facts
+from quire.engine.deployment import Deployment
+from quire.engine.page_store import PageStore
+from quire.engine.page_traffic import PageTraffic
+from quire.peers.bundle import PageForm
+from quire.peers.page_client import PageClient
+from quire.peers.prefill_server import PrefillServer
+from quire.peers.settings import PeerSettings
+
+
+def meet_peers(built: Built, settings: PeerSettings) -> None:
+    """Raises InvalidSetting where it cannot listen for others."""
+    engine, deployment = built.engine, built.deployment
+    host_pages = built.executor.host_pages
+    assert host_pages is not None, "an engine with a role has pages in host memory"
+    limits = deployment.limits
+    form = PageForm(limits.page_size, host_pages.page_bytes, limits.page_groups)
+    facts, secret, digest_of = peer_facts(deployment), settings.secret(), engine.adapters.digest_of
+    store = PageStore(engine.scheduler, lambda: engine.executor, form)
+    if settings.asks:
+        client = PageClient(settings.endpoints, secret, facts, form)
+        min_tokens, timeout_s = settings.peer_min_tokens, settings.peer_timeout_s
+        engine.peers.ask(PageTraffic(client, store, form, min_tokens, timeout_s, digest_of))
+    if settings.listens_at is not None:
+        engine.peers.answer(PrefillServer(settings.listens_at, secret, facts, form), store, digest_of)
+
+
+def peer_facts(deployment: Deployment) -> dict[str, str]:
+    """Everything that the bytes of a page depend on besides its tokens and its adapter."""
+    resolved, config = deployment.resolved, deployment.config
+    facts = program_facts(deployment.files)
+    facts["platform"] = f"{jax.default_backend()} {jax.devices()[0].device_kind}"
+    facts["dtype"], facts["quantize"] = resolved.dtype, resolved.quantize
+    facts["fast int8"] = str(deployment.facts.fast_int8)
+    facts["tensor_parallel"] = str(config.tensor_parallel)
+    if deployment.source is None:
+        facts["random_seed"] = str(config.random_seed)
+    if deployment.draft is not None:
+        facts["draft_model"] = fingerprint(deployment.draft.files)
+    layout = deployment.layout
+    shapes = [[(leaf.shape, str(leaf.dtype)) for leaf in jax.tree.leaves(one)] for one in layout.structure(1)]
+    described = f"{shapes} {layout.windows} {layout.places}"
+    facts["pages"] = f"{layout.page_size} tokens, {hashlib.sha256(described.encode()).hexdigest()[:16]}"
+    return facts

@@ -1,0 +1,153 @@
+"""Prompts that this engine computes for other engines."""
+
+import itertools
+import logging
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Protocol
+
+from quire.engine.page_traffic import PEER_PORT, Store
+from quire.engine.port import Deliver, Port, Task
+from quire.errors import InvalidRequest, Overloaded, reason_of, shown
+from quire.ipc.messages import Abort, AllResumed, Event, Failed, Progress, Submit
+from quire.peers.bundle import PageRange
+from quire.peers.messages import BUSY, FAILED, Ask
+from quire.peers.prefill_server import Computed, RefusedPrompt
+from quire.request import Request
+
+log = logging.getLogger(__name__)
+
+READ_S = 30.0  # that the engine thread has to read pages; a long step may run
+
+DigestOf = Callable[
+    [str | None], str | None
+]  # an adapter's name to the digest of its weights; None where there is none
+
+
+class Ports(Protocol):
+    """The driver, as far as it is needed here."""
+
+    def open(self, deliver: Deliver, number: int | None = None) -> Port: ...
+
+
+class ComputedPrompt:
+    """Implements the `Computed` of a prefill server.
+
+    Pages are read by the engine thread, a piece at a time. Between two pieces they are as any others of the cache;
+    where they were evicted meanwhile the rest is refused. So nothing is held for a peer.
+    """
+
+    def __init__(self, request: Request, pages: PageRange, store: Store, run: Callable[[Task], None]) -> None:
+        self.range = pages
+        self._rows = pages.rows()
+        self._request = request
+        self._store = store
+        self._run = run
+
+    def read(self, begin: int, count: int) -> memoryview:
+        reading: Future[Callable[[], memoryview] | None] = Future()
+        rows = self._rows[begin : begin + count]
+
+        def read() -> None:
+            try:
+                reading.set_result(self._store.read(self._request, rows, self.range.end))
+            except Exception as error:
+                reading.set_exception(error)
+
+        self._run(Task(read))
+        try:
+            wait = reading.result(READ_S)
+        except TimeoutError:
+            raise RefusedPrompt(FAILED, f"its pages were not read within {READ_S:g} s") from None
+        if wait is None:
+            raise RefusedPrompt(FAILED, "its pages were evicted before they were sent")
+        return wait()
+
+
+class Prefill:
+    """Implements the `Prefill` of a prefill server."""
+
+    def __init__(self, request: Request, ask: Ask, cancel: Callable[[int], None]) -> None:
+        self.request = request
+        self.ask = ask
+        self.result: Future[Computed] = Future()
+        self._cancel = cancel
+
+    def cancel(self) -> None:
+        self._cancel(self.request.request_id)
+
+
+class Prefills:
+    """Runs the prompts of peers as requests of a port of its own, and reads their pages as soon as they are computed.
+
+    `begin` is called by threads of connections, everything else by the engine thread.
+    """
+
+    def __init__(self, ports: Ports, store: Store, digest_of: DigestOf) -> None:
+        self._store = store
+        self._digest_of = digest_of
+        self._lock = threading.Lock()
+        self._live: dict[int, Prefill] = {}
+        self._numbers = itertools.count(1)
+        self._port = ports.open(self._deliver, PEER_PORT)
+        self._port.send(AllResumed())  # none comes back after the end of an engine: peers compute them
+
+    def begin(self, ask: Ask) -> Prefill:
+        self._check_adapter(ask)
+        try:
+            if ask.first < 0:
+                raise InvalidRequest(f"first is {ask.first}; it must be at least 0")
+            request = Request(
+                request_id=self._port.request_id(next(self._numbers)),
+                prompt=tuple(ask.tokens),
+                max_tokens=0,
+                salt=ask.salt.decode(errors="surrogatepass"),
+                adapter=ask.adapter,
+                priority=ask.priority,
+                timeout_s=ask.within_s,
+            )
+        except (InvalidRequest, UnicodeDecodeError) as error:
+            raise RefusedPrompt(FAILED, reason_of(error)) from None
+        prefill = Prefill(request, ask, self._abort)
+        with self._lock:
+            self._live[request.request_id] = prefill
+        self._port.send(Submit(request))
+        return prefill
+
+    def _check_adapter(self, ask: Ask) -> None:
+        digest = self._digest_of(ask.adapter)
+        if digest != ask.adapter_digest:
+            problem = "it is not loaded here" if digest is None else "it has other weights here"
+            raise RefusedPrompt(FAILED, f"adapter {shown(ask.adapter)}: {problem}")
+
+    def _abort(self, request_id: int) -> None:
+        if self._pop(request_id) is not None:
+            self._port.send(Abort(request_id))
+
+    def _pop(self, request_id: int) -> Prefill | None:
+        with self._lock:
+            return self._live.pop(request_id, None)
+
+    def _deliver(self, events: list[Event]) -> None:
+        """On the engine thread, when the pages of what has ended are in the cache."""
+        for event in events:
+            if isinstance(event, Failed):
+                if (prefill := self._pop(event.request_id)) is not None:
+                    kind = BUSY if event.kind == Overloaded.kind else FAILED
+                    prefill.result.set_exception(RefusedPrompt(kind, event.message))
+            elif isinstance(event, Progress):
+                for update in event.updates:
+                    if update.finish is not None and (prefill := self._pop(update.request_id)) is not None:
+                        self._read(prefill)
+
+    def _read(self, prefill: Prefill) -> None:
+        try:
+            self._check_adapter(prefill.ask)  # another one may have got the name meanwhile
+            pages = self._store.find(prefill.request, prefill.ask.first)
+            prefill.result.set_result(ComputedPrompt(prefill.request, pages, self._store, self._port.run))
+        except RefusedPrompt as refusal:
+            prefill.result.set_exception(refusal)
+        except Exception as error:  # the peer computes it
+            log.exception("the pages of a prompt cannot be read")
+            prefill.result.set_exception(RefusedPrompt(FAILED, reason_of(error)))
