@@ -24,7 +24,7 @@ COPY --from=build /opt/quire /opt/quire
 ENV PATH=/opt/quire/bin:$PATH \
     PYTHONUNBUFFERED=1 \
     HOME=/cache \
-    CACHE_DIR=/cache \
+    QUIRE_CACHE_DIR=/cache \
     QUIRE_HOST=0.0.0.0 \
     PORT=8000
 USER 10001:10001

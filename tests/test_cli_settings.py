@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from quire.cli import make_app
 from quire.cli.sampling import SamplingOptions
-from quire.cli.settings import VARIABLES, read_settings, with_settings
+from quire.cli.settings import read_settings, variables_of, with_settings
 from quire.config import Config, setting
 from quire.errors import InvalidSetting
 from quire.request import SamplingParams
@@ -33,7 +33,7 @@ def parsed(arguments: list[str], env: dict[str, str] | None = None) -> tuple[Con
         """Look at the settings."""
         seen.append((config, lists))
 
-    empty = dict.fromkeys([*VARIABLES.values(), *(field.name.upper() for field in dataclasses.fields(Config))])
+    empty = dict.fromkeys(name for field in dataclasses.fields(Config) for name in variables_of(field))
     result = CliRunner().invoke(probe, arguments, env=empty | (env or {}))
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -64,10 +64,9 @@ def test_every_field_is_an_option_a_variable_and_a_key(field: Any, tmp_path: Pat
     file.write_text(f"{field.name} = {written}\n")
     wanted = dataclasses.replace(Config(), **{field.name: value})
     assert parsed(given)[0] == wanted
-    assert (
-        parsed([], {VARIABLES.get(field.name, field.name.upper()): given[-1] if kind != "bool" else str(value)})[0]
-        == wanted
-    )
+    assert variables_of(field)[0] == f"QUIRE_{field.name.upper()}"
+    for variable in variables_of(field):
+        assert parsed([], {variable: given[-1] if kind != "bool" else str(value)})[0] == wanted
     assert parsed(["--config", str(file)])[0] == wanted
 
 
@@ -75,12 +74,24 @@ def test_options_beat_variables_which_beat_the_file(tmp_path: Path) -> None:
     file = tmp_path / "quire.toml"
     file.write_text("max_batch_size = 2\npage_size = 4\nprefix_caching = false\n")
     from_file = ["--config", str(file)]
-    env = {"MAX_BATCH_SIZE": "3", "PREFIX_CACHING": "true"}
+    env = {"QUIRE_MAX_BATCH_SIZE": "3", "QUIRE_PREFIX_CACHING": "true"}
     assert parsed(from_file)[0].max_batch_size == 2
     assert parsed(from_file, env)[0] == Config(max_batch_size=3, page_size=4, prefix_caching=True)
     options = ["--max-batch-size", "5", "--no-prefix-caching"]
     for order in (options + from_file, from_file + options):
         assert parsed(order, env)[0] == Config(max_batch_size=5, page_size=4, prefix_caching=False)
+
+
+def test_variables_of_other_programs_work_and_quires_own_beat_them() -> None:
+    assert parsed([], {"MAX_BATCH_SIZE": "3", "MODEL_ID": "a", "HF_HUB_OFFLINE": "1"})[0] == Config(
+        max_batch_size=3, model="a", offline=True
+    )
+    both = {"MAX_BATCH_SIZE": "3", "QUIRE_MAX_BATCH_SIZE": "4", "MODEL_ID": "a", "QUIRE_MODEL": "b"}
+    assert parsed([], both)[0] == Config(max_batch_size=4, model="b")
+
+
+def test_a_name_that_no_other_program_has_is_read_with_its_prefix_only() -> None:
+    assert parsed([], {"PAGE_SIZE": "4", "TOKEN": "x", "OFFLINE": "1"})[0] == Config()
 
 
 def test_lists_are_given_by_repeating_the_option_or_as_a_list_in_the_file(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from quire.cli.settings import variable_of
+from quire.cli.settings import variables_of
 from quire.config import Config
 from quire.group.settings import GroupSettings
 from quire.server.http.routes import ROUTES
@@ -18,7 +18,7 @@ from quire.server.settings import ServerSettings
 ROOT = Path(__file__).parents[1]
 SETTINGS = [field for kind in (Config, ServerSettings, GroupSettings) for field in dataclasses.fields(kind)]
 OPTIONS = {f"--{field.name.replace('_', '-')}" for field in SETTINGS}
-VARIABLES = {variable_of(field) for field in SETTINGS}
+VARIABLES = {name for field in SETTINGS for name in variables_of(field)}
 OPEN = {route.path for route in ROUTES if route.method == "GET" and route.is_open}
 
 
@@ -63,7 +63,7 @@ def test_the_image_names_settings_and_its_health_is_a_route():
     text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
     (given,) = re.findall(r"^ENV (.*?[^\\])$", text, re.MULTILINE | re.DOTALL)
     names = set(re.findall(r"(\w+)=", given))
-    assert {"CACHE_DIR", "QUIRE_HOST", "PORT"} <= names
+    assert {"QUIRE_CACHE_DIR", "QUIRE_HOST", "PORT"} <= names
     assert names - {"PATH", "PYTHONUNBUFFERED", "HOME"} <= VARIABLES
     (path,) = re.findall(r"\['PORT'\]}(/\w+)", text)
     assert path in OPEN

@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from quire.cli.settings import variable_of, with_settings
+from quire.cli.settings import variables_of, with_settings
 from quire.cli.tgi_flags import SAME, VALUES, TgiFlags
 from quire.config import Config
 from quire.errors import InvalidSetting
@@ -52,7 +52,7 @@ def asked(*arguments: str, env: dict[str, str] | None = None) -> tuple[Config, S
         seen.append((*flags.applied(config, settings, os.environ), flags.warnings()))
 
     fields = [*OWN.values(), *SETTINGS.values()]
-    empty = dict.fromkeys(["HOSTNAME", *filter(None, map(variable_of, fields))])
+    empty = dict.fromkeys(["HOSTNAME", *(name for field in fields for name in variables_of(field))])
     result = CliRunner().invoke(probe, arguments, env=empty | (env or {}))
     if result.exception is not None and not isinstance(result.exception, SystemExit):
         raise result.exception
@@ -71,8 +71,8 @@ def test_every_flag_and_variable_of_the_launcher_is_accounted_for():
     assert not OWN.keys() & SAME.keys()
     assert SAME.keys() <= SETTINGS.keys()
     for name in SAME:
-        assert variable_of(SETTINGS[name]) == name.upper()
-    unread = {name for name, field in OWN.items() if variable_of(field) is None}
+        assert variables_of(SETTINGS[name]) == (f"QUIRE_{name.upper()}", name.upper())
+    unread = {name for name, field in OWN.items() if not variables_of(field)}
     assert unread == {"model_id", "hostname", "env"}  # the first two are read otherwise, see below
 
 
@@ -81,7 +81,7 @@ def test_a_flag_with_another_name_sets_what_it_means(name):
     field = OWN[name]
     other = SETTINGS[field.metadata["means"]]
     for arguments, env in (([f"--{name.replace('_', '-')}", example(field)], None), ([], {name.upper(): "2"})):
-        if env and variable_of(field) is None:
+        if env and not variables_of(field):
             continue
         config, settings, warnings = asked(*arguments, env=env)
         value = getattr(config if hasattr(config, other.name) else settings, other.name)
@@ -107,7 +107,7 @@ def test_a_flag_that_would_change_results_is_refused_with_the_reason(name):
     flag = f"--{name.replace('_', '-')}"
     with pytest.raises(InvalidSetting, match=re.escape(field.metadata["refused"])):
         asked(*([flag] if field.default is False else [flag, example(field)]))
-    if variable_of(field) is not None:
+    if variables_of(field):
         with pytest.raises(InvalidSetting, match=f"^{name} is "):
             asked(env={name.upper(): "true" if field.default is False else example(field)})
 

@@ -10,21 +10,19 @@ from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
 
+from quire.cli.tgi_flags import GROUP as TGI_GROUP
+from quire.cli.tgi_flags import SAME
 from quire.errors import InvalidSetting
 
 # Settings of the engine and the server have variables; those of one answer, like its temperature, do not.
 WITHOUT_VARIABLE = {"Sampling"}
-# Variables with names of other programs; all others are the setting's name in capitals.
-VARIABLES = {
-    "model": "MODEL_ID",
-    "token": "HF_TOKEN",
-    "offline": "HF_HUB_OFFLINE",
-    "host": "QUIRE_HOST",  # HOST and HOSTNAME name the machine itself, not an address to listen on
-}
+# Variables of other programs that mean the same as a setting; tgi_flags has those with the setting's own name.
+ALIASES = {"model": "MODEL_ID", "token": "HF_TOKEN", "offline": "HF_HUB_OFFLINE"}
 SHORT = {"port": ("--port", "-p")}
 SOURCES = (
-    "Settings can also be environment variables, their names in capitals (MAX_BATCH_SIZE=8; the model is MODEL_ID, "
-    "the token HF_TOKEN, offline HF_HUB_OFFLINE), or in a file. Options override variables, and variables the file."
+    "Settings can also be environment variables (QUIRE_MAX_BATCH_SIZE=8) or in a file. Options override variables, and "
+    "variables the file. HF_TOKEN, HF_HUB_OFFLINE and the variables of text-generation-inference (MODEL_ID, "
+    "MAX_BATCH_SIZE) work too."
 )
 FILE_TYPES: dict[type, tuple[type, ...]] = {float: (int, float), Path: (str,)}  # types that a file may have for these
 
@@ -65,12 +63,15 @@ def with_settings(command: Callable[..., None], *, is_sourced: bool = True) -> C
     return run
 
 
-def variable_of(field: "dataclasses.Field[Any]") -> str | None:
-    """The environment variable that a setting is read from."""
-    if field.metadata["group"] in WITHOUT_VARIABLE:
-        return None
-    name: str | None = field.metadata.get("variable", VARIABLES.get(field.name, field.name.upper()))
-    return name
+def variables_of(field: "dataclasses.Field[Any]") -> tuple[str, ...]:
+    """The environment variables that a setting is read from; the first that is set counts."""
+    group, own = field.metadata["group"], field.name.upper()
+    if group in WITHOUT_VARIABLE or field.metadata.get("variable", own) is None:
+        return ()
+    if group == TGI_GROUP:
+        return (own,)
+    aliases = [own] if field.name in SAME else [ALIASES[field.name]] if field.name in ALIASES else []
+    return (f"QUIRE_{own}", *aliases)
 
 
 def _option(field: "dataclasses.Field[Any]", hint: Any) -> inspect.Parameter:
@@ -82,7 +83,7 @@ def _option(field: "dataclasses.Field[Any]", hint: Any) -> inspect.Parameter:
         *SHORT.get(field.name, ()),
         help=field.metadata["help"],
         rich_help_panel=group,
-        envvar=variable_of(field),
+        envvar=list(variables_of(field)),
         show_envvar=False,  # said once, below
         show_default=field.default not in (None, (), ""),
         min=field.metadata.get("min"),
