@@ -15,6 +15,7 @@ from quire import LLM, Config
 from quire.cli import main
 from quire.cli.bench.report import comparison
 from quire.cli.chat import Conversation
+from quire.cli.doctor import unused_gpus
 from quire.cli.one_at_a_time import for_one_user
 from quire.cli.sampling import SamplingOptions
 from tests.tiny_chat_model import SIZES, program_folder, write_tiny_chat_model
@@ -199,6 +200,15 @@ def test_the_sample_of_doctor_in_the_readme_is_what_it_prints(quire: Quire) -> N
     for (title, label), value in sample.items():
         if title == "Choices" and label != "quantize":  # which depends on the processor
             assert value.partition("(")[2] == shown[title, label].partition("(")[2], label
+
+
+@pytest.mark.parametrize(
+    ("platform", "gpus", "names"), [("cpu", ("0", "1"), ["unused GPUs"]), ("gpu", ("0",), []), ("cpu", (), [])]
+)
+def test_doctor_names_gpus_that_jax_has_no_plugin_for(platform: str, gpus: tuple[str, ...], names: list[str]) -> None:
+    said = unused_gpus(platform, gpus)
+    assert list(said) == names
+    assert all("2 NVIDIA" in text and "quire[cuda]" in text for text in said.values())
 
 
 def test_doctor_says_what_fits_and_why(quire: Quire, folder: Path) -> None:

@@ -77,6 +77,7 @@ def _machine() -> dict[str, Any]:
     import jax
 
     from quire.executor.memory import device_memory_bytes
+    from quire.server.processes.engine_devices import visible_gpus
 
     devices = jax.devices()
     kinds = sorted({device.device_kind for device in devices})
@@ -86,7 +87,15 @@ def _machine() -> dict[str, Any]:
         "host": f"{platform.machine()}, {os.cpu_count()} cores, {as_size(host_bytes)}",
         "devices": f"{len(devices)} x {jax.default_backend()} ({', '.join(kinds)})",
         "memory of a device": as_size(device_memory_bytes(devices[0])),
+        **unused_gpus(jax.default_backend(), visible_gpus(os.environ)),
     }
+
+
+def unused_gpus(platform: str, gpus: tuple[str, ...]) -> dict[str, Any]:
+    """NVIDIA GPUs of the machine that JAX has no plugin for; nothing where it uses them or there are none."""
+    if platform == "gpu" or not gpus:
+        return {}
+    return {"unused GPUs": f"{len(gpus)} NVIDIA; JAX cannot use them: pip install 'quire[cuda]', or make serve-gpu"}
 
 
 def _group(group: GroupSettings) -> dict[str, Any]:
