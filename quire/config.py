@@ -32,7 +32,9 @@ class Config:
     quantize: str | None = setting(
         None,
         MODEL,
-        "none; int8: weights and activations of matmuls in 8 bits, for CPUs; auto, as if not given: int8 on a CPU.",
+        "none: as the checkpoint is; int8: weights and activations of matmuls in 8 bits, for CPUs; auto, as if not "
+        "given: none for a quantised checkpoint, else int8 on a CPU; gptq, awq, fp8 or compressed-tensors: none, for a "
+        "checkpoint that is so.",
     )
     random_seed: int = setting(0, MODEL, "Seed of random: weights.")
     lora_adapters: tuple[str, ...] = setting(

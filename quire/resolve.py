@@ -12,6 +12,7 @@ T = TypeVar("T")
 ASKED_FOR = "asked for"
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZE = ("none", "int8")
+METHODS = ("compressed-tensors", "fp8", "gptq", "awq")  # of checkpoints
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ def resolve_dtype(platform: str, asked: str | None) -> Choice[str]:
 def resolve_quantize(platform: str, config: Config, fast_int8: bool, quantization: str | None = None) -> Choice[str]:
     """The type in which matrices are stored and multiplied; "none": `dtype`, or as in a quantised checkpoint."""
     asked = config.quantize
+    if asked in METHODS:
+        if quantization is None or quantization.partition(",")[0] != asked:
+            is_what = "not quantised" if quantization is None else quantization
+            raise InvalidSetting(f"quantize is {asked!r}; the checkpoint is {is_what}")
+        return Choice("quantize", "none", f"as the checkpoint is: {quantization}")
     if asked is not None and asked != "auto":
         if asked not in QUANTIZE:
             raise InvalidSetting(f"quantize is {asked!r}; it can be {', '.join(QUANTIZE)} or auto")

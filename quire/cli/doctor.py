@@ -34,6 +34,8 @@ def doctor(
     facts, limits, resolved = deployment.facts, deployment.limits, deployment.resolved
     page_bytes = deployment.page_bytes
     weight_type = resolved.dtype if resolved.quantize == "none" else f"{resolved.quantize} and {resolved.dtype}"
+    if resolved.quantize == "none" and facts.quantization is not None:
+        weight_type = f"{resolved.dtype} and as the checkpoint is: {facts.quantization}"
     model = {
         "name": deployment.files.name,
         "architecture": deployment.files.config.get("model_type", "?"),
@@ -49,6 +51,7 @@ def doctor(
     fit = {
         "memory allowed": f"{as_size(resolved.memory_limit_bytes)} of {as_size(facts.memory_bytes)}",
         "weights": as_size(facts.weight_bytes),
+        **_widened(facts.widened_weight_bytes),
         "pages": f"{limits.num_pages} x {as_size(page_bytes)} = {as_size(limits.num_pages * page_bytes)}",
         **cache_capacity(deployment),
         "sequences at the same time": f"up to {limits.max_batch_size}",
@@ -64,6 +67,11 @@ def doctor(
     _print("The model", model)
     _print("What fits", fit)
     _print("Choices", {choice.name: f"{choice.value} ({choice.reason})" for choice in deployment.choices})
+
+
+def _widened(num_bytes: int) -> dict[str, Any]:
+    """The float copy of a quantised weight that exists while it is multiplied."""
+    return {"largest weight in float": f"{as_size(num_bytes)}, one at a time while it is used"} if num_bytes else {}
 
 
 def _kept_weights(config: Config) -> str:

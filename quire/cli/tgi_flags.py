@@ -31,7 +31,10 @@ SAME = {
 }  # fmt: skip
 
 # By name: where the same flag takes other values.
-VALUES = {"quantize": "`none`, `int8` and `auto`, the default (int8 on a CPU); the methods there are refused"}
+VALUES = {
+    "quantize": "`none`, `int8` and `auto`, the default (int8 on a CPU, and none for a quantised checkpoint); `gptq`, "
+    "`awq`, `fp8` and `compressed-tensors` for a checkpoint that is so; the other methods there are refused"
+}
 
 
 def _means(other: str, help: str, default: Any = None, variable: bool = True) -> Any:

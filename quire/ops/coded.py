@@ -22,7 +22,7 @@ GroupedProduct = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 MIDDLE = 8  # the zero point of four bits that have no other
 LARGEST_FLOAT8 = 448.0
 _EPSILON = 2.0**-23  # the scale of zeros
-_WIDENED_TOGETHER = 1 << 24  # numbers of experts; their float copies are a step's largest temporary otherwise
+WIDENED_AT_ONCE = 1 << 24  # numbers of experts; their float copies are a step's largest temporary otherwise
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,7 @@ class Coded:
     def widened_bytes(self) -> int:
         """Of the float32 copy that a product makes, at most."""
         numbers = prod(self.shape)
-        return 4 * (min(numbers, max(_WIDENED_TOGETHER, numbers // self.shape[0])) if self.is_of_experts else numbers)
+        return 4 * (min(numbers, max(WIDENED_AT_ONCE, numbers // self.shape[0])) if self.is_of_experts else numbers)
 
     def product(self, x: jax.Array) -> jax.Array:
         """float32 [t, outputs] of x [t, inputs]."""
@@ -137,10 +137,12 @@ class Coded:
             out = out * scales[:, 0]
         return out if row_scale is None else out * row_scale
 
-    def grouped_product(self, x: jax.Array, sizes: jax.Array, multiply: GroupedProduct) -> jax.Array:
+    def grouped_product(
+        self, x: jax.Array, sizes: jax.Array, multiply: GroupedProduct, at_once: int = WIDENED_AT_ONCE
+    ) -> jax.Array:
         """float32 [n, outputs] of x [n, inputs] with each expert's matrix for the next of the `sizes` rows.
 
-        A few experts are widened at a time, and those that no row visits are left out.
+        As many experts are widened together as have `at_once` numbers; those that no row visits are left out.
         """
         num_experts, inputs = self.shape[0], self.shape[-1]
         outputs = prod(self.shape[1:-1])
@@ -151,7 +153,7 @@ class Coded:
             x = (codes * _spread(row_scale, self.rounding.group, inputs)).astype(x.dtype)
         if self.is_native and x.dtype == jnp.float32:
             multiply = float_product.grouped_product
-        together = _divisor(num_experts, max(1, _WIDENED_TOGETHER // (outputs * inputs)))
+        together = _divisor(num_experts, max(1, at_once // (outputs * inputs)))
         starts = jnp.cumsum(sizes) - sizes
 
         def chunks(array: Any, *shape: int) -> Any:

@@ -43,9 +43,16 @@ class Checkpoint(NamedTuple):
 
 
 def write_checkpoint(
-    folder: Path, config: Mapping[str, Any], format_: Format, *, ignored: tuple[str, ...] = (), make: Make | None = None
+    folder: Path,
+    config: Mapping[str, Any],
+    format_: Format,
+    *,
+    ignored: tuple[str, ...] = (),
+    make: Make | None = None,
+    head: bool = False,
 ) -> Checkpoint:
-    """Quantise every matrix of the layers but those whose names contain one of `ignored`."""
+    """Quantise every matrix of the layers but routers and those whose names contain one of `ignored`; the `head` if
+    asked to."""
     model = build_model(config)
     stored: dict[str, Array] = {}
     wide: dict[str, Array] = {}
@@ -53,6 +60,7 @@ def write_checkpoint(
     matrices = {
         tensor.name for param in leaves(model.params()["layers"]) if param.is_matrix for tensor in param.sources
     }
+    matrices |= {"lm_head.weight"} if head else set()
     for param in leaves(model.params()):
         for tensor in param.sources:
             weight = named_tensor(tensor.name, tensor.shape)

@@ -61,7 +61,9 @@ def runs(inputs: int, size: int) -> Array:
 
 def shuffled_groups(module: str, inputs: int, size: int) -> Array:
     """As act-order leaves them; q, k and v see the same inputs, and so have the same."""
-    part = module.replace(".k_proj", ".q_proj").replace(".v_proj", ".q_proj").replace(".up_proj", ".gate_proj")
+    part = module
+    for other, first in ((".k_proj", ".q_proj"), (".v_proj", ".q_proj"), (".up_proj", ".gate_proj"), (".w3", ".w1")):
+        part = part.replace(other, first)
     return np.random.default_rng(zlib.crc32(part.encode())).permutation(runs(inputs, size))
 
 

@@ -1,0 +1,37 @@
+"""Quantised checkpoints over several devices give the logits of one."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.models.cases import CASES
+from tests.models.quantized_checkpoints import FORMATS, write_checkpoint
+from tests.models.test_sharded import ROOT
+
+# Two keys for eight queries: on four devices each key is on two.
+SIZES = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64}
+
+
+def test_codes_scales_and_zero_points_are_cut_across_devices(tmp_path: Path) -> None:
+    folders = []
+    for case, name, ignored in (
+        ("llama-biases", "gptq-4-act-order", ""),
+        ("llama", "ct-int4-asymmetric", ""),
+        ("llama", "fp8-blocks", ""),
+        ("llama", "ct-int8", "k_proj"),
+        ("mixtral", "awq", ""),
+    ):
+        folder = tmp_path / f"{case} {name}"
+        write_checkpoint(folder, {**CASES[case], **SIZES}, FORMATS[name], ignored=(ignored,) if ignored else ())
+        folders.append(str(folder))
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.models.quantized_sharded", *folders],
+        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"},
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.count("devices, error") == 2 * len(folders)

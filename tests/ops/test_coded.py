@@ -1,0 +1,142 @@
+"""Products with the codes of quantised checkpoints, against numpy."""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from quire.models.feed_forward import grouped
+from quire.ops.coded import Coded, Rounding
+from quire.ops.native import library
+from tests.models.quantized_matrices import by_run, by_stored, by_token
+
+Array = np.ndarray[Any, Any]
+MOST_ROWS = 40
+ROUNDINGS = {
+    "none": None,
+    "float8": Rounding(is_float=True),
+    "float8 runs": Rounding(is_float=True, group=16),
+    "int8": Rounding(is_float=False),
+    "int8 asymmetric": Rounding(is_float=False, symmetric=False),
+}
+
+
+def numbers(seed: int, *shape: int) -> Array:
+    return np.random.default_rng(seed).standard_normal(shape, dtype=np.float32)
+
+
+def coded(shape: tuple[int, ...], bits: int, rounding: Rounding | None, seed: int = 0, **others: Any) -> Coded:
+    rng = np.random.default_rng(seed)
+    *outer, inputs = shape
+    groups = inputs // 16
+    if bits == 4:
+        codes: Array = rng.integers(0, 256, (*outer, inputs // 2), np.uint8)
+    else:
+        codes = rng.standard_normal(shape).astype(ml_dtypes.float8_e4m3fn)
+    return Coded(
+        codes=jnp.asarray(codes),
+        scales=jnp.asarray(rng.uniform(0.01, 0.1, (*outer, groups)).astype(np.float16)),
+        zeros=jnp.asarray(rng.integers(0, 16, (*outer, groups), np.int8)) if bits == 4 else None,
+        index=None,
+        input_scale=others.pop("input_scale", None),
+        input_zero=None,
+        shape=shape,
+        num_contracted=1,
+        is_of_experts=len(shape) > 2,
+        bits=bits,
+        group=16,
+        rounding=rounding,
+        **others,
+    )
+
+
+def wide(weight: Coded) -> Array:
+    codes = np.asarray(weight.codes)
+    if weight.bits == 4:
+        codes = np.stack((codes & 15, codes >> 4), -1).reshape(*codes.shape[:-1], -1)
+    zeros = 0.0 if weight.zeros is None else np.repeat(np.asarray(weight.zeros), 16, -1)
+    return (codes.astype(np.float32) - zeros) * np.repeat(np.asarray(weight.scales, np.float32), 16, -1)
+
+
+@pytest.mark.parametrize("shape", [(7, 48), (300, 64)])
+@pytest.mark.parametrize(
+    ("rounding", "reference"),
+    [
+        (Rounding(is_float=True), by_token(True)),
+        (Rounding(is_float=True, group=16), by_run(16)),
+        (Rounding(is_float=False), by_token(False)),
+        (Rounding(is_float=False, symmetric=False), by_token(False, False)),
+    ],
+)
+def test_rows_are_rounded_bit_by_bit_as_defined(shape: tuple[int, int], rounding: Rounding, reference: Any) -> None:
+    @jax.jit
+    def rounded(x: jax.Array) -> jax.Array:
+        codes, scales = rounding(x, None, None)
+        return codes * jnp.repeat(scales, x.shape[1] // scales.shape[1], axis=1)
+
+    x = numbers(1, *shape)
+    np.testing.assert_array_equal(rounded(x), reference(x))
+
+
+def test_a_row_of_zeros_stays_zero() -> None:
+    for rounding in ROUNDINGS.values():
+        if rounding is not None:
+            codes, scales = rounding(jnp.zeros((2, 32)), None, None)
+            assert not np.asarray(codes).any()
+            assert np.isfinite(np.asarray(scales)).all()
+
+
+def test_numbers_beyond_a_stored_scale_are_cut() -> None:
+    for is_float, most in ((True, 448), (False, 127)):
+        codes, _ = Rounding(is_float)(jnp.asarray([[1e6, -1e6]]), jnp.float32(1.0), None)
+        assert np.asarray(codes)[0].tolist() == [most, -most - (0 if is_float else 1)]
+
+
+@pytest.mark.skipif(not library.load(), reason="there is no C++ compiler")
+@pytest.mark.parametrize("name", ROUNDINGS)
+@pytest.mark.parametrize("bits", [4, 8])
+def test_a_row_does_not_depend_on_its_neighbours(bits: int, name: str) -> None:
+    weight = coded((33, 64), bits, ROUNDINGS[name], is_native=True)
+    product = jax.jit(weight.product)
+    x = numbers(2, MOST_ROWS, 64)
+    among = np.asarray(product(x))
+    for first, count in ((0, 1), (3, 2), (5, 17), (38, 2)):
+        np.testing.assert_array_equal(product(x[first : first + count]), among[first : first + count])
+    plain = jax.jit(replace(weight, is_native=False).product)(x)
+    np.testing.assert_allclose(among, plain, rtol=1e-4, atol=1e-4)
+
+
+SCALES = np.linspace(0.02, 0.07, 6, dtype=np.float32)
+EXPERTS = coded((6, 1, 2, 10, 32), 4, Rounding(is_float=True), input_scale=jnp.asarray(SCALES))
+
+
+@partial(jax.jit, static_argnums=(2, 3))
+def by_experts(x: jax.Array, sizes: jax.Array, at_once: int, is_native: bool) -> jax.Array:
+    return replace(EXPERTS, is_native=is_native).grouped_product(x, sizes, grouped, at_once)
+
+
+@given(
+    sizes=st.lists(st.integers(0, 6), min_size=6, max_size=6),
+    at_once=st.sampled_from([1, 2000, 10**9]),
+    is_native=st.sampled_from([False, True] if library.load() else [False]),
+)
+@settings(max_examples=40)
+def test_experts_multiply_their_own_rows_however_many_are_widened_together(
+    sizes: list[int], at_once: int, is_native: bool
+) -> None:
+    x = numbers(3, 38, 32)  # the last rows belong to none
+    out = by_experts(jnp.asarray(x), jnp.asarray(sizes), at_once, is_native)
+    matrices = wide(EXPERTS).reshape(6, 20, 32)
+    start = 0
+    for size, matrix, scale in zip(sizes, matrices, SCALES, strict=True):
+        rows = by_stored(float(scale), True)(x[start : start + size])
+        np.testing.assert_allclose(out[start : start + size], rows @ matrix.T, rtol=1e-5, atol=1e-5)
+        start += size
+    assert not np.asarray(out[start:]).any()

@@ -1,0 +1,93 @@
+"""Quantised checkpoints through the whole engine."""
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire import LLM, SamplingParams
+from quire.config import Config
+from quire.engine.build import plan_deployment
+from quire.errors import InvalidSetting
+from quire.models.registry import build_model
+from quire.ops.native import library
+from tests.models.adapter_files import write_adapter
+from tests.models.quantized_checkpoints import FORMATS, write_checkpoint, write_plain
+from tests.tiny_chat_model import CONFIG, SIZES, byte_tokenizer, program_folder
+
+GREEDY = SamplingParams(temperature=0.0)
+PROMPTS = ["hello", "the quick brown fox jumps over it", "a", "hello hello hello"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint in gptq, the same in float32, one that rounds activations, and an adapter for all."""
+    folder = tmp_path_factory.mktemp("quantized")
+    coded = write_checkpoint(folder / "gptq", CONFIG, FORMATS["gptq-4-act-order"])
+    write_plain(folder / "plain", CONFIG, coded.wide)
+    write_checkpoint(folder / "int8", CONFIG, FORMATS["ct-int8"])
+    for name in ("gptq", "plain", "int8"):
+        byte_tokenizer().save(str(folder / name / "tokenizer.json"))
+        (folder / name / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|end|>"}))
+    write_adapter(folder / "adapter", build_model(CONFIG), seed=0, alpha=16, rank=2)
+    return folder
+
+
+@contextmanager
+def running(path: Path, factory: pytest.TempPathFactory, **settings: Any) -> Iterator[LLM]:
+    cache = program_folder(factory)
+    llm = LLM(str(path), progress=False, cache_dir=cache, compile_ahead=False, **SIZES, **settings)
+    yield llm
+    llm.close()
+
+
+def test_tokens_are_those_of_the_widened_model_with_and_without_an_adapter(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    found = {}
+    for name in ("gptq", "plain"):
+        adapters = {"one": folder / "adapter"}
+        with running(folder / name, tmp_path_factory, adapters=adapters, dtype="float32", quantize="none") as llm:
+            found[name] = [
+                one.token_ids
+                for adapter in (None, "one")
+                for one in llm.generate(PROMPTS, GREEDY, max_tokens=12, ignore_end=True, adapter=adapter)
+            ]
+    assert found["gptq"] == found["plain"]
+    assert found["gptq"][: len(PROMPTS)] != found["gptq"][len(PROMPTS) :], "the adapter changes nothing"
+
+
+@pytest.mark.skipif(not library.load(), reason="rows are alike by the native library")
+def test_an_answer_does_not_depend_on_the_others_in_its_batch(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    with running(folder / "int8", tmp_path_factory, prefix_caching=False) as llm:
+        how: Any = {"sampling": SamplingParams(temperature=1.0), "max_tokens": 12, "ignore_end": True, "seed": 3}
+        together = llm.generate(PROMPTS, **how)
+        for prompt, one in zip(PROMPTS, together, strict=True):
+            assert llm.generate(prompt, **how)[0].token_ids == one.token_ids
+
+
+def test_a_deployment_knows_what_a_checkpoint_costs_and_why(folder: Path) -> None:
+    sizes = {}
+    for name in ("gptq", "plain"):
+        deployment = plan_deployment(Config(model=str(folder / name), quantize="none", **SIZES))
+        sizes[name] = deployment.facts.weight_bytes
+    assert sizes["gptq"] < 0.75 * sizes["plain"]  # the embedding is most of it, and stays in float32
+    auto = plan_deployment(Config(model=str(folder / "gptq"), **SIZES))
+    (choice,) = [choice for choice in auto.choices if choice.name == "quantize"]
+    assert choice.value == "none"
+    assert choice.reason.startswith("as the checkpoint is: gptq, 4 bits in groups of 16")
+    assert auto.facts.widened_weight_bytes == 64 * 2 * 32 * 4  # gate and up
+
+
+def test_the_checkpoint_s_own_method_can_be_asked_for_and_no_other(folder: Path) -> None:
+    asked = plan_deployment(Config(model=str(folder / "gptq"), quantize="gptq", **SIZES))
+    assert asked.resolved.quantize == "none"
+    with pytest.raises(InvalidSetting, match="quantize is 'awq'; the checkpoint is gptq, 4 bits"):
+        plan_deployment(Config(model=str(folder / "gptq"), quantize="awq", **SIZES))
+    with pytest.raises(InvalidSetting, match="quantize is 'gptq'; the checkpoint is not quantised"):
+        plan_deployment(Config(model=str(folder / "plain"), quantize="gptq", **SIZES))
