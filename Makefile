@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: help serve test test-core-long test-parity test-gpu test-clients test-routers test-ray check-deploy mutants chaos soak check format bench clean
+.PHONY: help serve dist test-dist test test-core-long test-parity test-gpu test-clients test-routers test-ray check-deploy mutants chaos soak check format bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -95,8 +95,20 @@ format: $(VENV)/.dev  ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+dist: $(VENV)/.dist  ## a source package, and a wheel with the native library for this architecture, in dist/
+	rm -rf dist build
+	$(BIN)/python -m build --no-isolation --sdist
+	QUIRE_BUILD_AHEAD=1 $(BIN)/python -m build --no-isolation --wheel
+
+$(VENV)/.dist: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e . build 'setuptools>=77'
+	@touch $@
+
+test-dist: dist  ## the wheel in an environment of its own, served without a compiler
+	$(BIN)/python -m tests.dist.run dist/*.whl $(ARGS)
+
 bench: $(VENV)/.run  ## what the scheduler costs per row
 	$(BIN)/python bench/host_overhead.py $(ARGS)
 
 clean:  ## remove the environments and what tools left behind
-	rm -rf $(VENV) .venv-clients .venv-routers .venv-ray .venv-deploy .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) dist .venv-clients .venv-routers .venv-ray .venv-deploy .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info

@@ -57,6 +57,7 @@ def doctor(
         "sequences at the same time": f"up to {limits.max_batch_size}",
         "steps to compile": f"{len(deployment.shapes.ladder.all())} shapes",
         "kept packed weights": _kept_weights(config),
+        **_native_library(facts.platform),
     }
     if json:
         import json as json_format
@@ -79,6 +80,14 @@ def _kept_weights(config: Config) -> str:
 
     folder = cache_folder(config.cache_dir) / WEIGHTS_FOLDER
     return f"{as_size(kept_bytes(folder))} in {folder}, of at most {KEPT_FILES} models"
+
+
+def _native_library(platform: str) -> dict[str, str]:
+    if platform != "cpu":
+        return {}
+    from quire.ops.native import library
+
+    return {"native library": library.description()}
 
 
 def _machine() -> dict[str, Any]:

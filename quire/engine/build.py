@@ -262,6 +262,8 @@ def build_engine(
         if choice.is_automatic:
             log.info("%s", choice)
     log.info("%s", "; ".join(f"{name}: {value}" for name, value in cache_capacity(deployment).items()))
+    if deployment.facts.platform == "cpu":
+        log.info("native library: %s", library.description())
     threads, store = deployment.resolved.compile_threads, _program_store(deployment)
     store.forget_unused()
     draft = load_draft(deployment, progress)

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from quire.models.feed_forward import gated
 from quire.ops.native import int8_product, library
+from quire.ops.native.building import build
 from quire.ops.quantized import Grouped, Packed, QuantizedWeight, gated_product, group, pack, product, rows_of, widened
 
 Array = np.ndarray[Any, Any]
@@ -128,7 +129,7 @@ def test_the_plain_kernel_computes_what_the_fast_one_does(tmp_path: Path) -> Non
     """It runs where there are no instructions for int8; here it has to be built on purpose."""
     compiler = shutil.which("g++")
     assert compiler is not None
-    library.build(compiler, tmp_path, tmp_path / "plain.so", ("-DQUIRE_SCALAR", "-O1"))
+    build(compiler, tmp_path, tmp_path / "plain.so", ("-march=native", "-DQUIRE_SCALAR", "-O1"))
     plain = ctypes.cdll.LoadLibrary(str(tmp_path / "plain.so"))
     assert not plain.quire_int8_is_fast()
     handler = jax.ffi.pycapsule(plain.quire_int8_product)

@@ -1,8 +1,7 @@
-"""Builds and loads the C++ operations."""
+"""Loads the C++ operations: from a library that was built ahead, or from one that is built here on first use."""
 
 import ctypes
 import logging
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -10,24 +9,13 @@ import jax
 import jaxlib.version
 
 from quire.cache_folder import cache_folder
+from quire.ops.native import ahead
+from quire.ops.native.building import FOR_THIS_PROCESSOR, build, find_compiler, sources_text
 from quire.ops.native.library_store import LibraryFailed, LibraryStore
 from quire.ops.native.processor import instruction_set
 
 log = logging.getLogger(__name__)
 
-FOLDER = Path(__file__).parent
-# A row's numbers must not depend on how many rows are beside it, so no order of operations is the compiler's to choose:
-# no -ffast-math, no contraction.
-FLAGS = ("-std=c++17", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-w")
-SOURCES = (
-    "adapter_product.cc",
-    "float_product.cc",
-    "tiled_attention.cc",
-    "int8_product.cc",
-    "norm.cc",
-    "place_heads.cc",
-    "zeros.cc",
-)
 TARGETS = (
     "quire_adapter_product",
     "quire_add_rms_norm",
@@ -42,17 +30,18 @@ TARGETS = (
     "quire_zeros",
 )
 TRIED = "quire_int8_pack"  # run once in another process before a new library is used
-BUILD_TIMEOUT_S = 300
 _opened: list[ctypes.CDLL | None] = []  # once it was tried: operations can be registered once in a process
+_described: list[str] = []  # the same in words
 
 
-def load(folder: Path | None = None) -> bool:
-    """Register the operations with JAX; False where they cannot be built, which costs speed and nothing else.
+def load(folder: Path | None = None, built_ahead: Path = ahead.BUILT) -> bool:
+    """Register the operations with JAX; False where there are none, which costs speed and nothing else.
 
-    The first call in a process decides: `folder` is where it looks for the built library, and keeps it.
+    The first call in a process decides: one of the libraries that were `built_ahead`, if there are any for this
+    processor, else one in `folder`, where it is built and kept.
     """
     if not _opened:
-        _opened.append(_open(folder))
+        _opened.append(_open(folder, built_ahead))
     return _opened[0] is not None
 
 
@@ -62,10 +51,29 @@ def library() -> ctypes.CDLL | None:
     return _opened[0]
 
 
-def _open(folder: Path | None) -> ctypes.CDLL | None:
-    compiler = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++")
+def description() -> str:
+    """Which library runs, for the log and `quire doctor`."""
+    load()
+    return _described[0]
+
+
+def _open(folder: Path | None, built_ahead: Path) -> ctypes.CDLL | None:
+    prebuilt = ahead.find(built_ahead)
+    if prebuilt is not None:
+        try:
+            opened = ctypes.CDLL(str(prebuilt.path))
+        except OSError as error:
+            log.warning("the native library that was built ahead cannot be loaded, and is built here: %s", error)
+        else:
+            return _register(opened, f"built ahead for {prebuilt.level} ({prebuilt.path})")
+    return _open_built_here(folder)
+
+
+def _open_built_here(folder: Path | None) -> ctypes.CDLL | None:
+    compiler = find_compiler()
     if compiler is None:
         log.info("no C++ compiler found: XLA runs in place of the native operations, which is slower")
+        _described[:] = ["none: there is no C++ compiler, so XLA runs in its place, which is slower"]
         return None
     folder = folder or cache_folder() / "native"
     try:
@@ -77,36 +85,21 @@ def _open(folder: Path | None) -> ctypes.CDLL | None:
             "the native library cannot be built in %s, XLA runs in its place, which is slower: %s %s",
             folder, error, said,
         )  # fmt: skip
+        _described[:] = ["none: it cannot be built, so XLA runs in its place, which is slower"]
         return None
+    return _register(built, f"built here by {compiler} for this processor ({folder})")
+
+
+def _register(opened: ctypes.CDLL, described: str) -> ctypes.CDLL:
     for target in TARGETS:
-        handler = jax.ffi.pycapsule(getattr(built, target))  # type: ignore[no-untyped-call]
+        handler = jax.ffi.pycapsule(getattr(opened, target))  # type: ignore[no-untyped-call]
         jax.ffi.register_ffi_target(target, handler, platform="cpu")
-    return built
+    _described[:] = [described]
+    return opened
 
 
 def _identity(compiler: str) -> list[str]:
-    """All that decides the library's code."""
-    texts = [path.read_text() for path in sorted(FOLDER.iterdir()) if path.suffix in (".cc", ".h")]
+    """All that decides the code of a library that is built here."""
     status = Path(compiler).resolve().stat()  # asking it for its version would take longer than loading the library
     version = f"{status.st_size} {status.st_mtime_ns}"
-    flags = repr((FLAGS, SOURCES))
-    return [*texts, flags, compiler, version, instruction_set(), jaxlib.version.__version__]
-
-
-def build(compiler: str, scratch: Path, to: Path, extra: tuple[str, ...] = ()) -> None:
-    """Compile every source side by side, with `extra` flags besides, and link them into one library."""
-    include = f"-I{jax.ffi.include_dir()}"
-    objects = [scratch / f"{source}.o" for source in SOURCES]
-    running = [
-        subprocess.Popen(
-            [compiler, *FLAGS, *extra, include, "-c", str(FOLDER / source), "-o", str(compiled)],
-            stderr=subprocess.PIPE,
-        )
-        for source, compiled in zip(SOURCES, objects, strict=True)
-    ]
-    for process in running:
-        _, said = process.communicate(timeout=BUILD_TIMEOUT_S)
-        if process.returncode:
-            raise subprocess.CalledProcessError(process.returncode, process.args, stderr=said)
-    link = [compiler, "-shared", "-pthread", *map(str, objects), "-o", str(to)]
-    subprocess.run(link, check=True, capture_output=True, timeout=BUILD_TIMEOUT_S)
+    return [sources_text(), *FOR_THIS_PROCESSOR, compiler, version, instruction_set(), jaxlib.version.__version__]
