@@ -1,0 +1,311 @@
+"""Pages that are evicted go to the host, and come back when a prompt begins with them."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quire.core.host_tier import HostTier, prefix_digests
+from quire.core.page_pool import PagePool
+from quire.core.plan import StepPlan, Tier
+from quire.core.prefix_cache import PrefixCache
+from quire.core.restore import HostPage
+from quire.request import Request
+from tests.core.harness import GREEDY, Harness, limits, request
+from tests.core.test_schedules import GROUPS, Schedules
+from tests.fake_executor import expected_tokens
+
+TALK = tuple(range(1, 25))  # 6 pages of 4
+OTHER = tuple(range(25, 49))
+
+
+def hosted(lookahead: int = 0, **changes: object) -> Harness:
+    """A device that has room for one conversation of 28 tokens."""
+    defaults = {"num_pages": 8, "host_pages": 40, "max_batch_size": 2, "max_batch_prefill_tokens": 14}
+    return Harness(limits(**(defaults | changes)), lookahead)
+
+
+def run(harness: Harness, request_id: int, prompt: tuple[int, ...], max_tokens: int = 3) -> list[StepPlan]:
+    """The plans that answer it."""
+    first = len(harness.executor.plans)
+    asked = request(request_id, prompt, max_tokens, sampling=GREEDY)
+    harness.add(asked)
+    harness.run()
+    assert harness.tokens[request_id, 0] == expected_tokens(asked)
+    return harness.executor.plans[first:]
+
+
+def num_restored(plans: list[StepPlan]) -> list[int]:
+    return [sum(copy.source.tier is Tier.HOST for copy in plan.copies) for plan in plans]
+
+
+def num_saved(plans: list[StepPlan]) -> int:
+    return sum(copy.target.tier is Tier.HOST for plan in plans for copy in plan.copies)
+
+
+def tier(harness: Harness) -> HostTier:
+    found = harness.scheduler._running.host
+    assert found is not None
+    return found
+
+
+def test_a_prefix_that_was_evicted_is_copied_and_not_computed():
+    harness = hosted()
+    run(harness, 1, TALK)
+    assert num_saved(run(harness, 2, OTHER)) >= 5
+    plans = run(harness, 3, (*TALK, 40))
+    assert sum(num_restored(plans)) == 6
+    assert harness.cached[3, 0] == 24
+    assert sum(chunk.length for plan in plans for chunk in plan.chunks) == 1 + 2
+
+
+def test_a_short_prefix_is_restored_in_the_step_that_computes_the_rest():
+    harness = hosted()
+    run(harness, 1, TALK)
+    run(harness, 2, OTHER)
+    first = run(harness, 3, (*TALK, 40))[0]
+    assert num_restored([first]) == [6]
+    assert (first.chunks[0].start, first.chunks[0].length) == (24, 1)
+    assert len(first.chunks[0].new_pages[0]) == 7
+
+
+def test_a_long_restore_is_spread_over_steps():
+    harness = hosted(max_page_restores=2, num_pages=12)
+    run(harness, 1, TALK)
+    run(harness, 2, (*OTHER, *OTHER[:16]))
+    harness.add(request(4, (45, 46), 12, sampling=GREEDY))
+    harness.step()
+    plans = run(harness, 3, (*TALK, 40))
+    assert num_restored(plans)[:4] == [2, 2, 2, 0]
+    assert [len(plan.chunks) for plan in plans[:3]] == [1, 1, 2], "the other decodes beside each of them"
+    assert plans[2].chunks[1].start == 24
+    assert harness.tokens[4, 0] == expected_tokens(request(4, (45, 46), 12, sampling=GREEDY))
+
+
+def test_a_page_that_is_on_the_host_is_not_copied_there_again():
+    harness = hosted()
+    run(harness, 1, TALK)
+    run(harness, 2, OTHER)
+    run(harness, 3, (*TALK, 40))
+    before = tier(harness).num_saved
+    run(harness, 4, OTHER)
+    restored = run(harness, 5, (*TALK, 40))
+    assert sum(num_restored(restored)) >= 5
+    assert tier(harness).num_saved - before <= 4, "their last pages alone are new"
+
+
+def test_no_more_than_the_limit_is_saved_in_a_step():
+    harness = hosted(max_page_saves=2)
+    run(harness, 1, TALK)
+    plans = run(harness, 2, OTHER)
+    saved = [num_saved([plan]) for plan in plans]
+    assert max(saved) == 2
+    assert tier(harness).num_lost == harness.scheduler.stats().evicted_pages - sum(saved)
+
+
+def test_the_host_forgets_what_was_not_used_for_longest():
+    harness = hosted(host_pages=13)
+    prompts = {n: tuple(range(n, n + 24)) for n in (1, 2, 3)}
+    for n, prompt in prompts.items():
+        run(harness, n, prompt)
+    run(harness, 4, OTHER)
+    assert sum(num_restored(run(harness, 5, (*prompts[3], 40)))) == 6
+    assert sum(num_restored(run(harness, 6, (*prompts[1], 40)))) == 0
+
+
+def test_the_end_of_a_prefix_is_forgotten_before_its_beginning():
+    harness = hosted(host_pages=4)
+    run(harness, 1, TALK)
+    run(harness, 2, OTHER)
+    assert harness.scheduler.stats().evicted_pages >= 5
+    digests = prefix_digests("0+", TALK, 4, 6, [])
+    known = [tier(harness).find(digest, 0) is not None for digest in digests]
+    assert known == sorted(known, reverse=True)
+    assert any(known)
+    assert not all(known)
+
+
+@pytest.mark.parametrize("lookahead", [0, 1, 2])
+def test_pages_on_the_host_survive_a_lost_device(lookahead):
+    harness = hosted(lookahead)
+    run(harness, 1, TALK)
+    run(harness, 2, OTHER)
+    harness.lose_everything()
+    assert sum(num_restored(run(harness, 3, (*TALK, 40)))) == 6
+
+
+@pytest.mark.parametrize("num_done", [0, 1])
+def test_what_was_being_restored_when_a_step_failed_is_computed(num_done):
+    """One of those pages may be what the step failed with. Those of earlier steps are restored again."""
+    harness = hosted(max_page_restores=2)
+    run(harness, 1, TALK)
+    run(harness, 2, OTHER)
+    harness.add(request(3, (*TALK, 40), 3, sampling=GREEDY))
+    for _ in range(num_done):
+        harness.step()
+    harness.plan()
+    harness.lose_everything()
+    first = len(harness.executor.plans)
+    harness.run()
+    assert sum(num_restored(harness.executor.plans[first:])) == 2 * num_done
+    assert harness.tokens[3, 0] == expected_tokens(request(3, (*TALK, 40), 3, sampling=GREEDY))
+
+
+def test_what_was_on_its_way_to_the_host_when_a_step_failed_is_not_there():
+    harness = hosted()
+    run(harness, 1, TALK)
+    harness.add(request(2, OTHER, 1))
+    assert num_saved([harness.plan()]) > 0
+    harness.lose_everything()
+    assert len(tier(harness)) == 0
+    harness.run()
+
+
+def test_a_restore_that_is_aborted_lets_go_of_both_tiers():
+    harness = hosted(lookahead=1, max_page_restores=2)
+    run(harness, 1, TALK)
+    run(harness, 2, OTHER)
+    harness.add(request(3, (*TALK, 40), 3))
+    harness.plan()
+    harness.plan()
+    harness.abort(3)
+    harness.run()
+    assert harness.scheduler.stats().free_pages + harness.scheduler.stats().cached_pages == 7
+    assert sum(num_restored(run(harness, 4, (*TALK, 40)))) >= 2
+
+
+def test_two_with_one_prefix_restore_it_once():
+    harness = hosted(max_page_restores=2, num_pages=14)
+    run(harness, 1, TALK)
+    run(harness, 2, (*OTHER, *OTHER[::-1]))
+    for request_id in (3, 4):
+        harness.add(request(request_id, (*TALK, 40 + request_id), 3, sampling=GREEDY))
+    first = len(harness.executor.plans)
+    harness.run()
+    assert sum(num_restored(harness.executor.plans[first:])) == 6
+    assert harness.cached[3, 0] == harness.cached[4, 0] == 24
+
+
+def test_a_window_is_restored_where_the_full_pages_are_still_on_the_device():
+    """The pages of a window can be evicted on their own, and are all that must come back."""
+    harness = hosted(page_groups=(None, 8), num_pages=18)
+    run(harness, 1, TALK, 1)
+    cache = harness.scheduler._running.cache
+    for node in [node for root in cache._roots.values() for node in root.below()]:
+        tier(harness).save(node, (1,))
+        cache._drop_page(node, 1)
+    run(harness, 3, (47,), 1)  # whose step saves them
+    plans = run(harness, 2, (*TALK, 40), 1)
+    assert num_restored(plans)[0] == 2, "those before position 24 that a window of 8 reads"
+    assert harness.cached[2, 0] == 24
+
+
+def test_salts_are_kept_apart_on_the_host():
+    harness = hosted()
+    run(harness, 1, TALK)
+    run(harness, 2, OTHER)
+    harness.add(request(3, (*TALK, 40), 1, salt="another"))
+    first = len(harness.executor.plans)
+    harness.run()
+    assert sum(num_restored(harness.executor.plans[first:])) == 0
+
+
+def test_a_page_from_elsewhere_is_restored_like_one_that_was_saved():
+    source = hosted()
+    run(source, 1, TALK)
+    run(source, 2, OTHER)
+    harness = hosted()
+    for digest in prefix_digests("0+", TALK, 4, 6, []):
+        page = tier(source).find(digest, 0)
+        reserved = tier(harness).reserve((digest, 0))
+        assert reserved is not None
+        assert tier(harness).find(digest, 0) is None, "before it is confirmed"
+        assert tier(harness).reserve((digest, 0)) is None, "it is reserved"
+        harness.executor.host_pages._pages[reserved.page] = [
+            None if one is None else (*one[:3], 0) for one in source.executor.host_pages._pages[page.page]
+        ]
+        tier(harness).confirm([reserved])
+    harness.scheduler.check()
+    assert sum(num_restored(run(harness, 3, (*TALK, 40)))) == 6
+
+
+def test_digests_name_prefixes_by_all_their_tokens_and_the_salt():
+    one = prefix_digests("a", (1, 2, 3, 4, 5, 6), 2, 3, [])
+    assert prefix_digests("a", (1, 2, 3, 4), 2, 2, []) == one[:2]
+    assert prefix_digests("a", (1, 2, 3, 4, 5, 6), 2, 3, one[:1]) == one
+    assert not set(prefix_digests("a", (9, 2, 3, 4, 5, 6), 2, 3, [])) & set(one)
+    assert not set(prefix_digests("b", (1, 2, 3, 4, 5, 6), 2, 3, [])) & set(one)
+
+
+def test_a_node_has_the_digest_of_its_prefix():
+    cache = PrefixCache(PagePool(9), 2)
+    pages = cache.take(3)
+    cursor = cache.publish("a", (1, 2, 3, 4, 5, 6), [pages], 3)
+    expected = prefix_digests("a", (1, 2, 3, 4, 5, 6), 2, 3, [])
+    assert cursor.end.digest() == expected[2]
+    assert cursor.end.parent.digest() == expected[1]
+
+
+def test_a_page_that_is_held_is_not_overwritten():
+    host = HostTier(3, 4)
+    pages: list[HostPage] = []
+    for name in (b"a", b"b"):
+        page = host.reserve((name, 0))
+        assert page is not None
+        pages.append(page)
+    assert host.reserve((b"c", 0)) is None, "both are being written"
+    host.confirm(pages)
+    host.hold(pages[:1])
+    third = host.reserve((b"c", 0))
+    assert third is not None
+    assert third.page == pages[1].page
+    assert host.find(b"b", 0) is None
+    host.confirm([third])
+    host.hold([third])
+    assert host.reserve((b"d", 0)) is None
+    host.clear()
+    host.check()
+    assert host.find(b"a", 0) is None
+    assert host.reserve((b"d", 0)) is None, "what was forgotten is still being read"
+    host.release([pages[0], third])
+    host.check()
+    assert host.is_balanced
+
+
+@given(
+    seed=st.integers(0, 2**32),
+    groups=st.sampled_from(GROUPS),
+    lookahead=st.integers(0, 2),
+    host_pages=st.sampled_from([200, 30, 4]),
+    restores=st.sampled_from([16, 1, 3]),
+    guesses=st.sampled_from([0, 0, 3]),
+)
+def test_conversations_that_do_not_fit_the_device_go_on_with_the_same_tokens(
+    seed, groups, lookahead, host_pages, restores, guesses
+):
+    """Turns of a few conversations in any order, with aborts and lost devices between them."""
+    chance, machine = random.Random(seed), Schedules()
+    pages = chance.choice([14, 20]) * len(groups)
+    chosen = limits(
+        num_pages=pages, host_pages=host_pages, max_page_restores=restores, page_groups=groups, max_guesses=guesses,
+        max_batch_size=3, max_batch_prefill_tokens=chance.choice([3, 8, 16]), max_page_saves=chance.choice([64, 64, 5]),
+    )  # fmt: skip
+    machine.start((chosen, lookahead))
+    talks = [[n, *(chance.randrange(2) for _ in range(8))] for n in range(4)]
+    for _ in range(chance.randrange(6, 30)):
+        talk = chance.choice(talks)
+        if len(talk) > 40:
+            del talk[9:]
+        asked = Request(len(machine.asked) + 1, tuple(talk), chance.choice([1, 4]), seed=1, sampling=GREEDY)
+        machine._add(asked)
+        talk += [*expected_tokens(asked), chance.randrange(48)]
+        for _ in range(chance.choice([0, 2, 8, 60])):
+            machine.harness.step()
+        if chance.random() < 0.1:
+            machine.harness.abort(asked.request_id)
+            machine.aborted.add(asked.request_id)
+        if chance.random() < 0.05:
+            machine.harness.plan()
+            machine.harness.lose_everything()
+    machine.teardown()
