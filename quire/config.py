@@ -65,6 +65,12 @@ class Config:
     )
     memory_fraction: float | None = setting(None, MEMORY, "Share of the device's memory that may be used.")
     prefix_caching: bool = setting(True, MEMORY, "Keep the pages of finished requests for others that begin alike.")
+    host_cache_gib: float = setting(
+        0.0,
+        MEMORY,
+        "Host memory, in GiB, for pages that the cache has no room for: copied there in place of being forgotten, and "
+        "back when a prompt begins with them. Of each engine. 0: none.",
+    )
     max_batch_size: int | None = setting(None, BATCHING, "Sequences that run at the same time.")
     max_batch_prefill_tokens: int | None = setting(None, BATCHING, "Prompt tokens in one step.")
     max_batch_total_tokens: int | None = setting(

@@ -39,6 +39,7 @@ class Limits:
     host_pages: int = 0  # of host memory, behind the prefix cache
     max_page_saves: int = 64  # pages that a step copies to the host
     max_page_restores: int = 16  # and from it; a page of tokens at least
+    host_page_bytes: int = 0  # of one page, for statistics
 
     def __post_init__(self) -> None:
         for name in ("page_size", "max_batch_size", "max_batch_prefill_tokens", "max_sequence_tokens"):

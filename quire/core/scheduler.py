@@ -51,7 +51,7 @@ class Scheduler:
 
     def stats(self) -> SchedulerStats:
         """Any thread may call it: each number is right by itself."""
-        running, counters = self._running, self.counters
+        running, counters, host = self._running, self.counters, self._running.host
         return SchedulerStats(
             num_running=len(running),
             num_waiting=len(self._queue),
@@ -59,6 +59,10 @@ class Scheduler:
             free_pages=running.pool.num_free,
             cached_pages=running.cache.num_evictable,
             evicted_pages=running.cache.num_evicted,
+            host_pages=0 if host is None else len(host),
+            saved_pages=0 if host is None else host.num_saved,
+            restored_pages=0 if host is None else host.num_restored,
+            lost_pages=0 if host is None else host.num_lost,
             steps=counters.steps,
             preemptions=counters.preemptions,
             admissions=counters.admissions,

@@ -33,6 +33,10 @@ class SchedulerStats(NamedTuple):
     free_pages: int
     cached_pages: int  # that eviction could free
     evicted_pages: int
+    host_pages: int  # that the host has
+    saved_pages: int  # copied to the host
+    restored_pages: int  # and from it
+    lost_pages: int  # evicted and not copied to the host
     steps: int
     preemptions: int
     admissions: int

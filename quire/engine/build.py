@@ -19,6 +19,7 @@ from quire.engine.deployment import Checkpoint, Deployment, cache_capacity
 from quire.engine.draft_plan import DraftPlan, find_draft, refuse_what_cannot_draft
 from quire.engine.engine import Engine
 from quire.engine.group import Group, GroupFaults
+from quire.engine.host_cache import with_host_pages
 from quire.engine.model_weights import load_draft, load_model, placement_of
 from quire.engine.shared_settings import shared_settings
 from quire.errors import InvalidSetting
@@ -235,7 +236,7 @@ def _with_pages(deployment: Deployment, step_bytes: int) -> Deployment:
     return replace(
         deployment,
         shapes=deployment.shapes.with_pages(pages.value),
-        limits=replace(limits, num_pages=pages.value),
+        limits=with_host_pages(replace(limits, num_pages=pages.value), deployment),
         choices=(*others, pages),
     )
 
@@ -269,7 +270,7 @@ def build_engine(
     draft = load_draft(deployment, progress)
     executor = JaxExecutor(
         deployment.model, weights, deployment.shapes, threads, deployment.mesh, store, others, draft,
-        loads_ahead=deployment.is_served,
+        loads_ahead=deployment.is_served, num_host_pages=deployment.limits.host_pages,
     )  # fmt: skip
     scheduler = Scheduler(deployment.limits, clock, prefix_key=deployment.model.prefix_key)
     scheduler.budget.fixed_tokens = deployment.resolved.fixed_tokens

@@ -16,7 +16,7 @@ from quire.files.safetensors_source import SafetensorsSource
 from quire.models.adapter_plan import AdapterPlan
 from quire.models.decoder import Decoder
 from quire.models.formats.quantized_source import QuantizedSource
-from quire.resolve import Choice, Facts, Resolved
+from quire.resolve import Choice, Facts, Resolved, as_size
 
 Checkpoint = GGUFSource | SafetensorsSource | QuantizedSource
 
@@ -46,6 +46,11 @@ class Deployment:
         """Bytes of one page on one device, in the layers of the model and of its draft."""
         return self.layout.page_bytes + (0 if self.draft is None else self._draft_page_bytes(self.draft))
 
+    @property
+    def host_page_bytes(self) -> int:
+        """Bytes of one page on all devices together: a draft runs on one."""
+        return self.layout.whole_page_bytes + (0 if self.draft is None else self._draft_page_bytes(self.draft))
+
     def _draft_page_bytes(self, draft: DraftPlan) -> int:
         return draft.layout(self.resolved.page_size, self.resolved.max_total_tokens, self.resolved.dtype).page_bytes
 
@@ -59,6 +64,10 @@ def cache_capacity(deployment: Deployment) -> dict[str, str]:
         "tokens in the cache": f"{limits.capacity_tokens:,}",
         "sequences at their longest": f"{usable // held:,} of {longest:,} tokens ({usable:,} pages / {held:,} each)",
     }
+    if limits.host_pages:
+        tokens = limits.host_pages // len(limits.page_groups) * limits.page_size
+        size = as_size(limits.host_pages * limits.host_page_bytes)
+        capacity["tokens in host memory"] = f"{tokens:,} ({limits.host_pages:,} pages, {size})"
     if any(layout.windows):
         undivided = page_layout(deployment.model.layers, layout.page_size, longest, layout.dtype, layout.mesh, 1)
         without = limits.pages_for(longest) * undivided.page_bytes

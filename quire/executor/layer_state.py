@@ -74,6 +74,11 @@ class PageLayout:
         return [jax.tree.map(zeros, arrays) for arrays in self.structure(num_pages)]
 
     @property
+    def whole_page_bytes(self) -> int:
+        """Bytes of one page on all devices together."""
+        return sum(prod(array.shape) * array.dtype.itemsize for array in jax.tree.leaves(self.structure(1)))
+
+    @property
     def page_bytes(self) -> int:
         """Bytes of one page on one device."""
         return sum(

@@ -13,6 +13,7 @@ T = TypeVar("T")
 _COUNTERS = {
     "preemptions": ("quire_preemptions", "Sequences that lost their pages to older ones."),
     "evicted_pages": ("quire_evicted_pages", "Cached pages given up for others."),
+    "lost_pages": ("quire_host_lost_pages", "Pages given up without the copy to the host that there was no room for."),
     "cached_tokens": ("quire_prefix_hit_tokens", "Tokens found in the prefix cache when a sequence was admitted."),
     "guesses": ("quire_guesses", "Tokens guessed ahead of steps that have results."),
     "right_guesses": ("quire_right_guesses", "Guesses that were right: tokens that took no step of their own."),
@@ -25,6 +26,11 @@ _COUNTERS = {
     "padding_tokens": ("quire_step_padding_tokens_total", "Tokens computed beyond those of the steps, as padding."),
     "late_compilations": ("quire_late_compilations", "Programs compiled while requests waited for them."),
 }
+# By direction, between the device and the host. The last word completes the direction to a name in the statistics.
+_HOST_COUNTERS = (
+    ("quire_host_copied_pages", "Pages copied between the device and the host.", "_pages"),
+    ("quire_host_copied_bytes", "Bytes of these pages.", "_bytes"),
+)
 # By method, prefill or decode. The last word completes the method to a name in the statistics.
 _STEP_COUNTERS = (
     ("quire_step_tokens", "Tokens computed.", "_tokens"),
@@ -54,6 +60,7 @@ _GAUGES: dict[str, tuple[str, Callable[[Stats], float]]] = {
         lambda stats: stats.active_pages,
     ),
     "quire_pages_cached": ("Pages that only the prefix cache holds.", lambda stats: stats.cached_pages),
+    "quire_pages_on_host": ("Pages that the host has.", lambda stats: stats.counters["host_pages"]),
     "quire_guess_acceptance": (
         "Share of guesses that were right; 0 before the first.",
         lambda stats: _share(stats.counters["right_guesses"], stats.counters["guesses"]),
@@ -89,6 +96,8 @@ def write_engines(out: Exposition, engines: Mapping[int, Stats], *, is_labelled:
         write("gauge", name, help, lambda stats, read=read: [({}, read(stats))])  # type: ignore[misc]
     for key, (name, help) in _COUNTERS.items():
         write("counter", name, help, lambda stats, key=key: [({}, stats.counters[key])])  # type: ignore[misc]
+    for name, help, suffix in _HOST_COUNTERS:
+        write("counter", name, help, _by_direction(suffix))
     for name, help, suffix in _STEP_COUNTERS:
         write("counter", name, help, _by_method(_count, suffix))
     write(
@@ -136,6 +145,11 @@ def _durations(stats: Stats, key: str) -> Histogram:
 
 def _by_method(find: Callable[[Stats, str], T], suffix: str = "") -> Callable[[Stats], list[tuple[Labels, T]]]:
     return lambda stats: [({"method": method}, find(stats, method + suffix)) for method in ("prefill", "decode")]
+
+
+def _by_direction(suffix: str) -> Callable[[Stats], list[tuple[Labels, int]]]:
+    directions = {"to_host": "saved", "from_host": "restored"}
+    return lambda stats: [({"direction": name}, stats.counters[key + suffix]) for name, key in directions.items()]
 
 
 def summed(engines: Sequence[Stats]) -> Stats:

@@ -24,7 +24,7 @@ from quire.server.processes.model_engine import ModelEngine
 from quire.server.processes.supervisor import Supervisor
 from quire.server.settings import ServerSettings
 
-NOT_IN_GROUPS = ("lora_adapters", "max_loras", "adapter_folder", "draft_model")  # settings
+NOT_IN_GROUPS = ("lora_adapters", "max_loras", "adapter_folder", "draft_model", "host_cache_gib")  # settings
 
 
 def serve(

@@ -1,0 +1,123 @@
+"""Second turns of conversations whose pages the device had no room for: copied back from the host, or computed again.
+
+    python bench/host_cache.py [--model default] [--talks 16] [--tokens 2000] [--host-cache-gib 4]
+
+In one process and one engine, so that both run under the same conditions: conversations of `tokens` tokens are computed
+one after the other, more than the device's pages hold. Then each has a second turn, one after the other, and in every
+pair of them one has its host pages hidden, so that it is computed again. Ratios are of medians. Beside this a stream
+decodes, and the times of its steps are compared: steps that copy pages, against steps that decode alone.
+"""
+
+import argparse
+import random
+import statistics
+import time
+from dataclasses import replace
+
+from quire.config import Config
+from quire.core.plan import Kind, Tier
+from quire.engine.build import build_engine, plan_deployment
+from quire.engine.engine import Engine
+from quire.engine.observer import Observer, Step
+from quire.request import Request, SamplingParams
+
+GREEDY = SamplingParams(temperature=0)
+
+
+class StepTimes(Observer):
+    """Times of steps in which sequences decode and no prompt is computed, by whether they copy pages."""
+
+    def __init__(self) -> None:
+        self.alone: list[float] = []
+        self.copying: list[float] = []
+        self.num_copies: list[int] = []
+
+    def step_ended(self, step: Step) -> None:
+        plan = step.plan
+        if not plan.chunks or any(chunk.kind is not Kind.DECODE for chunk in plan.chunks):
+            return
+        copies = sum(Tier.HOST in (copy.source.tier, copy.target.tier) for copy in plan.copies)
+        if copies:
+            self.copying.append(step.took_s)
+            self.num_copies.append(copies)
+        else:
+            self.alone.append(step.took_s)
+
+
+def first_token_s(engine: Engine, request: Request) -> tuple[float, int]:
+    """Time to the first token of a request, and the tokens that were not computed. Runs it to its end."""
+    begun_s, first_s, cached = time.monotonic(), 0.0, 0
+    engine.add(request)
+    while engine.scheduler.has(request.request_id):
+        for update in engine.step().updates:
+            if update.request_id == request.request_id and update.tokens:
+                first_s = first_s or time.monotonic() - begun_s
+                cached = update.cached_tokens
+    return first_s, cached
+
+
+def second_turns(engine: Engine, prompts: list[tuple[int, ...]], first_id: int) -> dict[str, list[float]]:
+    """Times to the first token, by how the pages came."""
+    taken: dict[str, list[float]] = {"restored": [], "computed": []}
+    for number, prompt in enumerate(prompts):
+        # Another salt has no pages anywhere.
+        salt = "" if number % 2 == 0 else f"hidden {first_id}"
+        took_s, cached = first_token_s(engine, Request(first_id + number, (*prompt, 5, 6, 7), 2, GREEDY, salt=salt))
+        if salt:
+            taken["computed"].append(took_s)
+        elif cached > len(prompt) * 0.9:
+            taken["restored"].append(took_s)
+    return taken
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="default")
+    parser.add_argument("--talks", type=int, default=16)
+    parser.add_argument("--tokens", type=int, default=2000)
+    parser.add_argument("--host-cache-gib", type=float, default=4.0)
+    asked = parser.parse_args()
+    needed = -(-(asked.tokens + 16) // 16)
+    config = Config(
+        asked.model, host_cache_gib=asked.host_cache_gib, num_pages=3 * needed, max_total_tokens=asked.tokens + 64,
+        max_batch_size=4,
+    )  # fmt: skip
+    built = build_engine(replace(plan_deployment(config), is_served=True))
+    for _ in built.warm_up():
+        pass
+    engine, limits = built.engine, built.deployment.limits
+    chance = random.Random(1)
+    vocabulary = built.deployment.model.vocab_size
+    prompts = [tuple(chance.randrange(vocabulary) for _ in range(asked.tokens)) for _ in range(asked.talks)]
+    for number, prompt in enumerate(prompts):
+        first_token_s(engine, Request(number, prompt, 2, GREEDY))
+    print(f"{asked.talks} conversations of {asked.tokens} tokens; {limits.num_pages - 1} pages on the device, "
+          f"{limits.host_pages} on the host, of {limits.host_page_bytes / 2**10:.0f} KiB; a step restores up to "
+          f"{limits.max_page_restores}")  # fmt: skip
+    taken = second_turns(engine, prompts, 1000)
+    show("alone", taken)
+
+    times = StepTimes()
+    engine.observe(times)
+    stream = Request(5000, (1, 2, 3), asked.tokens - 10, GREEDY, ignore_end=True)
+    engine.add(stream)
+    taken = second_turns(engine, prompts, 2000)
+    show("beside a stream", taken)
+    engine.abort(5000)
+    if times.copying:
+        alone, copying = (statistics.median(one) * 1000 for one in (times.alone, times.copying))
+        print(f"steps of the stream: {alone:.1f} ms alone ({len(times.alone)}), {copying:.1f} ms beside copies of "
+              f"{statistics.mean(times.num_copies):.0f} pages ({len(times.copying)}): "
+              f"{100 * (copying / alone - 1):+.1f} %")  # fmt: skip
+    stats = engine.scheduler.stats()
+    print(f"{stats.saved_pages} pages copied to the host, {stats.restored_pages} from it, {stats.lost_pages} lost")
+
+
+def show(name: str, taken: dict[str, list[float]]) -> None:
+    restored, computed = (statistics.median(taken[key]) * 1000 for key in ("restored", "computed"))
+    print(f"second turns {name}: first token after {restored:.0f} ms restored ({len(taken['restored'])}), "
+          f"{computed:.0f} ms computed ({len(taken['computed'])}): {computed / restored:.1f}x")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

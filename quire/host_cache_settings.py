@@ -1,0 +1,46 @@
+"""Settings of the host's memory behind the prefix cache."""
+
+import math
+from typing import NamedTuple
+
+from quire.config import Config
+from quire.errors import InvalidSetting
+from quire.resolve import as_size
+
+# Bytes that a step may copy from the host. They are copied before the step computes, while others wait for it.
+RESTORED_BYTES = {"cpu": 16 * 2**20}
+RESTORED_BYTES_ELSEWHERE = 64 * 2**20
+
+
+class HostCache(NamedTuple):
+    """Pages of the host, and how many of them a step may write and read."""
+
+    num_pages: int
+    max_saves: int
+    max_restores: int
+
+
+def resolve_host_cache(
+    config: Config, platform: str, free_bytes: int, page_bytes: int, pages_of_step: int
+) -> HostCache:
+    """`free_bytes`: of the host's memory, those that weights and pages leave. `page_bytes`: of all devices together.
+    `pages_of_step`: those that the prompts of a step fill."""
+    asked = config.host_cache_gib
+    if not 0 <= asked < math.inf:
+        raise InvalidSetting(f"host_cache_gib is {asked}; it must be at least 0")
+    if not asked:
+        return HostCache(0, 0, 1)
+    if not config.prefix_caching:
+        raise InvalidSetting(f"host_cache_gib is {asked}; it needs prefix_caching, whose pages it keeps")
+    num_bytes = int(asked * 2**30)
+    if num_bytes > free_bytes:
+        raise InvalidSetting(
+            f"host_cache_gib is {asked}; the host has {as_size(free_bytes)} of memory beside weights and pages"
+        )
+    num_pages = num_bytes // page_bytes
+    if not num_pages:
+        raise InvalidSetting(f"host_cache_gib is {asked}; a page takes {as_size(page_bytes)}")
+    restores = max(1, RESTORED_BYTES.get(platform, RESTORED_BYTES_ELSEWHERE) // page_bytes)
+    # A step evicts as many pages as it fills, or restores, and a few for decodes.
+    saves = pages_of_step + 2 * restores
+    return HostCache(num_pages, saves, restores)

@@ -1,0 +1,199 @@
+"""Faults in the tier of host memory."""
+
+from tests.core.mutant import CACHE, COMPLETION, PLANNER, RUNNING, SCHEDULER, SEQUENCE, STEP_BUILDER, TREE, Mutant
+
+HOST, RESTORE, RESTORES = "core/host_tier.py", "core/restore.py", "core/restores.py"
+
+HOST_TIER_MUTANTS = (
+    Mutant("nothing is saved", CACHE, "if self._host is not None:", "if False:"),
+    Mutant(
+        "only one group of a node is saved",
+        CACHE,
+        "range(len(node.pages)) if self._is_full[group] else (group,)",
+        "(group,)",
+    ),
+    Mutant(
+        "a page can be read before its copy is confirmed",
+        HOST,
+        "found if found is not None and found.is_ready else None",
+        "found",
+    ),
+    Mutant("a page that is saved is never ready", HOST, "one.is_ready = True", "pass"),
+    Mutant(
+        "a page that is being written is not held",
+        HOST,
+        "        self._pool.hold(pages)\n        reserved",
+        "        reserved",
+    ),
+    Mutant("a page that is held is overwritten", HOST, "if one.is_ready and self._is_idle(one)", "if one.is_ready"),
+    Mutant("a page that is being written is overwritten", HOST, "if one.is_ready and self._is_idle(one)", "if True"),
+    Mutant(
+        "the most recently used gives way",
+        HOST,
+        "for one in self._pages.values() if one.is_ready",
+        "for one in reversed(self._pages.values()) if one.is_ready",
+    ),
+    Mutant("saves have no limit", HOST, "if len(self._copies) < self._max_saves else None", "if True else None"),
+    Mutant("a page is saved twice", HOST, "if (digest, group) in self._pages:", "if False:"),
+    Mutant("what is saved again is not used", HOST, "self._pages.move_to_end((digest, group))", "pass"),
+    Mutant("what is read is not used", HOST, "self._pages.move_to_end(one.key)", "pass"),
+    Mutant("the end of a prefix is used last", HOST, "for one in reversed(list(pages)):", "for one in list(pages):"),
+    Mutant(
+        "saves stay for the next plan too",
+        HOST,
+        "self._copies, self._saving = [], []",
+        "self._saving = []",
+        within="taken =",
+    ),
+    Mutant(
+        "an abandoned page stays",
+        HOST,
+        "            self._forget(one)\n            self._pool.release((one.page,))",
+        "            self._pool.release((one.page,))",
+    ),
+    Mutant(
+        "an abandoned page stays held",
+        HOST,
+        "            self._forget(one)\n            self._pool.release((one.page,))",
+        "            self._forget(one)",
+    ),
+    Mutant("pages of a failed step are trusted", RESTORES, "host.distrust(restoring.pages)", "pass"),
+    Mutant("pages of a failed step stay held", RESTORES, "        host.release(restoring.pages)", "        pass"),
+    Mutant("copies of a failed step count", RESTORES, "host.abandon(moves.saved)", "host.confirm(moves.saved)"),
+    Mutant(
+        "copies that were not planned yet count after a fault",
+        RUNNING,
+        "self.host.abandon(self.host.take_saves()[1])",
+        "pass",
+    ),
+    Mutant(
+        "steps under way keep their pages after a fault",
+        SCHEDULER,
+        "self._running.abandon_moves(step.moves for step in self._in_flight)",
+        "self._running.abandon_moves([])",
+    ),
+    Mutant("the salt is not in a digest", TREE, "return blake2b(salt, digest_size", 'return blake2b(b"", digest_size'),
+    Mutant("a digest has the last page alone", TREE, "blake2b(before + key, digest_size", "blake2b(key, digest_size"),
+    Mutant(
+        "a node's digest is that of its parent",
+        TREE,
+        "digest = node._digest = digest_after(digest, node.key)",
+        "node._digest = digest",
+    ),
+    Mutant(
+        "digests are of other pages", HOST, "first * page_size : num_pages * page_size", "first : num_pages * page_size"
+    ),
+    Mutant(
+        "the last token is restored too",
+        RESTORES,
+        "max_pages = sequence.num_reusable // self._page_size",
+        "max_pages = len(sequence.tokens) // self._page_size",
+    ),
+    Mutant("the host has no windows", RESTORES, "if needed is None or index >= end - needed else 0", "if True else 0"),
+    Mutant(
+        "a window's first page is not restored",
+        RESTORES,
+        "if needed is None or index >= end - needed else 0",
+        "if needed is None or index > end - needed else 0",
+    ),
+    Mutant("a prefix goes on where a window has a hole", RESTORES, "end = min(missing)", "break"),
+    Mutant(
+        "a prefix goes on where a full group has a hole",
+        RESTORES,
+        "if page_of(index, group) is None), end)",
+        "if False), end)",
+    ),
+    Mutant(
+        "pages of the device are copied again",
+        RESTORES,
+        "if index < len(match.path) and (page := match.path[index].pages[group]):",
+        "if False:",
+    ),
+    Mutant("host pages that will be read are not held", RUNNING, "self.host.hold(host_pages(restore.rows))", "pass"),
+    Mutant(
+        "host pages stay held when a restore ends early", RUNNING, "self.host.release(host_pages(restore.rows))", "pass"
+    ),
+    Mutant(
+        "device pages stay held when a restore ends early",
+        RUNNING,
+        "self.cache.release(restore.device_pages())",
+        "pass",
+    ),
+    Mutant(
+        "device pages of a restore are not held",
+        RUNNING,
+        "matched += [] if restore is None else restore.device_pages()",
+        "pass",
+    ),
+    Mutant(
+        "a restore that stops is not ended",
+        RUNNING,
+        "if sequence.restore is not None:\n            self._end_restore",
+        "if False:\n            self._end_restore",
+    ),
+    Mutant("restored positions are computed too", RUNNING, "sequence.num_planned += count * self._page_size", "pass"),
+    Mutant("a row is restored twice", RUNNING, "del restore.rows[:count]", "del restore.rows[: count - 1]"),
+    Mutant(
+        "a restore goes on without an end",
+        RUNNING,
+        "            sequence.restore = None\n        return",
+        "            pass\n        return",
+    ),
+    Mutant(
+        "what is behind a window counts as held",
+        RUNNING,
+        "sequence.first_held[group] = max(0, sequence.restore_end",
+        "sequence.first_held[group] = max(0, 0 * sequence.restore_end",
+    ),
+    Mutant(
+        "restores have no limit", STEP_BUILDER, "self.restores_left = max(0, self.restores_left - len(copies))", "pass"
+    ),
+    Mutant("copies from the host are not planned", STEP_BUILDER, "self.copies += copies", "pass"),
+    Mutant("copies from the host are not confirmed", STEP_BUILDER, "self.restored.append(restoring)", "pass"),
+    Mutant(
+        "the first row waits for room that never comes", RESTORE, "not (at_least_one and num_copies == most)", "True"
+    ),
+    Mutant("pages are saved after they were overwritten", PLANNER, "(*saves, *step.copies)", "(*step.copies, *saves)"),
+    Mutant(
+        "a step that copies and computes nothing is not planned",
+        PLANNER,
+        "if not step.chunks and not step.restored:",
+        "if not step.chunks:",
+    ),
+    Mutant(
+        "a sequence computes before it is restored",
+        PLANNER,
+        "if has_pages and sequence.restore is None and",
+        "if has_pages and",
+    ),
+    Mutant(
+        "a sequence that starts preempts others",
+        PLANNER,
+        "self._continue_prefill(step, sequence, preempts=False)",
+        "self._continue_prefill(step, sequence)",
+    ),
+    Mutant("a slot starts with a part of its pages", PLANNER, "num_pages if sequence.is_started else 0", "num_pages"),
+    Mutant(
+        "restored tokens are not counted as cached",
+        PLANNER,
+        "sequence.cached_tokens = sequence.num_planned",
+        "sequence.cached_tokens = sequence.num_computed",
+    ),
+    Mutant("a slot starts again with every chunk", PLANNER, "sequence.is_started = True", "pass"),
+    Mutant(
+        "a slot does not start again after a preemption",
+        SEQUENCE,
+        "        self.is_started = False\n        self.restore_end",
+        "        self.restore_end",
+    ),
+    Mutant("pages count on the host without a result", COMPLETION, "host.confirm(moves.saved)", "pass"),
+    Mutant("host pages that were read stay held", COMPLETION, "host.release(pages)", "pass"),
+    Mutant("restored positions are not confirmed", COMPLETION, "sequence.num_computed = end", "pass"),
+    Mutant("a late restore is taken", COMPLETION, "if epoch == sequence.epoch:", "if True:"),
+    Mutant(
+        "restored pages are not shared",
+        COMPLETION,
+        "                self._running.publish(sequence)\n\n    def _apply_decodes",
+        "                pass\n\n    def _apply_decodes",
+    ),
+)
