@@ -10,6 +10,7 @@ from quire.config import Config
 from quire.core.limits import Limits
 from quire.engine.build import plan_deployment
 from quire.engine.deployment import Deployment, cache_capacity
+from quire.errors import InvalidSetting
 from tests.models.cases import CASES
 
 
@@ -71,3 +72,30 @@ def test_the_capacity_in_tokens_is_that_of_sequences_of_the_maximum_length(
         page_groups=groups,
     )
     assert limits.capacity_tokens == tokens
+
+
+def test_host_memory_is_cut_into_pages_and_the_text_says_how_many_tokens_it_holds(tmp_path: Path) -> None:
+    deployment = planned(tmp_path, "gemma3", num_pages=301, host_cache_gib=0.001)
+    limits = deployment.limits
+    page_bytes = deployment.page_bytes
+    assert limits.host_page_bytes == page_bytes
+    assert limits.host_pages == int(0.001 * 2**30) // page_bytes
+    tokens = limits.host_pages // 4 * 4  # of 4 groups, in pages of 4
+    assert cache_capacity(deployment)["tokens in host memory"].startswith(f"{tokens:,} ({limits.host_pages:,} pages, ")
+    assert limits.max_page_saves >= limits.pages_for(limits.max_batch_prefill_tokens) * 4, "what a full step evicts"
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"host_cache_gib": -1.0}, "host_cache_gib is -1.0; it must be at least 0"),
+        ({"host_cache_gib": float("nan")}, "host_cache_gib is nan; it must be at least 0"),
+        ({"host_cache_gib": float("inf")}, "host_cache_gib is inf; it must be at least 0"),
+        ({"host_cache_gib": 1e6}, "host_cache_gib is 1000000.0; the host has .* of memory beside weights and pages"),
+        ({"host_cache_gib": 1e-9}, "host_cache_gib is 1e-09; a page takes"),
+        ({"host_cache_gib": 1.0, "prefix_caching": False}, "host_cache_gib is 1.0; it needs prefix_caching"),
+    ],
+)
+def test_host_memory_that_cannot_be_used_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidSetting, match=message):
+        planned(tmp_path, "llama", **settings)

@@ -22,6 +22,7 @@ GROUP = GroupSettings(2, 0, "127.0.0.1:7000", group_secret="0123456789abcdef")
         ({"draft_model": "default", "speculate": 4}, {}),
         ({"lora_adapters": ("a=b",)}, {}),
         ({"adapter_folder": Path("adapters")}, {}),
+        ({"host_cache_gib": 1.5}, {}),
     ],
 )
 def test_a_setting_that_a_group_does_not_have_is_named(rank: int, config: dict[str, Any], settings: dict[str, Any]):

@@ -38,6 +38,7 @@ class Engine:
             chosen.max_batch_size,
             before_result=before_result,
             guess_percent=80 if chosen.max_guesses else None,
+            num_host_pages=chosen.host_pages,
             **faults,
         )
         scheduler = Scheduler(chosen, self.clock)
@@ -196,6 +197,20 @@ def test_guesses_are_counted_by_the_engine(max_guesses):
     assert values["quire_guess_acceptance"] == counters.right_guesses / counters.guesses > 0
     assert values["quire_guess_tokens_per_step"] == 1 + counters.right_guesses / counters.guessed_chunks
     assert counters.steps <= 51 - counters.right_guesses + 2  # those planned before the end was known
+
+
+def test_pages_are_counted_by_the_direction_in_which_they_went():
+    engine = Engine(num_pages=8, page_size=4, host_pages=20, host_page_bytes=100, max_sequence_tokens=28)
+    for request_id, first in enumerate((1, 25, 1)):
+        engine.ask(request_id, prompt=tuple(range(first, first + 24)), max_tokens=3)
+        engine.run()
+    values, stats = engine.values(), engine.engine.scheduler.stats()
+    assert values['quire_host_copied_pages{direction="to_host"}'] == stats.saved_pages > 5
+    assert values['quire_host_copied_pages{direction="from_host"}'] == stats.restored_pages == 5
+    assert values['quire_host_copied_bytes{direction="to_host"}'] == 100 * stats.saved_pages
+    assert values['quire_host_copied_bytes{direction="from_host"}'] == 500
+    assert values["quire_pages_on_host"] == stats.host_pages > 5
+    assert values["quire_host_lost_pages"] == 0
 
 
 def test_every_number_of_an_engine_is_summed_or_known_not_to_be():
