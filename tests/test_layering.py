@@ -11,7 +11,18 @@ import pytest
 import quire
 
 PACKAGE = Path(quire.__file__).parent
-GROUND = frozenset({"retry_reservations", "cache_folder", "errors", "request", "config", "resolve", "adapter_settings"})
+GROUND = frozenset(
+    {
+        "retry_reservations",
+        "cache_folder",
+        "errors",
+        "request",
+        "config",
+        "resolve",
+        "adapter_settings",
+        "host_cache_settings",
+    }
+)
 
 # The server's floors, each above those that it may import. What every API needs of HTTP lies below the APIs.
 BELOW_SERVER = frozenset({"ipc", "text", "grammar", "files"}) | GROUND
@@ -42,6 +53,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "config": GROUND,
     "resolve": GROUND,
     "adapter_settings": GROUND,
+    "host_cache_settings": GROUND,
     "core": frozenset({"retry_reservations", "errors", "request"}),
     "files": frozenset({"cache_folder", "errors", "adapter_settings"}),
     "text": frozenset({"errors", "request", "files"}),
