@@ -15,11 +15,10 @@ from quire.cache_folder import cache_folder
 from quire.config import Config
 from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
-from quire.engine.deployment import Checkpoint, Deployment, cache_capacity
+from quire.engine.deployment import Checkpoint, Deployment, cache_capacity, with_host_pages
 from quire.engine.draft_plan import DraftPlan, find_draft, refuse_what_cannot_draft
 from quire.engine.engine import Engine
 from quire.engine.group import Group, GroupFaults
-from quire.engine.host_cache import with_host_pages
 from quire.engine.model_weights import load_draft, load_model, placement_of
 from quire.engine.shared_settings import shared_settings
 from quire.errors import InvalidSetting

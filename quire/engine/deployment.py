@@ -1,6 +1,7 @@
 """Everything decided about running a model."""
 
-from dataclasses import dataclass
+import os
+from dataclasses import dataclass, replace
 from typing import Any
 
 from jax.sharding import Mesh
@@ -13,6 +14,7 @@ from quire.executor.shapes import Shapes
 from quire.files.gguf_source import GGUFSource
 from quire.files.model_files import ModelFiles
 from quire.files.safetensors_source import SafetensorsSource
+from quire.host_cache_settings import resolve_host_cache
 from quire.models.adapter_plan import AdapterPlan
 from quire.models.decoder import Decoder
 from quire.models.formats.quantized_source import QuantizedSource
@@ -74,3 +76,17 @@ def cache_capacity(deployment: Deployment) -> dict[str, str]:
         times = without / (held * layout.page_bytes)
         capacity["windows"] = f"{layout.rules}; {times:.1f}x as many sequences of {longest:,} tokens as without"
     return capacity
+
+
+def with_host_pages(limits: Limits, deployment: Deployment) -> Limits:
+    """The limits, whose other numbers are final, with the host pages that were asked for."""
+    facts, page_bytes = deployment.facts, deployment.host_page_bytes
+    free_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if facts.platform == "cpu":
+        free_bytes -= facts.weight_bytes + limits.num_pages * page_bytes
+    pages_of_step = limits.pages_for(limits.max_batch_prefill_tokens) * len(limits.page_groups)
+    config = deployment.config
+    num_pages, saves, restores = resolve_host_cache(config, facts.platform, free_bytes, page_bytes, pages_of_step)
+    return replace(
+        limits, host_pages=num_pages, max_page_saves=saves, max_page_restores=restores, host_page_bytes=page_bytes
+    )
