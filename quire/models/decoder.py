@@ -25,7 +25,10 @@ from quire.sharding import key_copies
 
 @dataclass(frozen=True)
 class DecoderLayer:
-    """x + attention(x), then x + feed_forward(x), with a norm before or after either block where there is one."""
+    """x + attention(x), then x + feed_forward(x), with a norm before or after either block where there is one.
+
+    Where it `is_parallel`, x + attention(norm(x)) + feed_forward(norm(x)), with one norm for both.
+    """
 
     attention: Attention
     feed_forward: FeedForward
@@ -34,6 +37,7 @@ class DecoderLayer:
     before_feed_forward: Norm | None = None
     after_feed_forward: Norm | None = None
     residual_multiplier: float = 1.0
+    is_parallel: bool = False
 
     def params(self) -> ParamTree:
         return params_of(
@@ -61,6 +65,8 @@ class DecoderLayer:
         norms = ops.norms
         x, normal = _normal_sum(self.before_attention, weights.get("before_attention"), x, out, norms)
         out, state = self.attention(weights["attention"], normal, rotation, state, ops.attend)
+        if self.is_parallel:
+            return x, out + self.feed_forward(weights["feed_forward"], normal), state
         if self.after_attention is not None:
             out = self.after_attention(weights["after_attention"], out, norms)
         out = out * self.residual_multiplier

@@ -31,6 +31,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "num_local_experts": (1, 1024),
     "rms_norm_eps": _EPSILON,
     "layer_norm_epsilon": _EPSILON,
+    "layer_norm_eps": _EPSILON,
     "rope_theta": (2, 1e15),
     "rope_local_base_freq": (2, 1e15),
     "partial_rotary_factor": (1e-3, 1),
@@ -52,4 +53,5 @@ RANGES: dict[str, tuple[float, float]] = {
     "residual_multiplier": _MULTIPLIER,
     "embedding_multiplier": _MULTIPLIER,
     "logits_scaling": _MULTIPLIER,
+    "logit_scale": _MULTIPLIER,
 }

@@ -4,7 +4,7 @@ from quire.models.decoder import Decoder, DecoderLayer
 from quire.models.feed_forward import read_activation
 from quire.models.fields import Fields
 from quire.models.norm import RMSNorm
-from quire.models.rope import Rope, read_rope
+from quire.models.rope import read_ropes
 from quire.models.standard import attention, decoder, gated_mlp, read_layer_types, read_sizes
 
 
@@ -21,7 +21,9 @@ def gemma3(fields: Fields) -> Decoder:
     pattern = fields.integer("sliding_window_pattern", 6)
     slides = read_layer_types(fields, sizes, lambda index: (index + 1) % pattern != 0)
     scale = fields.number("query_pre_attn_scalar", 256) ** -0.5
-    global_rope, local_rope = _ropes(fields, sizes.head_dim)
+    global_rope, local_rope = read_ropes(
+        fields, sizes.head_dim, default_theta=1_000_000.0, local_theta=10_000.0, local_field="rope_local_base_freq"
+    )
 
     def norm(name: str, size: int) -> RMSNorm:
         return RMSNorm(name, size, eps, offset=1.0)
@@ -55,21 +57,6 @@ def gemma3(fields: Fields) -> Decoder:
         rename=text_name,
         embedding_multiplier=sizes.embed**0.5,
         logits_softcap=fields.optional_number("final_logit_softcapping"),
-    )
-
-
-def _ropes(fields: Fields, head_dim: int) -> tuple[Rope, Rope]:
-    """The ropes of layers without and with a window; older configs scale the first only."""
-    parameters = fields.within("rope_parameters")
-    of_global, of_local = parameters.within("full_attention"), parameters.within("sliding_attention")
-    if "rope_scaling" in fields:
-        of_global = fields.within("rope_scaling")
-    for key in parameters:
-        if key not in {"full_attention", "sliding_attention"}:
-            raise parameters.unsupported(key, "this family has rope parameters for each type of layer")
-    return (
-        read_rope(fields, head_dim, parameters=of_global, default_theta=1_000_000.0),
-        read_rope(fields, head_dim, parameters=of_local, default_theta=10_000.0, theta_field="rope_local_base_freq"),
     )
 
 

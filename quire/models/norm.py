@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from quire.models.params import Array, Param, ParamTree, Tensor
@@ -76,20 +77,22 @@ class HeadsRMSNorm:
 
 @dataclass(frozen=True)
 class LayerNorm:
-    """Subtracts the mean, divides by the standard deviation, scales and shifts."""
+    """Subtracts the mean, divides by the standard deviation, scales and shifts where it is `biased`."""
 
     name: str
     size: int
     eps: float
+    biased: bool = True
 
     def params(self) -> ParamTree:
         return {
             part: Param((self.size,), (None,), (Tensor(f"{self.name}.{part}", (self.size,)),))
-            for part in ("weight", "bias")
+            for part in ("weight", "bias")[: 1 + self.biased]
         }
 
     def __call__(self, weights: ParamTree, x: jax.Array, norms: Norms) -> jax.Array:
-        return norms.layer(x, weights["weight"], weights["bias"], self.eps)
+        weight = weights["weight"]
+        return norms.layer(x, weight, weights["bias"] if self.biased else jnp.zeros_like(weight), self.eps)
 
     def of_sum(self, weights: ParamTree, x: jax.Array, out: jax.Array, norms: Norms) -> tuple[jax.Array, jax.Array]:
         total = x + out

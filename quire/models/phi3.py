@@ -4,13 +4,13 @@ from collections.abc import Sequence
 
 from quire.models.attention import Attention
 from quire.models.decoder import Decoder, DecoderLayer
-from quire.models.feed_forward import GatedMLP, read_activation
+from quire.models.feed_forward import read_activation
 from quire.models.fields import Fields
 from quire.models.norm import RMSNorm
 from quire.models.params import Array, Param, Tensor
 from quire.models.projection import attention_out, join_qkv, split_qkv
 from quire.models.rope import read_rope
-from quire.models.standard import Sizes, decoder, mlp_down, read_sizes
+from quire.models.standard import Sizes, decoder, fused_gated_mlp, read_sizes
 from quire.ops.attention_spec import AttentionSpec
 
 
@@ -24,7 +24,6 @@ def phi3(fields: Fields) -> Decoder:
     rope = read_rope(fields, sizes.head_dim, partial=True, renamed={"su": "longrope", "yarn": "longrope"})
 
     def layer(index: int, name: str) -> DecoderLayer:
-        gate_up = Tensor(f"{name}.mlp.gate_up_proj.weight", (2 * mlp, sizes.embed))
         return DecoderLayer(
             before_attention=RMSNorm(f"{name}.input_layernorm", sizes.embed, eps),
             attention=Attention(
@@ -34,11 +33,7 @@ def phi3(fields: Fields) -> Decoder:
                 rope=rope,
             ),
             before_feed_forward=RMSNorm(f"{name}.post_attention_layernorm", sizes.embed, eps),
-            feed_forward=GatedMLP(
-                activation,
-                gate_up=Param((1, 2, mlp, sizes.embed), ("mlp", None, None, "embed"), (gate_up,), num_contracted=1),
-                down=mlp_down(f"{name}.mlp.down_proj.weight", sizes, mlp),
-            ),
+            feed_forward=fused_gated_mlp(f"{name}.mlp", sizes, mlp, activation),
         )
 
     return decoder(fields, sizes, layer, RMSNorm("model.norm", sizes.embed, eps), max_positions=rope.max_positions)

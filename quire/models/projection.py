@@ -73,26 +73,29 @@ def lookup(weight: BaseWeight, indices: jax.Array, dtype: Any) -> jax.Array:
     return weight.values[indices] if isinstance(weight, NativeWeight) else weight[indices]
 
 
-def separate_qkv(name: str, spec: AttentionSpec, embed: int) -> Param:
-    """[k, g + 2, h, d] from the weights of `q_proj`, `k_proj` and `v_proj`."""
+def separate_qkv(name: str, spec: AttentionSpec, embed: int, num_paired: int = 0) -> Param:
+    """[k, g + 2, h, d] from the weights of `q_proj`, `k_proj` and `v_proj`.
+
+    `num_paired`: the features of a head that the checkpoint rotates in pairs of neighbours; see `in_halves`.
+    """
     rows = _qkv_rows(spec)
     return Param(
         (spec.kv_heads, spec.group + 2, spec.head_dim, embed),
         ("kv_heads", None, None, "embed"),
         tuple(Tensor(f"{name}.{part}_proj.weight", (rows[part], embed)) for part in "qkv"),
-        lambda tensors: join_qkv(spec, tensors),
+        lambda tensors: join_qkv(spec, in_halves(spec, tensors, num_paired)),
         num_contracted=1,
     )
 
 
-def separate_qkv_bias(name: str, spec: AttentionSpec) -> Param:
+def separate_qkv_bias(name: str, spec: AttentionSpec, num_paired: int = 0) -> Param:
     """[k, g + 2, h] from the biases of `q_proj`, `k_proj` and `v_proj`."""
     rows = _qkv_rows(spec)
     return Param(
         (spec.kv_heads, spec.group + 2, spec.head_dim),
         ("kv_heads", None, None),
         tuple(Tensor(f"{name}.{part}_proj.bias", (rows[part],)) for part in "qkv"),
-        lambda tensors: join_qkv(spec, tensors),
+        lambda tensors: join_qkv(spec, in_halves(spec, tensors, num_paired)),
     )
 
 
@@ -108,6 +111,16 @@ def join_qkv(spec: AttentionSpec, tensors: Sequence[Array]) -> Array:
         ),
         axis=1,
     )
+
+
+def in_halves(spec: AttentionSpec, tensors: Sequence[Array], num_paired: int) -> Sequence[Array]:
+    """q, k and v with the first `num_paired` features of a head of q and k reordered: the first of each pair, then the
+    second. Rope turns feature i with i + num_paired / 2 then, as everywhere, and scores stay what they are."""
+    if not num_paired:
+        return tensors
+    order = np.r_[0:num_paired:2, 1:num_paired:2, num_paired : spec.head_dim]
+    q, k, v = tensors
+    return *(rows.reshape(-1, spec.head_dim, *rows.shape[1:])[:, order].reshape(rows.shape) for rows in (q, k)), v
 
 
 def split_qkv(spec: AttentionSpec, fused: Array) -> Sequence[Array]:

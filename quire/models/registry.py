@@ -4,16 +4,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from quire.errors import UnsupportedModel, shown
+from quire.models.cohere2 import cohere2
 from quire.models.decoder import Decoder
+from quire.models.exaone4 import exaone4
 from quire.models.fields import Fields
 from quire.models.gemma2 import gemma2
 from quire.models.gemma3 import gemma3
+from quire.models.glm4 import glm4
 from quire.models.gpt2 import gpt2
 from quire.models.granite import granite
 from quire.models.llama import llama
 from quire.models.mistral import mistral
 from quire.models.mixtral import mixtral
-from quire.models.olmo2 import olmo2
+from quire.models.olmo2 import olmo2, olmo3
 from quire.models.phi3 import phi3
 from quire.models.qwen2 import qwen2
 from quire.models.qwen3 import qwen3
@@ -38,6 +41,10 @@ FAMILIES: dict[str, Family] = {
     "phi3": Family(phi3, ("Phi3ForCausalLM",)),
     "granite": Family(granite, ("GraniteForCausalLM",)),
     "olmo2": Family(olmo2, ("Olmo2ForCausalLM",)),
+    "olmo3": Family(olmo3, ("Olmo3ForCausalLM",)),
+    "glm4": Family(glm4, ("Glm4ForCausalLM",)),
+    "cohere2": Family(cohere2, ("Cohere2ForCausalLM",)),
+    "exaone4": Family(exaone4, ("Exaone4ForCausalLM",)),
     "smollm3": Family(smollm3, ("SmolLM3ForCausalLM",)),
     "gpt2": Family(gpt2, ("GPT2LMHeadModel",)),
     "mixtral": Family(mixtral, ("MixtralForCausalLM",)),

@@ -22,11 +22,16 @@ Frequencies = np.ndarray[Any, np.dtype[np.float32]]
 
 @dataclass(frozen=True, eq=False)
 class Rope:
-    """Rotates the first `2 * len(inverse_frequencies)` features of a head and passes the others through."""
+    """Rotates the first `num_rotated` features of a head and passes the others through."""
 
     inverse_frequencies: Frequencies
     max_positions: int
     feature_scale: float = 1.0
+
+    @property
+    def num_rotated(self) -> int:
+        """Features of a head."""
+        return 2 * len(self.inverse_frequencies)
 
     @property
     def depends_on_length(self) -> bool:
@@ -120,12 +125,14 @@ def read_rope(
     theta_field: str = "rope_theta",
     parameters: Fields | None = None,
     partial: bool = False,
+    default_fraction: float = 1.0,
     renamed: dict[str, str] | None = None,
 ) -> Rope:
     """The rope that a config specifies.
 
     `parameters` and `theta_field` stand for the usual fields where a family has several ropes. `partial` says that the
-    family can rotate a part of each head; `renamed` maps its names for a type to the usual ones.
+    family can rotate a part of each head, by default `default_fraction`; `renamed` maps its names for a type to the
+    usual ones.
     """
     rope = (
         parameters
@@ -142,7 +149,7 @@ def read_rope(
         raise rope.unsupported(type_key, f"known types are {', '.join(TYPES)}")
     max_positions = fields.integer("max_position_embeddings")
     fraction_fields = rope if "partial_rotary_factor" in rope else fields
-    fraction = fraction_fields.number("partial_rotary_factor", 1.0)
+    fraction = fraction_fields.number("partial_rotary_factor", default_fraction)
     if fraction != 1.0 and not partial:
         raise fraction_fields.unsupported("partial_rotary_factor", "this family rotates whole heads")
     rotated = int(head_dim * fraction)
@@ -164,6 +171,23 @@ def read_rope(
             "factor", f"it gives {found.max_positions} positions; from 1 to {LARGEST_INTEGER} can be used"
         )
     return found
+
+
+def read_ropes(
+    fields: Fields, head_dim: int, *, default_theta: float, local_theta: float, local_field: str = "rope_theta"
+) -> tuple[Rope, Rope]:
+    """The ropes of layers without and with a window; older configs scale the first only."""
+    parameters = fields.within("rope_parameters")
+    of_global, of_local = parameters.within("full_attention"), parameters.within("sliding_attention")
+    if "rope_scaling" in fields:
+        of_global = fields.within("rope_scaling")
+    for key in parameters:
+        if key not in {"full_attention", "sliding_attention"}:
+            raise parameters.unsupported(key, "this family has rope parameters for each type of layer")
+    return (
+        read_rope(fields, head_dim, parameters=of_global, default_theta=default_theta),
+        read_rope(fields, head_dim, parameters=of_local, default_theta=local_theta, theta_field=local_field),
+    )
 
 
 def _default(given: RopeFields) -> Rope:

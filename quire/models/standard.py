@@ -103,12 +103,15 @@ def attention(
     out_bias: bool = False,
     q_norm: RMSNorm | HeadsRMSNorm | None = None,
     k_norm: RMSNorm | HeadsRMSNorm | None = None,
+    rotates_pairs: bool = False,
 ) -> Attention:
+    """`rotates_pairs`: the checkpoint's rope turns neighbouring features, not those half a head apart."""
+    num_paired = rope.num_rotated if rotates_pairs and rope is not None else 0
     return Attention(
         spec,
-        qkv=separate_qkv(name, spec, sizes.embed),
+        qkv=separate_qkv(name, spec, sizes.embed, num_paired),
         out=attention_out(name, spec, sizes.embed),
-        qkv_bias=separate_qkv_bias(name, spec) if qkv_bias else None,
+        qkv_bias=separate_qkv_bias(name, spec, num_paired) if qkv_bias else None,
         out_bias=bias(f"{name}.o_proj.bias", sizes.embed, "embed") if out_bias else None,
         rope=rope,
         q_norm=q_norm,
@@ -128,6 +131,16 @@ def gated_mlp(name: str, sizes: Sizes, mlp: int, activation: Activation, *, bias
         down=mlp_down(f"{name}.down_proj.weight", sizes, mlp),
         gate_up_bias=gate_up_bias,
         down_bias=down_bias,
+    )
+
+
+def fused_gated_mlp(name: str, sizes: Sizes, mlp: int, activation: Activation) -> GatedMLP:
+    """Gate and up are one tensor, `gate_up_proj`."""
+    both = Tensor(f"{name}.gate_up_proj.weight", (2 * mlp, sizes.embed))
+    return GatedMLP(
+        activation,
+        gate_up=Param((1, 2, mlp, sizes.embed), ("mlp", None, None, "embed"), (both,), num_contracted=1),
+        down=mlp_down(f"{name}.down_proj.weight", sizes, mlp),
     )
 
 

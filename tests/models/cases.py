@@ -170,6 +170,40 @@ CASES: dict[str, dict[str, Any]] = {
     ),
     "olmo2": _config("olmo2"),
     "olmo2-biases": _config("olmo2", attention_bias=True, num_key_value_heads=4),
+    "olmo3": _config(
+        "olmo3",
+        num_hidden_layers=3,
+        sliding_window=WINDOW,
+        layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        rope_parameters={
+            "full_attention": {
+                "rope_type": "yarn",
+                "rope_theta": 500.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 32,
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": 200.0},
+        },
+    ),
+    "olmo3-older-fields": _config("olmo3", num_hidden_layers=4, attention_bias=True, sliding_window=WINDOW),
+    "glm4": _config("glm4", head_dim=12, hidden_size=40, rms_norm_eps=1e-3),
+    "glm4-options": _config(
+        "glm4", head_dim=16, attention_bias=False, partial_rotary_factor=0.75, tie_word_embeddings=True
+    ),
+    "cohere2": _config("cohere2", num_hidden_layers=4, sliding_window=WINDOW, logit_scale=0.3),
+    "cohere2-options": _config(
+        "cohere2",
+        attention_bias=True,
+        sliding_window=WINDOW,
+        sliding_window_pattern=2,
+        tie_word_embeddings=False,
+        layer_norm_eps=1e-2,
+        rope_parameters={"rope_type": "default", "rope_theta": 300.0},
+    ),
+    "exaone4": _config("exaone4", num_hidden_layers=4, head_dim=10, sliding_window=WINDOW, sliding_window_pattern=2),
+    "exaone4-full": _config(
+        "exaone4", sliding_window=None, layer_types=["full_attention"] * 2, rope_theta=300.0, hidden_act="gelu"
+    ),
     "smollm3": _config("smollm3", num_hidden_layers=4, no_rope_layer_interval=2),
     "smollm3-window": _config(
         "smollm3",

@@ -14,7 +14,20 @@ from tests.models.cases import CASES
 from tests.models.tiny import NamedTensors, prompt, relative_error, whole_logits
 
 # Between them, every kind of block.
-BLOCKS = ("llama-biases", "llama-dynamic", "gemma2", "gemma3", "phi3-long", "granite", "olmo2", "gpt2", "qwen3_moe")
+BLOCKS = (
+    "llama-biases",
+    "llama-dynamic",
+    "gemma2",
+    "gemma3",
+    "phi3-long",
+    "granite",
+    "olmo2",
+    "gpt2",
+    "qwen3_moe",
+    "glm4",
+    "cohere2",
+    "exaone4",
+)
 
 
 @pytest.mark.parametrize("name", BLOCKS)

@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 def test_sharded_models_give_the_logits_of_one_device() -> None:
     flags = "--xla_force_host_platform_device_count=8"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.models.sharded", "llama-biases", "olmo2", "mixtral"],
+        [sys.executable, "-m", "tests.models.sharded", "llama-biases", "olmo2", "mixtral", "glm4"],
         env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
         cwd=ROOT,
         capture_output=True,
@@ -29,8 +29,8 @@ def test_sharded_models_give_the_logits_of_one_device() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("devices, error") == 9
-    assert done.stdout.count("int8 on two devices as on one") == 3
+    assert done.stdout.count("devices, error") == 12
+    assert done.stdout.count("int8 on two devices as on one") == 4
 
 
 @pytest.mark.parametrize("name", CASES)
