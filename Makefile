@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: help serve dist test-dist test test-core-long test-parity test-gpu test-clients test-routers test-ray check-deploy mutants chaos soak check format bench clean
+.PHONY: help serve dist test-dist test test-core-long test-parity test-gpu test-clients test-routers test-peers test-ray check-deploy mutants chaos soak check format bench clean
 .DEFAULT_GOAL := help
 
 help:  ## show this list
@@ -58,6 +58,9 @@ test-clients: $(VENV)/.test  ## real clients against the default model, and docs
 
 test-routers: $(VENV)/.test  ## two servers behind sglang-router and vllm-router
 	$(BIN)/python -m tests.routers.run $(ARGS)
+
+test-peers: $(VENV)/.test  ## a prefill and a decode server, killed, stopped and with other weights
+	QUIRE_PEERS_TESTS=long $(BIN)/python -m pytest -n 0 tests/peers $(ARGS)
 
 test-ray: .venv-ray/.installed  ## Quire as an application of Ray Serve, on a cluster of one machine
 	QUIRE_RAY=1 .venv-ray/bin/python -m pytest -n 0 -W ignore tests/ray $(ARGS)

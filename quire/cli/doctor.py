@@ -12,6 +12,7 @@ from quire.cli.console import log_to_stderr
 from quire.cli.settings import with_settings
 from quire.config import Config
 from quire.group.settings import GroupSettings
+from quire.peers.settings import PeerSettings
 from quire.resolve import as_size
 
 
@@ -19,18 +20,19 @@ from quire.resolve import as_size
 def doctor(
     config: Config,
     group: GroupSettings,
+    peers: PeerSettings,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
 ) -> None:
     """Show the machine, how the model would fit and every choice of settings, without loading the weights."""
     log_to_stderr(quiet=True)
-    machine = _machine() | _group(group)
+    machine = _machine() | _group(group) | _peers(peers)
     if not json:
         _print("This machine", machine)
     from quire.engine.build import plan_deployment
     from quire.engine.deployment import cache_capacity
     from quire.files.progress import progress_bar, silent
 
-    deployment = plan_deployment(config, silent if json else progress_bar, is_served=True)
+    deployment = plan_deployment(peers.with_host_cache(config), silent if json else progress_bar, is_served=True)
     facts, limits, resolved = deployment.facts, deployment.limits, deployment.resolved
     page_bytes = deployment.page_bytes
     weight_type = resolved.dtype if resolved.quantize == "none" else f"{resolved.quantize} and {resolved.dtype}"
@@ -125,6 +127,23 @@ def _group(group: GroupSettings) -> dict[str, Any]:
         "group": f"{group.group_size} members at {group.group_address}; this is member {group.group_rank}, {role}",
         "devices of the group": "all of all members; what follows is for those of this machine alone",
     }
+
+
+def _peers(peers: PeerSettings) -> dict[str, Any]:
+    """The role of this server. The others are not asked."""
+    if peers.role is None:
+        return {}
+    peers.secret()  # raises where there is none
+    parts = []
+    if peers.answers:
+        parts.append(f"computes prompts for servers that connect to {peers.peer_address}")
+    if peers.asks:
+        others = ", ".join(f"{host}:{port}" for host, port in peers.endpoints)
+        parts.append(
+            f"lets {others} compute prompts with more than {peers.peer_min_tokens} tokens that are not cached, for at "
+            f"most {peers.peer_timeout_s:g} s each"
+        )
+    return {"role": f"{peers.role}: {'; '.join(parts)}"}
 
 
 def _print(title: str, entries: dict[str, Any]) -> None:

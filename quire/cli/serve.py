@@ -12,6 +12,7 @@ from quire.cli.settings import with_settings
 from quire.cli.tgi_flags import TgiFlags
 from quire.config import Config
 from quire.group.settings import GroupSettings
+from quire.peers.settings import PeerSettings
 from quire.server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
@@ -22,6 +23,7 @@ def serve(
     config: Config,
     settings: ServerSettings,
     group: GroupSettings,
+    peers: PeerSettings,
     flags: TgiFlags,
     served: Annotated[
         str | None, typer.Argument(metavar="[MODEL]", help="What to serve: the same as --model.", show_default=False)
@@ -38,4 +40,4 @@ def serve(
     configure_logs(settings.log_format, settings.logging_level)
     for warning in flags.warnings():
         log.warning("%s", warning)
-    run(config, settings, group)
+    run(config, settings, group, peers)

@@ -22,6 +22,8 @@ MAX_FRAME_BYTES = 64 * 2**20
 SILENCE_S = 10.0  # after which the other end is lost; it says something every PING_S
 PING_S = 2.0
 TAG_BYTES = 16
+COPIED_BYTES = 65_536  # shorter frames are sent by one call
+_IS_BYTES = 1 << 31  # in the length of a frame that is no message
 _LENGTH = struct.Struct("<I")
 _COUNT = struct.Struct("<Q")
 _HEADER_BYTES = _LENGTH.size + TAG_BYTES
@@ -36,8 +38,8 @@ class LinkLost(Exception):
 class Link(Generic[T]):
     """Sends messages from any thread, and hands those of the other end to `take` on a thread of its own.
 
-    A frame is a length, a tag and a message. The tag covers the message and its place in the stream. `lost` is called
-    once, on that thread or on one that sends.
+    A frame is a length, a tag and a message, or bytes that are no message. The tag covers them and their place in the
+    stream. `lost` is called once, on that thread or on one that sends.
     """
 
     def __init__(self, connection: socket.socket, keys: Keys, messages: Any, silence_s: float = SILENCE_S) -> None:
@@ -71,27 +73,50 @@ class Link(Generic[T]):
         payload = _encode(message)
         if len(payload) > MAX_FRAME_BYTES:
             raise ValueError(f"a message has {len(payload)} bytes; the limit is {MAX_FRAME_BYTES}")
+        self._send(len(payload), payload)
+
+    def send_bytes(self, data: memoryview) -> None:
+        """Bytes that are no message, as they are. Raises LinkLost, after `lost` was called."""
+        self._send(len(data) | _IS_BYTES, data)
+
+    def _send(self, length: int, payload: bytes | memoryview) -> None:
         try:
             with self._sending:
-                tag = _tag(self._keys.ours, self._num_sent, payload)
+                header = _LENGTH.pack(length) + _tag(self._keys.ours, self._num_sent, payload)
                 self._num_sent += 1
-                self._connection.sendall(b"".join((_LENGTH.pack(len(payload)), tag, payload)))
+                if len(payload) < COPIED_BYTES:
+                    self._connection.sendall(header + bytes(payload))
+                else:
+                    self._connection.sendall(header)
+                    self._connection.sendall(payload)
         except OSError as error:
             self._end(self._reason(error))
             raise LinkLost(self._reason(error)) from error
 
     def receive(self) -> T:
         """The next message, for an end that has not called `start`. Raises LinkLost."""
+        received = self.receive_into(memoryview(b""))
+        if isinstance(received, int):
+            raise LinkLost("bytes came in place of a message")
+        return received
+
+    def receive_into(self, buffer: memoryview) -> T | int:
+        """The next message; or the number of bytes that came instead, which are at the beginning of `buffer` now.
+        Raises LinkLost."""
         try:
-            header = self._exactly(_HEADER_BYTES)
+            header = self._exactly(memoryview(bytearray(_HEADER_BYTES)))
             (length,) = _LENGTH.unpack_from(header)
-            if length > MAX_FRAME_BYTES:
-                raise LinkLost(f"a frame has {length} bytes; the limit is {MAX_FRAME_BYTES}")
-            payload = self._exactly(length)
+            is_bytes, length = length & _IS_BYTES, length & ~_IS_BYTES
+            most = len(buffer) if is_bytes else MAX_FRAME_BYTES
+            if length > most:
+                raise LinkLost(f"a frame has {length} bytes; the limit is {most}")
+            payload = self._exactly(buffer[:length] if is_bytes else memoryview(bytearray(length)))
             tag = _tag(self._keys.theirs, self._num_received, payload)
             if not hmac.compare_digest(bytes(header[_LENGTH.size :]), tag):
                 raise LinkLost("a frame was altered on its way")
             self._num_received += 1
+            if is_bytes:
+                return int(length)
             message: T = self._decode(payload)
         except OSError as error:
             raise LinkLost(self._reason(error)) from error
@@ -113,15 +138,14 @@ class Link(Generic[T]):
                 return
             self._take(message)
 
-    def _exactly(self, count: int) -> bytearray:
-        data = bytearray(count)
-        view, at = memoryview(data), 0
-        while at < count:
+    def _exactly(self, view: memoryview) -> memoryview:
+        at = 0
+        while at < len(view):
             received = self._connection.recv_into(view[at:])
             if not received:
                 raise LinkLost("the connection was closed")
             at += received
-        return data
+        return view
 
     def _end(self, reason: str) -> None:
         if self._ending.acquire(blocking=False):
@@ -139,7 +163,7 @@ class Link(Generic[T]):
         return f"the connection ended: {error.strerror or error}"
 
 
-def _tag(key: bytes, number: int, payload: bytes | bytearray) -> bytes:
+def _tag(key: bytes, number: int, payload: bytes | memoryview) -> bytes:
     digest = hashlib.blake2b(_COUNT.pack(number), key=key, digest_size=TAG_BYTES)
     digest.update(payload)
     return digest.digest()

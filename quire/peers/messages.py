@@ -11,7 +11,7 @@ PURPOSE = b"pages"  # of the handshake
 BEAT_S = 1.0  # between two words of a prefill server that computes
 SILENCE_S = 4.0  # after which a prefill server is lost
 HELD_S = 30.0  # that pages are held for a decode server that says nothing
-PIECE_BYTES = 4 * 2**20  # of pages in one message, or one page where that is larger
+PIECE_BYTES = 4 * 2**20  # of pages in one frame, or one page where that is larger
 
 BUSY, DIFFERS, FAILED = "busy", "differs", "failed"  # kinds of refusals
 
@@ -43,18 +43,14 @@ class Computing(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Computed(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The pages that follow: of each page group those from `firsts` on, up to `end`, one group after the other."""
+    """The pages that follow: of each page group those from `firsts` on, up to `end`, one group after the other.
+
+    They follow as frames that are no messages, of whole pages: the bytes of all their layers."""
 
     firsts: list[int]
     end: int
     page_bytes: int
 
 
-class Pages(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Whole pages: the bytes of all their layers."""
-
-    data: bytes
-
-
 FromDecode = Ask | Free
-FromPrefill = Refused | Computing | Computed | Pages
+FromPrefill = Refused | Computing | Computed

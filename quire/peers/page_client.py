@@ -24,7 +24,6 @@ from quire.peers.messages import (
     Computing,
     Free,
     FromPrefill,
-    Pages,
     Refused,
 )
 from quire.peers.peer_list import Peer, PeerList
@@ -238,14 +237,14 @@ class PageClient:
         data = memoryview(bytearray(count * size))
         at = 0
         while at < len(data):
-            piece = link.receive()
+            piece = link.receive_into(data[at:])
             if isinstance(piece, Refused):
                 raise RefusedByPeer(piece.kind, piece.reason)
-            if not isinstance(piece, Pages) or not 0 < len(piece.data) <= len(data) - at or len(piece.data) % size:
-                raise InvalidPages(f"it sent {type(piece).__name__} where {count - at // size} more pages were due")
-            data[at : at + len(piece.data)] = piece.data
-            at += len(piece.data)
+            if not isinstance(piece, int) or not piece or piece % size:
+                what = f"{piece} bytes" if isinstance(piece, int) else type(piece).__name__
+                raise InvalidPages(f"it sent {what} where {count - at // size} more pages were due")
+            at += piece
             with self._lock:
-                self.counters["received_pages"] += len(piece.data) // size
-                self.counters["received_bytes"] += len(piece.data)
+                self.counters["received_pages"] += piece // size
+                self.counters["received_bytes"] += piece
         return PageBundle(pages, data)

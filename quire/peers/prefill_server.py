@@ -27,7 +27,6 @@ from quire.peers.messages import (
     Ask,
     Computing,
     FromDecode,
-    Pages,
     Refused,
 )
 
@@ -218,8 +217,8 @@ class PrefillServer:
             for at in range(0, len(data), sent):
                 if gone.is_set():
                     return LOST
-                piece = bytes(data[at : at + sent])
-                link.send(Pages(piece))
+                piece = data[at : at + sent]
+                link.send_bytes(piece)
                 self._count("sent_pages", len(piece) // size)
                 self._count("sent_bytes", len(piece))
         # To close first could lose what is on its way.

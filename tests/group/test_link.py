@@ -92,6 +92,31 @@ def test_a_frame_that_is_sent_back_ends_the_link():
         leader.receive()
 
 
+@given(st.lists(MESSAGES | st.binary(max_size=100_000), max_size=6))
+def test_bytes_and_messages_arrive_in_their_order(sent):
+    leader, member, _ = linked()
+    try:
+        for one in sent:
+            if isinstance(one, bytes):
+                leader.send_bytes(memoryview(one))
+            else:
+                leader.send(one)
+        for one in sent:
+            buffer = memoryview(bytearray(100_000))
+            received = member.receive_into(buffer)
+            assert (bytes(buffer[:received]) if isinstance(received, int) else received) == one
+    finally:
+        leader.close()
+        member.close()
+
+
+def test_bytes_in_place_of_a_message_end_the_link():
+    leader, member, _ = linked()
+    leader.send_bytes(memoryview(b"no message"))
+    with pytest.raises(LinkLost, match="the limit is 0"):
+        member.receive()
+
+
 def test_a_frame_that_claims_to_be_long_takes_no_memory():
     leader, _, theirs = linked()
     theirs.sendall(struct.pack("<I", MAX_FRAME_BYTES + 1) + bytes(16))

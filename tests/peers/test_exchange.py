@@ -12,7 +12,7 @@ from quire.group.handshake import HandshakeFailed, admit, enter
 from quire.group.link import Link, LinkLost
 from quire.peers import page_client, prefill_server
 from quire.peers.bundle import PageForm
-from quire.peers.messages import BUSY, FAILED, PURPOSE, Ask, Computed, Computing, FromDecode, Pages
+from quire.peers.messages import BUSY, FAILED, PURPOSE, Ask, Computed, Computing, FromDecode
 from quire.peers.page_client import PageClient
 from quire.peers.prefill_server import RefusedPrompt
 from tests.engine.test_driver import wait_until
@@ -211,7 +211,10 @@ def fetched_of(behave, within_s: float = WAIT_S) -> PageClient:
 def sends(*messages):
     def behave(link, connection) -> None:
         for message in messages:
-            link.send(message)
+            if isinstance(message, bytes):
+                link.send_bytes(memoryview(message))
+            else:
+                link.send(message)
         link.receive()
 
     return behave
@@ -225,10 +228,8 @@ def sends(*messages):
         (Computed([0, 0], 10, 1000),),
         (Computed([1], 10, 1000),),  # a hole
         (Computed([0], -1, 1000),),
-        (Pages(b"\0" * 1000),),
-        (Computed([0], 10, 1000), Pages(b"\0" * 999)),
-        (Computed([0], 10, 1000), Pages(b"")),
-        (Computed([0], 10, 1000), Pages(b"\0" * 11_000)),
+        (Computed([0], 10, 1000), b"\0" * 999),
+        (Computed([0], 10, 1000), b""),
         (Computed([0], 10, 1000), Computing()),
     ],
 )
@@ -236,10 +237,15 @@ def test_pages_that_are_not_those_of_the_prompt_are_refused(messages):
     assert fetched_of(sends(*messages)).counters["invalid"] == 1
 
 
+@pytest.mark.parametrize("messages", [(b"\0" * 1000,), (Computed([0], 10, 1000), b"\0" * 11_000)])
+def test_bytes_that_are_not_due_end_the_connection(messages):
+    assert fetched_of(sends(*messages)).counters["lost"] == 1
+
+
 def test_a_peer_that_ends_between_two_pages_is_lost():
     def behave(link, connection) -> None:
         link.send(Computed([0], 10, 1000))
-        link.send(Pages(b"\0" * 5000))
+        link.send_bytes(memoryview(b"\0" * 5000))
 
     assert fetched_of(behave).counters["lost"] == 1
 

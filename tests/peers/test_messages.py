@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.peers.bundle import PageForm, PageRange, problem
-from quire.peers.messages import Ask, Computed, Computing, Free, FromDecode, FromPrefill, Pages, Refused
+from quire.peers.messages import Ask, Computed, Computing, Free, FromDecode, FromPrefill, Refused
 
 COUNTS = st.integers(0, 2**40)
 TO_PREFILL = st.builds(
@@ -23,7 +23,6 @@ TO_DECODE = (
     st.builds(Refused, st.text(), st.text())
     | st.just(Computing())
     | st.builds(Computed, st.lists(COUNTS, max_size=8), COUNTS, COUNTS)
-    | st.builds(Pages, st.binary())
 )
 
 

@@ -14,6 +14,8 @@ from quire.peers.settings import PeerSettings
 from quire.server.observe.logs import configure_logs
 from quire.server.processes.engine_devices import EngineDevices
 
+log = logging.getLogger(__name__)
+
 if TYPE_CHECKING:
     from quire.engine.engine import Engine
 
@@ -57,7 +59,10 @@ class ModelEngine:
 
             leader = Leader(self.group, lambda reason: describe(Waiting(reason)))
             meet = lead(leader, self.group)
-        deployment = plan_deployment(self.config, progress, files=files, is_served=True, meet=meet)
+        config = self.peers.with_host_cache(self.config)
+        if config.host_cache_gib != self.config.host_cache_gib:
+            log.info("host_cache_gib = %g (role: pages of peers come there)", config.host_cache_gib)
+        deployment = plan_deployment(config, progress, files=files, is_served=True, meet=meet)
         built = build_engine(deployment, progress, others=leader)
         programs = built.executor.programs
         shows = self.show_progress and not programs.can_begin_at_once
