@@ -44,7 +44,7 @@ class Planner:
 
     def plan(self) -> StepInFlight | None:
         """The next step; None when nothing can be computed now."""
-        step = StepBuilder(self._limits.max_page_restores)
+        step = StepBuilder(self._budget.restores(bool(self._running.decoding)))
         self.blocked_by = None
         preemptions = self._counters.preemptions
         guesses = self._guesses() if self._limits.max_guesses else {}
@@ -201,7 +201,7 @@ class Planner:
 
     def _plan_restore(self, step: StepBuilder, sequence: Sequence, preempts: bool) -> bool:
         """False when pages are short."""
-        restored = self._running.restore(sequence, step.restores_left, preempts)
+        restored = self._running.restore(sequence, step.restores_left, not step.restored, preempts)
         if restored is None:
             return False
         step.restore(*restored)

@@ -177,12 +177,12 @@ class Running:
         return pages
 
     def restore(
-        self, sequence: Sequence, max_copies: int, preempts: bool = True
+        self, sequence: Sequence, max_copies: int, at_least_one: bool, preempts: bool
     ) -> tuple[list[PageCopy], Restoring] | None:
         """Copy the next pages of `sequence` from the host, as far as `max_copies` go; None when pages are short."""
         restore = sequence.restore
         assert restore is not None
-        count = restore.num_rows_within(max_copies, max_copies == self._limits.max_page_restores)
+        count = restore.num_rows_within(max_copies, at_least_one)
         rows = restore.rows[:count]
         sources = host_pages(rows)
         pages = self._take(sequence, len(sources), preempts)

@@ -22,6 +22,8 @@ class StepBudget:
         self._max_prefill_tokens = self.prefill_tokens = limits.max_batch_prefill_tokens
         self._max_rows = self.rows = limits.max_batch_size
         self.burst = limits.max_burst  # tokens for each decode of a step; the engine allows fewer where they take long
+        self._max_restores = limits.max_page_restores
+        self.max_restores_beside_decodes: int | None = None  # pages from the host, while sequences decode
         self.max_prefill_beside_decodes: int | None = None  # tokens of prompts in a step in which sequences decode
         # Tokens of a step, ascending, that the executor is good at; () if all are alike.
         self.step_sizes: tuple[int, ...] = ()
@@ -44,6 +46,11 @@ class StepBudget:
         below = bisect_right(self.step_sizes, num_decodes + limit)
         size = self.step_sizes[below - 1] if below else 0
         return size - num_decodes if size > num_decodes else limit
+
+    def restores(self, has_decodes: bool) -> int:
+        """The pages that a step may copy from the host."""
+        beside = self.max_restores_beside_decodes
+        return self._max_restores if beside is None or not has_decodes else min(beside, self._max_restores)
 
     def excess(self, num_tokens: int, has_decodes: bool) -> int:
         """The tokens of prompts that a step of so many should leave to the next.

@@ -17,8 +17,8 @@ from quire.engine.group import Group
 from quire.engine.observer import Observer, Step
 from quire.engine.outcome import Outcome
 from quire.engine.peers import Peers
+from quire.engine.step_limits import step_limits
 from quire.engine.step_pipeline import StepPipeline
-from quire.engine.step_time import BurstLimit, GuessCost, StepTimeLimit
 from quire.errors import EngineFailed, InvalidRequest, RequestFailed, reason_of
 from quire.ipc.journal import Journal
 from quire.request import Request
@@ -62,12 +62,7 @@ class Engine:
         self._lookahead = lookahead
         self._steps = StepPipeline(executor, clock)
         self.adapters = Adapters(scheduler.adapters, lambda: self.executor, read_adapter)
-        if scheduler.limits.max_burst > 1:
-            self.observe(BurstLimit(scheduler, max_burst_s))
-        if scheduler.limits.max_guesses:
-            self.observe(GuessCost(scheduler.budget))
-        if max_step_s:
-            self.observe(StepTimeLimit(scheduler, max_step_s))
+        self._steps.observers += step_limits(scheduler, max_burst_s, max_step_s)
         self._samples_left: dict[int, int] = {}  # by live request, the probe included
         self._check_begun_s: float | None = None  # of the device, or of a reset
         self._masks = GrammarMasks(grammars or NoGrammars(), clock)

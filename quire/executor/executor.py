@@ -15,7 +15,7 @@ from quire.executor.host_pages import Arrival, HostPages, as_bytes
 from quire.executor.launch import Launch, Packer, independent, num_samples, num_sampling, split
 from quire.executor.pending import Copied, Launched, Pending, Wanted
 from quire.executor.program_store import ProgramStore
-from quire.executor.programs import COPY_SIZES, FORCE_SIZE, START_SIZES, Programs
+from quire.executor.programs import COPY_SIZES, FORCE_SIZE, HOST_COPY_SIZES, START_SIZES, Programs
 from quire.executor.replay import Members
 from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
@@ -174,11 +174,12 @@ class JaxExecutor:
     def _copy_pages(self, run: list[PageCopy]) -> list[Copied]:
         """Copies between the same tiers, in any order. Returns what the result of their step must wait for."""
         assert self._state is not None
-        size = next(size for size in COPY_SIZES if size >= len(run))
+        tiers, host, pages = (run[0].source.tier, run[0].target.tier), self.host_pages, self._state.pages
+        is_within = tiers == (Tier.DEVICE, Tier.DEVICE)
+        size = next(size for size in (COPY_SIZES if is_within else HOST_COPY_SIZES) if size >= len(run))
         packed = np.zeros((size, 2), np.int32)  # page 0 onto itself
         packed[: len(run)] = [(copy.source.page, copy.target.page) for copy in run]
-        tiers, host, pages = (run[0].source.tier, run[0].target.tier), self.host_pages, self._state.pages
-        if tiers == (Tier.DEVICE, Tier.DEVICE):
+        if is_within:
             self._state = self._state._replace(pages=self.programs.get(("copy", size))(pages, packed))
             return []
         assert host is not None, "there are no pages of the host"

@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 
 START_SIZES = (1, 8)  # slots that one call can start
 COPY_SIZES = (1, 16)  # pages that one call can copy
+HOST_COPY_SIZES = (1, 4, 16)  # and between the device and the host
 GUESS_SIZES = (1, 8)  # slots that one call can guess for, if there are more
 FORCE_SIZE = 64  # forced tokens that one call can place
 WAYS = get_args(SamplingWay)
@@ -145,8 +146,8 @@ class Programs:
         sampling = ladder.sample_sizes
         keys: list[Key] = [("start", size) for size in START_SIZES]
         keys += [("adapter", 0)] * bool(self._shapes.adapters.slots)
-        kinds = ("copy", "save", "restore") if self._has_host_pages else ("copy",)
-        keys += [*((kind, size) for kind in kinds for size in COPY_SIZES), ("force", FORCE_SIZE)]
+        keys += [*(("copy", size) for size in COPY_SIZES), ("force", FORCE_SIZE)]
+        keys += [(kind, size) for kind in ("save", "restore") for size in HOST_COPY_SIZES if self._has_host_pages]
         keys += [("guess", size) for size in self.guess_sizes]
         return [*keys, *ladder.first(), *(("any", size) for size in dict.fromkeys((sampling[0], sampling[-1])))]
 

@@ -110,7 +110,7 @@ ENGINE_MUTANTS = (
         "self.matcher.advance(tokens)",
     ),
     Mutant("what was aborted is added once it is compiled", DRIVER, "self._preparing.forget(request_id)", "pass"),
-    Mutant("compiling holds everyone up", DRIVER, "if preparing is None:", "if True:"),
+    Mutant("compiling holds everyone up", DRIVER, "if preparing is not None:", "if False:"),
     Mutant("wrong guesses stay planned", COMPLETION, "sequence.num_planned -= num_guesses - num_right", "pass"),
     Mutant("guesses are unsure for ever", COMPLETION, "sequence.num_unsure -= num_guesses", "pass"),
     Mutant("guesses are never unsure", PLANNER, "sequence.num_unsure += num_guesses", "pass"),

@@ -7,10 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.host_tier import HostTier, prefix_digests
-from quire.core.page_pool import PagePool
 from quire.core.plan import StepPlan, Tier
-from quire.core.prefix_cache import PrefixCache
-from quire.core.restore import HostPage
 from quire.request import Request
 from tests.core.harness import GREEDY, Harness, limits, request
 from tests.core.test_schedules import GROUPS, Schedules
@@ -93,6 +90,7 @@ def test_a_page_that_is_on_the_host_is_not_copied_there_again():
     restored = run(harness, 5, (*TALK, 40))
     assert sum(num_restored(restored)) >= 5
     assert tier(harness).num_saved - before <= 4, "their last pages alone are new"
+    assert tier(harness).num_lost == 0
 
 
 def test_no_more_than_the_limit_is_saved_in_a_step():
@@ -228,49 +226,6 @@ def test_a_page_from_elsewhere_is_restored_like_one_that_was_saved():
         tier(harness).confirm([reserved])
     harness.scheduler.check()
     assert sum(num_restored(run(harness, 3, (*TALK, 40)))) == 6
-
-
-def test_digests_name_prefixes_by_all_their_tokens_and_the_salt():
-    one = prefix_digests("a", (1, 2, 3, 4, 5, 6), 2, 3, [])
-    assert prefix_digests("a", (1, 2, 3, 4), 2, 2, []) == one[:2]
-    assert prefix_digests("a", (1, 2, 3, 4, 5, 6), 2, 3, one[:1]) == one
-    assert not set(prefix_digests("a", (9, 2, 3, 4, 5, 6), 2, 3, [])) & set(one)
-    assert not set(prefix_digests("b", (1, 2, 3, 4, 5, 6), 2, 3, [])) & set(one)
-
-
-def test_a_node_has_the_digest_of_its_prefix():
-    cache = PrefixCache(PagePool(9), 2)
-    pages = cache.take(3)
-    cursor = cache.publish("a", (1, 2, 3, 4, 5, 6), [pages], 3)
-    expected = prefix_digests("a", (1, 2, 3, 4, 5, 6), 2, 3, [])
-    assert cursor.end.digest() == expected[2]
-    assert cursor.end.parent.digest() == expected[1]
-
-
-def test_a_page_that_is_held_is_not_overwritten():
-    host = HostTier(3, 4)
-    pages: list[HostPage] = []
-    for name in (b"a", b"b"):
-        page = host.reserve((name, 0))
-        assert page is not None
-        pages.append(page)
-    assert host.reserve((b"c", 0)) is None, "both are being written"
-    host.confirm(pages)
-    host.hold(pages[:1])
-    third = host.reserve((b"c", 0))
-    assert third is not None
-    assert third.page == pages[1].page
-    assert host.find(b"b", 0) is None
-    host.confirm([third])
-    host.hold([third])
-    assert host.reserve((b"d", 0)) is None
-    host.clear()
-    host.check()
-    assert host.find(b"a", 0) is None
-    assert host.reserve((b"d", 0)) is None, "what was forgotten is still being read"
-    host.release([pages[0], third])
-    host.check()
-    assert host.is_balanced
 
 
 @given(

@@ -54,12 +54,13 @@ REQUESTS = [
 ]
 
 
-def executor_on(num_devices: int, shapes: Shapes = SHAPES) -> tuple[Decoder, JaxExecutor]:
+def executor_on(num_devices: int, shapes: Shapes = SHAPES, num_host_pages: int = 0) -> tuple[Decoder, JaxExecutor]:
     """The weights are the same however they are placed, up to the copies of keys that more devices need."""
     jax.config.update("jax_disable_most_optimizations", True)
     model = build_model(CONFIG)
     if num_devices == 1:
-        return model, JaxExecutor(model, random_weights(model, seed=1, dtype="float32"), shapes)
+        weights = random_weights(model, seed=1, dtype="float32")
+        return model, JaxExecutor(model, weights, shapes, num_host_pages=num_host_pages)
     mesh = tensor_mesh(jax.devices()[:num_devices])
     whole = random_weights(model, seed=1, dtype="float32")
     cut = model.for_devices(num_devices)
@@ -69,7 +70,7 @@ def executor_on(num_devices: int, shapes: Shapes = SHAPES) -> tuple[Decoder, Jax
         return jax.device_put(param.assemble([array]), sharding(param.shape, param.axes, mesh))
 
     weights = jax.tree.map(place, _copying(cut, model), whole, is_leaf=_is_param)
-    return cut, JaxExecutor(cut, weights, shapes, mesh=mesh)
+    return cut, JaxExecutor(cut, weights, shapes, mesh=mesh, num_host_pages=num_host_pages)
 
 
 def _copying(cut: Decoder, model: Decoder) -> Any:
@@ -105,6 +106,10 @@ def generate(
     engine = Engine(Scheduler(limits, time.monotonic), executor)
     if adapter is not None:
         engine.adapters.add("a", "", adapter)
+    return run(engine, requests)
+
+
+def run(engine: Engine, requests: list[Request]) -> dict[int, list[int]]:
     for request in requests:
         engine.add(request)
     tokens: dict[int, list[int]] = {}
@@ -134,6 +139,19 @@ def compare_adapters() -> None:
     print("same tokens with adapters")
 
 
+def compare_host_pages() -> None:
+    """The same requests again, after others have taken their pages."""
+    again = [replace(one, request_id=one.request_id + 10) for one in REQUESTS]
+    for num_devices in (1, 2, 4):
+        _, executor = executor_on(num_devices, num_host_pages=60)
+        engine = Engine(Scheduler(replace(LIMITS, host_pages=60), time.monotonic), executor)
+        first = run(engine, REQUESTS)
+        second = run(engine, again)
+        assert {number - 10: tokens for number, tokens in second.items()} == first
+        assert engine.scheduler.stats().restored_pages > 4, "nothing came back from the host"
+    print("same tokens from the host")
+
+
 def main() -> None:
     _, executor = executor_on(1)
     expected = generate(executor)
@@ -157,3 +175,4 @@ if __name__ == "__main__":
     assert StepShape(4) in SHAPES.ladder.all()
     main()
     compare_adapters()
+    compare_host_pages()
