@@ -68,7 +68,13 @@ void multiply_block(const RowGroup* rows, int64_t count, const TileGroup* const*
     case 1: return multiply<1>(rows, tiles, groups, out, stride);
     case 2: return multiply<2>(rows, tiles, groups, out, stride);
     case 3: return multiply<3>(rows, tiles, groups, out, stride);
-    default: return multiply<4>(rows, tiles, groups, out, stride);
+#if defined(QUIRE_VNNI)
+    case 4: return multiply<4>(rows, tiles, groups, out, stride);
+    case 5: return multiply<5>(rows, tiles, groups, out, stride);
+    case 6: return multiply<6>(rows, tiles, groups, out, stride);
+    case 7: return multiply<7>(rows, tiles, groups, out, stride);
+#endif
+    default: return multiply<kRowsTogether>(rows, tiles, groups, out, stride);
   }
 }
 
@@ -96,13 +102,13 @@ void product(const Rows& rows, const TileGroup* tiles, float* out, int64_t width
       const TileGroup* these[kTilesTogether];
       for (int64_t i = 0; i < kTilesTogether; ++i) these[i] = tiles + std::min(t + i, num_tiles - 1) * groups;
       const int64_t channels = std::min(kChannels, width - t * kTile);
-      for (int64_t block = first_block; block < last_block; ++block) {
-        const int64_t count = std::min(kRowBlock, rows.count - block * kRowBlock);
+      for (int64_t block = first_block; block < last_block; block += kBlocksTogether) {
+        const int64_t count = std::min(kRowsTogether, rows.count - block * kRowBlock);
         float* to = out + block * kRowBlock * width + t * kTile;
         if (channels == kChannels) {
           multiply_block(quantized + block * groups, count, these, groups, to, width);
         } else {
-          float whole[kRowBlock * kChannels];
+          float whole[kRowsTogether * kChannels];
           multiply_block(quantized + block * groups, count, these, groups, whole, kChannels);
           for (int64_t r = 0; r < count; ++r) std::copy_n(whole + r * kChannels, channels, to + r * width);
         }

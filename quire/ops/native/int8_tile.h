@@ -1,4 +1,4 @@
-// The innermost product: up to four rows of activations with a tile or two of eight output channels, all int8.
+// The innermost product: up to four or eight rows of activations with a tile or two of eight output channels, all int8.
 //
 // A group is 32 numbers that share a scale. A tile holds, group by group, four inputs of each of its eight channels at a
 // time, then the eight scales: what one instruction multiplies lies together on ARM and on x86 alike.
@@ -40,18 +40,21 @@ struct TileGroup {
 struct RowGroup {
   int8_t codes[kRowBlock][kGroup];
   float scales[kRowBlock];
-  int32_t sums[kRowBlock];  // of the codes; with QUIRE_VNNI alone
+  int32_t sums[kRowBlock];  // of the codes, times -128; with QUIRE_VNNI alone
 };
 
 #if defined(QUIRE_VNNI)
-constexpr int64_t kTilesTogether = 2;  // that `multiply` takes at a time
+constexpr int64_t kTilesTogether = 2;   // that `multiply` takes at a time
+constexpr int64_t kBlocksTogether = 2;  // of rows: the more, the less often weights are made ready
 #else
 constexpr int64_t kTilesTogether = 1;
+constexpr int64_t kBlocksTogether = 1;
 #endif
 constexpr int64_t kChannels = kTilesTogether * kTile;
+constexpr int64_t kRowsTogether = kBlocksTogether * kRowBlock;
 
-// multiply<kRows>(rows, tiles, groups, out, stride): kRows rows with kTilesTogether tiles, each of `groups` groups. Row r
-// of the result, kChannels wide, goes to out + r * stride.
+// multiply<kRows>(rows, tiles, groups, out, stride): kRows rows, up to kRowsTogether, with kTilesTogether tiles, each of
+// `groups` groups. Blocks of rows follow each other. Row r of the result, kChannels wide, goes to out + r * stride.
 
 #if defined(QUIRE_NEON)
 
@@ -117,22 +120,22 @@ inline void multiply(const RowGroup* rows, const TileGroup* const* tiles, int64_
   // The instruction takes one side unsigned: 128 is added to the weights, and 128 times the inputs' sum taken off.
   const __m512i offset = _mm512_set1_epi8(-128);
   for (int64_t g = 0; g < groups; ++g) {
-    const RowGroup& a = rows[g];
     const TileGroup &first = tiles[0][g], &second = tiles[1][g];
+    const auto block = [&](int r) -> const RowGroup& { return rows[r / kRowBlock * groups + g]; };
     __m512i dot[kRows];
-    for (int r = 0; r < kRows; ++r) dot[r] = _mm512_set1_epi32(-128 * a.sums[r]);
+    for (int r = 0; r < kRows; ++r) dot[r] = _mm512_set1_epi32(block(r).sums[r % kRowBlock]);
     for (int four = 0; four < kGroup / 4; ++four) {
       const __m512i codes = _mm512_xor_si512(both(first.codes[four], second.codes[four]), offset);
       for (int r = 0; r < kRows; ++r) {
         int32_t inputs;
-        std::memcpy(&inputs, a.codes[r] + 4 * four, 4);
+        std::memcpy(&inputs, block(r).codes[r % kRowBlock] + 4 * four, 4);
         dot[r] = _mm512_dpbusd_epi32(dot[r], codes, _mm512_set1_epi32(inputs));
       }
     }
     const __m512 scales = _mm512_castsi512_ps(both(first.scales, second.scales));
     for (int r = 0; r < kRows; ++r) {
       const __m512 part = _mm512_mul_ps(_mm512_cvtepi32_ps(dot[r]), scales);
-      sum[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(a.scales[r]), sum[r]);
+      sum[r] = _mm512_fmadd_ps(part, _mm512_set1_ps(block(r).scales[r % kRowBlock]), sum[r]);
     }
   }
   for (int r = 0; r < kRows; ++r) _mm512_storeu_ps(out + r * stride, sum[r]);
@@ -262,7 +265,7 @@ inline void quantize_row(const float* x, int64_t count, int64_t row, RowGroup& t
 #if defined(QUIRE_VNNI)
   int32_t sum = 0;
   for (int64_t i = 0; i < kGroup; ++i) sum += to.codes[row][i];
-  to.sums[row] = sum;
+  to.sums[row] = -128 * sum;
 #endif
 }
 
