@@ -81,7 +81,9 @@ def test_a_deployment_knows_what_a_checkpoint_costs_and_why(folder: Path) -> Non
     (choice,) = [choice for choice in auto.choices if choice.name == "quantize"]
     assert choice.value == "none"
     assert choice.reason.startswith("as the checkpoint is: gptq, 4 bits in groups of 16")
-    assert auto.facts.widened_weight_bytes == 64 * 2 * 32 * 4  # gate and up
+    plain = plan_deployment(Config(model=str(folder / "gptq"), dtype="bfloat16", **SIZES))
+    assert plain.facts.widened_weight_bytes == 64 * 2 * 32 * 4  # gate and up
+    assert auto.facts.widened_weight_bytes == (0 if library.load() else plain.facts.widened_weight_bytes)
 
 
 def test_the_checkpoint_s_own_method_can_be_asked_for_and_no_other(folder: Path) -> None:

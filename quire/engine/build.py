@@ -159,13 +159,14 @@ def _facts(
     if platform == "cpu":
         library.load(cache_folder(config.cache_dir) / "native")
     fast_int8 = platform == "cpu" and int8_product.is_fast()
+    is_native = platform == "cpu" and mesh is None and dtype == "float32" and library.load()
     quantization = source.quantization.summary if isinstance(source, QuantizedSource) else None
     quantize = resolve_quantize(platform, config, fast_int8, quantization).value
     models: list[tuple[Decoder, TensorSource | None]] = [(model, source)]
     if draft is not None:
         models.append((draft.model, draft.source))
     sizes = [
-        weight_sizes(one, its if isinstance(its, QuantizedSource) else None, dtype, quantize, mesh)
+        weight_sizes(one, its if isinstance(its, QuantizedSource) else None, dtype, quantize, mesh, is_native)
         for one, its in models
     ]
     return Facts(

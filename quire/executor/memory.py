@@ -51,9 +51,10 @@ class WeightSizes(NamedTuple):
 
 
 def weight_sizes(
-    model: Model, source: QuantizedSource | None, dtype: str, quantize: str, mesh: Mesh | None
+    model: Model, source: QuantizedSource | None, dtype: str, quantize: str, mesh: Mesh | None, is_native: bool = False
 ) -> WeightSizes:
-    """The sizes of weights before they are read. `source`: the checkpoint, if it is quantised."""
+    """The sizes of weights before they are read. `source`: the checkpoint, if quantised. `is_native`: its products
+    are those of the native library, which makes no copies."""
     if source is None or quantize != "none":
         return WeightSizes(weight_bytes(model, dtype, quantize, mesh), 0)
     placement = None if mesh is None else lambda param: sharding(param.shape, param.axes, mesh)
@@ -63,7 +64,7 @@ def weight_sizes(
         shape = array.shape if array.sharding is None else array.sharding.shard_shape(array.shape)
         return int(prod(shape) * array.dtype.itemsize)
 
-    coded = jax.tree.leaves(like, is_leaf=lambda node: isinstance(node, Coded))
+    coded = [] if is_native else jax.tree.leaves(like, is_leaf=lambda node: isinstance(node, Coded))
     return WeightSizes(
         sum(map(on_one, jax.tree.leaves(like))),
         max((weight.widened_bytes for weight in coded if isinstance(weight, Coded)), default=0),

@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from quire.ops.native import float_product
+from quire.ops.native import coded_product
 
 Axes = tuple[str | None, ...]
 # (rows [n, inputs], matrices [e, outputs, inputs], sizes [e]) -> float32 [n, outputs]
@@ -117,10 +117,7 @@ class Coded:
         """float32 [t, outputs] of x [t, inputs]."""
         inputs = prod(self.shape[-self.num_contracted :])
         groups = self.scales.shape[-1]
-        codes, scales = (
-            _unpacked(self.codes, self.bits).reshape(-1, inputs),
-            self.scales.astype(jnp.float32).reshape(-1, groups),
-        )
+        codes, scales = self.codes.reshape(-1, inputs * self.bits // 8), self.scales.reshape(-1, groups)
         zeros = None if self.zeros is None else self.zeros.reshape(-1, groups)
         row_scale = None
         if self.rounding is not None:
@@ -129,12 +126,15 @@ class Coded:
                 x, row_scale = (x_codes * _spread(row_scale, self.rounding.group, inputs)).astype(x.dtype), None
             else:
                 x = x_codes.astype(x.dtype)  # exact, as every float has the bits of a code
-        numbers = self._less_zeros(codes, zeros, self.index)
-        if groups > 1:
-            numbers = numbers * self._by_input(scales, self.index, inputs)
-        out = self._multiply(x, numbers)
+        if self._is_native_for(x):
+            out = coded_product.product(x, codes, scales, zeros, self.index, group=self.group, scaled=groups > 1)
+        else:
+            numbers = self._numbers(codes, zeros, self.index)
+            if groups > 1:
+                numbers = numbers * self._by_input(scales.astype(jnp.float32), self.index, inputs)
+            out = jnp.einsum("ti,oi->to", x, numbers.astype(x.dtype), preferred_element_type=jnp.float32)
         if groups == 1:
-            out = out * scales[:, 0]
+            out = out * scales[:, 0].astype(jnp.float32)
         return out if row_scale is None else out * row_scale
 
     def grouped_product(
@@ -142,45 +142,42 @@ class Coded:
     ) -> jax.Array:
         """float32 [n, outputs] of x [n, inputs] with each expert's matrix for the next of the `sizes` rows.
 
-        As many experts are widened together as have `at_once` numbers; those that no row visits are left out.
+        Experts that no row visits are left out. `multiply` gets float copies of as many experts as have `at_once`
+        numbers; the native library does without it.
         """
         num_experts, inputs = self.shape[0], self.shape[-1]
-        outputs = prod(self.shape[1:-1])
+        outputs, groups = prod(self.shape[1:-1]), self.scales.shape[-1]
         if self.rounding is not None:
             owner = jnp.repeat(jnp.arange(num_experts), sizes, total_repeat_length=len(x))
             scale, zero = (None if a is None else a[owner] for a in (self.input_scale, self.input_zero))
             codes, row_scale = self.rounding(x, scale, zero)
             x = (codes * _spread(row_scale, self.rounding.group, inputs)).astype(x.dtype)
-        if self.is_native and x.dtype == jnp.float32:
-            multiply = float_product.grouped_product
+
+        def matrices(*lead: int) -> list[Any]:
+            """Codes, scales, zero points and orders of inputs, the experts along these axes."""
+            shapes = ((self.codes, outputs, self.codes.shape[-1]), (self.scales, outputs, groups))
+            optional = ((self.zeros, outputs, groups), (self.index, inputs))
+            return [None if a is None else a.reshape(*lead, *shape) for a, *shape in (*shapes, *optional)]
+
+        if self._is_native_for(x):
+            return coded_product.product(x, *matrices(num_experts), group=self.group, sizes=sizes)
         together = _divisor(num_experts, max(1, at_once // (outputs * inputs)))
+        chunks = num_experts // together, together
         starts = jnp.cumsum(sizes) - sizes
 
-        def chunks(array: Any, *shape: int) -> Any:
-            return None if array is None else array.reshape(num_experts // together, together, *shape)
-
-        groups = self.scales.shape[-1]
-        parts = (
-            chunks(self.codes, outputs, self.codes.shape[-1]),
-            chunks(self.scales, outputs, groups),
-            chunks(self.zeros, outputs, groups),
-            chunks(self.index, inputs),
-            chunks(sizes),
-            chunks(starts),
-        )
-
         def add(out: jax.Array, part: Any) -> tuple[jax.Array, None]:
-            *arrays, own_sizes, own_starts = part
+            arrays, own_sizes, own_starts = part
             first = own_starts[0]
 
             def visited(out: jax.Array) -> jax.Array:
-                matrices = jax.vmap(self._widened)(*arrays).astype(x.dtype)
-                found = multiply(jnp.roll(x, -first, axis=0), matrices, own_sizes)
+                wide = jax.vmap(self._widened)(*arrays).astype(x.dtype)
+                found = multiply(jnp.roll(x, -first, axis=0), wide, own_sizes)
                 is_own = jnp.arange(len(x)) < jnp.sum(own_sizes)
                 return out + jnp.roll(jnp.where(is_own[:, None], found, 0.0), first, axis=0)
 
             return jax.lax.cond(jnp.sum(own_sizes) > 0, visited, lambda out: out, out), None
 
+        parts = matrices(*chunks), sizes.reshape(chunks), starts.reshape(chunks)
         return jax.lax.scan(add, jnp.zeros((len(x), outputs), jnp.float32), parts)[0]
 
     def rows(self, indices: jax.Array) -> jax.Array:
@@ -188,24 +185,28 @@ class Coded:
         zeros = None if self.zeros is None else self.zeros[indices]
         return self._widened(self.codes[indices], self.scales[indices], zeros, self.index)
 
+    def _is_native_for(self, x: jax.Array) -> bool:
+        """The kernel reads whole bytes of a group."""
+        return self.is_native and x.dtype == jnp.float32 and self.group * self.bits % 8 == 0
+
     def _widened(self, codes: jax.Array, scales: jax.Array, zeros: Any, index: Any) -> jax.Array:
         """float32 [outputs, inputs] of the arrays of one matrix."""
-        numbers = self._less_zeros(_unpacked(codes, self.bits), zeros, index)
+        numbers = self._numbers(codes, zeros, index)
         return numbers * self._by_input(scales.astype(jnp.float32), index, numbers.shape[1])
 
-    def _less_zeros(self, codes: jax.Array, zeros: jax.Array | None, index: jax.Array | None) -> jax.Array:
+    def _numbers(self, codes: jax.Array, zeros: jax.Array | None, index: jax.Array | None) -> jax.Array:
+        """Codes less their zero points in float32, one by one."""
+        if self.bits == 4:
+            pairs = jnp.stack((codes & 15, codes >> 4), axis=-1)
+            codes = pairs.reshape(*codes.shape[:-1], 2 * codes.shape[-1])
+        numbers = codes.astype(jnp.float32)
         if zeros is None:
-            return codes - MIDDLE if self.bits == 4 else codes
-        return codes - self._by_input(zeros.astype(jnp.float32), index, codes.shape[1])
+            return numbers - MIDDLE if self.bits == 4 else numbers
+        return numbers - self._by_input(zeros.astype(jnp.float32), index, numbers.shape[1])
 
     def _by_input(self, values: jax.Array, index: jax.Array | None, inputs: int) -> jax.Array:
         """[outputs, inputs] of [outputs, groups]."""
         return _spread(values, self.group, inputs) if index is None else values[:, index]
-
-    def _multiply(self, x: jax.Array, numbers: jax.Array) -> jax.Array:
-        if self.is_native and x.dtype == jnp.float32:
-            return float_product.product(x, numbers)
-        return jnp.einsum("ti,oi->to", x, numbers.astype(x.dtype), preferred_element_type=jnp.float32)
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["weights", "order"], meta_fields=["shape"])
@@ -224,14 +225,6 @@ def _divided(numbers: jax.Array, divisor: jax.Array | float) -> jax.Array:
     each = jnp.broadcast_to(jnp.asarray(divisor, jnp.float32), numbers.shape)
     exact: jax.Array = numbers / jax.lax.optimization_barrier(each)  # type: ignore[no-untyped-call]
     return exact
-
-
-def _unpacked(codes: jax.Array, bits: int) -> jax.Array:
-    """Codes in float32, one by one."""
-    if bits == 4:
-        pairs = jnp.stack((codes & 15, codes >> 4), axis=-1)
-        codes = pairs.reshape(*codes.shape[:-1], 2 * codes.shape[-1])
-    return codes.astype(jnp.float32)
 
 
 def _spread(values: jax.Array, group: int | None, size: int) -> jax.Array:

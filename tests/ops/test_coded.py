@@ -19,6 +19,7 @@ from tests.models.quantized_matrices import by_run, by_stored, by_token
 
 Array = np.ndarray[Any, Any]
 MOST_ROWS = 40
+needs_library = pytest.mark.skipif(not library.load(), reason="there is no C++ compiler")
 ROUNDINGS = {
     "none": None,
     "float8": Rounding(is_float=True),
@@ -99,7 +100,7 @@ def test_numbers_beyond_a_stored_scale_are_cut() -> None:
         assert np.asarray(codes)[0].tolist() == [most, -most - (0 if is_float else 1)]
 
 
-@pytest.mark.skipif(not library.load(), reason="there is no C++ compiler")
+@needs_library
 @pytest.mark.parametrize("name", ROUNDINGS)
 @pytest.mark.parametrize("bits", [4, 8])
 def test_a_row_does_not_depend_on_its_neighbours(bits: int, name: str) -> None:
@@ -111,6 +112,40 @@ def test_a_row_does_not_depend_on_its_neighbours(bits: int, name: str) -> None:
         np.testing.assert_array_equal(product(x[first : first + count]), among[first : first + count])
     plain = jax.jit(replace(weight, is_native=False).product)(x)
     np.testing.assert_allclose(among, plain, rtol=1e-4, atol=1e-4)
+
+
+@needs_library
+@pytest.mark.parametrize("scale_dtype", [np.float32, np.float16, ml_dtypes.bfloat16])
+@pytest.mark.parametrize("code_dtype", [np.uint8, np.int8, ml_dtypes.float8_e4m3fn])
+@pytest.mark.parametrize("has_index", [False, True])
+def test_the_kernel_widens_every_code_exactly(code_dtype: Any, scale_dtype: Any, has_index: bool) -> None:
+    """Unit vectors pick the numbers one by one."""
+    rng = np.random.default_rng(0)
+    inputs, group = 254, 22  # no multiple of a register; the last group is shorter
+    every = np.delete(np.arange(256, dtype=np.uint8), [127, 255])  # of e4m3 these two are no numbers
+    codes = rng.permuted(np.broadcast_to(every, (5, 254)), axis=1)
+    bits = 4 if code_dtype is np.uint8 else 8
+    inputs, groups = inputs * 8 // bits, -(-inputs * 8 // bits // group)
+    zeros = None if bits == 8 and code_dtype is not np.int8 else rng.integers(-9, 129, (5, groups)).astype(np.int16)
+    scales = rng.uniform(1e-8, 2.0, (5, groups)).astype(scale_dtype)
+    index = rng.permutation(np.arange(inputs) // group).astype(np.int32) if has_index else None
+    weight = Coded(
+        jnp.asarray(codes.view(code_dtype)), jnp.asarray(scales), None if zeros is None else jnp.asarray(zeros),
+        None if index is None else jnp.asarray(index), None, None, (5, inputs), 1, False, bits, group, None, True,
+    )  # fmt: skip
+    numbers = codes.view(code_dtype).astype(np.float32)
+    if bits == 4:
+        numbers = np.stack((codes & 15, codes >> 4), -1).reshape(5, -1).astype(np.float32)
+    of = np.arange(inputs) // group if index is None else index
+    expected = (numbers - (0 if zeros is None else zeros[:, of])) * scales.astype(np.float32)[:, of]
+    np.testing.assert_array_equal(weight.product(jnp.eye(inputs)).T, expected)
+
+
+@needs_library
+def test_a_code_that_is_no_number_gives_none() -> None:
+    codes = np.array([[0x7F, 0, 0, 0], [0, 0, 0, 0xFF], [0, 0, 0, 0]], np.uint8).view(ml_dtypes.float8_e4m3fn)
+    weight = Coded(jnp.asarray(codes), jnp.ones((3, 2)), None, None, None, None, (3, 4), 1, False, 8, 2, None, True)
+    assert np.isnan(np.asarray(weight.product(jnp.ones((1, 4))))).tolist() == [[True, True, False]]
 
 
 SCALES = np.linspace(0.02, 0.07, 6, dtype=np.float32)

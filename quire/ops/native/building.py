@@ -14,6 +14,7 @@ FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-w")
 FOR_THIS_PROCESSOR = ("-march=native",)
 SOURCES = (
     "adapter_product.cc",
+    "coded_product.cc",
     "float_product.cc",
     "tiled_attention.cc",
     "int8_product.cc",

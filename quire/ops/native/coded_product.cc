@@ -1,0 +1,208 @@
+// Products of float32 activations with matrices of codes, as quantised checkpoints hold them.
+//
+// A few channels at a time are widened to float32, which stay in a core's cache while all rows pass by, and multiplied as
+// float32 weights are. The contract is that of coded.py.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+#include <limits>
+#include <vector>
+
+#include "crew.h"
+#include "float_block.h"
+#include "operation.h"
+
+namespace quire {
+namespace {
+
+constexpr int64_t kPieces = 16;             // at least: enough for a core that is disturbed to do fewer
+constexpr int64_t kPieceBytes = 128 << 10;  // of widened channels
+
+typedef uint8_t ByteLanes __attribute__((vector_size(kLanes)));
+
+struct Matrix {
+  const uint8_t* codes;  // [channels, bytes]
+  XLA_FFI_DataType type;
+  int64_t bytes, channels, inputs;
+  const uint8_t* scales;  // [channels, groups]
+  XLA_FFI_DataType scale_type;
+  const uint8_t* zeros;  // the same, or nullptr
+  XLA_FFI_DataType zero_type;
+  const int32_t* index;  // [inputs], or nullptr
+  int64_t groups, group;
+  bool scaled;  // else the scales are left to the caller
+};
+
+template <typename T>
+T at(const void* from, int64_t i) {
+  T found;
+  std::memcpy(&found, static_cast<const char*>(from) + i * sizeof(T), sizeof(T));
+  return found;
+}
+
+float from_bits(uint32_t bits) {
+  float x;
+  std::memcpy(&x, &bits, sizeof(x));
+  return x;
+}
+
+float from_half(uint16_t half) {
+  const uint32_t sign = uint32_t(half & 0x8000) << 16, exponent = half >> 10 & 31, fraction = half & 1023;
+  if (exponent == 31) return from_bits(sign | 0x7f800000 | fraction << 13);
+  if (exponent > 0) return from_bits(sign | (exponent + 112) << 23 | fraction << 13);
+  return (sign ? -1.0f : 1.0f) * fraction * 0x1p-24f;
+}
+
+float scale_at(const Matrix& m, int64_t i) {
+  if (m.scale_type == XLA_FFI_DataType_F32) return at<float>(m.scales, i);
+  const uint16_t bits = at<uint16_t>(m.scales, i);
+  return m.scale_type == XLA_FFI_DataType_BF16 ? from_bits(uint32_t(bits) << 16) : from_half(bits);
+}
+
+float zero_at(const Matrix& m, int64_t i) {
+  if (m.zeros == nullptr) return m.type == XLA_FFI_DataType_U8 ? 8.0f : 0.0f;
+  return m.zero_type == XLA_FFI_DataType_S8 ? at<int8_t>(m.zeros, i) : at<int16_t>(m.zeros, i);
+}
+
+// Bytes as integers, kLanes of them. Compilers convert vectors of bytes one by one.
+IntLanes unsigned_bytes(const void* from) {
+#if defined(QUIRE_LANES_512)
+  return (IntLanes)_mm512_cvtepu8_epi32(_mm_loadu_si128(static_cast<const __m128i*>(from)));
+#elif defined(QUIRE_LANES_256)
+  return (IntLanes)_mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(from)));
+#else
+  ByteLanes bytes;
+  std::memcpy(&bytes, from, sizeof(bytes));
+  return __builtin_convertvector(bytes, IntLanes);
+#endif
+}
+
+// The numbers of codes, kLanes at a time from the i-th on: i is even.
+Lanes four_bits(const uint8_t* codes, int64_t i) {
+#if defined(QUIRE_LANES_512) || defined(QUIRE_LANES_256)
+  uint64_t pairs = 0;
+  std::memcpy(&pairs, codes + i / 2, kLanes / 2);
+  const __m128i words = _mm_cvtepu8_epi16(_mm_cvtsi64_si128(pairs));
+  const __m128i low = _mm_and_si128(words, _mm_set1_epi16(15)), high = _mm_slli_epi16(_mm_srli_epi16(words, 4), 8);
+  const __m128i apart = _mm_or_si128(low, high);
+  return __builtin_convertvector(unsigned_bytes(&apart), Lanes);
+#else
+  uint8_t apart[kLanes];
+  for (int lane = 0; lane < kLanes; ++lane) apart[lane] = codes[(i + lane) / 2] >> 4 * (lane & 1) & 15;
+  return __builtin_convertvector(unsigned_bytes(apart), Lanes);
+#endif
+}
+
+Lanes eight_bits(const uint8_t* codes, int64_t i) {
+  const IntLanes bytes = unsigned_bytes(codes + i);
+  return __builtin_convertvector(bytes << 24 >> 24, Lanes);
+}
+
+// e4m3: a sign, four bits of exponent, three of fraction; without infinities, and 127 is no number.
+Lanes eight_bit_floats(const uint8_t* codes, int64_t i) {
+  const IntLanes all_bits = unsigned_bytes(codes + i), size = all_bits & 127;
+  const IntLanes usual = (size << 20) + (120 << 23);
+  Lanes normal, found;
+  std::memcpy(&normal, &usual, sizeof(normal));
+  found = size < 8 ? __builtin_convertvector(size, Lanes) * 0x1p-9f : normal;
+  found = size == 127 ? all(std::numeric_limits<float>::quiet_NaN()) : found;
+  IntLanes bits;
+  std::memcpy(&bits, &found, sizeof(bits));
+  bits |= (all_bits & 128) << 24;
+  std::memcpy(&found, &bits, sizeof(found));
+  return found;
+}
+
+// Inputs from `first` to `last` of a channel, which share a scale; a run of four bits begins at an even one.
+template <Lanes (*kNumbers)(const uint8_t*, int64_t), int kPerByte>
+void widen_run(const uint8_t* codes, int64_t first, int64_t last, float zero, float scale, float* to) {
+  int64_t i = first;
+  for (; i + kLanes <= last; i += kLanes) write(to + i, (kNumbers(codes, i) - zero) * scale);
+  if (i == last) return;
+  uint8_t rest[kLanes] = {};
+  std::memcpy(rest, codes + i / kPerByte, (last - i + kPerByte - 1) / kPerByte);
+  const Lanes left = (kNumbers(rest, 0) - zero) * scale;
+  std::memcpy(to + i, &left, (last - i) * sizeof(float));
+}
+
+void widen_run(const Matrix& m, const uint8_t* codes, int64_t first, int64_t last, float zero, float scale, float* to) {
+  if (m.type == XLA_FFI_DataType_U8) return widen_run<four_bits, 2>(codes, first, last, zero, scale, to);
+  if (m.type == XLA_FFI_DataType_S8) return widen_run<eight_bits, 1>(codes, first, last, zero, scale, to);
+  widen_run<eight_bit_floats, 1>(codes, first, last, zero, scale, to);
+}
+
+void widen(const Matrix& m, int64_t channel, float* to) {
+  const uint8_t* codes = m.codes + channel * m.bytes;
+  const int64_t groups = channel * m.groups;
+  if (m.index == nullptr) {
+    for (int64_t g = 0; g < m.groups; ++g) {
+      const int64_t first = g * m.group, last = std::min(m.inputs, first + m.group);
+      widen_run(m, codes, first, last, zero_at(m, groups + g), m.scaled ? scale_at(m, groups + g) : 1.0f, to);
+    }
+    return;
+  }
+  thread_local std::vector<float> scales, zeros;
+  scales.resize(m.groups);
+  zeros.resize(m.groups);
+  for (int64_t g = 0; g < m.groups; ++g) {
+    scales[g] = m.scaled ? scale_at(m, groups + g) : 1.0f;
+    zeros[g] = zero_at(m, groups + g);
+  }
+  widen_run(m, codes, 0, m.inputs, 0.0f, 1.0f, to);
+  for (int64_t i = 0; i < m.inputs; ++i) to[i] = (to[i] - zeros[m.index[i]]) * scales[m.index[i]];
+}
+
+void multiply_all(const float* x, int64_t rows, const Matrix& m, float* out) {
+  const int64_t fit = kPieceBytes / std::max<int64_t>(1, m.inputs * sizeof(float)) / kChannels;
+  const int64_t share = ceil_div(ceil_div(m.channels, kChannels), kPieces);
+  const int64_t piece = std::max<int64_t>(1, std::min(fit, share)) * kChannels;
+  Crew::instance().run(ceil_div(m.channels, piece), [&](int64_t task) {
+    const int64_t first = task * piece, count = std::min(piece, m.channels - first);
+    thread_local std::vector<float> wide;
+    if (static_cast<int64_t>(wide.size()) < count * m.inputs) wide.resize(count * m.inputs);
+    for (int64_t c = 0; c < count; ++c) widen(m, first + c, wide.data() + c * m.inputs);
+    multiply_channels_of_all_rows({x, wide.data(), out + first, rows, m.channels, m.inputs}, 0, count);
+  });
+}
+
+bool is_known(XLA_FFI_DataType codes, XLA_FFI_DataType scales) {
+  return (codes == XLA_FFI_DataType_U8 || codes == XLA_FFI_DataType_S8 || codes == XLA_FFI_DataType_F8E4M3FN) &&
+         (scales == XLA_FFI_DataType_F32 || scales == XLA_FFI_DataType_F16 || scales == XLA_FFI_DataType_BF16);
+}
+
+// out [t, o] of x [t, i] with codes [o, bytes]; zeros and index may be empty. Those of several matrices have one axis
+// more, and `sizes` rows for each; one matrix has no sizes. Rows beyond the sizes become zero.
+Fault CodedProduct(In<float> x, In<void> codes, In<void> scales, In<void> zeros, In<int32_t> index, In<int32_t> sizes,
+                   Out<float> out, int64_t group, bool scaled) {
+  const int64_t inputs = x.sizes[1], channels = out.sizes[1], rows = x.sizes[0], matrices = std::max<int64_t>(1, sizes.count());
+  const int64_t bytes = codes.sizes[codes.rank - 1], groups = scales.sizes[scales.rank - 1];
+  const int64_t per_byte = codes.type == XLA_FFI_DataType_U8 ? 2 : 1;
+  if (!is_known(codes.type, scales.type)) return "codes or scales of another type";
+  if (bytes * per_byte != inputs || codes.count() != matrices * channels * bytes) return "codes of another shape";
+  if (scales.count() != matrices * channels * groups || groups * group < inputs) return "scales of another shape";
+  if (zeros.count() != 0 && zeros.count() != scales.count()) return "zero points of another shape";
+  if (index.count() != 0 && index.count() != matrices * inputs) return "an order of another shape";
+  if (group % per_byte != 0 && groups > 1) return "groups that begin within a byte";
+  const int64_t scale_bytes = scales.type == XLA_FFI_DataType_F32 ? 4 : 2;
+  const int64_t zero_bytes = zeros.type == XLA_FFI_DataType_S8 ? 1 : 2;
+  int64_t row = 0;
+  for (int64_t e = 0; e < matrices; ++e) {
+    const int64_t count = sizes.count() ? std::min<int64_t>(sizes.data[e], rows - row) : rows;
+    if (count <= 0) continue;
+    const Matrix matrix = {
+        static_cast<const uint8_t*>(codes.data) + e * channels * bytes, codes.type, bytes, channels, inputs,
+        static_cast<const uint8_t*>(scales.data) + e * channels * groups * scale_bytes, scales.type,
+        zeros.count() ? static_cast<const uint8_t*>(zeros.data) + e * channels * groups * zero_bytes : nullptr, zeros.type,
+        index.count() ? index.data + e * inputs : nullptr, groups, group, scaled};
+    multiply_all(x.data + row * inputs, count, matrix, out.data + row * channels);
+    row += count;
+  }
+  std::fill(out.data + row * channels, out.data + rows * channels, 0.0f);
+  return nullptr;
+}
+
+}  // namespace
+}  // namespace quire
+
+QUIRE_OPERATION(quire_coded_product, quire::CodedProduct, "group", "scaled")
