@@ -1,9 +1,7 @@
 """The examples of docs/api.md: each runs, and its answer is as the page shows it."""
 
-import argparse
 import json
 import re
-import shlex
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,33 +13,22 @@ import pytest
 from quire.files.packaged_model import DEFAULT_MODEL
 from quire.server.http.route import RouteTable
 from quire.server.http.routes import ROUTES
-from tests import web
+from tests.docs.curl import Sent, read_curl
 from tests.server.running import RunningServer
 from tests.server.vocabulary import served_model
 
 API = (Path(__file__).parents[2] / "docs" / "api.md").read_text(encoding="utf-8")
-SERVER = "http://127.0.0.1:8000"
 ANY = "…"
 
 
 class Example(NamedTuple):
-    method: str
-    path: str
-    headers: dict[str, str]
-    body: str | None
+    sent: Sent
     language: str  # of the shown answer
     answer: str
 
-
-def curl_arguments() -> argparse.ArgumentParser:
-    """The options of curl that the page uses."""
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    parser.add_argument("url")
-    parser.add_argument("-X")
-    parser.add_argument("-H", action="append", default=[])
-    parser.add_argument("-d")
-    parser.add_argument("-N", action="store_true")
-    return parser
+    @property
+    def name(self) -> str:
+        return f"{self.sent.method} {self.sent.path}"
 
 
 def examples() -> Iterator[Example]:
@@ -49,11 +36,7 @@ def examples() -> Iterator[Example]:
     for command, language, answer in re.findall(
         r"```sh\ncurl ([^\n]+)\n```\n(?:```(\w+)\n(.*?)\n```\n)?", section, re.DOTALL
     ):
-        given = curl_arguments().parse_args(shlex.split(command))
-        assert given.url.startswith(SERVER), given.url
-        method = given.X or ("GET" if given.d is None else "POST")
-        headers = dict(header.split(": ", 1) for header in given.H)
-        yield Example(method, given.url.removeprefix(SERVER), headers, given.d, language, answer)
+        yield Example(read_curl(command), language, answer)
 
 
 EXAMPLES = list(examples())
@@ -71,13 +54,12 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
 
 
 def ask(server: RunningServer, example: Example, response_id: str) -> httpx.Response:
-    path = example.path.replace("$ID", response_id)
-    return web.request(example.method, server.url + path, content=example.body, headers=example.headers)
+    return example.sent._replace(path=example.sent.path.replace("$ID", response_id)).to(server.url)
 
 
 def new_response(server: RunningServer) -> str:
     """The id for examples that need one."""
-    asked = next(one for one in EXAMPLES if (one.method, one.path) == ("POST", "/v1/responses"))
+    asked = next(one for one in EXAMPLES if one.name == "POST /v1/responses")
     return ask(server, asked, "").json()["id"]
 
 
@@ -120,9 +102,9 @@ def wrong_lines(shown: str, found: str) -> list[str]:
     return problems
 
 
-@pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: f"{one.method} {one.path}")
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda one: one.name)
 def test_an_example_is_answered_as_the_page_shows(server, example):
-    answer = ask(server, example, new_response(server) if "$ID" in example.path else "")
+    answer = ask(server, example, new_response(server) if "$ID" in example.sent.path else "")
     assert answer.status_code == 200, answer.text
     if example.language == "json":
         assert differences(json.loads(example.answer), answer.json()) == []
@@ -134,7 +116,7 @@ def test_an_example_is_answered_as_the_page_shows(server, example):
 
 def test_every_route_has_an_example():
     table = RouteTable(ROUTES)
-    shown = [table.find({"path": one.path, "method": one.method}) for one in EXAMPLES]
+    shown = [table.find({"path": one.sent.path, "method": one.sent.method}) for one in EXAMPLES]
     missing = {(route.method, route.path) for route in ROUTES} - {(route.method, route.path) for route in shown}
     assert not missing
 
