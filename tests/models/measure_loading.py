@@ -8,6 +8,7 @@ import jax
 
 from quire.files.model_files import locate
 from quire.models.checkpoint import load_weights
+from quire.models.formats.quantized_source import open_checkpoint
 from quire.models.registry import build_model
 
 
@@ -22,7 +23,7 @@ def memory_bytes(field: str) -> int:
 def main(model_path: str, dtype: str) -> None:
     files = locate(model_path)
     model = build_model(files.config)
-    source = files.open_weights()
+    source = open_checkpoint(files)
     assert source is not None
     jax.device_put(0.0).block_until_ready()  # the client itself is no part of loading
     before = memory_bytes("VmRSS")

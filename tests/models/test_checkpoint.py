@@ -1,4 +1,5 @@
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -183,6 +184,36 @@ def test_the_host_holds_at_most_three_times_the_largest_weight_besides_those_pla
     assert found["placed"] == total
     assert found["placed"] > 6 * found["largest"]  # so that holding everything twice would show
     assert found["besides"] <= 3 * found["largest"], found
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="resident memory is read from /proc")
+def test_a_quantised_checkpoint_is_never_held_in_float(tmp_path: Path) -> None:
+    quantization = {"quant_method": "gptq", "bits": 4, "group_size": 128, "sym": True, "desc_act": False}
+    (tmp_path / "config.json").write_text(json.dumps({**BIG, "quantization_config": quantization}))
+    arrays, in_float = {}, 0
+    for param in leaves(build_model(BIG).params()):
+        for tensor in param.sources:
+            in_float += math.prod(tensor.shape) * 4
+            if not tensor.name.endswith("_proj.weight"):
+                arrays[tensor.name] = np.full(tensor.shape, 0.5, np.float16)
+                continue
+            module = tensor.name.removesuffix(".weight")
+            outputs, inputs = tensor.shape
+            arrays[f"{module}.qweight"] = np.full((inputs // 8, outputs), 0x12345678, np.int32)
+            arrays[f"{module}.qzeros"] = np.full((inputs // 128, outputs // 8), 0x77777777, np.int32)
+            arrays[f"{module}.scales"] = np.full((inputs // 128, outputs), 0.5, np.float16)
+            arrays[f"{module}.g_idx"] = np.arange(inputs, dtype=np.int32) // 128
+    save_file(arrays, tmp_path / "model.safetensors")
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.models.measure_loading", str(tmp_path), "bfloat16"],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=Path(__file__).parents[2],
+    )
+    found = json.loads(done.stdout)
+    assert found["placed"] < 0.3 * in_float
+    assert found["besides"] <= 3 * found["largest"] < 0.3 * in_float, found
 
 
 SHARDED = """

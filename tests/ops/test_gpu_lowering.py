@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from quire.models.feed_forward import grouped
 from quire.ops.adapters import AdapterStack
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.coded import Coded, Rounding
 from quire.ops.gpu.adapter_product import add_products
 from quire.ops.gpu.kernels import attend
 from quire.ops.pages import TILE, Tiles
@@ -52,6 +54,28 @@ def test_products_with_adapters_are_translated(dtype: str, tokens: int, rank: in
     given = jnp.zeros((tokens, 512), dtype), jnp.zeros((tokens, 96), dtype), jnp.zeros(tokens, jnp.int32), stack
     text = jax.jit(add_products).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("triton") >= 2
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+@pytest.mark.parametrize("shape", [(64, 128), (4, 1, 2, 16, 128)], ids=["matrix", "experts"])
+def test_products_with_the_codes_of_checkpoints_are_translated(bits: int, shape: tuple[int, ...]) -> None:
+    """There is no kernel for them: XLA widens and multiplies."""
+    weight = Coded(
+        codes=jnp.zeros((*shape[:-1], 64), jnp.uint8) if bits == 4 else jnp.zeros(shape, jnp.float8_e4m3fn),
+        scales=jnp.ones((*shape[:-1], 4), jnp.float16), zeros=None, index=None, input_scale=None, input_zero=None,
+        shape=shape, num_contracted=1, is_of_experts=len(shape) > 2, bits=bits, group=32,
+        rounding=Rounding(is_float=True, group=32) if bits == 8 else None,
+    )  # fmt: skip
+
+    def product(x: jax.Array, weight: Coded) -> jax.Array:
+        if len(shape) == 2:
+            return weight.product(x)
+        return weight.grouped_product(x, jnp.asarray([3, 0, 2, 3]), grouped)
+
+    traced = jax.jit(product).trace(jnp.zeros((8, 128), jnp.bfloat16), weight)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert "bf16" in text
+    assert "quire_coded_product" not in text
 
 
 def test_a_jax_without_the_backend_is_refused_with_the_remedy() -> None:

@@ -16,8 +16,9 @@ _KNOWN = _REMARKS | {
     "moe_sparsity_config",
 }  # fmt: skip
 _MAX_PATTERN = 500
-# A repeated group of repeats can take exponential time to match.
-_COSTLY = re.compile(r"\)[*+{]")
+# The time of a match grows by a power with each repeat, and exponentially with a repeated group of repeats.
+_MAX_REPEATS = 6
+_REPEATED_GROUP = re.compile(r"\)[*+{]")
 
 
 @dataclass(frozen=True)
@@ -104,8 +105,10 @@ def _targets(fields: Fields, name: str) -> tuple[Target, ...]:
     for text in texts:
         if not text.startswith("re:"):
             continue
-        if len(text) > _MAX_PATTERN or _COSTLY.search(text):
-            raise fields.unsupported(name, f"{shown(text)} has over {_MAX_PATTERN} characters, or repeats a group")
+        repeats = sum(map(text.count, "*+{"))
+        if len(text) > _MAX_PATTERN or repeats > _MAX_REPEATS or _REPEATED_GROUP.search(text):
+            limits = f"{_MAX_PATTERN} characters, {_MAX_REPEATS} repeats and no repeated group"
+            raise fields.unsupported(name, f"{shown(text)} is beyond what a pattern may have: {limits}")
         try:
             re.compile(text.removeprefix("re:"))
         except re.error as error:

@@ -139,7 +139,7 @@ def read_quantization(config: Mapping[str, object]) -> Quantization | None:
         return None
     inner = fields.within("quantization_config")
     method = inner.get("quant_method")
-    if method not in READERS:
+    if not isinstance(method, str) or method not in READERS:
         reason = (
             _REASONS.get(method, f"known are {', '.join(READERS)}") if isinstance(method, str) else "a name is needed"
         )
