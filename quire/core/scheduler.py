@@ -183,7 +183,9 @@ class Scheduler:
         is_at_rest = not self._requests and not self._in_flight and not self._running
         if not is_at_rest or (self._running.is_balanced and not thorough):
             return []
-        lines = self._running.discrepancies() or ([] if self._running.is_balanced else ["a slot is lost"])
+        lines = self._running.discrepancies() or (
+            [] if self._running.is_balanced else ["a slot is lost, or a page of the host stays held"]
+        )
         if lines:
             self.start_over()
         return lines

@@ -185,18 +185,40 @@ def test_two_with_one_prefix_restore_it_once():
     assert harness.cached[3, 0] == harness.cached[4, 0] == 24
 
 
-def test_a_window_is_restored_where_the_full_pages_are_still_on_the_device():
-    """The pages of a window can be evicted on their own, and are all that must come back."""
-    harness = hosted(page_groups=(None, 8), num_pages=18)
+def with_windows_on_the_host(**changes: object) -> Harness:
+    """The full pages of a conversation are on the device; those of a window, which can be evicted alone, are not."""
+    harness = hosted(page_groups=(None, 8), num_pages=18, **changes)
     run(harness, 1, TALK, 1)
     cache = harness.scheduler._running.cache
     for node in [node for root in cache._roots.values() for node in root.below()]:
         tier(harness).save(node, (1,))
         cache._drop_page(node, 1)
     run(harness, 3, (47,), 1)  # whose step saves them
+    return harness
+
+
+def test_a_window_is_restored_where_the_full_pages_are_still_on_the_device():
+    harness = with_windows_on_the_host()
     plans = run(harness, 2, (*TALK, 40), 1)
     assert num_restored(plans)[0] == 2, "those before position 24 that a window of 8 reads"
     assert harness.cached[2, 0] == 24
+
+
+def test_a_prefix_is_restored_up_to_where_a_window_has_a_hole():
+    harness = with_windows_on_the_host()
+    missing = tier(harness).find(prefix_digests("0+", TALK, 4, 6, [])[4], 1)
+    assert missing is not None
+    tier(harness).distrust([missing])
+    run(harness, 2, (*TALK, 40), 1)
+    assert harness.cached[2, 0] == 16
+
+
+def test_a_restore_that_is_aborted_lets_go_of_the_pages_that_were_on_the_device():
+    harness = with_windows_on_the_host(max_page_restores=1)
+    harness.add(request(2, (*TALK, 40), 1))
+    assert num_restored([harness.plan()]) == [1]
+    harness.abort(2)
+    harness.run()
 
 
 def test_salts_are_kept_apart_on_the_host():
