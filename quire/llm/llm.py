@@ -87,6 +87,7 @@ class LLM:
 
     @property
     def has_chat_template(self) -> bool:
+        """Whether chats can be prompts."""
         return self._templates is not None and bool(self._templates.names)
 
     def generate(
@@ -145,7 +146,7 @@ class LLM:
         grammar: Grammar | None = None,
         adapter: str | Sequence[str | None] | None = None,
     ) -> Iterator[Delta]:
-        """The same, piece by piece. Leaving or closing the iterator ends what is not done.
+        """Like `generate`, with each completion piece by piece. Leaving or closing the iterator ends what is not done.
 
         Several may be open at the same time. The first failure is raised when the other prompts are done.
         """
@@ -174,6 +175,7 @@ class LLM:
         return tuple(tokenizer.encode_prompt(rendered)), AnswerForm(thinking, begins_in_thinking=is_opened)
 
     def close(self) -> None:
+        """End the threads and free the pages of the cache. The object cannot be used afterwards."""
         self._grammar_checking.close()
         self._built.executor.close()
 
