@@ -89,7 +89,7 @@ def first_tokens(server: Server, length: int, rounds: int) -> list[float]:
 def longest_pause(server: Server, length: int) -> float:
     """Between two tokens of a stream, while a long prompt comes to the same server."""
     found: list[list[float]] = []
-    stream = threading.Thread(target=lambda: found.append(server.stream(prompt_of(20), 150)))
+    stream = threading.Thread(target=lambda: found.append(server.stream(prompt_of(20), 60)))
     stream.start()
     time.sleep(0.5)
     server.stream(prompt_of(length), 2)
@@ -105,7 +105,9 @@ def compare(model: str, length: int, rounds: int) -> None:
     limits = ["--max-total-tokens", str(max(2048, 2 * length))]
     alone = Server(model, cores[:half], *limits).wait()
     prefill = Server(model, cores[-half:], *limits, "--role", "prefill", "--peer-address", address).wait()
-    decode = Server(model, cores[:half], *limits, "--role", "decode", "--peers", address).wait()
+    decode = Server(
+        model, cores[:half], *limits, "--role", "decode", "--peers", address, "--peer-timeout-s", "60"
+    ).wait()
     try:
         for one in (alone, decode):
             first_tokens(one, length, 1)  # not counted
@@ -113,18 +115,18 @@ def compare(model: str, length: int, rounds: int) -> None:
         for _ in range(rounds):  # in turns, since other work on the machine comes and goes
             own += first_tokens(alone, length, 1)
             pulled += first_tokens(decode, length, 1)
-        pauses = {name: statistics.median(longest_pause(one, length) for _ in range(3)) for name, one in
-                  (("alone", alone), ("decode", decode))}  # fmt: skip
-        received = decode.metrics("quire_peer")
         print(f"{model}, prompts of {length} tokens, {rounds} rounds, {half} core(s) for each server")
         print(f"  first token, computed here  {1000 * statistics.median(own):8.0f} ms")
         ratio = statistics.median(own) / statistics.median(pulled)
         print(f"  first token, by a peer      {1000 * statistics.median(pulled):8.0f} ms   {ratio:.2f} x as fast")
-        print(f"  longest pause of another stream: {1000 * pauses['alone']:.0f} ms computed here, "
-              f"{1000 * pauses['decode']:.0f} ms by a peer")  # fmt: skip
-        for name, value in received.items():
+        for name, value in decode.metrics("quire_peer").items():
             if value:
-                print(f"  {name} {value:g}")
+                print(f"  {name} {value:g}", flush=True)
+        for name, one in (("computed here", alone), ("by a peer", decode)):
+            pauses = [longest_pause(one, length) for _ in range(min(rounds, 3))]
+            print(
+                f"  longest pause of another stream, {name:>13} {1000 * statistics.median(pauses):8.0f} ms", flush=True
+            )
     finally:
         for one in (alone, decode, prefill):
             one.stop()
