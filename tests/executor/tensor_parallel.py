@@ -13,6 +13,7 @@ import numpy as np
 from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
+from quire.engine.page_store import PageStore
 from quire.executor.executor import JaxExecutor
 from quire.executor.ladder import StepShape
 from quire.executor.shapes import Shapes
@@ -23,6 +24,7 @@ from quire.models.params import Param
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.ops.native import library
+from quire.peers.bundle import PageBundle, PageForm
 from quire.request import Request, SamplingParams
 from quire.sharding import sharding, tensor_mesh
 from tests.models.adapter_files import write_adapter
@@ -149,7 +151,30 @@ def compare_host_pages() -> None:
         second = run(engine, again)
         assert {number - 10: tokens for number, tokens in second.items()} == first
         assert engine.scheduler.stats().restored_pages > 4, "nothing came back from the host"
+        check_exchange(executor, first)
     print("same tokens from the host")
+
+
+def check_exchange(executor: JaxExecutor, expected: dict[int, list[int]]) -> None:
+    """An engine on the same devices goes on from the pages of another one."""
+    assert executor.host_pages is not None
+    form, asked = PageForm(4, executor.host_pages.page_bytes, (None,)), REQUESTS[-1]
+    engine, store = engine_with_store(executor, form)
+    assert run(engine, [asked])[asked.request_id] == expected[asked.request_id]
+    pages = store.find(asked, 0)
+    data = store.read(asked, pages.rows(), pages.end)
+    assert data is not None
+    bundle = PageBundle(pages, memoryview(bytes(data())))
+    engine, store = engine_with_store(executor, form)
+    assert store.insert(asked, bundle, 0, pages.num_pages)
+    assert store.num_cached(asked) == 8
+    assert run(engine, [asked])[asked.request_id] == expected[asked.request_id]
+
+
+def engine_with_store(executor: JaxExecutor, form: PageForm) -> tuple[Engine, PageStore]:
+    executor.reset()
+    engine = Engine(Scheduler(replace(LIMITS, host_pages=60), time.monotonic), executor)
+    return engine, PageStore(engine.scheduler, lambda: engine.executor, form)
 
 
 def main() -> None:
