@@ -63,6 +63,11 @@ class Link(Generic[T]):
         except OSError:
             return "?"
 
+    def allow_silence(self, silence_s: float) -> None:
+        """From now on, before the other end is lost. Called before `start`."""
+        self._silence_s = silence_s
+        self._connection.settimeout(silence_s)
+
     def start(self, take: Callable[[T], None], lost: Callable[[str], None]) -> None:
         """Read from now on."""
         self._take, self._lost = take, lost

@@ -10,7 +10,7 @@ import msgspec
 PURPOSE = b"pages"  # of the handshake
 BEAT_S = 1.0  # between two words of a prefill server that computes
 SILENCE_S = 4.0  # after which a prefill server is lost
-HELD_S = 30.0  # that pages are held for a decode server that says nothing
+HELD_S = 30.0  # that a decode server has to take its pages once its prompt is computed
 PIECE_BYTES = 4 * 2**20  # of pages in one frame, or one page where that is larger
 
 BUSY, DIFFERS, FAILED = "busy", "differs", "failed"  # kinds of refusals

@@ -37,6 +37,7 @@ MAX_ASKED = 64  # prompts at a time; more are refused
 READ_BYTES = 32 * 2**20  # of pages that are copied from the device at a time, or one page where that is larger
 MAX_READS = 2  # such copies at a time
 MAX_HELD_BYTES = 2 * 2**30  # of pages that wait to be sent; one prompt alone may have more
+MAX_WITHIN_S = 3600.0
 LISTEN_AGAIN_S = 1.0
 SETTLE_S = 1.0  # for the other end to read a refusal
 STRANGERS_EVERY_S = 10.0  # in the log
@@ -76,7 +77,7 @@ Begin = Callable[[Ask], Prefill]  # raises RefusedPrompt
 class PrefillServer:
     """Listens for decode servers. Every connection has two threads, and all that it holds ends with it.
 
-    A connection that is silent for HELD_S ends, whatever it waits for.
+    A connection ends at the latest HELD_S after the time that the decode server waits for its prompt.
     """
 
     def __init__(self, endpoint: tuple[str, int], secret: bytes, facts: Mapping[str, str], form: PageForm) -> None:
@@ -168,6 +169,7 @@ class PrefillServer:
             gone.set()
             changed.set()
 
+        link.allow_silence(HELD_S + min(max(0.0, ask.within_s), MAX_WITHIN_S))  # the decode server only waits
         link.start(leave, leave)
         try:
             if (found := difference(self._facts, ask.facts, "prefill server", "decode server")) is not None:

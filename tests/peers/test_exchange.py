@@ -148,6 +148,16 @@ def test_a_peer_that_says_that_it_computes_is_waited_for():
     assert fetch.result.result(WAIT_S) == sent
 
 
+def test_a_decode_server_that_waits_in_silence_is_not_lost(monkeypatch):
+    monkeypatch.setattr(prefill_server, "HELD_S", 0.2)
+    peer = PrefillEnd(at_once=False)
+    fetch = client_of(peer.endpoint).fetch(prompt(), WAIT_S)
+    assert peer.came.acquire(timeout=WAIT_S)
+    assert not peer.asked[0].cancelled.wait(0.5)
+    sent = peer.asked[0].finish()
+    assert fetch.result.result(WAIT_S) == sent
+
+
 def test_no_more_prompts_are_computed_than_may_be(monkeypatch):
     monkeypatch.setattr(prefill_server, "MAX_ASKED", 1)
     peer = PrefillEnd(at_once=False)

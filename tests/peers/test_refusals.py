@@ -1,0 +1,45 @@
+"""Roles beside other settings: refused by name before anything starts."""
+
+import pytest
+
+from quire.cli.doctor import _peers
+from quire.config import Config
+from quire.errors import InvalidSetting
+from quire.group.settings import GroupSettings
+from quire.peers.settings import HOST_CACHE_GIB, PeerSettings
+from quire.server.processes.serve import serve
+from quire.server.settings import ServerSettings
+from tests.peers.test_settings import DECODE, PREFILL
+
+GROUP = GroupSettings(group_size=2, group_address="10.0.0.1:7000", group_secret="0123456789abcdef")
+
+
+@pytest.mark.parametrize(
+    ("config", "settings", "group", "peers", "words"),
+    [
+        ({}, {}, GROUP, DECODE, "role is decode; an engine of several processes (--group-size) has none"),
+        ({}, {"data_parallel": 2}, None, PREFILL, "data_parallel is 2; with role = prefill"),
+        ({"prefix_caching": False}, {}, None, DECODE, "role is decode; it needs prefix_caching"),
+        ({}, {}, None, DECODE | {"peer_secret": "short"}, "has 5 bytes"),
+    ],
+)
+def test_a_role_is_refused_beside(config, settings, group, peers, words):
+    with pytest.raises(InvalidSetting) as refused:
+        serve(Config(**config), ServerSettings(**settings), group, PeerSettings(**peers))
+    assert words in str(refused.value)
+
+
+def test_a_role_turns_the_host_cache_on():
+    asked = PeerSettings(**DECODE)
+    assert 0 < asked.with_host_cache(Config()).host_cache_gib <= HOST_CACHE_GIB
+    assert asked.with_host_cache(Config(host_cache_gib=0.5)).host_cache_gib == 0.5
+    assert PeerSettings().with_host_cache(Config()).host_cache_gib == 0
+
+
+def test_the_doctor_says_what_a_role_does():
+    both = PeerSettings(**(PREFILL | DECODE | {"role": "both"}))
+    assert _peers(both)["role"] == (
+        "both: computes prompts for servers that connect to 0.0.0.0:7100; lets 10.0.0.1:7100, 10.0.0.2:7100, ::1:7100 "
+        "compute prompts with more than 256 tokens that are not cached, for at most 10 s each"
+    )
+    assert _peers(PeerSettings()) == {}
