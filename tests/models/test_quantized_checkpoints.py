@@ -22,7 +22,7 @@ from tests.models.cases import CASES
 from tests.models.numpy_llama import numpy_logits
 from tests.models.quantized_checkpoints import FORMATS, Checkpoint, Format, write_checkpoint, write_plain
 from tests.models.quantized_matrices import GROUP, Array, Matrix, by_stored, in_words, quantized, runs
-from tests.models.test_quantized import on_first_device
+from tests.models.test_quantized import on_first_device, spread
 from tests.models.tiny import prompt, relative_error, whole_logits
 
 LLAMA = CASES["llama"]
@@ -135,6 +135,18 @@ def test_each_group_of_a_config_has_its_own_modules(tmp_path: Path) -> None:
     config = {**int4.config, "config_groups": groups, "format": "mixed-precision"}
     weights = assert_logits(write_checkpoint(tmp_path, LLAMA, Format(config, make)))
     assert [one.bits for one in coded(weights["layers"][0])] == [8, 4, 8, 8]  # out, qkv, down, gate and up
+
+
+def test_bfloat16_is_as_near_to_the_definition_as_with_plain_weights(tmp_path: Path) -> None:
+    """Where activations are rounded it is not: then the last bits of bfloat16 decide about codes."""
+    checkpoint = write_checkpoint(tmp_path / "coded", LLAMA, FORMATS["gptq-4-act-order"])
+    write_plain(tmp_path / "plain", LLAMA, checkpoint.wide)
+    expected = numpy_logits(checkpoint.config, checkpoint.wide, {}, TOKENS)
+    ours, plain = (
+        spread(whole_logits(*loaded(tmp_path / name, dtype="bfloat16"), TOKENS), expected)
+        for name in ("coded", "plain")
+    )
+    assert 0 < ours < 1.5 * plain
 
 
 def test_int8_rounds_what_a_checkpoint_has_quantised_already(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ def test_codes_scales_and_zero_points_are_cut_across_devices(tmp_path: Path) -> 
         ("llama", "fp8-blocks", ""),
         ("llama", "ct-int8", "k_proj"),
         ("mixtral", "awq", ""),
+        ("mixtral", "fp8-static", ""),
+        ("llama", "ct-int8-static", ""),
     ):
         folder = tmp_path / f"{case} {name}"
         write_checkpoint(folder, {**CASES[case], **SIZES}, FORMATS[name], ignored=(ignored,) if ignored else ())

@@ -100,6 +100,18 @@ def test_numbers_beyond_a_stored_scale_are_cut() -> None:
         assert np.asarray(codes)[0].tolist() == [most, -most - (0 if is_float else 1)]
 
 
+@pytest.mark.parametrize(("name", "reference"), [("float8", by_token(True)), ("float8 runs", by_run(16))])
+def test_products_in_bfloat16_round_the_rows_as_defined(name: str, reference: Any) -> None:
+    weight = coded((33, 64), 8, ROUNDINGS[name])
+    x = jnp.asarray(numbers(4, 50, 64), jnp.bfloat16)
+    got = np.asarray(weight.product(x))
+    rows = np.asarray(x, np.float32)
+    rounded, exact = (part @ wide(weight).T for part in (reference(rows), rows))
+    size = np.sqrt((rounded**2).mean())
+    assert np.sqrt(((got - rounded) ** 2).mean()) < 0.006 * size  # that of rounding numbers to bfloat16
+    assert np.sqrt(((exact - rounded) ** 2).mean()) > 0.015 * size
+
+
 @needs_library
 @pytest.mark.parametrize("name", ROUNDINGS)
 @pytest.mark.parametrize("bits", [4, 8])
