@@ -80,6 +80,19 @@ def test_a_long_restore_is_spread_over_steps():
     assert harness.tokens[4, 0] == expected_tokens(request(4, (45, 46), 12, sampling=GREEDY))
 
 
+def test_those_that_restore_in_one_step_share_its_limit():
+    harness = hosted(max_page_restores=3, num_pages=16)
+    run(harness, 1, TALK)
+    run(harness, 2, OTHER)
+    run(harness, 3, tuple(n % 47 for n in range(5, 62)))
+    for request_id, prompt in ((4, TALK), (5, OTHER)):
+        harness.add(request(request_id, (*prompt, 40), 3, sampling=GREEDY))
+    first = len(harness.executor.plans)
+    harness.run()
+    assert num_restored(harness.executor.plans[first:])[:4] == [3, 3, 3, 3]
+    assert harness.cached[4, 0] == harness.cached[5, 0] == 24
+
+
 def test_a_page_that_is_on_the_host_is_not_copied_there_again():
     harness = hosted()
     run(harness, 1, TALK)
