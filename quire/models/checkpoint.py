@@ -74,7 +74,9 @@ def load_weights(
         if quantize == "int8" and param.num_contracted:
             return quantized(host, param, placement)
         # A read-only array is a view of the file; a device array must not share its memory.
-        return host.astype(jnp.dtype(dtype), copy=_shares_memory(param, placement) and not host.flags.writeable)
+        return host.astype(
+            jnp.dtype(param.dtype(dtype)), copy=_shares_memory(param, placement) and not host.flags.writeable
+        )
 
     total = sum(num_bytes(param) for param in leaves(params))
     done = 0
@@ -98,7 +100,7 @@ def weights_like(
     stored = stored_names(model, source) if isinstance(source, QuantizedSource) else {}
 
     def like(param: Param) -> Any:
-        weight: Any = jax.ShapeDtypeStruct(param.shape, jnp.dtype(dtype))  # type: ignore[no-untyped-call]
+        weight: Any = jax.ShapeDtypeStruct(param.shape, jnp.dtype(param.dtype(dtype)))  # type: ignore[no-untyped-call]
         if isinstance(source, QuantizedSource):
             weight = coded_like(param, source, [stored[one.name] for one in param.sources], dtype) or weight
 

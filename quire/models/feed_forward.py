@@ -10,7 +10,8 @@ import jax.numpy as jnp
 
 from quire.models.fields import Fields
 from quire.models.params import Param, ParamTree, params_of
-from quire.models.projection import BaseWeight, matmul, project, split_mlp
+from quire.models.projection import BaseWeight, project, split_mlp
+from quire.models.routing import Router
 from quire.ops.adapters import AdaptedWeight
 from quire.ops.coded import Coded
 from quire.ops.native_weight import NativeWeight
@@ -103,39 +104,51 @@ class MLP:
 
 @dataclass(frozen=True)
 class Experts:
-    """The sum of the top `chosen` gated MLPs of a token, weighted by the router's probabilities.
+    """The sum of the gated MLPs that the router chooses for a token, weighted by their shares.
 
     Tokens are sorted by expert, so that the experts are one grouped matmul and each token visits its own only.
     """
 
     activation: Activation
-    chosen: int
-    normalised: bool  # the weights of the chosen experts add up to one
-    router: Param  # [e, d]
+    router: Router
     gate_up: Param  # [e, p, 2, m / p, d]
     down: Param  # [e, d, m]
 
     def params(self) -> ParamTree:
-        return {"router": self.router, "gate_up": self.gate_up, "down": self.down}
+        return params_of(router=self.router, gate_up=self.gate_up, down=self.down)
 
     def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
-        tokens = len(x)
+        tokens, chosen = len(x), self.router.chosen
         num_experts, *parts, embed = self.gate_up.shape
-        router_logits = matmul(x, weights["router"], 1)
-        share, expert = jax.lax.top_k(jax.nn.softmax(router_logits, axis=-1), self.chosen)  # [t, chosen] each
-        if self.normalised:
-            share = share / jnp.sum(share, axis=-1, keepdims=True)
+        share, expert = self.router(weights["router"], x)
 
         order = jnp.argsort(expert.reshape(-1), stable=True)  # of the visits, [t * chosen]
         visits = jnp.bincount(expert.reshape(-1), length=num_experts)  # of each expert
-        inputs = x[order // self.chosen]
+        inputs = x[order // chosen]
         both = grouped(inputs, weights["gate_up"], visits).astype(x.dtype).reshape(-1, *parts)
         outputs = grouped(gated(self.activation, both), weights["down"], visits)  # [t * chosen, d]
         outputs = outputs * share.reshape(-1)[order][:, None]
-        return jnp.zeros((tokens, embed), jnp.float32).at[order // self.chosen].add(outputs).astype(x.dtype)
+        return jnp.zeros((tokens, embed), jnp.float32).at[order // chosen].add(outputs).astype(x.dtype)
 
     def for_devices(self, num_devices: int) -> "Experts":
         return replace(self, gate_up=split_mlp(self.gate_up, num_devices, axis=1))
+
+
+@dataclass(frozen=True)
+class SharedExperts:
+    """Experts, and beside them a gated MLP that all tokens visit."""
+
+    experts: Experts
+    shared: GatedMLP
+
+    def params(self) -> ParamTree:
+        return params_of(experts=self.experts, shared=self.shared)
+
+    def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
+        return self.experts(weights["experts"], x) + self.shared(weights["shared"], x)
+
+    def for_devices(self, num_devices: int) -> "SharedExperts":
+        return SharedExperts(self.experts.for_devices(num_devices), self.shared.for_devices(num_devices))
 
 
 def gated(activation: Activation, both: jax.Array) -> jax.Array:

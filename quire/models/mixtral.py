@@ -6,6 +6,7 @@ from quire.models.fields import Fields
 from quire.models.norm import RMSNorm
 from quire.models.projection import experts_down, experts_gate_up, router
 from quire.models.rope import read_rope
+from quire.models.routing import SoftmaxRouter
 from quire.models.standard import attention, decoder, read_expert_counts, read_sizes
 
 
@@ -26,9 +27,7 @@ def mixtral(fields: Fields) -> Decoder:
             before_feed_forward=RMSNorm(f"{name}.post_attention_layernorm", sizes.embed, eps),
             feed_forward=Experts(
                 activation,
-                chosen,
-                normalised=True,
-                router=router(f"{name}.block_sparse_moe.gate.weight", num_experts, sizes.embed),
+                SoftmaxRouter(chosen, True, router(f"{name}.block_sparse_moe.gate.weight", num_experts, sizes.embed)),
                 gate_up=experts_gate_up([(f"{e}.w1.weight", f"{e}.w3.weight") for e in experts], (mlp, sizes.embed)),
                 down=experts_down([f"{e}.w2.weight" for e in experts], (sizes.embed, mlp)),
             ),

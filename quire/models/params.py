@@ -37,6 +37,7 @@ class Param:
     join: Join | None = None  # None: one source, reshaped to `shape`
     num_contracted: int = 0
     transposes: bool = False  # `join` moves numbers along the last axis of its sources, not only whole rows
+    is_float32: bool = False  # whatever the dtype of the others
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.axes), f"{self.sources}: {self.shape} against {self.axes}"
@@ -46,6 +47,10 @@ class Param:
         """The weight, from its source tensors in the order of `sources`; or its blocks, from theirs."""
         joined = tensors[0] if self.join is None else self.join(tensors)
         return joined.reshape(*self.shape[:-1], -1)
+
+    def dtype(self, of_others: str) -> str:
+        """The dtype that it has where the model's weights have that of others."""
+        return "float32" if self.is_float32 else of_others
 
     @property
     def is_matrix(self) -> bool:

@@ -1,12 +1,13 @@
 """Qwen3 MoE: qwen3 with experts in most layers."""
 
 from quire.models.decoder import Decoder, DecoderLayer
-from quire.models.feed_forward import Experts, FeedForward, read_activation
+from quire.models.feed_forward import FeedForward, read_activation
 from quire.models.fields import Fields
 from quire.models.norm import RMSNorm
-from quire.models.projection import experts_down, experts_gate_up, router
+from quire.models.projection import router
 from quire.models.rope import read_rope
-from quire.models.standard import attention, decoder, gated_mlp, read_expert_counts, read_sizes
+from quire.models.routing import SoftmaxRouter
+from quire.models.standard import attention, decoder, experts, gated_mlp, read_expert_counts, read_sizes
 
 
 def qwen3_moe(fields: Fields) -> Decoder:
@@ -25,16 +26,8 @@ def qwen3_moe(fields: Fields) -> Decoder:
         if index in dense_layers or (index + 1) % sparse_step:
             return gated_mlp(name, sizes, fields.integer("intermediate_size"), activation)
         mlp = fields.integer("moe_intermediate_size")
-        experts = [f"{name}.experts.{expert}" for expert in range(num_experts)]
-        gate_up = [(f"{expert}.gate_proj.weight", f"{expert}.up_proj.weight") for expert in experts]
-        return Experts(
-            activation,
-            chosen,
-            normalised,
-            router=router(f"{name}.gate.weight", num_experts, sizes.embed),
-            gate_up=experts_gate_up(gate_up, (mlp, sizes.embed)),
-            down=experts_down([f"{expert}.down_proj.weight" for expert in experts], (sizes.embed, mlp)),
-        )
+        choice = SoftmaxRouter(chosen, normalised, router(f"{name}.gate.weight", num_experts, sizes.embed))
+        return experts(f"{name}.experts", sizes, mlp, num_experts, activation, choice)
 
     def layer(index: int, name: str) -> DecoderLayer:
         return DecoderLayer(

@@ -45,11 +45,11 @@ def random_weights(
         own_key = jax.random.fold_in(key, zlib.crc32(param.sources[0].name.encode()))
         # One that is quantised on the host is drawn whole: a process has no other view of another's devices.
         is_whole = placement is None or (quantize == "int8" and param.num_contracted > 0)
-        draw = _draw(param.shape, dtype, None if placement is None or is_whole else placement(param))
+        draw = _draw(param.shape, param.dtype(dtype), None if placement is None or is_whole else placement(param))
         return draw(own_key, *_mean_and_spread(param))
 
     # The first of each shape; their programs are compiled in parallel.
-    first = list({param.shape: param for param in reversed(leaves(params))}.values())
+    first = list({(param.shape, param.is_float32): param for param in reversed(leaves(params))}.values())
     with progress("Making random weights") as report, ThreadPoolExecutor() as pool:
         ready = dict(zip(map(id, first), pool.map(drawn, first), strict=True))
 

@@ -11,6 +11,7 @@ from quire.models.fields import Fields
 from quire.models.gemma2 import gemma2
 from quire.models.gemma3 import gemma3
 from quire.models.glm4 import glm4
+from quire.models.glm4_moe import glm4_moe
 from quire.models.gpt2 import gpt2
 from quire.models.granite import granite
 from quire.models.llama import llama
@@ -43,6 +44,7 @@ FAMILIES: dict[str, Family] = {
     "olmo2": Family(olmo2, ("Olmo2ForCausalLM",)),
     "olmo3": Family(olmo3, ("Olmo3ForCausalLM",)),
     "glm4": Family(glm4, ("Glm4ForCausalLM",)),
+    "glm4_moe": Family(glm4_moe, ("Glm4MoeForCausalLM",)),
     "cohere2": Family(cohere2, ("Cohere2ForCausalLM",)),
     "exaone4": Family(exaone4, ("Exaone4ForCausalLM",)),
     "smollm3": Family(smollm3, ("SmolLM3ForCausalLM",)),

@@ -8,13 +8,22 @@ import numpy as np
 
 from quire.models.attention import Attention
 from quire.models.decoder import Decoder, DecoderLayer
-from quire.models.feed_forward import Activation, GatedMLP
+from quire.models.feed_forward import Activation, Experts, GatedMLP
 from quire.models.field_ranges import MAX_LAYER_EXPERTS
 from quire.models.fields import Fields
 from quire.models.norm import HeadsRMSNorm, Norm, RMSNorm
 from quire.models.params import Param, Tensor
-from quire.models.projection import attention_out, bias, gate_up, separate_qkv, separate_qkv_bias
+from quire.models.projection import (
+    attention_out,
+    bias,
+    experts_down,
+    experts_gate_up,
+    gate_up,
+    separate_qkv,
+    separate_qkv_bias,
+)
 from quire.models.rope import Rope
+from quire.models.routing import Router
 from quire.ops.attention_spec import AttentionSpec
 
 
@@ -141,6 +150,18 @@ def fused_gated_mlp(name: str, sizes: Sizes, mlp: int, activation: Activation) -
         activation,
         gate_up=Param((1, 2, mlp, sizes.embed), ("mlp", None, None, "embed"), (both,), num_contracted=1),
         down=mlp_down(f"{name}.down_proj.weight", sizes, mlp),
+    )
+
+
+def experts(name: str, sizes: Sizes, mlp: int, count: int, activation: Activation, router: Router) -> Experts:
+    names = [f"{name}.{index}" for index in range(count)]
+    return Experts(
+        activation,
+        router,
+        gate_up=experts_gate_up(
+            [(f"{one}.gate_proj.weight", f"{one}.up_proj.weight") for one in names], (mlp, sizes.embed)
+        ),
+        down=experts_down([f"{one}.down_proj.weight" for one in names], (sizes.embed, mlp)),
     )
 
 

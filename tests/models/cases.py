@@ -190,6 +190,30 @@ CASES: dict[str, dict[str, Any]] = {
     "glm4-options": _config(
         "glm4", head_dim=16, attention_bias=False, partial_rotary_factor=0.75, tie_word_embeddings=True
     ),
+    "glm4_moe": _config(
+        "glm4_moe",
+        head_dim=12,
+        num_hidden_layers=3,
+        use_qk_norm=True,
+        attention_bias=True,
+        moe_intermediate_size=20,
+        n_routed_experts=12,
+        n_shared_experts=2,
+        num_experts_per_tok=3,
+        n_group=4,
+        topk_group=2,
+        routed_scaling_factor=2.5,
+    ),
+    "glm4_moe-options": _config(
+        "glm4_moe",
+        head_dim=8,
+        moe_intermediate_size=24,
+        n_routed_experts=6,
+        num_experts_per_tok=2,
+        norm_topk_prob=False,
+        first_k_dense_replace=0,
+        partial_rotary_factor=1.0,
+    ),
     "cohere2": _config("cohere2", num_hidden_layers=4, sliding_window=WINDOW, logit_scale=0.3),
     "cohere2-options": _config(
         "cohere2",

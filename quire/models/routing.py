@@ -1,0 +1,73 @@
+"""The choice of experts for each token."""
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import jax
+import jax.numpy as jnp
+
+from quire.models.params import Param, ParamTree
+from quire.models.projection import matmul
+
+SMALLEST_SUM = 1e-20  # of shares, which are divided by it
+
+
+class Router(Protocol):
+    chosen: int  # experts of a token
+
+    def params(self) -> ParamTree: ...
+
+    def __call__(self, weights: ParamTree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """For each token of x [t, d] its experts and their shares of its output, [t, chosen] each: shares first."""
+
+
+@dataclass(frozen=True)
+class SoftmaxRouter:
+    """The most likely experts. Their shares are the probabilities; where it is `normalised` they add up to one."""
+
+    chosen: int
+    normalised: bool
+    weight: Param  # [e, d]
+
+    def params(self) -> ParamTree:
+        return {"weight": self.weight}
+
+    def __call__(self, weights: ParamTree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        logits = matmul(x, weights["weight"], 1)
+        share, expert = jax.lax.top_k(jax.nn.softmax(logits, axis=-1), self.chosen)
+        return (share / jnp.sum(share, axis=-1, keepdims=True) if self.normalised else share), expert
+
+
+@dataclass(frozen=True)
+class GroupedRouter:
+    """The experts with the highest scores, each a sigmoid plus a bias, among those of the best groups.
+
+    A group is as good as the sum of its two best. Shares are the sigmoids without the bias, times `multiplier`; where
+    it is `normalised` they add up to that.
+    """
+
+    chosen: int
+    normalised: bool
+    weight: Param  # [e, d]
+    bias: Param  # [e]
+    num_groups: int
+    chosen_groups: int
+    multiplier: float
+
+    def params(self) -> ParamTree:
+        return {"weight": self.weight, "bias": self.bias}
+
+    def __call__(self, weights: ParamTree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        likely = jax.nn.sigmoid(matmul(x, weights["weight"], 1))  # [t, e]
+        scores = likely + weights["bias"].astype(jnp.float32)
+        if self.chosen_groups < self.num_groups:
+            grouped = scores.reshape(len(x), self.num_groups, -1)
+            best = jnp.sum(jax.lax.top_k(grouped, 2)[0], axis=-1)
+            allowed = jnp.zeros(best.shape, bool)
+            allowed = allowed.at[jnp.arange(len(x))[:, None], jax.lax.top_k(best, self.chosen_groups)[1]].set(True)
+            scores = jnp.where(allowed[:, :, None], grouped, -jnp.inf).reshape(scores.shape)
+        expert = jax.lax.top_k(scores, self.chosen)[1]
+        share = jnp.take_along_axis(likely, expert, axis=-1)
+        if self.normalised:
+            share = share / (jnp.sum(share, axis=-1, keepdims=True) + SMALLEST_SUM)
+        return share * self.multiplier, expert
