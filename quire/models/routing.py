@@ -13,7 +13,9 @@ SMALLEST_SUM = 1e-20  # of shares, which are divided by it
 
 
 class Router(Protocol):
-    chosen: int  # experts of a token
+    @property
+    def chosen(self) -> int:
+        """Experts of a token."""
 
     def params(self) -> ParamTree: ...
 

@@ -22,6 +22,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "llama": {"target_modules": "all-linear"},
     # PEFT takes the names of dense blocks for experts too.
     "qwen3_moe": {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
+    "glm4_moe": {"target_modules": r".*(self_attn\.[qkvo]_proj|shared_experts\.(gate|up|down)_proj)"},
     "qwen3": {"target_modules": r".*\.(q_proj|down_proj)"},
 }
 
