@@ -47,6 +47,17 @@ def test_a_command_loads_no_other() -> None:
     assert modules.isdisjoint({"quire.cli.bench", "quire.cli.chat", "quire.cli.generate"})
 
 
+def test_reading_the_command_line_loads_no_pydantic() -> None:
+    """It would take longer than everything else that a supervisor does before it starts processes."""
+    code = (
+        "from typer.main import get_command\n"
+        "from quire.cli import make_app\n"
+        "serve = get_command(make_app(['serve'])).commands['serve']\n"
+        "assert serve.make_context('serve', ['--port', '8123']).params['port'] == 8123\n"
+    )
+    assert "pydantic" not in modules_after(code)
+
+
 def test_an_engine_with_kept_programs_does_without_pallas() -> None:
     assert "jax._src.pallas.core" not in modules_after("import quire.engine.build")
 
