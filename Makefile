@@ -18,7 +18,9 @@ $(BIN)/python:
 # One stamp per set of dependencies: pip runs again only when pyproject.toml changes.
 $(VENV)/.run: pyproject.toml | $(BIN)/python
 	@echo "Installing Quire and its dependencies into $(VENV), once: about 150 MB are fetched unless pip has them."
-	$(BIN)/python -m pip install --disable-pip-version-check -e .
+	$(BIN)/python -m pip install --disable-pip-version-check --no-compile -e .
+	@echo "Compiling the Python files in $(VENV) on every core, which pip does on one and without a word."
+	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@
 # A client that pins a huggingface_hub of years ago, which what the tests use of it does not need.
 OLD_CLIENT := $(BIN)/python -m pip install -q --no-deps text-generation==0.7.0
