@@ -116,10 +116,10 @@ format: $(VENV)/.dev  ## format the code
 	$(BIN)/ruff check --fix .
 
 docs: $(VENV)/.docs  ## build the documentation's site into site/; a broken link fails
-	$(BIN)/mkdocs build --strict
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 docs-serve: $(VENV)/.docs  ## the site on http://127.0.0.1:8001, built anew while you write
-	$(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
 
 docs-reference: $(VENV)/.test  ## write the pages of settings and metrics from the code
 	$(BIN)/python -m tests.docs.reference
