@@ -103,12 +103,17 @@ def compare(model: str, length: int, rounds: int) -> None:
     half = max(1, len(cores) // 2)
     address = f"127.0.0.1:{free_port()}"
     limits = ["--max-total-tokens", str(max(2048, 2 * length))]
-    alone = Server(model, cores[:half], *limits).wait()
-    prefill = Server(model, cores[-half:], *limits, "--role", "prefill", "--peer-address", address).wait()
-    decode = Server(
-        model, cores[:half], *limits, "--role", "decode", "--peers", address, "--peer-timeout-s", "60"
-    ).wait()
+    role = {"prefill": ["--peer-address", address], "decode": ["--peers", address, "--peer-timeout-s", "60"]}
+    servers: list[Server] = []
+
+    def start(cores: list[int], *options: str) -> Server:
+        servers.append(Server(model, cores, *limits, *options))
+        return servers[-1].wait()
+
     try:
+        alone = start(cores[:half])
+        start(cores[-half:], "--role", "prefill", *role["prefill"])
+        decode = start(cores[:half], "--role", "decode", *role["decode"])
         for one in (alone, decode):
             first_tokens(one, length, 1)  # not counted
         own, pulled = [], []
@@ -128,7 +133,7 @@ def compare(model: str, length: int, rounds: int) -> None:
                 f"  longest pause of another stream, {name:>13} {1000 * statistics.median(pauses):8.0f} ms", flush=True
             )
     finally:
-        for one in (alone, decode, prefill):
+        for one in servers:
             one.stop()
 
 
