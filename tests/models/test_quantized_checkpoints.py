@@ -68,8 +68,17 @@ def test_rounded_activations_show_in_the_logits(name: str, tmp_path: Path) -> No
     assert relative_error(rounded, exact) > 1e-3
 
 
-@pytest.mark.parametrize("name", ["qwen2", "phi3", "gemma3", "mixtral", "qwen3_moe", "llama-biases"])
-@pytest.mark.parametrize("format_name", ["gptq-4-act-order", "ct-int8-packed"])
+@pytest.mark.parametrize(
+    ("name", "format_name"),
+    [
+        ("qwen2", "ct-int8-packed"),
+        ("phi3", "gptq-4-act-order"),
+        ("gemma3", "ct-int8-packed"),
+        ("mixtral", "gptq-4-act-order"),
+        ("qwen3_moe", "ct-int8-packed"),
+        ("llama-biases", "gptq-4-act-order"),
+    ],
+)
 def test_every_kind_of_block_can_be_quantised(name: str, format_name: str, tmp_path: Path) -> None:
     config = {**CASES[name], "head_dim": 8, "moe_intermediate_size": 32}
     checkpoint = write_checkpoint(tmp_path / "coded", config, FORMATS[format_name])
@@ -78,8 +87,10 @@ def test_every_kind_of_block_can_be_quantised(name: str, format_name: str, tmp_p
     assert relative_error(got, expected) < 1e-5
 
 
-@pytest.mark.parametrize("ignored", ["q_proj", "layers.1.", "down_proj"])
-@pytest.mark.parametrize("name", ["gptq-4", "ct-fp8-dynamic", "ct-int8-static"])
+@pytest.mark.parametrize(
+    ("name", "ignored"),
+    [("gptq-4", "q_proj"), ("ct-int8-static", "q_proj"), ("ct-fp8-dynamic", "layers.1."), ("gptq-4", "down_proj")],
+)
 def test_modules_that_are_not_quantised_stay_as_they_are(name: str, ignored: str, tmp_path: Path) -> None:
     format_ = FORMATS[name]
     if name.startswith("ct"):

@@ -120,7 +120,7 @@ def test_a_row_does_not_depend_on_its_neighbours(bits: int, name: str) -> None:
     product = jax.jit(weight.product)
     x = numbers(2, MOST_ROWS, 64)
     among = np.asarray(product(x))
-    for first, count in ((0, 1), (3, 2), (5, 17), (38, 2)):
+    for first, count in ((3, 1), (5, 17)):
         np.testing.assert_array_equal(product(x[first : first + count]), among[first : first + count])
     plain = jax.jit(replace(weight, is_native=False).product)(x)
     np.testing.assert_allclose(among, plain, rtol=1e-4, atol=1e-4)
