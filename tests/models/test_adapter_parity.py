@@ -21,8 +21,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mistral": {"rank_pattern": {"q_proj": 2, r"layers\.1\..*down_proj": 6}, "alpha_pattern": {"v_proj": 3}},
     "llama": {"target_modules": "all-linear"},
     # PEFT takes the names of dense blocks for experts too.
-    "qwen3_moe": {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]},
-    "glm4_moe": {"target_modules": r".*(self_attn\.[qkvo]_proj|shared_experts\.(gate|up|down)_proj)"},
+    **dict.fromkeys(("qwen3_moe", "glm4_moe"), {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}),
     "qwen3": {"target_modules": r".*\.(q_proj|down_proj)"},
 }
 
