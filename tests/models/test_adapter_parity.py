@@ -21,7 +21,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "mistral": {"rank_pattern": {"q_proj": 2, r"layers\.1\..*down_proj": 6}, "alpha_pattern": {"v_proj": 3}},
     "llama": {"target_modules": "all-linear"},
     # PEFT takes the names of dense blocks for experts too.
-    **dict.fromkeys(("qwen3_moe", "glm4_moe"), {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]}),
+    **{key: {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]} for key in ("qwen3_moe", "glm4_moe")},
     "qwen3": {"target_modules": r".*\.(q_proj|down_proj)"},
 }
 
