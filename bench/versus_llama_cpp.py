@@ -9,6 +9,10 @@ llama-server comes out of the source package of llama-cpp-python, or out of a cl
         -DLLAMA_USE_PREBUILT_UI=OFF -DLLAMA_OPENSSL=OFF
     cmake --build build --target llama-server        # then: --llama-server build/bin/llama-server
 
+Where the processor lists AMX and the system does not let programs use it, as in many virtual machines, that server ends
+with SIGILL. One without AMX is made by the flags -DGGML_NATIVE=OFF -DGGML_AVX512=ON -DGGML_AVX512_VBMI=ON
+-DGGML_AVX512_VNNI=ON -DGGML_AVX512_BF16=ON.
+
 `--llama-cpp-python` is the Python of an environment with `pip install 'llama-cpp-python[server]'`. Any other server is
 a peer too: `--peer 'NAME=COMMAND'`, with {port} and {model} in the command. `--quire-args` go to `quire serve`; given
 more than once, each is a server of its own.
