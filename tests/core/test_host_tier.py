@@ -186,6 +186,17 @@ def test_a_restore_that_is_aborted_lets_go_of_both_tiers():
     assert sum(num_restored(run(harness, 4, (*TALK, 40)))) >= 2
 
 
+def test_what_was_restored_stays_on_the_device_when_its_sequence_is_aborted():
+    harness = hosted(max_page_restores=2)
+    run(harness, 1, TALK)
+    run(harness, 2, OTHER)
+    harness.add(request(3, (*TALK, 40), 3))
+    harness.step()
+    harness.abort(3)
+    assert harness.scheduler._running.cache.match("0+", TALK, 24).cursor.num_pages == 2
+    harness.run()
+
+
 def test_two_with_one_prefix_restore_it_once():
     harness = hosted(max_page_restores=2, num_pages=14)
     run(harness, 1, TALK)
