@@ -171,6 +171,7 @@ HOST_TIER_MUTANTS = (
         PLANNER,
         "self._continue_prefill(step, sequence, preempts=False)",
         "self._continue_prefill(step, sequence)",
+        explanation="because a start has made sure of all pages of the known tokens",
     ),
     Mutant("a slot starts with a part of its pages", PLANNER, "num_pages if sequence.is_started else 0", "num_pages"),
     Mutant(

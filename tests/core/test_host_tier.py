@@ -173,6 +173,23 @@ def test_what_was_on_its_way_to_the_host_when_a_step_failed_is_not_there():
     harness.run()
 
 
+def test_what_was_to_be_copied_to_the_host_when_the_device_was_lost_is_forgotten():
+    harness = hosted()
+    run(harness, 1, TALK)
+    harness.scheduler._running.cache.evict(2)
+    assert len(tier(harness)) == 2
+    harness.lose_everything()
+    assert len(tier(harness)) == 0
+    assert num_saved(run(harness, 2, (45, 46))) == 0
+
+
+def test_a_page_of_tokens_is_restored_in_all_groups_even_if_the_limit_is_lower():
+    harness = hosted(page_groups=(None, None), num_pages=15, max_page_restores=1)
+    run(harness, 1, TALK)
+    run(harness, 2, OTHER)
+    assert num_restored(run(harness, 3, (*TALK, 40)))[:7] == [2, 2, 2, 2, 2, 2, 0]
+
+
 def test_a_restore_that_is_aborted_lets_go_of_both_tiers():
     harness = hosted(lookahead=1, max_page_restores=2)
     run(harness, 1, TALK)
@@ -194,6 +211,21 @@ def test_what_was_restored_stays_on_the_device_when_its_sequence_is_aborted():
     harness.step()
     harness.abort(3)
     assert harness.scheduler._running.cache.match("0+", TALK, 24).cursor.num_pages == 2
+    harness.run()
+
+
+def test_pages_are_shared_as_soon_as_they_are_restored():
+    harness = hosted(max_page_restores=2, num_pages=14)
+    run(harness, 1, TALK)
+    run(harness, 2, (*OTHER, *OTHER[::-1]))
+    harness.add(request(3, (*TALK, 40), 3))
+    harness.add(request(4, (*TALK[:8], 41, 42), 3))
+    first = len(harness.executor.plans)
+    harness.step()
+    harness.step()
+    one, two = harness.executor.plans[first:]
+    assert not one.chunks, "the other waits for the pages that it needs"
+    assert [(chunk.request_id, chunk.start) for chunk in two.chunks] == [(4, 8)]
     harness.run()
 
 
