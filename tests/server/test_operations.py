@@ -4,8 +4,8 @@ import json
 import re
 from pathlib import Path
 
-from quire.server.observe.metrics import KEY_COUNTERS
 from tests import web
+from tests.docs.reference import families
 from tests.server.processes import wait_until
 
 OPERATIONS = Path(__file__).parents[2] / "docs" / "operations"
@@ -24,7 +24,9 @@ def test_the_page_and_the_dashboard_name_the_metrics_there_are(served):
     wait_until(lambda: "tgi_queue_size" in web.get(f"{served.url}/metrics").text)  # the engine has told its part
     names = emitted(web.get(f"{served.url}/metrics").text)
     page = set(NAME.findall((OPERATIONS / "metrics.md").read_text(encoding="utf-8")))
-    assert page == names | set(KEY_COUNTERS) | {"quire_engine_up"}  # of servers with keys, or several engines
+    known = {family.name for family in families()}  # also of servers with keys, several engines or a role
+    assert page == known
+    assert names <= known
     dashboard = json.loads((OPERATIONS / "grafana.json").read_text(encoding="utf-8"))
     asked = {name for panel in dashboard["panels"] for one in panel["targets"] for name in NAME.findall(one["expr"])}
     assert asked
