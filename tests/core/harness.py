@@ -51,6 +51,7 @@ class Harness:
         )
         self.lookahead = lookahead
         self._owners: dict[int, tuple[int, int, int]] = {}  # by slot: request, sample and epoch
+        self._ran: set[tuple[int, int]] = set()  # sequences, with their epochs, that ran before the last plan
         self.in_flight: deque[tuple[StepPlan, Pending]] = deque()
         self.tokens: dict[tuple[int, int], list[int]] = {}
         self.logprobs: dict[tuple[int, int], list[TokenLogprobs]] = {}
@@ -78,6 +79,7 @@ class Harness:
             self.failures[failure.request_id] = failure
         if len(self.in_flight) > self.lookahead:
             return None
+        self._ran = {(one.id, one.epoch) for one in self.scheduler._running}
         plan = self.scheduler.plan()
         self.scheduler.check()
         if plan is not None:
@@ -172,11 +174,10 @@ class Harness:
 
         Those that ran come first, by age, then those that start.
         """
-        slots = {start.slot for start in plan.started}
         lengths = {
             (chunk.request_id, chunk.sample): chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL
         }
-        running = sorted(self.scheduler._running, key=lambda one: (one.slot in slots, one.age))
+        running = sorted(self.scheduler._running, key=lambda one: ((one.id, one.epoch) not in self._ran, one.age))
         long = [at for at, one in enumerate(running) if one.id in self.scheduler._running.prefilling]
         if long and (running[long[0]].request_id, running[long[0]].sample) in lengths:
             behind = sum(lengths.get((one.request_id, one.sample), 0) for one in running[long[0] + 1 :])
