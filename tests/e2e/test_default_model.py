@@ -26,6 +26,7 @@ from quire.request import Request, SamplingParams
 from quire.text.tokenizer import load_tokenizer
 
 STORED = Path(__file__).parents[1] / "default_model" / "expected.json"
+COMMANDS = Path(__file__).parents[2] / "docs" / "guides" / "command-line.md"
 README = Path(__file__).parents[2] / "README.md"
 TOKENS = 8
 GREEDY = SamplingParams(temperature=0.0)
@@ -149,8 +150,9 @@ def test_aborting_some_leaves_the_others_as_they_are(built: Built) -> None:
 def test_the_readme_s_question_is_answered_as_it_says_by_a_wide_margin(quantize: str) -> None:
     """Through the Python API. So wide that rounding, of whatever kind, does not matter."""
     readme = README.read_text(encoding="utf-8")
-    question, answer = re.findall(r'^\$ quire generate "(.*)"\n(.*)$', readme, re.MULTILINE)[0]
-    assert readme.count(question) == 4  # the other ways to ask
+    question, answer = re.findall(r'"content": ?"(.*?)"', readme)[:2]  # of the command, and of what it prints
+    assert readme.count(question) == 2  # the other way to ask
+    assert f'$ quire generate "{question}"\n{answer}\n' in COMMANDS.read_text(encoding="utf-8")
     llm = LLM(dataclasses.replace(CONFIG, quantize=quantize), progress=False)
     asked = [{"role": "user", "content": question}]
     (completion,) = llm.generate([asked], SamplingParams(temperature=0.0, logprobs=2), max_tokens=20)
