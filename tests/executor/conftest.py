@@ -62,7 +62,7 @@ def guessing_gemma() -> Iterator[Rig]:
     yield from made(config_of("gemma2", num_hidden_layers=2), replace(GUESSING, num_groups=2))
 
 
-DRAFTING = replace(FEW_SHAPES, guesses=3, step_guesses=8, num_slots=3, max_prefill_tokens=16)
+DRAFTING = replace(FEW_SHAPES, guesses=3, step_guesses=9, num_slots=3, max_prefill_tokens=16)
 
 
 @pytest.fixture(scope="session")

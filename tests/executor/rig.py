@@ -141,7 +141,9 @@ class Rig:
 
     def engine(self, lookahead: int = 1, executor: Executor | None = None, **limits: Any) -> Engine:
         self.executor.reset()
-        scheduler = Scheduler(self.limits(**limits), clock=lambda: 0.0)
+        allowed = self.limits(**limits)
+        assert allowed.max_step_guesses <= self.shapes.step_guesses, "a step may have more guesses than it has room for"
+        scheduler = Scheduler(allowed, clock=lambda: 0.0)
         sizes = self.shapes.adapters
         return Engine(
             scheduler,

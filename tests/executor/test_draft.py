@@ -12,7 +12,7 @@ from tests.executor.workload import GREEDY, workload
 SCHEDULES: dict[str, dict[str, Any]] = {
     "two steps ahead": {"lookahead": 2},
     "no prefix cache, small chunks": {"prefix_caching": False, "max_batch_prefill_tokens": 7},
-    "few pages": {"num_pages": 24},
+    "few pages": {"num_pages": 14},
 }
 
 
