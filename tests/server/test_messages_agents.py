@@ -9,8 +9,7 @@ import pytest
 from tests import web
 from tests.server.running import RunningServer
 from tests.server.test_messages import GREEDY, events_of
-from tests.server.test_tools import TEMPLATE
-from tests.server.vocabulary import JSON_PIECES, served_model
+from tests.server.vocabulary import JSON_PIECES, TOOL_TEMPLATE, served_model
 
 EPHEMERAL = {"type": "ephemeral", "ttl": "1h"}
 HEADERS = {
@@ -99,7 +98,7 @@ ASKED: dict[str, Any] = {
 
 @pytest.fixture(scope="module")
 def agents() -> Iterator[RunningServer]:
-    model = served_model(16384, end_ids=(0,), pieces=JSON_PIECES, template=TEMPLATE)
+    model = served_model(16384, end_ids=(0,), pieces=JSON_PIECES, template=TOOL_TEMPLATE)
     sizes = {
         "max_sequence_tokens": 16384,
         "num_pages": 9000,
