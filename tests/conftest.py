@@ -14,6 +14,7 @@ settings.register_profile("long", max_examples=10_000, deadline=None, suppress_h
 settings.load_profile(os.environ.get("QUIRE_HYPOTHESIS_PROFILE", "short"))
 
 
+@pytest.hookimpl(tryfirst=True)  # before the hook by which xdist reads the marks
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     asked = config.getoption("-m")
     apart = [marker for marker in ("parity", "gpu") if marker not in asked]
