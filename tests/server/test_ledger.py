@@ -8,6 +8,7 @@ import httpx
 import pytest
 
 from tests import web
+from tests.patience import WAIT_S
 
 CHAT = {"messages": [{"role": "user", "content": "ledger"}], "max_tokens": 5}
 ASKED = [
@@ -55,14 +56,29 @@ def test_a_ledger_is_given_on_demand_by_every_route(server, path, body, stream, 
 
 
 def test_a_request_that_waits_learns_for_what(make_server):
-    server = make_server(max_batch_size=1, before_result=lambda *_: time.sleep(0.005))
+    """The first one has 200 steps, and none of them ends before the second one is there."""
+
+    def slow_step(*_: object) -> None:
+        is_second_there.wait(WAIT_S)
+        time.sleep(0.005)
+
+    is_second_there = threading.Event()
+    server = make_server(max_batch_size=1, before_result=slow_step)
     first = threading.Thread(
         target=lambda: web.post(f"{server.url}/v1/completions", json={"prompt": "abc", "max_tokens": 200})
     )
     first.start()
     server.wait_until(lambda: server.driver._engine.scheduler.num_running == 1)
-    ledger = found(web.post(f"{server.url}/v1/chat/completions", json=CHAT | {"timings": True}))
+    answers = []
+    second = threading.Thread(
+        target=lambda: answers.append(web.post(f"{server.url}/v1/chat/completions", json=CHAT | {"timings": True}))
+    )
+    second.start()
+    server.wait_until(lambda: server.service.num_streams == 2)
+    is_second_there.set()
     first.join()
+    second.join()
+    ledger = found(answers[0])
     assert ledger["blocked_s"]["slots"] > 0.5 * ledger["queue_s"] > 0
 
 
