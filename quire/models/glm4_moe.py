@@ -2,14 +2,13 @@
 
 from quire.models.decoder import Decoder, DecoderLayer
 from quire.models.feed_forward import FeedForward, SharedExperts, read_activation
-from quire.models.field_ranges import MAX_LAYER_EXPERTS
 from quire.models.fields import Fields
 from quire.models.norm import RMSNorm
 from quire.models.params import Param, Tensor
 from quire.models.projection import router
 from quire.models.rope import read_rope
 from quire.models.routing import GroupedRouter
-from quire.models.standard import Sizes, attention, decoder, experts, gated_mlp, read_sizes
+from quire.models.standard import Sizes, attention, decoder, experts, gated_mlp, read_expert_counts, read_sizes
 
 
 def glm4_moe(fields: Fields) -> Decoder:
@@ -18,7 +17,7 @@ def glm4_moe(fields: Fields) -> Decoder:
     eps = fields.number("rms_norm_eps", 1e-5)
     biased, normalises_heads = fields.flag("attention_bias", False), fields.flag("use_qk_norm", False)
     activation = read_activation(fields)
-    count = read_routed_experts(fields, sizes, 128)
+    count, chosen = read_expert_counts(fields, sizes, default_experts=128, default_chosen=8)
     num_shared = fields.integer("n_shared_experts", 1)
     num_dense = fields.whole("first_k_dense_replace", 1)
     rope = read_rope(fields, sizes.head_dim, partial=True, default_fraction=0.5)
@@ -26,7 +25,7 @@ def glm4_moe(fields: Fields) -> Decoder:
     def feed_forward(index: int, name: str) -> FeedForward:
         if index < num_dense:
             return gated_mlp(name, sizes, mlp, activation)
-        choice = read_grouped_router(fields, f"{name}.gate", sizes, count)
+        choice = read_grouped_router(fields, f"{name}.gate", sizes, count, chosen)
         return SharedExperts(
             experts(f"{name}.experts", sizes, expert_mlp, count, activation, choice),
             gated_mlp(f"{name}.shared_experts", sizes, expert_mlp * num_shared, activation),
@@ -61,23 +60,15 @@ def glm4_moe(fields: Fields) -> Decoder:
     return decoder(fields, sizes, layer, norm, max_positions=rope.max_positions, rename=rename)
 
 
-def read_routed_experts(fields: Fields, sizes: Sizes, default: int) -> int:
-    count = fields.integer("n_routed_experts", default)
-    if count * sizes.layers > MAX_LAYER_EXPERTS:
-        most = f"{sizes.layers} layers may have {MAX_LAYER_EXPERTS} experts together"
-        raise fields.invalid("n_routed_experts", most, count)
-    return count
-
-
-def read_grouped_router(fields: Fields, name: str, sizes: Sizes, count: int) -> GroupedRouter:
+def read_grouped_router(fields: Fields, name: str, sizes: Sizes, count: int, chosen: int) -> GroupedRouter:
+    """Of `count` experts a token visits `chosen`."""
     num_groups, chosen_groups = fields.integer("n_group", 1), fields.integer("topk_group", 1)
     if count % num_groups or count // num_groups < 2:
         raise fields.invalid("n_group", f"{count} experts are not groups of the same size, of two at least", num_groups)
     if chosen_groups > num_groups:
         raise fields.invalid("topk_group", f"there are {num_groups} groups", chosen_groups)
-    chosen = fields.integer("num_experts_per_tok", 8)
-    if chosen > count // num_groups * chosen_groups:
-        allowed = count // num_groups * chosen_groups
+    allowed = count // num_groups * chosen_groups
+    if chosen > allowed:
         raise fields.invalid("num_experts_per_tok", f"the chosen groups have {allowed} experts", chosen)
     bias = Tensor(f"{name}.e_score_correction_bias", (count,))
     return GroupedRouter(

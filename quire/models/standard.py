@@ -90,8 +90,8 @@ def read_windows(fields: Fields, sizes: Sizes) -> list[int | None]:
 
 
 def read_expert_counts(fields: Fields, sizes: Sizes, default_experts: int, default_chosen: int) -> tuple[int, int]:
-    """The number of experts, under either of its names, and how many of them each token visits."""
-    name = "num_experts" if "num_experts" in fields else "num_local_experts"
+    """The number of experts, under any of its names, and how many of them each token visits."""
+    name = next((one for one in ("num_experts", "n_routed_experts") if one in fields), "num_local_experts")
     num_experts = fields.integer(name, default_experts)
     if num_experts * sizes.layers > MAX_LAYER_EXPERTS:
         most = f"{sizes.layers} layers may have {MAX_LAYER_EXPERTS} experts together"
