@@ -19,7 +19,7 @@ BUILT = Path("quire", "ops", "native", "built")
 
 class Package(Distribution):
     def has_ext_modules(self) -> bool:
-        """Whether it depends on the architecture."""
+        """True for wheels with the native library: they are for one architecture."""
         return IS_AHEAD
 
 

@@ -93,11 +93,8 @@ class JaxExecutor:
         started = {start.slot for start in plan.started}
         pending = Pending(plan, wanted, self._sample)
         pending.copied = copied
-        for launch in (
-            []
-            if not plan.chunks
-            else split(plan.chunks, [index for index in special if wanted[index].prompt_logprobs is not None])
-        ):
+        scored = [index for index in special if wanted[index].prompt_logprobs is not None]
+        for launch in split(plan.chunks, scored) if plan.chunks else ():
             pending.launched += self._launch(plan, launch, started)
         return pending
 

@@ -57,7 +57,7 @@ class PageLayout:
 
     @property
     def is_lazy(self) -> bool:
-        """Whether memory is taken when it is first written: on one CPU."""
+        """True on one CPU: memory of the pages is taken when they are first written."""
         return self.mesh is None and jax.default_backend() == "cpu" and library.load()
 
     def empty(self, num_pages: int) -> list[PageArrays]:

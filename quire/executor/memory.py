@@ -34,11 +34,11 @@ def device_memory_bytes(device: jax.Device) -> int:
 
 def weight_bytes(model: Model, dtype: str, quantize: str, mesh: Mesh | None) -> int:
     """Bytes of the weights on one device, as they are without a quantised checkpoint."""
-    size = jnp.dtype(dtype).itemsize
     total = 0
     for param in leaves(model.params()):
         shape = param.shape if mesh is None else sharding(param.shape, param.axes, mesh).shard_shape(param.shape)
         quantized = quantize == "int8" and param.num_contracted
+        size = jnp.dtype(param.dtype(dtype)).itemsize
         total += prod(shape[:-1]) * (quantized_row_bytes(shape[-1]) if quantized else shape[-1] * size)
     return total
 

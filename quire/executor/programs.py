@@ -209,7 +209,8 @@ class Programs:
         """Take in the batches that are complete, in their order."""
         self._collect()
         keys: set[Key] = set()
-        while self._batches and not any(key in self._compiling.keys() - self._loading for key in self._batches[0]):
+        unfinished = self._compiling.keys() - self._loading
+        while self._batches and unfinished.isdisjoint(self._batches[0]):
             keys |= {key for key in self._batches.pop(0) if key in self._made or key in self._compiling}
         if keys:
             self.table = ProgramTable(self._shapes.ladder, self.table.keys | keys, self._slow)

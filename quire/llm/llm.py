@@ -87,7 +87,7 @@ class LLM:
 
     @property
     def has_chat_template(self) -> bool:
-        """Whether chats can be prompts."""
+        """True if a prompt can be a chat, a list of messages."""
         return self._templates is not None and bool(self._templates.names)
 
     def generate(

@@ -37,7 +37,7 @@ def coded_weight(param: Param, source: QuantizedSource, names: Sequence[str], dt
 
 
 def coded_like(param: Param, source: QuantizedSource, names: Sequence[str], dtype: str) -> Coded | Parts | None:
-    """What `coded_weight` gives, as shapes and dtypes."""
+    """The shapes and dtypes of the weight that `coded_weight` makes."""
     layouts = _layouts(param, source, names)
     if layouts is None:
         return None

@@ -27,7 +27,7 @@ WIDENED_AT_ONCE = 1 << 24  # numbers of experts; their float copies are a step's
 
 @dataclass(frozen=True)
 class Rounding:
-    """How a checkpoint quantises activations. The scale is the weight's `input_scale`, or else each row has its own."""
+    """The quantisation of activations that a checkpoint asks for. The scale is `input_scale`, or one of each row."""
 
     is_float: bool  # e4m3, or else int8
     group: int | None = None  # inputs that share a scale; None: all of a row

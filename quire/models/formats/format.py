@@ -149,7 +149,7 @@ class Format(Protocol):
 
 
 class Quantization(Protocol):
-    """What the config says about quantisation."""
+    """The `quantization_config` of a checkpoint."""
 
     @property
     def summary(self) -> str:
