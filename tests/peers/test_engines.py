@@ -158,11 +158,11 @@ def test_the_deadline_of_a_request_leaves_time_to_compute_it_here(engines):
     release = threading.Event()
     prefill = engines(answers=True, before_result=lambda *_: release.wait(WAIT_S))
     decode = engines(prefill.endpoint)
-    asked = decode.submit(LONG, timeout_s=4.0)
+    asked = decode.submit(LONG, timeout_s=8.0)
     decode.front_end.wait_for(asked)
     release.set()
     assert decode.front_end.tokens[asked.request_id] == expected_tokens(asked)
-    assert decode.client.counters["late"] == 1
+    wait_until(lambda: decode.client.counters["late"] == 1)  # the request did not wait for the thread that counts
 
 
 def test_pages_for_which_there_is_no_room_are_not_asked_for(engines):

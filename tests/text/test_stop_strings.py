@@ -173,13 +173,15 @@ def test_nothing_of_a_stop_string_is_kept_after_its_request() -> None:
 
     work(0)
     re.purge()
-    tracemalloc.start()
-    before, _ = tracemalloc.get_traced_memory()
-    for number in range(1, 20):
-        work(number)
-    after, _ = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert after - before < MAX_STOP_CHARACTERS
+    tracemalloc.start(10)
+    try:
+        for number in range(1, 20):
+            work(number)
+        kept = tracemalloc.take_snapshot()
+    finally:
+        tracemalloc.stop()
+    from_here = kept.filter_traces([tracemalloc.Filter(True, __file__, all_frames=True)])  # not of other threads
+    assert sum(trace.size for trace in from_here.traces) < MAX_STOP_CHARACTERS
 
 
 def test_stop_strings_have_limits() -> None:
