@@ -2,7 +2,7 @@
 
     python bench/adapters.py                            # the default model in int8, as a CPU serves it
     python bench/adapters.py --quantize none            # in float32
-    python bench/adapters.py --model random:llama-8b    # on a GPU
+    python bench/adapters.py --model random:llama-3.1-8b --num-pages 2048   # on a GPU
 
 Three ways in turn, round by round, in one process: an engine without room for adapters, one with room whose requests
 name none, and the same with an adapter for each request. The adapters are random, of every matrix in every layer.
@@ -36,11 +36,12 @@ def main() -> None:
     parser.add_argument("--rank", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=12, help="of each answer")
     parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--num-pages", type=int, default=None, help="of each engine, where they share a device")
     options = parser.parse_args()
 
     model = build_model(locate(options.model).config)
     settings = {"quantize": options.quantize, "max_batch_size": options.rows, "max_total_tokens": 256}
-    settings |= {"compile_ahead": False, "max_batch_prefill_tokens": 128}
+    settings |= {"compile_ahead": False, "max_batch_prefill_tokens": 128, "num_pages": options.num_pages}
     with tempfile.TemporaryDirectory() as folder:
         adapters = {
             f"adapter-{seed}": write_adapter(Path(folder, str(seed)), model, options.rank, seed)

@@ -1,6 +1,6 @@
 """Cost of grammars: the time of a mask, and decoding with no row guided, all guided, and all guided without forcing.
 
-python bench/guided.py [--rounds 3] [--tokens 48] [--rows 8]
+python bench/guided.py [--rounds 3] [--tokens 48] [--rows 8] [--model default]
 """
 
 import argparse
@@ -68,8 +68,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--rows", type=int, default=8)
+    parser.add_argument("--model", default="default")
     asked = parser.parse_args()
-    llm = LLM("default", progress=False, compile_ahead=False, max_batch_size=asked.rows, max_total_tokens=2048)
+    llm = LLM(asked.model, progress=False, compile_ahead=False, max_batch_size=asked.rows, max_total_tokens=2048)
     scheduler = llm.engine.scheduler
     grammar = json_schema(SCHEMA)
     free = SamplingParams(temperature=1.0)
