@@ -1,6 +1,6 @@
 """Single programs without an engine around them: how long they take to compile, and how long a step of each is.
 
-    python bench/bare_steps.py random:llama-3.1-8b --rows 8,64,256 --tokens 0,64,500,2000
+    python bench/bare_steps.py random:llama-3.1-8b --rows 8,64,256 --tokens 0,64,500,2000 [--quantize fp8]
 
 Every number of decodes, at position 300, beside every number of prompt tokens of one new sequence, sampling included,
 as the executor runs them: with the shape that it would choose. A step with both is compared with the sum of its parts.
@@ -19,6 +19,7 @@ import numpy as np
 from quire.config import Config
 from quire.core.plan import Chunk, Kind
 from quire.engine import build
+from quire.engine.model_weights import load_model
 from quire.executor import compiler
 from quire.executor.ladder import StepShape
 from quire.executor.launch import Launch, Packer
@@ -27,6 +28,7 @@ from quire.executor.programs import Programs
 from quire.executor.sampler import Features
 from quire.executor.step import State
 from quire.files.progress import silent
+from quire.ops import coded
 
 POSITION, NUM_PAGES = 300, 2048
 PLAIN = Features(*[False] * 5)
@@ -35,10 +37,10 @@ PLAIN = Features(*[False] * 5)
 class Steps:
     """Runs launches on padding pages, each program compiled when it is first needed."""
 
-    def __init__(self, model: str) -> None:
-        deployment = build.plan_deployment(Config(model=model))
+    def __init__(self, config: Config) -> None:
+        deployment = build.plan_deployment(config)
         self.shapes = deployment.shapes.with_pages(NUM_PAGES)
-        weights = build._weights(deployment, silent)
+        weights = load_model(deployment, silent)
         self.programs = Programs(
             deployment.model, weights, self.shapes, threads=min(16, os.cpu_count() or 1), mesh=deployment.mesh
         )
@@ -116,10 +118,11 @@ def main() -> None:
     parser.add_argument("--rows", default="8,32,64,128,256", help="decodes")
     parser.add_argument("--tokens", default="0,64,500,2000", help="prompt tokens beside them")
     parser.add_argument("--count", type=int, default=20, help="steps of each")
+    parser.add_argument("--quantize")
     parser.add_argument("--few-rows", type=int, default=compiler.FEW_ROWS)
     given = parser.parse_args()
-    compiler.FEW_ROWS = given.few_rows
-    steps = Steps(given.model)
+    compiler.FEW_ROWS = coded.FEW_ROWS = given.few_rows
+    steps = Steps(Config(model=given.model, quantize=given.quantize))
     all_tokens = [int(tokens) for tokens in given.tokens.split(",")]
     all_rows = [int(rows) for rows in given.rows.split(",")]
     took_s = steps.compile([(rows, tokens) for rows in (0, *all_rows) for tokens in all_tokens if rows or tokens])

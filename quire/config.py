@@ -32,7 +32,7 @@ class Config:
     quantize: str | None = setting(
         None,
         MODEL,
-        "none: as the checkpoint is; int8: weights and activations of matmuls in 8 bits, for CPUs; auto, as if not "
+        "none: as the checkpoint is; fp8 or int8: weights and activations of matmuls in 8 bits; auto, as if not "
         "given: none for a quantised checkpoint, else int8 on a CPU; gptq, awq, fp8 or compressed-tensors: none, for a "
         "checkpoint that is so.",
     )

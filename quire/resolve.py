@@ -11,7 +11,7 @@ T = TypeVar("T")
 
 ASKED_FOR = "asked for"
 DTYPES = ("float32", "bfloat16", "float16")
-QUANTIZE = ("none", "int8")
+QUANTIZE = ("none", "int8", "fp8")
 METHODS = ("compressed-tensors", "fp8", "gptq", "awq")  # of checkpoints
 
 
@@ -57,7 +57,7 @@ def resolve_dtype(platform: str, asked: str | None) -> Choice[str]:
 def resolve_quantize(platform: str, config: Config, fast_int8: bool, quantization: str | None = None) -> Choice[str]:
     """The type in which matrices are stored and multiplied; "none": `dtype`, or as in a quantised checkpoint."""
     asked = config.quantize
-    if asked in METHODS:
+    if asked in METHODS and (asked != "fp8" or quantization is not None):
         if quantization is None or quantization.partition(",")[0] != asked:
             is_what = "not quantised" if quantization is None else quantization
             raise InvalidSetting(f"quantize is {asked!r}; the checkpoint is {is_what}")
@@ -65,8 +65,10 @@ def resolve_quantize(platform: str, config: Config, fast_int8: bool, quantizatio
     if asked is not None and asked != "auto":
         if asked not in QUANTIZE:
             raise InvalidSetting(f"quantize is {asked!r}; it can be {', '.join(QUANTIZE)} or auto")
-        if asked == "int8" and platform != "cpu":
-            raise InvalidSetting(f"quantize = int8 is for CPUs; on a {platform} it can be none")
+        if asked != "none" and _PLATFORM_ALIASES.get(platform, platform) not in ("cpu", "gpu"):
+            raise InvalidSetting(f"quantize = {asked} is for CPUs and GPUs; on a {platform} it can be none")
+        if asked == "fp8" and platform == "cpu":
+            return Choice("quantize", asked, f"{ASKED_FOR}; a CPU widens it inside products: int8 is faster")
         return Choice("quantize", asked, ASKED_FOR)
     if quantization is not None:
         faster = "; int8 rounds them again, which is faster on this CPU" if platform == "cpu" and fast_int8 else ""

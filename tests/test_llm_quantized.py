@@ -61,6 +61,25 @@ def test_tokens_are_those_of_the_widened_model_with_and_without_an_adapter(
 
 
 @pytest.mark.skipif(not library.load(), reason="rows are alike by the native library")
+def test_fp8_made_at_load_answers_alike_in_any_batch_and_under_an_adapter(
+    folder: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    how: Any = {"sampling": GREEDY, "max_tokens": 12, "ignore_end": True}
+    adapters = {"one": folder / "adapter"}
+    with running(folder / "plain", tmp_path_factory, adapters=adapters, quantize="fp8") as llm:
+        together = [one.token_ids for one in llm.generate(PROMPTS, **how)]
+        assert [llm.generate(prompt, **how)[0].token_ids for prompt in PROMPTS] == together
+        adapted = [one.token_ids for one in llm.generate(PROMPTS, adapter="one", **how)]
+    assert adapted != together, "the adapter changes nothing"
+    deployments = [
+        plan_deployment(Config(model=str(folder / "plain"), quantize=kind, **SIZES)) for kind in ("fp8", "none")
+    ]
+    eight, plain = (one.facts.weight_bytes for one in deployments)
+    assert eight < 0.35 * plain  # of float32
+    assert deployments[0].facts.widened_weight_bytes == 0
+
+
+@pytest.mark.skipif(not library.load(), reason="rows are alike by the native library")
 def test_an_answer_does_not_depend_on_the_others_in_its_batch(
     folder: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:

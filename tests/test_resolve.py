@@ -51,6 +51,17 @@ def test_an_unknown_platform_must_be_told_the_dtype() -> None:
 @pytest.mark.parametrize("asked", ["none", "int8"])
 def test_quantising_that_was_asked_for_is_done(asked: str) -> None:
     assert str(resolve_quantize("cpu", Config(quantize=asked), fast_int8=False)) == f"quantize = {asked} (asked for)"
+    assert str(resolve_quantize("gpu", Config(quantize=asked), fast_int8=False)) == f"quantize = {asked} (asked for)"
+
+
+def test_fp8_is_made_of_plain_weights_and_left_where_a_checkpoint_has_it() -> None:
+    asked = Config(quantize="fp8")
+    assert str(resolve_quantize("gpu", asked, fast_int8=False)) == "quantize = fp8 (asked for)"
+    on_cpu = resolve_quantize("cpu", asked, fast_int8=True)
+    assert (on_cpu.value, on_cpu.is_automatic) == ("fp8", True)  # logged: int8 is faster there
+    assert resolve_quantize("gpu", asked, False, "fp8, blocks of 128 x 128").value == "none"
+    with pytest.raises(InvalidSetting, match="quantize is 'fp8'; the checkpoint is gptq, 4 bits"):
+        resolve_quantize("gpu", asked, False, "gptq, 4 bits")
 
 
 @pytest.mark.parametrize("asked", [None, "auto"])
@@ -67,10 +78,11 @@ def test_a_cpu_multiplies_in_eight_bits_where_it_has_a_fast_kernel_and_nothing_e
 
 
 def test_quantising_that_is_unknown_or_not_for_the_platform_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="quantize is 'int4'; it can be none, int8 or auto"):
+    with pytest.raises(InvalidSetting, match="quantize is 'int4'; it can be none, int8, fp8 or auto"):
         resolve_quantize("cpu", Config(quantize="int4"), fast_int8=True)
-    with pytest.raises(InvalidSetting, match="quantize = int8 is for CPUs; on a gpu it can be none"):
-        resolve_quantize("gpu", Config(quantize="int8"), fast_int8=False)
+    for asked in ("int8", "fp8"):
+        with pytest.raises(InvalidSetting, match=f"quantize = {asked} is for CPUs and GPUs; on a tpu it can be none"):
+            resolve_quantize("tpu", Config(quantize=asked), fast_int8=False)
 
 
 GIB = 2**30

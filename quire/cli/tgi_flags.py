@@ -32,8 +32,8 @@ SAME = {
 
 # By name: where the same flag takes other values.
 VALUES = {
-    "quantize": "`none`, `int8` and `auto`, the default (int8 on a CPU, and none for a quantised checkpoint); `gptq`, "
-    "`awq`, `fp8` and `compressed-tensors` for a checkpoint that is so; the other methods there are refused"
+    "quantize": "`none`, `fp8`, `int8` and `auto`, the default (int8 on a CPU, and none for a quantised checkpoint); "
+    "`gptq`, `awq`, `fp8` and `compressed-tensors` for a checkpoint that is so; the other methods there are refused"
 }
 
 

@@ -161,7 +161,7 @@ def _facts(
     fast_int8 = platform == "cpu" and int8_product.is_fast()
     is_native = platform == "cpu" and mesh is None and dtype == "float32" and library.load()
     quantization = source.quantization.summary if isinstance(source, QuantizedSource) else None
-    quantize = resolve_quantize(platform, config, fast_int8, quantization).value
+    quantize: Any = resolve_quantize(platform, config, fast_int8, quantization).value
     models: list[tuple[Decoder, TensorSource | None]] = [(model, source)]
     if draft is not None:
         models.append((draft.model, draft.source))
@@ -318,15 +318,15 @@ def _with_measured_step(deployment: Deployment) -> Deployment:
     """
     if deployment.config.num_pages is not None or deployment.facts.platform == "cpu":
         return deployment
-    assert deployment.resolved.quantize == "none", "quantised weights have other shapes"
-    how: Any = {"dtype": deployment.resolved.dtype, "placement": placement_of(deployment)}
+    resolved = deployment.resolved
+    how: Any = {"dtype": resolved.dtype, "quantize": resolved.quantize, "placement": placement_of(deployment)}
     weights = weights_like(deployment.model, deployment.source, **how)
     shapes = deployment.shapes.with_pages(2)  # the pages are written in place, so their number does not matter
     store = _program_store(replace(deployment, shapes=shapes))
     draft = None
     if deployment.draft is not None:
         draft = Draft(deployment.draft.model, weights_like(deployment.draft.model, deployment.draft.source, **how))
-    threads, mesh = deployment.resolved.compile_threads, deployment.mesh
+    threads, mesh = resolved.compile_threads, deployment.mesh
     programs = Programs(deployment.model, weights, shapes, threads, mesh, store, draft=draft)
     step_bytes = programs.largest_step_bytes()
     programs.close()

@@ -39,7 +39,7 @@ def load_model(deployment: Deployment, progress: Progress) -> ParamTree:
     if deployment.source is None:
         return random_weights(deployment.model, seed=deployment.config.random_seed, **how)
     model, source = deployment.model, deployment.source
-    if deployment.resolved.quantize == "none" or deployment.mesh is not None or not deployment.facts.fast_int8:
+    if deployment.resolved.quantize != "int8" or deployment.mesh is not None or not deployment.facts.fast_int8:
         return load_weights(model, source, **how)
     quantization = str(source.quantization) if isinstance(source, QuantizedSource) else ""
     identity = (sources_digest(), instruction_set(), deployment.resolved.dtype, quantization)

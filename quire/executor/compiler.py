@@ -37,6 +37,7 @@ from quire.executor.step import (
 from quire.models.adapters import put, structure
 from quire.models.model import Model
 from quire.models.params import ParamTree
+from quire.ops import coded
 from quire.ops.kernels import kernels_for
 from quire.request import num_mask_words
 from quire.sharding import put as put_on_devices
@@ -49,7 +50,7 @@ Options = dict[str, Any]  # of the compiler
 UNTUNED: Options = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
 # Decodes of few rows gain from products that XLA writes itself; for more rows the library's are faster, although XLA,
 # which times each alone, may choose its own.
-FEW_ROWS = 32
+FEW_ROWS = coded.FEW_ROWS
 OF_THE_LIBRARY: Options = {"xla_gpu_enable_triton_gemm": False}
 # On a CPU XLA hands large reductions to a library that sums in another order than XLA does, so that a row's sums would
 # depend on how many rows are beside it. This keeps all of them with XLA. The option is experimental.
@@ -78,6 +79,7 @@ class Compiler:
         self.adapters = _adapter_structure(model, shapes, mesh)
         self._structure = jax.tree.structure(Weights(weights, draft_weights, self.adapters))
         self._head_structure = jax.tree.structure(head_weights(weights))
+        self._has_codes = any(map(_is_coded, jax.tree.leaves((weights, draft_weights), is_leaf=_is_coded)))
         dtype = jax.tree.leaves(weights["norm"])[0].dtype  # never quantised
         kernels = kernels_for(jax.default_backend(), str(dtype), mesh)
         self.layout = page_layout(
@@ -211,7 +213,7 @@ class Compiler:
         masks = _array((size, num_mask_words(model.vocab_size)), jnp.uint32, self.whole)
         inputs = (self.head, self._state.slots, hidden, packed, masks)
         # Timing its product would disturb that of decodes, which are compiled meanwhile.
-        options = UNTUNED if jax.default_backend() == "gpu" else {}
+        options = self._options(StepShape(size))
         return self._compile_traced(sample, 1, self.whole, *inputs, options=options)
 
     def _compile_adapter(self) -> Any:
@@ -223,11 +225,19 @@ class Compiler:
         return self._compile_traced(put, 0, places, stacks, _array((), jnp.int32), adapter)
 
     def _compile_step(self, step: Callable[..., Any], shape: StepShape, places: Any) -> Any:
-        return self._compile_packed(step, sum(sizes(shape, self.shapes)), places, _options(shape))
+        return self._compile_packed(step, sum(sizes(shape, self.shapes)), places, self._options(shape))
+
+    def _options(self, shape: StepShape) -> Options:
+        """Of the compiler, for products of so many rows."""
+        if jax.default_backend() != "gpu" or (self._has_codes and shape.tokens <= FEW_ROWS):
+            return {}
+        if not shape.decodes_only:
+            return UNTUNED
+        return OF_THE_LIBRARY if shape.tokens > FEW_ROWS else {}
 
     def _compile_draft(self, size: int) -> Any:
         guess = partial(guess_by_draft, self._compiled, size)
-        options = _options(StepShape(size, decodes_only=True))
+        options = self._options(StepShape(size, decodes_only=True))
         return self._compile_packed(guess, num_packed(size, self.shapes.num_groups), self._placement, options)
 
     def _compile_packed(self, step: Callable[..., Any], num_integers: int, places: Any, options: Options) -> Any:
@@ -280,12 +290,8 @@ def _successor(number: jax.Array) -> jax.Array:
     return number + 1
 
 
-def _options(shape: StepShape) -> Options:
-    if jax.default_backend() != "gpu":
-        return {}
-    if not shape.decodes_only:
-        return UNTUNED
-    return OF_THE_LIBRARY if shape.tokens > FEW_ROWS else {}
+def _is_coded(node: object) -> bool:
+    return isinstance(node, coded.Coded)
 
 
 def _array(shape: tuple[int, ...], dtype: Any, where: Any = None) -> jax.ShapeDtypeStruct:

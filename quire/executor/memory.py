@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 
 from quire.executor.shapes import Shapes
 from quire.executor.step import SCORED_AT_ONCE
-from quire.models.checkpoint import leaves, weights_like
+from quire.models.checkpoint import Quantize, leaves, weights_like
 from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.model import Model
 from quire.ops.coded import Coded
@@ -51,14 +51,20 @@ class WeightSizes(NamedTuple):
 
 
 def weight_sizes(
-    model: Model, source: QuantizedSource | None, dtype: str, quantize: str, mesh: Mesh | None, is_native: bool = False
+    model: Model,
+    source: QuantizedSource | None,
+    dtype: str,
+    quantize: Quantize,
+    mesh: Mesh | None,
+    is_native: bool = False,
 ) -> WeightSizes:
     """The sizes of weights before they are read. `source`: the checkpoint, if quantised. `is_native`: its products
     are those of the native library, which makes no copies."""
-    if source is None or quantize != "none":
+    is_grouped = quantize == "int8" and jax.default_backend() == "cpu"
+    if is_grouped or (source is None and quantize == "none"):
         return WeightSizes(weight_bytes(model, dtype, quantize, mesh), 0)
     placement = None if mesh is None else lambda param: sharding(param.shape, param.axes, mesh)
-    like = weights_like(model, source, dtype=dtype, placement=placement)
+    like = weights_like(model, source, dtype=dtype, quantize=quantize, placement=placement)
 
     def on_one(array: jax.ShapeDtypeStruct) -> int:
         shape = array.shape if array.sharding is None else array.sharding.shard_shape(array.shape)

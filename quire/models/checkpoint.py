@@ -15,6 +15,7 @@ import numpy as np
 from quire.errors import InvalidCheckpoint, listed
 from quire.files.progress import Progress, silent
 from quire.files.tensor_source import BLOCK, Array, BlockSource, TensorInfo, TensorSource
+from quire.models.channel_weights import channel_like, channel_weight, is_quantized
 from quire.models.coded_weights import coded_like, coded_weight
 from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.model import Model
@@ -25,7 +26,7 @@ from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import QuantizedWeight, group, group_codes, map_arrays, pack, pack_codes
 from quire.sharding import put
 
-Quantize = Literal["none", "int8"]
+Quantize = Literal["none", "int8", "fp8"]
 
 # The sharding of a weight; None: JAX's default device.
 Placement = Callable[[Param], jax.sharding.Sharding]
@@ -66,12 +67,12 @@ def load_weights(
             coded = coded_weight(param, source, names(param), dtype)
             if coded is not None:
                 return coded
-        if quantize == "int8" and param.num_contracted:
+        if is_grouped(param, quantize):
             blocks = _read_blocks(param, source, names(param))
             if blocks is not None:
                 return quantized(blocks, param, placement)
         host = param.assemble([source.read(name) for name in names(param)])
-        if quantize == "int8" and param.num_contracted:
+        if is_grouped(param, quantize):
             return quantized(host, param, placement)
         # A read-only array is a view of the file; a device array must not share its memory.
         return host.astype(
@@ -84,7 +85,10 @@ def load_weights(
 
         def place(param: Param) -> Any:
             nonlocal done
-            weight = for_kernels(placed(next(hosts), param, placement), param, placement)
+            weight = placed(next(hosts), param, placement)
+            if has_channels(param, quantize):
+                weight = channel_weight(weight, param, quantize, placement)
+            weight = for_kernels(weight, param, placement)
             jax.block_until_ready(weight)  # type: ignore[no-untyped-call]  # one weight in flight bounds the host's memory
             done += num_bytes(param)
             report(done, total)
@@ -94,23 +98,41 @@ def load_weights(
 
 
 def weights_like(
-    model: Model, source: TensorSource | None, *, dtype: str, placement: Placement | None = None
+    model: Model,
+    source: TensorSource | None,
+    *,
+    dtype: str,
+    quantize: Quantize = "none",
+    placement: Placement | None = None,
 ) -> ParamTree:
-    """The shapes, dtypes and places of what `load_weights` gives without `quantize`, on devices other than one CPU."""
+    """The shapes, dtypes and places of what `load_weights` gives on devices other than one CPU."""
     stored = stored_names(model, source) if isinstance(source, QuantizedSource) else {}
 
     def like(param: Param) -> Any:
         weight: Any = jax.ShapeDtypeStruct(param.shape, jnp.dtype(param.dtype(dtype)))  # type: ignore[no-untyped-call]
-        if isinstance(source, QuantizedSource):
+        if has_channels(param, quantize):
+            weight = channel_like(param, quantize)
+        elif isinstance(source, QuantizedSource) and quantize == "none":
             weight = coded_like(param, source, [stored[one.name] for one in param.sources], dtype) or weight
 
         def place(array: Any, axes: tuple[str | None, ...]) -> jax.ShapeDtypeStruct:
             where = None if placement is None else placement(replace(param, shape=array.shape, axes=axes))
             return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=where)  # type: ignore[no-untyped-call]
 
-        return map_arrays(place, weight, param.axes)
+        made = map_arrays(place, weight, param.axes)
+        return direct(made) if jax.default_backend() == "gpu" else made
 
     return map_params(like, model.params())
+
+
+def is_grouped(param: Param, quantize: Quantize) -> bool:
+    """True of a weight that the host quantises in groups, for CPUs."""
+    return quantize == "int8" and param.num_contracted > 0 and jax.default_backend() == "cpu"
+
+
+def has_channels(param: Param, quantize: Quantize) -> bool:
+    """True of a weight that its devices quantise, with a scale for each output."""
+    return quantize != "none" and is_quantized(param) and (quantize == "fp8" or jax.default_backend() != "cpu")
 
 
 def quantized(host: Array, param: Param, placement: Placement | None) -> QuantizedWeight:
@@ -123,7 +145,9 @@ def quantized(host: Array, param: Param, placement: Placement | None) -> Quantiz
 
 
 def for_kernels(weight: Any, param: Param, placement: Placement | None) -> Any:
-    """The types that the native library multiplies on one CPU, of float32 and of a checkpoint's codes."""
+    """The types that the native library multiplies on one CPU, of float32 and of codes; or codes for a GPU."""
+    if jax.default_backend() == "gpu":
+        return direct(weight)
     if placement is not None or jax.default_backend() != "cpu" or not param.is_matrix or not library.load():
         return weight
     if isinstance(weight, Coded):
@@ -131,6 +155,13 @@ def for_kernels(weight: Any, param: Param, placement: Placement | None) -> Any:
     if isinstance(weight, Parts):
         return replace(weight, weights=tuple(for_kernels(part, param, placement) for part in weight.weights))
     return NativeWeight(weight) if isinstance(weight, jax.Array) and weight.dtype == jnp.float32 else weight
+
+
+def direct(weight: Any) -> Any:
+    """A weight whose codes are multiplied as they are."""
+    if isinstance(weight, Parts):
+        return replace(weight, weights=tuple(map(direct, weight.weights)))
+    return replace(weight, is_direct=True) if isinstance(weight, Coded) else weight
 
 
 def _read_blocks(param: Param, source: TensorSource, names: Sequence[str]) -> Array | None:

@@ -12,7 +12,18 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.files.progress import Progress, silent
-from quire.models.checkpoint import Placement, Quantize, for_kernels, leaves, map_params, placed, quantized
+from quire.models.channel_weights import channel_weight
+from quire.models.checkpoint import (
+    Placement,
+    Quantize,
+    for_kernels,
+    has_channels,
+    is_grouped,
+    leaves,
+    map_params,
+    placed,
+    quantized,
+)
 from quire.models.model import Model
 from quire.models.params import Param, ParamTree
 
@@ -44,7 +55,7 @@ def random_weights(
         # By name, so that a weight does not depend on which others the model has.
         own_key = jax.random.fold_in(key, zlib.crc32(param.sources[0].name.encode()))
         # One that is quantised on the host is drawn whole: a process has no other view of another's devices.
-        is_whole = placement is None or (quantize == "int8" and param.num_contracted > 0)
+        is_whole = placement is None or is_grouped(param, quantize)
         draw = _draw(param.shape, param.dtype(dtype), None if placement is None or is_whole else placement(param))
         return draw(own_key, *_mean_and_spread(param))
 
@@ -56,8 +67,10 @@ def random_weights(
         def make(param: Param) -> Any:
             nonlocal done
             weight: Any = ready.pop(id(param)) if id(param) in ready else drawn(param)
-            if quantize == "int8" and param.num_contracted:
+            if is_grouped(param, quantize):
                 weight = placed(quantized(np.asarray(weight), param, placement), param, placement)
+            elif has_channels(param, quantize):
+                weight = channel_weight(weight, param, quantize, placement)
             done += math.prod(param.shape) * item_bytes
             report(done, total)
             return for_kernels(weight, param, placement)

@@ -21,7 +21,12 @@ GroupedProduct = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 MIDDLE = 8  # the zero point of four bits that have no other
 LARGEST_FLOAT8 = 448.0
+LARGEST_INT8 = 127.0
+_HALF_OF_INT8 = 127.5  # of all its codes, -128 among them
 _EPSILON = 2.0**-23  # the scale of zeros
+# Rows up to which a GPU widens codes inside the product: reading them takes all the time there, and rounding rows would
+# add to it. Programs with so few rows are compiled with XLA's own products, which alone can do that.
+FEW_ROWS = 32
 WIDENED_AT_ONCE = 1 << 24  # numbers of experts; their float copies are a step's largest temporary otherwise
 
 
@@ -51,11 +56,25 @@ class Rounding:
             codes = jnp.clip(jnp.round(codes), -128.0, 127.0) - (0.0 if zero is None else zero)
         return codes.reshape(len(x), -1)[:, :size], scale[..., 0]
 
+    def codes(self, x: jax.Array, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        """The codes of rows [t, inputs] as they are multiplied, e4m3 or int8, and their scales [t or 1, 1]: symmetric,
+        and one for a row. Rows are multiplied by inverses of scales, so that XLA makes one kernel of it."""
+        rows = x.astype(jnp.float32)
+        if scale is None:
+            reach = jnp.max(jnp.abs(rows), axis=1, keepdims=True)
+            scale = jnp.where(reach == 0.0, _EPSILON, reach / (LARGEST_FLOAT8 if self.is_float else _HALF_OF_INT8))
+        else:
+            scale = scale.reshape(1, 1)
+        numbers = rows * (1.0 / scale)
+        if self.is_float:
+            return jnp.clip(numbers, -LARGEST_FLOAT8, LARGEST_FLOAT8).astype(jnp.float8_e4m3fn), scale
+        return jnp.clip(jnp.round(numbers), -128.0, 127.0).astype(jnp.int8), scale
+
     def _measured(self, rows: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Scales and zero points of groups [t, groups, group] that reach from their least number to their largest."""
         if self.symmetric:
             reach = jnp.max(jnp.abs(rows), axis=-1, keepdims=True)
-            scale = _divided(reach, LARGEST_FLOAT8 if self.is_float else 127.5)
+            scale = _divided(reach, LARGEST_FLOAT8 if self.is_float else _HALF_OF_INT8)
         else:
             least = jnp.minimum(jnp.min(rows, axis=-1, keepdims=True), 0.0)
             scale = _divided(jnp.maximum(jnp.max(rows, axis=-1, keepdims=True), 0.0) - least, 255.0)
@@ -66,7 +85,7 @@ class Rounding:
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["codes", "scales", "zeros", "index", "input_scale", "input_zero"],
-    meta_fields=["shape", "num_contracted", "is_of_experts", "bits", "group", "rounding", "is_native"],
+    meta_fields=["shape", "num_contracted", "is_of_experts", "bits", "group", "rounding", "is_native", "is_direct"],
 )
 @dataclass(frozen=True)
 class Coded:
@@ -88,6 +107,7 @@ class Coded:
     group: int  # inputs with the same scale
     rounding: Rounding | None = None
     is_native: bool = False  # on one CPU with the native library, which multiplies one row like the next
+    is_direct: bool = False  # on GPUs, which multiply codes of eight bits by each other
 
     def map(self, change: Callable[[Any, Axes], Any], axes: Axes) -> "Coded":
         """The same with change(array, its axes) for each array; `axes` are those of the weight."""
@@ -110,11 +130,15 @@ class Coded:
     @property
     def widened_bytes(self) -> int:
         """Of the float32 copy that a product makes, at most."""
+        if self._multiplies_codes and not self.is_of_experts:
+            return 0
         numbers = prod(self.shape)
         return 4 * (min(numbers, max(WIDENED_AT_ONCE, numbers // self.shape[0])) if self.is_of_experts else numbers)
 
     def product(self, x: jax.Array) -> jax.Array:
         """float32 [t, outputs] of x [t, inputs]."""
+        if self._multiplies_codes:
+            return self._product_of_codes(x)
         inputs = prod(self.shape[-self.num_contracted :])
         groups = self.scales.shape[-1]
         codes, scales = self.codes.reshape(-1, inputs * self.bits // 8), self.scales.reshape(-1, groups)
@@ -136,6 +160,28 @@ class Coded:
         if groups == 1:
             out = out * scales[:, 0].astype(jnp.float32)
         return out if row_scale is None else out * row_scale
+
+    @property
+    def _multiplies_codes(self) -> bool:
+        """True where a product of codes, times scales of rows and of outputs, is all there is to do."""
+        is_plain = self.bits == 8 and self.scales.shape[-1] == 1 and self.zeros is None and self.index is None
+        if not (self.is_direct and is_plain) or self.rounding is None or self.input_zero is not None:
+            return False
+        rounding, is_float = self.rounding, self.codes.dtype == jnp.float8_e4m3fn
+        return rounding.symmetric and rounding.group is None and rounding.is_float == is_float
+
+    def _product_of_codes(self, x: jax.Array) -> jax.Array:
+        """As `product`. Of few rows the numbers are used as they are, and the codes widened inside the product."""
+        codes = self.codes.reshape(-1, x.shape[1])
+        scales = self.scales.reshape(-1).astype(jnp.float32)
+        if len(x) <= FEW_ROWS:
+            out = jnp.einsum("ti,oi->to", x, codes.astype(x.dtype), preferred_element_type=jnp.float32)
+            return jnp.asarray(out * scales)
+        assert self.rounding is not None
+        rows, row_scales = self.rounding.codes(x, self.input_scale)
+        sums = jnp.float32 if self.rounding.is_float else jnp.int32
+        out = jnp.einsum("ti,oi->to", rows, codes, preferred_element_type=sums)
+        return jnp.asarray(out.astype(jnp.float32) * row_scales * scales)
 
     def grouped_product(
         self, x: jax.Array, sizes: jax.Array, multiply: GroupedProduct, at_once: int = WIDENED_AT_ONCE

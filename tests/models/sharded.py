@@ -63,10 +63,11 @@ def main(name: str) -> None:
         error = relative_error(logits(cut, weights, mesh), expected)
         print(f"{name}: {num_devices} devices, error {error:.1e}")
         assert error < 1e-5, (name, num_devices, error)
-    check_int8(name, model, expected)
+    for kind in ("int8", "fp8"):
+        check_quantized(name, kind, model, expected)
 
 
-def check_int8(name: str, model: Decoder, expected: np.ndarray[Any, Any]) -> None:
+def check_quantized(name: str, kind: Any, model: Decoder, expected: np.ndarray[Any, Any]) -> None:
     """Weights of eight bits, cut across devices, against the same on one."""
     found = []
     for num_devices in (1, 2):
@@ -76,7 +77,7 @@ def check_int8(name: str, model: Decoder, expected: np.ndarray[Any, Any]) -> Non
             return sharding(param.shape, param.axes, mesh)
 
         source = NamedTensors(model)
-        weights = load_weights(model, source, dtype="float32", quantize="int8", placement=placement)
+        weights = load_weights(model, source, dtype="float32", quantize=kind, placement=placement)
         qkv = weights["layers"][0]["attention"]["qkv"]
         for array in (qkv.codes, qkv.scales):
             assert array.addressable_shards[0].data.shape[0] * num_devices == array.shape[0]
@@ -84,7 +85,7 @@ def check_int8(name: str, model: Decoder, expected: np.ndarray[Any, Any]) -> Non
     # Sums in another order may round an activation to the next code.
     assert relative_error(found[1], found[0]) < 0.02, name
     assert 0 < relative_error(found[0], expected) < 1.0, name
-    print(f"{name}: int8 on two devices as on one")
+    print(f"{name}: {kind} on two devices as on one")
 
 
 if __name__ == "__main__":

@@ -31,6 +31,7 @@ def test_sharded_models_give_the_logits_of_one_device() -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     assert done.stdout.count("devices, error") == 12
     assert done.stdout.count("int8 on two devices as on one") == 4
+    assert done.stdout.count("fp8 on two devices as on one") == 4
 
 
 @pytest.mark.parametrize("name", CASES)

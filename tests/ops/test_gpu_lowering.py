@@ -3,12 +3,16 @@
 import subprocess
 import sys
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from quire.models.channel_weights import channel_weight
+from quire.models.checkpoint import direct
 from quire.models.feed_forward import grouped
+from quire.models.params import Param
 from quire.ops.adapters import AdapterStack
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.coded import Coded, Rounding
@@ -76,6 +80,21 @@ def test_products_with_the_codes_of_checkpoints_are_translated(bits: int, shape:
     text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert "bf16" in text
     assert "quire_coded_product" not in text
+
+
+@pytest.mark.parametrize("kind", ["fp8", "int8"])
+@pytest.mark.parametrize("rows", [8, 64])
+def test_codes_reach_the_compiler_as_they_are(kind: Any, rows: int) -> None:
+    """Of few rows the codes are widened, with nothing else between them and the product; else both sides are codes."""
+    param = Param((96, 128), ("mlp", "embed"), (), join=lambda tensors: tensors[0], num_contracted=1)
+    weight = direct(channel_weight(jnp.ones((96, 128), jnp.bfloat16), param, kind))
+    traced = jax.jit(lambda x, weight: weight.product(x)).trace(jnp.zeros((rows, 128), jnp.bfloat16), weight)
+    lines = traced.lower(lowering_platforms=("cuda",)).as_text().splitlines()
+    (product,) = [line for line in lines if "dot_general" in line]
+    code, sums = ("f8E4M3FN", "f32") if kind == "fp8" else ("i8", "i32")
+    pair = (code, code, sums) if rows > 32 else ("bf16", "bf16", "f32")
+    assert f"(tensor<{rows}x128x{pair[0]}>, tensor<96x128x{pair[1]}>) -> tensor<{rows}x96x{pair[2]}>" in product
+    assert sum("96x128x" in line and "convert" in line for line in lines) == (rows <= 32)
 
 
 def test_a_jax_without_the_backend_is_refused_with_the_remedy() -> None:
