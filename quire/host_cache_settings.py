@@ -1,6 +1,8 @@
 """Settings of the host's memory behind the prefix cache."""
 
 import math
+import os
+from dataclasses import replace
 from typing import NamedTuple
 
 from quire.config import Config
@@ -10,6 +12,7 @@ from quire.resolve import as_size
 # Bytes that a step may copy from the host. They are copied before the step computes, while others wait for it.
 RESTORED_BYTES = {"cpu": 16 * 2**20}
 RESTORED_BYTES_ELSEWHERE = 64 * 2**20
+HOST_CACHE_GIB = 4.0  # for pages from elsewhere, or an eighth of the memory; it is taken when it is first written
 
 
 class HostCache(NamedTuple):
@@ -18,6 +21,15 @@ class HostCache(NamedTuple):
     num_pages: int
     max_saves: int
     max_restores: int
+
+
+def with_host_cache(config: Config) -> Config:
+    """The settings of an engine whose pages come from elsewhere too: they come into host memory, so there must be
+    some."""
+    if config.host_cache_gib:
+        return config
+    memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
+    return replace(config, host_cache_gib=round(min(HOST_CACHE_GIB, memory_gib / 8), 2))
 
 
 def resolve_host_cache(

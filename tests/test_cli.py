@@ -227,6 +227,19 @@ def test_doctor_says_what_fits_and_why(quire: Quire, folder: Path) -> None:
     assert "largest step" in refused.err
 
 
+def test_doctor_says_what_the_cache_folder_holds(quire: Quire, folder: Path, tmp_path: Path) -> None:
+    pages = tmp_path / "pages"
+    found = json.loads(quire("doctor", *sizes(folder), f"--cache-folder={pages}", "--json").out)
+    assert found["fit"]["cache folder"] == (
+        f"0 pages of this model and these settings (up to 0 tokens); 0 B of all in {pages}, at most 16.0 GiB"
+    )
+    assert "tokens in host memory" in found["fit"], "pages of files come there"
+    (tmp_path / "file").write_text("")
+    refused = quire("doctor", *sizes(folder), f"--cache-folder={tmp_path / 'file'}")
+    assert refused.code == 2
+    assert "cannot be made" in refused.err
+
+
 def test_bench_measures_a_ladder_and_cases_and_compares_files(quire: Quire, folder: Path, tmp_path: Path) -> None:
     one, other = tmp_path / "one.json", tmp_path / "other.json"
     options = [*sizes(folder), "--no-compile-ahead", "-q"]

@@ -65,7 +65,8 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "ipc": frozenset({"core.plan"}) | GROUND,
     "group": GROUND,
     "peers": frozenset({"group"}) | GROUND,
-    "engine": frozenset({"core", "ipc", "peers"}) | GROUND,
+    "page_folder": GROUND,
+    "engine": frozenset({"core", "ipc", "peers", "page_folder"}) | GROUND,
     "engine.build": frozenset({"engine", "core", "executor", "models", "ops", "sharding"}) | BELOW_SERVER,
     **dict.fromkeys(
         ("engine.deployment", "engine.draft_plan", "engine.model_weights"),
@@ -74,6 +75,10 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     ),
     "engine.build_group": frozenset({"engine", "engine.build", "executor", "ops", "group"}) | BELOW_SERVER,
     "engine.build_peers": frozenset({"engine", "engine.build", "engine.build_group", "executor", "peers"})
+    | BELOW_SERVER,
+    "engine.build_folder": frozenset(
+        {"engine", "engine.build", "engine.build_peers", "engine.deployment", "page_folder"}
+    )
     | BELOW_SERVER,
     "server": BELOW_SERVER,
     "server.observe": SERVER,
@@ -87,7 +92,17 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "server.api.responses": APIS | {f"server.api.{name}" for name in (*SHARED, "openai")},
     "server.api.tgi": APIS | {"server.api"},
     "server.http": HTTP,
-    "server.processes": HTTP | {"server.http", "engine", "engine.build_group", "engine.build_peers", "group", "peers"},
+    "server.processes": HTTP
+    | {
+        "server.http",
+        "engine",
+        "engine.build_group",
+        "engine.build_peers",
+        "engine.build_folder",
+        "group",
+        "peers",
+        "page_folder",
+    },
     "llm": BELOW_SERVER | {"engine"},
 }
 IN_QUIRE_ITSELF = frozenset({"", "__version__", "__file__"})
@@ -96,7 +111,8 @@ STANDARD_ONLY = GROUND | {"core"}  # these import nothing but the standard libra
 NEVER: dict[str, frozenset[str]] = {
     "core": frozenset({"threading", "time"}),  # a clock is an argument
     **dict.fromkeys(
-        ("files", "text", "grammar", "ipc", "group", "peers", "engine", "server", "llm"), frozenset({"jax", "jaxlib"})
+        ("files", "text", "grammar", "ipc", "group", "peers", "page_folder", "engine", "server", "llm"),
+        frozenset({"jax", "jaxlib"}),
     ),
     **dict.fromkeys(
         ("engine.build", "engine.deployment", "engine.build_group", "engine.build_peers"), frozenset()

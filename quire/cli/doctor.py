@@ -12,6 +12,8 @@ from quire.cli.console import log_to_stderr
 from quire.cli.settings import with_settings
 from quire.config import Config
 from quire.group.settings import GroupSettings
+from quire.host_cache_settings import with_host_cache
+from quire.page_folder.settings import FolderSettings
 from quire.peers.settings import PeerSettings
 from quire.resolve import as_size
 
@@ -19,6 +21,7 @@ from quire.resolve import as_size
 @with_settings
 def doctor(
     config: Config,
+    folder: FolderSettings,
     group: GroupSettings,
     peers: PeerSettings,
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
@@ -32,7 +35,9 @@ def doctor(
     from quire.engine.deployment import cache_capacity
     from quire.files.progress import progress_bar, silent
 
-    deployment = plan_deployment(peers.with_host_cache(config), silent if json else progress_bar, is_served=True)
+    if peers.role is not None or folder.cache_folder is not None:
+        config = with_host_cache(config)
+    deployment = plan_deployment(config, silent if json else progress_bar, is_served=True)
     facts, limits, resolved = deployment.facts, deployment.limits, deployment.resolved
     page_bytes = deployment.page_bytes
     weight_type = resolved.dtype if resolved.quantize == "none" else f"{resolved.quantize} and {resolved.dtype}"
@@ -56,6 +61,7 @@ def doctor(
         **_widened(facts.widened_weight_bytes),
         "pages": f"{limits.num_pages} x {as_size(page_bytes)} = {as_size(limits.num_pages * page_bytes)}",
         **cache_capacity(deployment),
+        **_folder(deployment, folder),
         "sequences at the same time": f"up to {limits.max_batch_size}",
         "steps to compile": f"{len(deployment.shapes.ladder.all())} shapes",
         "kept packed weights": _kept_weights(config),
@@ -70,6 +76,15 @@ def doctor(
     _print("The model", model)
     _print("What fits", fit)
     _print("Choices", {choice.name: f"{choice.value} ({choice.reason})" for choice in deployment.choices})
+
+
+def _folder(deployment: Any, settings: FolderSettings) -> dict[str, str]:
+    if settings.cache_folder is None:
+        return {}
+    from quire.engine.build_folder import folder_contents
+
+    settings.check()
+    return {"cache folder": folder_contents(deployment, settings)}
 
 
 def _widened(num_bytes: int) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from quire.cli.settings import with_settings
 from quire.cli.tgi_flags import TgiFlags
 from quire.config import Config
 from quire.group.settings import GroupSettings
+from quire.page_folder.settings import FolderSettings
 from quire.peers.settings import PeerSettings
 from quire.server.settings import ServerSettings
 
@@ -21,6 +22,7 @@ log = logging.getLogger(__name__)
 @with_settings
 def serve(
     config: Config,
+    folder: FolderSettings,
     settings: ServerSettings,
     group: GroupSettings,
     peers: PeerSettings,
@@ -40,4 +42,4 @@ def serve(
     configure_logs(settings.log_format, settings.logging_level)
     for warning in flags.warnings():
         log.warning("%s", warning)
-    run(config, settings, group, peers)
+    run(config, settings, group, peers, folder)

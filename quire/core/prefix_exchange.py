@@ -42,6 +42,12 @@ class PrefixExchange:
             count += 1
         return count
 
+    def names(self, request: Request, adapter_digest: str) -> list[bytes]:
+        """The digest of the prefix that ends with each whole page of the prompt, the same in every process: an adapter
+        counts by the digest of its weights, since its number is another one elsewhere."""
+        salt, num_pages = self._requests.salt_with(request, adapter_digest), len(request.prompt) // self._page_size
+        return prefix_digests(salt, request.prompt, self._page_size, num_pages, [])
+
     def find(self, request: Request, first: int) -> tuple[tuple[int, ...], int]:
         """The pages from `first` on that are on the device: of each group the first one that going on after them reads,
         and their end."""

@@ -68,6 +68,10 @@ class Requests:
     def salt_of(self, request: Request) -> str:
         """The salt of the pages of a request, which knows its adapter too."""
         adapter = self._running.adapters.find(request.adapter)
+        return self.salt_with(request, str(adapter) if adapter else "")
+
+    def salt_with(self, request: Request, adapter: str) -> str:
+        """The salt with this name of its adapter; "" without one."""
         # Without prefix caching only the samples of one request share pages, under a salt of their own.
         key = 0 if self._prefix_key is None else self._prefix_key(len(request.prompt))
         salt = f"{key}+{request.salt}" if self._limits.prefix_caching else f"-{self._num_arrived}"

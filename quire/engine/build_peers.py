@@ -9,6 +9,7 @@ from quire.engine.build_group import fingerprint, program_facts
 from quire.engine.deployment import Deployment
 from quire.engine.page_store import PageStore
 from quire.engine.page_traffic import PageTraffic
+from quire.engine.peer_source import PeerSource
 from quire.peers.bundle import PageForm
 from quire.peers.page_client import PageClient
 from quire.peers.prefill_server import PrefillServer
@@ -17,19 +18,21 @@ from quire.peers.settings import PeerSettings
 
 def meet_peers(built: Built, settings: PeerSettings) -> None:
     """Raises InvalidSetting where it cannot listen for others."""
-    engine, deployment = built.engine, built.deployment
-    host_pages = built.executor.host_pages
-    assert host_pages is not None, "an engine with a role has pages in host memory"
-    limits = deployment.limits
-    form = PageForm(limits.page_size, host_pages.page_bytes, limits.page_groups)
+    engine, deployment, form = built.engine, built.deployment, page_form(built)
     facts, secret, digest_of = peer_facts(deployment), settings.secret(), engine.adapters.digest_of
     store = PageStore(engine.scheduler, lambda: engine.executor, form)
     if settings.asks:
         client = PageClient(settings.endpoints, secret, facts, form)
-        min_tokens, timeout_s = settings.peer_min_tokens, settings.peer_timeout_s
-        engine.peers.ask(PageTraffic(client, store, form, min_tokens, timeout_s, digest_of))
+        source = PeerSource(client, store, form, settings.peer_min_tokens, settings.peer_timeout_s)
+        engine.page_sources.ask(PageTraffic(source, store, form, digest_of))
     if settings.listens_at is not None:
-        engine.peers.answer(PrefillServer(settings.listens_at, secret, facts, form), store, digest_of)
+        engine.page_sources.answer(PrefillServer(settings.listens_at, secret, facts, form), store, digest_of)
+
+
+def page_form(built: Built) -> PageForm:
+    host_pages, limits = built.executor.host_pages, built.deployment.limits
+    assert host_pages is not None, "an engine that gets pages from elsewhere has pages in host memory"
+    return PageForm(limits.page_size, host_pages.page_bytes, limits.page_groups)
 
 
 def peer_facts(deployment: Deployment) -> dict[str, str]:

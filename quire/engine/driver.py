@@ -75,7 +75,7 @@ class Driver:
         self._times = QueueTimes()
         self._traces = StepTraces(self._clock)
         self._adapter_commands = AdapterCommands(engine.adapters, self.post)
-        self._stages = (lambda one: engine.adapters.reading(one.adapter), engine.prepare, engine.peers.prepare)
+        self._stages = (lambda one: engine.adapters.reading(one.adapter), engine.prepare, engine.page_sources.prepare)
         engine.observe(self._times)
         engine.observe(self._traces)
         self._thread = threading.Thread(target=self._run, name="quire-engine", daemon=True)
@@ -326,7 +326,7 @@ class Driver:
         self._abandon_if_broken()
         times = self._times.events()  # before requests are forgotten
         for request_id in outcome.finished:
-            self._forget(request_id)
+            self._forget(request_id, is_finished=True)
         batches = batches_of(outcome, times, self._traces.event(outcome.failures))
         for failure in outcome.failures:
             self._forget(failure.request_id)
@@ -335,9 +335,9 @@ class Driver:
             if port is not None:
                 self._deliver(port, events)
 
-    def _forget(self, request_id: int) -> None:
+    def _forget(self, request_id: int, is_finished: bool = False) -> None:
         self._preparing.forget(request_id)
-        self._engine.peers.forget(request_id)
+        self._engine.page_sources.forget(request_id, is_finished)
         self._times.forget(request_id)
         self._traces.forget(request_id)
         self._requests.get(request_id >> PORT_SHIFT, set()).discard(request_id)

@@ -16,7 +16,7 @@ from quire.engine.grammar_masks import GrammarMasks, Grammars, NoGrammars
 from quire.engine.group import Group
 from quire.engine.observer import Observer, Step
 from quire.engine.outcome import Outcome
-from quire.engine.peers import Peers
+from quire.engine.page_sources import PageSources
 from quire.engine.step_limits import step_limits
 from quire.engine.step_pipeline import StepPipeline
 from quire.errors import EngineFailed, InvalidRequest, RequestFailed, reason_of
@@ -53,7 +53,7 @@ class Engine:
         self.scheduler = scheduler
         self.clock = clock
         self.group: Group | None = None  # other processes that compute every step with the executor
-        self.peers = Peers()  # other engines that pages are exchanged with
+        self.page_sources = PageSources()  # a folder and other engines that pages are exchanged with
         self.error: EngineFailed | None = None  # set once the engine cannot run any more
         self.num_faults = 0
         self.num_requests_blamed = 0

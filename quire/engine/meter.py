@@ -154,7 +154,7 @@ def read_stats(engine: Engine, meter: Meter, waited_s: float = 0.0) -> Stats:
             **{f"{kind}_tokens": meter.tokens[kind] for kind in KINDS},
             **{f"{kind}_begun": meter.num_begun[kind] for kind in KINDS},
             **{f"{kind}_failed": meter.num_failed[kind] for kind in KINDS},
-            **engine.peers.counters(),
+            **engine.page_sources.counters(),
         },
         steps={kind: list(counts) for kind, counts in meter.durations.items()},
         step_seconds=dict(meter.seconds),

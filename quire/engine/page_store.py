@@ -1,4 +1,4 @@
-"""The pages of an engine, as peers read and write them."""
+"""The pages of an engine, as peers and folders read and write them."""
 
 from collections.abc import Callable, Sequence
 
@@ -23,6 +23,9 @@ class PageStore:
 
     def num_cached(self, request: Request) -> int:
         return self._scheduler.exchange.num_cached(request)
+
+    def names(self, request: Request, adapter_digest: str) -> list[bytes]:
+        return self._scheduler.exchange.names(request, adapter_digest)
 
     def insert(self, request: Request, bundle: PageBundle, begin: int, count: int) -> bool:
         exchange, size = self._scheduler.exchange, self._form.page_bytes

@@ -1,21 +1,17 @@
-"""Pages of prompts that other engines compute for this one."""
+"""Pages of prompts that come from elsewhere."""
 
-import logging
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from quire.ipc.messages import PORT_SHIFT
 from quire.peers.bundle import PageBundle, PageForm, PageRange
-from quire.peers.page_client import Fetch, PageClient, Prompt
 from quire.request import Request
 
-log = logging.getLogger(__name__)
-
-PEER_PORT = 2**22  # the port of requests that come from peers; front ends have lower numbers
 INSERTED_BYTES = 16 * 2**20  # in one turn of the engine thread, which takes milliseconds
-SHARE_OF_TIME = 0.5  # that a request with a deadline leaves to a peer
+SHARE_OF_TIME = 0.5  # that a request with a deadline leaves to its pages
+
+DigestOf = Callable[[str | None], str | None]  # an adapter's name to the digest of its weights; None where none is
 
 
 class Store(Protocol):
@@ -27,6 +23,9 @@ class Store(Protocol):
 
     def num_cached(self, request: Request) -> int:
         """Pages of the prompt that are here, from its beginning."""
+
+    def names(self, request: Request, adapter_digest: str) -> list[bytes]:
+        """A name for each whole page of the prompt, the same in every process."""
 
     def insert(self, request: Request, bundle: PageBundle, begin: int, count: int) -> bool:
         """Enter pages of the bundle from the `begin`-th on, at most `count`. False where none was entered: there is no
@@ -40,91 +39,102 @@ class Store(Protocol):
         are not here any more. Returns at once; any thread may call the function, which waits for them."""
 
 
+class Arriving(Protocol):
+    """Pages on their way."""
+
+    @property
+    def result(self) -> "Future[PageBundle | None]":
+        """None where there are none. It never has an exception."""
+
+    @property
+    def begins_again(self) -> bool:
+        """The source should be asked again when there is a result: it waits for the pages of another request."""
+
+    def cancel(self) -> None:
+        """The pages are not wanted any more."""
+
+    def inserted(self) -> None:
+        """As many of the pages as could be entered are entered."""
+
+
+class PageSource(Protocol):
+    """A place that may have pages of prompts. `begin` is called by the engine thread."""
+
+    def begin(self, request: Request, adapter_digest: str) -> Arriving | None:
+        """Fetch the pages of a prompt that are not here; None where there are none, or they are not worth it."""
+
+    def counted(self) -> dict[str, int]:
+        """Numbers since the start. Any thread may read them."""
+
+
 @dataclass(slots=True)
 class Incoming:
     """Pages on their way to a request."""
 
-    fetch: Fetch
+    arriving: Arriving
     adapter_digest: str
     num_inserted: int = 0
 
 
 class PageTraffic:
-    """Fetches the pages of long prompts before their requests enter the engine. Owned by the engine thread.
+    """Fetches the pages of prompts from a source before their requests enter the engine. Owned by the engine thread.
 
     Whatever goes wrong, the request enters without them.
     """
 
-    def __init__(
-        self,
-        client: PageClient,
-        store: Store,
-        form: PageForm,
-        min_tokens: int,
-        timeout_s: float,
-        digest_of: Callable[[str | None], str | None],
-    ) -> None:
-        """`digest_of` an adapter by its name; None where there is none."""
-        self._client = client
+    def __init__(self, source: PageSource, store: Store, form: PageForm, digest_of: DigestOf) -> None:
+        self._source = source
         self._store = store
-        self._page_size = form.page_size
-        self._num_groups = len(form.windows)
         self._rows_at_once = max(1, INSERTED_BYTES // form.page_bytes)
-        self._min_tokens = min_tokens
-        self._timeout_s = timeout_s
         self._digest_of = digest_of
         self._incoming: dict[int, Incoming] = {}  # by request
-        self._num_unused = 0  # bundles for which there was no room
+        self.num_unused = 0  # bundles for which there was no room
 
     def prepare(self, request: Request) -> "Future[Any] | None":
-        """Called until it returns None: then the request should be added. Again when the future is done."""
+        """Called until it returns None: then the request should go on. Again when the future is done."""
         found = self._incoming.get(request.request_id)
         if found is None:
             return self._begin(request)
-        bundle, begin = found.fetch.result.result(), found.num_inserted
-        is_over = bundle is None or begin >= bundle.range.num_pages
-        if bundle is not None and not is_over:
-            # Another adapter may have got the name meanwhile.
-            is_same = self._digest_of(request.adapter) == found.adapter_digest
-            if not is_same or not self._store.insert(request, bundle, begin, self._rows_at_once):
-                self._num_unused += 1
-                is_over = True
-        if is_over:
-            del self._incoming[request.request_id]
-            return None
+        bundle, begin = found.arriving.result.result(), found.num_inserted
+        if bundle is None or begin >= bundle.range.num_pages:
+            return self._end(request, found)
+        # Another adapter may have got the name meanwhile.
+        is_same = self._digest_of(request.adapter) == found.adapter_digest
+        if not is_same or not self._store.insert(request, bundle, begin, self._rows_at_once):
+            self.num_unused += 1
+            return self._end(request, found)
         found.num_inserted += self._rows_at_once
-        return found.fetch.result  # which is done: the next turn goes on
+        return found.arriving.result  # which is done: the next turn goes on
 
     def forget(self, request_id: int) -> None:
         """The request is not wanted any more."""
         found = self._incoming.pop(request_id, None)
         if found is not None:
-            found.fetch.cancel()
+            found.arriving.cancel()
 
-    def counters(self) -> dict[str, int]:
-        """Numbers since the start. Any thread may read them."""
-        counted = self._client.counted()
-        counted["pulls_received"] -= self._num_unused
-        return counted | {"pulls_unused": self._num_unused}
+    def counted(self) -> dict[str, int]:
+        """Numbers of the source since the start. Any thread may read them."""
+        return self._source.counted()
 
     def _begin(self, request: Request) -> "Future[Any] | None":
-        if request.request_id >> PORT_SHIFT == PEER_PORT or request.prompt_logprobs is not None:
+        if request.prompt_logprobs is not None:
             return None  # which takes computing all of the prompt here
-        length = len(request.prompt)
-        if length <= self._min_tokens:
-            return None
         digest = self._digest_of(request.adapter)
         if digest is None:
             return None  # the engine refuses it
-        first = self._store.num_cached(request)
-        num_pages = length // self._page_size - first
-        is_short = num_pages < 1 or length - first * self._page_size <= self._min_tokens
-        if is_short or num_pages * self._num_groups > self._store.room:
+        arriving = self._source.begin(request, digest)
+        if arriving is None:
             return None
-        prompt = Prompt(request.prompt, request.salt, request.adapter, digest, first, request.priority)
-        limits_s = [one * SHARE_OF_TIME for one in (request.timeout_s, request.queue_timeout_s) if one is not None]
-        fetch = self._client.fetch(prompt, min([self._timeout_s, *limits_s]))
-        if fetch is None:
-            return None
-        self._incoming[request.request_id] = Incoming(fetch, digest)
-        return fetch.result
+        self._incoming[request.request_id] = Incoming(arriving, digest)
+        return arriving.result
+
+    def _end(self, request: Request, found: Incoming) -> "Future[Any] | None":
+        del self._incoming[request.request_id]
+        found.arriving.inserted()
+        return self._begin(request) if found.arriving.begins_again else None
+
+
+def within_s(request: Request, most_s: float) -> float:
+    """The time that a request leaves to its pages."""
+    limits_s = [one * SHARE_OF_TIME for one in (request.timeout_s, request.queue_timeout_s) if one is not None]
+    return min([most_s, *limits_s])

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterator
 from enum import Enum, auto
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -47,6 +47,14 @@ class Port:
     def close(self) -> None:
         """Abort the requests of this port, ignore later commands, and deliver nothing more."""
         self._post(self, Order.CLOSE)
+
+
+class Ports(Protocol):
+    """The driver, as far as those need it that are no front ends."""
+
+    def open(self, deliver: Deliver, number: int | None = None) -> Port: ...
+
+    def post(self, port: Port, command: "Command | Order | Task") -> None: ...
 
 
 def by_port(trace: StepTrace | None) -> Iterator[tuple[int, StepTrace]]:

@@ -5,10 +5,11 @@ import logging
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Protocol
 
-from quire.engine.page_traffic import PEER_PORT, Store
-from quire.engine.port import Deliver, Port, Task
+from quire.engine.page_reading import READ_S, PageReader
+from quire.engine.page_traffic import DigestOf, Store
+from quire.engine.peer_source import PEER_PORT
+from quire.engine.port import Ports
 from quire.errors import InvalidRequest, Overloaded, reason_of, shown
 from quire.ipc.messages import Abort, AllResumed, Event, Failed, Progress, Submit
 from quire.peers.bundle import PageRange
@@ -18,51 +19,25 @@ from quire.request import Request
 
 log = logging.getLogger(__name__)
 
-READ_S = 30.0  # that the engine thread has to read pages; a long step may run
-
-DigestOf = Callable[
-    [str | None], str | None
-]  # an adapter's name to the digest of its weights; None where there is none
-
-
-class Ports(Protocol):
-    """The driver, as far as it is needed here."""
-
-    def open(self, deliver: Deliver, number: int | None = None) -> Port: ...
-
 
 class ComputedPrompt:
-    """Implements the `Computed` of a prefill server.
+    """Implements the `Computed` of a prefill server. Where pages were evicted between two pieces, the rest is
+    refused."""
 
-    Pages are read by the engine thread, a piece at a time. Between two pieces they are as any others of the cache;
-    where they were evicted meanwhile the rest is refused. So nothing is held for a peer.
-    """
-
-    def __init__(self, request: Request, pages: PageRange, store: Store, run: Callable[[Task], None]) -> None:
+    def __init__(self, request: Request, pages: PageRange, reader: PageReader) -> None:
         self.range = pages
         self._rows = pages.rows()
         self._request = request
-        self._store = store
-        self._run = run
+        self._reader = reader
 
     def read(self, begin: int, count: int) -> memoryview:
-        reading: Future[Callable[[], memoryview] | None] = Future()
-        rows = self._rows[begin : begin + count]
-
-        def read() -> None:
-            try:
-                reading.set_result(self._store.read(self._request, rows, self.range.end))
-            except Exception as error:
-                reading.set_exception(error)
-
-        self._run(Task(read))
         try:
-            wait = reading.result(READ_S)
+            data = self._reader.read(self._request, self._rows[begin : begin + count], self.range.end)
         except TimeoutError:
             raise RefusedPrompt(FAILED, f"its pages were not read within {READ_S:g} s") from None
-        if wait is None:
+        if data is None:
             raise RefusedPrompt(FAILED, "its pages were evicted before they were sent")
-        return wait()
+        return data
 
 
 class Prefill:
@@ -91,6 +66,7 @@ class Prefills:
         self._live: dict[int, Prefill] = {}
         self._numbers = itertools.count(1)
         self._port = ports.open(self._deliver, PEER_PORT)
+        self._reader = PageReader(store, self._port.run)
         self._port.send(AllResumed())  # none comes back after the end of an engine: peers compute them
 
     def begin(self, ask: Ask) -> Prefill:
@@ -145,7 +121,7 @@ class Prefills:
         try:
             self._check_adapter(prefill.ask)  # another one may have got the name meanwhile
             pages = self._store.find(prefill.request, prefill.ask.first)
-            prefill.result.set_result(ComputedPrompt(prefill.request, pages, self._store, self._port.run))
+            prefill.result.set_result(ComputedPrompt(prefill.request, pages, self._reader))
         except RefusedPrompt as refusal:
             prefill.result.set_exception(refusal)
         except Exception as error:  # the peer computes it

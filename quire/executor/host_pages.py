@@ -21,6 +21,7 @@ class Stack(NamedTuple):
     """Page arrays of one shape."""
 
     members: tuple[int, ...]  # among the leaves of the page arrays
+    names: tuple[str, ...]  # of these
     shape: tuple[int, ...]  # of one page: [arrays, page_size, ...]
     dtype: Any
     sharding: NamedSharding | None  # of several pages
@@ -32,7 +33,9 @@ class Stack(NamedTuple):
 def stacks_of(pages: Any) -> list[Stack]:
     """`pages` are page arrays, or their structure."""
     members: dict[Any, list[int]] = {}
-    for index, leaf in enumerate(jax.tree.leaves(pages)):
+    names = []
+    for index, (path, leaf) in enumerate(jax.tree.leaves_with_path(pages)):
+        names.append(jax.tree_util.keystr(path, simple=True, separator="."))
         where = leaf.sharding if isinstance(leaf.sharding, NamedSharding) else None
         members.setdefault((leaf.shape[1:], leaf.dtype, where), []).append(index)
     stacks = []
@@ -40,7 +43,8 @@ def stacks_of(pages: Any) -> list[Stack]:
         if where is not None:
             spec = PartitionSpec(None, None, *where.spec[1:])  # type: ignore[no-untyped-call]
             where = NamedSharding(where.mesh, spec)
-        stacks.append(Stack(tuple(indices), (len(indices), *shape), dtype, where))
+        named = tuple(names[index] for index in indices)
+        stacks.append(Stack(tuple(indices), named, (len(indices), *shape), dtype, where))
     return stacks
 
 

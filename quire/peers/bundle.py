@@ -1,5 +1,6 @@
 """Pages of a prompt on their way between two engines."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 
@@ -9,6 +10,11 @@ class PageForm(NamedTuple):
     page_size: int  # tokens
     page_bytes: int  # of all layers of a page
     windows: tuple[int | None, ...]  # of each page group; None: it has the pages of all positions
+
+    def num_needed(self, group: int) -> int | None:
+        """The pages of a group before a page boundary that going on there reads; None for all."""
+        window = self.windows[group]
+        return None if window is None else -(-(window - 1) // self.page_size)
 
 
 class PageRange(NamedTuple):
@@ -31,6 +37,24 @@ class PageBundle(NamedTuple):
 
     range: PageRange
     data: memoryview  # [pages, page_bytes]
+
+
+def longest_range(form: PageForm, first: int, most: int, has: Callable[[int, int], bool]) -> PageRange:
+    """The most pages from `first` on, up to `most`, after which every group has what going on reads.
+
+    `has` tells of a page's place and its group whether it can be had."""
+    needed = [form.num_needed(group) for group in range(len(form.windows))]
+    end = most
+    for group, count in enumerate(needed):
+        if count is None:
+            end = next((place for place in range(first, end) if not has(place, group)), end)
+    while end > first:
+        windows = [(group, max(first, end - count)) for group, count in enumerate(needed) if count is not None]
+        missing = [place for group, begin in windows for place in range(begin, end) if not has(place, group)]
+        if not missing:
+            break
+        end = min(missing)
+    return PageRange(tuple(first if count is None else max(first, end - count) for count in needed), end)
 
 
 def problem(form: PageForm, pages: PageRange, page_bytes: int, first: int, num_tokens: int) -> str | None:

@@ -65,6 +65,8 @@ class RefusedByPeer(Exception):
 class Fetch:
     """A prompt that a peer computes. `result` is None where it must be computed here; it never has an exception."""
 
+    begins_again = False
+
     def __init__(self) -> None:
         self.result: Future[PageBundle | None] = Future()
         self.is_cancelled = self.is_late = False
@@ -76,6 +78,9 @@ class Fetch:
         with self._lock:
             self.is_cancelled = True
             self._end()
+
+    def inserted(self) -> None:
+        """Its pages are entered. Nothing is left to do."""
 
     def expire(self) -> None:
         """Its time is over. Whatever its thread waits for, the prompt does not."""

@@ -1,17 +1,15 @@
 """Settings of servers that exchange pages."""
 
-import os
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from quire.config import Config, setting
+from quire.config import setting
 from quire.errors import InvalidSetting, shown
 from quire.group.settings import endpoint_of, read_secret
 
 PEERS = "Peers"
 ROLES = ("prefill", "decode", "both")
 MAX_PEERS = 256
-HOST_CACHE_GIB = 4.0  # for pages of peers, or an eighth of the memory; it is taken when it is first written
 
 
 @dataclass(frozen=True)
@@ -92,13 +90,6 @@ class PeerSettings:
     def listens_at(self) -> tuple[str, int] | None:
         """Host and port for decode servers."""
         return None if self.peer_address is None else endpoint_of("peer_address", self.peer_address)
-
-    def with_host_cache(self, config: Config) -> Config:
-        """The engine's settings for this role: pages of peers come into host memory, so there must be some."""
-        if self.role is None or config.host_cache_gib:
-            return config
-        memory_gib = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30
-        return replace(config, host_cache_gib=round(min(HOST_CACHE_GIB, memory_gib / 8), 2))
 
     def secret(self) -> bytes:
         """The secret that the peers share; the file's, where both are given."""

@@ -43,12 +43,16 @@ Every metric of `GET /metrics`, as its `HELP` and `TYPE` lines have it.
 [Metrics in detail](../operations/metrics.md) says how they relate and what to watch.
 
 The label `engine` is there with `--data-parallel` above 1 only. `quire_key_…` exist where the server has API keys,
-`quire_peer_…` where it has a role.
+`quire_peer_…` where it has a role, `quire_folder_…` and `quire_pages_in_folder` with `--cache-folder`.
 
 This page is written by `make docs-reference`.
 """
 # Counters that engines of every role together have.
 PEER_COUNTERS = ("received_pages", "sent_pages", "received_bytes", "sent_bytes", "pulls_received", "served_sent")
+FOLDER_COUNTERS = (
+    "pages", "bytes", "read_pages", "written_pages", "read_bytes", "written_bytes", "reads_found", "saves_written",
+    "removed_corrupt", "read_errors", "write_errors",
+)  # fmt: skip
 
 
 class Family(NamedTuple):
@@ -78,7 +82,8 @@ def sample_stats() -> Stats:
     executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size)
     engine = Engine(Scheduler(chosen, time.monotonic), executor)
     stats = read_stats(engine, attach_meter(engine))
-    more = dict.fromkeys(["restarts", *(f"peer_{name}" for name in PEER_COUNTERS)], 0)
+    elsewhere = [f"peer_{name}" for name in PEER_COUNTERS] + [f"folder_{name}" for name in FOLDER_COUNTERS]
+    more = dict.fromkeys(["restarts", *elsewhere], 0)
     return msgspec.structs.replace(stats, counters=stats.counters | more)
 
 

@@ -5,8 +5,14 @@ import time
 from quire.core.scheduler import Scheduler
 from quire.engine.driver import Driver
 from quire.engine.engine import Engine
+from quire.engine.folder_saves import FolderSaves
+from quire.engine.folder_source import FolderSource
+from quire.engine.folder_traffic import FolderTraffic
 from quire.engine.page_store import PageStore
 from quire.engine.page_traffic import PageTraffic
+from quire.engine.peer_source import PeerSource
+from quire.page_folder.page_file import ArrayForm, PageFiles
+from quire.page_folder.page_folder import PageFolder
 from quire.peers.bundle import PageForm
 from quire.peers.page_client import PageClient
 from quire.peers.prefill_server import PrefillServer
@@ -18,12 +24,21 @@ from tests.patience import WAIT_S
 from tests.peers.exchange import FACTS, SECRET
 
 PAGE_SIZE = 4
+KEY = "0123456789abcdef" * 2
+ARRAYS = (ArrayForm(("places",), "int64", (1, PAGE_SIZE, PLACE_BYTES // 8)),)
+
+
+def folder_of(root, max_bytes: int = 2**30, key: str = KEY, kind=PageFolder) -> PageFolder:
+    return kind(root, PageFiles(key, PAGE_SIZE, PAGE_SIZE * PLACE_BYTES, ARRAYS), max_bytes)
 
 
 class PeerEngine:
     """A running engine: one that answers listens, one that asks has the endpoints of others."""
 
-    def __init__(self, *endpoints, answers=False, adapters=(), timeout_s=WAIT_S, before_result=None, **changes) -> None:
+    def __init__(
+        self, *endpoints, answers=False, adapters=(), timeout_s=WAIT_S, before_result=None, folder=None, **changes
+    ) -> None:
+        """`folder`: a folder of files for its pages, as `folder_of` makes it."""
         chosen = limits(
             **(
                 {"num_pages": 100, "max_batch_size": 8, "max_sequence_tokens": 200, "host_pages": 120, "max_loras": 2}
@@ -47,13 +62,19 @@ class PeerEngine:
         self.server = self.client = None
         if answers:
             self.server = PrefillServer(("127.0.0.1", 0), SECRET, FACTS, form)
-            self.engine.peers.answer(self.server, store, digest_of)
+            self.engine.page_sources.answer(self.server, store, digest_of)
         if endpoints:
             self.client = PageClient(endpoints, SECRET, FACTS, form)
-            self.engine.peers.ask(PageTraffic(self.client, store, form, 8, timeout_s, digest_of))
+            source = PeerSource(self.client, store, form, 8, timeout_s)
+            self.engine.page_sources.ask(PageTraffic(source, store, form, digest_of))
+        if folder is not None:
+            folder.scan()
+            source = FolderSource(folder, store, form, timeout_s=timeout_s)
+            saves = FolderSaves(folder, store, form.page_bytes, digest_of, max_bytes_per_s=2**40)
+            self.engine.page_sources.keep(FolderTraffic(folder, source, saves, store, form, digest_of))
         self.driver = Driver(self.engine)
         self.driver.start()
-        self.engine.peers.start(self.driver)
+        self.engine.page_sources.start(self.driver)
         self.front_end = Client(self.driver)
         self._count = 0
 

@@ -18,12 +18,13 @@ OPTIONS = SIZES | {"peer_min_tokens": 16, "host_cache_gib": 0.01, "restart_after
 
 
 class PeerServer(Server):
-    """`quire serve` with a role."""
+    """`quire serve` with a role, or without."""
 
-    def __init__(self, model: str, cache_dir: Path, role: str, secret: str = SECRET, **options: Any) -> None:
+    def __init__(self, model: str, cache_dir: Path, role: str | None, secret: str = SECRET, **options: Any) -> None:
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
-        settings = OPTIONS | {"role": role, "port": port, "cache_dir": cache_dir} | options
+        roles = {} if role is None else {"role": role}
+        settings = OPTIONS | roles | {"port": port, "cache_dir": cache_dir} | options
         flags = [f"--{name.replace('_', '-')}={value}" for name, value in settings.items()]
         self.process = subprocess.Popen(
             [sys.executable, "-m", "quire", "serve", model, *flags],

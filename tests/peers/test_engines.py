@@ -124,7 +124,7 @@ def test_an_adapter_that_is_replaced_while_its_pages_come_is_computed_here(engin
     release.set()
     decode.front_end.wait_for(asked)
     assert decode.front_end.tokens[asked.request_id] == expected_tokens(asked, adapter=2)
-    assert decode.engine.peers.counters()["peer_pulls_unused"] == 1
+    assert decode.engine.page_sources.counters()["peer_pulls_unused"] == 1
 
 
 def test_a_peer_that_takes_too_long_is_not_waited_for(engines):

@@ -6,7 +6,8 @@ from quire.cli.doctor import _peers
 from quire.config import Config
 from quire.errors import InvalidSetting
 from quire.group.settings import GroupSettings
-from quire.peers.settings import HOST_CACHE_GIB, PeerSettings
+from quire.host_cache_settings import HOST_CACHE_GIB, with_host_cache
+from quire.peers.settings import PeerSettings
 from quire.server.processes.serve import serve
 from quire.server.settings import ServerSettings
 from tests.peers.test_settings import DECODE, PREFILL
@@ -29,11 +30,9 @@ def test_a_role_is_refused_beside(config, settings, group, peers, words):
     assert words in str(refused.value)
 
 
-def test_a_role_turns_the_host_cache_on():
-    asked = PeerSettings(**DECODE)
-    assert 0 < asked.with_host_cache(Config()).host_cache_gib <= HOST_CACHE_GIB
-    assert asked.with_host_cache(Config(host_cache_gib=0.5)).host_cache_gib == 0.5
-    assert PeerSettings().with_host_cache(Config()).host_cache_gib == 0
+def test_pages_from_elsewhere_turn_the_host_cache_on():
+    assert 0 < with_host_cache(Config()).host_cache_gib <= HOST_CACHE_GIB
+    assert with_host_cache(Config(host_cache_gib=0.5)).host_cache_gib == 0.5
 
 
 def test_the_doctor_says_what_a_role_does():

@@ -75,12 +75,32 @@ _GAUGES: dict[str, tuple[str, Callable[[Stats], float]]] = {
 }
 # Of servers with a role. By name: the help, the label, and its values with their keys in the statistics.
 _PEERS = (
-    ("quire_peer_pages", "Pages exchanged with peers.", "direction", ("received_pages", "sent_pages")),
-    ("quire_peer_bytes", "Bytes of pages exchanged with peers.", "direction", ("received_bytes", "sent_bytes")),
+    ("quire_peer_pages", "Pages exchanged with peers.", "direction",
+     {"received": "received_pages", "sent": "sent_pages"}),
+    ("quire_peer_bytes", "Bytes of pages exchanged with peers.", "direction",
+     {"received": "received_bytes", "sent": "sent_bytes"}),
     ("quire_peer_pulls", "Prompts that a peer was to compute; all but those received were computed here.", "outcome",
      "pulls_"),
     ("quire_peer_prefills", "Prompts of peers that were to be computed here.", "outcome", "served_"),
 )  # fmt: skip
+# Of servers with a cache folder, likewise.
+_FOLDER = (
+    ("quire_folder_copied_pages", "Pages copied between the engine and its cache folder.", "direction",
+     {"to_folder": "written_pages", "from_folder": "read_pages"}),
+    ("quire_folder_copied_bytes", "Bytes of these pages.", "direction",
+     {"to_folder": "written_bytes", "from_folder": "read_bytes"}),
+    ("quire_folder_reads", "Prompts with pages in the cache folder; all but those found and waited were computed.",
+     "outcome", "reads_"),
+    ("quire_folder_saves", "Prompts whose pages were to be kept; of all but those written some are not.", "outcome",
+     "saves_"),
+    ("quire_folder_removed_pages", "Files removed from the cache folder.", "reason", "removed_"),
+    ("quire_folder_errors", "Files that could not be read, or not written.", "operation",
+     {"read": "read_errors", "write": "write_errors"}),
+)  # fmt: skip
+_FOLDER_GAUGES = (
+    ("quire_pages_in_folder", "Pages of this model in the cache folder.", "folder_pages"),
+    ("quire_folder_bytes", "Bytes of all files in the cache folder.", "folder_bytes"),
+)
 Labels = dict[str, str]
 
 
@@ -108,9 +128,13 @@ def write_engines(out: Exposition, engines: Mapping[int, Stats], *, is_labelled:
         "counter", "tgi_batch_concat", "Steps in which sequences began beside others.",
         lambda stats: [({"reason": reason}, count) for reason, count in stats.joined_by.items()],
     )  # fmt: skip
-    if any(key.startswith("peer_") for stats in engines.values() for key in stats.counters):
-        for name, help, label, keys in _PEERS:
-            write("counter", name, help, lambda stats, label=label, keys=keys: _of_peers(stats, label, keys))  # type: ignore[misc]
+    for prefix, families in (("peer_", _PEERS), ("folder_", _FOLDER)):
+        if any(key.startswith(prefix) for stats in engines.values() for key in stats.counters):
+            for name, help, label, keys in families:
+                write("counter", name, help, _with_prefix(prefix, label, keys))
+    if any("folder_pages" in stats.counters for stats in engines.values()):
+        for name, help, key in _FOLDER_GAUGES:
+            write("gauge", name, help, lambda stats, key=key: [({}, stats.counters[key])])  # type: ignore[misc]
     for name, help, suffix in _STEP_DURATIONS:
         write("histogram", name, help, _by_method(_durations, suffix))
     write(
@@ -131,12 +155,17 @@ def _count(stats: Stats, key: str) -> int:
     return stats.counters[key]
 
 
-def _of_peers(stats: Stats, label: str, keys: str | tuple[str, ...]) -> list[tuple[Labels, int]]:
-    """The counts with these keys, or with those that begin so; a server has those of its role."""
-    found = {key.removeprefix("peer_"): count for key, count in stats.counters.items() if key.startswith("peer_")}
-    if isinstance(keys, str):
-        return [({label: key.removeprefix(keys)}, count) for key, count in found.items() if key.startswith(keys)]
-    return [({label: key.partition("_")[0]}, found[key]) for key in keys if key in found]
+def _with_prefix(prefix: str, label: str, keys: str | dict[str, str]) -> Callable[[Stats], list[tuple[Labels, int]]]:
+    """The counts below `prefix` by value of `label`: those with these keys, or with keys that begin so. A server has
+    those of its role."""
+
+    def find(stats: Stats) -> list[tuple[Labels, int]]:
+        found = {key.removeprefix(prefix): count for key, count in stats.counters.items() if key.startswith(prefix)}
+        if isinstance(keys, str):
+            return [({label: key.removeprefix(keys)}, count) for key, count in found.items() if key.startswith(keys)]
+        return [({label: value}, found[key]) for value, key in keys.items() if key in found]
+
+    return find
 
 
 def _durations(stats: Stats, key: str) -> Histogram:

@@ -131,7 +131,7 @@ class EngineProcess:
         if engine.group is not None:
             engine.group.on_lost, engine.group.on_fault = self._on_member_lost, self._on_member_fault
         self.driver.start()
-        engine.peers.start(self.driver)
+        engine.page_sources.start(self.driver)
 
     def _abandon(self, reason: str, no_request_at_fault: bool) -> None:
         """On the engine's thread. No request is failed: the front ends submit them to the next engine."""

@@ -9,7 +9,9 @@ from quire.adapter_settings import adapter_places
 from quire.config import Config
 from quire.files.progress import progress_bar, share_bar, silent
 from quire.group.settings import GroupSettings
+from quire.host_cache_settings import with_host_cache
 from quire.ipc.messages import Described, Waiting
+from quire.page_folder.settings import FolderSettings
 from quire.peers.settings import PeerSettings
 from quire.server.observe.logs import configure_logs
 from quire.server.processes.engine_devices import EngineDevices
@@ -32,6 +34,7 @@ class ModelEngine:
     number: int | None = None  # of several engines
     devices: EngineDevices = EngineDevices()
     peers: PeerSettings = PeerSettings()
+    folder: FolderSettings = FolderSettings()
 
     def __call__(self, describe: Callable[[Described | Waiting], None]) -> "Engine":
         self.devices.apply()
@@ -59,9 +62,7 @@ class ModelEngine:
 
             leader = Leader(self.group, lambda reason: describe(Waiting(reason)))
             meet = lead(leader, self.group)
-        config = self.peers.with_host_cache(self.config)
-        if config.host_cache_gib != self.config.host_cache_gib:
-            log.info("host_cache_gib = %g (role: pages of peers come there)", config.host_cache_gib)
+        config = self._config()
         deployment = plan_deployment(config, progress, files=files, is_served=True, meet=meet)
         built = build_engine(deployment, progress, others=leader)
         programs = built.executor.programs
@@ -77,4 +78,17 @@ class ModelEngine:
             from quire.engine.build_peers import meet_peers
 
             meet_peers(built, self.peers)
+        if self.folder.cache_folder is not None:
+            from quire.engine.build_folder import keep_pages
+
+            keep_pages(built, self.folder)
         return built.engine
+
+    def _config(self) -> Config:
+        """With host memory where pages come from elsewhere."""
+        sources = {"role": self.peers.role, "cache_folder": self.folder.cache_folder}
+        given = [name for name, value in sources.items() if value is not None]
+        config = with_host_cache(self.config) if given else self.config
+        if config.host_cache_gib != self.config.host_cache_gib:
+            log.info("host_cache_gib = %g (pages come there: %s)", config.host_cache_gib, ", ".join(given))
+        return config

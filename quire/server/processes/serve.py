@@ -13,6 +13,7 @@ from quire.config import Config
 from quire.errors import InvalidSetting, shown
 from quire.group.settings import GroupSettings
 from quire.ipc.server import new_address
+from quire.page_folder.settings import FolderSettings
 from quire.peers.settings import PeerSettings
 from quire.server.http.listener import open_listener, open_listeners
 from quire.server.http.tls import check_certificate
@@ -32,6 +33,7 @@ def serve(
     settings: ServerSettings,
     group: GroupSettings | None = None,
     peers: PeerSettings | None = None,
+    folder: FolderSettings | None = None,
     *,
     show_progress: bool = True,
 ) -> None:
@@ -40,6 +42,9 @@ def serve(
     A process that is not the leader of its group serves nothing: it computes with the leader.
     """
     configure_logs(settings.log_format, settings.logging_level)
+    folder = folder or FolderSettings()
+    if folder.cache_folder is not None:
+        _refuse_for_folder(config, group, folder)
     if group is not None and group.is_group:
         refuse_for_groups(config, settings)
         group.secret()  # raises where there is none
@@ -52,7 +57,8 @@ def serve(
     if peers.role is not None:
         _refuse_for_peers(config, settings, group, peers)
     leads = group if group is not None and group.is_group else None
-    first = ModelEngine(config, settings.log_format, show_progress, settings.logging_level, leads, peers=peers)
+    level = settings.logging_level
+    first = ModelEngine(config, settings.log_format, show_progress, level, leads, peers=peers, folder=folder)
     serve_engines(model_engines(first, settings.data_parallel), settings, config.chat_template)
 
 
@@ -81,6 +87,18 @@ def _refuse_for_peers(
         )
     if not config.prefix_caching:
         raise InvalidSetting(f"role is {peers.role}; it needs prefix_caching, which keeps the pages")
+
+
+def _refuse_for_folder(config: Config, group: GroupSettings | None, folder: FolderSettings) -> None:
+    if group is not None and group.is_group:
+        raise InvalidSetting(
+            f"cache_folder is {shown(str(folder.cache_folder))}; an engine of several processes (group_size) has none"
+        )
+    if not config.prefix_caching:
+        raise InvalidSetting(
+            f"cache_folder is {shown(str(folder.cache_folder))}; it needs prefix_caching, whose pages it keeps"
+        )
+    folder.check()
 
 
 def model_engines(first: ModelEngine, count: int) -> list[ModelEngine]:

@@ -1,0 +1,200 @@
+"""Pages of prompts that are read from a folder."""
+
+import contextlib
+import logging
+import os
+import threading
+import time
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import Future, InvalidStateError, ThreadPoolExecutor
+from typing import Any
+
+from quire.engine.page_traffic import Store, within_s
+from quire.engine.read_pace import ReadPace
+from quire.page_folder.page_folder import PageFolder
+from quire.peers.bundle import PageBundle, PageForm, PageRange, longest_range
+from quire.request import Request
+
+log = logging.getLogger(__name__)
+
+TIMEOUT_S = 10.0  # to read the pages of a prompt; then it is computed
+MAX_READ_BYTES = 2 * 2**30  # of pages under way; one prompt alone may have more
+READERS = max(1, min(4, (os.cpu_count() or 1) // 2))  # threads that read files and check them
+ROWS_AT_ONCE = 16 * READERS  # between two looks whether they are still wanted
+# Outcomes. After all but the first two the prompt is computed.
+FOUND, WAITED = "found", "waited"  # the latter: another request brought the pages
+LATE, CANCELLED, DAMAGED = "late", "cancelled", "damaged"
+FULL, STUCK, SLOWER = "full", "stuck", "slower"  # nothing is read: too much is, or it takes longer than computing
+OUTCOMES = (FOUND, WAITED, LATE, CANCELLED, DAMAGED, FULL, STUCK, SLOWER)
+
+
+class FolderRead:
+    """Implements `Arriving`."""
+
+    begins_again = False
+
+    def __init__(self) -> None:
+        self.result: Future[PageBundle | None] = Future()
+        self.is_inserted: Future[None] = Future()  # or never will be
+        self.is_cancelled = self.is_late = False
+
+    def cancel(self) -> None:
+        self.is_cancelled = True
+        self.inserted()
+
+    def inserted(self) -> None:
+        with contextlib.suppress(InvalidStateError):
+            self.is_inserted.set_result(None)
+
+    def expire(self) -> None:
+        """Its time is over. Whatever its thread waits for, the prompt does not."""
+        self.is_late = not self.result.done()
+        self.resolve(None)
+
+    def resolve(self, bundle: PageBundle | None) -> None:
+        """The first one counts."""
+        with contextlib.suppress(InvalidStateError):
+            self.result.set_result(bundle)
+
+
+class FolderWait:
+    """Implements `Arriving` for a request whose next pages another one reads."""
+
+    begins_again = True
+
+    def __init__(self, other: FolderRead) -> None:
+        self.result: Future[Any] = Future()
+        other.is_inserted.add_done_callback(lambda _: self.result.set_result(None))
+
+    def cancel(self) -> None: ...
+
+    def inserted(self) -> None: ...
+
+
+class FolderSource:
+    """Implements `PageSource`: reads pages of prompts from files, one prompt at a time, on threads of its own."""
+
+    def __init__(
+        self,
+        folder: PageFolder,
+        store: Store,
+        form: PageForm,
+        pace: ReadPace | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        """Without `pace` pages are read however long it takes to compute them."""
+        self._folder = folder
+        self._store = store
+        self._form = form
+        self._pace = pace
+        self._timeout_s = timeout_s
+        self._prompts = ThreadPoolExecutor(1, "quire-folder")
+        self._files = ThreadPoolExecutor(READERS, "quire-folder-read")
+        self._under_way: dict[bytes, FolderRead] = {}  # by the name of the first page
+        self._current: FolderRead | None = None  # that the thread is at
+        self._lock = threading.Lock()
+        self._read_bytes = 0
+        self.counters: Counter[str] = Counter()
+
+    def begin(self, request: Request, adapter_digest: str) -> "FolderRead | FolderWait | None":
+        names = self._store.names(request, adapter_digest)
+        if not names:
+            return None
+        first = self._store.num_cached(request)
+        most = min(len(names), first + self._store.room // len(self._form.windows))
+        pages = longest_range(self._form, first, most, lambda place, group: self._folder.has((names[place], group)))
+        if pages.end <= first:
+            return None
+        other = self._under_way.get(names[first])
+        if other is not None and not other.is_inserted.done():
+            self._note(WAITED)
+            return FolderWait(other)
+        if (reason := self._refusal(pages, first)) is not None:
+            self._note(reason)
+            return None
+        return self._read(names, pages, first, within_s(request, self._timeout_s))
+
+    def counted(self) -> dict[str, int]:
+        return {f"reads_{outcome}": self.counters[outcome] for outcome in OUTCOMES}
+
+    def close(self) -> None:
+        self._prompts.shutdown(wait=False, cancel_futures=True)
+        self._files.shutdown(wait=False, cancel_futures=True)
+
+    def _refusal(self, pages: PageRange, first: int) -> str | None:
+        """The reason not to read these pages."""
+        current = self._current
+        if current is not None and current.is_late:
+            return STUCK
+        if self._read_bytes and self._read_bytes + pages.num_pages * self._form.page_bytes > MAX_READ_BYTES:
+            return FULL
+        num_tokens = (pages.end - first) * self._form.page_size
+        return SLOWER if self._pace is not None and self._pace.is_slower(pages.num_pages, num_tokens) else None
+
+    def _read(self, names: Sequence[bytes], pages: PageRange, first: int, limit_s: float) -> FolderRead:
+        read, num_bytes = FolderRead(), pages.num_pages * self._form.page_bytes
+        self._under_way[names[first]] = read
+        read.is_inserted.add_done_callback(lambda _: self._under_way.pop(names[first], None))
+        self._add_bytes(num_bytes)
+        timer = threading.Timer(limit_s, read.expire)
+        timer.daemon = True
+        timer.start()
+
+        def run() -> None:
+            bundle = None
+            try:
+                self._current = read
+                bundle = None if read.is_late or read.is_cancelled else self._bundle(read, names, pages, first)
+            except Exception:  # of ours
+                log.exception("the pages of a prompt cannot be read")
+            finally:
+                timer.cancel()
+                self._add_bytes(-num_bytes)
+                self._current = None
+            ended = LATE if read.is_late else CANCELLED if read.is_cancelled else DAMAGED if bundle is None else FOUND
+            self._note(ended)
+            read.resolve(bundle)
+            if bundle is not None:
+                places = range(bundle.range.end)
+                self._folder.touch([((names[n], g), n) for n in places for g in range(len(self._form.windows))])
+
+        self._prompts.submit(run)
+        return read
+
+    def _bundle(self, read: FolderRead, names: Sequence[bytes], pages: PageRange, first: int) -> PageBundle | None:
+        """As many of the pages as can be read; None where none can, or they are not wanted any more."""
+        found: dict[tuple[int, int], memoryview] = {}
+        failed: set[tuple[int, int]] = set()
+        begun_s = time.monotonic()
+
+        def can_be_had(place: int, group: int) -> bool:
+            row = place, group
+            return row in found or (row not in failed and self._folder.has((names[place], group)))
+
+        while pages.end > first:
+            missing = [row for row in pages.rows() if row not in found]
+            if not missing:
+                if self._pace is not None:
+                    self._pace.note_read(len(found), time.monotonic() - begun_s)
+                return PageBundle(pages, memoryview(b"".join(found[row] for row in pages.rows())))
+            rows = missing[:ROWS_AT_ONCE]
+            read_all = self._files.map(lambda row: self._folder.read((names[row[0]], row[1])), rows)
+            for row, data in zip(rows, read_all, strict=True):
+                if data is None:
+                    failed.add(row)
+                else:
+                    found[row] = data
+            if read.is_late or read.is_cancelled:
+                return None
+            if failed:
+                pages = longest_range(self._form, first, pages.end, can_be_had)
+        return None
+
+    def _add_bytes(self, count: int) -> None:
+        with self._lock:
+            self._read_bytes += count
+
+    def _note(self, outcome: str) -> None:
+        with self._lock:
+            self.counters[outcome] += 1

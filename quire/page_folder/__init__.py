@@ -1,0 +1,1 @@
+"""Pages in files: the tier behind host memory, which survives the server."""
