@@ -53,7 +53,7 @@ class PrefixExchange:
         and their end."""
         end, tables = self._tables(request, len(request.prompt))
         end = max(first, end)
-        return tuple(min(end, max(first, table.count(0))) for table in tables), end
+        return tuple(max(first, table.count(0)) for table in tables), end
 
     def pages(self, request: Request, rows: Iterable[Row], end: int) -> list[int] | None:
         """The device's page of each row, of those that going on at page `end` reads; None where one is not there."""

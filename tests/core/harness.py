@@ -9,6 +9,7 @@ from quire.core.requests import PrefixKey
 from quire.core.scheduler import Scheduler
 from quire.request import FinishReason, Request, SamplingParams
 from tests.fake_executor import FakeExecutor, Pending
+from tests.fake_host_pages import PLACE_BYTES
 
 GREEDY = SamplingParams(temperature=0)
 
@@ -59,6 +60,7 @@ class Harness:
         self.finished: dict[tuple[int, int], FinishReason] = {}
         self.cached: dict[tuple[int, int], int] = {}
         self.failures: dict[int, Failure] = {}
+        self.elsewhere: dict[tuple[bytes, int], bytes] = {}  # pages of other engines, by name and group
 
     def add(self, request: Request) -> None:
         self.scheduler.add(request)
@@ -72,6 +74,44 @@ class Harness:
     def abort(self, request_id: int) -> None:
         self.scheduler.abort(request_id)
         self.scheduler.check()
+
+    def send(self, request: Request) -> int:
+        """The pages of a prompt go elsewhere. Returns their number."""
+        exchange, names = self.scheduler.exchange, self._names(request)
+        firsts, end = exchange.find(request, 0)
+        rows = [(place, group) for group, first in enumerate(firsts) for place in range(first, end)]
+        pages = exchange.pages(request, rows, end)
+        assert pages is not None, "what was found is there"
+        assert 0 not in pages, "a page is found that a group does not have"
+        data, size = self.executor.read_pages(pages)(), self.scheduler.limits.page_size * PLACE_BYTES
+        for at, (place, group) in enumerate(rows):
+            self.elsewhere[names[place], group] = bytes(data[at * size : (at + 1) * size])
+        return len(rows)
+
+    def bring(self, request: Request, works: Callable[[], bool] = lambda: True) -> int:
+        """Pages of a prompt that are elsewhere come here; those for which `works` says no are given up on the way.
+        Returns the number of those that are written."""
+        exchange, names = self.scheduler.exchange, self._names(request)
+        groups = range(len(self.scheduler.limits.page_groups))
+        rows = [(place, group) for group in groups for place in range(len(names))]
+        rows = [row for row in rows if (names[row[0]], row[1]) in self.elsewhere]
+        written = 0
+        for at, page in exchange.reserve(request, rows):
+            place, group = rows[at]
+            if works():
+                data = memoryview(self.elsewhere[names[place], group])
+                self.executor.write_host_pages([page.page], [data])
+                exchange.confirm([page])
+                written += 1
+            else:
+                exchange.abandon([page])
+        self.scheduler.check()
+        return written
+
+    def _names(self, request: Request) -> list[bytes]:
+        """The digest of an adapter's weights is its number."""
+        number = self.scheduler.adapters.find(request.adapter)
+        return self.scheduler.exchange.names(request, f"digest {number}" if number else "")
 
     def plan(self) -> StepPlan | None:
         """Plan one step and hand it to the executor, unless as many are in flight as may be."""

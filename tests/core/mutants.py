@@ -22,6 +22,7 @@ from hypothesis import HealthCheck, Phase, settings
 
 from tests.core.mutant import Mutant, apply, outdated
 from tests.core.mutants_of_engine import ENGINE_MUTANTS
+from tests.core.mutants_of_exchange import EXCHANGE_MUTANTS
 from tests.core.mutants_of_host_tier import HOST_TIER_MUTANTS
 from tests.core.mutants_of_pages import PAGE_MUTANTS
 from tests.core.mutants_of_scheduling import SCHEDULING_MUTANTS
@@ -39,13 +40,13 @@ settings.register_profile(
 ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("quire", "tests", "pyproject.toml")
 # Those that kill most, fastest, come first.
-TESTS = ("tests/core/test_page_pool.py", "tests/core/test_host_pages.py",
+TESTS = ("tests/core/test_page_pool.py", "tests/core/test_host_pages.py", "tests/core/test_prefix_exchange.py",
          "tests/core/test_scheduler.py", "tests/core/test_sharing.py",
          "tests/core/test_admission.py", "tests/core/test_bursts.py", "tests/core/test_speculation.py",
          "tests/core/test_page_groups.py", "tests/core/test_host_tier.py", "tests/core/test_prefix_cache.py",
          "tests/test_retry_reservations.py", "tests/core/test_schedules.py", "tests/engine")  # fmt: skip
 TIMEOUT_S = 120
-MUTANTS = (*PAGE_MUTANTS, *HOST_TIER_MUTANTS, *SCHEDULING_MUTANTS, *ENGINE_MUTANTS)
+MUTANTS = (*PAGE_MUTANTS, *HOST_TIER_MUTANTS, *EXCHANGE_MUTANTS, *SCHEDULING_MUTANTS, *ENGINE_MUTANTS)
 
 
 def copy_to(folder: Path) -> None:

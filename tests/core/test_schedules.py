@@ -1,5 +1,6 @@
 """Any interleaving of events gives every request the tokens it has when it runs alone, and leaves nothing behind."""
 
+import itertools
 import random
 from collections import Counter
 from dataclasses import replace
@@ -172,6 +173,25 @@ class Schedules(RuleBasedStateMachine):
         self.harness.lose_everything()
         self.happened["device lost"] += 1
 
+    @precondition(lambda self: self.asked and self.harness.scheduler.limits.prefix_caching)
+    @rule(data=st.data())
+    def send(self, data):
+        """The pages of a prompt go to another engine, or into a file, at any moment."""
+        asked = self.asked[data.draw(st.sampled_from(sorted(self.asked)))]
+        self.happened["sent"] += self.harness.send(asked)
+
+    @precondition(lambda self: self.asked and self.harness.scheduler.limits.host_pages)
+    @rule(data=st.data(), works=st.lists(st.booleans(), min_size=1, max_size=4))
+    def bring(self, data, works):
+        """And come back, as pages of other engines and files do; some are lost on the way."""
+        asked, chance = self.asked[data.draw(st.sampled_from(sorted(self.asked)))], itertools.cycle(works)
+        assert self.harness.scheduler.exchange.num_cached(asked) <= (len(asked.prompt) - 1) // self._page_size
+        self.happened["brought"] += self.harness.bring(asked, lambda: next(chance))
+
+    @property
+    def _page_size(self) -> int:
+        return self.harness.scheduler.limits.page_size
+
     @rule(data=st.data())
     def focus(self, data):
         live = self.harness.scheduler.request_ids()
@@ -249,6 +269,11 @@ def test_a_crowded_engine_answers_everyone_as_if_alone(setup, seed):
             machine.aborted.add(request_id)
         elif action < 0.31:
             machine.harness.lose_everything()
+        elif action < 0.33 and machine.asked and setup[0].prefix_caching:
+            asked = machine.asked[chance.choice(list(machine.asked))]
+            machine.happened["sent"] += machine.harness.send(asked)
+            if setup[0].host_pages:
+                machine.happened["brought"] += machine.harness.bring(asked, lambda: chance.random() < 0.8)
         elif action < 0.35:
             machine.now += chance.choice([0.5, TIMEOUT_S])
         elif action < 0.6:
