@@ -27,6 +27,7 @@ class Attention:
     rope: Rope | None = None
     q_norm: RMSNorm | HeadsRMSNorm | None = None
     k_norm: RMSNorm | HeadsRMSNorm | None = None
+    sinks: Param | None = None  # [k, g], where the spec has them
 
     def params(self) -> ParamTree:
         return params_of(
@@ -36,6 +37,7 @@ class Attention:
             out_bias=self.out_bias,
             q_norm=self.q_norm,
             k_norm=self.k_norm,
+            sinks=self.sinks,
         )
 
     def __call__(
@@ -46,6 +48,7 @@ class Attention:
             rotation,
             None if self.q_norm is None else self.q_norm.of_heads(weights["q_norm"]),
             None if self.k_norm is None else self.k_norm.of_heads(weights["k_norm"]),
+            weights.get("sinks"),
         )
         out, state = attend(self.spec, heads, state)
         return project("tkgh,dkgh->td", out, weights["out"], weights.get("out_bias")), state
@@ -65,4 +68,5 @@ class Attention:
             out=replace(self.out, shape=(self.out.shape[0], spec.kv_heads, spec.group, spec.head_dim)),
             q_norm=q_norm,
             k_norm=k_norm,
+            sinks=None if self.sinks is None else replace(self.sinks, shape=(spec.kv_heads, spec.group)),
         )

@@ -31,6 +31,18 @@ ACTIVATIONS: dict[str, Activation] = {
 }
 
 
+@dataclass(frozen=True)
+class ClampedGate:
+    """(up + 1) * gate * sigmoid(alpha * gate), with gates of at most `limit`, and ups at most so far from zero."""
+
+    alpha: float
+    limit: float
+
+    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        gate = jnp.minimum(gate, self.limit)
+        return (jnp.clip(up, -self.limit, self.limit) + 1) * gate * jax.nn.sigmoid(self.alpha * gate)
+
+
 def read_activation(fields: Fields, name: str = "hidden_act", default: str = "silu") -> Activation:
     activation = fields.text(name, default)
     if activation not in ACTIVATIONS:
@@ -109,13 +121,21 @@ class Experts:
     Tokens are sorted by expert, so that the experts are one grouped matmul and each token visits its own only.
     """
 
-    activation: Activation
+    activation: Activation | ClampedGate
     router: Router
     gate_up: Param  # [e, p, 2, m / p, d]
     down: Param  # [e, d, m]
+    gate_up_bias: Param | None = None  # [e, p, 2, m / p]
+    down_bias: Param | None = None  # [e, d]
 
     def params(self) -> ParamTree:
-        return params_of(router=self.router, gate_up=self.gate_up, down=self.down)
+        return params_of(
+            router=self.router,
+            gate_up=self.gate_up,
+            down=self.down,
+            gate_up_bias=self.gate_up_bias,
+            down_bias=self.down_bias,
+        )
 
     def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
         tokens, chosen = len(x), self.router.chosen
@@ -124,14 +144,25 @@ class Experts:
 
         order = jnp.argsort(expert.reshape(-1), stable=True)  # of the visits, [t * chosen]
         visits = jnp.bincount(expert.reshape(-1), length=num_experts)  # of each expert
-        inputs = x[order // chosen]
-        both = grouped(inputs, weights["gate_up"], visits).astype(x.dtype).reshape(-1, *parts)
-        outputs = grouped(gated(self.activation, both), weights["down"], visits)  # [t * chosen, d]
+        visited = expert.reshape(-1)[order]
+
+        def product(inputs: jax.Array, name: str) -> jax.Array:
+            """float32 [t * chosen, outputs]"""
+            found, bias = grouped(inputs, weights[name], visits), weights.get(f"{name}_bias")
+            return found if bias is None else found + bias[visited].astype(jnp.float32).reshape(found.shape)
+
+        both = product(x[order // chosen], "gate_up").astype(x.dtype).reshape(-1, *parts)
+        outputs = product(gated(self.activation, both), "down")
         outputs = outputs * share.reshape(-1)[order][:, None]
         return jnp.zeros((tokens, embed), jnp.float32).at[order // chosen].add(outputs).astype(x.dtype)
 
     def for_devices(self, num_devices: int) -> "Experts":
-        return replace(self, gate_up=split_mlp(self.gate_up, num_devices, axis=1))
+        bias = self.gate_up_bias
+        return replace(
+            self,
+            gate_up=split_mlp(self.gate_up, num_devices, axis=1),
+            gate_up_bias=None if bias is None else split_mlp(bias, num_devices, axis=1),
+        )
 
 
 @dataclass(frozen=True)
@@ -151,10 +182,11 @@ class SharedExperts:
         return SharedExperts(self.experts.for_devices(num_devices), self.shared.for_devices(num_devices))
 
 
-def gated(activation: Activation, both: jax.Array) -> jax.Array:
+def gated(activation: Activation | ClampedGate, both: jax.Array) -> jax.Array:
     """activation(gate) * up of both [t, p, 2, m / p]: [t, m]."""
-    both32 = both.astype(jnp.float32)
-    return (activation(both32[:, :, 0]) * both32[:, :, 1]).astype(both.dtype).reshape(len(both), -1)
+    gate, up = (both[:, :, part].astype(jnp.float32) for part in range(2))
+    active = activation(gate, up) if isinstance(activation, ClampedGate) else activation(gate) * up
+    return active.astype(both.dtype).reshape(len(both), -1)
 
 
 def grouped(x: jax.Array, weights: BaseWeight, sizes: jax.Array) -> jax.Array:

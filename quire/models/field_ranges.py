@@ -57,4 +57,6 @@ RANGES: dict[str, tuple[float, float]] = {
     "embedding_multiplier": _MULTIPLIER,
     "logits_scaling": _MULTIPLIER,
     "logit_scale": _MULTIPLIER,
+    "swiglu_alpha": _MULTIPLIER,
+    "swiglu_limit": _MULTIPLIER,
 }

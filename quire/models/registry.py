@@ -13,6 +13,7 @@ from quire.models.gemma3 import gemma3
 from quire.models.glm4 import glm4
 from quire.models.glm4_moe import glm4_moe
 from quire.models.gpt2 import gpt2
+from quire.models.gpt_oss import gpt_oss
 from quire.models.granite import granite
 from quire.models.llama import llama
 from quire.models.mistral import mistral
@@ -48,6 +49,7 @@ FAMILIES: dict[str, Family] = {
     "cohere2": Family(cohere2, ("Cohere2ForCausalLM",)),
     "exaone4": Family(exaone4, ("Exaone4ForCausalLM",)),
     "smollm3": Family(smollm3, ("SmolLM3ForCausalLM",)),
+    "gpt_oss": Family(gpt_oss, ("GptOssForCausalLM",)),
     "gpt2": Family(gpt2, ("GPT2LMHeadModel",)),
     "mixtral": Family(mixtral, ("MixtralForCausalLM",)),
     "qwen3_moe": Family(qwen3_moe, ("Qwen3MoeForCausalLM",)),

@@ -41,6 +41,23 @@ class SoftmaxRouter:
 
 
 @dataclass(frozen=True)
+class BiasedRouter:
+    """The experts with the highest scores, to which a bias belongs. Their shares are a softmax of those alone."""
+
+    chosen: int
+    weight: Param  # [e, d]
+    bias: Param  # [e]
+
+    def params(self) -> ParamTree:
+        return {"weight": self.weight, "bias": self.bias}
+
+    def __call__(self, weights: ParamTree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        scores = matmul(x, weights["weight"], 1) + weights["bias"].astype(jnp.float32)
+        best, expert = jax.lax.top_k(scores, self.chosen)
+        return jax.nn.softmax(best, axis=-1), expert
+
+
+@dataclass(frozen=True)
 class GroupedRouter:
     """The experts with the highest scores, each a sigmoid plus a bias, among those of the best groups.
 

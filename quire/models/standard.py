@@ -39,10 +39,15 @@ class Sizes:
     head_dim: int
 
     def attention(
-        self, *, scale: float | None = None, window: int | None = None, softcap: float | None = None
+        self,
+        *,
+        scale: float | None = None,
+        window: int | None = None,
+        softcap: float | None = None,
+        has_sinks: bool = False,
     ) -> AttentionSpec:
         scale = self.head_dim**-0.5 if scale is None else scale
-        return AttentionSpec(self.kv_heads, self.group, self.head_dim, scale, window, softcap)
+        return AttentionSpec(self.kv_heads, self.group, self.head_dim, scale, window, softcap, has_sinks)
 
 
 def read_sizes(fields: Fields, **defaults: int) -> Sizes:
@@ -116,6 +121,7 @@ def attention(
 ) -> Attention:
     """`rotates_pairs`: the checkpoint's rope turns neighbouring features, not those half a head apart."""
     num_paired = rope.num_rotated if rotates_pairs and rope is not None else 0
+    sinks = Tensor(f"{name}.sinks", (spec.kv_heads * spec.group,))
     return Attention(
         spec,
         qkv=separate_qkv(name, spec, sizes.embed, num_paired),
@@ -125,6 +131,7 @@ def attention(
         rope=rope,
         q_norm=q_norm,
         k_norm=k_norm,
+        sinks=Param((spec.kv_heads, spec.group), ("kv_heads", None), (sinks,)) if spec.has_sinks else None,
     )
 
 

@@ -15,4 +15,4 @@ Attend = Callable[[AttentionSpec, Heads, Any], tuple[jax.Array, Any]]
 
 def whole_sequence(spec: AttentionSpec, heads: Heads, state: None) -> tuple[jax.Array, None]:
     """Attention within one sequence that is computed from its first token on, in one go; there is no state."""
-    return attention_reference.causal_attention(spec, *heads.finished()), state
+    return attention_reference.causal_attention(spec, *heads.finished(), heads.sinks), state

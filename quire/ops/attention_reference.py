@@ -9,14 +9,23 @@ from quire.ops.attention_spec import AttentionSpec
 MASKED = -1e30
 
 
-def causal_attention(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-    """Attention of q [t, k, g, h] over the keys and values [t, k, h] of the same t positions, from the first on."""
+def causal_attention(
+    spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, sinks: jax.Array | None = None
+) -> jax.Array:
+    """Attention of q [t, k, g, h] over the keys and values [t, k, h] of the same t positions, from the first on.
+
+    `sinks` [k, g] are the scores that take a part of the softmax and have no value.
+    """
     positions = jnp.arange(q.shape[0])
     seen = positions <= positions[:, None]  # [t, s]
     if spec.window is not None:
         seen &= positions > positions[:, None] - spec.window
     scores = softcapped(spec, jnp.einsum("tkgh,skh->tkgs", q, k, preferred_element_type=jnp.float32))
-    weights = jax.nn.softmax(jnp.where(seen[:, None, None, :], scores, MASKED), axis=-1)
+    scores = jnp.where(seen[:, None, None, :], scores, MASKED)
+    if sinks is not None:
+        each = jnp.broadcast_to(sinks.astype(jnp.float32)[..., None], (*scores.shape[:-1], 1))
+        scores = jnp.concatenate((scores, each), axis=-1)
+    weights = jax.nn.softmax(scores, axis=-1)[..., : len(k)]
     out = jnp.einsum("tkgs,skh->tkgh", weights.astype(v.dtype), v, preferred_element_type=jnp.float32)
     return out.astype(q.dtype)
 

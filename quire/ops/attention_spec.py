@@ -10,6 +10,9 @@ class AttentionSpec:
     Its state is `kv_heads` keys and as many values of size `head_dim` for each position; each key serves `group` query
     heads. A token sees itself and what came before it; in a layer with a `window`, only the last `window` positions,
     itself among them. A score is `scale * q.k`, and with a `softcap` c it becomes `c * tanh(score / c)`.
+
+    Where it `has_sinks`, each query head has one more score, the same at every position, that takes its part of the
+    softmax and has no value.
     """
 
     kv_heads: int
@@ -18,3 +21,4 @@ class AttentionSpec:
     scale: float
     window: int | None = None
     softcap: float | None = None
+    has_sinks: bool = False

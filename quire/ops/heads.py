@@ -30,6 +30,7 @@ class Heads(NamedTuple):
     rotation: Rotation | None = None  # of queries and keys, after their norms
     q_norm: HeadNorm | None = None
     k_norm: HeadNorm | None = None
+    sinks: jax.Array | None = None  # [k, g], where the spec `has_sinks`: a score of each query head
 
     def finished(self) -> tuple[jax.Array, jax.Array, jax.Array]:
         """q [t, k, g, h], k [t, k, h] and v [t, k, h] as they meet."""
@@ -42,7 +43,7 @@ class Heads(NamedTuple):
         """Heads that have yet to be rotated; `rms` computes their norms."""
         if self.q_norm is None and self.k_norm is None:
             return self
-        return joined(*self._normal(rms))._replace(rotation=self.rotation)
+        return joined(*self._normal(rms))._replace(rotation=self.rotation, sinks=self.sinks)
 
     def _normal(self, rms: RMSNormOp) -> tuple[jax.Array, jax.Array, jax.Array]:
         q, k, v = self.qkv[:, :, :-2], self.qkv[:, :, -2], self.qkv[:, :, -1]

@@ -51,17 +51,25 @@ def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
         if any(norm is not None and norm.weight.ndim > 1 for norm in (heads.q_norm, heads.k_norm)):
             heads = heads.with_norms_done(rms_norm)  # over all heads, of which a device has some
         of_heads, of_pages = by_head(heads.qkv), by_page(pages)
-        fields: list[Any] = [of_heads, WHOLE, WHOLE, WHOLE]
+        fields: list[Any] = [of_heads, WHOLE, WHOLE, WHOLE, None]
         run = on_each(kernels.place, (Heads(*fields), of_pages, WHOLE), (of_heads, of_pages))
         return run(heads, pages, targets)  # type: ignore[no-any-return]
 
     @wraps(kernels.attend)  # its module names the kernels
-    def attend(spec: AttentionSpec, q: jax.Array, pages: Pages, page_table: jax.Array, tiles: Tiles) -> jax.Array:
+    def attend(
+        spec: AttentionSpec,
+        q: jax.Array,
+        pages: Pages,
+        page_table: jax.Array,
+        tiles: Tiles,
+        sinks: jax.Array | None = None,
+    ) -> jax.Array:
         def on_own_heads(q: jax.Array, *others: Any) -> jax.Array:
             return kernels.attend(replace(spec, kv_heads=q.shape[1]), q, *others)
 
-        run = on_each(on_own_heads, (by_head(q), by_page(pages), WHOLE, WHOLE), by_head(q))
-        return run(q, pages, page_table, tiles)  # type: ignore[no-any-return]
+        of_sinks = None if sinks is None else sharding(sinks.shape, ("kv_heads", None), mesh).spec
+        run = on_each(on_own_heads, (by_head(q), by_page(pages), WHOLE, WHOLE, of_sinks), by_head(q))
+        return run(q, pages, page_table, tiles, sinks)  # type: ignore[no-any-return]
 
     def attend_fresh(
         spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments

@@ -28,12 +28,13 @@ class Kernels(NamedTuple):
     """The operations of a platform. `place` finishes the heads and writes keys and values, `attend` reads them.
 
     `attend_fresh` is for sequences that are computed from their first position on, with keys and values [t, k, h]. It
-    may return None, and anything for padding. `decode_norms` are the norms of steps of decodes alone; `filter_cuts` is
+    may return None, and anything for padding; layers with sinks are not given to it. The last argument of `attend` are
+    the sinks [k, g] of a layer that has some. `decode_norms` are the norms of steps of decodes alone; `filter_cuts` is
     for sampling, where XLA alone takes too long. `adapter_product` adds the products with adapters to others.
     """
 
     place: Callable[[Heads, Pages, KVWriteTargets], tuple[jax.Array, Pages]]
-    attend: Callable[[AttentionSpec, jax.Array, Pages, jax.Array, Tiles], jax.Array]
+    attend: Callable[[AttentionSpec, jax.Array, Pages, jax.Array, Tiles, jax.Array | None], jax.Array]
     attend_fresh: Callable[[AttentionSpec, jax.Array, jax.Array, jax.Array, Segments], jax.Array | None] = _declined
     max_fresh_sequences: int = 0  # that `attend_fresh` takes
     norms: Norms = PLAIN_NORMS
@@ -47,14 +48,14 @@ def step_attention(
 ) -> tuple[jax.Array, Pages]:
     """[t, k, g, h], and the pages with the keys and values of these tokens."""
     targets, segments = access.targets, access.segments
-    q, pages = kernels.place(heads, pages, targets)
-    if segments is not None:
+    q, pages = kernels.place(heads._replace(sinks=None), pages, targets)
+    if segments is not None and not spec.has_sinks:
         # Padding is zero: a weight of zero does not silence the NaN that its page may hold.
         real = (targets.pages > 0)[:, None, None]
         k, v = (jnp.where(real, array[targets.pages, targets.offsets], 0) for array in pages)
         if (out := kernels.attend_fresh(spec, q, k, v, segments)) is not None:
             return out, pages
-    return kernels.attend(spec, q, pages, access.page_table, access.tiles), pages
+    return kernels.attend(spec, q, pages, access.page_table, access.tiles, heads.sinks), pages
 
 
 def place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[jax.Array, Pages]:

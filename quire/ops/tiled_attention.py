@@ -14,7 +14,14 @@ from quire.ops.pages import TILE, Pages, Tiles
 SPAN = 128  # positions read at a time
 
 
-def tiled_attention(spec: AttentionSpec, q: jax.Array, pages: Pages, page_table: jax.Array, tiles: Tiles) -> jax.Array:
+def tiled_attention(
+    spec: AttentionSpec,
+    q: jax.Array,
+    pages: Pages,
+    page_table: jax.Array,
+    tiles: Tiles,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
     """Attention of q [t, k, g, h]; [t, k, g, h], zero for padding. Plain jnp, and as exact as the reference."""
     out = jnp.zeros_like(q)
     count = tiles.num_single
@@ -24,11 +31,14 @@ def tiled_attention(spec: AttentionSpec, q: jax.Array, pages: Pages, page_table:
             at = part.offsets[:, None] + jnp.arange(size)  # [n, b]
             queries = q[jnp.minimum(at, len(q) - 1)]
             real = jnp.arange(size) < part.lengths[:, None]
-            out = out.at[jnp.where(real, at, len(q))].set(_attend(spec, queries, pages, page_table, part), mode="drop")
+            found = _attend(spec, queries, pages, page_table, part, sinks)
+            out = out.at[jnp.where(real, at, len(q))].set(found, mode="drop")
     return out
 
 
-def _attend(spec: AttentionSpec, q: jax.Array, pages: Pages, page_table: jax.Array, tiles: Tiles) -> jax.Array:
+def _attend(
+    spec: AttentionSpec, q: jax.Array, pages: Pages, page_table: jax.Array, tiles: Tiles, sinks: jax.Array | None
+) -> jax.Array:
     """Attention of q [n, b, k, g, h]. The softmax is accumulated over spans, as many as the longest context needs."""
     n, b, heads, group, size = q.shape
     k_pages, v_pages = pages
@@ -67,6 +77,8 @@ def _attend(spec: AttentionSpec, q: jax.Array, pages: Pages, page_table: jax.Arr
 
     shape = (n, b, heads, group)
     nothing = jnp.full(shape, MASKED, jnp.float32), jnp.zeros(shape, jnp.float32), jnp.zeros(q.shape, jnp.float32)
+    if sinks is not None:  # a first score, without a value
+        nothing = jnp.broadcast_to(sinks.astype(jnp.float32), shape), jnp.ones(shape, jnp.float32), nothing[2]
     num_spans = (jnp.max(ends) + span - 1) // span
     _, total, out = jax.lax.fori_loop(first, num_spans, read, nothing)
     result: jax.Array = (out / jnp.maximum(total, 1e-30)[..., None]).astype(q.dtype)

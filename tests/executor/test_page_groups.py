@@ -25,7 +25,7 @@ GROUPS: dict[str, tuple[int | None, ...]] = {
     "gemma3": (None, 7, 7, 7),
     "mistral": (7,),
     "phi3": (7,),
-    "qwen2-window": (None, 7, 7),
+    "gpt_oss": (None, 7, 7),
 }
 
 

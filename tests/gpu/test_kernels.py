@@ -24,6 +24,7 @@ from quire.ops.pages import TILE, KVWriteTargets, Pages, Segments, Tiles
 from quire.ops.rotation import Rotation
 from quire.ops.step_attention import place
 from quire.ops.tiled_attention import tiled_attention
+from tests.ops.test_attention import sinks_of
 
 pytestmark = pytest.mark.gpu
 INTERPRET = jax.default_backend() != "gpu"
@@ -35,6 +36,7 @@ SPECS = {
     "head 96, no groups": AttentionSpec(4, 1, 96, 0.1),
     "head 256, cap": AttentionSpec(2, 8, 256, 0.06, softcap=30.0),
     "groups of 16, window, cap": AttentionSpec(1, 16, 64, 0.125, window=33, softcap=20.0),
+    "groups of 8, window, sinks": AttentionSpec(8, 8, 64, 0.125, window=128, has_sinks=True),
 }
 TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3, "float32": 1e-4}  # of the norm
 each_dtype = pytest.mark.parametrize("dtype", TOLERANCE)
@@ -86,6 +88,7 @@ def test_decodes_read_their_contexts(name: str, dtype: str, page_size: int) -> N
     positions = [0, 1, 63, 64, min(299, longest), longest, 17]
     places = [*((position, 1) for position in positions), (5, 0)]
     q, *given = paged(spec, page_size, dtype, places, num_single=len(places))
+    given.append(sinks_of(spec))
     expected = tiled_attention(spec, q, *given)
     for part in (64, 1024) if dtype == "bfloat16" else (64,):
         run = jax.jit(partial(decode_attention, spec, part=part, interpret=INTERPRET))
@@ -100,14 +103,15 @@ def test_tiles_of_prefills_read_their_contexts_and_leave_the_decodes_before_them
     places = [(70, 1), (3, 1), (0, 32), (1, 32), (63, 20), (64, 1), (128, 0), (page_size * WIDTH - 32, 32)]
     q, *given, tiles = paged(spec, page_size, dtype, places, num_single=2)
     tokens = sum(length for _, length in places)
+    sinks = sinks_of(spec)
 
     @partial(jax.jit, static_argnums=1)
     def run(q: jax.Array, part: int) -> jax.Array:
-        out = decode_attention(spec, q, *given, tiles.part(0, 2), interpret=INTERPRET)
-        return prefill_attention(spec, q, *given, tiles.part(2, len(tiles)), out, part=part, interpret=INTERPRET)
+        out = decode_attention(spec, q, *given, tiles.part(0, 2), sinks, interpret=INTERPRET)
+        return prefill_attention(spec, q, *given, tiles.part(2, len(tiles)), out, sinks, part=part, interpret=INTERPRET)
 
     for part in (64, 1024) if dtype == "bfloat16" else (64,):
-        check(run(q, part)[:tokens], tiled_attention(spec, q, *given, tiles)[:tokens], dtype)
+        check(run(q, part)[:tokens], tiled_attention(spec, q, *given, tiles, sinks)[:tokens], dtype)
 
 
 @pytest.mark.parametrize("tokens", [8, 600])

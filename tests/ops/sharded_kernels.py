@@ -1,6 +1,7 @@
 """Run by test_sharded_kernels.py in a process with 8 devices: kernels of each device's heads, against plain."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -52,6 +53,8 @@ def cases() -> Iterator[tuple[str, AttentionSpec, Heads, Tiles, jax.Array]]:
             over_all = HeadNorm(normal(kv_heads, 2, HEAD_DIM), 1e-6), HeadNorm(normal(kv_heads, HEAD_DIM), 1e-6)
             yield f"{name}, {kv_heads} heads", spec, Heads(qkv), tiles, positions
             yield f"{name}, {kv_heads} heads, rope, norms", spec, Heads(qkv, rotation, *norms), tiles, positions
+            sinks = replace(spec, has_sinks=True), Heads(qkv, sinks=normal(kv_heads, 2))
+            yield f"{name}, {kv_heads} heads, sinks", *sinks, tiles, positions
             yield f"{name}, {kv_heads} heads, norm of all", spec, Heads(qkv, None, *over_all), tiles, positions
 
 

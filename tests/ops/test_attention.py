@@ -23,7 +23,16 @@ SPECS = (
     AttentionSpec(kv_heads=1, group=2, head_dim=HEAD_DIM, scale=0.5, window=5),
     AttentionSpec(kv_heads=2, group=2, head_dim=HEAD_DIM, scale=1.7, softcap=0.8),
     AttentionSpec(kv_heads=2, group=2, head_dim=HEAD_DIM, scale=1.7, softcap=0.8, window=3),
+    AttentionSpec(kv_heads=2, group=3, head_dim=HEAD_DIM, scale=1.7, has_sinks=True),
+    AttentionSpec(kv_heads=2, group=2, head_dim=HEAD_DIM, scale=1.7, softcap=0.8, window=3, has_sinks=True),
 )
+
+
+def sinks_of(spec: AttentionSpec) -> Array | None:
+    """Scores around those of keys, another for each query head."""
+    if not spec.has_sinks:
+        return None
+    return np.linspace(-2.0, 3.0, spec.kv_heads * spec.group, dtype=np.float32).reshape(spec.kv_heads, spec.group)
 
 
 def dense(spec: AttentionSpec, q: Array, k: Array, v: Array, position: int) -> Array:
@@ -36,8 +45,10 @@ def dense(spec: AttentionSpec, q: Array, k: Array, v: Array, position: int) -> A
             scores = keys @ q[kv_head, member] * spec.scale
             if spec.softcap is not None:
                 scores = spec.softcap * np.tanh(scores / spec.softcap)
-            weights = np.exp(scores - scores.max())
-            out[kv_head, member] = weights @ values / weights.sum()
+            weights = np.exp(scores)
+            sinks = sinks_of(spec)
+            unused = 0.0 if sinks is None else np.exp(sinks[kv_head, member])
+            out[kv_head, member] = weights @ values / (weights.sum() + unused)
     return out
 
 
@@ -46,7 +57,9 @@ def test_attention_within_a_whole_sequence_is_dense_attention(spec: AttentionSpe
     rng = np.random.default_rng(0)
     q = rng.normal(size=(9, spec.kv_heads, spec.group, HEAD_DIM)).astype(np.float32)
     k, v = rng.normal(size=(2, 9, spec.kv_heads, HEAD_DIM)).astype(np.float32)
-    out, _ = whole_sequence(spec, joined(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v)), None)
+    heads = joined(jnp.asarray(q), jnp.asarray(k), jnp.asarray(v))
+    sinks = sinks_of(spec)
+    out, _ = whole_sequence(spec, heads if sinks is None else heads._replace(sinks=jnp.asarray(sinks)), None)
     for position in range(9):
         np.testing.assert_allclose(out[position], dense(spec, q[position], k, v, position), rtol=2e-4, atol=2e-5)
 

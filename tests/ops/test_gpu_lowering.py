@@ -24,6 +24,7 @@ SPECS = {
     "groups of 4": AttentionSpec(2, 4, 128, 0.088),
     "groups of 3, odd heads": AttentionSpec(1, 3, 80, 0.125),
     "window, cap": AttentionSpec(1, 8, 64, 0.125, window=33, softcap=20.0),
+    "window, sinks": AttentionSpec(8, 8, 64, 0.125, window=128, has_sinks=True),
 }
 
 
@@ -43,7 +44,8 @@ def test_attention_is_translated(name: str, dtype: str, num_single: int, num_til
     tiles = Tiles(each, each, each, each, num_single)
     device = jax.sharding.AbstractDevice("NVIDIA H200", num_cores=132, platform="gpu")
     with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
-        traced = jax.jit(partial(attend, spec)).trace(q, (pages, pages), jnp.zeros((9, 40), jnp.int32), tiles)
+        sinks = jnp.zeros((spec.kv_heads, spec.group), dtype) if spec.has_sinks else None
+        traced = jax.jit(partial(attend, spec)).trace(q, (pages, pages), jnp.zeros((9, 40), jnp.int32), tiles, sinks)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("stablehlo.custom_call") == num_kernels
 

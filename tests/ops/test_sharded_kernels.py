@@ -16,4 +16,4 @@ def test_each_device_runs_the_kernels_on_its_own_heads() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("pallas: ") == 18
+    assert done.stdout.count("pallas: ") == 24

@@ -17,30 +17,34 @@ from quire.ops.gpu import prefill_attention as prefills
 from quire.ops.gpu.decode_attention import Tiling, decode_attention
 from quire.ops.gpu.kernels import GPU
 from quire.ops.gpu.prefill_attention import prefill_attention
+from quire.ops.gpu.tiles import Softmax
 from quire.ops.kernels import NATIVE, kernels_for
 from quire.ops.pages import TILE, Pages, Tiles
 from quire.ops.step_attention import PLAIN
 from quire.ops.tiled_attention import SPAN, tiled_attention
 from tests.models.tiny import COMPILE_QUICKLY
-from tests.ops.test_attention import dense
+from tests.ops.test_attention import dense, sinks_of
 
 Array = np.ndarray[Any, Any]
 HEAD_DIM = 4
 NUM_TILES = 3
-TiledAttention = Callable[[AttentionSpec, jax.Array, Pages, jax.Array, Tiles], jax.Array]
+TiledAttention = Callable[[AttentionSpec, jax.Array, Pages, jax.Array, Tiles, jax.Array | None], jax.Array]
 
 
-def interpreted(spec: AttentionSpec, q: jax.Array, pages: Pages, table: jax.Array, tiles: Tiles) -> jax.Array:
+def interpreted(
+    spec: AttentionSpec, q: jax.Array, pages: Pages, table: jax.Array, tiles: Tiles, sinks: jax.Array | None = None
+) -> jax.Array:
     """The kernels of a GPU with small blocks and parts, so that short contexts have several."""
     single, out = tiles.num_single, None
     if single:
         tiling = Tiling(block=16, num_warps=4, num_stages=1)
-        out = decode_attention(spec, q, pages, table, tiles.part(0, single), part=16, tiling=tiling, interpret=True)
+        decodes = tiles.part(0, single)
+        out = decode_attention(spec, q, pages, table, decodes, sinks, part=16, tiling=tiling, interpret=True)
         if single == len(tiles):
             return out
     tiling = prefills.Tiling(rows=32, block=32, num_warps=4, num_stages=1)
     rest = tiles.part(single, len(tiles))
-    return prefill_attention(spec, q, pages, table, rest, out, tiling=tiling, part=64, interpret=True)
+    return prefill_attention(spec, q, pages, table, rest, out, sinks, tiling=tiling, part=64, interpret=True)
 
 
 # Those in use that are different, with their names; there is no native one where nothing can build it.
@@ -74,6 +78,8 @@ SHAPES = (
     Shape(spec(window=150, softcap=0.8), page_size=3, num_single=1, width=100),  # a window longer than a span
     Shape(spec(window=9), page_size=SPAN + 32, num_single=2, width=2),  # a page longer than a span
     Shape(spec(1, 4), page_size=SPAN * 2, num_single=2, width=1),
+    Shape(spec(2, 3, has_sinks=True), page_size=16, num_single=2, width=20),
+    Shape(spec(window=9, softcap=0.8, has_sinks=True), page_size=16, num_single=1, width=20),
 )
 
 
@@ -133,7 +139,7 @@ def run(implementation: str, shape: Shape, tiles: list[Tile], seed: int) -> tupl
             token += 1
         table[row, : first // page_size] = 0  # pages behind the window were given back
         table[row, -(-(start + length) // page_size) if length else 0 :] = 0  # entries beyond name the padding page
-    out = compiled(implementation, spec)(q, (k_pages, v_pages), table, tiles_of(tiles, num_single))
+    out = compiled(implementation, spec)(q, (k_pages, v_pages), table, tiles_of(tiles, num_single), sinks_of(spec))
     return np.asarray(out)[:token], np.asarray(expected).reshape(-1, *q.shape[1:])
 
 
@@ -164,7 +170,8 @@ def test_padding_comes_out_as_zeros_on_a_cpu(shape: Shape) -> None:
     for implementation in IN_USE.keys() - {"gpu"}:
         tiles = tiles_of([Tile(0, 0)] * NUM_TILES, shape.num_single)
         table = np.zeros((NUM_TILES, shape.width), np.int32)
-        assert not np.asarray(compiled(implementation, shape.spec)(q, (pages, pages), table, tiles)).any()
+        attend = compiled(implementation, shape.spec)
+        assert not np.asarray(attend(q, (pages, pages), table, tiles, sinks_of(shape.spec))).any()
 
 
 @implementations
@@ -179,6 +186,15 @@ def test_spans_before_every_window_are_not_read(
     tiles = tiles_of([Tile(2 * SPAN + 3, 1)] * NUM_TILES, NUM_TILES)
     out = compiled(implementation, spec(2, 3, window=window))(q, (k_pages, v_pages), table, tiles)
     assert np.isnan(np.asarray(out)).any() == reads_the_first_span
+
+
+@pytest.mark.parametrize("scale", [0.088, 0.125, 0.9])
+def test_a_row_of_a_gpus_kernel_that_sees_none_of_a_part_weighs_nothing(scale: float) -> None:
+    """Not even what a difference of two large products, fused into one operation, would leave."""
+    ones = jnp.ones((16, HEAD_DIM))
+    one_spec = AttentionSpec(1, 1, HEAD_DIM, scale)
+    add = jax.jit(lambda softmax: softmax.add(one_spec, ones, ones, ones, jnp.zeros((16, 16), bool)))
+    assert not np.asarray(add(Softmax.begin(16, HEAD_DIM)).total).any()
 
 
 def test_the_number_of_spans_read_is_found_at_run_time() -> None:

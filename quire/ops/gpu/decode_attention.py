@@ -16,7 +16,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu.parts import Parts, combine_parts
-from quire.ops.gpu.tiles import Softmax, array, least_dot, power_of_two, where_is, whole
+from quire.ops.gpu.tiles import Softmax, array, least_dot, load_sinks, power_of_two, where_is, whole
 from quire.ops.pages import Pages, Tiles
 
 PART = 256
@@ -40,6 +40,7 @@ def decode_attention(
     pages: Pages,
     page_table: jax.Array,
     tiles: Tiles,
+    sinks: jax.Array | None = None,
     *,
     part: int = PART,
     tiling: Tiling = TILING,
@@ -55,7 +56,7 @@ def decode_attention(
     first = begins // each
     counts = -(-ends // each) - first
     slots = jnp.pad(tiles.slots, (0, room - len(tiles)))
-    operands = [page_table, slots, ends, each, first, jnp.cumsum(counts), q, *pages]
+    operands = [page_table, slots, ends, each, first, jnp.cumsum(counts), q, *pages, *([] if sinks is None else [sinks])]
     shapes = [array(q.shape, q.dtype), *Parts.shapes(MAX_PARTS, q[: len(tiles)])]
     out, *parts = pl.pallas_call(
         partial(_read_parts, spec, tiling.block),
@@ -82,9 +83,9 @@ def _read_parts(
     q_ref: Any,
     k_ref: Any,
     v_ref: Any,
-    out_ref: Any,
-    *part_refs: Any,
+    *others: Any,
 ) -> None:
+    *sinks, out_ref, outs, highest, totals = others
     head, program, num_programs = pl.program_id(0), pl.program_id(1), pl.num_programs(1)
     _, _, group, size = q_ref.shape
     queries, width = least_dot(group), power_of_two(size)
@@ -118,10 +119,11 @@ def _read_parts(
 
         first = begin if spec.window is None else jnp.maximum(begin, end - spec.window)
         blocks = first // block, (last + block - 1) // block
-        softmax = jax.lax.fori_loop(*blocks, read, Softmax.begin(queries, width))
+        own_sinks = load_sinks(spec, sinks, head, jnp.arange(queries), number == before)
+        softmax = jax.lax.fori_loop(*blocks, read, Softmax.begin(queries, width, own_sinks))
         plgpu.store(out_ref.at[at_query], softmax.result().astype(out_ref.dtype), mask=real & is_whole)
         at_part = number - before, row, head, jnp.arange(queries)
-        Parts(*part_refs).store(spec, softmax, at_part, is_query & ~is_whole)
+        Parts(outs, highest, totals).store(spec, softmax, at_part, is_query & ~is_whole)
         return nothing
 
     count = (bounds.max() - program + num_programs - 1) // num_programs

@@ -41,12 +41,19 @@ def place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[jax.Arra
 
 
 @partial(jax.jit, static_argnums=0)
-def attend(spec: AttentionSpec, q: jax.Array, pages: Pages, page_table: jax.Array, tiles: Tiles) -> jax.Array:
+def attend(
+    spec: AttentionSpec,
+    q: jax.Array,
+    pages: Pages,
+    page_table: jax.Array,
+    tiles: Tiles,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
     single = tiles.num_single
-    out = decode_attention(spec, q, pages, page_table, tiles.part(0, single)) if single else None
+    out = decode_attention(spec, q, pages, page_table, tiles.part(0, single), sinks) if single else None
     if out is not None and single == len(tiles):
         return out
-    return prefill_attention(spec, q, pages, page_table, tiles.part(single, len(tiles)), out)
+    return prefill_attention(spec, q, pages, page_table, tiles.part(single, len(tiles)), out, sinks)
 
 
 @partial(jax.jit, static_argnums=0)

@@ -15,7 +15,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu.parts import Parts, combine_parts
-from quire.ops.gpu.tiles import Softmax, array, power_of_two, where_is, whole
+from quire.ops.gpu.tiles import Softmax, array, load_sinks, power_of_two, where_is, whole
 from quire.ops.pages import TILE, Pages, Tiles
 
 PART = 1024  # positions of a context, at least
@@ -43,6 +43,7 @@ def prefill_attention(
     page_table: jax.Array,
     tiles: Tiles,
     out: jax.Array | None = None,
+    sinks: jax.Array | None = None,
     *,
     tiling: Tiling | None = None,
     part: int = PART,
@@ -59,6 +60,7 @@ def prefill_attention(
     of_program = pl.BlockSpec((None,), lambda index, head, part: (index,))
     of_tile = pl.BlockSpec((None,), lambda index, head, part: (index // programs,))
     operands = [page_table, begins, ends, each, tiles.slots, tiles.starts, tiles.lengths, tiles.offsets, q, *pages]
+    operands += [] if sinks is None else [sinks]
     operands += [] if out is None else [out]
     shapes = [array(q.shape, q.dtype), *(Parts.shapes(max_parts, q) if max_parts > 1 else ())]
     result, *parts = pl.pallas_call(
@@ -133,7 +135,10 @@ def _read(
         q = plgpu.load(q_ref.at[at_token], mask=real, other=0.0).reshape(positions * queries, width)
         at_query = start_ref[...] + within + jnp.arange(positions * queries) // queries
         context = _Context(table_ref, slot_ref[...], head, k_ref, v_ref, end)
-        softmax = _softmax(spec, block, q, at_query, start_ref[...] + within, context, first, last)
+        rows = jnp.arange(positions * queries)
+        sinks = load_sinks(spec, others[:1], head, rows % queries, part == 0)
+        begun = Softmax.begin(*q.shape, sinks)
+        softmax = _softmax(spec, block, q, at_query, start_ref[...] + within, context, first, last, begun)
         is_whole = end - begin <= each
         out = softmax.result().reshape(positions, queries, width).astype(out_ref.dtype)
         plgpu.store(out_ref.at[at_token], out, mask=real & is_whole)
@@ -162,8 +167,9 @@ def _softmax(
     context: _Context,
     first: jax.Array,
     last: jax.Array,
+    softmax: Softmax,
 ) -> Softmax:
-    """Of q over the positions from `first` to before `last`."""
+    """A softmax that has begun, with q over the positions from `first` to before `last`."""
     size, width = context.k.shape[3], q.shape[1]
     is_feature = (jnp.arange(width) < size)[None, :]
 
@@ -183,7 +189,6 @@ def _softmax(
             seen &= at[None, :] > at_query[:, None] - spec.window
         return so_far.add(spec, q, keys, values, seen if masked else None)
 
-    softmax = Softmax.begin(*q.shape)
     masked_from, num_blocks = first // block, (last + block - 1) // block
     if spec.window is None:  # everything before the first query is seen by all
         masked_from = jnp.clip(start // block, first // block, num_blocks)

@@ -42,10 +42,11 @@ class Softmax(NamedTuple):
     out: jax.Array
 
     @classmethod
-    def begin(cls, rows: int, width: int) -> "Softmax":
+    def begin(cls, rows: int, width: int, sinks: jax.Array | None = None) -> "Softmax":
+        """`sinks` [rows] are first scores, without values; MASKED for none."""
         return cls(
-            jnp.full(rows, MASKED, jnp.float32),
-            jnp.zeros(rows, jnp.float32),
+            jnp.full(rows, MASKED, jnp.float32) if sinks is None else sinks,
+            jnp.zeros(rows, jnp.float32) if sinks is None else (sinks > MASKED).astype(jnp.float32),
             jnp.zeros((rows, width), jnp.float32),
         )
 
@@ -54,7 +55,8 @@ class Softmax(NamedTuple):
     ) -> "Softmax":
         """With the keys and values [s, h], of which row i sees those where `seen` [m, s] says so.
 
-        A row that sees none of its first keys weighs them by 1; the first it does see shrinks that to nothing.
+        Keys that a row does not see weigh nothing, also where it has seen none yet: there scores are compared with 0,
+        as the difference of two products that are fused may be anything.
         """
         scores = product(q, keys, 1)
         if spec.softcap is not None:
@@ -63,7 +65,7 @@ class Softmax(NamedTuple):
             scores = jnp.where(seen, scores, MASKED)
         unit = exponent_of_one(spec)
         highest = jnp.maximum(self.highest, scores.max(axis=1))
-        weights = jnp.exp2(scores * unit - (highest * unit)[:, None])
+        weights = jnp.exp2(scores * unit - (jnp.where(highest > MASKED, highest, 0.0) * unit)[:, None])
         shrink = jnp.exp2((self.highest - highest) * unit)
         out = self.out * shrink[:, None] + product(weights.astype(values.dtype), values, 0)
         return Softmax(highest, self.total * shrink + weights.sum(axis=1), out)
@@ -75,6 +77,16 @@ class Softmax(NamedTuple):
 def exponent_of_one(spec: AttentionSpec) -> float:
     """The power of two that a score of one stands for: the device has an instruction for those."""
     return (spec.scale if spec.softcap is None else spec.softcap) * LOG2_E
+
+
+def load_sinks(spec: AttentionSpec, refs: Any, head: Any, query: jax.Array, is_first: Any) -> jax.Array | None:
+    """The sinks of these queries in units of scores, for the part of a context that `is_first`; others have none."""
+    if not spec.has_sinks:
+        return None
+    (ref,) = refs
+    unit = spec.scale if spec.softcap is None else spec.softcap
+    found = plgpu.load(ref.at[head, query], mask=query < ref.shape[1], other=0.0).astype(jnp.float32) / unit
+    return jnp.where((query < ref.shape[1]) & is_first, found, MASKED)
 
 
 def where_is(table_ref: Any, slot: Any, index: jax.Array, block: int, page_size: int, end: Any) -> tuple[Any, Any]:

@@ -35,6 +35,7 @@ struct Task {
   const int32_t* starts;
   const int32_t* lengths;
   const int32_t* offsets;
+  const float* sinks;  // [heads, per_head], or nullptr
   float* out;
   Sizes n;
   float scale, softcap;
@@ -160,6 +161,10 @@ void attend(const Task& t, int64_t tile, int64_t head) {
   scores.assign(rows * kSpan, 0.0f);
   highest.assign(rows, -INFINITY);
   total.assign(rows, 0.0f);
+  if (t.sinks != nullptr) {  // a first score, without a value
+    for (int64_t row = 0; row < rows; ++row) highest[row] = t.sinks[head * n.per_head + row % n.per_head];
+    total.assign(rows, 1.0f);
+  }
   sums.assign(rows * n.size, 0.0f);
   queries.resize(rows);
   for (int64_t row = 0; row < rows; ++row) {
@@ -225,13 +230,15 @@ void attend(const Task& t, int64_t tile, int64_t head) {
 }
 
 Fault TiledAttention(In<float> q, In<float> k_pages, In<float> v_pages, In<int32_t> table, In<int32_t> slots,
-                     In<int32_t> starts, In<int32_t> lengths, In<int32_t> offsets, Out<float> out, float scale,
-                     float softcap, int64_t window) {
+                     In<int32_t> starts, In<int32_t> lengths, In<int32_t> offsets, In<float> sinks, Out<float> out,
+                     float scale, float softcap, int64_t window) {
   const auto d = q.sizes;
   const int64_t tiles = starts.sizes[0];
   const Sizes n{d[0], d[1], d[2], d[3], k_pages.sizes[1], table.sizes[1]};
+  if (sinks.count() != 0 && sinks.count() != n.heads * n.per_head) return "sinks of another shape";
+  const float* const sink = sinks.count() ? sinks.data : nullptr;
   const Task task{q.data,       k_pages.data, v_pages.data, table.data, slots.data, starts.data, lengths.data,
-                  offsets.data, out.data,     n,            scale,      softcap,    window};
+                  offsets.data, sink,         out.data,     n,          scale,      softcap,     window};
   std::vector<int64_t> real;
   int64_t covered = 0;  // tokens; those behind them are padding
   for (int64_t tile = 0; tile < tiles; ++tile) {

@@ -1,13 +1,21 @@
 """Attention of tiles by the C++ kernel."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.pages import Pages, Tiles
 
 
-def tiled_attention(spec: AttentionSpec, q: jax.Array, pages: Pages, page_table: jax.Array, tiles: Tiles) -> jax.Array:
+def tiled_attention(
+    spec: AttentionSpec,
+    q: jax.Array,
+    pages: Pages,
+    page_table: jax.Array,
+    tiles: Tiles,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
     """As in quire.ops.tiled_attention, for float32 on a CPU: decodes and prefills in one call. The library must have
     been loaded."""
     call = jax.ffi.ffi_call("quire_tiled_attention", jax.ShapeDtypeStruct(q.shape, q.dtype))  # type: ignore[no-untyped-call]
@@ -19,6 +27,7 @@ def tiled_attention(spec: AttentionSpec, q: jax.Array, pages: Pages, page_table:
         tiles.starts,
         tiles.lengths,
         tiles.offsets,
+        jnp.zeros(0, jnp.float32) if sinks is None else sinks.astype(jnp.float32),
         scale=np.float32(spec.scale),
         softcap=np.float32(spec.softcap or 0.0),
         window=np.int64(spec.window or 0),
