@@ -68,7 +68,7 @@ def _is_joined(param: Param, source: QuantizedSource, names: Sequence[str], layo
     is_alike = first is not None and all(layout == first for layout in layouts)
     if is_alike and first is not None and (first.has_index or first.has_input_scale):
         sides = [source.side(name) for name in names]
-        step = len(names) // _num_matrices(param)
+        step = max(1, len(names) // _num_matrices(param))
         is_alike = all(side.is_equal(sides[i - i % step]) for i, side in enumerate(sides))
     if not is_alike and _is_of_experts(param):
         raise UnsupportedModel(
@@ -84,7 +84,7 @@ def _joined(param: Param, layout: Layout, tensors: Sequence[CodedTensor]) -> Cod
         joined = arrays[0] if param.join is None else param.join(arrays)
         return _own(joined.reshape(_scales_shape(param, layout)))
 
-    sides = [tensor.side for tensor in tensors[:: len(tensors) // _num_matrices(param)]]
+    sides = [tensor.side for tensor in tensors[:: max(1, len(tensors) // _num_matrices(param))]]
     side = sides[0]
     if _is_of_experts(param):
         side = InputSide(

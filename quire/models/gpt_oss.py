@@ -69,9 +69,7 @@ def gpt_oss(fields: Fields) -> Decoder:
     return decoder(fields, sizes, layer, RMSNorm("model.norm", sizes.embed, eps), max_positions=rope.max_positions)
 
 
-def _experts(
-    name: str, sizes: Sizes, mlp: int, gate: ClampedGate, router: BiasedRouter, *, is_mxfp4: bool
-) -> Experts:
+def _experts(name: str, sizes: Sizes, mlp: int, gate: ClampedGate, router: BiasedRouter, *, is_mxfp4: bool) -> Experts:
     """All experts of a layer are one tensor. A gate and its up are neighbours among the outputs."""
     count, embed = router.weight.shape
     gate_up_bias = Tensor(f"{name}.gate_up_proj_bias", (count, 2 * mlp))

@@ -91,11 +91,12 @@ class Rounding:
 class Coded:
     """A matrix [*outputs, *inputs], or one for each expert: [experts, *outputs, inputs].
 
-    Scales have the weight's axes of outputs, and one for the groups of inputs.
+    Scales have the weight's axes of outputs, and one for the groups of inputs. Scales that are uint8 are exponents of
+    two, and codes of four bits beside them are floats (mxfp4).
     """
 
     codes: Any  # int8 or e4m3 of the weight's shape; of four bits uint8, two along the last axis, the lower first
-    scales: Any  # [*outputs, groups]
+    scales: Any  # [*outputs, groups]: floats, or uint8 for e8m0
     zeros: Any | None  # int8 or int16 [*outputs, groups]; None: 0, or `MIDDLE` of four bits
     index: Any | None  # int32 [inputs], or [experts, inputs]: the group of each; None: one after the other
     input_scale: Any | None  # float32 [], or [experts]; None: rows have scales of their own, or are not rounded
@@ -155,10 +156,10 @@ class Coded:
         else:
             numbers = self._numbers(codes, zeros, self.index)
             if groups > 1:
-                numbers = numbers * self._by_input(scales.astype(jnp.float32), self.index, inputs)
+                numbers = numbers * self._by_input(float_scales(scales), self.index, inputs)
             out = jnp.einsum("ti,oi->to", x, numbers.astype(x.dtype), preferred_element_type=jnp.float32)
         if groups == 1:
-            out = out * scales[:, 0].astype(jnp.float32)
+            out = out * float_scales(scales[:, 0])
         return out if row_scale is None else out * row_scale
 
     @property
@@ -238,13 +239,15 @@ class Coded:
     def _widened(self, codes: jax.Array, scales: jax.Array, zeros: Any, index: Any) -> jax.Array:
         """float32 [outputs, inputs] of the arrays of one matrix."""
         numbers = self._numbers(codes, zeros, index)
-        return numbers * self._by_input(scales.astype(jnp.float32), index, numbers.shape[1])
+        return numbers * self._by_input(float_scales(scales), index, numbers.shape[1])
 
     def _numbers(self, codes: jax.Array, zeros: jax.Array | None, index: jax.Array | None) -> jax.Array:
         """Codes less their zero points in float32, one by one."""
         if self.bits == 4:
             pairs = jnp.stack((codes & 15, codes >> 4), axis=-1)
             codes = pairs.reshape(*codes.shape[:-1], 2 * codes.shape[-1])
+            if self.scales.dtype == jnp.uint8:
+                return four_bit_floats(codes)
         numbers = codes.astype(jnp.float32)
         if zeros is None:
             return numbers - MIDDLE if self.bits == 4 else numbers
@@ -263,6 +266,22 @@ class Parts:
     weights: tuple[Any, ...]  # [rows, inputs] each
     order: Any  # int32 [outputs]: for each the row of the parts, counted through all of them
     shape: tuple[int, ...]
+
+
+def float_scales(scales: jax.Array) -> jax.Array:
+    """float32 of scales that are floats, or exponents of two plus 127 in a byte, of which 255 does not occur."""
+    if scales.dtype != jnp.uint8:
+        return scales.astype(jnp.float32)
+    bits = jnp.where(scales == 0, 1 << 22, scales.astype(jnp.int32) << 23)  # the least is below the normal numbers
+    return jax.lax.bitcast_convert_type(bits, jnp.float32)
+
+
+def four_bit_floats(codes: jax.Array) -> jax.Array:
+    """float32 of codes with a sign, two bits of exponent and one of fraction: 0, 0.5, 1, 1.5, 2, 3, 4 and 6."""
+    size = (codes & 7).astype(jnp.int32)
+    normal = jax.lax.bitcast_convert_type((size << 22) + (126 << 23), jnp.float32)
+    found = jnp.where(size < 2, size * jnp.float32(0.5), normal)
+    return jnp.where(codes & 8 > 0, -found, found)
 
 
 def _divided(numbers: jax.Array, divisor: jax.Array | float) -> jax.Array:

@@ -127,7 +127,7 @@ GROUP_0 = "config_groups__group_0"
     ("config", "named"),
     [
         ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "quant_method = 'bitsandbytes' is not supported: its"),
-        ({"quant_method": "mxfp4"}, "quant_method = 'mxfp4' is not supported: the only models"),
+        ({"quant_method": "mxfp4"}, "quant_method = 'mxfp4' is not supported: of the families here, gpt_oss alone"),
         ({"quant_method": "quip"}, "quant_method = 'quip' is not supported: known are compressed-tensors, fp8"),
         ({"bits": 4}, "quant_method = None"),
         ({"quant_method": ["gptq"]}, "quant_method = ['gptq']"),

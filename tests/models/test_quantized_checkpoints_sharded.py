@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 from tests.models.cases import CASES
+from tests.models.mxfp4_checkpoint import write_mxfp4
 from tests.models.quantized_checkpoints import FORMATS, write_checkpoint
 from tests.models.test_sharded import ROOT
 
@@ -27,6 +28,7 @@ def test_codes_scales_and_zero_points_are_cut_across_devices(tmp_path: Path) -> 
         folder = tmp_path / f"{case} {name}"
         write_checkpoint(folder, {**CASES[case], **SIZES}, FORMATS[name], ignored=(ignored,) if ignored else ())
         folders.append(str(folder))
+    folders.append(str(write_mxfp4(tmp_path / "gpt_oss mxfp4", {**CASES["gpt_oss"], **SIZES})))
     done = subprocess.run(
         [sys.executable, "-m", "tests.models.quantized_sharded", *folders],
         env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=4", "JAX_PLATFORMS": "cpu"},

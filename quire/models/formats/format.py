@@ -70,18 +70,28 @@ class CodedTensor(NamedTuple):
 
 @dataclass(frozen=True)
 class Module:
-    """The tensors of a checkpoint that belong to one linear layer: NAME.weight and others."""
+    """The tensors of a checkpoint that belong to one linear layer, NAME.weight and others; or to all experts of a
+    layer, NAME_blocks and NAME_scales."""
 
     name: str
     source: TensorSource
+    is_stacked: bool = False  # the second
+
+    def tensor(self, suffix: str) -> str:
+        return f"{self.name}{'_' if self.is_stacked else '.'}{suffix}"
+
+    @property
+    def weight(self) -> str:
+        """The name of the matrix that they stand for."""
+        return self.name if self.is_stacked else f"{self.name}.weight"
 
     def has(self, suffix: str) -> bool:
-        return f"{self.name}.{suffix}" in self.source.tensors()
+        return self.tensor(suffix) in self.source.tensors()
 
     def info(self, suffix: str) -> TensorInfo:
-        found = self.source.tensors().get(f"{self.name}.{suffix}")
+        found = self.source.tensors().get(self.tensor(suffix))
         if found is None:
-            raise InvalidCheckpoint(f"{self.name}.{suffix} is missing, which its quantisation needs")
+            raise InvalidCheckpoint(f"{self.tensor(suffix)} is missing, which its quantisation needs")
         return found
 
     def checked(self, suffix: str, shapes: Sequence[Shape], dtypes: Sequence[str]) -> TensorInfo:
@@ -102,7 +112,7 @@ class Module:
         return self.checked(suffix, (info.shape,), dtypes)
 
     def read(self, suffix: str) -> Array:
-        return self.source.read(f"{self.name}.{suffix}")
+        return self.source.read(self.tensor(suffix))
 
     def scales(self, suffix: str) -> Array:
         """As `read`, of numbers that are finite."""
@@ -130,7 +140,7 @@ class Module:
         return found.astype(np.int32)
 
     def error(self, suffix: str, problem: str) -> InvalidCheckpoint:
-        return InvalidCheckpoint(f"{self.name}.{suffix} {problem}")
+        return InvalidCheckpoint(f"{self.tensor(suffix)} {problem}")
 
 
 class Format(Protocol):

@@ -17,6 +17,7 @@ from quire.models.formats.compressed_tensors import read_compressed_tensors
 from quire.models.formats.format import CodedTensor, Format, InputSide, Layout, Module, Quantization
 from quire.models.formats.fp8 import read_fp8
 from quire.models.formats.gptq import read_gptq
+from quire.models.formats.mxfp4 import FLOATS_OF_FOUR_BITS, read_mxfp4
 from quire.ops.coded import MIDDLE
 
 READERS: dict[str, Callable[[Fields], Quantization]] = {
@@ -24,11 +25,11 @@ READERS: dict[str, Callable[[Fields], Quantization]] = {
     "fp8": read_fp8,
     "gptq": read_gptq,
     "awq": read_awq,
+    "mxfp4": read_mxfp4,
 }
 _REASONS = {
     "bitsandbytes": "its codes and nested scales are defined by its own kernels; use the checkpoint it was made of, "
     "with --quantize int8 on a CPU",
-    "mxfp4": "the only models stored so are gpt-oss, a family that is not supported",
 }
 
 
@@ -46,15 +47,14 @@ class QuantizedSource:
         self._bytes: dict[str, int] = {}
         used: set[str] = set()
         problems = []
-        for module in dict.fromkeys(name.rpartition(".")[0] for name in source.tensors()):
-            one = Module(module, source)
+        for module in _modules(source):
             try:
-                format_ = quantization.format_of(module)
-                suffixes = () if format_ is None else format_.suffixes(one)
+                format_ = quantization.format_of(module.name)
+                suffixes = () if format_ is None else format_.suffixes(module)
                 if format_ is not None and suffixes:
-                    self._coded[f"{module}.weight"] = one, format_, format_.layout(one)
-                    self._bytes[f"{module}.weight"] = sum(_num_bytes(one.info(suffix)) for suffix in suffixes)
-                    used.update(f"{module}.{suffix}" for suffix in suffixes)
+                    self._coded[module.weight] = module, format_, format_.layout(module)
+                    self._bytes[module.weight] = sum(_num_bytes(module.info(suffix)) for suffix in suffixes)
+                    used.update(map(module.tensor, suffixes))
             except InvalidCheckpoint as error:
                 problems.append(str(error))
         if problems:
@@ -102,12 +102,25 @@ class QuantizedSource:
         return suffix == "bias" and f"{module}.weight" in self._coded and not self._source.read(name).any()
 
 
+def _modules(source: SafetensorsSource) -> list[Module]:
+    found: dict[str, Module] = {}
+    for name in source.tensors():
+        stem, _, suffix = name.rpartition("_")
+        is_stacked = suffix in ("blocks", "scales")
+        module = stem if is_stacked else name.rpartition(".")[0]
+        found.setdefault(module, Module(module, source, is_stacked))
+    return list(found.values())
+
+
 def widened(tensor: CodedTensor, layout: Layout) -> Array:
     """float32 [outputs, inputs]"""
     codes = tensor.codes
     if layout.bits == 4:
         codes = np.stack((codes & 15, codes >> 4), axis=-1).reshape(len(codes), -1)
     index = np.arange(layout.inputs) // layout.group if tensor.side.index is None else tensor.side.index
+    if tensor.scales.dtype == np.uint8:
+        exponents = tensor.scales[:, index].astype(np.int32) - 127
+        return np.ldexp(FLOATS_OF_FOUR_BITS[codes], exponents).astype(np.float32)
     numbers = codes.astype(np.float32)
     if tensor.zeros is not None:
         numbers -= tensor.zeros[:, index]

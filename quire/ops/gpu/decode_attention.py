@@ -56,7 +56,17 @@ def decode_attention(
     first = begins // each
     counts = -(-ends // each) - first
     slots = jnp.pad(tiles.slots, (0, room - len(tiles)))
-    operands = [page_table, slots, ends, each, first, jnp.cumsum(counts), q, *pages, *([] if sinks is None else [sinks])]
+    operands = [
+        page_table,
+        slots,
+        ends,
+        each,
+        first,
+        jnp.cumsum(counts),
+        q,
+        *pages,
+        *([] if sinks is None else [sinks]),
+    ]
     shapes = [array(q.shape, q.dtype), *Parts.shapes(MAX_PARTS, q[: len(tiles)])]
     out, *parts = pl.pallas_call(
         partial(_read_parts, spec, tiling.block),

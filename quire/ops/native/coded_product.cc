@@ -54,14 +54,21 @@ float from_half(uint16_t half) {
   return (sign ? -1.0f : 1.0f) * fraction * 0x1p-24f;
 }
 
+// Scales of a byte are exponents of two, and four bits beside them are floats.
+bool has_exponents(const Matrix& m) { return m.scale_type == XLA_FFI_DataType_U8; }
+
 float scale_at(const Matrix& m, int64_t i) {
+  if (has_exponents(m)) {
+    const uint32_t exponent = at<uint8_t>(m.scales, i);
+    return from_bits(exponent == 0 ? 1u << 22 : exponent << 23);
+  }
   if (m.scale_type == XLA_FFI_DataType_F32) return at<float>(m.scales, i);
   const uint16_t bits = at<uint16_t>(m.scales, i);
   return m.scale_type == XLA_FFI_DataType_BF16 ? from_bits(uint32_t(bits) << 16) : from_half(bits);
 }
 
 float zero_at(const Matrix& m, int64_t i) {
-  if (m.zeros == nullptr) return m.type == XLA_FFI_DataType_U8 ? 8.0f : 0.0f;
+  if (m.zeros == nullptr) return m.type == XLA_FFI_DataType_U8 && !has_exponents(m) ? 8.0f : 0.0f;
   return m.zero_type == XLA_FFI_DataType_S8 ? at<int8_t>(m.zeros, i) : at<int16_t>(m.zeros, i);
 }
 
@@ -78,20 +85,33 @@ IntLanes unsigned_bytes(const void* from) {
 #endif
 }
 
-// The numbers of codes, kLanes at a time from the i-th on: i is even.
-Lanes four_bits(const uint8_t* codes, int64_t i) {
+// Codes of four bits, kLanes of them from the i-th on: i is even.
+IntLanes four_bit_codes(const uint8_t* codes, int64_t i) {
 #if defined(QUIRE_LANES_512) || defined(QUIRE_LANES_256)
   uint64_t pairs = 0;
   std::memcpy(&pairs, codes + i / 2, kLanes / 2);
   const __m128i words = _mm_cvtepu8_epi16(_mm_cvtsi64_si128(pairs));
   const __m128i low = _mm_and_si128(words, _mm_set1_epi16(15)), high = _mm_slli_epi16(_mm_srli_epi16(words, 4), 8);
   const __m128i apart = _mm_or_si128(low, high);
-  return __builtin_convertvector(unsigned_bytes(&apart), Lanes);
+  return unsigned_bytes(&apart);
 #else
   uint8_t apart[kLanes];
   for (int lane = 0; lane < kLanes; ++lane) apart[lane] = codes[(i + lane) / 2] >> 4 * (lane & 1) & 15;
-  return __builtin_convertvector(unsigned_bytes(apart), Lanes);
+  return unsigned_bytes(apart);
 #endif
+}
+
+// The numbers of codes, kLanes at a time from the i-th on.
+Lanes four_bits(const uint8_t* codes, int64_t i) { return __builtin_convertvector(four_bit_codes(codes, i), Lanes); }
+
+// e2m1: a sign, two bits of exponent, one of fraction.
+Lanes four_bit_floats(const uint8_t* codes, int64_t i) {
+  const IntLanes all_bits = four_bit_codes(codes, i), size = all_bits & 7;
+  const IntLanes usual = (size << 22) + (126 << 23);
+  Lanes normal, found;
+  std::memcpy(&normal, &usual, sizeof(normal));
+  found = size < 2 ? __builtin_convertvector(size, Lanes) * 0.5f : normal;
+  return (all_bits & 8) != 0 ? -found : found;
 }
 
 Lanes eight_bits(const uint8_t* codes, int64_t i) {
@@ -127,6 +147,9 @@ void widen_run(const uint8_t* codes, int64_t first, int64_t last, float zero, fl
 }
 
 void widen_run(const Matrix& m, const uint8_t* codes, int64_t first, int64_t last, float zero, float scale, float* to) {
+  if (m.type == XLA_FFI_DataType_U8 && has_exponents(m)) {
+    return widen_run<four_bit_floats, 2>(codes, first, last, zero, scale, to);
+  }
   if (m.type == XLA_FFI_DataType_U8) return widen_run<four_bits, 2>(codes, first, last, zero, scale, to);
   if (m.type == XLA_FFI_DataType_S8) return widen_run<eight_bits, 1>(codes, first, last, zero, scale, to);
   widen_run<eight_bit_floats, 1>(codes, first, last, zero, scale, to);
@@ -168,7 +191,8 @@ void multiply_all(const float* x, int64_t rows, const Matrix& m, float* out) {
 
 bool is_known(XLA_FFI_DataType codes, XLA_FFI_DataType scales) {
   return (codes == XLA_FFI_DataType_U8 || codes == XLA_FFI_DataType_S8 || codes == XLA_FFI_DataType_F8E4M3FN) &&
-         (scales == XLA_FFI_DataType_F32 || scales == XLA_FFI_DataType_F16 || scales == XLA_FFI_DataType_BF16);
+         (scales == XLA_FFI_DataType_F32 || scales == XLA_FFI_DataType_F16 || scales == XLA_FFI_DataType_BF16 ||
+          scales == XLA_FFI_DataType_U8);
 }
 
 // out [t, o] of x [t, i] with codes [o, bytes]; zeros and index may be empty. Those of several matrices have one axis
@@ -184,7 +208,7 @@ Fault CodedProduct(In<float> x, In<void> codes, In<void> scales, In<void> zeros,
   if (zeros.count() != 0 && zeros.count() != scales.count()) return "zero points of another shape";
   if (index.count() != 0 && index.count() != matrices * inputs) return "an order of another shape";
   if (group % per_byte != 0 && groups > 1) return "groups that begin within a byte";
-  const int64_t scale_bytes = scales.type == XLA_FFI_DataType_F32 ? 4 : 2;
+  const int64_t scale_bytes = scales.type == XLA_FFI_DataType_F32 ? 4 : scales.type == XLA_FFI_DataType_U8 ? 1 : 2;
   const int64_t zero_bytes = zeros.type == XLA_FFI_DataType_S8 ? 1 : 2;
   int64_t row = 0;
   for (int64_t e = 0; e < matrices; ++e) {
