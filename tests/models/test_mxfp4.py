@@ -93,7 +93,7 @@ def test_a_tensor_that_does_not_fit_is_named(
 
 def test_other_families_are_refused_by_name() -> None:
     config = {**CASES["mixtral"], "quantization_config": {"quant_method": "mxfp4"}}
-    with pytest.raises(UnsupportedModel, match="mixtral: quantization_config.quant_method = 'mxfp4'"):
+    with pytest.raises(UnsupportedModel, match=r"mixtral: quantization_config\.quant_method = 'mxfp4'"):
         read_quantization(config)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints of `quant_method: mxfp4`: experts whose numbers have four bits, in blocks of 32 with a power of two each."""
+"""Checkpoints of `quant_method: mxfp4`: experts of four bits, in blocks of 32 that share a power of two."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
