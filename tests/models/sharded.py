@@ -84,7 +84,9 @@ def check_quantized(name: str, kind: Any, model: Decoder, expected: np.ndarray[A
         found.append(logits(model, weights, mesh))
     # Sums in another order may round an activation to the next code.
     assert relative_error(found[1], found[0]) < 0.02, name
-    assert 0 < relative_error(found[0], expected) < 1.0, name
+    # A token that visits other experts has other logits altogether; most do not.
+    errors = np.abs(found[0] - expected).max(-1) / np.abs(expected).max(-1)
+    assert 0 < np.median(errors) < 0.7, (name, errors)
     print(f"{name}: {kind} on two devices as on one")
 
 

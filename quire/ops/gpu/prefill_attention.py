@@ -137,7 +137,7 @@ def _read(
         context = _Context(table_ref, slot_ref[...], head, k_ref, v_ref, end)
         rows = jnp.arange(positions * queries)
         sinks = load_sinks(spec, others[:1], head, rows % queries, part == 0)
-        begun = Softmax.begin(*q.shape, sinks)
+        begun = Softmax.begin(len(q), width, sinks)
         softmax = _softmax(spec, block, q, at_query, start_ref[...] + within, context, first, last, begun)
         is_whole = end - begin <= each
         out = softmax.result().reshape(positions, queries, width).astype(out_ref.dtype)
