@@ -18,7 +18,7 @@ from random import Random
 from typing import NamedTuple
 
 from quire.cli.bench.serving_client import Sampling, Server
-from quire.cli.bench.serving_load import Conversation, Request, Run, Shape, run_load
+from quire.cli.bench.serving_load import LoadConversation, LoadRequest, LoadRun, Shape, run_load
 from quire.cli.bench.serving_report import COLUMNS, Goal, Numbers, cells, errors, numbers
 
 FIRST_ID = 10  # below are special tokens in many vocabularies
@@ -46,7 +46,7 @@ class Traffic(NamedTuple):
     vocab: int
     temperature: float
 
-    def conversations(self, seed: str) -> Iterator[Conversation]:
+    def conversations(self, seed: str) -> Iterator[LoadConversation]:
         """Without end, the same for the same seed."""
         random = Random(seed)
         prefix = self._tokens(Random("prefix"), self.shared_prefix)
@@ -55,7 +55,7 @@ class Traffic(NamedTuple):
             for _ in range(self.turns):
                 said += self._tokens(random, self.prompt.draw(random))
                 num_answer = self.answer.draw(random)
-                conversation.append(Request(list(said), Sampling(num_answer, self.temperature)))
+                conversation.append(LoadRequest(list(said), Sampling(num_answer, self.temperature)))
                 said += self._tokens(random, num_answer)
             yield conversation
 
@@ -63,7 +63,7 @@ class Traffic(NamedTuple):
         return [random.randrange(FIRST_ID, self.vocab) for _ in range(count)]
 
 
-async def run_rates(server: Server, traffic: Traffic, given: argparse.Namespace) -> AsyncIterator[Run]:
+async def run_rates(server: Server, traffic: Traffic, given: argparse.Namespace) -> AsyncIterator[LoadRun]:
     if not server.model:
         await server.find_model()
     warming = traffic.conversations(f"warm-up {given.seed}")

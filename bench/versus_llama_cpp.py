@@ -61,7 +61,7 @@ class Peer:
         return Server(f"http://127.0.0.1:{self.port}", timeout_s=LOAD_S)
 
     async def start(self, log: Path) -> None:
-        if (await self.server.ask("Hello", Sampling(1))).error != "refused":
+        if (await self.server.send("Hello", Sampling(1))).error != "refused":
             raise SystemExit(f"something answers on port {self.port} already; --port names another")
         begun = time.monotonic()
         with log.open("wb") as out:
@@ -70,7 +70,7 @@ class Peer:
             )
         server = self.server
         server.model = "default"  # nobody minds, and asking would take time
-        while (asked := await server.ask("Hello, my name is", Sampling(2))).error is not None:
+        while (asked := await server.send("Hello, my name is", Sampling(2))).error is not None:
             if self.process.poll() is not None or time.monotonic() - begun > START_S:
                 raise SystemExit(f"{self.name} does not start ({asked.detail}); its output is in {log}")
             if asked.error == "HTTP 404":

@@ -13,7 +13,7 @@ MAX_ADAPTER_NAME = 256  # characters
 
 
 def adapter_places(config: Config) -> dict[str, str]:
-    """By name: the folder, or the repository on the hub, of each adapter that is given at the start."""
+    """The folder, or the repository on the hub, of each adapter given at the start, by name."""
     places: dict[str, str] = {}
     for given in (part.strip() for parts in config.lora_adapters for part in parts.split(",")):
         name, separator, place = given.partition("=")

@@ -21,7 +21,7 @@ def cache_folder(chosen: Path | str | None = None) -> Path:
 
 
 def _temporary_cache() -> Path:
-    """Its files are loaded as code, so it must belong to this user alone: anybody can make folders beside it."""
+    """Files in it are loaded as code, so only this user may own it: any user can create folders next to it."""
     folder = Path(tempfile.gettempdir()) / f"quire-cache-{os.getuid()}"
     try:
         folder.mkdir(mode=0o700, exist_ok=True)

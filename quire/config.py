@@ -85,7 +85,7 @@ class Config:
     max_waiting_tokens: int | None = setting(
         None,
         BATCHING,
-        "Or once those that run have got so many tokens each; 0 admits at once. 20 if only the ratio is given.",
+        "Or once those that run have got this many tokens each; 0 admits at once. 20 if only the ratio is given.",
     )
     max_queued: int | None = setting(
         None, BATCHING, "Sequences that may wait; more are refused. Chosen for a server if not given, no bound offline."

@@ -73,7 +73,7 @@ class InvalidRequest(QuireError):
 
 class PromptTooLong(InvalidRequest):
     kind = "prompt_too_long"
-    counts: tuple[int, int] | None = None  # tokens of the prompt and the limit, where they are to blame alone
+    counts: tuple[int, int] | None = None  # tokens of the prompt and the limit, if these are the only cause
 
 
 class TemplateFailed(InvalidRequest):
@@ -193,7 +193,7 @@ def reason_of(error: Exception | None) -> str:
 
 
 def invalid(param: str, problem: str, kind: type[InvalidRequest] = InvalidRequest) -> InvalidRequest:
-    """An error whose message is the field's path and then the `problem`, which may begin with a colon."""
+    """An error with the field's path and the `problem` as its message. The problem may begin with a colon."""
     return kind(f"{param}{problem}" if problem.startswith(":") else f"{param} {problem}", param=param)
 
 

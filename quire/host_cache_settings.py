@@ -43,11 +43,11 @@ def resolve_host_cache(
     if not asked:
         return HostCache(0, 0, 1)
     if not config.prefix_caching:
-        raise InvalidSetting(f"host_cache_gib is {asked}; it needs prefix_caching, whose pages it keeps")
+        raise InvalidSetting(f"host_cache_gib is {asked}; it needs prefix_caching: it keeps the pages of that cache")
     num_bytes = int(asked * 2**30)
     if num_bytes > free_bytes:
         raise InvalidSetting(
-            f"host_cache_gib is {asked}; the host has {as_size(free_bytes)} of memory beside weights and pages"
+            f"host_cache_gib is {asked}; the host has {as_size(free_bytes)} of memory besides weights and pages"
         )
     num_pages = num_bytes // page_bytes
     if not num_pages:

@@ -30,7 +30,7 @@ from quire.ipc.server import new_address
 from quire.ipc.supervisor_link import Refused, bind_to_parent
 from quire.server.http.app import make_app
 from quire.server.observe.logs import configure_logs
-from quire.server.processes.engines import Engines, engine_places
+from quire.server.processes.engine_processes import EngineProcesses, engine_places
 from quire.server.processes.front_end import FrontEnd
 from quire.server.processes.model_engine import ModelEngine
 from quire.server.processes.serve import model_engines, refuse_for_groups
@@ -146,7 +146,9 @@ class Replica:
         builds = model_engines(first, settings.data_parallel)
         addresses = [self._stack.enter_context(new_address()) for _ in builds]
         self._front_end = FrontEnd(settings, 1, config.chat_template, RateLimits(settings.keys))
-        self._engines = Engines(engine_places(builds, addresses), settings, self._refuse, self._front_end.give_up)
+        self._engines = EngineProcesses(
+            engine_places(builds, addresses), settings, self._refuse, self._front_end.give_up
+        )
         self._refused = asyncio.Event()
         self._reason: QuireError = EngineFailed("the engine is starting")
         self._service: Service | None = None
@@ -222,7 +224,7 @@ class Ingress:
 
 
 def new_group(size: int) -> GroupSettings:
-    """A group whose leader is in this process, with a secret of its own."""
+    """A group led by this process, with a new secret."""
     host = ray.util.get_node_ip_address()
     with socket.create_server((host, 0)) as probe:
         port = probe.getsockname()[1]
@@ -231,7 +233,7 @@ def new_group(size: int) -> GroupSettings:
 
 def start_members(config: Config, settings: ServerSettings, deployment: RaySettings, group: GroupSettings) -> list[Any]:
     """An actor in each further bundle of the replica's placement group. Ray restarts those that are lost."""
-    actor = ray.remote(Member)
+    actor = ray.remote(MemberActor)
     members = []
     for rank in range(1, group.group_size):
         place = PlacementGroupSchedulingStrategy(get_current_placement_group(), placement_group_bundle_index=rank)
@@ -241,7 +243,7 @@ def start_members(config: Config, settings: ServerSettings, deployment: RaySetti
     return members
 
 
-class Member:
+class MemberActor:
     """An actor with a process that computes with the leader."""
 
     def __init__(self, config: Config, settings: ServerSettings, group: GroupSettings) -> None:

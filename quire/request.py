@@ -75,7 +75,7 @@ def choice(texts: Iterable[str]) -> Grammar:
 
 
 def token_rules(allowed: Iterable[int] | None, banned: Iterable[Sequence[int]] = ()) -> Grammar:
-    """Answers of `allowed` tokens alone, unless that is None, in which no sequence of `banned` stands."""
+    """Answers of `allowed` tokens only (None: any), without the sequences in `banned`."""
     rules = {"allowed": None if allowed is None else sorted(set(allowed)), "banned": [list(one) for one in banned]}
     return Grammar(GrammarKind.TOKENS, json.dumps(rules))
 
@@ -117,7 +117,7 @@ class Request:
 
     request_id: int
     prompt: tuple[int, ...]
-    max_tokens: int  # 0 computes the prompt alone
+    max_tokens: int  # 0 computes the prompt only
     sampling: SamplingParams = field(default_factory=SamplingParams)
     seed: int = 0
     samples: int = 1  # independent continuations of the prompt

@@ -1,4 +1,4 @@
-"""Undecided settings become decided ones, each with the reason that is logged beside it."""
+"""Decides the settings that were left open, and logs each choice with its reason."""
 
 import os
 from dataclasses import dataclass
@@ -49,7 +49,7 @@ def resolve_dtype(platform: str, asked: str | None) -> Choice[str]:
     kind = _PLATFORM_ALIASES.get(platform, platform)
     if kind not in _DTYPE_BY_PLATFORM:
         known = ", ".join((*_DTYPE_BY_PLATFORM, *_PLATFORM_ALIASES))
-        raise InvalidSetting(f"no dtype is known to suit platform {platform!r} ({known} are); ask for one")
+        raise InvalidSetting(f"no dtype is known to suit platform {platform!r} ({known} are); set --dtype")
     value, reason = _DTYPE_BY_PLATFORM[kind]
     return Choice("dtype", value, f"{platform}: {reason}")
 
@@ -204,7 +204,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         choose("compile_threads", min(os.cpu_count() or 1, 16), "one for each core, up to 16"),
     ]
     if config.waiting_served_ratio or config.max_waiting_tokens:
-        reason = "as in text-generation-inference, where {} is given alone"
+        reason = "as in text-generation-inference, where only {} is given"
         choices += [
             choose("waiting_served_ratio", WAITING_SERVED_RATIO, reason.format("max_waiting_tokens")),
             choose("max_waiting_tokens", MAX_WAITING_TOKENS, reason.format("waiting_served_ratio")),
@@ -235,7 +235,7 @@ def _max_total_tokens(platform: str, max_positions: int) -> tuple[int, str]:
 def resolve_max_queued(config: Config, max_batch_size: int) -> Choice[int]:
     """The most sequences that wait in a server. Offline there is no bound."""
     several = QUEUED_BATCHES * max_batch_size
-    reason = f"{QUEUED_BATCHES} batches; what is behind so many has been given up when its turn comes"
+    reason = f"{QUEUED_BATCHES} batches; clients further back would have given up before their turn"
     if several < MIN_QUEUED:
         several, reason = MIN_QUEUED, "twice what one HTTP worker lets in by default"
     return chosen("max_queued", config.max_queued, several, reason)
@@ -267,7 +267,7 @@ def _speculate(config: Config, page_size: int) -> Choice[int]:
 def resolve_pages(
     config: Config, resolved: Resolved, facts: Facts, step_bytes: int, page_bytes: int, longest: int
 ) -> Choice[int]:
-    """The number of pages: they fill the memory beside weights, the largest step and a reserve.
+    """The number of pages: they fill the memory besides weights, the largest step and a reserve.
 
     `longest` is the number of pages that a sequence of max_total_tokens has at once.
     """
@@ -308,7 +308,7 @@ def chosen(name: str, asked: T | None, default: T, reason: str) -> Choice[T]:
 
 
 def as_size(num_bytes: int) -> str:
-    """In the largest unit there is one of."""
+    """A size in the largest unit of which there is at least one."""
     for unit, size in (("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10)):
         if abs(num_bytes) >= size:
             return f"{num_bytes / size:.1f} {unit}"

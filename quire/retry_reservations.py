@@ -1,4 +1,4 @@
-"""Places kept for refused clients that retry at the time they were given."""
+"""Reserves places in the queue for refused clients that retry at their given time."""
 
 from collections import OrderedDict
 from collections.abc import Callable

@@ -14,7 +14,7 @@ import pytest
 from quire import LLM, Config
 from quire.cli import main
 from quire.cli.bench.report import comparison
-from quire.cli.chat import Conversation
+from quire.cli.chat import ChatSession
 from quire.cli.doctor import unused_gpus
 from quire.cli.one_at_a_time import for_one_user
 from quire.cli.sampling import SamplingOptions
@@ -153,7 +153,7 @@ class Interrupting(io.StringIO):
 
 
 def test_an_interrupt_ends_the_answer_and_keeps_what_there_is_of_it(llm: LLM) -> None:
-    conversation = Conversation(llm, SamplingOptions(temperature=0.0), max_tokens=100, system=None)
+    conversation = ChatSession(llm, SamplingOptions(temperature=0.0), max_tokens=100, system=None)
     with contextlib.redirect_stdout(Interrupting()) as shown:
         conversation.answer("hello")
     question, answer = conversation.exchanges
@@ -167,7 +167,7 @@ def test_an_interrupt_ends_the_answer_and_keeps_what_there_is_of_it(llm: LLM) ->
 
 
 def test_a_long_conversation_forgets_its_beginning(llm: LLM, capsys: pytest.CaptureFixture[str]) -> None:
-    conversation = Conversation(llm, SamplingOptions(temperature=0.0), max_tokens=20, system="S")
+    conversation = ChatSession(llm, SamplingOptions(temperature=0.0), max_tokens=20, system="S")
     for turn in range(4):
         conversation.answer(f"{turn}" * 60)
         assert len(llm.encode([{"role": "system", "content": "S"}, *conversation.exchanges[:-1]])) <= 256 - 20

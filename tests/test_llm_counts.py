@@ -3,14 +3,14 @@
 import pytest
 
 from quire.ipc.messages import Update
-from quire.llm.completion import Answer
+from quire.llm.completion import CompletionBuilder
 from quire.request import FinishReason
 
 
 def test_an_answer_counts_its_tokens_and_how_fast_they_came() -> None:
     """The first tokens end the wait for the prompt, and do not count for the speed."""
     now = [100.0]
-    answer = Answer((1, 2, 3, 4, 5), None, (), continues=True, clock=lambda: now[0])
+    answer = CompletionBuilder((1, 2, 3, 4, 5), None, (), continues=True, clock=lambda: now[0])
     pieces = [([], None), ([7, 8], None), ([9], None), ([10, 11], FinishReason.LENGTH)]
     speeds = []
     for index, (tokens, finish) in enumerate(pieces):
@@ -26,7 +26,7 @@ def test_an_answer_counts_its_tokens_and_how_fast_they_came() -> None:
 
 
 def test_an_answer_that_came_at_once_has_no_speed() -> None:
-    answer = Answer((1,), None, (), continues=True, clock=lambda: 5.0)
+    answer = CompletionBuilder((1,), None, (), continues=True, clock=lambda: 5.0)
     answer.apply(0, Update(1, 0, [7], None, 0, None, None))
     answer.apply(0, Update(1, 0, [7], FinishReason.LENGTH, 0, None, None))
     assert answer.completion.generated_tokens == 2

@@ -14,7 +14,7 @@ from quire.core.plan import StepPlan
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.errors import QuireError, RequestFailed
-from quire.llm.completion import Answer, Completion, Delta
+from quire.llm.completion import Completion, CompletionBuilder, Delta
 from quire.llm.engine_stepper import EngineStepper
 from quire.llm.run import BatchItem, Run
 from quire.request import Request, SamplingParams
@@ -79,7 +79,7 @@ class Model:
         return [Request(next(self._ids), prompt, max_tokens, greedy) for prompt in prompts]
 
     def stream(self, requests: list[Request]) -> Iterator[Delta]:
-        items = [BatchItem(one, None, [Answer(one.prompt, None, (), True)]) for one in requests]
+        items = [BatchItem(one, None, [CompletionBuilder(one.prompt, None, (), True)]) for one in requests]
         self.items = items
         return iter(Run(self.stepper, items, lambda index, error: self.errors.append(error)))
 

@@ -220,9 +220,9 @@ def test_what_completes_a_rule_of_waiting_is_told() -> None:
         return [line for line in map(str, resolve(Config(**settings), FACTS).choices) if "waiting" in line]
 
     reason = "as in text-generation-inference, where"
-    told = f"max_waiting_tokens = 20 ({reason} waiting_served_ratio is given alone)"
+    told = f"max_waiting_tokens = 20 ({reason} only waiting_served_ratio is given)"
     assert told in lines(waiting_served_ratio=0.5)
-    assert f"waiting_served_ratio = 0.3 ({reason} max_waiting_tokens is given alone)" in lines(max_waiting_tokens=7)
+    assert f"waiting_served_ratio = 0.3 ({reason} only max_waiting_tokens is given)" in lines(max_waiting_tokens=7)
     assert not lines()
 
 

@@ -30,7 +30,7 @@ def _options(
 
 
 def make_app(names: Iterable[str] = COMMANDS) -> typer.Typer:
-    """The command with the subcommands of these names, whose modules are imported."""
+    """The command with these subcommands; imports their modules."""
     app = typer.Typer(
         name="quire",
         help="Serve large language models.",
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """Run the command and exit; what Quire refuses or fails at becomes one line on standard error."""
     signal.signal(signal.SIGINT, signal.default_int_handler)
     given = list(sys.argv[1:] if arguments is None else arguments)
-    asked = [name for name in given[:1] if name in COMMANDS]  # of the others none is imported
+    asked = [name for name in given[:1] if name in COMMANDS]  # the other subcommands are not imported
     try:
         make_app(asked or COMMANDS)(args=given, prog_name="quire")
     except QuireError as error:

@@ -1,4 +1,4 @@
-"""Answers on a terminal, as they come."""
+"""Prints answers while they stream."""
 
 import sys
 from typing import TYPE_CHECKING
@@ -10,7 +10,7 @@ _DIM, _PLAIN = "\x1b[2m", "\x1b[0m"
 
 
 class AnswerPrinter:
-    """Prints one answer. Its thinking is shown on terminals alone, dimmed, above it."""
+    """Prints one answer. On a terminal its thinking is shown above it, dimmed."""
 
     def __init__(self) -> None:
         self._shows_thinking = sys.stdout.isatty()

@@ -40,7 +40,7 @@ def chat(
     llm = LLM(for_one_user(config), progress=not quiet)
     if not llm.has_chat_template:
         raise InvalidRequest(f"{llm.deployment.files.name} has no chat template; give one with --chat-template")
-    conversation = Conversation(llm, sampling, max_tokens, system)
+    conversation = ChatSession(llm, sampling, max_tokens, system)
     if sys.stdin.isatty():
         _say(f"{llm.deployment.files.name}. {HELP}")
     for line in _lines():
@@ -59,7 +59,7 @@ def chat(
     llm.close()
 
 
-class Conversation:
+class ChatSession:
     """The messages so far. The oldest exchanges are forgotten when the model has no room for them."""
 
     def __init__(self, llm: "LLM", sampling: SamplingOptions, max_tokens: int | None, system: str | None) -> None:

@@ -1,4 +1,4 @@
-"""Messages of commands on standard error."""
+"""Logging of commands to standard error."""
 
 import logging
 import sys

@@ -126,26 +126,26 @@ def _machine() -> dict[str, Any]:
 
 
 def unused_gpus(platform: str, gpus: tuple[str, ...]) -> dict[str, Any]:
-    """NVIDIA GPUs of the machine that JAX has no plugin for; nothing where it uses them or there are none."""
+    """NVIDIA GPUs that JAX cannot use because its plugin is missing; empty if there are none or JAX uses them."""
     if platform == "gpu" or not gpus:
         return {}
     return {"unused GPUs": f"{len(gpus)} NVIDIA; JAX cannot use them: pip install 'quire[cuda]', or make serve-gpu"}
 
 
 def _group(group: GroupSettings) -> dict[str, Any]:
-    """This member's place in its group. The others are not asked; the fit is that on the devices of this machine."""
+    """This member's place in its group. Nothing is sent to the others; the fit is for the devices of this machine."""
     if not group.is_group:
         return {}
     group.secret()  # raises where there is none
     role = "the leader" if group.is_leader else "a follower"
     return {
         "group": f"{group.group_size} members at {group.group_address}; this is member {group.group_rank}, {role}",
-        "devices of the group": "all of all members; what follows is for those of this machine alone",
+        "devices of the group": "those of all members; the rest of this report is for this machine's devices only",
     }
 
 
 def _peers(peers: PeerSettings) -> dict[str, Any]:
-    """The role of this server. The others are not asked."""
+    """The role of this server. Nothing is sent to its peers."""
     if peers.role is None:
         return {}
     peers.secret()  # raises where there is none

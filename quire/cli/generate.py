@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @with_settings
 def generate(
-    prompt: Annotated[str, typer.Argument(help="What to answer; - reads it from standard input.")],
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
     config: Config,
     sampling: SamplingOptions,
     max_tokens: Annotated[int | None, typer.Option(help="Longest answer; as long as fits if not given.")] = None,
@@ -32,7 +32,7 @@ def generate(
     json: Annotated[bool, typer.Option("--json", help="Print one JSON object, when the answer is complete.")] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress and choices.")] = False,
 ) -> None:
-    """Answer one prompt on standard output. Models with a chat template are asked through it, unless --raw."""
+    """Answer one prompt on standard output. The model's chat template is used if it has one, unless --raw."""
     sampling.over(SamplingParams())  # refused now rather than after loading
     if raw and system is not None:
         raise typer.BadParameter(

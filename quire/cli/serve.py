@@ -28,7 +28,7 @@ def serve(
     peers: PeerSettings,
     flags: TgiFlags,
     served: Annotated[
-        str | None, typer.Argument(metavar="[MODEL]", help="What to serve: the same as --model.", show_default=False)
+        str | None, typer.Argument(metavar="[MODEL]", help="The model, as with --model.", show_default=False)
     ] = None,
 ) -> None:
     """Serve a model over HTTP: the OpenAI API and that of text-generation-inference."""

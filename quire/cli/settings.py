@@ -84,7 +84,7 @@ def _option(field: "dataclasses.Field[Any]", hint: Any) -> inspect.Parameter:
         help=field.metadata["help"],
         rich_help_panel=group,
         envvar=list(variables_of(field)),
-        show_envvar=False,  # said once, below
+        show_envvar=False,  # described once, below
         show_default=field.default not in (None, (), ""),
         min=field.metadata.get("min"),
         hidden=field.metadata.get("hidden", False),
@@ -105,7 +105,7 @@ def _file_option(known: dict[str, Any]) -> inspect.Parameter:
         metavar="FILE",
         help="A TOML file of settings, as in max_batch_size = 8.",
         callback=take_file,
-        is_eager=True,  # before the options whose defaults it gives
+        is_eager=True,  # parsed before the options that it gives defaults to
         exists=True,
         dir_okay=False,
     )

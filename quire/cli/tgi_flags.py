@@ -70,12 +70,12 @@ class TgiFlags:
     num_shard: int | None = _means("tensor_parallel", "Devices to cut the model across.")
     sharded: str | None = _flag(None, "Needs --num-shard when true; with false --num-shard must be 1.", special=True)
     cuda_memory_fraction: float | None = _means("memory_fraction", "Share of the device's memory that may be used.")
-    graceful_termination_timeout: float | None = _means("drain_s", "Seconds to finish in when told to stop.")
+    graceful_termination_timeout: float | None = _means("drain_s", "Seconds for open requests to finish after SIGTERM.")
     huggingface_hub_cache: Path | None = _means("cache_dir", "Where fetched models are kept.")
     use_prefix_caching: bool | None = _flag(None, "The same as --prefix-caching.", special=True)
     json_output: bool = _flag(False, "The same as --log-format json.", special=True)
     tokenizer_config_path: Path | None = _flag(
-        None, "A tokenizer_config.json whose chat template takes the place of the model's.", special=True
+        None, "A tokenizer_config.json with a chat template that replaces the model's.", special=True
     )
     validation_workers: int | None = _inert("HTTP workers tokenise; their number is --http-workers")
     trust_remote_code: bool = _inert("no code out of a model's repository is ever run", False)
@@ -89,7 +89,7 @@ class TgiFlags:
     watermark_delta: float | None = _inert("requests that ask for a watermark are refused")
     ngrok_authtoken: str | None = _inert("there are no tunnels")
     ngrok_edge: str | None = _inert("there are no tunnels")
-    usage_stats: str | None = _inert("nothing is ever reported to anyone")
+    usage_stats: str | None = _inert("no usage statistics are collected")
     max_image_fetch_size: int | None = _inert("requests with images are refused")
     attention: str | None = _inert("the implementation is chosen by platform")
     prefill_chunking: str | None = _inert("prompts are always cut where a step is full; the tokens are the same")
@@ -98,10 +98,10 @@ class TgiFlags:
     rope_scaling: str | None = _refused("positions are as the model's config.json has them; change rope_scaling there")
     rope_factor: float | None = _refused("positions are as the model's config.json has them; change rope_scaling there")
     ngrok: bool = _refused("there are no tunnels; put a proxy in front", False)
-    env: bool = _refused("`quire doctor` tells what there is", False, variable=False)
+    env: bool = _refused("see `quire doctor`", False, variable=False)
 
     def given(self, kind: str) -> dict[str, Any]:
-        """The flags of this kind (`means`, `inert`, `refused`) that were given, with what the kind says of them."""
+        """The flags of this kind (`means`, `inert`, `refused`) that were given, each with its target or reason."""
         return {
             field.name: field.metadata[kind]
             for field in dataclasses.fields(self)
@@ -109,7 +109,7 @@ class TgiFlags:
         }
 
     def warnings(self) -> list[str]:
-        """One for each given flag that does nothing."""
+        """A warning for each given flag that has no effect."""
         return [f"--{name.replace('_', '-')} does nothing: {why}" for name, why in self.given("inert").items()]
 
     def applied(

@@ -19,7 +19,7 @@ def _commands() -> None: ...
 
 @with_settings
 def export(
-    folder: Annotated[Path, typer.Argument(help="Where to write them; it is made where it does not exist.")],
+    folder: Annotated[Path, typer.Argument(help="Folder to write to; it is created if missing.")],
     config: Config,
 ) -> None:
     """Write tokenizer and chat templates as files that transformers' AutoTokenizer loads, also of a GGUF model."""

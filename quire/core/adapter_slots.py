@@ -1,4 +1,4 @@
-"""The adapters that sequences ask for by name, and the few of them that are on the device."""
+"""The adapters that sequences name, and the few of them that are on the device."""
 
 from collections.abc import Iterable
 
@@ -38,7 +38,7 @@ class AdapterSlots:
         return self._num_loaded
 
     def unload(self, name: str) -> None:
-        """`name` stands for nothing any more. Sequences that have the adapter keep it."""
+        """Forget `name`. Sequences that have the adapter keep it."""
         del self._names[name]
 
     def find(self, name: str | None) -> int:
@@ -60,7 +60,7 @@ class AdapterSlots:
             self._holders[number] = self._holders.get(number, 0) + 1
 
     def let_go(self, number: int) -> None:
-        """Such a sequence has ended."""
+        """A sequence that used it has ended."""
         if number:
             self._holders[number] -= 1
             if not self._holders[number]:

@@ -24,7 +24,7 @@ class StepInFlight(NamedTuple):
     moves: Moves | None = None  # between the device and the host
 
 
-class Completion:
+class StepCompletion:
     """Turns the results of steps into updates. Owned by the scheduler."""
 
     def __init__(self, running: Running, requests: Requests, counters: Counters, speculation: Speculation) -> None:
@@ -81,7 +81,7 @@ class Completion:
 
     def _apply_decodes(self, decodes: Iterable[tuple[Chunk, Sequence, list[int]]], updates: list[Update]) -> None:
         """The same as `_apply`, for rows that sampled one token and nothing else. Most rows of most steps are such."""
-        new_update = tuple.__new__  # what Update(...) comes to, at half its cost: this loop is most of a completion
+        new_update = tuple.__new__  # the same as Update(...) at half its cost: this loop is most of a completion
         for chunk, sequence, tokens in decodes:
             if chunk.epoch != sequence.epoch:
                 self._counters.dropped_chunks += 1
@@ -152,7 +152,7 @@ class Completion:
 
 
 def _new_prompt_logprobs(sequence: Sequence, chunk: Chunk, logprobs: list[TokenLogprobs]) -> list[TokenLogprobs]:
-    """Those that were not handed out before a preemption."""
+    """The log-probabilities that were not handed out before a preemption."""
     new = logprobs[max(0, sequence.num_scored - chunk.start) :]
     sequence.num_scored += len(new)
     return new

@@ -1,4 +1,4 @@
-"""A heap whose members can leave from the middle."""
+"""A heap that members can leave from the middle."""
 
 from collections.abc import Iterator
 from heapq import heapify, heappop, heappush
@@ -19,7 +19,7 @@ class LazyHeap(Generic[T]):
         return len(self._entry_of)
 
     def __iter__(self) -> Iterator[T]:
-        """In no order."""
+        """Iterate in no particular order."""
         return iter(self._entry_of)
 
     def __contains__(self, member: T) -> bool:

@@ -1,4 +1,4 @@
-"""The numbers a scheduler works within."""
+"""The limits of a scheduler."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -78,7 +78,7 @@ class Limits:
         return -(-num_tokens // self.page_size)
 
     def pages_to_start(self, num_tokens: int) -> int:
-        """Pages, over all groups, that a sequence of so many known tokens has at once while they are computed."""
+        """Pages, over all groups, that a sequence of `num_tokens` known tokens has at once while they are computed."""
         return self.pages_of(num_tokens, self.max_batch_prefill_tokens)
 
     def pages_of(self, num_tokens: int, step_tokens: int = 1) -> int:
@@ -86,7 +86,7 @@ class Limits:
         total = 0
         for window in self.page_groups:
             count = self.pages_for(num_tokens)
-            if window is not None:  # so many pages are touched by so many consecutive positions at most
+            if window is not None:  # the most pages that this many consecutive positions touch
                 count = min(count, (window + step_tokens - 3) // self.page_size + 2)
             total += count
         return total
@@ -110,7 +110,7 @@ class Limits:
         return (self.num_pages - 1) * self.pages_for(longest) // self.pages_of(longest) * self.page_size
 
     def refuse_what_cannot_fit(self, request: Request) -> None:
-        """Raise when `request` could not run even alone."""
+        """Raise when `request` could not run even by itself."""
         total = len(request.prompt) + request.max_tokens
         parts = f"prompt of {len(request.prompt)} tokens + max_tokens of {request.max_tokens} = {total}"
         if total > self.max_sequence_tokens:
@@ -127,7 +127,7 @@ class Limits:
 
 
 def refuse_what_cannot_go_on(request: Request, so_far: SoFar) -> None:
-    """Raise when `so_far` is nothing that `request` could have generated."""
+    """Raise when `request` cannot have generated `so_far`."""
     if len(so_far) != request.samples:
         raise InvalidRequest(f"{len(so_far)} samples are to go on; the request has {request.samples}")
     if all(generated is None for generated in so_far):

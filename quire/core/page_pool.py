@@ -1,4 +1,4 @@
-"""The account of every page."""
+"""Reference counts of pages."""
 
 from collections import Counter
 from collections.abc import Iterable

@@ -51,7 +51,7 @@ class Place(NamedTuple):
 class PageCopy(NamedTuple):
     """The contents of page `source`, of every layer, go to page `target`. At least one of them is on the device.
 
-    A page of the host that is written counts once the step has its result, and is read by later plans alone. None that
+    A page of the host that is written counts once the step has its result, and is read only by later plans. None that
     a step under way reads or writes is the target of another copy.
     """
 
@@ -79,7 +79,7 @@ class AdapterLoad(NamedTuple):
 
 
 class SlotStart(NamedTuple):
-    """A slot that begins anew in this step: its page tables are empty and its tokens and sampling state are these."""
+    """A slot that starts in this step, with empty page tables and these tokens and sampling state."""
 
     slot: int
     sampling: SamplingParams
@@ -102,7 +102,7 @@ class StepPlan(NamedTuple):
     chunks: tuple[Chunk, ...]
     copies: tuple[PageCopy, ...] = ()
     started: tuple[SlotStart, ...] = ()
-    # Chunks, by index, whose next tokens a grammar restricts. A plan with any is not sampled before it gets its masks.
+    # Chunks, by index, that sample under a grammar. A plan with any is not sampled before it gets its masks.
     guided: tuple[int, ...] = ()
     forced: tuple[ForcedTokens, ...] = ()
     adapter_loads: tuple[AdapterLoad, ...] = ()
@@ -130,7 +130,7 @@ class StepResult(NamedTuple):
     logprobs: dict[int, list[TokenLogprobs]] = {}  # noqa: RUF012
     # By index of the chunk: of the next token, for each of its positions that is followed by a token of the prompt.
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # noqa: RUF012
-    # By index of the chunk: why this row alone has no result, or none after those in `tokens`.
+    # By index of the chunk: the reason why only this row has no result, or none after those in `tokens`.
     failed: dict[int, str] = {}  # noqa: RUF012
 
 

@@ -1,4 +1,4 @@
-"""Decides what each step holds."""
+"""Chooses the contents of each step."""
 
 from quire.core.completion import StepInFlight
 from quire.core.limits import Limits
@@ -11,14 +11,14 @@ from quire.core.stats import BACKPRESSURE, CHUNKING, WAIT_EXCEEDED, Counters
 from quire.core.step_budget import StepBudget
 from quire.core.step_builder import StepBuilder, forced_tokens, guided, slot_start
 
-SHARE_BEHIND = 4  # one part in so many of a step's tokens of prompts is for those behind the oldest, if it is long
+SHARE_BEHIND = 4  # one part in this many of a step's prompt tokens is for those behind the oldest, if it is long
 MAX_PASSED = 4  # long prompts that wait which shorter ones may pass in a step
 MAX_WAITING_FOR_ADAPTERS = 32  # sequences that others may pass in a step
 _new = tuple.__new__  # Chunk(...) at half its cost: chunks are most of a plan
 
 
 class Planner:
-    """Chooses what the next step holds.
+    """Chooses the contents of the next step.
 
     Each step gives every decoding sequence its next token, then continues the prefills already begun, then admits
     from the queue. Owned by the scheduler.
@@ -33,7 +33,7 @@ class Planner:
         counters: Counters,
         speculation: Speculation,
     ) -> None:
-        self.blocked_by: str | None = None  # what kept the head of the queue waiting in the last plan
+        self.blocked_by: str | None = None  # the limit that kept the head of the queue waiting in the last plan
         self._limits = limits
         self._budget = budget
         self._queue = queue
@@ -96,7 +96,7 @@ class Planner:
         return self._budget.burst
 
     def _guesses(self) -> dict[int, int]:
-        """By id: how many tokens are guessed for each sequence. None during a search for a culprit, which must know the
+        """The number of tokens to guess for each sequence, by id. None during a search for a fault, which must know the
         positions of a step."""
         decoding = self._running.decoding
         return self._speculation.choose(decoding.values(), len(decoding)) if self._queue.focus is None else {}

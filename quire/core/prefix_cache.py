@@ -271,7 +271,7 @@ class PrefixCache:
         return node
 
     def _add_page(self, node: Node, group: int, page: int) -> None:
-        """The tree holds `page` beside the sequence that computed it."""
+        """The tree holds `page` in addition to the sequence that computed it."""
         if page in self._node_of:
             raise ValueError(f"page {page} is in the tree under other tokens")
         node.pages[group] = page

@@ -65,7 +65,7 @@ class Match(NamedTuple):
 
     cursor: PrefixCursor
     path: list[Node]  # at least the nodes up to the cursor
-    begun: Node | None = None  # a page after the cursor whose first `num_begun` tokens are those that follow
+    begun: Node | None = None  # a page after the cursor; its first `num_begun` tokens are the next ones
     num_begun: int = 0
     restore: Restore | None = None  # pages after the cursor that are on the host
 

@@ -71,7 +71,7 @@ class SharedPrefills:
         assert self._parked <= set(waiting), "a parked sequence waits for nothing"
 
     def _page_after(self, sequence: Sequence, cursor: PrefixCursor, num_tokens: int) -> PageKey | None:
-        """None when fewer than `num_tokens` tokens would be in it and before it."""
+        """The page after `cursor`; None when it would end after the first `num_tokens` tokens."""
         start, end = cursor.num_pages * self._page_size, (cursor.num_pages + 1) * self._page_size
         return (cursor.end, packed(sequence.tokens[start:end])) if end <= num_tokens else None
 
@@ -109,7 +109,7 @@ class Queue:
         return None if first is None else first[1]
 
     def refuse_if_full(self, request: Request) -> None:
-        """A request that is refused has a place when it comes back at the time it is told."""
+        """Refuse a request when the queue is full. It has a place if it retries at the given time."""
         most = self._max_queued
         if most is None or (len(self) + request.samples <= most and not self._reservations):
             return
@@ -121,7 +121,7 @@ class Queue:
         retry_after_s = self._reservations.refused(
             client, request.samples, self.retry_after_s(), self._admission_interval_s
         )
-        kept = f" and {num_kept} places are kept for those who come back" if num_kept else ""
+        kept = f" and {num_kept} places are kept for clients that retry" if num_kept else ""
         raise Overloaded(f"{len(self)} sequences wait{kept}, the queue takes {most}", retry_after_s)
 
     def push(self, sequence: Sequence) -> None:
@@ -154,7 +154,7 @@ class Queue:
             self.push(waited)
 
     def note_admissions(self, count: int) -> None:
-        """Keep the time an admission takes, averaged over the last few, for those that must be told when to retry."""
+        """Keep the mean time of recent admissions, from which retry times are computed."""
         now = self._clock()
         if self._last_admission_s is not None:
             interval = (now - self._last_admission_s) / count

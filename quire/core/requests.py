@@ -100,7 +100,7 @@ class Requests:
             self.end(sequence)
 
     def expire(self) -> list[Failure]:
-        """End the requests whose time has passed."""
+        """End the requests past their deadline."""
         failures: list[Failure] = []
         while (due := self._deadlines.pop_due()) is not None:
             request_id, which = due

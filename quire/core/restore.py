@@ -38,11 +38,11 @@ class Restore:
         self.end = end  # in pages
 
     def device_pages(self) -> list[int]:
-        """Those of the device that are left."""
+        """The pages on the device that are left."""
         return [one for row in self.rows for one in row if isinstance(one, int) and one]
 
     def num_rows_within(self, num_copies: int, at_least_one: bool) -> int:
-        """The number of rows that so many copies restore, or the first one that needs any."""
+        """The number of rows that `num_copies` restore, or the first one that needs any."""
         most = num_copies
         for count, row in enumerate(self.rows):
             needed = len(host_pages((row,)))

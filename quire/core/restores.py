@@ -1,4 +1,4 @@
-"""Finds what can be restored, and keeps the account of it."""
+"""Finds the pages that can be restored, and tracks them."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple

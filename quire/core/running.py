@@ -28,7 +28,7 @@ class Running:
         self.prefilling: dict[int, Sequence] = {}
         self.decoding: dict[int, Sequence] = {}
         self.max_tokens = 0  # of all of them together, at their longest
-        self.num_guided = 0  # sequences whose tokens a grammar restricts
+        self.num_guided = 0  # sequences with a grammar
         self.pool = PagePool(limits.num_pages)
         self.host = HostTier(limits.host_pages + 1, limits.max_page_saves) if limits.host_pages else None
         self.cache = PrefixCache(self.pool, limits.page_size, limits.page_groups, self.host)
@@ -145,7 +145,7 @@ class Running:
         return length if missing <= 0 or self.grow(sequence, missing, preempts) else 0
 
     def grow(self, sequence: Sequence, num_pages: int, preempts: bool = True) -> bool:
-        """Give `sequence` so many pages more in each group, at the expense of younger ones if it `preempts`.
+        """Give `sequence` `num_pages` more in each group, at the expense of younger ones if it `preempts`.
 
         When it is the youngest itself a decode returns to the queue; a prefill keeps what it has and waits for the
         others to end. One that runs alone waits for results after which a window leaves pages behind. Otherwise it
@@ -293,7 +293,7 @@ class Running:
         return all_pages and len(self._free_slots) == self._limits.max_batch_size
 
     def discrepancies(self) -> list[str]:
-        """A line for each page whose holders are not those that know of it, and one for a count that is off."""
+        """A line for each page with a wrong count of holders, and one for each other wrong count."""
         pool, cache = self.pool, self.cache
         owners: dict[int, list[str]] = {page: ["the prefix cache"] for page in cache.pages()}
         for sequence in self:

@@ -4,7 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 
 from quire.core.adapter_slots import AdapterSlots
-from quire.core.completion import Completion, StepInFlight
+from quire.core.completion import StepCompletion, StepInFlight
 from quire.core.limits import Limits, SoFar, refuse_what_cannot_go_on
 from quire.core.plan import Failure, StepPlan, StepResult, Update
 from quire.core.planner import Planner
@@ -23,8 +23,8 @@ class Scheduler:
     """Turns requests into steps and results into tokens.
 
     A sequence waits in the `Queue` or is `Running`; `Requests` has them all. The `Planner` chooses the next step and
-    `Completion` applies its result. The tokens of a request do not depend on how it was scheduled. Owned by the engine
-    thread.
+    `StepCompletion` applies its result. The tokens of a request do not depend on how it was scheduled. Owned by the
+    engine thread.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float], prefix_key: PrefixKey | None = None) -> None:
@@ -47,7 +47,7 @@ class Scheduler:
         self._requests = Requests(limits, self._queue, self._running, self._clock, self._prefix_key, speculation)
         self._planner = Planner(limits, self.budget, self._queue, self._running, self.counters, speculation)
         self.exchange = PrefixExchange(limits, self._running, self._requests)
-        self._completion = Completion(self._running, self._requests, self.counters, speculation)
+        self._completion = StepCompletion(self._running, self._requests, self.counters, speculation)
 
     def stats(self) -> SchedulerStats:
         """Any thread may call it: each number is right by itself."""
@@ -134,7 +134,7 @@ class Scheduler:
                 sequence.force(tokens)
 
     def expire(self) -> list[Failure]:
-        """End the requests whose time has passed."""
+        """End the requests past their deadline."""
         return self._requests.expire()
 
     def restart(self) -> None:
@@ -147,7 +147,7 @@ class Scheduler:
         self.adapters.clear()
 
     def focus(self, request_ids: Iterable[int] | None) -> None:
-        """Run only these requests until told otherwise, the others return to the queue; None runs all again."""
+        """Run only these requests; the others return to the queue. None runs all again."""
         self.adapters.forget_reservation()
         if request_ids is None:
             self._queue.focus = None
@@ -176,9 +176,9 @@ class Scheduler:
     # Accounts
 
     def repair(self, thorough: bool) -> list[str]:
-        """At rest: find pages and slots that are lost or held twice, by counts alone unless `thorough`.
+        """At rest: find pages and slots that are lost or held twice, by counts only unless `thorough`.
 
-        If there are any the accounts begin anew, with an empty cache. Returns what was wrong.
+        If there are any, all counts are reset and the cache is emptied. Returns the faults found.
         """
         is_at_rest = not self._requests and not self._in_flight and not self._running
         if not is_at_rest or (self._running.is_balanced and not thorough):

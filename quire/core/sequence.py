@@ -1,4 +1,4 @@
-"""One sample of a request, and when it ends."""
+"""One sample of a request, and its end conditions."""
 
 from collections.abc import Iterable
 from enum import Enum, auto
@@ -28,7 +28,7 @@ class Stopping:
         self.watched = self._ends | self._stops  # no other token ends it before its length
 
     def reason(self, token: int, count: int) -> FinishReason | None:
-        """Why `token`, the `count`-th generated one, is the last; None when it is not.
+        """The reason why `token`, the `count`-th generated one, is the last; None when it is not.
 
         A token that ends the sequence exactly at its length is still an end, not a cut.
         """
@@ -124,7 +124,7 @@ class Sequence:
         self.tables: list[list[int]] = []
         self.first_held: list[int] = []  # by group: the entries of the table before it are 0
         self.page_end = 0  # the first position its pages do not cover
-        self.plain_end = 0  # the first position whose decode needs a page or is not needed at all
+        self.plain_end = 0  # the first position that needs a page to decode, or is not needed at all
         self.is_started = False  # whether the device knows its slot; not before its first chunk
         self.restore: Restore | None = None  # while pages of it are on the host that are to be copied to the device
         self.restore_end = 0  # the position up to which they were, or will be
@@ -135,7 +135,7 @@ class Sequence:
         self.num_planned = 0
         self.num_unsure = 0
         self.guessing: Guessing | None = None  # None where nothing is guessed
-        self.num_scored = 0  # prompt positions whose next token's log-probabilities have been handed out
+        self.num_scored = 0  # prompt positions with log-probabilities that have been handed out
         self.cached_tokens = 0  # of the prompt, when it first got a slot
         # The page that others may wait for it to compute: the end of the prefix before it, and its tokens.
         self.promised: tuple[Node | str, bytes] | None = None

@@ -81,7 +81,7 @@ class Speculation:
         sequence.guessing.next_try = len(sequence.tokens) + sequence.guessing.pause
 
     def learn(self, sequence: Sequence, num_guesses: int, num_right: int) -> None:
-        """The first `num_right` of so many guesses were right."""
+        """The first `num_right` of `num_guesses` were right."""
         guessing = sequence.guessing
         assert guessing is not None
         self._counters.guessed_chunks += 1

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-# Why sequences began beside others that ran, in the words of text-generation-inference's `tgi_batch_concat`: the wait
+# Why sequences joined running ones, in the words of text-generation-inference's `tgi_batch_concat`: the wait
 # reached `waiting_served_ratio`; `max_waiting_tokens` passed without an admission; no rule makes sequences wait.
 BACKPRESSURE, WAIT_EXCEEDED, CHUNKING = "backpressure", "wait_exceeded", "chunking"
 
@@ -20,7 +20,7 @@ class Counters:
     right_guesses: int = 0
     guessed_chunks: int = 0  # that had any
     dropped_chunks: int = 0  # results of sequences that had ended or lost their slot
-    # Steps in which sequences began beside others that ran, by the rule that admitted them.
+    # Steps in which sequences joined running ones, by the rule that admitted them.
     joined_by: dict[str, int] = field(default_factory=lambda: dict.fromkeys((BACKPRESSURE, WAIT_EXCEEDED, CHUNKING), 0))
 
 

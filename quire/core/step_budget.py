@@ -5,7 +5,7 @@ from bisect import bisect_left, bisect_right
 from quire.core.limits import Limits
 from quire.core.plan import Kind, StepPlan
 
-GROW_STEPS = 512  # without trouble, before twice as much is tried again
+GROW_STEPS = 512  # without a failure, before twice as much is tried again
 OF_A_STEP = 256  # tokens that take as long as a step takes at least, on a GPU
 DEFAULT_FIXED_TOKENS = 16.0  # before steps have been measured
 BESIDE_DECODES = 48  # tokens that take as long as decodes wait for the first tokens of prompts beside them
@@ -38,7 +38,7 @@ class StepBudget:
         return self.prefill_tokens == self._max_prefill_tokens and self.rows == self._max_rows
 
     def prefill_beside(self, num_decodes: int) -> int:
-        """The tokens of prompts that fit beside so many decodes."""
+        """The prompt tokens that fit into a step with this many decodes."""
         tokens = min(self._max_step_tokens - num_decodes, self.prefill_tokens)
         limit = self.max_prefill_beside_decodes
         if not num_decodes or limit is None or limit >= tokens:
@@ -53,7 +53,7 @@ class StepBudget:
         return self._max_restores if beside is None or not has_decodes else min(beside, self._max_restores)
 
     def excess(self, num_tokens: int, has_decodes: bool) -> int:
-        """The tokens of prompts that a step of so many should leave to the next.
+        """The prompt tokens that a step of `num_tokens` should leave to the next.
 
         They are those above a size of `step_sizes`, if the padding up to the next size would take longer than they do
         in the next step, which is one more if no sequence decodes.
@@ -65,7 +65,7 @@ class StepBudget:
         return excess if padding > excess + (BESIDE_DECODES if has_decodes else OF_A_STEP) else 0
 
     def shrink(self, plan: StepPlan) -> bool:
-        """`plan` was too much: halve what most of it was. False when it was as small as can be."""
+        """`plan` was too large: halve its largest part. False when it was as small as can be."""
         num_rows = len(plan.chunks)
         num_prefilled = sum(chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL)
         if num_prefilled > max(1, num_rows):

@@ -41,7 +41,7 @@ class StepBuilder:
         self.longest: tuple[Sequence, int, int] | None = None
         self.last: tuple[Sequence, int, int] | None = None
         self.passed: list[Sequence] = []  # long prompts at the head of the queue that shorter ones pass
-        self.waits_for_adapter: list[Sequence] = []  # those at the head whose adapters have no slot
+        self.waits_for_adapter: list[Sequence] = []  # those at the head that wait for an adapter slot
         self.loads: list[AdapterLoad] = []
         self.num_admitted = 0
         self.restored: list[Restoring] = []

@@ -25,7 +25,7 @@ class AdapterRead(NamedTuple):
 
 
 class AdapterCommands:
-    """Loads and unloads adapters, and tells all front ends what there is. Owned by the engine thread."""
+    """Loads and unloads adapters, and sends the table to all front ends. Owned by the engine thread."""
 
     def __init__(self, adapters: Adapters, post: Callable[[Port, AdapterRead], None]) -> None:
         """`post` is called by another thread when an adapter was read."""
@@ -34,10 +34,10 @@ class AdapterCommands:
         self._reading_again: dict[str, str] = {}  # folders by name, of a table that another engine had
 
     def table(self) -> AdapterTable:
-        """With those that are being read again: requests for them wait."""
+        """All adapters, including those being read again, for which requests wait."""
         return AdapterTable(self._adapters.version, self._adapters.folders | self._reading_again)
 
-    def obey(self, port: Port, command: AdapterCommand | AdapterRead) -> AdapterDone | None:
+    def handle(self, port: Port, command: AdapterCommand | AdapterRead) -> AdapterDone | None:
         """The answer to a command, unless that comes later."""
         if isinstance(command, SyncAdapters):
             self._sync(port, command)
@@ -63,7 +63,7 @@ class AdapterCommands:
         return AdapterDone(command.number)
 
     def _sync(self, port: Port, command: SyncAdapters) -> None:
-        """Have what another engine had, if that is newer."""
+        """Load the adapters of another engine's table, if that is newer."""
         adapters, known = self._adapters, self.table()
         if command.version <= known.version:
             return

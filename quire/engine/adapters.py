@@ -82,7 +82,7 @@ class Adapters:
         log.info("adapter %s is unloaded", name)
 
     def drop_unused(self) -> None:
-        """Let go of arrays that no request uses and none can ask for."""
+        """Free arrays that no request uses or can name."""
         for number in [number for number in self._numbers if not self._slots.is_needed(number)]:
             self._numbers.discard(number)
             self._digests.pop(number, None)

@@ -217,7 +217,7 @@ def _limits(config: Config, resolved: Resolved, facts: Facts, layout: PageLayout
         waiting_served_ratio=resolved.waiting_served_ratio,
         max_waiting_tokens=resolved.max_waiting_tokens,
         prefix_caching=config.prefix_caching,
-        # A GPU has programs for decodes alone, which a step with more than a token for a row does without.
+        # A GPU has programs for decodes only; a step with more than one token for a row cannot use them.
         forces_tokens=facts.platform != "gpu",
         max_burst=resolved.max_burst,
         max_guesses=resolved.speculate,
@@ -226,7 +226,7 @@ def _limits(config: Config, resolved: Resolved, facts: Facts, layout: PageLayout
 
 
 def _with_pages(deployment: Deployment, step_bytes: int) -> Deployment:
-    """The deployment with as many pages as fit beside a step of so many bytes."""
+    """The deployment with as many pages as fit in addition to a step of `step_bytes`."""
     limits = deployment.limits
     longest = limits.pages_of(limits.max_sequence_tokens)
     pages = resolve_pages(
@@ -312,7 +312,7 @@ def _grammars(deployment: Deployment) -> Grammars | None:
 
 
 def _with_measured_step(deployment: Deployment) -> Deployment:
-    """The deployment with as many pages as fit beside the largest step, measured by compiling it.
+    """The deployment with as many pages as fit in addition to the largest step, measured by compiling it.
 
     Not on a CPU: its cache is small, to leave memory to the host, and does not fill what is left.
     """

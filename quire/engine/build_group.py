@@ -25,14 +25,14 @@ from quire.group.arrays import from_message
 from quire.group.facts import difference
 from quire.group.leader import Leader
 from quire.group.membership import Membership, join
-from quire.group.messages import Deploy, Devices, Failed, Made, Prepare, Reset, Run
+from quire.group.messages import Deploy, Devices, Made, MemberFailed, Prepare, Reset, RunProgram
 from quire.group.settings import GroupSettings
 from quire.ops.native import library
 from quire.ops.native.processor import instruction_set
 
 log = logging.getLogger(__name__)
 
-# JAX ends a process that has lost another after so long, whatever its requests; the link finds out much earlier.
+# JAX ends a process this long after it has lost another; the link finds out much earlier.
 JAX_HEARTBEAT_S = 100
 MEETING_S = 300
 SAMPLES, SAMPLE_BYTES = 64, 4096  # of each weight file, for its fingerprint
@@ -97,20 +97,20 @@ def follow(
         follower = build_follower(deployment, progress)
     except QuireError as error:
         if meeting:
-            meeting[0][0].send(Failed(error.message, is_permanent=True))
+            meeting[0][0].send(MemberFailed(error.message, is_permanent=True))
         raise
     log.info("member %d of %d follows its leader", settings.group_rank, settings.group_size)
     try:
         while True:
             _obey(follower, membership)
     except Exception as error:
-        membership.send(Failed(repr(error)))
+        membership.send(MemberFailed(repr(error)))
         raise
 
 
 def _obey(follower: Follower, membership: Membership) -> None:
-    message = membership.next(Run, Prepare, Reset)
-    if isinstance(message, Run):
+    message = membership.next(RunProgram, Prepare, Reset)
+    if isinstance(message, RunProgram):
         follower.run(message.key, [from_message(array) for array in message.arrays], message.hidden)
     elif isinstance(message, Prepare):
         key = message.key

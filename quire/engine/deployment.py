@@ -79,7 +79,7 @@ def cache_capacity(deployment: Deployment) -> dict[str, str]:
 
 
 def with_host_pages(limits: Limits, deployment: Deployment) -> Limits:
-    """The limits, whose other numbers are final, with the host pages that were asked for."""
+    """The limits with the host pages of the settings. All other numbers are final."""
     facts, page_bytes = deployment.facts, deployment.host_page_bytes
     free_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     if facts.platform == "cpu":

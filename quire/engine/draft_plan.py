@@ -1,4 +1,4 @@
-"""A second model that guesses: whether and how it fits beside the one that is served."""
+"""Decides whether and how a draft model fits in addition to the served model."""
 
 from dataclasses import dataclass
 from typing import Any

@@ -82,11 +82,11 @@ class Driver:
 
     @property
     def is_gathering(self) -> bool:
-        """It waits for requests to come back before it runs a step."""
+        """True while it waits for requests to come back before it runs a step."""
         return bool(self._gathering)
 
     def open(self, deliver: Deliver, number: int | None = None) -> Port:
-        """A port with this number, or a new number. It replaces an older port of its number, whose requests end."""
+        """A port with this number, or a new number. It replaces an older port of that number and ends its requests."""
         with self._wake:
             self._num_opened = max(self._num_opened + 1, number or 0)
             port = Port(self.post, number or self._num_opened, deliver)
@@ -211,7 +211,7 @@ class Driver:
         return due_in_s is None or due_in_s > 0
 
     def _due_in_s(self) -> float | None:
-        """Until the end of gathering, or the deadline of a request that is not in the engine yet."""
+        """Seconds until gathering ends, or until the deadline of a request that is not in the engine yet."""
         gathering_s = self._gathering.due_in_s if self._gathering else None
         return self._preparing.due_in_s if gathering_s is None else gathering_s
 
@@ -250,7 +250,7 @@ class Driver:
 
     def _obey_about_adapters(self, port: Port, command: AdapterCommand | AdapterRead) -> None:
         version = self._engine.adapters.version
-        done = self._adapter_commands.obey(port, command)
+        done = self._adapter_commands.handle(port, command)
         table = self._adapter_commands.table()
         if table.version != version:
             for other in list(self._ports.values()):
@@ -315,14 +315,14 @@ class Driver:
         self._deliver(port, [Failed.from_error(command.request.request_id, error)])
 
     def _fail_everyone(self, error: QuireError) -> None:
-        """By the driver's own list, since the engine's may be wrong."""
+        """Fail all requests in the driver's own list, since the engine's may be wrong."""
         self._dispatch(Outcome([], [Failure(request_id, error) for request_id in self._live_requests()]))
 
     def _live_requests(self) -> list[int]:
         return [request_id for requests in self._requests.values() for request_id in requests]
 
     def _dispatch(self, outcome: Outcome) -> None:
-        """One batch of events to each port."""
+        """Deliver one batch of events to each port."""
         self._abandon_if_broken()
         times = self._times.events()  # before requests are forgotten
         for request_id in outcome.finished:

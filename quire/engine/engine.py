@@ -46,7 +46,7 @@ class Engine:
         read_adapter: Read | None = None,
     ) -> None:
         """`max_burst_s`: the longest step in which sequences get several tokens. `max_step_s`: the longest step with
-        prompts beside decodes; 0 for no limit. `read_adapter` reads an adapter's folder; None where there are none."""
+        prompts and decodes; 0 for no limit. `read_adapter` reads an adapter's folder; None where there are none."""
         if lookahead < 0:
             raise ValueError(f"lookahead is {lookahead}; it must be at least 0")
         scheduler.limits.refuse_what_cannot_fit(PROBE)  # it must be there when it is needed
@@ -87,7 +87,7 @@ class Engine:
 
     @property
     def is_searching(self) -> bool:
-        """Only some requests run, to find the one that makes steps fail."""
+        """True while only some requests run, to find the one that makes steps fail."""
         return self._isolation.focus is not None
 
     @property
@@ -114,7 +114,7 @@ class Engine:
         self.scheduler.add(request, so_far=so_far, waited_s=waited_s)
         self._samples_left[request.request_id] = sum(tokens is not None for tokens in from_here)
         self._masks.begin(request, from_here, matchers)
-        # The last engine had at most so many tokens under way, and the last token is never computed.
+        # The most tokens that the last engine had under way; the last token is never computed.
         under_way = (self._lookahead + 1) * self.scheduler.limits.max_tokens_of(request)
         self._isolation.request_added(request, from_here, under_way)
 
@@ -127,7 +127,7 @@ class Engine:
         self._forget(request_id)
 
     def upkeep(self) -> list[Failure]:
-        """Work between steps: deadlines, and a search whose suspects may have left meanwhile."""
+        """Work between steps: deadlines, and the search for a faulty request, whose suspects may have left."""
         failures = self.scheduler.expire()
         self._note_ends((), failures)
         if self._isolation.focus is not None and self.error is None:
@@ -224,7 +224,7 @@ class Engine:
         if lines:
             self.num_repairs += 1
             found = "; ".join(lines[:MAX_AUDIT_LINES])
-            log.error("%d faults in the accounts of pages, which begin anew with an empty cache: %s", len(lines), found)
+            log.error("%d faults in the counts of pages; they are reset, with an empty cache: %s", len(lines), found)
 
     def check_device(self) -> None:
         """While idle: check that the device computes. If it does not, reset it, or give up."""

@@ -1,4 +1,4 @@
-"""The interface of whatever computes the engine's steps."""
+"""The interface of executors, which compute the engine's steps."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
@@ -18,7 +18,7 @@ class Pending(Protocol):
 
 
 class Executor(Protocol):
-    """Computes steps in the order they are submitted. Used by the engine thread alone, but for its three numbers."""
+    """Computes steps in the order they are submitted. Used only by the engine thread, except for its three numbers."""
 
     @property
     def platform(self) -> str: ...
@@ -42,10 +42,10 @@ class Executor(Protocol):
         """Keep an adapter on the host, so that plans can load it. A reset does not touch it."""
 
     def drop_adapter(self, number: int) -> None:
-        """No plan loads it any more."""
+        """Free an adapter that no later plan loads."""
 
     def adapter_digest(self, number: int) -> str:
-        """Of the weights of an adapter on the host; the same in every engine. Any thread may call it."""
+        """A digest of an adapter's weights on the host, equal in every engine. Any thread may call it."""
 
     def read_pages(self, pages: Sequence[int]) -> Callable[[], memoryview]:
         """Copy pages from the device, after the steps that were submitted. Returns at once; any thread may call the

@@ -19,7 +19,7 @@ Targets = dict[int, int]
 
 
 def targets_of(plan: StepPlan, live: Container[int]) -> dict[int, Targets]:
-    """By request of a step that failed, unless it has ended since."""
+    """The targets of each request in a failed step that has not ended since."""
     targets: dict[int, Targets] = {}
     for chunk in plan.chunks:
         if chunk.request_id in live:

@@ -21,7 +21,7 @@ class Gathering:
 
     @property
     def due_in_s(self) -> float | None:
-        """Until its end; None if none has been set."""
+        """Seconds until it ends; None before the first command."""
         return None if self._until_s is None else self._until_s - self._clock()
 
     def note_all_resumed(self, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Token masks for sequences whose answers a grammar restricts."""
+"""Token masks for sequences with a grammar."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future
@@ -81,7 +81,7 @@ class Guided:
         return self.expected or []
 
     def mask(self, position: int, timeout_s: float) -> bytes:
-        """Of the token at `position`. Waits for it."""
+        """The mask of the token at `position`. Waits for it."""
         _, mask = self.ahead.result(timeout_s)
         forced, index = self.forced(), position - self.num_known
         if not 0 <= index < len(forced):
@@ -102,14 +102,14 @@ class GrammarMasks:
         self._grammars = grammars
         self._clock = clock
         self._guided: dict[int, dict[int, Guided]] = {}  # by request, by sample
-        self._advancing: dict[tuple[int, int], Guided] = {}  # whose forced tokens were not told yet
+        self._advancing: dict[tuple[int, int], Guided] = {}  # with forced tokens that were not reported yet
 
     def prepare(self, request: Request) -> "Future[None] | None":
         """Compile the grammar of `request` on another thread; None if there is nothing to wait for."""
         return None if request.grammar is None else self._grammars.prepare(request.grammar)
 
     def matchers(self, request: Request, so_far: SoFar) -> dict[int, Matcher]:
-        """By sample that is not finished. Raises InvalidRequest if the grammar is wrong."""
+        """A matcher for each unfinished sample. Raises InvalidRequest if the grammar is wrong."""
         grammar = request.grammar
         if grammar is None:
             return {}
@@ -141,7 +141,7 @@ class GrammarMasks:
                     self._advancing[update.request_id, update.sample] = one
 
     def forced(self) -> Iterator[tuple[int, int, list[int]]]:
-        """Requests, samples and the tokens that must come next, where that is known and was not told before."""
+        """Requests, samples and the tokens that must come next, as far as known and not reported before."""
         for (request_id, sample), one in list(self._advancing.items()):
             if one.ahead.done():
                 del self._advancing[request_id, sample]
@@ -154,7 +154,7 @@ class GrammarMasks:
             self._advancing.pop((request_id, sample), None)
 
     def masks(self, plan: StepPlan) -> tuple[dict[int, bytes], list[Failure]]:
-        """By index of the guided chunks of `plan`, and the requests for which there is none.
+        """The masks of the guided chunks of `plan` by index, and the requests that have none.
 
         Called when the results of all steps before it are known. A sequence that has ended meanwhile has no mask: its
         tokens are dropped.

@@ -16,10 +16,10 @@ class Step:
     plan: StepPlan
     planned_s: float  # planning began
     launched_s: float  # planning ended
-    blocked_by: str | None = None  # what kept the head of the queue waiting
+    blocked_by: str | None = None  # the limit that kept the head of the queue waiting
     num_late: int = 0  # the executor's late compilations before this step
     pending: Pending = NOT_LAUNCHED
-    error: Exception | None = None  # what it failed with
+    error: Exception | None = None  # its error, if it failed
     ended_s: float = 0.0
     took_s: float = 0.0  # since its launch, or since the step before it ended
     completed_s: float = 0.0  # the scheduler has applied its result

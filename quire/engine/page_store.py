@@ -9,7 +9,7 @@ from quire.request import Request
 
 
 class PageStore:
-    """Implements the `Store` of page traffic. Pages that come are written into host memory, whose tier the scheduler
+    """Implements the `Store` of page traffic. Pages that come are written into the host tier, which the scheduler
     matches; those that go are copied from the device. Owned by the engine thread."""
 
     def __init__(self, scheduler: Scheduler, executor: Callable[[], Executor], form: PageForm) -> None:

@@ -106,7 +106,7 @@ class Prefills:
             return self._live.pop(request_id, None)
 
     def _deliver(self, events: list[Event]) -> None:
-        """On the engine thread, when the pages of what has ended are in the cache."""
+        """Called on the engine thread, when the pages of ended requests are in the cache."""
         for event in events:
             if isinstance(event, Failed):
                 if (prefill := self._pop(event.request_id)) is not None:

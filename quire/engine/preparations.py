@@ -18,7 +18,7 @@ class Prepared(NamedTuple):
 
 
 class Preparations:
-    """Requests whose adapters are being read, whose grammars are being compiled, or whose pages a peer computes.
+    """Requests that wait until an adapter is read, a grammar is compiled, or a peer has computed their pages.
 
     Deadlines count from their arrival. Owned by the engine thread.
     """
@@ -55,7 +55,7 @@ class Preparations:
         return None if due_s is None else due_s - self._clock()
 
     def expire(self) -> list[Failure]:
-        """Failures of the requests whose deadline has passed. They stay until they are forgotten."""
+        """Failures of the requests past their deadline. They stay until they are forgotten."""
         failures: dict[int, Failure] = {}
         while (due := self._deadlines.pop_due()) is not None:
             request_id, which = due

@@ -4,7 +4,7 @@ from quire.core.plan import Chunk, Kind
 from quire.engine.observer import Observer, Step
 from quire.ipc.messages import Account, Started
 
-# Client-facing names of what keeps the scheduler's queue waiting.
+# Client-facing names of the limits that keep the scheduler's queue waiting.
 BLOCKERS = {
     "max_batch_size": "slots",
     "pages": "pages",

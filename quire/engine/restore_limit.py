@@ -1,10 +1,10 @@
-"""Bounds what copies from the host cost others."""
+"""Limits the slowdown of other sequences by copies from the host."""
 
 from quire.core.plan import Kind, StepPlan, Tier
 from quire.core.scheduler import Scheduler
 from quire.engine.observer import Observer, Step
 
-MAX_SLOWDOWN = 0.05  # of a step in which sequences decode, by pages that are copied beside them
+MAX_SLOWDOWN = 0.05  # of a step in which sequences decode, by the pages it copies
 LAST_SHARE = 0.25  # of the newest measurement in a mean
 FIRST_LIMIT = 2  # pages, before any copy has been measured
 
@@ -12,7 +12,7 @@ FIRST_LIMIT = 2  # pages, before any copy has been measured
 class RestoreLimit(Observer):
     """While sequences decode, bounds the pages that a step copies from the host by the time that copies take.
 
-    Steps of decodes alone are compared, with copies and without. A page that comes from the host drives another out, so
+    Steps of decodes only are compared, with and without copies. A page that comes from the host drives another out, so
     that it counts twice. Owned by the engine thread.
     """
 

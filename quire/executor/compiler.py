@@ -94,7 +94,7 @@ class Compiler:
         self._state = self._state_structure()
         self._placement = None if mesh is None else jax.tree.map(lambda array: array.sharding, self._state)
         # Tracing is Python's, and one thread's at a time: side by side, all would be traced before any is compiled.
-        # Of the programs whose products are not timed one waits at a time, so that the others, which take the longest,
+        # Of the programs without timed products one waits at a time, so that the others, which take the longest,
         # begin early.
         self._tracing, self._untuned = Lock(), Lock()
         self._small_programs: dict[Key, Any] = {}
@@ -108,7 +108,7 @@ class Compiler:
 
     @property
     def _layouts(self) -> list[PageLayout]:
-        """Of the model, and of the draft."""
+        """The page layouts of the model and of the draft."""
         draft = self._compiled.draft
         return [self.layout] if draft is None else [self.layout, draft.layout]
 
@@ -123,7 +123,7 @@ class Compiler:
         return [one for layout in self._layouts for one in layout.empty(self.shapes.num_pages)]
 
     def successor(self, number: jax.Array) -> jax.Array:
-        """One more, computed by the device that has the number."""
+        """`number` + 1, computed by the device that has it."""
         following: jax.Array = (_successor if self._mesh is not None else self._small(("successor", 0)))(number)
         return following
 
@@ -134,7 +134,7 @@ class Compiler:
         return self._small_programs[key]
 
     def make(self, key: Key) -> Any:
-        """From the store, or compiled and stored."""
+        """A program from the store, or compiled and stored."""
         begun_s = time.monotonic()
         name = self._name(key)
         program = None if self._store is None else self._store.load(name)
@@ -192,7 +192,7 @@ class Compiler:
         return self._compile_sample(cast(SamplingWay, kind), size)
 
     def stacks(self, num_pages: int) -> list[jax.ShapeDtypeStruct]:
-        """So many pages as they come from the host and go to it."""
+        """The structure of `num_pages` on their way to or from the host."""
         return [stack.like(num_pages) for stack in stacks_of(self._state.pages)]
 
     @property

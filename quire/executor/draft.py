@@ -1,4 +1,4 @@
-"""Guesses by a smaller model, the draft, that runs beside the one that is served.
+"""Guesses by a smaller model, the draft, that runs along with the served model.
 
 Its keys and values are in the same pages: each page has arrays for the layers of both models, found through the page
 table of the group that keeps all positions. So what happens to pages, copies, prefixes that are shared, preemption,
@@ -30,7 +30,7 @@ class Draft(NamedTuple):
 
 
 def num_packed(size: int, num_groups: int) -> int:
-    """Integers of `pack_guesses` for so many slots: their numbers, and an entry of the page table for each group."""
+    """Integers of `pack_guesses` for `size` slots: their numbers, and an entry of the page table for each group."""
     return size * (1 + 4 * num_groups)
 
 

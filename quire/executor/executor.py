@@ -105,7 +105,7 @@ class JaxExecutor:
             self.host_pages.drain()  # its pages stay
         self._packer = Packer(self._shapes)
         self._starts: list[SlotStart | None] = [None] * self._shapes.num_slots
-        self._special: set[int] = set()  # slots whose requests ask for more than a token at some temperature
+        self._special: set[int] = set()  # slots with requests that need more than plain temperature sampling
         self._state: State | None = None  # frees the old pages before there are new ones
         self.programs.clear_adapters()
         self._state = self.programs.compiler.empty_state()
@@ -159,7 +159,7 @@ class JaxExecutor:
             self._state, self.step_sizes = self.programs.measure(self._state)
 
     def prepare(self, num_tokens: int) -> Iterator[float]:
-        """Compile the programs of a lone prompt of so many tokens that are missing, telling the share done."""
+        """Compile the missing programs of a single prompt of `num_tokens`, yielding the share done."""
         return self.programs.compile_for_one(num_tokens)
 
     def close(self) -> None:

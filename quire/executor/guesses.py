@@ -1,4 +1,4 @@
-"""Guesses of the tokens that follow, and which of them were right.
+"""Guesses the next tokens, and verifies the guesses.
 
 A slot's length lives on the device, so that steps can be launched before the host knows how many guesses of the last
 one were right. Guesses stand in a slot's history behind its length. A step computes them with the last token, draws the
@@ -28,7 +28,7 @@ def with_accepted(
 ) -> tuple[Sampled, jax.Array]:
     """The tokens [n] that follow right guesses, NO_TOKEN in place of the others; and which they are.
 
-    `guesses` [n] is the number of guesses before each token in its chunk, whose tokens stand side by side.
+    `guesses` [n] is the number of guesses before each token in its chunk. Tokens of a chunk are adjacent.
     """
     drawn_there = jnp.roll(sampled.tokens, 1)
     is_wrong = (guesses > 0) & (drawn_there != slots.history[slot, position])

@@ -52,7 +52,7 @@ class Ladder:
         self._is_fine = is_fine
         self.max_tokens = max_rows + max_prefill_tokens
         steps = fine(min_tokens, self.max_tokens) if is_fine else coarse(min_tokens, self.max_tokens)
-        self._tokens = sorted({*steps, max(max_prefill_tokens, min_tokens)})  # a full prefill alone is the longest step
+        self._tokens = sorted({*steps, max(max_prefill_tokens, min_tokens)})  # a full prefill is the longest step
         rows = coarse(min(min_tokens, max_rows), max_rows, middles_from=32)
         self._decodes = [StepShape(count, decodes_only=True) for count in rows] if has_decodes else []
         self._scored = [StepShape(size, scores=True) for size in coarse(TILE, max(max_prefill_tokens, TILE), factor=8)]
@@ -81,12 +81,12 @@ class Ladder:
         return tuple(size for size in self._tokens if self._is_fine and size >= FINE_FROM)
 
     def all(self) -> list[StepShape]:
-        """In the order in which they are compiled."""
+        """All shapes, in the order in which they are compiled."""
         tokens = [StepShape(size) for size in self._tokens]
         return list(dict.fromkeys(self.first() + self._decodes + tokens + self._fresh + self._scored))
 
     def first(self) -> list[StepShape]:
-        """Enough to run any plan, and a short prompt or a decode alone as fast as it gets."""
+        """Enough shapes to run any plan, and to run a short prompt or a single decode at full speed."""
         largest = [*self._decodes[-1:], StepShape(self._tokens[-1]), self._scored[-1]]
         alone = [*self._decodes[:1], StepShape(self._tokens[0])]
         short = [StepShape(next((step for step in self._tokens if step >= size), size)) for size in SHORT_PROMPTS]
@@ -104,7 +104,7 @@ class Ladder:
         return tokens // TILE + min(sequences, tokens)
 
     def choose(self, needed: StepShape, num_tiles: int, among: Iterable[StepShape]) -> StepShape | None:
-        """The smallest of these shapes for a step that needs this one; decodes alone prefer a shape for that."""
+        """The smallest of these shapes for a step that needs this one; decodes prefer their own shapes."""
 
         def fits(shape: StepShape) -> bool:
             is_fresh = not shape.fresh_sequences or 1 <= needed.fresh_sequences <= shape.fresh_sequences
@@ -132,7 +132,7 @@ def coarse(lowest: int, highest: int, *, middles_from: int = MIDDLES_FROM, facto
 
 
 def fine(lowest: int, highest: int) -> list[int]:
-    """As `coarse` up to FINE_FROM, then four steps from one power of two to the next."""
+    """Like `coarse` up to FINE_FROM, then four steps from one power of two to the next."""
     if highest <= FINE_FROM:
         return coarse(lowest, highest, middles_from=32)
     steps = coarse(lowest, FINE_FROM, middles_from=32)

@@ -23,7 +23,7 @@ class Inputs(NamedTuple):
 
     slots: Any  # [tokens]
     positions: Any  # [tokens]; -1: padding; those of decodes may be FROM_THE_LAST, and so may `tile_starts`
-    num_new: Any  # [rows] of decodes alone: how many tokens each samples
+    num_new: Any  # [rows] of steps with decodes only: the tokens that each samples
     tile_slots: Any  # [rows + tiles]: the single tokens, then the tiles of prefills
     tile_starts: Any
     tile_lengths: Any
@@ -38,7 +38,7 @@ class Inputs(NamedTuple):
 
 
 def num_single(shape: StepShape, shapes: Shapes) -> int:
-    """Single tokens that a step of this shape can have beside its prefills; scored ones are prefills."""
+    """Single tokens that a step of this shape can have besides its prefills; scored ones are prefills."""
     return 0 if shape.scores or shape.fresh_sequences else min(shape.tokens, shapes.num_slots)
 
 
@@ -95,7 +95,7 @@ class Launch:
 
 
 def split(chunks: Sequence[Chunk], scored: Iterable[int]) -> list[Launch]:
-    """The launches of a plan: one, and one for the chunks whose prompt tokens are scored."""
+    """The launches of a plan: one, and one for the chunks with scored prompt tokens."""
     apart = set(scored)
     columns = Chunk(*zip(*chunks, strict=True))  # type: ignore[arg-type]  # each field of all chunks: faster than one by one
     kinds: Any = columns.kind
@@ -258,7 +258,7 @@ def num_sampling(launch: Launch, chunks: Sequence[Chunk]) -> int:
 
 
 def independent(copies: Iterable[PageCopy], most: int) -> Iterator[list[PageCopy]]:
-    """Runs of at most so many copies between the same tiers, none of which reads or writes a page that one before it in
+    """Runs of at most `most` copies between the same tiers, none of which reads or writes a page that one before it in
     the run writes."""
     run: list[PageCopy] = []
     written: set[Place] = set()

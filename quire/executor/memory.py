@@ -44,7 +44,7 @@ def weight_bytes(model: Model, dtype: str, quantize: str, mesh: Mesh | None) -> 
 
 
 class WeightSizes(NamedTuple):
-    """On one device."""
+    """Bytes on one device."""
 
     num_bytes: int
     widened_bytes: int  # of the largest float copy that a product makes of a weight

@@ -112,7 +112,7 @@ class Pending:
         return bool(found)
 
     def _failures(self, tokens: list[list[int]]) -> dict[int, str]:
-        """By index of the chunk; its tokens are cut before the first that is missing."""
+        """Failures by index of the chunk. Its tokens are cut before the first that is missing."""
         failed = {}
         for index, chunk in enumerate(self._plan.chunks):
             reason = min(tokens[index], default=0)

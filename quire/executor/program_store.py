@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 # The code that compiled programs follow from; limits of requests are sizes of arrays.
 SOURCES = ("executor", "models", "ops", "sharding.py", "request.py")
 NAME_LENGTH = 32
-NAME = re.compile(rf"[0-9a-f]{{{NAME_LENGTH}}}")  # of our folders, among which others may stand
+NAME = re.compile(rf"[0-9a-f]{{{NAME_LENGTH}}}")  # marks the folders of this store among others
 KEPT_FOLDERS = 64  # those that were used last
 UNFINISHED_S = 3600.0  # after which no process still writes a file
 
@@ -65,7 +65,7 @@ class ProgramStore:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             unfinished.write_bytes(pickle.dumps(serialize(program)))
-            unfinished.replace(path)  # at once, so that no process reads a half
+            unfinished.replace(path)  # atomic, so that no process reads an incomplete file
         except OSError as error:
             log.warning("%s cannot be kept for the next start: %s", path, error)
             with contextlib.suppress(OSError):

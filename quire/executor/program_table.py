@@ -38,7 +38,7 @@ class ProgramTable:
         return (shape, key) if shape.decodes_only and burst in (1, most) and key in self.keys else None
 
     def sample(self, count: int, features: Features) -> tuple[str, int]:
-        """The program with the fewest rows for so many samples; the one that does no more than they ask for."""
+        """The program with the fewest rows for `count` samples, and no more features than they need."""
         way = "any" if any(features[1:]) else "filtered" if features.filters else "plain"
         sizes = [size for size in self._ladder.sample_sizes if size >= count]
         for size in sizes:

@@ -45,7 +45,7 @@ MEASURED_TOKENS = 2048  # longer steps are not timed: it would take seconds
 class Programs:
     """Compiles on threads of its own; everything else happens on the engine's thread.
 
-    `table` says which programs are used. It changes at named moments alone: when a batch of programs is complete, in
+    `table` says which programs are used. It changes at named moments only: when a batch of programs is complete, in
     the order of the batches, the first being those that any plan can run with. A program that is being loaded from disk
     counts as complete: a step that wants it waits for that moment. A program that is in no table when it is wanted is
     waited for, and counted.
@@ -96,12 +96,12 @@ class Programs:
         return self._weights
 
     def clear_adapters(self) -> None:
-        """No slot has an adapter."""
+        """Empty all adapter slots."""
         self._adapters = []  # frees the old ones first
         self._set_adapters([] if self.compiler.adapters is None else jax.tree.leaves(empty(self.compiler.adapters)))
 
     def put_adapter(self, slot: int, adapter: list[Any]) -> None:
-        """In place of the one that the slot has. `adapter` is as `host_adapter` makes it, flat."""
+        """Replace the adapter in a slot. `adapter` is the flat form of `host_adapter`."""
         self._set_adapters(self.get(("adapter", 0))(self._adapters, np.int32(slot), adapter))
 
     def _set_adapters(self, adapters: list[Any]) -> None:
@@ -152,7 +152,7 @@ class Programs:
         return [*keys, *ladder.first(), *(("any", size) for size in dict.fromkeys((sampling[0], sampling[-1])))]
 
     def compile_for_one(self, num_tokens: int) -> Iterator[float]:
-        """Compile the programs of one sequence that runs alone, after a prompt of `num_tokens`; tell the share done."""
+        """Compile the programs of a single sequence, after a prompt of `num_tokens`; yields the share done."""
         ladder, most = self._shapes.ladder, self._shapes.max_prefill_tokens
         needed = [StepShape(min(num_tokens, most), fresh_sequences=1), StepShape(1, decodes_only=True)]
         if num_tokens > most:  # the chunks between, and the last
@@ -163,7 +163,7 @@ class Programs:
         return self._compile_together([keys], keys)
 
     def _compile_together(self, batches: list[list[Key]], needed: Iterable[Key]) -> Iterator[float]:
-        """Those that are not made, side by side. Raises where one of the `needed` fails."""
+        """Compile the missing programs in parallel. Raises if one of the `needed` fails."""
         self._batches += batches
         wanted = dict.fromkeys(key for batch in batches for key in batch)
         missing = [key for key in wanted if key not in self._made and key not in self._compiling]
@@ -197,7 +197,7 @@ class Programs:
         return self._pool.submit(make_after)
 
     def _make(self, key: Key) -> Any:
-        """With other processes a program is made when all of them have it, so that no table has it before."""
+        """Make a program. With other processes it counts as made when all of them have it."""
         if self._announcer is None:
             return self.compiler.make(key)
         self._announcer.members.prepare(to_plain(key))
@@ -271,7 +271,7 @@ class Programs:
     def rehearse(self, state: State) -> State:
         """Run every program that is made once, on padding: a GPU takes its time to load one that it has not run.
 
-        Not while others are compiled whose kernels are timed.
+        Not while programs with timed kernels are compiled.
         """
         if any(key[0] == "decode" and not future.done() for key, future in self._compiling.items()):
             return state

@@ -1,6 +1,6 @@
 """One engine over several processes: the leader announces each call of a program, and the others run the same.
 
-A program that is compiled for the devices of several processes runs when all of them call it. The leader alone plans
+A program that is compiled for the devices of several processes runs when all of them call it. Only the leader plans
 and packs; what it calls a program with is weights and state, which every process has of its own, and a few small arrays
 of the host, which are sent.
 """

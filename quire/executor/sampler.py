@@ -129,7 +129,7 @@ def describe(logits: jax.Array, tokens: jax.Array, wanted: jax.Array | bool) -> 
 
 
 def draw(logits: jax.Array, uniform: jax.Array) -> jax.Array:
-    """One token per row by its probability, from logits [r, v] whose highest is 0 in every row.
+    """One token per row by its probability, from logits [r, v] with a maximum of 0 in every row.
 
     The first of two uniform numbers [r, 2] picks a block of the vocabulary, the second a token within it: a token that
     is far less likely than one step of a float32 keeps its chance as long as its block is not.
@@ -154,7 +154,7 @@ def _pick(weights: jax.Array, uniform: jax.Array) -> jax.Array:
 def filtered(
     logits: jax.Array, top_k: jax.Array, float_params: jax.Array, branches: bool = True, cuts: FilterCuts | None = None
 ) -> jax.Array:
-    """Logits [r, v], whose highest is 0, with -inf for what top-k, then top-p, then min-p, then typical-p leave out.
+    """Logits [r, v], with a maximum of 0, and -inf for what top-k, then top-p, then min-p, then typical-p leave out.
 
     Each search takes as long as all the rest together, so with `branches` it is made only when a row wants it. With
     `cuts`, a kernel, each row pays for what it wants.
@@ -178,7 +178,7 @@ def filtered(
 
 
 def _share(given: jax.Array) -> jax.Array:
-    """As it was asked for; rows of padding have 0, which no request can."""
+    """The requested share; 1 for rows of padding, which have 0."""
     return jnp.where(given > 0, given, 1.0)
 
 
@@ -239,7 +239,7 @@ def _penalised(
     int_params: jax.Array,
     float_params: jax.Array,
 ) -> jax.Array:
-    """Repetition counts prompt and answer; frequency and presence count the answer alone."""
+    """Repetition counts prompt and answer; frequency and presence count only the answer."""
     history = slots.history[rows]  # [r, max_tokens]
     at = jnp.arange(history.shape[1])
     known = at <= positions[:, None]

@@ -15,10 +15,10 @@ class Shapes:
     max_prefill_tokens: int
     max_sequence_tokens: int
     num_groups: int = 1  # of pages
-    min_tokens: int = 1  # smaller steps are padded to so many
+    min_tokens: int = 1  # smaller steps are padded to this many
     is_fine: bool = False  # whether the ladder of tokens is: see ladder.py
-    specialised: bool = False  # common cases have programs of their own: decodes alone, and each way of sampling
-    max_fresh_sequences: int = 0  # that programs for new sequences alone take; 0: there are none
+    specialised: bool = False  # common cases have programs of their own: decodes only, and each way of sampling
+    max_fresh_sequences: int = 0  # in programs for new sequences only; 0: there are none
     fresh_from: int = 2048  # tokens, from which on there are such programs
     adapters: AdapterSizes = AdapterSizes()
     guesses: int = 0  # of the next tokens of a sequence, in one step; 0: lengths are not kept on the device

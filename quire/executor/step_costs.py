@@ -5,7 +5,7 @@ The libraries' products are uneven: on one GPU 768 tokens of an 8B model take as
 
 from collections.abc import Mapping, Sequence
 
-SLACK = 1.04  # a token may take so much longer than in the best smaller step
+SLACK = 1.04  # a token may take this much longer than in the best smaller step
 
 
 def slower_than_larger(seconds: Mapping[int, float]) -> frozenset[int]:
@@ -16,7 +16,7 @@ def slower_than_larger(seconds: Mapping[int, float]) -> frozenset[int]:
 
 
 def good_sizes(seconds: Mapping[int, float], sizes: Sequence[int]) -> tuple[int, ...]:
-    """Those of `sizes` in which a token takes hardly longer than in a smaller step. One that was not timed is as good
+    """The `sizes` at which a token takes hardly longer than in a smaller step. One that was not timed is as good
     as half of it."""
     good: set[int] = set()
     best = float("inf")  # seconds of a token

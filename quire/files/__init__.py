@@ -1,1 +1,1 @@
-"""Model files: finding them, fetching them, reading what they hold. No JAX here."""
+"""Model files: finding, fetching and reading them. No JAX here."""

@@ -1,4 +1,4 @@
-"""Arrays in one file, to be mapped into memory.
+"""A file of arrays that can be memory-mapped.
 
 A header of JSON has the dtype, the shape and the place of each array, and a sum of its bytes. Arrays begin at multiples
 of ALIGNMENT, so that a mapped one can be used where it lies.
@@ -26,7 +26,7 @@ class DamagedFile(Exception):
 
 
 def write_arrays(path: Path, arrays: Sequence[Array]) -> None:
-    """Written through to the disk, so that a file that is there after a loss of power is whole."""
+    """Write a file and flush it to disk, so that a file that exists after a power failure is complete."""
     entries, offset = [], 0
     for array in arrays:
         entries.append([array.dtype.name, list(array.shape), offset, _sum_of(array)])
@@ -71,7 +71,7 @@ def read_arrays(path: Path) -> list[Array]:
 
 
 def _sum_of(array: Array) -> int:
-    """Of the bytes, as numbers of 64 bits, with their places in it coarsely: each eighth of an array counts anew."""
+    """A checksum of the bytes as 64-bit numbers. Each eighth of the array has its own weight."""
     data = _bytes_of(array)
     whole = len(data) // 8 * 8
     total = int.from_bytes(data[whole:].tobytes(), "little")

@@ -53,7 +53,7 @@ _CONTROL_TOKEN = 3
 
 
 def generation_defaults(generation_config: Mapping[str, Any], origin: Path) -> GenerationDefaults:
-    """From generation_config.json, whose many other fields steer the library that wrote it."""
+    """Defaults from generation_config.json. Its other fields concern the library that wrote it."""
     found: dict[str, Any] = {}
     for field in fields(GenerationDefaults):
         value = generation_config.get(field.name)

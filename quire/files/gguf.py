@@ -61,7 +61,7 @@ class GGUFTensor:
 
 @dataclass(frozen=True)
 class GGUFHeader:
-    """Of one file, or of all parts of a model in several: `path` and `metadata` are then those of the first."""
+    """The header of a file, or of all parts of a split model: `path` and `metadata` are then those of the first."""
 
     path: Path
     metadata: dict[str, Any]
@@ -210,7 +210,7 @@ def _with_cursor(path: Path, read: Callable[[_Cursor], T]) -> T:
 
 
 def _read_pairs(cursor: _Cursor) -> tuple[dict[str, Any], int]:
-    """The metadata, and the number of tensors whose table follows."""
+    """The metadata, and the number of tensors in the table that follows."""
     start = cursor.skip(4)
     magic = cursor.data[start : start + 4]
     if magic != _MAGIC:
@@ -277,7 +277,7 @@ def _tensor(path: Path, name: str, shape: tuple[int, ...], type_: int, offset: i
 
 
 def _other_block(path: Path, name: str, type_: int) -> tuple[str, int, int]:
-    """Of a type that is refused later, by its name."""
+    """Block size of a type that is refused later, by name."""
     import gguf
 
     try:

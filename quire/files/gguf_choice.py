@@ -36,7 +36,7 @@ def choose_gguf(repository: str, names: Sequence[str], wanted: str | None) -> li
             )
         if found:
             return _all_parts(repository, found[0], names)
-    if wanted is None and len(models) == 1:  # its name says nothing, and there is nothing to choose
+    if wanted is None and len(models) == 1:  # its name gives no type, and there is only one
         return _all_parts(repository, models[0], names)
     kind = f"of type {wanted}" if wanted is not None else f"of a type that is read ({', '.join(PREFERRED)})"
     raise ModelUnavailable(f"{repository} has no GGUF file {kind}; it has {listed(models) or 'none at all'}")

@@ -93,7 +93,7 @@ def config_from_gguf(header: GGUFHeader, rope_factors: Sequence[float] | None = 
 
 
 class _Keys:
-    """The metadata of one architecture, which remembers what was asked for, so that the rest can be refused."""
+    """The metadata of one architecture. It records the keys that were read, so that the rest can be refused."""
 
     def __init__(self, header: GGUFHeader) -> None:
         self._path = header.path

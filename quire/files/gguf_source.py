@@ -84,7 +84,7 @@ class GGUFSource:
         if tensor.type not in _IN_BLOCKS:
             return None
         blocks = _IN_BLOCKS[tensor.type](self._bytes(tensor))
-        if blocks["codes"].min() < -127:  # what no quantiser writes, a file can hold
+        if blocks["codes"].min() < -127:  # no quantiser writes these, but a file can hold them
             return None
         # Moved as bytes: field by field takes nine times as long.
         rows = blocks.view(f"V{BLOCK.itemsize}").reshape(*tensor.shape[:-1], -1)
@@ -158,7 +158,7 @@ _IN_BLOCKS: dict[str, Callable[[Array], Array]] = {"Q8_0": lambda data: data.vie
 
 
 def _for_each(fill: Callable[[int], None], starts: range) -> None:
-    """On threads, where there is more than one."""
+    """Run `fill` for each start, in threads if there are several."""
     if len(starts) > 1:
         with ThreadPoolExecutor(min(_MAX_THREADS, os.cpu_count() or 1)) as pool:
             for _ in pool.map(fill, starts):

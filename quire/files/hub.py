@@ -79,7 +79,7 @@ def fetch_repository(
         """The GGUF files to fetch, by what the hub says it has; by what the cache has where it cannot be asked."""
         try:
             names = HfApi(endpoint, token=token).list_repo_files(repository, revision=revision) if not offline else None
-        except (HTTPError, OSError):  # what is wrong is said when files are fetched, if the cache does not have them
+        except (HTTPError, OSError):  # the error is raised when files are fetched, unless the cache has them
             names = None
         if names is not None:
             return _chosen(repository, names, gguf)

@@ -24,12 +24,12 @@ def read_json(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
 
 
 def read_json_if_present(path: Path, max_bytes: int = MAX_BYTES) -> dict[str, Any]:
-    """As `read_json`; an absent file is an empty object."""
+    """Like `read_json`; a missing file is an empty object."""
     return read_json(path, max_bytes) if path.is_file() else {}
 
 
 def parse_object(text: bytes, origin: str) -> dict[str, Any]:
-    """The object that `text` is; damage is reported with `origin`, which says where the text is from."""
+    """Parse `text` as a JSON object. Errors name `origin`, the source of the text."""
     try:
         found = json.loads(text.decode())
     except RecursionError as error:
@@ -43,7 +43,7 @@ def parse_object(text: bytes, origin: str) -> dict[str, Any]:
 
 
 def _refuse_depth(found: Any, origin: str) -> None:
-    """Recursive code, such as repr and json.dumps, can then walk over what was found."""
+    """Refuse deep nesting, so that recursive code such as repr and json.dumps is safe."""
     level = [found]
     for _ in range(MAX_DEPTH):
         items = (item for one in level for item in (one.values() if isinstance(one, dict) else one))

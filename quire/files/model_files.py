@@ -41,7 +41,7 @@ class ModelFiles:
     generation: GenerationDefaults
     eos_token_ids: tuple[int, ...]
     tokenizer: Path | None
-    gguf: GGUFSource | None = field(default=None, repr=False, compare=False)  # whose header is read already
+    gguf: GGUFSource | None = field(default=None, repr=False, compare=False)  # its header has been read
 
     def open_weights(self) -> GGUFSource | SafetensorsSource | None:
         """The checkpoint; None for random weights, which no file holds."""

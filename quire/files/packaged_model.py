@@ -1,4 +1,4 @@
-"""Models that travel inside Python packages, so that a machine which can install Quire can also run one."""
+"""Models in Python packages, so that a machine that can install Quire can also run a model."""
 
 import fcntl
 import hashlib
@@ -24,7 +24,7 @@ SETTLED_S = 2.0
 
 @dataclass(frozen=True)
 class PackagedModel:
-    """A file inside a wheel, known by its hash: whatever index it comes from, it is this file or an error."""
+    """A file inside a wheel, verified by its hash regardless of the index that it comes from."""
 
     name: str
     requirement: str
@@ -150,7 +150,7 @@ def _note_of(path: Path) -> Path:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time. The lock ends with its holder, however that ends; the file stays."""
+    """Lock a file, for one process at a time. The lock is released when its process ends; the file stays."""
     with path.open("wb") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield

@@ -84,11 +84,11 @@ def locate_adapter(
 
 
 def open_adapter(folder: str | Path) -> PeftAdapter:
-    """The adapter in a folder, of which headers alone are read. Raises `InvalidAdapter`."""
+    """Open the adapter in a folder. Only headers are read. Raises `InvalidAdapter`."""
     folder = Path(folder)
     try:
         if not (folder / CONFIG_NAME).is_file():
-            raise InvalidAdapter(f"{folder}: there is no {CONFIG_NAME}, which PEFT writes beside an adapter")
+            raise InvalidAdapter(f"{folder}: there is no {CONFIG_NAME}, which PEFT writes with every adapter")
         config = read_json(folder / CONFIG_NAME)
         if not (folder / WEIGHTS_NAME).is_file():
             pickled = "; adapter_model.bin is not read, save_pretrained writes safetensors by default"

@@ -34,6 +34,6 @@ def share_bar(label: str) -> Iterator[Report]:
 
 
 def silent(label: str) -> AbstractContextManager[Report]:
-    """No bar: for tests, and for callers that say it in their own way."""
+    """Show nothing: for tests, and for callers that report progress themselves."""
     del label
     return nullcontext(lambda done, total: None)

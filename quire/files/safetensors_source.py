@@ -74,7 +74,7 @@ class SafetensorsSource:
         return np.memmap(entry.path, entry.dtype, "r", entry.offset, entry.info.shape)
 
     def read_copy(self, name: str) -> Array:
-        """As `read`, in memory of its own. Raises InvalidCheckpoint where the file has become shorter."""
+        """Like `read`, as a copy in memory. Raises InvalidCheckpoint if the file has become shorter."""
         entry = self._entries[name]
         count = prod(entry.info.shape)
         try:

@@ -24,7 +24,7 @@ class CallRules:
 
     @property
     def needs_grammar(self) -> bool:
-        """True if something is asked that a model may not do of itself."""
+        """True if a rule needs a grammar to be enforced."""
         return self.required or not self.parallel or any(tool.strict for tool in self.tools)
 
 
@@ -33,9 +33,9 @@ class AnswerRules:
     """The parts that an answer may have. Without calls, and without a grammar for the rest, it is any text."""
 
     calls: CallRules | None = None
-    plain: Grammar | None = None  # of an answer that is no call
+    plain: Grammar | None = None  # for an answer without calls
     thinking: ThinkingFormat | None = None  # a section may come first
-    is_opened: bool = False  # the prompt has opened the section, so it does
+    is_opened: bool = False  # the prompt has opened the section
 
     def grammar(self, marks: Marks) -> Grammar:
         """`marks`: the marks that are tokens of their own."""

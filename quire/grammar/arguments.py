@@ -9,17 +9,17 @@ from quire.grammar.closed_schema import guided_schema
 from quire.grammar.lark import Marks, terms, text_up_to
 from quire.text.tools import Tool
 
-MAX_CHOSEN = 24  # arguments whose presence is told one by one; of more any may come, in any order
+MAX_CHOSEN = 24  # arguments that are tracked one by one; with more, any may occur in any order
 _DEFINITIONS = ("$defs", "definitions")
 _NO_RULE = ("title", "description", "default", "examples", "additionalProperties", "type", "properties", "required")
 _OF_STRINGS = ("pattern", "format", "minLength", "maxLength")
 _STRING = ("string",)
 
 
-class Arguments:
+class ArgumentRules:
     """The arguments of one function, by their schema: those that are required, and others, in its order.
 
-    Some formats have no way to keep to all of a schema. Where the tool is `strict` that is an error.
+    Some formats cannot express all of a schema. That is an error if the tool is `strict`.
     """
 
     def __init__(self, prefix: str, tool: Tool, schema: Mapping[str, Any], marks: Marks) -> None:
@@ -46,7 +46,7 @@ class Arguments:
         return name
 
     def text_item(self, before: str, key: str, end: str, after: str = "") -> str:
-        """An expression for an argument whose strings are plain text up to `end`."""
+        """An expression for an argument with strings as plain text up to `end`."""
         schema = self._schema(key)
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if isinstance(values, list) and all(isinstance(value, str) for value in values):
@@ -60,7 +60,7 @@ class Arguments:
         return f"{before} {name} {after}"
 
     def marked_value(self, key: str, quote: str) -> str:
-        """An expression for a value whose strings stand between two of `quote`."""
+        """An expression for a value with strings between two `quote` marks."""
         schema = self._schema(key)
         values = schema.get("enum", [schema["const"]] if "const" in schema else None)
         if isinstance(values, list) and all(isinstance(value, str) for value in values):

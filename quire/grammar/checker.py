@@ -49,17 +49,17 @@ def fault_of(grammar: Grammar, tokens: llguidance.LLTokenizer) -> str | None:
 
 
 class Checker:
-    """Answers each line, in whichever order the children end."""
+    """Answers each line, in the order in which the children end."""
 
     def __init__(self) -> None:
         # Bytes are tokens enough: what explodes does so before the vocabulary matters.
         self._tokens = llguidance.LLTokenizer("byte")
-        self._children: dict[int, tuple[int, float]] = {}  # by process: the id of its line, and until when it may take
+        self._children: dict[int, tuple[int, float]] = {}  # by process: the id of its line, and its deadline
         self._held = b""
 
     def run(self) -> None:
         """Run until the input ends."""
-        fault_of(Grammar(GrammarKind.REGEX, "a"), self._tokens)  # children begin with what this has loaded
+        fault_of(Grammar(GrammarKind.REGEX, "a"), self._tokens)  # children inherit the loaded modules
         while True:
             waits = POLL_S if self._children else None
             has_room = len(self._children) < MAX_CHILDREN
@@ -105,17 +105,17 @@ class Checker:
 
 
 def answer_line(number: int, error: str | None) -> bytes:
-    """Shorter than what a pipe takes at once, in every script: an error repeats the grammar, and escapes are long."""
+    """An answer shorter than a pipe's atomic write: an error repeats the grammar, and escapes are long."""
     shown = None if error is None else error[:500]
     return json.dumps({"id": number, "error": shown}, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
 def _write(number: int, error: str | None) -> None:
-    """At once, so that answers of children do not mix."""
+    """Write an answer in one call, so that answers of children do not interleave."""
     os.write(1, answer_line(number, error))
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal sends it to everyone; this ends with who started it
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # from the terminal; the parent ends this process
     os.nice(10)  # serving comes first
     Checker().run()

@@ -7,11 +7,11 @@ from typing import Any
 from quire.errors import InvalidRequest
 from quire.grammar.schema_facts import COMBINING, Names, Schema, SchemaFacts, own_names
 
-# Between the parts of JSON: a line's end and some indentation, but not blanks for as long as a model likes.
+# Whitespace between the parts of JSON: a line end and some indentation, but not an endless run.
 WHITESPACE = r"\n?[ ]{0,16}"
 STYLE = "x-guidance"  # the library's key for how JSON is written
 STYLE_PATTERNS = ("whitespace_pattern", "item_separator", "key_separator")  # what a schema may say of it
-MAX_UNIQUE, MAX_UNIQUE_CHARACTERS = 8, 200  # of values whose sets are written out
+MAX_UNIQUE, MAX_UNIQUE_CHARACTERS = 8, 200  # values in a set that is written out
 # Every other format is an annotation, as JSON Schema has it.
 FORMATS = frozenset(
     ("date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri", "unknown")
@@ -54,7 +54,7 @@ def _style(given: Any) -> dict[str, Any]:
 
 
 class _Closing:
-    """The rewriting of one document. Places stay as they are, so that references still lead to them."""
+    """Rewrites one document. Paths stay the same, so that references still resolve."""
 
     def __init__(self, root: Schema, strict: bool) -> None:
         self._root = root
@@ -71,7 +71,7 @@ class _Closing:
         return done
 
     def _schema(self, schema: Any, beside: Names, place: str) -> Any:
-        """`schema`, closed but for the keys that schemas `beside` it speak of."""
+        """`schema`, closed except for the keys that schemas next to it (`beside`) name."""
         if not isinstance(schema, dict):
             return schema
         facts = self._facts
@@ -87,7 +87,7 @@ class _Closing:
         return {key: done[key] for key in (*schema, *done) if key in done}  # in the order of the schema
 
     def _parts(self, schema: Schema) -> dict[str, Names]:
-        """By keyword: the keys of the schemas that it puts together with this one."""
+        """The keys of the schemas that each keyword combines with this one."""
         parts: dict[str, Names] = {}
         if "$ref" in schema:
             parts["$ref"] = self._facts.target_names(schema)
@@ -97,7 +97,7 @@ class _Closing:
         return parts
 
     def _combined(self, key: str, schema: Schema, around: Names, place: str) -> Any:
-        """The value of a keyword that puts schemas together, with `around` those beside it."""
+        """The value of a keyword that combines schemas; `around` has the keys of the schemas next to it."""
         value = schema[key]
         if key == "$ref":
             return self._reference(schema, around, place)
@@ -216,7 +216,7 @@ class _Closing:
         return schema if said else rest | {"additionalProperties": others}
 
     def _without_unevaluated(self, schema: Schema, place: str) -> Schema:
-        """As `additionalProperties` of this schema and those it is put together with."""
+        """Replace `unevaluatedProperties` by `additionalProperties` of this schema and those it is combined with."""
         value = schema.pop("unevaluatedProperties")
         if value is True or "additionalProperties" in schema:
             return schema | ({"additionalProperties": True} if "additionalProperties" not in schema else {})
@@ -247,6 +247,6 @@ def _are_few(values: list[Any]) -> bool:
 
 
 def _without_look_around(parts: list[Any]) -> list[Any]:
-    """Without strings whose pattern cannot be followed, as of decimal numbers, if there are others to choose from."""
+    """Drop alternatives with patterns that cannot be followed, as of decimal numbers, if others remain."""
     kept = [one for one in parts if not (isinstance(one, dict) and _LOOK_AROUND.search(str(one.get("pattern", ""))))]
     return kept or parts

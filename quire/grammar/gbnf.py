@@ -5,7 +5,7 @@ import re
 from quire.errors import InvalidRequest
 
 MAX_TIMES = 1000  # of a repetition
-_RULE = re.compile(r"^[ \t]*+[A-Za-z0-9_-]++\s*+::=", re.MULTILINE)  # at lines alone, or it would be quadratic
+_RULE = re.compile(r"^[ \t]*+[A-Za-z0-9_-]++\s*+::=", re.MULTILINE)  # only at line starts, to stay linear
 _TOKEN = re.compile(
     r"""
       (?P<blank> \s+ | \#[^\n]* )

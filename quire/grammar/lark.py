@@ -13,7 +13,7 @@ Marks = Mapping[str, int]
 
 
 def mark_tokens(tokenizer: Tokenizer, marks: tuple[str, ...]) -> dict[str, int]:
-    """Those of `marks` that are added tokens of the vocabulary and special, or in angle brackets, as the library has
+    """The `marks` that are added tokens of the vocabulary and special, or in angle brackets, as the library has
     it."""
     found = {mark: tokenizer.added_id(mark) for mark in marks}
     return {
@@ -44,5 +44,5 @@ def text_up_to(name: str, text: str, marks: Marks) -> str:
 
 
 def _escaped(text: str) -> str:
-    """In a regular expression between slashes."""
+    """`text` escaped for a regular expression between slashes."""
     return re.escape(text).replace("/", "\\/").replace("\\\n", "\\n")

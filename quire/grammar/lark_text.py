@@ -52,7 +52,7 @@ def embedded(rule: str, grammar: Grammar) -> str:
 
 
 def _regex_term(pattern: str) -> str:
-    """A slash ends an expression, and so does a line."""
+    """A regular expression as a Lark terminal. Slashes and line ends are escaped."""
     return "/" + re.sub(r"\\.|[/\n]", lambda at: {"/": r"\/", "\n": r"\n"}.get(at[0], at[0]), pattern) + "/"
 
 
@@ -69,7 +69,7 @@ def _of_document(name: str, document: Any) -> Grammar:
 
 
 def _checked(name: str, text: str) -> str:
-    """`text` with its schemas as answers follow them. Refuses what is larger than it looks, and what would be lost."""
+    """`text` with its schemas closed. Refuses grammars that expand too much, and features that would be ignored."""
     parts: list[str] = []
     at = num_repeated = 0
     while at < len(text):

@@ -35,7 +35,7 @@ def refuse_schema_that_explodes(name: str, schema: Any) -> int:
 
 
 def check_size(name: str, text: str, limit: int = MAX_BYTES) -> None:
-    if len(text) > limit:  # before anything that takes longer for a longer text
+    if len(text) > limit:  # first: later checks take longer for longer texts
         raise invalid(name, f"has {len(text)} characters; the limit is {limit} bytes")
     try:
         size = len(text.encode())

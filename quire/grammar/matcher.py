@@ -119,7 +119,7 @@ class Grammars:
         self._compile(grammar)
 
     def _compile(self, grammar: Grammar) -> llguidance.LLMatcher:
-        """Also of a grammar that is wrong, so that it is found out once."""
+        """Compile a grammar, also a wrong one, so that each is compiled only once."""
         with self._lock:
             compiled = self._compiled.get(grammar)
             if compiled is not None:
@@ -137,7 +137,7 @@ class Grammars:
 
 
 def compile_grammar(grammar: Grammar, tokens: llguidance.LLTokenizer) -> llguidance.LLMatcher:
-    """At its beginning, or in error. Answers share what the first of them makes of the lexer, so its first mask is
+    """A matcher at its start, or in error. Answers share the lexer states of the first one, so its first mask is
     computed here."""
     matcher = llguidance.LLMatcher(tokens, _source(grammar), log_level=0, limits=LIMITS)
     if not matcher.is_error():

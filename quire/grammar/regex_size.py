@@ -5,7 +5,7 @@ import re
 MAX_COUNT = 10**9  # sizes stay at this when they are larger
 _MAX_DIGITS = 10  # of a repetition's count that are worth reading: more make a number beyond MAX_COUNT
 
-# Possessive: two runs of blanks with nothing between them would be divided in every way before it fails.
+# Possessive: two adjacent runs of whitespace would be split in every way before the match fails.
 _REPEAT = re.compile(r"\{\s*+([0-9]++)\s*+(,\s*+([0-9]*+)\s*+)?\}")
 _NAMED = re.compile(r"\\[pPxuU]\{[^}]{0,64}\}")  # braces that are no repetition; names are short
 _FLAGS = re.compile(r"\(\?([a-zA-Z-]{1,16})[:)]")
@@ -95,7 +95,7 @@ def _class_end(pattern: str, at: int) -> int:
 
 
 def _class_begin(pattern: str, at: int) -> int:
-    """After the `[` at `at` and what stands for itself only there: dashes, or else a `]`."""
+    """Position after the `[` at `at` and the characters that are literal only there: dashes, or else a `]`."""
     at += 1
     if pattern.startswith("^", at):
         at += 1
@@ -107,7 +107,7 @@ def _class_begin(pattern: str, at: int) -> int:
 
 
 def _range_end(pattern: str, at: int) -> int:
-    """After the character, or the range of characters, at `at`. A range may end with any character, a `[` too."""
+    """Position after the character or the range at `at`. A range may end with any character, even a `[`."""
     at = _item_end(pattern, at)
     if pattern.startswith("-", at) and pattern[at + 1 : at + 2] not in ("", "]", "-"):
         return _item_end(pattern, at + 1)

@@ -18,7 +18,7 @@ class Names(NamedTuple):
 
     keys: tuple[str, ...] = ()  # each once, in the order of the schema
     patterns: tuple[str, ...] = ()
-    is_open: bool = False  # it says what other keys hold, or cannot be looked into
+    is_open: bool = False  # it describes further keys, or cannot be analysed
 
     def __or__(self, other: object) -> "Names":
         assert isinstance(other, Names)
@@ -143,7 +143,7 @@ class SchemaFacts:
         return closed and bool(left and right and lacks)
 
     def _differ(self, one: Any, other: Any) -> bool:
-        """By type, or by values."""
+        """True if two schemas differ in their types or in their values."""
         self.count()
         left, right = self.values(one), self.values(other)
         if left is not None and right is not None:
@@ -167,7 +167,7 @@ def own_names(schema: Schema) -> Names:
 
 
 def parts_of(schema: Schema) -> Iterator[Any]:
-    """The schemas in place that `schema` is put together of, but for the target of a reference."""
+    """The inline schemas that `schema` is combined from, without the target of a reference."""
     for key in COMBINING:
         parts = schema.get(key)
         if isinstance(parts, list):
@@ -184,7 +184,7 @@ def _properties(schema: Schema) -> Schema:
 
 
 def _required(schema: Schema) -> dict[str, None]:
-    """As a set that keeps its order."""
+    """The required keys, as a set that keeps its order."""
     found = schema.get("required")
     return {name: None for name in found if isinstance(name, str)} if isinstance(found, list) else {}
 
@@ -194,7 +194,7 @@ def _once(keys: tuple[str, ...]) -> tuple[str, ...]:
 
 
 def _types(schema: Schema, values: list[Any] | None) -> set[str] | None:
-    """Of the values that are allowed; None for any. An integer is a number."""
+    """The types of the allowed values; None for any. An integer is a number."""
     if values is not None:
         return {_type_of(value) for value in values}
     kinds = schema.get("type")

@@ -1,4 +1,4 @@
-"""A thinking budget, kept token by token."""
+"""Enforces a thinking budget token by token."""
 
 from collections.abc import Sequence
 
@@ -11,7 +11,7 @@ from quire.text.tokenizer import Tokenizer
 class ThinkingLimit:
     """Counts the tokens of an answer's thinking section. Once they are as many as may be, the last mark is forced.
 
-    Only a character whose bytes have not all come is completed before: at most three tokens.
+    An incomplete character is finished first, which takes at most three tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, budget: ThinkingBudget) -> None:

@@ -22,7 +22,7 @@ class TokenMatcher:
             if not 0 <= token < 8 * mask_bytes:
                 raise InvalidRequest(f"grammar names the token {token}; the vocabulary has at most {8 * mask_bytes}")
         self._banned: list[list[int]] = [one for one in banned if len(one) > 1]
-        self._tail: list[int] = []  # the end of the answer, as far as a sequence may reach
+        self._tail: list[int] = []  # the last tokens of the answer, as many as the longest sequence needs
         self._reach = max((len(one) - 1 for one in self._banned), default=0)
         mask = bytearray(b"\xff" * mask_bytes) if allowed is None else bytearray(mask_bytes)
         for token in allowed or ():
@@ -33,7 +33,7 @@ class TokenMatcher:
         self._mask = bytes(mask)
 
     def advance(self, tokens: Sequence[int]) -> "Future[tuple[list[int], bytes]]":
-        """At once: it takes microseconds. Nothing is forced."""
+        """Computed directly, since it takes microseconds. Nothing is forced."""
         if self._reach:
             self._tail = [*self._tail, *tokens][-self._reach :]
         found: Future[tuple[list[int], bytes]] = Future()

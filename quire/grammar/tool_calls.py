@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from quire.errors import InvalidRequest, invalid
-from quire.grammar.arguments import Arguments
+from quire.grammar.arguments import ArgumentRules
 from quire.grammar.closed_schema import guided_schema
 from quire.grammar.lark import Marks, terms
 from quire.text.tools import CallFormat, CallStyle, Tool
@@ -30,7 +30,7 @@ def call_rules(
         try:
             rules += write(index, tool, form, marks)
         except InvalidRequest as error:
-            raise invalid("tools", f"has {tool.name!r}, whose parameters cannot be followed: {error.message}") from None
+            raise invalid("tools", f"has {tool.name!r}: its parameters cannot be followed: {error.message}") from None
     return rules
 
 
@@ -48,7 +48,7 @@ def _section_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> lis
 
 
 def _around(index: int, tool: Tool, before: str, after: str) -> list[str]:
-    """A call whose arguments are a JSON object."""
+    """A call with a JSON object of arguments."""
     schema = json.dumps(guided_schema(_parameters(tool), tool.strict))
     return [f"call_{index}: {before} args_{index} {after}", f"args_{index}: %json {schema}"]
 
@@ -68,7 +68,7 @@ def _whole_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> list[
 
 
 def _tagged_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> list[str]:
-    arguments = Arguments(f"arg_{index}", tool, _parameters(tool), marks)
+    arguments = ArgumentRules(f"arg_{index}", tool, _parameters(tool), marks)
     items = [
         arguments.text_item(terms(f"<parameter={key}>\n", marks), key, "\n</parameter>\n") for key in arguments.keys
     ]
@@ -77,7 +77,7 @@ def _tagged_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> list
 
 
 def _keyed_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> list[str]:
-    arguments = Arguments(f"arg_{index}", tool, _parameters(tool), marks)
+    arguments = ArgumentRules(f"arg_{index}", tool, _parameters(tool), marks)
     items = [
         arguments.text_item(
             terms(f"<arg_key>{key}</arg_key>\n<arg_value>", marks), key, "</arg_value>", terms("\n", {})
@@ -89,14 +89,14 @@ def _keyed_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> list[
 
 
 def _python_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> list[str]:
-    arguments = Arguments(f"arg_{index}", tool, _parameters(tool), marks)
+    arguments = ArgumentRules(f"arg_{index}", tool, _parameters(tool), marks)
     items = [f"{terms(f'{key}=', {})} {arguments.json_value(key)}" for key in arguments.keys]
     name = terms(f"{tool.name}(", {})
     return [f'call_{index}: {name} {arguments.separated(items, ", ")} ")"', *arguments.rules]
 
 
 def _marked_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> list[str]:
-    arguments = Arguments(f"arg_{index}", tool, _parameters(tool), marks)
+    arguments = ArgumentRules(f"arg_{index}", tool, _parameters(tool), marks)
     items = [f"{terms(f'{key}:', {})} {arguments.marked_value(key, form.quote)}" for key in arguments.keys]
     name = terms(f"call:{tool.name}{{", {})
     return [f'call_{index}: {name} {arguments.separated(items, ",")} "}}"', *arguments.rules]

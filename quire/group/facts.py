@@ -1,4 +1,4 @@
-"""Facts that must be the same at both ends of a link: differences are refused by name before anything runs."""
+"""Facts that must be equal at both ends of a link. A difference is refused by name before anything runs."""
 
 from collections.abc import Mapping
 

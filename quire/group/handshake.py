@@ -76,7 +76,7 @@ def _send(connection: socket.socket, data: bytes, until_s: float) -> None:
 
 
 def _receive(connection: socket.socket, count: int, until_s: float) -> bytes:
-    """Exactly so many bytes, whatever pieces they come in, before the deadline."""
+    """Receive exactly `count` bytes before the deadline."""
     data = b""
     while len(data) < count:
         try:

@@ -1,4 +1,4 @@
-"""The leader's side of a group: it waits for the other members, and sends them everything that they do."""
+"""The leader of a group: waits for the other members and sends them their work."""
 
 import contextlib
 import logging
@@ -18,16 +18,16 @@ from quire.group.messages import (
     Begin,
     Deploy,
     Devices,
-    Failed,
     Join,
+    JoinRefused,
     Made,
+    MemberFailed,
     Ping,
     PlainKey,
     Pong,
     Prepare,
-    Refused,
     Reset,
-    Run,
+    RunProgram,
     ToLeader,
 )
 from quire.group.settings import MEMBER_LOST, GroupSettings
@@ -149,7 +149,7 @@ class Leader:
             self._tell(reason)
 
     def _welcome(self, connection: socket.socket, secret: bytes, facts: Mapping[str, str]) -> None:
-        """Let a connection become a member, or drop it."""
+        """Admit a connection as a member, or drop it."""
         try:
             link: Link[ToLeader] = Link(connection, admit(connection, secret), ToLeader)
             join = link.receive()
@@ -161,7 +161,7 @@ class Leader:
         if refusal is not None or not isinstance(join, Join):
             log.error("a member is refused: %s (%s)", refusal, link.peer)
             with contextlib.suppress(LinkLost):
-                link.send(Refused(refusal or ""))
+                link.send(JoinRefused(refusal or ""))
             link.close()
             return
         member = Member(join.rank, link)
@@ -178,7 +178,7 @@ class Leader:
         log.info("%s has joined the group", member)
 
     def _note_stranger(self, why: str) -> None:
-        """Strangers cannot fill the log."""
+        """Log rejected connections, limited in rate."""
         with self._changed:
             self._num_strangers += 1
             count, now = self._num_strangers, time.monotonic()
@@ -221,7 +221,7 @@ class Leader:
                     raise EngineFailed(f"{member} cannot make the program {name}: {reason}")
 
     def run(self, key: PlainKey, arrays: Sequence[HostArray | None], hidden: int) -> None:
-        self._send_all(Run(key, [to_message(array) for array in arrays], hidden))
+        self._send_all(RunProgram(key, [to_message(array) for array in arrays], hidden))
 
     def reset(self) -> None:
         self._send_all(Reset())
@@ -239,7 +239,7 @@ class Leader:
             member.link.close()
 
     def _wait_for(self, holds: Callable[[Member], bool]) -> None:
-        """Until it holds of every member. Raises where one says that the group cannot work."""
+        """Wait until `holds` is true of every member. Raises if a member reports that the group cannot work."""
         self._changed.wait_for(lambda: self._refusal is not None or all(map(holds, self._members.values())))
         if self._refusal is not None:
             raise InvalidSetting(self._refusal)
@@ -252,19 +252,19 @@ class Leader:
             member.link.send(message)
 
     def _ping_all(self) -> None:
-        """So that each end hears of the other."""
+        """Ping all members, so that neither end falls silent."""
         while True:
             with self._changed:
                 self._num_pings += 1
                 ping, members = Ping(self._num_pings), self._in_order()
             for member in members:
-                with contextlib.suppress(LinkLost):  # `_lose` has heard of it
+                with contextlib.suppress(LinkLost):  # `_lose` has been called
                     member.link.send(ping)
             time.sleep(PING_S)
 
     def _hear(self, member: Member, message: ToLeader) -> None:
-        """On the thread of the member's link."""
-        if isinstance(message, Failed):
+        """Handle a message, on the thread of the member's link."""
+        if isinstance(message, MemberFailed):
             reason = f"{member} fails: {message.reason}"
             if message.is_permanent:
                 with self._changed:

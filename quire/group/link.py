@@ -64,7 +64,7 @@ class Link(Generic[T]):
             return "?"
 
     def allow_silence(self, silence_s: float) -> None:
-        """From now on, before the other end is lost. Called before `start`."""
+        """Set the silence after which the other end is lost. Called before `start`."""
         self._silence_s = silence_s
         self._connection.settimeout(silence_s)
 

@@ -1,4 +1,4 @@
-"""A member's side of its group: it finds the leader, joins, and hears what to do."""
+"""A member of a group: connects to the leader, joins, and receives its work."""
 
 import contextlib
 import logging
@@ -10,7 +10,7 @@ from typing import Any
 
 from quire.group.handshake import DEADLINE_S, HandshakeFailed, enter
 from quire.group.link import Link, LinkLost
-from quire.group.messages import Begin, Join, Ping, Pong, Refused, ToMember
+from quire.group.messages import Begin, Join, JoinRefused, Ping, Pong, ToMember
 from quire.group.settings import GroupSettings
 
 log = logging.getLogger(__name__)
@@ -32,13 +32,13 @@ class Membership:
         link.start(self._hear, lost)
 
     def send(self, message: Any) -> None:
-        with contextlib.suppress(LinkLost):  # `lost` has heard of it
+        with contextlib.suppress(LinkLost):  # `lost` has been called
             self._link.send(message)
 
     def next(self, *kinds: type) -> Any:
         """Wait for the next message, which must be one of these kinds. Raises RefusedByLeader where it is a refusal."""
         message = self.inbox.get()
-        if isinstance(message, Refused):
+        if isinstance(message, JoinRefused):
             raise RefusedByLeader(message.reason)
         if not isinstance(message, kinds):
             raise RuntimeError(f"the leader sent {type(message).__name__} out of order")
@@ -85,7 +85,7 @@ def _connect(settings: GroupSettings, secret: bytes) -> "Link[ToMember]":
 def _wait_for_begin(link: "Link[ToMember]") -> Begin:
     try:
         while not isinstance(message := link.receive(), Begin):
-            if isinstance(message, Refused):
+            if isinstance(message, JoinRefused):
                 raise RefusedByLeader(message.reason)
             if not isinstance(message, Ping):
                 raise LinkLost(f"the leader sent {type(message).__name__} before the group was complete")

@@ -39,7 +39,7 @@ class Made(msgspec.Struct, frozen=True, tag=True, array_like=True):
     reason: str | None = None
 
 
-class Failed(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class MemberFailed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The member cannot continue. `is_permanent`: nor could it after a restart."""
 
     reason: str
@@ -53,7 +53,7 @@ class Pong(msgspec.Struct, frozen=True, tag=True, array_like=True):
 # From the leader to a member
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class JoinRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """The member cannot join, and trying again cannot help."""
 
     reason: str
@@ -80,10 +80,10 @@ class Prepare(msgspec.Struct, frozen=True, tag=True, array_like=True):
     key: PlainKey
 
 
-class Run(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class RunProgram(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Run a program with these numbers of the host. Sent before the leader runs it.
 
-    `hidden` counts back to the forward pass whose results are sampled: 1 is the last. 0: none.
+    `hidden` counts back to the forward pass that is sampled from: 1 is the last. 0: none.
     """
 
     key: PlainKey
@@ -99,5 +99,5 @@ class Ping(msgspec.Struct, frozen=True, tag=True, array_like=True):
     number: int
 
 
-ToLeader = Join | Devices | Made | Failed | Pong
-ToMember = Refused | Begin | Deploy | Prepare | Run | Reset | Ping
+ToLeader = Join | Devices | Made | MemberFailed | Pong
+ToMember = JoinRefused | Begin | Deploy | Prepare | RunProgram | Reset | Ping

@@ -8,7 +8,7 @@ from quire.errors import InvalidSetting, shown
 
 GROUP = "Group"
 MAX_SIZE = 1024
-MEMBER_LOST = 71  # exit status of an engine whose group has lost a member
+MEMBER_LOST = 71  # exit status of an engine after its group has lost a member
 MIN_SECRET_BYTES, MAX_SECRET_BYTES = 16, 4096
 
 

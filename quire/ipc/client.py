@@ -12,21 +12,21 @@ from quire.ipc.messages import PORT_SHIFT, Command, Counts, Hello, PromptBlocks,
 
 RETRY_S = 0.05
 
-Take = Callable[[list[ToFrontEnd]], None]
+OnMessages = Callable[[list[ToFrontEnd]], None]
 Lost = Callable[[str], None]
 
 
 class EngineClient(asyncio.Protocol):
     """A port to an engine in another process. Owned by the event loop.
 
-    Calls `take` with the messages of all frames that arrived together: a front end that is behind catches up by
+    Calls `on_messages` with the messages of all frames that arrived together: a front end that is behind catches up by
     handling several steps at once. Calls `lost` once if the connection ends without `close`. Commands of one turn of
     the event loop are sent as one frame.
     """
 
-    def __init__(self, number: int, take: Take, lost: Lost) -> None:
+    def __init__(self, number: int, on_messages: OnMessages, lost: Lost) -> None:
         self._number = number
-        self.take = take
+        self.on_messages = on_messages
         self._lost = lost
         self._frames = Frames()
         self._unsent: list[Command | PromptBlocks] = []
@@ -40,7 +40,7 @@ class EngineClient(asyncio.Protocol):
             asyncio.get_running_loop().call_soon(self._flush)
         self._unsent.append(command)
 
-    def tell(self, counts: Counts) -> None:
+    def send_counts(self, counts: Counts) -> None:
         """Send metrics for the other front ends."""
         if not self._transport.is_closing():
             self._transport.write(frame([counts]))
@@ -69,7 +69,7 @@ class EngineClient(asyncio.Protocol):
             self._end(f"the engine has sent an invalid message: {error}")
             return
         if messages:
-            self.take(messages)
+            self.on_messages(messages)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._end("the engine process has ended" if error is None else f"the engine cannot be reached: {error}")
@@ -80,7 +80,7 @@ class EngineClient(asyncio.Protocol):
             self._lost(reason)
 
 
-async def connect(address: str, number: int, take: Take, lost: Lost) -> EngineClient:
+async def connect(address: str, number: int, on_messages: OnMessages, lost: Lost) -> EngineClient:
     """Connect to the engine as front end `number`, once its socket is there."""
     loop = asyncio.get_running_loop()
     while True:
@@ -92,5 +92,5 @@ async def connect(address: str, number: int, take: Take, lost: Lost) -> EngineCl
             line.close()
             await asyncio.sleep(RETRY_S)
         else:
-            _, client = await loop.create_unix_connection(lambda: EngineClient(number, take, lost), sock=line)
+            _, client = await loop.create_unix_connection(lambda: EngineClient(number, on_messages, lost), sock=line)
             return client

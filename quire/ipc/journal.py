@@ -1,4 +1,4 @@
-"""A record that outlives the engine process, for the engine that takes its place."""
+"""A record that outlives the engine process, for the process that replaces it."""
 
 import mmap
 import os
@@ -55,7 +55,7 @@ class Journal:
         return _attach, (reduction.DupFd(self._file),)
 
     def write(self, record: Record, *, is_last: bool = False) -> None:
-        """After the last record, nothing that another thread of this process writes replaces it."""
+        """Write a record. After one with `is_last`, later writes of this process are ignored."""
         data = _encode(record)
         end = _HEADER.size + len(data)
         with self._writing:

@@ -99,8 +99,8 @@ class UnloadAdapter(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class SyncAdapters(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """The adapters that a front end knows of, sent to an engine before requests: one that starts has those of its
-    settings alone."""
+    """The adapters that a front end knows of, sent to an engine before requests: a new engine has only those of its
+    settings."""
 
     version: int
     folders: dict[str, str]
@@ -131,7 +131,7 @@ class Described(msgspec.Struct, frozen=True, tag=True, array_like=True):
     name: str
     tokenizer: str | None  # the path of its folder or file
     end_ids: tuple[int, ...]
-    generation: dict[str, float | int | bool | None]  # sampling that the files ask for
+    generation: dict[str, float | int | bool | None]  # default sampling of the model's files
     adapters: tuple[str, ...] = ()  # names of those that the engine has from its start
 
 
@@ -170,7 +170,7 @@ BATCH_SIZES = tuple(range(1, 1025))  # and in `Stats.batch_sizes`
 
 
 class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Statistics of the engine. Sent four times a second, so that their absence is a sign of trouble."""
+    """Statistics of the engine, sent four times a second. Their absence shows a fault."""
 
     busy_s: float  # time that the step under way has taken
     waited_s: float  # time with work and without a finished step
@@ -187,7 +187,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     step_seconds: dict[str, float]
     batch_sizes: list[int]  # counts by sequences that begin in a step
     batch_size_sum: int
-    joined_by: dict[str, int]  # steps in which sequences began beside running ones, by the rule that admitted them
+    joined_by: dict[str, int]  # steps in which sequences joined running ones, by the rule that admitted them
     error: str | None
     step_limit_s: float | None  # watchdog timeout by the steps so far; None if there were none
     is_compiling: bool  # the step under way waited for a program to compile
@@ -202,7 +202,7 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 
 class Counts(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Metrics of one front end, for the others: whichever is asked for metrics answers for all."""
+    """Metrics of one front end, for the others: each of them can answer for all."""
 
     numbers: dict[str, int]
     histograms: dict[str, tuple[list[int], float]]  # counts by bucket, and the sum
@@ -210,18 +210,18 @@ class Counts(msgspec.Struct, frozen=True, tag=True, array_like=True):
     keys: dict[str, dict[str, int]] = {}  # counts by the name of the API key
 
 
-class Others(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class OtherFrontEnds(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Metrics of the other front ends."""
 
     counts: list[Counts]
 
 
 class PromptBlocks(msgspec.Struct, frozen=True, tag=True, array_like=True):
-    """Hashes of the beginnings of a prompt that one front end sends an engine. The engine tells the other front ends,
+    """Hashes of the prefixes of a prompt that one front end sends an engine. The engine relays them to the others,
     which choose between several engines by it."""
 
     blocks: list[int]
 
 
-ToFrontEnd = Event | Stats | Others | PromptBlocks | Described | Waiting | Ready | Broken
+ToFrontEnd = Event | Stats | OtherFrontEnds | PromptBlocks | Described | Waiting | Ready | Broken
 ToEngine = Command | Counts | PromptBlocks | Hello

@@ -22,7 +22,7 @@ from quire.ipc.messages import Broken, Command, Counts, Described, Event, Hello,
 log = logging.getLogger(__name__)
 
 MAX_NUMBER = 2**22 - 1  # of a front end, so that request ids fit into 63 bits
-MAX_UNSENT_BYTES = 64 * 2**20  # a front end that leaves so much unread is disconnected
+MAX_UNSENT_BYTES = 64 * 2**20  # a front end that leaves more than this unread is disconnected
 _CREDENTIALS = struct.Struct("3i")  # process, user and group of a peer, as Linux reports them
 
 Greeting = Described | Waiting | Ready | Broken
@@ -59,7 +59,7 @@ class Host(Protocol):
 class FrontEndConnection(asyncio.Protocol):
     """Receives commands and sends frames of events. Requests are aborted when the connection is lost.
 
-    Owned by the event loop; `deliver` alone is called by the engine's thread.
+    Owned by the event loop; only `deliver` is called by the engine's thread.
     """
 
     def __init__(self, host: Host) -> None:
@@ -120,7 +120,7 @@ class FrontEndConnection(asyncio.Protocol):
                 self._port.send(command)
 
     def deliver(self, events: list[Event]) -> None:
-        """On the engine's thread: send one step's events as one frame."""
+        """Send one step's events as one frame. Called on the engine's thread."""
         self._host.loop.call_soon_threadsafe(self.send, frame(events))
 
     def send(self, data: bytes) -> None:

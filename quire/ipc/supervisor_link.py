@@ -58,7 +58,7 @@ ALIVE_INTERVAL_S = 1.0
 
 ControlMessage = Stop | GaveUp | Up | Refused | Alive | Heartbeat
 
-PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # only the supervisor obeys them
+PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # handled by the supervisor only
 
 _decode = msgspec.msgpack.Decoder(list[ControlMessage]).decode
 
@@ -66,15 +66,15 @@ _decode = msgspec.msgpack.Decoder(list[ControlMessage]).decode
 class SupervisorLink(asyncio.Protocol):
     """One end of the socket between a supervisor and one of its processes. Owned by the event loop.
 
-    Calls `take` for each message of the other side, and `lost` when the other side is gone.
+    Calls `on_message` for each message of the other side, and `lost` when the other side is gone.
     """
 
-    def __init__(self, take: Callable[[ControlMessage], None], lost: Callable[[], None]) -> None:
-        self._take = take
+    def __init__(self, on_message: Callable[[ControlMessage], None], lost: Callable[[], None]) -> None:
+        self._on_message = on_message
         self._lost = lost
         self._frames = Frames()
 
-    def tell(self, message: ControlMessage) -> None:
+    def send(self, message: ControlMessage) -> None:
         if not self._transport.is_closing():
             self._transport.write(frame([message]))
 
@@ -87,18 +87,18 @@ class SupervisorLink(asyncio.Protocol):
     def data_received(self, data: bytes) -> None:
         for payload in self._frames.feed(data):
             for message in _decode(payload):
-                self._take(message)
+                self._on_message(message)
 
     def connection_lost(self, error: Exception | None) -> None:
         self._lost()
 
 
 async def open_link(
-    line: socket.socket, take: Callable[[ControlMessage], None], lost: Callable[[], None]
+    line: socket.socket, on_message: Callable[[ControlMessage], None], lost: Callable[[], None]
 ) -> SupervisorLink:
     """A link over the socket `line`."""
     loop = asyncio.get_running_loop()
-    _, link = await loop.create_unix_connection(lambda: SupervisorLink(take, lost), sock=line)
+    _, link = await loop.create_unix_connection(lambda: SupervisorLink(on_message, lost), sock=line)
     return link
 
 

@@ -1,4 +1,4 @@
-"""Completions, and the deltas they arrive in."""
+"""Completions, and the deltas that stream them."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -29,7 +29,7 @@ class Completion:
     reasoning: str = ""
     finish_reason: str | None = None  # end, stop_token, stop_string, length, error
     cached_tokens: int = 0  # of the prompt, found in the prefix cache
-    tokens_per_s: float | None = None  # after the first step that brought any; None where all came in one
+    tokens_per_s: float | None = None  # after the first step with tokens; None if all came in one step
     logprobs: list[TokenLogprobs] | None = None  # one for each of token_ids
     prompt_logprobs: list[TokenLogprobs] | None = None  # one for each of the prompt's tokens after the first
     error: QuireError | None = None
@@ -60,8 +60,8 @@ class Delta:
     reasoning: str = ""
 
 
-class Answer:
-    """A completion in the making."""
+class CompletionBuilder:
+    """Builds a completion from the engine's updates."""
 
     def __init__(
         self,

@@ -12,7 +12,7 @@ from quire.request import Request
 
 
 class Receiver(Protocol):
-    """A run: hears of its requests, and is over at some time."""
+    """A run: receives the messages of its requests until it is over."""
 
     @property
     def is_over(self) -> bool: ...
@@ -21,7 +21,7 @@ class Receiver(Protocol):
 
 
 class EngineStepper:
-    """Steps the engine for whichever run wants to go on, and hands every run what concerns it.
+    """Steps the engine when any run needs it, and gives every run its own messages.
 
     So several iterators can be open at the same time, each advanced when its owner likes, and none misses a token.
 
@@ -40,7 +40,7 @@ class EngineStepper:
 
     @contextmanager
     def reserved(self, purpose: str = "generate") -> Iterator[None]:
-        """For this thread alone; raises while another one has it."""
+        """Reserve the engine for this thread; raises while another thread has it."""
         this = get_ident()
         try:
             self._refuse_others(this)  # first: one that is refused must not be in the way of the other
@@ -69,7 +69,7 @@ class EngineStepper:
     def step(self) -> None:
         with self._engine_in_order() as engine:
             if not self._runs:
-                return  # the engine started over, and they were told
+                return  # the engine started over, and its runs were notified
             if engine.is_idle:
                 raise EngineFailed("the engine has nothing to do, and a request has no answer")
             outcome = engine.step()
@@ -80,13 +80,13 @@ class EngineStepper:
                     run.receive(message)
 
     def drop(self, request_id: int) -> None:
-        """A run wants to hear no more of `request_id`. What still runs of it is aborted before the next step."""
+        """A run no longer needs `request_id`. It is aborted before the next step if it still runs."""
         if request_id in self._runs:
             self._left.append(request_id)
             self._runs.pop(request_id, None)
 
     def close(self, run: Receiver) -> None:
-        """`run` is over, whatever it has under way."""
+        """End `run` and drop its open requests."""
         self._drop_all(run)
         if self._left and not self._is_at_work and set(self._threads.values()) <= {get_ident()}:
             with self._engine_in_order():

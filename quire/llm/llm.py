@@ -18,7 +18,7 @@ from quire.grammar.answers import AnswerRules
 from quire.grammar.checking import GrammarChecking
 from quire.grammar.lark import mark_tokens
 from quire.llm.adapters import as_setting
-from quire.llm.completion import Answer, Completion, Delta
+from quire.llm.completion import Completion, CompletionBuilder, Delta
 from quire.llm.engine_stepper import EngineStepper
 from quire.llm.prompts import Prompt, as_batch, as_ids, for_each, is_chat
 from quire.llm.run import BatchItem, Run
@@ -188,7 +188,7 @@ class LLM:
             raise failures[0]
 
     def _prepare(self, items: list[BatchItem]) -> None:
-        """Compile the programs of a first prompt that comes alone in parallel; later programs are compiled on use."""
+        """Compile the programs of a single first prompt in parallel; later programs are compiled on use."""
         first, self._is_fresh = self._is_fresh, False
         if first and not self.deployment.config.compile_ahead and len(items) == 1 and items[0].request is not None:
             self._compile(self._built.executor.prepare(len(items[0].request.prompt)))
@@ -247,7 +247,7 @@ class LLM:
             except QuireError as refusal:
                 error = refusal
             continues = not is_chat(prompt)
-            answers = [Answer(ids, self.tokenizer, stop, continues, form) for _ in range(n)]
+            answers = [CompletionBuilder(ids, self.tokenizer, stop, continues, form) for _ in range(n)]
             items.append(BatchItem(request, error, answers))
         return items
 

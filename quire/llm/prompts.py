@@ -1,4 +1,4 @@
-"""Prompts: a text, token ids, or a chat."""
+"""Prompts: a string, token ids, or a chat."""
 
 from array import array
 from collections.abc import Mapping, Sequence
@@ -9,7 +9,7 @@ import numpy as np
 
 from quire.errors import InvalidRequest, invalid
 
-Message = dict[str, Any]  # role, content, ... as the chat template wants it
+Message = dict[str, Any]  # role, content and other fields, as the chat template expects them
 Prompt = str | Sequence[int] | Sequence[Message]
 T = TypeVar("T")
 
@@ -19,7 +19,7 @@ def is_chat(prompt: Prompt) -> TypeGuard[Sequence[Message]]:
 
 
 def as_batch(prompts: Prompt | Sequence[Prompt]) -> list[Prompt]:
-    """One prompt is a batch of one. What is in a list tells: ids and messages make one prompt, the rest are several."""
+    """A list of prompts. A list of ids or messages is one prompt; any other list is several."""
     if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int | Mapping)):
         return [prompts]  # type: ignore[list-item]
     return list(prompts)  # type: ignore[arg-type]
@@ -38,7 +38,7 @@ def as_ids(prompt: Sequence[int], limit: int) -> tuple[int, ...]:
     """The token ids, each of them at least 0 and below `limit`."""
     try:
         packed = array("i", prompt)
-        numbers = np.frombuffer(packed, np.intc)  # which finds the least and the greatest in no time
+        numbers = np.frombuffer(packed, np.intc)  # fast minimum and maximum
         are_valid = not packed or (numbers.min() >= 0 and numbers.max() < limit)
     except (TypeError, OverflowError):
         are_valid = False

@@ -1,4 +1,4 @@
-"""One call's requests on their way through the engine."""
+"""The requests of one call of `LLM.generate` or `LLM.stream`."""
 
 from collections import deque
 from collections.abc import Callable, Generator
@@ -8,7 +8,7 @@ from weakref import ref
 
 from quire.errors import QuireError
 from quire.ipc.messages import Failure, Update
-from quire.llm.completion import Answer, Delta
+from quire.llm.completion import CompletionBuilder, Delta
 from quire.llm.engine_stepper import EngineStepper
 from quire.request import Request
 
@@ -18,7 +18,7 @@ class BatchItem(NamedTuple):
 
     request: Request | None
     error: QuireError | None
-    answers: list[Answer]
+    answers: list[CompletionBuilder]
 
 
 class Run:
@@ -83,7 +83,7 @@ class Run:
         request_id = message.request_id
         index = self._index.get(request_id)
         if index is None:
-            return None  # it has ended since
+            return None  # it has ended in the meantime
         if isinstance(message, Failure):
             self._end(request_id)
             self._refuse(index, message.error)

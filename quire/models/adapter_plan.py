@@ -23,7 +23,7 @@ class AdapterPlan:
     choices: tuple[Choice[Any], ...]
 
     def reader(self, model: Model) -> AdapterReader | None:
-        """None where there is no room for adapters."""
+        """A reader of adapters; None where there is no room for any."""
         return AdapterReader(model, self.sizes.rank, jnp.dtype(self.sizes.dtype)) if self.sizes.slots else None
 
 

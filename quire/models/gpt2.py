@@ -82,7 +82,7 @@ def _full_name(name: str) -> str | None:
 
 
 def _transposed(name: str, shape: tuple[int, ...], axes: tuple[str | None, ...]) -> Param:
-    """A weight whose first axis is its outputs, stored with its inputs first."""
+    """A weight [outputs, inputs] that is stored as [inputs, outputs]."""
     source = Tensor(name, (math.prod(shape[1:]), shape[0]))
     return Param(shape, axes, (source,), lambda tensors: tensors[0].T, num_contracted=len(shape) - 1, transposes=True)
 

@@ -57,7 +57,7 @@ FAMILIES: dict[str, Family] = {
 
 
 def build_model(config: Mapping[str, Any]) -> Decoder:
-    """The model of a Hugging Face config; `UnsupportedModel` where the config alone shows that Quire cannot run it."""
+    """The model of a Hugging Face config; `UnsupportedModel` if the config shows that Quire cannot run it."""
     model_type = config.get("model_type")
     family = FAMILIES.get(model_type) if isinstance(model_type, str) else None
     if family is None:

@@ -111,7 +111,7 @@ class WeightStore:
 
 
 def kept_bytes(folder: Path) -> int:
-    """Of all packed weights in a folder."""
+    """Bytes of all packed weights in a folder."""
     try:
         return sum(path.stat().st_size for path in folder.iterdir() if NAME.fullmatch(path.name))
     except OSError:

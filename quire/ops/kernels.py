@@ -17,7 +17,7 @@ from quire.ops.step_attention import PLAIN, Kernels
 
 
 def native_place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[Array, Pages]:
-    """As `place` in quire.ops.step_attention, by the C++ kernels."""
+    """Like `place` in quire.ops.step_attention, by the C++ kernels."""
     heads = heads.with_norms_done(NATIVE_NORMS.rms)
     none = jnp.zeros((len(heads.qkv), 0), heads.qkv.dtype)
     cos, sin = (none, none) if heads.rotation is None else heads.rotation

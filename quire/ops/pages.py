@@ -75,7 +75,7 @@ class PageAccess(NamedTuple):
 
 
 def write_targets(page_table: jax.Array, slots: jax.Array, positions: jax.Array, page_size: int) -> KVWriteTargets:
-    """Of tokens [t] at these positions; negative ones are padding."""
+    """The write targets of tokens [t] at these positions; negative ones are padding."""
     at = jnp.maximum(positions, 0)
     pages = jnp.where(positions < 0, 0, page_table[slots, at // page_size])
     return KVWriteTargets(pages, at % page_size)

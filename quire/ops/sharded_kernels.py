@@ -41,7 +41,7 @@ def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
         return run
 
     def by_head(array: jax.Array) -> PartitionSpec:
-        """Of an array [t, k, ...]."""
+        """The sharding of an array [t, k, ...]."""
         return sharding(array.shape, (None, "kv_heads", *[None] * (array.ndim - 2)), mesh).spec
 
     def by_page(pages: Pages) -> Any:

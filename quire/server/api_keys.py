@@ -65,7 +65,7 @@ def _read_key(where: str, name: str, table: Any, limits: Mapping[str, int | None
         return ApiKey(name, bytes.fromhex(digest), **own)
     secret = table["key"]
     if not isinstance(secret, str) or not secret.isprintable() or not secret or " " in secret:
-        raise InvalidSetting(f"{where}: key must be a text without blanks")
+        raise InvalidSetting(f"{where}: key must be a string without whitespace")
     return key_of(name, secret, own)
 
 

@@ -1,4 +1,4 @@
-"""Threads for work whose cost grows with the size of a request."""
+"""Runs work in threads when its cost grows with the size of a request."""
 
 import asyncio
 from collections.abc import Callable

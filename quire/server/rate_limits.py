@@ -60,7 +60,7 @@ class RateLimits:
                 self._requests[key.name] = Bucket(key.requests_per_minute, "requests", index * _KEY_BYTES)
             if key.tokens_per_minute is not None:
                 self._tokens[key.name] = Bucket(key.tokens_per_minute, "tokens", index * _KEY_BYTES + _FULL_S.size)
-        self.metered = frozenset(self._tokens)  # the keys whose tokens are limited
+        self.metered = frozenset(self._tokens)  # the keys with a limit on tokens
         if self._requests or self._tokens:
             self._file = _new_file(len(keys) * _KEY_BYTES) if file is None else file
             self._memory = mmap.mmap(self._file, len(keys) * _KEY_BYTES)
@@ -121,7 +121,7 @@ class RateLimits:
 
     @contextlib.contextmanager
     def _locked(self, bucket: Bucket) -> Iterator[None]:
-        """Without the lock after many tries: a stopped process must not stop the others, and costs a count at most."""
+        """Holds the lock, if it comes free in time: a stopped process must not stop the others, and costs one count."""
         for _ in range(_MAX_TRIES):
             with contextlib.suppress(BlockingIOError):
                 fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, _FULL_S.size, bucket.offset)

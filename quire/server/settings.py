@@ -151,7 +151,7 @@ class ServerSettings:
 
     @property
     def parses_special_in_messages(self) -> bool:
-        """Also with --tgi-strict."""
+        """True with the setting, and with --tgi-strict."""
         return self.parse_special_in_messages or self.tgi_strict
 
     @property

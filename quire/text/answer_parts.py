@@ -1,4 +1,4 @@
-"""Answers in parts: thinking, text and calls, found while the answer comes."""
+"""Splits an answer into thinking, text and calls while it streams."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -6,11 +6,11 @@ from typing import Any
 
 from quire.text.call_parser import CallParser
 from quire.text.custom_input import InputText
-from quire.text.pieces import Arguments, CallBegins, Piece, Reasoning
+from quire.text.pieces import CallArguments, CallBegins, Piece, Reasoning
 from quire.text.thinking import ThinkingFormat, ThinkingParser
 from quire.text.tools import CallFormat
 
-__all__ = ["PLAIN", "AnswerForm", "AnswerParser", "Arguments", "CallBegins", "Piece", "Reasoning"]
+__all__ = ["PLAIN", "AnswerForm", "AnswerParser", "CallArguments", "CallBegins", "Piece", "Reasoning"]
 
 
 @dataclass(frozen=True)
@@ -22,11 +22,11 @@ class AnswerForm:
     begins_in_thinking: bool = False  # the prompt has opened the thinking section
     tools: Mapping[str, Mapping[str, Any]] | None = None  # the schemas of the functions that may be called, by name
     guided: bool = True  # the answer follows the grammar of its calls
-    custom: frozenset[str] = frozenset()  # those of the tools that are custom: their calls have an input
+    custom: frozenset[str] = frozenset()  # names of custom tools, which take an input instead of arguments
 
     @property
     def marks(self) -> tuple[str, ...]:
-        """The parts of its formats that may be tokens of their own."""
+        """The marks of its formats, each of which may be a single token."""
         return (*(self.thinking.marks if self.thinking else ()), *(self.calls.marks if self.calls else ()))
 
     @property
@@ -64,7 +64,7 @@ class AnswerParser:
         return self._beyond_thinking(self._thinking.push(text))
 
     def flush(self) -> list[Piece]:
-        """The rest, once no more text comes."""
+        """The remaining pieces, at the end of the text."""
         pieces = [] if self._thinking is None else self._beyond_thinking(self._thinking.flush())
         return pieces if self._calls is None else pieces + self._with_inputs(self._calls.flush())
 
@@ -87,8 +87,8 @@ class AnswerParser:
         for piece in pieces:
             if isinstance(piece, CallBegins):
                 self._input = InputText() if piece.name in self._custom else None
-            elif isinstance(piece, Arguments) and self._input is not None:
-                piece = Arguments(piece.number, self._input.push(piece.text))
+            elif isinstance(piece, CallArguments) and self._input is not None:
+                piece = CallArguments(piece.number, self._input.push(piece.text))
                 if not piece.text:
                     continue
             found.append(piece)

@@ -50,7 +50,7 @@ class Budget:
             raise OutOfBudget(f"the template runs for more than {_SECONDS:.0f} s, the limit")
 
     def grow(self, size: int) -> None:
-        """Pay for a text of that many characters."""
+        """Pay for a string of `size` characters."""
         if size > self.max_size:
             raise OutOfBudget(f"the template makes a value of {size} characters, the limit is {self.max_size}")
         self.spend(size)
@@ -66,7 +66,7 @@ class Budget:
         return "".join(texts)
 
     def weigh(self, value: Any) -> Any:
-        """`value`, once its size written out is known to be allowed: a list may hold the same long list many times."""
+        """Return `value` if its written size is allowed: a list may hold the same long list many times."""
         self._size_of(value)
         return value
 
@@ -101,7 +101,7 @@ class Budget:
             self._format(left, list(right) if isinstance(right, tuple) else [right])
 
     def before_call(self, name: str, subject: Any, arguments: list[Any], options: Mapping[str, Any]) -> None:
-        """Of a filter, or of a method of a string: `subject` is what it works on."""
+        """Pay for the call of a filter or a string method. `subject` is the value it is applied to."""
         self.spend(STEP + (len(subject) if isinstance(subject, (str, list, tuple, dict)) else 0))
         arguments = [*arguments, *options.values()]
         if name == "replace" and len(arguments) >= 2:

@@ -1,4 +1,4 @@
-"""Tools, calls and results in conversations, in the form that a template renders; else as text."""
+"""Rewrites tools, calls and results of a conversation to a form that the template renders, or to text."""
 
 import contextlib
 import hashlib
@@ -41,7 +41,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
 class CallSupport:
     """The messages about calls that a template renders whole."""
 
-    without_text: tuple[str | None, ...]  # the contents, "" and None, that a message of calls alone can have
+    without_text: tuple[str | None, ...]  # the contents, "" or None, that a message with calls only can have
     beside_text: bool
     after_text: bool  # a message of text, and then one of calls
     several: bool  # calls in one message
@@ -60,7 +60,7 @@ NO_SUPPORT = CallSupport(
 
 
 def call_support(source: str, render: Callable[..., str], *, has_tools: bool) -> CallSupport:
-    """Found by rendering some, beside tools or not. `render` raises InvalidRequest for what the template refuses."""
+    """Tested by rendering messages, with and without tools. `render` raises InvalidRequest if the template refuses."""
 
     def renders(*turns: Message, shows: Sequence[str]) -> bool:
         try:
@@ -92,7 +92,7 @@ class ToolPlace(Enum):
 
 
 def tool_place(render: Callable[..., str]) -> ToolPlace | None:
-    """Found by rendering one; None where no place works. `render` is that of a template."""
+    """Tested by rendering a tool; None if no place works. `render` is the template's."""
     tools, asked = [_TOOL], {"role": "user", "content": "probe"}
     system = {"role": "system", "content": "s"}
     places: dict[ToolPlace, Callable[[], str]] = {
@@ -131,7 +131,7 @@ def with_calls_as_rendered(messages: Sequence[Message], support: CallSupport) ->
             turns.add_as_text(message)
             continue
         if not support.user_after and message.get("role") == "user" and turns.ends_with_result:
-            turns.add(_said(""))  # the user goes on before the assistant has said anything
+            turns.add(_said(""))  # the user continues before the assistant has answered
         turns.add(message)
     return turns.done()
 
@@ -142,7 +142,7 @@ class _Turns:
 
     def __init__(self) -> None:
         self._found: list[Message] = []
-        self._results: Message | None = None  # the message that is put together
+        self._results: Message | None = None  # the message being built
         self._texts: list[str] = []  # of it
 
     @property
@@ -239,7 +239,7 @@ def _with_function(call: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _one_by_one(messages: Sequence[Message]) -> Iterator[Message]:
-    """Each call in a message of its own, before its result."""
+    """Put each call into its own message, before its result."""
     at = 0
     while at < len(messages):
         message, at = messages[at], at + 1
@@ -268,7 +268,7 @@ def _with_short_ids(message: Message, length: int) -> Message:
 
 
 def _short_id(given: Any, length: int) -> str:
-    """The same for the same, so that calls and results find each other."""
+    """A short id that is the same for equal ids, so that calls and results match."""
     if isinstance(given, str) and len(given) == length and given.isalnum() and given.isascii():
         return given
     digest = hashlib.sha256(str(given).encode("utf-8", "replace")).digest()

@@ -1,4 +1,4 @@
-"""Finds the calls in an answer while it comes."""
+"""Finds the calls in an answer while it streams."""
 
 import contextlib
 import re
@@ -7,7 +7,7 @@ from typing import Any
 
 from quire.text.call_readers import reader_of
 from quire.text.call_scanner import Malformed, Reads, Scanner
-from quire.text.pieces import Arguments, CallBegins, Piece
+from quire.text.pieces import CallArguments, CallBegins, Piece
 from quire.text.thinking import mark_begun_at_end
 from quire.text.tools import CallFormat
 
@@ -30,14 +30,14 @@ class CallParser:
         self._may_begin = re.compile("|".join({re.escape(mark[0]) for mark in form.first_marks}) or "(?!)").search
         self._may_be_bare = bool(form.bare)
         self._skips_blanks = self._may_be_bare  # at the beginning of bare calls, and after calls
-        self._held = ""  # a part of a mark, perhaps
+        self._held = ""  # possibly the start of a mark
         self._blanks: list[str] = []  # before what is held
         self._reader: Reads[None] | None = None
         self._scanner = Scanner()
         self._raw: list[str] = []  # what the reader has read since the last call
-        self._is_between = False  # what the reader reads now belongs to no call
+        self._is_between = False  # the reader is between calls
         self._is_begun = False  # it reads arguments
-        self._is_out = False  # a part of the call that it reads is out
+        self._is_out = False  # part of the current call has been emitted
         self._pending: list[Piece] = []  # of the call that it reads
         self._pieces: list[Piece] = []  # that are complete
         self.num_calls = 0
@@ -84,7 +84,7 @@ class CallParser:
         return (self._tools or {}).get(name, {})
 
     def _let_out(self) -> None:
-        """The call that is read, as far as it is known."""
+        """Emit the known part of the current call."""
         if not self._is_begun:
             return
         if not self._is_out:
@@ -95,7 +95,7 @@ class CallParser:
         self._pieces += self._pending
         self._pending = []
         if arguments:
-            self._pieces.append(Arguments(self.num_calls - 1, arguments))
+            self._pieces.append(CallArguments(self.num_calls - 1, arguments))
 
     def _write_text(self, text: str) -> None:
         if text:
@@ -126,7 +126,7 @@ class CallParser:
         return ""
 
     def _write_before_mark(self, text: str) -> None:
-        """Blanks alone between calls are no text."""
+        """Drop whitespace between calls."""
         if text or not self.num_calls:
             self._write_text("".join(self._blanks) + text)
         self._blanks = []
@@ -167,7 +167,7 @@ class CallParser:
         self._give_up()
 
     def _give_up(self) -> None:
-        """The text that was read is no call, or no more of one."""
+        """Treat the text that was read as text: it is not a call, or not the rest of one."""
         if self._guided:
             self._let_out()
         raw = "" if self._is_out else "".join(self._raw)

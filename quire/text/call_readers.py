@@ -15,7 +15,7 @@ class CallSink(Protocol):
     """Takes the calls that a reader finds. The arguments of a call are what its scanner writes."""
 
     def start(self) -> None:
-        """From here on a call is read; before were marks between calls."""
+        """A call begins here; the text before was marks between calls."""
 
     def check(self, name: str) -> None:
         """Raises Malformed where no call can have this name."""
@@ -27,7 +27,7 @@ class CallSink(Protocol):
         """All arguments are written."""
 
     def schema(self, name: str) -> Mapping[str, Any]:
-        """Of the parameters of a function."""
+        """The schema of a function's parameters."""
 
 
 def reader_of(form: CallFormat, sink: CallSink, mark: str) -> tuple[Scanner, Reads[None]]:
@@ -265,7 +265,7 @@ def _marked_call(scan: MarkedScanner, sink: CallSink, form: CallFormat) -> Reads
 
 
 def _complete_typed(scan: JsonScanner, sink: CallSink, name: str, texts: Mapping[str, str]) -> None:
-    """A call whose arguments are texts: the schema tells which stand for other values."""
+    """Complete a call with arguments as strings. The schema decides which of them are other JSON values."""
     properties = sink.schema(name).get("properties")
     known = properties if isinstance(properties, dict) else {}
     values = {key: _typed(known.get(key), text) for key, text in texts.items()}

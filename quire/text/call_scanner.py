@@ -1,4 +1,4 @@
-"""Reads what models write as calls, a character at a time.
+"""Reads the calls that models write, one character at a time.
 
 Every reader is a generator that is sent the next character, and "" at the end of the answer. So it does not matter how
 an answer is cut, and each character is looked at once.
@@ -53,7 +53,7 @@ class Scanner:
         return char
 
     def blank(self) -> Reads[str]:
-        """The first character that is not blank."""
+        """The first character that is not whitespace."""
         while (char := (yield from self.next())) and char in _BLANKS:
             pass
         return char
@@ -64,7 +64,7 @@ class Scanner:
                 raise Malformed
 
     def either(self, first: str, second: str) -> Reads[str]:
-        """That of the two which comes; neither begins with the other."""
+        """The one of two texts that follows. Neither is a prefix of the other."""
         found = ""
         while found not in (first, second):
             found += (yield from self.next()) or "\0"
@@ -77,7 +77,7 @@ class Scanner:
         yield from self.literal(text)
 
     def name(self) -> Reads[str]:
-        """Of a function or of an argument."""
+        """The name of a function or of an argument."""
         found = ""
         while (char := (yield from self.next())) and (char.isalnum() or char in "_.-"):
             found += char
@@ -105,7 +105,7 @@ class Scanner:
         return found
 
     def word(self) -> Reads[str]:
-        """The letters that come; none, perhaps."""
+        """The letters that follow; may be empty."""
         found = ""
         while (char := (yield from self.next())) and char.isalpha() and len(found) < MAX_NAME:
             found += char
@@ -257,7 +257,7 @@ class PythonScanner(ValueScanner):
         self.to.append('"')
 
     def _write(self, text: str) -> None:
-        """As a part of a string. Halves of pairs that stand alone are replaced."""
+        """Write `text` as part of a JSON string. Lone surrogates are replaced."""
         whole = text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
         self.to.append(json.dumps(whole, ensure_ascii=False)[1:-1])
 
@@ -285,7 +285,7 @@ class MarkedScanner(ValueScanner):
         self.back(char)
         yield from self.literal(self._quote)
         self.to.append('"')
-        held = ""  # a part of the mark, perhaps
+        held = ""  # possibly the start of the mark
         while held != self._quote:
             if not (char := (yield from self.next())):
                 raise Malformed

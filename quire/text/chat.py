@@ -1,4 +1,4 @@
-"""Conversations to prompts: the chat templates that come with models."""
+"""Chat templates: they render conversations as prompts."""
 
 import re
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +26,7 @@ DEFAULT = "default"
 _TOOL_USE = "tool_use"
 _REASONING = ("reasoning_content", "thinking", "reasoning")
 
-# Errors of templates, which are programs of others.
+# Errors that templates can raise. They come with models and are not trusted.
 _FAILURES = (jinja2.TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RecursionError)
 
 # Ends in a space: where it is lost, the template trims its input.
@@ -134,12 +134,12 @@ class ChatTemplate:
 
     @cached_property
     def call_support(self) -> dict[bool, CallSupport]:
-        """The messages about calls that it renders, beside tools and without."""
+        """The call messages that it renders, with and without tools."""
         return {has: call_support(self.source, self.render, has_tools=has) for has in (True, False)}
 
     @cached_property
     def call_format(self) -> CallFormat:
-        """The form of calls that its model knows, or is asked for where the template does not render tools."""
+        """The call format of its model, or the one to request where the template does not render tools."""
         form = format_of(self.source)
         return HERMES if self.tool_place is None and form.style is not CallStyle.SECTIONS else form
 
@@ -221,7 +221,7 @@ def load_chat_templates(
     elif model.is_dir():
         sources = _folder_sources(model)
     else:
-        from quire.files.gguf import read_metadata  # which folders do not need
+        from quire.files.gguf import read_metadata  # folders do not need it
 
         sources = gguf_template_sources(read_metadata(model))
     try:
@@ -245,7 +245,7 @@ def gguf_template_sources(metadata: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _folder_sources(folder: Path) -> dict[str, str]:
-    """Of several templates with one name, that of the more particular file counts, as in transformers."""
+    """Templates by name. For equal names the more specific file wins, as in transformers."""
     sources: dict[str, str] = {}
     for config in (folder / "tokenizer_config.json", folder / "chat_template.json"):
         sources |= _named_sources(config, read_json_if_present(config).get("chat_template"))
@@ -268,7 +268,7 @@ def _named_sources(file: Path, found: Any) -> dict[str, str]:
     try:
         return {str(entry["name"]): str(entry["template"]) for entry in found}
     except (TypeError, KeyError) as error:
-        raise InvalidCheckpoint(f"{file}: chat_template is neither a text nor a list of name and template") from error
+        raise InvalidCheckpoint(f"{file}: chat_template is neither a string nor a list of name and template") from error
 
 
 def _given(override: str) -> str:

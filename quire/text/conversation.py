@@ -1,4 +1,4 @@
-"""Conversations as prompts."""
+"""Renders conversations as prompts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from quire.text.call_history import (
     with_tools_in_system_prompt,
 )
 from quire.text.chat import ChatTemplate, with_parsed_arguments
-from quire.text.shield import Prompt, Shield
+from quire.text.shield import RenderedPrompt, Shield
 from quire.text.tools import HERMES, with_system_in_user_message, with_system_text
 
 
@@ -26,7 +26,7 @@ def render_conversation(
     variables: Mapping[str, Any] | None = None,
     add_generation_prompt: bool = True,
     continue_final_message: bool = False,
-) -> Prompt:
+) -> RenderedPrompt:
     """Render a conversation.
 
     With a `shield`, special tokens in the arguments are plain text; without, they are those tokens.
@@ -64,4 +64,4 @@ def render_conversation(
         continue_final_message=continue_final_message,
         variables=variables,
     )
-    return Prompt(text) if shield is None or mark is None else shield.resolved(text, mark)
+    return RenderedPrompt(text) if shield is None or mark is None else shield.resolved(text, mark)

@@ -1,4 +1,4 @@
-"""Custom tools: functions whose one argument is a text."""
+"""Custom tools: functions with a single string argument."""
 
 import json
 import re

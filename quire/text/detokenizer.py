@@ -1,4 +1,4 @@
-"""Text out of tokens, as they come."""
+"""Converts tokens to text as they arrive."""
 
 import codecs
 from collections.abc import Iterable
@@ -49,7 +49,7 @@ class Detokenizer:
         return text
 
     def push_one(self, token_id: int) -> str:
-        """As `push`, for one token. Most are text that stands for itself, and this runs for every one of them."""
+        """Like `push`, for one token. This runs for every token, and most are plain text."""
         piece = self._pieces[token_id]
         if piece.__class__ is str and not (self._held or self._first_differs or self._num_strippable):
             return piece

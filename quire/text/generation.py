@@ -1,4 +1,4 @@
-"""Generated tokens to text: the text that each token adds, stop strings, and the end of a sample."""
+"""Converts generated tokens to text: the text of each token, stop strings, and the end of a sample."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
@@ -17,7 +17,7 @@ class StopSearch(Protocol):
         """The text that may be shown now that `text` follows, and the stop string that was found."""
 
     def flush(self) -> tuple[str, str | None]:
-        """The same, once no more text comes."""
+        """The same, at the end of the text."""
 
 
 class TextStep(NamedTuple):
@@ -29,7 +29,7 @@ class TextStep(NamedTuple):
 
 
 class Generation:
-    """One sample: its tokens so far, and their text as they come.
+    """One sample: its tokens so far, and their text as they arrive.
 
     The text does not depend on how tokens are grouped into pushes. Tokens after the one that completes a stop string
     are dropped. The token that ends a sample is not part of its text, unless `shows_stop_token`.

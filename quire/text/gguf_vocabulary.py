@@ -18,7 +18,7 @@ _ID_KEYS = {
     "eos_token": "eos_token_id",
     "unk_token": "unknown_token_id",
     "pad_token": "padding_token_id",
-    "sep_token": "seperator_token_id",  # spelled so in the format
+    "sep_token": "seperator_token_id",  # the format's spelling
     "mask_token": "mask_token_id",
 }
 

@@ -1,4 +1,4 @@
-"""JSON of clients: the bodies of requests, and the schemas and arguments of calls in strings within them."""
+"""Parses JSON from clients: bodies of requests, and the schemas and arguments within them."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Types of the fields of messages, beside role and content, that every chat template may read."""
+"""Types of the message fields, besides role and content, that any chat template may read."""
 
 from collections.abc import Mapping
 from typing import Any

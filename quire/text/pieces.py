@@ -1,4 +1,4 @@
-"""The pieces that an answer is cut into."""
+"""The pieces of an answer: text, reasoning and calls."""
 
 from typing import NamedTuple
 
@@ -14,11 +14,11 @@ class CallBegins(NamedTuple):
     name: str
 
 
-class Arguments(NamedTuple):
+class CallArguments(NamedTuple):
     """More of the arguments of a call, which are JSON; of a custom tool, more of its input."""
 
     number: int  # from 0
     text: str
 
 
-Piece = str | Reasoning | CallBegins | Arguments  # a str is text for the reader
+Piece = str | Reasoning | CallBegins | CallArguments  # a str is text for the reader

@@ -1,4 +1,4 @@
-"""Data out of JSON's own types."""
+"""Data made of JSON types only."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ _PLAIN_TYPES = frozenset((str, int, float, bool))
 
 
 def plain_copy(where: str, value: Any) -> Any:
-    """A copy out of JSON's own types alone, so that a template finds no method that reaches further."""
+    """A copy made of JSON types only, so that a template finds no method that leads to other objects."""
     try:
         return _copied(value)
     except _NotJson as error:
@@ -17,7 +17,7 @@ def plain_copy(where: str, value: Any) -> Any:
 
 
 class _NotJson(Exception):
-    """Gathers its place on the way out: keys may be long and values many, so no place is spelt out before."""
+    """Collects its path while it is raised: keys may be long and values many, so no path is built in advance."""
 
     def __init__(self, type_name: str) -> None:
         super().__init__(type_name)

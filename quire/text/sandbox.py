@@ -123,7 +123,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def _generate(self, source: nodes.Template, *args: Any, **kwargs: Any) -> str:
         return super()._generate(_Metered().visit(source), *args, **kwargs)
 
-    # What `_Metered` makes templates call.
+    # Called by templates, through `_Metered`.
 
     def turns(self, context: _MeteredContext, items: Any) -> Any:
         return context.budget.turns(items)
@@ -134,7 +134,7 @@ class TemplateEnvironment(ImmutableSandboxedEnvironment):
     def weigh(self, context: _MeteredContext, value: Any) -> Any:
         return context.budget.weigh(value)
 
-    # What Jinja calls for every call and every intercepted operator.
+    # Called by Jinja for every call and every intercepted operator.
 
     def call(__self, __context: Context, __obj: Any, *args: Any, **kwargs: Any) -> Any:
         budget = _budget_of(__context)
@@ -185,7 +185,7 @@ def _metered(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def _to_json(
     value: Any, ensure_ascii: bool = False, indent: Any = None, separators: Any = None, sort_keys: bool = False
 ) -> str:
-    """As text, not as HTML: Jinja's own escapes `<` and quotes."""
+    """JSON without HTML escapes; Jinja's own filter escapes `<` and quotes."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

@@ -1,4 +1,4 @@
-"""Special tokens that a client typed, told from those that a chat template writes.
+"""Distinguishes special tokens that a client typed from those that a chat template writes.
 
 A chat template makes one text of its own control tokens and of what clients wrote; in that text `<|im_start|>` looks
 the same wherever it comes from. So before a conversation is rendered, every special token in what the client wrote is
@@ -23,7 +23,7 @@ _BETWEEN = "\0"  # strings that are searched together
 
 
 @dataclass(frozen=True)
-class Prompt:
+class RenderedPrompt:
     """A rendered conversation. `standing` is the text with stand-ins for special tokens, in which all others are plain
     text; None where the client typed none."""
 
@@ -62,7 +62,7 @@ class Shield:
             if chr(code) not in text and f"\\u{code:04x}" not in text:
                 return chr(code)
         raise invalid(
-            "messages", f": special tokens beside all of U+{_MARKS[0]:04X} to U+{_MARKS[-1]:04X}; leave one out"
+            "messages", f": special tokens and all of U+{_MARKS[0]:04X} to U+{_MARKS[-1]:04X} are in it; leave one out"
         )
 
     def marked(self, value: Any, mark: str) -> Any:
@@ -80,17 +80,17 @@ class Shield:
             return [self.marked(item, mark) for item in value]
         return value
 
-    def resolved(self, text: str, mark: str) -> Prompt:
+    def resolved(self, text: str, mark: str) -> RenderedPrompt:
         """The rendering of marked values, without the marks."""
         marks = re.compile(rf"{mark}|\\u{ord(mark):04x}", re.IGNORECASE)
         plain = marks.sub("", text)
         standing = marks.sub("", self._with_stand_ins(text))
         if standing == self._with_stand_ins(plain):
-            return Prompt(plain)
+            return RenderedPrompt(plain)
         taken = re.search(f"[{chr(STAND_INS)}-{chr(STAND_INS + len(self.specials))}]", plain)
         if taken is not None:
-            raise invalid("messages", f": special tokens beside the character U+{ord(taken[0]):X}; leave one out")
-        return Prompt(plain, standing)
+            raise invalid("messages", f": special tokens and U+{ord(taken[0]):X} are both in it; leave one out")
+        return RenderedPrompt(plain, standing)
 
     def _with_stand_ins(self, text: str) -> str:
         return self._pattern.sub(lambda found: self._stand_in_of[found[0]], text)

@@ -65,7 +65,7 @@ _RULES: tuple[tuple[SplitRule, tuple[str, ...]], ...] = (
     (SplitRule((_cased(r"\p{N}", ""),), whole_words_first=True, adds_bos=True), ("tekken",)),
     (SplitRule((_cased(r"\p{N}{1,3}", r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"),)), ("gpt-4o",)),
     (SplitRule((r"\p{N}{1,3}", _HAN_AND_KANA, _DEEPSEEK3)), ("deepseek-v3",)),
-    # What converters wrote before they could name a rule.
+    # Names that older converters wrote.
     (SplitRule((r"[\p{P}\$\+<=>\^~\|]+", _GPT2, r"\p{N}+", r"[0-9][0-9][0-9]")), ("default",)),
 )
 

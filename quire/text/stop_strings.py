@@ -122,7 +122,7 @@ class _Search:
         known += 1
         self.is_complete = known == len(stop)
         if self.is_complete:
-            self._known = 0  # a later match of the same string begins later, and so does not matter
+            self._known = 0  # a later match of the same string starts later, so it does not matter
             return known
         if known == len(fallbacks):
             fallbacks.append(self._fallback(known))

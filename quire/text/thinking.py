@@ -1,4 +1,4 @@
-"""Thinking sections: the text that a model writes for itself before its answer."""
+"""Thinking sections: the reasoning that a model writes before its answer."""
 
 from dataclasses import dataclass
 from enum import Enum, auto
@@ -50,17 +50,17 @@ def thinking_of(template: str) -> ThinkingFormat | None:
 
 
 class _State(Enum):
-    BEFORE = auto()  # blanks and a part of the first mark, perhaps
+    BEFORE = auto()  # whitespace, and possibly the start of the first mark
     THINKING = auto()
-    AFTER = auto()  # blanks that follow a section, and a part of the mark before the answer, perhaps
+    AFTER = auto()  # whitespace after a section, and possibly the start of the mark before the answer
     ANSWER = auto()
     MARKED_ANSWER = auto()  # a mark comes after it
 
 
 class ThinkingParser:
-    """Cuts an answer into a thinking section, which can stand at its beginning alone, and the rest.
+    """Splits an answer into a thinking section, which is only allowed at its start, and the rest.
 
-    Blanks at the edges of a section belong to its form. What is held back is a part of a mark, and blanks.
+    Whitespace at the edges of a section is dropped. Only whitespace and the start of a mark are held back.
     """
 
     def __init__(self, form: ThinkingFormat, *, begins_inside: bool) -> None:
@@ -70,7 +70,7 @@ class ThinkingParser:
         self._state = _State.BEFORE
         self._held = ""  # a part of a mark
         self._blanks: list[str] = []  # before what is held
-        self._has_begun = False  # some thinking is out
+        self._has_begun = False  # some thinking has been emitted
 
     @property
     def is_thinking(self) -> bool:
@@ -140,7 +140,7 @@ class ThinkingParser:
         return after
 
     def _read_after(self, text: str) -> str:
-        """The answer, without blanks and the mark before it."""
+        """The answer, without the whitespace and the mark before it."""
         text, self._held = (self._held + text).lstrip(), ""
         mark = self._form.answer_begin
         if mark and len(text) < len(mark) and mark.startswith(text):

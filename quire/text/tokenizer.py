@@ -1,4 +1,4 @@
-"""Text to tokens and back, for Hugging Face folders and GGUF files."""
+"""The tokenizer of a Hugging Face folder or a GGUF file."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from quire.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel, shown
 from quire.files.json_file import MAX_VOCABULARY_BYTES, read_json, read_json_if_present
 from quire.text.gguf_vocabulary import surround, tokenizer_from_metadata
-from quire.text.shield import STAND_INS, Prompt, Shield
+from quire.text.shield import STAND_INS, RenderedPrompt, Shield
 from quire.text.token_text import Piece, PieceTable, TextRule, rule_of_decoder
 
 _NAMES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -55,13 +55,13 @@ class Tokenizer:
         return self.encode_batch([text], add_special_tokens=add_special_tokens)[0]
 
     def encode_batch(self, texts: Sequence[str], *, add_special_tokens: bool = True) -> list[list[int]]:
-        """As `encode`, for many texts at once, on all cores."""
+        """Like `encode`, for many texts at once, on all cores."""
         _check_texts(texts)
         encodings = self._backend.encode_batch_fast(list(texts), add_special_tokens=add_special_tokens)
         return [encoding.ids for encoding in encodings]
 
     def encode_with_spans(self, text: str, *, add_special_tokens: bool = True) -> list[TokenSpan]:
-        """As `encode`, with the place of each token in the text."""
+        """Like `encode`, with the span of each token in the text."""
         _check_texts([text])
         return _spans(self._backend.encode(text, add_special_tokens=add_special_tokens))
 
@@ -69,7 +69,7 @@ class Tokenizer:
         """Build the stand-ins for special tokens now: with a large vocabulary this blocks all threads for a second."""
         self._special_id_of.keys()
 
-    def encode_prompt(self, prompt: Prompt) -> list[int]:
+    def encode_prompt(self, prompt: RenderedPrompt) -> list[int]:
         """The tokens of a rendered conversation: its template's special tokens, and plain text where clients typed
         others."""
         if prompt.standing is None:
@@ -78,8 +78,8 @@ class Tokenizer:
         (encoding,) = self._standing_backend.encode_batch_fast([prompt.standing], add_special_tokens=False)
         return [self._special_id_of.get(token_id, token_id) for token_id in encoding.ids]
 
-    def encode_prompt_with_spans(self, prompt: Prompt) -> list[TokenSpan]:
-        """As `encode_prompt`, with the place of each token in the text."""
+    def encode_prompt_with_spans(self, prompt: RenderedPrompt) -> list[TokenSpan]:
+        """Like `encode_prompt`, with the span of each token in the text."""
         if prompt.standing is None:
             return self.encode_with_spans(prompt.text, add_special_tokens=False)
         _check_texts([prompt.text])
@@ -126,7 +126,7 @@ class Tokenizer:
         return token_id if token_id is not None and self.is_special(token_id) else None
 
     def added_id(self, token: str) -> int | None:
-        """The id of a token beside the vocabulary's own; None where `token` is not one."""
+        """The id of an added token; None if `token` is not one."""
         token_id = self.id_of(token)
         return token_id if token_id in self._added_ids else None
 
@@ -211,7 +211,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     path = Path(path)
     if path.is_dir():
         return _from_folder(path)
-    from quire.files.gguf import read_metadata  # which folders do not need
+    from quire.files.gguf import read_metadata  # folders do not need it
 
     try:
         return tokenizer_from_gguf(read_metadata(path))
@@ -238,7 +238,7 @@ def _from_folder(folder: Path) -> Tokenizer:
         if name in special_tokens and backend.token_to_id(special_tokens[name]) is None:
             raise InvalidCheckpoint(f"{file}: {name} {special_tokens[name]!r} is not in the vocabulary")
     if "add_bos_token" in config or "add_eos_token" in config:
-        # Said outright, this overrules what tokenizer.json adds.
+        # An explicit value overrides what tokenizer.json adds.
         surround(
             backend,
             special_tokens.get("bos_token") if config.get("add_bos_token") else None,
@@ -251,7 +251,7 @@ def _read_backend(file: Path) -> tokenizers.Tokenizer:
     try:
         return tokenizers.Tokenizer.from_file(str(file))
     except Exception as error:  # the library raises nothing narrower
-        read_json(file, MAX_VOCABULARY_BYTES)  # names what is wrong with a damaged file better than the library does
+        read_json(file, MAX_VOCABULARY_BYTES)  # its errors describe a damaged file better than the library's
         raise InvalidCheckpoint(f"{file}: not a tokenizer: {error}") from error
 
 

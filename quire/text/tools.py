@@ -1,4 +1,4 @@
-"""Tools that a model may call, and how it writes its calls.
+"""Tools that a model may call, and the format of its calls.
 
 Templates are made for models that were trained on one way of writing, so the template tells which. Where it does not
 render tools the model is asked to write as Hermes models do.
@@ -17,14 +17,14 @@ CALL_ID_LENGTH = 24
 class Tool:
     name: str
     parameters: Mapping[str, Any]  # a JSON schema
-    strict: bool = False  # what its format cannot keep to is an error
-    is_custom: bool = False  # its one argument is a text
+    strict: bool = False  # a schema that the call format cannot follow is an error
+    is_custom: bool = False  # its single argument is a string
 
 
 class CallStyle(Enum):
     """The way in which a call is written, between the marks of its format."""
 
-    JSON = auto()  # {"name": ..., "arguments": ...}, alone or in a list
+    JSON = auto()  # {"name": ..., "arguments": ...}, one or a list
     NAMED = auto()  # name[ARGS]{...}
     SECTIONS = auto()  # a section of calls, with marks around each
     TAGS = auto()  # <function=name><parameter=key>value</parameter></function>
@@ -77,7 +77,7 @@ PHI4 = CallFormat(
     ("<|tool_call|>", "<|/tool_call|>"), "<|tool_call|>[", "]<|/tool_call|>", ", ", last_mark="<|/tool_call|>"
 )
 SECTION_BEGIN, PART_BEGIN, SEPARATOR, PART_END, SECTION_END = DEEPSEEK_MARKS = tuple(
-    f"<\uff5c{name}\uff5c>".replace(" ", "\u2581")  # DeepSeek's marks have a wide bar, and a block for a blank
+    f"<\uff5c{name}\uff5c>".replace(" ", "\u2581")  # DeepSeek's marks use a wide bar, and a block for a space
     for name in ("tool calls begin", "tool call begin", "tool sep", "tool call end", "tool calls end")
 )
 DEEPSEEK = CallFormat(
@@ -148,6 +148,6 @@ def with_system_in_user_message(messages: Sequence[Mapping[str, Any]]) -> list[d
 
 
 def message_text(message: Mapping[str, Any]) -> str:
-    """Its content, which is a text, parts of one, or nothing."""
+    """The text of a message: a string, a list of parts, or nothing."""
     content = message.get("content") or ""
     return content if isinstance(content, str) else "".join(str(part.get("text", "")) for part in content)

@@ -48,7 +48,7 @@ def test_a_place_is_kept_for_who_comes_back_as_told_and_none_where_nobody_waits(
     while harness.scheduler.num_waiting > 2:
         harness.step()
     now[0] = told[11]
-    with pytest.raises(Overloaded, match="2 sequences wait and 2 places are kept for those who come back"):
+    with pytest.raises(Overloaded, match="2 sequences wait and 2 places are kept for clients that retry"):
         harness.add(request(12, prompt=(3, 3)))
     harness.add(request(13, prompt=(2, 10)))  # it is what it asks, and not how it is numbered
     harness.add(request(14, prompt=(2, 11)))

@@ -25,12 +25,12 @@ class Commands:
         self.commands = AdapterCommands(self.adapters, lambda port, read: self.read.put(read))
         self.port = Port(lambda port, command: None, 1, lambda events: None)
 
-    def obey(self, command: Any) -> AdapterDone | None:
-        return self.commands.obey(self.port, command)
+    def handle(self, command: Any) -> AdapterDone | None:
+        return self.commands.handle(self.port, command)
 
     def finish_one(self) -> None:
         """Let the engine use the adapter that was read first."""
-        self.obey(self.read.get(timeout=60))
+        self.handle(self.read.get(timeout=60))
 
     @property
     def table(self) -> AdapterTable:
@@ -50,7 +50,7 @@ def commands(tmp_path: Any) -> Commands:
 
 def test_adapters_that_are_being_read_again_are_in_the_table(commands: Commands) -> None:
     """Front ends take the table as it is: what is missing there is refused, and forgotten if the engine ends again."""
-    commands.obey(SyncAdapters(7, {"a": "/a", "b": "/b"}))
+    commands.handle(SyncAdapters(7, {"a": "/a", "b": "/b"}))
     assert commands.table == AdapterTable(7, {"a": "/a", "b": "/b"})
     commands.finish_one()
     assert commands.table.folders == {"a": "/a", "b": "/b"}
@@ -60,15 +60,15 @@ def test_adapters_that_are_being_read_again_are_in_the_table(commands: Commands)
 
 def test_to_read_adapters_again_is_no_change_of_the_table(commands: Commands) -> None:
     """Or an engine that started again would count more changes than the others, whose news are then old."""
-    commands.obey(SyncAdapters(7, {"a": "/a", "b": "/b"}))
+    commands.handle(SyncAdapters(7, {"a": "/a", "b": "/b"}))
     commands.finish_one()
     commands.finish_one()
     assert commands.table.version == 7
 
 
 def test_a_newer_table_takes_the_place_of_one_that_is_being_read(commands: Commands) -> None:
-    commands.obey(SyncAdapters(7, {"a": "/a", "b": "/b", "c": "/c"}))
-    commands.obey(SyncAdapters(8, {"a": "/a", "c": "/other"}))
+    commands.handle(SyncAdapters(7, {"a": "/a", "b": "/b", "c": "/c"}))
+    commands.handle(SyncAdapters(8, {"a": "/a", "c": "/other"}))
     for _ in range(4):
         commands.finish_one()
     assert commands.table == AdapterTable(8, {"a": "/a", "c": "/other"})
@@ -78,9 +78,9 @@ def test_a_newer_table_takes_the_place_of_one_that_is_being_read(commands: Comma
 
 def test_an_adapter_can_be_unloaded_while_it_is_read_again(commands: Commands) -> None:
     commands.adapters.load("c", "/of-the-settings")
-    commands.obey(SyncAdapters(7, {"a": "/a", "b": "/b", "c": "/c"}))
-    assert commands.obey(UnloadAdapter(1, "b")) == AdapterDone(1)
-    assert commands.obey(UnloadAdapter(2, "c")) == AdapterDone(2)
+    commands.handle(SyncAdapters(7, {"a": "/a", "b": "/b", "c": "/c"}))
+    assert commands.handle(UnloadAdapter(1, "b")) == AdapterDone(1)
+    assert commands.handle(UnloadAdapter(2, "c")) == AdapterDone(2)
     assert commands.table == AdapterTable(9, {"a": "/a"})
     for _ in range(3):
         commands.finish_one()
@@ -89,15 +89,15 @@ def test_an_adapter_can_be_unloaded_while_it_is_read_again(commands: Commands) -
 
 
 def test_one_that_cannot_be_read_again_is_gone(commands: Commands) -> None:
-    commands.obey(SyncAdapters(7, {"a": "/gone", "b": "/b"}))
+    commands.handle(SyncAdapters(7, {"a": "/gone", "b": "/b"}))
     commands.finish_one()
     commands.finish_one()
     assert commands.table.folders == {"b": "/b"}
 
 
 def test_a_client_loads_one_while_others_are_read_again(commands: Commands, tmp_path: Any) -> None:
-    commands.obey(SyncAdapters(7, {"a": "/a"}))
-    assert commands.obey(LoadAdapter(1, "b", "b")) is None
+    commands.handle(SyncAdapters(7, {"a": "/a"}))
+    assert commands.handle(LoadAdapter(1, "b", "b")) is None
     commands.finish_one()
     assert commands.table == AdapterTable(7, {"a": "/a"})
     commands.finish_one()

@@ -91,7 +91,7 @@ def test_host_memory_is_cut_into_pages_and_the_text_says_how_many_tokens_it_hold
         ({"host_cache_gib": -1.0}, "host_cache_gib is -1.0; it must be at least 0"),
         ({"host_cache_gib": float("nan")}, "host_cache_gib is nan; it must be at least 0"),
         ({"host_cache_gib": float("inf")}, "host_cache_gib is inf; it must be at least 0"),
-        ({"host_cache_gib": 1e6}, "host_cache_gib is 1000000.0; the host has .* of memory beside weights and pages"),
+        ({"host_cache_gib": 1e6}, "host_cache_gib is 1000000.0; the host has .* of memory besides weights and pages"),
         ({"host_cache_gib": 1e-9}, "host_cache_gib is 1e-09; a page takes"),
         ({"host_cache_gib": 1.0, "prefix_caching": False}, "host_cache_gib is 1.0; it needs prefix_caching"),
     ],

@@ -13,7 +13,7 @@ import pytest
 from quire.errors import EngineFailed, InvalidSetting
 from quire.group.leader import MAX_STRANGERS, Leader
 from quire.group.membership import Membership, RefusedByLeader, join
-from quire.group.messages import Begin, Deploy, Devices, Failed, Made, Prepare, Reset, Run
+from quire.group.messages import Begin, Deploy, Devices, Made, MemberFailed, Prepare, Reset, RunProgram
 from quire.group.settings import GroupSettings
 from tests.chaos.server import wait_until
 from tests.patience import WAIT_S
@@ -151,7 +151,7 @@ def test_members_hear_everything_in_its_order(ends):
     ends.leader.reset()
     ends.leader.prepare(["start", 1])
     ends.leader.run(["start", 1], [np.arange(3, dtype=np.int32), None], 2)
-    heard = [member.next(Deploy, Reset, Prepare, Run) for _ in range(4)]
+    heard = [member.next(Deploy, Reset, Prepare, RunProgram) for _ in range(4)]
     assert heard[:3] == [Deploy({"dtype": "float32"}, "sizes"), Reset(), Prepare(["start", 1])]
     assert heard[3].arrays[0].data == np.arange(3, dtype=np.int32).tobytes()
     assert heard[3].hidden == 2
@@ -186,7 +186,7 @@ def test_the_leader_knows_the_devices_of_all(ends):
 
 def test_a_member_that_can_never_work_is_the_reason_that_is_told(ends):
     (member,) = ends.complete()
-    member.send(Failed("num_pages = 9 needs 3 GiB", is_permanent=True))
+    member.send(MemberFailed("num_pages = 9 needs 3 GiB", is_permanent=True))
     with pytest.raises(InvalidSetting, match=r"member 1 .* num_pages = 9"):
         ends.leader.confirm(["any", 4])
 
@@ -199,7 +199,7 @@ def test_members_that_answer_are_checked(ends):
 
 def test_a_member_whose_step_fails_is_a_fault_and_no_loss(ends):
     (member,) = ends.complete()
-    member.send(Failed("a step failed"))
+    member.send(MemberFailed("a step failed"))
     assert "a step failed" in ends.faults.get(timeout=WAIT_S)
     ends.leader.check()  # it still answers
     assert ends.lost.empty()

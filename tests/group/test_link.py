@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from quire.group.arrays import DTYPES, from_message, to_message
 from quire.group.handshake import Keys
 from quire.group.link import MAX_FRAME_BYTES, Link, LinkLost
-from quire.group.messages import Array, Begin, Ping, Pong, Prepare, Run, ToLeader, ToMember
+from quire.group.messages import Array, Begin, Ping, Pong, Prepare, RunProgram, ToLeader, ToMember
 from tests.patience import WAIT_S
 
 LEADER = Keys(b"l" * 32, b"m" * 32)
@@ -25,7 +25,7 @@ MESSAGES = (
     st.builds(Ping, st.integers(0, 2**60))
     | st.builds(Begin, st.text(), st.integers(2, 1024))
     | st.builds(Prepare, KEYS)
-    | st.builds(Run, KEYS, st.lists(st.none() | ARRAYS, max_size=3), st.integers(0, 4))
+    | st.builds(RunProgram, KEYS, st.lists(st.none() | ARRAYS, max_size=3), st.integers(0, 4))
 )
 
 

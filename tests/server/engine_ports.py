@@ -51,15 +51,15 @@ class Worker:
         self.service.connect(port, number, cache_tokens=100_000)
         return port
 
-    def lose(self, number: int) -> tuple[int, int]:
-        return self.service.lose("the engine process has ended, and is started again", number)
+    def engine_lost(self, number: int) -> tuple[int, int]:
+        return self.service.engine_lost("the engine process has ended, and is started again", number)
 
     def ask(self, *prompt: int, samples: int = 1) -> Stream:
         """The last sent request has the highest id."""
         asked = Request(0, prompt or (1, 2, 3), 50, samples=samples, seed=7)
         return self.service.open([GenerationSpec(asked)])
 
-    def tell(self, number: int, *tokens: int, finish: FinishReason | None = None, request_id: int = 1) -> None:
+    def send(self, number: int, *tokens: int, finish: FinishReason | None = None, request_id: int = 1) -> None:
         update = Update(request_id, 0, list(tokens), finish, 0, None, None)
         self.service.on_messages([Progress([update])], engine=number)
 

@@ -6,7 +6,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from quire.server.service.routing import BLOCK_TOKENS, KnownBlocks, Router, blocks_of, weight_of
+from quire.server.service.routing import BLOCK_TOKENS, EngineRouter, KnownBlocks, blocks_of, weight_of
 
 SECONDS_PER_TOKEN = 0.02
 PREFILL_TOKENS_PER_S = 8000.0
@@ -97,8 +97,8 @@ class Workers:
     """Requests come to the workers in turn. Each hears of what the others have sent after `delay` more requests."""
 
     def __init__(self, num_engines: int, num_workers: int = 1, delay: int = 0) -> None:
-        self._routers = [Router(num_engines) for _ in range(num_workers)]
-        self._unheard: deque[tuple[Router, int, Sequence[int]]] = deque()
+        self._routers = [EngineRouter(num_engines) for _ in range(num_workers)]
+        self._unheard: deque[tuple[EngineRouter, int, Sequence[int]]] = deque()
         self._delay = delay
         self._turn = 0
 

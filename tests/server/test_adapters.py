@@ -237,7 +237,7 @@ def test_the_next_engine_has_the_adapters_that_were_loaded(
     following.start()
 
     def change() -> None:
-        server.service.lose("the engine has ended")
+        server.service.engine_lost("the engine has ended")
         server.service.connect(following.open(server.service.deliver, 7))
 
     server.loop.call_soon_threadsafe(change)

@@ -46,7 +46,7 @@ def synced(port: Port) -> SyncAdapters:
 def test_an_engine_that_connects_while_another_loads_an_adapter_is_told_of_it() -> None:
     async def run() -> None:
         worker = WithAdapters()
-        worker.lose(1)
+        worker.engine_lost(1)
         loading = await worker.load()
         worker.connect(1)
         worker.answer(0, LoadAdapter, table=AdapterTable(1, {"c": "/c"}))
@@ -62,7 +62,7 @@ def test_an_engine_that_ends_does_not_answer_for_another() -> None:
     async def run() -> None:
         worker = WithAdapters()
         loading = await worker.load()
-        worker.lose(0)
+        worker.engine_lost(0)
         await asyncio.sleep(0)
         assert not loading.done(), "the other one loads still"
         worker.answer(1, LoadAdapter, table=AdapterTable(1, {"c": "/c"}))
@@ -80,7 +80,7 @@ def test_an_engine_that_ends_does_not_answer_for_another() -> None:
 def test_loading_ends_when_the_engine_is_given_up_before_its_end_is_known() -> None:
     async def run() -> None:
         worker = WithAdapters()
-        worker.lose(1)
+        worker.engine_lost(1)
         loading = await worker.load()
         worker.service.disconnect("it ended 5 times in a row", 0)
         with pytest.raises(EngineFailed, match="5 times"):

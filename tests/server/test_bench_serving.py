@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from quire.cli import make_app
-from quire.cli.bench.serving_client import Asked, Sampling, Server
-from quire.cli.bench.serving_load import Prompts, Request, Run, Shape, run_load
+from quire.cli.bench.serving_client import RequestResult, Sampling, Server
+from quire.cli.bench.serving_load import LoadRequest, LoadRun, Prompts, Shape, run_load
 from quire.cli.bench.serving_plot import nice_ticks, plot
 from quire.cli.bench.serving_report import Goal, errors, numbers, percentile
 from quire.errors import InvalidRequest, InvalidSetting, QuireError
@@ -112,7 +112,7 @@ def test_refused_requests_are_counted_by_kind(make_server):
     with pytest.raises(QuireError, match="requests failed"):
         bench(busy.url, "--concurrency", "3", "--requests", "9", "--output-tokens", "4", "--warm-up", "0")
 
-    async def run() -> Run:
+    async def run() -> LoadRun:
         target = Server(busy.url)
         await target.find_model()
         return await run_load(target, Shape(concurrency=3), PROMPTS.conversations(9, Sampling(4)), within_s=30)
@@ -127,12 +127,12 @@ def test_a_run_ends_in_time_and_says_what_it_cut_off(silent_server):
     run = asyncio.run(
         run_load(Server(silent_server), Shape(concurrency=3), PROMPTS.conversations(9, Sampling(4)), within_s=0.2)
     )
-    assert [asked.error for asked in run.asked] == ["cut off"] * 3
+    assert [result.error for result in run.results] == ["cut off"] * 3
 
 
 def test_a_server_that_says_nothing_is_a_timeout(silent_server):
-    asked = asyncio.run(Server(silent_server, timeout_s=0.2).ask("x", Sampling(1)))
-    assert asked.error == "timeout"
+    result = asyncio.run(Server(silent_server, timeout_s=0.2).send("x", Sampling(1)))
+    assert result.error == "timeout"
 
 
 def test_a_stream_that_breaks_off_is_an_error():
@@ -145,10 +145,10 @@ def test_a_stream_that_breaks_off_is_an_error():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         thread = threading.Thread(target=serve, args=(listener,))
         thread.start()
-        asked = asyncio.run(Server(f"127.0.0.1:{listener.getsockname()[1]}").ask("x", Sampling(1)))
+        result = asyncio.run(Server(f"127.0.0.1:{listener.getsockname()[1]}").send("x", Sampling(1)))
         thread.join()
-    assert asked.error == "disconnected"
-    assert len(asked.arrivals_s) == asked.output_tokens == 1
+    assert result.error == "disconnected"
+    assert len(result.arrivals_s) == result.output_tokens == 1
 
 
 def test_nobody_at_the_address_is_said_in_a_line():
@@ -180,7 +180,7 @@ def test_a_file_that_cannot_be_written_is_refused_before_anything_is_measured(tm
 
 
 def test_prompts_differ_but_for_what_they_share():
-    prompts = [text.split() for text in Prompts(10, 4, "seed").take(50)]
+    prompts = [text.split() for text in Prompts(10, 4, "seed").texts(50)]
     assert {len(words) for words in prompts} == {10}
     assert len({tuple(words[:4]) for words in prompts}) == 1
     assert len({tuple(words) for words in prompts}) == 50
@@ -250,27 +250,33 @@ def test_ticks_cover_the_values_and_are_few(highest):
 
 
 def test_the_good_share_counts_requests_that_meet_both_goals_and_no_errors():
-    def answered(first_s: float, per_token_s: float, tokens: int = 3) -> Asked:
+    def answered(first_s: float, per_token_s: float, tokens: int = 3) -> RequestResult:
         arrivals_s = [1 + first_s + number * per_token_s for number in range(tokens)]
-        return Asked(sent_s=1.0, arrivals_s=arrivals_s, ended_s=9.0, wanted_tokens=3, output_tokens=tokens)
+        return RequestResult(sent_s=1.0, arrivals_s=arrivals_s, ended_s=9.0, wanted_tokens=3, output_tokens=tokens)
 
-    asked = [answered(0.4, 0.02), answered(0.6, 0.02), answered(0.4, 0.03), answered(0.4, 9.0, 1), Asked(error="x")]
-    found = numbers(Run(Shape(rate=1.0), asked, 10.0, 0.1), Goal(500, 25))
+    result = [
+        answered(0.4, 0.02),
+        answered(0.6, 0.02),
+        answered(0.4, 0.03),
+        answered(0.4, 9.0, 1),
+        RequestResult(error="x"),
+    ]
+    found = numbers(LoadRun(Shape(rate=1.0), result, 10.0, 0.1), Goal(500, 25))
     assert (found["good_share"], found["errors"], found["short_answers"]) == (2 / 5, 1, 1)
     assert found["inter_token_ms_max"] == pytest.approx(30)
-    assert numbers(Run(Shape(rate=1.0), asked, 10.0, 0.1), Goal(1000, 100))["good_share"] == 4 / 5
+    assert numbers(LoadRun(Shape(rate=1.0), result, 10.0, 0.1), Goal(1000, 100))["good_share"] == 4 / 5
 
 
 def test_turns_of_a_conversation_follow_each_other_and_arrivals_end_in_time(prompted: Prompted):
-    def conversations() -> Iterator[tuple[Request, ...]]:
+    def conversations() -> Iterator[tuple[LoadRequest, ...]]:
         for number in itertools.count():
-            yield tuple(Request([number, turn], Sampling(1)) for turn in range(3))
+            yield tuple(LoadRequest([number, turn], Sampling(1)) for turn in range(3))
 
     server = Server(f"http://127.0.0.1:{prompted.http.server_port}")
     run = asyncio.run(run_load(server, Shape(rate=200.0), conversations(), within_s=30, seed="s", arrivals_s=0.1))
-    assert len(run.asked) % 3 == 0
-    assert 0 < len(run.asked) < 300
-    for number in range(len(run.asked) // 3):
+    assert len(run.results) % 3 == 0
+    assert 0 < len(run.results) < 300
+    for number in range(len(run.results) // 3):
         turns = [turn for conversation, turn in prompted.prompts if conversation == number]
         assert turns == [0, 1, 2]
 
@@ -292,5 +298,5 @@ def test_open_loop_sends_growing_conversations_and_prints_a_row_for_each_rate(se
 
 
 def test_a_plot_of_nothing_but_errors_is_still_a_plot():
-    run = Run(Shape(concurrency=1), [Asked(error="refused")], 1.0, 0.1)
+    run = LoadRun(Shape(concurrency=1), [RequestResult(error="refused")], 1.0, 0.1)
     assert ElementTree.fromstring(plot("<title>", "&", {"1 stream": numbers(run, Goal())})) is not None

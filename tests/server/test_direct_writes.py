@@ -10,7 +10,7 @@ from quire.ipc.messages import Command, Progress, Update
 from quire.request import FinishReason, Request, SamplingParams
 from quire.server.http.sse import to_json, token_template
 from quire.server.service.generation_spec import GenerationSpec
-from quire.server.service.prompt import Delta
+from quire.server.service.open_prompt import TokenDelta
 from quire.server.service.service import Service
 from quire.server.settings import ServerSettings
 from tests import web
@@ -53,7 +53,7 @@ def test_every_delta_comes_once_and_in_order_however_the_client_keeps_up(schedul
         is_behind = False
         seen: list[int] = []
 
-        def sink(deltas: list[Delta]) -> bool:
+        def sink(deltas: list[TokenDelta]) -> bool:
             if not is_behind:
                 seen.extend(delta.token for delta in deltas if delta.token is not None)
             return not is_behind
@@ -83,7 +83,7 @@ def test_while_the_client_keeps_up_no_task_has_a_turn():
         service = Service(MODEL, ServerSettings())
         service.connect(Engine())
         stream = open_stream(service)
-        seen: list[Delta] = []
+        seen: list[TokenDelta] = []
         reading = asyncio.create_task(stream.read(lambda deltas: seen.extend(deltas) or True))
         await asyncio.sleep(0)
         for token in range(5):
@@ -102,10 +102,10 @@ def test_a_stream_that_cannot_be_written_fails_alone():
         service.connect(Engine())
         broken, sound = open_stream(service), open_stream(service)
 
-        def raises(deltas: list[Delta]) -> bool:
+        def raises(deltas: list[TokenDelta]) -> bool:
             raise ZeroDivisionError
 
-        seen: list[Delta] = []
+        seen: list[TokenDelta] = []
         failing = asyncio.create_task(broken.read(raises))
         reading = asyncio.create_task(sound.read(lambda deltas: seen.extend(deltas) or True))
         await asyncio.sleep(0)

@@ -8,7 +8,7 @@ from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine as QuireEngine
 from quire.engine.meter import attach_meter, read_stats
 from quire.ipc.messages import Event, Stats, Submit
-from quire.server.observe.engine_metrics import SUMMED, summed, write_engines
+from quire.server.observe.engine_metrics import SUMMED, sum_stats, write_engines
 from quire.server.observe.exposition import Exposition
 from tests.core.harness import GREEDY, limits, request
 from tests.engine.toy_grammars import END, ToyGrammars, toy
@@ -235,7 +235,7 @@ def test_reports_of_several_engines_become_one():
     reports = [read_stats(engine.engine, engine.meter) for engine in (one, other)]
     for report in reports:
         report.counters["restarts"] = 0  # which its process knows
-    both = summed(reports)
+    both = sum_stats(reports)
     assert both.num_pages == 2 * reports[0].num_pages
     assert both.counters == {key: value + reports[1].counters[key] for key, value in reports[0].counters.items()}
     assert sum(both.steps["decode"]) == sum(reports[0].steps["decode"]) > 0

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from quire.ipc.server import new_address
 from quire.ipc.supervisor_link import GaveUp, Refused
-from quire.server.processes.engines import Engines, engine_places
+from quire.server.processes.engine_processes import EngineProcesses, engine_places
 from quire.server.settings import ServerSettings
 from tests.patience import WAIT_S
 from tests.server.fake_engine import FakeEngine
@@ -23,7 +23,7 @@ class Kept:
         self.given_up: list[GaveUp] = []
         with new_address() as one, new_address() as other:
             places = engine_places(builds, [one, other])
-        self.engines = Engines(places, ServerSettings(), self.refused.append, self.given_up.append)
+        self.engines = EngineProcesses(places, ServerSettings(), self.refused.append, self.given_up.append)
 
     @property
     def started(self) -> list[int]:

@@ -68,7 +68,7 @@ class Seat:
             outcome = self.engine.step()
         except Death:
             self.engine = None
-            self._service.lose("the engine process has ended", self.number)
+            self._service.engine_lost("the engine process has ended", self.number)
             return False
         self._tell(outcome)
         self._service.on_messages([stats(is_searching=self.engine.is_searching)], engine=self.number)

@@ -39,15 +39,15 @@ class Engine:
         return submits[0].request.request_id
 
 
-def answer(tell: Callable[[Service, Engine], Awaitable[None]], **first: object) -> tuple[Response, list[Command]]:
-    """The answer of a worker that is told of its engine as in `first`, and then as `tell` does."""
+def answer(send: Callable[[Service, Engine], Awaitable[None]], **first: object) -> tuple[Response, list[Command]]:
+    """The answer of a worker that is told of its engine as in `first`, and then as `send` does."""
 
     async def run() -> tuple[Response, list[Command]]:
         service, engine = Service(served_model(), ServerSettings()), Engine()
         service.connect(engine)
         service.on_messages([stats(**first)])
         asking = asyncio.create_task(health.generates(service, None))
-        await tell(service, engine)
+        await send(service, engine)
         return await asyncio.wait_for(asking, 2 * WAIT_S), engine.sent
 
     return asyncio.run(run())
@@ -64,11 +64,11 @@ def test_nothing_is_asked_of_an_engine_that_other_workers_keep_busy():
 
 
 def test_an_idle_engine_is_asked_for_a_token():
-    async def tell(service: Service, engine: Engine) -> None:
+    async def send(service: Service, engine: Engine) -> None:
         request_id = await engine.wait_for_request()
         service.on_messages([Progress([Update(request_id, 0, [1], FinishReason.LENGTH, 0, None, None)])])
 
-    response, sent = answer(tell)
+    response, sent = answer(send)
     assert response.status_code == 200
     assert [type(command) for command in sent] == [Submit]
 
@@ -78,7 +78,7 @@ def test_what_an_engine_told_that_ended_since_is_no_proof_of_the_next_one():
         service, engine = Service(served_model(), ServerSettings()), Engine()
         service.connect(Engine())
         service.on_messages([stats(num_running=3)])
-        service.lose("the engine process ended")
+        service.engine_lost("the engine process ended")
         service.connect(engine)
         asking = asyncio.create_task(health.generates(service, None))
         request_id = await engine.wait_for_request()
@@ -90,28 +90,28 @@ def test_what_an_engine_told_that_ended_since_is_no_proof_of_the_next_one():
 
 
 def test_an_engine_that_gets_work_meanwhile_and_does_it_is_healthy():
-    async def tell(service: Service, engine: Engine) -> None:
+    async def send(service: Service, engine: Engine) -> None:
         await engine.wait_for_request()
         service.on_messages([stats(num_running=4, num_waiting=1, idle_s=0.0)])
 
-    response, sent = answer(tell)
+    response, sent = answer(send)
     assert response.status_code == 200
     assert [type(command) for command in sent] == [Submit, Abort]  # it is not left in the queue
 
 
 def test_an_engine_whose_queue_is_full_is_healthy():
-    async def tell(service: Service, engine: Engine) -> None:
+    async def send(service: Service, engine: Engine) -> None:
         request_id = await engine.wait_for_request()
         service.on_messages([Failed.from_error(request_id, Overloaded("10 requests wait; the limit is 10", 3.0))])
 
-    assert answer(tell)[0].status_code == 200
+    assert answer(send)[0].status_code == 200
 
 
 def test_an_engine_that_fails_the_request_is_not():
-    async def tell(service: Service, engine: Engine) -> None:
+    async def send(service: Service, engine: Engine) -> None:
         request_id = await engine.wait_for_request()
         service.on_messages([Failed(request_id, "generation", 424, "the steps of this request fail")])
 
-    response, _ = answer(tell)
+    response, _ = answer(send)
     assert response.status_code == 503
     assert msgspec.json.decode(response.body)["reason"] == "the steps of this request fail"

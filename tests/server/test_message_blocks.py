@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.server.api.anthropic.blocks import BlockEvents, added_up, complete_object
-from quire.server.api.anthropic.conversation import Conversation
+from quire.server.api.anthropic.conversation import TurnBuilder
 from quire.server.api.anthropic.responses import TextBlock, ThinkingBlock, ToolUseBlock
-from quire.text.answer_parts import PLAIN, Arguments, CallBegins, Piece, Reasoning
+from quire.text.answer_parts import PLAIN, CallArguments, CallBegins, Piece, Reasoning
 
 values = st.recursive(
     st.none() | st.booleans() | st.integers(-999, 999) | st.text(max_size=5),
@@ -40,7 +40,7 @@ def pieces_of(wanted: list, cuts: list[int]) -> list[Piece]:
             size = cuts[len(pieces) % len(cuts)] if cuts else len(text)
             piece, text = text[:size], text[size:]
             pieces.append(
-                Arguments(number, piece) if kind == "call" else Reasoning(piece) if kind == "thinking" else piece
+                CallArguments(number, piece) if kind == "call" else Reasoning(piece) if kind == "thinking" else piece
             )
     return pieces
 
@@ -92,14 +92,14 @@ def test_blocks_do_not_depend_on_how_an_answer_is_cut(wanted, cuts):
 
 
 def test_blanks_alone_are_a_block_only_where_there_is_nothing_else():
-    assert blocks_of(["\n", "\n", CallBegins(0, "f"), Arguments(0, "{}"), "\n"])[0].name == "f"
+    assert blocks_of(["\n", "\n", CallBegins(0, "f"), CallArguments(0, "{}"), "\n"])[0].name == "f"
     assert blocks_of(["\n", " ", "a", "\n"]) == [TextBlock(text="\n a\n")]
     assert blocks_of(["\n", " "]) == [TextBlock(text="\n ")]
     assert blocks_of([]) == []
 
 
 def test_thinking_is_left_out_where_it_was_not_asked_for():
-    pieces = [Reasoning("hm"), "yes", CallBegins(0, "f"), Arguments(0, "{}")]
+    pieces = [Reasoning("hm"), "yes", CallBegins(0, "f"), CallArguments(0, "{}")]
     assert [type(block) for block in blocks_of(pieces, shows_thinking=False)] == [TextBlock, ToolUseBlock]
     thinking, *_ = blocks_of(pieces, omits_thoughts=True)
     assert thinking.thinking == ""
@@ -133,7 +133,7 @@ def test_what_is_no_object_has_no_fields(text):
 
 
 def conversation_of(messages: list, system: object = None) -> list[dict]:
-    conversation = Conversation()
+    conversation = TurnBuilder()
     conversation.add_system(system)
     conversation.add_messages(messages)
     return conversation.messages

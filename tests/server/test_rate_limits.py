@@ -256,7 +256,7 @@ def test_two_workers_count_together(model_folder, keys_file):
         ("[ann]\nrequests_per_minute = 2", "either key, the secret, or sha256"),
         (f'[ann]\nkey = "x"\nsha256 = "{"0" * 64}"', "either key, the secret, or sha256"),
         ('[ann]\nsha256 = "12"', "64 hexadecimal digits"),
-        ('[ann]\nkey = "x y"', "a text without blanks"),
+        ('[ann]\nkey = "x y"', "a string without whitespace"),
         ('[ann]\nkey = "x"\nlimit = 2', "'limit' is not known"),
         ('[ann]\nkey = "x"\ntokens_per_minute = 0', "tokens_per_minute is 0; it must be"),
         ('[ann]\nkey = "x"\ntokens_per_minute = true', "tokens_per_minute is True; it must be"),

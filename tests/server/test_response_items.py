@@ -4,7 +4,7 @@ import pytest
 
 from quire.errors import InvalidRequest
 from quire.server.api.openai.requests import ChatRequest
-from quire.server.api.responses.conversation import Conversation, Placed
+from quire.server.api.responses.conversation import ItemConversation, Placed
 from quire.server.api.responses.history import History, read_input
 from quire.server.api.responses.items import ItemReader, sealed
 from quire.server.api.responses.requests import ResponseRequest
@@ -16,7 +16,7 @@ NOTHING = History(Chain([]), {})
 
 def messages(given, instructions=None, history=NOTHING, *, strict=False):
     items = read_input(given, history, ItemReader(strict=strict))
-    return Conversation(instructions, [*history.before(), *items]).messages
+    return ItemConversation(instructions, [*history.before(), *items]).messages
 
 
 def call(number: int, name: str = "f") -> dict:
@@ -234,7 +234,9 @@ def test_a_wrong_field_is_refused_by_name(fields, param):
 
 def test_errors_of_chats_get_the_names_of_this_api():
     items = [{"type": "message", "role": "user", "content": []}, *map(call, (1, 2))]
-    conversation = Conversation("be kind", [Placed(f"input[{4 + number}]", item) for number, item in enumerate(items)])
+    conversation = ItemConversation(
+        "be kind", [Placed(f"input[{4 + number}]", item) for number, item in enumerate(items)]
+    )
     for param, expected in {
         "messages[1].content[0].text": "input[4]",
         "messages[0].content": "instructions",

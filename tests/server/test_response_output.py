@@ -7,7 +7,7 @@ import hypothesis.strategies as st
 from hypothesis import given
 
 from quire.server.api.responses.output import Output
-from quire.text.answer_parts import PLAIN, Arguments, CallBegins, Piece, Reasoning
+from quire.text.answer_parts import PLAIN, CallArguments, CallBegins, Piece, Reasoning
 
 
 class Recorder:
@@ -30,7 +30,7 @@ class Recorder:
 def test_an_answer_of_every_kind_has_the_events_of_openai_in_order():
     recorder = Recorder()
     reasoning, message, call = recorder.write(
-        [Reasoning("so ")], [Reasoning("be it")], ["hi"], [" you"], [CallBegins(0, "f")], [Arguments(0, "{}")]
+        [Reasoning("so ")], [Reasoning("be it")], ["hi"], [" you"], [CallBegins(0, "f")], [CallArguments(0, "{}")]
     )
     assert recorder.names == [
         "output_item.added", "content_part.added", "reasoning_text.delta", "reasoning_text.delta",
@@ -67,7 +67,7 @@ def test_an_answer_of_nothing_is_an_empty_message_and_one_of_blanks_keeps_them()
 
 
 def test_the_last_item_of_an_answer_that_was_cut_is_incomplete():
-    items = Recorder().write([Reasoning("a")], [CallBegins(0, "f")], [Arguments(0, '{"a":')], is_cut=True)
+    items = Recorder().write([Reasoning("a")], [CallBegins(0, "f")], [CallArguments(0, '{"a":')], is_cut=True)
     assert [item["status"] for item in items] == ["completed", "incomplete"]
 
 
@@ -113,7 +113,7 @@ def test_items_do_not_depend_on_how_their_text_is_split(pieces, data):
     number = 0
     for piece in pieces:
         if piece == "call":
-            whole += [CallBegins(number, "f"), Arguments(number, '{"a": 1}')]
+            whole += [CallBegins(number, "f"), CallArguments(number, '{"a": 1}')]
             number += 1
         else:
             whole.append(piece)

@@ -62,7 +62,7 @@ def lose_engine(server: RunningServer, pause: Pause) -> None:
     port = server.service.engines[0].port
     assert port is not None
     port.close()
-    in_loop(server, lambda: server.service.lose("the engine process has ended"))
+    in_loop(server, lambda: server.service.engine_lost("the engine process has ended"))
     pause.over.set()
     server.wait_until(lambda: not server.driver._ports)
     server.driver.stop()

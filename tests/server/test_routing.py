@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.server.service.routing import BLOCK_TOKENS, MAX_BLOCKS, KnownBlocks, Router, blocks_of, most_load
+from quire.server.service.routing import BLOCK_TOKENS, MAX_BLOCKS, EngineRouter, KnownBlocks, blocks_of, most_load
 from tests.server.routing_traces import TRACES, Workers, by_chance, least_loaded, play
 
 MOST_UNEVEN = 1.5  # mean over arrivals of the sequences of the fullest engine, in units of the average
@@ -63,8 +63,8 @@ def test_an_engine_knows_the_prompts_that_were_used_last(used, asked, max_blocks
     assert known.num_known(blocks) == leading
 
 
-def sent(num_engines: int, *prompts: tuple[int, tuple[int, ...]]) -> Router:
-    router = Router(num_engines)
+def sent(num_engines: int, *prompts: tuple[int, tuple[int, ...]]) -> EngineRouter:
+    router = EngineRouter(num_engines)
     for engine, prompt in prompts:
         router.sent(engine, blocks_of(prompt, ""))
     return router
@@ -98,7 +98,7 @@ def test_an_engine_that_started_again_has_nothing():
 
 
 def test_an_engine_is_taken_to_forget_what_its_cache_has_no_room_for():
-    router = Router(2)
+    router = EngineRouter(2)
     router.started(0, max_blocks=4)
     for family in range(10):
         router.sent(0, blocks_of(prompt_of(family, family, family), ""))
@@ -121,7 +121,7 @@ loads = st.lists(st.none() | st.floats(0, 1000), min_size=1, max_size=8).filter(
 
 @given(loads, st.lists(st.tuples(st.integers(0, 7), prompts), max_size=20), prompts)
 def test_the_chosen_engine_takes_requests_and_is_not_much_busier_than_any(loads, before, asked):
-    router = Router(len(loads))
+    router = EngineRouter(len(loads))
     for engine, prompt in before:
         router.sent(engine % len(loads), blocks_of(prompt, ""))
     chosen = loads[router.choose(blocks_of(asked, ""), loads)]

@@ -33,12 +33,12 @@ def test_a_request_of_an_engine_that_ends_goes_on_with_another_at_once():
     stream = worker.ask()
     first = worker.engine_of(stream)
     assert first is not None
-    worker.tell(first, 11, 12, 13)
-    assert worker.lose(first) == (1, 0)
+    worker.send(first, 11, 12, 13)
+    assert worker.engine_lost(first) == (1, 0)
     (again,) = worker.ports[1 - first].of(Submit)
     assert again.so_far == [[11, 12, 13]]  # so that no limit of the queue refuses it
     assert again.request.seed == 7
-    worker.tell(1 - first, 14, finish=FinishReason.LENGTH)
+    worker.send(1 - first, 14, finish=FinishReason.LENGTH)
     assert stream.num_tokens == 4
     assert stream.is_over
 
@@ -47,10 +47,10 @@ def test_a_request_of_an_engine_that_ends_goes_on_with_another_at_once():
 def test_an_engine_that_comes_back_is_told_when_all_that_come_back_have_come():
     worker = Worker()
     number = worker.engine_of(worker.ask())
-    worker.lose(number)
+    worker.engine_lost(number)
     assert worker.connect(number).sent == [AllResumed()]
-    worker.lose(1 - number)
-    worker.lose(number)
+    worker.engine_lost(1 - number)
+    worker.engine_lost(number)
     assert [type(command) for command in worker.connect(1 - number).sent] == [Submit, AllResumed]
 
 
@@ -60,9 +60,9 @@ def test_a_request_at_whose_side_two_engines_ended_waits_for_the_second():
     worker = Worker(3)
     stream = worker.ask()
     first = worker.engine_of(stream)
-    worker.lose(first)
+    worker.engine_lost(first)
     second = worker.engine_of(stream)
-    assert worker.lose(second) == (0, 1)
+    assert worker.engine_lost(second) == (0, 1)
     (third,) = {0, 1, 2} - {first, second}
     assert not worker.ports[third].asked
     worker.connect(first)
@@ -74,9 +74,9 @@ def test_a_request_at_whose_side_two_engines_ended_waits_for_the_second():
 def test_a_request_that_waits_for_an_engine_that_is_given_up_fails_and_the_others_do_not():
     worker = Worker(3)
     stream, other = worker.ask(1), worker.ask(2)
-    worker.lose(worker.engine_of(stream))
+    worker.engine_lost(worker.engine_of(stream))
     second = worker.engine_of(stream)
-    worker.lose(second)
+    worker.engine_lost(second)
     worker.service.disconnect("it ends again and again", second)
     assert stream.error is not None
     assert stream.error.message == "it ends again and again"
@@ -98,8 +98,8 @@ def test_requests_of_an_engine_go_on_elsewhere_also_where_its_end_is_heard_of_as
 def test_while_there_is_no_engine_requests_wait_for_the_first_that_comes():
     worker = Worker()
     worker.ask(1)
-    worker.lose(0)
-    worker.lose(1)
+    worker.engine_lost(0)
+    worker.engine_lost(1)
     worker.ask(2)
     assert worker.service.why_not_ready == (
         "engine 0: the engine process has ended, and is started again; "
@@ -135,8 +135,8 @@ def test_a_request_that_one_engine_has_no_room_for_goes_to_another():
 def test_a_request_that_has_begun_keeps_its_tokens_if_an_engine_refuses_it():
     worker = Worker(3)
     stream = worker.ask()
-    worker.tell(worker.engine_of(stream), 11, 12)
-    worker.lose(worker.engine_of(stream))
+    worker.send(worker.engine_of(stream), 11, 12)
+    worker.engine_lost(worker.engine_of(stream))
     worker.service.on_messages([refusal(1, 2.0)], engine=worker.engine_of(stream))
     (again,) = worker.ports[worker.engine_of(stream)].of(Submit)
     assert again.so_far == [[11, 12]]
@@ -170,7 +170,7 @@ def test_new_requests_avoid_an_engine_that_is_stuck_or_searches():
         for number in range(8):
             worker.ask(number)
         assert (len(worker.ports[0].asked), len(worker.ports[1].asked)) == (0, 8)
-        worker.lose(1)
+        worker.engine_lost(1)
         worker.ask(99)
         assert worker.ports[0].asked[-1] == 9  # it is all there is
 
@@ -207,12 +207,12 @@ def test_one_engine_is_not_chosen_and_hashed_for():
 def test_health_has_the_state_of_each_engine():
     async def ask() -> None:
         worker = Worker()
-        worker.lose(1)
+        worker.engine_lost(1)
         answer = await health.ready(worker.service, None)
         assert answer.status_code == 200
         why = "the engine process has ended, and is started again"
         assert answer.body == b'{"engines":[{"engine":0,"reason":null},{"engine":1,"reason":"%s"}]}' % why.encode()
-        worker.lose(0)
+        worker.engine_lost(0)
         assert (await health.ready(worker.service, None)).status_code == 503
 
     asyncio.run(ask())
@@ -254,7 +254,7 @@ def test_every_request_is_with_one_engine_or_waits(num_engines, steps):
                 stream = worker.ask(*range(choice, choice + 70))
                 streams[stream.prompts[0].request.request_id] = stream
             elif name == "lose" and engines[number].port is not None:
-                worker.lose(number)
+                worker.engine_lost(number)
             elif name == "connect" and engines[number].port is None:
                 worker.connect(number)
             elif request_id is None or (name != "leave" and (placed is None or placed.port is None)):
@@ -265,7 +265,7 @@ def test_every_request_is_with_one_engine_or_waits(num_engines, steps):
                 worker.service.on_messages([refusal(request_id, 1.0)], engine=placed.number)
             elif name in ("token", "finish"):
                 finish = FinishReason.LENGTH if name == "finish" else None
-                worker.tell(placed.number, choice, finish=finish, request_id=request_id)
+                worker.send(placed.number, choice, finish=finish, request_id=request_id)
             check(worker)
         for number in range(num_engines):
             if engines[number].port is None:

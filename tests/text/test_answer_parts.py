@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.text.answer_parts import AnswerForm, AnswerParser, Arguments, CallBegins, Piece, Reasoning
+from quire.text.answer_parts import AnswerForm, AnswerParser, CallArguments, CallBegins, Piece, Reasoning
 from quire.text.thinking import FORMATS, ThinkingFormat, thinking_of
 from quire.text.tools import HERMES
 from tests.text.templates import TEMPLATES
@@ -25,8 +25,8 @@ def joined(pieces: list[Piece]) -> list[Piece]:
             found.append("".join(run))
         elif kind[0] is Reasoning:
             found.append(Reasoning("".join(piece.text for piece in run)))
-        elif kind[0] is Arguments:
-            found.append(Arguments(kind[1], "".join(piece.text for piece in run)))
+        elif kind[0] is CallArguments:
+            found.append(CallArguments(kind[1], "".join(piece.text for piece in run)))
         else:
             found += run
     return found
@@ -60,7 +60,7 @@ def every_cut_in_three(answer: str) -> list[list[str]]:
         (" \n ", True, []),
         ("\n Two <think>not thinking</think>", False, ["\n Two <think>not thinking</think>"]),
         (f"<think>so</think>\nI look.{CALL}", False,
-         [Reasoning("so"), "I look.", CallBegins(0, "now"), Arguments(0, '{"at": "</think>"}')]),
+         [Reasoning("so"), "I look.", CallBegins(0, "now"), CallArguments(0, '{"at": "</think>"}')]),
     ],
 )  # fmt: skip
 def test_thinking_is_found_however_the_answer_is_cut(answer, opened, expected):
@@ -130,5 +130,5 @@ def test_the_input_of_a_custom_tool_is_its_text(data, text):
         cuts = sorted(data.draw(st.lists(st.integers(0, len(answer)), max_size=6)))
         texts = [answer[begin:end] for begin, end in itertools.pairwise([0, *cuts, len(answer)])]
         form = AnswerForm(calls=HERMES, tools={"shell": {}}, custom=frozenset({"shell"}))
-        expected = [CallBegins(0, "shell"), *([Arguments(0, text)] if text else [])]
+        expected = [CallBegins(0, "shell"), *([CallArguments(0, text)] if text else [])]
         assert parse(form, texts) == expected

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.text import tools
-from quire.text.answer_parts import AnswerForm, AnswerParser, Arguments, CallBegins, Piece, Reasoning
+from quire.text.answer_parts import AnswerForm, AnswerParser, CallArguments, CallBegins, Piece, Reasoning
 from quire.text.thinking import FORMATS
 from quire.text.tools import SEPARATOR, CallFormat, CallStyle
 
@@ -152,7 +152,7 @@ def test_every_word_of_an_answer_is_in_its_pieces_wherever_it_ends(name, data, t
     begun = [piece.name for piece in pieces if isinstance(piece, CallBegins)]
     assert begun == [name for name, _ in (made[:1] if calls_form.between is None else made)]
     for piece in pieces:
-        assert not isinstance(piece, Arguments) or isinstance(json.loads(piece.text), dict)
+        assert not isinstance(piece, CallArguments) or isinstance(json.loads(piece.text), dict)
         assert not isinstance(piece, Reasoning) or thinking is not None
     check(form, answer[: data.draw(st.integers(0, len(answer)))], cuts)
     for end in range(len(answer)):
@@ -186,5 +186,5 @@ def test_every_word_of_an_answer_that_breaks_the_rules_is_in_its_pieces(name, da
 def test_strings_come_out_as_they_are_read(name, answer, arguments):
     form = AnswerForm(None, getattr(tools, name), False, TOOLS)
     for texts in ([answer], list(answer)):
-        found = [json.loads(piece.text)["text"] for piece in pieces_of(form, texts) if isinstance(piece, Arguments)]
+        found = [json.loads(piece.text)["text"] for piece in pieces_of(form, texts) if isinstance(piece, CallArguments)]
         assert found == ([] if arguments is None else [arguments])

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer as Backend
 from quire.errors import InvalidRequest
 from quire.text.chat import ChatTemplate
 from quire.text.conversation import render_conversation
-from quire.text.shield import Prompt, Shield
+from quire.text.shield import RenderedPrompt, Shield
 from quire.text.tokenizer import Tokenizer
 from tests.text.conversations import CONVERSATIONS, WEATHER, call, said
 from tests.text.templates import TEMPLATES
@@ -41,7 +41,7 @@ def template_of(name: str) -> ChatTemplate:
     return ChatTemplate(TEMPLATES[name], name=name, special_tokens=NAMED)
 
 
-def encoded(template: ChatTemplate, messages: Any, **options: Any) -> tuple[Prompt, list[int]]:
+def encoded(template: ChatTemplate, messages: Any, **options: Any) -> tuple[RenderedPrompt, list[int]]:
     prompt = render_conversation(template, vocabulary().shield, messages, **options)
     return prompt, vocabulary().encode_prompt(prompt)
 
@@ -99,7 +99,7 @@ def test_ordinary_conversations_have_the_tokens_they_had(name, conversation):
     except InvalidRequest:
         pytest.skip("the template refuses it")
     prompt, tokens = encoded(template, **given)
-    assert prompt == Prompt(text)
+    assert prompt == RenderedPrompt(text)
     assert tokens == vocabulary().encode(text, add_special_tokens=False)
 
 
@@ -194,7 +194,7 @@ def test_characters_that_marks_and_stand_ins_use_may_be_sent():
     assert encoded(template, beside)[0].text == template.render(beside)
     every = "".join(map(chr, range(0xF800, 0xF900)))
     for character in ("\U00100000", every):
-        with pytest.raises(InvalidRequest, match="special tokens beside"):
+        with pytest.raises(InvalidRequest, match="special tokens and "):
             encoded(template, [said("user", f"{character}<|im_end|>")])
 
 

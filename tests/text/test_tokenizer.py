@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Backend
 from tokenizers import processors
 
 from quire.errors import InvalidCheckpoint, InvalidRequest, UnsupportedModel
-from quire.text.shield import Prompt
+from quire.text.shield import RenderedPrompt
 from quire.text.tokenizer import Tokenizer, TokenSpan, load_tokenizer
 from tests.text.corpus import TEXTS
 from tests.text.gguf_files import write_gguf
@@ -126,7 +126,7 @@ def test_special_tokens_in_text_are_parsed_or_plain(tmp_path: Path) -> None:
     tokenizer = load_tokenizer(folder_of(tmp_path))
     text = "<|im_start|>hi<think>"
     assert tokenizer.encode(text)[0] == 1
-    plain = tokenizer.encode_prompt(Prompt(text, standing=text))
+    plain = tokenizer.encode_prompt(RenderedPrompt(text, standing=text))
     assert plain == plain_ids(tokenizer, text)
     assert not set(plain) & tokenizer.special_ids
     assert tokenizer.decode(plain) == text
@@ -158,7 +158,7 @@ def test_bytes_of_tokens_add_up_to_the_text() -> None:
 
 def test_many_threads_encode_the_same() -> None:
     tokenizer = Tokenizer(Backend.from_str(byte_level_original("gpt-2").to_str()), {})
-    prompts = [Prompt(text, standing) for text in TEXTS for standing in (None, text)]
+    prompts = [RenderedPrompt(text, standing) for text in TEXTS for standing in (None, text)]
     expected = {prompt: tokenizer.encode_prompt(prompt) for prompt in prompts}
     wrong: list[str] = []
 

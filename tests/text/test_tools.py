@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from quire.text.call_history import with_tools_in_system_prompt
 from quire.text.call_parser import CallParser
-from quire.text.pieces import Arguments, CallBegins, Piece
+from quire.text.pieces import CallArguments, CallBegins, Piece
 from quire.text.tools import (
     DEEPSEEK,
     DEEPSEEK_FENCED,
@@ -52,7 +52,7 @@ def read(pieces: list[Piece]) -> tuple[str, list[tuple[str, str]]]:
             assert piece.number == len(calls)
             calls.append((piece.name, ""))
         else:
-            assert isinstance(piece, Arguments)
+            assert isinstance(piece, CallArguments)
             name, so_far = calls[piece.number]
             calls[piece.number] = name, so_far + piece.text
     return text, calls

@@ -1,4 +1,4 @@
-"""`quire bench`: how fast a model runs here."""
+"""`quire bench`: measures the speed of a model on this machine."""
 
 import json as json_format
 import platform
@@ -30,7 +30,7 @@ def offline(
     cases: Annotated[
         list[str] | None,
         typer.Argument(
-            help=f"Any of {', '.join(NAMES)}, with any numbers. None: the ladder alone.", metavar="[CASE]..."
+            help=f"Any of {', '.join(NAMES)}, with any numbers. None: the ladder only.", metavar="[CASE]..."
         ),
     ] = None,
     batch: Annotated[

@@ -83,7 +83,7 @@ def step_of_ladder(llm: "LLM", rows: int, prompt_tokens: int, new_tokens: int) -
 
 
 def start(config: Config) -> Metrics:
-    """A new process, imports included, that gives one token; with programs already compiled where they are kept."""
+    """Time from the start of a new process to its first token, with compiled programs from the cache."""
     code = (
         "from pathlib import Path, PosixPath, WindowsPath\n"
         "from quire import LLM, Config\n"

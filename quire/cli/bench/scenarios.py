@@ -53,7 +53,7 @@ def uniform(rows: int, prompt_tokens: int, new_tokens: int, vocab_size: int, see
 
 def nano256(vocab_size: int) -> Work:
     random = Random(0)
-    _ids(random, 8 * 64, vocab_size)  # drawn for a warm-up by those whose figures ours are compared with
+    _ids(random, 8 * 64, vocab_size)  # the reference benchmark draws these for its warm-up
     prompts = [_ids(random, random.randint(100, 1024), vocab_size) for _ in range(256)]
     return Work(prompts, [random.randint(100, 1024) for _ in prompts])
 

@@ -15,6 +15,6 @@ def serving(
     url: Annotated[str, typer.Argument(help="Any OpenAI-compatible server, as in http://127.0.0.1:8000.")],
 ) -> None:
     """Measure a server over HTTP at several loads: tokens per second, latencies, pauses, share of good answers."""
-    from quire.cli.bench.serving_run import LoadBench  # with what is slow to import
+    from quire.cli.bench.serving_run import LoadBench  # imports that are slow
 
     LoadBench(url, options).measure()

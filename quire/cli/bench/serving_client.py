@@ -1,4 +1,4 @@
-"""A client of OpenAI-compatible servers that notes when each piece of an answer came.
+"""A client of OpenAI-compatible servers that records the arrival time of each piece of an answer.
 
 The standard library's sockets and nothing else: on a small machine the client must leave the processor to the server.
 """
@@ -16,7 +16,7 @@ import msgspec
 
 from quire.errors import InvalidSetting
 
-Prompt = str | list[int]  # token ids, for completions
+PromptInput = str | list[int]  # token ids, for completions
 MAX_ERROR_BYTES = 300
 READ_BYTES = 1 << 16
 
@@ -29,25 +29,25 @@ class AnswerRefused(Exception):
         self.status = status
 
 
-class Delta(msgspec.Struct):
+class StreamDelta(msgspec.Struct):
     content: str | None = None
 
 
-class Choice(msgspec.Struct):
+class StreamChoice(msgspec.Struct):
     text: str | None = None
-    delta: Delta | None = None
+    delta: StreamDelta | None = None
 
 
-class Usage(msgspec.Struct):
+class StreamUsage(msgspec.Struct):
     prompt_tokens: int | None = None
     completion_tokens: int | None = None
 
 
-class Chunk(msgspec.Struct):
+class StreamChunk(msgspec.Struct):
     """The fields of an event that are read."""
 
-    choices: list[Choice] = []
-    usage: Usage | None = None
+    choices: list[StreamChoice] = []
+    usage: StreamUsage | None = None
     error: Any = None
 
     @property
@@ -55,11 +55,11 @@ class Chunk(msgspec.Struct):
         return any(choice.text or (choice.delta is not None and choice.delta.content) for choice in self.choices)
 
 
-_read_chunk = msgspec.json.Decoder(Chunk).decode
+_read_chunk = msgspec.json.Decoder(StreamChunk).decode
 
 
 @dataclass
-class Asked:
+class RequestResult:
     """One request and its outcome; times on the monotonic clock."""
 
     sent_s: float = 0.0
@@ -69,7 +69,7 @@ class Asked:
     output_tokens: int = 0
     prompt_tokens: int | None = None
     is_counted_by_server: bool = False
-    error: str | None = None  # its kind, short enough to be counted by
+    error: str | None = None  # its kind, short, since errors are counted by it
     detail: str | None = None
 
 
@@ -108,30 +108,30 @@ class Server:
         except (ValueError, LookupError, TypeError):
             raise InvalidSetting(f"{self.url}/v1/models does not name a model; --model does") from None
 
-    async def ask(self, prompt: Prompt, sampling: Sampling, asked: Asked | None = None) -> Asked:
-        """Send a request and fill in `asked`, with its error too: failures of server and network do not raise."""
-        asked = asked or Asked()
-        asked.sent_s, asked.wanted_tokens = time.monotonic(), sampling.output_tokens
+    async def send(self, prompt: PromptInput, sampling: Sampling, result: RequestResult | None = None) -> RequestResult:
+        """Send a request and fill in `result`, with its error too: failures of server and network do not raise."""
+        result = result or RequestResult()
+        result.sent_s, result.wanted_tokens = time.monotonic(), sampling.output_tokens
         try:
-            await self._stream(asked, prompt, sampling)
-            if not asked.arrivals_s and asked.error is None:
-                asked.error = "no tokens"
+            await self._stream(result, prompt, sampling)
+            if not result.arrivals_s and result.error is None:
+                result.error = "no tokens"
         except AnswerRefused as error:
-            asked.error, asked.detail = f"HTTP {error.status}", str(error)
+            result.error, result.detail = f"HTTP {error.status}", str(error)
         except TimeoutError:
-            asked.error, asked.detail = "timeout", f"nothing came for {self.timeout_s:g} s"
+            result.error, result.detail = "timeout", f"nothing came for {self.timeout_s:g} s"
         except ConnectionRefusedError as error:
-            asked.error, asked.detail = "refused", str(error)
+            result.error, result.detail = "refused", str(error)
         except (OSError, EOFError, ValueError) as error:
-            asked.error, asked.detail = "disconnected", repr(error)
+            result.error, result.detail = "disconnected", repr(error)
         except asyncio.CancelledError:
-            asked.error = "cut off"  # by the bound on the whole run
+            result.error = "cut off"  # by the bound on the whole run
             raise
         finally:
-            asked.ended_s = time.monotonic()
-        return asked
+            result.ended_s = time.monotonic()
+        return result
 
-    async def _stream(self, asked: Asked, prompt: Prompt, sampling: Sampling) -> None:
+    async def _stream(self, result: RequestResult, prompt: PromptInput, sampling: Sampling) -> None:
         num_pieces, is_complete, rest = 0, False, b""
         async for arrived_s, piece in self._pieces("POST", *self._request(prompt, sampling)):
             *lines, rest = (rest + piece).split(b"\n")
@@ -144,19 +144,19 @@ class Server:
                     continue
                 chunk = _read_chunk(data)
                 if chunk.error is not None:
-                    asked.error, asked.detail = "error in stream", str(chunk.error)[:MAX_ERROR_BYTES]
+                    result.error, result.detail = "error in stream", str(chunk.error)[:MAX_ERROR_BYTES]
                 if chunk.has_text:
                     num_pieces += 1
-                    asked.arrivals_s.append(arrived_s)
+                    result.arrivals_s.append(arrived_s)
                 if chunk.usage is not None and chunk.usage.completion_tokens is not None:
-                    asked.output_tokens, asked.is_counted_by_server = chunk.usage.completion_tokens, True
-                    asked.prompt_tokens = chunk.usage.prompt_tokens
-        if not asked.is_counted_by_server:
-            asked.output_tokens = num_pieces
-        if not is_complete and asked.error is None:
+                    result.output_tokens, result.is_counted_by_server = chunk.usage.completion_tokens, True
+                    result.prompt_tokens = chunk.usage.prompt_tokens
+        if not result.is_counted_by_server:
+            result.output_tokens = num_pieces
+        if not is_complete and result.error is None:
             raise EOFError("the stream ended without [DONE]")
 
-    def _request(self, prompt: Prompt, sampling: Sampling) -> tuple[str, bytes]:
+    def _request(self, prompt: PromptInput, sampling: Sampling) -> tuple[str, bytes]:
         body: dict[str, Any] = {
             "model": self.model,
             "stream": True,

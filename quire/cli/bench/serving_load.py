@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from random import Random
 from typing import NamedTuple
 
-from quire.cli.bench.serving_client import Asked, Prompt, Sampling, Server
+from quire.cli.bench.serving_client import PromptInput, RequestResult, Sampling, Server
 from quire.errors import InvalidSetting
 
 COMMON = (
@@ -23,31 +23,31 @@ CALIBRATIONS = 6
 FIRST_WORDS = 16
 
 
-class Request(NamedTuple):
-    prompt: Prompt
+class LoadRequest(NamedTuple):
+    prompt: PromptInput
     sampling: Sampling
 
 
-Conversation = Sequence[Request]  # each sent once the one before is answered
+LoadConversation = Sequence[LoadRequest]  # each sent once the one before is answered
 
 
 class Prompts(NamedTuple):
-    """Texts of common words, each its own so that nothing but `shared` words at its beginning is found in a cache."""
+    """Texts of common words. They differ after the first `shared` words, so that nothing else is found in a cache."""
 
     words: int
     shared: int
     seed: str
     salt: str = ""  # other texts for the same seed
 
-    def take(self, count: int) -> Iterator[str]:
+    def texts(self, count: int) -> Iterator[str]:
         common = Random(f"shared{self.salt}").choices(WORDS, k=min(self.shared, self.words))
         for number in range(count):
             own = Random(f"{self.salt}{self.seed}/{number}").choices(WORDS, k=max(1, self.words - len(common)))
             yield " ".join([*common, *own])
 
-    def conversations(self, count: int, sampling: Sampling) -> Iterator[Conversation]:
-        """Each of one request."""
-        return ((Request(text, sampling),) for text in self.take(count))
+    def conversations(self, count: int, sampling: Sampling) -> Iterator[LoadConversation]:
+        """Conversations of one request each."""
+        return ((LoadRequest(text, sampling),) for text in self.texts(count))
 
 
 @dataclass(frozen=True)
@@ -69,11 +69,11 @@ class Shape:
         return 64 if self.concurrency is None else max(8, 3 * self.concurrency)
 
 
-class Run(NamedTuple):
+class LoadRun(NamedTuple):
     """All requests of one run, and its duration."""
 
     shape: Shape
-    asked: list[Asked]
+    results: list[RequestResult]
     took_s: float
     client_cpu_s: float
 
@@ -83,17 +83,17 @@ async def words_for(server: Server, tokens: int, sampling: Sampling) -> int:
     tried: dict[int, int] = {}
     words = min(tokens, FIRST_WORDS)
     for _ in range(CALIBRATIONS):
-        (prompt,) = Prompts(words, 0, "calibration").take(1)
-        asked = await server.ask(prompt, sampling._replace(output_tokens=2))
-        if asked.error is not None and asked.error != "no tokens":
-            raise InvalidSetting(f"{server.url} does not answer: {asked.detail or asked.error}")
-        if asked.prompt_tokens is None:
+        (prompt,) = Prompts(words, 0, "calibration").texts(1)
+        result = await server.send(prompt, sampling._replace(output_tokens=2))
+        if result.error is not None and result.error != "no tokens":
+            raise InvalidSetting(f"{server.url} does not answer: {result.detail or result.error}")
+        if result.prompt_tokens is None:
             return tokens
-        tried[words] = asked.prompt_tokens
-        # Two lengths tell the tokens that every prompt has before its words.
+        tried[words] = result.prompt_tokens
+        # Two lengths give the number of tokens before the words of a prompt.
         (shorter, fewer), (longer, more) = min(tried.items()), max(tried.items())
-        per_word = (more - fewer) / (longer - shorter) if more > fewer else asked.prompt_tokens / words
-        words = max(1, words + round((tokens - asked.prompt_tokens) / per_word))
+        per_word = (more - fewer) / (longer - shorter) if more > fewer else result.prompt_tokens / words
+        words = max(1, words + round((tokens - result.prompt_tokens) / per_word))
         if words in tried:
             break
     return min(tried, key=lambda count: abs(tried[count] - tokens))
@@ -102,41 +102,41 @@ async def words_for(server: Server, tokens: int, sampling: Sampling) -> int:
 async def run_load(
     server: Server,
     shape: Shape,
-    conversations: Iterable[Conversation],
+    conversations: Iterable[LoadConversation],
     *,
     within_s: float,
     seed: str = "",
     arrivals_s: float | None = None,
     ended: Callable[[], None] = lambda: None,
-) -> Run:
+) -> LoadRun:
     """Hold all `conversations`; those that have not ended `within_s` are cut off.
 
     At a rate, they begin at random times that follow from `seed`, and none begins after `arrivals_s`.
     """
     begun, cpu = time.monotonic(), time.process_time()
-    done: list[Asked] = []
+    done: list[RequestResult] = []
     waiting = iter(conversations)
 
-    async def hold(conversation: Conversation) -> None:
+    async def send_all(conversation: LoadConversation) -> None:
         for prompt, sampling in conversation:
-            asked = Asked()
+            result = RequestResult()
             try:
-                await server.ask(prompt, sampling, asked)
+                await server.send(prompt, sampling, result)
             finally:
-                done.append(asked)
+                done.append(result)
                 ended()
-            if asked.error is not None:
+            if result.error is not None:
                 return
 
     async def hold_in_turn() -> None:
         for conversation in waiting:
-            await hold(conversation)
+            await send_all(conversation)
 
     async def hold_at_random(group: asyncio.TaskGroup, rate: float) -> None:
         random, at_s = Random(seed), 0.0
         for conversation in waiting:
             await asyncio.sleep(max(0.0, begun + at_s - time.monotonic()))
-            group.create_task(hold(conversation))
+            group.create_task(send_all(conversation))
             at_s += random.expovariate(rate)
             if arrivals_s is not None and at_s > arrivals_s:
                 return
@@ -147,4 +147,4 @@ async def run_load(
                 group.create_task(hold_at_random(group, shape.rate))
             for _ in range(shape.concurrency or 0):
                 group.create_task(hold_in_turn())
-    return Run(shape, done, time.monotonic() - begun, time.process_time() - cpu)
+    return LoadRun(shape, done, time.monotonic() - begun, time.process_time() - cpu)

@@ -95,7 +95,7 @@ def _draw(panel: Panel, loads: Sequence[str], left: float, top: float) -> list[s
 
 
 def nice_ticks(highest: float) -> list[float]:
-    """From 0 to at least `highest`, four to seven of them, in steps that read well."""
+    """Four to seven round ticks from 0 to at least `highest`."""
     rough = highest / 4
     power = 10.0 ** floor(log10(rough))
     step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from quire.cli.bench.serving_client import Asked
-from quire.cli.bench.serving_load import Run
+from quire.cli.bench.serving_client import RequestResult
+from quire.cli.bench.serving_load import LoadRun
 
 PERCENTS = (50, 90, 99)
 Numbers = dict[str, float]
@@ -20,23 +20,23 @@ class Goal(NamedTuple):
     first_token_ms: float = 500.0
     per_token_ms: float = 25.0
 
-    def is_met(self, asked: Asked) -> bool:
-        if asked.error is not None or first_token_s(asked) * 1000 >= self.first_token_ms:
+    def is_met(self, result: RequestResult) -> bool:
+        if result.error is not None or first_token_s(result) * 1000 >= self.first_token_ms:
             return False
-        return asked.output_tokens < 2 or per_token_s(asked) * 1000 < self.per_token_ms
+        return result.output_tokens < 2 or per_token_s(result) * 1000 < self.per_token_ms
 
 
-def first_token_s(asked: Asked) -> float:
-    return asked.arrivals_s[0] - asked.sent_s
+def first_token_s(result: RequestResult) -> float:
+    return result.arrivals_s[0] - result.sent_s
 
 
-def per_token_s(asked: Asked) -> float:
-    """After the first."""
-    return (asked.arrivals_s[-1] - asked.arrivals_s[0]) / (asked.output_tokens - 1)
+def per_token_s(result: RequestResult) -> float:
+    """Seconds per token after the first."""
+    return (result.arrivals_s[-1] - result.arrivals_s[0]) / (result.output_tokens - 1)
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
-    """Between the two nearest values, in proportion."""
+    """The percentile, by linear interpolation."""
     ordered = sorted(values)
     at = (len(ordered) - 1) * percent / 100
     low = int(at)
@@ -44,20 +44,20 @@ def percentile(values: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (at - low)
 
 
-def numbers(run: Run, goal: Goal) -> Numbers:
+def numbers(run: LoadRun, goal: Goal) -> Numbers:
     """Numbers by metric; latencies in milliseconds, of the requests that were answered. Empty ones are left out."""
-    answered = [asked for asked in run.asked if asked.error is None]
-    output_tokens = sum(asked.output_tokens for asked in answered)
-    prompt_tokens = [asked.prompt_tokens for asked in answered if asked.prompt_tokens is not None]
+    answered = [result for result in run.results if result.error is None]
+    output_tokens = sum(result.output_tokens for result in answered)
+    prompt_tokens = [result.prompt_tokens for result in answered if result.prompt_tokens is not None]
     found: Numbers = {
-        "requests": len(run.asked),
-        "errors": len(run.asked) - len(answered),
-        "short_answers": sum(asked.output_tokens < asked.wanted_tokens for asked in answered),
+        "requests": len(run.results),
+        "errors": len(run.results) - len(answered),
+        "short_answers": sum(result.output_tokens < result.wanted_tokens for result in answered),
         "seconds": run.took_s,
         "requests_per_s": len(answered) / run.took_s,
         "output_tokens_per_s": output_tokens / run.took_s,
         "client_cpu_share": run.client_cpu_s / run.took_s,
-        "good_share": sum(map(goal.is_met, run.asked)) / max(1, len(run.asked)),
+        "good_share": sum(map(goal.is_met, run.results)) / max(1, len(run.results)),
     }
     if prompt_tokens:
         found["total_tokens_per_s"] = (sum(prompt_tokens) + output_tokens) / run.took_s
@@ -70,24 +70,24 @@ def numbers(run: Run, goal: Goal) -> Numbers:
     return found
 
 
-def latencies_s(answered: Sequence[Asked]) -> dict[str, list[float]]:
+def latencies_s(answered: Sequence[RequestResult]) -> dict[str, list[float]]:
     """Times to the first token, pauses between pieces of an answer, times per token after the first, to the end."""
     return {
-        "first_token": [first_token_s(asked) for asked in answered],
+        "first_token": [first_token_s(result) for result in answered],
         "inter_token": [
             later - earlier
-            for asked in answered
-            for earlier, later in zip(asked.arrivals_s, asked.arrivals_s[1:], strict=False)
+            for result in answered
+            for earlier, later in zip(result.arrivals_s, result.arrivals_s[1:], strict=False)
         ],
-        "per_token": [per_token_s(asked) for asked in answered if asked.output_tokens > 1],
-        "end_to_end": [asked.ended_s - asked.sent_s for asked in answered],
+        "per_token": [per_token_s(result) for result in answered if result.output_tokens > 1],
+        "end_to_end": [result.ended_s - result.sent_s for result in answered],
     }
 
 
-def errors(run: Run) -> dict[str, Any]:
+def errors(run: LoadRun) -> dict[str, Any]:
     """Errors by kind: their count, and the message of the first."""
-    kinds = Counter(asked.error for asked in run.asked if asked.error is not None)
-    details = {asked.error: asked.detail for asked in reversed(run.asked) if asked.error is not None}
+    kinds = Counter(result.error for result in run.results if result.error is not None)
+    details = {result.error: result.detail for result in reversed(run.results) if result.error is not None}
     return {kind: {"count": count, "first": details[kind]} for kind, count in kinds.items()}
 
 

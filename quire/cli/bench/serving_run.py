@@ -15,7 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from quire import __version__
 from quire.cli.bench.load_options import LoadOptions
 from quire.cli.bench.serving_client import Sampling, Server
-from quire.cli.bench.serving_load import Prompts, Run, Shape, run_load, words_for
+from quire.cli.bench.serving_load import LoadRun, Prompts, Shape, run_load, words_for
 from quire.cli.bench.serving_plot import plot as draw
 from quire.cli.bench.serving_report import Goal, errors, numbers, print_table
 from quire.errors import InvalidSetting, QuireError
@@ -38,7 +38,7 @@ class LoadBench:
         self._goal = Goal(options.good_first_token_ms, options.good_per_token_ms)
         self._salt = "" if options.reuse_prompts else secrets.token_hex(8)
         for file in (options.json, options.plot):
-            if file is not None and not file.parent.is_dir():  # now, not after minutes
+            if file is not None and not file.parent.is_dir():  # checked now, not after minutes of load
                 raise InvalidSetting(f"{file} cannot be written: there is no folder {file.parent}")
 
     def measure(self) -> None:
@@ -82,7 +82,7 @@ class LoadBench:
             "reused_prompts": not self._salt,
         }
 
-    async def _run_all(self) -> list[Run]:
+    async def _run_all(self) -> list[LoadRun]:
         """One run for each shape, after requests that are not measured."""
         if not self._server.model:
             await self._server.find_model()
@@ -100,7 +100,7 @@ class LoadBench:
                 runs.append(await self._run(shape, words, str(number), count, ended))
         return runs
 
-    async def _run(self, shape: Shape, words: int, name: str, count: int, ended: Callable[[], None]) -> Run:
+    async def _run(self, shape: Shape, words: int, name: str, count: int, ended: Callable[[], None]) -> LoadRun:
         prompts = Prompts(words, self._options.shared_prefix, f"{self._options.seed}/{name}", self._salt)
         conversations, within_s = prompts.conversations(count, self._sampling), self._options.max_seconds
         return await run_load(self._server, shape, conversations, within_s=within_s, seed=prompts.seed, ended=ended)

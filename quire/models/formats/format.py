@@ -115,7 +115,7 @@ class Module:
         return self.source.read(self.tensor(suffix))
 
     def scales(self, suffix: str) -> Array:
-        """As `read`, of numbers that are finite."""
+        """Like `read`; raises for numbers that are not finite."""
         found = self.read(suffix)
         if not np.isfinite(found.astype(np.float32)).all():
             raise self.error(suffix, "has numbers that are not finite")
@@ -150,7 +150,7 @@ class Format(Protocol):
         """The tensors that stand for the matrix; empty where the module is not quantised."""
 
     def layout(self, module: Module) -> tuple[int, Layout]:
-        """Its outputs, and the rest, from names, shapes and dtypes alone."""
+        """Its outputs and its layout, from names, shapes and dtypes only."""
 
     def side(self, module: Module) -> InputSide:
         """Small arrays, which decide whether matrices can be joined."""
@@ -163,7 +163,7 @@ class Quantization(Protocol):
 
     @property
     def summary(self) -> str:
-        """For people: the method and its numbers."""
+        """A description for users: the method and its numbers."""
 
     def format_of(self, name: str) -> Format | None:
-        """Of a module with this name, if it is stored quantised; None of one that is to stay as it is."""
+        """The format of a module that is stored quantised; None if it is not."""

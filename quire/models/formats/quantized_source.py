@@ -81,7 +81,7 @@ class QuantizedSource:
         return None if found is None else found[2]
 
     def num_bytes(self, name: str) -> int:
-        """In the file."""
+        """Bytes in the file."""
         return self._bytes[name] if name in self._bytes else _num_bytes(self._infos[name])
 
     def read_coded(self, name: str) -> CodedTensor:
@@ -144,7 +144,7 @@ def open_checkpoint(files: ModelFiles) -> "GGUFSource | SafetensorsSource | Quan
 
 
 def read_quantization(config: Mapping[str, object]) -> Quantization | None:
-    """None of a config without any."""
+    """The quantisation of a config; None if it has none."""
     fields = Fields(config, str(config.get("model_type")))
     if not fields.get("quantization_config") and fields.get("text_config"):
         fields = fields.within("text_config")

@@ -1,7 +1,7 @@
 """Products with adapters by the C++ kernel, for CPUs. The library must have been loaded.
 
 Rows of one adapter are multiplied together, and rows without one cost nothing. A row's result does not depend on the
-rows beside it.
+other rows.
 """
 
 import jax

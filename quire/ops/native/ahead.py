@@ -75,6 +75,6 @@ def build_all(folder: Path) -> list[Path]:
 
 
 def file_name(name: str) -> str:
-    """With a digest of the sources, so that a library of others is never taken."""
+    """A file name with a digest of the sources, so that a library of other sources is never used."""
     parts = (sources_text(), repr(LEVELS))
     return f"{name}-{hashlib.sha256(''.join(parts).encode()).hexdigest()[:KEY_LENGTH]}.so"

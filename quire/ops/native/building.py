@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 
 FOLDER = Path(__file__).parent
-# A row's numbers must not depend on how many rows are beside it, so no order of operations is the compiler's to choose:
+# A row's numbers must not depend on the other rows, so the compiler may not reorder operations:
 # no -ffast-math, no contraction.
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-w")
 FOR_THIS_PROCESSOR = ("-march=native",)
@@ -60,7 +60,7 @@ def build(
 
 
 def compile_one(compiler: str, source: Path, to: Path, extra: Sequence[str]) -> None:
-    """For any processor of the architecture."""
+    """Compile one source for any processor of the architecture."""
     _run([compiler, *FLAGS, *extra, str(source), "-o", str(to)])
 
 

@@ -1,6 +1,6 @@
 """Products with the codes of quantised checkpoints by the C++ kernel, for CPUs. The library must have been loaded.
 
-A row's result does not depend on the rows beside it.
+A row's result does not depend on the other rows.
 """
 
 import jax

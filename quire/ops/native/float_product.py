@@ -1,6 +1,6 @@
 """Products with float32 weights by the C++ kernel, for CPUs. The library must have been loaded.
 
-A row's result does not depend on the rows beside it, which XLA's products do not promise.
+A row's result does not depend on the other rows, which XLA's products do not promise.
 """
 
 import jax

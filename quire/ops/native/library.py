@@ -53,7 +53,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def description() -> str:
-    """Which library runs, for the log and `quire doctor`."""
+    """The library in use, for the log and `quire doctor`."""
     load()
     return _described[0]
 

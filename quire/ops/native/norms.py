@@ -1,4 +1,4 @@
-"""Norms by the C++ kernels. A row's result does not depend on the rows beside it. The library must have been loaded."""
+"""Norms by the C++ kernels. A row's result does not depend on the other rows. The library must have been loaded."""
 
 from math import prod
 

@@ -12,7 +12,7 @@ def instruction_set(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
     """The processor's model, and the instructions that the system lets programs use."""
     try:
         first, _, _ = cpuinfo.read_text().partition("\n\n")
-    except OSError:  # without the list, code is for this machine alone
+    except OSError:  # without the list, code is for this machine only
         return f"{platform.machine()} {platform.processor()} {platform.node()}"
     found = (line.partition(":") for line in first.splitlines())
     told = {name.strip(): value.strip() for name, _, value in found}

@@ -1,9 +1,9 @@
-"""The answers of a chat in pieces, of every API."""
+"""Splits chat answers into pieces, for every API."""
 
 from typing import Any
 
 from quire.server.service.answers import Answer
-from quire.text.answer_parts import AnswerForm, AnswerParser, Arguments, CallBegins, Piece, Reasoning
+from quire.text.answer_parts import AnswerForm, AnswerParser, CallArguments, CallBegins, Piece, Reasoning
 
 
 class AnswerReader:
@@ -11,7 +11,7 @@ class AnswerReader:
 
     def __init__(self, form: AnswerForm) -> None:
         self._parser = AnswerParser(form)
-        self.num_reasoning_tokens = 0  # the marks around the thinking are among them
+        self.num_reasoning_tokens = 0  # includes the marks around the thinking
 
     @property
     def num_calls(self) -> int:
@@ -26,7 +26,7 @@ class AnswerReader:
         return pieces + parser.flush() if is_last else pieces
 
     def read_all(self, answer: Answer) -> list[Piece]:
-        """The pieces of a whole answer, each part of it in one."""
+        """The pieces of a whole answer, one for each part."""
         num_tokens, last = len(answer.token_texts), len(answer.texts) - 1
         parts: list[tuple[Any, list[str]]] = []
         for index, text in enumerate(answer.texts):
@@ -34,7 +34,7 @@ class AnswerReader:
                 if isinstance(piece, CallBegins):
                     parts.append((piece, []))
                     continue
-                kind = type(piece), piece.number if isinstance(piece, Arguments) else 0
+                kind = type(piece), piece.number if isinstance(piece, CallArguments) else 0
                 if not parts or parts[-1][0] != kind:
                     parts.append((kind, []))
                 parts[-1][1].append(piece if isinstance(piece, str) else piece.text)
@@ -46,6 +46,6 @@ def _joined(kind: Any, texts: list[str]) -> Piece:
         return kind
     piece_type, number = kind
     text = "".join(texts)
-    if piece_type is Arguments:
-        return Arguments(number, text)
+    if piece_type is CallArguments:
+        return CallArguments(number, text)
     return Reasoning(text) if piece_type is Reasoning else text

@@ -1,4 +1,4 @@
-"""Chats as jobs, of every API that has them."""
+"""Turns chat requests of every API into jobs."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -23,7 +23,7 @@ from quire.server.service.arrival import Arrival
 from quire.server.service.generation_spec import GenerationSpec, NamedGrammar
 from quire.server.service.service import Service
 from quire.text.answer_parts import AnswerForm
-from quire.text.shield import Prompt
+from quire.text.shield import RenderedPrompt
 
 
 class PreparedChat(NamedTuple):
@@ -42,7 +42,7 @@ def prepare_chat(
     unknown: Sequence[str] = (),
     own_name: OwnName = str,
 ) -> PreparedChat:
-    """Everything about a chat but how its answers are written. Errors have the names that `own_name` gives to fields.
+    """Everything about a chat except the encoding of its answers. Errors name fields as `own_name` translates them.
     May run in a thread."""
     with named_by(own_name):
         form, spec, text = _prepared(service, dialect, arrival, fields)
@@ -68,7 +68,7 @@ def _prepared(
     return form, spec, prompt.text
 
 
-def encode_chat(service: Service, fields: ChatRequest, tools: ToolUse | None) -> tuple[Prompt, list[int]]:
+def encode_chat(service: Service, fields: ChatRequest, tools: ToolUse | None) -> tuple[RenderedPrompt, list[int]]:
     """The rendered conversation, and its tokens."""
     continues = bool(fields.continue_final_message)
     return encode_conversation(
@@ -112,7 +112,7 @@ def _with_rules(
     constraint: NamedGrammar | None,
     tools: ToolUse | None,
 ) -> GenerationSpec:
-    """`spec` with the grammar of its answers, where something is asked of them. It begins after the thinking."""
+    """`spec` with the grammar of its answers, if any constraint is set. The grammar begins after the thinking."""
     model, settings = service.model, service.settings
     budget = thinking_budget(fields, model, form, prompt)
     if constraint is not None and constraint.grammar.kind is GrammarKind.TOKENS:

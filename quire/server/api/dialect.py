@@ -22,9 +22,9 @@ class Dialect:
     error_events: Callable[[QuireError], bytes]  # the end of a stream that fails
     streams_refusals: bool = False  # a refused stream has status 200, and the error as its only event
     uses_model_defaults: bool = True  # sampling fields that are missing come from the model's files
-    includes_stop: bool = False  # stop strings are part of the text, whatever the request says
+    includes_stop: bool = False  # stop strings stay in the text, regardless of the request
     stop_search: Callable[[Sequence[str], bool], StopSearch] = StopStrings
-    length_first: bool = False  # at max_tokens an answer ends by its length, whatever it ends with
+    length_first: bool = False  # at max_tokens the finish reason is length, even if the answer also ends otherwise
 
     def defaults(self, model: ServedModel) -> GenerationDefaults:
         return model.defaults if self.uses_model_defaults else GenerationDefaults()

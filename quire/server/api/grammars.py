@@ -12,7 +12,7 @@ from quire.server.settings import ServerSettings
 from quire.text.json_text import parse_json_text
 
 ANY_OBJECT: dict[str, Any] = {"type": "object"}
-# By type: where its constraint may stand. Beside OpenAI's and text-generation-inference's places those of others.
+# By type: the keys that may hold the constraint: those of OpenAI, text-generation-inference and other servers.
 _KEYS: dict[str, tuple[str, ...]] = {
     "text": (),
     "json_object": ("value", "schema"),
@@ -28,13 +28,13 @@ _NOUNS = {"regex": "regular expression", "grammar": "grammar, as a text"}
 def with_grammar(
     settings: ServerSettings, spec: GenerationSpec, constraint: NamedGrammar | None, checked: Grammar | None = None
 ) -> GenerationSpec:
-    """`spec` with the grammar that a field gives. `checked` replaces a grammar with special tokens in the check, which
+    """`spec` with the grammar of a field. `checked` replaces a grammar with special tokens in the check, which
     does not know them."""
     if constraint is None:
         return spec
     field, grammar, part = constraint
     request = spec.request
-    if grammar.kind is GrammarKind.TOKENS:  # there is nothing to compile, and it says nothing about ends
+    if grammar.kind is GrammarKind.TOKENS:  # nothing to compile, and no rule about where the answer ends
         return replace(spec, request=replace(request, grammar=grammar))
     if settings.disable_grammar_support:
         raise invalid(field, "is set; this server was started with --disable-grammar-support")

@@ -1,4 +1,4 @@
-"""The way of a request through any API: parsed into a job, run by the service, encoded as the API writes answers."""
+"""The path of a request through any API: parsed into a job, run by the service, encoded in the API's format."""
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
@@ -25,7 +25,7 @@ MAX_NAMES = 20  # unknown fields in the log and in a header
 MAX_NAME = 60  # characters of each
 
 
-# A whole answer, which becomes JSON, of the stream and its answers by prompt and sample. May run in a thread.
+# Builds the body of a whole answer from the stream and its answers by prompt and sample. May run in a thread.
 WriteBody = Callable[[Stream, list[list[Answer]]], Any]
 
 
@@ -40,22 +40,22 @@ class Job:
     )
     keep: Callable[[Stream], Awaitable[None]] | None = None  # awaited before the end of a complete answer is sent
     num_characters: int  # of the prompts
-    num_top: int = 0  # likely tokens that the answer shows beside each token
+    num_top: int = 0  # alternatives that the answer shows for each token
     unknown: Sequence[str] = ()  # fields that the API does not know
     user: str | None = None
     wants_timings: bool = False
-    sequences_field: str = "n"  # the field that multiplies sequences
+    sequences_field: str = "n"  # the field that sets the number of sequences
     has_timing_headers: bool = True
 
 
 D = TypeVar("D", bound=Dialect)
-Parse = Callable[[Service, D, Arrival, dict[str, Any]], Job]  # takes longer for longer bodies, so it may be in a thread
+Parse = Callable[[Service, D, Arrival, dict[str, Any]], Job]  # cost grows with the body, so it may run in a thread
 
 
 async def answer(
     service: Service, request: Request, body: Body, parse: Parse[D], dialect: D, *, name: str, streams: bool = False
 ) -> Response:
-    """`name` is that of the request's span."""
+    """`name` is the name of the request's span."""
     arrival = Arrival(request.headers, name)
     try:
         job = await service.offload.run(body.num_bytes, lambda: parse(service, dialect, arrival, body.raw))
@@ -109,7 +109,7 @@ def _ms(seconds: float) -> str:
 
 
 def ignored_header(names: Sequence[str]) -> dict[str, str]:
-    """Names the unknown fields of a request to its client, made safe for a header."""
+    """The header that lists the unknown fields of a request, escaped."""
     if not names:
         return {}
     cut = [name[:MAX_NAME] for name in names[:MAX_NAMES]]

@@ -1,4 +1,4 @@
-"""The keys of messages beside their role and content: which are refused, and which nothing reads."""
+"""The keys of messages besides role and content: which are refused, and which nothing reads."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -25,7 +25,7 @@ _ASKS_NOTHING: tuple[Any, ...] = (None, "", [], {}, False)
 
 
 def unread_keys(messages: Sequence[Mapping[str, Any]], words: Collection[str], *, strict: bool) -> list[str]:
-    """The keys, once each, that no template reads: `words` are all that stand in one. In strict mode an error."""
+    """The keys that no template reads, each once. `words` are all words of the templates. In strict mode an error."""
     unread: dict[str, None] = {}
     for index, message in enumerate(messages):
         for key, place in _unread(index, message, words):
@@ -36,7 +36,7 @@ def unread_keys(messages: Sequence[Mapping[str, Any]], words: Collection[str], *
 
 
 def _unread(index: int, message: Mapping[str, Any], words: Collection[str]) -> Iterator[tuple[str, str]]:
-    """Each with its path in any message, and in this one."""
+    """Each unread key with its path in any message, and in this one."""
     for key, value in message.items():
         if key in _REFUSED:
             _REFUSED[key].check(f"messages[{index}].{key}", value)
@@ -52,12 +52,12 @@ def _unread(index: int, message: Mapping[str, Any], words: Collection[str]) -> I
 
 
 def _is_name_of_result(key: str, message: Mapping[str, Any]) -> bool:
-    """The name of a function beside its result: the call that is answered has it too."""
+    """True for the function name of a tool result. The call that it answers has the name too."""
     return key == "name" and message.get("role") in ("tool", "function")
 
 
 def with_refusals_as_text(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """An earlier answer that is a refusal has its text in a place of its own; a model reads it as any answer."""
+    """Move the text of an earlier refusal to the content, where the model reads it like any other answer."""
     content = message.get("content")
     if isinstance(content, list) and any(_is_refusal(part) for part in content):
         content = [{"type": "text", "text": part["refusal"]} if _is_refusal(part) else part for part in content]

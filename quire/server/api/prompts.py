@@ -1,4 +1,4 @@
-"""Prompts as tokens."""
+"""Renders and tokenises prompts."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +9,7 @@ from quire.server.api.tool_use import ToolUse
 from quire.server.service.service import Service
 from quire.text.conversation import render_conversation
 from quire.text.message_fields import check_fields
-from quire.text.shield import Prompt
+from quire.text.shield import RenderedPrompt
 
 _IN_PLACE_OF_CONTENT = ("tool_calls", "reasoning_content", "reasoning", "refusal")
 _TEXT_PARTS = ("text", "refusal")  # by the key that has the text
@@ -23,7 +23,7 @@ def encode_conversation(
     tools: ToolUse | None = None,
     tool_prompt: str | None = None,
     **options: Any,
-) -> tuple[Prompt, list[int]]:
+) -> tuple[RenderedPrompt, list[int]]:
     """The rendered conversation, and its tokens. `options` are those of `render_conversation`."""
     messages = [with_refusals_as_text(message) for message in messages]
     check_messages(messages)
@@ -71,5 +71,5 @@ def _check_part(index: int, number: int, part: Any) -> None:
 
 
 def _with_known_role(message: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Templates know the system role; developer is its newer name."""
+    """Replace the role developer by system, its older name, which templates know."""
     return {**message, "role": "system"} if message["role"] == "developer" else message

@@ -1,4 +1,4 @@
-"""Thinking: whether a model does, and for how long."""
+"""Switches thinking on or off, and limits its length."""
 
 from typing import Any
 
@@ -32,7 +32,7 @@ def template_variables(fields: ChatRequest, model: ServedModel) -> dict[str, Any
 def answer_form(
     fields: ChatRequest, model: ServedModel, tools: ToolUse | None, prompt: str, *, has_grammars: bool = True
 ) -> AnswerForm:
-    """The form of answers to a rendered conversation. Without grammars calls that are not required are found in what
+    """The form of answers to a rendered conversation. Without grammars, optional calls are found in what
     the model writes of itself."""
     thinking = thinking_of(model.templates.select(with_tools=tools is not None).source)
     is_opened = thinking is not None and thinking.is_open_at_end_of(prompt)
@@ -50,7 +50,7 @@ def answer_form(
 
 
 def thinking_budget(fields: ChatRequest, model: ServedModel, form: AnswerForm, prompt: str) -> ThinkingBudget | None:
-    """None where thinking has no limit, or the answer no thinking."""
+    """The limit on thinking tokens; None if there is no limit, or no thinking."""
     limit = fields.thinking_budget
     if limit is not None:
         between("thinking_budget", limit, 0, model.max_total_tokens)

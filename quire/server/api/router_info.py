@@ -1,4 +1,4 @@
-"""GET /server_info, /model_info and /get_load: what routers ask of the servers behind them, in SGLang's form.
+"""GET /server_info, /model_info and /get_load: the routes that routers call, in SGLang's format.
 
 `model_path` and `tokenizer_path` are left out: a router would fetch a tokenizer by them, from the hub, and need none.
 """
@@ -46,7 +46,7 @@ async def server_info(service: Service, request: Request) -> Response:
         "version": __version__,
         "context_length": model.max_total_tokens,
         "max_req_input_len": model.max_input_tokens,
-        "dp_size": 1,  # a router that counted several would address each by itself
+        "dp_size": 1,  # a router that counts several would address each of them
     }
     if stats is not None:
         body["max_total_num_tokens"] = stats.num_pages * stats.page_size

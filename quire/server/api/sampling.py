@@ -15,7 +15,7 @@ _SEEDS = 2**64
 
 
 def sampling_params(given: Mapping[str, Any], defaults: GenerationDefaults, tokenizer: Tokenizer) -> SamplingParams:
-    """`given` by the names of SamplingParams, None where the request is silent; then the model's own defaults count."""
+    """`given` has the names of SamplingParams. None means not given; then the model's defaults apply."""
     chosen = {name: value for name, value in given.items() if value is not None}
     for name in ("temperature", "top_k", "top_p", "min_p", "typical_p", "repetition_penalty"):
         stated = getattr(defaults, name)

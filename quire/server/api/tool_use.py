@@ -1,4 +1,4 @@
-"""Tools that the model may call, of every API."""
+"""The tools that the model may call, for every API."""
 
 import secrets
 import string

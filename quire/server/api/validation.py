@@ -1,4 +1,4 @@
-"""From a JSON object to a typed request, or to an error that names the field."""
+"""Converts a JSON object to a typed request, or raises an error that names the field."""
 
 import re
 from collections.abc import Mapping
@@ -13,11 +13,11 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 MAX_NAME = 80  # characters of an unknown field's name in a message
 _NAMED_FIELD = re.compile(r"Object (missing required|contains unknown) field `(.*)`", re.DOTALL)
-_MAX_WHOLE = 2**53  # floats below tell all whole numbers apart
+_MAX_WHOLE = 2**53  # below this, floats represent every integer exactly
 
 
 class Refusal(NamedTuple):
-    """A field that is known and not supported. Values that ask for nothing pass."""
+    """A known field that is not supported. Values that have no effect are accepted."""
 
     reason: str
     inert: tuple[Any, ...] = ()
@@ -74,7 +74,7 @@ def _takes_integers(hint: Any) -> bool:
 
 
 def _invalid(message: str, raw: Mapping[str, Any], where: str) -> InvalidRequest:
-    """The library's message names the place; add the value that stands there."""
+    """Add the value to the library's message, which names its place."""
     what, _, path = message.partition(" - at `$")
     place = path.rstrip("`").lstrip(".").replace("[...]", "")  # any value of an object
     named = _NAMED_FIELD.fullmatch(what)

@@ -70,7 +70,7 @@ class App:
             if not route.generates:
                 self._service.refusals.note(route.title, response.status_code, error)
                 return response
-            if self._service.metrics.note_error(error):  # else its stream had a line in the log
+            if self._service.metrics.note_error(error):  # otherwise its stream wrote the log line
                 self._service.refusals.note(route.title, response.status_code, error)
             if self._service.tracing is not None:
                 self._service.tracing.note_refusal(route.name, request.headers, opened_s, error)
@@ -103,7 +103,7 @@ class App:
         return response
 
     def _dialect(self, scope: Scope) -> Dialect:
-        """The dialect of a request that has no route, or no key."""
+        """The dialect for errors about a request without a route or a key."""
         if is_anthropic(scope["path"], scope["headers"]):
             return ANTHROPIC
         return TGI if self._is_metrics_port(scope) else OPENAI
@@ -113,7 +113,7 @@ class App:
 
 
 class CrossOrigin(CORSMiddleware):
-    """Answers browsers that ask whether they may send a request, with an id as every answer has one."""
+    """Answers CORS preflight requests, with a request id like every answer."""
 
     def preflight_response(self, request_headers: Headers) -> Response:
         response = super().preflight_response(request_headers)

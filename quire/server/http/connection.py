@@ -31,13 +31,13 @@ class ChunkWriter(Protocol):
 
 
 class Connection(HttpToolsProtocol):
-    """An HTTP connection that offers a `ChunkWriter` to the application, beside ASGI.
+    """An HTTP connection that offers the application a `ChunkWriter` in addition to ASGI.
 
     ASGI puts a future, a turn of a task and two coroutines between a token and the socket, which cost more than writing
     to the socket.
 
-    A client that does not finish its headers or its body in time is disconnected, and so is one that sends much data
-    beside its body, as trailers or chunk extensions: neither the parser nor uvicorn bounds those. Trailers are dropped.
+    A client that does not finish its headers or its body in time is disconnected. So is one that sends much data
+    outside its body, as trailers or chunk extensions, which neither parser nor uvicorn limits. Trailers are dropped.
 
     A client that half-closes the connection after its request gets its answer. A client that is gone looks the same
     until something is sent to it, so an interim response is sent, or a comment among events: its system refuses that,
@@ -91,7 +91,7 @@ class Connection(HttpToolsProtocol):
         return True
 
     def _look_whether_gone(self) -> None:
-        """The transport does not read any more, so nothing else would notice."""
+        """Check whether the client is gone: the transport no longer reads, so nothing else would notice."""
         if self.transport.is_closing() or self.cycle.response_complete:
             return
         if _is_reset(self.transport.get_extra_info("socket").fileno()):
@@ -106,7 +106,7 @@ class Connection(HttpToolsProtocol):
     def on_header(self, name: bytes, value: bytes) -> None:
         if self._head_timer is None:
             return  # a trailer
-        self._parsed_bytes += len(name) + len(value) + 4  # a colon, a blank and the end of the line
+        self._parsed_bytes += len(name) + len(value) + 4  # a colon, a space and the end of the line
         super().on_header(name, value)
 
     def _begin_head(self) -> None:
@@ -214,7 +214,7 @@ def _is_reset(descriptor: int) -> bool:
 
 
 class Unchunked:
-    """An application whose answers without a length are not chunked: HTTP/1.0 ends them by closing the connection."""
+    """Serves HTTP/1.0, which has no chunks: answers without a length end when the connection closes."""
 
     cycle: RequestResponseCycle
 
@@ -239,7 +239,7 @@ class Unchunked:
 
 
 def event_writer(scope: Scope) -> ChunkWriter | None:
-    """Of an answer that is a stream of events, each of them written whole. None under another server than `HttpServer`,
+    """The writer of a stream of events, each written as one chunk. None under another server than `HttpServer`,
     and where answers are not chunked."""
     extension = scope.get("extensions", {}).get(EXTENSION)
     if extension is None or scope["http_version"] != "1.1":

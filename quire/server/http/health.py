@@ -53,7 +53,7 @@ async def ready(service: Service, request: Request) -> Response:
     if len(service.engines) == 1:
         return Response()
     now = time.monotonic()
-    body: EngineStates = {"engines": [{"engine": one.number, "reason": one.trouble(now)} for one in service.engines]}
+    body: EngineStates = {"engines": [{"engine": one.number, "reason": one.problem(now)} for one in service.engines]}
     return Response(msgspec.json.encode(body), media_type="application/json")
 
 
@@ -102,6 +102,6 @@ async def metrics(service: Service, request: Request) -> Response:
         write_endpoint(out, service.stats, service.model.name)
     if len(service.engines) > 1:
         now = time.monotonic()
-        up = [({"engine": str(one.number)}, int(one.trouble(now) is None)) for one in service.engines]
+        up = [({"engine": str(one.number)}, int(one.problem(now) is None)) for one in service.engines]
         out.family("gauge", "quire_engine_up", "Engines that would answer requests.", up)
     return Response(out.text(), headers={"content-type": CONTENT_TYPE})

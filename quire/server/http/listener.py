@@ -10,7 +10,7 @@ BACKLOG = 4096  # connections that wait to be accepted
 
 def open_listeners(host: str, port: int, count: int) -> list[socket.socket]:
     """`count` sockets that share a port; a free one where `port` is 0."""
-    first = open_listener(host, port, shared=False)  # alone first: a shared port may be another program's
+    first = open_listener(host, port, shared=False)  # not shared at first: it may be in use by another program
     if count == 1:
         return [first]
     port = first.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The OpenAPI document of the routes, made of the types that requests are checked with and answers are built as."""
+"""The OpenAPI document, generated from the types of requests and answers."""
 
 import re
 from collections.abc import Sequence
@@ -60,7 +60,7 @@ def describe(routes: Sequence[Route]) -> dict[str, Any]:
 
 
 def _complete(schema: Any) -> None:
-    """Add what the library leaves out and generators of clients need: items of lists of anything, types of booleans."""
+    """Add the fields that client generators need and the library leaves out: items of lists, types of booleans."""
     children = schema if isinstance(schema, list) else schema.values() if isinstance(schema, dict) else ()
     for child in children:
         _complete(child)
@@ -103,7 +103,7 @@ def _described(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
 
 
 def _event(route: Route, schemas: dict[Any, Any]) -> dict[str, Any]:
-    """Each event is an object with the data as text, which is JSON, as OpenAPI 3.2 has it too."""
+    """Each event is an object. Its data is a string that holds JSON, as in OpenAPI 3.2."""
     schema = _any_of(route.events, schemas)
     data: dict[str, Any] = {"type": "string", "contentMediaType": "application/json", "contentSchema": schema}
     if OpenAIError in route.events:

@@ -49,12 +49,12 @@ class Route(NamedTuple):
 
     @property
     def title(self) -> str:
-        """As logs call it."""
+        """The name in logs."""
         return f"{self.method} {self.path}"
 
     @property
     def name(self) -> str:
-        """As spans call it."""
+        """The name in spans."""
         return getattr(self.handler, "__name__", self.path)
 
 

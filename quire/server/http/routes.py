@@ -42,7 +42,7 @@ async def docs(service: Service, request: Request) -> Response:
 
 
 def _also_for_anthropic(route: Route, handler: Handler, answer: Any) -> Route:
-    """The route with another answer for clients of the Anthropic API, which name its version in a header."""
+    """The route, with a different answer for clients that send the header of the Anthropic API."""
 
     @wraps(route.handler)
     async def by_version(service: Service, request: Request) -> Response:

@@ -11,7 +11,7 @@ from quire.errors import QuireError
 from quire.server.http.connection import ChunkWriter, event_writer
 from quire.server.offload import LARGE_BYTES
 from quire.server.service.answers import ClientGone, closing_when_gone, watching
-from quire.server.service.prompt import Delta
+from quire.server.service.open_prompt import TokenDelta
 from quire.server.service.stream import Sink, Stream
 
 EVENT_HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
@@ -34,7 +34,7 @@ class EventEncoder(Protocol):
     def largest_event(self) -> int:
         """Estimated bytes of an event beyond a few tokens; 0 for most. Large events are encoded in threads."""
 
-    def encode(self, deltas: list[Delta]) -> bytes:
+    def encode(self, deltas: list[TokenDelta]) -> bytes:
         """The events of one step's deltas."""
 
     def finish(self) -> bytes:
@@ -58,7 +58,7 @@ class EventStream(Response):
         self,
         stream: Stream,
         encoder: EventEncoder,
-        first: list[Delta],
+        first: list[TokenDelta],
         headers: dict[str, str],
         keep: Callable[[Stream], Awaitable[None]] | None = None,
     ) -> None:
@@ -93,7 +93,7 @@ class EventStream(Response):
                 last = self._encoder.fail(error)
             await send({"type": "http.response.body", "body": last, "more_body": False})
 
-    async def _encode(self, deltas: list[Delta]) -> bytes:
+    async def _encode(self, deltas: list[TokenDelta]) -> bytes:
         return await self._stream.service.offload.run(self._encoder.largest_event, lambda: self._encoder.encode(deltas))
 
     def _sink(self, writer: ChunkWriter | None) -> Sink | None:
@@ -101,7 +101,7 @@ class EventStream(Response):
             return None
         is_behind, write, encode = writer.is_behind, writer.write_chunk, self._encoder.encode
 
-        def write_all(deltas: list[Delta]) -> bool:
+        def write_all(deltas: list[TokenDelta]) -> bool:
             if is_behind():
                 return False
             data = encode(deltas)
@@ -112,7 +112,7 @@ class EventStream(Response):
         return write_all
 
 
-async def first_deltas(stream: Stream, receive: Receive) -> list[Delta]:
+async def first_deltas(stream: Stream, receive: Receive) -> list[TokenDelta]:
     """The first deltas. Raises the error that refuses the request, or ClientGone."""
     try:
         async with watching(stream, receive):

@@ -20,7 +20,7 @@ class EngineHealth:
         self._measured_s: float | None = None  # timeout by the steps of this engine, or of the one before
         self._heard_s = 0.0
 
-    def hear(self, stats: Stats, now: float) -> None:
+    def on_stats(self, stats: Stats, now: float) -> None:
         self._stats, self._heard_s = stats, now
         if stats.step_limit_s is not None:
             self._measured_s = stats.step_limit_s
@@ -38,7 +38,7 @@ class EngineHealth:
         """Seconds since the last step that finished; None before the first statistics."""
         return None if self._stats is None else self._stats.idle_s + now - self._heard_s
 
-    def trouble(self, now: float) -> str | None:
+    def problem(self, now: float) -> str | None:
         """The reason why it is unhealthy; None where it is not, and before the first statistics."""
         stats = self._stats
         if stats is None:

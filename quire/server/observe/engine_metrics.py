@@ -19,7 +19,7 @@ _COUNTERS = {
     "right_guesses": ("quire_right_guesses", "Guesses that were right: tokens that took no step of their own."),
     "guessed_chunks": ("quire_guessed_chunks", "Times that a step verified guesses of a sequence."),
     "faults": ("quire_step_faults", "Steps that failed, and failed checks of an idle device."),
-    "requests_blamed": ("quire_faults_isolated", "Requests that made their steps fail and were ended alone."),
+    "requests_blamed": ("quire_faults_isolated", "Requests that made their steps fail; only they were ended."),
     "shrinks": ("quire_step_shrinks", "Times that steps were made smaller because the device ran out of memory."),
     "repairs": ("quire_page_repairs", "Times that the accounting of pages was wrong and was reset."),
     "restarts": ("quire_engine_restarts", "Engine processes that ended and were restarted."),
@@ -125,7 +125,7 @@ def write_engines(out: Exposition, engines: Mapping[int, Stats], *, is_labelled:
         _by_method(lambda stats, method: sum(stats.steps[method])),
     )  # fmt: skip
     write(
-        "counter", "tgi_batch_concat", "Steps in which sequences began beside others.",
+        "counter", "tgi_batch_concat", "Steps in which sequences joined running ones.",
         lambda stats: [({"reason": reason}, count) for reason, count in stats.joined_by.items()],
     )  # fmt: skip
     for prefix, families in (("peer_", _PEERS), ("folder_", _FOLDER)):
@@ -181,8 +181,8 @@ def _by_direction(suffix: str) -> Callable[[Stats], list[tuple[Labels, int]]]:
     return lambda stats: [({"direction": name}, stats.counters[key + suffix]) for name, key in directions.items()]
 
 
-def summed(engines: Sequence[Stats]) -> Stats:
-    """The reports of several engines as one: counts are sums, times those of the engine that has waited longest."""
+def sum_stats(engines: Sequence[Stats]) -> Stats:
+    """Merge the reports of several engines: counts are added, times are those of the engine that has waited longest."""
     if len(engines) == 1:
         return engines[0]
     slowest = max(engines, key=lambda stats: stats.waited_s)
@@ -205,7 +205,7 @@ SUMMED = (
 
 
 def _sum(values: Sequence[Any]) -> Any:
-    """Of numbers; of lists and dictionaries of them, number by number."""
+    """The sum of numbers. Lists and dictionaries are added element by element."""
     first = values[0]
     if isinstance(first, dict):
         return {key: _sum([value[key] for value in values]) for key in first}

@@ -70,7 +70,7 @@ class Exposition:
 
 
 def escaped(text: str) -> str:
-    """As the value of a label."""
+    """`text` escaped for the value of a label."""
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 

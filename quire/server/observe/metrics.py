@@ -29,7 +29,7 @@ HISTOGRAMS = {
     "tgi_request_input_length": "Tokens of prompts.",
     "tgi_request_max_new_tokens": "Tokens asked for.",
     "tgi_request_generated_tokens": "Tokens generated.",
-    "tgi_request_skipped_tokens": "Speculated tokens accepted beside each token.",
+    "tgi_request_skipped_tokens": "Speculated tokens accepted with each token.",
     "quire_time_to_first_token_seconds": "Seconds from arrival to the first token.",
     "quire_inter_token_seconds": "Seconds between the tokens of a request.",
     "quire_detokenize_seconds": "Seconds to turn the tokens of a step into text.",

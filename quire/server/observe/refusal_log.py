@@ -1,4 +1,4 @@
-"""One line for each request that is refused, as long as there are not too many."""
+"""A log line for each refused request, limited in rate."""
 
 import logging
 import time

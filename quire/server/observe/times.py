@@ -39,7 +39,7 @@ class RequestTimes:
 
     @property
     def validation_s(self) -> float:
-        """Checking and tokenising."""
+        """Seconds spent on checking and tokenising."""
         return self.submitted_s - self.opened_s
 
     @property
@@ -53,28 +53,28 @@ class RequestTimes:
 
     @property
     def prefill_s(self) -> float:
-        """From the slot to the first token."""
+        """Seconds from the slot to the first token."""
         first_s = self.last_s if self.first_s is None else self.first_s
         return max(0.0, first_s - self.submitted_s - self.queue_s)
 
     @property
     def decode_s(self) -> float:
-        """From the first token to the latest."""
+        """Seconds from the first token to the latest."""
         return 0.0 if self.first_s is None else self.last_s - self.first_s
 
     @property
     def answer_s(self) -> float:
-        """From arrival to the latest token."""
+        """Seconds from arrival to the latest token."""
         return self.last_s - self.opened_s
 
     @property
     def inference_s(self) -> float:
-        """From the slot to the end."""
+        """Seconds from the slot to the end."""
         return self._end_s - self.submitted_s - self.queue_s
 
     @property
     def total_s(self) -> float:
-        """From arrival to the end; to now before that."""
+        """Seconds from arrival to the end, or to now while the request runs."""
         return self._end_s - self.opened_s
 
     def per_token_s(self, num_tokens: int) -> float:

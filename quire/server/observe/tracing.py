@@ -53,7 +53,7 @@ class RequestTrace(NamedTuple):
 
 
 class StepSpans(NamedTuple):
-    """The span of a step whose tokens are being handed out."""
+    """The span of a step, while its tokens are handed out."""
 
     spans: "_Spans"
     batch: Span
@@ -76,7 +76,7 @@ class Tracing:
         return RequestTrace(spans, root)
 
     def begin_step(self, step: StepTrace, traces: Iterable[RequestTrace]) -> StepSpans:
-        """Before the events of a step are handled. The step is linked with the `traces` of its requests."""
+        """Called before the events of a step are handled. The step is linked with the `traces` of its requests."""
         spans, roots = _Spans(self._tracer), [trace.root for trace in traces]
         links = [Link(root.get_span_context()) for root in roots]
         batch = spans.open("batch", step.begun_s, Context(), links=links)
@@ -93,7 +93,7 @@ class Tracing:
         return StepSpans(spans, batch, step)
 
     def end_step(self, begun: StepSpans) -> None:
-        """After the events of the step were handled."""
+        """Called after the events of the step were handled."""
         spans, batch, step = begun
         now = max(time.monotonic(), step.completed_s)
         context = set_span_in_context(batch)

@@ -82,13 +82,13 @@ class Child:
         """Seconds since it was ready; None if it never was."""
         return None if self.ready_since_s is None else time.monotonic() - self.ready_since_s
 
-    async def hold(self) -> "Child":
+    async def connected(self) -> "Child":
         self._link = await open_link(self._line, self._on_message, lambda: None)
         return self
 
-    def tell(self, message: ControlMessage) -> None:
+    def send(self, message: ControlMessage) -> None:
         if self._link is not None and not self.ended.is_set():
-            self._link.tell(message)
+            self._link.send(message)
 
     def kill(self) -> None:
         if self.exit_code is None:

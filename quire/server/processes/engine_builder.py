@@ -1,4 +1,4 @@
-"""An engine process as its supervisor knows it, which does without the engine's own modules."""
+"""The part of an engine process that its supervisor needs, without the engine's modules."""
 
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol

@@ -1,4 +1,4 @@
-"""A front end's connection to one engine."""
+"""Keeps a front end connected to one engine."""
 
 import asyncio
 import logging
@@ -40,7 +40,7 @@ class EngineLine:
         self._is_lost = asyncio.Event()
 
     async def keep(self) -> None:
-        """Until it is cancelled."""
+        """Keep the connection until cancelled."""
         while True:
             self._is_lost.clear()
             try:
@@ -51,7 +51,7 @@ class EngineLine:
                 continue
             if not self._is_lost.is_set():
                 self.client = client
-                if self.ready is not None:  # it came before the client was known
+                if self.ready is not None:  # the message came before the client was known
                     self._listener.on_ready(self)
             await self._is_lost.wait()
 

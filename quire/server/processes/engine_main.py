@@ -23,7 +23,7 @@ def run_engine(
 
     async def run() -> None:
         process = EngineProcess(address, build, journal, num_before)
-        process.link = await open_link(line, process.obey, process.stop)
+        process.link = await open_link(line, process.on_control, process.stop)
         status = await process.run()
         logging.shutdown()
         # Not a return: a thread that still builds, or a step that never ends, must not keep the process.

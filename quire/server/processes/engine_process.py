@@ -15,7 +15,7 @@ from quire.errors import EngineFailed, QuireError
 from quire.group.settings import MEMBER_LOST
 from quire.ipc.framing import frame
 from quire.ipc.journal import Journal, Record
-from quire.ipc.messages import Broken, Described, Event, Others, PromptBlocks, Ready, Waiting
+from quire.ipc.messages import Broken, Described, Event, OtherFrontEnds, PromptBlocks, Ready, Waiting
 from quire.ipc.server import FrontEndConnection, Greeting
 from quire.ipc.supervisor_link import (
     ALIVE_INTERVAL_S,
@@ -66,7 +66,7 @@ class EngineProcess:
         building = asyncio.create_task(asyncio.to_thread(self._build, self._describe_from_thread))
         while not building.done() and not stopping.done():
             if self.link is not None:
-                self.link.tell(Alive())
+                self.link.send(Alive())
             await asyncio.wait({building, stopping}, timeout=ALIVE_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
         if building.done():
             self._start(building)
@@ -83,7 +83,7 @@ class EngineProcess:
         """Let `run` return."""
         self._stop.set()
 
-    def obey(self, message: ControlMessage) -> None:
+    def on_control(self, message: ControlMessage) -> None:
         """Handle a message of the supervisor."""
         if isinstance(message, Stop):
             self.stop()
@@ -121,7 +121,7 @@ class EngineProcess:
         if broken is not None:
             self._greet_all(broken)
         if self.link is not None:
-            self.link.tell(Up() if broken is None else Refused(broken.kind, broken.message))
+            self.link.send(Up() if broken is None else Refused(broken.kind, broken.message))
 
     def _start_driver(self, engine: Engine) -> None:
         self.engine, self._meter = engine, attach_meter(engine)
@@ -134,7 +134,7 @@ class EngineProcess:
         engine.page_sources.start(self.driver)
 
     def _abandon(self, reason: str, no_request_at_fault: bool) -> None:
-        """On the engine's thread. No request is failed: the front ends submit them to the next engine."""
+        """Called on the engine's thread. No request fails: the front ends resubmit them to the next engine."""
         assert self._journal is not None
         log.critical("the engine process ends: %s", reason)
         if no_request_at_fault:
@@ -143,7 +143,7 @@ class EngineProcess:
         os._exit(ABANDONED)
 
     def _on_member_lost(self, reason: str) -> None:
-        """On a thread of the group. The requests that run are not to blame; those that were suspects still are."""
+        """Called on a thread of the group. Running requests are not at fault; earlier suspects stay suspects."""
         log.critical("%s; the engine process ends, and the group begins again", reason)
         if self._journal is not None:
             self._journal.write(Record(search=self._journal.read().search), is_last=True)
@@ -151,7 +151,7 @@ class EngineProcess:
         os._exit(MEMBER_LOST)
 
     def _on_member_fault(self, reason: str) -> None:
-        """On a thread of the group: a step fails on a member, by its own fault or because another one is lost."""
+        """Called on a thread of the group: a step failed on a member, by its own fault or because another was lost."""
         if self.engine is not None and self.engine.group is not None:
             self.engine.group.check()
         self._abandon(reason, False)
@@ -183,7 +183,7 @@ class EngineProcess:
         if self.link is not None:
             is_checking = engine.checking_s is not None
             step = meter.longest, meter.num_tokens, meter.is_compiling
-            self.link.tell(Heartbeat(waited_s, *step, is_searching=engine.is_searching, is_checking=is_checking))
+            self.link.send(Heartbeat(waited_s, *step, is_searching=engine.is_searching, is_checking=is_checking))
         if self._front_ends:
             stats = read_stats(engine, meter, waited_s)
             stats.counters["restarts"] = self._num_before
@@ -192,4 +192,4 @@ class EngineProcess:
                 front_end.send(data)
                 others = [one.counts for one in self._front_ends if one is not front_end and one.counts is not None]
                 if others:
-                    front_end.send(frame([Others(others)]))
+                    front_end.send(frame([OtherFrontEnds(others)]))

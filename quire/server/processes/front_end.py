@@ -93,13 +93,13 @@ class FrontEnd:
         error = joining.exception()
         if error is not None:
             if isinstance(error, QuireError):
-                link.tell(Refused(error.kind, error.message))
+                link.send(Refused(error.kind, error.message))
             server.stop()
             await before
         service = joining.result()
         server.admit(service)
         freeze_gc()
-        link.tell(Up())
+        link.send(Up())
         await self._serve(service, before if is_first else asyncio.create_task(server.serve(listeners)))
         return None
 
@@ -110,7 +110,7 @@ class FrontEnd:
             self.give_up(message)
 
     def give_up(self, news: GaveUp) -> None:
-        """An engine is not started again."""
+        """Note that an engine will not be started again."""
         self._gave_up[news.engine] = news.reason
         if self._keeping:
             self._keeping[news.engine].cancel()
@@ -119,11 +119,11 @@ class FrontEnd:
         self._loading.reason = news.reason
 
     async def _serve(self, service: "Service", serving: "asyncio.Task[None]") -> None:
-        """Until the server ends, send this worker's counts to the others and expire requests."""
+        """Send this worker's counts to the others and expire requests, until the server ends."""
         while not serving.done():
             for line in self._lines if self._settings.http_workers > 1 else ():
                 if line.client is not None:
-                    line.client.tell(service.metrics.counts())
+                    line.client.send_counts(service.metrics.counts())
             service.expire()
             for keeping in self._keeping:
                 if keeping.done() and not keeping.cancelled():
@@ -160,7 +160,7 @@ class FrontEnd:
         await service.response_store.open()
         service.platform = ready[0].platform
         if self._settings.otlp_endpoint is not None:
-            from quire.server.observe.tracing import tracing_to  # needs packages that most installations do without
+            from quire.server.observe.tracing import tracing_to  # needs packages that most installations do not have
 
             service.tracing = tracing_to(self._settings.otlp_endpoint, self._settings.otlp_service_name)
         self._service = service
@@ -183,7 +183,7 @@ class FrontEnd:
             service.engines[line.engine].why_not = reason
             log.critical("engine %d: %s", line.engine, reason)
             return
-        line.client.take = partial(service.on_messages, engine=line.engine)
+        line.client.on_messages = partial(service.on_messages, engine=line.engine)
         if line.adapters is not None:
             service.adapters.on_table(line.adapters)
         num_going_on = service.connect(line.client, line.engine, line.ready.cache_tokens)
@@ -213,7 +213,7 @@ class FrontEnd:
         service = self._service
         if service is None or service.engines[line.engine].port is None:
             return
-        num_moved, num_waiting = service.lose(f"{reason}, and is started again", line.engine)
+        num_moved, num_waiting = service.engine_lost(f"{reason}, and is started again", line.engine)
         if len(self._lines) == 1:
             log.error("%s; %d requests wait for it", reason, num_waiting)
         else:
@@ -222,7 +222,7 @@ class FrontEnd:
             )
 
     async def _read_text(self, described: Described) -> "tuple[Tokenizer, ChatTemplates]":
-        """In a thread, while the engine loads the weights."""
+        """Read tokenizer and templates in a thread, while the engine loads the weights."""
         path = described.tokenizer
         if path is None:
             raise InvalidSetting(
@@ -273,5 +273,5 @@ def _import_service() -> None:
 async def _send_alive(link: SupervisorLink) -> None:
     """Runs as long as the event loop turns."""
     while True:
-        link.tell(Alive())
+        link.send(Alive())
         await asyncio.sleep(ALIVE_INTERVAL_S)

@@ -1,4 +1,4 @@
-"""A process of a group that is not its leader: it serves nothing, and computes with the leader."""
+"""A group member other than the leader: it does not serve HTTP, and runs the leader's programs."""
 
 import asyncio
 import logging
@@ -24,7 +24,7 @@ from quire.ipc.supervisor_link import (
 )
 from quire.server.observe.logs import configure_logs
 from quire.server.processes.child import Child, first_of
-from quire.server.processes.engines import STOP_S
+from quire.server.processes.engine_processes import STOP_S
 from quire.server.processes.supervisor import REASONS, STOP_SIGNALS
 from quire.server.processes.watchdog import Silence, watching
 from quire.server.settings import ServerSettings
@@ -64,7 +64,7 @@ class MemberSupervisor:
             loop.add_signal_handler(number, self._on_signal)
         while not self._stopping.is_set():
             child = await self._start()
-            silence = Silence("the member's process", 2 * SILENCE_S)  # by then the leader has given it up
+            silence = Silence("the member's process", 2 * SILENCE_S)  # the leader has given up on it by then
             try:
                 async with watching(child, silence, silence):
                     await first_of(child.ended, child.refused, self._stopping)
@@ -86,7 +86,7 @@ class MemberSupervisor:
             lambda line: (
                 self._config, self._group, settings.log_format, level, self._show_progress, line, os.getpid()
             ),
-        ).hold()  # fmt: skip
+        ).connected()  # fmt: skip
 
     async def _drain(self, child: Child) -> None:
         """Let the leader finish, where it needs this member."""
@@ -115,7 +115,7 @@ def run_member(
     configure_logs(log_format, log_level)
 
     def lost(reason: str) -> None:
-        """On any thread: nothing can be computed without the leader, and JAX would end the process soon."""
+        """Called on any thread. Nothing can be computed without the leader, and JAX would end the process soon."""
         log.warning("the leader at %s is lost: %s", group.group_address, reason)
         logging.shutdown()
         os._exit(LEADER_LOST)
@@ -123,14 +123,14 @@ def run_member(
     async def run() -> None:
         loop = asyncio.get_running_loop()
 
-        def obey(message: ControlMessage) -> None:
+        def on_control(message: ControlMessage) -> None:
             if isinstance(message, Stop):
                 os._exit(0)
 
-        link = await open_link(line, obey, lambda: os._exit(1))
+        link = await open_link(line, on_control, lambda: os._exit(1))
 
-        def tell(message: ControlMessage) -> None:
-            loop.call_soon_threadsafe(link.tell, message)
+        def send(message: ControlMessage) -> None:
+            loop.call_soon_threadsafe(link.send, message)
 
         def compute() -> None:
             from quire.engine.build_group import follow  # loads JAX
@@ -138,11 +138,11 @@ def run_member(
 
             try:
                 progress = progress_bar if show_progress else silent
-                follow(config, group, lost, lambda: tell(Up()), progress)
+                follow(config, group, lost, lambda: send(Up()), progress)
             except RefusedByLeader as error:
-                tell(Refused(InvalidSetting.kind, f"the leader at {group.group_address} refuses this member: {error}"))
+                send(Refused(InvalidSetting.kind, f"the leader at {group.group_address} refuses this member: {error}"))
             except QuireError as error:
-                tell(Refused(error.kind, error.message))
+                send(Refused(error.kind, error.message))
             except Exception:  # the leader has been told, and ends the group
                 log.exception("the member cannot continue")
                 logging.shutdown()
@@ -150,7 +150,7 @@ def run_member(
 
         threading.Thread(target=compute, name="quire-member", daemon=True).start()
         while True:
-            link.tell(Alive())
+            link.send(Alive())
             await asyncio.sleep(ALIVE_INTERVAL_S)
 
     asyncio.run(run())

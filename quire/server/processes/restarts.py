@@ -1,6 +1,6 @@
 """Delays between restarts of a process."""
 
-QUICK_S = 30.0  # a process that was ready for longer worked; its end says nothing about the next one
+QUICK_S = 30.0  # a process that was ready for longer than this has worked; its end does not count as quick
 FIRST_DELAY_S, MAX_DELAY_S = 0.1, 5.0
 MAX_FAILED_STARTS = 5
 SEARCH_FACTOR = 3  # ends during a search that are not counted, in units of `max_quick`
@@ -31,5 +31,5 @@ class Restarts:
         if self.num_quick > self._max_quick or self._num_failed_starts > MAX_FAILED_STARTS:
             return None
         if self.num_quick == 1:
-            return 0.0  # most ends are the only one
+            return 0.0  # most processes end only once
         return float(min(FIRST_DELAY_S * 2 ** (self.num_quick - 2), MAX_DELAY_S))

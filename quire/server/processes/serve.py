@@ -20,7 +20,7 @@ from quire.server.http.tls import check_certificate
 from quire.server.observe.logs import configure_logs
 from quire.server.processes.engine_builder import EngineBuilder
 from quire.server.processes.engine_devices import divide_devices, visible_cores, visible_gpus
-from quire.server.processes.engines import engine_places
+from quire.server.processes.engine_processes import engine_places
 from quire.server.processes.model_engine import ModelEngine
 from quire.server.processes.supervisor import Supervisor
 from quire.server.settings import ServerSettings
@@ -102,7 +102,7 @@ def _refuse_for_folder(config: Config, group: GroupSettings | None, folder: Fold
 
 
 def model_engines(first: ModelEngine, count: int) -> list[ModelEngine]:
-    """A builder for each engine, like the first but on other devices. Only the first one tells of its progress."""
+    """A builder for each engine, like the first but on other devices. Only the first one shows progress."""
     if count == 1:
         return [first]
     parts = divide_devices(count, first.config.tensor_parallel, visible_gpus(os.environ), visible_cores())

@@ -1,4 +1,4 @@
-"""Starts the processes of a server, and restarts those that end before their time."""
+"""Starts the processes of a server, and restarts those that end unexpectedly."""
 
 import asyncio
 import logging
@@ -11,7 +11,7 @@ from typing import Any
 from quire.errors import EngineFailed, InvalidSetting, ModelError, QuireError
 from quire.ipc.supervisor_link import GaveUp, Refused, Stop
 from quire.server.processes.child import Child, first_of
-from quire.server.processes.engines import START_AGAIN_S, STOP_S, EnginePlace, Engines
+from quire.server.processes.engine_processes import START_AGAIN_S, STOP_S, EnginePlace, EngineProcesses
 from quire.server.processes.restarts import Restarts
 from quire.server.processes.watchdog import STARTING_FACTOR, Silence, watching
 from quire.server.processes.worker import run_worker
@@ -48,7 +48,7 @@ class Supervisor:
         self._listeners = listeners
         self._announce = announce
         self._limits = RateLimits(settings.keys)
-        self._engines = Engines(places, settings, self._refuse, self._give_up)
+        self._engines = EngineProcesses(places, settings, self._refuse, self._give_up)
         self._workers: dict[int, Child] = {}  # by place
         self._num_workers_made = 0
         self._gave_up: dict[int, str] = {}  # by engine
@@ -79,7 +79,7 @@ class Supervisor:
             then: set[asyncio.Future[Any]] = {workers, at_once}
             await asyncio.wait(then, return_when=asyncio.FIRST_COMPLETED)
             if at_once.done():
-                log.warning("told to stop a second time: open requests are cut off")
+                log.warning("stopping now, after a second signal: open requests are cut off")
                 raise SystemExit(1)
         finally:
             for task in everything:
@@ -92,7 +92,7 @@ class Supervisor:
             await self._engines.end(at_once=self._at_once.is_set())
 
     def _note_defect(self, task: "asyncio.Future[Any]") -> None:
-        """A defect of the supervisor ends the server, which would be unwatched."""
+        """A defect of the supervisor ends the server: nothing would watch it."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._refuse(Refused(EngineFailed.kind, f"the supervisor failed: {error!r}"))
@@ -105,7 +105,7 @@ class Supervisor:
         for listener in (one for those in self._listeners for one in those):
             listener.close()  # the workers close theirs: new connections are refused
         for worker in self._workers.values():
-            worker.tell(Stop())
+            worker.send(Stop())
 
     def _refuse(self, refusal: Refused) -> None:
         if not self._refused.done():
@@ -115,7 +115,7 @@ class Supervisor:
         log.critical("%s", news.reason)
         self._gave_up[news.engine] = news.reason
         for worker in self._workers.values():
-            worker.tell(news)
+            worker.send(news)
 
     # The HTTP workers
 
@@ -132,7 +132,7 @@ class Supervisor:
                 await asyncio.sleep(START_AGAIN_S)
                 continue
             if self._stopping.is_set():
-                worker.tell(Stop())
+                worker.send(Stop())
             try:
                 await self._follow(worker, is_first)
             finally:
@@ -160,9 +160,9 @@ class Supervisor:
                 self._engines.addresses, number, self._settings, self._chat_template, self._limits,
                 self._listeners[place], line, os.getpid(), is_first
             ),
-        ).hold()  # fmt: skip
+        ).connected()  # fmt: skip
         for engine, reason in self._gave_up.items():
-            worker.tell(GaveUp(reason, engine))
+            worker.send(GaveUp(reason, engine))
         return worker
 
     async def _follow(self, worker: Child, is_first: bool) -> None:

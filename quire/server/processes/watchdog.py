@@ -17,30 +17,30 @@ STARTING_FACTOR = 10  # a starting process may be silent this many times as long
 SEARCH_S = 5.0  # while the engine looks for a request that makes steps fail
 UNMEASURED_S = 600.0
 
-# The reason to kill a process, by its last heartbeat and the seconds since it sent anything; None to leave it alone.
-Trouble = Callable[[Heartbeat | None, float], str | None]
+# The reason to kill a process, from its last heartbeat and the seconds since its last message; None to keep it.
+StuckCheck = Callable[[Heartbeat | None, float], str | None]
 
 
 @asynccontextmanager
-async def watching(child: Child, trouble: Trouble, starting: Trouble | None) -> AsyncIterator[None]:
-    """Kill a process when there is trouble with it. Before it is up `starting` says so; None gives it any time."""
-    task = asyncio.create_task(_watch(child, trouble, starting))
+async def watching(child: Child, check: StuckCheck, starting: StuckCheck | None) -> AsyncIterator[None]:
+    """Kill a process when `check` finds it stuck; `starting` checks before it is up, None sets no limit then."""
+    task = asyncio.create_task(_watch(child, check, starting))
     try:
         yield
     finally:
         task.cancel()
 
 
-async def _watch(child: Child, trouble: Trouble, starting: Trouble | None) -> None:
+async def _watch(child: Child, check: StuckCheck, starting: StuckCheck | None) -> None:
     if starting is None:
         await child.up.wait()
     looked_s = time.monotonic()
     while True:
         now = time.monotonic()
-        if now - looked_s > 4 * INTERVAL_S:  # this process stood still itself, and has read nothing
+        if now - looked_s > 4 * INTERVAL_S:  # this process was suspended itself, and has read nothing
             child.heard_s, child.heartbeat = now, None
         looked_s = now
-        look = trouble if starting is None or child.up.is_set() else starting
+        look = check if starting is None or child.up.is_set() else starting
         why = look(child.heartbeat, now - child.heard_s)
         if why is not None:
             log.error("%s; %s is killed", why, child.name)
@@ -49,7 +49,7 @@ async def _watch(child: Child, trouble: Trouble, starting: Trouble | None) -> No
 
 
 class Silence:
-    """Trouble with a process that sends nothing for `limit_s`; 0 is no limit."""
+    """Finds a process stuck that sends nothing for `limit_s`; 0 is no limit."""
 
     def __init__(self, name: str, limit_s: float) -> None:
         self._name = name
@@ -62,7 +62,7 @@ class Silence:
 
 
 class StuckEngine:
-    """Trouble with an engine process that has work and ends no step, or that sends nothing.
+    """Finds an engine process stuck that has work and ends no step, or that sends nothing.
 
     `floor_s` is the least time that a step has; 0 is no limit. While the engine looks for a request that makes steps
     fail, and may meet it several times, the floor is lower. The next engine is held to what this one measured.
@@ -78,7 +78,7 @@ class StuckEngine:
         if not self._floor_s or heartbeat is None:
             return self._silence(heartbeat, silent_s)
         if heartbeat.longest.num_tokens >= self._longest.num_tokens:
-            self._longest = heartbeat.longest  # else another engine knows more about large steps
+            self._longest = heartbeat.longest  # otherwise an earlier engine measured larger steps
         waited_s = heartbeat.waited_s
         if heartbeat.is_checking and waited_s > self._floor_s:
             return f"the device has not answered for {waited_s:.1f} s, {self._floor_s:.1f} s are allowed"

@@ -37,7 +37,7 @@ class ServedAdapters:
             waiting.set_result(done)
 
     def greet(self, port: Port) -> None:
-        """Before requests are sent to an engine: it must have the adapters that they name."""
+        """Send the adapters to an engine, before any request that names one."""
         if self._version >= 0:
             port.send(SyncAdapters(self._version, dict(self._model.adapters)))
 
@@ -64,14 +64,14 @@ class ServedAdapters:
         self._agree(engines)
         _raise_first([one for one in done if one.kind is not None])
 
-    def lose(self, lost: Port | None, reason: str) -> None:
-        """An engine is gone. What it was to do is done by the next one, or has failed."""
+    def engine_lost(self, lost: Port | None, reason: str) -> None:
+        """An engine is gone. Its pending commands are repeated by the next one, or have failed."""
         for number, (port, _) in list(self._waiting.items()):
             if port is lost:
                 self.on_done(AdapterDone(number, EngineFailed.kind, reason))
 
     def _agree(self, engines: Engines) -> None:
-        """After a change: one of several engines may have connected meanwhile, or have failed to make it."""
+        """Synchronise all engines after a change: one may have connected since, or have failed to apply it."""
         for engine in engines if len(engines) > 1 else ():
             if engine.port is not None:
                 self.greet(engine.port)

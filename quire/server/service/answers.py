@@ -8,7 +8,7 @@ from starlette.types import Receive
 
 from quire.ipc.messages import TokenLogprobs
 from quire.request import FinishReason
-from quire.server.service.prompt import Delta
+from quire.server.service.open_prompt import TokenDelta
 from quire.server.service.stream import Stream
 
 
@@ -34,7 +34,7 @@ class Answer:
     def mean_logprob(self) -> float:
         return sum(each.logprob for each in self.logprobs) / max(1, len(self.logprobs))
 
-    def add(self, delta: Delta) -> None:
+    def add(self, delta: TokenDelta) -> None:
         self.texts.append(delta.text)
         if delta.token is not None:
             self.tokens.append(delta.token)
@@ -46,7 +46,7 @@ class Answer:
 
 
 def by_likelihood(answers: list[Answer]) -> list[Answer]:
-    """The most likely first."""
+    """The answers, most likely first."""
     return sorted(answers, key=lambda answer: -answer.mean_logprob)
 
 

@@ -9,8 +9,8 @@ from typing import Protocol
 from quire.errors import Overloaded
 from quire.ipc.messages import Abort, AllResumed, Command, Counts, Failed, PromptBlocks, Stats, Submit
 from quire.server.observe.engine_health import EngineHealth
-from quire.server.service.prompt import Prompt
-from quire.server.service.routing import BLOCK_TOKENS, Blocks, Router, blocks_of, weight_of
+from quire.server.service.open_prompt import OpenPrompt
+from quire.server.service.routing import BLOCK_TOKENS, Blocks, EngineRouter, blocks_of, weight_of
 from quire.server.service.stream import Stream
 from quire.server.settings import ServerSettings
 
@@ -47,9 +47,9 @@ class RemoteEngine:
         self.num_others = 0  # sequences of other workers
         self.was_lost = False
 
-    def trouble(self, now: float) -> str | None:
+    def problem(self, now: float) -> str | None:
         """The reason why requests would not be answered; None if they would."""
-        return self.why_not if self.port is None else self.health.trouble(now)
+        return self.why_not if self.port is None else self.health.problem(now)
 
     @property
     def is_searching(self) -> bool:
@@ -77,10 +77,10 @@ class Engines:
     """
 
     def __init__(self, settings: ServerSettings) -> None:
-        self.prompts: dict[int, tuple[Prompt, Stream]] = {}
+        self.prompts: dict[int, tuple[OpenPrompt, Stream]] = {}
         self._engines = [RemoteEngine(number, settings.stuck_after_s) for number in range(settings.data_parallel)]
         self._placements: dict[int, Placement] = {}
-        self._router = Router(settings.data_parallel) if settings.data_parallel > 1 else None
+        self._router = EngineRouter(settings.data_parallel) if settings.data_parallel > 1 else None
         self._num_workers = settings.http_workers
         self.request_id: Callable[[int], int] | None = None  # by the count of a request; None before any engine
 
@@ -99,10 +99,10 @@ class Engines:
 
     def why_not_ready(self, now: float) -> str | None:
         """The reason why no engine would answer; None if one would."""
-        troubles = [engine.trouble(now) for engine in self._engines]
-        if None in troubles or len(troubles) == 1:
-            return None if None in troubles else troubles[0]
-        return "; ".join(f"engine {number}: {trouble}" for number, trouble in enumerate(troubles))
+        problems = [engine.problem(now) for engine in self._engines]
+        if None in problems or len(problems) == 1:
+            return None if None in problems else problems[0]
+        return "; ".join(f"engine {number}: {problem}" for number, problem in enumerate(problems))
 
     # Engines that come and go
 
@@ -127,7 +127,7 @@ class Engines:
             port.send(AllResumed())
         return num_going_on
 
-    def lose(self, number: int, reason: str) -> tuple[int, int]:
+    def engine_lost(self, number: int, reason: str) -> tuple[int, int]:
         """An engine is gone. Returns how many of its requests go on elsewhere at once, and how many wait."""
         engine = self._engines[number]
         engine.port = None
@@ -152,15 +152,15 @@ class Engines:
         """An engine is gone for good. Returns the streams that fail with it: no other engine may have them."""
         engine = self._engines[number]
         if engine.port is not None:  # the news of its end came first
-            self.lose(number, reason)
+            self.engine_lost(number, reason)
         engine.why_not, engine.is_gone = reason, True
         failing = [key for key, placement in self._placements.items() if placement.engine is engine]
         return list(dict.fromkeys(self.prompts[key][1] for key in failing))
 
-    def hear(self, number: int, stats: Stats, now: float) -> None:
+    def on_stats(self, number: int, stats: Stats, now: float) -> None:
         engine = self._engines[number]
         engine.stats = stats
-        engine.health.hear(stats, now)
+        engine.health.on_stats(stats, now)
         if self._num_workers > 1:
             engine.num_others = max(0, stats.num_running + stats.num_waiting - engine.num_sequences)
 
@@ -171,7 +171,7 @@ class Engines:
 
     # Requests
 
-    def submit(self, prompt: Prompt, stream: Stream) -> None:
+    def submit(self, prompt: OpenPrompt, stream: Stream) -> None:
         request = prompt.request
         self.prompts[request.request_id] = (prompt, stream)
         placement = self._placements[request.request_id] = Placement(request.samples)
@@ -215,7 +215,7 @@ class Engines:
         if engine is not None:
             self._send(engine, Abort(request_id))
 
-    def waiting(self) -> list[tuple[Prompt, Stream]]:
+    def waiting(self) -> list[tuple[OpenPrompt, Stream]]:
         """The prompts that no engine has."""
         return [
             self.prompts[request_id]
@@ -240,14 +240,14 @@ class Engines:
             return self._engines[0]
         now = time.monotonic()
         able = [one for one in self._engines if one.port is not None and one.number not in placement.refusals]
-        well = [one for one in able if one.health.trouble(now) is None and not one.is_searching]
+        well = [one for one in able if one.health.problem(now) is None and not one.is_searching]
         if not able:
             return None
         chosen = well or able
         loads = [one.load + one.num_others if one in chosen else None for one in self._engines]
         return self._engines[self._router.choose(placement.blocks, loads)]
 
-    def _load(self, prompt: Prompt, placement: Placement, engine: RemoteEngine) -> None:
+    def _load(self, prompt: OpenPrompt, placement: Placement, engine: RemoteEngine) -> None:
         placement.engine = engine
         if self._router is not None:
             num_known = self._router.num_known(engine.number, placement.blocks)

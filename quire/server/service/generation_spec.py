@@ -1,4 +1,4 @@
-"""One prompt of a request, and how its answers become text."""
+"""One prompt of a request, with the rules that turn its tokens into text."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ class NamedGrammar(NamedTuple):
 
     field: str
     grammar: Grammar
-    part: "NamedGrammar | None" = None  # of another field: that one is named where it is what is wrong
+    part: "NamedGrammar | None" = None  # another field that contributes; it is named in errors about its part
 
     def renamed(self, own_name: Callable[[str], str]) -> "NamedGrammar":
         part = None if self.part is None else self.part.renamed(own_name)
@@ -30,5 +30,5 @@ class GenerationSpec:
     include_stop: bool = False  # the stop string, or stop token, is part of the text
     skip_special_tokens: bool = True
     stop_search: Callable[[Sequence[str], bool], StopSearch] = StopStrings  # of `stop` and `include_stop`
-    length_first: bool = False  # at max_tokens the answer ends by its length, whatever it ends with
+    length_first: bool = False  # at max_tokens the finish reason is length, even if the answer also ends otherwise
     unchecked_grammar: NamedGrammar | None = None  # to be checked before the engine gets the request

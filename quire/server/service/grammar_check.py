@@ -22,7 +22,7 @@ class GrammarCheck:
         self.checking = GrammarChecking()
 
     async def check(self, specs: Iterable[GenerationSpec], times: RequestTimes) -> None:
-        """Refuse grammars that cannot be followed, and a request whose time passes before that is known."""
+        """Refuse grammars that cannot be followed, and a request that reaches its deadline before the check ends."""
         for grammar in dict.fromkeys(spec.unchecked_grammar for spec in specs):
             if grammar is None:
                 continue

@@ -27,7 +27,7 @@ class Timings(TypedDict):
 
 
 def ledger(stream: Stream) -> Timings:
-    """In seconds: checking, tokenising, waiting for a slot, the prompt, the answer; and what was done in them.
+    """Seconds of checking, tokenising, waiting for a slot, prefill and decode, with counts of the work done.
 
     The first five, less what tokenising took of checking, add up to the total.
     """

@@ -90,9 +90,9 @@ class Chain(NamedTuple):
 
 
 class ResponseDatabase:
-    """At most `max_responses` of at most `max_bytes` together, each until it was not used for `ttl_s`. The responses
+    """Holds at most `max_responses` of at most `max_bytes` together, each for `ttl_s` after its last use. The responses
     that were used least recently go first, and none before a later one of its conversation. A response is visible to
-    its owner alone.
+    its owner only.
 
     Used by one thread.
     """
@@ -176,7 +176,7 @@ class ResponseDatabase:
         return {one for one, found in zip(ids, is_running, strict=True) if not found}
 
     def get(self, owner: str, response_id: str) -> KeptResponse | None:
-        """Without its input. One whose process is gone has failed."""
+        """The response without its input. It has failed if its process is gone."""
         self._expire()
         found = self._connection.execute(
             "SELECT previous, head, used, is_running FROM responses WHERE id = ? AND owner = ?", (response_id, owner)
@@ -249,7 +249,7 @@ class ResponseDatabase:
         return found
 
     def input_items(self, owner: str, response_id: str) -> list[Item] | None:
-        """None where the response is not kept."""
+        """The items; None if the response is not kept."""
         if self.get(owner, response_id) is None:
             return None
         return [Item(*row) for row in self._items(response_id, is_output=False)]

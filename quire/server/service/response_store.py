@@ -67,7 +67,7 @@ class ResponseStore:
             self._mentioning = asyncio.create_task(self._mention())
 
     async def _mention(self) -> None:
-        """As long as any response is running, let other processes know, and hear which are not to go on."""
+        """While any response runs: tell other processes, and find those that were cancelled."""
         while self._running:
             try:
                 ended = await self._run(partial(ResponseDatabase.mention, ids=list(self._running)))

@@ -11,7 +11,7 @@ MAX_KNOWN_BLOCKS = 2**16  # of one engine, which take about 10 MB
 # An engine is much busier than another from a quarter and 8 sequences more on.
 BUSY_FACTOR, BUSY_MARGIN = 1.25, 8.0
 ALIKE_SHARE = 0.1  # of the least load: scores this close are equal
-PREFILL_TOKENS = 512  # to compute so many takes about as much as one more sequence
+PREFILL_TOKENS = 512  # computing this many costs about as much as one more sequence
 
 Blocks = Sequence[int]  # of a prompt, each a hash of all tokens up to its end
 
@@ -77,7 +77,7 @@ class KnownBlocks:
             self._blocks.popitem(last=False)
 
 
-class Router:
+class EngineRouter:
     """Chooses the engine that has the longest prefix of a prompt, unless it is much busier than another.
 
     An engine's score is the number of the prompt's blocks that it has, less the sequences by which it is busier than
@@ -116,7 +116,7 @@ class Router:
         self._known[number].use(blocks)
 
     def started(self, number: int, max_blocks: int) -> None:
-        """A new engine, whose cache is empty and has room for so many blocks."""
+        """A new engine with an empty cache, which has room for `max_blocks`."""
         self._known[number].clear()
         self._known[number].resize(min(max_blocks, MAX_KNOWN_BLOCKS))
 

@@ -37,7 +37,7 @@ class ServedModel:
         self.adapter_of(name)
 
     def adapter_of(self, name: str | None, field: str = "model") -> str | None:
-        """The adapter of that name; None where it is one of the model itself. Other names are refused."""
+        """The adapter called `name`; None for a name of the model itself. Other names are refused."""
         if name is None or name in self.known_as:
             return None
         if name not in self.adapters:
@@ -45,7 +45,7 @@ class ServedModel:
         return name
 
     def name_in_answers(self, name: str | None) -> str:
-        """For a request that names the model so."""
+        """The model name in answers to a request that uses `name`."""
         return self.adapter_of(name) or self.name
 
     def not_found(self, name: str, field: str = "model") -> InvalidRequest:
@@ -54,7 +54,7 @@ class ServedModel:
 
     @property
     def _context_length(self) -> str:
-        """In OpenAI's words. By them, or by "prompt is too long", clients tell this error and turn to another model."""
+        """OpenAI's wording. Clients recognise it, or "prompt is too long", and switch to another model."""
         return f"This model's maximum context length is {self.max_total_tokens} tokens."
 
     def check_prompt(self, prompt: Sequence[int], field: str = "prompt") -> None:

@@ -27,7 +27,7 @@ from quire.ipc.messages import (
 from quire.request import FinishReason
 from quire.retry_reservations import RetryReservations
 from quire.server.caller import key_name
-from quire.server.observe.engine_metrics import summed
+from quire.server.observe.engine_metrics import sum_stats
 from quire.server.observe.metrics import Metrics
 from quire.server.observe.refusal_log import RefusalLog
 from quire.server.offload import Offload
@@ -38,7 +38,7 @@ from quire.server.service.engines import Engines, Port
 from quire.server.service.generation_spec import GenerationSpec
 from quire.server.service.grammar_check import GrammarCheck
 from quire.server.service.ledger import ledger
-from quire.server.service.prompt import Prompt
+from quire.server.service.open_prompt import OpenPrompt
 from quire.server.service.response_store import ResponseStore
 from quire.server.service.served_model import ServedModel
 from quire.server.service.stream import Stream
@@ -46,7 +46,7 @@ from quire.server.settings import ServerSettings
 from quire.server.tenant import tenant
 
 if TYPE_CHECKING:
-    from quire.server.observe.tracing import StepSpans, Tracing  # needs packages that most installations do without
+    from quire.server.observe.tracing import StepSpans, Tracing  # needs packages that most installations do not have
 
 log = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class Service:
         self.adapters = ServedAdapters(model)
         self._loop: asyncio.AbstractEventLoop | None = None
         self.platform = "unknown"
-        # An eighth: places kept for retries stay unused in the engine meanwhile.
+        # An eighth: places kept for retries stay unused in the engine until then.
         self._reservations = RetryReservations(settings.max_concurrent_requests // 8, time.monotonic)
         self._count = 0
         self._streams: set[Stream] = set()
@@ -108,7 +108,7 @@ class Service:
     def stats(self) -> Stats | None:
         """The latest reports of all engines as one; None before the first."""
         known = [engine.stats for engine in self.engines if engine.stats is not None]
-        return summed(known) if known else None
+        return sum_stats(known) if known else None
 
     @property
     def others(self) -> list[Counts]:
@@ -124,13 +124,13 @@ class Service:
         self.adapters.greet(port)
         return self.engines.connect(port, engine, cache_tokens)
 
-    def lose(self, reason: str, engine: int = 0) -> tuple[int, int]:
+    def engine_lost(self, reason: str, engine: int = 0) -> tuple[int, int]:
         """An engine is gone. Returns how many of its requests go on elsewhere at once, and how many wait."""
-        self.adapters.lose(self.engines[engine].port, reason)
-        return self.engines.lose(engine, reason)
+        self.adapters.engine_lost(self.engines[engine].port, reason)
+        return self.engines.engine_lost(engine, reason)
 
     def expire(self) -> None:
-        """End requests whose time has passed, while there is no engine that would."""
+        """End requests past their deadline, while no engine is there to do it."""
         now = time.monotonic()
         for prompt, stream in self.engines.waiting():
             timeout_s = prompt.request.timeout_s
@@ -139,14 +139,14 @@ class Service:
 
     def disconnect(self, reason: str, engine: int = 0) -> None:
         """An engine is gone for good: requests that wait for it fail, and after the last engine all of them do."""
-        self.adapters.lose(self.engines[engine].port, reason)
+        self.adapters.engine_lost(self.engines[engine].port, reason)
         failing = self.engines.give_up(engine, reason)
         self.is_permanently_down = all(one.is_gone for one in self.engines)
         for stream in list(self._streams) if self.is_permanently_down else failing:
             stream.fail(EngineFailed(reason))
 
     def deliver(self, events: list[Event]) -> None:
-        """As `on_messages`, from another thread."""
+        """Like `on_messages`, called on another thread."""
         assert self._loop is not None, "connected before it is delivered to"
         self._loop.call_soon_threadsafe(self.on_messages, events)
 
@@ -184,7 +184,7 @@ class Service:
             elif isinstance(message, StepTrace):
                 steps += self._begin_spans(message)
             elif isinstance(message, Stats):
-                self.engines.hear(engine, message, now)
+                self.engines.on_stats(engine, message, now)
             elif isinstance(message, Others):
                 self.engines[engine].others = message.counts
             elif isinstance(message, PromptBlocks):
@@ -299,7 +299,7 @@ class Service:
             retry_after_s,
         )
 
-    def ended(self, prompt: Prompt) -> None:
+    def ended(self, prompt: OpenPrompt) -> None:
         """All samples of `prompt` are complete. After a stop string the engine would continue."""
         if any(sample.finish is FinishReason.STOP_STRING for sample in prompt.samples):
             self.engines.abort(prompt.request.request_id)

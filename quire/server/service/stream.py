@@ -14,16 +14,16 @@ from quire.server.observe.request_record import RequestRecord
 from quire.server.offload import Offload
 from quire.server.service.arrival import Arrival
 from quire.server.service.generation_spec import GenerationSpec
-from quire.server.service.prompt import Delta, Prompt
+from quire.server.service.open_prompt import OpenPrompt, TokenDelta
 from quire.server.service.served_model import ServedModel
 from quire.server.settings import ServerSettings
 
 if TYPE_CHECKING:
-    from quire.server.observe.tracing import RequestTrace  # needs packages that most installations do without
+    from quire.server.observe.tracing import RequestTrace  # needs packages that most installations do not have
 
 log = logging.getLogger(__name__)
 
-Sink = Callable[[list[Delta]], bool]  # takes all deltas at once; False: it cannot now
+Sink = Callable[[list[TokenDelta]], bool]  # writes all deltas at once; False: it cannot now
 
 
 class StreamOwner(Protocol):
@@ -34,7 +34,7 @@ class StreamOwner(Protocol):
     offload: Offload
     platform: str
 
-    def ended(self, prompt: Prompt) -> None:
+    def ended(self, prompt: OpenPrompt) -> None:
         """All samples of `prompt` are complete."""
 
     def forget(self, stream: "Stream") -> None:
@@ -52,10 +52,10 @@ class Stream:
         self.arrival = arrival
         self.is_counted = is_counted
         self.user: str | None = None
-        self.num_sequences = 0  # its share of those that a worker may have open
+        self.num_sequences = 0  # counted against the worker's limit of open sequences
         self.trace: RequestTrace | None = None
-        self.pending: list[Delta] = []
-        self.prompts: list[Prompt] = []
+        self.pending: list[TokenDelta] = []
+        self.prompts: list[OpenPrompt] = []
         self.times = arrival.times
         self.num_new = 0  # tokens of the step that is being applied
         self._num_live = 0
@@ -90,15 +90,15 @@ class Stream:
     def is_over(self) -> bool:
         return not self._num_live
 
-    def add(self, spec: GenerationSpec, request: Request) -> Prompt:
-        prompt = Prompt(self.service.model.tokenizer, len(self.prompts), spec, request)
+    def add(self, spec: GenerationSpec, request: Request) -> OpenPrompt:
+        prompt = OpenPrompt(self.service.model.tokenizer, len(self.prompts), spec, request)
         self.prompts.append(prompt)
         self._num_live += 1
         return prompt
 
     @property
     def record(self) -> RequestRecord:
-        """For observers, once it is over."""
+        """The record for metrics, logs and traces, once the request is over."""
         return RequestRecord(
             self.times,
             self.num_prompt_tokens,
@@ -140,7 +140,7 @@ class Stream:
         self.pending = []
         return True
 
-    def apply(self, prompt: Prompt, update: Update) -> None:
+    def apply(self, prompt: OpenPrompt, update: Update) -> None:
         """Add a step's tokens of a prompt that the engine works on."""
         prompt.apply(update, self.pending)
         if not prompt.num_left:
@@ -148,12 +148,12 @@ class Stream:
             self.service.ended(prompt)
 
     def fail(self, error: QuireError) -> None:
-        """A prompt of it fails, and so does the whole."""
+        """A prompt failed, so the whole request fails."""
         if self.error is None:
             self.error = error
         self.close()
 
-    async def read(self, sink: Sink | None = None) -> list[Delta]:
+    async def read(self, sink: Sink | None = None) -> list[TokenDelta]:
         """The deltas since the last call, waiting for some if there are none; empty once all is over.
 
         While it waits, deltas go to `sink` as long as that takes them, and the wait goes on. The last deltas of all

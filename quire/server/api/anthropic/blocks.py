@@ -1,4 +1,4 @@
-"""The pieces of an answer as content blocks: events of a stream, and the blocks that they add up to."""
+"""Converts the pieces of an answer to content blocks: the events of a stream, and the blocks of a whole answer."""
 
 import base64
 import hashlib
@@ -22,7 +22,7 @@ from quire.server.api.anthropic.responses import (
     ToolUseBlock,
 )
 from quire.server.api.tool_use import new_call_id
-from quire.text.answer_parts import AnswerForm, Arguments, CallBegins, Piece, Reasoning
+from quire.text.answer_parts import AnswerForm, CallArguments, CallBegins, Piece, Reasoning
 
 _BLANKS = re.compile(r"\s*")
 _decode = json.JSONDecoder().raw_decode
@@ -38,7 +38,7 @@ class BlockEvents:
         self._omits_thoughts = omits_thoughts
         self._index = -1  # of the last block
         self._kind: type[Any] | None = None  # of the pieces of the open block
-        self._blanks: list[str] = []  # at the beginning of a text: alone between other blocks they are none
+        self._blanks: list[str] = []  # whitespace at the start of a text; it is no block by itself
         self._thoughts = hashlib.sha256()
 
     def push(self, pieces: Iterable[Piece]) -> list[BlockEvent]:
@@ -50,7 +50,7 @@ class BlockEvents:
     def finish(self) -> list[BlockEvent]:
         events: list[BlockEvent] = []
         if self._blanks and self._index < 0:
-            self._add_text("", events)  # they are all that there is
+            self._add_text("", events)  # the answer is whitespace only
         self._close(events)
         return events
 
@@ -59,7 +59,7 @@ class BlockEvents:
             self._open(
                 CallBegins, ToolUseBlock(id=new_call_id(self._form, "toolu_"), name=piece.name, input={}), events
             )
-        elif isinstance(piece, Arguments):
+        elif isinstance(piece, CallArguments):
             self._change(InputJsonDelta(piece.text), events)
         elif isinstance(piece, Reasoning):
             if not self._shows_thinking:
@@ -101,7 +101,7 @@ class BlockEvents:
         self._kind = None
 
 
-def added_up(events: Iterable[BlockEvent]) -> list[ContentBlock]:
+def merge_events(events: Iterable[BlockEvent]) -> list[ContentBlock]:
     """The blocks of a whole answer."""
     blocks: list[Any] = []
     inputs: dict[int, list[str]] = {}
@@ -124,7 +124,7 @@ def added_up(events: Iterable[BlockEvent]) -> list[ContentBlock]:
 
 
 def complete_object(text: str) -> str:
-    """The JSON object that `text` is, as it is written; one that was cut off ends after its last complete field."""
+    """The JSON object in `text`, unchanged. A truncated object is closed after its last complete field."""
     try:
         if isinstance(json.loads(text), dict):
             return text
@@ -150,6 +150,6 @@ def complete_object(text: str) -> str:
 
 
 def _next(text: str, at: int) -> int:
-    """The first character from `at` on that is no blank."""
+    """Position of the first character from `at` on that is not whitespace."""
     found = _BLANKS.match(text, at)
     return at if found is None else found.end()

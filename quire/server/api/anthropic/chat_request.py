@@ -4,7 +4,7 @@ import re
 from typing import Any
 
 from quire.errors import invalid, shown
-from quire.server.api.anthropic.conversation import Conversation, Turn
+from quire.server.api.anthropic.conversation import Turn, TurnBuilder
 from quire.server.api.anthropic.requests import (
     MessagesRequest,
     OutputFormat,
@@ -25,7 +25,7 @@ class Translation:
 
     def __init__(self, fields: Prompted, max_total_tokens: int) -> None:
         """`max_total_tokens`: of the model."""
-        conversation = Conversation()
+        conversation = TurnBuilder()
         conversation.add_system(fields.system)
         conversation.add_messages(fields.messages)
         tools = functions(fields.tools or [], conversation.unknown)
@@ -84,7 +84,7 @@ def _continues(turns: list[Turn]) -> bool:
 
 
 def _thinking(fields: Prompted, max_total_tokens: int) -> dict[str, Any]:
-    """A model thinks where it is asked to. Where nothing is said it is told not to, if its template can tell it."""
+    """Thinking is on where the request enables it. Otherwise it is turned off, if the template has a switch for it."""
     thinking, effort = fields.thinking, fields.output_config and fields.output_config.effort
     if isinstance(thinking, ThinkingDisabled):
         return {"reasoning_effort": "none"}

@@ -39,11 +39,11 @@ class Turn:
     """One message for the chat template."""
 
     role: str
-    place: str  # the field that it comes from
-    texts: list[str] = field(default_factory=list)  # of the messages that became this one
+    place: str  # the field of the request that it comes from
+    texts: list[str] = field(default_factory=list)  # texts of the messages that were merged into this one
     thoughts: list[str] = field(default_factory=list)
     calls: list[dict[str, Any]] = field(default_factory=list)
-    answers: dict[str, str] = field(default_factory=dict)  # of a tool: the call that this is the result of
+    answers: dict[str, str] = field(default_factory=dict)  # of a tool result: the id of its call
 
     def message(self) -> dict[str, Any]:
         text = BETWEEN_TURNS.join(filter(None, self.texts))
@@ -55,8 +55,8 @@ class Turn:
         return message
 
 
-class Conversation:
-    """Gathers turns. Messages of one role in a row become one: some templates insist on roles that alternate."""
+class TurnBuilder:
+    """Collects turns. Consecutive messages of one role are merged: some templates require roles to alternate."""
 
     def __init__(self) -> None:
         self.turns: list[Turn] = []
@@ -98,7 +98,7 @@ class Conversation:
         return last
 
     def _texts(self, where: str, content: str | Sequence[Any]) -> list[str]:
-        """Of text blocks alone."""
+        """The texts of `content`, which may hold text blocks only."""
         if isinstance(content, str):
             return [content]
         places = [f"{where}[{index}]" for index in range(len(content))]

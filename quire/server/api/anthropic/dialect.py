@@ -6,7 +6,7 @@ from quire.server.api.anthropic.errors import error_events, error_response
 from quire.server.api.anthropic.responses import AnthropicError
 from quire.server.api.dialect import Dialect
 
-VERSION = "anthropic-version"  # the header by which clients of this API are told on routes that others have too
+VERSION = "anthropic-version"  # identifies clients of this API on routes that several APIs have
 ANTHROPIC = Dialect(error_body=AnthropicError, error_response=error_response, error_events=error_events)
 
 

@@ -6,14 +6,14 @@ from typing import Any
 from quire.errors import QuireError
 from quire.request import FinishReason as Finish
 from quire.server.api.answer_reader import AnswerReader
-from quire.server.api.anthropic.blocks import BlockEvents, added_up
+from quire.server.api.anthropic.blocks import BlockEvents, merge_events
 from quire.server.api.anthropic.errors import error_events
 from quire.server.api.anthropic.requests import MessagesRequest, ThinkingAdaptive, ThinkingEnabled
 from quire.server.api.anthropic.responses import AnthropicMessage, MessageDelta, MessageUsage, StopReason
 from quire.server.http.sse import to_json
 from quire.server.service.answers import Answer
 from quire.server.service.ledger import ledger
-from quire.server.service.prompt import Delta
+from quire.server.service.open_prompt import TokenDelta
 from quire.server.service.stream import Stream
 from quire.text.answer_parts import AnswerForm
 
@@ -48,7 +48,7 @@ class MessageEncoder:
         pieces = reader.read_all(answer)
         message = self.begun(stream, reader)
         message["usage"]["output_tokens"] = stream.num_tokens
-        message["content"] = added_up([*blocks.push(pieces), *blocks.finish()])
+        message["content"] = merge_events([*blocks.push(pieces), *blocks.finish()])
         message["stop_reason"] = self.stop_reason(stream, answer.finish, reader.num_calls)
         message["stop_sequence"] = stream.prompts[0].samples[0].stop
         message.update(self._endings(stream))  # type: ignore[typeddict-item]
@@ -83,7 +83,7 @@ class MessageEncoder:
         return event
 
     def usage(self, stream: Stream, reader: AnswerReader) -> MessageUsage:
-        """No tokens count as written to the cache: cached prompts need no mark and have no price of their own."""
+        """No tokens are reported as written to the cache: every prompt is cached, without marks and without a price."""
         return {
             "input_tokens": stream.num_prompt_tokens - stream.num_cached_tokens,
             "cache_creation_input_tokens": 0,
@@ -122,7 +122,7 @@ class MessageEvents:
         self._has_begun = False
         self._finish = Finish.LENGTH
 
-    def encode(self, deltas: list[Delta]) -> bytes:
+    def encode(self, deltas: list[TokenDelta]) -> bytes:
         begun = self._begin()
         events: list[Any] = []
         for delta in deltas:

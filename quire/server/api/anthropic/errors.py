@@ -41,7 +41,7 @@ _KINDS: tuple[tuple[type[QuireError], int, ErrorType], ...] = (  # the first tha
 )
 
 
-# By field: the codes from which clients learn that they can do without it.
+# By field: the codes that make clients retry without it.
 _CODES: dict[str | None, ErrorCode] = {"thread": "thread_unsupported_request"}
 
 
@@ -54,7 +54,7 @@ def error_body(error: QuireError) -> AnthropicError:
     _, kind = _status_and_type(error)
     message = error.message
     if isinstance(error, PromptTooLong) and error.counts is not None:
-        # In the words by which clients know that they have to shorten the conversation, and by how much.
+        # Clients parse this wording to learn that they must shorten the conversation, and by how much.
         num_tokens, limit = error.counts
         message = f"prompt is too long: {num_tokens} tokens > {limit} maximum"
     body: AnthropicError = {

@@ -20,7 +20,7 @@ async def list_models(service: Service, request: Request) -> Response:
 
 async def get_model(service: Service, request: Request) -> Response:
     name = request.path_params["model"]
-    if name != service.model.name and name not in service.model.adapters:  # none of the names that stand for any model
+    if name != service.model.name and name not in service.model.adapters:  # exact name
         return ANTHROPIC.error_response(service.model.not_found(name))  # the route itself is OpenAI's
     return _json(_card(service, name))
 

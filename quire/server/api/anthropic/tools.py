@@ -8,7 +8,7 @@ from quire.errors import invalid, shown
 from quire.server.api.anthropic.requests import ChoiceAny, ChoiceNone, ChoiceTool, ToolChoice
 from quire.server.api.anthropic.unknown_fields import UnknownFields
 
-# There are no other callers and no search for tools, so that each is loaded from the start.
+# There are no other callers and no tool search, so every tool is loaded from the start.
 _FIELDS = {
     "type", "name", "description", "input_schema", "input_examples", "cache_control", "strict", "defer_loading",
     "eager_input_streaming", "allowed_callers",
@@ -43,7 +43,7 @@ def _function(where: str, tool: dict[str, Any], unknown: UnknownFields) -> dict[
 
 
 def _with_examples(where: str, description: str, examples: Any) -> str:
-    """Templates know no examples, so they stand in the description."""
+    """Append the examples to the description: templates have no field for them."""
     if not examples:
         return description
     if not isinstance(examples, list):

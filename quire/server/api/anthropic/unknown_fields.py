@@ -11,7 +11,7 @@ _INDEX = re.compile(r"\[\d+\]")
 
 
 class UnknownFields:
-    """Gathers them, each once, however many messages have it."""
+    """Collects the names of unknown fields, each once, however many messages have it."""
 
     def __init__(self) -> None:
         self._first: dict[str, str] = {}  # the first place of each
@@ -28,6 +28,6 @@ class UnknownFields:
                 self._first.setdefault(_INDEX.sub("[]", place), place)
 
     def refuse(self) -> None:
-        """Raise where there are any, as strict servers do."""
+        """Raise if there are any, for strict servers."""
         for place in self._first.values():
             raise invalid(place, "is not a field of this route")

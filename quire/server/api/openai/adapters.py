@@ -16,12 +16,12 @@ MAX_PATH = 4096  # characters
 class LoadAdapterRequest(msgspec.Struct, kw_only=True):
     lora_name: str
     lora_path: str  # below --adapter-folder
-    load_inplace: bool | None = None  # in place of another of that name
+    load_inplace: bool | None = None  # replaces an adapter of the same name
 
 
 class UnloadAdapterRequest(msgspec.Struct, kw_only=True):
     lora_name: str
-    lora_int_id: int | None = None  # which vLLM's clients may send; the name is what counts
+    lora_int_id: int | None = None  # sent by clients of vLLM; only the name is used
 
 
 async def load_adapter(service: Service, request: Request) -> Response:

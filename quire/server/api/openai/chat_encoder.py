@@ -4,7 +4,7 @@ from quire.request import FinishReason as Finish
 from quire.server.api.openai.dialect import OpenAIDialect
 from quire.server.api.openai.envelope import Chunks, Envelope
 from quire.server.api.openai.logprobs import chat_entry
-from quire.server.api.openai.parts import Parts
+from quire.server.api.openai.parts import AnswerParts
 from quire.server.api.openai.requests import ChatRequest
 from quire.server.api.openai.responses import (
     ChatChoice,
@@ -16,7 +16,7 @@ from quire.server.api.openai.responses import (
 )
 from quire.server.http.sse import to_json, token_template
 from quire.server.service.answers import Answer
-from quire.server.service.prompt import Delta
+from quire.server.service.open_prompt import TokenDelta
 from quire.server.service.served_model import ServedModel
 from quire.server.service.stream import Stream
 from quire.text.answer_parts import AnswerForm
@@ -38,7 +38,7 @@ class ChatEncoder:
         return PartEvents(stream, self._fields, self._envelope, self._form)
 
     def body(self, stream: Stream, answers: list[list[Answer]]) -> ChatCompletion:
-        parts = [Parts(self._form) for _ in answers[0]]
+        parts = [AnswerParts(self._form) for _ in answers[0]]
         choices = [self._choice(*each) for each in zip(range(len(parts)), answers[0], parts, strict=True)]
         num_reasoning = sum(part.num_reasoning_tokens for part in parts) if self._form.thinking else None
         whole: ChatCompletion = {
@@ -51,7 +51,7 @@ class ChatEncoder:
         whole.update(self._envelope.timings(stream))  # type: ignore[typeddict-item]
         return whole
 
-    def _choice(self, index: int, answer: Answer, parts: Parts) -> ChatChoice:
+    def _choice(self, index: int, answer: Answer, parts: AnswerParts) -> ChatChoice:
         fields = self._fields
         choice: ChatChoice = {
             "index": index,
@@ -87,7 +87,7 @@ class ChatEvents(Chunks):
         end = b'},"logprobs":null,"finish_reason":null}' + self._tail
         self._plain = token_template(self._head + b'{"index":', b',"delta":{' + role + b'"content":', end)
 
-    def encode(self, deltas: list[Delta]) -> bytes:
+    def encode(self, deltas: list[TokenDelta]) -> bytes:
         if not self._is_plain:
             return b"".join([self._chunk(delta) for delta in deltas])
         written = b""
@@ -99,7 +99,7 @@ class ChatEvents(Chunks):
                 written += self._plain % (sample, to_json(text))
         return written
 
-    def _chunk(self, delta: Delta) -> bytes:
+    def _chunk(self, delta: TokenDelta) -> bytes:
         content: MessagePart = {"role": "assistant", "content": ""} if self._repeats_role else {}
         before = b""
         if delta.sample not in self._begun:
@@ -124,8 +124,8 @@ class ChatEvents(Chunks):
     def _choice(self, sample: int, content: MessagePart) -> ChatChunkChoice:
         return {"index": sample, "delta": content, "logprobs": None, "finish_reason": None}
 
-    def _contents(self, delta: Delta) -> list[MessagePart]:
-        """OpenAI's deltas for one of ours. The last of them carries logprobs, token ids and the finish reason."""
+    def _contents(self, delta: TokenDelta) -> list[MessagePart]:
+        """OpenAI's deltas for one `TokenDelta`. The last one carries logprobs, token ids and the finish reason."""
         return [{"content": delta.text} if delta.text else {}]
 
     def _finish_reason(self, sample: int, finish: Finish) -> FinishReason:
@@ -133,17 +133,17 @@ class ChatEvents(Chunks):
 
 
 class PartEvents(ChatEvents):
-    """Chunks of a chat completion whose answers have parts: thinking, or calls of tools."""
+    """Chunks of a chat completion with parts: thinking, or tool calls."""
 
     def __init__(self, stream: Stream, fields: ChatRequest, envelope: Envelope, form: AnswerForm) -> None:
         super().__init__(stream, fields, envelope)
         self._has_thinking = form.thinking is not None
-        self._parts = [Parts(form) for _ in stream.prompts[0].samples]
+        self._parts = [AnswerParts(form) for _ in stream.prompts[0].samples]
 
-    def encode(self, deltas: list[Delta]) -> bytes:
+    def encode(self, deltas: list[TokenDelta]) -> bytes:
         return b"".join([self._chunk(delta) for delta in deltas])
 
-    def _contents(self, delta: Delta) -> list[MessagePart]:
+    def _contents(self, delta: TokenDelta) -> list[MessagePart]:
         parts, is_last = self._parts[delta.sample], delta.finish is not None
         return parts.deltas(delta.text, is_last=is_last, has_token=delta.token is not None) or [{}]
 

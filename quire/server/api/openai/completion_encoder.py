@@ -11,7 +11,7 @@ from quire.server.api.openai.requests import CompletionRequest
 from quire.server.api.openai.responses import Completion, CompletionChoice, CompletionLogprobs
 from quire.server.http.sse import to_json, token_template
 from quire.server.service.answers import Answer, by_likelihood
-from quire.server.service.prompt import Delta, Prompt
+from quire.server.service.open_prompt import OpenPrompt, TokenDelta
 from quire.server.service.served_model import ServedModel
 from quire.server.service.stream import Stream
 
@@ -46,7 +46,7 @@ class CompletionEncoder:
         whole.update(self.envelope.timings(stream))  # type: ignore[typeddict-item]
         return whole
 
-    def _whole(self, prompt: Prompt, answer: Answer, index: int) -> CompletionChoice:
+    def _whole(self, prompt: OpenPrompt, answer: Answer, index: int) -> CompletionChoice:
         text, tokens = answer.text, answer.tokens
         scores: list[TokenLogprobs | None] = [*answer.logprobs]
         if self.fields.echo:
@@ -59,12 +59,12 @@ class CompletionEncoder:
             choice["prompt_token_ids"] = list(prompt.request.prompt)
         return choice
 
-    def echo(self, prompt: Prompt, index: int) -> CompletionChoice:
+    def echo(self, prompt: OpenPrompt, index: int) -> CompletionChoice:
         """The prompt itself, as the first chunk of a stream."""
         scores = [None, *prompt.logprobs]
         return self._choice(index, self.texts[prompt.index], None, self._logprobs([*prompt.request.prompt], scores))
 
-    def part(self, delta: Delta, index: int, offset: int) -> CompletionChoice:
+    def part(self, delta: TokenDelta, index: int, offset: int) -> CompletionChoice:
         logprobs = None if delta.token is None else self._logprobs([delta.token], [delta.logprobs], offset)
         choice = self._choice(index, delta.text, delta.finish, logprobs)
         if self.fields.return_token_ids:
@@ -98,16 +98,16 @@ class CompletionEvents(Chunks):
         self._fields = fields
         self._encoder = encoder
         self._n = encoder.n
-        if fields.echo:  # the prompt with its log-probabilities is one event
+        if fields.echo:  # the echoed prompt with its log-probabilities is one event
             num_characters = sum(map(len, encoder.texts))
             self.largest_event = stream.num_prompt_tokens * (1 + (fields.logprobs or 0)) + num_characters
         self._is_plain = fields.logprobs is None and not fields.return_token_ids and not self._varies
-        self._offsets: dict[int, int] = {}  # characters so far, by choice; a choice is in it once it has begun
+        self._offsets: dict[int, int] = {}  # characters so far, by choice; a choice is added when it begins
         unfinished = msgspec.json.encode(self._dialect.completion_unfinished)
         end = b',"logprobs":null,"finish_reason":' + unfinished + b"}" + self._tail
         self._plain = token_template(self._head + b'{"index":', b',"text":', end)
 
-    def encode(self, deltas: list[Delta]) -> bytes:
+    def encode(self, deltas: list[TokenDelta]) -> bytes:
         if not self._is_plain:
             return b"".join([self._chunk(delta) for delta in deltas])
         written = b""
@@ -120,7 +120,7 @@ class CompletionEvents(Chunks):
                 written += self._plain % (index, to_json(text))
         return written
 
-    def _chunk(self, delta: Delta) -> bytes:
+    def _chunk(self, delta: TokenDelta) -> bytes:
         index = delta.prompt * self._n + delta.sample
         before = b""
         if index not in self._offsets:

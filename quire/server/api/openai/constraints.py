@@ -9,7 +9,7 @@ from quire.grammar.lark_text import client_grammar
 from quire.grammar.limits import MAX_EXPANDED, check_regex
 from quire.request import Grammar, choice, json_schema, regex, token_rules
 from quire.server.api.grammars import ANY_OBJECT, grammar_of, schema_given
-from quire.server.api.openai.requests import Sampled
+from quire.server.api.openai.requests import SamplingFields
 from quire.server.service.generation_spec import NamedGrammar
 from quire.text.tokenizer import Tokenizer
 
@@ -20,8 +20,8 @@ _OPTIONS = ("whitespace_pattern", "disable_any_whitespace", "disable_additional_
 _BOTH = "are both set; an answer can follow one of them"
 
 
-def constraint_of(fields: Sampled, tokenizer: Tokenizer) -> NamedGrammar | None:
-    """The one constraint of a request, and its field. Fields that say the same, as guidance sends them, are one."""
+def constraint_of(fields: SamplingFields, tokenizer: Tokenizer) -> NamedGrammar | None:
+    """The constraint of a request, and its field. Several fields with the same value count as one."""
     readers: dict[str, Callable[[str, Any], Grammar | None]] = {
         "response_format": grammar_of,
         "structured_outputs": _structured_outputs,
@@ -74,7 +74,7 @@ def _structured_outputs(name: str, given: dict[str, Any]) -> Grammar | None:
     if not said:
         raise invalid(name, f"has no constraint; it can have {', '.join(readers)}")
     if _blanks(given) is not None and said[0] not in ("json", "json_object"):
-        raise invalid(f"{name}.{said[0]}", "is set beside an option about blanks; that needs json or json_object")
+        raise invalid(f"{name}.{said[0]}", "is set with an option about whitespace, which needs json or json_object")
     return readers[said[0]](f"{name}.{said[0]}", given[said[0]])
 
 
@@ -90,7 +90,7 @@ def _json(name: str, given: Any, blanks: str | None = None) -> Grammar:
 
 
 def _styled(schema: dict[str, Any], blanks: str | None) -> dict[str, Any]:
-    """A schema whose answers have `blanks` between their parts, an expression."""
+    """`schema` with a regular expression for the whitespace between the parts of answers."""
     if blanks is None:
         return schema
     check_regex("whitespace_pattern", blanks)
@@ -116,7 +116,7 @@ def _text(name: str, given: Any) -> str:
     return given
 
 
-def _token_rules(fields: Sampled, tokenizer: Tokenizer) -> NamedGrammar | None:
+def _token_rules(fields: SamplingFields, tokenizer: Tokenizer) -> NamedGrammar | None:
     allowed = fields.allowed_token_ids
     if allowed is not None:
         if not 1 <= len(allowed) <= MAX_ALLOWED_IDS:
@@ -129,7 +129,7 @@ def _token_rules(fields: Sampled, tokenizer: Tokenizer) -> NamedGrammar | None:
 
 
 def _banned(words: list[str], tokenizer: Tokenizer) -> list[list[int]]:
-    """The tokens of each word as vLLM has them: at the beginning of a text, and after a blank where that is as long and
+    """The tokens of each word, as in vLLM: at the start of a text, and after a space where that has as many tokens and
     begins with another token."""
     if len(words) > MAX_BAD_WORDS:
         raise invalid("bad_words", f"has {len(words)} words; the limit is {MAX_BAD_WORDS}")

@@ -8,7 +8,7 @@ from quire import __version__
 from quire.request import FinishReason as Finish
 from quire.server.api.dialect import Dialect
 from quire.server.api.openai.errors import error_events, error_response
-from quire.server.api.openai.requests import unheeded
+from quire.server.api.openai.requests import ignored_fields
 from quire.server.api.openai.responses import FinishReason, OpenAIError
 
 FINISH_REASONS: dict[Finish, FinishReason] = {
@@ -20,19 +20,19 @@ FINISH_REASONS: dict[Finish, FinishReason] = {
 
 
 def _as_given(fields: Any) -> tuple[Any, list[str]]:
-    return fields, unheeded(fields)
+    return fields, ignored_fields(fields)
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class OpenAIDialect(Dialect):
-    """The parts of answers that clients of text-generation-inference know in another form, or not at all."""
+    """Details of answers that differ between OpenAI and text-generation-inference."""
 
-    read: Callable[[Any], tuple[Any, list[str]]] = _as_given  # fields as they count, and the names of those that do not
-    completion_max_tokens: int | None = 16  # of a request without max_tokens, as OpenAI documents; None: all that fit
+    read: Callable[[Any], tuple[Any, list[str]]] = _as_given  # the fields in use, and the names of ignored ones
+    completion_max_tokens: int | None = 16  # default of max_tokens, as OpenAI documents it; None: as many as fit
     chat_finish_reasons: Mapping[Finish, FinishReason]
     completion_finish_reasons: Mapping[Finish, FinishReason]
     completion_unfinished: Literal[""] | None = None  # the finish reason before the last chunk
-    repeats_role: bool = False  # every chunk of a chat names the role, instead of a first chunk of its own
+    repeats_role: bool = False  # every chunk of a chat names the role, not only the first
     has_details: bool = True  # an id, cached_tokens, refusal, max_model_len
     fingerprint: str = f"quire-{__version__}"
 

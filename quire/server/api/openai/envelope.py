@@ -8,13 +8,13 @@ import msgspec
 
 from quire.errors import QuireError
 from quire.server.api.openai.dialect import OpenAIDialect
-from quire.server.api.openai.requests import Sampled, StreamOptions
+from quire.server.api.openai.requests import SamplingFields, StreamOptions
 from quire.server.api.openai.responses import ChatChunkChoice, CompletionChoice, Head, Usage
 from quire.server.service.ledger import Timings, ledger
 from quire.server.service.stream import Stream
 
 DONE = b"data: [DONE]\n\n"
-PADDED_BYTES = 64  # as long as nearly every token
+PADDED_BYTES = 64  # most tokens are shorter
 Kind = Literal["chat.completion", "chat.completion.chunk", "text_completion"]
 
 
@@ -24,9 +24,9 @@ def padding(num_bytes: int) -> str:
 
 
 class Envelope:
-    """The fields that every answer and every chunk of one request begins with, and those at the end."""
+    """The first and last fields, which all answers and chunks of one request share."""
 
-    def __init__(self, prefix: str, dialect: OpenAIDialect, model: str, fields: Sampled) -> None:
+    def __init__(self, prefix: str, dialect: OpenAIDialect, model: str, fields: SamplingFields) -> None:
         self.dialect = dialect
         self._has_tier = fields.service_tier is not None
         self._id = f"{prefix}-{secrets.token_hex(12)}" if dialect.has_details else ""
@@ -67,7 +67,7 @@ class Chunks:
 
     largest_event = 0
 
-    def __init__(self, stream: Stream, fields: Sampled, envelope: Envelope, kind: Kind) -> None:
+    def __init__(self, stream: Stream, fields: SamplingFields, envelope: Envelope, kind: Kind) -> None:
         self._stream = stream
         self._envelope = envelope
         self._dialect = envelope.dialect

@@ -28,7 +28,7 @@ def _scored(tokenizer: Tokenizer, token: int, logprob: float) -> ScoredToken:
 
 
 def token_name(tokenizer: Tokenizer, token: int) -> str:
-    """The token's text; part of a character is spelt as its bytes, so that no two tokens look alike. One that the
+    """The token's text. Part of a character is written as bytes, so that all tokens look different. A token that the
     tokenizer does not know has its number."""
     raw = tokenizer.token_bytes(token)
     if not raw:

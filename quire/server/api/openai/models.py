@@ -16,13 +16,13 @@ async def list_models(service: Service, request: Request) -> Response:
 async def get_model(service: Service, request: Request) -> Response:
     name = request.path_params["model"]
     model = service.model
-    if name != model.name and name not in model.adapters:  # none of the names that stand for any model
+    if name != model.name and name not in model.adapters:  # exact name
         raise model.not_found(name)
     return _json(_card(service, request, name))
 
 
 def _card(service: Service, request: Request, name: str) -> ModelCard:
-    """Of the model, or of an adapter: its parent is the model, its root the folder of its files."""
+    """The card of the model or of an adapter. An adapter's parent is the model, its root the folder of its files."""
     model, dialect = service.model, request.scope["route"].dialect
     card: ModelCard = {"id": name, "object": "model", "created": 0, "owned_by": model.name}
     if dialect.has_details:

@@ -15,7 +15,7 @@ from quire.server.service.answers import Answer
 from quire.text.answer_parts import AnswerForm, CallBegins, Piece, Reasoning
 
 
-class Parts:
+class AnswerParts:
     """The parts of one answer."""
 
     def __init__(self, form: AnswerForm) -> None:
@@ -28,7 +28,7 @@ class Parts:
         return self._reader.num_reasoning_tokens
 
     def finish_reason(self, finish: Finish, otherwise: FinishReason) -> FinishReason:
-        """Calls are a reason of their own, unless the answer was cut."""
+        """`tool_calls` if there are calls, unless the answer was truncated."""
         return "tool_calls" if self._reader.num_calls and finish is not Finish.LENGTH else otherwise
 
     def deltas(self, text: str, *, is_last: bool, has_token: bool) -> list[MessagePart]:

@@ -44,7 +44,7 @@ class Extensions(msgspec.Struct, kw_only=True):
     allowed_token_ids: list[int] | None = None
 
 
-class Sampled(Extensions, kw_only=True):
+class SamplingFields(Extensions, kw_only=True):
     """The fields that completions and chat completions share."""
 
     model: str | None = None
@@ -70,14 +70,14 @@ class Sampled(Extensions, kw_only=True):
     return_token_ids: bool | None = None  # beyond OpenAI's own
 
 
-class CompletionRequest(Sampled, kw_only=True):
+class CompletionRequest(SamplingFields, kw_only=True):
     prompt: str | list[Any]
     echo: bool | None = None
     logprobs: int | None = None
     best_of: int | None = None
 
 
-class ChatRequest(Sampled, kw_only=True):
+class ChatRequest(SamplingFields, kw_only=True):
     messages: list[dict[str, Any]]
     max_completion_tokens: int | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
@@ -95,8 +95,8 @@ class ChatRequest(Sampled, kw_only=True):
     thinking_budget: int | None = None
 
 
-def unheeded(fields: Sampled) -> list[str]:
-    """The fields that ask for what this server does not do, although the answer is the same without them."""
+def ignored_fields(fields: SamplingFields) -> list[str]:
+    """Fields that request something this server does not do, but that do not change the answer."""
     found = ["store"] if fields.store else []
     if isinstance(fields, ChatRequest) and fields.verbosity not in (None, "medium"):
         found.append("verbosity")

@@ -151,7 +151,7 @@ class CompletionLogprobs(TypedDict):
 
 
 class CompletionChoice(TypedDict):
-    """Of a whole answer and of a chunk, which has no reason to finish before the last."""
+    """A choice of a whole answer or of a chunk. Only the last chunk has a finish reason."""
 
     index: int
     text: str

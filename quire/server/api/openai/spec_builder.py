@@ -3,7 +3,7 @@
 from quire.errors import invalid
 from quire.request import Request
 from quire.server.api.dialect import Dialect
-from quire.server.api.openai.requests import ChatRequest, Sampled
+from quire.server.api.openai.requests import ChatRequest, SamplingFields
 from quire.server.api.sampling import at_most, between, sampling_params, seed_of
 from quire.server.service.generation_spec import GenerationSpec
 from quire.server.service.served_model import ServedModel
@@ -23,7 +23,7 @@ class SpecBuilder:
 
     def __init__(
         self,
-        fields: Sampled,
+        fields: SamplingFields,
         model: ServedModel,
         settings: ServerSettings,
         dialect: Dialect,
@@ -61,7 +61,7 @@ class SpecBuilder:
         self._sampling = sampling_params(given, self._defaults, model.tokenizer)
 
     def spec(self, tokens: list[int], number: int = 0) -> GenerationSpec:
-        """Of the prompt with that number."""
+        """The spec of prompt `number`."""
         model, fields, dialect = self._model, self._fields, self._dialect
         model.check_prompt(tokens, self._prompt_field)
         max_tokens = self._max_tokens

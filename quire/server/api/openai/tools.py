@@ -1,4 +1,4 @@
-"""Tools in a chat: OpenAI's fields to what the model may call."""
+"""Parses the tools of a chat from OpenAI's fields."""
 
 import re
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,128}")
 
 
 def tool_use(fields: ChatRequest, model: ServedModel, constraint: NamedGrammar | None = None) -> ToolUse | None:
-    """None when no tool may be called. Answers that are no calls follow `constraint`."""
+    """The tools of a request; None if none may be called. Answers without calls follow `constraint`."""
     given = fields.tools or []
     at_most("the number of tools", len(given), MAX_TOOLS, param="tools")
     tools = _tools(given)
@@ -112,7 +112,7 @@ def _custom_pattern(where: str, given: Any) -> str | None:
 
 
 def _rendered(given: dict[str, Any], tool: Tool) -> dict[str, Any]:
-    """As templates expect it: with every part that OpenAI lets out. A custom tool is a function of its input."""
+    """The tool as templates expect it, with the fields that OpenAI makes optional. A custom tool becomes a function."""
     if tool.is_custom:
         described = given["custom"].get("description") or ""
         function = {"name": tool.name, "description": described, "parameters": tool.parameters}

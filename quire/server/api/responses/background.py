@@ -1,4 +1,4 @@
-"""Responses that nothing waits for: they are kept, and read later."""
+"""Responses in the background: they are stored, and read later."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Items as the messages of a chat."""
+"""Converts items to the messages of a chat."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -17,7 +17,7 @@ class Placed(NamedTuple):
     item: dict[str, Any]
 
 
-class Conversation:
+class ItemConversation:
     """The messages that a list of items stands for. `places` has the place of each message in the request, and
     `call_places` those of its calls.
 
@@ -105,13 +105,13 @@ class Conversation:
         return field
 
 
-_ADDERS: dict[str, Callable[[Conversation, str, dict[str, Any]], None]] = {
-    "message": Conversation._add_message,
-    "reasoning": Conversation._add_reasoning,
-    "function_call": Conversation._add_call,
-    "custom_tool_call": Conversation._add_call,
-    "function_call_output": Conversation._add_output,
-    "custom_tool_call_output": Conversation._add_output,
+_ADDERS: dict[str, Callable[[ItemConversation, str, dict[str, Any]], None]] = {
+    "message": ItemConversation._add_message,
+    "reasoning": ItemConversation._add_reasoning,
+    "function_call": ItemConversation._add_call,
+    "custom_tool_call": ItemConversation._add_call,
+    "function_call_output": ItemConversation._add_output,
+    "custom_tool_call_output": ItemConversation._add_output,
 }
 
 

@@ -18,7 +18,7 @@ from quire.server.api.responses.resources import ResponseUsage
 from quire.server.http.sse import to_json
 from quire.server.service.answers import Answer
 from quire.server.service.ledger import ledger
-from quire.server.service.prompt import Delta
+from quire.server.service.open_prompt import TokenDelta
 from quire.server.service.response_database import Item, KeptResponse
 from quire.server.service.served_model import ServedModel
 from quire.server.service.stream import Stream
@@ -56,7 +56,7 @@ class ResponseEncoder:
         self._finish: FinishReason | None = None
 
     def begun(self, status: str) -> KeptResponse:
-        """Before there is any output."""
+        """The response before it has output."""
         return self._kept(self._head(status, None))
 
     def read(self, text: str, token: int | None, logprobs: Any, finish: FinishReason | None) -> None:
@@ -183,7 +183,7 @@ class ResponseEvents:
         self._texts: list[str] = []  # of the message in which most tokens take a shorter way
         self._template: bytes | None = None
 
-    def encode(self, deltas: list[Delta]) -> bytes:
+    def encode(self, deltas: list[TokenDelta]) -> bytes:
         if not self._number:
             begun = self._encoder.begun("in_progress")
             self._write_response("created", begun)

@@ -28,7 +28,7 @@ class History(NamedTuple):
 
 
 async def load_history(service: Service, body: Body) -> History:
-    """Raises where `previous_response_id` names nothing. Wrong types are left to others."""
+    """Raises if `previous_response_id` names no response. Wrong types are refused elsewhere."""
     previous = body.raw.get("previous_response_id")
     chain = Chain([])
     if isinstance(previous, str):

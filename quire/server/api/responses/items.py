@@ -44,7 +44,7 @@ class CustomCallInput(msgspec.Struct, kw_only=True):
 
 
 class CallOutputInput(msgspec.Struct, kw_only=True):
-    """Of a function or of a custom tool."""
+    """The output of a function or of a custom tool."""
 
     call_id: str
     output: str | list[dict[str, Any]]
@@ -81,7 +81,7 @@ class ItemReader:
         self.unknown: list[str] = []
 
     def read(self, where: str, item: Mapping[str, Any]) -> dict[str, Any]:
-        """The item at `where` as it is kept. References are the business of others."""
+        """The item at `where` in its stored form. References are resolved elsewhere."""
         kind = kind_of(item)
         if not isinstance(kind, str) or kind not in _KINDS:
             known = ", ".join([*_KINDS, "item_reference"])

@@ -9,7 +9,7 @@ from quire.server.api.openai.envelope import padding
 from quire.server.api.responses.items import new_id, sealed
 from quire.server.api.tool_use import new_call_id
 from quire.server.service.response_database import Item
-from quire.text.answer_parts import AnswerForm, Arguments, CallBegins, Piece, Reasoning
+from quire.text.answer_parts import AnswerForm, CallArguments, CallBegins, Piece, Reasoning
 
 Event = tuple[str, dict[str, Any]]  # its type without "response.", and its fields
 
@@ -122,12 +122,12 @@ class Output:
         """`is_sealed`: thinking is also in `encrypted_content`. `pads`: deltas do not tell the length of tokens."""
         self._form = form
         self._is_streamed = is_streamed
-        self._events: list[Event] = []  # since they were taken
+        self._events: list[Event] = []  # events since the last `take_events`
         self._is_sealed = is_sealed
         self._pads = pads
         self._open: Open | None = None
         self._blanks: list[str] = []
-        self._logprobs: list[Any] = []  # of tokens without text so far
+        self._logprobs: list[Any] = []  # log-probabilities of tokens that have not completed any text
         self.items: list[Item] = []  # complete
 
     def add(self, pieces: list[Piece], logprob: Any = None) -> None:
@@ -146,7 +146,7 @@ class Output:
                 kind = OpenCustomCall if piece.name in self._form.custom else OpenCall
                 call_id = new_call_id(self._form, "call_")
                 self._begin(kind(len(self.items) + (self._open is not None), piece.name, call_id))
-            elif isinstance(piece, Arguments) and self._open is not None:
+            elif isinstance(piece, CallArguments) and self._open is not None:
                 self._delta(self._open, piece.text)
 
     def finish(self, *, is_cut: bool) -> None:

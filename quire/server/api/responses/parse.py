@@ -7,7 +7,7 @@ from quire.errors import PromptTooLong, invalid
 from quire.server.api.chat import PreparedChat, prepare_chat
 from quire.server.api.dialect import Dialect
 from quire.server.api.job import Job
-from quire.server.api.responses.conversation import Conversation, Placed
+from quire.server.api.responses.conversation import ItemConversation, Placed
 from quire.server.api.responses.encoder import ResponseEncoder
 from quire.server.api.responses.history import History, read_input
 from quire.server.api.responses.items import ItemReader
@@ -20,7 +20,7 @@ from quire.server.service.stream import Stream
 from quire.server.tenant import api_key
 
 MAX_TRIES = 6  # to find how much of a conversation fits
-LEAST_ROOM = 8  # a part of the context, left for an answer whose length is not given
+LEAST_ROOM = 8  # one part in this many of the context is left for an answer without a given length
 
 
 class ParsedResponse(NamedTuple):
@@ -77,7 +77,7 @@ def _prepare(
         raise invalid("input", "is empty; there must be an item, or instructions")
 
     def attempt(items: Sequence[Placed]) -> PreparedChat:
-        conversation = Conversation(fields.instructions, items)
+        conversation = ItemConversation(fields.instructions, items)
         chat = chat_request(fields, conversation.messages)
         return prepare_chat(service, dialect, arrival, chat, own_name=conversation.own_name)
 
@@ -96,11 +96,11 @@ def _prepare(
 def _longest_that_fits(
     attempt: Callable[[Sequence[Placed]], PreparedChat], items: list[Placed], least_room: int
 ) -> PreparedChat | None:
-    """Without some of the earliest turns. None where the last turn alone does not fit."""
+    """The items without some of the earliest turns. None if even the last turn does not fit."""
     turns = [index for index, (_, item) in enumerate(items) if item.get("role") == "user"][1:]
     best: PreparedChat | None = None
     low, high = 0, len(turns) - 1
-    is_last = True  # the last turn alone is tried first
+    is_last = True  # the last turn by itself is tried first
     for _ in range(MAX_TRIES):
         if low > high:
             break

@@ -95,7 +95,7 @@ def _tool_choice(given: str | dict[str, Any] | None) -> str | dict[str, Any] | N
 
 
 def _named(where: str, tool: Any) -> dict[str, Any]:
-    """A tool by its name: beside its type here, one level deeper in chats."""
+    """A tool by its name, which is next to the type here and one level deeper in chats."""
     kind = tool.get("type") if isinstance(tool, dict) else tool
     if not isinstance(kind, str) or kind not in _TOOL_KEYS:
         raise invalid(f"{where}.type", f"is {shown(kind)}; it can be {', '.join(_TOOL_KEYS)} or allowed_tools")
@@ -109,6 +109,6 @@ def _response_format(given: dict[str, Any]) -> dict[str, Any]:
     if kind != "json_schema":
         for name in given:
             if name != "type":
-                raise invalid(f"text.format.{name[:MAX_NAME]}", f"is not known; a format of type {kind} has type alone")
+                raise invalid(f"text.format.{name[:MAX_NAME]}", f"is not known; a {kind} format has no other field")
         return {"type": kind}
     return {"type": kind, "json_schema": {name: value for name, value in given.items() if name != "type"}}

@@ -5,7 +5,7 @@ from quire.request import FinishReason as Finish
 from quire.server.api.openai.logprobs import finite
 from quire.server.api.tgi.responses import FinishReason, PrefillToken, SequenceDetails, Token
 from quire.server.service.answers import Answer
-from quire.server.service.prompt import Prompt
+from quire.server.service.open_prompt import OpenPrompt
 from quire.text.tokenizer import Tokenizer
 
 FINISH_REASONS: dict[Finish, FinishReason] = {
@@ -16,8 +16,8 @@ FINISH_REASONS: dict[Finish, FinishReason] = {
 }
 
 
-def seed_shown(prompt: Prompt) -> int | None:
-    """Without sampling no seed was used."""
+def seed_shown(prompt: OpenPrompt) -> int | None:
+    """The seed of a sampled answer; None for greedy decoding, which uses none."""
     return prompt.request.seed if prompt.request.sampling.temperature else None
 
 
@@ -40,7 +40,7 @@ def top_entries(tokenizer: Tokenizer, logprobs: TokenLogprobs, count: int) -> li
     ]
 
 
-def sequence_details(tokenizer: Tokenizer, prompt: Prompt, answer: Answer, top_n_tokens: int) -> SequenceDetails:
+def sequence_details(tokenizer: Tokenizer, prompt: OpenPrompt, answer: Answer, top_n_tokens: int) -> SequenceDetails:
     """Everything about one whole answer."""
     entries = [
         token_entry(tokenizer, token, text, logprobs.logprob)
@@ -58,7 +58,7 @@ def sequence_details(tokenizer: Tokenizer, prompt: Prompt, answer: Answer, top_n
     return details
 
 
-def prefill_entries(tokenizer: Tokenizer, prompt: Prompt) -> list[PrefillToken]:
+def prefill_entries(tokenizer: Tokenizer, prompt: OpenPrompt) -> list[PrefillToken]:
     """The prompt's tokens with what each was worth, where asked for; the first has none."""
     if prompt.request.prompt_logprobs is None:
         return []

@@ -26,7 +26,7 @@ class TGIDialect(Dialect):
     check: Callable[[Parameters], None] = _accept  # refuses values that mean something here and nothing there
     needs_prefill_setting: bool = False  # log-probabilities of prompts only with --enable-prefill-logprobs
     needs_properties: bool = False  # at the top of a grammar's schema
-    drops_details: bool = False  # on routes that answer with texts alone; else asking for details is an error
+    drops_details: bool = False  # on routes with plain text answers; otherwise a request for details is an error
     vertex_parameters: Callable[[Any], Any] = _all  # the parameters of an instance that count
 
 

@@ -11,7 +11,7 @@ from quire.server.api.tgi.requests import Parameters
 from quire.server.api.tgi.responses import Details, Generated, GeneratedToken
 from quire.server.service.answers import Answer, by_likelihood
 from quire.server.service.ledger import ledger
-from quire.server.service.prompt import Delta
+from quire.server.service.open_prompt import TokenDelta
 from quire.server.service.stream import Stream
 
 
@@ -57,10 +57,10 @@ class GenerateEvents:
         self._texts = [prefix]
         self._index = 0
 
-    def encode(self, deltas: list[Delta]) -> bytes:
+    def encode(self, deltas: list[TokenDelta]) -> bytes:
         return b"".join([self._event(delta) for delta in deltas])
 
-    def _event(self, delta: Delta) -> bytes:
+    def _event(self, delta: TokenDelta) -> bytes:
         assert delta.token is not None, "this route always generates"
         assert delta.logprobs is not None, "this route always asks for them"
         self._texts.append(delta.text)

@@ -65,7 +65,7 @@ async def model_ready(service: Service, request: Request) -> Response:
 
 
 async def infer(service: Service, request: Request) -> Response:
-    """One answer for each input, under the name of the output in the same place."""
+    """One answer for each input, named like the output at the same index."""
     name, _ = _model(service, request)
     body = await read_json(service, request)
     adapter, parameters = service.model.adapter_of(name), body.raw.get("parameters")

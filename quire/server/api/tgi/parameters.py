@@ -55,14 +55,14 @@ def parse_parameters(
         for name in ("details", "decoder_input_details", "top_n_tokens"):
             value = getattr(parameters, name)
             if value:
-                raise invalid(f"parameters.{name}", f"is {value}; this route answers with texts alone")
+                raise invalid(f"parameters.{name}", f"is {value}; this route answers with plain text")
     return ParsedParameters(parameters, unknown, is_sampled, streams)
 
 
 def generation_spec(
     service: Service, dialect: TGIDialect, arrival: Arrival, inputs: str, parsed: ParsedParameters
 ) -> GenerationSpec:
-    """Of one text."""
+    """The spec of one prompt."""
     model, settings = service.model, service.settings
     parameters = parsed.parameters
     if not inputs:

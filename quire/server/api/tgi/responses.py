@@ -94,7 +94,7 @@ class AddedToken(TypedDict):
 
 
 class TokenizerInfo(TypedDict):
-    """As tokenizer_config.json has it; tokens that the model does not have are null."""
+    """The fields of tokenizer_config.json. Tokens that the model does not have are null."""
 
     tokenizer_class: str
     clean_up_tokenization_spaces: bool

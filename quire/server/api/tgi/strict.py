@@ -11,14 +11,14 @@ from quire.errors import QuireError, invalid
 from quire.request import FinishReason as Finish
 from quire.server.api.openai.dialect import OPENAI
 from quire.server.api.openai.envelope import DONE
-from quire.server.api.openai.requests import ChatRequest, Sampled, unheeded
+from quire.server.api.openai.requests import ChatRequest, SamplingFields, ignored_fields
 from quire.server.api.openai.responses import FinishReason
 from quire.server.api.tgi.dialect import TGI
 from quire.server.api.tgi.errors import error_response
 from quire.server.api.tgi.requests import Parameters
 from quire.server.api.tgi.responses import TGIError
 
-T = TypeVar("T", bound=Sampled)
+T = TypeVar("T", bound=SamplingFields)
 
 CHAT_FINISH_REASONS: dict[Finish, FinishReason] = {
     Finish.END: "stop",
@@ -27,7 +27,7 @@ CHAT_FINISH_REASONS: dict[Finish, FinishReason] = {
     Finish.LENGTH: "length",
 }
 _UNREAD = ("n", "logit_bias")  # fields of a chat
-MAX_PASS_TOKENS = 1024  # it begins anew after so many, and forgets what it had seen
+MAX_PASS_TOKENS = 1024  # the search starts over after this many tokens and forgets earlier text
 _WINDOW, _KEPT = 300, 200  # characters
 
 
@@ -40,7 +40,7 @@ class EndAnchoredStops:
         self._num_tokens = 0
 
     def push(self, text: str) -> tuple[str, str | None]:
-        """One token's text: nothing is held back, and what matches stays in the answer."""
+        """Add one token's text. Nothing is held back, and a match stays in the answer."""
         self._num_tokens += 1
         if self._num_tokens % MAX_PASS_TOKENS == 0:
             self._seen = ""
@@ -61,12 +61,12 @@ def read(fields: T) -> tuple[T, list[str]]:
     """The fields of an OpenAI request as they count, and the names of those that are not read."""
     _check_sampling(top_p=fields.top_p, temperature=fields.temperature or None, seed=fields.seed)
     if not isinstance(fields, ChatRequest):
-        return fields, unheeded(fields)
+        return fields, ignored_fields(fields)
     unread = [name for name in _UNREAD if getattr(fields, name) is not None]
     changes: dict[str, Any] = dict.fromkeys(unread)
     if fields.presence_penalty is not None:
         changes |= {"presence_penalty": None, "repetition_penalty": fields.presence_penalty + 2.0}
-    return msgspec.structs.replace(fields, **changes), [*unread, *unheeded(fields)]
+    return msgspec.structs.replace(fields, **changes), [*unread, *ignored_fields(fields)]
 
 
 def _check(parameters: Parameters) -> None:
@@ -103,7 +103,7 @@ def _check_sampling(
 
 
 def _vertex_parameters(given: Any) -> dict[str, Any]:
-    """Only these parameters of an instance are read, and it is always sampled."""
+    """Read only the parameters that Vertex AI instances have. Sampling is always on."""
     names = ("max_new_tokens", "seed")
     return {name: given[name] for name in names if isinstance(given, dict) and name in given} | {"do_sample": True}
 

@@ -57,7 +57,7 @@ class Encoded(NamedTuple):
 
 
 async def tokenize(service: Service, request: Request) -> Response:
-    """With `inputs` as text-generation-inference has it, with `prompt` or `messages` as OpenAI-compatible servers."""
+    """`inputs` follow text-generation-inference; `prompt` and `messages` follow OpenAI-compatible servers."""
     return await _answer(service, request, _tokenize)
 
 

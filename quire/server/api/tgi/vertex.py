@@ -75,7 +75,7 @@ def _parse_instance(
     if not dialect.drops_details:
         for name in ("logprobs", "return_token_ids"):
             if getattr(chat.fields, name):
-                raise invalid(name, "is true; predictions are texts alone")
+                raise invalid(name, "is true; predictions are plain text")
     return chat
 
 

@@ -1,4 +1,4 @@
-"""One prompt of a request in the engine, and the events that its answers consist of."""
+"""A prompt that the engine works on, and the deltas of its answers."""
 
 from collections import Counter
 from dataclasses import replace
@@ -13,7 +13,7 @@ from quire.text.tokenizer import Tokenizer
 _new_tuple = tuple.__new__
 
 
-class Delta(NamedTuple):
+class TokenDelta(NamedTuple):
     """One token of one sample, and the text it releases. The last of a sample may have no token."""
 
     prompt: int  # number among the request's prompts
@@ -24,7 +24,7 @@ class Delta(NamedTuple):
     finish: FinishReason | None
 
 
-class Prompt:
+class OpenPrompt:
     """Turns the engine's updates of one prompt into deltas.
 
     It does not know its stream, which knows it: a reference cycle would keep both until the garbage collector runs.
@@ -76,7 +76,7 @@ class Prompt:
         self.accounts.append(account)
         self._is_with_another = False
 
-    def apply(self, update: Update, pending: list[Delta]) -> None:
+    def apply(self, update: Update, pending: list[TokenDelta]) -> None:
         """Append the deltas of a step's tokens to `pending`."""
         _, number, tokens, finish, cached_tokens, logprobs, prompt_logprobs, guesses = update
         index, sample = self.index, self.samples[number]
@@ -88,7 +88,9 @@ class Prompt:
                 sample.tokens += tokens
                 sample.num_pushes += 1
                 text_of = sample.text_of
-                pending += [_new_tuple(Delta, (index, number, text_of(token), token, None, None)) for token in tokens]
+                pending += [
+                    _new_tuple(TokenDelta, (index, number, text_of(token), token, None, None)) for token in tokens
+                ]
             return
         if number == 0 and not sample.tokens:  # the others, and another engine, share what the first computes
             self.cached_tokens = cached_tokens
@@ -96,6 +98,6 @@ class Prompt:
             self.logprobs += prompt_logprobs
         for position, (text, token, reason) in enumerate(sample.push(tokens, finish)):
             scored = None if logprobs is None or token is None else logprobs[position]
-            pending.append(_new_tuple(Delta, (index, number, text, token, scored, reason)))
+            pending.append(_new_tuple(TokenDelta, (index, number, text, token, scored, reason)))
             if reason is not None:
                 self.num_left -= 1

@@ -24,18 +24,18 @@ START_AGAIN_S = 1.0  # after the system refused to create a process
 
 
 class EnginePlace(NamedTuple):
-    """One of the server's engines: the processes that take this place one after the other."""
+    """One of the server's engines: a process, and those that replace it after it ends."""
 
     number: int
     process_name: str
     title: str  # in messages
     build: EngineBuilder
     address: str
-    journal: Journal  # by which the next process knows the steps of the last one
+    journal: Journal  # tells the next process about the steps of the last one
 
 
 def engine_places(builds: Sequence[EngineBuilder], addresses: Sequence[str]) -> list[EnginePlace]:
-    """One engine has no number in names and messages."""
+    """The places of all engines. A single engine has no number in names and messages."""
     if len(builds) == 1:
         return [EnginePlace(0, "quire-engine", "the engine process", builds[0], addresses[0], Journal())]
     return [
@@ -44,7 +44,7 @@ def engine_places(builds: Sequence[EngineBuilder], addresses: Sequence[str]) -> 
     ]
 
 
-class Engines:
+class EngineProcesses:
     """An engine process in each place, restarted when it ends. Owned by the event loop."""
 
     def __init__(
@@ -66,7 +66,7 @@ class Engines:
         return [place.address for place in self._places]
 
     async def keep(self) -> None:
-        """Until it is cancelled, or every engine is given up."""
+        """Keep the engines running until cancelled, or until every engine is given up."""
         await asyncio.gather(*(self._keep(place) for place in self._places))
 
     async def end(self, *, at_once: bool = False) -> None:
@@ -74,7 +74,7 @@ class Engines:
         for engine in self._running.values():
             if at_once:
                 engine.kill()
-            engine.tell(Stop())
+            engine.send(Stop())
         for engine in self._running.values():
             await engine.end(STOP_S)
 
@@ -93,7 +93,7 @@ class Engines:
                 log.error("%s cannot be started: %s", place.title, error)
                 await asyncio.sleep(START_AGAIN_S)
                 continue
-            # The first engine may take any time to start: no client waits that was served before.
+            # The first engine may take any time to start: no client has been served yet.
             async with watching(engine, is_stuck, is_silent if num_before else None):
                 await first_of(engine.up, engine.ended, engine.refused)
                 if engine.up.is_set():
@@ -104,7 +104,7 @@ class Engines:
                 engine.kill()
                 await engine.ended.wait()
             reason = refusal.message if refusal is not None else f"{place.title} ended ({engine.exit_status})"
-            if engine.exit_code == MEMBER_LOST:  # whose start says why it waits
+            if engine.exit_code == MEMBER_LOST:  # the next start logs the reason for the wait
                 num_before += 1
                 continue
             is_first = not num_before and engine.ready_s is None
@@ -130,4 +130,4 @@ class Engines:
             lambda line: (
                 place.process_name, place.address, place.build, line, place.journal, num_before, os.getpid()
             ),
-        ).hold()  # fmt: skip
+        ).connected()  # fmt: skip
