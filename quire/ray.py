@@ -27,7 +27,7 @@ from quire.config import Config
 from quire.errors import EngineFailed, InvalidSetting, QuireError
 from quire.group.settings import GroupSettings
 from quire.ipc.server import new_address
-from quire.ipc.supervisor_link import Refused, bind_to_parent
+from quire.ipc.supervisor_link import StartRefused, bind_to_parent
 from quire.server.http.app import make_app
 from quire.server.observe.logs import configure_logs
 from quire.server.processes.engine_processes import EngineProcesses, engine_places
@@ -193,7 +193,7 @@ class Replica:
             ray.kill(member)
         self._stack.close()
 
-    def _refuse(self, refusal: Refused) -> None:
+    def _refuse(self, refusal: StartRefused) -> None:
         self._reason = REASONS.get(refusal.kind, EngineFailed)(refusal.message)
         self._refused.set()
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple
 
-from quire.engine.adapters import Adapters
+from quire.engine.adapters import LoadedAdapters
 from quire.engine.port import Port
 from quire.errors import InvalidAdapter, QuireError, reason_of
 from quire.ipc.messages import AdapterDone, AdapterTable, LoadAdapter, SyncAdapters, UnloadAdapter
@@ -27,7 +27,7 @@ class AdapterRead(NamedTuple):
 class AdapterCommands:
     """Loads and unloads adapters, and sends the table to all front ends. Owned by the engine thread."""
 
-    def __init__(self, adapters: Adapters, post: Callable[[Port, AdapterRead], None]) -> None:
+    def __init__(self, adapters: LoadedAdapters, post: Callable[[Port, AdapterRead], None]) -> None:
         """`post` is called by another thread when an adapter was read."""
         self._adapters = adapters
         self._post = post

@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 Read = Callable[[str], Any]  # an adapter's folder to its arrays; raises `InvalidAdapter`
 
 
-class Adapters:
+class LoadedAdapters:
     """The folder of each adapter, and its arrays on the executor's host for as long as requests may use them.
 
     Files are read by another thread, so that steps go on meanwhile. `version` grows with every change: of two tables of

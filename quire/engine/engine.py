@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from quire.core.limits import SoFar
 from quire.core.plan import Failure, StepResult, Update
 from quire.core.scheduler import Scheduler
-from quire.engine.adapters import Adapters, Read
+from quire.engine.adapters import LoadedAdapters, Read
 from quire.engine.executor import Executor, is_out_of_memory
 from quire.engine.fault_isolation import PROBE, FaultIsolation, targets_of
 from quire.engine.grammar_masks import GrammarMasks, Grammars, NoGrammars
@@ -61,7 +61,7 @@ class Engine:
         self.num_shrinks = 0  # after the device had run out of memory
         self._lookahead = lookahead
         self._steps = StepPipeline(executor, clock)
-        self.adapters = Adapters(scheduler.adapters, lambda: self.executor, read_adapter)
+        self.adapters = LoadedAdapters(scheduler.adapters, lambda: self.executor, read_adapter)
         self._steps.observers += step_limits(scheduler, max_burst_s, max_step_s)
         self._samples_left: dict[int, int] = {}  # by live request, the probe included
         self._check_begun_s: float | None = None  # of the device, or of a reset
@@ -127,7 +127,7 @@ class Engine:
         self._forget(request_id)
 
     def upkeep(self) -> list[Failure]:
-        """Work between steps: deadlines, and the search for a faulty request, whose suspects may have left."""
+        """Work between steps: deadlines, and the search for a faulty request, if suspects have left."""
         failures = self.scheduler.expire()
         self._note_ends((), failures)
         if self._isolation.focus is not None and self.error is None:

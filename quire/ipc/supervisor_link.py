@@ -32,7 +32,7 @@ class Up(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """From a process: ready."""
 
 
-class Refused(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class StartRefused(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """From a process: it cannot get ready, with the reason."""
 
     kind: str
@@ -56,7 +56,7 @@ class Heartbeat(msgspec.Struct, frozen=True, tag=True, array_like=True):
 
 ALIVE_INTERVAL_S = 1.0
 
-ControlMessage = Stop | GaveUp | Up | Refused | Alive | Heartbeat
+ControlMessage = Stop | GaveUp | Up | StartRefused | Alive | Heartbeat
 
 PARENTS_SIGNALS = (signal.SIGINT, signal.SIGTERM)  # handled by the supervisor only
 

@@ -61,7 +61,7 @@ def glm4_moe(fields: Fields) -> Decoder:
 
 
 def read_grouped_router(fields: Fields, name: str, sizes: Sizes, count: int, chosen: int) -> GroupedRouter:
-    """Of `count` experts a token visits `chosen`."""
+    """A router that sends each token to `chosen` of `count` experts."""
     num_groups, chosen_groups = fields.integer("n_group", 1), fields.integer("topk_group", 1)
     if count % num_groups or count // num_groups < 2:
         raise fields.invalid("n_group", f"{count} experts are not groups of the same size, of two at least", num_groups)

@@ -52,7 +52,7 @@ QuantizedWeight = Packed | Grouped | Coded
 
 
 def quantized_row_bytes(size: int) -> int:
-    """Of `size` numbers along the last axis of a weight."""
+    """Bytes of `size` numbers along the last axis of a quantised weight."""
     return -(-size // GROUP) * (GROUP + 4)
 
 
@@ -96,7 +96,7 @@ def _shape_of_groups(scales: Array) -> tuple[int, ...]:
 
 
 def shape_of(weight: "QuantizedWeight | Parts | NativeWeight | jax.Array") -> tuple[int, ...]:
-    """Of the numbers it stands for."""
+    """The shape of the numbers it stands for."""
     return weight.codes.shape if isinstance(weight, Grouped) else weight.shape
 
 

@@ -42,7 +42,7 @@ OUTCOMES = (RECEIVED, REFUSED, BUSY, DIFFERS, FAILED, LATE, LOST, INVALID, CANCE
 
 
 class Prompt(NamedTuple):
-    """A prompt whose pages are wanted. `first`: pages that are here, from its beginning."""
+    """A prompt to fetch the pages of. `first`: pages that are here, from its beginning."""
 
     tokens: Sequence[int]
     salt: str

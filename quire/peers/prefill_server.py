@@ -59,7 +59,7 @@ class Computed(Protocol):
     range: PageRange
 
     def read(self, begin: int, count: int) -> memoryview:
-        """So many of its pages, from the `begin`-th on. Waits for them. Raises RefusedPrompt where they are gone."""
+        """`count` of its pages, from the `begin`-th on. Waits for them. Raises RefusedPrompt where they are gone."""
 
 
 class Prefill(Protocol):
@@ -90,7 +90,7 @@ class PrefillServer:
         self._lock = threading.Lock()
         self._stranger_told_s: float | None = None
         self._is_closed = False
-        self.num_asked = 0  # prompts that are computed, or whose pages are sent
+        self.num_asked = 0  # prompts that are being computed or sent
         self.held_bytes = 0  # of the pages of these, at most
         self.counters: Counter[str] = Counter()
         host, port = endpoint

@@ -7,7 +7,7 @@ import pytest
 
 from quire.core.adapter_slots import AdapterSlots
 from quire.engine.adapter_commands import AdapterCommands, AdapterRead
-from quire.engine.adapters import Adapters
+from quire.engine.adapters import LoadedAdapters
 from quire.engine.port import Port
 from quire.errors import InvalidAdapter
 from quire.ipc.messages import AdapterDone, AdapterTable, LoadAdapter, SyncAdapters, UnloadAdapter
@@ -21,7 +21,7 @@ class Commands:
         self.read: SimpleQueue[AdapterRead] = SimpleQueue()
         self.slots = AdapterSlots(4)
         executor: Any = FakeExecutor(8, 4, 4)
-        self.adapters = Adapters(self.slots, lambda: executor, self._open, tmp_path)
+        self.adapters = LoadedAdapters(self.slots, lambda: executor, self._open, tmp_path)
         self.commands = AdapterCommands(self.adapters, lambda port, read: self.read.put(read))
         self.port = Port(lambda port, command: None, 1, lambda events: None)
 

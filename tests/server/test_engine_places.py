@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 from quire.ipc.server import new_address
-from quire.ipc.supervisor_link import GaveUp, Refused
+from quire.ipc.supervisor_link import GaveUp, StartRefused
 from quire.server.processes.engine_processes import EngineProcesses, engine_places
 from quire.server.settings import ServerSettings
 from tests.patience import WAIT_S
@@ -19,7 +19,7 @@ class Kept:
     """Engines, and what is told of them."""
 
     def __init__(self, *builds: FakeEngine) -> None:
-        self.refused: list[Refused] = []
+        self.refused: list[StartRefused] = []
         self.given_up: list[GaveUp] = []
         with new_address() as one, new_address() as other:
             places = engine_places(builds, [one, other])
@@ -77,6 +77,6 @@ def test_an_engine_that_cannot_be_made_at_first_ends_the_server(tmp_path: Path):
     async def run() -> None:
         async with kept(FakeEngine(tmp_path), FakeEngine(tmp_path, refuses=True)) as one:
             await until(lambda: bool(one.refused))
-            assert one.refused == [Refused("unsupported_model", "the model has three heads; two are supported")]
+            assert one.refused == [StartRefused("unsupported_model", "the model has three heads; two are supported")]
 
     asyncio.run(run())

@@ -31,7 +31,7 @@ class RowTiles(NamedTuple):
 
 
 def tiles_of(rows: jax.Array, num_slots: int) -> RowTiles:
-    """Of the adapters [t] that rows have, 0 for none."""
+    """The tiles of rows with these adapters [t], 0 for none."""
     tokens = len(rows)
     num_tiles = -(-tokens // TILE) + min(num_slots, tokens)
     slot = jnp.where(rows > 0, rows - 1, num_slots)

@@ -12,7 +12,15 @@ from multiprocessing import resource_tracker
 from multiprocessing.context import SpawnProcess
 from typing import Any
 
-from quire.ipc.supervisor_link import PARENTS_SIGNALS, ControlMessage, Heartbeat, Refused, SupervisorLink, Up, open_link
+from quire.ipc.supervisor_link import (
+    PARENTS_SIGNALS,
+    ControlMessage,
+    Heartbeat,
+    StartRefused,
+    SupervisorLink,
+    Up,
+    open_link,
+)
 
 log = logging.getLogger(__name__)
 
@@ -53,7 +61,7 @@ class Child:
     ) -> None:
         """`args` makes the arguments of `target`, given the process's end of the link."""
         self.name = name
-        self.refusal: Refused | None = None
+        self.refusal: StartRefused | None = None
         self.heartbeat: Heartbeat | None = None
         self.heard_s = time.monotonic()
         self.ready_since_s: float | None = None
@@ -107,7 +115,7 @@ class Child:
         self.heard_s = time.monotonic()
         if isinstance(message, Heartbeat):
             self.heartbeat = message
-        elif isinstance(message, Refused):
+        elif isinstance(message, StartRefused):
             self.refusal = message
             self.refused.set()
         elif isinstance(message, Up):

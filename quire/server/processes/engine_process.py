@@ -22,7 +22,7 @@ from quire.ipc.supervisor_link import (
     Alive,
     ControlMessage,
     Heartbeat,
-    Refused,
+    StartRefused,
     Stop,
     SupervisorLink,
     Up,
@@ -121,7 +121,7 @@ class EngineProcess:
         if broken is not None:
             self._greet_all(broken)
         if self.link is not None:
-            self.link.send(Up() if broken is None else Refused(broken.kind, broken.message))
+            self.link.send(Up() if broken is None else StartRefused(broken.kind, broken.message))
 
     def _start_driver(self, engine: Engine) -> None:
         self.engine, self._meter = engine, attach_meter(engine)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from quire.errors import EngineFailed
 from quire.group.settings import MEMBER_LOST
 from quire.ipc.journal import Journal
-from quire.ipc.supervisor_link import GaveUp, Refused, Stop
+from quire.ipc.supervisor_link import GaveUp, StartRefused, Stop
 from quire.server.processes.child import Child, first_of
 from quire.server.processes.engine_builder import ABANDONED, EngineBuilder
 from quire.server.processes.engine_main import run_engine
@@ -51,7 +51,7 @@ class EngineProcesses:
         self,
         places: Sequence[EnginePlace],
         settings: ServerSettings,
-        on_refused: Callable[[Refused], None],  # nothing can be served
+        on_refused: Callable[[StartRefused], None],  # nothing can be served
         on_given_up: Callable[[GaveUp], None],  # an engine ended too often, and is not started again
     ) -> None:
         self._places = places
@@ -109,7 +109,7 @@ class EngineProcesses:
                 continue
             is_first = not num_before and engine.ready_s is None
             if is_first and (refusal is not None or not self._one_was_up.is_set()):
-                self._on_refused(refusal or Refused(EngineFailed.kind, f"{reason} before it was ready"))
+                self._on_refused(refusal or StartRefused(EngineFailed.kind, f"{reason} before it was ready"))
                 return
             heartbeat = engine.heartbeat
             was_searching = heartbeat is not None and heartbeat.is_searching and engine.exit_code != ABANDONED

@@ -17,7 +17,7 @@ from quire.ipc.supervisor_link import (
     Alive,
     ControlMessage,
     GaveUp,
-    Refused,
+    StartRefused,
     Stop,
     SupervisorLink,
     Up,
@@ -93,7 +93,7 @@ class FrontEnd:
         error = joining.exception()
         if error is not None:
             if isinstance(error, QuireError):
-                link.send(Refused(error.kind, error.message))
+                link.send(StartRefused(error.kind, error.message))
             server.stop()
             await before
         service = joining.result()

@@ -16,7 +16,7 @@ from quire.ipc.supervisor_link import (
     ALIVE_INTERVAL_S,
     Alive,
     ControlMessage,
-    Refused,
+    StartRefused,
     Stop,
     Up,
     bind_to_parent,
@@ -31,7 +31,7 @@ from quire.server.settings import ServerSettings
 
 log = logging.getLogger(__name__)
 
-LEADER_LOST = 72  # exit status of a process whose leader is gone
+LEADER_LOST = 72  # exit status of a process that has lost its leader
 AGAIN_S = 1.0  # after any other end
 
 
@@ -140,9 +140,13 @@ def run_member(
                 progress = progress_bar if show_progress else silent
                 follow(config, group, lost, lambda: send(Up()), progress)
             except RefusedByLeader as error:
-                send(Refused(InvalidSetting.kind, f"the leader at {group.group_address} refuses this member: {error}"))
+                send(
+                    StartRefused(
+                        InvalidSetting.kind, f"the leader at {group.group_address} refuses this member: {error}"
+                    )
+                )
             except QuireError as error:
-                send(Refused(error.kind, error.message))
+                send(StartRefused(error.kind, error.message))
             except Exception:  # the leader has been told, and ends the group
                 log.exception("the member cannot continue")
                 logging.shutdown()

@@ -82,8 +82,8 @@ def _refuse_for_peers(
         raise InvalidSetting(f"role is {peers.role}; an engine of several processes (--group-size) has none")
     if peers.answers and settings.data_parallel > 1:
         raise InvalidSetting(
-            f"data_parallel is {settings.data_parallel}; with role = {peers.role}, whose engine listens at "
-            "peer_address, it must be 1"
+            f"data_parallel is {settings.data_parallel}; it must be 1 with role = {peers.role}: one engine listens "
+            "at peer_address"
         )
     if not config.prefix_caching:
         raise InvalidSetting(f"role is {peers.role}; it needs prefix_caching, which keeps the pages")

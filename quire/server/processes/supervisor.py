@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from quire.errors import EngineFailed, InvalidSetting, ModelError, QuireError
-from quire.ipc.supervisor_link import GaveUp, Refused, Stop
+from quire.ipc.supervisor_link import GaveUp, StartRefused, Stop
 from quire.server.processes.child import Child, first_of
 from quire.server.processes.engine_processes import START_AGAIN_S, STOP_S, EnginePlace, EngineProcesses
 from quire.server.processes.restarts import Restarts
@@ -95,7 +95,7 @@ class Supervisor:
         """A defect of the supervisor ends the server: nothing would watch it."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
-            self._refuse(Refused(EngineFailed.kind, f"the supervisor failed: {error!r}"))
+            self._refuse(StartRefused(EngineFailed.kind, f"the supervisor failed: {error!r}"))
 
     def _on_signal(self) -> None:
         if self._stopping.is_set():
@@ -107,7 +107,7 @@ class Supervisor:
         for worker in self._workers.values():
             worker.send(Stop())
 
-    def _refuse(self, refusal: Refused) -> None:
+    def _refuse(self, refusal: StartRefused) -> None:
         if not self._refused.done():
             self._refused.set_result(REASONS.get(refusal.kind, EngineFailed)(refusal.message))
 
