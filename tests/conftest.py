@@ -1,4 +1,4 @@
-"""Which tests run: those marked `parity` or `gpu` only when asked for, and hypothesis by profile."""
+"""Selects the tests to run: those marked `parity` or `gpu` only when asked for, and hypothesis by profile."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A line that is full, a crowd that takes every place it can, and those who come back when they were told to."""
+"""A full queue, a crowd that takes every free place, and clients that retry on time."""
 
 from collections import deque
 from math import ceil
@@ -63,7 +63,7 @@ class Line:
     st.booleans(),
 )
 @settings(max_examples=60)
-def test_who_comes_back_as_told_is_let_in_however_many_newcomers_press(most, interval_s, gaps, is_late):
+def test_a_client_that_retries_on_time_is_admitted_however_many_newcomers_there_are(most, interval_s, gaps, is_late):
     line = Line(most, interval_s)
     line.crowd()
     returning: dict[int, float] = {}
@@ -85,7 +85,7 @@ def test_who_comes_back_as_told_is_let_in_however_many_newcomers_press(most, int
         line.crowd()
 
 
-def test_each_who_is_refused_is_told_another_time():
+def test_each_refused_client_gets_another_time():
     line = Line(8, 0.5)
     line.crowd()
     told = [line.ask(client) for client in range(1, 9)]
@@ -93,7 +93,7 @@ def test_each_who_is_refused_is_told_another_time():
     assert len(set(told)) > 3
 
 
-def test_who_asks_again_and_again_has_one_reservation_and_keeps_it():
+def test_a_client_that_asks_again_and_again_has_one_reservation_and_keeps_it():
     line = Line(8, 0.5)
     line.crowd()
     first = line.ask(1)

@@ -18,6 +18,7 @@ import quire
 
 PACKAGE = Path(quire.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
+TESTS = sorted(Path(__file__).parent.rglob("*.py"))
 
 # A docstring that opens so leaves its subject out: "What a step may hold", "Of the adapters of rows".
 BARE = re.compile(r"(What|Where|How|Who|Whose|Whom|When|Why|Which|Whether|Whoever|Whatever|That|Such|Of|So)\b")
@@ -102,6 +103,13 @@ def test_programs_are_not_called_persons() -> None:
             if PERSONS.search(text) or (of_programs and WHOSE.search(text)):
                 found.append(place(path, line, text))
     assert found == []
+
+
+def test_tests_are_named_in_the_same_way() -> None:
+    openings = [(path, ast.get_docstring(tree(path)) or "") for path in TESTS]
+    assert [str(path) for path, text in openings if BARE.match(text)] == []
+    found = [(path.name, name) for path in TESTS for _, name in names(path) if name.startswith("test_")]
+    assert [one for one in found if PERSONS.search(one[1].replace("_", " "))] == []
 
 
 def test_replaced_names_do_not_come_back() -> None:

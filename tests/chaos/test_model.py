@@ -123,7 +123,7 @@ def test_a_row_whose_logits_are_no_numbers_fails_alone(server, undisturbed):
     assert server.logged("logits are not finite")
 
 
-def test_steps_shrink_when_the_device_has_no_memory_for_them_and_nobody_is_blamed(server, undisturbed):
+def test_steps_shrink_when_the_device_has_no_memory_for_them_and_no_request_is_blamed(server, undisturbed):
     before = server.wait_until_idle()
     bodies = [one | {"seed": int(Mark.NO_MEMORY)} if number == CULPRIT else one for number, one in enumerate(BODIES)]
     heard = asyncio.run(stream_all(server.url, bodies))

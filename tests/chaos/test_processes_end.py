@@ -63,7 +63,7 @@ def test_a_request_that_comes_while_its_worker_does_not_get_to_run_is_answered(s
         assert client.sock.recv(1) == b"", "it is kept for ever"
 
 
-def test_a_server_that_is_paused_and_goes_on_ends_nobody(serve):
+def test_a_server_that_is_paused_and_goes_on_ends_no_process(serve):
     """As containers are. Every process finds out that time has passed, and not that another one is stuck."""
     server = serve(engine={"step_s": 0.01}, settings={"restart_after_s": 3.0, "worker_restart_after_s": 3.0})
     asking = Asking(server, [body(n, max_tokens=100) for n in range(8)])

@@ -1,4 +1,4 @@
-"""What the tests of clients showed, and docs/clients.md, which says so."""
+"""Results of the tests of clients, and docs/clients.md, which shows them."""
 
 import ast
 from typing import NamedTuple

@@ -123,9 +123,9 @@ SCHEDULING_MUTANTS = (
         "if self.focus is not None:",
         "if False:",
     ),
-    Mutant("who runs out of focus goes on", SCHEDULER, "if sequence not in chosen:", "if False:"),
+    Mutant("a sequence that loses the focus goes on", SCHEDULER, "if sequence not in chosen:", "if False:"),
     # Bursts
-    Mutant("a burst runs past those who could join", PLANNER, "if queue and running.has_free_slot", "if False"),
+    Mutant("a burst runs past sequences that could join", PLANNER, "if queue and running.has_free_slot", "if False"),
     Mutant(
         "a burst does not wait for prompts",
         PLANNER,
@@ -150,13 +150,15 @@ SCHEDULING_MUTANTS = (
         "if failed is not None and not (0 and",
     ),
     Mutant("the queue has no bound", QUEUE, "if len(self) + num_kept + request.samples <= most:", "if True:"),
-    Mutant("nobody's place is kept", QUEUE, "self._reservations.num_kept_from(client)", "0"),
+    Mutant("no place is kept", QUEUE, "self._reservations.num_kept_from(client)", "0"),
     Mutant("an empty line keeps places", QUEUE, "num_kept_from(client) if len(self) else 0", "num_kept_from(client)"),
-    Mutant("who is let in keeps its reservation", QUEUE, "self._reservations.admitted(client)", "pass"),
+    Mutant("an admitted client keeps its reservation", QUEUE, "self._reservations.admitted(client)", "pass"),
     Mutant("everybody is told the same time", RESERVATIONS, "self._last_due_s + apart_s)", "0.0)"),
     Mutant("too many are told to come together", RESERVATIONS, "TOGETHER_S = 1.25", "TOGETHER_S = 1.0"),
-    Mutant("who comes back early gets another time", RESERVATIONS, "own is not None and own.due_s > now:", "False:"),
-    Mutant("who comes back has no place", RESERVATIONS, "if own is not None and own.due_s <= now <=", "if 1 <"),
+    Mutant(
+        "a client that returns early gets another time", RESERVATIONS, "own is not None and own.due_s > now:", "False:"
+    ),
+    Mutant("a client that returns has no place", RESERVATIONS, "if own is not None and own.due_s <= now <=", "if 1 <"),
     Mutant("places are kept too late", RESERVATIONS, "reservation.due_s > now + LEAD_S:", "reservation.due_s > now:"),
     Mutant("no-shows are kept for ever", RESERVATIONS, "self._by_client.popitem(last=False)", "break"),
     Mutant("a crowd fills the memory", RESERVATIONS, "if len(self._by_client) < MAX_RESERVATIONS:", "if True:"),

@@ -1,4 +1,4 @@
-"""Who is let in, who waits, for how long, and who is refused."""
+"""Admission: requests that are admitted, that wait and for how long, and that are refused."""
 
 import pytest
 
@@ -34,7 +34,7 @@ def test_the_queue_has_a_bound_and_says_when_to_retry():
     assert refused.value.retry_after_s > 10, "the measured rate is not used"
 
 
-def test_a_place_is_kept_for_who_comes_back_as_told_and_none_where_nobody_waits():
+def test_a_place_is_kept_for_a_client_that_retries_on_time_and_none_where_no_client_waits():
     now = [0.0]
     harness = Harness(limits(max_batch_size=1, max_queued=4), clock=lambda: now[0])
     for request_id in range(4):
@@ -204,7 +204,7 @@ def test_only_the_requests_in_focus_run():
     harness.run()
 
 
-def test_nobody_is_admitted_past_a_prefill_that_is_short_of_pages():
+def test_no_sequence_is_admitted_past_a_prefill_that_is_short_of_pages():
     harness = Harness(limits(num_pages=11, max_sequence_tokens=40, max_batch_prefill_tokens=2))
     decode = request(1, prompt=(1, 2, 3), max_tokens=33)
     harness.add(decode)
@@ -220,7 +220,7 @@ def test_nobody_is_admitted_past_a_prefill_that_is_short_of_pages():
     assert list(harness.finished) == [(1, 0), (2, 0), (3, 0)]
 
 
-def test_nobody_takes_the_pages_that_the_rest_of_a_prompt_needs():
+def test_no_sequence_takes_the_pages_that_the_rest_of_a_prompt_needs():
     harness = Harness(limits(num_pages=9, max_sequence_tokens=32))
     harness.add(request(1, prompt=tuple(range(28)), max_tokens=2))
     harness.add(request(2, prompt=(40, 41, 42, 43), max_tokens=1))
@@ -252,7 +252,7 @@ def test_a_preempted_sequence_does_not_lose_its_place_to_the_queue_timeout():
         assert harness.tokens[one.request_id, 0] == expected_tokens(one)
 
 
-def test_nobody_starts_where_the_next_page_of_another_would_end_it():
+def test_no_sequence_starts_where_the_next_page_of_another_would_end_it():
     harness = Harness(limits(num_pages=9, max_sequence_tokens=32))
     harness.add(request(1, prompt=(1, 2, 3), max_tokens=6))
     harness.step()

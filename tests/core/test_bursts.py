@@ -10,7 +10,7 @@ def lengths(plan) -> list[int]:
     return [chunk.length for chunk in plan.chunks]
 
 
-def test_decodes_get_several_tokens_while_nobody_waits():
+def test_decodes_get_several_tokens_while_no_sequence_waits():
     harness = Harness(limits(max_burst=4))
     asked = request(1, max_tokens=9)
     harness.add(asked)
@@ -30,7 +30,7 @@ def test_no_more_tokens_are_planned_than_a_request_may_have():
     assert lengths(harness.plan()) == [3, 4]
 
 
-def test_whoever_waits_for_a_free_slot_joins_in_the_next_step():
+def test_a_sequence_that_waits_for_a_free_slot_joins_in_the_next_step():
     harness = Harness(limits(max_burst=4))
     harness.add(request(1, max_tokens=30))
     harness.step()
@@ -40,7 +40,7 @@ def test_whoever_waits_for_a_free_slot_joins_in_the_next_step():
     assert len(plan.started) == 1
 
 
-def test_those_who_wait_for_a_slot_do_not_hold_up_the_others():
+def test_sequences_that_wait_for_a_slot_do_not_hold_up_the_others():
     harness = Harness(limits(max_burst=4, max_batch_size=1))
     harness.add(request(1, max_tokens=30))
     harness.add(request(2, max_tokens=30))
@@ -83,7 +83,7 @@ def test_a_plan_names_the_chunks_that_sample_under_a_grammar():
     ]
 
 
-def test_whoever_knows_how_long_steps_take_can_forbid_it():
+def test_the_step_budget_can_forbid_bursts():
     harness = Harness(limits(max_burst=4))
     harness.add(request(1, max_tokens=30))
     harness.scheduler.budget.burst = 1
@@ -127,7 +127,7 @@ def test_a_row_that_fails_in_the_middle_has_failed():
     assert harness.scheduler.stats().free_pages + harness.scheduler.stats().cached_pages == 32
 
 
-def test_nobody_loses_its_slot_for_tokens_that_could_come_later():
+def test_no_sequence_loses_its_slot_for_tokens_that_could_come_later():
     """Two sequences, and a page short of what two bursts would take."""
     harness = Harness(limits(max_burst=4, num_pages=4))
     harness.add(request(1, prompt=(1, 2, 3), max_tokens=3))

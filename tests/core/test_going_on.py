@@ -36,7 +36,7 @@ def test_what_was_generated_before_and_after_is_what_one_engine_generates(data, 
         assert (key in harness.finished) == (at is not None)
 
 
-def test_who_was_let_in_once_is_not_refused_when_the_queue_is_full():
+def test_a_request_that_was_admitted_once_is_not_refused_when_the_queue_is_full():
     harness = Harness(limits(max_queued=1, max_batch_size=1))
     for number in range(3):
         harness.scheduler.add(request(number), so_far=[[]])

@@ -1,4 +1,4 @@
-"""What each step holds, case by case. The random interleavings are in test_schedules.py."""
+"""The contents of each step, case by case. The random interleavings are in test_schedules.py."""
 
 import pytest
 

@@ -254,7 +254,7 @@ TestSchedules = Schedules.TestCase
 
 
 @given(setup=setups(), seed=st.integers(0, 2**32))
-def test_a_crowded_engine_answers_everyone_as_if_alone(setup, seed):
+def test_a_crowded_engine_answers_every_request_as_if_it_ran_by_itself(setup, seed):
     """More requests than pages and slots for all of them, so that eviction and preemption are the rule."""
     machine, chance = Schedules(), random.Random(seed)
     machine.start(setup)

@@ -1,4 +1,4 @@
-"""What sequences share: pages of equal prefixes, and the work of computing them."""
+"""Sharing between sequences: pages of equal prefixes, and the work of computing them."""
 
 import pytest
 

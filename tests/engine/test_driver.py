@@ -167,7 +167,7 @@ def test_a_poisoned_request_fails_alone_through_the_driver(make_driver):
     assert client.ended[requests[3].request_id].kind == "generation"
 
 
-def test_an_error_nobody_expected_reaches_every_request_and_those_to_come(make_driver):
+def test_an_unexpected_error_reaches_every_request_and_those_to_come(make_driver):
     """A defect in the scheduler itself, here an executor that answers with a step that was never planned."""
 
     class WrongStep(FakeExecutor):

@@ -104,7 +104,7 @@ def test_any_number_of_culprits_is_found_whatever_the_schedule(culprits, after, 
 
 
 @pytest.mark.parametrize("hiccup_at", range(1, 25))
-def test_a_passing_fault_in_the_middle_of_a_search_harms_nobody_else(hiccup_at):
+def test_a_passing_fault_in_the_middle_of_a_search_ends_no_other_request(hiccup_at):
     poison, steps = poisoned(), []
 
     def fault(plan: StepPlan, prompts: list[tuple[int, ...]]) -> None:
@@ -120,7 +120,7 @@ def test_a_passing_fault_in_the_middle_of_a_search_harms_nobody_else(hiccup_at):
     rig.check_survivors(2)
 
 
-def test_a_fault_that_does_not_return_costs_nobody_anything():
+def test_a_fault_that_does_not_return_ends_no_request():
     failed = []
 
     def once(plan: StepPlan, prompts: list[tuple[int, ...]]) -> None:
@@ -153,7 +153,7 @@ def test_a_fault_that_follows_no_request_ends_in_an_engine_error(count, caplog):
     assert rig.executor.num_resets < 10
 
 
-def test_when_only_decodes_fail_everyone_is_told_something_within_bounds():
+def test_when_only_decodes_fail_every_request_ends_within_bounds():
     def decodes(plan: StepPlan, prompts: list[tuple[int, ...]]) -> None:
         if any(chunk.kind is Kind.DECODE for chunk in plan.chunks):
             raise DeviceError("no decode works")
@@ -258,7 +258,7 @@ def short_of_memory(num_tokens: int) -> Fault:
 
 @pytest.mark.parametrize("where", ["at_submit", "at_result"])
 @pytest.mark.parametrize("room", [1, 3, 7, 20])
-def test_steps_shrink_when_memory_is_short_and_nobody_is_blamed(where, room):
+def test_steps_shrink_when_memory_is_short_and_no_request_is_blamed(where, room):
     rig = Rig(**{where: short_of_memory(room)})
     for index in range(12):
         rig.add(request(index, prompt=tuple(range(index + 1, index + 20)), max_tokens=12, samples=1 + index % 2))

@@ -1,4 +1,4 @@
-"""What requests with `timings` hear of their way through the engine."""
+"""Timings of requests in the engine."""
 
 from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
@@ -85,7 +85,7 @@ def test_every_request_hears_how_long_it_waited_since_it_was_sent():
     assert turns.queue_s == {first: 0, second: 4.5}
 
 
-def test_a_prompt_that_is_cut_tells_its_chunks_and_who_waits_behind_it_the_budget():
+def test_a_prompt_that_is_cut_reports_its_chunks_and_the_next_one_waits_for_the_budget():
     turns = Turns(max_batch_prefill_tokens=3, max_step_tokens=16, page_size=4, num_pages=50)
     long = turns.ask(1, list(range(1, 11)), 2, timings=True)
     short = turns.ask(2, [11, 12], 2, timings=True)

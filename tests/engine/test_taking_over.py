@@ -105,7 +105,7 @@ class Dies:
 
 @given(at=st.sets(st.integers(1, 60), max_size=2), lookahead=st.integers(0, 2), samples=st.integers(1, 3))
 @settings(max_examples=60)
-def test_engines_that_end_at_any_step_cost_nobody_a_token(at, lookahead, samples):
+def test_engines_that_end_at_any_step_lose_no_token(at, lookahead, samples):
     succession = Succession(Dies(at), lookahead)
     succession.run([request(n, prompt=(n, 1, 2), max_tokens=15, samples=samples, seed=n) for n in range(1, 13)])
     succession.check()

@@ -1,4 +1,4 @@
-"""How layers are divided into page groups, and the arrays that follow from it."""
+"""The division of layers into page groups, and the arrays that follow from it."""
 
 from collections import Counter
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What is compiled: pages that stay where they are, and serving that begins before everything is ready."""
+"""The compiled programs: pages that stay where they are, and serving that begins before everything is ready."""
 
 import re
 from dataclasses import replace
@@ -131,7 +131,7 @@ def test_the_test_of_copies_notices_one(executor: JaxExecutor) -> None:
     assert kept.memory_analysis().alias_size_in_bytes == 0
 
 
-def test_sampling_does_what_nobody_may_ask_for_inside_conditions(executor: JaxExecutor) -> None:
+def test_sampling_features_that_no_row_may_need_are_inside_conditions(executor: JaxExecutor) -> None:
     """As it was optimised: what is outside of them is paid for by every step."""
     program: Any = executor.programs.sample(4, Features(*[False] * 5))[1]
     text = program.as_text()

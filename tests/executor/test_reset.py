@@ -18,7 +18,7 @@ POISON = 299
 
 @pytest.mark.parametrize("where", ["submit", "result"])
 @pytest.mark.parametrize("lookahead", [0, 1, 2])
-def test_a_passing_fault_changes_nobodys_answer(llama: Rig, where: Literal["submit", "result"], lookahead: int) -> None:
+def test_a_passing_fault_changes_no_answer(llama: Rig, where: Literal["submit", "result"], lookahead: int) -> None:
     requests = workload(llama, 16, seed=40)
     executor = FaultyExecutor(llama.executor, lambda plan: plan.step in (3, 9), where)
     run = llama.run(requests, executor=executor, lookahead=lookahead)

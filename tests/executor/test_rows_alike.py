@@ -1,4 +1,4 @@
-"""What a sequence computes does not depend on its neighbours, nor on how its prompt is cut: bit by bit on a CPU."""
+"""The numbers of a sequence do not depend on its neighbours, nor on how its prompt is cut: bit by bit on a CPU."""
 
 from dataclasses import replace
 from typing import Any

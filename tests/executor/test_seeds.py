@@ -1,4 +1,4 @@
-"""What a request draws depends on its seed and on nothing around it."""
+"""The tokens that a request draws depend on its seed and on nothing around it."""
 
 from typing import Any
 

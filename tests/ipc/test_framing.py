@@ -1,4 +1,4 @@
-"""Whatever bytes come, the wire's two ends say what they are or that they are nothing; and what is sent arrives."""
+"""Both ends of a connection decode any bytes or refuse them, and every message arrives."""
 
 import asyncio
 import struct
@@ -193,7 +193,7 @@ def front_end_hears(sent: list[bytes]) -> None:
 
 @given(st.lists(nonsense, min_size=1, max_size=4))
 @settings(max_examples=200)
-def test_an_engine_drops_who_sends_nonsense_and_raises_nothing(sent):
+def test_an_engine_drops_a_connection_that_sends_nonsense_and_raises_nothing(sent):
     engine_hears(sent)
 
 

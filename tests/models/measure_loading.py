@@ -1,4 +1,4 @@
-"""How much memory loading takes, in a process of its own: python -m tests.models.measure_loading FOLDER DTYPE"""
+"""Measures the memory that loading takes, in its own process: python -m tests.models.measure_loading FOLDER DTYPE"""
 
 import json
 import sys

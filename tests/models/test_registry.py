@@ -1,4 +1,4 @@
-"""What a config alone decides: which model it is, and whether Quire can run it."""
+"""The choice of a model by its config, and refusals of configs that Quire cannot run."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What configs say about rope, in every spelling. The angles themselves are compared with transformers."""
+"""Rope in configs, in every spelling. The angles themselves are compared with transformers."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Where a kernel cuts logits against sorts in numpy, and against XLA; interpreted where there is no GPU."""
+"""The cuts of a kernel compared with sorts in numpy, and with XLA; interpreted where there is no GPU."""
 
 from functools import partial
 from itertools import product

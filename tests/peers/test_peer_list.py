@@ -1,4 +1,4 @@
-"""Which peer is asked: those that work, the least busy, by the beginning of the prompt."""
+"""The choice of a peer: those that work, the least busy, by the beginning of the prompt."""
 
 from quire.peers.peer_list import LONGEST_PAUSE_S, PeerList
 

@@ -1,4 +1,4 @@
-"""How long an event loop's thread computes before it looks at its sockets again."""
+"""Measures how long an event loop computes before it looks at its sockets again."""
 
 import asyncio
 import selectors

@@ -1,4 +1,4 @@
-"""Whatever is sent, the answer is a 4xx that says what is wrong."""
+"""Any wrong input gets a 4xx that names the fault."""
 
 import json
 

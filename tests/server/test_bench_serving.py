@@ -151,7 +151,7 @@ def test_a_stream_that_breaks_off_is_an_error():
     assert len(result.arrivals_s) == result.output_tokens == 1
 
 
-def test_nobody_at_the_address_is_said_in_a_line():
+def test_a_server_that_is_not_there_is_reported_in_a_line():
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
     with pytest.raises(QuireError, match="cannot be reached"):

@@ -1,4 +1,4 @@
-"""When an engine is called stuck, and when it is only slow."""
+"""Stuck engines, and engines that are only slow."""
 
 import msgspec
 import pytest

@@ -170,7 +170,7 @@ def test_a_check_of_the_device_that_hangs_is_told_to_the_supervisor_and_to_front
     asyncio.run(run())
 
 
-def test_whoever_sends_nonsense_is_dropped_and_others_go_on(tmp_path):
+def test_a_front_end_that_sends_nonsense_is_dropped_and_others_go_on(tmp_path):
     async def run() -> None:
         async with running(tmp_path / "engine"):
             front = await Front().join(tmp_path / "engine")
@@ -190,7 +190,7 @@ def test_whoever_sends_nonsense_is_dropped_and_others_go_on(tmp_path):
     asyncio.run(run())
 
 
-def test_stopping_tells_those_who_wait(tmp_path):
+def test_stopping_fails_the_requests_that_wait(tmp_path):
     async def run() -> None:
         async with running(tmp_path / "engine", build_slowly):
             front = await Front().join(tmp_path / "engine")
@@ -203,7 +203,7 @@ def test_stopping_tells_those_who_wait(tmp_path):
     asyncio.run(run())
 
 
-def test_why_an_engine_cannot_be_made_is_told_also_to_those_who_come_later(tmp_path):
+def test_front_ends_that_connect_later_also_get_the_reason_why_an_engine_cannot_be_built(tmp_path):
     def refuse(describe: Callable[[Described], None]) -> Engine:
         raise UnsupportedModel("too many heads")
 

@@ -49,7 +49,7 @@ def test_identical_grammars_are_asked_about_once() -> None:
     run(work)
 
 
-def test_a_wrong_grammar_is_refused_to_everyone_that_has_it() -> None:
+def test_a_wrong_grammar_is_refused_to_every_request_that_has_it() -> None:
     async def work(check: GrammarCheck) -> None:
         asked = (check.refuse_what_cannot_be_followed(f"n{number}", regex("(a")) for number in range(5))
         for number, fault in enumerate(await asyncio.gather(*asked, return_exceptions=True)):

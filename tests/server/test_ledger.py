@@ -1,4 +1,4 @@
-"""Where the time of a request went, for those who ask."""
+"""The `timings` of requests."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""What is logged, and what never is."""
+"""Log lines, and what is never logged."""
 
 import json
 import logging

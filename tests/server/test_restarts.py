@@ -1,4 +1,4 @@
-"""How often, and how soon, a process is started again."""
+"""The number and the delays of restarts."""
 
 from itertools import pairwise
 

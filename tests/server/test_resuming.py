@@ -1,4 +1,4 @@
-"""What a front end remembers when its engine ends, and what it asks the next one for."""
+"""A front end keeps its requests when an engine ends, and resubmits them to the next one."""
 
 import threading
 import time

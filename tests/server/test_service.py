@@ -71,7 +71,7 @@ def test_a_client_that_leaves_while_it_waits_is_taken_off_the_queue(make_server,
     running.close()
 
 
-def test_a_client_that_does_not_read_slows_nobody_and_is_bounded(make_server):
+def test_a_client_that_does_not_read_slows_no_other_and_is_bounded(make_server):
     # Chunks repeat the model's name, so with a long one few of them fill every buffer on the way.
     model = replace(served_model(), name="m" * 8000)
     server = make_server(settings=ServerSettings(max_buffered_tokens=200), model=model, max_batch_size=17)
@@ -96,7 +96,7 @@ def test_more_requests_than_may_be_open_are_refused_with_a_time(make_server, gat
     first.close()
 
 
-def test_who_comes_back_as_told_has_a_place_among_the_requests_that_may_be_open(make_server):
+def test_a_client_that_retries_on_time_has_a_place_among_the_open_requests(make_server):
     """Although others, who were told the same, do not stop asking."""
     settings = ServerSettings(max_concurrent_requests=32)
     server = make_server(before_result=lambda *_: time.sleep(0.01), settings=settings, max_batch_size=32)

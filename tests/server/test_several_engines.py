@@ -55,7 +55,7 @@ def test_an_engine_that_comes_back_is_told_when_all_that_come_back_have_come():
 
 
 @in_loop
-def test_a_request_at_whose_side_two_engines_ended_waits_for_the_second():
+def test_a_request_that_was_with_two_engines_when_they_ended_waits_for_the_second():
     """The second engine searches for the request at fault. A third one is not risked."""
     worker = Worker(3)
     stream = worker.ask()

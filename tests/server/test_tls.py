@@ -135,7 +135,7 @@ def hello(certificate: Certificate) -> bytes:
     return sent.read()
 
 
-def test_handshakes_that_never_end_are_cut_off_and_keep_nobody_from_being_served(model_folder, certificate):
+def test_handshakes_that_never_end_are_cut_off_and_hold_up_no_other_client(model_folder, certificate):
     certified = [f"ssl_certfile={certificate.certfile}", f"ssl_keyfile={certificate.keyfile}"]
     served = Served(model_folder, "ssl_handshake_s=2", *certified).wait()
     try:

@@ -1,4 +1,4 @@
-"""How long a step may take before its engine is ended, and how long a process may say nothing."""
+"""Limits of the time of a step, and of the silence of a process."""
 
 import asyncio
 import socket

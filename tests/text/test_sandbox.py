@@ -1,4 +1,4 @@
-"""What a hostile template can reach, and how much it can do: nothing, and not much."""
+"""A hostile template reaches nothing, and its work is bounded."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How models write calls, and how calls are found in what they write."""
+"""The formats of calls, and the parser that finds them."""
 
 import json
 
