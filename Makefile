@@ -19,10 +19,10 @@ $(BIN)/python:
 $(VENV)/.run: pyproject.toml | $(BIN)/python
 	@echo "Installing Quire and its dependencies into $(VENV), once: about 150 MB are fetched unless pip has them."
 	$(BIN)/python -m pip install --disable-pip-version-check --no-compile -e .
-	@echo "Compiling the Python files in $(VENV) on every core, which pip does on one and without a word."
+	@echo "Compiling the Python files in $(VENV) on every core, which pip does on one core and silently."
 	@$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true
 	@touch $@
-# A client that pins a huggingface_hub of years ago, which what the tests use of it does not need.
+# A client that pins a very old huggingface_hub; the tests use parts of it that do not need that version.
 OLD_CLIENT := $(BIN)/python -m pip install -q --no-deps text-generation==0.7.0
 $(VENV)/.test: pyproject.toml | $(BIN)/python
 	$(BIN)/python -m pip install -q -e '.[test]'
@@ -74,10 +74,10 @@ test-clients: $(VENV)/.test  ## real clients against the default model, and docs
 test-routers: $(VENV)/.test  ## two servers behind sglang-router and vllm-router
 	$(BIN)/python -m tests.routers.run $(ARGS)
 
-test-peers: $(VENV)/.test  ## a prefill and a decode server, killed, stopped and with other weights
+test-peers: $(VENV)/.test  ## a prefill and a decode server that are killed, stopped or have other weights
 	QUIRE_PEERS_TESTS=long $(BIN)/python -m pytest -n 0 tests/peers $(ARGS)
 
-test-ray: .venv-ray/.installed  ## Quire as an application of Ray Serve, on a cluster of one machine
+test-ray: .venv-ray/.installed  ## Ray Serve, on a cluster of one machine
 	QUIRE_RAY=1 .venv-ray/bin/python -m pytest -n 0 -W ignore tests/ray $(ARGS)
 
 .venv-ray/.installed: pyproject.toml
@@ -85,7 +85,7 @@ test-ray: .venv-ray/.installed  ## Quire as an application of Ray Serve, on a cl
 	.venv-ray/bin/python -m pip install -q -e '.[test,ray]'
 	@touch $@
 
-check-deploy: .venv-deploy/.installed  ## the Dockerfile by hadolint, the manifests by Kustomize and Kubernetes' schemas
+check-deploy: .venv-deploy/.installed  ## check the Dockerfile with hadolint, the manifests with Kustomize and Kubernetes' schemas
 	.venv-deploy/bin/python deploy/check.py
 
 .venv-deploy/.installed:
@@ -101,7 +101,7 @@ chaos: $(VENV)/.test  ## random faults against a real server, every token checke
 	QUIRE_CHAOS=long $(BIN)/python -m pytest -n 0 tests/chaos/test_model.py tests/chaos/test_engine_ends.py tests/chaos/test_several_engines.py
 	$(BIN)/python -m tests.chaos.storm --seed $(or $(SEED),1) --duration $(or $(DURATION),300) --engine $(or $(ENGINE),fake) $(ARGS)
 
-soak: $(VENV)/.test  ## load for hours, and whether anything grows (DURATION= seconds)
+soak: $(VENV)/.test  ## load for hours; fails if memory, files or threads grow (DURATION= seconds)
 	$(BIN)/python -m tests.chaos.soak --duration $(or $(DURATION),3600) $(ARGS)
 
 ##@ Develop
@@ -118,7 +118,7 @@ format: $(VENV)/.dev  ## format the code
 docs: $(VENV)/.docs  ## build the documentation's site into site/; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
-docs-serve: $(VENV)/.docs  ## the site on http://127.0.0.1:8001, built anew while you write
+docs-serve: $(VENV)/.docs  ## the site on http://127.0.0.1:8001, rebuilt while you write
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs serve --dev-addr 127.0.0.1:8001
 
 docs-reference: $(VENV)/.test  ## write the pages of settings and metrics from the code
@@ -137,8 +137,8 @@ $(VENV)/.dist: pyproject.toml | $(BIN)/python
 test-dist: dist  ## the wheel in an environment of its own, served without a compiler
 	$(BIN)/python -m tests.dist.run dist/*.whl $(ARGS)
 
-bench: $(VENV)/.run  ## what the scheduler costs per row
+bench: $(VENV)/.run  ## measure the scheduler's cost per row
 	$(BIN)/python bench/host_overhead.py $(ARGS)
 
-clean:  ## remove the environments and what tools left behind
+clean:  ## remove the environments and the files of tools
 	rm -rf $(VENV) dist .venv-clients .venv-routers .venv-ray .venv-deploy .pytest_cache .mypy_cache .ruff_cache .hypothesis build site *.egg-info

@@ -72,6 +72,15 @@ def test_the_names_that_contributing_mentions_are_in_the_code() -> None:
     assert {name for name in names if name.partition("(")[0].rpartition(".")[2] not in code()} == set()
 
 
+def test_the_numbers_that_the_readme_compares_are_those_of_the_performance_page() -> None:
+    rows = re.findall(r"^\| (?:H200|CPU), [^\n]*$", (ROOT / "README.md").read_text(encoding="utf-8"), re.MULTILINE)
+    cells = [re.sub(r"\]\([^)]*\)", "]", row.split("|", 2)[2]) for row in rows]
+    numbers = {number for row in cells for number in re.findall(r"\d[\d,.]*\d", row)} - {"8_0"}
+    assert len(rows) >= 5
+    page = (ROOT / "docs/performance.md").read_text(encoding="utf-8")
+    assert {number for number in numbers if not re.search(rf"(?<![\d.,]){re.escape(number)}(?![\d])", page)} == set()
+
+
 def test_a_name_that_does_not_exist_is_found_out() -> None:
     assert not exists("quire/core/nothing.py")
     assert "test_nothing_of_the_kind" not in names_of_tests()
