@@ -1,6 +1,6 @@
 """`make test-dist`: a wheel in an environment of its own serves without a compiler, from the library that it brings.
 
-    python -m tests.dist.run dist/quire-*.whl
+python -m tests.dist.run dist/quire-*.whl
 """
 
 import json
@@ -23,7 +23,9 @@ COMPILERS = re.compile(r"(.*-)?(g\+\+|clang\+\+|c\+\+|gcc|clang|cc)(-[\d.]+)?")
 def completion() -> str | None:
     """The server's answer, or None while it starts."""
     body = json.dumps({"prompt": "The sky is", "max_tokens": 4}).encode()
-    asked = urllib.request.Request(f"http://127.0.0.1:{PORT}/v1/completions", body, {"content-type": "application/json"})
+    asked = urllib.request.Request(
+        f"http://127.0.0.1:{PORT}/v1/completions", body, {"content-type": "application/json"}
+    )
     try:
         with urllib.request.urlopen(asked, timeout=WAIT_S) as answer:
             return str(json.load(answer)["choices"][0]["text"])

@@ -16,7 +16,7 @@ from quire.ipc.messages import (
     Counts,
     Event,
     Failed,
-    Others,
+    OtherFrontEnds,
     Progress,
     PromptBlocks,
     Started,
@@ -185,7 +185,7 @@ class Service:
                 steps += self._begin_spans(message)
             elif isinstance(message, Stats):
                 self.engines.on_stats(engine, message, now)
-            elif isinstance(message, Others):
+            elif isinstance(message, OtherFrontEnds):
                 self.engines[engine].others = message.counts
             elif isinstance(message, PromptBlocks):
                 self.engines.sent_by_another(engine, message.blocks)
