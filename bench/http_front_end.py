@@ -25,7 +25,7 @@ from quire.core.plan import StepPlan, StepResult
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.ipc.messages import Described
-from quire.server.processes.serve import serve_engine
+from quire.server.processes.serve import serve_engines
 from quire.server.settings import ServerSettings
 
 START_S = 30.0
@@ -98,7 +98,7 @@ def run_server(pipe: Any, engine: FreeEngine, workers: int) -> None:
     settings = ServerSettings(
         port=0, http_workers=workers, max_concurrent_requests=4 * engine.streams, log_level="warn"
     )
-    serve_engine(engine, settings, announce=pipe.send)
+    serve_engines([engine], settings, announce=pipe.send)
 
 
 def cpu_s(pids: list[int]) -> float:

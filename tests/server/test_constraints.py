@@ -96,7 +96,7 @@ REFUSED = [
     ({"structured_outputs": {"structural_tag": "{}"}}, "structural tags are not supported"),
     ({"structured_outputs": {"other": 1}}, "structured_outputs.other is no field of it"),
     ({"structured_outputs": {}}, "structured_outputs has no constraint"),
-    ({"structured_outputs": {"regex": "a", "whitespace_pattern": "b"}}, "an option about blanks"),
+    ({"structured_outputs": {"regex": "a", "whitespace_pattern": "b"}}, "an option about whitespace"),
     ({"structured_outputs": {"regex": 3}}, "structured_outputs.regex is 3"),
     ({"structured_outputs": {"choice": []}}, "structured_outputs.choice is []"),
     ({"guided_choice": ["a" * 11_000]}, "guided_choice has texts of 11000 characters"),

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.server.api.anthropic.blocks import BlockEvents, added_up, complete_object
+from quire.server.api.anthropic.blocks import BlockEvents, merge_events, complete_object
 from quire.server.api.anthropic.conversation import TurnBuilder
 from quire.server.api.anthropic.responses import TextBlock, ThinkingBlock, ToolUseBlock
 from quire.text.answer_parts import PLAIN, CallArguments, CallBegins, Piece, Reasoning
@@ -68,7 +68,7 @@ def blocks_of(pieces: list[Piece], **options: bool) -> list:
         if event["type"] == "content_block_stop":
             open_block = None
     assert open_block is None
-    return added_up(found)
+    return merge_events(found)
 
 
 @given(wanted=parts, cuts=st.lists(st.integers(1, 4), max_size=5))

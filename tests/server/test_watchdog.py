@@ -75,7 +75,7 @@ def say_nothing(line: socket.socket) -> None:
 
 def test_a_process_that_does_not_get_up_is_ended_unless_it_is_the_first():
     async def run(starting: Silence | None) -> str:
-        child = await Child("quire-silent", say_nothing, lambda line: (line,)).hold()
+        child = await Child("quire-silent", say_nothing, lambda line: (line,)).connected()
         async with watching(child, Silence("it", 0.1), starting):
             done, _ = await asyncio.wait({asyncio.create_task(child.ended.wait())}, timeout=WAIT_S if starting else 1)
         assert bool(done) is (starting is not None)
