@@ -53,7 +53,7 @@ def folder_key(deployment: Deployment) -> str:
 
 
 def folder_contents(deployment: Deployment, settings: FolderSettings) -> str:
-    """What the folder holds, in words."""
+    """A description of the folder's contents."""
     root = settings.cache_folder
     assert isinstance(root, Path)
     page_size, groups = deployment.limits.page_size, len(deployment.limits.page_groups)

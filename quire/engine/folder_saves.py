@@ -17,7 +17,7 @@ from quire.request import Request
 
 log = logging.getLogger(__name__)
 
-MAX_WAITING = 64  # prompts whose pages are to be written; no more are remembered
+MAX_WAITING = 64  # prompts with pages to write; no more are remembered
 PIECE_BYTES = 32 * 2**20  # of pages that are copied from the device at a time, or one page where that is larger
 SCAN_S = 60.0  # between two looks at the files of others
 PAUSE_S = 60.0  # without writing, after a file could not be written

@@ -59,7 +59,7 @@ class FolderRead:
 
 
 class FolderWait:
-    """Implements `Arriving` for a request whose next pages another one reads."""
+    """Implements `Arriving` for a request that waits for pages another one reads."""
 
     begins_again = True
 

@@ -228,7 +228,7 @@ class Compiler:
         return self._compile_packed(step, sum(sizes(shape, self.shapes)), places, self._options(shape))
 
     def _options(self, shape: StepShape) -> Options:
-        """Of the compiler, for products of so many rows."""
+        """Options of the compiler, for products of this many rows."""
         if jax.default_backend() != "gpu" or (self._has_codes and shape.tokens <= FEW_ROWS):
             return {}
         if not shape.decodes_only:

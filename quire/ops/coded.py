@@ -130,7 +130,7 @@ class Coded:
 
     @property
     def widened_bytes(self) -> int:
-        """Of the float32 copy that a product makes, at most."""
+        """Bytes of the float32 copy that a product makes, at most."""
         if self._multiplies_codes and not self.is_of_experts:
             return 0
         numbers = prod(self.shape)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.server.api.anthropic.blocks import BlockEvents, merge_events, complete_object
+from quire.server.api.anthropic.blocks import BlockEvents, complete_object, merge_events
 from quire.server.api.anthropic.conversation import TurnBuilder
 from quire.server.api.anthropic.responses import TextBlock, ThinkingBlock, ToolUseBlock
 from quire.text.answer_parts import PLAIN, CallArguments, CallBegins, Piece, Reasoning
