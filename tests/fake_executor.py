@@ -132,8 +132,11 @@ class FakeExecutor:
         page_groups: Sequence[int | None] = (None,),
         guess_percent: int | None = None,
         num_host_pages: int = 0,
+        has_slot_state: bool = False,
     ) -> None:
-        """`guess_percent` of guesses are right; None where plans have none, and every start is exact."""
+        """`guess_percent` of guesses are right; None where plans have none, and every start is exact. `has_slot_state`:
+        slots have state that each token changes, beside pages."""
+        self._has_slot_state = has_slot_state
         self._guess_percent = guess_percent
         self.platform, self.num_late, self.num_padding_tokens = "cpu", 0, 0
         self._num_pages = num_pages
@@ -299,6 +302,7 @@ class FakeExecutor:
         begins = slot.length is None
         if slot.length is None:
             slot.length = chunk.start
+            assert not chunk.start or not self._has_slot_state, "a slot begins without the state of the tokens before"
         elif self._guess_percent is not None and chunk.kind in (Kind.DECODE, Kind.VERIFY):
             assert chunk.start >= slot.length, f"the slot has {slot.length} positions, the most are {chunk.start}"
             chunk = chunk._replace(start=slot.length)

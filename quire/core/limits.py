@@ -36,6 +36,9 @@ class Limits:
     max_guesses: int = 0  # of a sequence's next tokens, in one step; 0: none is guessed
     # By page group: the last positions that its layers read, the position itself included; None for all positions.
     page_groups: tuple[int | None, ...] = (None,)
+    # Snapshots of the state that slots have beside their pages, which the tokens before a position make: a prefix is
+    # reused up to one. None where slots have no such state, and pages are all that a prefix takes.
+    snapshots: int | None = None
     host_pages: int = 0  # of host memory, behind the prefix cache
     max_page_saves: int = 64  # pages that a step copies to the host
     max_page_restores: int = 16  # and from it; a page of tokens at least
@@ -71,6 +74,8 @@ class Limits:
             )
         if self.host_pages and not self.prefix_caching:
             raise ValueError("host_pages needs prefix_caching")
+        if self.snapshots is not None and (self.snapshots or self.max_guesses or self.host_pages):
+            raise ValueError("slots with state have no snapshots, no guesses and no host pages")
         if self.waiting_served_ratio < 0 or self.max_waiting_tokens < 0:
             raise ValueError("waiting_served_ratio and max_waiting_tokens must be at least 0")
 

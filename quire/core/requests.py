@@ -57,10 +57,11 @@ class Requests:
         adapter, salt = self._running.adapters.find(request.adapter), self.salt_of(request)
         self._deadlines.add(request, waited_s)
         sequences = self._live[request.request_id] = []
+        reuses = self._limits.snapshots is None
         for sample, generated in enumerate(so_far):
             if generated is not None:
                 self._num_arrived += 1
-                sequences.append(Sequence(self._num_arrived, request, sample, salt, generated, adapter))
+                sequences.append(Sequence(self._num_arrived, request, sample, salt, generated, adapter, reuses))
                 self._running.adapters.hold(adapter)
                 self._speculation.begin(sequences[-1])
                 self._queue.push(sequences[-1])

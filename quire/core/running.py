@@ -262,7 +262,7 @@ class Running:
         sequence.plain_end = end if end < sequence.limit else sequence.limit - 1
 
     def _publish(self, sequence: Sequence) -> None:
-        num_pages = sequence.num_computed // self._page_size
+        num_pages = sequence.num_computed // self._page_size if sequence.reuses else 0  # none would find them
         sequence.published = self.cache.publish(
             sequence.salt, sequence.tokens, sequence.tables, num_pages, sequence.published
         )

@@ -93,6 +93,7 @@ class Sequence:
         "request_id",
         "restore",
         "restore_end",
+        "reuses",
         "salt",
         "sample",
         "slot",
@@ -103,9 +104,18 @@ class Sequence:
     )
 
     def __init__(
-        self, id: int, request: Request, sample: int, salt: str, generated: Iterable[int] = (), adapter: int = 0
+        self,
+        id: int,
+        request: Request,
+        sample: int,
+        salt: str,
+        generated: Iterable[int] = (),
+        adapter: int = 0,
+        reuses: bool = True,
     ) -> None:
+        """`reuses`: it may begin with pages that others computed, and others with its own."""
         self.id = id
+        self.reuses = reuses
         self.request = request
         self.request_id = request.request_id
         self.sample = sample
@@ -153,8 +163,11 @@ class Sequence:
     def num_reusable(self) -> int:
         """Tokens that may come from the cache: all but the last, which must be computed to sample the next.
 
-        Log-probabilities of a prompt come only from computing it, so a prompt that still needs them is not reused.
+        None where a slot has state beside pages that is in no cache. Log-probabilities of a prompt come only from
+        computing it, so a prompt that still needs them is not reused.
         """
+        if not self.reuses:
+            return 0
         if self.request.prompt_logprobs is not None and self.num_scored < self.num_prompt - 1:
             return self.num_scored
         return len(self.tokens) - 1

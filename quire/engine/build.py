@@ -21,6 +21,7 @@ from quire.engine.engine import Engine
 from quire.engine.group import Group, GroupFaults
 from quire.engine.model_weights import load_draft, load_model, placement_of
 from quire.engine.shared_settings import shared_settings
+from quire.engine.slot_state import resolve_prefix_caching
 from quire.errors import InvalidSetting
 from quire.executor.compiler import Compiler
 from quire.executor.draft import Draft
@@ -45,6 +46,7 @@ from quire.models.checkpoint import stored_names, weights_like
 from quire.models.decoder import Decoder
 from quire.models.formats.quantized_source import QuantizedSource, open_checkpoint
 from quire.models.registry import build_model
+from quire.ops.attention_spec import AttentionSpec
 from quire.ops.kernels import kernels_for
 from quire.ops.native import int8_product, library
 from quire.resolve import (
@@ -119,6 +121,8 @@ def plan_deployment(
     if draft is not None:
         refuse_what_cannot_draft(draft, layout, files, resolved.max_total_tokens)
     choices: tuple[Choice[Any], ...] = (*resolved.choices, *adapters.choices)
+    if layout.slot_specs:
+        choices = (*choices, resolve_prefix_caching(config, layout, files.name))
     max_queued, max_step_ms = config.max_queued, config.max_step_ms or 0.0
     if is_served:
         queued = resolve_max_queued(config, resolved.max_batch_size)
@@ -185,7 +189,8 @@ def _shapes(
     model: Decoder, mesh: Mesh | None, facts: Facts, resolved: Resolved, layout: PageLayout, limits: Limits
 ) -> Shapes:
     # Fresh sequences have a faster kernel in layers that see all positions.
-    sees_all = all(spec.window is None and spec.softcap is None for spec in model.layers)
+    attention = [spec for spec in model.layers if isinstance(spec, AttentionSpec)]
+    sees_all = all(spec.window is None and spec.softcap is None for spec in attention)
     kernels = kernels_for(facts.platform, resolved.dtype, mesh)
     return Shapes(
         num_pages=2,
@@ -216,18 +221,20 @@ def _limits(config: Config, resolved: Resolved, facts: Facts, layout: PageLayout
         max_queued=max_queued,
         waiting_served_ratio=resolved.waiting_served_ratio,
         max_waiting_tokens=resolved.max_waiting_tokens,
-        prefix_caching=config.prefix_caching,
+        prefix_caching=config.prefix_caching and not layout.slot_specs,
         # A GPU has programs for decodes only; a step with more than one token for a row cannot use them.
         forces_tokens=facts.platform != "gpu",
         max_burst=resolved.max_burst,
         max_guesses=resolved.speculate,
         page_groups=layout.windows,
+        snapshots=0 if layout.slot_specs else None,
     )
 
 
 def _with_pages(deployment: Deployment, step_bytes: int) -> Deployment:
-    """The deployment with as many pages as fit in addition to a step of `step_bytes`."""
+    """The deployment with as many pages as fit in addition to a step of `step_bytes` and the state of all slots."""
     limits = deployment.limits
+    step_bytes += deployment.layout.slot_bytes * (limits.max_batch_size + 1)
     longest = limits.pages_of(limits.max_sequence_tokens)
     pages = resolve_pages(
         deployment.config, deployment.resolved, deployment.facts, step_bytes, deployment.page_bytes, longest

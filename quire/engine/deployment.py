@@ -70,6 +70,10 @@ def cache_capacity(deployment: Deployment) -> dict[str, str]:
         tokens = limits.host_pages // len(limits.page_groups) * limits.page_size
         size = as_size(limits.host_pages * limits.host_page_bytes)
         capacity["tokens in host memory"] = f"{tokens:,} ({limits.host_pages:,} pages, {size})"
+    capacity["state of the layers"] = "; ".join(
+        f"{kind}: {count} layer{'s' * (count > 1)}, {as_size(num_bytes)} a {unit}"
+        for kind, count, num_bytes, unit in layout.kinds
+    )
     if any(layout.windows):
         undivided = page_layout(deployment.model.layers, layout.page_size, longest, layout.dtype, layout.mesh, 1)
         without = limits.pages_for(longest) * undivided.page_bytes

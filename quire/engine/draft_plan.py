@@ -63,6 +63,11 @@ def find_draft(config: Config, files: ModelFiles, model: Decoder, progress: Prog
 
 def refuse_what_cannot_draft(draft: DraftPlan, layout: PageLayout, files: ModelFiles, max_total_tokens: int) -> None:
     """Raise where no page group keeps all positions, or the draft has too few."""
+    if draft.layout(layout.page_size, max_total_tokens, str(layout.dtype)).slot_specs:
+        raise InvalidSetting(
+            f"draft_model {draft.files.name} has recurrent layers, whose state cannot be taken back to where a guess "
+            "was wrong"
+        )
     if draft.model.max_positions < max_total_tokens:
         raise InvalidSetting(
             f"draft_model {draft.files.name} has {draft.model.max_positions} positions; max_total_tokens is "

@@ -17,7 +17,7 @@ from quire.executor.guesses import guess_by_lookup
 from quire.executor.host_pages import gather_pages, scatter_pages, stacks_of
 from quire.executor.ladder import StepShape
 from quire.executor.launch import NUM_FEATURES, num_sample_fields, sizes
-from quire.executor.layer_state import PageArrays, PageLayout, page_layout
+from quire.executor.layer_state import PageArrays, PageLayout, SlotArrays, page_layout
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key
 from quire.executor.shapes import Shapes
@@ -104,7 +104,8 @@ class Compiler:
         shapes = self._compiled.shapes
         slots = jax.eval_shape(lambda: empty_slots(shapes))
         slots = jax.tree.map(lambda array: _array(array.shape, array.dtype, self.whole), slots)
-        return State([one for layout in self._layouts for one in layout.structure(shapes.num_pages)], slots)
+        pages = [one for layout in self._layouts for one in layout.structure(shapes.num_pages)]
+        return State(pages, slots, self.layout.slot_structure(shapes.num_slots))
 
     @property
     def _layouts(self) -> list[PageLayout]:
@@ -116,11 +117,15 @@ class Compiler:
         shapes = self._compiled.shapes
         slots = jax.tree.map(lambda array: put_on_devices(array, self.whole), empty_slots(shapes))
         if all(layout.is_lazy for layout in self._layouts):
-            return State(self._small(("pages", 0))(), slots)
-        return State(self._empty_pages(), slots)
+            pages, slot_arrays = self._small(("pages", 0))()
+        else:
+            pages, slot_arrays = self._empty_arrays()
+        return State(pages, slots, slot_arrays)
 
-    def _empty_pages(self) -> list[PageArrays]:
-        return [one for layout in self._layouts for one in layout.empty(self.shapes.num_pages)]
+    def _empty_arrays(self) -> tuple[list[PageArrays], list[SlotArrays]]:
+        """The state of layers before any token."""
+        pages = [one for layout in self._layouts for one in layout.empty(self.shapes.num_pages)]
+        return pages, self.layout.empty_slots(self.shapes.num_slots)
 
     def successor(self, number: jax.Array) -> jax.Array:
         """`number` + 1, computed by the device that has it."""
@@ -168,7 +173,7 @@ class Compiler:
         if kind == "force":
             return self._compile_traced(force_tokens, 0, self.whole, state.slots, pack_forced([], size, shapes))
         if kind == "pages":
-            return self._compile_traced(self._empty_pages, (), None)
+            return self._compile_traced(self._empty_arrays, (), None)
         if kind == "successor":
             return self._compile_traced(_successor, (), None, _array((), jnp.int32))
         if kind == "adapter":

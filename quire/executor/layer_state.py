@@ -1,8 +1,8 @@
 """The state that each kind of layer keeps between steps: shape, dtype, bytes, sharding and empty value.
 
-`STATES` has one entry per kind of layer. Paged keys and values are the only kind now. Latent attention would be an
-entry with one array per token in place of two; a recurrent layer, whose state belongs to a slot and not to pages,
-would be an entry for arrays indexed by slot that are zeroed when a slot starts.
+Each kind of layer has an entry in one of two tables. `PAGED` has those that keep something of each position, in pages.
+`SLOTTED` has those whose state belongs to a slot and has one size, however long the sequence is: a slot's rows count
+from its sequence's first position on, so they are not zeroed when a slot starts.
 """
 
 from collections import Counter
@@ -19,6 +19,9 @@ from quire.models.model import LayerSpec
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.native import library
 from quire.ops.native.zeros import zeros as lazy_zeros
+from quire.ops.recurrence import RecurrentState
+from quire.ops.recurrent_spec import RecurrentSpec
+from quire.ops.slot_access import SlotAccess
 from quire.sharding import PAGE_AXES, sharding
 
 # A page table per group is uploaded and read for every sequence, so there are few.
@@ -26,12 +29,20 @@ MAX_GROUPS = 8
 
 # The pages of one layer: a pytree of arrays whose first two axes are [num_pages, page_size].
 PageArrays = Any
+# The state of one layer in all slots: a pytree of arrays [slots + 1, ...], whose last row is that of padding.
+SlotArrays = Any
 
 
 class LayerPlace(NamedTuple):
     """The pages of a layer are `arrays[array]`, found through the page table of `group`."""
 
     group: int
+    array: int
+
+
+class SlotPlace(NamedTuple):
+    """The state of a layer is `slot_arrays[array]`, with a row for each slot."""
+
     array: int
 
 
@@ -48,12 +59,17 @@ class PageLayout:
     dtype: Any
     mesh: Mesh | None
     windows: tuple[int | None, ...]  # of each group; None: all positions
-    places: tuple[LayerPlace, ...]  # of each layer
+    places: tuple[LayerPlace | SlotPlace, ...]  # of each layer
     specs: tuple[LayerSpec, ...]  # of each page array, a layer that it serves
+    slot_specs: tuple[LayerSpec, ...] = ()  # of each layer whose state belongs to a slot
 
     def structure(self, num_pages: int) -> list[PageArrays]:
         """The shapes, dtypes and shardings of the page arrays."""
-        return [STATES[type(spec)](self, spec, num_pages) for spec in self.specs]
+        return [PAGED[type(spec)](self, spec, num_pages) for spec in self.specs]
+
+    def slot_structure(self, num_slots: int) -> list[SlotArrays]:
+        """Those of the arrays of so many slots, and of one more for padding."""
+        return [SLOTTED[type(spec)](self, spec, num_slots + 1) for spec in self.slot_specs]
 
     @property
     def is_lazy(self) -> bool:
@@ -62,7 +78,12 @@ class PageLayout:
 
     def empty(self, num_pages: int) -> list[PageArrays]:
         """Page arrays of zeros. Pages are not zeroed again: only positions that were written are ever read."""
+        return self._zeros(self.structure(num_pages))
 
+    def empty_slots(self, num_slots: int) -> list[SlotArrays]:
+        return self._zeros(self.slot_structure(num_slots))
+
+    def _zeros(self, structure: list[Any]) -> list[Any]:
         def zeros(like: jax.ShapeDtypeStruct) -> jax.Array:
             made: jax.Array = (
                 lazy_zeros(like.shape, like.dtype)
@@ -71,7 +92,7 @@ class PageLayout:
             )
             return made
 
-        return [jax.tree.map(zeros, arrays) for arrays in self.structure(num_pages)]
+        return [jax.tree.map(zeros, arrays) for arrays in structure]
 
     @property
     def whole_page_bytes(self) -> int:
@@ -81,23 +102,48 @@ class PageLayout:
     @property
     def page_bytes(self) -> int:
         """Bytes of one page on one device."""
-        return sum(
-            prod(a.shape if a.sharding is None else a.sharding.shard_shape(a.shape)) * a.dtype.itemsize
-            for a in jax.tree.leaves(self.structure(1))
-        )
+        return _bytes_of_one_device(self.structure(1))
+
+    @property
+    def slot_bytes(self) -> int:
+        """Bytes of the state of one slot on one device, beside its pages."""
+        return _bytes_of_one_device(self.slot_structure(0))
+
+    @property
+    def kinds(self) -> list[tuple[str, int, int, str]]:
+        """Of each kind of layer: its name, their number, the bytes of all of them on one device, and of what."""
+        found = []
+        paged = [place for place in self.places if isinstance(place, LayerPlace)]
+        for window in sorted(set(self.windows), key=lambda window: window or 0):
+            arrays = [place.array for place in paged if self.windows[place.group] == window]
+            structure = self.structure(1)
+            num_bytes = _bytes_of_one_device([structure[array] for array in arrays]) // self.page_size
+            name = "full attention" if window is None else f"attention over {window} tokens"
+            found.append((name, len(arrays), num_bytes, "token"))
+        if self.slot_specs:
+            found.append(("recurrent", len(self.slot_specs), self.slot_bytes, "sequence"))
+        return found
 
     @property
     def rules(self) -> str:
         """The positions that the layers keep, in words."""
-        layers = Counter(self.windows[place.group] for place in self.places)
+        layers = Counter(self.windows[place.group] for place in self.places if isinstance(place, LayerPlace))
         return ", ".join(
             f"{'full' if window is None else f'window {window}'}: {count} layer{'s' * (count > 1)}"
             for window, count in sorted(layers.items(), key=lambda entry: entry[0] or 0)
         )
 
-    def array(self, shape: tuple[int, ...], axes: Sequence[str | None]) -> jax.ShapeDtypeStruct:
+    def array(self, shape: tuple[int, ...], axes: Sequence[str | None], dtype: Any = None) -> jax.ShapeDtypeStruct:
         where = None if self.mesh is None else sharding(shape, axes, self.mesh)
-        return jax.ShapeDtypeStruct(shape, self.dtype, sharding=where)  # type: ignore[no-untyped-call]
+        dtype = self.dtype if dtype is None else dtype
+        return jax.ShapeDtypeStruct(shape, dtype, sharding=where)  # type: ignore[no-untyped-call]
+
+
+def _bytes_of_one_device(structure: list[Any]) -> int:
+    return sum(
+        prod(a.shape if a.sharding is None else a.sharding.shard_shape(a.shape)) * a.dtype.itemsize
+        for a in jax.tree.leaves(structure)
+    )
 
 
 def _keys_and_values(layout: PageLayout, spec: AttentionSpec, num_pages: int) -> PageArrays:
@@ -105,7 +151,17 @@ def _keys_and_values(layout: PageLayout, spec: AttentionSpec, num_pages: int) ->
     return keys, keys
 
 
-STATES: dict[type, Callable[[PageLayout, Any, int], PageArrays]] = {AttentionSpec: _keys_and_values}
+def _inputs_and_matrices(layout: PageLayout, spec: RecurrentSpec, rows: int) -> SlotArrays:
+    inputs = (rows, spec.taps - 1, spec.key_heads, spec.channels)
+    matrices = (rows, spec.key_heads, spec.group, spec.key_dim, spec.value_dim)
+    return (
+        layout.array(inputs, (None, None, "kv_heads", None)),
+        layout.array(matrices, (None, "kv_heads", None, None, None), jnp.float32),  # it adds up over all tokens
+    )
+
+
+PAGED: dict[type, Callable[[PageLayout, Any, int], PageArrays]] = {AttentionSpec: _keys_and_values}
+SLOTTED: dict[type, Callable[[PageLayout, Any, int], SlotArrays]] = {RecurrentSpec: _inputs_and_matrices}
 
 
 def page_layout(
@@ -118,9 +174,20 @@ def page_layout(
 ) -> PageLayout:
     """The division of layers into groups with which a sequence of `max_sequence_tokens` takes the fewest bytes.
 
-    A window of at least `max_sequence_tokens` is none. Layers of different shapes are one group.
+    A window of at least `max_sequence_tokens` is none. Layers of different shapes are one group. At least one layer
+    has pages.
     """
-    longest = max_sequence_tokens
+    paged = [spec for spec in layers if type(spec) in PAGED]
+    layout = _paged_layout(paged, page_size, max_sequence_tokens, dtype, mesh, max_groups)
+    slotted = [spec for spec in layers if type(spec) in SLOTTED]
+    pages, slots = iter(layout.places), iter(range(len(slotted)))
+    places = [next(pages) if type(spec) in PAGED else SlotPlace(next(slots)) for spec in layers]
+    return replace(layout, places=tuple(places), slot_specs=tuple(slotted))
+
+
+def _paged_layout(
+    layers: Sequence[Any], page_size: int, longest: int, dtype: Any, mesh: Mesh | None, max_groups: int
+) -> PageLayout:
     windows = [None if spec.window is None or spec.window >= longest else max(spec.window, 2) for spec in layers]
     together = PageLayout(
         page_size,
@@ -169,17 +236,28 @@ class PagedState(NamedTuple):
 
 @dataclass(frozen=True)
 class PagedStates:
-    """`LayerStates` over the page arrays of a layout. `access` has an entry per group."""
+    """`LayerStates` over the arrays of a layout. `access` has an entry per group."""
 
     layout: PageLayout
     arrays: Sequence[PageArrays]
     access: Sequence[Any]
+    slot_arrays: Sequence[SlotArrays] = ()
+    slot_access: SlotAccess | None = None  # where there are slot arrays
 
-    def get(self, layer: int) -> PagedState:
-        group, array = self.layout.places[layer]
-        return PagedState(self.arrays[array], self.access[group])
+    def get(self, layer: int) -> PagedState | RecurrentState:
+        place = self.layout.places[layer]
+        if isinstance(place, LayerPlace):
+            return PagedState(self.arrays[place.array], self.access[place.group])
+        assert self.slot_access is not None
+        inputs, matrices = self.slot_arrays[place.array]
+        return RecurrentState(inputs, matrices, self.slot_access)
 
-    def put(self, layer: int, state: PagedState) -> "PagedStates":
-        arrays = list(self.arrays)
-        arrays[self.layout.places[layer].array] = state.pages
-        return replace(self, arrays=arrays)
+    def put(self, layer: int, state: PagedState | RecurrentState) -> "PagedStates":
+        place = self.layout.places[layer]
+        if isinstance(state, PagedState):
+            arrays = list(self.arrays)
+            arrays[place.array] = state.pages
+            return replace(self, arrays=arrays)
+        slot_arrays = list(self.slot_arrays)
+        slot_arrays[place.array] = state.inputs, state.matrices
+        return replace(self, slot_arrays=slot_arrays)

@@ -24,6 +24,8 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
 from quire.ops.norms import Norms
 from quire.ops.pages import PageAccess, Segments, Tiles, write_targets
+from quire.ops.recurrence import recur_by
+from quire.ops.slot_access import slot_access
 from quire.ops.step_attention import FilterCuts, Kernels, step_attention
 
 # The programs that sample: "any" can do everything and branches on the device; the others do what their names say.
@@ -36,6 +38,7 @@ class State(NamedTuple):
 
     pages: list[Any]  # the page arrays of the layout
     slots: Slots
+    slot_arrays: list[Any] = []  # noqa: RUF012  # of layers whose state belongs to a slot; replaced, never changed
 
 
 class DraftParts(NamedTuple):
@@ -146,9 +149,12 @@ def _hidden(
     count = len(layout.specs)
     context = _context(compiled.model, slots, tokens, adapters)
     access = [_access(compiled, slots, tokens, group) for group in range(compiled.shapes.num_groups)]
-    states = PagedStates(layout, state.pages[:count], access)
+    by_slot = None
+    if state.slot_arrays:
+        by_slot = slot_access(inputs.slots, inputs.positions, tiles, compiled.shapes.num_slots)
+    states = PagedStates(layout, state.pages[:count], access, state.slot_arrays, by_slot)
     hidden, states = compiled.model.forward(weights.model, context, states, _ops(kernels, norms))
-    state = State([*states.arrays, *state.pages[count:]], slots)
+    state = State([*states.arrays, *state.pages[count:]], slots, [*states.slot_arrays])
     if compiled.draft is not None:
         state, _ = draft_hidden(compiled, weights, state, inputs.slots, inputs.positions, tiles, norms, segments)
     return state, hidden
@@ -182,7 +188,7 @@ def draft_hidden(
     states = PagedStates(draft.layout, state.pages[count:], [access])
     context = _context(draft.model, state.slots, tokens, None)
     hidden, states = draft.model.forward(weights.draft, context, states, _ops(compiled.kernels, norms))
-    return State([*state.pages[:count], *states.arrays], state.slots), hidden
+    return state._replace(pages=[*state.pages[:count], *states.arrays]), hidden
 
 
 def _context(model: Model, slots: Slots, tokens: StepTokens, adapters: Adapters | None) -> TokenContext:
@@ -202,7 +208,7 @@ def _ops(kernels: Kernels, norms: Norms) -> PlatformOps:
         out, pages = step_attention(kernels, spec, heads, state.pages, state.access)
         return out, state._replace(pages=pages)
 
-    return PlatformOps(attend, norms, kernels.adapter_product)
+    return PlatformOps(attend, norms, kernels.adapter_product, recur_by(kernels.recur))
 
 
 def sample_next(

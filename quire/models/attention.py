@@ -4,23 +4,28 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
+from quire.models.context import PlatformOps
 from quire.models.norm import HeadsRMSNorm, RMSNorm
 from quire.models.params import Param, ParamTree, params_of
 from quire.models.projection import copy_keys, project
 from quire.models.rope import Rope
-from quire.ops.attention import Attend
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
 from quire.ops.rotation import Rotation
+from quire.sharding import key_copies
 
 
 @dataclass(frozen=True)
 class Attention:
-    """Grouped-query attention, with or without rope; `q_norm` and `k_norm` apply before it."""
+    """Grouped-query attention, with or without rope; `q_norm` and `k_norm` apply before it.
+
+    Where it `is_gated`, each query is followed by a gate in `qkv`, whose sigmoid its output is multiplied by.
+    """
 
     spec: AttentionSpec
-    qkv: Param  # [k, g + 2, h, d]
+    qkv: Param  # [k, g + 2, h, d]; with gates [k, 2 g + 2, h, d]
     out: Param  # [d, k, g, h]
     qkv_bias: Param | None = None
     out_bias: Param | None = None
@@ -28,6 +33,7 @@ class Attention:
     q_norm: RMSNorm | HeadsRMSNorm | None = None
     k_norm: RMSNorm | HeadsRMSNorm | None = None
     sinks: Param | None = None  # [k, g], where the spec has them
+    is_gated: bool = False
 
     def params(self) -> ParamTree:
         return params_of(
@@ -41,20 +47,28 @@ class Attention:
         )
 
     def __call__(
-        self, weights: ParamTree, x: jax.Array, rotation: Rotation | None, state: Any, attend: Attend
+        self, weights: ParamTree, x: jax.Array, rotation: Rotation | None, state: Any, ops: PlatformOps
     ) -> tuple[jax.Array, Any]:
+        qkv, gates = project("td,kghd->tkgh", x, weights["qkv"], weights.get("qkv_bias")), None
+        if self.is_gated:
+            gates = qkv[:, :, 1:-2:2]
+            qkv = jnp.concatenate((qkv[:, :, :-2:2], qkv[:, :, -2:]), axis=2)
         heads = Heads(
-            project("td,kghd->tkgh", x, weights["qkv"], weights.get("qkv_bias")),
+            qkv,
             rotation,
             None if self.q_norm is None else self.q_norm.of_heads(weights["q_norm"]),
             None if self.k_norm is None else self.k_norm.of_heads(weights["k_norm"]),
             weights.get("sinks"),
         )
-        out, state = attend(self.spec, heads, state)
+        out, state = ops.attend(self.spec, heads, state)
+        if gates is not None:
+            out = (out.astype(jnp.float32) * jax.nn.sigmoid(gates.astype(jnp.float32))).astype(out.dtype)
         return project("tkgh,dkgh->td", out, weights["out"], weights.get("out_bias")), state
 
-    def with_key_copies(self, copies: int) -> "Attention":
-        """The same function with `copies` of each key and value head, each for a part of its queries."""
+    def for_devices(self, num_devices: int) -> "Attention":
+        """Where there are fewer keys than devices, with copies of each key and value head, each for a part of its
+        queries."""
+        copies = key_copies(self.spec.kv_heads, self.spec.group, num_devices)
         spec = replace(self.spec, kv_heads=self.spec.kv_heads * copies, group=self.spec.group // copies)
         q_norm, k_norm = (
             norm.with_key_copies(copies) if isinstance(norm, HeadsRMSNorm) else norm

@@ -7,6 +7,7 @@ import jax
 from quire.ops.adapters import AdapterProduct, add_products
 from quire.ops.attention import Attend
 from quire.ops.norms import PLAIN, Norms
+from quire.ops.recurrence import Recur, recur_by, recur_in_tiles
 
 
 class TokenContext(NamedTuple):
@@ -43,7 +44,7 @@ class LayerStates(Protocol):
 
 
 class NoStates:
-    """For attention that keeps nothing: `whole_sequence`."""
+    """For layers that keep nothing, as attention by `whole_sequence`."""
 
     def get(self, layer: int) -> None:
         return None
@@ -58,3 +59,4 @@ class PlatformOps(NamedTuple):
     attend: Attend
     norms: Norms = PLAIN
     adapter_product: AdapterProduct = add_products
+    recur: Recur = recur_by(recur_in_tiles)

@@ -9,28 +9,28 @@ import jax
 import jax.numpy as jnp
 
 from quire.models.adapters import with_adapters
-from quire.models.attention import Attention
 from quire.models.context import PlatformOps, TokenContext
 from quire.models.feed_forward import FeedForward
-from quire.models.model import States
+from quire.models.mixer import Mixer
+from quire.models.model import LayerSpec, States
 from quire.models.norm import Norm
 from quire.models.params import Param, ParamTree, params_of
 from quire.models.projection import lookup, matmul
 from quire.models.rope import Rope
-from quire.ops.attention_spec import AttentionSpec
 from quire.ops.norms import Norms
 from quire.ops.rotation import Rotation
-from quire.sharding import key_copies
 
 
 @dataclass(frozen=True)
 class DecoderLayer:
     """x + attention(x), then x + feed_forward(x), with a norm before or after either block where there is one.
 
+    In place of attention there may be another `Mixer`.
+
     Where it `is_parallel`, x + attention(norm(x)) + feed_forward(norm(x)), with one norm for both.
     """
 
-    attention: Attention
+    attention: Mixer
     feed_forward: FeedForward
     before_attention: Norm | None = None
     after_attention: Norm | None = None
@@ -64,7 +64,7 @@ class DecoderLayer:
         """
         norms = ops.norms
         x, normal = _normal_sum(self.before_attention, weights.get("before_attention"), x, out, norms)
-        out, state = self.attention(weights["attention"], normal, rotation, state, ops.attend)
+        out, state = self.attention(weights["attention"], normal, rotation, state, ops)
         if self.is_parallel:
             return x, out + self.feed_forward(weights["feed_forward"], normal), state
         if self.after_attention is not None:
@@ -111,7 +111,7 @@ class Decoder:
         return len(self.blocks)
 
     @property
-    def layers(self) -> tuple[AttentionSpec, ...]:
+    def layers(self) -> tuple[LayerSpec, ...]:
         return tuple(block.attention.spec for block in self.blocks)
 
     @property
@@ -165,12 +165,10 @@ class Decoder:
 
     def for_devices(self, num_devices: int) -> "Decoder":
         """The same function with weights that so many devices can share: copies of keys, split feed-forward blocks."""
-        spec = self.layers[0]
-        copies = key_copies(spec.kv_heads, spec.group, num_devices)
         blocks = (
             replace(
                 block,
-                attention=block.attention.with_key_copies(copies),
+                attention=block.attention.for_devices(num_devices),
                 feed_forward=block.feed_forward.for_devices(num_devices),
             )
             for block in self.blocks

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 
 from quire.models.fields import Fields
 from quire.models.params import Param, ParamTree, params_of
-from quire.models.projection import BaseWeight, project, split_mlp
+from quire.models.projection import BaseWeight, matmul, project, split_mlp
 from quire.models.routing import Router
 from quire.ops.adapters import AdaptedWeight
 from quire.ops.coded import Coded
@@ -167,19 +167,25 @@ class Experts:
 
 @dataclass(frozen=True)
 class SharedExperts:
-    """Experts, and beside them a gated MLP that all tokens visit."""
+    """Experts, and beside them a gated MLP that all tokens visit, times the sigmoid of `gate` where there is one."""
 
     experts: Experts
     shared: GatedMLP
+    gate: Param | None = None  # [1, d]
 
     def params(self) -> ParamTree:
-        return params_of(experts=self.experts, shared=self.shared)
+        return params_of(experts=self.experts, shared=self.shared, gate=self.gate)
 
     def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
-        return self.experts(weights["experts"], x) + self.shared(weights["shared"], x)
+        shared = self.shared(weights["shared"], x)
+        if self.gate is not None:
+            share = jax.nn.sigmoid(matmul(x, weights["gate"], 1))
+            shared = (shared.astype(jnp.float32) * share).astype(x.dtype)
+        return self.experts(weights["experts"], x) + shared
 
     def for_devices(self, num_devices: int) -> "SharedExperts":
-        return SharedExperts(self.experts.for_devices(num_devices), self.shared.for_devices(num_devices))
+        experts, shared = self.experts.for_devices(num_devices), self.shared.for_devices(num_devices)
+        return replace(self, experts=experts, shared=shared)
 
 
 def gated(activation: Activation | ClampedGate, both: jax.Array) -> jax.Array:

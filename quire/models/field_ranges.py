@@ -9,6 +9,7 @@ LARGEST_NUMBER = 1e9
 MAX_LAYER_EXPERTS = 2**16  # experts of all layers together
 
 _LAYERS, _WIDTH, _HEADS, _ROWS = (1, 1000), (1, 2**20), (1, 2**16), (1, 2**24)
+_TAPS = (2, 64)  # of a convolution over the last tokens
 _EPSILON, _FACTOR = (0, 1), (1e-3, 1e6)
 _MULTIPLIER = (1e-9, LARGEST_NUMBER)
 
@@ -32,6 +33,18 @@ RANGES: dict[str, tuple[float, float]] = {
     "n_routed_experts": (1, 1024),
     "n_shared_experts": (1, 64),
     "routed_scaling_factor": _MULTIPLIER,
+    "shared_expert_intermediate_size": _ROWS,
+    "shared_intermediate_size": _ROWS,
+    "linear_num_key_heads": _HEADS,
+    "linear_num_value_heads": _HEADS,
+    "linear_key_head_dim": _HEADS,
+    "linear_value_head_dim": _HEADS,
+    "linear_conv_kernel_dim": _TAPS,
+    "mamba_n_heads": _HEADS,
+    "mamba_n_groups": _HEADS,
+    "mamba_d_state": _HEADS,
+    "mamba_expand": (1, 64),
+    "mamba_d_conv": _TAPS,
     "rms_norm_eps": _EPSILON,
     "layer_norm_epsilon": _EPSILON,
     "layer_norm_eps": _EPSILON,

@@ -7,10 +7,11 @@ import jax
 from quire.models.context import LayerStates, PlatformOps, TokenContext
 from quire.models.params import ParamTree
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.recurrent_spec import RecurrentSpec
 
-# The constants of a layer, by kind. A next kind (latent attention, recurrence) is another type of this union, and an
-# entry in `executor/layer_state.py` for the state that it keeps between steps.
-LayerSpec = AttentionSpec
+# The constants of a layer, by kind. A next kind is another type of this union, and an entry in
+# `executor/layer_state.py` for the state that it keeps between steps.
+LayerSpec = AttentionSpec | RecurrentSpec
 
 States = TypeVar("States", bound=LayerStates)
 

@@ -15,6 +15,7 @@ from quire.models.glm4_moe import glm4_moe
 from quire.models.gpt2 import gpt2
 from quire.models.gpt_oss import gpt_oss
 from quire.models.granite import granite
+from quire.models.granitemoehybrid import granitemoehybrid
 from quire.models.llama import llama
 from quire.models.mistral import mistral
 from quire.models.mixtral import mixtral
@@ -23,6 +24,7 @@ from quire.models.phi3 import phi3
 from quire.models.qwen2 import qwen2
 from quire.models.qwen3 import qwen3
 from quire.models.qwen3_moe import qwen3_moe
+from quire.models.qwen3_next import qwen3_next
 from quire.models.smollm3 import smollm3
 
 
@@ -53,6 +55,8 @@ FAMILIES: dict[str, Family] = {
     "gpt2": Family(gpt2, ("GPT2LMHeadModel",)),
     "mixtral": Family(mixtral, ("MixtralForCausalLM",)),
     "qwen3_moe": Family(qwen3_moe, ("Qwen3MoeForCausalLM",)),
+    "qwen3_next": Family(qwen3_next, ("Qwen3NextForCausalLM",)),
+    "granitemoehybrid": Family(granitemoehybrid, ("GraniteMoeHybridForCausalLM",)),
 }
 
 

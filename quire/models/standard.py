@@ -1,7 +1,7 @@
 """Parts that most families share, with the checkpoint names of `LlamaForCausalLM`."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -83,6 +83,21 @@ def read_layer_types(fields: Fields, sizes: Sizes, default: Callable[[int], bool
     return [kinds[kind] for kind in types]
 
 
+def read_recurrent_layers(fields: Fields, sizes: Sizes, default: Callable[[int], bool]) -> list[bool]:
+    """For each layer, True if it is recurrent; `default` answers for configs that do not list their layers."""
+    if "layer_types" not in fields:
+        found = [default(index) for index in range(sizes.layers)]
+    else:
+        kinds = {"linear_attention": True, "mamba": True, "full_attention": False, "attention": False}
+        types = fields.texts("layer_types", sizes.layers)
+        if not set(types) <= set(kinds):
+            raise fields.unsupported("layer_types", f"known types are {', '.join(kinds)}")
+        found = [kinds[kind] for kind in types]
+    if all(found):
+        raise fields.unsupported("layer_types", "at least one layer must have attention")
+    return found
+
+
 def read_windows(fields: Fields, sizes: Sizes) -> list[int | None]:
     """The window of each layer, for configs with `use_sliding_window`: the first `max_window_layers` have none."""
     windowed = fields.flag("use_sliding_window", False)
@@ -118,20 +133,24 @@ def attention(
     q_norm: RMSNorm | HeadsRMSNorm | None = None,
     k_norm: RMSNorm | HeadsRMSNorm | None = None,
     rotates_pairs: bool = False,
+    is_gated: bool = False,
 ) -> Attention:
-    """`rotates_pairs`: the checkpoint's rope turns neighbouring features, not those half a head apart."""
+    """`rotates_pairs`: the checkpoint's rope turns neighbouring features, not those half a head apart. `is_gated`: in
+    `q_proj` each query is followed by its gate."""
     num_paired = rope.num_rotated if rotates_pairs and rope is not None else 0
     sinks = Tensor(f"{name}.sinks", (spec.kv_heads * spec.group,))
+    stored = replace(spec, group=2 * spec.group) if is_gated else spec
     return Attention(
         spec,
-        qkv=separate_qkv(name, spec, sizes.embed, num_paired),
+        qkv=separate_qkv(name, stored, sizes.embed, num_paired),
         out=attention_out(name, spec, sizes.embed),
-        qkv_bias=separate_qkv_bias(name, spec, num_paired) if qkv_bias else None,
+        qkv_bias=separate_qkv_bias(name, stored, num_paired) if qkv_bias else None,
         out_bias=bias(f"{name}.o_proj.bias", sizes.embed, "embed") if out_bias else None,
         rope=rope,
         q_norm=q_norm,
         k_norm=k_norm,
         sinks=Param((spec.kv_heads, spec.group), ("kv_heads", None), (sinks,)) if spec.has_sinks else None,
+        is_gated=is_gated,
     )
 
 

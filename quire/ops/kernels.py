@@ -10,6 +10,7 @@ from quire.ops.native import library
 from quire.ops.native.adapter_product import add_products as native_adapter_product
 from quire.ops.native.norms import NATIVE as NATIVE_NORMS
 from quire.ops.native.place_heads import place_heads
+from quire.ops.native.recurrence import recur
 from quire.ops.native.tiled_attention import tiled_attention
 from quire.ops.pages import KVWriteTargets, Pages
 from quire.ops.sharded_kernels import sharded
@@ -26,7 +27,12 @@ def native_place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[A
 
 
 NATIVE = Kernels(
-    native_place, tiled_attention, norms=NATIVE_NORMS, decode_norms=NATIVE_NORMS, adapter_product=native_adapter_product
+    native_place,
+    tiled_attention,
+    norms=NATIVE_NORMS,
+    decode_norms=NATIVE_NORMS,
+    adapter_product=native_adapter_product,
+    recur=recur,
 )
 
 

@@ -18,6 +18,8 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
 from quire.ops.norms import Norms, rms_norm
 from quire.ops.pages import KVWriteTargets, Pages, Segments, Tiles
+from quire.ops.recurrence import Recurrence
+from quire.ops.slot_access import SlotAccess
 from quire.ops.step_attention import Kernels
 from quire.sharding import PAGE_AXES, sharding
 
@@ -80,8 +82,20 @@ def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
         run = on_each(on_own_heads, (by_head(q), by_head(k), by_head(v), WHOLE), by_head(q))
         return run(q, k, v, segments)  # type: ignore[no-any-return]
 
+    def recur(
+        corrects: bool, tokens: Recurrence, matrices: jax.Array, access: SlotAccess
+    ) -> tuple[jax.Array, jax.Array]:
+        def on_own_heads(*arguments: Any) -> tuple[jax.Array, jax.Array]:
+            return kernels.recur(corrects, *arguments)
+
+        of_tokens: Any = jax.tree.map(by_head, tokens)
+        of_matrices = by_head(matrices)
+        run = on_each(on_own_heads, (of_tokens, of_matrices, WHOLE), (by_head(tokens.v), of_matrices))
+        return run(tokens, matrices, access)  # type: ignore[no-any-return]
+
     return kernels._replace(
         place=place,
+        recur=recur,
         attend=attend,
         attend_fresh=attend_fresh,
         norms=Norms(*(whole(norm) for norm in kernels.norms)),

@@ -49,6 +49,7 @@ class Harness:
             page_groups=limits.page_groups,
             guess_percent=guess_percent if limits.max_guesses else None,
             num_host_pages=limits.host_pages,
+            has_slot_state=limits.snapshots is not None,
         )
         self.lookahead = lookahead
         self._owners: dict[int, tuple[int, int, int]] = {}  # by slot: request, sample and epoch

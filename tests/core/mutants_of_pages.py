@@ -65,6 +65,19 @@ PAGE_MUTANTS = (
         "count += max(0, self._limits.pages_to_start",
         "count += min(0, self._limits.pages_to_start",
     ),
+    # State of slots beside pages
+    Mutant(
+        "a sequence begins without its slot's state",
+        SEQUENCE,
+        "        if not self.reuses:\n            return 0\n",
+        "",
+    ),
+    Mutant(
+        "pages are kept that no sequence can begin with",
+        RUNNING,
+        "self._page_size if sequence.reuses else 0",
+        "self._page_size",
+    ),
     # Page groups
     Mutant(
         "a window's page is given back early",

@@ -67,7 +67,8 @@ def setups(draw: st.DrawFn) -> tuple[Limits, int]:
     groups = draw(st.sampled_from(GROUPS))
     prefix_caching = draw(st.sampled_from([True, True, False]))
     host = {}
-    if prefix_caching and draw(st.booleans()):
+    snapshots = draw(st.sampled_from([None, None, None, 0]))
+    if prefix_caching and snapshots is None and draw(st.booleans()):
         host = {
             "host_pages": draw(st.sampled_from([100, 3, 12])),
             "max_page_saves": draw(st.sampled_from([16, 0, 2])),
@@ -87,7 +88,8 @@ def setups(draw: st.DrawFn) -> tuple[Limits, int]:
         prefix_caching=prefix_caching,
         **host,
         max_burst=draw(st.integers(1, page_size)),
-        max_guesses=draw(st.sampled_from([0, 0, page_size - 1, min(1, page_size - 1)])),
+        max_guesses=draw(st.sampled_from([0, 0, page_size - 1, min(1, page_size - 1)])) if snapshots is None else 0,
+        snapshots=snapshots,
         page_groups=groups,
         max_loras=draw(st.sampled_from([0, 1, 2])),
     )

@@ -27,6 +27,7 @@ def test_a_model_with_windows_fits_more_sequences_and_the_text_says_how_many(tmp
     assert cache_capacity(deployment) == {
         "tokens in the cache": "12,800",
         "sequences at their longest": "100 of 128 tokens (300 pages / 3 each)",
+        "state of the layers": "attention over 7 tokens: 2 layers, 320 B a token",
         "windows": "window 7: 2 layers; 10.7x as many sequences of 128 tokens as without",
     }
 
@@ -38,6 +39,9 @@ def test_layers_with_and_without_windows_have_groups_of_their_own(tmp_path: Path
     assert cache_capacity(deployment) == {
         "tokens in the cache": "936",
         "sequences at their longest": "7 of 128 tokens (300 pages / 41 each)",
+        "state of the layers": (
+            "full attention: 1 layer, 128 B a token; attention over 7 tokens: 3 layers, 384 B a token"
+        ),
         "windows": "full: 1 layer, window 7: 3 layers; 3.1x as many sequences of 128 tokens as without",
     }
 
@@ -48,7 +52,35 @@ def test_a_model_without_windows_has_one_group_and_no_word_of_them(tmp_path: Pat
     assert cache_capacity(deployment) == {
         "tokens in the cache": "400",
         "sequences at their longest": "3 of 128 tokens (100 pages / 32 each)",
+        "state of the layers": "full attention: 2 layers, 256 B a token",
     }
+
+
+def test_a_model_with_recurrent_layers_has_state_in_its_slots_and_no_prefix_cache(tmp_path: Path) -> None:
+    deployment = planned(tmp_path, "qwen3_next", num_pages=101)
+    assert not deployment.limits.prefix_caching
+    assert deployment.limits.snapshots == 0
+    # Three inputs of 2 x 40 channels and four matrices of 8 x 12, in three layers.
+    assert deployment.layout.slot_bytes == 3 * 4 * (3 * 2 * 40 + 4 * 8 * 12)
+    state = cache_capacity(deployment)["state of the layers"]
+    assert state == "full attention: 1 layer, 256 B a token; recurrent: 3 layers, 7.3 KiB a sequence"
+    (caching,) = (choice for choice in deployment.choices if choice.name == "prefix_caching")
+    assert not caching.value
+    assert "has 3 recurrent layers: a prompt is computed from its first token on" in caching.reason
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"speculate": 2}, "speculate is 2; .* has 3 recurrent layers, whose state cannot be taken back"),
+        ({"host_cache_gib": 0.5}, "host_cache_gib is 0.5; .* has 3 recurrent layers, and pages alone do not continue"),
+    ],
+)
+def test_what_needs_an_older_state_of_recurrent_layers_is_refused(
+    tmp_path: Path, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidSetting, match=message):
+        planned(tmp_path, "qwen3_next", **settings)
 
 
 def test_pages_are_enough_for_all_sequences_at_their_longest_and_no_more(tmp_path: Path) -> None:

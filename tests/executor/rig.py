@@ -136,6 +136,7 @@ class Rig:
             "max_guesses": shapes.guesses,
             "max_loras": shapes.adapters.slots,
             "page_groups": self.executor.programs.compiler.layout.windows,
+            "snapshots": 0 if self.executor.programs.compiler.layout.slot_specs else None,
         }
         return Limits(**(defaults | changes))
 

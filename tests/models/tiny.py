@@ -20,6 +20,7 @@ from quire.ops.attention import whole_sequence
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
 from quire.ops.pages import PageAccess, Tiles, write_targets
+from quire.ops.slot_access import slot_access
 from quire.ops.step_attention import PLAIN, step_attention
 
 PAGE_SIZE = 4
@@ -72,6 +73,13 @@ def one_row(table: jax.Array, positions: jax.Array) -> PageAccess:
     return rows_of(table, jnp.zeros_like(positions), positions, PAGE_SIZE)
 
 
+def one_tile(positions: jax.Array) -> Tiles:
+    """All tokens but padding are one tile of a prompt."""
+    length = jnp.sum(positions >= 0, dtype=jnp.int32)[None]
+    zero = jnp.zeros(1, jnp.int32)
+    return Tiles(zero, positions[:1], length, zero, num_single=0)
+
+
 class PagedRun:
     """One sequence through the paged forward, in chunks, over scattered pages that begin as NaN."""
 
@@ -80,15 +88,18 @@ class PagedRun:
         pages = np.random.default_rng(0).permutation(np.arange(1, num_pages + 1))
         self._table = jnp.asarray(pages[None], jnp.int32)
         layout = page_layout(model.layers, PAGE_SIZE, max_length, jnp.float32, max_groups=1)
-        self._pages = jax.tree.map(lambda array: jnp.full_like(array, jnp.nan), layout.empty(num_pages + 1))
+        empty = layout.empty(num_pages + 1), layout.empty_slots(1)
+        self._state = jax.tree.map(lambda array: jnp.full_like(array, jnp.nan), empty)
         self._length = 0
         self._weights = weights
 
         @partial(jax.jit, compiler_options=COMPILE_QUICKLY)
-        def step(weights: ParamTree, context: TokenContext, pages: Any) -> tuple[jax.Array, Any]:
-            states = PagedStates(layout, pages, [one_row(self._table, context.positions)])
+        def step(weights: ParamTree, context: TokenContext, state: Any) -> tuple[jax.Array, Any]:
+            pages, slot_arrays = state
+            by_slot = slot_access(jnp.zeros_like(context.positions), context.positions, one_tile(context.positions), 1)
+            states = PagedStates(layout, pages, [one_row(self._table, context.positions)], slot_arrays, by_slot)
             hidden, states = model.forward(weights, context, states, PlatformOps(attend_pages))
-            return model.logits(weights, hidden), states.arrays
+            return model.logits(weights, hidden), (states.arrays, states.slot_arrays)
 
         self._step = step
 
@@ -113,7 +124,7 @@ class PagedRun:
         padding = CHUNK - len(tokens)
         positions = [*range(self._length, self._length + len(tokens)), *[-1] * padding]
         context = TokenContext(jnp.asarray([*tokens, *[0] * padding]), jnp.asarray(positions), jnp.full(CHUNK, known))
-        logits, self._pages = self._step(self._weights, context, self._pages)
+        logits, self._state = self._step(self._weights, context, self._state)
         self._length += len(tokens)
         return np.asarray(logits[: len(tokens)])
 

@@ -20,6 +20,7 @@ SOURCES = (
     "int8_product.cc",
     "norm.cc",
     "place_heads.cc",
+    "recurrence.cc",
     "zeros.cc",
 )
 BUILD_TIMEOUT_S = 300

@@ -27,6 +27,7 @@ TARGETS = (
     "quire_int8_product",
     "quire_layer_norm",
     "quire_place_heads",
+    "quire_recur",
     "quire_rms_norm",
     "quire_zeros",
 )

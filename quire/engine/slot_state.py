@@ -1,0 +1,24 @@
+"""Settings of models whose layers keep state in slots beside pages."""
+
+from quire.config import Config
+from quire.errors import InvalidSetting
+from quire.executor.layer_state import PageLayout
+from quire.resolve import Choice
+
+
+def resolve_prefix_caching(config: Config, layout: PageLayout, name: str) -> Choice[bool]:
+    """Raises for a setting that needs the state of a slot as it was some tokens before."""
+    count = len(layout.slot_specs)
+    has = f"{name} has {count} recurrent layer{'s' * (count > 1)}"
+    if config.speculate:
+        raise InvalidSetting(
+            f"speculate is {config.speculate}; {has}, whose state cannot be taken back to where a guess was wrong. "
+            "Remedy: leave it out"
+        )
+    if config.host_cache_gib:
+        raise InvalidSetting(
+            f"host_cache_gib is {config.host_cache_gib:g}; {has}, and pages alone do not continue a prompt. Remedy: "
+            "leave it out, and --role and --cache-folder"
+        )
+    reason = f"{has}: a prompt is computed from its first token on, since their state is not in pages"
+    return Choice("prefix_caching", False, reason)

@@ -1,0 +1,125 @@
+"""Mamba 2: a recurrent layer whose matrix forgets as much as a token says."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from quire.models.context import PlatformOps
+from quire.models.norm import RMSNorm
+from quire.models.params import Array, Param, ParamTree, Tensor, params_of
+from quire.models.projection import project
+from quire.ops.recurrence import Recurrence, convolve
+from quire.ops.recurrent_spec import RecurrentSpec
+from quire.ops.rotation import Rotation
+
+
+@dataclass(frozen=True)
+class Mamba2:
+    """A `Mixer`. Of a token x, B and C go through the convolution: they are its values, its key and its query.
+
+    A token's rate is dt = softplus(its own + dt_bias), and its factor exp(-exp(a_log) dt). `skip` times x is added to
+    the output, which is multiplied by silu(gate) and normalised over all heads.
+    """
+
+    spec: RecurrentSpec
+    inputs: Param  # [k, 2 g v + 2 i + g, d]: of a key head the gates and x of its heads, its B and C, their dt
+    conv: Param  # [k, g v + 2 i, taps]
+    conv_bias: Param | None  # [k, g v + 2 i]
+    a_log: Param  # [k, g]
+    dt_bias: Param  # [k, g]
+    skip: Param  # [k, g]
+    norm: RMSNorm
+    out: Param  # [d, k, g, v]
+
+    @property
+    def rope(self) -> None:
+        return None
+
+    def params(self) -> ParamTree:
+        return params_of(
+            inputs=self.inputs,
+            conv=self.conv,
+            conv_bias=self.conv_bias,
+            a_log=self.a_log,
+            dt_bias=self.dt_bias,
+            skip=self.skip,
+            norm=self.norm,
+            out=self.out,
+        )
+
+    def __call__(
+        self, weights: ParamTree, x: jax.Array, rotation: Rotation | None, state: Any, ops: PlatformOps
+    ) -> tuple[jax.Array, Any]:
+        spec = self.spec
+        shape, width = (len(x), spec.key_heads, spec.group, spec.value_dim), spec.group * spec.value_dim
+        projected = project("td,kcd->tkc", x, weights["inputs"])
+        gates, mixed, steps = jnp.split(projected, (width, width + spec.channels), axis=-1)
+        convolved, state = convolve(mixed, weights["conv"], weights.get("conv_bias"), state)
+        convolved = jax.nn.silu(convolved)
+        values = convolved[:, :, :width].reshape(shape)
+        key, query = jnp.split(convolved[:, :, width:], 2, axis=-1)
+        dt = jax.nn.softplus(steps.astype(jnp.float32) + weights["dt_bias"])
+        tokens = Recurrence(query, key, values, -jnp.exp(weights["a_log"]) * dt, dt)
+        out, state = ops.recur(spec.corrects, tokens, state)
+        out = out + weights["skip"][..., None] * values
+        out = out * jax.nn.silu(gates.astype(jnp.float32)).reshape(shape)
+        out = self.norm(weights["norm"], out.reshape(len(x), -1), ops.norms).reshape(shape)
+        return project("tkgv,dkgv->td", out.astype(x.dtype), weights["out"]), state
+
+    def for_devices(self, num_devices: int) -> "Mamba2":
+        """Devices have some of the key heads each, or all of them where they cannot be divided."""
+        return self
+
+
+def mamba2(name: str, spec: RecurrentSpec, embed: int, eps: float, *, has_bias: bool) -> Mamba2:
+    heads, keys, values = spec.key_heads, spec.key_dim, spec.group * spec.value_dim
+    channels = (values, keys, keys)
+
+    def join(parts: Sequence[int], tensors: Sequence[Array]) -> Array:
+        """Rows of all heads, part after part, by key head."""
+        ends = np.cumsum([0, *parts]) * heads
+        rows = [tensors[0][begin:end] for begin, end in pairwise(ends)]
+        return np.concatenate([part.reshape(heads, -1, *part.shape[1:]) for part in rows], axis=1)
+
+    def of_heads(part: str) -> Param:
+        source = Tensor(f"{name}.{part}", (heads * spec.group,))
+        return Param((heads, spec.group), ("kv_heads", None), (source,), is_float32=True)
+
+    parts = (values, *channels, spec.group)
+    bias = Tensor(f"{name}.conv1d.bias", (heads * spec.channels,))
+    return Mamba2(
+        spec,
+        inputs=Param(
+            (heads, sum(parts), embed),
+            ("kv_heads", None, "embed"),
+            (Tensor(f"{name}.in_proj.weight", (heads * sum(parts), embed)),),
+            lambda tensors: join(parts, tensors),
+            num_contracted=1,
+        ),
+        conv=Param(
+            (heads, spec.channels, spec.taps),
+            ("kv_heads", None, None),
+            (Tensor(f"{name}.conv1d.weight", (heads * spec.channels, 1, spec.taps)),),
+            lambda tensors: join(channels, [tensors[0][:, 0]]),
+        ),
+        conv_bias=(
+            Param((heads, spec.channels), ("kv_heads", None), (bias,), lambda tensors: join(channels, tensors))
+            if has_bias
+            else None
+        ),
+        a_log=of_heads("A_log"),
+        dt_bias=of_heads("dt_bias"),
+        skip=of_heads("D"),
+        norm=RMSNorm(f"{name}.norm", heads * values, eps),
+        out=Param(
+            (embed, heads, spec.group, spec.value_dim),
+            ("embed", "kv_heads", None, None),
+            (Tensor(f"{name}.out_proj.weight", (embed, heads * values)),),
+            num_contracted=3,
+        ),
+    )

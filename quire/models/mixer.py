@@ -1,0 +1,30 @@
+"""The part of a layer that sees other tokens: attention, or what a layer has in its place."""
+
+from typing import Any, Protocol, Self
+
+import jax
+
+from quire.models.context import PlatformOps
+from quire.models.model import LayerSpec
+from quire.models.params import ParamTree
+from quire.models.rope import Rope
+from quire.ops.rotation import Rotation
+
+
+class Mixer(Protocol):
+    @property
+    def spec(self) -> LayerSpec:
+        """Its state follows from it."""
+
+    @property
+    def rope(self) -> Rope | None: ...
+
+    def params(self) -> ParamTree: ...
+
+    def __call__(
+        self, weights: ParamTree, x: jax.Array, rotation: Rotation | None, state: Any, ops: PlatformOps
+    ) -> tuple[jax.Array, Any]:
+        """Its output [t, d] for x [t, d], and its state after these tokens."""
+
+    def for_devices(self, num_devices: int) -> Self:
+        """The same function with weights that so many devices can share."""

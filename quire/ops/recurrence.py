@@ -1,0 +1,240 @@
+"""Recurrent layers over the tokens of a step: a short convolution, and a matrix that each token changes.
+
+A token first multiplies the matrix S [key_dim, value_dim] of a head by its decay. Then it adds its key times its value,
+times its rate; with the delta rule, its value less what S has for its key. Its output is S read by its query.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from quire.ops.pages import TILE, Tiles
+from quire.ops.slot_access import SlotAccess
+
+
+class RecurrentState(NamedTuple):
+    """The state of a layer during a step. The rows are those of slots, and a last one for padding."""
+
+    inputs: jax.Array  # [slots + 1, taps - 1, k, c]: those of the convolution, the last ones
+    matrices: jax.Array  # float32 [slots + 1, k, g, key_dim, value_dim]
+    access: SlotAccess
+
+
+class Recurrence(NamedTuple):
+    """The numbers of each token, all float32."""
+
+    q: jax.Array  # [t, k, key_dim]
+    k: jax.Array  # [t, k, key_dim]
+    v: jax.Array  # [t, k, g, value_dim]
+    decay: jax.Array  # [t, k, g]: the logarithm of the factor, so 0 or less
+    rate: jax.Array  # [t, k, g]
+
+
+# kernel(corrects, tokens, matrices, access) -> (out [t, k, g, value_dim], matrices)
+RecurKernel = Callable[[bool, Recurrence, jax.Array, SlotAccess], tuple[jax.Array, jax.Array]]
+# recur(corrects, tokens, state) -> (out, state). Without a state the tokens are those of a whole sequence.
+Recur = Callable[[bool, Recurrence, RecurrentState | None], tuple[jax.Array, RecurrentState | None]]
+
+
+def recur_by(kernel: RecurKernel) -> Recur:
+    """The operation as models call it."""
+
+    def recur(
+        corrects: bool, tokens: Recurrence, state: RecurrentState | None
+    ) -> tuple[jax.Array, RecurrentState | None]:
+        if state is None:
+            return recur_one_by_one(corrects, tokens), None
+        out, matrices = kernel(corrects, tokens, state.matrices, state.access)
+        return out, state._replace(matrices=matrices)
+
+    return recur
+
+
+def convolve(
+    x: jax.Array, weight: jax.Array, bias: jax.Array | None, state: RecurrentState | None
+) -> tuple[jax.Array, RecurrentState | None]:
+    """The causal convolution of x [t, k, c] by weight [k, c, taps], channel by channel; float32."""
+    taps = weight.shape[-1]
+    weight32 = weight.astype(jnp.float32)
+    out = x.astype(jnp.float32) * weight32[:, :, -1]
+    for back in range(1, taps):
+        out += _before(x, back, taps, state).astype(jnp.float32) * weight32[:, :, taps - 1 - back]
+    if bias is not None:
+        out += bias.astype(jnp.float32)
+    if state is not None:
+        state = state._replace(inputs=_last_inputs(x, taps, state))
+    return out, state
+
+
+def _before(x: jax.Array, back: int, taps: int, state: RecurrentState | None) -> jax.Array:
+    """[t, k, c]: the input so many tokens before each token."""
+    shifted = jnp.pad(x, ((back, 0), (0, 0), (0, 0)))[: len(x)]
+    if state is None:
+        return shifted
+    access = state.access
+    within = access.within
+    old = state.inputs[access.slots, jnp.clip(taps - 1 - back + within, 0, taps - 2)]
+    old = jnp.where(access.is_new[:, None, None], 0, old)
+    return jnp.where((within >= back)[:, None, None], shifted, old)
+
+
+def _last_inputs(x: jax.Array, taps: int, state: RecurrentState) -> jax.Array:
+    """The inputs that the next tokens of each slot need."""
+    access = state.access
+    token = jnp.minimum(access.ends, len(x) - 1)
+    slot, within, is_new = access.slots[token], access.within[token], access.is_new[token]
+    rows = []
+    for back in range(taps - 2, -1, -1):
+        old = state.inputs[slot, jnp.clip(taps - 1 - back + within, 0, taps - 2)]
+        old = jnp.where(is_new[:, None, None], 0, old)
+        rows.append(jnp.where((within >= back)[:, None, None], x[jnp.maximum(token - back, 0)], old))
+    padding = len(state.inputs) - 1
+    to = jnp.where(access.ends < len(x), slot, padding)
+    return state.inputs.at[to].set(jnp.stack(rows, axis=1).astype(state.inputs.dtype))
+
+
+def recur_in_tiles(
+    corrects: bool, tokens: Recurrence, matrices: jax.Array, access: SlotAccess
+) -> tuple[jax.Array, jax.Array]:
+    """A `RecurKernel` in plain jnp. Tokens of prompts go by tiles, the tiles one after the other."""
+    tiles = access.tiles
+    out = jnp.zeros(tokens.v.shape, jnp.float32)
+    if tiles.num_single:
+        out, matrices = _recur_single(corrects, tokens, matrices, tiles, out)
+    if len(tiles) > tiles.num_single:
+        out, matrices = _recur_tiles(corrects, tokens, matrices, tiles.part(tiles.num_single, len(tiles)), out)
+    return out, matrices
+
+
+def recur_one_by_one(corrects: bool, tokens: Recurrence) -> jax.Array:
+    """The tokens of one sequence from its first on: the definition, which other implementations are compared with."""
+    _, heads, group, value_dim = tokens.v.shape
+    empty = jnp.zeros((heads, group, tokens.k.shape[-1], value_dim), jnp.float32)
+
+    def step(matrices: jax.Array, token: Recurrence) -> tuple[jax.Array, jax.Array]:
+        return _updated(corrects, matrices, token)
+
+    return jax.lax.scan(step, empty, tokens)[1]
+
+
+def _updated(corrects: bool, matrices: jax.Array, token: Recurrence) -> tuple[jax.Array, jax.Array]:
+    """matrices [..., k, g, i, v] after one token of each, and its output [..., k, g, v]."""
+    q, k = token.q[..., None, :, None], token.k[..., None, :, None]
+    matrices = matrices * jnp.exp(token.decay)[..., None, None]
+    value = token.v
+    if corrects:
+        value = value - jnp.sum(matrices * k, axis=-2)
+    matrices = matrices + k * (value * token.rate[..., None])[..., None, :]
+    return matrices, jnp.sum(matrices * q, axis=-2)
+
+
+def _recur_single(
+    corrects: bool, tokens: Recurrence, matrices: jax.Array, tiles: Tiles, out: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """The tokens that are alone in their slots, all at once."""
+    count = tiles.num_single
+    is_single = tiles.lengths[:count] > 0
+    slots = jnp.where(is_single, tiles.slots[:count], len(matrices) - 1)
+    is_new = (tiles.starts[:count] <= 0) | ~is_single
+    old = jnp.where(is_new[:, None, None, None, None], 0.0, matrices[slots])
+    new, found = _updated(corrects, old, Recurrence(*(array[:count] for array in tokens)))
+    out = out.at[:count].set(jnp.where(is_single[:, None, None, None], found, out[:count]))
+    return out, matrices.at[slots].set(new)
+
+
+class _Tile(NamedTuple):
+    """Of a tile of l tokens, all that its outputs and its end need beside the matrices before it; [..., k, g, ...]."""
+
+    reads: jax.Array  # [l, i]: queries with the decay since the tile's begin
+    scores: jax.Array  # [l, l]: queries by keys, with the decay between them
+    forgets: jax.Array  # [l, i]: what a correction takes from the matrices before the tile
+    values: jax.Array  # [l, v]
+    keys: jax.Array  # [l, i]: with the decay up to the tile's end
+    decay: jax.Array  # []: of the whole tile
+
+
+def _recur_tiles(
+    corrects: bool, tokens: Recurrence, matrices: jax.Array, tiles: Tiles, out: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Tiles of prompts. What needs no state is computed of all of them at once."""
+    count = len(out)
+    is_real = tiles.lengths > 0
+    order = jnp.argsort(jnp.where(is_real, tiles.offsets, count))  # those of a sequence in the order of its tokens
+    slots, starts, lengths, offsets = (
+        array[order] for array in (tiles.slots, tiles.starts, tiles.lengths, tiles.offsets)
+    )
+    at = jnp.arange(TILE)
+    token = offsets[:, None] + at
+    is_token = at < lengths[:, None]
+
+    def gather(array: jax.Array) -> jax.Array:
+        """Zeros behind a tile's end: a token with a rate and a decay of 0 changes nothing."""
+        here = is_token.reshape(*is_token.shape, *[1] * (array.ndim - 1))
+        return jnp.where(here, array[jnp.where(is_token, token, 0)], 0.0)
+
+    gathered = Recurrence(*(gather(array) for array in tokens))
+    prepared = jax.vmap(lambda one: _tile(corrects, one))(gathered)
+
+    def step(index: jax.Array, carry: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        matrices, found = carry
+        tile = _Tile(*(array[index] for array in prepared))
+        old = jnp.where(starts[index] == 0, 0.0, matrices[slots[index]])
+        values = tile.values
+        if corrects:
+            values = values - _product("kgli,kgiv->kglv", tile.forgets, old)
+        read = _product("kgli,kgiv->lkgv", tile.reads, old) + _product("kglm,kgmv->lkgv", tile.scores, values)
+        new = old * tile.decay[..., None, None] + _product("kgli,kglv->kgiv", tile.keys, values)
+        return matrices.at[slots[index]].set(new), found.at[index].set(read)
+
+    found = jnp.zeros((len(slots), TILE, *out.shape[1:]), jnp.float32)
+    matrices, found = jax.lax.fori_loop(0, jnp.sum(is_real), step, (matrices, found))
+    return out.at[jnp.where(is_token, token, count)].set(found, mode="drop"), matrices
+
+
+def _tile(corrects: bool, tokens: Recurrence) -> _Tile:
+    """Of TILE tokens of one sequence."""
+    between = _decay_between(jnp.moveaxis(tokens.decay, 0, -1))  # [k, g, l, m]
+    factors = jnp.exp(between)
+    since_begin = jnp.exp(between[..., 0] + tokens.decay[0][..., None])  # [k, g, l]
+    rate = jnp.moveaxis(tokens.rate, 0, -1)[..., None]  # [k, g, l, 1]
+    k, q = (jnp.moveaxis(array, 0, 1)[:, None] for array in (tokens.k, tokens.q))  # [k, 1, l, i]
+    keys = jnp.broadcast_to(k, (*factors.shape[:-1], k.shape[-1]))
+    values = jnp.moveaxis(tokens.v, 0, 2) * rate
+    scores = _product("kli,kmi->klm", q[:, 0], k[:, 0])[:, None] * factors
+    forgets = jnp.zeros_like(keys)
+    if corrects:
+        own = jnp.tril(_product("kli,kmi->klm", k[:, 0], k[:, 0])[:, None] * factors, -1) * rate
+        inverse = _inverse(own)
+        values = _product("kglm,kgmv->kglv", inverse, values)
+        forgets = _product("kglm,kgmi->kgli", inverse, keys * rate * since_begin[..., None])
+    to_end = jnp.exp(between[..., -1, :])[..., None]
+    return _Tile(q * since_begin[..., None], scores, forgets, values, keys * to_end, since_begin[..., -1])
+
+
+def _decay_between(decay: jax.Array) -> jax.Array:
+    """[..., l, m] of decay [..., l]: the sum of those after m up to l, each sum by itself; -inf where m is after l."""
+    count = decay.shape[-1]
+    later = jnp.tril(jnp.ones((count, count), bool), -1)
+    sums = jnp.cumsum(jnp.where(later, decay[..., None], 0.0), axis=-2)
+    return jnp.where(later | jnp.eye(count, dtype=bool), sums, -jnp.inf)
+
+
+def _inverse(below: jax.Array) -> jax.Array:
+    """Of 1 + below [..., TILE, TILE], which is 0 from its diagonal on: of blocks of 1, then 2, then 4, and so on."""
+    index = jnp.arange(TILE)
+    inverse = jnp.broadcast_to(jnp.eye(TILE), below.shape)
+    size = 1
+    while size < TILE:
+        block = index // size
+        is_left = (block[:, None] % 2 == 1) & (block[None, :] == block[:, None] - 1)
+        step = _product("kglm,kgmn->kgln", inverse, jnp.where(is_left, below, 0.0))
+        inverse = inverse - _product("kglm,kgmn->kgln", step, inverse)
+        size *= 2
+    return inverse
+
+
+def _product(equation: str, x: jax.Array, y: jax.Array) -> jax.Array:
+    """In float32: other products of a GPU would round to ten bits."""
+    return jnp.einsum(equation, x, y, precision=jax.lax.Precision.HIGHEST)

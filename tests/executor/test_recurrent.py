@@ -1,0 +1,140 @@
+"""Models with recurrent layers: a slot has state beside pages, which is that of its own tokens and of no others."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from quire.engine.engine import Engine
+from quire.ops.native import library
+from quire.request import Request, SamplingParams
+from tests.executor.faulty_executor import FaultyExecutor
+from tests.executor.rig import FEW_SHAPES, Rig, config_of, quickly_compiled
+from tests.executor.test_schedules import check
+from tests.executor.workload import GREEDY, workload
+
+SHAPES = replace(FEW_SHAPES, page_size=4)
+KINDS = ["linear_attention", "full_attention"]
+RIGS = {
+    "qwen3_next": (config_of("qwen3_next", num_hidden_layers=2, layer_types=KINDS), SHAPES),
+    # With the programs that a GPU has for common cases.
+    "granitemoehybrid": (
+        config_of("granitemoehybrid", num_hidden_layers=2, layer_types=KINDS),
+        replace(SHAPES, min_tokens=8, burst=4, specialised=True),
+    ),
+}
+
+
+@pytest.fixture(scope="module", params=RIGS)
+def recurrent(request: pytest.FixtureRequest) -> Iterator[Rig]:
+    config, shapes = RIGS[request.param]
+    with quickly_compiled():
+        rig = Rig(config, shapes, first_programs_only=not shapes.specialised)
+    yield rig
+    rig.executor.close()
+
+
+def poison(rig: Rig) -> Callable[[Engine, int], None]:
+    """NaN in the state of padding and of every slot that no sequence has, before each step."""
+
+    def between(engine: Engine, step: int) -> None:
+        is_free = np.ones(rig.shapes.num_slots + 1, bool)
+        is_free[[one.slot for one in engine.scheduler._running]] = False
+        state = rig.executor._state
+        assert state is not None
+        rig.executor._state = state._replace(slot_arrays=poisoned(state.slot_arrays, is_free))
+
+    return between
+
+
+@partial(jax.jit, donate_argnums=0)
+def poisoned(arrays: Any, is_free: jax.Array) -> Any:
+    def one(array: jax.Array) -> jax.Array:
+        return jnp.where(is_free.reshape(-1, *[1] * (array.ndim - 1)), jnp.nan, array)
+
+    return jax.tree.map(one, arrays)
+
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "no prefix cache": {"prefix_caching": False, "lookahead": 0},
+    "chunks of 1, two steps ahead": {"max_batch_prefill_tokens": 1, "lookahead": 2},
+    "chunks of 7, bursts": {"max_batch_prefill_tokens": 7, "max_burst": 4},
+    "few pages": {"num_pages": 49},
+    "few pages, chunks of 11, bursts, two steps ahead": {
+        "num_pages": 49,
+        "max_batch_prefill_tokens": 11,
+        "max_burst": 3,
+        "lookahead": 2,
+    },
+}
+
+
+def requests_of(rig: Rig) -> list[Request]:
+    """Many begin alike; one has several samples, one wants the log-probabilities of its prompt."""
+    requests = workload(rig, 9, seed=5, max_tokens=20)
+    requests[2] = replace(requests[2], samples=3)
+    requests[4] = replace(requests[4], prompt_logprobs=1)
+    return requests
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_answers_are_those_of_the_plain_forward(recurrent: Rig, name: str) -> None:
+    requests = requests_of(recurrent)
+    run = recurrent.run(requests, between=poison(recurrent), **SCHEDULES[name])
+    assert check(recurrent, requests, run) <= 1
+    counters = run.engine.scheduler.counters
+    assert counters.cached_tokens == 0, "a prefix was continued without its state"
+    assert (counters.preemptions > 0) == ("few pages" in name)
+
+
+@pytest.mark.skipif(not library.load(), reason="there is no C++ compiler")
+def test_sampled_answers_do_not_depend_on_scheduling(recurrent: Rig) -> None:
+    requests = [replace(one, sampling=SamplingParams(temperature=1.0)) for one in requests_of(recurrent)]
+    expected = recurrent.run(requests).tokens()
+    for settings in SCHEDULES.values():
+        assert recurrent.run(requests, **settings).tokens() == expected, settings
+
+
+@pytest.mark.skipif(not library.load(), reason="there is no C++ compiler")
+def test_the_state_of_a_slot_depends_neither_on_chunks_nor_on_neighbours(recurrent: Rig) -> None:
+    prompt = tuple(np.random.default_rng(0).integers(0, recurrent.model.vocab_size, 61).tolist())
+
+    def state_after(others: list[Request], **settings: Any) -> list[Any]:
+        engine = recurrent.engine(**settings)
+        engine.add(Request(0, prompt, 1, GREEDY))
+        for other in others:
+            engine.add(other)
+        slot = None
+        while engine.scheduler.has(0):
+            engine.step()
+            slot = next((one.slot for one in engine.scheduler._running if one.request_id == 0), slot)
+        state = recurrent.executor._state
+        assert state is not None
+        assert slot is not None
+        found = [np.asarray(array)[slot] for array in jax.tree.leaves(state.slot_arrays)]
+        for other in others:
+            engine.scheduler.abort(other.request_id)
+        return found
+
+    expected = state_after([])
+    assert all(array.any() for array in expected)
+    others = [Request(number, prompt[number:] + prompt, 30, GREEDY) for number in (1, 2)]
+    for beside, chunk in (([], 1), ([], 7), (others, 32), (others, 5)):
+        found = state_after(beside, max_batch_prefill_tokens=chunk, lookahead=0)
+        for array, right in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(array, right)
+
+
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_a_lost_device_changes_no_answer(recurrent: Rig, lookahead: int) -> None:
+    requests = requests_of(recurrent)
+    executor = FaultyExecutor(recurrent.executor, lambda plan: plan.step in (3, 9), "result")
+    run = recurrent.run(requests, executor=executor, lookahead=lookahead)
+    assert executor.num_resets == 2
+    assert check(recurrent, requests, run) <= 1
