@@ -122,7 +122,7 @@ def plan_deployment(
         refuse_what_cannot_draft(draft, layout, files, resolved.max_total_tokens)
     choices: tuple[Choice[Any], ...] = (*resolved.choices, *adapters.choices)
     if layout.slot_specs:
-        choices = (*choices, resolve_prefix_caching(config, layout, files.name))
+        choices = (*choices, resolve_prefix_caching(config, len(layout.slot_specs), files.name))
     max_queued, max_step_ms = config.max_queued, config.max_step_ms or 0.0
     if is_served:
         queued = resolve_max_queued(config, resolved.max_batch_size)

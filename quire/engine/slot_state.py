@@ -2,13 +2,12 @@
 
 from quire.config import Config
 from quire.errors import InvalidSetting
-from quire.executor.layer_state import PageLayout
 from quire.resolve import Choice
 
 
-def resolve_prefix_caching(config: Config, layout: PageLayout, name: str) -> Choice[bool]:
-    """Raises for a setting that needs the state of a slot as it was some tokens before."""
-    count = len(layout.slot_specs)
+def resolve_prefix_caching(config: Config, count: int, name: str) -> Choice[bool]:
+    """Of a model with `count` recurrent layers. Raises for a setting that needs the state of a slot as it was some
+    tokens before."""
     has = f"{name} has {count} recurrent layer{'s' * (count > 1)}"
     if config.speculate:
         raise InvalidSetting(
