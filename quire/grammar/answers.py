@@ -7,8 +7,8 @@ from quire.grammar.lark import ANY_TEXT, Marks, terms, text_up_to
 from quire.grammar.lark_text import embedded
 from quire.grammar.tool_calls import call_rules
 from quire.request import Grammar, GrammarKind
-from quire.text.thinking import ThinkingFormat
-from quire.text.tools import CallFormat, Tool
+from quire.text.thinking import HARMONY, ThinkingFormat
+from quire.text.tools import CallFormat, CallStyle, Tool
 
 _BLANKS = "BLANKS: /\\n{0,2}/"  # between thinking and what must follow a grammar
 
@@ -42,6 +42,8 @@ class AnswerRules:
         if self.calls is None and self.thinking is None and self.plain is not None:
             return self.plain
         rules: list[str] = []
+        if self._has_channels:
+            return Grammar(GrammarKind.LARK, "\n".join(self._channel_rules(marks)))
         answer = self._answer(rules, marks)
         if self.thinking is None:
             rules.append(f"start: {answer}")
@@ -69,6 +71,31 @@ class AnswerRules:
         # Text goes on until calls begin, and from there on there is no way back.
         rules.append(text_up_to("before", form.begin, marks))
         return f"{self._text(rules, '')} | before calls"
+
+    @property
+    def _has_channels(self) -> bool:
+        return self.thinking is HARMONY or (self.calls is not None and self.calls.form.style is CallStyle.CHANNELS)
+
+    def _channel_rules(self, marks: Marks) -> list[str]:
+        """Harmony: messages of thinking and remarks, and last the answer or a call. Without thinking, the prompt has
+        begun the answer."""
+        rules = [text_up_to("ended", "<|end|>", marks)]
+        last, answer = [], "plain" if self.plain is not None else "TEXT"
+        rules.append(embedded("plain", self.plain) if self.plain is not None else f"TEXT: {ANY_TEXT}")
+        is_free = self.calls is None or not self.calls.required
+        if is_free:
+            last.append(f"{terms('<|channel|>final<|message|>', marks)} {answer}")
+        if self.calls is not None:
+            form = self.calls.form
+            rules += call_rules(self.calls.tools, form, marks, parallel=self.calls.parallel)
+            last.append(f"{terms(form.begin, marks)} calls")
+        after = terms("<|start|>assistant", marks)
+        channel, message = terms("<|channel|>", marks), terms("<|message|>", marks)
+        rules.append(f'before: {channel} ("analysis" | "commentary") {message} ended {after}')
+        rules.append(f"last: before* ({' | '.join(last)})")
+        if self.thinking is None and is_free:
+            return [*rules, f"start: {answer} | ended {after} last"]
+        return [*rules, "start: last" if self.thinking and not self.is_opened else f"start: ended {after} last"]
 
     def _text(self, rules: list[str], no_first: str) -> str:
         rules.append(f"TEXT: /([^\\{no_first}](.|\\n)*)?/" if no_first else f"TEXT: {ANY_TEXT}")

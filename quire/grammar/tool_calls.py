@@ -102,6 +102,10 @@ def _marked_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> list
     return [f'call_{index}: {name} {arguments.separated(items, ",")} "}}"', *arguments.rules]
 
 
+def _channel_call(index: int, tool: Tool, form: CallFormat, marks: Marks) -> list[str]:
+    return _around(index, tool, terms(f"{tool.name} <|constrain|>json<|message|>", marks), "")
+
+
 _WRITERS: dict[CallStyle, Callable[[int, Tool, CallFormat, Marks], list[str]]] = {
     CallStyle.JSON: _json_call,
     CallStyle.NAMED: _named_call,
@@ -110,6 +114,7 @@ _WRITERS: dict[CallStyle, Callable[[int, Tool, CallFormat, Marks], list[str]]] =
     CallStyle.KEYS: _keyed_call,
     CallStyle.PYTHON: _python_call,
     CallStyle.MARKED: _marked_call,
+    CallStyle.CHANNELS: _channel_call,
 }
 
 

@@ -6,9 +6,10 @@ from typing import Any
 
 from quire.text.call_parser import CallParser
 from quire.text.custom_input import InputText
+from quire.text.harmony import HarmonyParser, MessageKind
 from quire.text.pieces import CallArguments, CallBegins, Piece, Reasoning
-from quire.text.thinking import ThinkingFormat, ThinkingParser
-from quire.text.tools import CallFormat
+from quire.text.thinking import HARMONY, ThinkingFormat, ThinkingParser
+from quire.text.tools import CallFormat, CallStyle
 
 __all__ = ["PLAIN", "AnswerForm", "AnswerParser", "CallArguments", "CallBegins", "Piece", "Reasoning"]
 
@@ -43,28 +44,38 @@ class AnswerParser:
 
     def __init__(self, form: AnswerForm) -> None:
         thinking = form.thinking
-        self._thinking = None if thinking is None else ThinkingParser(thinking, begins_inside=form.begins_in_thinking)
-        self._calls = None if form.calls is None else CallParser(form.calls, form.tools, guided=form.guided)
+        self._harmony = _harmony_parser(form)
+        self._thinking = self._calls = None
+        if self._harmony is None and thinking is not None:
+            self._thinking = ThinkingParser(thinking, begins_inside=form.begins_in_thinking)
+        if self._harmony is None and form.calls is not None:
+            self._calls = CallParser(form.calls, form.tools, guided=form.guided)
         self._custom = form.custom
         self._input: InputText | None = None  # of the last call, if its tool is custom
 
     @property
     def num_calls(self) -> int:
-        return 0 if self._calls is None else self._calls.num_calls
+        parser = self._calls or self._harmony
+        return 0 if parser is None else parser.num_calls
 
     @property
     def is_thinking(self) -> bool:
         """True if the text so far ends within a thinking section."""
-        return self._thinking is not None and self._thinking.is_thinking
+        parser = self._thinking or self._harmony
+        return parser is not None and parser.is_thinking
 
     def push(self, text: str) -> list[Piece]:
         """The pieces that `text` completes."""
+        if self._harmony is not None:
+            return self._with_inputs(self._harmony.push(text))
         if self._thinking is None:
             return self._push_calls(text)
         return self._beyond_thinking(self._thinking.push(text))
 
     def flush(self) -> list[Piece]:
         """The remaining pieces, at the end of the text."""
+        if self._harmony is not None:
+            return self._with_inputs(self._harmony.flush())
         pieces = [] if self._thinking is None else self._beyond_thinking(self._thinking.flush())
         return pieces if self._calls is None else pieces + self._with_inputs(self._calls.flush())
 
@@ -93,3 +104,14 @@ class AnswerParser:
                     continue
             found.append(piece)
         return found
+
+
+def _harmony_parser(form: AnswerForm) -> HarmonyParser | None:
+    """The parser of an answer on channels. Without thinking, the prompt has begun a message for the reader."""
+    finds_calls = form.calls is not None and form.calls.style is CallStyle.CHANNELS
+    if form.thinking is not HARMONY and not finds_calls:
+        return None
+    begins_in = MessageKind.TEXT if form.thinking is None else None
+    return HarmonyParser(
+        finds_calls=finds_calls, begins_in=MessageKind.THINKING if form.begins_in_thinking else begins_in
+    )

@@ -14,10 +14,11 @@ class ThinkingFormat:
     end: str
     answer_begin: str = ""
     answer_end: str = ""
+    parts: tuple[str, ...] = ()  # of the marks, where those are not tokens of their own
 
     @property
     def marks(self) -> tuple[str, ...]:
-        return tuple(mark for mark in (self.begin, self.end, self.answer_begin, self.answer_end) if mark)
+        return self.parts or tuple(mark for mark in (self.begin, self.end, self.answer_begin, self.answer_end) if mark)
 
     def is_open_at_end_of(self, prompt: str) -> bool:
         """True if the prompt ends inside a section, which its template has opened."""
@@ -31,6 +32,13 @@ class ThinkingFormat:
         """True if an answer that continues `message` continues a section."""
         return message.rfind(self.begin) > message.rfind(self.end)
 
+
+# The thinking of gpt-oss is a message on a channel; `quire/text/harmony.py` reads its answers.
+HARMONY = ThinkingFormat(
+    "<|channel|>analysis<|message|>",
+    "<|end|>",
+    parts=("<|start|>", "<|channel|>", "<|constrain|>", "<|message|>", "<|end|>", "<|call|>", "<|return|>"),
+)
 
 # The more particular first.
 FORMATS = (
@@ -46,6 +54,8 @@ FORMATS = (
 
 def thinking_of(template: str) -> ThinkingFormat | None:
     """The form in which the model of this template thinks; None where the template knows no thinking."""
+    if HARMONY.begin in template:  # its end is that of other templates' messages
+        return HARMONY
     return next((form for form in FORMATS if form.end in template and form.answer_end in template), None)
 
 

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Any
 
+from quire.text.thinking import HARMONY
+
 CALL_ID_LENGTH = 24
 
 
@@ -31,6 +33,7 @@ class CallStyle(Enum):
     KEYS = auto()  # name<arg_key>key</arg_key><arg_value>value</arg_value>
     PYTHON = auto()  # [name(key=value)]
     MARKED = auto()  # call:name{key:value}, strings between two of `quote`
+    CHANNELS = auto()  # a message to the function, whose text are the arguments
 
 
 @dataclass(frozen=True)
@@ -105,8 +108,13 @@ GEMMA4 = CallFormat(
     CallStyle.MARKED, last_mark="<tool_call|>", quote='<|"|>',
 )  # fmt: skip
 
+HARMONY_CALLS = CallFormat(  # a call ends the answer
+    HARMONY.parts, "<|channel|>commentary to=functions.", "", None, CallStyle.CHANNELS
+)
+
 # Marks by which a template shows its format, the more particular first. One without any is for Hermes' format.
 _SIGNS: tuple[tuple[CallFormat, tuple[str, ...]], ...] = (
+    (HARMONY_CALLS, (HARMONY.begin, "<|call|>")),
     (MISTRAL_NAMED, ("[TOOL_CALLS]", "[ARGS]")),
     (MISTRAL, ("[TOOL_CALLS]",)),
     (DEEPSEEK_FENCED, (SECTION_BEGIN, "```json")),
