@@ -24,7 +24,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
 from quire.ops.norms import Norms
 from quire.ops.pages import PageAccess, Segments, Tiles, write_targets
-from quire.ops.recurrence import recur_by
+from quire.ops.recurrence import RecurrentOps
 from quire.ops.slot_access import slot_access
 from quire.ops.step_attention import FilterCuts, Kernels, step_attention
 
@@ -208,7 +208,7 @@ def _ops(kernels: Kernels, norms: Norms) -> PlatformOps:
         out, pages = step_attention(kernels, spec, heads, state.pages, state.access)
         return out, state._replace(pages=pages)
 
-    return PlatformOps(attend, norms, kernels.adapter_product, recur_by(kernels.recur))
+    return PlatformOps(attend, norms, kernels.adapter_product, RecurrentOps(kernels.recurrent))
 
 
 def sample_next(

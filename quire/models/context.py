@@ -7,7 +7,8 @@ import jax
 from quire.ops.adapters import AdapterProduct, add_products
 from quire.ops.attention import Attend
 from quire.ops.norms import PLAIN, Norms
-from quire.ops.recurrence import Recur, recur_by, recur_in_tiles
+from quire.ops.recurrence import PLAIN as PLAIN_RECURRENT
+from quire.ops.recurrence import RecurrentOps
 
 
 class TokenContext(NamedTuple):
@@ -59,4 +60,4 @@ class PlatformOps(NamedTuple):
     attend: Attend
     norms: Norms = PLAIN
     adapter_product: AdapterProduct = add_products
-    recur: Recur = recur_by(recur_in_tiles)
+    recurrent: RecurrentOps = RecurrentOps(PLAIN_RECURRENT)

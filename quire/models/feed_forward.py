@@ -16,6 +16,7 @@ from quire.ops.adapters import AdaptedWeight
 from quire.ops.coded import Coded
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import Packed, gated_product
+from quire.ops.rounding import rounded
 
 Activation = Callable[[jax.Array], jax.Array]
 
@@ -180,7 +181,7 @@ class SharedExperts:
         shared = self.shared(weights["shared"], x)
         if self.gate is not None:
             share = jax.nn.sigmoid(matmul(x, weights["gate"], 1))
-            shared = (shared.astype(jnp.float32) * share).astype(x.dtype)
+            shared = rounded((shared.astype(jnp.float32) * share).astype(x.dtype))
         return self.experts(weights["experts"], x) + shared
 
     def for_devices(self, num_devices: int) -> "SharedExperts":

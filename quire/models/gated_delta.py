@@ -12,7 +12,7 @@ from quire.models.context import PlatformOps
 from quire.models.norm import RMSNorm
 from quire.models.params import Array, Param, ParamTree, Tensor, params_of
 from quire.models.projection import matmul, project
-from quire.ops.recurrence import Recurrence, convolve
+from quire.ops.recurrence import Recurrence
 from quire.ops.recurrent_spec import RecurrentSpec
 from quire.ops.rotation import Rotation
 
@@ -58,7 +58,7 @@ class GatedDelta:
         shape = (len(x), spec.key_heads, spec.group, spec.value_dim)
         qkvz = project("td,kcd->tkc", x, weights["qkvz"])
         b, a = jnp.split(matmul(x, weights["ba"], 2), 2, axis=-1)  # [t, k, g]
-        mixed, state = convolve(qkvz[:, :, : spec.channels], weights["conv"], None, state)
+        mixed, state = ops.recurrent.convolve(qkvz[:, :, : spec.channels], weights["conv"], None, state)
         mixed = jax.nn.silu(mixed)
         q, k = (
             self._of_length_one(part, scale, ops)
@@ -70,7 +70,7 @@ class GatedDelta:
         values = mixed[:, :, 2 * spec.key_dim :].reshape(shape)
         decay = -jnp.exp(weights["a_log"]) * jax.nn.softplus(a + weights["dt_bias"])
         tokens = Recurrence(q, k, values, decay, jax.nn.sigmoid(b))
-        out, state = ops.recur(spec.corrects, tokens, state)
+        out, state = ops.recurrent.recur(spec.corrects, tokens, state)
         z = qkvz[:, :, spec.channels :].reshape(shape).astype(jnp.float32)
         out = self.norm(weights["norm"], out, ops.norms) * jax.nn.silu(z)
         return project("tkgv,dkgv->td", out.astype(x.dtype), weights["out"]), state

@@ -13,9 +13,10 @@ from quire.models.context import PlatformOps
 from quire.models.norm import RMSNorm
 from quire.models.params import Array, Param, ParamTree, Tensor, params_of
 from quire.models.projection import project
-from quire.ops.recurrence import Recurrence, convolve
+from quire.ops.recurrence import Recurrence
 from quire.ops.recurrent_spec import RecurrentSpec
 from quire.ops.rotation import Rotation
+from quire.ops.rounding import rounded
 
 
 @dataclass(frozen=True)
@@ -59,14 +60,14 @@ class Mamba2:
         shape, width = (len(x), spec.key_heads, spec.group, spec.value_dim), spec.group * spec.value_dim
         projected = project("td,kcd->tkc", x, weights["inputs"])
         gates, mixed, steps = jnp.split(projected, (width, width + spec.channels), axis=-1)
-        convolved, state = convolve(mixed, weights["conv"], weights.get("conv_bias"), state)
+        convolved, state = ops.recurrent.convolve(mixed, weights["conv"], weights.get("conv_bias"), state)
         convolved = jax.nn.silu(convolved)
         values = convolved[:, :, :width].reshape(shape)
         key, query = jnp.split(convolved[:, :, width:], 2, axis=-1)
         dt = jax.nn.softplus(steps.astype(jnp.float32) + weights["dt_bias"])
         tokens = Recurrence(query, key, values, -jnp.exp(weights["a_log"]) * dt, dt)
-        out, state = ops.recur(spec.corrects, tokens, state)
-        out = out + weights["skip"][..., None] * values
+        out, state = ops.recurrent.recur(spec.corrects, tokens, state)
+        out = out + rounded(weights["skip"][..., None] * values)
         out = out * jax.nn.silu(gates.astype(jnp.float32)).reshape(shape)
         out = self.norm(weights["norm"], out.reshape(len(x), -1), ops.norms).reshape(shape)
         return project("tkgv,dkgv->td", out.astype(x.dtype), weights["out"]), state

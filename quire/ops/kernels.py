@@ -10,7 +10,7 @@ from quire.ops.native import library
 from quire.ops.native.adapter_product import add_products as native_adapter_product
 from quire.ops.native.norms import NATIVE as NATIVE_NORMS
 from quire.ops.native.place_heads import place_heads
-from quire.ops.native.recurrence import recur
+from quire.ops.native.recurrence import NATIVE as NATIVE_RECURRENT
 from quire.ops.native.tiled_attention import tiled_attention
 from quire.ops.pages import KVWriteTargets, Pages
 from quire.ops.sharded_kernels import sharded
@@ -32,7 +32,7 @@ NATIVE = Kernels(
     norms=NATIVE_NORMS,
     decode_norms=NATIVE_NORMS,
     adapter_product=native_adapter_product,
-    recur=recur,
+    recurrent=NATIVE_RECURRENT,
 )
 
 

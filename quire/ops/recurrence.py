@@ -32,67 +32,87 @@ class Recurrence(NamedTuple):
     rate: jax.Array  # [t, k, g]
 
 
-# kernel(corrects, tokens, matrices, access) -> (out [t, k, g, value_dim], matrices)
+# (x [t, k, c], weight [k, c, taps], bias [k, c], inputs, access) -> (out [t, k, c], inputs)
+ConvolveKernel = Callable[[jax.Array, jax.Array, jax.Array | None, jax.Array, SlotAccess], tuple[jax.Array, jax.Array]]
+# (corrects, tokens, matrices, access) -> (out [t, k, g, value_dim], matrices)
 RecurKernel = Callable[[bool, Recurrence, jax.Array, SlotAccess], tuple[jax.Array, jax.Array]]
-# recur(corrects, tokens, state) -> (out, state). Without a state the tokens are those of a whole sequence.
-Recur = Callable[[bool, Recurrence, RecurrentState | None], tuple[jax.Array, RecurrentState | None]]
 
 
-def recur_by(kernel: RecurKernel) -> Recur:
-    """The operation as models call it."""
+class RecurrentKernels(NamedTuple):
+    """The operations of a platform, on the arrays of all slots. What they return for padding may be anything."""
+
+    convolve: ConvolveKernel
+    recur: RecurKernel
+
+
+class RecurrentOps(NamedTuple):
+    """The operations as models call them. Without a state the tokens are those of a whole sequence."""
+
+    kernels: RecurrentKernels
+
+    def convolve(
+        self, x: jax.Array, weight: jax.Array, bias: jax.Array | None, state: RecurrentState | None
+    ) -> tuple[jax.Array, RecurrentState | None]:
+        """The causal convolution of x [t, k, c] by weight [k, c, taps], channel by channel; float32."""
+        if state is None:
+            return _convolved(x, weight, bias, lambda back: _shifted(x, back)), None
+        out, inputs = self.kernels.convolve(x, weight, bias, state.inputs, state.access)
+        return out, state._replace(inputs=inputs)
 
     def recur(
-        corrects: bool, tokens: Recurrence, state: RecurrentState | None
+        self, corrects: bool, tokens: Recurrence, state: RecurrentState | None
     ) -> tuple[jax.Array, RecurrentState | None]:
+        """The outputs [t, k, g, value_dim]."""
         if state is None:
             return recur_one_by_one(corrects, tokens), None
-        out, matrices = kernel(corrects, tokens, state.matrices, state.access)
+        out, matrices = self.kernels.recur(corrects, tokens, state.matrices, state.access)
         return out, state._replace(matrices=matrices)
-
-    return recur
 
 
 def convolve(
-    x: jax.Array, weight: jax.Array, bias: jax.Array | None, state: RecurrentState | None
-) -> tuple[jax.Array, RecurrentState | None]:
-    """The causal convolution of x [t, k, c] by weight [k, c, taps], channel by channel; float32."""
-    taps = weight.shape[-1]
-    weight32 = weight.astype(jnp.float32)
+    x: jax.Array, weight: jax.Array, bias: jax.Array | None, inputs: jax.Array, access: SlotAccess
+) -> tuple[jax.Array, jax.Array]:
+    """A `ConvolveKernel` in plain jnp."""
+    out = _convolved(x, weight, bias, lambda back: _before(x, back, inputs, access))
+    return out, _last_inputs(x, inputs, access)
+
+
+def _convolved(
+    x: jax.Array, weight: jax.Array, bias: jax.Array | None, before: Callable[[int], jax.Array]
+) -> jax.Array:
+    """`before` gives the inputs so many tokens before each token."""
+    taps, weight32 = weight.shape[-1], weight.astype(jnp.float32)
     out = x.astype(jnp.float32) * weight32[:, :, -1]
     for back in range(1, taps):
-        out += _before(x, back, taps, state).astype(jnp.float32) * weight32[:, :, taps - 1 - back]
-    if bias is not None:
-        out += bias.astype(jnp.float32)
-    if state is not None:
-        state = state._replace(inputs=_last_inputs(x, taps, state))
-    return out, state
+        out += before(back).astype(jnp.float32) * weight32[:, :, taps - 1 - back]
+    return out if bias is None else out + bias.astype(jnp.float32)
 
 
-def _before(x: jax.Array, back: int, taps: int, state: RecurrentState | None) -> jax.Array:
+def _shifted(x: jax.Array, back: int) -> jax.Array:
+    return jnp.pad(x, ((back, 0), (0, 0), (0, 0)))[: len(x)]
+
+
+def _before(x: jax.Array, back: int, inputs: jax.Array, access: SlotAccess) -> jax.Array:
     """[t, k, c]: the input so many tokens before each token."""
-    shifted = jnp.pad(x, ((back, 0), (0, 0), (0, 0)))[: len(x)]
-    if state is None:
-        return shifted
-    access = state.access
-    within = access.within
-    old = state.inputs[access.slots, jnp.clip(taps - 1 - back + within, 0, taps - 2)]
+    kept, within = inputs.shape[1], access.within
+    old = inputs[access.slots, jnp.clip(kept - back + within, 0, kept - 1)]
     old = jnp.where(access.is_new[:, None, None], 0, old)
-    return jnp.where((within >= back)[:, None, None], shifted, old)
+    return jnp.where((within >= back)[:, None, None], _shifted(x, back), old)
 
 
-def _last_inputs(x: jax.Array, taps: int, state: RecurrentState) -> jax.Array:
+def _last_inputs(x: jax.Array, inputs: jax.Array, access: SlotAccess) -> jax.Array:
     """The inputs that the next tokens of each slot need."""
-    access = state.access
+    kept = inputs.shape[1]
     token = jnp.minimum(access.ends, len(x) - 1)
     slot, within, is_new = access.slots[token], access.within[token], access.is_new[token]
     rows = []
-    for back in range(taps - 2, -1, -1):
-        old = state.inputs[slot, jnp.clip(taps - 1 - back + within, 0, taps - 2)]
+    for back in range(kept - 1, -1, -1):
+        old = inputs[slot, jnp.clip(kept - back + within, 0, kept - 1)]
         old = jnp.where(is_new[:, None, None], 0, old)
         rows.append(jnp.where((within >= back)[:, None, None], x[jnp.maximum(token - back, 0)], old))
-    padding = len(state.inputs) - 1
+    padding = len(inputs) - 1
     to = jnp.where(access.ends < len(x), slot, padding)
-    return state.inputs.at[to].set(jnp.stack(rows, axis=1).astype(state.inputs.dtype))
+    return inputs.at[to].set(jnp.stack(rows, axis=1).astype(inputs.dtype))
 
 
 def recur_in_tiles(
@@ -238,3 +258,6 @@ def _inverse(below: jax.Array) -> jax.Array:
 def _product(equation: str, x: jax.Array, y: jax.Array) -> jax.Array:
     """In float32: other products of a GPU would round to ten bits."""
     return jnp.einsum(equation, x, y, precision=jax.lax.Precision.HIGHEST)
+
+
+PLAIN = RecurrentKernels(convolve, recur_in_tiles)

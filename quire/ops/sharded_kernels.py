@@ -18,7 +18,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
 from quire.ops.norms import Norms, rms_norm
 from quire.ops.pages import KVWriteTargets, Pages, Segments, Tiles
-from quire.ops.recurrence import Recurrence
+from quire.ops.recurrence import Recurrence, RecurrentKernels, convolve
 from quire.ops.slot_access import SlotAccess
 from quire.ops.step_attention import Kernels
 from quire.sharding import PAGE_AXES, sharding
@@ -86,7 +86,7 @@ def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
         corrects: bool, tokens: Recurrence, matrices: jax.Array, access: SlotAccess
     ) -> tuple[jax.Array, jax.Array]:
         def on_own_heads(*arguments: Any) -> tuple[jax.Array, jax.Array]:
-            return kernels.recur(corrects, *arguments)
+            return kernels.recurrent.recur(corrects, *arguments)
 
         of_tokens: Any = jax.tree.map(by_head, tokens)
         of_matrices = by_head(matrices)
@@ -95,7 +95,7 @@ def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
 
     return kernels._replace(
         place=place,
-        recur=recur,
+        recurrent=RecurrentKernels(convolve, recur),  # the compiler partitions the convolution
         attend=attend,
         attend_fresh=attend_fresh,
         norms=Norms(*(whole(norm) for norm in kernels.norms)),

@@ -12,7 +12,8 @@ from quire.ops.heads import Heads
 from quire.ops.norms import PLAIN as PLAIN_NORMS
 from quire.ops.norms import Norms
 from quire.ops.pages import KVWriteTargets, PageAccess, Pages, Segments, Tiles
-from quire.ops.recurrence import RecurKernel, recur_in_tiles
+from quire.ops.recurrence import PLAIN as PLAIN_RECURRENT
+from quire.ops.recurrence import RecurrentKernels
 from quire.ops.tiled_attention import tiled_attention
 
 # Of logits, top_k, top_p, min_p and typical_p: the logits again, and the cut, centre and spread of what they leave.
@@ -31,8 +32,8 @@ class Kernels(NamedTuple):
     `attend_fresh` is for sequences that are computed from their first position on, with keys and values [t, k, h]. It
     may return None, and anything for padding; layers with sinks are not given to it. The last argument of `attend` are
     the sinks [k, g] of a layer that has some. `decode_norms` are the norms of steps of decodes alone; `filter_cuts` is
-    for sampling, where XLA alone takes too long. `adapter_product` adds the products with adapters to others. `recur`
-    is for layers with a recurrent state.
+    for sampling, where XLA alone takes too long. `adapter_product` adds the products with adapters to others.
+    `recurrent` is for layers with a recurrent state.
     """
 
     place: Callable[[Heads, Pages, KVWriteTargets], tuple[jax.Array, Pages]]
@@ -43,7 +44,7 @@ class Kernels(NamedTuple):
     decode_norms: Norms = PLAIN_NORMS
     filter_cuts: FilterCuts | None = None
     adapter_product: AdapterProduct = add_products
-    recur: RecurKernel = recur_in_tiles
+    recurrent: RecurrentKernels = PLAIN_RECURRENT
 
 
 def step_attention(

@@ -11,7 +11,7 @@ import pytest
 from quire.ops.native import library
 from quire.ops.native import recurrence as native
 from quire.ops.pages import TILE, Tiles
-from quire.ops.recurrence import RecurKernel, Recurrence, RecurrentState, convolve, recur_in_tiles, recur_one_by_one
+from quire.ops.recurrence import PLAIN, Recurrence, RecurrentKernels, RecurrentOps, recur_one_by_one
 from quire.ops.slot_access import slot_access
 from tests.models.tiny import COMPILE_QUICKLY
 
@@ -19,9 +19,9 @@ Array = np.ndarray[Any, Any]
 
 TOKENS, TILES = 112, 9
 SLOTS, HEADS, GROUP, KEYS, VALUES, TAPS, CHANNELS = 5, 2, 3, 8, 12, 4, 7
-KERNELS: dict[str, RecurKernel] = {"plain": recur_in_tiles}
+KERNELS: dict[str, RecurrentKernels] = {"plain": PLAIN}
 if library.load():
-    KERNELS["native"] = native.recur
+    KERNELS["native"] = native.NATIVE
 # The lengths of the chunks of some steps: singles first, by slot.
 STEPS = [{0: 70, 1: 3}, {1: 1, 3: 1, 0: 5, 2: 33}, {0: 1, 1: 1, 2: 1, 3: 1}, {2: 1, 3: 64, 4: 2, 0: 40}]
 
@@ -90,14 +90,14 @@ def steps_of(lengths: list[dict[int, int]]) -> list[dict[int, tuple[int, int]]]:
     return steps
 
 
-def outputs(kernel: RecurKernel, corrects: bool, steps: list[dict[int, tuple[int, int]]]) -> dict[int, Array]:
+def outputs(kernels: RecurrentKernels, corrects: bool, steps: list[dict[int, tuple[int, int]]]) -> dict[int, Array]:
     """By slot: the outputs of all its tokens, over matrices that begin as NaN."""
     matrices = jnp.full((SLOTS + 1, HEADS, GROUP, KEYS, VALUES), jnp.nan)
     found: dict[int, list[Array]] = {}
 
     @partial(jax.jit, compiler_options=COMPILE_QUICKLY)
     def run(tokens: Recurrence, matrices: jax.Array, places: Any) -> tuple[jax.Array, jax.Array]:
-        return kernel(corrects, tokens, matrices, slot_access(*places, SLOTS))
+        return kernels.recur(corrects, tokens, matrices, slot_access(*places, SLOTS))
 
     for chunks in steps:
         out, matrices = run(tokens_of(chunks), matrices, places_of(chunks))
@@ -134,9 +134,9 @@ def test_the_recurrence_is_the_one_that_its_words_describe() -> None:
 
 @pytest.mark.skipif("native" not in KERNELS, reason="there is no C++ compiler")
 def test_bits_depend_neither_on_the_cut_nor_on_neighbours() -> None:
-    expected = outputs(native.recur, True, [{0: (0, 109)}])[0]
-    beside = outputs(native.recur, True, steps_of([{0: 70, 1: 3}, {1: 1, 3: 1, 0: 5, 2: 33}, {2: 1, 0: 34}]))[0]
-    one_by_one = outputs(native.recur, True, [{0: (at, 1)} for at in range(109)])[0]
+    expected = outputs(native.NATIVE, True, [{0: (0, 109)}])[0]
+    beside = outputs(native.NATIVE, True, steps_of([{0: 70, 1: 3}, {1: 1, 3: 1, 0: 5, 2: 33}, {2: 1, 0: 34}]))[0]
+    one_by_one = outputs(native.NATIVE, True, [{0: (at, 1)} for at in range(109)])[0]
     np.testing.assert_array_equal(beside, expected)
     np.testing.assert_array_equal(one_by_one, expected)
 
@@ -156,23 +156,22 @@ def test_a_neighbour_without_numbers_changes_nothing(name: str) -> None:
         np.testing.assert_array_equal(found[slot], expected[slot])
 
 
-def test_the_convolution_continues_over_steps() -> None:
+@pytest.mark.parametrize("name", KERNELS)
+def test_the_convolution_continues_over_steps(name: str) -> None:
+    ops = RecurrentOps(KERNELS[name])
     rng = np.random.default_rng(0)
     inputs = rng.standard_normal((SLOTS, 100, HEADS, CHANNELS)).astype(np.float32)
     weight = jnp.asarray(rng.standard_normal((HEADS, CHANNELS, TAPS)), jnp.float32)
     bias = jnp.asarray(rng.standard_normal((HEADS, CHANNELS)), jnp.float32)
-    whole, _ = convolve(jnp.asarray(inputs[0]), weight, bias, None)
+    whole, _ = ops.convolve(jnp.asarray(inputs[0]), weight, bias, None)
     padded = np.pad(inputs[0], ((TAPS - 1, 0), (0, 0), (0, 0)))
     windows = np.stack([padded[at : at + 100] for at in range(TAPS)], axis=-1)
     np.testing.assert_allclose(whole, (windows * np.asarray(weight)).sum(-1) + np.asarray(bias), rtol=1e-5, atol=1e-5)
-    right = [np.asarray(convolve(one, weight, bias, None)[0]) for one in jnp.asarray(inputs)]
+    right = [np.asarray(ops.convolve(one, weight, bias, None)[0]) for one in jnp.asarray(inputs)]
 
     @partial(jax.jit, compiler_options=COMPILE_QUICKLY)
     def step(x: jax.Array, state: jax.Array, places: Any) -> tuple[jax.Array, jax.Array]:
-        access = slot_access(*places, SLOTS)
-        out, after = convolve(x, weight, bias, RecurrentState(state, jnp.zeros(()), access))
-        assert after is not None
-        return out, after.inputs
+        return ops.kernels.convolve(x, weight, bias, state, slot_access(*places, SLOTS))
 
     state = jnp.full((SLOTS + 1, TAPS - 1, HEADS, CHANNELS), jnp.nan)
     for chunks in steps_of([{0: 1, 1: 2}, {0: 1, 2: 5}, {0: 1}, {1: 1, 0: 2}, {1: 1, 0: 66}, {0: 1, 1: 40}]):

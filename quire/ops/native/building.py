@@ -15,6 +15,7 @@ FOR_THIS_PROCESSOR = ("-march=native",)
 SOURCES = (
     "adapter_product.cc",
     "coded_product.cc",
+    "convolution.cc",
     "float_product.cc",
     "tiled_attention.cc",
     "int8_product.cc",

@@ -20,6 +20,7 @@ TARGETS = (
     "quire_adapter_product",
     "quire_add_rms_norm",
     "quire_coded_product",
+    "quire_convolve",
     "quire_float_grouped_product",
     "quire_float_product",
     "quire_tiled_attention",
