@@ -11,7 +11,7 @@ from quire.resolve import as_size
 
 # Bytes that a step may copy from the host. They are copied before the step computes, while others wait for it.
 RESTORED_BYTES = {"cpu": 16 * 2**20}
-RESTORED_BYTES_ELSEWHERE = 64 * 2**20
+RESTORED_BYTES_ELSEWHERE = 256 * 2**20
 HOST_CACHE_GIB = 4.0  # for pages from elsewhere, or an eighth of the memory; it is taken when it is first written
 
 

@@ -103,7 +103,7 @@ def plan_deployment(
     source = open_checkpoint(files)
     if source is not None:  # before memory is taken for what the config says
         stored_names(model, source)
-    reserve_device_memory()
+    reserve_device_memory(config.host_cache_gib)
     if meet is not None:
         config = meet(files, config)
     mesh = None

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from quire.executor.draft import Draft, guess_by_draft, num_packed
@@ -18,6 +19,7 @@ from quire.executor.host_pages import gather_pages, scatter_pages, stacks_of
 from quire.executor.ladder import StepShape
 from quire.executor.launch import NUM_FEATURES, num_sample_fields, sizes
 from quire.executor.layer_state import PageArrays, PageLayout, SlotArrays, page_layout
+from quire.executor.pinned_pages import pin_pages, pinned_like, unpin_pages
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key
 from quire.executor.shapes import Shapes
@@ -186,19 +188,35 @@ class Compiler:
         if kind == "copy":
             places = None if self._placement is None else self._placement.pages
             return self._compile_traced(copy_pages, 0, places, state.pages, _array((size, 2), jnp.int32))
-        if kind == "save":
-            places = None if self._mesh is None else [one.sharding for one in self.stacks(size)]
-            gather = partial(gather_pages, stacks_of(state.pages))
-            return self._compile_traced(gather, (), places, state.pages, _array((size,), jnp.int32))
-        if kind == "restore":
+        if kind in ("save", "pin"):
+            return self._compile_save(kind, size)
+        if kind in ("restore", "unpin"):
             places = None if self._placement is None else (self._placement.pages, self.whole)
-            inputs = (state.pages, _array((size,), jnp.int32), self.stacks(size))
-            return self._compile_traced(partial(scatter_pages, stacks_of(state.pages)), 0, places, *inputs)
+            scatter = partial(scatter_pages if kind == "restore" else unpin_pages, stacks_of(state.pages))
+            inputs = (state.pages, _array((size,), jnp.int32), self._on_host(kind, size))
+            return self._compile_traced(scatter, 0, places, *inputs)
         return self._compile_sample(cast(SamplingWay, kind), size)
 
-    def stacks(self, num_pages: int) -> list[jax.ShapeDtypeStruct]:
-        """The structure of `num_pages` on their way to or from the host."""
-        return [stack.like(num_pages) for stack in stacks_of(self._state.pages)]
+    def _compile_save(self, kind: str, size: int) -> Any:
+        """Takes pages from the device to the host."""
+        pages = self._state.pages
+        gather = partial(gather_pages if kind == "save" else pin_pages, stacks_of(pages))
+        places = jax.tree.map(lambda one: one.sharding, self._on_host(kind, size))
+        is_placed = kind == "pin"  # also on one device
+        return self._compile_traced(gather, (), places, pages, _array((size,), jnp.int32), is_placed=is_placed)
+
+    def _on_host(self, kind: str, num_pages: int) -> list[Any]:
+        """So many pages as they come from the host and go to it."""
+        stacks = stacks_of(self._state.pages)
+        if kind in ("pin", "unpin"):
+            return pinned_like(stacks, num_pages)
+        return [stack.like(num_pages) for stack in stacks]
+
+    def empty(self, kind: str, num_pages: int) -> list[Any]:
+        """Pages of the host without contents, as programs of this kind take them."""
+        pages = self._on_host(kind, num_pages)
+        made: list[Any] = jax.tree.map(lambda one: put_on_devices(np.zeros(one.shape, one.dtype), one.sharding), pages)
+        return made
 
     @property
     def pages(self) -> list[Any]:
@@ -260,8 +278,9 @@ class Compiler:
         places: Any,
         *inputs: Any,
         options: Options | None = None,
+        is_placed: bool = False,
     ) -> Any:
-        where = {} if self._mesh is None else {"out_shardings": places}
+        where = {"out_shardings": places} if is_placed or self._mesh is not None else {}
         with self._untuned if options is UNTUNED else nullcontext(), self._tracing:
             lowered = jax.jit(function, donate_argnums=donated, **where).lower(*inputs)
         return lowered.compile({**(cpu_options() if jax.default_backend() == "cpu" else {}), **(options or {})})

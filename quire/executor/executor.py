@@ -11,9 +11,10 @@ from jax.sharding import Mesh
 
 from quire.core.plan import Chunk, Kind, PageCopy, SlotStart, StepPlan, Tier
 from quire.executor.draft import Draft, pack_guesses
-from quire.executor.host_pages import Arrival, HostPages, as_bytes
+from quire.executor.host_pages import HOST_KINDS, HostPages, as_bytes
 from quire.executor.launch import Launch, Packer, independent, num_samples, num_sampling, split
 from quire.executor.pending import Copied, Launched, Pending, Wanted
+from quire.executor.pinned_pages import PINNED_KINDS, PinnedPages, can_pin
 from quire.executor.program_store import ProgramStore
 from quire.executor.programs import COPY_SIZES, FORCE_SIZE, HOST_COPY_SIZES, START_SIZES, Programs
 from quire.executor.replay import Members
@@ -48,22 +49,24 @@ class JaxExecutor:
         draft: Draft | None = None,
         loads_ahead: bool = False,
         num_host_pages: int = 0,
+        pins_host_pages: bool | None = None,
     ) -> None:
         """`members`: other processes that run every program with this one, each on its own devices. `draft`: the model
         that guesses; without it guesses are looked up. `loads_ahead`: kept programs are loaded on threads from now on,
         before `warm_up`. `num_host_pages`: pages of host memory that plans may copy to and from, page 0 not included;
-        not with `members`, which have no part of them."""
+        not with `members`, which have no part of them. `pins_host_pages`: in pinned memory; if not given, on GPUs."""
         assert members is None or not num_host_pages
         self._members = members
         self.platform = jax.default_backend()
         self.num_padding_tokens = 0  # computed beyond the tokens of plans, since programs have fixed shapes
         self.step_sizes: tuple[int, ...] = ()  # tokens of the steps that the device is good at; (): all alike
         self._shapes = shapes
-        self.programs = Programs(
-            model, weights, shapes, compile_threads, mesh, store, members, draft, has_host_pages=num_host_pages > 0
-        )
-        pages = self.programs.compiler.pages
-        self.host_pages = HostPages(pages, num_host_pages + 1) if num_host_pages else None
+        is_pinned = can_pin() if pins_host_pages is None else pins_host_pages
+        self._host_kinds = PINNED_KINDS if is_pinned else HOST_KINDS
+        kinds = self._host_kinds if num_host_pages else ()
+        self.programs = Programs(model, weights, shapes, compile_threads, mesh, store, members, draft, kinds)
+        pages, kind = self.programs.compiler.pages, PinnedPages if is_pinned else HostPages
+        self.host_pages = kind(pages, num_host_pages + 1) if num_host_pages else None
         if loads_ahead:
             self.programs.load_kept()
         self._mask_words = num_mask_words(model.vocab_size)
@@ -181,13 +184,12 @@ class JaxExecutor:
             return []
         assert host is not None, "there are no pages of the host"
         sources, targets = np.ascontiguousarray(packed.T)
+        save, restore = self._host_kinds
         if tiers == (Tier.DEVICE, Tier.HOST):
-            contents = self.programs.get(("save", size))(pages, sources)
-            return [host.write_when_ready(targets[: len(run)].tolist(), contents)]
-        stacks = [put(one, stack.sharding) for one, stack in zip(host.read(sources), host.stacks, strict=True)]
-        pages, number = self.programs.get(("restore", size))(pages, targets, stacks)
+            return [host.save(self.programs.get((save, size)), pages, sources, targets[: len(run)].tolist())]
+        pages, arrival = host.restore(self.programs.get((restore, size)), pages, sources, targets)
         self._state = self._state._replace(pages=pages)
-        return [Arrival(number)]
+        return [arrival]
 
     def _begin_slots(self, plan: StepPlan) -> None:
         """Put the tokens, first pages and sampling state of the slots that begin on the device."""

@@ -5,8 +5,9 @@ of one shape are stacked, so that a program has one array of the host for all of
 in which the bytes of a page are together.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from quire.sharding import put
+
+HOST_KINDS = ("save", "restore")  # programs that copy pages to the host and from it
 HostArray = np.ndarray[Any, np.dtype[Any]]
 
 
@@ -25,6 +29,11 @@ class Stack(NamedTuple):
     shape: tuple[int, ...]  # of one page: [arrays, page_size, ...]
     dtype: Any
     sharding: NamedSharding | None  # of several pages
+
+    @property
+    def num_bytes(self) -> int:
+        """Of one page."""
+        return prod(self.shape) * int(np.dtype(self.dtype).itemsize)
 
     def like(self, num_pages: int) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((num_pages, *self.shape), self.dtype, sharding=self.sharding)  # type: ignore[no-untyped-call]
@@ -103,9 +112,23 @@ class HostPages:
 
     @property
     def page_bytes(self) -> int:
-        return sum(array[0].nbytes for array in self._arrays)
+        return sum(stack.num_bytes for stack in self.stacks)
 
-    def read(self, pages: Sequence[int]) -> list[HostArray]:
+    def save(
+        self, program: Callable[..., Any], pages: Any, sources: HostArray, targets: Sequence[int]
+    ) -> "Future[None]":
+        """Copy pages of the device, by a program under way. `sources` has padding, `targets` has none."""
+        return self.write_when_ready(targets, program(pages, sources))
+
+    def restore(
+        self, program: Callable[..., Any], pages: Any, sources: HostArray, targets: HostArray
+    ) -> tuple[Any, Arrival]:
+        """The page arrays with these pages of the host in some of theirs. Both have padding."""
+        stacks = [put(one, stack.sharding) for one, stack in zip(self.read(sources), self.stacks, strict=True)]
+        pages, number = program(pages, targets, stacks)
+        return pages, Arrival(number)
+
+    def read(self, pages: "Sequence[int] | HostArray") -> list[HostArray]:
         """The contents of these pages, copied."""
         return [array[list(pages)] for array in self._arrays]
 

@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from logging import INFO, WARNING
 from typing import Any, get_args
@@ -61,15 +61,16 @@ class Programs:
         store: ProgramStore | None = None,
         members: Members | None = None,
         draft: Draft | None = None,
-        has_host_pages: bool = False,
+        host_kinds: Sequence[str] = (),
     ) -> None:
-        """`members`: other processes that run the same programs. `draft`: the model that guesses. `has_host_pages`:
-        pages are copied to the host and from it."""
+        """`members`: other processes that run the same programs. `draft`: the model that guesses. `host_kinds`: the
+        programs that copy pages to the host and from it, where that is done."""
         self._model = model
         self._shapes = shapes
         self.compiler = Compiler(model, weights, shapes, mesh, store, draft)
         self.has_draft = draft is not None
-        self._has_host_pages = has_host_pages
+        # Pages for other engines are saved whether the host's are pinned or not.
+        self._host_kinds = tuple(dict.fromkeys((*host_kinds, "save"))) if host_kinds else ()
         # On a GPU the host waits for every branch that the device takes, and starting a program takes long: so the
         # common cases have programs of their own.
         self.is_specialised = shapes.specialised
@@ -147,7 +148,7 @@ class Programs:
         keys: list[Key] = [("start", size) for size in START_SIZES]
         keys += [("adapter", 0)] * bool(self._shapes.adapters.slots)
         keys += [*(("copy", size) for size in COPY_SIZES), ("force", FORCE_SIZE)]
-        keys += [(kind, size) for kind in ("save", "restore") for size in HOST_COPY_SIZES if self._has_host_pages]
+        keys += [(kind, size) for kind in self._host_kinds for size in HOST_COPY_SIZES]
         keys += [("guess", size) for size in self.guess_sizes]
         return [*keys, *ladder.first(), *(("any", size) for size in dict.fromkeys((sampling[0], sampling[-1])))]
 
@@ -269,10 +270,8 @@ class Programs:
         return sum(int(layout.temp_size_in_bytes) for layout in layouts) + hidden
 
     def rehearse(self, state: State) -> State:
-        """Run every program that is made once, on padding: a GPU takes its time to load one that it has not run.
-
-        Not while programs with timed kernels are compiled.
-        """
+        """Run every program that is made once, on padding: a GPU takes its time to load one that it has not run. Not
+        while programs with timed kernels are compiled."""
         if any(key[0] == "decode" and not future.done() for key, future in self._compiling.items()):
             return state
         self._collect()
@@ -310,20 +309,20 @@ class Programs:
             return state._replace(slots=program(state.slots, pack_starts([], size, shapes)))
         if kind == "adapter":
             assert self.compiler.adapters is not None
-            stacks = jax.tree.leaves(self.compiler.adapters)
-            zeros = [np.zeros(one.shape[1:], one.dtype) for one in stacks]
+            zeros = [np.zeros(one.shape[1:], one.dtype) for one in jax.tree.leaves(self.compiler.adapters)]
             self._set_adapters(program(self._adapters, np.int32(0), zeros))
             return state
         if kind == "force":
             return state._replace(slots=program(state.slots, pack_forced([], size, shapes)))
         if kind == "copy":
             return state._replace(pages=program(state.pages, np.zeros((size, 2), np.int32)))
-        if kind == "save":
+        if kind in ("save", "pin"):
             program(state.pages, np.zeros(size, np.int32))
             return state
-        if kind == "restore":
-            empty_pages = [jnp.zeros(one.shape, one.dtype, device=one.sharding) for one in self.compiler.stacks(size)]
-            return state._replace(pages=program(state.pages, np.zeros(size, np.int32), empty_pages)[0])
+        if kind in ("restore", "unpin"):
+            return state._replace(
+                pages=program(state.pages, np.zeros(size, np.int32), self.compiler.empty(kind, size))[0]
+            )
         if kind == "guess" and self.has_draft:
             drafted: State = program(self.weights, state, pack_guesses([], [], size, shapes))
             return drafted

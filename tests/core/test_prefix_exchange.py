@@ -196,3 +196,36 @@ def test_pages_that_were_evicted_are_not_there():
     one.scheduler._running.cache.evict(2)  # that of the answer, and the last one of the prompt
     assert exchange.pages(asked, [(0, 0)], 5) is None, "the last page is gone, and with it those that end there"
     assert exchange.pages(asked, [(0, 0)], 4) is not None
+
+
+def test_an_engine_with_several_groups_continues_from_pages_that_came():
+    groups = {"page_groups": (None, 6, None), "num_pages": 90}
+    other = harness(**groups)
+    asked = brought(harness(**groups), other, [0, 1, 2, 3, 4], groups=(0, 1, 2))
+    other.add(asked)
+    other.run()  # the executor compares every position that a group reads
+    assert other.tokens[1, 0] == expected_tokens(asked)
+    assert other.cached[1, 0] == 20
+
+
+def test_pages_are_found_under_their_salt_and_their_adapter_alone():
+    one = harness(max_loras=2, num_pages=60)
+    for name in ("a", "b"):
+        one.load_adapter(name)
+    asked = ran(one, salt="tenant", adapter="a")
+    exchange = one.scheduler.exchange
+    assert exchange.find(asked, 0) == ((0,), 5)
+    for other in ({}, {"salt": "tenant"}, {"adapter": "a"}, {"salt": "tenant", "adapter": "b"}):
+        assert exchange.find(request(9, prompt=PROMPT, **other), 0) == ((0,), 0)
+
+
+def test_pages_come_under_their_salt_and_their_adapter_alone():
+    one = harness(max_loras=2)
+    for name in ("a", "b"):
+        one.load_adapter(name)
+    exchange = one.scheduler.exchange
+    reserved = exchange.reserve(request(1, prompt=PROMPT, salt="tenant", adapter="a"), [(0, 0), (1, 0)])
+    exchange.confirm([page for _, page in reserved])
+    assert exchange.num_cached(request(1, prompt=PROMPT, salt="tenant", adapter="a")) == 2
+    for other in ({}, {"salt": "tenant"}, {"adapter": "a"}, {"salt": "tenant", "adapter": "b"}):
+        assert exchange.num_cached(request(9, prompt=PROMPT, **other)) == 0

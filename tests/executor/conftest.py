@@ -13,10 +13,14 @@ HOST_PAGES = 300
 
 
 def made(
-    config: dict[str, Any], shapes: Shapes, draft: dict[str, Any] | None = None, num_host_pages: int = 0
+    config: dict[str, Any],
+    shapes: Shapes,
+    draft: dict[str, Any] | None = None,
+    num_host_pages: int = 0,
+    pins_host_pages: bool = False,
 ) -> Iterator[Rig]:
     with quickly_compiled():
-        rig = Rig(config, shapes, draft_config=draft, num_host_pages=num_host_pages)
+        rig = Rig(config, shapes, draft_config=draft, num_host_pages=num_host_pages, pins_host_pages=pins_host_pages)
     yield rig
     rig.executor.close()
 
@@ -28,9 +32,11 @@ def llama() -> Iterator[Rig]:
 
 @pytest.fixture(scope="session")
 def specialised_llama() -> Iterator[Rig]:
-    """With the programs that a GPU has for common cases. Of one layer: they take longer to compile than to run."""
+    """With the programs that a GPU has for common cases, and host memory as it has it. Of one layer: they take longer
+    to compile than to run."""
     shapes = replace(SHAPES, max_prefill_tokens=32, min_tokens=8, burst=4, specialised=True)
-    yield from made(config_of("llama", num_hidden_layers=1), shapes, num_host_pages=HOST_PAGES)
+    config = config_of("llama", num_hidden_layers=1)
+    yield from made(config, shapes, num_host_pages=HOST_PAGES, pins_host_pages=True)
 
 
 @pytest.fixture(params=["llama", "specialised_llama"])

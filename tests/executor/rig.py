@@ -102,6 +102,7 @@ class Rig:
         quantize: Quantize = "none",
         draft_config: Mapping[str, Any] | None = None,
         num_host_pages: int = 0,
+        pins_host_pages: bool = False,
     ) -> None:
         """`draft_config`: of a model that guesses; with the same config as the other it has the same weights."""
         self.model = build_model(config)
@@ -115,8 +116,9 @@ class Rig:
             draft_model = build_model(draft_config)
             draft = Draft(draft_model, load_weights(draft_model, NamedTensors(draft_model), dtype="float32"))
         self.executor = JaxExecutor(
-            self.model, self.weights, shapes, threads, draft=draft, num_host_pages=num_host_pages
-        )
+            self.model, self.weights, shapes, threads, draft=draft, num_host_pages=num_host_pages,
+            pins_host_pages=pins_host_pages,
+        )  # fmt: skip
         for _ in self.executor.warm_up():
             if first_programs_only and self.executor.programs.can_run_anything:
                 break

@@ -56,7 +56,9 @@ REQUESTS = [
 ]
 
 
-def executor_on(num_devices: int, shapes: Shapes = SHAPES, num_host_pages: int = 0) -> tuple[Decoder, JaxExecutor]:
+def executor_on(
+    num_devices: int, shapes: Shapes = SHAPES, num_host_pages: int = 0, pins: bool = False
+) -> tuple[Decoder, JaxExecutor]:
     """The weights are the same however they are placed, up to the copies of keys that more devices need."""
     jax.config.update("jax_disable_most_optimizations", True)
     model = build_model(CONFIG)
@@ -72,7 +74,7 @@ def executor_on(num_devices: int, shapes: Shapes = SHAPES, num_host_pages: int =
         return jax.device_put(param.assemble([array]), sharding(param.shape, param.axes, mesh))
 
     weights = jax.tree.map(place, _copying(cut, model), whole, is_leaf=_is_param)
-    return cut, JaxExecutor(cut, weights, shapes, mesh=mesh, num_host_pages=num_host_pages)
+    return cut, JaxExecutor(cut, weights, shapes, mesh=mesh, num_host_pages=num_host_pages, pins_host_pages=pins)
 
 
 def _copying(cut: Decoder, model: Decoder) -> Any:
@@ -145,7 +147,7 @@ def compare_host_pages() -> None:
     """The same requests again, after others have taken their pages."""
     again = [replace(one, request_id=one.request_id + 10) for one in REQUESTS]
     for num_devices in (1, 2, 4):
-        _, executor = executor_on(num_devices, num_host_pages=60)
+        _, executor = executor_on(num_devices, num_host_pages=60, pins=num_devices == 2)
         engine = Engine(Scheduler(replace(LIMITS, host_pages=60), time.monotonic), executor)
         first = run(engine, REQUESTS)
         second = run(engine, again)

@@ -198,15 +198,20 @@ def test_a_disk_that_stands_still_is_not_waited_for(engines, tmp_path):
     first, other = engines(folder=folder_of(tmp_path)), LONG[::-1]
     written(first)
     written(first, other)
-    release = threading.Event()
+    entered, release = threading.Event(), threading.Event()
 
     class Stuck(PageFolder):
         def read(self, page):
+            entered.set()
             release.wait(WAIT_S)
             return super().read(page)
 
-    second = engines(folder=folder_of(tmp_path, kind=Stuck), timeout_s=0.1)
-    check(second)
+    second = engines(folder=folder_of(tmp_path, kind=Stuck))
+    asked = second.submit(LONG)
+    assert entered.wait(WAIT_S)
+    second.source._current.expire()  # as its timer does after some seconds
+    second.front_end.wait_for(asked)
+    assert second.front_end.tokens[asked.request_id] == expected_tokens(asked)
     check(second, other)
     assert second.computed_tokens == 2 * len(LONG)
     assert count(second, "reads_stuck") == 1, "the second one did not wait at all"

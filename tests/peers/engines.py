@@ -69,9 +69,9 @@ class PeerEngine:
             self.engine.page_sources.ask(PageTraffic(source, store, form, digest_of))
         if folder is not None:
             folder.scan()
-            source = FolderSource(folder, store, form, timeout_s=timeout_s)
+            self.source = FolderSource(folder, store, form, timeout_s=timeout_s)
             saves = FolderSaves(folder, store, form.page_bytes, digest_of, max_bytes_per_s=2**40)
-            self.engine.page_sources.keep(FolderTraffic(folder, source, saves, store, form, digest_of))
+            self.engine.page_sources.keep(FolderTraffic(folder, self.source, saves, store, form, digest_of))
         self.driver = Driver(self.engine)
         self.driver.start()
         self.engine.page_sources.start(self.driver)
