@@ -28,7 +28,7 @@ class Config:
     chat_template: str | None = setting(
         None, MODEL, "A chat template to use instead of the model's: a file, or the text itself."
     )
-    dtype: str | None = setting(None, MODEL, "float32, bfloat16 or float16; by platform if not given.")
+    dtype: str | None = setting(None, MODEL, "float32, bfloat16 or float16. Default: by platform.")
     quantize: str | None = setting(
         None,
         MODEL,
@@ -40,41 +40,43 @@ class Config:
     lora_adapters: tuple[str, ...] = setting(
         (),
         ADAPTERS,
-        "LoRA adapters that requests may name: name=FOLDER, or org/name on the hub; several by commas or by repeating "
-        "it.",
+        "LoRA adapters that requests may name: name=FOLDER, or org/name on the hub; comma-separated, or "
+        "repeat the option.",
     )
     max_loras: int | None = setting(
         None,
         ADAPTERS,
-        "Adapters on the device together; others wait in host memory. 8, or as many as there are, if not given.",
+        "Adapters on the device at a time; others stay in host memory. Default: 8, or as many as there are.",
     )
     max_lora_rank: int | None = setting(
         None,
         ADAPTERS,
-        "Highest rank of an adapter; if not given that of those at the start, with --adapter-folder at least 16.",
+        "Highest rank of an adapter. Default: that of the adapters given, and at least 16 with --adapter-folder.",
     )
     adapter_folder: Path | None = setting(
-        None, ADAPTERS, "Let clients load adapters from below this folder while serving, and unload any."
+        None, ADAPTERS, "Let clients load adapters from this folder, and unload any, while serving."
     )
-    max_total_tokens: int | None = setting(None, MEMORY, "Longest prompt and answer together.")
+    max_total_tokens: int | None = setting(None, MEMORY, "Longest sequence: tokens of prompt and answer together.")
     page_size: int | None = setting(None, MEMORY, "Tokens per page of the cache.")
     num_pages: int | None = setting(
         None,
         MEMORY,
-        "Pages in the cache; as many as fit if not given. quire doctor shows the sequences that they hold.",
+        "Pages in the cache. Default: as many as fit; quire doctor shows how many sequences that is.",
     )
     memory_fraction: float | None = setting(None, MEMORY, "Share of the device's memory that may be used.")
-    prefix_caching: bool = setting(True, MEMORY, "Keep the pages of finished requests for others that begin alike.")
+    prefix_caching: bool = setting(
+        True, MEMORY, "Reuse the pages of finished requests for prompts with the same beginning."
+    )
     host_cache_gib: float = setting(
         0.0,
         MEMORY,
-        "Host memory, in GiB, for pages that the cache has no room for: copied there in place of being forgotten, and "
-        "back when a prompt begins with them. Of each engine. 0: none.",
+        "Host memory of each engine, in GiB, for pages that the cache has no room for: evicted pages are copied there, "
+        "and back when a prompt begins with them. 0: none.",
     )
     max_batch_size: int | None = setting(None, BATCHING, "Sequences that run at the same time.")
     max_batch_prefill_tokens: int | None = setting(None, BATCHING, "Prompt tokens in one step.")
     max_batch_total_tokens: int | None = setting(
-        None, BATCHING, "Prompts and answers, at their longest, of all that run."
+        None, BATCHING, "Tokens of all running sequences at their longest, prompts and answers."
     )
     waiting_served_ratio: float | None = setting(
         None,
@@ -85,41 +87,43 @@ class Config:
     max_waiting_tokens: int | None = setting(
         None,
         BATCHING,
-        "Or once those that run have got this many tokens each; 0 admits at once. 20 if only the ratio is given.",
+        "Or once running sequences have got this many tokens each; 0 admits at once. 20 if only the ratio is given.",
     )
     max_queued: int | None = setting(
-        None, BATCHING, "Sequences that may wait; more are refused. Chosen for a server if not given, no bound offline."
+        None, BATCHING, "Sequences that may wait; more are refused. Default: chosen for a server, no limit offline."
     )
     lookahead: int = setting(1, BATCHING, "Steps launched before the last one's tokens are known.")
     max_burst: int | None = setting(
         None,
         BATCHING,
-        "Tokens that each sequence may get in one step while no other could join; by platform if not given.",
+        "Tokens that each sequence may get in one step while no other could join. Default: by platform.",
     )
-    max_burst_ms: float = setting(10.0, BATCHING, "How long such a step may take; longer ones give one token each.")
+    max_burst_ms: float = setting(
+        10.0, BATCHING, "Longest such step, in milliseconds; where it would take longer, a step gives one token each."
+    )
     max_step_ms: float | None = setting(
         None,
         BATCHING,
         "Longest step while sequences decode: prompts are cut so that steps are predicted to take no longer. Less "
-        "makes tokens come more steadily and prompts take longer; 0 sets no limit. By platform for a server if not "
-        "given, 0 offline.",
+        "makes tokens steadier and prompts slower; 0 sets no limit. Default: by platform for a server, "
+        "0 offline.",
     )
     speculate: int = setting(
         0,
         SPECULATION,
-        "Speculative decoding: the most tokens to guess for a sequence in one step, by what followed its last tokens "
-        "before; 0 guesses none. "
-        "Answers are the same, sooner where they repeat their prompt.",
+        "Speculative decoding: the most tokens to guess for a sequence in one step, from its own earlier tokens; "
+        "0 guesses none. "
+        "Answers are the same, and come sooner where they repeat their prompt.",
     )
     draft_model: str | None = setting(
         None,
         SPECULATION,
-        "A smaller model with the same vocabulary that makes the guesses instead, named as --model is. It needs "
+        "A smaller model with the same vocabulary that makes the guesses instead, named like --model. It needs "
         "--speculate, and one device.",
     )
-    tensor_parallel: int = setting(1, DEVICES, "Devices to cut the model across.")
+    tensor_parallel: int = setting(1, DEVICES, "Devices to split the model across.")
     compile_ahead: bool = setting(
-        True, DEVICES, "Compile every program before the first request; otherwise each when it is first needed."
+        True, DEVICES, "Compile every program before the first request; otherwise on first use."
     )
     compile_threads: int | None = setting(None, DEVICES, "Programs compiled at the same time.")
 

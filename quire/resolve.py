@@ -132,7 +132,7 @@ DEFAULTS = {
     # A decode of a small model takes 50 to 200 ms, and 512 prompt tokens take seconds.
     "cpu": PlatformDefaults(32, 512, 0.5, 1, 16, 1, 500.0, 12.0),
     # One row takes a slower path through matmuls than eight.
-    # Larger pages are fewer for the host to think about, which has little time beside a step of hundreds of rows.
+    # Larger pages mean less work for the host, which has little time during a step of hundreds of rows.
     # To start a program takes the host a millisecond, as long as a decode of a small model.
     # An 8B model decodes in 5 to 8 ms on an H200, and computes 700 prompt tokens in the rest of 25 ms.
     "gpu": PlatformDefaults(256, 8192, 0.95, 8, 32, 4, 25.0, 256.0),

@@ -18,12 +18,12 @@ class Reservation(NamedTuple):
 
 
 class RetryReservations:
-    """Places of a full queue, reserved for clients that retry when they were told to.
+    """Places of a full queue, reserved for clients that retry at their given time.
 
     Each refused client gets a later time than the one before. Around that time the places it needs are kept from
     newcomers: at most `max_kept`, so that clients that never retry cost the others no more. A client is identified by
     its request, which is the same on a retry; it has one reservation however often it asks. Clients for which there is
-    no time within MAX_WAIT_S are all told MAX_WAIT_S, and nothing is reserved for them in particular.
+    no time within MAX_WAIT_S all get MAX_WAIT_S, and nothing is reserved for them in particular.
 
     Reservations are in the order in which they are due.
     """

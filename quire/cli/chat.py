@@ -28,7 +28,7 @@ ROOM = 256  # tokens kept free for an answer when no longest is given
 def chat(
     config: Config,
     sampling: SamplingOptions,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer; as long as fits if not given.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens. Default: as long as fits.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message to begin with.")] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Hide progress and choices.")] = False,
 ) -> None:

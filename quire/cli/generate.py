@@ -25,7 +25,7 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
     config: Config,
     sampling: SamplingOptions,
-    max_tokens: Annotated[int | None, typer.Option(help="Longest answer; as long as fits if not given.")] = None,
+    max_tokens: Annotated[int | None, typer.Option(help="Longest answer, in tokens. Default: as long as fits.")] = None,
     stop: Annotated[list[str] | None, typer.Option(help="Text to end before; can be given several times.")] = None,
     system: Annotated[str | None, typer.Option(help="A system message to begin the chat with.")] = None,
     raw: Annotated[bool, typer.Option("--raw", help="Continue the prompt as it is, without chat template.")] = False,

@@ -67,7 +67,7 @@ class TgiFlags:
     hostname: str | None = _means("host", "Address to listen on.", variable=False)
     max_input_length: int | None = _means("max_input_tokens", "Longest prompt.")
     aip_http_port: int | None = _means("port", "Port to listen on, as Vertex AI chooses it.")
-    num_shard: int | None = _means("tensor_parallel", "Devices to cut the model across.")
+    num_shard: int | None = _means("tensor_parallel", "Devices to split the model across.")
     sharded: str | None = _flag(None, "Needs --num-shard when true; with false --num-shard must be 1.", special=True)
     cuda_memory_fraction: float | None = _means("memory_fraction", "Share of the device's memory that may be used.")
     graceful_termination_timeout: float | None = _means("drain_s", "Seconds for open requests to finish after SIGTERM.")

@@ -237,7 +237,7 @@ def _rope_scaling(keys: _Keys, config: dict[str, Any], factors: Sequence[float] 
     return scaling
 
 
-# Every published model with this scaling has these values; `factor` alone differs.
+# Every published model with this scaling has these values; only `factor` differs.
 _LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}
 
 

@@ -1,8 +1,8 @@
 """Compiles grammars that are not trusted, where they can be stopped: python -m quire.grammar.checker
 
-Lines of JSON come in, {"id", "kind", "text"}, and go out, {"id", "error"}. The cost of a
-grammar cannot be told from its text, and a thread that compiles one cannot be stopped. So each is compiled by a child
-of its own, which is bounded in processor time and memory and killed when it takes more.
+Lines of JSON come in, {"id", "kind", "text"}, and go out, {"id", "error"}. The cost of a grammar cannot be predicted
+from its text, and a thread that compiles one cannot be stopped. So each is compiled by its own child process, which is
+bounded in processor time and memory and killed when it takes more.
 """
 
 import json

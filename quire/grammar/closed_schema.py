@@ -70,8 +70,8 @@ class _Closing:
             done["$defs"] = done.get("$defs", {}) | self._definitions
         return done
 
-    def _schema(self, schema: Any, beside: Names, place: str) -> Any:
-        """`schema`, closed except for the keys that schemas next to it (`beside`) name."""
+    def _schema(self, schema: Any, siblings: Names, place: str) -> Any:
+        """`schema`, closed except for the keys that its `siblings` name."""
         if not isinstance(schema, dict):
             return schema
         facts = self._facts
@@ -81,9 +81,9 @@ class _Closing:
         parts = self._parts(schema)
         own = own_names(schema)
         for key in parts:
-            around = facts.union([own, beside, *(names for other, names in parts.items() if other != key)])
+            around = facts.union([own, siblings, *(names for other, names in parts.items() if other != key)])
             done[key] = self._combined(key, schema, around, place)
-        self._close(schema, done, facts.union([own, *parts.values(), beside]))
+        self._close(schema, done, facts.union([own, *parts.values(), siblings]))
         return {key: done[key] for key in (*schema, *done) if key in done}  # in the order of the schema
 
     def _parts(self, schema: Schema) -> dict[str, Names]:
@@ -104,8 +104,8 @@ class _Closing:
         names = [self._facts.names(one) for one in value] if key == "allOf" else []
         done = []
         for index, one in enumerate(value):
-            beside = self._facts.union([around, *names[:index], *names[index + 1 :]])
-            done.append(self._schema(one, beside, f"{place}{key}[{index}]."))
+            siblings = self._facts.union([around, *names[:index], *names[index + 1 :]])
+            done.append(self._schema(one, siblings, f"{place}{key}[{index}]."))
         return done
 
     def _reference(self, schema: Schema, around: Names, place: str) -> str:

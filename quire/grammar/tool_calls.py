@@ -18,7 +18,7 @@ def call_rules(
 ) -> list[str]:
     """Rules for `calls`: one call or several, and the end of them. `begin` of the form stands before.
 
-    `is_whole`: calls in JSON are JSON as a whole, so that they can be told from JSON that is no call.
+    `is_whole`: calls in JSON are JSON as a whole, so that they can be distinguished from other JSON.
     """
     calls = "call"
     if parallel and form.between is not None:

@@ -19,7 +19,7 @@ class GroupSettings:
     group_size: int = setting(
         1,
         GROUP,
-        "Processes that are one engine, on one host or several: the model is cut across all their devices. Not with "
+        "Processes that are one engine, on one host or several: the model is split across all their devices. Not with "
         "--data-parallel, adapters or --draft-model.",
     )
     group_rank: int = setting(0, GROUP, "Number of this process in its group. 0 is the leader, which serves HTTP.")

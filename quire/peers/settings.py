@@ -23,7 +23,7 @@ class PeerSettings:
         "Not with --group-size; prefill and both not with --data-parallel.",
     )
     peers: tuple[str, ...] = setting(
-        (), PEERS, "HOST:PORT of each prefill server, for decode and both; several by commas or by repeating it."
+        (), PEERS, "HOST:PORT of each prefill server, for decode and both; comma-separated, or repeat the option."
     )
     peer_address: str | None = setting(None, PEERS, "HOST:PORT to listen on for decode servers, for prefill and both.")
     peer_secret_file: Path | None = setting(

@@ -65,7 +65,7 @@ class ServerSettings:
         "Requests with different keys share no cached prefixes, so that none can probe for the prompts of others.",
     )
     cors_allow_origin: tuple[str, ...] = setting(
-        (), ACCESS, "Origin that may send requests from browsers; several by commas or by repeating it, * for all."
+        (), ACCESS, "Origin that may send requests from browsers; comma-separated, or repeat the option; * for all."
     )
     max_concurrent_requests: int = setting(
         2048, LIMITS, "Open sequences of one worker, one per prompt and sample; beyond, requests get 429."

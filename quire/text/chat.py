@@ -212,7 +212,7 @@ def load_chat_templates(
 ) -> ChatTemplates:
     """The templates of a Hugging Face folder or GGUF file.
 
-    `override` takes the place of all of them: the path of a file, or a template itself, which is told by its braces.
+    `override` takes the place of all of them: the path of a file, or a template itself, recognised by its braces.
     """
     model = Path(model)
     origin = str(model)

@@ -12,7 +12,7 @@ batch                          a step of the engine, linked with the requests in
 ├── prefill | decode           from its plan to its result
 ├── filter_batch               taking in the result; sequences that are complete leave the batch
 ├── filter_send_generations    until the tokens have reached the streams of the front end
-└── send_errors                until the requests that it failed were told
+└── send_errors                until the requests that it failed have their errors
 """
 
 import time

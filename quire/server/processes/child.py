@@ -103,7 +103,7 @@ class Child:
             self._process.kill()
 
     async def end(self, within_s: float) -> None:
-        """Wait for a process that was told to stop; kill it when the time has passed."""
+        """Wait for a process after Stop; kill it when the time has passed."""
         try:
             await asyncio.wait_for(self.ended.wait(), within_s)
         except TimeoutError:

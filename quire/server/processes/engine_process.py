@@ -36,7 +36,7 @@ STOOD_STILL_S = 1.0  # between two turns of the loop: the whole process was susp
 
 
 class EngineProcess:
-    """Serves front ends on a local socket until told to stop, or until its parent process is gone.
+    """Serves front ends on a local socket until it is stopped, or until its parent process is gone.
 
     The event loop owns the connections; the engine's thread only hands bytes to it. With a `link` it sends heartbeats
     to its supervisor. If the engine cannot continue the process ends: another one continues its `journal`, and the
@@ -70,7 +70,7 @@ class EngineProcess:
             await asyncio.wait({building, stopping}, timeout=ALIVE_INTERVAL_S, return_when=asyncio.FIRST_COMPLETED)
         if building.done():
             self._start(building)
-        while not stopping.done():  # also with a broken engine, so that front ends hear the reason
+        while not stopping.done():  # also with a broken engine, so that front ends get the reason
             self._send_stats()
             await asyncio.wait({stopping}, timeout=STATS_INTERVAL_S)
         server.close()
@@ -110,7 +110,7 @@ class EngineProcess:
             engine = building.result()
         except QuireError as error:
             broken = Broken(error.kind, error.message)
-        except Exception as error:  # the front ends must hear of it
+        except Exception as error:  # reported to the front ends
             log.exception("the engine could not be built")
             broken = Broken(EngineFailed.kind, f"the engine could not be built: {error!r}")
         else:

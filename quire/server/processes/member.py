@@ -147,7 +147,7 @@ def run_member(
                 )
             except QuireError as error:
                 send(StartRefused(error.kind, error.message))
-            except Exception:  # the leader has been told, and ends the group
+            except Exception:  # the leader knows, and ends the group
                 log.exception("the member cannot continue")
                 logging.shutdown()
                 os._exit(1)

@@ -13,7 +13,7 @@ from quire.server.service.served_model import ServedModel
 class ServedAdapters:
     """Keeps `ServedModel.adapters` as the engines have them.
 
-    Every change is made by all engines, which tell all workers. An engine that starts later is told the table that this
+    Every change is made by all engines, which notify all workers. An engine that starts later gets the table that this
     worker has; of the tables of several workers it takes the one with the highest version. Owned by the event loop.
     """
 

@@ -78,7 +78,7 @@ class ResponseStore:
             await asyncio.sleep(MENTION_INTERVAL_S)
 
     def stop(self, response_id: str) -> None:
-        """End a response that runs in this process; other processes hear of it later."""
+        """End a response that runs in this process; other processes notice it later."""
         stream = self._running.get(response_id)
         if stream is not None:
             stream.close()

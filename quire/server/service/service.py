@@ -293,7 +293,7 @@ class Service:
             self._reservations.admitted(client)
             return num_asked
         retry_after_s = self._reservations.refused(client, num_asked, 0.0, self.metrics.end_interval_s)
-        kept = f" and {num_kept} places are kept for clients that were told to retry" if num_kept else ""
+        kept = f" and {num_kept} places are kept for clients that retry" if num_kept else ""
         raise Overloaded(
             f"{num_open} sequences are open{kept}, and {num_asked} more are asked for; the limit is {most}",
             retry_after_s,

@@ -140,8 +140,8 @@ def _banned(words: list[str], tokenizer: Tokenizer) -> list[list[int]]:
                 f"bad_words[{index}]", f"is {shown(word)}; it must be a word of at most {MAX_BAD_WORD} characters"
             )
         plain = word.lstrip()
-        alone, after = tokenizer.encode_batch([plain, f" {plain}"], add_special_tokens=False)
-        banned.append(alone)
-        if after[0] != alone[0] and len(after) == len(alone):
+        bare, after = tokenizer.encode_batch([plain, f" {plain}"], add_special_tokens=False)
+        banned.append(bare)
+        if after[0] != bare[0] and len(after) == len(bare):
             banned.append(after)
     return banned
