@@ -148,13 +148,13 @@ def own_transport(num_bytes: int, rounds: int) -> list[float]:
     )  # fmt: skip
     assert child.stdout is not None
     port = int(child.stdout.readline())
-    from quire.peers.page_client import PageClient, Prompt
+    from quire.peers.page_client import FetchRequest, PageClient
 
     client = PageClient([("127.0.0.1", port)], SECRET.encode(), {}, form_of(num_bytes))
     took = []
     for _ in range(rounds):
         begun_s = time.monotonic()
-        fetch = client.fetch(Prompt(range(400), "", None, "", 0, 0), 60)
+        fetch = client.fetch(FetchRequest(range(400), "", None, "", 0, 0), 60)
         assert fetch is not None
         assert fetch.result.result() is not None
         took.append(time.monotonic() - begun_s)

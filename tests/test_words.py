@@ -24,8 +24,8 @@ TESTS = sorted(Path(__file__).parent.rglob("*.py"))
 BARE = re.compile(r"(What|Where|How|Who|Whose|Whom|When|Why|Which|Whether|Whoever|Whatever|That|Such|Of|So)\b")
 PERSONS = re.compile(r"\b(who|whom|whoever|nobody|somebody|anybody|everybody|anyone|everyone|someone)\b", re.IGNORECASE)
 WHOSE = re.compile(r"\bwhose\b", re.IGNORECASE)
-# Arrays and sequences have axes and tokens; here a program would be meant.
-PROGRAMS = ("server", "cli", "ipc", "group", "peers", "llm", "engine", "files", "text", "grammar")
+# Arrays have axes and sequences have tokens; in these folders a program or a client would be meant.
+PROGRAMS = ("server", "cli", "ipc", "group", "peers", "llm")
 
 # Names that were replaced by the field's own words. They do not come back.
 REPLACED = {
@@ -42,6 +42,7 @@ REPLACED = {
     "liking": "router_logits",
     "Asked": "RequestResult",
     "Asking": "GenerationSpec",
+    "Ask": "PrefillRequest",
     "Turnstile": "EngineStepper",
     "Understood": "ParsedRequest",
     "is_told": "tools_in_system_prompt",

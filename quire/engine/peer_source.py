@@ -3,7 +3,7 @@
 from quire.engine.page_traffic import Store, within_s
 from quire.ipc.messages import PORT_SHIFT
 from quire.peers.bundle import PageForm
-from quire.peers.page_client import Fetch, PageClient, Prompt
+from quire.peers.page_client import Fetch, FetchRequest, PageClient
 from quire.request import Request
 
 PEER_PORT = 2**22  # the port of requests that come from peers; front ends have lower numbers
@@ -29,7 +29,7 @@ class PeerSource:
         is_short = num_pages < 1 or length - first * self._page_size <= self._min_tokens
         if is_short or num_pages * self._num_groups > self._store.room:
             return None
-        prompt = Prompt(request.prompt, request.salt, request.adapter, adapter_digest, first, request.priority)
+        prompt = FetchRequest(request.prompt, request.salt, request.adapter, adapter_digest, first, request.priority)
         return self._client.fetch(prompt, within_s(request, self._timeout_s))
 
     def counted(self) -> dict[str, int]:

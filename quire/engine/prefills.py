@@ -13,7 +13,7 @@ from quire.engine.port import Ports
 from quire.errors import InvalidRequest, Overloaded, reason_of, shown
 from quire.ipc.messages import Abort, AllResumed, Event, Failed, Progress, Submit
 from quire.peers.bundle import PageRange
-from quire.peers.messages import BUSY, FAILED, Ask
+from quire.peers.messages import BUSY, FAILED, PrefillRequest
 from quire.peers.prefill_server import Computed, RefusedPrompt
 from quire.request import Request
 
@@ -43,9 +43,9 @@ class ComputedPrompt:
 class Prefill:
     """Implements the `Prefill` of a prefill server."""
 
-    def __init__(self, request: Request, ask: Ask, cancel: Callable[[int], None]) -> None:
+    def __init__(self, request: Request, wanted: PrefillRequest, cancel: Callable[[int], None]) -> None:
         self.request = request
-        self.ask = ask
+        self.wanted = wanted
         self.result: Future[Computed] = Future()
         self._cancel = cancel
 
@@ -69,33 +69,33 @@ class Prefills:
         self._reader = PageReader(store, self._port.run)
         self._port.send(AllResumed())  # none comes back after the end of an engine: peers compute them
 
-    def begin(self, ask: Ask) -> Prefill:
-        self._check_adapter(ask)
+    def begin(self, wanted: PrefillRequest) -> Prefill:
+        self._check_adapter(wanted)
         try:
-            if ask.first < 0:
-                raise InvalidRequest(f"first is {ask.first}; it must be at least 0")
+            if wanted.first < 0:
+                raise InvalidRequest(f"first is {wanted.first}; it must be at least 0")
             request = Request(
                 request_id=self._port.request_id(next(self._numbers)),
-                prompt=tuple(ask.tokens),
+                prompt=tuple(wanted.tokens),
                 max_tokens=0,
-                salt=ask.salt.decode(errors="surrogatepass"),
-                adapter=ask.adapter,
-                priority=ask.priority,
-                timeout_s=ask.within_s,
+                salt=wanted.salt.decode(errors="surrogatepass"),
+                adapter=wanted.adapter,
+                priority=wanted.priority,
+                timeout_s=wanted.within_s,
             )
         except (InvalidRequest, UnicodeDecodeError) as error:
             raise RefusedPrompt(FAILED, reason_of(error)) from None
-        prefill = Prefill(request, ask, self._abort)
+        prefill = Prefill(request, wanted, self._abort)
         with self._lock:
             self._live[request.request_id] = prefill
         self._port.send(Submit(request))
         return prefill
 
-    def _check_adapter(self, ask: Ask) -> None:
-        digest = self._digest_of(ask.adapter)
-        if digest != ask.adapter_digest:
+    def _check_adapter(self, wanted: PrefillRequest) -> None:
+        digest = self._digest_of(wanted.adapter)
+        if digest != wanted.adapter_digest:
             problem = "it is not loaded here" if digest is None else "it has other weights here"
-            raise RefusedPrompt(FAILED, f"adapter {shown(ask.adapter)}: {problem}")
+            raise RefusedPrompt(FAILED, f"adapter {shown(wanted.adapter)}: {problem}")
 
     def _abort(self, request_id: int) -> None:
         if self._pop(request_id) is not None:
@@ -119,8 +119,8 @@ class Prefills:
 
     def _read(self, prefill: Prefill) -> None:
         try:
-            self._check_adapter(prefill.ask)  # another one may have got the name meanwhile
-            pages = self._store.find(prefill.request, prefill.ask.first)
+            self._check_adapter(prefill.wanted)  # another one may have got the name meanwhile
+            pages = self._store.find(prefill.request, prefill.wanted.first)
             prefill.result.set_result(ComputedPrompt(prefill.request, pages, self._reader))
         except RefusedPrompt as refusal:
             prefill.result.set_exception(refusal)

@@ -111,7 +111,7 @@ class PageLayout:
 
     @property
     def kinds(self) -> list[tuple[str, int, int, str]]:
-        """Of each kind of layer: its name, their number, the bytes of all of them on one device, and of what."""
+        """For each kind of layer its name, number, bytes on one device, and the unit that has these bytes."""
         found = []
         paged = [place for place in self.places if isinstance(place, LayerPlace)]
         for window in sorted(set(self.windows), key=lambda window: window or 0):

@@ -66,7 +66,7 @@ class Attention:
         return project("tkgh,dkgh->td", out, weights["out"], weights.get("out_bias")), state
 
     def for_devices(self, num_devices: int) -> "Attention":
-        """Where there are fewer keys than devices, with copies of each key and value head, each for a part of its
+        """The same attention; with fewer keys than devices, with copies of each key and value head, each for a part of its
         queries."""
         copies = key_copies(self.spec.kv_heads, self.spec.group, num_devices)
         spec = replace(self.spec, kv_heads=self.spec.kv_heads * copies, group=self.spec.group // copies)

@@ -165,7 +165,7 @@ def _recur_single(
 
 
 class _Tile(NamedTuple):
-    """Of a tile of l tokens, all that its outputs and its end need beside the matrices before it; [..., k, g, ...]."""
+    """The parts of a tile of l tokens that do not depend on the matrices before it; [..., k, g, ...]."""
 
     reads: jax.Array  # [l, i]: queries with the decay since the tile's begin
     scores: jax.Array  # [l, l]: queries by keys, with the decay between them
@@ -214,7 +214,7 @@ def _recur_tiles(
 
 
 def _tile(corrects: bool, tokens: Recurrence) -> _Tile:
-    """Of TILE tokens of one sequence."""
+    """The parts of a tile of TILE tokens of one sequence."""
     between = _decay_between(jnp.moveaxis(tokens.decay, 0, -1))  # [k, g, l, m]
     factors = jnp.exp(between)
     since_begin = jnp.exp(between[..., 0] + tokens.decay[0][..., None])  # [k, g, l]
@@ -242,7 +242,7 @@ def _decay_between(decay: jax.Array) -> jax.Array:
 
 
 def _inverse(below: jax.Array) -> jax.Array:
-    """Of 1 + below [..., TILE, TILE], which is 0 from its diagonal on: of blocks of 1, then 2, then 4, and so on."""
+    """The inverse of 1 + below [..., TILE, TILE], which is 0 from its diagonal on, by blocks of 1, 2, 4 and so on."""
     index = jnp.arange(TILE)
     inverse = jnp.broadcast_to(jnp.eye(TILE), below.shape)
     size = 1

@@ -16,7 +16,7 @@ PIECE_BYTES = 4 * 2**20  # of pages in one frame, or one page where that is larg
 BUSY, DIFFERS, FAILED = "busy", "differs", "failed"  # kinds of refusals
 
 
-class Ask(msgspec.Struct, frozen=True, tag=True, array_like=True):
+class PrefillRequest(msgspec.Struct, frozen=True, tag=True, array_like=True):
     """Compute a prompt. `facts` by name must be those of the prefill server."""
 
     facts: dict[str, str]
@@ -52,5 +52,5 @@ class Computed(msgspec.Struct, frozen=True, tag=True, array_like=True):
     page_bytes: int
 
 
-FromDecode = Ask | Free
+FromDecode = PrefillRequest | Free
 FromPrefill = Refused | Computing | Computed

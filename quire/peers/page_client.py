@@ -19,11 +19,11 @@ from quire.peers.messages import (
     FAILED,
     PURPOSE,
     SILENCE_S,
-    Ask,
     Computed,
     Computing,
     Free,
     FromPrefill,
+    PrefillRequest,
     Refused,
 )
 from quire.peers.peer_list import Peer, PeerList
@@ -41,7 +41,7 @@ NO_PEER, FULL = "no_peer", "full"  # none was asked: all are left alone now; too
 OUTCOMES = (RECEIVED, REFUSED, BUSY, DIFFERS, FAILED, LATE, LOST, INVALID, CANCELLED, NO_PEER, FULL)
 
 
-class Prompt(NamedTuple):
+class FetchRequest(NamedTuple):
     """A prompt to fetch the pages of. `first`: pages that are here, from its beginning."""
 
     tokens: Sequence[int]
@@ -134,7 +134,7 @@ class PageClient:
         names = (*(f"pulls_{outcome}" for outcome in OUTCOMES), "received_pages", "received_bytes")
         return {name: self.counters[name.removeprefix("pulls_")] for name in names}
 
-    def fetch(self, prompt: Prompt, within_s: float) -> Fetch | None:
+    def fetch(self, prompt: FetchRequest, within_s: float) -> Fetch | None:
         """Ask for the pages; None where no peer can be asked now. Returns at once."""
         size = self._form.page_size
         most = (len(prompt.tokens) // size - prompt.first) * len(self._form.windows) * self._form.page_bytes
@@ -144,7 +144,7 @@ class PageClient:
             ):
                 self.counters[FULL] += 1
                 return None
-            peer = self.peers.take(prompt.salt, prompt.tokens[:size])
+            peer = self.peers.choose(prompt.salt, prompt.tokens[:size])
             if peer is None:
                 self.counters[NO_PEER] += 1
                 return None
@@ -162,7 +162,7 @@ class PageClient:
         threading.Thread(target=run, name="quire-fetch", daemon=True).start()
         return fetch
 
-    def _run(self, fetch: Fetch, peer: Peer, prompt: Prompt, within_s: float) -> PageBundle | None:
+    def _run(self, fetch: Fetch, peer: Peer, prompt: FetchRequest, within_s: float) -> PageBundle | None:
         until_s = self._clock() + within_s
         timer = threading.Timer(within_s, fetch.expire)
         timer.daemon = True
@@ -201,7 +201,7 @@ class PageClient:
             pause_s = self.peers.failed(peer)
             log.warning("peer %s: %s; prompts are computed here, it is asked again in %g s", peer, why, pause_s)
 
-    def _exchange(self, fetch: Fetch, peer: Peer, prompt: Prompt, until_s: float) -> PageBundle:
+    def _exchange(self, fetch: Fetch, peer: Peer, prompt: FetchRequest, until_s: float) -> PageBundle:
         left_s = max(0.001, min(CONNECT_S, until_s - self._clock()))
         with socket.create_connection((peer.host, peer.port), timeout=left_s) as connection:
             keys = enter(connection, self._secret, left_s, PURPOSE)
@@ -215,8 +215,8 @@ class PageClient:
                 link.close()
         return bundle
 
-    def _ask(self, prompt: Prompt, within_s: float) -> Ask:
-        return Ask(
+    def _ask(self, prompt: FetchRequest, within_s: float) -> PrefillRequest:
+        return PrefillRequest(
             self._facts,
             list(prompt.tokens),
             prompt.salt.encode(errors="surrogatepass"),  # clients may send half of a surrogate pair
@@ -227,7 +227,7 @@ class PageClient:
             prompt.priority,
         )
 
-    def _receive(self, link: "Link[FromPrefill]", prompt: Prompt) -> PageBundle:
+    def _receive(self, link: "Link[FromPrefill]", prompt: FetchRequest) -> PageBundle:
         while isinstance(message := link.receive(), Computing):
             pass
         if isinstance(message, Refused):

@@ -42,7 +42,7 @@ class PeerList:
         now = self._clock()
         return sum(peer.resume_s <= now for peer in self._peers)
 
-    def take(self, salt: str, beginning: Sequence[int]) -> Peer | None:
+    def choose(self, salt: str, beginning: Sequence[int]) -> Peer | None:
         """The peer to ask about a prompt that begins so; None where all are left alone now. Ended by one of the
         following."""
         key = salt.encode(errors="surrogatepass") + array("q", beginning).tobytes()

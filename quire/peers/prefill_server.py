@@ -24,9 +24,9 @@ from quire.peers.messages import (
     HELD_S,
     PIECE_BYTES,
     PURPOSE,
-    Ask,
     Computing,
     FromDecode,
+    PrefillRequest,
     Refused,
 )
 
@@ -71,7 +71,7 @@ class Prefill(Protocol):
         """The pages are not wanted any more. Does nothing where the prompt is computed."""
 
 
-Begin = Callable[[Ask], Prefill]  # raises RefusedPrompt
+Begin = Callable[[PrefillRequest], Prefill]  # raises RefusedPrompt
 
 
 class PrefillServer:
@@ -142,7 +142,7 @@ class PrefillServer:
             try:
                 keys = admit(connection, self._secret, purpose=PURPOSE)
                 link: Link[FromDecode] = Link(connection, keys, FromDecode, HELD_S)
-                ask = link.receive()
+                wanted = link.receive()
             finally:
                 self._strangers.release()
         except (HandshakeFailed, LinkLost, OSError) as error:
@@ -150,7 +150,7 @@ class PrefillServer:
             connection.close()
             return
         try:
-            outcome = self._answer(link, ask) if isinstance(ask, Ask) else LOST
+            outcome = self._answer(link, wanted) if isinstance(wanted, PrefillRequest) else LOST
         except (LinkLost, OSError) as error:
             outcome = LOST
             log.info("a decode server (%s) is gone: %s", link.peer, error)
@@ -161,7 +161,7 @@ class PrefillServer:
             link.close()
         self._count(f"served_{outcome}", 1)
 
-    def _answer(self, link: "Link[FromDecode]", ask: Ask) -> str:
+    def _answer(self, link: "Link[FromDecode]", wanted: PrefillRequest) -> str:
         """The outcome, in a word."""
         gone, changed = threading.Event(), threading.Event()  # the latter also when the prompt is computed
 
@@ -169,13 +169,13 @@ class PrefillServer:
             gone.set()
             changed.set()
 
-        link.allow_silence(HELD_S + min(max(0.0, ask.within_s), MAX_WITHIN_S))  # the decode server only waits
+        link.allow_silence(HELD_S + min(max(0.0, wanted.within_s), MAX_WITHIN_S))  # the decode server only waits
         link.start(leave, leave)
         try:
-            if (found := difference(self._facts, ask.facts, "prefill server", "decode server")) is not None:
+            if (found := difference(self._facts, wanted.facts, "prefill server", "decode server")) is not None:
                 raise RefusedPrompt(DIFFERS, found)
-            with self._place(ask):
-                prefill = self._begin(ask)
+            with self._place(wanted):
+                prefill = self._begin(wanted)
                 prefill.result.add_done_callback(lambda _: changed.set())
                 try:
                     while not changed.wait(BEAT_S):
@@ -190,10 +190,10 @@ class PrefillServer:
             return refusal.kind
 
     @contextlib.contextmanager
-    def _place(self, ask: Ask) -> Iterator[None]:
+    def _place(self, wanted: PrefillRequest) -> Iterator[None]:
         """Room for a prompt and its pages."""
         form = self._form
-        count = max(0, len(ask.tokens) // form.page_size - ask.first) * len(form.windows)
+        count = max(0, len(wanted.tokens) // form.page_size - wanted.first) * len(form.windows)
         with self._lock:
             if self.num_asked >= MAX_ASKED:
                 raise RefusedPrompt(BUSY, f"{MAX_ASKED} prompts of peers are under way")

@@ -4,8 +4,8 @@ import threading
 from concurrent.futures import Future
 
 from quire.peers.bundle import PageBundle, PageForm, PageRange
-from quire.peers.messages import FAILED, Ask
-from quire.peers.page_client import PageClient, Prompt
+from quire.peers.messages import FAILED, PrefillRequest
+from quire.peers.page_client import FetchRequest, PageClient
 from quire.peers.prefill_server import PrefillServer, RefusedPrompt
 
 SECRET = b"a secret that the tests share"
@@ -16,7 +16,7 @@ FORM = PageForm(page_size=4, page_bytes=1000, windows=(None,))
 class HandMade:
     """A prompt that the test computes: it calls `finish`."""
 
-    def __init__(self, ask: Ask, form: PageForm) -> None:
+    def __init__(self, ask: PrefillRequest, form: PageForm) -> None:
         self.ask = ask
         self.result: Future = Future()
         self.cancelled = threading.Event()
@@ -69,7 +69,7 @@ class PrefillEnd:
         self.server.start(self._begin)
         self.endpoint = "127.0.0.1", self.server.port
 
-    def _begin(self, ask: Ask) -> HandMade:
+    def _begin(self, ask: PrefillRequest) -> HandMade:
         if self.refusal is not None:
             raise self.refusal
         prefill = HandMade(ask, self._form)
@@ -84,5 +84,5 @@ def client_of(*endpoints, form: PageForm = FORM, facts=FACTS, secret: bytes = SE
     return PageClient(endpoints, secret, facts, form, **more)
 
 
-def prompt(length: int = 40, first: int = 0, **changes) -> Prompt:
-    return Prompt(tuple(range(length)), "salt", None, "", first, 0)._replace(**changes)
+def prompt(length: int = 40, first: int = 0, **changes) -> FetchRequest:
+    return FetchRequest(tuple(range(length)), "salt", None, "", first, 0)._replace(**changes)

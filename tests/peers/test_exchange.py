@@ -12,7 +12,7 @@ from quire.group.handshake import HandshakeFailed, admit, enter
 from quire.group.link import Link, LinkLost
 from quire.peers import page_client, prefill_server
 from quire.peers.bundle import PageForm
-from quire.peers.messages import BUSY, FAILED, PURPOSE, Ask, Computed, Computing, FromDecode
+from quire.peers.messages import BUSY, FAILED, PURPOSE, Computed, Computing, FromDecode, PrefillRequest
 from quire.peers.page_client import PageClient
 from quire.peers.prefill_server import RefusedPrompt
 from tests.engine.test_driver import wait_until
@@ -205,7 +205,7 @@ class FaultyPeer:
         connection, _ = self._listener.accept()
         with connection:
             link: Link[FromDecode] = Link(connection, admit(connection, SECRET, purpose=PURPOSE), FromDecode)
-            assert isinstance(link.receive(), Ask)
+            assert isinstance(link.receive(), PrefillRequest)
             with contextlib.suppress(LinkLost):
                 self._behave(link, connection)
 

@@ -5,11 +5,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.peers.bundle import PageForm, PageRange, problem
-from quire.peers.messages import Ask, Computed, Computing, Free, FromDecode, FromPrefill, Refused
+from quire.peers.messages import Computed, Computing, Free, FromDecode, FromPrefill, PrefillRequest, Refused
 
 COUNTS = st.integers(0, 2**40)
 TO_PREFILL = st.builds(
-    Ask,
+    PrefillRequest,
     st.dictionaries(st.text(), st.text(), max_size=3),
     st.lists(st.integers(0, 2**31 - 1), max_size=20),
     st.binary(),
