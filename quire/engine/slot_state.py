@@ -6,8 +6,10 @@ from quire.resolve import Choice
 
 
 def resolve_prefix_caching(config: Config, count: int, name: str) -> Choice[bool]:
-    """Prefix caching of a model with `count` recurrent layers. Raises for a setting that needs the state of a slot as it was some
-    tokens before."""
+    """Prefix caching of a model with `count` recurrent layers.
+
+    Raises for a setting that needs the state of a slot as it was some tokens before.
+    """
     has = f"{name} has {count} recurrent layer{'s' * (count > 1)}"
     if config.speculate:
         raise InvalidSetting(

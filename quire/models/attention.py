@@ -66,8 +66,8 @@ class Attention:
         return project("tkgh,dkgh->td", out, weights["out"], weights.get("out_bias")), state
 
     def for_devices(self, num_devices: int) -> "Attention":
-        """The same attention; with fewer keys than devices, with copies of each key and value head, each for a part of its
-        queries."""
+        """The same attention; if there are fewer keys than devices, with copies of key and value heads, each for a part
+        of their queries."""
         copies = key_copies(self.spec.kv_heads, self.spec.group, num_devices)
         spec = replace(self.spec, kv_heads=self.spec.kv_heads * copies, group=self.spec.group // copies)
         q_norm, k_norm = (
