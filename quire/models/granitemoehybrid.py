@@ -21,6 +21,8 @@ from quire.models.standard import (
 )
 from quire.ops.recurrent_spec import RecurrentSpec
 
+NO_LIMITS = [0.0, float("inf")], [0.0, {"__float__": "Infinity"}]  # JSON has no infinity
+
 
 def granitemoehybrid(fields: Fields) -> Decoder:
     sizes = read_sizes(fields)
@@ -71,7 +73,7 @@ def _read_recurrence(fields: Fields, sizes: Sizes) -> RecurrentSpec:
         raise fields.invalid("mamba_n_groups", f"it does not divide mamba_n_heads = {heads}", groups)
     fields.only("mamba_proj_bias", False)
     fields.only("hidden_act", "silu")  # it is that of the convolution too
-    fields.only("time_step_limit", [0.0, float("inf")])
+    fields.only("time_step_limit", *NO_LIMITS)
     group, key_dim, value_dim = heads // groups, fields.integer("mamba_d_state", 256), width // heads
     taps = fields.integer("mamba_d_conv", 4)
     return RecurrentSpec(groups, group, key_dim, value_dim, group * value_dim + 2 * key_dim, taps, corrects=False)

@@ -24,6 +24,8 @@ BLOCKS = (
     "olmo2",
     "gpt2",
     "qwen3_moe",
+    "qwen3_next",
+    "granitemoehybrid",
     "glm4",
     "cohere2",
     "exaone4",

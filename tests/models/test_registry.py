@@ -37,6 +37,11 @@ def test_an_unknown_architecture_is_refused_by_name(model_type: Any) -> None:
         ("qwen2", "layer_types", ["full_attention", "linear_attention"]),
         ("mistral", "layer_types", ["full_attention", "full_attention"]),
         ("phi3", "attention_bias", True),
+        ("qwen3_next", "layer_types", ["linear_attention"] * 4),
+        ("qwen3_next", "hidden_act", "gelu"),
+        ("granitemoehybrid", "mamba_proj_bias", True),
+        ("granitemoehybrid", "mamba_d_head", 16),
+        ("granitemoehybrid", "time_step_limit", [0.0, 0.1]),
     ],
 )
 def test_an_unsupported_option_is_refused_by_field_and_value(case: str, field: str, value: Any) -> None:
@@ -91,6 +96,9 @@ def test_options_within_a_nested_text_config_are_refused_by_their_path() -> None
         ("qwen2", "layer_types", ["full_attention"], "2 items are needed, there are 1"),
         ("qwen2", "layer_types", ["full_attention", "sliding_attention"], "use_sliding_window is false"),
         ("qwen3_moe", "num_experts_per_tok", 7, "num_experts_per_tok = 7: there are 6"),
+        ("qwen3_next", "linear_num_key_heads", 3, "linear_num_key_heads = 3: .* = 4"),
+        ("granitemoehybrid", "mamba_n_heads", 7, "mamba_n_heads = 7: .* = 64"),
+        ("granitemoehybrid", "mamba_n_groups", 3, "mamba_n_groups = 3: .* = 8"),
         ("gpt2", "n_head", 5, "n_head = 5: .* = 32"),
     ],
 )
@@ -138,6 +146,7 @@ def test_layers_have_the_windows_their_config_gives_them() -> None:
         ("gpt2", "h.1.ln_1.weight", "transformer.h.1.ln_1.weight"),
         ("gpt2", "transformer.h.1.attn.c_attn.bias", "transformer.h.1.attn.c_attn.bias"),
         ("gpt2", "h.1.attn.bias", None),
+        ("qwen3_next", "mtp.layers.0.input_layernorm.weight", None),
         ("gpt2", "transformer.h.1.attn.masked_bias", None),
         ("gemma3", "language_model.model.norm.weight", "model.norm.weight"),
         ("gemma3", "model.language_model.norm.weight", "model.norm.weight"),
