@@ -19,6 +19,7 @@ from quire.executor.ladder import StepShape
 from quire.executor.shapes import Shapes
 from quire.files.peft import open_adapter
 from quire.models.adapters import AdapterSizes, host_adapter
+from quire.models.checkpoint import load_weights
 from quire.models.decoder import Decoder
 from quire.models.params import Param
 from quire.models.random_weights import random_weights
@@ -29,6 +30,7 @@ from quire.request import Request, SamplingParams
 from quire.sharding import sharding, tensor_mesh
 from tests.models.adapter_files import write_adapter
 from tests.models.cases import CASES
+from tests.models.tiny import NamedTensors
 
 NUM_LAYERS = 2
 # Two keys for eight queries: on 4 and 8 devices there are fewer keys than devices.
@@ -107,6 +109,8 @@ def generate(
 ) -> dict[int, list[int]]:
     """`adapter`, as the executor's model takes it, is called `a`."""
     limits = LIMITS if adapter is None else replace(LIMITS, max_loras=1)
+    if executor.programs.compiler.layout.slot_specs:
+        limits = replace(limits, snapshots=0)
     engine = Engine(Scheduler(limits, time.monotonic), executor)
     if adapter is not None:
         engine.adapters.add("a", "", adapter)
@@ -179,6 +183,35 @@ def engine_with_store(executor: JaxExecutor, form: PageForm) -> tuple[Engine, Pa
     return engine, PageStore(engine.scheduler, lambda: engine.executor, form)
 
 
+def recurrent_on(num_devices: int) -> JaxExecutor:
+    kinds = ["linear_attention", "full_attention"]
+    model = build_model({**CASES["qwen3_next"], "layer_types": kinds, "num_hidden_layers": 2})
+    source = NamedTensors(model)
+    if num_devices == 1:
+        return JaxExecutor(model, load_weights(model, source, dtype="float32"), SHAPES)
+    mesh, cut = tensor_mesh(jax.devices()[:num_devices]), model.for_devices(num_devices)
+
+    def placement(param: Param) -> jax.sharding.Sharding:
+        return sharding(param.shape, param.axes, mesh)
+
+    return JaxExecutor(cut, load_weights(cut, source, dtype="float32", placement=placement), SHAPES, mesh=mesh)
+
+
+def compare_recurrent() -> None:
+    """Two key heads: on two devices each has one of them, with its part of the state; on four each has both."""
+    expected = generate(recurrent_on(1))
+    for num_devices in (2, 4):
+        executor = recurrent_on(num_devices)
+        assert generate(executor) == expected, f"{num_devices} devices say something else"
+        assert executor._state is not None
+        _, matrices = executor._state.slot_arrays[0]
+        assert matrices.addressable_shards[0].data.shape[1] == (1 if num_devices == 2 else 2)
+        program: Any = executor.programs.get(StepShape(4))
+        calls = program.as_text().count('custom_call_target="quire_recur"')
+        assert calls == (1 if library.load() else 0), "another kernel than on one device"
+    print("same tokens of recurrent layers")
+
+
 def main() -> None:
     _, executor = executor_on(1)
     expected = generate(executor)
@@ -203,3 +236,4 @@ if __name__ == "__main__":
     main()
     compare_adapters()
     compare_host_pages()
+    compare_recurrent()

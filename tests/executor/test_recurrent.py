@@ -25,7 +25,7 @@ RIGS = {
     # With the programs that a GPU has for common cases.
     "granitemoehybrid": (
         config_of("granitemoehybrid", num_hidden_layers=2, layer_types=KINDS),
-        replace(SHAPES, min_tokens=8, burst=4, specialised=True),
+        replace(SHAPES, max_prefill_tokens=16, min_tokens=8, burst=4, specialised=True),
     ),
 }
 
@@ -125,7 +125,7 @@ def test_the_state_of_a_slot_depends_neither_on_chunks_nor_on_neighbours(recurre
     expected = state_after([])
     assert all(array.any() for array in expected)
     others = [Request(number, prompt[number:] + prompt, 30, GREEDY) for number in (1, 2)]
-    for beside, chunk in (([], 1), ([], 7), (others, 32), (others, 5)):
+    for beside, chunk in (([], 1), ([], 7), (others, 16), (others, 5)):
         found = state_after(beside, max_batch_prefill_tokens=chunk, lookahead=0)
         for array, right in zip(found, expected, strict=True):
             np.testing.assert_array_equal(array, right)
