@@ -23,6 +23,7 @@ from quire.core.plan import Kind, Tier
 from quire.engine.build import Built, build_engine, plan_deployment
 from quire.engine.engine import Engine
 from quire.engine.observer import Observer, Step
+from quire.executor.memory import reserve_device_memory
 from quire.request import Request, SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
@@ -83,6 +84,7 @@ def build(asked: argparse.Namespace) -> Built:
         asked.model, host_cache_gib=asked.host_cache_gib, max_total_tokens=asked.tokens + 64, max_batch_size=4,
         max_batch_prefill_tokens=asked.max_batch_prefill_tokens,
     )  # fmt: skip
+    reserve_device_memory(asked.host_cache_gib)  # before anything looks for devices
     page_size = plan_deployment(replace(config, host_cache_gib=0.0)).limits.page_size
     needed = -(-(asked.tokens + 64) // page_size)
     built = build_engine(replace(plan_deployment(replace(config, num_pages=3 * needed)), is_served=True))

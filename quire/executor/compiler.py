@@ -206,7 +206,7 @@ class Compiler:
         return self._compile_traced(gather, (), places, pages, _array((size,), jnp.int32), is_placed=is_placed)
 
     def _on_host(self, kind: str, num_pages: int) -> list[Any]:
-        """So many pages as they come from the host and go to it."""
+        """The structure of `num_pages` on their way to or from the host."""
         stacks = stacks_of(self._state.pages)
         if kind in ("pin", "unpin"):
             return pinned_like(stacks, num_pages)

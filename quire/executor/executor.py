@@ -61,7 +61,7 @@ class JaxExecutor:
         self.num_padding_tokens = 0  # computed beyond the tokens of plans, since programs have fixed shapes
         self.step_sizes: tuple[int, ...] = ()  # tokens of the steps that the device is good at; (): all alike
         self._shapes = shapes
-        is_pinned = can_pin() if pins_host_pages is None else pins_host_pages
+        is_pinned = num_host_pages > 0 and (can_pin() if pins_host_pages is None else pins_host_pages)
         self._host_kinds = PINNED_KINDS if is_pinned else HOST_KINDS
         kinds = self._host_kinds if num_host_pages else ()
         self.programs = Programs(model, weights, shapes, compile_threads, mesh, store, members, draft, kinds)

@@ -32,7 +32,7 @@ class Stack(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """Of one page."""
+        """Bytes of one page in this stack."""
         return prod(self.shape) * int(np.dtype(self.dtype).itemsize)
 
     def like(self, num_pages: int) -> jax.ShapeDtypeStruct:

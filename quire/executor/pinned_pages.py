@@ -5,6 +5,7 @@ host moves no bytes. The arrays never change. A page that is written gets new on
 disturbed.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSha
 
 from quire.executor.host_pages import Arrival, Stack, gather_pages, scatter_pages, stacks_of
 
+log = logging.getLogger(__name__)
+
 PINNED_KINDS = ("pin", "unpin")  # programs that copy pages to the host and from it
 PINNED, DEVICE = "pinned_host", "device"  # kinds of memory, as JAX names them
 
@@ -22,10 +25,23 @@ PinnedPage = list[jax.Array]  # one for each stack
 
 
 def can_pin() -> bool:
-    """True on GPUs whose memories include pinned ones of the host. A CPU has them too, and gains nothing."""
-    if jax.default_backend() != "gpu":
+    """True on GPUs with pinned host memory. A CPU has memory of that kind too, and gains nothing."""
+    return jax.default_backend() == "gpu" and pinning_works()
+
+
+def pinning_works() -> bool:
+    """Take a few numbers to pinned memory and back, by programs."""
+    device = jax.local_devices()[0]
+    pinned, on_device = (SingleDeviceSharding(device, memory_kind=kind) for kind in (PINNED, DEVICE))
+    numbers = jnp.arange(8)
+    try:
+        there = jax.jit(lambda x: x + 1, out_shardings=pinned)(numbers)
+        back = jax.jit(lambda x: jax.device_put(x, on_device) + 1)(there)
+        is_right = bool(np.array_equal(np.asarray(back), np.arange(8) + 2))
+    except Exception as error:  # of any kind: another JAX, another device
+        log.warning("host memory is not pinned, so that copies are slow: %s", str(error).partition("\n")[0])
         return False
-    return all(PINNED in {one.kind for one in device.addressable_memories()} for device in jax.local_devices())
+    return is_right and there.sharding.memory_kind == PINNED
 
 
 def memory_of(stack: Stack, kind: str) -> Sharding:
@@ -37,7 +53,7 @@ def memory_of(stack: Stack, kind: str) -> Sharding:
 
 
 def pinned_like(stacks: Sequence[Stack], num_pages: int) -> list[list[jax.ShapeDtypeStruct]]:
-    """So many pages as they come from the host and go to it."""
+    """The structure of `num_pages` on their way to or from the host."""
     page = [
         jax.ShapeDtypeStruct(stack.shape, stack.dtype, sharding=memory_of(stack, PINNED))  # type: ignore[no-untyped-call]
         for stack in stacks

@@ -13,7 +13,15 @@ from quire.core.plan import StepPlan
 from quire.executor.executor import JaxExecutor
 from quire.executor.host_pages import stacks_of
 from quire.executor.memory import reserve_device_memory
-from quire.executor.pinned_pages import PINNED, PinnedPages, pin_pages, pinned_like, unpin_pages
+from quire.executor.pinned_pages import (
+    PINNED,
+    PinnedPages,
+    can_pin,
+    pin_pages,
+    pinned_like,
+    pinning_works,
+    unpin_pages,
+)
 from quire.executor.program_store import ProgramStore
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
@@ -55,6 +63,11 @@ def test_pages_are_the_same_after_they_were_pinned_also_with_kept_programs(tmp_p
         executor.submit(StepPlan(3, (), copies=host_copies({12: 2}, to_host=False))).result()
         assert executor.read_pages([12])() == second, "pages of the host survive a reset"
         executor.close()
+
+
+def test_pinning_is_tried_before_it_is_used() -> None:
+    assert pinning_works()
+    assert not can_pin(), "a CPU gains nothing"
 
 
 def test_programs_that_pin_pages_are_translated_for_a_gpu() -> None:

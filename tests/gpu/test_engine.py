@@ -18,7 +18,8 @@ pytestmark = pytest.mark.gpu
 @pytest.fixture(scope="module")
 def llama() -> Iterator[Rig]:
     with nullcontext() if jax.default_backend() == "gpu" else quickly_compiled():
-        rig = Rig(config_of("llama"), replace(SHAPES, burst=4, specialised=True, is_fine=True))
+        shapes = replace(SHAPES, burst=4, specialised=True, is_fine=True)
+        rig = Rig(config_of("llama"), shapes, num_host_pages=60, pins_host_pages=True)
     yield rig
     rig.executor.close()
 
@@ -29,6 +30,7 @@ def llama() -> Iterator[Rig]:
         {},
         {"lookahead": 2},
         {"num_pages": 49},
+        {"num_pages": 49, "host_pages": 60, "max_page_restores": 5},
         {"max_batch_prefill_tokens": 7},
         {"max_batch_prefill_tokens": 1},
         {"max_burst": 4},
