@@ -65,8 +65,8 @@ class Running:
         """`sequence` leaves the queue for a slot, to compute up to `max_tokens` tokens after those that are cached.
 
         Returns the number of tokens, and the copies of pages that it begins with. None when pages are short: all known
-        tokens must fit beside what those that run need soon, or one would soon be preempted again.
-        One that would run alone starts with as many tokens as there are pages for. One that continues on the host
+        tokens must fit in addition to what running sequences need soon, or one would soon be preempted again.
+        One that would run by itself starts with as many tokens as there are pages for. One that continues on the host
         starts with none: `restore` and `reserve` give it what it begins with.
         """
         limits, cache, is_alone = self._limits, self.cache, not len(self)
@@ -137,7 +137,7 @@ class Running:
 
     def reserve(self, sequence: Sequence, length: int, preempts: bool = True) -> int:
         """Pages for the next `length` positions of a prefill. Returns the number of positions: all, or 0 when pages are
-        short. One that runs alone gets as many as there are."""
+        short. One that runs by itself gets as many as there are."""
         start, num_pages = sequence.num_planned, len(sequence.tables[0])
         if len(self) == 1:
             length = min(length, max(1, self._num_fitting(num_pages) - start))
@@ -148,7 +148,7 @@ class Running:
         """Give `sequence` `num_pages` more in each group, at the expense of younger ones if it `preempts`.
 
         When it is the youngest itself a decode returns to the queue; a prefill keeps what it has and waits for the
-        others to end. One that runs alone waits for results after which a window leaves pages behind. Otherwise it
+        others to end. One that runs by itself waits for results after which a window leaves pages behind. Otherwise it
         begins again too: it has computed a page that the cache has as well, and will then share it.
         """
         pages = self._take(sequence, num_pages * self._num_groups, preempts)

@@ -8,7 +8,7 @@ from quire.core.plan import Kind, StepPlan
 GROW_STEPS = 512  # without a failure, before twice as much is tried again
 OF_A_STEP = 256  # tokens that take as long as a step takes at least, on a GPU
 DEFAULT_FIXED_TOKENS = 16.0  # before steps have been measured
-BESIDE_DECODES = 48  # tokens that take as long as decodes wait for the first tokens of prompts beside them
+BESIDE_DECODES = 48  # tokens that take as long as decodes wait for the first tokens of prompts in their step
 
 
 class StepBudget:

@@ -281,7 +281,7 @@ class Driver:
         except QuireError as refusal:
             self._refuse(port, command, refusal)
             return
-        # Registered first: if the engine raises an internal error, this request hears of it as well.
+        # Registered first: if the engine raises an internal error, this request gets it as well.
         self._requests.setdefault(port.number, set()).add(request.request_id)
         self._prepare(port, command, command.waited_s, sent_s)
 

@@ -30,11 +30,11 @@ def targets_of(plan: StepPlan, live: Container[int]) -> dict[int, Targets]:
 class FaultIsolation:
     """Halves the suspects of a failed step until the request at fault is known.
 
-    Groups of suspects run alone, one group after the other. A group that gets past the point where the step failed is
-    clear; one that fails again is halved. A request that fails on its own stands accused, and a probe runs. If the
-    probe fails too the engine is at fault. If it works the request is tried once more, since the fault may have been a
-    passing one. A request that fails alone twice, with a working probe each time, is guilty. The engine is also at
-    fault if MAX_UNEXPLAINED_FAULTS steps have failed while no request was found guilty and none finished.
+    Groups of suspects run by themselves, one group after the other. A group that gets past the point where the step
+    failed is clear; one that fails again is halved. When a single request fails, a probe runs. If the probe fails too
+    the engine is at fault. If it works the request is tried once more, since the fault may have been a passing one. A
+    request that fails by itself twice, with a working probe each time, is at fault. The engine is also at fault if
+    MAX_UNEXPLAINED_FAULTS steps have failed while no request was found to be at fault and none finished.
 
     The journal has the requests with a slot, and the search, so that another engine can continue if this one ends.
     """
@@ -46,7 +46,7 @@ class FaultIsolation:
         search = search or Search()
         self._groups = [list(group) for group in search.groups]  # to be tried; the last is being tried
         self._accused = search.accused  # a probe runs to tell its faults from the engine's
-        self._doubtful = search.doubtful  # the request that failed alone once, while the probe worked
+        self._doubtful = search.doubtful  # the request that failed by itself once, while the probe worked
         self._num_probe_faults = search.num_probe_faults
         self._num_unexplained = search.num_unexplained
         self._targets: dict[int, Targets] = {one: {} for one in self.suspects()}  # a suspect without any is clear
@@ -131,7 +131,7 @@ class FaultIsolation:
                 self._write_journal()  # no request is to blame for what happens from here on
 
     def probe_worked(self) -> int | None:
-        """The request that is guilty then; None if it has another try."""
+        """The request that is then at fault; None if it has another try."""
         assert self._accused is not None
         accused, self._accused = self._accused, None
         if accused != self._doubtful:
@@ -143,7 +143,7 @@ class FaultIsolation:
         return accused
 
     def advance(self) -> None:
-        """Move on to the first group that is not clear, and let it run alone."""
+        """Move on to the first group that is not clear, and let it run by itself."""
         while self._groups and not any(self._targets[one] for one in self._groups[-1]):
             self._groups.pop()
         focus = self.focus

@@ -2,7 +2,7 @@
 
 A slot's length lives on the device, so that steps can be launched before the host knows how many guesses of the last
 one were right. Guesses stand in a slot's history behind its length. A step computes them with the last token, draws the
-token after each of them as it would be drawn without guesses, and keeps the draws that follow right guesses alone: a
+token after each of them as it would be drawn without guesses, and keeps only the draws that follow right guesses: a
 guess is right if it is the token that was drawn in its place.
 """
 

@@ -25,7 +25,7 @@ class StepShape(NamedTuple):
     decodes_only: bool = False  # one token of each sequence, and the kernels that are fastest for that
     scores: bool = False  # with the log-probabilities of prompt tokens
     fresh_sequences: int = (
-        0  # at most so many sequences, all from position 0, and nothing else (cuDNN's kernels); 0: any
+        0  # at most this many sequences, all from position 0, and nothing else (cuDNN's kernels); 0: any
     )
 
     def __str__(self) -> str:

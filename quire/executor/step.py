@@ -42,7 +42,7 @@ class State(NamedTuple):
 
 
 class DraftParts(NamedTuple):
-    """The constants of a model that guesses beside the one that is served."""
+    """The constants of a draft model, which guesses for the served model."""
 
     model: Model
     layout: PageLayout  # its page arrays stand behind those of the other

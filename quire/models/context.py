@@ -15,7 +15,7 @@ class TokenContext(NamedTuple):
     """Everything that a model may know about the tokens of a step, one entry per token.
 
     A new fact about tokens is a new field. Embeddings given in place of tokens (images, prompt tuning) would be one,
-    read by `Decoder.embed` alone.
+    read only by `Decoder.embed`.
     """
 
     tokens: jax.Array  # [t]

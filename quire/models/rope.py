@@ -155,7 +155,7 @@ def read_rope(
     rotated = int(head_dim * fraction)
     if rotated < 4 or rotated % 2:
         raise fields.invalid("head_dim", f"rope needs an even number of at least 4 rotated features, not {rotated}")
-    # A value beside the rope parameters counts before one within them.
+    # A value next to the rope parameters takes precedence over one within them.
     original = fields if "original_max_position_embeddings" in fields else rope
     found = TYPES[rope_type](
         RopeFields(

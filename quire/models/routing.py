@@ -42,7 +42,7 @@ class SoftmaxRouter:
 
 @dataclass(frozen=True)
 class BiasedRouter:
-    """The experts with the highest scores, to which a bias belongs. Their shares are a softmax of those alone."""
+    """The experts with the highest scores, to which a bias belongs. Their shares are a softmax over only these."""
 
     chosen: int
     weight: Param  # [e, d]

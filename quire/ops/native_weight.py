@@ -14,7 +14,7 @@ from quire.ops.native import float_product
 class NativeWeight:
     """A float32 weight on one CPU. The native library computes its products, one row like the next.
 
-    An array of its own type, because the shape alone does not tell which product a model was built for.
+    An array of its own type, because the shape does not show which product a model was built for.
     """
 
     values: Any  # an array, on the host or a device

@@ -31,13 +31,13 @@ from quire.peers.peer_list import Peer, PeerList
 log = logging.getLogger(__name__)
 
 MAX_FETCHES = 64  # prompts under way; more are computed here
-MAX_FETCHED_BYTES = 2 * 2**30  # of pages under way; one prompt alone may have more
+MAX_FETCHED_BYTES = 2 * 2**30  # of pages under way; a single prompt may have more
 CONNECT_S = 2.0  # also for the handshake
 # Outcomes besides BUSY, DIFFERS and FAILED, a fault of this server. After all but the first it computes the prompt.
 RECEIVED = "received"
 REFUSED = "refused"  # this prompt, for a reason of its own
 LATE, LOST, INVALID, CANCELLED = "late", "lost", "invalid", "cancelled"
-NO_PEER, FULL = "no_peer", "full"  # none was asked: all are left alone now; too many prompts are under way
+NO_PEER, FULL = "no_peer", "full"  # no peer was asked: all are paused; too many prompts are under way
 OUTCOMES = (RECEIVED, REFUSED, BUSY, DIFFERS, FAILED, LATE, LOST, INVALID, CANCELLED, NO_PEER, FULL)
 
 

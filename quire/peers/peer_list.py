@@ -1,4 +1,4 @@
-"""The decode server's list of prefill servers: which of them is asked, and which is left alone for a while."""
+"""The decode server's list of prefill servers: chooses one for a prompt, and pauses those that failed."""
 
 import hashlib
 import threading
@@ -28,7 +28,7 @@ class PeerList:
     """Any thread may use it.
 
     Of the peers with the fewest prompts under way the one is asked that the beginning of the prompt hashes to, so that
-    prompts that begin alike meet the same prefix cache. A peer that failed is left alone for a second, then for two, up
+    prompts that begin alike meet the same prefix cache. A peer that failed is paused for a second, then for two, up
     to a minute, until it has worked once.
     """
 
@@ -43,7 +43,7 @@ class PeerList:
         return sum(peer.resume_s <= now for peer in self._peers)
 
     def choose(self, salt: str, beginning: Sequence[int]) -> Peer | None:
-        """The peer to ask about a prompt that begins so; None where all are left alone now. Ended by one of the
+        """The peer for a prompt that begins so; None while all are paused. Ended by one of the
         following."""
         key = salt.encode(errors="surrogatepass") + array("q", beginning).tobytes()
         now = self._clock()
@@ -74,7 +74,7 @@ class PeerList:
             peer.num_asked -= 1
 
     def failed(self, peer: Peer) -> float:
-        """Returns the seconds that it is left alone."""
+        """Returns the seconds that it is paused."""
         with self._lock:
             peer.num_asked -= 1
             peer.num_failures += 1

@@ -97,7 +97,7 @@ class QuantizedSource:
         return self._source.read(name) if found is None else widened(self.read_coded(name), found[1])
 
     def is_zero_bias(self, name: str) -> bool:
-        """True of a bias that a tool wrote beside a quantised matrix without one."""
+        """True for a bias of zeros that a tool added to a quantised matrix without one."""
         module, _, suffix = name.rpartition(".")
         return suffix == "bias" and f"{module}.weight" in self._coded and not self._source.read(name).any()
 

@@ -1,6 +1,6 @@
 """Products with adapters, in two launches: rows are sorted by adapter, and tiles of rows with the same one go together.
 
-A tile that has no rows ends at once, so a step without adapters costs the launches alone.
+A tile that has no rows ends at once, so a step without adapters costs only the launches.
 """
 
 import math

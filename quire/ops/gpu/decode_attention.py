@@ -3,7 +3,7 @@
 Reading keys and values takes all the time, and contexts differ in length. So they are cut by position, into parts of
 PART positions or of a multiple of that, and programs take parts from a list that is as long as the contexts need. Few
 long contexts fill the device as many short ones do, and one compiled program serves any number of rows. Each row's
-parts depend on its own length alone.
+parts depend only on its own length.
 """
 
 from functools import partial
