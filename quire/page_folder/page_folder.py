@@ -61,10 +61,14 @@ class PageFolder:
     def scan(self) -> None:
         """Find the files that are there: of earlier servers, and of others that use the folder now. Uses the disk."""
         try:
+            _make(self._root / PARTS)
             found = dict(self._list())
+            folder = os.stat(self._root)
         except OSError as error:
             self._warn("scan", f"{self._root} cannot be listed: {error.strerror}")
             return
+        if folder.st_uid != os.geteuid() or folder.st_mode & 0o022:
+            self._warn("open", f"other users can write to {self._root}, and so change answers", remedy="")
         with self._lock:
             self._entries = OrderedDict(sorted(found.items(), key=lambda item: item[1].used_ns))
             self.num_bytes = sum(entry.num_bytes for entry in found.values())
@@ -146,7 +150,6 @@ class PageFolder:
         return f"{self._files.key}/{digest.hex()}-{group}.page"
 
     def _list(self) -> Iterator[tuple[str, PageEntry]]:
-        (self._root / PARTS).mkdir(mode=0o700, parents=True, exist_ok=True)
         with os.scandir(self._root / PARTS) as parts:
             for part in parts:
                 with contextlib.suppress(OSError):
@@ -172,8 +175,12 @@ class PageFolder:
             self._remove(oldest, EVICTED)
 
     def _remove(self, path: str, reason: str) -> None:
-        with contextlib.suppress(OSError):
+        try:
             os.unlink(self._root / path)
+        except FileNotFoundError:  # another server removed it
+            pass
+        except OSError as error:
+            self._warn("remove", f"{self._root / path} cannot be removed: {error.strerror}", remedy="")
         self._forget(path)
         self._count_one(f"removed_{reason}")
 
@@ -195,13 +202,19 @@ class PageFolder:
         with self._lock:
             self.counters[name] += count
 
-    def _warn(self, what: str, message: str) -> None:
-        """Once for each kind of trouble."""
+    def _warn(self, what: str, message: str, remedy: str = "; prompts are computed instead") -> None:
+        """Warn once for each kind of trouble."""
         with self._lock:
             is_new = what not in self._warned
             self._warned.add(what)
         if is_new:
-            log.warning("cache_folder: %s; prompts are computed instead", message)
+            log.warning("cache_folder: %s%s", message, remedy)
+
+
+def _make(folder: Path) -> None:
+    """Make a folder and the one that it is in for this user alone."""
+    for one in (folder.parent, folder):
+        one.mkdir(mode=0o700, parents=True, exist_ok=True)
 
 
 def _contents(path: Path, num_bytes: int) -> memoryview:
@@ -218,7 +231,7 @@ def _write(path: Path, parts: Iterable[bytes | memoryview], used_ns: int) -> Non
     try:
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     except FileNotFoundError:  # the folder was removed
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _make(path.parent)
         number = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
     with open(number, "wb", buffering=0) as file:
         for part in parts:

@@ -68,7 +68,18 @@ def test_files_can_be_read_by_their_owner_alone(tmp_path):
     folder = opened(tmp_path)
     folder.write(name(1), data(1))
     assert file_of(tmp_path, 1).stat().st_mode & 0o777 == 0o600
-    assert (tmp_path / SUBFOLDER / KEY).stat().st_mode & 0o777 == 0o700
+    for made in (tmp_path / SUBFOLDER, tmp_path / SUBFOLDER / KEY, tmp_path / SUBFOLDER / PARTS):
+        assert made.stat().st_mode & 0o777 == 0o700
+
+
+def test_a_folder_that_others_can_write_is_a_warning(tmp_path, caplog):
+    opened(tmp_path)
+    assert not caplog.messages
+    (tmp_path / SUBFOLDER).chmod(0o777)
+    folder = opened(tmp_path)
+    folder.scan()
+    assert len(caplog.messages) == 1
+    assert "other users can write" in caplog.text
 
 
 def test_a_page_of_other_weights_is_not_found(tmp_path):
@@ -96,6 +107,22 @@ def test_a_damaged_file_is_removed_with_one_warning(tmp_path, caplog):
     assert not list(tmp_path.rglob("*.page"))
     assert folder.counted()["removed_corrupt"] == 3
     assert folder.num_bytes == 0
+
+
+def test_every_flipped_byte_of_a_file_and_every_length_is_noticed(tmp_path):
+    folder = opened(tmp_path)
+    folder.write(name(1), data(1))
+    file = file_of(tmp_path, 1)
+    good = file.read_bytes()
+    damaged = [good[:at] + bytes([good[at] ^ 1 << at % 8]) + good[at + 1 :] for at in range(len(good))]
+    damaged += [good[:length] for length in range(len(good))] + [good + b"\0"]
+    for contents in damaged:
+        file.write_bytes(contents)
+        assert folder.read(name(1)) is None
+        assert not file.exists()
+    assert folder.counted()["removed_corrupt"] == len(damaged)
+    file.write_bytes(good)
+    assert folder.read(name(1)) == data(1)
 
 
 def test_a_file_of_other_weights_under_our_name_is_removed(tmp_path, caplog):
