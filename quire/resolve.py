@@ -265,16 +265,24 @@ def _speculate(config: Config, page_size: int) -> Choice[int]:
 
 
 def resolve_pages(
-    config: Config, resolved: Resolved, facts: Facts, step_bytes: int, page_bytes: int, longest: int
+    config: Config,
+    resolved: Resolved,
+    facts: Facts,
+    step_bytes: int,
+    page_bytes: int,
+    longest: int,
+    state_bytes: int = 0,
 ) -> Choice[int]:
     """The number of pages: they fill the memory besides weights, the largest step and a reserve.
 
-    `longest` is the number of pages that a sequence of max_total_tokens has at once.
+    `longest` is the number of pages that a sequence of max_total_tokens has at once. `state_bytes`: of all slots, in addition
+    to pages.
     """
-    left = resolved.memory_limit_bytes - facts.weight_bytes - step_bytes - RESERVE_BYTES
+    left = resolved.memory_limit_bytes - facts.weight_bytes - step_bytes - state_bytes - RESERVE_BYTES
+    state = f"{as_size(state_bytes)} state of slots - " if state_bytes else ""
     sum_line = (
         f"{as_size(resolved.memory_limit_bytes)} allowed - {as_size(facts.weight_bytes)} weights - "
-        f"{as_size(step_bytes)} largest step - {as_size(RESERVE_BYTES)} reserve = {as_size(left)}, "
+        f"{as_size(step_bytes)} largest step - {state}{as_size(RESERVE_BYTES)} reserve = {as_size(left)}, "
         f"at {as_size(page_bytes)} a page"
     )
     needed = longest + 1  # page 0 is not handed out

@@ -234,10 +234,9 @@ def _limits(config: Config, resolved: Resolved, facts: Facts, layout: PageLayout
 def _with_pages(deployment: Deployment, step_bytes: int) -> Deployment:
     """The deployment with as many pages as fit in addition to a step of `step_bytes` and the state of all slots."""
     limits = deployment.limits
-    step_bytes += deployment.layout.slot_bytes * (limits.max_batch_size + 1)
-    longest = limits.pages_of(limits.max_sequence_tokens)
+    longest, sizes = limits.pages_of(limits.max_sequence_tokens), (step_bytes, deployment.page_bytes)
     pages = resolve_pages(
-        deployment.config, deployment.resolved, deployment.facts, step_bytes, deployment.page_bytes, longest
+        deployment.config, deployment.resolved, deployment.facts, *sizes, longest, deployment.slot_state_bytes
     )
     others = [choice for choice in deployment.choices if choice.name != pages.name]
     return replace(

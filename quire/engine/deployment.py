@@ -49,6 +49,11 @@ class Deployment:
         return self.layout.page_bytes + (0 if self.draft is None else self._draft_page_bytes(self.draft))
 
     @property
+    def slot_state_bytes(self) -> int:
+        """Bytes of the state that all slots have beside pages, that of padding included, on one device."""
+        return self.layout.slot_bytes * (self.limits.max_batch_size + 1)
+
+    @property
     def host_page_bytes(self) -> int:
         """Bytes of one page on all devices together: a draft runs on one."""
         return self.layout.whole_page_bytes + (0 if self.draft is None else self._draft_page_bytes(self.draft))
@@ -74,6 +79,8 @@ def cache_capacity(deployment: Deployment) -> dict[str, str]:
         f"{kind}: {count} layer{'s' * (count > 1)}, {as_size(num_bytes)} a {unit}"
         for kind, count, num_bytes, unit in layout.kinds
     )
+    if layout.slot_specs:
+        capacity["state of all slots"] = as_size(deployment.slot_state_bytes)
     if any(layout.windows):
         undivided = page_layout(deployment.model.layers, layout.page_size, longest, layout.dtype, layout.mesh, 1)
         without = limits.pages_for(longest) * undivided.page_bytes

@@ -64,6 +64,7 @@ def test_a_model_with_recurrent_layers_has_state_in_its_slots_and_no_prefix_cach
     assert deployment.layout.slot_bytes == 3 * 4 * (3 * 2 * 40 + 4 * 8 * 12)
     state = cache_capacity(deployment)["state of the layers"]
     assert state == "full attention: 1 layer, 256 B a token; recurrent: 3 layers, 7.3 KiB a sequence"
+    assert cache_capacity(deployment)["state of all slots"] == "36.6 KiB"  # of four, and of padding
     (caching,) = (choice for choice in deployment.choices if choice.name == "prefix_caching")
     assert not caching.value
     assert "has 3 recurrent layers: a prompt is computed from its first token on" in caching.reason
@@ -81,6 +82,13 @@ def test_what_needs_an_older_state_of_recurrent_layers_is_refused(
 ) -> None:
     with pytest.raises(InvalidSetting, match=message):
         planned(tmp_path, "qwen3_next", **settings)
+
+
+def test_the_state_of_slots_is_a_part_of_the_memory(tmp_path: Path) -> None:
+    """More pages than fit, for the sum that refuses them."""
+    message = r"allowed - .* weights - .* largest step - 1\.5 MiB state of slots - .* reserve = "
+    with pytest.raises(InvalidSetting, match=message):
+        planned(tmp_path, "qwen3_next", max_batch_size=208, num_pages=2**32)
 
 
 def test_pages_are_enough_for_all_sequences_at_their_longest_and_no_more(tmp_path: Path) -> None:
