@@ -275,8 +275,8 @@ def resolve_pages(
 ) -> Choice[int]:
     """The number of pages: they fill the memory besides weights, the largest step and a reserve.
 
-    `longest` is the number of pages that a sequence of max_total_tokens has at once. `state_bytes`: of all slots, in addition
-    to pages.
+    `longest` is the number of pages that a sequence of max_total_tokens has at once. `state_bytes`: of all slots,
+    which is not in pages.
     """
     left = resolved.memory_limit_bytes - facts.weight_bytes - step_bytes - state_bytes - RESERVE_BYTES
     state = f"{as_size(state_bytes)} state of slots - " if state_bytes else ""

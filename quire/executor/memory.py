@@ -28,7 +28,7 @@ def reserve_device_memory(pinned_gib: float = 0.0) -> None:
     Call it before JAX has looked for devices. The environment variables take precedence.
     """
     os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.94")
-    if pinned_gib:
+    if 0 < pinned_gib < math.inf:  # others are refused by name later
         os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(math.ceil(pinned_gib) + SPARE_GIB))
 
 
