@@ -190,7 +190,10 @@ def _shapes(
 ) -> Shapes:
     # Fresh sequences have a faster kernel in layers that see all positions.
     attention = [spec for spec in model.layers if isinstance(spec, AttentionSpec)]
-    sees_all = all(spec.window is None and spec.softcap is None for spec in attention)
+    sees_all = all(
+        spec.window is None and spec.softcap is None and not spec.has_sinks and spec.value_dim is None
+        for spec in attention
+    )
     kernels = kernels_for(facts.platform, resolved.dtype, mesh)
     return Shapes(
         num_pages=2,

@@ -118,7 +118,9 @@ class PageLayout:
             arrays = [place.array for place in paged if self.windows[place.group] == window]
             structure = self.structure(1)
             num_bytes = _bytes_of_one_device([structure[array] for array in arrays]) // self.page_size
-            name = "full attention" if window is None else f"attention over {window} tokens"
+            is_latent = any(getattr(self.specs[array], "value_dim", None) for array in arrays)
+            full = "latent attention" if is_latent else "full attention"
+            name = full if window is None else f"attention over {window} tokens"
             found.append((name, len(arrays), num_bytes, "token"))
         if self.slot_specs:
             found.append(("recurrent", len(self.slot_specs), self.slot_bytes, "sequence"))
@@ -148,7 +150,7 @@ def _bytes_of_one_device(structure: list[Any]) -> int:
 
 def _keys_and_values(layout: PageLayout, spec: AttentionSpec, num_pages: int) -> PageArrays:
     keys = layout.array((num_pages, layout.page_size, spec.kv_heads, spec.head_dim), PAGE_AXES)
-    return keys, keys
+    return (keys, keys) if spec.value_dim is None else (keys,)
 
 
 def _inputs_and_matrices(layout: PageLayout, spec: RecurrentSpec, rows: int) -> SlotArrays:

@@ -53,7 +53,7 @@ def coded_like(param: Param, source: QuantizedSource, names: Sequence[str], dtyp
 def _layouts(param: Param, source: QuantizedSource, names: Sequence[str]) -> list[Any] | None:
     """The layout of each source; None of those that are not quantised, and altogether if none is."""
     found = [source.layout(name) for name in names]
-    if not any(found):
+    if param.is_widened or not any(found):
         return None
     if param.transposes:
         raise UnsupportedModel(f"{names[0]} is quantised: this family stores its matrices transposed")

@@ -1,5 +1,7 @@
 """GLM-4.5 and 4.6: experts in groups beside a shared one, and half of each head is rotated."""
 
+from functools import partial
+
 from quire.models.decoder import Decoder, DecoderLayer
 from quire.models.feed_forward import FeedForward, SharedExperts, read_activation
 from quire.models.fields import Fields
@@ -50,26 +52,26 @@ def glm4_moe(fields: Fields) -> Decoder:
             feed_forward=feed_forward(index, f"{name}.mlp"),
         )
 
-    def rename(name: str) -> str | None:
-        """Checkpoints have layers behind the last one that guess the tokens after the next; they are not used."""
-        parts = name.split(".")
-        is_behind = name.startswith("model.layers.") and parts[2].isdecimal() and int(parts[2]) >= sizes.layers
-        return None if is_behind else name
-
     norm = RMSNorm("model.norm", sizes.embed, eps)
+    rename = partial(without_layers_behind, sizes.layers)
     return decoder(fields, sizes, layer, norm, max_positions=rope.max_positions, rename=rename)
 
 
-def read_grouped_router(fields: Fields, name: str, sizes: Sizes, count: int, chosen: int) -> GroupedRouter:
-    """A router that sends each token to `chosen` of `count` experts."""
-    num_groups, chosen_groups = fields.integer("n_group", 1), fields.integer("topk_group", 1)
-    if count % num_groups or count // num_groups < 2:
-        raise fields.invalid("n_group", f"{count} experts are not groups of the same size, of two at least", num_groups)
-    if chosen_groups > num_groups:
-        raise fields.invalid("topk_group", f"there are {num_groups} groups", chosen_groups)
-    allowed = count // num_groups * chosen_groups
-    if chosen > allowed:
-        raise fields.invalid("num_experts_per_tok", f"the chosen groups have {allowed} experts", chosen)
+def without_layers_behind(num_layers: int, name: str) -> str | None:
+    """Checkpoints have layers behind the last one that guess the tokens after the next; they are not used."""
+    parts = name.split(".")
+    is_behind = name.startswith("model.layers.") and parts[2].isdecimal() and int(parts[2]) >= num_layers
+    return None if is_behind else name
+
+
+def read_grouped_router(
+    fields: Fields, name: str, sizes: Sizes, count: int, chosen: int, defaults: tuple[int, int, float] = (1, 1, 1.0)
+) -> GroupedRouter:
+    """A router that sends each token to `chosen` of `count` experts.
+
+    `defaults` are the numbers of groups and of chosen ones, and the multiplier of shares.
+    """
+    num_groups, chosen_groups = read_groups(fields, count, chosen, defaults[:2])
     bias = Tensor(f"{name}.e_score_correction_bias", (count,))
     return GroupedRouter(
         chosen,
@@ -78,5 +80,18 @@ def read_grouped_router(fields: Fields, name: str, sizes: Sizes, count: int, cho
         Param((count,), (None,), (bias,), is_float32=True),
         num_groups,
         chosen_groups,
-        fields.number("routed_scaling_factor", 1.0),
+        fields.number("routed_scaling_factor", defaults[2]),
     )
+
+
+def read_groups(fields: Fields, count: int, chosen: int, defaults: tuple[int, int]) -> tuple[int, int]:
+    """The number of groups of experts, and of those that a token visits."""
+    num_groups, chosen_groups = fields.integer("n_group", defaults[0]), fields.integer("topk_group", defaults[1])
+    if count % num_groups or count // num_groups < 2:
+        raise fields.invalid("n_group", f"{count} experts are not groups of the same size, of two at least", num_groups)
+    if chosen_groups > num_groups:
+        raise fields.invalid("topk_group", f"there are {num_groups} groups", chosen_groups)
+    allowed = count // num_groups * chosen_groups
+    if chosen > allowed:
+        raise fields.invalid("num_experts_per_tok", f"the chosen groups have {allowed} experts", chosen)
+    return num_groups, chosen_groups

@@ -38,6 +38,7 @@ class Param:
     num_contracted: int = 0
     transposes: bool = False  # `join` moves numbers along the last axis of its sources, not only whole rows
     is_float32: bool = False  # whatever the dtype of the others
+    is_widened: bool = False  # a matrix for each head: floats, also of a quantised checkpoint
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.axes), f"{self.sources}: {self.shape} against {self.axes}"
@@ -55,7 +56,7 @@ class Param:
     @property
     def is_matrix(self) -> bool:
         """True if activations are multiplied by it."""
-        return self.num_contracted > 0 or self.axes[0] == "experts"
+        return self.num_contracted > 0 or self.is_widened or self.axes[0] == "experts"
 
     @property
     def keeps_blocks(self) -> bool:

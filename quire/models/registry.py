@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 from quire.errors import UnsupportedModel, shown
 from quire.models.cohere2 import cohere2
 from quire.models.decoder import Decoder
+from quire.models.deepseek import deepseek_v2, deepseek_v3
 from quire.models.exaone4 import exaone4
 from quire.models.fields import Fields
 from quire.models.gemma2 import gemma2
@@ -51,6 +52,8 @@ FAMILIES: dict[str, Family] = {
     "cohere2": Family(cohere2, ("Cohere2ForCausalLM",)),
     "exaone4": Family(exaone4, ("Exaone4ForCausalLM",)),
     "smollm3": Family(smollm3, ("SmolLM3ForCausalLM",)),
+    "deepseek_v2": Family(deepseek_v2, ("DeepseekV2ForCausalLM",)),
+    "deepseek_v3": Family(deepseek_v3, ("DeepseekV3ForCausalLM",)),
     "gpt_oss": Family(gpt_oss, ("GptOssForCausalLM",)),
     "gpt2": Family(gpt2, ("GPT2LMHeadModel",)),
     "mixtral": Family(mixtral, ("MixtralForCausalLM",)),

@@ -230,9 +230,9 @@ def _yarn(given: RopeFields) -> Rope:
     if scale is None:
         mscale, mscale_all = rope.number("mscale", 0.0), rope.number("mscale_all_dim", 0.0)
         if mscale and mscale_all:
-            scale = _yarn_scale(factor, mscale) / _yarn_scale(factor, mscale_all)
+            scale = yarn_scale(factor, mscale) / yarn_scale(factor, mscale_all)
         else:
-            scale = _yarn_scale(factor, 1.0)
+            scale = yarn_scale(factor, 1.0)
 
     def feature_with(rotations: float) -> float:
         """The feature that turns this often over the trained length."""
@@ -255,7 +255,7 @@ def _yarn(given: RopeFields) -> Rope:
     )
 
 
-def _yarn_scale(factor: float, mscale: float) -> float:
+def yarn_scale(factor: float, mscale: float) -> float:
     return 0.1 * mscale * math.log(factor) + 1.0 if factor > 1 else 1.0
 
 

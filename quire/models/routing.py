@@ -58,6 +58,31 @@ class BiasedRouter:
 
 
 @dataclass(frozen=True)
+class GroupedSoftmaxRouter:
+    """The most likely experts among those of the best groups. A group is as good as its best expert.
+
+    Shares are the probabilities times `multiplier`.
+    """
+
+    chosen: int
+    weight: Param  # [e, d]
+    num_groups: int
+    chosen_groups: int
+    multiplier: float
+
+    def params(self) -> ParamTree:
+        return {"weight": self.weight}
+
+    def __call__(self, weights: ParamTree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        likely = jax.nn.softmax(matmul(x, weights["weight"], 1), axis=-1)
+        if self.chosen_groups < self.num_groups:
+            grouped = likely.reshape(len(x), self.num_groups, -1)
+            likely = _among_best(grouped, jnp.max(grouped, axis=-1), self.chosen_groups, 0.0)
+        share, expert = jax.lax.top_k(likely, self.chosen)
+        return share * self.multiplier, expert
+
+
+@dataclass(frozen=True)
 class GroupedRouter:
     """The experts with the highest scores, each a sigmoid plus a bias, among those of the best groups.
 
@@ -82,11 +107,16 @@ class GroupedRouter:
         if self.chosen_groups < self.num_groups:
             grouped = scores.reshape(len(x), self.num_groups, -1)
             best = jnp.sum(jax.lax.top_k(grouped, 2)[0], axis=-1)
-            allowed = jnp.zeros(best.shape, bool)
-            allowed = allowed.at[jnp.arange(len(x))[:, None], jax.lax.top_k(best, self.chosen_groups)[1]].set(True)
-            scores = jnp.where(allowed[:, :, None], grouped, -jnp.inf).reshape(scores.shape)
+            scores = _among_best(grouped, best, self.chosen_groups, -jnp.inf)
         expert = jax.lax.top_k(scores, self.chosen)[1]
         share = jnp.take_along_axis(likely, expert, axis=-1)
         if self.normalised:
             share = share / (jnp.sum(share, axis=-1, keepdims=True) + SMALLEST_SUM)
         return share * self.multiplier, expert
+
+
+def _among_best(grouped: jax.Array, best: jax.Array, chosen_groups: int, other: float) -> jax.Array:
+    """Scores [t, e] of those grouped [t, n, e / n] whose groups are the best by `best` [t, n]; `other` for the rest."""
+    tokens = jnp.arange(len(grouped))[:, None]
+    allowed = jnp.zeros(best.shape, bool).at[tokens, jax.lax.top_k(best, chosen_groups)[1]].set(True)
+    return jnp.where(allowed[:, :, None], grouped, other).reshape(len(grouped), -1)

@@ -13,6 +13,8 @@ class AttentionSpec:
 
     Where it `has_sinks`, each query head has one more score, the same at every position, that takes its part of the
     softmax and has no value.
+
+    With a `value_dim`, values are the first so many features of keys, and the state has keys alone: latent attention.
     """
 
     kv_heads: int
@@ -22,3 +24,4 @@ class AttentionSpec:
     window: int | None = None
     softcap: float | None = None
     has_sinks: bool = False
+    value_dim: int | None = None

@@ -26,7 +26,8 @@ class HeadNorm:
 class Heads(NamedTuple):
     """The heads of a layer as they were projected, and what is done to them before they meet."""
 
-    qkv: jax.Array  # [t, k, g + 2, h]: for each key its queries, itself and its value
+    # [t, k, g + 2, h]: for each key its queries, itself and its value; [t, k, g + 1, h] where values are part of keys.
+    qkv: jax.Array
     rotation: Rotation | None = None  # of queries and keys, after their norms
     q_norm: HeadNorm | None = None
     k_norm: HeadNorm | None = None
@@ -52,6 +53,11 @@ class Heads(NamedTuple):
         if self.k_norm is not None:
             k = self.k_norm(k, rms)
         return q, k, v
+
+
+def latent(q: jax.Array, k: jax.Array) -> Heads:
+    """Finished heads whose values are a part of their keys."""
+    return Heads(jnp.concatenate((q, k[:, :, None]), axis=2))
 
 
 def joined(q: jax.Array, k: jax.Array, v: jax.Array) -> Heads:

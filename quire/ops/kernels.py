@@ -33,6 +33,7 @@ NATIVE = Kernels(
     decode_norms=NATIVE_NORMS,
     adapter_product=native_adapter_product,
     recurrent=NATIVE_RECURRENT,
+    attend_latent=tiled_attention,
 )
 
 

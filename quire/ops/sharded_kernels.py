@@ -57,21 +57,24 @@ def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
         run = on_each(kernels.place, (Heads(*fields), of_pages, WHOLE), (of_heads, of_pages))
         return run(heads, pages, targets)  # type: ignore[no-any-return]
 
-    @wraps(kernels.attend)  # its module names the kernels
-    def attend(
-        spec: AttentionSpec,
-        q: jax.Array,
-        pages: Pages,
-        page_table: jax.Array,
-        tiles: Tiles,
-        sinks: jax.Array | None = None,
-    ) -> jax.Array:
-        def on_own_heads(q: jax.Array, *others: Any) -> jax.Array:
-            return kernels.attend(replace(spec, kv_heads=q.shape[1]), q, *others)
+    def attend_by(kernel: Callable[..., jax.Array]) -> Callable[..., jax.Array]:
+        @wraps(kernel)  # its module names the kernels
+        def attend(
+            spec: AttentionSpec,
+            q: jax.Array,
+            pages: Pages,
+            page_table: jax.Array,
+            tiles: Tiles,
+            sinks: jax.Array | None = None,
+        ) -> jax.Array:
+            def on_own_heads(q: jax.Array, *others: Any) -> jax.Array:
+                return kernel(replace(spec, kv_heads=q.shape[1]), q, *others)
 
-        of_sinks = None if sinks is None else sharding(sinks.shape, ("kv_heads", None), mesh).spec
-        run = on_each(on_own_heads, (by_head(q), by_page(pages), WHOLE, WHOLE, of_sinks), by_head(q))
-        return run(q, pages, page_table, tiles, sinks)  # type: ignore[no-any-return]
+            of_sinks = None if sinks is None else sharding(sinks.shape, ("kv_heads", None), mesh).spec
+            run = on_each(on_own_heads, (by_head(q), by_page(pages), WHOLE, WHOLE, of_sinks), by_head(q))
+            return run(q, pages, page_table, tiles, sinks)  # type: ignore[no-any-return]
+
+        return attend
 
     def attend_fresh(
         spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments
@@ -96,7 +99,8 @@ def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
     return kernels._replace(
         place=place,
         recurrent=RecurrentKernels(convolve, recur),  # the compiler partitions the convolution
-        attend=attend,
+        attend=attend_by(kernels.attend),
+        attend_latent=attend_by(kernels.attend_latent),
         attend_fresh=attend_fresh,
         norms=Norms(*(whole(norm) for norm in kernels.norms)),
         decode_norms=Norms(*(whole(norm) for norm in kernels.decode_norms)),

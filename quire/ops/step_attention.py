@@ -1,7 +1,7 @@
 """Attention over the tokens of one step, and the kernels that a platform has for it."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -45,12 +45,18 @@ class Kernels(NamedTuple):
     filter_cuts: FilterCuts | None = None
     adapter_product: AdapterProduct = add_products
     recurrent: RecurrentKernels = PLAIN_RECURRENT
+    # Like `attend`, for heads so wide that a platform may have another kernel, or none.
+    attend_latent: Callable[[AttentionSpec, jax.Array, Pages, jax.Array, Tiles, jax.Array | None], jax.Array] = (
+        tiled_attention
+    )
 
 
 def step_attention(
     kernels: Kernels, spec: AttentionSpec, heads: Heads, pages: Pages, access: PageAccess
 ) -> tuple[jax.Array, Pages]:
     """[t, k, g, h], and the pages with the keys and values of these tokens."""
+    if spec.value_dim is not None:
+        return _latent_attention(kernels, spec, heads, pages, access)
     targets, segments = access.targets, access.segments
     q, pages = kernels.place(heads._replace(sinks=None), pages, targets)
     if segments is not None and not spec.has_sinks:
@@ -60,6 +66,17 @@ def step_attention(
         if (out := kernels.attend_fresh(spec, q, k, v, segments)) is not None:
             return out, pages
     return kernels.attend(spec, q, pages, access.page_table, access.tiles, heads.sinks), pages
+
+
+def _latent_attention(
+    kernels: Kernels, spec: AttentionSpec, heads: Heads, pages: Any, access: PageAccess
+) -> tuple[jax.Array, Any]:
+    """Attention over pages that hold keys alone."""
+    (keys,), targets = pages, access.targets
+    q, k = heads.qkv[:, :, :-1], heads.qkv[:, :, -1]
+    keys = keys.at[targets.pages, targets.offsets].set(k.astype(keys.dtype))
+    out = kernels.attend_latent(spec, q, (keys, keys), access.page_table, access.tiles, None)
+    return out[..., : spec.value_dim], (keys,)
 
 
 def place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[jax.Array, Pages]:

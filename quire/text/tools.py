@@ -33,7 +33,7 @@ class CallStyle(Enum):
     KEYS = auto()  # name<arg_key>key</arg_key><arg_value>value</arg_value>
     PYTHON = auto()  # [name(key=value)]
     MARKED = auto()  # call:name{key:value}, strings between two of `quote`
-    CHANNELS = auto()  # a message to the function, whose text are the arguments
+    CHANNELS = auto()  # a message to the function; its text are the arguments
 
 
 @dataclass(frozen=True)

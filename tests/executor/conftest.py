@@ -89,6 +89,7 @@ def drafted_gemma() -> Iterator[Rig]:
 FAMILIES: dict[str, dict[str, Any]] = {
     "gemma2": {"num_hidden_layers": 2},  # windows and soft caps
     "qwen3_moe": {"num_hidden_layers": 2},
+    "deepseek_v3": {"num_hidden_layers": 2},  # latent attention
     "llama-dynamic": {"max_position_embeddings": 64},  # what a position computes depends on the length of the prompt
 }
 

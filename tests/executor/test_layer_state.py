@@ -9,7 +9,9 @@ import jax.numpy as jnp
 import pytest
 
 from quire.executor.layer_state import PagedState, PagedStates, PageLayout, page_layout
+from quire.models.registry import build_model
 from quire.ops.attention_spec import AttentionSpec
+from tests.models.cases import CASES
 
 FULL = AttentionSpec(kv_heads=2, group=1, head_dim=8, scale=1.0)
 
@@ -82,3 +84,10 @@ def test_layers_of_several_groups_read_and_write_one_array_through_their_own_tab
     after = states.put(0, PagedState(written, None))
     assert after.get(1) == PagedState(written, "full")
     assert states.get(1).pages is array
+
+
+def test_latent_attention_keeps_one_vector_of_each_token() -> None:
+    model = build_model(CASES["deepseek_v3"])
+    layout = page_layout(model.layers, 4, 64, "float32")
+    assert layout.kinds == [("latent attention", 3, 3 * (20 + 8) * 4, "token")]
+    assert all(len(arrays) == 1 for arrays in layout.structure(2))

@@ -22,6 +22,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "llama": {"target_modules": "all-linear"},
     # PEFT takes the names of dense blocks for experts too.
     **{key: {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]} for key in ("qwen3_moe", "glm4_moe")},
+    **{
+        key: {"target_modules": ["kv_a_proj_with_mqa", "o_proj", query]}
+        for key, query in (("deepseek_v2", "q_proj"), ("deepseek_v3", "q_b_proj"))
+    },
     "qwen3": {"target_modules": r".*\.(q_proj|down_proj)"},
 }
 

@@ -77,6 +77,7 @@ def test_rounded_activations_show_in_the_logits(name: str, tmp_path: Path) -> No
         ("mixtral", "gptq-4-act-order"),
         ("qwen3_moe", "ct-int8-packed"),
         ("llama-biases", "gptq-4-act-order"),
+        ("deepseek_v3", "ct-int8-packed"),
     ],
 )
 def test_every_kind_of_block_can_be_quantised(name: str, format_name: str, tmp_path: Path) -> None:

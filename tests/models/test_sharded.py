@@ -21,7 +21,17 @@ ROOT = Path(__file__).parents[2]
 def test_sharded_models_give_the_logits_of_one_device() -> None:
     flags = "--xla_force_host_platform_device_count=8"
     done = subprocess.run(
-        [sys.executable, "-m", "tests.models.sharded", "llama-biases", "olmo2", "mixtral", "glm4", "gpt_oss"],
+        [
+            sys.executable,
+            "-m",
+            "tests.models.sharded",
+            "llama-biases",
+            "olmo2",
+            "mixtral",
+            "glm4",
+            "gpt_oss",
+            "deepseek_v3",
+        ],
         env={**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"},
         cwd=ROOT,
         capture_output=True,
@@ -29,9 +39,9 @@ def test_sharded_models_give_the_logits_of_one_device() -> None:
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("devices, error") == 15
-    assert done.stdout.count("int8 on two devices as on one") == 5
-    assert done.stdout.count("fp8 on two devices as on one") == 5
+    assert done.stdout.count("devices, error") == 18
+    assert done.stdout.count("int8 on two devices as on one") == 6
+    assert done.stdout.count("fp8 on two devices as on one") == 6
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -16,6 +16,7 @@ from quire.models.params import Param
 from quire.ops.adapters import AdapterStack
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.coded import Coded, Rounding
+from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.adapter_product import add_products
 from quire.ops.gpu.kernels import attend
 from quire.ops.pages import TILE, Tiles
@@ -48,6 +49,17 @@ def test_attention_is_translated(name: str, dtype: str, num_single: int, num_til
         traced = jax.jit(partial(attend, spec)).trace(q, (pages, pages), jnp.zeros((9, 40), jnp.int32), tiles, sinks)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("stablehlo.custom_call") == num_kernels
+
+
+def test_latent_attention_is_translated_and_said_to_have_no_kernel(caplog: pytest.LogCaptureFixture) -> None:
+    spec = AttentionSpec(1, 16, 576, 0.07, value_dim=512)
+    gpu_kernels._warn_of_latent_attention.cache_clear()
+    q, keys = jnp.zeros((8, 1, 16, 576), jnp.bfloat16), jnp.zeros((4, 32, 1, 576), jnp.bfloat16)
+    each = jnp.zeros(8, jnp.int32)
+    run = jax.jit(partial(gpu_kernels.GPU.attend_latent, spec))
+    given = q, (keys, keys), jnp.zeros((9, 40), jnp.int32), Tiles(each, each, each, each, 8), None
+    assert "stablehlo.while" in run.trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+    assert "latent attention has no kernel for GPUs" in caplog.text
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

@@ -1,7 +1,7 @@
 """The kernels of one NVIDIA GPU, written in Pallas, which XLA compiles by Triton into the graph of a step."""
 
 import logging
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from quire.ops.heads import Heads
 from quire.ops.norms import Norms
 from quire.ops.pages import KVWriteTargets, Pages, Segments, Tiles
 from quire.ops.step_attention import Kernels
+from quire.ops.tiled_attention import tiled_attention
 
 log = logging.getLogger(__name__)
 
@@ -54,6 +55,24 @@ def attend(
     if out is not None and single == len(tiles):
         return out
     return prefill_attention(spec, q, pages, page_table, tiles.part(single, len(tiles)), out, sinks)
+
+
+@cache
+def _warn_of_latent_attention() -> None:
+    log.warning("latent attention has no kernel for GPUs: plain XLA runs in its place, several times slower")
+
+
+def attend_latent(
+    spec: AttentionSpec,
+    q: jax.Array,
+    pages: Pages,
+    page_table: jax.Array,
+    tiles: Tiles,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
+    """Plain: a block of keys as wide as latents are, with all queries, does not fit the registers of our kernels."""
+    _warn_of_latent_attention()
+    return tiled_attention(spec, q, pages, page_table, tiles, sinks)
 
 
 @partial(jax.jit, static_argnums=0)
@@ -106,4 +125,5 @@ GPU = Kernels(
     decode_norms=Norms(add_rms=add_rms_norm),
     filter_cuts=filter_cuts,
     adapter_product=adapter_product,
+    attend_latent=attend_latent,
 )
