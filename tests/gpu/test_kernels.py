@@ -11,9 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from quire.ops.adapters import AdapterStack
+from quire.ops.adapters import add_products as plain_adapter_product
 from quire.ops.attention_reference import causal_attention
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import kernels as gpu_kernels
+from quire.ops.gpu.adapter_product import add_products as adapter_product
 from quire.ops.gpu.add_norm import add_norm
 from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.place_heads import place_heads
@@ -164,3 +167,22 @@ def test_new_prompts_are_attended_to_by_cudnn_as_by_the_plain_kernel(lengths: li
     for offset, length in zip(offsets, lengths, strict=True):
         those = slice(offset, offset + length)
         check(out[those], causal_attention(spec, q[those], k[those], v[those]), "bfloat16")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize(
+    ("tokens", "slots", "rank"), [(32, 8, 16), (1, 8, 16), (300, 8, 16), (40, 20, 8), (70, 4, 128)]
+)
+def test_products_with_adapters_are_those_of_the_plain_function(dtype: str, tokens: int, slots: int, rank: int) -> None:
+    chance = np.random.default_rng(0)
+    runs, inputs = ((128, 0), (64, 1), (64, 2)) * 2, 1536
+    a = jnp.asarray(chance.normal(size=(slots, 3, rank, inputs)) / inputs**0.5, dtype)
+    b = jnp.asarray(chance.normal(size=(slots, rank, 512)) / rank**0.5, dtype)
+    stack = AdapterStack(a, b, jnp.full(slots, rank, jnp.int32), runs)
+    rows = jnp.asarray(chance.integers(0, slots + 1, tokens), jnp.int32)
+    out, x = (jnp.asarray(chance.normal(size=(tokens, size)), dtype) for size in (512, inputs))
+    right = np.asarray(plain_adapter_product(out, x, rows, stack), np.float32)
+    got = np.asarray(jax.jit(partial(adapter_product, interpret=INTERPRET))(out, x, rows, stack), np.float32)
+    check(got, right, dtype)
+    without = np.asarray(rows) == 0
+    np.testing.assert_array_equal(got[without], np.asarray(out, np.float32)[without])

@@ -98,5 +98,43 @@ def test_a_row_does_not_depend_on_those_beside_it(data: st.DataObject, name: str
     np.testing.assert_array_equal(np.asarray(alone), among[one])
 
 
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("rank", [5, 32])  # six slots are a group; four are
+def test_on_gpus_neither_other_rows_nor_the_slot_of_its_adapter_change_a_row(rank: int, dtype: Any) -> None:
+    """The other slots have numbers that would spoil a sum that they were part of."""
+    slots, inputs, runs = 6, 512, ((64, 0), (32, 1))
+    run = jax.jit(KERNELS["gpu"])
+    rng = np.random.default_rng(3)
+    a, b = rng.standard_normal((2, rank, inputs)), rng.standard_normal((rank, 96))
+    x = rng.standard_normal((40, inputs)).astype(dtype)
+    out = rng.standard_normal((40, 96)).astype(dtype)
+
+    def row_7(slot: int, others: int) -> Array:
+        all_a, all_b = np.full((slots, 2, rank, inputs), 1e30), np.full((slots, rank, 96), 1e30)
+        all_a[slot], all_b[slot] = a, b
+        stack = AdapterStack(jnp.asarray(all_a, dtype), jnp.asarray(all_b, dtype), jnp.full(slots, rank), runs)
+        rows = np.full(40, others, np.int32)
+        rows[7] = slot + 1
+        return np.asarray(run(out, x, rows, stack), np.float32)[7]
+
+    first = row_7(0, others=0)
+    assert np.isfinite(first).all()
+    assert not np.array_equal(first, out[7].astype(np.float32))
+    for slot, others in ((0, 1), (0, 3), (2, 1), (5, 4), (5, 6)):
+        np.testing.assert_array_equal(row_7(slot, others), first)
+
+
+@pytest.mark.parametrize(("tokens", "slots", "rank"), [(1, 20, 16), (70, 1, 1), (33, 3, 256), (40, 9, 100)])
+def test_gpus_take_every_rank_and_number_of_slots(tokens: int, slots: int, rank: int) -> None:
+    rng = np.random.default_rng(4)
+    runs = ((64, 0), (32, 1), (32, 2))
+    a, b = rng.standard_normal((slots, 3, rank, 768)) / 28, rng.standard_normal((slots, rank, 128)) / rank
+    stack = AdapterStack(*(jnp.asarray(one, np.float32) for one in (a, b)), jnp.full(slots, rank), runs)
+    rows = (np.arange(tokens) * 7 + 1).astype(np.int32) % (slots + 1)
+    x, out = (rng.standard_normal((tokens, size)).astype(np.float32) for size in (768, 128))
+    got = np.asarray(jax.jit(KERNELS["gpu"])(out, x, rows, stack))
+    np.testing.assert_allclose(got, expected(out, x, rows, stack), rtol=1e-4, atol=2e-4)
+
+
 def test_runs_are_as_long_as_they_can_be() -> None:
     assert runs_of([0, 0, 1, 2, 2, 0]) == ((2, 0), (1, 1), (2, 2), (1, 0))
