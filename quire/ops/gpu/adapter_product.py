@@ -39,12 +39,12 @@ class Blocks(NamedTuple):
 
     @property
     def warps(self) -> int:
-        """Of `expand`, whose numbers stay in registers."""
+        """The warps of `expand`, whose numbers stay in registers."""
         return 8 if 2 * max(self.rows * self.outputs, self.rows * self.room * self.splits) >= MAX_SUMS else 4
 
 
 def blocks_of(tokens: int, shape: tuple[int, ...], runs: Runs, dtype: Any) -> Blocks | None:
-    """For an `a` [slots, parts, rank, inputs]; None for heads that no product of blocks fits."""
+    """The blocks for an `a` [slots, parts, rank, inputs]; None for heads that no product of blocks fits."""
     slots, parts, rank, inputs = shape
     outputs, num_outputs = _common(runs), sum(length for length, _ in runs)
     if outputs < LEAST:
@@ -111,7 +111,7 @@ def add_products(
 
 
 def _common(runs: Runs) -> int:
-    """Outputs of a block at most: a power of two that divides every run."""
+    """The outputs of a block at most: a power of two that divides every run."""
     common = math.gcd(*(length for length, _ in runs))
     return min(MAX_OUTPUTS, common & -common)
 
@@ -126,7 +126,7 @@ class _Columns(NamedTuple):
 
 
 def _columns(blocks: Blocks, group: Any, slot: jax.Array, rank: int) -> _Columns:
-    """`slot` [rows] of each row, -1 for none."""
+    """The columns of a group for rows with these slots, -1 for none."""
     column = jnp.arange(blocks.slots * blocks.room)
     own_slot = group * blocks.slots + jax.lax.div(column, blocks.room)
     own_rank = jax.lax.rem(column, blocks.room)
@@ -205,7 +205,7 @@ def _expand(
 
 
 def _sum_of_splits(blocks: Blocks, small_ref: Any, row: jax.Array, part: Any, has_one: jax.Array) -> jax.Array:
-    """[rows, room]; always in the same order."""
+    """The sums [rows, room] over the splits, always in the same order."""
     where = row[:, None, None], part, jnp.arange(blocks.room)[None, :, None], jnp.arange(blocks.splits)[None, None, :]
     mask = jnp.broadcast_to(has_one[:, None, None], (blocks.rows, blocks.room, blocks.splits))
     return plgpu.load(small_ref.at[where], mask=mask, other=0.0).sum(axis=2)
