@@ -11,9 +11,10 @@ from quire.core.stats import BACKPRESSURE, CHUNKING, WAIT_EXCEEDED, Counters
 from quire.core.step_budget import StepBudget
 from quire.core.step_builder import StepBuilder, forced_tokens, guided, slot_start
 
-SHARE_BEHIND = 4  # one part in this many of a step's prompt tokens is for those behind the oldest, if it is long
+SHARE = 4  # one part in this many of a step's prompt tokens is for those behind the first, if it is long
 MAX_PASSED = 4  # long prompts that wait which shorter ones may pass in a step
 MAX_WAITING_FOR_ADAPTERS = 32  # sequences that others may pass in a step
+_age, _turn = attrgetter("age"), attrgetter("turn")
 _new = tuple.__new__  # Chunk(...) at half its cost: chunks are most of a plan
 
 
@@ -183,8 +184,8 @@ class Planner:
         step.add(sequence, kind if length > 1 else Kind.DECODE, length, num_pages, True)
 
     def _plan_prefills(self, step: StepBuilder) -> None:
-        """Continue the prefills already begun, oldest first."""
-        for sequence in sorted(self._running.prefilling.values(), key=_age):
+        """Continue the prefills already begun, in their turn."""
+        for sequence in sorted(self._running.prefilling.values(), key=_turn):
             if sequence.state is State.PREFILLING:  # and not preempted for an older one
                 self._continue_prefill(step, sequence)
 
@@ -210,12 +211,14 @@ class Planner:
     def _plan_prompt(self, step: StepBuilder, sequence: Sequence, length: int, num_pages: int) -> None:
         """The next tokens of a prompt, which has pages for `length` of them.
 
-        The oldest prompt that does not end in this step leaves a share to those behind it and gets the rest, so that
-        short prompts are not stuck behind a long one.
+        The first prompt that does not end in this step leaves a share to others and gets the rest, so that short
+        prompts are not stuck behind a long one. If one that waits has its turn before it, the share is for the first.
         """
         if step.longest is None and length < len(sequence.tokens) - sequence.num_planned:
             step.longest = sequence, length, num_pages
-            step.allowance = step.share = step.budget // SHARE_BEHIND
+            head, share = self._queue.head(), step.budget // SHARE
+            is_passed = head is not None and head.turn < sequence.turn
+            step.allowance = step.share = step.budget - share if is_passed else share
         else:
             if step.last is not None:
                 self._plan_prefill(step, *step.last)
@@ -224,7 +227,7 @@ class Planner:
             step.allowance -= length
 
     def _plan_ends(self, step: StepBuilder) -> None:
-        """The oldest prompt that does not end gets what is left. It, or the last of the others, is cut where the step
+        """The first prompt that does not end gets what is left. It, or the last of the others, is cut where the step
         would be a little longer than the executor's sizes."""
         length_of_longest = 0 if step.longest is None else min(step.longest[1], step.budget)
         length_of_last = 0 if step.last is None else step.last[1]
@@ -311,7 +314,7 @@ class Planner:
     def _may_begin(self, step: StepBuilder, rest: int) -> bool:
         """A prompt of `rest` tokens may begin in a share too small for it if it fits the share of a full step; one
         prompt at a time. Short prompts are then not stuck when `max_prefill_beside_decodes` is small."""
-        return step.allowance == step.share and rest <= self._limits.max_batch_prefill_tokens // SHARE_BEHIND
+        return step.allowance == step.share and rest <= self._limits.max_batch_prefill_tokens // SHARE
 
     def _plan_prefill(self, step: StepBuilder, sequence: Sequence, length: int, num_pages: int) -> None:
         end = sequence.num_planned + length
@@ -344,7 +347,3 @@ class Planner:
             sequence.cached_tokens = sequence.num_planned
         self._counters.admissions += 1
         self._counters.cached_tokens += sequence.num_planned
-
-
-def _age(sequence: Sequence) -> tuple[int, int]:
-    return sequence.age

@@ -11,6 +11,7 @@ from quire.request import Request
 from quire.retry_reservations import MAX_WAIT_S, MIN_WAIT_S, RetryReservations
 
 PageKey = tuple[Node | str, bytes]  # a page to be computed: the end of the prefix before it, and its tokens
+PATIENCE = 64  # later prompts pass one that is longer, as long as they have at most so many times its tokens together
 
 
 class SharedPrefills:
@@ -79,9 +80,14 @@ class SharedPrefills:
 class Queue:
     """The order in which sequences start, and the length of the wait.
 
-    A sequence that waits stands in line by age, or is parked until another has computed a page it needs. No more are
-    parked than could run together: the next one that would be stays at the head of the line and holds it up, so that
-    a step never looks at more of a long line than that. Owned by the scheduler.
+    Short prompts pass long ones: a sequence is due when PATIENCE times the tokens that it must compute have arrived
+    after it, and the first that is due stands first. So no prompt waits for more than that, and of those that wait most
+    wait little, where first come first served would let all of them wait for the longest. Those that ran before come
+    first, by age.
+
+    A sequence that waits stands in line, or is parked until another has computed a page it needs. No more are parked
+    than could run together: the next one that would be stays at the head of the line and holds it up, so that a step
+    never looks at more of a long line than that. Owned by the scheduler.
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
@@ -91,6 +97,7 @@ class Queue:
         self._reservations = RetryReservations((limits.max_queued or 0) // 2, clock)
         self._clock = clock
         self._line: LazyHeap[Sequence] = LazyHeap()
+        self._tokens_arrived = 0  # that prompts must compute
         self._last_admission_s: float | None = None
         self._admission_interval_s = 0.0  # measured while others wait
         self.focus: list[Sequence] | None = None  # the only ones that may start
@@ -124,8 +131,14 @@ class Queue:
         kept = f" and {num_kept} places are kept for clients that retry" if num_kept else ""
         raise Overloaded(f"{len(self)} sequences wait{kept}, the queue takes {most}", retry_after_s)
 
+    def arrive(self, sequence: Sequence, num_tokens: int) -> None:
+        """A new sequence, with so many tokens to compute."""
+        sequence.due = self._tokens_arrived + PATIENCE * num_tokens
+        self._tokens_arrived += num_tokens
+        self.push(sequence)
+
     def push(self, sequence: Sequence) -> None:
-        self._line.push(sequence.age, sequence)
+        self._line.push(sequence.turn, sequence)
 
     def leave(self, sequence: Sequence) -> None:
         """`sequence` waits no more."""

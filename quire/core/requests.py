@@ -61,10 +61,12 @@ class Requests:
         for sample, generated in enumerate(so_far):
             if generated is not None:
                 self._num_arrived += 1
-                sequences.append(Sequence(self._num_arrived, request, sample, salt, generated, adapter, reuses))
+                sequence = Sequence(self._num_arrived, request, sample, salt, generated, adapter, reuses)
+                sequences.append(sequence)
                 self._running.adapters.hold(adapter)
-                self._speculation.begin(sequences[-1])
-                self._queue.push(sequences[-1])
+                self._speculation.begin(sequence)
+                num_cached = self._running.match(sequence).num_tokens(self._limits.page_size)
+                self._queue.arrive(sequence, len(sequence.tokens) - num_cached)
 
     def salt_of(self, request: Request) -> str:
         """The salt of the pages of a request, which knows its adapter too."""

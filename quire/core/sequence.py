@@ -71,6 +71,7 @@ class Sequence:
         "adapter_slot",
         "cached_tokens",
         "digests",
+        "due",
         "epoch",
         "first_held",
         "forced",
@@ -125,6 +126,7 @@ class Sequence:
         self.stopping = Stopping(request)
         self.tokens = [*request.prompt, *generated]
         self.num_prompt = len(request.prompt)
+        self.due = 0  # its place among the prompts that wait; the queue says what that is
         self.limit = self.num_prompt + request.max_tokens  # as many tokens as it may ever have
         self.forced: list[int] = []  # tokens, known or next, that its grammar left no choice about
         self.forced_end = 0  # the position after them
@@ -154,6 +156,12 @@ class Sequence:
     def age(self) -> tuple[int, int]:
         """Sorts what runs first before what runs later; the last is the first to be preempted."""
         return self.request.priority, self.id
+
+    @property
+    def turn(self) -> tuple[int, int, int]:
+        """Sorts prompts in the order in which they are computed: first those that ran before, by age."""
+        has_run = self.epoch or self.num_generated
+        return self.request.priority, 0 if has_run else self.due, self.id
 
     @property
     def num_generated(self) -> int:

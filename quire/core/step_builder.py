@@ -36,7 +36,7 @@ class StepBuilder:
         self.budget = 0  # tokens of prompts that it may still have
         self.allowance = 0  # of those, the tokens that the next prompt may have
         self.share = 0  # the tokens for those behind `longest`, used or not
-        # The oldest prompt that does not end in this step and the last one that does: the tokens it has pages for, and
+        # The first prompt that does not end in this step and the last one that does: the tokens it has pages for, and
         # its pages in each group before.
         self.longest: tuple[Sequence, int, int] | None = None
         self.last: tuple[Sequence, int, int] | None = None

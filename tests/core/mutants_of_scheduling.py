@@ -87,8 +87,19 @@ SCHEDULING_MUTANTS = (
     ),
     Mutant("prompts do not count against the budget", PLANNER, "step.budget -= length\n", "pass\n"),
     Mutant("prompts do not count against the share", PLANNER, "step.allowance -= length\n", "pass\n"),
-    Mutant("those behind a long prompt may have all", PLANNER, "step.budget // SHARE_BEHIND", "step.budget"),
-    Mutant("those behind a long prompt get nothing", PLANNER, "step.budget // SHARE_BEHIND", "0"),
+    Mutant("those behind a long prompt may have all", PLANNER, "step.budget // SHARE\n", "step.budget\n"),
+    Mutant("those behind a long prompt get nothing", PLANNER, "step.budget // SHARE\n", "0\n"),
+    Mutant("a long prompt keeps its share from those before it", PLANNER, "head.turn < sequence.turn", "False"),
+    Mutant("all that wait are before a long prompt", PLANNER, "head.turn < sequence.turn", "True"),
+    Mutant("prompts are computed by age", PLANNER, "prefilling.values(), key=_turn)", "prefilling.values(), key=_age)"),
+    Mutant("prompts wait by age", QUEUE, "self._line.push(sequence.turn, sequence)", "self._line.push(sequence.age, sequence)"),
+    Mutant("short prompts pass for ever", QUEUE, "self._tokens_arrived += num_tokens\n", "pass\n"),
+    Mutant("cached tokens make a prompt long", REQUESTS, "len(sequence.tokens) - num_cached", "len(sequence.tokens)"),
+    Mutant("what ran waits for shorter prompts", SEQUENCE, "0 if has_run else self.due", "self.due"),
+    Mutant(
+        "what ran elsewhere waits for shorter prompts", SEQUENCE, "has_run = self.epoch or self.num_generated", "has_run = self.epoch"
+    ),
+    Mutant("priorities of prompts are ignored", SEQUENCE, "return self.request.priority, 0 if", "return 0, 0 if"),
     Mutant(
         "a long prompt that waits takes the share",
         PLANNER,
@@ -101,7 +112,7 @@ SCHEDULING_MUTANTS = (
     Mutant(
         "long prompts begin in small shares",
         PLANNER,
-        " and rest <= self._limits.max_batch_prefill_tokens // SHARE_BEHIND",
+        " and rest <= self._limits.max_batch_prefill_tokens // SHARE",
         "",
     ),
     Mutant(

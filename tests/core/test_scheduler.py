@@ -3,6 +3,7 @@
 import pytest
 
 from quire.core.plan import Kind, StepResult
+from quire.core.queue import PATIENCE
 from quire.errors import RequestFailed
 from quire.request import FinishReason, SamplingParams
 from tests.core.harness import GREEDY, Harness, limits, request
@@ -22,6 +23,7 @@ def test_every_running_decode_advances_in_every_step_while_a_long_prompt_fills()
     harness = Harness(limits(max_batch_prefill_tokens=3, num_pages=64))
     harness.add(request(1, prompt=(1, 2, 3), max_tokens=40))
     harness.add(request(2, prompt=(4, 5), max_tokens=40))
+    harness.step()
     harness.step()
     harness.step()
     harness.add(request(3, prompt=tuple(range(30)), max_tokens=1))
@@ -204,14 +206,52 @@ def prefilled(plan) -> dict[int, int]:
 def test_short_prompts_are_not_stuck_behind_a_long_one():
     harness = Harness(limits(num_pages=200, max_sequence_tokens=200, max_batch_size=8))
     harness.add(request(1, prompt=LONG, max_tokens=2))
-    harness.add(request(2, prompt=(1, 2, 3), max_tokens=2))
-    harness.add(request(3, prompt=(4, 5, 6), max_tokens=2))
-    steps = [prefilled(harness.plan())]
+    assert prefilled(harness.plan()) == {1: 16}
     harness.complete()
-    steps.append(prefilled(harness.plan()))
-    assert steps == [{1: 13, 2: 3}, {1: 12, 3: 3}], "a quarter of 16 is for those behind"
+    for request_id in (2, 3, 4):
+        harness.add(request(request_id, prompt=tuple(range(request_id, request_id + 6)), max_tokens=2))
+    steps = []
+    for _ in range(2):
+        steps.append(prefilled(harness.plan()))
+        harness.complete()
+    assert steps == [{1: 4, 2: 6, 3: 6}, {1: 7, 4: 6}], "a quarter of 16 is for the long one"
     harness.run()
-    assert list(harness.finished) == [(2, 0), (3, 0), (1, 0)]
+    assert list(harness.finished) == [(2, 0), (3, 0), (4, 0), (1, 0)]
+
+
+def test_shorter_prompts_pass_a_long_one_until_it_is_due():
+    """It is due when 64 times its tokens have arrived after it."""
+    harness = Harness(limits(num_pages=200, max_sequence_tokens=200, max_batch_size=1, max_batch_prefill_tokens=32))
+    harness.add(request(1, prompt=(90, 91), max_tokens=2))
+    harness.step()
+    harness.add(request(2, prompt=tuple(range(4)), max_tokens=1))
+    for number in range(200):
+        harness.add(request(3 + number, prompt=(50 + number, 1), max_tokens=1))
+    harness.run()
+    place = list(harness.finished).index((2, 0))
+    assert place == 1 + (PATIENCE * (4 - 2)) // 2, "those that arrive later count their own patience"
+
+
+def test_what_a_prompt_finds_in_the_cache_does_not_make_it_long():
+    harness = Harness(limits(num_pages=200, max_sequence_tokens=200, max_batch_size=1, max_batch_prefill_tokens=32))
+    harness.add(request(1, prompt=LONG, max_tokens=1))
+    harness.run()
+    harness.add(request(2, prompt=(90, 91), max_tokens=2))
+    harness.step()
+    harness.add(request(3, prompt=tuple(range(200, 210)), max_tokens=1))
+    harness.add(request(4, prompt=(*LONG, 7), max_tokens=1))
+    harness.run()
+    assert list(harness.finished)[1:] == [(2, 0), (4, 0), (3, 0)]
+
+
+def test_what_ran_before_comes_before_shorter_prompts():
+    harness = Harness(limits(num_pages=200, max_sequence_tokens=200, max_batch_size=1, max_batch_prefill_tokens=32))
+    harness.add(request(1, prompt=LONG[:40], max_tokens=3))
+    harness.step()
+    harness.add(request(2, prompt=(90, 91), max_tokens=1))
+    harness.lose_everything()
+    harness.run()
+    assert list(harness.finished) == [(1, 0), (2, 0)]
 
 
 def test_a_short_prompt_passes_several_long_ones():
@@ -231,10 +271,11 @@ def test_few_long_prompts_are_passed_in_a_step():
     for request_id in range(1, 8):
         harness.add(request(request_id, prompt=(request_id, *LONG[1:]), max_tokens=2))
     harness.add(request(8, prompt=(7, 8, 9), max_tokens=2))
-    assert prefilled(harness.plan()) == {1: 16}
+    assert prefilled(harness.plan()) == {8: 3, 1: 13}
     assert harness.scheduler.blocked_by == "max_batch_prefill_tokens"
+    assert len(harness.scheduler._queue) == 6
     harness.run()
-    assert list(harness.finished) == [(1, 0), (2, 0), (8, 0), (3, 0), (4, 0), (5, 0), (6, 0), (7, 0)]
+    assert list(harness.finished) == [(request_id, 0) for request_id in (8, 1, 2, 3, 4, 5, 6, 7)]
 
 
 def test_a_long_prompt_has_what_those_behind_it_leave():
