@@ -190,9 +190,9 @@ def test_a_server_bounds_what_waits_and_says_why() -> None:
 def test_a_server_bounds_the_time_of_a_step_by_platform_and_says_why() -> None:
     by_platform = {one: resolve_max_step_ms(Config(model="m"), one) for one in ("cpu", "cuda", "gpu", "elsewhere")}
     assert {name: choice.value for name, choice in by_platform.items()} == {
-        "cpu": 500.0, "cuda": 25.0, "gpu": 25.0, "elsewhere": 500.0,
+        "cpu": 500.0, "cuda": 24.0, "gpu": 24.0, "elsewhere": 500.0,
     }  # fmt: skip
-    assert str(by_platform["gpu"]).startswith("max_step_ms = 25.0 (GPU default: prompts are cut")
+    assert str(by_platform["gpu"]).startswith("max_step_ms = 24.0 (GPU default: prompts are cut")
     assert resolve_max_step_ms(Config(model="m", max_step_ms=0.0), "gpu").value == 0
 
 

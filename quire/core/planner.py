@@ -1,5 +1,7 @@
 """Chooses the contents of each step."""
 
+from operator import attrgetter
+
 from quire.core.completion import StepInFlight
 from quire.core.limits import Limits
 from quire.core.plan import Chunk, Kind, StepPlan
@@ -209,16 +211,14 @@ class Planner:
         return True
 
     def _plan_prompt(self, step: StepBuilder, sequence: Sequence, length: int, num_pages: int) -> None:
-        """The next tokens of a prompt, which has pages for `length` of them.
-
-        The first prompt that does not end in this step leaves a share to others and gets the rest, so that short
-        prompts are not stuck behind a long one. If one that waits has its turn before it, the share is for the first.
-        """
+        """The next tokens of a prompt, which has pages for `length` of them. The first that does not end in this step
+        leaves a share to others, so that short prompts are not stuck behind a long one; if one that waits has its turn
+        before it, the share is its own, and the rest is for others."""
         if step.longest is None and length < len(sequence.tokens) - sequence.num_planned:
             step.longest = sequence, length, num_pages
-            head, share = self._queue.head(), step.budget // SHARE
+            share, head = step.budget // SHARE, self._queue.head()
             is_passed = head is not None and head.turn < sequence.turn
-            step.allowance = step.share = step.budget - share if is_passed else share
+            step.allowance = step.share = step.budget - max(1, share) if is_passed else share
         else:
             if step.last is not None:
                 self._plan_prefill(step, *step.last)

@@ -11,7 +11,10 @@ from quire.core.step_budget import StepBudget
 LAST_SHARE = 0.3  # of the newest guess in a sequence's chance
 LAST_SHARE_OF_ALL = 0.05  # and in the chance of all sequences together
 TRIAL_CHANCE = 0.5  # that a guess has for a sequence that tries again
-MIN_PAUSE, MAX_PAUSE = 4, 32  # tokens before a sequence tries again; twice as many after each try in vain
+MIN_PAUSE, MAX_PAUSE = 4, 256  # tokens before a sequence tries again; more after each try in vain
+LONGER = 4  # times as many
+LATE = 64  # tokens before a new sequence tries, where few guesses of others were right
+FEW = 0.25  # of the guesses
 
 
 class Speculation:
@@ -87,7 +90,7 @@ class Speculation:
         self._counters.guessed_chunks += 1
         self._counters.guesses += num_guesses
         self._counters.right_guesses += num_right
-        guessing.pause = MIN_PAUSE if num_right else min(2 * guessing.pause, MAX_PAUSE)
+        guessing.pause = MIN_PAUSE if num_right else min(LONGER * guessing.pause, MAX_PAUSE)
         for is_right in [True] * num_right + [False] * (num_right < num_guesses):
             guessing.chance += LAST_SHARE * (is_right - guessing.chance)
             self.chance += LAST_SHARE_OF_ALL * (is_right - self.chance)
@@ -96,7 +99,9 @@ class Speculation:
         """A new sequence. None is guessed under a grammar: the mask of a token follows from the one before it, on the
         host."""
         if self._most and sequence.request.grammar is None:
-            sequence.guessing = Guessing(self.chance, MIN_PAUSE)
+            sequence.guessing = guessing = Guessing(self.chance, MIN_PAUSE)
+            if self.chance < FEW:
+                guessing.next_try, guessing.pause = len(sequence.tokens) + LATE, LATE
 
 
 def _likely(guess: tuple[float, Sequence]) -> float:

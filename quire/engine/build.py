@@ -225,8 +225,6 @@ def _limits(config: Config, resolved: Resolved, facts: Facts, layout: PageLayout
         waiting_served_ratio=resolved.waiting_served_ratio,
         max_waiting_tokens=resolved.max_waiting_tokens,
         prefix_caching=config.prefix_caching and not layout.slot_specs,
-        # A GPU has programs for decodes only; a step with more than one token for a row cannot use them.
-        forces_tokens=facts.platform != "gpu",
         max_burst=resolved.max_burst,
         max_guesses=resolved.speculate,
         page_groups=layout.windows,

@@ -5,7 +5,7 @@ from itertools import pairwise
 from quire.core.limits import Limits
 from quire.core.plan import Kind, StepPlan, StepResult
 from quire.core.sequence import Sequence
-from quire.core.speculation import MAX_PAUSE, Speculation
+from quire.core.speculation import LATE, MAX_PAUSE, Speculation
 from quire.core.stats import Counters
 from quire.core.step_budget import StepBudget
 from quire.request import FinishReason, Grammar, GrammarKind, SamplingParams
@@ -245,7 +245,7 @@ def test_a_sequence_that_made_none_tries_again_later_and_later():
     (sequence,) = decoding(speculation, 1, 0.0)
     sequence.guessing.next_try = 0
     tries = []
-    for number in range(200):
+    for number in range(900):
         if chosen(speculation, [sequence]) == [1]:
             tries.append(number)
             speculation.planned(sequence)
@@ -254,7 +254,24 @@ def test_a_sequence_that_made_none_tries_again_later_and_later():
     gaps = [after - before for before, after in pairwise(tries)]
     assert gaps == sorted(gaps)
     assert gaps[-1] == MAX_PAUSE
-    assert len(tries) < 12
+    assert len(tries) < 8
+
+
+def test_a_new_sequence_tries_late_where_few_guesses_of_others_were_right():
+    speculation = chooser()
+    (other,) = decoding(speculation, 1, 0.5)
+    for _ in range(100):
+        speculation.learn(other, 1, 0)
+    sequence = Sequence(1, request(1, max_tokens=1000), 0, "")
+    speculation.begin(sequence)
+    tries = []
+    for number in range(1000):
+        if chosen(speculation, [sequence]) == [1]:
+            tries.append(number)
+            speculation.planned(sequence)
+            speculation.learn(sequence, 1, 0)
+        sequence.tokens.append(0)
+    assert tries == [LATE, 2 * LATE, 2 * LATE + MAX_PAUSE, 2 * LATE + 2 * MAX_PAUSE, 2 * LATE + 3 * MAX_PAUSE]
 
 
 def test_one_right_guess_is_enough_to_go_on():

@@ -92,7 +92,7 @@ def test_a_prompt_that_is_cut_reports_its_chunks_and_the_next_one_waits_for_the_
     short = turns.ask(2, list(range(21, 34)), 2, timings=True)
     turns.finish(long, short)
     assert (turns.accounts[long].prefill_chunks, turns.accounts[long].prefill_tokens) == (4, 10)
-    assert turns.accounts[short].blocked_s == {"budget": 3}
+    assert turns.accounts[short].blocked_s == {"budget": 2}
 
 
 def test_the_waiting_rule_and_short_pages_are_told_apart():
