@@ -19,7 +19,7 @@ GROUP = GroupSettings(group_size=2, group_address="10.0.0.1:7000", group_secret=
     ("config", "settings", "group", "peers", "words"),
     [
         ({}, {}, GROUP, DECODE, "role is decode; an engine of several processes (--group-size) has none"),
-        ({}, {"data_parallel": 2}, None, PREFILL, "data_parallel is 2; with role = prefill"),
+        ({}, {"data_parallel": 2}, None, PREFILL, "data_parallel is 2; it must be 1 with role = prefill"),
         ({"prefix_caching": False}, {}, None, DECODE, "role is decode; it needs prefix_caching"),
         ({}, {}, None, DECODE | {"peer_secret": "short"}, "has 5 bytes"),
     ],
