@@ -3,6 +3,7 @@
 import pytest
 
 from quire.models.registry import FAMILIES
+from tests.docs.family_features import BEGIN, END
 from tests.docs.reference import PAGES, REFERENCE, families, serve_options
 
 
@@ -21,4 +22,20 @@ def test_every_setting_and_every_metric_has_a_row():
 
 def test_every_family_of_models_has_a_row():
     page = (REFERENCE.parent / "models.md").read_text(encoding="utf-8")
-    assert [family for family in FAMILIES if f"| `{family}` |" not in page] == []
+    assert [family for family in FAMILIES if page.count(f"| `{family}` |") != 2] == []  # examples, and features
+
+
+def test_the_table_of_features_says_what_families_differ_in():
+    lines = PAGES["../models.md"]().split(BEGIN)[1].split(END)[0].splitlines()
+    rows = {
+        line.split("`")[1]: line.strip("| ").split(" | ")[1:]
+        for line in lines
+        if line.startswith("| `") and "---" not in line
+    }
+    assert rows["llama"][:6] == ["full", "", "all but mxfp4", "yes", "yes", "yes"]
+    assert rows["gpt_oss"][:3] == ["full, window, sinks", "yes", "mxfp4; others apart from experts"]
+    assert rows["deepseek_v3"][0] == "latent"
+    assert rows["gpt2"][2] == ""
+    assert rows["qwen3_next"][0] == "full, recurrent"
+    assert rows["qwen3_next"][3] == ""  # what is guessed wrong cannot be taken back
+    assert "`kv_a_proj_with_mqa`" in rows["deepseek_v2"][-1]

@@ -18,6 +18,7 @@ from quire.server.observe.engine_metrics import write_engines
 from quire.server.observe.exposition import Exposition, Histogram
 from quire.server.observe.metrics import Metrics
 from tests.core.harness import limits
+from tests.docs.family_features import models_page
 from tests.fake_executor import FakeExecutor
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -142,7 +143,7 @@ def _escaped(text: str) -> str:
     return text.replace("|", r"\|").replace("<", "&lt;")
 
 
-PAGES = {"settings.md": settings_page, "metrics.md": metrics_page}
+PAGES = {"settings.md": settings_page, "metrics.md": metrics_page, "../models.md": models_page}
 
 
 def main() -> None:
