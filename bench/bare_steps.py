@@ -119,10 +119,11 @@ def main() -> None:
     parser.add_argument("--tokens", default="0,64,500,2000", help="prompt tokens beside them")
     parser.add_argument("--count", type=int, default=20, help="steps of each")
     parser.add_argument("--quantize")
+    parser.add_argument("--kv-cache-dtype")
     parser.add_argument("--few-rows", type=int, default=compiler.FEW_ROWS)
     given = parser.parse_args()
     compiler.FEW_ROWS = coded.FEW_ROWS = given.few_rows
-    steps = Steps(Config(model=given.model, quantize=given.quantize))
+    steps = Steps(Config(model=given.model, quantize=given.quantize, kv_cache_dtype=given.kv_cache_dtype))
     all_tokens = [int(tokens) for tokens in given.tokens.split(",")]
     all_rows = [int(rows) for rows in given.rows.split(",")]
     took_s = steps.compile([(rows, tokens) for rows in (0, *all_rows) for tokens in all_tokens if rows or tokens])

@@ -1,6 +1,7 @@
-"""Quality of int8: 2,048 positions of an English text in float32 and in int8, and how far they are apart.
+"""Quality of eight bits: 2,048 positions of an English text in float32, and with weights or a cache of eight bits.
 
     python bench/quality.py                                   # the default model, and two small random families
+    python bench/quality.py --only default                    # the default model alone
     python bench/quality.py --tokens t.npy                    # also write the token ids, [windows, 512]
     python bench/quality.py --logits NAME=l.npy               # also compare another program's logits on those tokens
 
@@ -11,6 +12,7 @@ means something for trained weights only; random ones show whether a family lose
 import argparse
 import pydoc_data.topics
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -25,11 +27,15 @@ from quire.models.params import ParamTree
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.ops.attention import whole_sequence
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.heads import Heads, joined
+from quire.ops.pages import coded, widened
 from quire.text.tokenizer import load_tokenizer
 
 Array = np.ndarray[Any, Any]
 Weights = Callable[[Quantize], ParamTree]
 WINDOW, WINDOWS = 512, 4
+CACHES = ("float8_e4m3fn", "int8")
 
 SMALL = {"vocab_size": 32768, "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "head_dim": 64}
 RANDOM_FAMILIES = {
@@ -40,6 +46,7 @@ RANDOM_FAMILIES = {
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--only", choices=["default"], help="which models")
     parser.add_argument("--tokens", help="a file to write the token ids to")
     parser.add_argument("--logits", action="append", default=[], metavar="NAME=FILE")
     options = parser.parse_args()
@@ -58,7 +65,7 @@ def main() -> None:
         return load_weights(model, source, dtype="float32", quantize=quantize)
 
     compare("default model", model, trained, windows, others)
-    for name, config in RANDOM_FAMILIES.items():
+    for name, config in () if options.only else RANDOM_FAMILIES.items():
         compare(name, *random_family(config), windows % SMALL["vocab_size"], {})
 
 
@@ -78,21 +85,33 @@ def text_windows(files: ModelFiles) -> Array:
 def compare(name: str, model: Decoder, weights: Weights, windows: Array, others: dict[str, str]) -> None:
     reference = logprobs(model, weights("none"), windows)
     report(f"{name}, float32", reference, reference, windows)
-    report(f"{name}, int8", reference, logprobs(model, weights("int8"), windows), windows)
+    for kind in ("int8", "fp8"):
+        report(f"{name}, {kind}", reference, logprobs(model, weights(kind), windows), windows)
+    for cache in CACHES:
+        report(f"{name}, cache {cache}", reference, logprobs(model, weights("none"), windows, cache), windows)
+    report(f"{name}, fp8, cache fp8", reference, logprobs(model, weights("fp8"), windows, CACHES[0]), windows)
     for other, file in others.items():
         logits = np.load(file, mmap_mode="r").reshape(WINDOWS, WINDOW, -1)
         given = [np.asarray(jax.nn.log_softmax(jnp.asarray(window), axis=-1)) for window in logits]
         report(f"{name}, {other}", reference, given, windows)
 
 
-def logprobs(model: Decoder, weights: ParamTree, windows: Array) -> list[Array]:
-    """float32 [WINDOW, vocabulary] of each window."""
+def with_cache(dtype: str, spec: AttentionSpec, heads: Heads, state: None) -> tuple[jax.Array, None]:
+    """Attention within a sequence whose keys and values are rounded as a cache of this type rounds them."""
+    q, k, v = heads.finished()
+    k, v = (widened(*coded(part, jnp.dtype(dtype)), part.dtype) for part in (k, v))
+    return whole_sequence(spec, joined(q, k, v)._replace(sinks=heads.sinks), state)
+
+
+def logprobs(model: Decoder, weights: ParamTree, windows: Array, cache: str | None = None) -> list[Array]:
+    """float32 [WINDOW, vocabulary] of each window, with a cache of this type."""
+    attend = whole_sequence if cache is None else partial(with_cache, cache)
 
     @jax.jit
     def run(weights: ParamTree, tokens: jax.Array) -> jax.Array:
         positions = jnp.arange(WINDOW)
         context = TokenContext(tokens, positions, lengths=positions + 1)
-        hidden, _ = model.forward(weights, context, NoStates(), PlatformOps(whole_sequence))
+        hidden, _ = model.forward(weights, context, NoStates(), PlatformOps(attend))
         return jax.nn.log_softmax(model.logits(weights, hidden), axis=-1)
 
     return [np.asarray(run(weights, jnp.asarray(window))) for window in windows]

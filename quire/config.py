@@ -63,6 +63,12 @@ class Config:
         MEMORY,
         "Pages in the cache. Default: as many as fit; quire doctor shows how many sequences that is.",
     )
+    kv_cache_dtype: str | None = setting(
+        None,
+        MEMORY,
+        "Type of keys and values in the cache: fp8_e4m3 or int8, with a scale for each token and head, for about half "
+        "the bytes; auto, as if not given: that of --dtype.",
+    )
     memory_fraction: float | None = setting(None, MEMORY, "Share of the device's memory that may be used.")
     prefix_caching: bool = setting(
         True, MEMORY, "Reuse the pages of finished requests for prompts with the same beginning."

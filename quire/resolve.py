@@ -12,6 +12,8 @@ T = TypeVar("T")
 ASKED_FOR = "asked for"
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZE = ("none", "int8", "fp8")
+# Names of kv_cache_dtype, those of text-generation-inference and vLLM among them.
+CACHE_DTYPES = {"fp8_e4m3": "fp8_e4m3", "fp8_e4m3fn": "fp8_e4m3", "fp8": "fp8_e4m3", "int8": "int8"}
 METHODS = ("compressed-tensors", "fp8", "gptq", "awq")  # of checkpoints
 
 
@@ -81,6 +83,18 @@ def resolve_quantize(platform: str, config: Config, fast_int8: bool, quantizatio
     return Choice("quantize", "int8", "faster on this CPU, and as close to float32 as Q8_0 files; none: float32")
 
 
+def resolve_kv_cache_dtype(platform: str, asked: str | None, dtype: str) -> Choice[str]:
+    """The type of keys and values in pages: auto, fp8_e4m3 or int8."""
+    if asked is None or asked == "auto":
+        return Choice("kv_cache_dtype", "auto", f"that of activations, {dtype}")
+    if asked not in CACHE_DTYPES:
+        e5m2 = ": two bits of fraction are too few for keys" if asked == "fp8_e5m2" else ""
+        raise InvalidSetting(f"kv_cache_dtype is {asked!r}{e5m2}; it can be fp8_e4m3, int8 or auto")
+    if _PLATFORM_ALIASES.get(platform, platform) not in ("cpu", "gpu"):
+        raise InvalidSetting(f"kv_cache_dtype = {asked} is for CPUs and GPUs; on a {platform} it can be auto")
+    return Choice("kv_cache_dtype", CACHE_DTYPES[asked], ASKED_FOR)
+
+
 @dataclass(frozen=True)
 class Facts:
     """The facts that choices depend on: the machine, and the model's sizes."""
@@ -101,6 +115,7 @@ class Resolved:
 
     dtype: str
     quantize: str
+    kv_cache_dtype: str
     page_size: int
     max_batch_size: int
     max_batch_prefill_tokens: int
@@ -114,6 +129,11 @@ class Resolved:
     max_waiting_tokens: int
     compile_threads: int
     choices: tuple[Choice[Any], ...]  # for the log
+
+    @property
+    def page_dtype(self) -> str:
+        """Of keys and values, as JAX names it."""
+        return {"fp8_e4m3": "float8_e4m3fn", "int8": "int8"}.get(self.kv_cache_dtype, self.dtype)
 
 
 @dataclass(frozen=True)
@@ -188,8 +208,10 @@ def resolve(config: Config, facts: Facts) -> Resolved:
     fraction = choose("memory_fraction", defaults.memory_fraction)
     if not 0 < fraction.value <= 1:
         raise InvalidSetting(f"memory_fraction is {fraction.value}; it must be above 0 and at most 1")
+    dtype = resolve_dtype(facts.platform, config.dtype)
     choices = [
-        resolve_dtype(facts.platform, config.dtype),
+        dtype,
+        resolve_kv_cache_dtype(facts.platform, config.kv_cache_dtype, dtype.value),
         resolve_quantize(facts.platform, config, facts.fast_int8, facts.quantization),
         choose("page_size", defaults.page_size),
         choose("max_batch_size", defaults.max_batch_size),
@@ -210,7 +232,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
             choose("max_waiting_tokens", MAX_WAITING_TOKENS, reason.format("waiting_served_ratio")),
         ]
     if config.speculate:
-        choices.append(_speculate(config, choices[2].value))
+        choices.append(_speculate(config, choices[3].value))
     unless_asked = {"waiting_served_ratio": 0.0, "max_waiting_tokens": 0, "speculate": 0}
     values = unless_asked | {choice.name: choice.value for choice in choices}
     del values["memory_fraction"]

@@ -21,6 +21,8 @@ MESH_AXES: dict[str, str | None] = {
 
 # [num_pages, page_size, kv_heads, head_dim]
 PAGE_AXES = (None, None, "kv_heads", None)
+# [num_pages, kv_heads, page_size]: of the scales of pages in eight bits
+PAGE_SCALE_AXES = (None, "kv_heads", None)
 
 
 def tensor_mesh(devices: Sequence[jax.Device]) -> Mesh:

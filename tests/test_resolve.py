@@ -14,6 +14,7 @@ from quire.resolve import (
     Facts,
     resolve,
     resolve_dtype,
+    resolve_kv_cache_dtype,
     resolve_max_queued,
     resolve_max_step_ms,
     resolve_pages,
@@ -83,6 +84,24 @@ def test_quantising_that_is_unknown_or_not_for_the_platform_is_refused() -> None
     for asked in ("int8", "fp8"):
         with pytest.raises(InvalidSetting, match=f"quantize = {asked} is for CPUs and GPUs; on a tpu it can be none"):
             resolve_quantize("tpu", Config(quantize=asked), fast_int8=False)
+
+
+@pytest.mark.parametrize(
+    ("asked", "decided"),
+    [("fp8_e4m3", "fp8_e4m3"), ("fp8_e4m3fn", "fp8_e4m3"), ("fp8", "fp8_e4m3"), ("int8", "int8"), ("auto", "auto")],
+)
+def test_a_cache_has_the_type_that_was_asked_for_by_any_of_its_names(asked: str, decided: str) -> None:
+    for platform in ("cpu", "gpu", "cuda"):
+        assert resolve_kv_cache_dtype(platform, asked, "bfloat16").value == decided
+
+
+def test_types_of_a_cache_that_are_unknown_or_not_for_the_platform_are_refused() -> None:
+    with pytest.raises(InvalidSetting, match="kv_cache_dtype is 'fp4'; it can be fp8_e4m3, int8 or auto"):
+        resolve_kv_cache_dtype("gpu", "fp4", "bfloat16")
+    with pytest.raises(InvalidSetting, match="kv_cache_dtype is 'fp8_e5m2': two bits of fraction are too few"):
+        resolve_kv_cache_dtype("gpu", "fp8_e5m2", "bfloat16")
+    with pytest.raises(InvalidSetting, match="kv_cache_dtype = int8 is for CPUs and GPUs; on a tpu it can be auto"):
+        resolve_kv_cache_dtype("tpu", "int8", "bfloat16")
 
 
 GIB = 2**30

@@ -27,13 +27,15 @@ SAME = {
     "payload_limit": "2000000", "enable_prefill_logprobs": "", "disable_grammar_support": "", "prefix_caching": "1",
     "log_level": "info", "compute_type": "", "quantize": "", "aip_predict_route": "", "aip_health_route": "",
     "speculate": "", "otlp_endpoint": "", "otlp_service_name": "text-generation-inference.router",
-    "lora_adapters": "",
+    "lora_adapters": "", "kv_cache_dtype": "",
 }  # fmt: skip
 
 # By name: where the same flag takes other values.
 VALUES = {
     "quantize": "`none`, `fp8`, `int8` and `auto`, the default (int8 on a CPU, and none for a quantised checkpoint); "
-    "`gptq`, `awq`, `fp8` and `compressed-tensors` for a checkpoint that is so; the other methods there are refused"
+    "`gptq`, `awq`, `fp8` and `compressed-tensors` for a checkpoint that is so; the other methods there are refused",
+    "kv_cache_dtype": "`fp8_e4m3fn`, also as `fp8_e4m3` and `fp8`, `int8` and `auto`, the default (that of `--dtype`); "
+    "`fp8_e5m2` is refused",
 }
 
 
@@ -94,7 +96,6 @@ class TgiFlags:
     attention: str | None = _inert("the implementation is chosen by platform")
     prefill_chunking: str | None = _inert("prompts are always cut where a step is full; the tokens are the same")
     tgi_wiggle_room: float | None = _inert("memory is accounted for; see --memory-fraction")
-    kv_cache_dtype: str | None = _refused("keys and values are kept in --dtype")
     rope_scaling: str | None = _refused("positions are as the model's config.json has them; change rope_scaling there")
     rope_factor: float | None = _refused("positions are as the model's config.json has them; change rope_scaling there")
     ngrok: bool = _refused("there are no tunnels; put a proxy in front", False)

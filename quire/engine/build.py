@@ -15,7 +15,7 @@ from quire.cache_folder import cache_folder
 from quire.config import Config
 from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
-from quire.engine.deployment import Checkpoint, Deployment, cache_capacity, with_host_pages
+from quire.engine.deployment import Checkpoint, Deployment, cache_capacity, layout_of, with_host_pages
 from quire.engine.draft_plan import DraftPlan, find_draft, refuse_what_cannot_draft
 from quire.engine.engine import Engine
 from quire.engine.group import Group, GroupFaults
@@ -26,7 +26,7 @@ from quire.errors import InvalidSetting
 from quire.executor.compiler import Compiler
 from quire.executor.draft import Draft
 from quire.executor.executor import JaxExecutor
-from quire.executor.layer_state import PageLayout, page_layout
+from quire.executor.layer_state import PageLayout
 from quire.executor.memory import (
     device_memory_bytes,
     largest_step_bytes,
@@ -117,7 +117,7 @@ def plan_deployment(
     if meet is not None and adapters.sizes.slots:
         raise InvalidSetting("adapters are not supported by an engine of several processes (--group-size)")
     facts = replace(facts, weight_bytes=facts.weight_bytes + adapters.num_bytes)
-    layout = page_layout(model.layers, resolved.page_size, resolved.max_total_tokens, resolved.dtype, mesh)
+    layout = layout_of(model, resolved, mesh)
     if draft is not None:
         refuse_what_cannot_draft(draft, layout, files, resolved.max_total_tokens)
     choices: tuple[Choice[Any], ...] = (*resolved.choices, *adapters.choices)
@@ -208,6 +208,7 @@ def _shapes(
         max_fresh_sequences=kernels.max_fresh_sequences if sees_all else 0,
         guesses=limits.max_guesses,
         step_guesses=limits.max_step_guesses,
+        page_dtype=resolved.page_dtype,
         burst=resolved.max_burst,
     )
 
@@ -325,7 +326,7 @@ def _with_measured_step(deployment: Deployment) -> Deployment:
     """
     if deployment.config.num_pages is not None or deployment.facts.platform == "cpu":
         return deployment
-    resolved = deployment.resolved
+    resolved, mesh = deployment.resolved, deployment.mesh
     how: Any = {"dtype": resolved.dtype, "quantize": resolved.quantize, "placement": placement_of(deployment)}
     weights = weights_like(deployment.model, deployment.source, **how)
     shapes = deployment.shapes.with_pages(2)  # the pages are written in place, so their number does not matter
@@ -333,8 +334,7 @@ def _with_measured_step(deployment: Deployment) -> Deployment:
     draft = None
     if deployment.draft is not None:
         draft = Draft(deployment.draft.model, weights_like(deployment.draft.model, deployment.draft.source, **how))
-    threads, mesh = resolved.compile_threads, deployment.mesh
-    programs = Programs(deployment.model, weights, shapes, threads, mesh, store, draft=draft)
+    programs = Programs(deployment.model, weights, shapes, resolved.compile_threads, mesh, store, draft=draft)
     step_bytes = programs.largest_step_bytes()
     programs.close()
     return _with_pages(deployment, step_bytes)
@@ -344,7 +344,7 @@ def _program_store(deployment: Deployment) -> ProgramStore:
     """The compiled programs of this deployment on disk."""
     configs = [one.files.config for one in (deployment, deployment.draft) if one is not None]
     config = json.dumps(configs, sort_keys=True, default=str)
-    resolved, fast_int8 = deployment.resolved, deployment.facts.fast_int8
-    numerics = f"{resolved.dtype} {resolved.quantize} {fast_int8} {deployment.config.tensor_parallel}"
+    how, fast = deployment.resolved, deployment.facts.fast_int8
+    numerics = f"{how.dtype} {how.quantize} {fast} {deployment.config.tensor_parallel}"
     identity = f"{config} {deployment.shapes} {numerics}"
     return ProgramStore(cache_folder(deployment.config.cache_dir) / "programs", identity)

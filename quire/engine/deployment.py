@@ -9,6 +9,7 @@ from jax.sharding import Mesh
 from quire.config import Config
 from quire.core.limits import Limits
 from quire.engine.draft_plan import DraftPlan
+from quire.errors import InvalidSetting
 from quire.executor.layer_state import PageLayout, page_layout
 from quire.executor.shapes import Shapes
 from quire.files.gguf_source import GGUFSource
@@ -59,7 +60,20 @@ class Deployment:
         return self.layout.whole_page_bytes + (0 if self.draft is None else self._draft_page_bytes(self.draft))
 
     def _draft_page_bytes(self, draft: DraftPlan) -> int:
-        return draft.layout(self.resolved.page_size, self.resolved.max_total_tokens, self.resolved.dtype).page_bytes
+        resolved = self.resolved
+        return draft.layout(resolved.page_size, resolved.max_total_tokens, resolved.page_dtype).page_bytes
+
+
+def layout_of(model: Decoder, resolved: Resolved, mesh: Mesh | None) -> PageLayout:
+    """The page groups of a model, and the types of its states."""
+    sizes = resolved.page_size, resolved.max_total_tokens, resolved.dtype
+    layout = page_layout(model.layers, *sizes, mesh, page_dtype=resolved.page_dtype)
+    asked = resolved.kv_cache_dtype
+    if asked != "auto" and any(getattr(spec, "value_dim", None) is not None for spec in layout.specs):
+        raise InvalidSetting(
+            f"kv_cache_dtype is {asked}; the cache of latent attention is kept in dtype: it can be auto"
+        )
+    return layout
 
 
 def cache_capacity(deployment: Deployment) -> dict[str, str]:
@@ -82,7 +96,8 @@ def cache_capacity(deployment: Deployment) -> dict[str, str]:
     if layout.slot_specs:
         capacity["state of all slots"] = as_size(deployment.slot_state_bytes)
     if any(layout.windows):
-        undivided = page_layout(deployment.model.layers, layout.page_size, longest, layout.dtype, layout.mesh, 1)
+        layers, sizes = deployment.model.layers, (layout.page_size, longest, layout.dtype)
+        undivided = page_layout(layers, *sizes, layout.mesh, 1, layout.page_dtype)
         without = limits.pages_for(longest) * undivided.page_bytes
         times = without / (held * layout.page_bytes)
         capacity["windows"] = f"{layout.rules}; {times:.1f}x as many sequences of {longest:,} tokens as without"

@@ -26,9 +26,11 @@ class DraftPlan:
     source: TensorSource | None  # None for random weights
     model: Decoder
 
-    def layout(self, page_size: int, max_total_tokens: int, dtype: str) -> PageLayout:
+    def layout(self, page_size: int, max_total_tokens: int, page_dtype: str) -> PageLayout:
         """All layers in one group, since they share the pages of the group that keeps all positions."""
-        return page_layout(self.model.layers, page_size, max_total_tokens, dtype, max_groups=1)
+        return page_layout(
+            self.model.layers, page_size, max_total_tokens, page_dtype, max_groups=1, page_dtype=page_dtype
+        )
 
     def load(self, seed: int, **how: Any) -> ParamTree:
         if self.source is None:

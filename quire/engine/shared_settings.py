@@ -9,6 +9,7 @@ from quire.resolve import Choice
 SHARED_SETTINGS = (
     "dtype",
     "quantize",
+    "kv_cache_dtype",
     "random_seed",
     "page_size",
     "num_pages",

@@ -84,13 +84,21 @@ class Compiler:
         self._has_codes = any(map(_is_coded, jax.tree.leaves((weights, draft_weights), is_leaf=_is_coded)))
         dtype = jax.tree.leaves(weights["norm"])[0].dtype  # never quantised
         kernels = kernels_for(jax.default_backend(), str(dtype), mesh)
+        self.dtype = dtype  # of activations
         self.layout = page_layout(
-            model.layers, shapes.page_size, shapes.max_sequence_tokens, dtype, mesh, max_groups=shapes.num_groups
+            model.layers,
+            shapes.page_size,
+            shapes.max_sequence_tokens,
+            dtype,
+            mesh,
+            shapes.num_groups,
+            shapes.page_dtype,
         )
         self.shapes = shapes
         parts = None
         if draft is not None:
-            parts = DraftParts(draft.model, draft_layout(draft.model, shapes, dtype), self.layout.windows.index(None))
+            its_layout = draft_layout(draft.model, shapes, dtype)
+            parts = DraftParts(draft.model, its_layout, self.layout.windows.index(None))
         self._compiled = Compiled(model, kernels, shapes, self.layout, parts)
         self.whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
         self._state = self._state_structure()
@@ -230,8 +238,7 @@ class Compiler:
             tree = jax.tree.unflatten(self._head_structure, head)
             return sample_next(way, model, size, tree, slots, hidden, packed, masks, kernels.filter_cuts)
 
-        dtype = jax.tree.leaves(self._state.pages)[0].dtype
-        hidden = _array((shapes.num_samples, model.hidden_size), dtype, self.whole)
+        hidden = _array((shapes.num_samples, model.hidden_size), self.dtype, self.whole)
         packed = _array((num_sample_fields(shapes.guesses > 0) * size + NUM_FEATURES,), jnp.int32)
         masks = _array((size, num_mask_words(model.vocab_size)), jnp.uint32, self.whole)
         inputs = (self.head, self._state.slots, hidden, packed, masks)
@@ -288,7 +295,8 @@ class Compiler:
 
 def draft_layout(model: Model, shapes: Shapes, dtype: Any) -> PageLayout:
     """All layers in one group: they keep the positions of the pages that they share."""
-    return page_layout(model.layers, shapes.page_size, shapes.max_sequence_tokens, dtype, max_groups=1)
+    how: Any = {"max_groups": 1, "page_dtype": shapes.page_dtype}
+    return page_layout(model.layers, shapes.page_size, shapes.max_sequence_tokens, dtype, **how)
 
 
 def _adapter_structure(model: Model, shapes: Shapes, mesh: Mesh | None) -> list[Any] | None:

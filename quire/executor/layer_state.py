@@ -19,15 +19,16 @@ from quire.models.model import LayerSpec
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.native import library
 from quire.ops.native.zeros import zeros as lazy_zeros
+from quire.ops.pages import CodedPages, is_coded
 from quire.ops.recurrence import RecurrentState
 from quire.ops.recurrent_spec import RecurrentSpec
 from quire.ops.slot_access import SlotAccess
-from quire.sharding import PAGE_AXES, sharding
+from quire.sharding import PAGE_AXES, PAGE_SCALE_AXES, sharding
 
 # A page table per group is uploaded and read for every sequence, so there are few.
 MAX_GROUPS = 8
 
-# The pages of one layer: a pytree of arrays whose first two axes are [num_pages, page_size].
+# The pages of one layer: a pytree of arrays whose first axis is that of pages.
 PageArrays = Any
 # The state of one layer in all slots: a pytree of arrays [slots + 1, ...], whose last row is that of padding.
 SlotArrays = Any
@@ -62,6 +63,7 @@ class PageLayout:
     places: tuple[LayerPlace | SlotPlace, ...]  # of each layer
     specs: tuple[LayerSpec, ...]  # of each page array, a layer that it serves
     slot_specs: tuple[LayerSpec, ...] = ()  # of each layer whose state belongs to a slot
+    page_dtype: Any = None  # of keys and values; None: `dtype`
 
     def structure(self, num_pages: int) -> list[PageArrays]:
         """The shapes, dtypes and shardings of the page arrays."""
@@ -149,8 +151,13 @@ def _bytes_of_one_device(structure: list[Any]) -> int:
 
 
 def _keys_and_values(layout: PageLayout, spec: AttentionSpec, num_pages: int) -> PageArrays:
-    keys = layout.array((num_pages, layout.page_size, spec.kv_heads, spec.head_dim), PAGE_AXES)
-    return (keys, keys) if spec.value_dim is None else (keys,)
+    keys = layout.array((num_pages, layout.page_size, spec.kv_heads, spec.head_dim), PAGE_AXES, layout.page_dtype)
+    if spec.value_dim is not None:
+        return (keys,)
+    if layout.page_dtype is None or not is_coded(layout.page_dtype):
+        return keys, keys
+    scales = layout.array((num_pages, spec.kv_heads, layout.page_size), PAGE_SCALE_AXES, jnp.bfloat16)
+    return CodedPages(keys, keys, scales, scales)
 
 
 def _inputs_and_matrices(layout: PageLayout, spec: RecurrentSpec, rows: int) -> SlotArrays:
@@ -173,6 +180,7 @@ def page_layout(
     dtype: Any,
     mesh: Mesh | None = None,
     max_groups: int = MAX_GROUPS,
+    page_dtype: Any = None,
 ) -> PageLayout:
     """The division of layers into groups with which a sequence of `max_sequence_tokens` takes the fewest bytes.
 
@@ -184,7 +192,8 @@ def page_layout(
     slotted = [spec for spec in layers if type(spec) in SLOTTED]
     pages, slots = iter(layout.places), iter(range(len(slotted)))
     places = [next(pages) if type(spec) in PAGED else SlotPlace(next(slots)) for spec in layers]
-    return replace(layout, places=tuple(places), slot_specs=tuple(slotted))
+    page_dtype = None if page_dtype is None else jnp.dtype(page_dtype)
+    return replace(layout, places=tuple(places), slot_specs=tuple(slotted), page_dtype=page_dtype)
 
 
 def _paged_layout(

@@ -328,7 +328,7 @@ class Programs:
             return drafted
         if kind == "guess":
             return state._replace(slots=program(state.slots, np.full(size, shapes.num_slots, np.int32)))
-        hidden = jnp.zeros((shapes.num_samples, self._model.hidden_size), state.pages[0][0].dtype)
+        hidden = jnp.zeros((shapes.num_samples, self._model.hidden_size), self.compiler.dtype)
         masks = jnp.zeros((size, num_mask_words(self._model.vocab_size)), jnp.uint32)
         packed = np.full(num_sample_fields(shapes.guesses > 0) * size + NUM_FEATURES, shapes.num_slots, np.int32)
         packed[size:] = 0

@@ -152,15 +152,15 @@ class Follower:
     def _sample(self, key: Any, program: Any, state: State, arrays: Sequence[HostArray | None], place: int) -> Any:
         vectors, packed, masks = arrays[-3:]
         assert vectors is None, "hidden vectors stay on the devices"
-        hidden = self._forwards[place - 1] if place else self._no_hidden(state)
+        hidden = self._forwards[place - 1] if place else self._no_hidden()
         rows = masks if masks is not None else self._all_tokens(key[1])
         slots, sampled = program(self._compiler.head, state.slots, hidden, packed, rows)
         self._state = state._replace(slots=slots)
         return sampled
 
-    def _no_hidden(self, state: State) -> jax.Array:
+    def _no_hidden(self) -> jax.Array:
         """Zeros in place of hidden vectors, for rehearsals."""
-        return jnp.zeros((self._compiler.shapes.num_samples, self._hidden_size), jax.tree.leaves(state.pages)[0].dtype)
+        return jnp.zeros((self._compiler.shapes.num_samples, self._hidden_size), self._compiler.dtype)
 
     def _all_tokens(self, size: int) -> jax.Array:
         if size not in self._no_masks:

@@ -23,6 +23,7 @@ class Shapes:
     adapters: AdapterSizes = AdapterSizes()
     guesses: int = 0  # of the next tokens of a sequence, in one step; 0: lengths are not kept on the device
     step_guesses: int = 0  # of all sequences
+    page_dtype: str | None = None  # of keys and values; None: that of activations
     burst: int = 1  # decodes that one program does after each other; 1: no such program
 
     def with_pages(self, num_pages: int) -> "Shapes":

@@ -58,7 +58,7 @@ def _flat_product(x: jax.Array, weight: BaseWeight, num_output_axes: int, dtype:
     shape = shape_of(weight)
     outer, inner = shape[:num_output_axes], prod(shape[num_output_axes:])
     if isinstance(weight, QuantizedWeight):
-        return product(x, weight, num_output_axes)
+        return product(x, weight, num_output_axes, dtype)
     if isinstance(weight, NativeWeight):
         return weight.product(x.reshape(len(x), inner), num_output_axes)
     matrix, rows = weight.reshape(prod(outer), inner), x.reshape(len(x), inner)

@@ -136,10 +136,10 @@ class Coded:
         numbers = prod(self.shape)
         return 4 * (min(numbers, max(WIDENED_AT_ONCE, numbers // self.shape[0])) if self.is_of_experts else numbers)
 
-    def product(self, x: jax.Array) -> jax.Array:
-        """float32 [t, outputs] of x [t, inputs]."""
+    def product(self, x: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
+        """float32 [t, outputs] of x [t, inputs]. The caller rounds it to `dtype`, and may get sums that are rounded."""
         if self._multiplies_codes:
-            return self._product_of_codes(x)
+            return self._product_of_codes(x, dtype)
         inputs = prod(self.shape[-self.num_contracted :])
         groups = self.scales.shape[-1]
         codes, scales = self.codes.reshape(-1, inputs * self.bits // 8), self.scales.reshape(-1, groups)
@@ -171,8 +171,8 @@ class Coded:
         rounding, is_float = self.rounding, self.codes.dtype == jnp.float8_e4m3fn
         return rounding.symmetric and rounding.group is None and rounding.is_float == is_float
 
-    def _product_of_codes(self, x: jax.Array) -> jax.Array:
-        """As `product`. Of few rows the numbers are used as they are, and the codes widened inside the product."""
+    def _product_of_codes(self, x: jax.Array, dtype: Any) -> jax.Array:
+        """Like `product`. Of few rows the numbers are used as they are, and the codes widened inside the product."""
         codes = self.codes.reshape(-1, x.shape[1])
         scales = self.scales.reshape(-1).astype(jnp.float32)
         if len(x) <= FEW_ROWS:
@@ -180,7 +180,9 @@ class Coded:
             return jnp.asarray(out * scales)
         assert self.rounding is not None
         rows, row_scales = self.rounding.codes(x, self.input_scale)
-        sums = jnp.float32 if self.rounding.is_float else jnp.int32
+        # Sums in bfloat16 are half the bytes to write and read; float16 has no room for them.
+        sums = jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32
+        sums = sums if self.rounding.is_float else jnp.int32
         out = jnp.einsum("ti,oi->to", rows, codes, preferred_element_type=sums)
         return jnp.asarray(out.astype(jnp.float32) * row_scales * scales)
 

@@ -12,14 +12,16 @@ from quire.ops.native.norms import NATIVE as NATIVE_NORMS
 from quire.ops.native.place_heads import place_heads
 from quire.ops.native.recurrence import NATIVE as NATIVE_RECURRENT
 from quire.ops.native.tiled_attention import tiled_attention
-from quire.ops.pages import KVWriteTargets, Pages
+from quire.ops.pages import CodedPages, KVWriteTargets, Pages
 from quire.ops.sharded_kernels import sharded
-from quire.ops.step_attention import PLAIN, Kernels
+from quire.ops.step_attention import PLAIN, Kernels, place
 
 
 def native_place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[Array, Pages]:
-    """Like `place` in quire.ops.step_attention, by the C++ kernels."""
+    """Like `place` in quire.ops.step_attention, by the C++ kernels; codes are made by XLA."""
     heads = heads.with_norms_done(NATIVE_NORMS.rms)
+    if isinstance(pages, CodedPages):
+        return place(heads._replace(q_norm=None, k_norm=None), pages, targets)
     none = jnp.zeros((len(heads.qkv), 0), heads.qkv.dtype)
     cos, sin = (none, none) if heads.rotation is None else heads.rotation
     q, k_pages, v_pages = place_heads(heads.qkv, cos, sin, *targets, *pages)

@@ -1,13 +1,53 @@
 """Keys and values in pages, and the tokens of a step that read and write them."""
 
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-Pages = tuple[jax.Array, jax.Array]  # keys and values, [num_pages, page_size, k, h] each
 TILE = 32  # tokens of a prefill that read the cache together, at most
+
+# By the dtype of pages that have scales.
+LARGEST_CODE = {"float8_e4m3fn": 448.0, "int8": 127.0}
+LEAST_SCALE = 2.0**-100  # its inverse is a number, too
+
+
+class CodedPages(NamedTuple):
+    """Keys and values of eight bits. Each token has a scale for each head, so that writing it changes no other.
+
+    A head's scales in a page lie together: a kernel that reads a head reads few bytes more for them.
+    """
+
+    k: Any  # [num_pages, page_size, k, h]: e4m3 or int8
+    v: Any
+    k_scales: Any  # bfloat16 [num_pages, k, page_size]
+    v_scales: Any
+
+
+Pages = tuple[jax.Array, jax.Array] | CodedPages  # keys and values, [num_pages, page_size, k, h] each, and scales
+
+
+def is_coded(dtype: Any) -> bool:
+    """True if pages of this dtype have scales."""
+    return str(dtype) in LARGEST_CODE
+
+
+def coded(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Codes of heads [..., h], and their scales [...]; within kernels, too."""
+    numbers, most = x.astype(jnp.float32), LARGEST_CODE[str(dtype)]
+    reach = jnp.max(jnp.abs(numbers), axis=-1)
+    is_number = jnp.sum(numbers - numbers, axis=-1)  # 0, or NaN, which XLA's `max` may drop, and int8 cannot be
+    scales = (jnp.maximum(reach / most, LEAST_SCALE) + is_number).astype(jnp.bfloat16)
+    numbers = jnp.clip(numbers / scales.astype(jnp.float32)[..., None], -most, most)
+    if dtype == jnp.int8:
+        numbers = jnp.floor(numbers + 0.5)  # a Triton kernel has no `round`
+    return numbers.astype(dtype), scales
+
+
+def widened(codes: jax.Array, scales: jax.Array, dtype: Any) -> jax.Array:
+    """The numbers that codes [..., h] with scales [...] stand for."""
+    return (codes.astype(jnp.float32) * scales.astype(jnp.float32)[..., None]).astype(dtype)
 
 
 class KVWriteTargets(NamedTuple):
@@ -79,3 +119,34 @@ def write_targets(page_table: jax.Array, slots: jax.Array, positions: jax.Array,
     at = jnp.maximum(positions, 0)
     pages = jnp.where(positions < 0, 0, page_table[slots, at // page_size])
     return KVWriteTargets(pages, at % page_size)
+
+
+def written(pages: Pages, k: jax.Array, v: jax.Array, targets: KVWriteTargets) -> Pages:
+    """The pages with keys and values [t, k, h] in their places."""
+    at = targets.pages, targets.offsets
+    if not isinstance(pages, CodedPages):
+        k_pages, v_pages = pages
+        return k_pages.at[at].set(k.astype(k_pages.dtype)), v_pages.at[at].set(v.astype(v_pages.dtype))
+    arrays = []
+    for codes, scales, new in ((pages.k, pages.k_scales, k), (pages.v, pages.v_scales, v)):
+        new_codes, new_scales = coded(new, codes.dtype)
+        arrays.append((codes.at[at].set(new_codes), scales.at[at[0], :, at[1]].set(new_scales)))
+    (k_codes, k_scales), (v_codes, v_scales) = arrays
+    return CodedPages(k_codes, v_codes, k_scales, v_scales)
+
+
+def read_tokens(pages: Pages, at: KVWriteTargets, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Keys and values [t, k, h] of tokens in these places."""
+    k, v = pages[0][at.pages, at.offsets], pages[1][at.pages, at.offsets]
+    if not isinstance(pages, CodedPages):
+        return k, v
+    k_scales, v_scales = (scales[at.pages, :, at.offsets] for scales in (pages.k_scales, pages.v_scales))
+    return widened(k, k_scales, dtype), widened(v, v_scales, dtype)
+
+
+def read_pages(pages: Pages, at: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Keys and values [..., page_size, k, h] of whole pages [...]."""
+    if not isinstance(pages, CodedPages):
+        return pages[0][at], pages[1][at]
+    k_scales, v_scales = (jnp.swapaxes(scales[at], -1, -2) for scales in (pages.k_scales, pages.v_scales))
+    return widened(pages.k[at], k_scales, dtype), widened(pages.v[at], v_scales, dtype)

@@ -118,10 +118,11 @@ def map_arrays(
     return change(weight, axes)
 
 
-def product(x: jax.Array, weight: QuantizedWeight, num_output_axes: int) -> jax.Array:
-    """float32 [t, outputs] of x [t, ...] with a weight whose first `num_output_axes` axes are outputs, flattened."""
+def product(x: jax.Array, weight: QuantizedWeight, num_output_axes: int, dtype: Any = jnp.float32) -> jax.Array:
+    """float32 [t, outputs] of x [t, ...] with a weight whose first `num_output_axes` axes are outputs, flattened, for a
+    caller that rounds it to `dtype`."""
     if isinstance(weight, Coded):
-        return weight.product(x.reshape(len(x), -1))
+        return weight.product(x.reshape(len(x), -1), dtype)
     shape = shape_of(weight)
     width, inner = prod(shape[:num_output_axes]), shape[num_output_axes:]
     runs = x.reshape(len(x), -1, inner[-1])

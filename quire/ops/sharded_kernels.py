@@ -21,7 +21,7 @@ from quire.ops.pages import KVWriteTargets, Pages, Segments, Tiles
 from quire.ops.recurrence import Recurrence, RecurrentKernels, convolve
 from quire.ops.slot_access import SlotAccess
 from quire.ops.step_attention import Kernels
-from quire.sharding import PAGE_AXES, sharding
+from quire.sharding import PAGE_AXES, PAGE_SCALE_AXES, sharding
 
 WHOLE = PartitionSpec()  # type: ignore[no-untyped-call]
 
@@ -47,7 +47,10 @@ def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
         return sharding(array.shape, (None, "kv_heads", *[None] * (array.ndim - 2)), mesh).spec
 
     def by_page(pages: Pages) -> Any:
-        return jax.tree.map(lambda array: sharding(array.shape, PAGE_AXES, mesh).spec, pages)
+        def spec(array: jax.Array) -> PartitionSpec:
+            return sharding(array.shape, PAGE_AXES if array.ndim == len(PAGE_AXES) else PAGE_SCALE_AXES, mesh).spec
+
+        return jax.tree.map(spec, pages)
 
     def place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[jax.Array, Pages]:
         if any(norm is not None and norm.weight.ndim > 1 for norm in (heads.q_norm, heads.k_norm)):

@@ -11,7 +11,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
 from quire.ops.norms import PLAIN as PLAIN_NORMS
 from quire.ops.norms import Norms
-from quire.ops.pages import KVWriteTargets, PageAccess, Pages, Segments, Tiles
+from quire.ops.pages import KVWriteTargets, PageAccess, Pages, Segments, Tiles, read_tokens, written
 from quire.ops.recurrence import PLAIN as PLAIN_RECURRENT
 from quire.ops.recurrence import RecurrentKernels
 from quire.ops.tiled_attention import tiled_attention
@@ -62,7 +62,7 @@ def step_attention(
     if segments is not None and not spec.has_sinks:
         # Padding is zero: a weight of zero does not silence the NaN that its page may hold.
         real = (targets.pages > 0)[:, None, None]
-        k, v = (jnp.where(real, array[targets.pages, targets.offsets], 0) for array in pages)
+        k, v = (jnp.where(real, array, 0) for array in read_tokens(pages, targets, q.dtype))
         if (out := kernels.attend_fresh(spec, q, k, v, segments)) is not None:
             return out, pages
     return kernels.attend(spec, q, pages, access.page_table, access.tiles, heads.sinks), pages
@@ -82,10 +82,7 @@ def _latent_attention(
 def place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[jax.Array, Pages]:
     """The queries, and the pages with keys and values written. Plain jnp."""
     q, k, v = heads.finished()
-    k_pages, v_pages = pages
-    k_pages = k_pages.at[targets.pages, targets.offsets].set(k.astype(k_pages.dtype))
-    v_pages = v_pages.at[targets.pages, targets.offsets].set(v.astype(v_pages.dtype))
-    return q, (k_pages, v_pages)
+    return q, written(pages, k, v, targets)
 
 
 PLAIN = Kernels(place, tiled_attention)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from quire.ops.attention_reference import MASKED, softcapped
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.pages import TILE, Pages, Tiles
+from quire.ops.pages import TILE, Pages, Tiles, read_pages
 
 SPAN = 128  # positions read at a time
 
@@ -41,8 +41,7 @@ def _attend(
 ) -> jax.Array:
     """Attention of q [n, b, k, g, h]. The softmax is accumulated over spans, as many as the longest context needs."""
     n, b, heads, group, size = q.shape
-    k_pages, v_pages = pages
-    page_size = k_pages.shape[1]
+    page_size = pages[0].shape[1]
     pages_per_span = max(1, min(SPAN // page_size, page_table.shape[1]))
     span = pages_per_span * page_size
     table = _padded(page_table[tiles.slots], pages_per_span)
@@ -58,8 +57,7 @@ def _attend(
     def read(index: jax.Array, so_far: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         highest, total, out = so_far
         there = jax.lax.dynamic_slice_in_dim(table, index * pages_per_span, pages_per_span, axis=1)
-        keys = k_pages[there].reshape(n, span, heads, size)
-        values = v_pages[there].reshape(n, span, heads, size)
+        keys, values = (part.reshape(n, span, heads, size) for part in read_pages(pages, there, q.dtype))
         at = index * span + jnp.arange(span)
         seen = real[:, :, None] & (at <= positions[:, :, None])  # [n, b, s]
         if spec.window is not None:

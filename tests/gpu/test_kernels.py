@@ -23,7 +23,7 @@ from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import prefill_attention
 from quire.ops.heads import HeadNorm, Heads
 from quire.ops.norms import add_rms_norm as plain_add_norm
-from quire.ops.pages import TILE, KVWriteTargets, Pages, Segments, Tiles
+from quire.ops.pages import TILE, CodedPages, KVWriteTargets, Pages, Segments, Tiles, coded, read_pages
 from quire.ops.rotation import Rotation
 from quire.ops.step_attention import place
 from quire.ops.tiled_attention import tiled_attention
@@ -41,6 +41,7 @@ SPECS = {
     "groups of 16, window, cap": AttentionSpec(1, 16, 64, 0.125, window=33, softcap=20.0),
     "groups of 8, window, sinks": AttentionSpec(8, 8, 64, 0.125, window=128, has_sinks=True),
 }
+CACHE_DTYPES = ("float8_e4m3fn", "int8")
 TOLERANCE = {"bfloat16": 1e-2, "float16": 2e-3, "float32": 1e-4}  # of the norm
 each_dtype = pytest.mark.parametrize("dtype", TOLERANCE)
 # Every model with every type, and in turns with every size of pages: each is compiled.
@@ -76,6 +77,12 @@ def paged(
     tokens = num_single + (count - num_single) * TILE
     q = jax.random.normal(jax.random.key(0), (tokens, spec.kv_heads, spec.group, spec.head_dim), dtype)
     return q, (jnp.asarray(pages[0], dtype), jnp.asarray(pages[1], dtype)), jnp.asarray(table), tiles
+
+
+def in_codes(pages: Pages, cache_dtype: str) -> CodedPages:
+    """The same numbers in eight bits; those that are NaN have scales that are NaN."""
+    (k, k_scales), (v, v_scales) = (coded(array, jnp.dtype(cache_dtype)) for array in pages)
+    return CodedPages(k, v, *(jnp.swapaxes(scales, 1, 2) for scales in (k_scales, v_scales)))
 
 
 def check(out: Any, expected: Any, dtype: str) -> None:
@@ -115,6 +122,55 @@ def test_tiles_of_prefills_read_their_contexts_and_leave_the_decodes_before_them
 
     for part in (64, 1024) if dtype == "bfloat16" else (64,):
         check(run(q, part)[:tokens], tiled_attention(spec, q, *given, tiles, sinks)[:tokens], dtype)
+
+
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
+@pytest.mark.parametrize(
+    ("name", "dtype", "page_size"),
+    [("8B", "bfloat16", 32), ("head 80, window", "float16", 16), ("groups of 16, window, cap", "float32", 64)],
+)
+def test_contexts_in_eight_bits_are_read_as_the_plain_kernel_reads_them(
+    name: str, dtype: str, page_size: int, cache_dtype: str
+) -> None:
+    spec = SPECS[name]
+    places = [(70, 1), (page_size * WIDTH - 1, 1), (0, 32), (63, 20), (64, 1), (128, 0), (page_size * WIDTH - 32, 32)]
+    q, pages, table, tiles = paged(spec, page_size, dtype, places, num_single=2)
+    codes = in_codes(pages, cache_dtype)
+    tokens = sum(length for _, length in places)
+
+    @partial(jax.jit, static_argnums=1)
+    def run(q: jax.Array, part: int) -> jax.Array:
+        out = decode_attention(spec, q, codes, table, tiles.part(0, 2), part=part, interpret=INTERPRET)
+        prefills = tiles.part(2, len(tiles))
+        return prefill_attention(spec, q, codes, table, prefills, out, part=part, interpret=INTERPRET)
+
+    expected = tiled_attention(spec, q, codes, table, tiles)[:tokens]
+    for part in (64, 1024) if dtype == "bfloat16" else (64,):
+        check(run(q, part)[:tokens], expected, dtype)
+    rounded, exact = (np.asarray(one, np.float32) for one in (expected, tiled_attention(spec, q, pages, table, tiles)))
+    assert 0 < np.linalg.norm(rounded - exact[:tokens]) < 0.1 * np.linalg.norm(rounded)
+
+
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
+@pytest.mark.parametrize("tokens", [8, 600])
+def test_heads_are_written_in_eight_bits_each_with_its_scale(cache_dtype: str, tokens: int) -> None:
+    rng = np.random.default_rng(0)
+    angles = rng.uniform(0, 7, (tokens, 40))
+    sizes = np.exp(rng.uniform(-8, 8, (tokens, 2, 1, 1)))
+    rotation = Rotation(jnp.asarray(np.cos(angles), jnp.float32), jnp.asarray(np.sin(angles), jnp.float32))
+    heads = Heads(jnp.asarray(rng.normal(size=(tokens, 2, 4, 80)) * sizes, jnp.bfloat16), rotation)
+    slots = rng.permutation(np.arange(16, 64 * 16))[:tokens]
+    targets = KVWriteTargets(jnp.asarray(slots // 16), jnp.asarray(slots % 16))
+    pages = in_codes(tuple(jnp.asarray(rng.normal(size=(64, 16, 2, 80)), jnp.bfloat16) for _ in range(2)), cache_dtype)
+    _, right = place(heads, pages, targets)
+    _, got = jax.jit(partial(place_heads, interpret=INTERPRET))(heads, pages, targets)
+    assert isinstance(got, CodedPages)
+    for one, other in zip(got[2:], right[2:], strict=True):
+        np.testing.assert_allclose(np.asarray(one, np.float32), np.asarray(other, np.float32), rtol=0.01)
+    for one, other in zip(
+        read_pages(got, jnp.arange(1, 64), "float32"), read_pages(right, jnp.arange(1, 64), "float32"), strict=True
+    ):
+        check(one, other, "bfloat16")
 
 
 @pytest.mark.parametrize("tokens", [8, 600])

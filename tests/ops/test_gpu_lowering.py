@@ -18,8 +18,10 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.coded import Coded, Rounding
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.adapter_product import add_products
-from quire.ops.gpu.kernels import attend
-from quire.ops.pages import TILE, Tiles
+from quire.ops.gpu.kernels import GPU, attend
+from quire.ops.heads import Heads
+from quire.ops.pages import TILE, CodedPages, KVWriteTargets, PageAccess, Tiles
+from quire.ops.step_attention import step_attention
 
 SPECS = {
     "groups of 4": AttentionSpec(2, 4, 128, 0.088),
@@ -60,6 +62,23 @@ def test_latent_attention_is_translated_and_said_to_have_no_kernel(caplog: pytes
     given = q, (keys, keys), jnp.zeros((9, 40), jnp.int32), Tiles(each, each, each, each, 8), None
     assert "stablehlo.while" in run.trace(*given).lower(lowering_platforms=("cuda",)).as_text()
     assert "latent attention has no kernel for GPUs" in caplog.text
+
+
+@pytest.mark.parametrize("cache_dtype", ["float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("name", ["groups of 4", "groups of 3, odd heads"])
+def test_a_cache_of_eight_bits_is_translated(name: str, cache_dtype: str) -> None:
+    spec, tokens = SPECS[name], 8 + 8 * TILE
+    heads = jnp.zeros((tokens, spec.kv_heads, spec.group + 2, spec.head_dim), jnp.bfloat16)
+    codes = jnp.zeros((4, 32, spec.kv_heads, spec.head_dim), cache_dtype)
+    scales = jnp.zeros((4, spec.kv_heads, 32), jnp.bfloat16)
+    each, places = jnp.zeros(16, jnp.int32), jnp.zeros(tokens, jnp.int32)
+    access = PageAccess(KVWriteTargets(places, places), jnp.zeros((9, 40), jnp.int32), Tiles(each, each, each, each, 8))
+    device = jax.sharding.AbstractDevice("NVIDIA H200", num_cores=132, platform="gpu")
+    with jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), (), abstract_device=device)):
+        run = jax.jit(lambda *given: step_attention(GPU, spec, *given))
+        traced = run.trace(Heads(heads), CodedPages(codes, codes, scales, scales), access)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("stablehlo.custom_call") == 5
 
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])

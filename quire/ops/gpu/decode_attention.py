@@ -16,7 +16,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu.parts import Parts, combine_parts
-from quire.ops.gpu.tiles import Softmax, array, least_dot, load_sinks, power_of_two, where_is, whole
+from quire.ops.gpu.tiles import Block, Softmax, array, least_dot, load_sinks, power_of_two, where_is, whole
 from quire.ops.pages import Pages, Tiles
 
 PART = 256
@@ -69,7 +69,7 @@ def decode_attention(
     ]
     shapes = [array(q.shape, q.dtype), *Parts.shapes(MAX_PARTS, q[: len(tiles)])]
     out, *parts = pl.pallas_call(
-        partial(_read_parts, spec, tiling.block),
+        partial(_read_parts, spec, tiling.block, len(pages)),
         grid=(heads, max(1, min(len(tiles) * MAX_PARTS, NUM_PROGRAMS // heads))),
         in_specs=[whole(operand) for operand in operands],
         out_specs=[whole(shape) for shape in shapes],
@@ -84,6 +84,7 @@ def decode_attention(
 def _read_parts(
     spec: AttentionSpec,
     block: int,
+    num_page_arrays: int,
     table_ref: Any,
     slots_ref: Any,
     ends_ref: Any,
@@ -91,11 +92,10 @@ def _read_parts(
     first_ref: Any,
     bounds_ref: Any,
     q_ref: Any,
-    k_ref: Any,
-    v_ref: Any,
     *others: Any,
 ) -> None:
-    *sinks, out_ref, outs, highest, totals = others
+    page_refs, sinks = others[:num_page_arrays], others[num_page_arrays:-4]
+    out_ref, outs, highest, totals = others[-4:]
     head, program, num_programs = pl.program_id(0), pl.program_id(1), pl.num_programs(1)
     _, _, group, size = q_ref.shape
     queries, width = least_dot(group), power_of_two(size)
@@ -120,12 +120,10 @@ def _read_parts(
             seen = at < last
             if spec.window is not None:
                 seen &= at >= end - spec.window
-            pages, offsets = where_is(table_ref, slot, index, block, k_ref.shape[1], last)
+            pages, offsets = where_is(table_ref, slot, index, block, page_refs[0].shape[1], last)
             where = pages, offsets, head, jnp.arange(width)[None, :]
-            there = seen[:, None] & is_feature[None, :]
-            keys = plgpu.load(k_ref.at[where], mask=there, other=0.0)
-            values = plgpu.load(v_ref.at[where], mask=there, other=0.0)
-            return so_far.add(spec, q, keys, values, jnp.broadcast_to(seen[None, :], (queries, block)))
+            loaded = Block.load(page_refs, where, seen, is_feature[None, :])
+            return so_far.add(spec, q, loaded, jnp.broadcast_to(seen[None, :], (queries, block)))
 
         first = begin if spec.window is None else jnp.maximum(begin, end - spec.window)
         blocks = first // block, (last + block - 1) // block

@@ -10,7 +10,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.gpu.tiles import array, power_of_two, whole
 from quire.ops.heads import HeadNorm, Heads, joined
-from quire.ops.pages import KVWriteTargets, Pages
+from quire.ops.pages import CodedPages, KVWriteTargets, Pages, coded
 
 MOST_TOKENS = 16  # of a program
 MANY_TOKENS = 512  # from here on a program has all heads of a key: there are enough, and they share the angles
@@ -31,18 +31,21 @@ def place_heads(
     shapes = [(tokens, kv_heads, parts - 2, size), *(array.shape for array in pages)]
     dtypes = [heads.qkv.dtype, *(array.dtype for array in pages)]
     out_shapes = [array(*of) for of in zip(shapes, dtypes, strict=True)]
-    q, k_pages, v_pages = pl.pallas_call(
-        partial(_place, _numbers(heads.q_norm), _numbers(heads.k_norm), heads.rotation is not None, together),
+    first = len(operands) - len(pages)
+    q, *written = pl.pallas_call(
+        partial(
+            _place, _numbers(heads.q_norm), _numbers(heads.k_norm), heads.rotation is not None, together, len(pages)
+        ),
         grid=(-(-tokens // block), kv_heads, parts // together),
         in_specs=[of_block, of_block, *map(whole, operands[2:])],
         out_specs=[whole(shape) for shape in out_shapes],
         out_shape=out_shapes,
-        input_output_aliases={len(operands) - 2: 1, len(operands) - 1: 2},
+        input_output_aliases={first + index: 1 + index for index in range(len(pages))},
         compiler_params=plgpu.CompilerParams(num_warps=4, num_stages=1),
         interpret=interpret,
         name="place_heads",
     )(*operands)
-    return q, (k_pages, v_pages)
+    return q, CodedPages(*written) if isinstance(pages, CodedPages) else (written[0], written[1])
 
 
 def _numbers(norm: HeadNorm | None) -> tuple[float, float] | None:
@@ -54,16 +57,19 @@ def _place(
     k_norm: tuple[float, float] | None,
     rotates: bool,
     together: int,
+    num_page_arrays: int,
     pages_ref: Any,
     offsets_ref: Any,
     qkv_ref: Any,
     *refs: Any,
 ) -> None:
-    *extras, _, _, q_ref, k_ref, v_ref = refs
+    q_ref, *page_refs = refs[-1 - num_page_arrays :]
+    extras = list(refs[: -1 - 2 * num_page_arrays])
     tokens, _, parts, size = qkv_ref.shape
     (block,) = pages_ref.shape
     index, head = pl.program_id(0), pl.program_id(1)
-    token = (index * block + jnp.arange(block))[:, None]
+    tokens_here = index * block + jnp.arange(block)
+    token = tokens_here[:, None]
     feature = jnp.arange(power_of_two(size))[None, :]
     real = (token < tokens) & (feature < size)
     rotation_refs: list[Any] = [extras.pop(0) for _ in range(2 * rotates)]
@@ -87,17 +93,28 @@ def _place(
         turned = out * cos + jnp.where(feature < half, -other.astype(jnp.float32), other) * sin
         return turned.astype(out.dtype)
 
-    page = plgpu.load(pages_ref, mask=token[:, 0] < tokens, other=0)[:, None]
-    offset = plgpu.load(offsets_ref, mask=token[:, 0] < tokens, other=0)[:, None]
-    where = page, offset, head, feature
+    is_token = tokens_here < tokens
+    pages, offsets = (plgpu.load(ref, mask=is_token, other=0) for ref in (pages_ref, offsets_ref))
+    where = pages[:, None], offsets[:, None], head, feature
+
+    def store(kind: int, x: jax.Array, applies: Any) -> None:
+        """Keys (0) or values (1) of the tokens, if it `applies`."""
+        codes_ref = page_refs[kind]
+        if num_page_arrays == 2:
+            plgpu.store(codes_ref.at[where], x.astype(codes_ref.dtype), mask=real & applies)
+            return
+        codes, scales = coded(x, codes_ref.dtype)
+        plgpu.store(codes_ref.at[where], codes, mask=real & applies)
+        plgpu.store(page_refs[2 + kind].at[pages, head, offsets], scales, mask=is_token & applies)
+
     if together == 1:
         part = pl.program_id(2)
         is_query, is_key = part < parts - 2, part == parts - 2
         x = load(part, feature, real)
         out = finished(x, part, [(norm_refs[0], is_query), (norm_refs[1], is_key)])
         plgpu.store(q_ref.at[token, head, part, feature], out, mask=real & is_query)
-        plgpu.store(k_ref.at[where], out.astype(k_ref.dtype), mask=real & is_key)
-        plgpu.store(v_ref.at[where], x.astype(v_ref.dtype), mask=real & (part == parts - 1))
+        store(0, out, is_key)
+        store(1, x, part == parts - 1)
         return
     for query in range(parts - 2):
         part = jnp.int32(query)
@@ -105,8 +122,8 @@ def _place(
         plgpu.store(q_ref.at[token, head, part, feature], out, mask=real)
     key = jnp.int32(parts - 2)
     out = finished(load(key, feature, real), key, [(norm_refs[1], True)])
-    plgpu.store(k_ref.at[where], out.astype(k_ref.dtype), mask=real)
-    plgpu.store(v_ref.at[where], load(jnp.int32(parts - 1), feature, real).astype(v_ref.dtype), mask=real)
+    store(0, out, True)
+    store(1, load(jnp.int32(parts - 1), feature, real), True)
 
 
 def _load_rotation(refs: list[Any], token: jax.Array, feature: jax.Array, rotated: jax.Array) -> list[jax.Array]:

@@ -15,7 +15,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu.parts import Parts, combine_parts
-from quire.ops.gpu.tiles import Softmax, array, load_sinks, power_of_two, where_is, whole
+from quire.ops.gpu.tiles import Block, Softmax, array, load_sinks, power_of_two, where_is, whole
 from quire.ops.pages import TILE, Pages, Tiles
 
 PART = 1024  # positions of a context, at least
@@ -64,7 +64,7 @@ def prefill_attention(
     operands += [] if out is None else [out]
     shapes = [array(q.shape, q.dtype), *(Parts.shapes(max_parts, q) if max_parts > 1 else ())]
     result, *parts = pl.pallas_call(
-        partial(_read, spec, positions, programs, tiling.block),
+        partial(_read, spec, positions, programs, tiling.block, len(pages)),
         grid=(len(tiles) * programs, heads, max_parts),
         in_specs=[whole(page_table), *[of_program] * 3, *[of_tile] * 4, *map(whole, operands[8:])],
         out_specs=[whole(shape) for shape in shapes],
@@ -103,6 +103,7 @@ def _read(
     positions: int,
     programs: int,
     block: int,
+    num_page_arrays: int,
     table_ref: Any,
     begin_ref: Any,
     end_ref: Any,
@@ -112,8 +113,6 @@ def _read(
     length_ref: Any,
     offset_ref: Any,
     q_ref: Any,
-    k_ref: Any,
-    v_ref: Any,
     *others: Any,
 ) -> None:
     within, head, part = pl.program_id(0) % programs * positions, pl.program_id(1), pl.program_id(2)
@@ -134,9 +133,9 @@ def _read(
         at_token = token[:, None, None], head, query[None, :, None], jnp.arange(width)[None, None, :]
         q = plgpu.load(q_ref.at[at_token], mask=real, other=0.0).reshape(positions * queries, width)
         at_query = start_ref[...] + within + jnp.arange(positions * queries) // queries
-        context = _Context(table_ref, slot_ref[...], head, k_ref, v_ref, end)
+        context = _Context(table_ref, slot_ref[...], head, others[:num_page_arrays], end)
         rows = jnp.arange(positions * queries)
-        sinks = load_sinks(spec, others[:1], head, rows % queries, part == 0)
+        sinks = load_sinks(spec, others[num_page_arrays : num_page_arrays + 1], head, rows % queries, part == 0)
         begun = Softmax.begin(len(q), width, sinks)
         softmax = _softmax(spec, block, q, at_query, start_ref[...] + within, context, first, last, begun)
         is_whole = end - begin <= each
@@ -153,8 +152,7 @@ class _Context(NamedTuple):
     table: Any
     slot: Any
     head: Any
-    k: Any
-    v: Any
+    pages: Any
     end: Any
 
 
@@ -170,24 +168,23 @@ def _softmax(
     softmax: Softmax,
 ) -> Softmax:
     """A softmax that has begun, with q over the positions from `first` to before `last`."""
-    size, width = context.k.shape[3], q.shape[1]
+    _, page_size, _, size = context.pages[0].shape
+    width = q.shape[1]
     is_feature = (jnp.arange(width) < size)[None, :]
 
     def read(masked: bool, index: jax.Array, so_far: Softmax) -> Softmax:
         at = index * block + jnp.arange(block)
-        pages, offsets = where_is(context.table, context.slot, index, block, context.k.shape[1], context.end)
+        pages, offsets = where_is(context.table, context.slot, index, block, page_size, context.end)
         where = pages, offsets, context.head, jnp.arange(width)[None, :]
         if not masked and width == size:
-            return so_far.add(spec, q, context.k[where], context.v[where], None)
+            return so_far.add(spec, q, Block.load(context.pages, where, None, None), None)
         # Positions behind the window of every query may hold anything: they are not loaded.
         is_here = (at >= first) & (at < last)
-        there = is_here[:, None] & is_feature
-        keys = plgpu.load(context.k.at[where], mask=there, other=0.0)
-        values = plgpu.load(context.v.at[where], mask=there, other=0.0)
+        loaded = Block.load(context.pages, where, is_here, is_feature)
         seen = (at[None, :] <= at_query[:, None]) & is_here[None, :]
         if spec.window is not None:
             seen &= at[None, :] > at_query[:, None] - spec.window
-        return so_far.add(spec, q, keys, values, seen if masked else None)
+        return so_far.add(spec, q, loaded, seen if masked else None)
 
     masked_from, num_blocks = first // block, (last + block - 1) // block
     if spec.window is None:  # everything before the first query is seen by all

@@ -34,6 +34,37 @@ def whole(operand: Any) -> pl.BlockSpec:
     return pl.BlockSpec(operand.shape, lambda *_: (0,) * rank)
 
 
+class Block(NamedTuple):
+    """Keys and values [s, h] of a head as they were loaded, with their scales [s] where they are codes."""
+
+    keys: jax.Array
+    values: jax.Array
+    key_scales: jax.Array | None = None
+    value_scales: jax.Array | None = None
+
+    @classmethod
+    def load(cls, refs: Any, where: tuple[Any, ...], seen: Any | None, features: Any | None) -> "Block":
+        """From the arrays of `Pages`. `where`: pages and offsets as `where_is` gives them, the head, and the features.
+
+        Positions [s] that are not `seen` are zero, and so are features [1, h] that are not there.
+        """
+        page, offset, head, _ = where
+        there = None
+        if seen is not None and features is not None:
+            there = seen[:, None] & features
+        keys, values = (_load(ref, where, there) for ref in refs[:2])
+        if len(refs) == 2:
+            return cls(keys, values)
+        at = page if page.ndim == 0 else page.reshape(-1), head, offset.reshape(-1)
+        return cls(keys, values, *(_load(ref, at, seen) for ref in refs[2:]))
+
+
+def _load(ref: Any, where: tuple[Any, ...], mask: Any | None) -> jax.Array:
+    if mask is None:
+        return ref[where]  # type: ignore[no-any-return]
+    return plgpu.load(ref.at[where], mask=mask, other=0 if ref.dtype == jnp.int8 else 0.0)
+
+
 class Softmax(NamedTuple):
     """A softmax under way over the rows of a tile, [m] and [m, h]."""
 
@@ -50,15 +81,16 @@ class Softmax(NamedTuple):
             jnp.zeros((rows, width), jnp.float32),
         )
 
-    def add(
-        self, spec: AttentionSpec, q: jax.Array, keys: jax.Array, values: jax.Array, seen: jax.Array | None
-    ) -> "Softmax":
-        """With the keys and values [s, h], of which row i sees those where `seen` [m, s] says so.
+    def add(self, spec: AttentionSpec, q: jax.Array, block: "Block", seen: jax.Array | None) -> "Softmax":
+        """With the keys and values of a block, of which row i sees those where `seen` [m, s] says so.
 
         Keys that a row does not see weigh nothing, also where it has seen none yet: there scores are compared with 0,
         as the difference of two products that are fused may be anything.
         """
+        keys, values = block.keys.astype(q.dtype), block.values.astype(q.dtype)
         scores = product(q, keys, 1)
+        if block.key_scales is not None:
+            scores = scores * block.key_scales.astype(jnp.float32)[None, :]
         if spec.softcap is not None:
             scores = jnp.tanh(scores * (spec.scale / spec.softcap))
         if seen is not None:
@@ -67,8 +99,11 @@ class Softmax(NamedTuple):
         highest = jnp.maximum(self.highest, scores.max(axis=1))
         weights = jnp.exp2(scores * unit - (jnp.where(highest > MASKED, highest, 0.0) * unit)[:, None])
         shrink = jnp.exp2((self.highest - highest) * unit)
+        total = self.total * shrink + weights.sum(axis=1)
+        if block.value_scales is not None:
+            weights = weights * block.value_scales.astype(jnp.float32)[None, :]
         out = self.out * shrink[:, None] + product(weights.astype(values.dtype), values, 0)
-        return Softmax(highest, self.total * shrink + weights.sum(axis=1), out)
+        return Softmax(highest, total, out)
 
     def result(self) -> jax.Array:
         return self.out / jnp.maximum(self.total, 1e-30)[:, None]

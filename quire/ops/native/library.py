@@ -24,6 +24,7 @@ TARGETS = (
     "quire_float_grouped_product",
     "quire_float_product",
     "quire_tiled_attention",
+    "quire_coded_attention",
     "quire_int8_gated_product",
     "quire_int8_product",
     "quire_layer_norm",

@@ -1,4 +1,5 @@
-// Attention of tiles of queries over pages, for CPUs and float32. The contract is that of tiled_attention.py.
+// Attention of tiles of queries over pages, for CPUs and float32; keys and values may be codes of eight bits with a scale
+// for each token and head, which are widened a span at a time. The contract is that of tiled_attention.py.
 //
 // One task computes the queries of one tile that share one kv head: it reads each key and value once, in the order of
 // the pages, and keeps a running softmax, so that nothing of the size of a context is ever written to memory.
@@ -11,6 +12,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "codes.h"
 #include "crew.h"
 #include "lanes.h"
 #include "operation.h"
@@ -26,10 +28,20 @@ struct Sizes {
   int64_t tokens, heads, per_head, size, page_size, width;
 };
 
+// Pages [n, page_size, heads, size] of codes, and scales in bfloat16 [n, heads, page_size].
+struct Codes {
+  const uint8_t* k = nullptr;
+  const uint8_t* v = nullptr;
+  const uint16_t* k_scales = nullptr;
+  const uint16_t* v_scales = nullptr;
+  bool is_float = false;
+};
+
 struct Task {
   const float* q;
-  const float* k_pages;
+  const float* k_pages;  // nullptr where there are codes
   const float* v_pages;
+  Codes codes;
   const int32_t* table;
   const int32_t* slots;
   const int32_t* starts;
@@ -146,6 +158,14 @@ void weigh(const Task& t, int64_t low, int64_t high, int64_t count, float* score
   total += quire::sum(part);
 }
 
+void widen(const Codes& codes, const uint8_t* from, uint16_t scale_bits, int64_t size, float* to) {
+  const uint32_t bits = uint32_t(scale_bits) << 16;
+  float scale;
+  std::memcpy(&scale, &bits, sizeof(scale));
+  if (codes.is_float) return widen_run<eight_bit_floats, 1>(from, 0, size, 0.0f, scale, to);
+  widen_run<eight_bits, 1>(from, 0, size, 0.0f, scale, to);
+}
+
 // Queries of one tile and one kv head.
 void attend(const Task& t, int64_t tile, int64_t head) {
   const Sizes& n = t.n;
@@ -158,6 +178,9 @@ void attend(const Task& t, int64_t tile, int64_t head) {
 
   thread_local std::vector<float> scores, highest, total, sums;
   thread_local std::vector<const float*> queries;
+  thread_local std::vector<float> widened;
+  const bool is_coded = t.codes.k != nullptr;
+  if (is_coded) widened.resize(2 * kSpan * n.size);
   scores.assign(rows * kSpan, 0.0f);
   highest.assign(rows, -INFINITY);
   total.assign(rows, 0.0f);
@@ -176,7 +199,7 @@ void attend(const Task& t, int64_t tile, int64_t head) {
   const auto place_of = [&](int64_t position) {
     return (table[position / n.page_size] * n.page_size + position % n.page_size) * key_stride + head * n.size;
   };
-  for (int64_t position = first; position < std::min(first + kSpan, end); ++position) {
+  for (int64_t position = first; !is_coded && position < std::min(first + kSpan, end); ++position) {
     fetch(t.k_pages + place_of(position), n.size);
   }
 
@@ -184,13 +207,24 @@ void attend(const Task& t, int64_t tile, int64_t head) {
     const int64_t span = std::min(kSpan, end - at);
     const float *keys[kSpan], *values[kSpan];
     for (int64_t s = 0; s < span; ++s) {
-      const int64_t place = place_of(std::max(first, at + s));  // nothing behind the window is read
+      const int64_t position = std::max(first, at + s);  // nothing behind the window is read
+      const int64_t place = place_of(position);
+      if (is_coded) {
+        const int64_t page = table[position / n.page_size];
+        const int64_t scale = (page * n.heads + head) * n.page_size + position % n.page_size;
+        float *key = widened.data() + s * n.size, *value = key + kSpan * n.size;
+        widen(t.codes, t.codes.k + place, t.codes.k_scales[scale], n.size, key);
+        widen(t.codes, t.codes.v + place, t.codes.v_scales[scale], n.size, value);
+        keys[s] = key;
+        values[s] = value;
+        continue;
+      }
       keys[s] = t.k_pages + place;
       values[s] = t.v_pages + place;
     }
     // Their values and the keys of the next span are on their way from memory while scores are computed.
-    for (int64_t s = 0; s < span; ++s) fetch(values[s], n.size);
-    for (int64_t position = at + kSpan; position < std::min(at + 2 * kSpan, end); ++position) {
+    for (int64_t s = 0; !is_coded && s < span; ++s) fetch(values[s], n.size);
+    for (int64_t position = at + kSpan; !is_coded && position < std::min(at + 2 * kSpan, end); ++position) {
       fetch(t.k_pages + place_of(position), n.size);
     }
     // The queries before this one see nothing of the span.
@@ -229,16 +263,9 @@ void attend(const Task& t, int64_t tile, int64_t head) {
   }
 }
 
-Fault TiledAttention(In<float> q, In<float> k_pages, In<float> v_pages, In<int32_t> table, In<int32_t> slots,
-                     In<int32_t> starts, In<int32_t> lengths, In<int32_t> offsets, In<float> sinks, Out<float> out,
-                     float scale, float softcap, int64_t window) {
-  const auto d = q.sizes;
-  const int64_t tiles = starts.sizes[0];
-  const Sizes n{d[0], d[1], d[2], d[3], k_pages.sizes[1], table.sizes[1]};
-  if (sinks.count() != 0 && sinks.count() != n.heads * n.per_head) return "sinks of another shape";
-  const float* const sink = sinks.count() ? sinks.data : nullptr;
-  const Task task{q.data,       k_pages.data, v_pages.data, table.data, slots.data, starts.data, lengths.data,
-                  offsets.data, sink,         out.data,     n,          scale,      softcap,     window};
+Fault run(const Task& task, int64_t tiles, int64_t num_sinks) {
+  const Sizes& n = task.n;
+  if (num_sinks != 0 && num_sinks != n.heads * n.per_head) return "sinks of another shape";
   std::vector<int64_t> real;
   int64_t covered = 0;  // tokens; those behind them are padding
   for (int64_t tile = 0; tile < tiles; ++tile) {
@@ -253,7 +280,34 @@ Fault TiledAttention(In<float> q, In<float> k_pages, In<float> v_pages, In<int32
   return nullptr;
 }
 
+Fault TiledAttention(In<float> q, In<float> k_pages, In<float> v_pages, In<int32_t> table, In<int32_t> slots,
+                     In<int32_t> starts, In<int32_t> lengths, In<int32_t> offsets, In<float> sinks, Out<float> out,
+                     float scale, float softcap, int64_t window) {
+  const auto d = q.sizes;
+  const Sizes n{d[0], d[1], d[2], d[3], k_pages.sizes[1], table.sizes[1]};
+  return run({q.data, k_pages.data, v_pages.data, {}, table.data, slots.data, starts.data, lengths.data, offsets.data,
+              sinks.count() ? sinks.data : nullptr, out.data, n, scale, softcap, window},
+             starts.sizes[0], sinks.count());
+}
+
+Fault CodedAttention(In<float> q, In<void> k_pages, In<void> v_pages, In<void> k_scales, In<void> v_scales,
+                     In<int32_t> table, In<int32_t> slots, In<int32_t> starts, In<int32_t> lengths,
+                     In<int32_t> offsets, In<float> sinks, Out<float> out, float scale, float softcap,
+                     int64_t window) {
+  if (k_scales.type != XLA_FFI_DataType_BF16 || v_scales.type != k_scales.type) return "scales have another type";
+  const bool is_float = k_pages.type == XLA_FFI_DataType_F8E4M3FN;
+  if (!is_float && k_pages.type != XLA_FFI_DataType_S8) return "pages have another type";
+  const auto d = q.sizes;
+  const Sizes n{d[0], d[1], d[2], d[3], k_pages.sizes[1], table.sizes[1]};
+  const Codes codes{static_cast<const uint8_t*>(k_pages.data), static_cast<const uint8_t*>(v_pages.data),
+                    static_cast<const uint16_t*>(k_scales.data), static_cast<const uint16_t*>(v_scales.data), is_float};
+  return run({q.data, nullptr, nullptr, codes, table.data, slots.data, starts.data, lengths.data, offsets.data,
+              sinks.count() ? sinks.data : nullptr, out.data, n, scale, softcap, window},
+             starts.sizes[0], sinks.count());
+}
+
 }  // namespace
 }  // namespace quire
 
 QUIRE_OPERATION(quire_tiled_attention, quire::TiledAttention, "scale", "softcap", "window")
+QUIRE_OPERATION(quire_coded_attention, quire::CodedAttention, "scale", "softcap", "window")

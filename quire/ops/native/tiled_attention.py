@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.pages import Pages, Tiles
+from quire.ops.pages import CodedPages, Pages, Tiles
 
 
 def tiled_attention(
@@ -18,7 +18,8 @@ def tiled_attention(
 ) -> jax.Array:
     """As in quire.ops.tiled_attention, for float32 on a CPU: decodes and prefills in one call. The library must have
     been loaded."""
-    call = jax.ffi.ffi_call("quire_tiled_attention", jax.ShapeDtypeStruct(q.shape, q.dtype))  # type: ignore[no-untyped-call]
+    name = "quire_coded_attention" if isinstance(pages, CodedPages) else "quire_tiled_attention"
+    call = jax.ffi.ffi_call(name, jax.ShapeDtypeStruct(q.shape, q.dtype))  # type: ignore[no-untyped-call]
     out: jax.Array = call(
         q,
         *pages,
