@@ -67,7 +67,7 @@ PAGE_MUTANTS = (
     ),
     # State of slots beside pages
     Mutant(
-        "a sequence begins without its slot's state",
+        "a sequence waits for pages that it cannot begin with",
         SEQUENCE,
         "        if not self.reuses:\n            return 0\n",
         "",

@@ -20,6 +20,15 @@ def test_no_sequence_begins_with_pages_of_another(prefix_caching: bool) -> None:
     assert harness.scheduler.counters.cached_tokens == 0
 
 
+def test_equal_prompts_do_not_wait_for_each_other() -> None:
+    harness = Harness(limits(snapshots=0))
+    for number in (1, 2):
+        harness.add(request(number, prompt=tuple(range(8))))
+    harness.plan()
+    assert harness.scheduler.num_running == 2
+    harness.run()
+
+
 def test_a_sequence_that_was_preempted_begins_again() -> None:
     harness = Harness(limits(snapshots=0, num_pages=12), lookahead=1)
     asked = [request(number, prompt=(number, *range(12)), max_tokens=20) for number in (1, 2)]

@@ -1,6 +1,7 @@
 """The division of layers into page groups, and the arrays that follow from it."""
 
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -8,9 +9,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from quire.executor.layer_state import PagedState, PagedStates, PageLayout, page_layout
+from quire.executor.layer_state import LayerPlace, PagedState, PagedStates, PageLayout, SlotPlace, page_layout
+from quire.models.model import LayerSpec
 from quire.models.registry import build_model
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.recurrent_spec import RecurrentSpec
 from tests.models.cases import CASES
 
 FULL = AttentionSpec(kv_heads=2, group=1, head_dim=8, scale=1.0)
@@ -20,7 +23,7 @@ def windowed(window: int) -> AttentionSpec:
     return replace(FULL, window=window)
 
 
-def layout_of(layers: list[AttentionSpec], max_sequence_tokens: int = 8192, **options: Any) -> PageLayout:
+def layout_of(layers: Sequence[LayerSpec], max_sequence_tokens: int = 8192, **options: Any) -> PageLayout:
     return page_layout(layers, 16, max_sequence_tokens, "bfloat16", **options)
 
 
@@ -91,3 +94,16 @@ def test_latent_attention_keeps_one_vector_of_each_token() -> None:
     layout = page_layout(model.layers, 4, 64, "float32")
     assert layout.kinds == [("latent attention", 3, 3 * (20 + 8) * 4, "token")]
     assert all(len(arrays) == 1 for arrays in layout.structure(2))
+
+
+def test_recurrent_layers_have_rows_for_slots_and_leave_pages_to_the_others() -> None:
+    recurrent = RecurrentSpec(key_heads=2, group=3, key_dim=4, value_dim=5, channels=23, taps=4, corrects=True)
+    layout = layout_of([recurrent, FULL, recurrent, windowed(64)])
+    alone = layout_of([FULL, windowed(64)])
+    assert layout.places == (SlotPlace(0), LayerPlace(0, 0), SlotPlace(1), LayerPlace(1, 0))
+    assert (layout.windows, layout.page_bytes) == (alone.windows, alone.page_bytes)
+    (inputs, matrices), _ = layout.empty_slots(num_slots=6)
+    assert (inputs.shape, str(inputs.dtype)) == ((7, 3, 2, 23), "bfloat16")
+    assert (matrices.shape, str(matrices.dtype)) == ((7, 2, 3, 4, 5), "float32")
+    assert layout.slot_bytes == 2 * (3 * 2 * 23 * 2 + 2 * 3 * 4 * 5 * 4)
+    assert layout.kinds[-1] == ("recurrent", 2, layout.slot_bytes, "sequence")
