@@ -157,7 +157,7 @@ def test_arguments_that_come_one_by_one_are_those_of_the_schema(tokenizer):
 def test_a_strict_schema_that_a_format_cannot_keep_to_is_refused(form):
     schema = {"type": "object", "properties": {"a": {"type": "string", "pattern": "^x"}}}
     calls_grammar([Tool("f", schema)], form, required=True, parallel=False)
-    with pytest.raises(InvalidRequest, match=r"'f', whose parameters .*strict is true.*properties\.a\.pattern"):
+    with pytest.raises(InvalidRequest, match=r"'f': its parameters .*strict is true.*properties\.a\.pattern"):
         calls_grammar([Tool("f", schema, strict=True)], form, required=True, parallel=False)
 
 
