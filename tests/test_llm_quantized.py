@@ -75,7 +75,7 @@ def test_fp8_made_at_load_answers_alike_in_any_batch_and_under_an_adapter(
         plan_deployment(Config(model=str(folder / "plain"), quantize=kind, **SIZES)) for kind in ("fp8", "none")
     ]
     eight, plain = (one.facts.weight_bytes for one in deployments)
-    assert eight < 0.35 * plain  # of float32
+    assert eight < 0.75 * plain  # the embedding is most of it, and stays in float32
     assert deployments[0].facts.widened_weight_bytes == 0
 
 

@@ -21,9 +21,9 @@ _DTYPES = {"fp8": "float8_e4m3fn", "int8": "int8"}
 
 
 def is_quantized(param: Param) -> bool:
-    """True of matrices, those of experts, the embedding and the head among them. Norms, biases, embeddings of positions
-    and routers stay."""
-    return param.num_contracted > 0 or is_of_experts(param)
+    """True of matrices of layers, those of experts among them. Norms, biases and routers stay, and so do the embedding
+    and the head: they would cost as much quality as all layers together."""
+    return (param.num_contracted > 0 and param.axes[0] != "vocab") or is_of_experts(param)
 
 
 def is_of_experts(param: Param) -> bool:

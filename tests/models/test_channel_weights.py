@@ -140,20 +140,21 @@ def test_every_kind_of_block_computes_with_the_numbers_that_its_codes_stand_for(
     assert relative_error(whole_logits(model, as_on_a_gpu, tokens), expected) < 1e-4
 
 
-def test_routers_norms_and_biases_stay() -> None:
+def test_routers_norms_embeddings_and_the_head_stay() -> None:
     model = build_model(CASES["qwen3_moe"])
     left = [param for param in leaves(model.params()) if not is_quantized(param)]
     assert {len(param.shape) for param in left if "router" not in param.sources[0].name} <= {1, 2}
     names = [param.sources[0].name for param in left]
     assert any("gate.weight" in name for name in names)
-    assert not any("proj" in name or "embed" in name or "lm_head" in name for name in names)
+    assert not any("proj" in name for name in names)
+    assert sum("embed" in name or "lm_head" in name for name in names) == 1 + (model.head is not None)
 
 
 def test_random_weights_are_quantised_as_loaded_ones_are() -> None:
     model = build_model(CASES["llama"])
     exact, rounded = (random_weights(model, seed=1, dtype="float32", quantize=kind) for kind in ("none", "fp8"))
-    one = next(node for node in jax.tree.leaves(rounded, is_leaf=is_coded) if is_coded(node))
-    other = jax.tree.leaves(exact["embedding"])[0]
+    one = rounded["layers"][0]["feed_forward"]["down"]
+    other = jax.tree.leaves(exact["layers"][0]["feed_forward"]["down"])[0]
     np.testing.assert_allclose(one.rows(jnp.arange(4)), other[:4], atol=0.04 * float(jnp.abs(other[:4]).max()))
 
 
@@ -167,4 +168,4 @@ def test_sizes_are_known_before_weights_are_read(case: str) -> None:
     assert jax.tree.all(same)
     held = sum(leaf.nbytes for leaf in jax.tree.leaves(weights))
     assert held == weight_sizes(model, None, "bfloat16", "fp8", None).num_bytes
-    assert held < 0.7 * weight_bytes(model, "bfloat16", "none", None)
+    assert held < 0.8 * weight_bytes(model, "bfloat16", "none", None)
