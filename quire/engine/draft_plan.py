@@ -15,6 +15,7 @@ from quire.models.formats.quantized_source import open_checkpoint
 from quire.models.params import ParamTree
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
+from quire.ops.pages import is_coded
 from quire.text.tokenizer import load_tokenizer
 
 
@@ -69,6 +70,12 @@ def refuse_what_cannot_draft(draft: DraftPlan, layout: PageLayout, files: ModelF
         raise InvalidSetting(
             f"draft_model {draft.files.name} has recurrent layers, whose state cannot be taken back to where a guess "
             "was wrong"
+        )
+    latent = any(getattr(spec, "value_dim", None) is not None for spec in draft.model.layers)
+    if latent and is_coded(layout.page_dtype):
+        raise InvalidSetting(
+            f"draft_model {draft.files.name} has latent attention, whose cache is kept in dtype; kv_cache_dtype is "
+            f"{str(layout.page_dtype).replace('float', 'fp')}: it can be auto"
         )
     if draft.model.max_positions < max_total_tokens:
         raise InvalidSetting(

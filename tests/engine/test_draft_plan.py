@@ -87,6 +87,14 @@ def test_a_model_of_windows_alone_is_refused(tmp_path: Path) -> None:
         planned(tmp_path, model, draft)
 
 
+def test_a_draft_with_latent_attention_is_refused_beside_a_cache_of_eight_bits(tmp_path: Path) -> None:
+    model, draft = written(tmp_path, "llama"), written(tmp_path, "deepseek_v3", vocab_size=CASES["llama"]["vocab_size"])
+    planned(tmp_path, model, draft)
+    for asked in ("int8", "fp8"):
+        with pytest.raises(InvalidSetting, match=r"draft_model .* has latent attention.* kv_cache_dtype is .*auto"):
+            planned(tmp_path, model, draft, kv_cache_dtype=asked)
+
+
 def test_a_draft_with_too_few_positions_is_refused(tmp_path: Path) -> None:
     model, draft = written(tmp_path, "llama"), written(tmp_path, "llama", max_position_embeddings=64)
     with pytest.raises(InvalidSetting, match="has 64 positions; max_total_tokens is 128"):
