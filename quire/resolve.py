@@ -14,6 +14,7 @@ DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZE = ("none", "int8", "fp8")
 # Names of kv_cache_dtype, those of text-generation-inference and vLLM among them.
 CACHE_DTYPES = {"fp8_e4m3": "fp8_e4m3", "fp8_e4m3fn": "fp8_e4m3", "fp8": "fp8_e4m3", "int8": "int8"}
+FP8_CAPABILITY = 8.9  # of NVIDIA GPUs that convert e4m3
 METHODS = ("compressed-tensors", "fp8", "gptq", "awq")  # of checkpoints
 
 
@@ -83,8 +84,8 @@ def resolve_quantize(platform: str, config: Config, fast_int8: bool, quantizatio
     return Choice("quantize", "int8", "faster on this CPU, and as close to float32 as Q8_0 files; none: float32")
 
 
-def resolve_kv_cache_dtype(platform: str, asked: str | None, dtype: str) -> Choice[str]:
-    """The type of keys and values in pages: auto, fp8_e4m3 or int8."""
+def resolve_kv_cache_dtype(platform: str, asked: str | None, dtype: str, computes: float | None = None) -> Choice[str]:
+    """The type of keys and values in pages: auto, fp8_e4m3 or int8. `computes`: the compute capability."""
     if asked is None or asked == "auto":
         return Choice("kv_cache_dtype", "auto", f"that of activations, {dtype}")
     if asked not in CACHE_DTYPES:
@@ -92,6 +93,9 @@ def resolve_kv_cache_dtype(platform: str, asked: str | None, dtype: str) -> Choi
         raise InvalidSetting(f"kv_cache_dtype is {asked!r}{e5m2}; it can be fp8_e4m3, int8 or auto")
     if _PLATFORM_ALIASES.get(platform, platform) not in ("cpu", "gpu"):
         raise InvalidSetting(f"kv_cache_dtype = {asked} is for CPUs and GPUs; on a {platform} it can be auto")
+    if CACHE_DTYPES[asked] == "fp8_e4m3" and computes is not None and computes < FP8_CAPABILITY:
+        has = f"needs compute capability {FP8_CAPABILITY}; this GPU has {computes}"
+        raise InvalidSetting(f"kv_cache_dtype = {asked} {has}: it can be int8 or auto")
     return Choice("kv_cache_dtype", CACHE_DTYPES[asked], ASKED_FOR)
 
 
@@ -106,6 +110,7 @@ class Facts:
     weight_bytes: int  # on one device
     fast_int8: bool = False  # whether its CPU multiplies int8 by instructions made for it
     quantization: str | None = None  # that of the checkpoint, in words
+    compute_capability: float | None = None  # of NVIDIA GPUs; None: unknown
     widened_weight_bytes: int = 0  # of the largest weight that a product widens
 
 
@@ -211,7 +216,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
     dtype = resolve_dtype(facts.platform, config.dtype)
     choices = [
         dtype,
-        resolve_kv_cache_dtype(facts.platform, config.kv_cache_dtype, dtype.value),
+        resolve_kv_cache_dtype(facts.platform, config.kv_cache_dtype, dtype.value, facts.compute_capability),
         resolve_quantize(facts.platform, config, facts.fast_int8, facts.quantization),
         choose("page_size", defaults.page_size),
         choose("max_batch_size", defaults.max_batch_size),

@@ -1,4 +1,5 @@
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -6,6 +7,7 @@ import pytest
 from quire.adapter_settings import resolve_max_loras
 from quire.config import Config
 from quire.errors import InvalidSetting
+from quire.executor.compute_capability import compute_capability
 from quire.resolve import (
     MAX_HOST_CACHE_BYTES,
     PAGE_STEP,
@@ -102,6 +104,22 @@ def test_types_of_a_cache_that_are_unknown_or_not_for_the_platform_are_refused()
         resolve_kv_cache_dtype("gpu", "fp8_e5m2", "bfloat16")
     with pytest.raises(InvalidSetting, match="kv_cache_dtype = int8 is for CPUs and GPUs; on a tpu it can be auto"):
         resolve_kv_cache_dtype("tpu", "int8", "bfloat16")
+
+
+def test_a_cache_in_fp8_is_refused_on_gpus_that_do_not_convert_it() -> None:
+    for capability in (None, 8.9, 9.0, 12.0):
+        facts = replace(FACTS, platform="gpu", compute_capability=capability)
+        assert resolve(Config("m", kv_cache_dtype="fp8"), facts).kv_cache_dtype == "fp8_e4m3"
+    older = replace(FACTS, platform="gpu", compute_capability=8.6)
+    with pytest.raises(InvalidSetting, match=r"kv_cache_dtype = fp8 needs .* 8\.9; .* 8\.6: it can be int8 or auto"):
+        resolve(Config("m", kv_cache_dtype="fp8"), older)
+    assert resolve(Config("m", kv_cache_dtype="int8"), older).kv_cache_dtype == "int8"
+
+
+@pytest.mark.parametrize(("stated", "known"), [("8.6", 8.6), ("12.0", 12.0), ("gfx942", None), (None, None)])
+def test_the_capability_of_other_devices_is_unknown(stated: str | None, known: float | None) -> None:
+    device: Any = SimpleNamespace() if stated is None else SimpleNamespace(compute_capability=stated)
+    assert compute_capability(device) == known
 
 
 GIB = 2**30

@@ -24,15 +24,11 @@ from quire.engine.shared_settings import shared_settings
 from quire.engine.slot_state import resolve_prefix_caching
 from quire.errors import InvalidSetting
 from quire.executor.compiler import Compiler
+from quire.executor.compute_capability import compute_capability
 from quire.executor.draft import Draft
 from quire.executor.executor import JaxExecutor
 from quire.executor.layer_state import PageLayout
-from quire.executor.memory import (
-    device_memory_bytes,
-    largest_step_bytes,
-    reserve_device_memory,
-    weight_sizes,
-)
+from quire.executor.memory import device_memory_bytes, largest_step_bytes, reserve_device_memory, weight_sizes
 from quire.executor.program_store import ProgramStore
 from quire.executor.programs import Programs
 from quire.executor.replay import Follower, Members
@@ -156,7 +152,7 @@ def plan_deployment(
 def _facts(
     config: Config, model: Decoder, mesh: Mesh | None, draft: DraftPlan | None, source: Checkpoint | None
 ) -> Facts:
-    platform, devices = jax.default_backend(), jax.devices()
+    platform, device = jax.default_backend(), jax.local_devices()[0]
     dtype = resolve_dtype(platform, config.dtype).value
     if dtype == "float32" and platform == "gpu":  # else products would be rounded to ten bits
         jax.config.update("jax_default_matmul_precision", "highest")  # type: ignore[no-untyped-call]
@@ -175,8 +171,9 @@ def _facts(
     ]
     return Facts(
         platform=platform,
-        num_devices=len(devices),
-        memory_bytes=device_memory_bytes(jax.local_devices()[0]),
+        num_devices=len(jax.devices()),
+        memory_bytes=device_memory_bytes(device),
+        compute_capability=compute_capability(device),
         max_positions=model.max_positions,
         weight_bytes=sum(size.num_bytes for size in sizes),
         widened_weight_bytes=max(size.widened_bytes for size in sizes),
