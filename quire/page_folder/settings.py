@@ -2,7 +2,7 @@
 
 import math
 import os
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 
 from quire.config import MEMORY, setting
@@ -31,6 +31,10 @@ class FolderSettings:
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise InvalidSetting(f"{name} is {value}; it must be above 0")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if self.cache_folder is None and value != field.default:
+                raise InvalidSetting(f"{field.name} is {value}, and there is no folder: set cache_folder too")
 
     @property
     def max_bytes(self) -> int:

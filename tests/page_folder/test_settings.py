@@ -18,6 +18,8 @@ from tests.peers.test_refusals import GROUP
         ({"cache_folder_gib": 0.0}, "cache_folder_gib is 0.0; it must be above 0"),
         ({"cache_folder_gib": float("nan")}, "cache_folder_gib is nan"),
         ({"cache_folder_write_mib_s": -1.0}, "cache_folder_write_mib_s is -1.0; it must be above 0"),
+        ({"cache_folder_gib": 8.0}, "cache_folder_gib is 8.0, and there is no folder: set cache_folder too"),
+        ({"cache_folder_write_mib_s": 64.0}, "cache_folder_write_mib_s is 64.0, and there is no folder"),
     ],
 )
 def test_a_number_that_does_not_fit_is_named(changes, words):
