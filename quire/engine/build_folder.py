@@ -6,6 +6,7 @@ import threading
 from pathlib import Path
 
 from quire.engine.build import Built
+from quire.engine.build_group import weight_paths
 from quire.engine.build_peers import page_form, peer_facts
 from quire.engine.deployment import Deployment
 from quire.engine.folder_saves import FolderSaves
@@ -48,8 +49,11 @@ def keep_pages(built: Built, settings: FolderSettings) -> None:
 
 def folder_key(deployment: Deployment) -> str:
     """Names the weights, and all settings that the bytes of pages depend on."""
-    facts = json.dumps(peer_facts(deployment), sort_keys=True)
-    return hashlib.sha256(facts.encode()).hexdigest()[:32]
+    models = [deployment.files, *([] if deployment.draft is None else [deployment.draft.files])]
+    # Peers run now, files stay: of a weight file that is changed in place the samples may be the same.
+    found = [path.stat() for files in models for path in weight_paths(files)]
+    facts = {**peer_facts(deployment), "weight files": str([(one.st_size, one.st_mtime_ns) for one in found])}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()[:32]
 
 
 def folder_contents(deployment: Deployment, settings: FolderSettings) -> str:

@@ -163,11 +163,16 @@ def fingerprint(files: ModelFiles) -> str:
     """A digest of the config and of the weight files: their sizes, beginnings, ends, and samples between. Not of names:
     members may keep the model in different places."""
     digest = hashlib.sha256(json.dumps(files.config, sort_keys=True, default=str).encode())
-    if files.path is not None:
-        weights = [files.path] if files.path.is_file() else sorted(files.path.glob("*.safetensors"))
-        for path in weights:
-            digest.update(_sampled(path))
+    for path in weight_paths(files):
+        digest.update(_sampled(path))
     return f"{files.config.get('model_type', '?')} {digest.hexdigest()[:16]}"
+
+
+def weight_paths(files: ModelFiles) -> list[Path]:
+    """None for random weights."""
+    if files.path is None:
+        return []
+    return [files.path] if files.path.is_file() else sorted(files.path.glob("*.safetensors"))
 
 
 def _sampled(path: Path) -> bytes:
