@@ -22,7 +22,8 @@ PIECE_BYTES = 32 * 2**20  # of pages that are copied from the device at a time, 
 SCAN_S = 60.0  # between two looks at the files of others
 PAUSE_S = 60.0  # without writing, after a file could not be written
 # Outcomes of prompts. Of all but the first some pages are not kept.
-WRITTEN, EVICTED, FAILED = "written", "evicted", "failed"
+WRITTEN, FAILED = "written", "failed"
+EVICTED = "evicted"  # from the cache before they were written, or the folder is too small for the prompt
 SKIPPED = "skipped"  # files cannot be written now, or the engine has no time
 FULL = "full"  # too many wait
 OUTCOMES = (WRITTEN, EVICTED, FAILED, SKIPPED, FULL)
@@ -106,6 +107,7 @@ class FolderSaves:
             return SKIPPED
         size = self._page_bytes
         count = max(1, PIECE_BYTES // size)
+        saved_ns = self._folder.now_ns()
         for begin in range(0, len(save.rows), count):
             begun_s = time.monotonic()
             rows = [row for row in save.rows[begin : begin + count] if not self._folder.has(save.name_of(row))]
@@ -118,8 +120,10 @@ class FolderSaves:
             if data is None:
                 return EVICTED
             for at, row in enumerate(rows):
-                if not self._folder.write(save.name_of(row), data[at * size : (at + 1) * size], row[0]):
+                if not self._folder.write(save.name_of(row), data[at * size : (at + 1) * size], row[0], saved_ns):
                     self._paused_until_s = time.monotonic() + PAUSE_S
                     return FAILED
+            if not self._folder.has(save.name_of(rows[-1])):
+                return EVICTED
             time.sleep(max(0.0, begun_s + len(data) / self._max_bytes_per_s - time.monotonic()))
         return WRITTEN

@@ -1,6 +1,7 @@
 """Pages in the files of a folder, which several servers may share."""
 
 import contextlib
+import heapq
 import logging
 import os
 import re
@@ -8,7 +9,7 @@ import secrets
 import stat
 import threading
 import time
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -46,9 +47,10 @@ class PageFolder:
         self._root = root / SUBFOLDER
         self._files = files
         self._max_bytes = max_bytes
-        self._clock_ns = clock_ns
+        self.now_ns = clock_ns
         self._lock = threading.Lock()
-        self._entries: OrderedDict[str, PageEntry] = OrderedDict()  # by path below the root, least recently used first
+        self._entries: dict[str, PageEntry] = {}  # by path below the root
+        self._by_use: list[tuple[int, str]] = []  # a heap of when they were used; one that is not so any more is void
         self._warned: set[str] = set()
         self.num_bytes = 0  # of all files
         self.num_pages = 0  # of this model
@@ -60,6 +62,8 @@ class PageFolder:
 
     def scan(self) -> None:
         """Find the files that are there: of earlier servers, and of others that use the folder now. Uses the disk."""
+        with self._lock:
+            before = dict(self._entries)
         try:
             _make(self._root / PARTS)
             found = dict(self._list())
@@ -70,7 +74,13 @@ class PageFolder:
         if folder.st_uid != os.geteuid() or folder.st_mode & 0o022:
             self._warn("open", f"other users can write to {self._root}, and so change answers", remedy="")
         with self._lock:
-            self._entries = OrderedDict(sorted(found.items(), key=lambda item: item[1].used_ns))
+            # What was written, used or removed since the scan began is as it is known, not as it was listed.
+            for path in before.keys() - self._entries.keys():
+                found.pop(path, None)
+            found |= {path: entry for path, entry in self._entries.items() if before.get(path) is not entry}
+            self._entries = found
+            self._by_use = [(entry.used_ns, path) for path, entry in found.items()]
+            heapq.heapify(self._by_use)
             self.num_bytes = sum(entry.num_bytes for entry in found.values())
             self.num_pages = sum(self._is_own(path) for path in found)
 
@@ -96,14 +106,16 @@ class PageFolder:
         self._count_one("read_bytes", len(data))
         return data
 
-    def write(self, page: PageName, data: memoryview, place: int = 0) -> bool:
-        """Keep a page; False where it cannot be kept. `place`: of the page in its prompt. Uses the disk."""
+    def write(self, page: PageName, data: memoryview, place: int = 0, saved_ns: int | None = None) -> bool:
+        """Keep a page; False where the disk fails. One that would be the first to go again is not kept. `place`: of the
+        page in its prompt, whose pages all have one `saved_ns` (by default now): its last go first. Uses the disk."""
         path = self._path(page)
         parts = self._files.encode(page, data)
         size = sum(map(len, parts))
-        self._make_room(size)
+        used_ns = (self.now_ns() if saved_ns is None else saved_ns) - place
+        if not self._make_room(size, used_ns):
+            return True
         part = self._root / PARTS / f"{os.getpid()}-{secrets.token_hex(8)}"
-        used_ns = self._clock_ns() - place
         try:
             _write(part, parts, used_ns)
             (self._root / path).parent.mkdir(mode=0o700, exist_ok=True)
@@ -117,7 +129,7 @@ class PageFolder:
         with self._lock:
             self._warned.discard("write")
             self._drop(path)  # another server may have written it too
-            self._entries[path] = PageEntry(size, used_ns)
+            self._enter(path, PageEntry(size, used_ns))
             self.num_bytes += size
             self.num_pages += 1
             self.counters["written_pages"] += 1
@@ -127,15 +139,14 @@ class PageFolder:
     def touch(self, pages: Sequence[tuple[PageName, int]]) -> None:
         """These pages are used now. Each is with its place in its prompt: what follows a page is useless without it, so
         the first counts as used last. Uses the disk."""
-        now_ns = self._clock_ns()
-        for page, place in sorted(pages, key=lambda one: -one[1]):
+        now_ns = self.now_ns()
+        for page, place in pages:
             path = self._path(page)
             with self._lock:
                 entry = self._entries.get(path)
                 if entry is None or now_ns - entry.used_ns < TOUCH_S * 1e9:
                     continue
-                self._entries[path] = entry._replace(used_ns=now_ns - place)
-                self._entries.move_to_end(path)
+                self._enter(path, entry._replace(used_ns=now_ns - place))
             with contextlib.suppress(OSError):
                 os.utime(self._root / path, ns=(now_ns - place, now_ns - place))
 
@@ -153,26 +164,54 @@ class PageFolder:
         with os.scandir(self._root / PARTS) as parts:
             for part in parts:
                 with contextlib.suppress(OSError):
-                    if self._clock_ns() - part.stat(follow_symlinks=False).st_mtime_ns > PART_S * 1e9:
+                    if self.now_ns() - part.stat(follow_symlinks=False).st_mtime_ns > PART_S * 1e9:
                         os.unlink(part.path)
         with os.scandir(self._root) as folders:
             keys = [one.name for one in folders if KEY.fullmatch(one.name) and one.is_dir(follow_symlinks=False)]
         for key in keys:
-            with os.scandir(self._root / key) as files:
-                for file in files:
-                    with contextlib.suppress(OSError):  # removed meanwhile
-                        found = file.stat(follow_symlinks=False)
-                        if PAGE.fullmatch(file.name) and stat.S_ISREG(found.st_mode):
-                            yield f"{key}/{file.name}", PageEntry(found.st_size, found.st_mtime_ns)
+            try:
+                yield from self._list_key(key)
+            except FileNotFoundError:  # another server removed it
+                pass
+            except OSError as error:
+                self._warn("list", f"{self._root / key} cannot be listed: {error.strerror}")
 
-    def _make_room(self, num_bytes: int) -> None:
-        """Remove what was not used for longest, of whichever model."""
+    def _list_key(self, key: str) -> Iterator[tuple[str, PageEntry]]:
+        now_ns = self.now_ns()
+        with os.scandir(self._root / key) as files:
+            for file in files:
+                with contextlib.suppress(OSError):  # removed meanwhile
+                    found = file.stat(follow_symlinks=False)
+                    if PAGE.fullmatch(file.name) and stat.S_ISREG(found.st_mode):
+                        # A clock that was wrong keeps no file for ever.
+                        yield f"{key}/{file.name}", PageEntry(found.st_size, min(found.st_mtime_ns, now_ns))
+
+    def _make_room(self, num_bytes: int, used_ns: int) -> bool:
+        """Remove what was not used for longest, of whichever model; False where the rest was used after `used_ns`."""
         while self.num_bytes + num_bytes > self._max_bytes:
             with self._lock:
-                oldest = next(iter(self._entries), None)
+                oldest = self._oldest()
             if oldest is None:
-                return
-            self._remove(oldest, EVICTED)
+                return True
+            if oldest[0] >= used_ns:
+                return False
+            self._remove(oldest[1], EVICTED)
+        return True
+
+    def _oldest(self) -> tuple[int, str] | None:
+        """When the page that was not used for longest was used, and its path. Under the lock."""
+        while self._by_use:
+            used_ns, path = self._by_use[0]
+            entry = self._entries.get(path)
+            if entry is not None and entry.used_ns == used_ns:
+                return used_ns, path
+            heapq.heappop(self._by_use)
+        return None
+
+    def _enter(self, path: str, entry: PageEntry) -> None:
+        """Under the lock."""
+        self._entries[path] = entry
+        heapq.heappush(self._by_use, (entry.used_ns, path))
 
     def _remove(self, path: str, reason: str) -> None:
         try:

@@ -1,5 +1,6 @@
 """Pages in real files: the next server finds them, and whatever is wrong with a file is the lack of a page."""
 
+import errno
 import logging
 import os
 import resource
@@ -186,6 +187,84 @@ def test_of_one_prompt_the_last_pages_go_first(tmp_path):
     for number in (10, 11):
         folder.write(name(number), data(number))
     assert [folder.has(name(place)) for place in range(4)] == [True, True, False, False]
+
+
+def kept(folder: PageFolder, count: int) -> list[int]:
+    return [number for number in range(count) if folder.has(name(number))]
+
+
+@pytest.mark.parametrize("is_restarted", [False, True])
+def test_of_a_prompt_that_was_just_saved_the_last_pages_go_first(tmp_path, is_restarted):
+    clock = Clock()
+    folder = opened(tmp_path, max_bytes=4 * SIZE, clock=clock)
+    saved_ns = clock()
+    for place in range(4):
+        folder.write(name(place), data(place), place, saved_ns)
+    if is_restarted:
+        folder = opened(tmp_path, max_bytes=4 * SIZE, clock=clock)
+    for number in (10, 11):
+        folder.write(name(number), data(number))
+    assert kept(folder, 12) == [0, 1, 10, 11]
+
+
+def test_of_a_prompt_larger_than_the_folder_the_first_pages_are_kept(tmp_path):
+    clock = Clock()
+    folder = opened(tmp_path, max_bytes=4 * SIZE, clock=clock)
+    folder.write(name(20), data(20))
+    saved_ns = clock()
+    for place in range(10):
+        assert folder.write(name(place), data(place), place, saved_ns)
+    assert kept(folder, 21) == [0, 1, 2, 3]
+    assert folder.counted()["removed_evicted"] == 1, "only the other prompt's"
+    assert folder.counted()["written_pages"] == 5
+
+
+def test_a_file_from_the_future_does_not_stay_for_ever(tmp_path):
+    clock = Clock()
+    folder = opened(tmp_path, max_bytes=2 * SIZE, clock=clock)
+    for number in (1, 2):
+        folder.write(name(number), data(number))
+        os.utime(file_of(tmp_path, number), ns=(2 * 10**18, 2 * 10**18))
+    folder.scan()
+    folder.write(name(3), data(3))
+    assert folder.has(name(3))
+
+
+def test_a_key_that_cannot_be_listed_does_not_hide_the_others(tmp_path, caplog):
+    class Broken(PageFolder):
+        def _list_key(self, key):
+            if key == OTHERS.key:
+                raise OSError(errno.EIO, "Input/output error")
+            return super()._list_key(key)
+
+    opened(tmp_path).write(name(1), data(1))
+    opened(tmp_path, files=OTHERS).write(name(2), data(2))
+    folder = Broken(tmp_path, FILES, 2**20)
+    folder.scan()
+    assert folder.has(name(1))
+    assert folder.num_pages == 1
+    assert f"{OTHERS.key} cannot be listed: Input/output error" in caplog.text
+
+
+def test_what_changes_during_a_scan_is_known_after_it(tmp_path):
+    class Busy(PageFolder):
+        def _list_key(self, key):
+            listed = list(super()._list_key(key))
+            self.write(name(2), data(2))
+            self._remove(self._path(name(1)), "evicted")
+            return iter(listed)
+
+    folder = Busy(tmp_path, FILES, 2**20, Clock())
+    for number in (0, 1):
+        folder.write(name(number), data(number))
+    folder.scan()
+    assert kept(folder, 3) == [0, 2]
+    assert folder.num_pages == 2
+    assert folder.num_bytes == 2 * SIZE
+    file_of(tmp_path, 0).unlink()
+    PageFolder.write(folder, name(1), data(1))
+    folder.scan()
+    assert kept(folder, 3) == [2], "what another server removed is forgotten"
 
 
 def test_pages_of_other_models_give_way_too(tmp_path):
