@@ -34,7 +34,8 @@ class FolderRead:
 
     begins_again = False
 
-    def __init__(self) -> None:
+    def __init__(self, num_bytes: int) -> None:
+        self.num_bytes = num_bytes  # that it takes
         self.result: Future[PageBundle | None] = Future()
         self.is_inserted: Future[None] = Future()  # or never will be
         self.is_cancelled = self.is_late = False
@@ -133,13 +134,14 @@ class FolderSource:
         return SLOWER if self._pace is not None and self._pace.is_slower(pages.num_pages, num_tokens) else None
 
     def _read(self, names: Sequence[bytes], pages: PageRange, first: int, limit_s: float) -> FolderRead:
-        read, num_bytes = FolderRead(), pages.num_pages * self._form.page_bytes
-        self._under_way[names[first]] = read
-        read.is_inserted.add_done_callback(lambda _: self._under_way.pop(names[first], None))
-        self._add_bytes(num_bytes)
+        read = FolderRead(pages.num_pages * self._form.page_bytes)
         timer = threading.Timer(limit_s, read.expire)
         timer.daemon = True
-        timer.start()
+        timer.start()  # which may fail: nothing waits for the read yet
+        self._under_way[names[first]] = read
+        read.is_inserted.add_done_callback(lambda _: self._under_way.pop(names[first], None))
+        with self._lock:
+            self._read_bytes += read.num_bytes
 
         def run() -> None:
             bundle = None
@@ -150,7 +152,7 @@ class FolderSource:
                 log.exception("the pages of a prompt cannot be read")
             finally:
                 timer.cancel()
-                self._add_bytes(-num_bytes)
+                self._release(read)
                 self._current = None
             ended = LATE if read.is_late else CANCELLED if read.is_cancelled else DAMAGED if bundle is None else FOUND
             self._note(ended)
@@ -159,7 +161,13 @@ class FolderSource:
                 places = range(bundle.range.end)
                 self._folder.touch([((names[n], g), n) for n in places for g in range(len(self._form.windows))])
 
-        self._prompts.submit(run)
+        try:
+            self._prompts.submit(run)
+        except Exception:  # there is no thread: nobody may wait for it
+            timer.cancel()
+            read.cancel()
+            self._release(read)
+            raise
         return read
 
     def _bundle(self, read: FolderRead, names: Sequence[bytes], pages: PageRange, first: int) -> PageBundle | None:
@@ -185,6 +193,8 @@ class FolderSource:
                     failed.add(row)
                 else:
                     found[row] = data
+            if read.is_late and self._pace is not None:
+                self._pace.note_read(max(1, len(found)), time.monotonic() - begun_s)
             if read.is_late or read.is_cancelled:
                 return None
             if failed:
@@ -199,9 +209,11 @@ class FolderSource:
             data[place * size : (place + 1) * size] = found.pop(row)
         return data
 
-    def _add_bytes(self, count: int) -> None:
+    def _release(self, read: FolderRead) -> None:
+        """Its bytes are taken no more. The first call counts."""
         with self._lock:
-            self._read_bytes += count
+            self._read_bytes -= read.num_bytes
+            read.num_bytes = 0
 
     def _note(self, outcome: str) -> None:
         with self._lock:

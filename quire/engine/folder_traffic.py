@@ -43,7 +43,7 @@ class FolderTraffic:
         self._live[request.request_id] = request
         return self._reads.prepare(request)
 
-    def forget(self, request_id: int, is_finished: bool) -> None:
+    def forget(self, request_id: int, is_finished: bool = False) -> None:
         self._reads.forget(request_id)
         request = self._live.pop(request_id, None)
         if request is None or not is_finished:
@@ -56,5 +56,6 @@ class FolderTraffic:
             log.exception("the pages of a prompt cannot be kept")
 
     def counted(self) -> dict[str, int]:
+        saves = self._saves.counted()  # before the folder's numbers, which then have all pages of these saves
         unused = {"reads_unused": self._reads.num_unused}
-        return self._folder.counted() | self._source.counted() | unused | self._saves.counted()
+        return self._folder.counted() | self._source.counted() | unused | saves

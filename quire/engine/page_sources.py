@@ -1,5 +1,6 @@
 """The places outside an engine that pages come from and go to."""
 
+import logging
 from concurrent.futures import Future
 from typing import Any
 
@@ -9,6 +10,8 @@ from quire.engine.port import Ports
 from quire.engine.prefills import Prefills
 from quire.peers.prefill_server import PrefillServer
 from quire.request import Request
+
+log = logging.getLogger(__name__)
 
 
 class PageSources:
@@ -41,11 +44,19 @@ class PageSources:
             self._server.start(Prefills(ports, self._store, self._digest_of).begin)
 
     def prepare(self, request: Request) -> "Future[Any] | None":
-        """The arrival of pages that the request should wait for. It is called again then, until there are none."""
+        """The arrival of pages that the request should wait for. It is called again then, until there are none. Those
+        of a source that fails are computed."""
         sources = (self._folder, self._peers)
         for place in range(self._reached.pop(request.request_id, 0), len(sources)):
             source = sources[place]
-            arriving = None if source is None else source.prepare(request)
+            if source is None:
+                continue
+            try:
+                arriving = source.prepare(request)
+            except Exception:  # of ours, or no thread can be started; the request is computed
+                log.exception("the pages of a prompt cannot be fetched")
+                source.forget(request.request_id)
+                continue
             if arriving is not None:
                 self._reached[request.request_id] = place
                 return arriving

@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from quire.models.params import Param
-from quire.ops.coded import LARGEST_FLOAT8, LARGEST_INT8, LEAST_SCALE, Coded, Rounding
+from quire.ops.coded import LARGEST_FLOAT8, LARGEST_INT8, Coded, Rounding
 
 Kind = Literal["none", "int8", "fp8"]  # as --quantize has it, of a weight that it applies to
 Placement = Callable[[Param], jax.sharding.Sharding]
@@ -91,7 +91,7 @@ def _quantized(
         inputs = tuple(range(weight.ndim - num_contracted, weight.ndim))
         most = LARGEST_FLOAT8 if kind == "fp8" else LARGEST_INT8
         reach = jnp.max(jnp.abs(weight), axis=inputs, keepdims=True).astype(jnp.float32)
-        scales = jnp.where(reach == 0.0, 1.0, jnp.maximum(reach / most, LEAST_SCALE))
+        scales = jnp.where(reach == 0.0, 1.0, reach / most)
         numbers = jnp.clip(weight.astype(jnp.float32) / scales, -most, most)
         codes = (numbers if kind == "fp8" else jnp.round(numbers)).astype(_DTYPES[kind])
         return codes, scales.reshape(*weight.shape[: inputs[0]], 1)

@@ -23,7 +23,6 @@ MIDDLE = 8  # the zero point of four bits that have no other
 LARGEST_FLOAT8 = 448.0
 LARGEST_INT8 = 127.0
 _HALF_OF_INT8 = 127.5  # of all its codes, -128 among them
-LEAST_SCALE = 2.0**-100  # devices take still smaller ones for 0, by which nothing can be divided
 _EPSILON = 2.0**-23  # the scale of zeros
 # Rows up to which a GPU widens codes inside the product: reading them takes all the time there, and rounding rows would
 # add to it. Programs with so few rows are compiled with XLA's own products, which alone can do that.
@@ -63,8 +62,7 @@ class Rounding:
         rows = x.astype(jnp.float32)
         if scale is None:
             reach = jnp.max(jnp.abs(rows), axis=1, keepdims=True)
-            most = LARGEST_FLOAT8 if self.is_float else _HALF_OF_INT8
-            scale = jnp.where(reach == 0.0, _EPSILON, jnp.maximum(reach / most, LEAST_SCALE))
+            scale = jnp.where(reach == 0.0, _EPSILON, reach / (LARGEST_FLOAT8 if self.is_float else _HALF_OF_INT8))
         else:
             scale = scale.reshape(1, 1)
         numbers = rows * (1.0 / scale)

@@ -15,10 +15,9 @@ from quire.text.thinking import mark_begun_at_end
 _MESSAGE, _START, _CHANNEL = "<|message|>", "<|start|>", "<|channel|>"
 _ENDS = ("<|end|>", "<|call|>", "<|return|>", _START)
 _FIND_END = re.compile("|".join(map(re.escape, _ENDS)))
-# What was read is not tried in other divisions: those of a run of spaces are too many.
 _HEADER = re.compile(
-    r"\s*+(?:<\|start\|>)?\s*+(?:assistant)?\s*+(?:to=(?P<first>[^\s<]++))?\s*+"
-    r"<\|channel\|>\s*+(?P<channel>\w++)\s*+(?:to=(?P<second>[^\s<]++))?\s*+(?:<\|constrain\|>)?\s*+\w*+\s*+"
+    r"\s*(?:<\|start\|>)?\s*(?:assistant)?\s*(?:to=(?P<first>[^\s<]+))?\s*"
+    r"<\|channel\|>\s*(?P<channel>\w+)\s*(?:to=(?P<second>[^\s<]+))?\s*(?:<\|constrain\|>)?\s*\w*\s*"
 )
 _HEADER_BEGINS = (*_ENDS, "assistant", "to=", _CHANNEL)
 _LONGEST_HEADER = 512  # characters, with the mark after it; more is text
@@ -62,11 +61,9 @@ class HarmonyParser:
         """The text that was held back and cannot become a mark. A header that is not complete is left out."""
         pieces: list[Piece] = []
         text, self._held = self._held, ""
-        if self._kind is None and not text.strip():  # between messages, or after the last
-            return pieces
         if self._kind is None and not (_START in text or _CHANNEL in text):
             self._kind, self._is_empty = MessageKind.TEXT, True
-        self._write(text, pieces)
+        self._write(text if text.strip() or self._kind is not None else "", pieces)
         self._end(pieces)
         return pieces
 

@@ -1,6 +1,7 @@
 """Engines that keep pages in a folder: the next one continues from them, and the tokens are those of computing."""
 
 import threading
+import time
 
 import pytest
 
@@ -217,6 +218,96 @@ def test_a_disk_that_stands_still_is_not_waited_for(engines, tmp_path):
     assert count(second, "reads_stuck") == 1, "the second one did not wait at all"
     release.set()
     wait_until(lambda: count(second, "reads_late") == 1)
+
+
+def test_a_late_read_tells_how_slow_the_disk_is_but_not_one_that_never_began(engines, tmp_path):
+    first, other = engines(folder=folder_of(tmp_path)), LONG[::-1]
+    written(first)
+    written(first, other)
+    entered, release = threading.Event(), threading.Event()
+    noted: list[int] = []
+
+    class Stuck(PageFolder):
+        def read(self, page):
+            entered.set()
+            release.wait(WAIT_S)
+            return super().read(page)
+
+    class Noted(ReadPace):
+        def note_read(self, num_pages, took_s):
+            noted.append(num_pages)
+            assert took_s > 0
+
+    second = engines(folder=folder_of(tmp_path, kind=Stuck))
+    second.source._pace = Noted(time.monotonic)
+    asked = [second.submit(LONG), second.submit(other)]
+    assert entered.wait(WAIT_S)
+    wait_until(lambda: len(second.source._under_way) == 2)
+    for read in list(second.source._under_way.values()):
+        read.expire()  # as their timers do after some seconds
+    second.front_end.wait_for(*asked)
+    release.set()
+    wait_until(lambda: count(second, "reads_late") == 2)
+    assert noted == [10]
+
+
+def test_a_source_that_fails_harms_no_request(engines, tmp_path, caplog):
+    written(engines(folder=folder_of(tmp_path)))
+
+    class Broken(PageFolder):
+        def has(self, page):
+            raise RuntimeError("can't start new thread")
+
+    prefill = engines(answers=True)
+    second = engines(prefill.endpoint, folder=folder_of(tmp_path, kind=Broken))
+    check(second)
+    assert second.client.counters["received"] == 1, "the next source is asked"
+    assert caplog.text.count("the pages of a prompt cannot be fetched") == 1
+
+
+def test_nobody_waits_for_a_read_that_could_not_begin(engines, tmp_path):
+    written(engines(folder=folder_of(tmp_path)))
+    second = engines(folder=folder_of(tmp_path))
+    second.source.close()  # there are no threads to read with
+    check(second)
+    check(second, (*LONG, 7))
+    assert second.computed_tokens >= len(LONG)
+    assert not second.source._under_way
+    assert second.source._read_bytes == 0
+    assert count(second, "reads_waited") == 0
+
+
+def test_of_a_prompt_larger_than_the_folder_the_beginning_is_kept(engines, tmp_path):
+    size = folder_of(tmp_path)._files.num_bytes((bytes(16), 0))
+    first = engines(folder=folder_of(tmp_path, max_bytes=6 * size))
+    check(first)
+    wait_until(lambda: count(first, "saves_evicted") + count(first, "saves_written") == 1)
+    assert count(first, "saves_evicted") == 1
+    assert count(first, "removed_evicted") == 0
+    second = engines(folder=folder_of(tmp_path, max_bytes=6 * size))
+    check(second)
+    assert count(second, "read_pages") == 6
+
+
+def test_a_save_that_is_counted_has_its_pages_counted(engines, tmp_path):
+    class Meanwhile(PageFolder):
+        ended = staticmethod(lambda: None)
+
+        def counted(self):
+            before = super().counted()
+            self.ended()
+            return before
+
+    folder = folder_of(tmp_path, kind=Meanwhile)
+    engine = engines(folder=folder)
+    folder.ended = lambda: written_once(engine)
+
+    def written_once(engine):
+        folder.ended = lambda: None
+        written(engine)
+
+    counted = engine.engine.page_sources.counters()
+    assert counted["folder_written_pages"] == counted["folder_saves_written"] == 0
 
 
 def test_a_small_folder_keeps_what_was_used_last(engines, tmp_path):

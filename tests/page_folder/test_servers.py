@@ -17,8 +17,14 @@ def test_an_engine_that_restarts_finds_its_pages_and_gives_the_same_tokens(tmp_p
         server.wait_until_healthy()
         expected = [server.answer(number) for number in range(3)]
         wait_until(lambda: server.count("quire_folder_saves", outcome="written") == 3)
-        written = server.count("quire_folder_copied_pages", direction="to_folder")
-        assert written == server.metrics()["quire_pages_in_folder"] == len(list(folder.rglob("*.page"))) > 30
+
+        def counts() -> set[float]:
+            written = server.count("quire_folder_copied_pages", direction="to_folder")
+            return {written, server.metrics()["quire_pages_in_folder"], len(list(folder.rglob("*.page")))}
+
+        wait_until(lambda: len(counts()) == 1)
+        (written,) = counts()
+        assert written > 30
         assert server.kill("quire-engine")
         assert [server.answer(number) for number in range(3)] == expected
         # The others too, unless that turns out to be slower than computing them.
