@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from quire.core.stats import BACKPRESSURE, CHUNKING, WAIT_EXCEEDED
 from quire.errors import InvalidRequest, PromptTooLong
 from quire.request import MAX_TOKEN_ID, Request
 
@@ -29,6 +30,7 @@ class Limits:
     # `max_waiting_tokens` each without one. 0 admits eagerly.
     waiting_served_ratio: float = 0.0
     max_waiting_tokens: int = 0
+    short_prompt: int = 256  # tokens to compute; those with no more start in the order in which they came
     prefix_caching: bool = True
     forces_tokens: bool = True  # what a grammar leaves no choice about is computed several tokens to a step
     max_burst: int = 1  # tokens that a step may give each sequence while no other could join them
@@ -113,6 +115,15 @@ class Limits:
         """Tokens that the cache holds in sequences of the maximum length."""
         longest = self.max_sequence_tokens
         return (self.num_pages - 1) * self.pages_for(longest) // self.pages_of(longest) * self.page_size
+
+    def admission_rule(self, num_running: int, num_waiting: int, tokens_since_admission: int) -> str | None:
+        """The rule by which sequences may begin now; None while they must wait for more to wait."""
+        if not self.max_waiting_tokens or not self.waiting_served_ratio:
+            return CHUNKING
+        if not num_running or tokens_since_admission >= self.max_waiting_tokens:
+            return WAIT_EXCEEDED
+        # At least the whole part of the product, which may be beyond all whole numbers.
+        return BACKPRESSURE if num_waiting + 1 > num_running * self.waiting_served_ratio else None
 
     def refuse_what_cannot_fit(self, request: Request) -> None:
         """Raise when `request` could not run even by itself."""

@@ -9,7 +9,7 @@ from quire.core.queue import Queue
 from quire.core.running import Running
 from quire.core.sequence import Sequence, State
 from quire.core.speculation import Speculation
-from quire.core.stats import BACKPRESSURE, CHUNKING, WAIT_EXCEEDED, Counters
+from quire.core.stats import Counters
 from quire.core.step_budget import StepBudget
 from quire.core.step_builder import StepBuilder, forced_tokens, guided, slot_start
 
@@ -186,16 +186,22 @@ class Planner:
         step.add(sequence, kind if length > 1 else Kind.DECODE, length, num_pages, True)
 
     def _plan_prefills(self, step: StepBuilder) -> None:
-        """Continue the prefills already begun, in their turn."""
+        """Continue the prefills already begun, in their turn. One that is in the step is not preempted for an older."""
+        youngest: Sequence | None = None  # in the step
         for sequence in sorted(self._running.prefilling.values(), key=_turn):
             if sequence.state is State.PREFILLING:  # and not preempted for an older one
-                self._continue_prefill(step, sequence)
+                before = step.prompts
+                self._continue_prefill(step, sequence, youngest is None or youngest.age < sequence.age)
+                if step.prompts != before and (youngest is None or youngest.age < sequence.age):
+                    youngest = sequence
 
     def _continue_prefill(self, step: StepBuilder, sequence: Sequence, preempts: bool = True) -> None:
         """Copy the next pages from the host as long as it has them, then compute."""
         has_pages = sequence.restore is None or self._plan_restore(step, sequence, preempts)
-        if has_pages and sequence.restore is None and step.allowance > 0:
-            rest, num_pages = len(sequence.tokens) - sequence.num_planned, len(sequence.tables[0])
+        rest = len(sequence.tokens) - sequence.num_planned
+        leaves_share = step.longest is not None and rest > step.allowance and self._is_passed(sequence)
+        if has_pages and sequence.restore is None and step.allowance > 0 and not leaves_share:
+            num_pages = len(sequence.tables[0])
             length = self._running.reserve(sequence, min(rest, step.allowance), preempts)
             if has_pages := length > 0:
                 self._plan_prompt(step, sequence, length, num_pages if sequence.is_started else 0)
@@ -216,15 +222,19 @@ class Planner:
         before it, the share is its own, and the rest is for others."""
         if step.longest is None and length < len(sequence.tokens) - sequence.num_planned:
             step.longest = sequence, length, num_pages
-            share, head = step.budget // SHARE, self._queue.head()
-            is_passed = head is not None and head.turn < sequence.turn
-            step.allowance = step.share = step.budget - max(1, share) if is_passed else share
+            share = step.budget // SHARE
+            step.allowance = step.share = step.budget - max(1, share) if self._is_passed(sequence) else share
         else:
             if step.last is not None:
                 self._plan_prefill(step, *step.last)
             step.last = sequence, length, num_pages
             step.budget -= length
             step.allowance -= length
+
+    def _is_passed(self, sequence: Sequence) -> bool:
+        """True if one that waits has its turn before `sequence`, which runs."""
+        head = self._queue.head()
+        return head is not None and head.turn < sequence.turn
 
     def _plan_ends(self, step: StepBuilder) -> None:
         """The first prompt that does not end gets what is left. It, or the last of the others, is cut where the step
@@ -250,7 +260,7 @@ class Planner:
         """Start sequences from the head of the queue for as long as there is room for the first."""
         queue, running = self._queue, self._running
         others_run = bool(running)
-        rule = self._admission_rule()
+        rule = self._limits.admission_rule(len(running), len(queue), self._tokens_since_admission)
         if self.blocked_by is None and rule is None:
             self.blocked_by = "waiting_served_ratio"
         while self.blocked_by is None and (sequence := queue.head()) is not None:
@@ -324,16 +334,6 @@ class Planner:
         step.add(sequence, Kind.PREFILL, length, num_pages, samples=reaches_end and end < sequence.limit)
         if reaches_end:
             self._running.decode(sequence)
-
-    def _admission_rule(self) -> str | None:
-        """The rule by which sequences may begin now; None while they must wait for more to wait."""
-        limits, num_running = self._limits, len(self._running)
-        if not limits.max_waiting_tokens or not limits.waiting_served_ratio:
-            return CHUNKING
-        if not num_running or self._tokens_since_admission >= limits.max_waiting_tokens:
-            return WAIT_EXCEEDED
-        # At least the whole part of the product, which may be beyond all whole numbers.
-        return BACKPRESSURE if len(self._queue) + 1 > num_running * limits.waiting_served_ratio else None
 
     def _total_allows(self, sequence: Sequence) -> bool:
         total = self._limits.max_batch_total_tokens

@@ -82,8 +82,8 @@ class Queue:
 
     Short prompts pass long ones: a sequence is due when PATIENCE times the tokens that it must compute have arrived
     after it, and the first that is due stands first. So no prompt waits for more than that, and of those that wait most
-    wait little, where first come first served would let all of them wait for the longest. Those that ran before come
-    first, by age.
+    wait little, where first come first served would let all of them wait for the longest. Short ones are all alike.
+    Those that ran before come first, by age.
 
     A sequence that waits stands in line, or is parked until another has computed a page it needs. No more are parked
     than could run together: the next one that would be stays at the head of the line and holds it up, so that a step
@@ -93,6 +93,7 @@ class Queue:
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
         self._prefills = SharedPrefills(limits.page_size)
         self._max_parked = limits.max_batch_size
+        self._short_prompt = limits.short_prompt
         self._max_queued = limits.max_queued
         self._reservations = RetryReservations((limits.max_queued or 0) // 2, clock)
         self._clock = clock
@@ -133,7 +134,7 @@ class Queue:
 
     def arrive(self, sequence: Sequence, num_tokens: int) -> None:
         """A new sequence, with so many tokens to compute."""
-        sequence.due = self._tokens_arrived + PATIENCE * num_tokens
+        sequence.due = self._tokens_arrived + PATIENCE * max(num_tokens, self._short_prompt)
         self._tokens_arrived += num_tokens
         self.push(sequence)
 

@@ -65,8 +65,17 @@ class Requests:
                 sequences.append(sequence)
                 self._running.adapters.hold(adapter)
                 self._speculation.begin(sequence)
-                num_cached = self._running.match(sequence).num_tokens(self._limits.page_size)
-                self._queue.arrive(sequence, len(sequence.tokens) - num_cached)
+                self._queue.arrive(sequence, self._num_uncached(sequence, sequences[0]))
+
+    def _num_uncached(self, sequence: Sequence, first: Sequence) -> int:
+        """The tokens that it must compute. A short prompt is short, cached or not. `first`: of the samples, which is
+        searched for in the cache for all that are alike."""
+        if len(sequence.tokens) <= self._limits.short_prompt:
+            return len(sequence.tokens)
+        if sequence is not first and first.match is not None and sequence.tokens == first.tokens:
+            sequence.match = first.match._replace(path=[*first.match.path])
+            sequence.digests = [*first.digests]
+        return len(sequence.tokens) - self._running.match(sequence).num_tokens(self._limits.page_size)
 
     def salt_of(self, request: Request) -> str:
         """The salt of the pages of a request, which knows its adapter too."""

@@ -59,6 +59,11 @@ class StepBuilder:
         self.chunks.append(_new(Chunk, (*owner, kind, start, length, new_pages, samples)))
         self.rows.append(sequence)
 
+    @property
+    def prompts(self) -> tuple[int, int, object, object]:
+        """Changes when a part of a prompt is added."""
+        return len(self.chunks), len(self.restored), self.longest, self.last
+
     def restore(self, copies: list[PageCopy], restoring: Restoring) -> None:
         """Pages come from the host in place of being computed."""
         self.copies += copies

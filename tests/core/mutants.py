@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parents[2]
 COPIED = ("quire", "tests", "pyproject.toml")
 # Those that kill most, fastest, come first.
 TESTS = ("tests/core/test_page_pool.py", "tests/core/test_host_pages.py", "tests/core/test_prefix_exchange.py",
-         "tests/core/test_scheduler.py", "tests/core/test_sharing.py",
+         "tests/core/test_scheduler.py", "tests/core/test_turns.py", "tests/core/test_sharing.py",
          "tests/core/test_admission.py", "tests/core/test_bursts.py", "tests/core/test_speculation.py",
          "tests/core/test_page_groups.py", "tests/core/test_host_tier.py", "tests/core/test_prefix_cache.py",
          "tests/test_retry_reservations.py", "tests/core/test_schedules.py", "tests/engine")  # fmt: skip

@@ -223,7 +223,6 @@ def test_no_sequence_is_admitted_past_a_prefill_that_is_short_of_pages():
 def test_no_sequence_takes_the_pages_that_the_rest_of_a_prompt_needs():
     harness = Harness(limits(num_pages=9, max_sequence_tokens=32))
     harness.add(request(1, prompt=tuple(range(28)), max_tokens=2))
-    harness.step()
     harness.add(request(2, prompt=(40, 41, 42, 43), max_tokens=1))
     plan = harness.plan()
     assert [chunk.request_id for chunk in plan.chunks] == [1]

@@ -3,7 +3,6 @@
 import pytest
 
 from quire.core.plan import Kind, StepResult
-from quire.core.queue import PATIENCE
 from quire.errors import RequestFailed
 from quire.request import FinishReason, SamplingParams
 from tests.core.harness import GREEDY, Harness, limits, request
@@ -23,7 +22,6 @@ def test_every_running_decode_advances_in_every_step_while_a_long_prompt_fills()
     harness = Harness(limits(max_batch_prefill_tokens=3, num_pages=64))
     harness.add(request(1, prompt=(1, 2, 3), max_tokens=40))
     harness.add(request(2, prompt=(4, 5), max_tokens=40))
-    harness.step()
     harness.step()
     harness.step()
     harness.add(request(3, prompt=tuple(range(30)), max_tokens=1))
@@ -206,52 +204,14 @@ def prefilled(plan) -> dict[int, int]:
 def test_short_prompts_are_not_stuck_behind_a_long_one():
     harness = Harness(limits(num_pages=200, max_sequence_tokens=200, max_batch_size=8))
     harness.add(request(1, prompt=LONG, max_tokens=2))
-    assert prefilled(harness.plan()) == {1: 16}
+    harness.add(request(2, prompt=(1, 2, 3), max_tokens=2))
+    harness.add(request(3, prompt=(4, 5, 6), max_tokens=2))
+    steps = [prefilled(harness.plan())]
     harness.complete()
-    for request_id in (2, 3, 4):
-        harness.add(request(request_id, prompt=tuple(range(request_id, request_id + 6)), max_tokens=2))
-    steps = []
-    for _ in range(2):
-        steps.append(prefilled(harness.plan()))
-        harness.complete()
-    assert steps == [{1: 4, 2: 6, 3: 6}, {1: 8, 4: 6}], "a quarter of 16 is for the long one"
+    steps.append(prefilled(harness.plan()))
+    assert steps == [{1: 13, 2: 3}, {1: 12, 3: 3}], "a quarter of 16 is for those behind"
     harness.run()
-    assert list(harness.finished) == [(2, 0), (3, 0), (4, 0), (1, 0)]
-
-
-def test_shorter_prompts_pass_a_long_one_until_it_is_due():
-    """It is due when 64 times its tokens have arrived after it."""
-    harness = Harness(limits(num_pages=200, max_sequence_tokens=200, max_batch_size=1, max_batch_prefill_tokens=32))
-    harness.add(request(1, prompt=(90, 91), max_tokens=2))
-    harness.step()
-    harness.add(request(2, prompt=tuple(range(4)), max_tokens=1))
-    for number in range(200):
-        harness.add(request(3 + number, prompt=(50 + number, 1), max_tokens=1))
-    harness.run()
-    num_before = list(harness.finished).index((2, 0)) - 1  # it is 2 tokens longer, and those after it have 2 each
-    assert 4 + 2 * num_before == PATIENCE * 2, "as many tokens as arrive before it is due"
-
-
-def test_what_a_prompt_finds_in_the_cache_does_not_make_it_long():
-    harness = Harness(limits(num_pages=200, max_sequence_tokens=200, max_batch_size=1, max_batch_prefill_tokens=32))
-    harness.add(request(1, prompt=LONG, max_tokens=1))
-    harness.run()
-    harness.add(request(2, prompt=(90, 91), max_tokens=2))
-    harness.step()
-    harness.add(request(3, prompt=tuple(range(200, 210)), max_tokens=1))
-    harness.add(request(4, prompt=(*LONG, 7), max_tokens=1))
-    harness.run()
-    assert list(harness.finished)[1:] == [(2, 0), (4, 0), (3, 0)]
-
-
-def test_what_ran_before_comes_before_shorter_prompts():
-    harness = Harness(limits(num_pages=200, max_sequence_tokens=200, max_batch_size=1, max_batch_prefill_tokens=32))
-    harness.add(request(1, prompt=LONG[:40], max_tokens=3))
-    harness.step()
-    harness.add(request(2, prompt=(90, 91), max_tokens=1))
-    harness.lose_everything()
-    harness.run()
-    assert list(harness.finished) == [(1, 0), (2, 0)]
+    assert list(harness.finished) == [(2, 0), (3, 0), (1, 0)]
 
 
 def test_a_short_prompt_passes_several_long_ones():
@@ -270,31 +230,11 @@ def test_few_long_prompts_are_passed_in_a_step():
     harness = Harness(limits(num_pages=400, max_sequence_tokens=400, max_batch_size=8))
     for request_id in range(1, 8):
         harness.add(request(request_id, prompt=(request_id, *LONG[1:]), max_tokens=2))
-    let_it_be_due(harness, LONG)
     harness.add(request(8, prompt=(7, 8, 9), max_tokens=2))
     assert prefilled(harness.plan()) == {1: 16}
     assert harness.scheduler.blocked_by == "max_batch_prefill_tokens"
     harness.run()
-    assert list(harness.finished) == [(request_id, 0) for request_id in (1, 2, 8, 3, 4, 5, 6, 7)]
-
-
-def let_it_be_due(harness, prompt):
-    """Others that arrive from now on come behind `prompt`, which waits."""
-    harness.scheduler._queue._tokens_arrived += PATIENCE * len(prompt)
-
-
-def test_a_long_prompt_that_is_due_leaves_a_share_to_those_behind_it():
-    harness = Harness(limits(num_pages=200, max_sequence_tokens=200, max_batch_size=8))
-    harness.add(request(1, prompt=LONG, max_tokens=2))
-    let_it_be_due(harness, LONG)
-    harness.add(request(2, prompt=(1, 2, 3), max_tokens=2))
-    harness.add(request(3, prompt=(4, 5, 6), max_tokens=2))
-    steps = [prefilled(harness.plan())]
-    harness.complete()
-    steps.append(prefilled(harness.plan()))
-    assert steps == [{1: 13, 2: 3}, {1: 12, 3: 3}], "a quarter of 16 is for those behind"
-    harness.run()
-    assert list(harness.finished) == [(2, 0), (3, 0), (1, 0)]
+    assert list(harness.finished) == [(1, 0), (2, 0), (8, 0), (3, 0), (4, 0), (5, 0), (6, 0), (7, 0)]
 
 
 def test_a_long_prompt_has_what_those_behind_it_leave():
@@ -340,7 +280,6 @@ def test_short_prompts_are_not_stuck_where_steps_are_held_to_few_tokens():
     harness.step()
     harness.scheduler.budget.max_prefill_beside_decodes = 16
     harness.add(request(2, prompt=LONG, max_tokens=2))
-    let_it_be_due(harness, LONG)
     harness.add(request(3, prompt=LONG[7:24], max_tokens=2))  # longer than a quarter of 64
     harness.add(request(4, prompt=LONG[3:9], max_tokens=2))
     harness.add(request(5, prompt=LONG[5:10], max_tokens=2))
@@ -348,7 +287,7 @@ def test_short_prompts_are_not_stuck_where_steps_are_held_to_few_tokens():
     for _ in range(4):
         steps.append(prefilled(harness.plan()))
         harness.complete()
-    assert steps == [{2: 12, 5: 4}, {2: 15, 5: 1}, {2: 12, 4: 4}, {2: 14, 4: 2}]
+    assert steps == [{2: 12, 4: 4}, {2: 14, 4: 2}, {2: 12, 5: 4}, {2: 15, 5: 1}]
     harness.run()
 
 

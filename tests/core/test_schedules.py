@@ -78,8 +78,9 @@ def setups(draw: st.DrawFn) -> tuple[Limits, int]:
         page_size=page_size,
         num_pages=draw(st.sampled_from([24, 32, 40, 64])) * len(groups) // page_size + 1,
         max_batch_size=slots,
-        max_step_tokens=slots + draw(st.integers(0, 12)),
-        max_batch_prefill_tokens=draw(st.integers(1, 12)),
+        max_step_tokens=slots + draw(st.integers(0, 12) | st.just(96)),
+        max_batch_prefill_tokens=draw(st.integers(1, 12) | st.just(96)),
+        short_prompt=draw(st.sampled_from([0, 4, 256])),
         max_sequence_tokens=44,
         max_queued=draw(st.sampled_from([None, None, 4])),
         max_batch_total_tokens=draw(st.sampled_from([None, None, 60])),
@@ -108,7 +109,7 @@ class Schedules(RuleBasedStateMachine):
     @initialize(
         setup=setups(),
         sizes=st.sampled_from(STEP_SIZES),
-        beside=st.sampled_from([None, None, 1, 5]),
+        beside=st.sampled_from([None, None, 1, 3, 5]),
         percent=st.sampled_from([60, 0, 95]),
     )
     def start(self, setup, sizes=(), beside=None, percent=60):

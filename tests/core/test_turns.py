@@ -1,0 +1,114 @@
+"""The order in which prompts start: short ones pass long ones, within a bound."""
+
+import random
+
+from quire.core.queue import PATIENCE
+from tests.core.harness import Harness, limits, request
+from tests.core.test_scheduler import LONG, prefilled
+
+
+def test_a_long_prompt_that_others_pass_keeps_a_share():
+    harness = Harness(limits(num_pages=200, max_sequence_tokens=200, max_batch_size=8, short_prompt=0))
+    harness.add(request(1, prompt=LONG, max_tokens=2))
+    assert prefilled(harness.plan()) == {1: 16}
+    harness.complete()
+    for request_id in (2, 3, 4):
+        harness.add(request(request_id, prompt=tuple(range(request_id, request_id + 6)), max_tokens=2))
+    steps = []
+    for _ in range(2):
+        steps.append(prefilled(harness.plan()))
+        harness.complete()
+    assert steps == [{1: 4, 2: 6, 3: 6}, {1: 8, 4: 6}], "a quarter of 16 is for the long one"
+    harness.run()
+    assert list(harness.finished) == [(2, 0), (3, 0), (4, 0), (1, 0)]
+
+
+def test_shorter_prompts_pass_a_long_one_until_it_is_due():
+    """It is due when 64 times its tokens have arrived after it."""
+    harness = Harness(limits(num_pages=200, max_sequence_tokens=200, max_batch_size=1, max_batch_prefill_tokens=32,
+                             short_prompt=0))  # fmt: skip
+    harness.add(request(1, prompt=(90, 91), max_tokens=2))
+    harness.step()
+    harness.add(request(2, prompt=tuple(range(4)), max_tokens=1))
+    for number in range(200):
+        harness.add(request(3 + number, prompt=(50 + number, 1), max_tokens=1))
+    harness.run()
+    num_before = list(harness.finished).index((2, 0)) - 1  # it is 2 tokens longer, and those after it have 2 each
+    assert 4 + 2 * num_before == PATIENCE * 2, "as many tokens as arrive before it is due"
+
+
+def test_what_a_prompt_finds_in_the_cache_does_not_make_it_long():
+    harness = Harness(limits(num_pages=200, max_sequence_tokens=200, max_batch_size=1, max_batch_prefill_tokens=32,
+                             short_prompt=0))  # fmt: skip
+    harness.add(request(1, prompt=LONG, max_tokens=1))
+    harness.run()
+    harness.add(request(2, prompt=(90, 91), max_tokens=2))
+    harness.step()
+    harness.add(request(3, prompt=tuple(range(200, 210)), max_tokens=1))
+    harness.add(request(4, prompt=(*LONG, 7), max_tokens=1))
+    harness.run()
+    assert list(harness.finished)[1:] == [(2, 0), (4, 0), (3, 0)]
+
+
+def test_what_ran_before_comes_before_shorter_prompts():
+    harness = Harness(limits(num_pages=200, max_sequence_tokens=200, max_batch_size=1, max_batch_prefill_tokens=32,
+                             short_prompt=0))  # fmt: skip
+    harness.add(request(1, prompt=LONG[:40], max_tokens=3))
+    harness.step()
+    harness.add(request(2, prompt=(90, 91), max_tokens=1))
+    harness.lose_everything()
+    harness.run()
+    assert list(harness.finished) == [(1, 0), (2, 0)]
+
+
+def test_prompts_that_are_short_start_in_the_order_in_which_they_came():
+    harness = Harness(limits(num_pages=200, max_sequence_tokens=200, max_batch_size=1, max_batch_prefill_tokens=32))
+    for request_id, length in enumerate((60, 3, 30, 1), start=1):
+        harness.add(request(request_id, prompt=LONG[:length], max_tokens=1))
+    harness.run()
+    assert list(harness.finished) == [(1, 0), (2, 0), (3, 0), (4, 0)]
+
+
+def test_what_waits_gets_its_share_before_longer_ones_that_run():
+    """The first of those that run leaves three quarters to those before it, not to the next one."""
+    harness = Harness(limits(num_pages=2000, max_sequence_tokens=4000, max_batch_size=8, max_step_tokens=80,
+                             max_batch_prefill_tokens=64, short_prompt=0))  # fmt: skip
+    harness.add(request(1, prompt=(1, 2), max_tokens=900))
+    harness.step()
+    harness.scheduler.budget.max_prefill_beside_decodes = 16
+    harness.add(request(2, prompt=tuple(range(10, 70)), max_tokens=1))
+    harness.step()
+    harness.add(request(3, prompt=tuple(range(100, 3000)), max_tokens=1))
+    harness.step()
+    for request_id in (4, 5, 6):
+        harness.add(request(request_id, prompt=(request_id, 7, 8), max_tokens=1))
+    assert prefilled(harness.plan()).keys() >= {4, 5, 6}
+    harness.complete()
+    harness.run()
+
+
+def test_samples_of_a_long_prompt_are_looked_for_once():
+    harness = Harness(limits(num_pages=200, max_sequence_tokens=200, short_prompt=0))
+    harness.add(request(1, prompt=LONG, max_tokens=1))
+    harness.run()
+    harness.add(request(2, prompt=(*LONG, 7), max_tokens=2, samples=3))
+    first, *others = harness.scheduler._requests.sequences(2)
+    assert all(one.match.path == first.match.path and one.match.path is not first.match.path for one in others)
+    harness.run()
+    assert {key for key in harness.finished if key[0] == 2} == {(2, 0), (2, 1), (2, 2)}
+
+
+def test_no_prompt_is_preempted_that_is_in_the_step():
+    """Few pages, prompts of several steps, and turns that are not by age."""
+    for seed in range(60):
+        chance = random.Random(seed)
+        harness = Harness(limits(num_pages=chance.choice([24, 30, 40]), max_sequence_tokens=80, max_batch_size=6,
+                                 max_step_tokens=102, max_batch_prefill_tokens=96, short_prompt=0), 1)  # fmt: skip
+        harness.scheduler.budget.max_prefill_beside_decodes = chance.choice([3, 4, 6])
+        for number in range(30):
+            length = chance.choice([2, 5, 12, 18, 24, 40, 60])
+            prompt = tuple(chance.randrange(1000) for _ in range(length))
+            harness.add(request(1 + number, prompt=prompt, max_tokens=chance.choice([1, 4, 16])))
+            for _ in range(chance.randrange(4)):
+                harness.step()
+        harness.run()
