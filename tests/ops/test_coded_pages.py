@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.gpu.decode_attention import Tiling, decode_attention
 from quire.ops.heads import joined
 from quire.ops.kernels import NATIVE
 from quire.ops.native import library
@@ -112,6 +113,24 @@ def test_every_kernel_attends_to_the_rounded_numbers(name: str, dtype: str, more
             keys, values = (rounded(array[: start + index + 1], dtype) for array in (k, v))
             expected = dense(spec, q[index], keys, values, start + index)
             np.testing.assert_allclose(out[index], expected, rtol=2e-3, atol=2e-4)
+
+
+@each_dtype
+def test_many_small_weights_count_in_float16(dtype: str) -> None:
+    """One key is 8 above a thousand others, whose weights times the scales of values are below all of float16."""
+    spec, count = AttentionSpec(1, 1, 16, 1.0), 1024
+    k, v = np.zeros((count, 1, 16), np.float32), np.random.default_rng(5).uniform(0.015, 0.025, (count, 1, 16))
+    k[0] = 0.5
+    values = v.astype(np.float32)
+    codes, scales = jnp.zeros((2, count, 1, 16), dtype), jnp.zeros((2, 1, count), jnp.bfloat16)
+    places = KVWriteTargets(jnp.ones(count, jnp.int32), jnp.arange(count))
+    pages = written(CodedPages(codes, codes, scales, scales), jnp.asarray(k), jnp.asarray(values), places)
+    q = np.ones((1, 1, 1, 16), np.float32)
+    tiles = Tiles(*(jnp.asarray([number], jnp.int32) for number in (0, count - 1, 1, 0)), num_single=1)
+    how: Any = {"part": count, "tiling": Tiling(block=64, num_warps=4, num_stages=1), "interpret": True}
+    out = decode_attention(spec, jnp.asarray(q, jnp.float16), pages, jnp.asarray([[1]]), tiles, **how)
+    expected = dense(spec, q[0], rounded(k, dtype), rounded(values, dtype), count - 1)
+    np.testing.assert_allclose(np.asarray(out[0], np.float32), expected, rtol=0.01)
 
 
 @pytest.mark.skipif(not library.load(), reason="there is no C++ compiler")

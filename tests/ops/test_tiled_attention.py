@@ -17,7 +17,7 @@ from quire.ops.gpu import prefill_attention as prefills
 from quire.ops.gpu.decode_attention import Tiling, decode_attention
 from quire.ops.gpu.kernels import GPU
 from quire.ops.gpu.prefill_attention import prefill_attention
-from quire.ops.gpu.tiles import Softmax
+from quire.ops.gpu.tiles import Block, Softmax
 from quire.ops.kernels import NATIVE, kernels_for
 from quire.ops.pages import TILE, Pages, Tiles
 from quire.ops.step_attention import PLAIN
@@ -193,7 +193,7 @@ def test_a_row_of_a_gpus_kernel_that_sees_none_of_a_part_weighs_nothing(scale: f
     """Not even what a difference of two large products, fused into one operation, would leave."""
     ones = jnp.ones((16, HEAD_DIM))
     one_spec = AttentionSpec(1, 1, HEAD_DIM, scale)
-    add = jax.jit(lambda softmax: softmax.add(one_spec, ones, ones, ones, jnp.zeros((16, 16), bool)))
+    add = jax.jit(lambda softmax: softmax.add(one_spec, ones, Block(ones, ones), jnp.zeros((16, 16), bool)))
     assert not np.asarray(add(Softmax.begin(16, HEAD_DIM)).total).any()
 
 

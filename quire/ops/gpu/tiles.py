@@ -87,8 +87,7 @@ class Softmax(NamedTuple):
         Keys that a row does not see weigh nothing, also where it has seen none yet: there scores are compared with 0,
         as the difference of two products that are fused may be anything.
         """
-        keys, values = block.keys.astype(q.dtype), block.values.astype(q.dtype)
-        scores = product(q, keys, 1)
+        scores = product(q, block.keys.astype(q.dtype), 1)
         if block.key_scales is not None:
             scores = scores * block.key_scales.astype(jnp.float32)[None, :]
         if spec.softcap is not None:
@@ -100,9 +99,12 @@ class Softmax(NamedTuple):
         weights = jnp.exp2(scores * unit - (jnp.where(highest > MASKED, highest, 0.0) * unit)[:, None])
         shrink = jnp.exp2((self.highest - highest) * unit)
         total = self.total * shrink + weights.sum(axis=1)
+        dtype = q.dtype
         if block.value_scales is not None:
             weights = weights * block.value_scales.astype(jnp.float32)[None, :]
-        out = self.out * shrink[:, None] + product(weights.astype(values.dtype), values, 0)
+            # Small weights times small scales are 0 in float16; codes are exact in both.
+            dtype = jnp.bfloat16 if dtype == jnp.float16 else dtype
+        out = self.out * shrink[:, None] + product(weights.astype(dtype), block.values.astype(dtype), 0)
         return Softmax(highest, total, out)
 
     def result(self) -> jax.Array:
