@@ -15,7 +15,7 @@ QUANTIZE = ("none", "int8", "fp8")
 # Names of kv_cache_dtype, those of text-generation-inference and vLLM among them.
 CACHE_DTYPES = {"fp8_e4m3": "fp8_e4m3", "fp8_e4m3fn": "fp8_e4m3", "fp8": "fp8_e4m3", "int8": "int8"}
 FP8_CAPABILITY = 8.9  # of NVIDIA GPUs that convert e4m3
-METHODS = ("compressed-tensors", "fp8", "gptq", "awq")  # of checkpoints
+METHODS = ("compressed-tensors", "fp8", "gptq", "awq", "mxfp4")  # of checkpoints
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from quire.errors import InvalidCheckpoint, UnsupportedModel
+from quire.config import Config
+from quire.errors import InvalidCheckpoint, InvalidSetting, UnsupportedModel
 from quire.files.model_files import locate
 from quire.models.checkpoint import load_weights, weights_like
 from quire.models.decoder import Decoder
@@ -17,6 +18,7 @@ from quire.models.formats.quantized_source import QuantizedSource, open_checkpoi
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
 from quire.ops.coded import Coded
+from quire.resolve import resolve_quantize
 from tests.models.cases import CASES
 from tests.models.mxfp4_checkpoint import CONFIG, write_mxfp4
 from tests.models.test_quantized import on_first_device
@@ -44,6 +46,15 @@ def test_logits_are_those_of_the_numbers_that_the_codes_stand_for(how: dict[str,
             assert isinstance(weight, Coded)
             held = sum(array.nbytes for array in jax.tree.leaves(weight))
             assert held == np.prod(weight.shape) * 4.25 / 8  # bits, and a byte for 32
+
+
+def test_its_own_name_leaves_the_checkpoint_as_it_is(tmp_path: Path) -> None:
+    source, asked = open_checkpoint(locate(str(write_mxfp4(tmp_path)))), Config(quantize="mxfp4")
+    assert isinstance(source, QuantizedSource)
+    assert resolve_quantize("cpu", asked, fast_int8=True, quantization=source.quantization.summary).value == "none"
+    for other, is_what in ((None, "not quantised"), ("gptq, 4 bits", "gptq, 4 bits")):
+        with pytest.raises(InvalidSetting, match=f"quantize is 'mxfp4'; the checkpoint is {is_what}"):
+            resolve_quantize("cpu", asked, fast_int8=True, quantization=other)
 
 
 def test_sizes_are_known_before_weights_are_read(tmp_path: Path) -> None:

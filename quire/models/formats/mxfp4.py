@@ -24,7 +24,7 @@ class MXFP4:
 
     @property
     def summary(self) -> str:
-        return f"mxfp4 experts, blocks of {BLOCK}"
+        return f"mxfp4, blocks of {BLOCK} (experts)"
 
     def format_of(self, name: str) -> Format:
         return self
