@@ -65,10 +65,13 @@ def test_latent_attention_is_translated_and_said_to_have_no_kernel(caplog: pytes
 
 
 @pytest.mark.parametrize("cache_dtype", ["float8_e4m3fn", "int8"])
-@pytest.mark.parametrize("name", ["groups of 4", "groups of 3, odd heads"])
-def test_a_cache_of_eight_bits_is_translated(name: str, cache_dtype: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [("groups of 4", "bfloat16"), ("groups of 4", "float16"), ("groups of 3, odd heads", "bfloat16")],
+)
+def test_a_cache_of_eight_bits_is_translated(name: str, dtype: str, cache_dtype: str) -> None:
     spec, tokens = SPECS[name], 8 + 8 * TILE
-    heads = jnp.zeros((tokens, spec.kv_heads, spec.group + 2, spec.head_dim), jnp.bfloat16)
+    heads = jnp.zeros((tokens, spec.kv_heads, spec.group + 2, spec.head_dim), dtype)
     codes = jnp.zeros((4, 32, spec.kv_heads, spec.head_dim), cache_dtype)
     scales = jnp.zeros((4, spec.kv_heads, 32), jnp.bfloat16)
     each, places = jnp.zeros(16, jnp.int32), jnp.zeros(tokens, jnp.int32)
