@@ -152,23 +152,31 @@ class PageClient:
             self._fetched_bytes += most
         fetch = Fetch()
 
-        def run() -> None:
-            bundle = self._run(fetch, peer, prompt, within_s)
+        def end() -> None:
             with self._lock:
                 self._num_fetches -= 1
                 self._fetched_bytes -= most
+
+        def run() -> None:
+            bundle = self._run(fetch, peer, prompt, within_s)
+            end()
             fetch.resolve(bundle)
 
-        threading.Thread(target=run, name="quire-fetch", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="quire-fetch", daemon=True).start()
+        except RuntimeError:  # the system has no more threads
+            end()
+            self.peers.unused(peer)
+            raise
         return fetch
 
     def _run(self, fetch: Fetch, peer: Peer, prompt: FetchRequest, within_s: float) -> PageBundle | None:
         until_s = self._clock() + within_s
         timer = threading.Timer(within_s, fetch.expire)
         timer.daemon = True
-        timer.start()
         bundle, why = None, ""
         try:
+            timer.start()
             bundle = self._exchange(fetch, peer, prompt, until_s)
             outcome = RECEIVED
         except RefusedByPeer as refusal:

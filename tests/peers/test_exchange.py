@@ -56,6 +56,26 @@ def test_a_hundred_megabytes_arrive_in_one_go():
     assert len(bundle.data) == 100 * 2**20
 
 
+@pytest.mark.parametrize("kind", ["Thread", "Timer"])
+def test_a_system_without_threads_for_a_while_costs_one_prompt_its_pages(monkeypatch, kind):
+    peer = PrefillEnd()
+    client = client_of(peer.endpoint)
+
+    class NoThread(getattr(threading, kind)):
+        def start(self):
+            raise RuntimeError("can't start new thread")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(page_client.threading, kind, NoThread)
+        if kind == "Thread":
+            with pytest.raises(RuntimeError):
+                client.fetch(prompt(43), WAIT_S)
+        else:
+            assert client.fetch(prompt(43), WAIT_S).result.result(WAIT_S) is None
+    for _ in range(page_client.MAX_FETCHES + 1):
+        assert client.fetch(prompt(43), WAIT_S).result.result(WAIT_S) is not None
+
+
 def test_a_peer_with_another_secret_is_not_believed():
     peer = PrefillEnd(secret=b"another secret of some length")
     client = client_of(peer.endpoint)
