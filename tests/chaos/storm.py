@@ -9,6 +9,7 @@ on the first wrong token, lost stream or page.
 
 import argparse
 import asyncio
+import math
 import os
 import random
 import signal
@@ -32,6 +33,7 @@ from tests.tiny_chat_model import SIZES, write_tiny_chat_model
 
 NUM_CLIENTS = 24
 NUM_KINDS = 24  # of requests to a model, each asked once before the storm
+DYING_S = 2.0  # that an HTTP worker may take to end by a signal
 MAX_MORE_FILES = 4  # that the supervisor has open afterwards
 Answers = Callable[[dict[str, Any]], list[str]]
 
@@ -59,7 +61,7 @@ class Storm:
         self._doubtful: list[tuple[dict[str, Any], str, str]] = []  # what was sampled, what is right, what was said
         self.counts: Counter[str] = Counter()
         self.wrong: list[str] = []
-        self._front_end_deaths = 0
+        self._worker_struck_s = -math.inf
 
     async def run(self) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
@@ -80,9 +82,9 @@ class Storm:
             manner = self._chance.choices(("listens", "leaves", "reads slowly"), (8, 2, 1))[0]
             leave_after = self._chance.randrange(1, 30) if manner == "leaves" else None
             delay_s = 0.02 if manner == "reads slowly" else 0.0
-            deaths = self._front_end_deaths
+            begun_s = time.monotonic()
             heard = await stream(client, asked, delay_s, leave_after)
-            self._judge(asked, heard, manner, deaths != self._front_end_deaths)
+            self._judge(asked, heard, manner, self._worker_struck_s > begun_s - DYING_S)
 
     def _judge(self, asked: dict[str, Any], heard: Heard, manner: str, worker_died: bool) -> None:
         right = self._answers(asked)
@@ -140,8 +142,8 @@ class Storm:
         return self._server.kill("quire-engine", self._chance.randrange(60), number)
 
     def _strike_worker(self, number: signal.Signals) -> bool:
-        """A client that comes after it has stopped waits for the next one."""
-        self._front_end_deaths += 1
+        """A client that comes after it has stopped waits for the next one; on a busy machine it stops later."""
+        self._worker_struck_s = time.monotonic()
         return self._server.kill("quire-http", self._chance.randrange(2), number)
 
 
