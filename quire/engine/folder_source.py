@@ -163,7 +163,7 @@ class FolderSource:
 
         try:
             self._prompts.submit(run)
-        except Exception:  # there is no thread: nobody may wait for it
+        except Exception:  # there is no thread: nothing may wait for it
             timer.cancel()
             read.cancel()
             self._release(read)

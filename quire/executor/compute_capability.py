@@ -1,4 +1,4 @@
-"""What a GPU can compute with."""
+"""The compute capability of a GPU."""
 
 import re
 

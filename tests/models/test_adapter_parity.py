@@ -16,12 +16,13 @@ from tests.models.tiny import NamedTensors, prompt, relative_error
 
 pytestmark = pytest.mark.parity
 
+EXPERTS = ("qwen3_moe", "glm4_moe", "qwen3_next", "granitemoehybrid")
 OPTIONS: dict[str, dict[str, Any]] = {
     "qwen2": {"use_rslora": True},
     "mistral": {"rank_pattern": {"q_proj": 2, r"layers\.1\..*down_proj": 6}, "alpha_pattern": {"v_proj": 3}},
     "llama": {"target_modules": "all-linear"},
     # PEFT takes the names of dense blocks for experts too.
-    **{key: {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]} for key in ("qwen3_moe", "glm4_moe")},
+    **{key: {"target_modules": ["q_proj", "k_proj", "v_proj", "o_proj"]} for key in EXPERTS},
     **{
         key: {"target_modules": ["kv_a_proj_with_mqa", "o_proj", query]}
         for key, query in (("deepseek_v2", "q_proj"), ("deepseek_v3", "q_b_proj"))

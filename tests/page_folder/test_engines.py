@@ -265,7 +265,7 @@ def test_a_source_that_fails_harms_no_request(engines, tmp_path, caplog):
     assert caplog.text.count("the pages of a prompt cannot be fetched") == 1
 
 
-def test_nobody_waits_for_a_read_that_could_not_begin(engines, tmp_path):
+def test_no_prompt_waits_for_a_read_that_could_not_begin(engines, tmp_path):
     written(engines(folder=folder_of(tmp_path)))
     second = engines(folder=folder_of(tmp_path))
     second.source.close()  # there are no threads to read with

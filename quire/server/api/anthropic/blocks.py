@@ -67,6 +67,7 @@ class BlockEvents:
             if self._kind is not Reasoning:
                 self._thoughts = hashlib.sha256()
                 self._open(Reasoning, ThinkingBlock(), events)
+            self._blanks = []  # between thoughts
             self._thoughts.update(piece.text.encode())
             if not self._omits_thoughts:
                 self._change(ThinkingDelta(piece.text), events)
