@@ -124,7 +124,7 @@ def plan_deployment(
         queued = resolve_max_queued(config, resolved.max_batch_size)
         step = resolve_max_step_ms(config, facts.platform)
         max_queued, max_step_ms, choices = queued.value, step.value, (*choices, queued, step)
-    limits = replace(_limits(config, resolved, facts, layout, max_queued), max_loras=adapters.sizes.slots)
+    limits = replace(_limits(config, resolved, layout, max_queued), max_loras=adapters.sizes.slots)
     shapes = replace(_shapes(model, mesh, facts, resolved, layout, limits), adapters=adapters.sizes)
     deployment = Deployment(
         config=config,
@@ -210,7 +210,7 @@ def _shapes(
     )
 
 
-def _limits(config: Config, resolved: Resolved, facts: Facts, layout: PageLayout, max_queued: int | None) -> Limits:
+def _limits(config: Config, resolved: Resolved, layout: PageLayout, max_queued: int | None) -> Limits:
     return Limits(
         page_size=resolved.page_size,
         num_pages=2,

@@ -74,7 +74,7 @@ class PageFolder:
         if folder.st_uid != os.geteuid() or folder.st_mode & 0o022:
             self._warn("open", f"other users can write to {self._root}, and so change answers", remedy="")
         with self._lock:
-            # What was written, used or removed since the scan began is as it is known, not as it was listed.
+            # The list is older than what this server wrote, used or removed meanwhile; those entries stay as they are.
             for path in before.keys() - self._entries.keys():
                 found.pop(path, None)
             found |= {path: entry for path, entry in self._entries.items() if before.get(path) is not entry}

@@ -5,6 +5,7 @@ import random
 from quire.core.queue import PATIENCE
 from tests.core.harness import Harness, limits, request
 from tests.core.test_scheduler import LONG, prefilled
+from tests.fake_executor import expected_tokens
 
 
 def test_a_long_prompt_that_others_pass_keeps_a_share():
@@ -70,21 +71,22 @@ def test_prompts_that_are_short_start_in_the_order_in_which_they_came():
 
 
 def test_what_waits_gets_its_share_before_longer_ones_that_run():
-    """The first of those that run leaves three quarters to those before it, not to the next one."""
-    harness = Harness(limits(num_pages=2000, max_sequence_tokens=4000, max_batch_size=8, max_step_tokens=80,
-                             max_batch_prefill_tokens=64, short_prompt=0))  # fmt: skip
+    """The first of those that run leaves three quarters to those before it, not to the next one that runs."""
+    harness = Harness(limits(page_size=16, num_pages=1500, max_sequence_tokens=20_000, max_batch_size=16,
+                             max_step_tokens=8300, max_batch_prefill_tokens=8192, short_prompt=0))  # fmt: skip
+    harness.scheduler.budget.max_prefill_beside_decodes = 64
     harness.add(request(1, prompt=(1, 2), max_tokens=900))
     harness.step()
-    harness.scheduler.budget.max_prefill_beside_decodes = 16
-    harness.add(request(2, prompt=tuple(range(10, 70)), max_tokens=1))
-    harness.step()
-    harness.add(request(3, prompt=tuple(range(100, 3000)), max_tokens=1))
-    harness.step()
-    for request_id in (4, 5, 6):
-        harness.add(request(request_id, prompt=(request_id, 7, 8), max_tokens=1))
-    assert prefilled(harness.plan()).keys() >= {4, 5, 6}
-    harness.complete()
-    harness.run()
+    for request_id, length in ((2, 16_000), (3, 1500)):
+        harness.add(request(request_id, prompt=tuple(range(request_id * 20_000, request_id * 20_000 + length))))
+        harness.step()
+    assert len(harness.scheduler._running.prefilling) == 2
+    for request_id in (4, 5):
+        harness.add(request(request_id, prompt=tuple(range(request_id * 1000, request_id * 1000 + 40))))
+    assert [prefilled(harness.plan()), harness.complete(), prefilled(harness.plan())][::2] == [
+        {3: 24, 4: 40},
+        {3: 24, 5: 40},
+    ]
 
 
 def test_samples_of_a_long_prompt_are_looked_for_once():
@@ -100,15 +102,43 @@ def test_samples_of_a_long_prompt_are_looked_for_once():
 
 def test_no_prompt_is_preempted_that_is_in_the_step():
     """Few pages, prompts of several steps, and turns that are not by age."""
-    for seed in range(60):
+    for seed in range(80):
         chance = random.Random(seed)
-        harness = Harness(limits(num_pages=chance.choice([24, 30, 40]), max_sequence_tokens=80, max_batch_size=6,
-                                 max_step_tokens=102, max_batch_prefill_tokens=96, short_prompt=0), 1)  # fmt: skip
+        harness = Harness(limits(page_size=2, num_pages=chance.choice(range(70, 130)), max_batch_size=16,
+                                 max_step_tokens=120, max_batch_prefill_tokens=96, max_sequence_tokens=100,
+                                 short_prompt=0))  # fmt: skip
         harness.scheduler.budget.max_prefill_beside_decodes = chance.choice([3, 4, 6])
-        for number in range(30):
-            length = chance.choice([2, 5, 12, 18, 24, 40, 60])
-            prompt = tuple(chance.randrange(1000) for _ in range(length))
-            harness.add(request(1 + number, prompt=prompt, max_tokens=chance.choice([1, 4, 16])))
-            for _ in range(chance.randrange(4)):
-                harness.step()
+        number = 0
+        for step in range(80):
+            lengths = [2, 2] if step < 6 else [60] if step == 8 else []
+            if step > 8 and chance.random() < 0.3:
+                lengths = [chance.choice([12, 18, 24])]
+            for length in lengths:
+                number += 1
+                prompt = tuple(chance.randrange(1000) for _ in range(length))
+                harness.add(request(number, prompt=prompt, max_tokens=30))
+            harness.step()
         harness.run()
+
+
+def test_prompts_that_run_go_on_in_their_turn():
+    harness = Harness(limits(num_pages=200, max_sequence_tokens=200, max_batch_size=8, max_step_tokens=24,
+                             short_prompt=0))  # fmt: skip
+    harness.add(request(1, prompt=LONG, max_tokens=2))
+    harness.step()
+    harness.add(request(2, prompt=LONG[3:23], max_tokens=2))
+    harness.scheduler._planner._running.start(  # as where a share was too small for it
+        sequence := harness.scheduler._requests.sequences(2)[0], harness.scheduler._running.match(sequence), 1
+    )
+    harness.scheduler._queue.leave(sequence)
+    assert prefilled(harness.plan()) == {1: 4, 2: 12}, "its turn is first, though it is younger"
+
+
+def test_what_ran_elsewhere_comes_before_shorter_prompts():
+    harness = Harness(limits(num_pages=200, max_sequence_tokens=200, max_batch_size=1, max_batch_prefill_tokens=32,
+                             short_prompt=0))  # fmt: skip
+    asked = request(1, prompt=LONG[:40], max_tokens=3)
+    harness.add(request(2, prompt=(90, 91), max_tokens=1))
+    harness.scheduler.add(asked, so_far=[expected_tokens(asked)[:1]])
+    harness.run()
+    assert list(harness.finished) == [(1, 0), (2, 0)]
