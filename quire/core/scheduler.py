@@ -93,7 +93,7 @@ class Scheduler:
     @property
     def blocked_by(self) -> str | None:
         """The limit that kept the head of the queue waiting in the last plan."""
-        return self._planner.blocked_by
+        return self._planner.prompts.blocked_by
 
     def has(self, request_id: int) -> bool:
         return request_id in self._requests

@@ -1,6 +1,17 @@
 """Faults in the tier of host memory."""
 
-from tests.core.mutant import CACHE, COMPLETION, PLANNER, RUNNING, SCHEDULER, SEQUENCE, STEP_BUILDER, TREE, Mutant
+from tests.core.mutant import (
+    CACHE,
+    COMPLETION,
+    PLANNER,
+    PROMPTS,
+    RUNNING,
+    SCHEDULER,
+    SEQUENCE,
+    STEP_BUILDER,
+    TREE,
+    Mutant,
+)
 
 HOST, RESTORE, RESTORES = "core/host_tier.py", "core/restore.py", "core/restores.py"
 
@@ -162,25 +173,25 @@ HOST_TIER_MUTANTS = (
     ),
     Mutant(
         "a sequence computes before it is restored",
-        PLANNER,
+        PROMPTS,
         "if has_pages and sequence.restore is None and",
         "if has_pages and",
     ),
     Mutant(
         "a sequence that starts preempts others",
-        PLANNER,
+        PROMPTS,
         "self._continue_prefill(step, sequence, preempts=False)",
         "self._continue_prefill(step, sequence)",
         explanation="because a start has made sure of all pages of the known tokens",
     ),
-    Mutant("a slot starts with a part of its pages", PLANNER, "num_pages if sequence.is_started else 0", "num_pages"),
+    Mutant("a slot starts with a part of its pages", PROMPTS, "num_pages if sequence.is_started else 0", "num_pages"),
     Mutant(
         "restored tokens are not counted as cached",
-        PLANNER,
+        PROMPTS,
         "sequence.cached_tokens = sequence.num_planned",
         "sequence.cached_tokens = sequence.num_computed",
     ),
-    Mutant("a slot starts again with every chunk", PLANNER, "sequence.is_started = True", "pass"),
+    Mutant("a slot starts again with every chunk", PROMPTS, "sequence.is_started = True", "pass"),
     Mutant(
         "a slot does not start again after a preemption",
         SEQUENCE,
