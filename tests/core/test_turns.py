@@ -1,7 +1,5 @@
 """The order in which prompts start: short ones pass long ones, within a bound."""
 
-import random
-
 from quire.core.queue import PATIENCE
 from tests.core.harness import Harness, limits, request
 from tests.core.test_scheduler import LONG, prefilled
@@ -101,24 +99,18 @@ def test_samples_of_a_long_prompt_are_looked_for_once():
 
 
 def test_no_prompt_is_preempted_that_is_in_the_step():
-    """Few pages, prompts of several steps, and turns that are not by age."""
-    for seed in range(80):
-        chance = random.Random(seed)
-        harness = Harness(limits(page_size=2, num_pages=chance.choice(range(70, 130)), max_batch_size=16,
-                                 max_step_tokens=120, max_batch_prefill_tokens=96, max_sequence_tokens=100,
-                                 short_prompt=0))  # fmt: skip
-        harness.scheduler.budget.max_prefill_beside_decodes = chance.choice([3, 4, 6])
-        number = 0
-        for step in range(80):
-            lengths = [2, 2] if step < 6 else [60] if step == 8 else []
-            if step > 8 and chance.random() < 0.3:
-                lengths = [chance.choice([12, 18, 24])]
-            for length in lengths:
-                number += 1
-                prompt = tuple(chance.randrange(1000) for _ in range(length))
-                harness.add(request(number, prompt=prompt, max_tokens=30))
-            harness.step()
-        harness.run()
+    """Pages get short while several prompts run, and an older one comes after a younger that ends in the step."""
+    harness = Harness(limits(page_size=2, num_pages=118, max_batch_size=16, max_step_tokens=120, short_prompt=0,
+                             max_batch_prefill_tokens=96, max_sequence_tokens=100))  # fmt: skip
+    harness.scheduler.budget.max_prefill_beside_decodes = 6
+    arrivals = {1: [1], 2: [1], 3: [1], 5: [22, 25, 16], 7: [13], 9: [11], 17: [10], 20: [17]}  # tokens, by step
+    number = 0
+    for step in range(80):
+        for length in arrivals.get(step, []):
+            number += 1
+            harness.add(request(number, prompt=tuple(range(100 * number, 100 * number + length)), max_tokens=30))
+        harness.step()
+    harness.run()
 
 
 def test_prompts_that_run_go_on_in_their_turn():
