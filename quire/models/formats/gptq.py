@@ -7,7 +7,7 @@ import numpy as np
 
 from quire.models.fields import Fields
 from quire.models.formats.format import FLOATS, CodedTensor, Format, InputSide, Layout, Module
-from quire.models.formats.packing import codes_of_gptq, unpacked, zeros_in_memory
+from quire.models.formats.packing import codes_of_gptq, plus_one, unpacked, zeros_in_memory
 
 SUFFIXES = ("qweight", "qzeros", "scales", "g_idx")
 
@@ -64,9 +64,8 @@ class GPTQ:
 
     def read(self, module: Module) -> CodedTensor:
         outputs, layout = self.layout(module)
-        zeros = unpacked(module.read("qzeros"), self.bits, outputs).astype(np.int16)
-        if self.stores_less_one:
-            zeros = (zeros + 1) & (2**self.bits - 1)
+        words = np.ascontiguousarray(module.read("qzeros"))
+        zeros = unpacked(plus_one(words, self.bits) if self.stores_less_one else words, self.bits, outputs)
         if self.symmetric and (zeros != 2 ** (self.bits - 1)).any():
             middle = 2 ** (self.bits - 1)
             raise module.error("qzeros", f"has zero points other than {middle}, which sym = true promises")

@@ -28,6 +28,13 @@ def unpacked_awq(words: Array) -> Array:
     return codes.reshape(len(words), -1, 8)[:, :, AWQ_PLACES].reshape(codes.shape)
 
 
+def plus_one(words: Array, bits: int) -> Array:
+    """Words of codes that are larger by one. The carry of a code that wraps to 0 goes to the next: tools that store
+    codes less one subtract from whole words, so that a code of 0 has borrowed from it."""
+    ones = np.uint32(sum(1 << place for place in range(0, 32, bits)))
+    return (words.view(np.uint32) + ones).view(np.int32)
+
+
 def codes_by_output(words: Array, bits: int, inputs: int) -> Array:
     """Codes in memory of words [outputs, w], whose codes are unsigned and lie along the inputs."""
     bytes_ = _bytes(words)[:, : inputs * bits // 8]
