@@ -2,9 +2,9 @@
 
 Its pages hold digests of tokens where real ones hold keys and values. A chunk reads back, through its slot's page table
 of each group, every position that its layers would read; a page never written, a page of other tokens or of another
-group, or a hole in the positions fails at once. Positions behind a group's window are not read. Digests depend on the
-adapter, which must stay in its slot while it is used. Like a device it knows no tokens but those of slot starts and
-those that it sampled.
+group, or a hole in the positions fails at once. Positions that a group's layers do not reach are not read. Digests
+depend on the adapter, which must stay in its slot while it is used. Like a device it knows no tokens but those of slot
+starts and those that it sampled.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from quire.core.plan import Chunk, Kind, SlotStart, StepPlan, StepResult, TokenLogprobs
+from quire.reach import ChunkReach, Reach
 from quire.request import Request
 from tests.fake_host_pages import FakeHostPages, Page, copy_page, page_of_bytes, page_to_bytes
 
@@ -26,6 +27,13 @@ Guide = Callable[[list[int]], Allowed]  # after what was generated
 def digest(previous: int, token: int) -> int:
     """Stands for a position's keys and values: it depends on the token and on everything before it."""
     return hash((previous, token))  # of ints, so the same in every process
+
+
+def is_read(reach: Reach, position: int, by: int) -> bool:
+    """Whether a later position reads this one."""
+    if isinstance(reach, ChunkReach):
+        return position // reach.size == by // reach.size
+    return reach is None or by - position < reach
 
 
 def sample(state: int, start: SlotStart, index: int, allowed: Allowed = lambda token: True) -> int:
@@ -129,7 +137,7 @@ class FakeExecutor:
         before_result: Fault | None = None,
         before_sample: Fault | None = None,
         before_check: Callable[[], object] | None = None,
-        page_groups: Sequence[int | None] = (None,),
+        page_groups: Sequence[Reach] = (None,),
         guess_percent: int | None = None,
         num_host_pages: int = 0,
         has_slot_state: bool = False,
@@ -142,7 +150,7 @@ class FakeExecutor:
         self._num_pages = num_pages
         self._page_size = page_size
         self._num_slots = num_slots
-        self._windows = tuple(page_groups)
+        self._groups = tuple(page_groups)
         self._before_submit = before_submit
         self._before_result = before_result
         self._before_sample = before_sample  # of steps that wait for masks
@@ -241,7 +249,7 @@ class FakeExecutor:
             self._adapter_slots[load.slot] = load.number
         for start in plan.started:
             adapter = self._adapter_slots[start.adapter] if start.adapter else 0
-            slot = self._slots[start.slot] = Slot(start, [[] for _ in self._windows], adapter)
+            slot = self._slots[start.slot] = Slot(start, [[] for _ in self._groups], adapter)
             for token in (*start.prompt, *start.generated):
                 slot.append(token)
         for number, begin, forced in plan.forced:
@@ -355,8 +363,8 @@ class FakeExecutor:
 
         A sequence `begins` with pages that were computed by steps that the host knows to have worked.
         """
-        for group, (window, table) in enumerate(zip(self._windows, slot.tables, strict=True)):
-            for position in range(0 if window is None else max(0, end - window + 1), end):
+        for group, (reach, table) in enumerate(zip(self._groups, slot.tables, strict=True)):
+            for position in (position for position in range(end) if is_read(reach, position, end)):
                 page = table[position // self._page_size]
                 assert page, f"position {position} of group {group} is read from page 0"
                 stored = self._pages[page][position % self._page_size]

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from quire.core.stats import BACKPRESSURE, CHUNKING, WAIT_EXCEEDED
 from quire.errors import InvalidRequest, PromptTooLong
+from quire.reach import Reach, most_read
 from quire.request import MAX_TOKEN_ID, Request
 
 # By sample of a request: what it generated before, None for one that has ended.
@@ -36,8 +37,7 @@ class Limits:
     max_burst: int = 1  # tokens that a step may give each sequence while no other could join them
     max_loras: int = 0  # adapters that are on the device together
     max_guesses: int = 0  # of a sequence's next tokens, in one step; 0: none is guessed
-    # By page group: the last positions that its layers read, the position itself included; None for all positions.
-    page_groups: tuple[int | None, ...] = (None,)
+    page_groups: tuple[Reach, ...] = (None,)  # the positions that the layers of each read
     # Snapshots of the state that slots have beside their pages, which the tokens before a position make: a prefix is
     # reused up to one. None where slots have no such state, and pages are all that a prefix takes.
     snapshots: int | None = None
@@ -67,8 +67,8 @@ class Limits:
                 f"max_guesses is {self.max_guesses}; it must be less than page_size ({self.page_size}), so that no "
                 "sequence needs more than one page in a step"
             )
-        if not self.page_groups or any(window is not None and window < 2 for window in self.page_groups):
-            raise ValueError(f"page_groups is {self.page_groups}; each must be a window of at least 2, or None")
+        if not self.page_groups or any(reach is not None and most_read(reach) < 2 for reach in self.page_groups):
+            raise ValueError(f"page_groups is {self.page_groups}; a window or a chunk has at least 2 positions")
         if self.host_pages < 0 or self.max_page_saves < 0 or self.max_page_restores < 1:
             raise ValueError(
                 f"host_pages, max_page_saves and max_page_restores are {self.host_pages}, {self.max_page_saves} and "
@@ -91,10 +91,10 @@ class Limits:
     def pages_of(self, num_tokens: int, step_tokens: int = 1) -> int:
         """Pages, over all groups, that a sequence of `num_tokens` may have at once if its steps have `step_tokens`."""
         total = 0
-        for window in self.page_groups:
+        for reach in self.page_groups:
             count = self.pages_for(num_tokens)
-            if window is not None:  # the most pages that this many consecutive positions touch
-                count = min(count, (window + step_tokens - 3) // self.page_size + 2)
+            if reach is not None:  # the most pages that this many consecutive positions touch
+                count = min(count, (most_read(reach) + step_tokens - 3) // self.page_size + 2)
             total += count
         return total
 

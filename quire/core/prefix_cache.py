@@ -7,6 +7,7 @@ from quire.core.host_tier import HostTier
 from quire.core.lazy_heap import LazyHeap
 from quire.core.page_pool import PagePool
 from quire.core.prefix_tree import TOKEN_BYTES, Match, Node, PrefixCursor, begun_after, decoded, encoded, packed
+from quire.reach import Reach, first_page
 
 
 class PrefixCache:
@@ -14,29 +15,26 @@ class PrefixCache:
 
     The tree is one holder of each of its pages and each running sequence another. A page is in the tree at most once.
     A full group (one that reads all positions) has a page in every node. Its page can be evicted when only the tree
-    holds it and nothing in the tree follows; the node and its other pages go with it. The page of a window group can be
-    evicted whenever only the tree holds it, since a prefix that ends later does without. Every page that can be evicted
-    now is among `_candidates`. Sequences hold and release pages through the cache, so that it sees when it is the last
-    holder. Owned by the engine thread.
+    holds it and nothing in the tree follows; the node and its other pages go with it. The page of a window group (that
+    reads the last positions, or those of a chunk) can be evicted whenever only the tree holds it, since a prefix that
+    ends later does without. Every page that can be evicted now is among `_candidates`. Sequences hold and release pages
+    through the cache, so that it sees when it is the last holder. Owned by the engine thread.
     """
 
     def __init__(
         self,
         pool: PagePool,
         page_size: int,
-        groups: Sequence[int | None] = (None,),
+        groups: Sequence[Reach] = (None,),
         host: HostTier | None = None,
     ) -> None:
-        """`groups`: the window of each page group, None for one that reads all positions. `host` is offered the pages
-        that are evicted."""
+        """`groups`: the positions that each page group reads. `host` is offered the pages that are evicted."""
         self._pool = pool
         self._host = host
         self._page_size = page_size
-        self._is_full = [window is None for window in groups]
+        self._is_full = [reach is None for reach in groups]
         self._num_full = sum(self._is_full)
-        # By window group: the pages before a page boundary that going on there reads.
-        self._windows = [(g, -(-(window - 1) // page_size)) for g, window in enumerate(groups) if window is not None]
-        self._tail = max((count for _, count in self._windows), default=1)
+        self._windows = [(group, reach) for group, reach in enumerate(groups) if reach is not None]
         self._roots: dict[str, Node] = {}
         self._node_of: dict[int, Node] = {}
         self._candidates: LazyHeap[int] = LazyHeap()  # pages by their last use when they were listed
@@ -75,7 +73,7 @@ class PrefixCache:
         num_pages = self._usable(path)
         if num_pages:
             node = path[num_pages - 1]
-            self._touch(node)
+            self._touch(node, num_pages)
         elif path:
             node = self._roots[salt]
         next_tokens = self._key_after(tokens, num_pages)[: (max_tokens - num_pages * self._page_size) * TOKEN_BYTES]
@@ -87,8 +85,8 @@ class PrefixCache:
         count = match.cursor.num_pages
         end = count if match.restore is None else match.restore.end
         tables = [[node.pages[group] for node in islice(match.path, count)] for group in range(len(self._is_full))]
-        for group, needed in self._windows:
-            unread = min(count, max(0, end - needed))
+        for group, reach in self._windows:
+            unread = min(count, first_page(reach, end * self._page_size, self._page_size))
             tables[group][:unread] = [0] * unread
         return tables
 
@@ -128,8 +126,9 @@ class PrefixCache:
                 if table[index] and not child.pages[group]:
                     self._add_page(child, group, table[index])
             node = child
-        self._touch(node)
-        return PrefixCursor(node, max(first, num_pages))
+        num_pages = max(first, num_pages)
+        self._touch(node, num_pages)
+        return PrefixCursor(node, num_pages)
 
     def _key_after(self, tokens: Sequence[int], num_pages: int) -> bytes:
         """The tokens of the page after the first `num_pages`, as the tree keys them; cut short where they end."""
@@ -247,17 +246,20 @@ class PrefixCache:
         """The most nodes of `path` after which every window group has what going on reads."""
         count = len(path)
         while True:
-            for group, needed in self._windows:
-                missing = next((n for n in range(max(0, count - needed), count) if not path[n].pages[group]), None)
+            for group, reach in self._windows:
+                needed = range(first_page(reach, count * self._page_size, self._page_size), count)
+                missing = next((n for n in needed if not path[n].pages[group]), None)
                 if missing is not None:
                     count = missing
                     break
             else:
                 return count
 
-    def _touch(self, node: Node) -> None:
-        """A prefix that ends with `node` was used: its end, and the window before it."""
-        for _ in range(self._tail):
+    def _touch(self, node: Node, num_pages: int) -> None:
+        """A prefix of `num_pages` that ends with `node` was used: its end, and what going on after it reads."""
+        end = num_pages * self._page_size
+        first = min((first_page(reach, end, self._page_size) for _, reach in self._windows), default=num_pages)
+        for _ in range(max(1, num_pages - first)):
             node.last_used = self._now
             if node.parent is None or node.parent.parent is None:
                 return

@@ -8,6 +8,7 @@ from quire.core.plan import PageCopy, Place, Tier
 from quire.core.prefix_tree import Match
 from quire.core.restore import HostPage, Restore, Row
 from quire.core.sequence import Sequence as Sample
+from quire.reach import Reach, first_page
 
 
 class Restoring(NamedTuple):
@@ -44,11 +45,10 @@ def abandon(host: HostTier, moves: Moves) -> None:
 class Restores:
     """Finds prefixes that continue on the host. Owned by `Running`."""
 
-    def __init__(self, host: HostTier, page_size: int, groups: Sequence[int | None]) -> None:
+    def __init__(self, host: HostTier, page_size: int, groups: Sequence[Reach]) -> None:
         self._host = host
         self._page_size = page_size
-        # By group: the pages before a page boundary that going on there reads; None for all.
-        self._needed = [None if window is None else -(-(window - 1) // page_size) for window in groups]
+        self._groups = tuple(groups)
 
     def find(self, sequence: Sample, match: Match) -> Restore | None:
         """The pages after `match` with which the sequence begins later, if there are any."""
@@ -69,25 +69,30 @@ class Restores:
         rows: list[Row] = []
         for index in range(first, end):
             row: list[HostPage | int] = []
-            for group, needed in enumerate(self._needed):
-                page = page_of(index, group) if needed is None or index >= end - needed else 0
+            for group in range(len(self._groups)):
+                page = page_of(index, group) if index >= self._first_needed(group, end) else 0
                 assert page is not None
                 row.append(page)
             rows.append(tuple(row))
         return Restore(rows, end)
 
+    def _first_needed(self, group: int, num_pages: int) -> int:
+        """The first page of a group that going on after so many reads."""
+        reach = self._groups[group]
+        return 0 if reach is None else first_page(reach, num_pages * self._page_size, self._page_size)
+
     def _end(self, page_of: Callable[[int, int], HostPage | int | None], first: int, most: int) -> int:
         """The most pages, of `first` to `most`, after which every group has what going on reads."""
         end = most
-        for group, needed in enumerate(self._needed):
-            if needed is None:
+        for group, reach in enumerate(self._groups):
+            if reach is None:
                 end = next((index for index in range(first, end) if page_of(index, group) is None), end)
         while end > first:
             missing = [
                 index
-                for group, needed in enumerate(self._needed)
-                if needed is not None
-                for index in range(max(first, end - needed), end)
+                for group, reach in enumerate(self._groups)
+                if reach is not None
+                for index in range(max(first, self._first_needed(group, end)), end)
                 if page_of(index, group) is None
             ]
             if not missing:

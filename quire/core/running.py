@@ -14,6 +14,7 @@ from quire.core.restore import Restore, host_pages
 from quire.core.restores import Moves, Restores, Restoring, abandon, copies_to
 from quire.core.sequence import Sequence, State
 from quire.core.stats import Counters
+from quire.reach import first_page
 
 
 class Running:
@@ -38,7 +39,7 @@ class Running:
         self._queue = queue
         self._counters = counters
         self._num_groups = len(limits.page_groups)
-        self._windows = [(group, window) for group, window in enumerate(limits.page_groups) if window is not None]
+        self._windows = [(group, reach) for group, reach in enumerate(limits.page_groups) if reach is not None]
         self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
         self._restores = None if self.host is None else Restores(self.host, limits.page_size, limits.page_groups)
 
@@ -226,8 +227,8 @@ class Running:
         assert self.host is not None
         self.host.hold(host_pages(restore.rows))
         sequence.restore, sequence.restore_end = restore, restore.end * self._page_size
-        for group, window in self._windows:
-            sequence.first_held[group] = max(0, sequence.restore_end - window + 1) // self._page_size
+        for group, reach in self._windows:
+            sequence.first_held[group] = first_page(reach, sequence.restore_end, self._page_size)
 
     def _end_restore(self, restore: Restore) -> None:
         assert self.host is not None
@@ -270,18 +271,14 @@ class Running:
     def _give_back(self, sequence: Sequence) -> None:
         """Let go of the pages that no position after the confirmed ones reads. They are published first, so that they
         can be matched for as long as they are not evicted."""
-        for group, window in self._windows:
-            held, first = sequence.first_held[group], self._first_read(sequence, window)
+        for group, reach in self._windows:
+            held, first = sequence.first_held[group], first_page(reach, sequence.num_computed, self._page_size)
             if first > held:
                 self._publish(sequence)
                 table = sequence.tables[group]
                 self.cache.release(table[held:first])
                 table[held:first] = [0] * (first - held)
                 sequence.first_held[group] = first
-
-    def _first_read(self, sequence: Sequence, window: int) -> int:
-        """The first page that positions after the confirmed ones read."""
-        return max(0, sequence.num_computed - window + 1) // self._page_size
 
     # Accounts
 
@@ -326,14 +323,13 @@ class Running:
             slots.append(sequence.slot)
             pages = [page for table in sequence.tables for page in table if page]
             assert len(set(pages)) == len(pages), f"sequence {sequence.id} has a page twice"
-            for table, held, window in zip(sequence.tables, sequence.first_held, self._limits.page_groups, strict=True):
+            for table, held, reach in zip(sequence.tables, sequence.first_held, self._limits.page_groups, strict=True):
                 assert sequence.page_end == len(table) * self._page_size
                 assert not any(table[:held])
                 assert all(table[held:])
                 confirmed = max(sequence.num_computed, sequence.restore_end)
-                assert held <= (0 if window is None else max(0, confirmed - window + 1) // self._page_size), (
-                    "a page was given back early"
-                )
+                first = 0 if reach is None else first_page(reach, confirmed, self._page_size)
+                assert held <= first, "a page was given back early"
             assert sequence.plain_end <= sequence.page_end
             assert sequence.num_computed <= sequence.num_planned <= sequence.page_end
             assert 0 <= sequence.num_unsure <= sequence.num_planned - sequence.num_computed

@@ -188,8 +188,7 @@ def _shapes(
     # Fresh sequences have a faster kernel in layers that see all positions.
     attention = [spec for spec in model.layers if isinstance(spec, AttentionSpec)]
     sees_all = all(
-        spec.window is None and spec.softcap is None and not spec.has_sinks and spec.value_dim is None
-        for spec in attention
+        spec.sees_all and spec.softcap is None and not spec.has_sinks and spec.value_dim is None for spec in attention
     )
     kernels = kernels_for(facts.platform, resolved.dtype, mesh)
     return Shapes(
@@ -198,7 +197,7 @@ def _shapes(
         num_slots=resolved.max_batch_size,
         max_prefill_tokens=resolved.max_batch_prefill_tokens,
         max_sequence_tokens=resolved.max_total_tokens,
-        num_groups=len(layout.windows),
+        num_groups=len(layout.groups),
         min_tokens=resolved.min_tokens,
         is_fine=facts.platform != "cpu",
         specialised=facts.platform == "gpu",
@@ -225,7 +224,7 @@ def _limits(config: Config, resolved: Resolved, layout: PageLayout, max_queued: 
         prefix_caching=config.prefix_caching and not layout.slot_specs,
         max_burst=resolved.max_burst,
         max_guesses=resolved.speculate,
-        page_groups=layout.windows,
+        page_groups=layout.groups,
         snapshots=0 if layout.slot_specs else None,
     )
 

@@ -95,7 +95,7 @@ def cache_capacity(deployment: Deployment) -> dict[str, str]:
     )
     if layout.slot_specs:
         capacity["state of all slots"] = as_size(deployment.slot_state_bytes)
-    if any(layout.windows):
+    if any(layout.groups):
         layers, sizes = deployment.model.layers, (layout.page_size, longest, layout.dtype)
         undivided = page_layout(layers, *sizes, layout.mesh, 1, layout.page_dtype)
         without = limits.pages_for(longest) * undivided.page_bytes

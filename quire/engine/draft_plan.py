@@ -82,7 +82,7 @@ def refuse_what_cannot_draft(draft: DraftPlan, layout: PageLayout, files: ModelF
             f"draft_model {draft.files.name} has {draft.model.max_positions} positions; max_total_tokens is "
             f"{max_total_tokens}"
         )
-    if None not in layout.windows:
+    if None not in layout.groups:
         raise InvalidSetting(
             f"draft_model needs a model with layers that read all positions; those of {files.name} have windows "
             f"({layout.rules})"

@@ -103,7 +103,7 @@ class FolderSource:
         if not names:
             return None
         first = self._store.num_cached(request)
-        most = min(len(names), first + self._store.room // len(self._form.windows))
+        most = min(len(names), first + self._store.room // len(self._form.groups))
         pages = longest_range(self._form, first, most, lambda place, group: self._folder.has((names[place], group)))
         if pages.end <= first:
             return None
@@ -159,7 +159,7 @@ class FolderSource:
             read.resolve(bundle)
             if bundle is not None:
                 places = range(bundle.range.end)
-                self._folder.touch([((names[n], g), n) for n in places for g in range(len(self._form.windows))])
+                self._folder.touch([((names[n], g), n) for n in places for g in range(len(self._form.groups))])
 
         try:
             self._prompts.submit(run)

@@ -16,7 +16,7 @@ class PeerSource:
         self._client = client
         self._store = store
         self._page_size = form.page_size
-        self._num_groups = len(form.windows)
+        self._num_groups = len(form.groups)
         self._min_tokens = min_tokens
         self._timeout_s = timeout_s
 

@@ -98,7 +98,7 @@ class Compiler:
         parts = None
         if draft is not None:
             its_layout = draft_layout(draft.model, shapes, dtype)
-            parts = DraftParts(draft.model, its_layout, self.layout.windows.index(None))
+            parts = DraftParts(draft.model, its_layout, self.layout.groups.index(None))
         self._compiled = Compiled(model, kernels, shapes, self.layout, parts)
         self.whole = None if mesh is None else NamedSharding(mesh, PartitionSpec())  # type: ignore[no-untyped-call]
         self._state = self._state_structure()

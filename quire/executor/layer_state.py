@@ -23,6 +23,7 @@ from quire.ops.pages import CodedPages, is_coded
 from quire.ops.recurrence import RecurrentState
 from quire.ops.recurrent_spec import RecurrentSpec
 from quire.ops.slot_access import SlotAccess
+from quire.reach import ChunkReach, Reach, in_tokens, in_words, most_read
 from quire.sharding import PAGE_AXES, PAGE_SCALE_AXES, sharding
 
 # A page table per group is uploaded and read for every sequence, so there are few.
@@ -52,14 +53,14 @@ class PageLayout:
     """The division of layers into groups that share pages.
 
     A page is `page_size` positions of `len(specs)` layers. Layers are divided into groups of at most so many; all
-    layers of a group need the same positions: all, or the last `window`. A page serves any group, so there is one pool
-    of pages and no memory to divide between kinds of layers.
+    layers of a group reach the same positions. A page serves any group, so there is one pool of pages and no memory to
+    divide between kinds of layers.
     """
 
     page_size: int
     dtype: Any
     mesh: Mesh | None
-    windows: tuple[int | None, ...]  # of each group; None: all positions
+    groups: tuple[Reach, ...]  # the positions that the layers of each read
     places: tuple[LayerPlace | SlotPlace, ...]  # of each layer
     specs: tuple[LayerSpec, ...]  # of each page array, a layer that it serves
     slot_specs: tuple[LayerSpec, ...] = ()  # of each layer whose state belongs to a slot
@@ -116,13 +117,13 @@ class PageLayout:
         """For each kind of layer its name, number, bytes on one device, and the unit that has these bytes."""
         found = []
         paged = [place for place in self.places if isinstance(place, LayerPlace)]
-        for window in sorted(set(self.windows), key=lambda window: window or 0):
-            arrays = [place.array for place in paged if self.windows[place.group] == window]
+        for reach in sorted(set(self.groups), key=_size):
+            arrays = [place.array for place in paged if self.groups[place.group] == reach]
             structure = self.structure(1)
             num_bytes = _bytes_of_one_device([structure[array] for array in arrays]) // self.page_size
             is_latent = any(getattr(self.specs[array], "value_dim", None) for array in arrays)
             full = "latent attention" if is_latent else "full attention"
-            name = full if window is None else f"attention over {window} tokens"
+            name = full if reach is None else f"attention over {in_tokens(reach)}"
             found.append((name, len(arrays), num_bytes, "token"))
         if self.slot_specs:
             found.append(("recurrent", len(self.slot_specs), self.slot_bytes, "sequence"))
@@ -131,10 +132,10 @@ class PageLayout:
     @property
     def rules(self) -> str:
         """The positions that the layers keep, in words."""
-        layers = Counter(self.windows[place.group] for place in self.places if isinstance(place, LayerPlace))
+        layers = Counter(self.groups[place.group] for place in self.places if isinstance(place, LayerPlace))
         return ", ".join(
-            f"{'full' if window is None else f'window {window}'}: {count} layer{'s' * (count > 1)}"
-            for window, count in sorted(layers.items(), key=lambda entry: entry[0] or 0)
+            f"{in_words(reach)}: {count} layer{'s' * (count > 1)}"
+            for reach, count in sorted(layers.items(), key=lambda entry: _size(entry[0]))
         )
 
     def array(self, shape: tuple[int, ...], axes: Sequence[str | None], dtype: Any = None) -> jax.ShapeDtypeStruct:
@@ -184,8 +185,8 @@ def page_layout(
 ) -> PageLayout:
     """The division of layers into groups with which a sequence of `max_sequence_tokens` takes the fewest bytes.
 
-    A window of at least `max_sequence_tokens` is none. Layers of different shapes are one group. At least one layer
-    has pages.
+    A window or a chunk of at least `max_sequence_tokens` is none. Layers of different shapes are one group. At
+    least one layer has pages.
     """
     paged = [spec for spec in layers if type(spec) in PAGED]
     layout = _paged_layout(paged, page_size, max_sequence_tokens, dtype, mesh, max_groups)
@@ -199,41 +200,61 @@ def page_layout(
 def _paged_layout(
     layers: Sequence[Any], page_size: int, longest: int, dtype: Any, mesh: Mesh | None, max_groups: int
 ) -> PageLayout:
-    windows = [None if spec.window is None or spec.window >= longest else max(spec.window, 2) for spec in layers]
+    reaches = [_reach(spec, longest) for spec in layers]
     together = PageLayout(
         page_size,
         jnp.dtype(dtype),
         mesh,
-        windows=(None if None in windows else max(filter(None, windows)),),
+        groups=(_reach_of_all(reaches),),
         places=tuple(LayerPlace(0, index) for index in range(len(layers))),
         specs=tuple(layers),
     )
     first, *others = together.structure(1)
     candidates = [together]
     if all(arrays == first for arrays in others):
-        candidates += [_divided(together, windows, size) for size in range(1, len(layers))]
+        candidates += [_divided(together, reaches, size) for size in range(1, len(layers))]
 
     def cost(layout: PageLayout) -> tuple[int, int]:
-        positions = sum(longest if window is None else window for window in layout.windows)
-        return len(layout.specs) * positions, len(layout.windows)
+        positions = sum(longest if reach is None else most_read(reach) for reach in layout.groups)
+        return len(layout.specs) * positions, len(layout.groups)
 
-    return min((layout for layout in candidates if len(layout.windows) <= max_groups), key=cost)
+    return min((layout for layout in candidates if len(layout.groups) <= max_groups), key=cost)
 
 
-def _divided(together: PageLayout, windows: Sequence[int | None], size: int) -> PageLayout:
-    """Groups of at most `size` layers with the same window."""
+def _reach(spec: AttentionSpec, longest: int) -> Reach:
+    """The positions that a layer reads in sequences of at most `longest`."""
+    if spec.chunk is not None:
+        return None if spec.chunk >= longest else ChunkReach(max(spec.chunk, 2))
+    return None if spec.window is None or spec.window >= longest else max(spec.window, 2)
+
+
+def _reach_of_all(reaches: Sequence[Reach]) -> Reach:
+    """The positions that any of these layers reads: the longest window where all have one, otherwise all."""
+    windows = [reach for reach in reaches if isinstance(reach, int)]
+    if len(windows) == len(reaches):
+        return max(windows)
+    return reaches[0] if len(set(reaches)) == 1 else None
+
+
+def _size(reach: Reach) -> tuple[int, bool]:
+    """By which groups are ordered."""
+    return (0 if reach is None else most_read(reach)), isinstance(reach, ChunkReach)
+
+
+def _divided(together: PageLayout, reaches: Sequence[Reach], size: int) -> PageLayout:
+    """Groups of at most `size` layers that reach the same positions."""
     places: dict[int, LayerPlace] = {}
-    groups: list[int | None] = []
-    for window in sorted(set(windows), key=lambda window: window or 0):
-        members = [layer for layer, its_window in enumerate(windows) if its_window == window]
+    groups: list[Reach] = []
+    for reach in sorted(set(reaches), key=_size):
+        members = [layer for layer, its_reach in enumerate(reaches) if its_reach == reach]
         for index, layer in enumerate(members):
             places[layer] = LayerPlace(len(groups) + index // size, index % size)
-        groups += [window] * -(-len(members) // size)
+        groups += [reach] * -(-len(members) // size)
     num_arrays = 1 + max(place.array for place in places.values())
     return replace(
         together,
-        windows=tuple(groups),
-        places=tuple(places[layer] for layer in range(len(windows))),
+        groups=tuple(groups),
+        places=tuple(places[layer] for layer in range(len(reaches))),
         specs=together.specs[:num_arrays],
     )
 

@@ -18,8 +18,7 @@ def causal_attention(
     """
     positions = jnp.arange(q.shape[0])
     seen = positions <= positions[:, None]  # [t, s]
-    if spec.window is not None:
-        seen &= positions > positions[:, None] - spec.window
+    seen &= positions >= spec.first_seen(positions)[:, None]
     scores = softcapped(spec, jnp.einsum("tkgh,skh->tkgs", q, k, preferred_element_type=jnp.float32))
     scores = jnp.where(seen[:, None, None, :], scores, MASKED)
     if sinks is not None:

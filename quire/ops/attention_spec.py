@@ -2,6 +2,9 @@
 
 from dataclasses import dataclass
 
+import jax
+import jax.numpy as jnp
+
 
 @dataclass(frozen=True)
 class AttentionSpec:
@@ -9,7 +12,8 @@ class AttentionSpec:
 
     Its state is `kv_heads` keys and as many values of size `head_dim` for each position; each key serves `group` query
     heads. A token sees itself and what came before it; in a layer with a `window`, only the last `window` positions,
-    itself among them. A score is `scale * q.k`, and with a `softcap` c it becomes `c * tanh(score / c)`.
+    itself among them; in one with a `chunk`, only those of its own chunk, of which each has so many positions. A score
+    is `scale * q.k`, and with a `softcap` c it becomes `c * tanh(score / c)`.
 
     Where it `has_sinks`, each query head has one more score, the same at every position, that takes its part of the
     softmax and has no value.
@@ -25,3 +29,15 @@ class AttentionSpec:
     softcap: float | None = None
     has_sinks: bool = False
     value_dim: int | None = None
+    chunk: int | None = None
+
+    @property
+    def sees_all(self) -> bool:
+        """True if a token sees everything that came before it."""
+        return self.window is None and self.chunk is None
+
+    def first_seen(self, positions: jax.Array) -> jax.Array:
+        """The first position that each of these sees."""
+        if self.chunk is not None:
+            return positions - positions % self.chunk
+        return jnp.zeros_like(positions) if self.window is None else jnp.maximum(positions - self.window + 1, 0)

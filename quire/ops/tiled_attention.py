@@ -48,10 +48,9 @@ def _attend(
     positions = tiles.starts[:, None] + jnp.arange(b)  # [n, b]
     real = jnp.arange(b) < tiles.lengths[:, None]
     ends = jnp.where(tiles.lengths > 0, tiles.starts + tiles.lengths, 0)
-    begins = jnp.zeros_like(ends)  # positions before these are seen by no query of the tile
+    begins = spec.first_seen(tiles.starts)  # positions before these are seen by no query of the tile
     first: jax.Array | int = 0
-    if spec.window is not None:
-        begins = jnp.maximum(tiles.starts - spec.window + 1, 0)
+    if not spec.sees_all:
         first = jnp.min(jnp.where(tiles.lengths > 0, begins, jnp.max(ends))) // span
 
     def read(index: jax.Array, so_far: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
@@ -60,8 +59,8 @@ def _attend(
         keys, values = (part.reshape(n, span, heads, size) for part in read_pages(pages, there, q.dtype))
         at = index * span + jnp.arange(span)
         seen = real[:, :, None] & (at <= positions[:, :, None])  # [n, b, s]
-        if spec.window is not None:
-            seen &= at > positions[:, :, None] - spec.window
+        if not spec.sees_all:
+            seen &= at >= spec.first_seen(positions)[:, :, None]
         scores = softcapped(spec, jnp.einsum("nbkgh,nskh->nbkgs", q, keys, preferred_element_type=jnp.float32))
         scores = jnp.where(seen[:, :, None, None, :], scores, MASKED)
         new_highest = jnp.maximum(highest, scores.max(axis=-1))

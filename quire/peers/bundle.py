@@ -3,18 +3,20 @@
 from collections.abc import Callable
 from typing import NamedTuple
 
+from quire.reach import Reach, first_page
+
 
 class PageForm(NamedTuple):
     """The numbers of pages that both engines agree on; the rest is compared by facts."""
 
     page_size: int  # tokens
     page_bytes: int  # of all layers of a page
-    windows: tuple[int | None, ...]  # of each page group; None: it has the pages of all positions
+    groups: tuple[Reach, ...]  # the positions that each page group reads
 
-    def num_needed(self, group: int) -> int | None:
-        """The pages of a group before a page boundary that going on there reads; None for all."""
-        window = self.windows[group]
-        return None if window is None else -(-(window - 1) // self.page_size)
+    def first_needed(self, group: int, num_pages: int) -> int:
+        """The first page of a group that going on after `num_pages` reads."""
+        reach = self.groups[group]
+        return 0 if reach is None else first_page(reach, num_pages * self.page_size, self.page_size)
 
 
 class PageRange(NamedTuple):
@@ -43,18 +45,18 @@ def longest_range(form: PageForm, first: int, most: int, has: Callable[[int, int
     """The most pages from `first` on, up to `most`, after which every group has what going on reads.
 
     `has` tells of a page's place and its group whether it can be had."""
-    needed = [form.num_needed(group) for group in range(len(form.windows))]
     end = most
-    for group, count in enumerate(needed):
-        if count is None:
+    for group, reach in enumerate(form.groups):
+        if reach is None:
             end = next((place for place in range(first, end) if not has(place, group)), end)
     while end > first:
-        windows = [(group, max(first, end - count)) for group, count in enumerate(needed) if count is not None]
-        missing = [place for group, begin in windows for place in range(begin, end) if not has(place, group)]
+        windows = [group for group, reach in enumerate(form.groups) if reach is not None]
+        begins = [(group, max(first, form.first_needed(group, end))) for group in windows]
+        missing = [place for group, begin in begins for place in range(begin, end) if not has(place, group)]
         if not missing:
             break
         end = min(missing)
-    return PageRange(tuple(first if count is None else max(first, end - count) for count in needed), end)
+    return PageRange(tuple(max(first, form.first_needed(group, end)) for group in range(len(form.groups))), end)
 
 
 def problem(form: PageForm, pages: PageRange, page_bytes: int, first: int, num_tokens: int) -> str | None:
@@ -62,11 +64,11 @@ def problem(form: PageForm, pages: PageRange, page_bytes: int, first: int, num_t
     firsts, end = pages
     if page_bytes != form.page_bytes:
         return f"pages have {page_bytes} bytes; they must have {form.page_bytes}"
-    if len(firsts) != len(form.windows):
-        return f"there are {len(firsts)} page groups; there must be {len(form.windows)}"
+    if len(firsts) != len(form.groups):
+        return f"there are {len(firsts)} page groups; there must be {len(form.groups)}"
     if not first <= end <= num_tokens // form.page_size:
         return f"pages end at {end}; they must end between {first} and {num_tokens // form.page_size}"
-    for group, (begin, window) in enumerate(zip(firsts, form.windows, strict=True)):
-        if not first <= begin <= end or (window is None and begin != first):
+    for group, (begin, reach) in enumerate(zip(firsts, form.groups, strict=True)):
+        if not first <= begin <= end or (reach is None and begin != first):
             return f"pages of group {group} begin at {begin}; those before {first} are there, they end at {end}"
     return None

@@ -137,7 +137,7 @@ class PageClient:
     def fetch(self, prompt: FetchRequest, within_s: float) -> Fetch | None:
         """Ask for the pages; None where no peer can be asked now. Returns at once."""
         size = self._form.page_size
-        most = (len(prompt.tokens) // size - prompt.first) * len(self._form.windows) * self._form.page_bytes
+        most = (len(prompt.tokens) // size - prompt.first) * len(self._form.groups) * self._form.page_bytes
         with self._lock:
             if self._num_fetches >= MAX_FETCHES or (
                 self._fetched_bytes and self._fetched_bytes + most > MAX_FETCHED_BYTES

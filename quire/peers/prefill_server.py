@@ -193,7 +193,7 @@ class PrefillServer:
     def _place(self, wanted: PrefillRequest) -> Iterator[None]:
         """Room for a prompt and its pages."""
         form = self._form
-        count = max(0, len(wanted.tokens) // form.page_size - wanted.first) * len(form.windows)
+        count = max(0, len(wanted.tokens) // form.page_size - wanted.first) * len(form.groups)
         with self._lock:
             if self.num_asked >= MAX_ASKED:
                 raise RefusedPrompt(BUSY, f"{MAX_ASKED} prompts of peers are under way")

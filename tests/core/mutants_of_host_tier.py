@@ -100,12 +100,12 @@ HOST_TIER_MUTANTS = (
         "max_pages = sequence.num_reusable // self._page_size",
         "max_pages = len(sequence.tokens) // self._page_size",
     ),
-    Mutant("the host has no windows", RESTORES, "if needed is None or index >= end - needed else 0", "if True else 0"),
+    Mutant("the host has no windows", RESTORES, "if index >= self._first_needed(group, end) else 0", "if True else 0"),
     Mutant(
         "a window's first page is not restored",
         RESTORES,
-        "if needed is None or index >= end - needed else 0",
-        "if needed is None or index > end - needed else 0",
+        "if index >= self._first_needed(group, end) else 0",
+        "if index > self._first_needed(group, end) else 0",
     ),
     Mutant("a prefix goes on where a window has a hole", RESTORES, "end = min(missing)", "break"),
     Mutant(
@@ -153,8 +153,8 @@ HOST_TIER_MUTANTS = (
     Mutant(
         "what is behind a window counts as held",
         RUNNING,
-        "sequence.first_held[group] = max(0, sequence.restore_end",
-        "sequence.first_held[group] = max(0, 0 * sequence.restore_end",
+        "sequence.first_held[group] = first_page(reach, sequence.restore_end,",
+        "sequence.first_held[group] = first_page(reach, 0 * sequence.restore_end,",
     ),
     Mutant(
         "restores have no limit", STEP_BUILDER, "self.restores_left = max(0, self.restores_left - len(copies))", "pass"

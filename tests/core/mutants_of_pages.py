@@ -6,6 +6,7 @@ from tests.core.mutant import (
     LIMITS,
     POOL,
     QUEUE,
+    REACH,
     REQUESTS,
     RUNNING,
     SCHEDULER,
@@ -82,14 +83,14 @@ PAGE_MUTANTS = (
     Mutant(
         "a window's page is given back early",
         RUNNING,
-        "sequence.num_computed - window + 1)",
-        "sequence.num_computed - window + 2)",
+        "first_page(reach, sequence.num_computed,",
+        "first_page(reach, sequence.num_computed + 1,",
     ),
     Mutant(
         "a window's page is given back before results",
         RUNNING,
-        "return max(0, sequence.num_computed -",
-        "return max(0, sequence.num_planned -",
+        "first_page(reach, sequence.num_computed,",
+        "first_page(reach, sequence.num_planned,",
     ),
     Mutant(
         "nothing is given back while a prompt is computed",
@@ -147,9 +148,32 @@ PAGE_MUTANTS = (
         "step_tokens - 3) // self.page_size + 1",
     ),
     Mutant("pages of one group are counted", LIMITS, "            total += count", "            total = count"),
-    Mutant("a window needs a page fewer to go on", CACHE, "-(-(window - 1) // page_size)", "(window - 1) // page_size"),
     Mutant(
-        "a window needs a page more to go on", CACHE, "-(-(window - 1) // page_size)", "-(-window // page_size) + 1"
+        "a window has a position fewer",
+        REACH,
+        "return max(0, position - reach + 1)",
+        "return max(0, position - reach + 2)",
+    ),
+    Mutant(
+        "a window has a position more", REACH, "return max(0, position - reach + 1)", "return max(0, position - reach)"
+    ),
+    Mutant(
+        "a chunk begins where a window would",
+        REACH,
+        "return position - position % reach.size",
+        "return max(0, position - reach.size + 1)",
+    ),
+    Mutant(
+        "a chunk begins after its first position",
+        REACH,
+        "return position - position % reach.size",
+        "return position - max(0, position % reach.size - 1)",
+    ),
+    Mutant(
+        "a prefix goes on without the first page of its window",
+        CACHE,
+        "needed = range(first_page(reach, count * self._page_size, self._page_size), count)",
+        "needed = range(first_page(reach, count * self._page_size, self._page_size) + 1, count)",
     ),
     Mutant("a missing page of a window is overlooked", CACHE, "if missing is not None:", "if False:"),
     Mutant(
@@ -231,7 +255,7 @@ PAGE_MUTANTS = (
     Mutant(
         "use does not count",
         CACHE,
-        "            self._touch(node)\n        elif path",
+        "            self._touch(node, num_pages)\n        elif path",
         "            pass\n        elif path",
     ),
     Mutant(

@@ -3,6 +3,7 @@
 import pytest
 
 from quire.errors import PromptTooLong
+from quire.reach import ChunkReach
 from tests.core.harness import GREEDY, Harness, limits, request
 from tests.fake_executor import expected_tokens
 
@@ -139,8 +140,62 @@ def test_a_burst_begins_a_page_in_every_group():
     assert harness.tokens[1, 0] == expected_tokens(asked)
 
 
-@pytest.mark.parametrize("groups", [(), (1,), (None, 0)])
-def test_a_window_below_two_positions_is_refused(groups):
+def test_pages_of_a_chunk_are_given_back_when_the_next_one_begins():
+    """Chunks of 8 are two pages of 4: of the one that has begun all pages stay, and of those before it none."""
+    harness = Harness(limits(page_groups=(None, ChunkReach(8)), num_pages=40))
+    asked = request(1, prompt=(1, 2, 3), max_tokens=50)
+    harness.add(asked)
+    first_held = {}
+    while harness.scheduler.num_requests:
+        harness.step()
+        for sequence in harness.scheduler._running:
+            first_held[sequence.num_computed] = sequence.first_held[1]
+    # Pages are given back when the sequence takes the next one.
+    assert [first_held[position] for position in (4, 9, 15, 17, 23, 25, 49)] == [0, 2, 2, 4, 4, 6, 12]
+    assert harness.tokens[1, 0] == expected_tokens(asked)
+
+
+@pytest.mark.parametrize("chunk", [3, 5, 8, 10])
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_pages_that_a_chunk_still_reads_are_kept(chunk, lookahead):
+    harness = Harness(
+        limits(page_groups=(None, ChunkReach(chunk)), num_pages=60, max_batch_prefill_tokens=7), lookahead
+    )
+    harness.add(request(1, prompt=tuple(range(18)), max_tokens=30))
+    while harness.scheduler.num_requests:
+        harness.step()
+        for sequence in harness.scheduler._running:
+            first_read = sequence.num_computed // chunk * chunk
+            assert all(sequence.tables[1][first_read // 4 :])
+
+
+@pytest.mark.parametrize("lookahead", [0, 2])
+def test_a_sequence_longer_than_the_pages_runs_where_all_layers_read_chunks(lookahead):
+    harness = Harness(limits(page_groups=(ChunkReach(8),), num_pages=6, max_sequence_tokens=64), lookahead)
+    asked = request(1, prompt=tuple(range(30)), max_tokens=30)
+    harness.add(asked)
+    harness.run()
+    assert harness.tokens[1, 0] == expected_tokens(asked)
+    assert harness.scheduler.counters.preemptions == 0
+
+
+def test_the_next_turn_reuses_the_full_pages_and_the_chunk_that_has_begun():
+    harness = Harness(limits(page_groups=(None, ChunkReach(24)), num_pages=60))
+    first = request(1, prompt=tuple(range(20)), max_tokens=13, sampling=GREEDY)
+    harness.add(first)
+    harness.run()
+    told = first.prompt + tuple(expected_tokens(first))
+    second = request(2, prompt=(*told, 40, 41), max_tokens=4)
+    harness.add(second)
+    plan = harness.plan()
+    assert plan.chunks[0].start == 32
+    assert [page > 0 for page in plan.chunks[0].new_pages[1]] == [False] * 6 + [True] * 3, "from position 24 on"
+    harness.run()
+    assert harness.tokens[2, 0] == expected_tokens(second)
+
+
+@pytest.mark.parametrize("groups", [(), (1,), (None, 0), (None, ChunkReach(1))])
+def test_a_window_or_chunk_below_two_positions_is_refused(groups):
     with pytest.raises(ValueError, match="page_groups is"):
         limits(page_groups=groups)
 

@@ -10,6 +10,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition,
 from quire.core.page_pool import PagePool
 from quire.core.prefix_cache import PrefixCache
 from quire.core.prefix_tree import Match, PrefixCursor
+from quire.reach import ChunkReach, Reach
+from tests.fake_executor import is_read
 
 
 def cached(num_pages: int = 16, page_size: int = 2) -> tuple[PagePool, PrefixCache]:
@@ -230,6 +232,19 @@ def test_going_on_needs_the_pages_of_the_last_window_alone():
     assert cache.tables(match) == [tables[0], [0, 0, 0, 0, *tables[1][4:]]]
 
 
+def test_going_on_needs_the_pages_of_the_chunk_that_has_begun():
+    pool = PagePool(40)
+    cache = PrefixCache(pool, 2, (None, ChunkReach(6)))
+    tokens = list(range(16))
+    tables = [pool.take(8), pool.take(8)]
+    cache.publish("", tokens, tables, 8)
+    for table in tables:
+        cache.release(table)
+    # Position 16 is in the chunk that begins at 12, position 12 begins it.
+    assert cache.tables(cache.match("", tokens, 16))[1] == [0] * 6 + tables[1][6:]
+    assert cache.tables(cache.match("", tokens, 12))[1] == [0] * 6
+
+
 def test_a_prefix_ends_where_every_group_can_go_on():
     pool = PagePool(30)
     cache = PrefixCache(pool, 2, (None, 4))
@@ -331,7 +346,17 @@ def test_a_page_that_a_group_lacks_is_not_found_by_its_beginning(is_there):
     assert (cache.match("", [0, 0, 0, 0, 1, 2, 3, 7], 8).begun is not None) == is_there
 
 
-GROUPS = [(None,), (None,), (3,), (None, 3), (None, 2, 6), (None, None), (4, 2)]
+GROUPS = [
+    (None,),
+    (None,),
+    (3,),
+    (None, 3),
+    (None, 2, 6),
+    (None, None),
+    (4, 2),
+    (ChunkReach(4),),
+    (None, ChunkReach(5), 3),
+]
 
 
 class Trees(RuleBasedStateMachine):
@@ -373,18 +398,22 @@ class Trees(RuleBasedStateMachine):
         """The tokens of the page of this index, and all before them."""
         return tuple(tokens[: (index + 1) * self.page_size])
 
-    def _first_read(self, window: int | None, num_pages: int) -> int:
+    def _first_read(self, reach: Reach, num_pages: int) -> int:
         """The first page that going on after so many reads."""
-        return 0 if window is None else max(0, num_pages * self.page_size - window + 1) // self.page_size
+        position = num_pages * self.page_size
+        return min(at for at in range(position + 1) if is_read(reach, at, position)) // self.page_size
 
     def _longest(self, salt: str, tokens: list[int]) -> int:
-        """The number of pages after which every group can go on, by what is in the cache."""
+        """The number of pages after which every group can go on, by what is in the cache. Where a chunk begins no page
+        is read, but one of this prefix or of a longer one must be there."""
         there = {self.content[page] for page in self.cache.pages()}
+        begun = [prefix for its_salt, prefix, _ in there if its_salt == salt]
         total = len(tokens) // self.page_size
         for count in range(total, 0, -1):
             firsts = [(group, self._first_read(window, count)) for group, window in enumerate(self.groups)]
             wanted = [(salt, self._prefix(tokens, n), group) for group, first in firsts for n in range(first, count)]
-            if there.issuperset(wanted):
+            own = self._prefix(tokens, count - 1)
+            if there.issuperset(wanted) and any(prefix[: len(own)] == own for prefix in begun):
                 return count
         return 0
 

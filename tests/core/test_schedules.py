@@ -11,6 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from quire.core.limits import Limits
 from quire.errors import Overloaded, PromptTooLong
+from quire.reach import ChunkReach, Reach
 from quire.request import FinishReason, Request, SamplingParams
 from tests.core.harness import GREEDY, Harness, limits
 from tests.fake_executor import NAN, expected_prompt_logprobs, expected_tokens
@@ -57,7 +58,17 @@ def requests(draw: st.DrawFn, request_id: int) -> Request:
 
 # Padding must be hundreds of tokens before a prompt that is alone is cut.
 STEP_SIZES = [(), (3, 400), (2, 5, 9, 80), (6, 400)]
-GROUPS: list[tuple[int | None, ...]] = [(None,), (None,), (8,), (None, 8), (None, 3), (None, 8, 8, 24)]
+GROUPS: list[tuple[Reach, ...]] = [
+    (None,),
+    (None,),
+    (8,),
+    (None, 8),
+    (None, 3),
+    (None, 8, 8, 24),
+    (ChunkReach(8),),
+    (None, ChunkReach(5)),
+    (None, 8, ChunkReach(12), ChunkReach(2)),
+]
 
 
 @st.composite

@@ -137,7 +137,7 @@ class Rig:
             "max_sequence_tokens": shapes.max_sequence_tokens,
             "max_guesses": shapes.guesses,
             "max_loras": shapes.adapters.slots,
-            "page_groups": self.executor.programs.compiler.layout.windows,
+            "page_groups": self.executor.programs.compiler.layout.groups,
             "snapshots": 0 if self.executor.programs.compiler.layout.slot_specs else None,
         }
         return Limits(**(defaults | changes))

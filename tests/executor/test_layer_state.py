@@ -14,6 +14,7 @@ from quire.models.model import LayerSpec
 from quire.models.registry import build_model
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.recurrent_spec import RecurrentSpec
+from quire.reach import ChunkReach, Reach
 from tests.models.cases import CASES
 
 FULL = AttentionSpec(kv_heads=2, group=1, head_dim=8, scale=1.0)
@@ -21,6 +22,10 @@ FULL = AttentionSpec(kv_heads=2, group=1, head_dim=8, scale=1.0)
 
 def windowed(window: int) -> AttentionSpec:
     return replace(FULL, window=window)
+
+
+def chunked(size: int) -> AttentionSpec:
+    return replace(FULL, chunk=size)
 
 
 def layout_of(layers: Sequence[LayerSpec], max_sequence_tokens: int = 8192, **options: Any) -> PageLayout:
@@ -32,7 +37,7 @@ def gemma3(num_layers: int, window: int) -> list[AttentionSpec]:
 
 
 @pytest.mark.parametrize(
-    ("layers", "longest", "arrays", "windows"),
+    ("layers", "longest", "arrays", "groups"),
     [
         ([FULL] * 30, 8192, 30, (None,)),
         ([windowed(4096)] * 32, 8192, 32, (4096,)),
@@ -44,15 +49,20 @@ def gemma3(num_layers: int, window: int) -> list[AttentionSpec]:
         (gemma3(62, 1024), 32768, 10, (None, *[1024] * 6)),
         ([FULL, *[windowed(4000)] * 9], 4096, 10, (None,)),  # division would save less than it pads
         ([windowed(8), windowed(16)] * 4, 64, 4, (8, 16)),
+        ([chunked(8192)] * 3 + [FULL], 32768, 1, (None, *[ChunkReach(8192)] * 3)),  # llama 4
+        ([chunked(8192), FULL] * 2, 8192, 4, (None,)),
+        ([chunked(8), windowed(16)] * 4, 64, 4, (ChunkReach(8), 16)),
+        ([chunked(8), replace(chunked(8), head_dim=16)], 64, 2, (ChunkReach(8),)),
+        ([chunked(8), replace(chunked(16), head_dim=16)], 64, 2, (None,)),  # neither reads what the other does
         ([FULL, replace(windowed(8), head_dim=16)], 64, 2, (None,)),
         ([windowed(16), replace(windowed(8), head_dim=16)], 64, 2, (16,)),
     ],
 )
 def test_layers_are_divided_so_that_the_longest_sequence_takes_the_fewest_bytes(
-    layers: list[AttentionSpec], longest: int, arrays: int, windows: tuple[int | None, ...]
+    layers: list[AttentionSpec], longest: int, arrays: int, groups: tuple[Reach, ...]
 ) -> None:
     layout = layout_of(layers, longest)
-    assert (len(layout.specs), layout.windows) == (arrays, windows)
+    assert (len(layout.specs), layout.groups) == (arrays, groups)
 
 
 @pytest.mark.parametrize("layers", [gemma3(34, 1024), [windowed(8), FULL] * 3, [FULL] * 4])
@@ -60,13 +70,13 @@ def test_each_layer_has_a_place_of_its_own_in_a_group_that_keeps_what_it_sees(la
     layout = layout_of(layers)
     assert max(Counter(layout.places).values()) == 1
     for spec, place in zip(layers, layout.places, strict=True):
-        assert layout.windows[place.group] == spec.window
+        assert layout.groups[place.group] == spec.window
         assert 0 <= place.array < len(layout.specs)
 
 
 def test_one_group_keeps_the_largest_window_that_any_layer_sees() -> None:
-    assert layout_of([windowed(8), windowed(16)], max_groups=1).windows == (16,)
-    assert layout_of([windowed(8), FULL], max_groups=1).windows == (None,)
+    assert layout_of([windowed(8), windowed(16)], max_groups=1).groups == (16,)
+    assert layout_of([windowed(8), FULL], max_groups=1).groups == (None,)
 
 
 def test_bytes_and_arrays_of_pages_follow_from_the_layers() -> None:
@@ -101,7 +111,7 @@ def test_recurrent_layers_have_rows_for_slots_and_leave_pages_to_the_others() ->
     layout = layout_of([recurrent, FULL, recurrent, windowed(64)])
     alone = layout_of([FULL, windowed(64)])
     assert layout.places == (SlotPlace(0), LayerPlace(0, 0), SlotPlace(1), LayerPlace(1, 0))
-    assert (layout.windows, layout.page_bytes) == (alone.windows, alone.page_bytes)
+    assert (layout.groups, layout.page_bytes) == (alone.groups, alone.page_bytes)
     (inputs, matrices), _ = layout.empty_slots(num_slots=6)
     assert (inputs.shape, str(inputs.dtype)) == ((7, 3, 2, 23), "bfloat16")
     assert (matrices.shape, str(matrices.dtype)) == ((7, 2, 3, 4, 5), "float32")

@@ -40,7 +40,7 @@ def test_an_engine_goes_on_from_the_pages_of_another(request: pytest.FixtureRequ
     for begin in range(0, pages.num_pages, 7):
         assert store.insert(going_on, bundle, begin, 7)
     engine.scheduler.check()
-    assert store.num_cached(going_on) > 0 or len(form.windows) > 1  # a window's pages are those of the end alone
+    assert store.num_cached(going_on) > 0 or len(form.groups) > 1  # a window's pages are those of the end alone
     run = rig.run([going_on], engine=engine)
     assert run.answers[2, 0].cached_tokens == (len(prompt) - 1) // form.page_size * form.page_size
     assert check(rig, [going_on], run) <= 1

@@ -32,7 +32,7 @@ GROUPS: dict[str, tuple[int | None, ...]] = {
 def made(name: str, **options: Any) -> tuple[Rig, tuple[int | None, ...]]:
     """A model with its page groups."""
     config = config_of(name)
-    windows = page_layout(build_model(config).layers, SHAPES.page_size, MAX_LENGTH, "float32", **options).windows
+    windows = page_layout(build_model(config).layers, SHAPES.page_size, MAX_LENGTH, "float32", **options).groups
     with quickly_compiled():
         rig = Rig(config, replace(SHAPES, num_groups=len(windows)), first_programs_only=True)
     return rig, windows

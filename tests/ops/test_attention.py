@@ -21,6 +21,7 @@ SPECS = (
     AttentionSpec(kv_heads=2, group=3, head_dim=HEAD_DIM, scale=1.7),
     AttentionSpec(kv_heads=2, group=1, head_dim=HEAD_DIM, scale=1.7, window=1),
     AttentionSpec(kv_heads=1, group=2, head_dim=HEAD_DIM, scale=0.5, window=5),
+    AttentionSpec(kv_heads=1, group=2, head_dim=HEAD_DIM, scale=0.5, chunk=4),
     AttentionSpec(kv_heads=2, group=2, head_dim=HEAD_DIM, scale=1.7, softcap=0.8),
     AttentionSpec(kv_heads=2, group=2, head_dim=HEAD_DIM, scale=1.7, softcap=0.8, window=3),
     AttentionSpec(kv_heads=2, group=3, head_dim=HEAD_DIM, scale=1.7, has_sinks=True),
@@ -35,9 +36,15 @@ def sinks_of(spec: AttentionSpec) -> Array | None:
     return np.linspace(-2.0, 3.0, spec.kv_heads * spec.group, dtype=np.float32).reshape(spec.kv_heads, spec.group)
 
 
+def first_seen(spec: AttentionSpec, position: int) -> int:
+    if spec.chunk is not None:
+        return position // spec.chunk * spec.chunk
+    return 0 if spec.window is None else max(0, position + 1 - spec.window)
+
+
 def dense(spec: AttentionSpec, q: Array, k: Array, v: Array, position: int) -> Array:
     """One token's attention, q [k, g, h], over the keys and values [s, k, h] of its sequence, head by head."""
-    first = 0 if spec.window is None else max(0, position + 1 - spec.window)
+    first = first_seen(spec, position)
     out = np.zeros_like(q)
     for kv_head in range(spec.kv_heads):
         keys, values = k[first : position + 1, kv_head], v[first : position + 1, kv_head]

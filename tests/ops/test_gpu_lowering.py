@@ -27,6 +27,7 @@ SPECS = {
     "groups of 4": AttentionSpec(2, 4, 128, 0.088),
     "groups of 3, odd heads": AttentionSpec(1, 3, 80, 0.125),
     "window, cap": AttentionSpec(1, 8, 64, 0.125, window=33, softcap=20.0),
+    "chunks": AttentionSpec(8, 5, 128, 0.088, chunk=8192),
     "window, sinks": AttentionSpec(8, 8, 64, 0.125, window=128, has_sinks=True),
 }
 

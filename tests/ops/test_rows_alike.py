@@ -104,7 +104,7 @@ def test_a_norm_of_all_heads_and_one_of_each_are_those_of_the_reference() -> Non
 
 @given(
     head_dim=st.sampled_from([8, 20, 64, 80]),
-    window=st.sampled_from([None, 1, 9, 70]),
+    option=st.sampled_from([{}, {"window": 1}, {"window": 9}, {"window": 70}, {"chunk": 12}]),
     softcap=st.sampled_from([None, 5.0]),
     start=st.integers(0, 180),
     count=st.integers(1, 32),
@@ -112,14 +112,14 @@ def test_a_norm_of_all_heads_and_one_of_each_are_those_of_the_reference() -> Non
 )
 @settings(max_examples=60)
 def test_attention_of_a_query_does_not_depend_on_its_tile_nor_on_its_neighbours(
-    head_dim: int, window: int | None, softcap: float | None, start: int, count: int, seed: int
+    head_dim: int, option: dict[str, int], softcap: float | None, start: int, count: int, seed: int
 ) -> None:
     page_size, heads, per_head = 8, 2, 3
     num_pages = -(-(start + count) // page_size)
     table = jnp.asarray(np.random.default_rng(seed).permutation(num_pages).astype(np.int32)[None])
     pages = tuple(jnp.asarray(numbers(seed + n, num_pages, page_size, heads, head_dim)) for n in (1, 2))
     q = numbers(seed + 3, count, heads, per_head, head_dim)
-    spec = AttentionSpec(heads, per_head, head_dim, head_dim**-0.5, window, softcap)
+    spec = AttentionSpec(heads, per_head, head_dim, head_dim**-0.5, softcap=softcap, **option)
 
     def attend(*lengths: int, single: int = 0) -> Array:
         """All queries, cut into tiles of these lengths."""

@@ -23,7 +23,7 @@ from quire.ops.pages import TILE, Pages, Tiles
 from quire.ops.step_attention import PLAIN
 from quire.ops.tiled_attention import SPAN, tiled_attention
 from tests.models.tiny import COMPILE_QUICKLY
-from tests.ops.test_attention import dense, sinks_of
+from tests.ops.test_attention import dense, first_seen, sinks_of
 
 Array = np.ndarray[Any, Any]
 HEAD_DIM = 4
@@ -78,6 +78,7 @@ SHAPES = (
     Shape(spec(window=150, softcap=0.8), page_size=3, num_single=1, width=100),  # a window longer than a span
     Shape(spec(window=9), page_size=SPAN + 32, num_single=2, width=2),  # a page longer than a span
     Shape(spec(1, 4), page_size=SPAN * 2, num_single=2, width=1),
+    Shape(spec(2, 3, chunk=20), page_size=16, num_single=2, width=20),  # chunks end within tiles and within pages
     Shape(spec(2, 3, has_sinks=True), page_size=16, num_single=2, width=20),
     Shape(spec(window=9, softcap=0.8, has_sinks=True), page_size=16, num_single=1, width=20),
 )
@@ -129,7 +130,7 @@ def run(implementation: str, shape: Shape, tiles: list[Tile], seed: int) -> tupl
     expected = []
     token = 0
     for row, (start, length) in enumerate(tiles):
-        first = 0 if spec.window is None else max(0, start - spec.window + 1)
+        first = first_seen(spec, start)
         for position in range(first, start + length if length else 0):
             where = table[row, position // page_size], position % page_size
             k_pages[where], v_pages[where] = keys[row, position], values[row, position]
@@ -175,16 +176,18 @@ def test_padding_comes_out_as_zeros_on_a_cpu(shape: Shape) -> None:
 
 
 @implementations
-@pytest.mark.parametrize(("window", "reads_the_first_span"), [(None, True), (4, False)])
+@pytest.mark.parametrize(
+    ("option", "reads_the_first_span"), [({}, True), ({"window": 4}, False), ({"chunk": SPAN}, False)], ids=str
+)
 def test_spans_before_every_window_are_not_read(
-    implementation: str, window: int | None, reads_the_first_span: bool
+    implementation: str, option: dict[str, int], reads_the_first_span: bool
 ) -> None:
     shape = SHAPES[1]
     q, k_pages, v_pages = _arrays(shape)
     k_pages[1], v_pages[1] = np.inf, np.inf  # times a weight of 0 they would be NaN
     table = np.tile(np.arange(1, shape.width + 1, dtype=np.int32), (NUM_TILES, 1))
     tiles = tiles_of([Tile(2 * SPAN + 3, 1)] * NUM_TILES, NUM_TILES)
-    out = compiled(implementation, spec(2, 3, window=window))(q, (k_pages, v_pages), table, tiles)
+    out = compiled(implementation, spec(2, 3, **option))(q, (k_pages, v_pages), table, tiles)
     assert np.isnan(np.asarray(out)).any() == reads_the_first_span
 
 

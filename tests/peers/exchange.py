@@ -10,7 +10,7 @@ from quire.peers.prefill_server import PrefillServer, RefusedPrompt
 
 SECRET = b"a secret that the tests share"
 FACTS = {"model": "tiny", "version": "1"}
-FORM = PageForm(page_size=4, page_bytes=1000, windows=(None,))
+FORM = PageForm(page_size=4, page_bytes=1000, groups=(None,))
 
 
 class HandMade:
@@ -47,10 +47,7 @@ class Computed:
 def bundle_of(tokens, first: int, form: PageForm = FORM) -> PageBundle:
     """Pages whose bytes say which page of which group they are."""
     end = len(tokens) // form.page_size
-    firsts = []
-    for window in form.windows:
-        needed = end if window is None else -(-(window - 1) // form.page_size)
-        firsts.append(max(first, end - needed))
+    firsts = [max(first, form.first_needed(group, end)) for group in range(len(form.groups))]
     rows = [(group, index) for group, begin in enumerate(firsts) for index in range(begin, end)]
     data = b"".join(bytes([group, index % 256]) * (form.page_bytes // 2) for group, index in rows)
     return PageBundle(PageRange(tuple(firsts), end), memoryview(data))

@@ -4,16 +4,17 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.peers.bundle import PageForm, PageRange, longest_range
+from quire.reach import ChunkReach
+from tests.fake_executor import is_read
 
-FORMS = [PageForm(4, 100, windows) for windows in ((None,), (9,), (None, 5), (2, None, 17))]
+FORMS = [PageForm(4, 100, windows) for windows in ((None,), (9,), (None, 5), (2, None, 17), (None, ChunkReach(10)))]
 
 
 def is_readable(form: PageForm, first: int, end: int, pages: set[tuple[int, int]]) -> bool:
     """Every group has, from `first` on, the positions that a sequence reads which goes on at page `end`."""
-    for group, window in enumerate(form.windows):
+    for group, reach in enumerate(form.groups):
         position = end * form.page_size
-        oldest = 0 if window is None else max(0, position - window + 1)
-        needed = {place // form.page_size for place in range(oldest, position)}
+        needed = {place // form.page_size for place in range(position) if is_read(reach, place, position)}
         if any(place >= first and (place, group) not in pages for place in needed):
             return False
     return True

@@ -51,7 +51,7 @@ def decode_attention(
     heads = q.shape[1]
     room = power_of_two(len(tiles))
     ends = jnp.pad(jnp.where(tiles.lengths > 0, tiles.starts + 1, 0), (0, room - len(tiles)))
-    begins = jnp.zeros_like(ends) if spec.window is None else jnp.maximum(ends - spec.window, 0)
+    begins = jnp.where(ends > 0, spec.first_seen(ends - 1), 0)
     each = jnp.maximum(part * -(-ends // (part * MAX_PARTS)), 1)  # positions of a part
     first = begins // each
     counts = -(-ends // each) - first
@@ -118,14 +118,14 @@ def _read_parts(
         def read(index: jax.Array, so_far: Softmax) -> Softmax:
             at = index * block + jnp.arange(block)
             seen = at < last
-            if spec.window is not None:
-                seen &= at >= end - spec.window
+            if not spec.sees_all:
+                seen &= at >= spec.first_seen(end - 1)
             pages, offsets = where_is(table_ref, slot, index, block, page_refs[0].shape[1], last)
             where = pages, offsets, head, jnp.arange(width)[None, :]
             loaded = Block.load(page_refs, where, seen, is_feature[None, :])
             return so_far.add(spec, q, loaded, jnp.broadcast_to(seen[None, :], (queries, block)))
 
-        first = begin if spec.window is None else jnp.maximum(begin, end - spec.window)
+        first = begin if spec.sees_all else jnp.maximum(begin, spec.first_seen(end - 1))
         blocks = first // block, (last + block - 1) // block
         own_sinks = load_sinks(spec, sinks, head, jnp.arange(queries), number == before)
         softmax = jax.lax.fori_loop(*blocks, read, Softmax.begin(queries, width, own_sinks))

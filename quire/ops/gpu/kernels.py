@@ -78,7 +78,7 @@ def attend_latent(
 @partial(jax.jit, static_argnums=0)
 def attend_fresh(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments) -> jax.Array | None:
     """By cuDNN, where it has a kernel: in half the time that ours takes over long prompts."""
-    if spec.window is not None or spec.softcap is not None or q.dtype == jnp.float32 or spec.head_dim > 128:
+    if not spec.sees_all or spec.softcap is not None or q.dtype == jnp.float32 or spec.head_dim > 128:
         return None
     queries = q.reshape(1, len(q), -1, spec.head_dim)
     if len(segments.offsets) == 1:

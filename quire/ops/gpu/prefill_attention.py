@@ -86,7 +86,7 @@ def _context(spec: AttentionSpec, tiles: Tiles, positions: int) -> tuple[jax.Arr
     starts = (tiles.starts[:, None] + first).reshape(-1)
     lengths = jnp.clip(tiles.lengths[:, None] - first, 0, positions).reshape(-1)
     ends = jnp.where(lengths > 0, starts + lengths, 0)
-    begins = 0 if spec.window is None else jnp.maximum(starts - spec.window + 1, 0)
+    begins = spec.first_seen(starts)
     return jnp.where(lengths > 0, begins, 0), ends
 
 
@@ -182,12 +182,12 @@ def _softmax(
         is_here = (at >= first) & (at < last)
         loaded = Block.load(context.pages, where, is_here, is_feature)
         seen = (at[None, :] <= at_query[:, None]) & is_here[None, :]
-        if spec.window is not None:
-            seen &= at[None, :] > at_query[:, None] - spec.window
+        if not spec.sees_all:
+            seen &= at[None, :] >= spec.first_seen(at_query)[:, None]
         return so_far.add(spec, q, loaded, seen if masked else None)
 
     masked_from, num_blocks = first // block, (last + block - 1) // block
-    if spec.window is None:  # everything before the first query is seen by all
+    if spec.sees_all:  # everything before the first query is seen by all
         masked_from = jnp.clip(start // block, first // block, num_blocks)
         softmax = jax.lax.fori_loop(first // block, masked_from, partial(read, False), softmax)
     whole_softmax: Softmax = jax.lax.fori_loop(masked_from, num_blocks, partial(read, True), softmax)

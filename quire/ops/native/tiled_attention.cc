@@ -51,7 +51,13 @@ struct Task {
   float* out;
   Sizes n;
   float scale, softcap;
-  int64_t window;
+  int64_t window, chunk;  // 0: none
+
+  // The first position that this one sees.
+  int64_t first_seen(int64_t position) const {
+    if (chunk > 0) return position / chunk * chunk;
+    return window > 0 ? std::max<int64_t>(0, position - window + 1) : 0;
+  }
 };
 
 inline void fetch(const float* from, int64_t size) {
@@ -194,7 +200,7 @@ void attend(const Task& t, int64_t tile, int64_t head) {
     queries[row] = q + row / n.per_head * query_stride + row % n.per_head * n.size;
   }
   const int64_t end = start + count;
-  const int64_t first = t.window > 0 ? std::max<int64_t>(0, start - t.window + 1) : 0;
+  const int64_t first = t.first_seen(start);
   const int32_t* table = t.table + t.slots[tile] * n.width;
   const auto place_of = [&](int64_t position) {
     return (table[position / n.page_size] * n.page_size + position % n.page_size) * key_stride + head * n.size;
@@ -207,7 +213,7 @@ void attend(const Task& t, int64_t tile, int64_t head) {
     const int64_t span = std::min(kSpan, end - at);
     const float *keys[kSpan], *values[kSpan];
     for (int64_t s = 0; s < span; ++s) {
-      const int64_t position = std::max(first, at + s);  // nothing behind the window is read
+      const int64_t position = std::max(first, at + s);  // nothing before the first is read
       const int64_t place = place_of(position);
       if (is_coded) {
         const int64_t page = table[position / n.page_size];
@@ -243,7 +249,7 @@ void attend(const Task& t, int64_t tile, int64_t head) {
       for (int64_t i = row; i < row + together; ++i) {
         const int64_t position = start + i / n.per_head;
         // Keys [low, high) of the span are seen by this query.
-        const int64_t low = t.window > 0 ? std::max<int64_t>(0, position - t.window + 1 - at) : 0;
+        const int64_t low = std::max<int64_t>(0, t.first_seen(position) - at);
         const int64_t high = std::min(span, position + 1 - at);
         weigh(t, low, high, span, scores.data() + i * kSpan, highest[i], total[i], sums.data() + i * n.size);
       }
@@ -282,18 +288,18 @@ Fault run(const Task& task, int64_t tiles, int64_t num_sinks) {
 
 Fault TiledAttention(In<float> q, In<float> k_pages, In<float> v_pages, In<int32_t> table, In<int32_t> slots,
                      In<int32_t> starts, In<int32_t> lengths, In<int32_t> offsets, In<float> sinks, Out<float> out,
-                     float scale, float softcap, int64_t window) {
+                     float scale, float softcap, int64_t window, int64_t chunk) {
   const auto d = q.sizes;
   const Sizes n{d[0], d[1], d[2], d[3], k_pages.sizes[1], table.sizes[1]};
   return run({q.data, k_pages.data, v_pages.data, {}, table.data, slots.data, starts.data, lengths.data, offsets.data,
-              sinks.count() ? sinks.data : nullptr, out.data, n, scale, softcap, window},
+              sinks.count() ? sinks.data : nullptr, out.data, n, scale, softcap, window, chunk},
              starts.sizes[0], sinks.count());
 }
 
 Fault CodedAttention(In<float> q, In<void> k_pages, In<void> v_pages, In<void> k_scales, In<void> v_scales,
                      In<int32_t> table, In<int32_t> slots, In<int32_t> starts, In<int32_t> lengths,
                      In<int32_t> offsets, In<float> sinks, Out<float> out, float scale, float softcap,
-                     int64_t window) {
+                     int64_t window, int64_t chunk) {
   if (k_scales.type != XLA_FFI_DataType_BF16 || v_scales.type != k_scales.type) return "scales have another type";
   const bool is_float = k_pages.type == XLA_FFI_DataType_F8E4M3FN;
   if (!is_float && k_pages.type != XLA_FFI_DataType_S8) return "pages have another type";
@@ -302,12 +308,12 @@ Fault CodedAttention(In<float> q, In<void> k_pages, In<void> v_pages, In<void> k
   const Codes codes{static_cast<const uint8_t*>(k_pages.data), static_cast<const uint8_t*>(v_pages.data),
                     static_cast<const uint16_t*>(k_scales.data), static_cast<const uint16_t*>(v_scales.data), is_float};
   return run({q.data, nullptr, nullptr, codes, table.data, slots.data, starts.data, lengths.data, offsets.data,
-              sinks.count() ? sinks.data : nullptr, out.data, n, scale, softcap, window},
+              sinks.count() ? sinks.data : nullptr, out.data, n, scale, softcap, window, chunk},
              starts.sizes[0], sinks.count());
 }
 
 }  // namespace
 }  // namespace quire
 
-QUIRE_OPERATION(quire_tiled_attention, quire::TiledAttention, "scale", "softcap", "window")
-QUIRE_OPERATION(quire_coded_attention, quire::CodedAttention, "scale", "softcap", "window")
+QUIRE_OPERATION(quire_tiled_attention, quire::TiledAttention, "scale", "softcap", "window", "chunk")
+QUIRE_OPERATION(quire_coded_attention, quire::CodedAttention, "scale", "softcap", "window", "chunk")

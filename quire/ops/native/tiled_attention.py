@@ -32,5 +32,6 @@ def tiled_attention(
         scale=np.float32(spec.scale),
         softcap=np.float32(spec.softcap or 0.0),
         window=np.int64(spec.window or 0),
+        chunk=np.int64(spec.chunk or 0),
     )
     return out
