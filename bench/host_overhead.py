@@ -53,7 +53,7 @@ def made_up(plan: StepPlan) -> StepResult:
 class MadeUp:
     """An executor that answers at once; what it costs itself is taken off."""
 
-    platform, num_late, num_padding_tokens = "cpu", 0, 0
+    platform, num_late, num_padding_tokens, num_unfinished = "cpu", 0, 0, 0
 
     def __init__(self) -> None:
         self.spent_s = 0.0

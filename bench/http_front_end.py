@@ -35,7 +35,7 @@ class FreeDevice:
     """An executor that computes nothing. A step takes `step_s`; its token is the time at its end."""
 
     def __init__(self, step_s: float) -> None:
-        self.platform, self.num_late, self.num_padding_tokens = "none", 0, 0
+        self.platform, self.num_late, self.num_padding_tokens, self.num_unfinished = "none", 0, 0, 0
         self._step_s = step_s
         self._next_s = 0.0
 

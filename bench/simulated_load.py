@@ -51,7 +51,7 @@ class Pending(NamedTuple):
 class Device:
     """An executor whose results take the time of a formula on a clock of its own."""
 
-    platform, num_late, num_padding_tokens = "gpu", 0, 0
+    platform, num_late, num_padding_tokens, num_unfinished = "gpu", 0, 0, 0
 
     def __init__(self, costs: list[float]) -> None:
         """`costs`, in microseconds: of a step, then by the fields of `StepLoad`."""

@@ -146,7 +146,7 @@ class FakeExecutor:
         slots have state that each token changes, beside pages."""
         self._has_slot_state = has_slot_state
         self._guess_percent = guess_percent
-        self.platform, self.num_late, self.num_padding_tokens = "cpu", 0, 0
+        self.platform, self.num_late, self.num_padding_tokens, self.num_unfinished = "cpu", 0, 0, 0
         self._num_pages = num_pages
         self._page_size = page_size
         self._num_slots = num_slots

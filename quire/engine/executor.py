@@ -18,7 +18,7 @@ class Pending(Protocol):
 
 
 class Executor(Protocol):
-    """Computes steps in the order they are submitted. Used only by the engine thread, except for its three numbers."""
+    """Computes steps in the order they are submitted. Used only by the engine thread, except for its numbers."""
 
     @property
     def platform(self) -> str: ...
@@ -30,6 +30,10 @@ class Executor(Protocol):
     @property
     def num_padding_tokens(self) -> int:
         """Tokens computed beyond those of the plans, since programs have fixed shapes."""
+
+    @property
+    def num_unfinished(self) -> int:
+        """Programs that are still being compiled or loaded; steps run in larger ones meanwhile."""
 
     def submit(self, plan: StepPlan) -> Pending:
         """Launch a step and return at once. A plan with guided chunks waits before it samples until `Pending.sample`;

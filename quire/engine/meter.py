@@ -150,6 +150,7 @@ def read_stats(engine: Engine, meter: Meter, waited_s: float = 0.0) -> Stats:
             "shrinks": engine.num_shrinks,
             "repairs": engine.num_repairs,
             "late_compilations": engine.executor.num_late,
+            "unfinished_programs": engine.executor.num_unfinished,
             "padding_tokens": engine.executor.num_padding_tokens,
             **{f"{kind}_tokens": meter.tokens[kind] for kind in KINDS},
             **{f"{kind}_begun": meter.num_begun[kind] for kind in KINDS},

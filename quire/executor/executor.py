@@ -15,8 +15,10 @@ from quire.executor.host_pages import HOST_KINDS, HostPages, as_bytes
 from quire.executor.launch import Launch, Packer, independent, num_samples, num_sampling, split
 from quire.executor.pending import Copied, Launched, Pending, Wanted
 from quire.executor.pinned_pages import PINNED_KINDS, PinnedPages, can_pin
+from quire.executor.program_order import FORCE_SIZE, HOST_COPY_SIZES
 from quire.executor.program_store import ProgramStore
-from quire.executor.programs import COPY_SIZES, FORCE_SIZE, HOST_COPY_SIZES, START_SIZES, Programs
+from quire.executor.program_table import COPY_SIZES
+from quire.executor.programs import Programs
 from quire.executor.replay import Members
 from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
@@ -81,6 +83,11 @@ class JaxExecutor:
     def num_late(self) -> int:
         """Programs compiled while a step waited for them."""
         return self.programs.num_late
+
+    @property
+    def num_unfinished(self) -> int:
+        """Programs that are still being compiled or loaded."""
+        return self.programs.num_unfinished
 
     def submit(self, plan: StepPlan) -> Pending:
         self.programs.advance()
@@ -176,7 +183,10 @@ class JaxExecutor:
         assert self._state is not None
         tiers, host, pages = (run[0].source.tier, run[0].target.tier), self.host_pages, self._state.pages
         is_within = tiers == (Tier.DEVICE, Tier.DEVICE)
-        size = next(size for size in (COPY_SIZES if is_within else HOST_COPY_SIZES) if size >= len(run))
+        table = self.programs.table
+        size = table.copy_size(len(run)) if is_within else next(size for size in HOST_COPY_SIZES if size >= len(run))
+        if size < len(run):  # while the program for more is compiled
+            return [*self._copy_pages(run[:size]), *self._copy_pages(run[size:])]
         packed = np.zeros((size, 2), np.int32)  # page 0 onto itself
         packed[: len(run)] = [(copy.source.page, copy.target.page) for copy in run]
         if is_within:
@@ -204,7 +214,7 @@ class JaxExecutor:
             self._packer.start(start.slot, pages)
         assert self._state is not None
         while starts:
-            size = next((size for size in START_SIZES if size >= len(starts)), START_SIZES[-1])
+            size = self.programs.table.start_size(len(starts))
             packed = pack_starts(starts[:size], size, self._shapes)
             self._state = self._state._replace(slots=self.programs.get(("start", size))(self._state.slots, packed))
             starts = starts[size:]

@@ -15,7 +15,7 @@ from quire.ops.pages import TILE
 
 FINE_FROM = 256
 MIDDLES_FROM = 16
-SHORT_PROMPTS = (32, 64, 128)  # tokens, for which a server has programs when it begins
+SHORT_PROMPTS = (32, 64, 128)  # tokens, for which a server has programs early
 
 
 class StepShape(NamedTuple):
@@ -83,15 +83,18 @@ class Ladder:
     def all(self) -> list[StepShape]:
         """All shapes, in the order in which they are compiled."""
         tokens = [StepShape(size) for size in self._tokens]
-        return list(dict.fromkeys(self.first() + self._decodes + tokens + self._fresh + self._scored))
+        return list(dict.fromkeys([*self.first(), *self.early(), *self._decodes, *tokens, *self._fresh, *self._scored]))
 
     def first(self) -> list[StepShape]:
-        """Enough shapes to run any plan, and to run a short prompt or a single decode at full speed."""
-        largest = [*self._decodes[-1:], StepShape(self._tokens[-1]), self._scored[-1]]
+        """Enough shapes to run any plan, and to run a decode of each sequence."""
+        rows = StepShape(next(step for step in self._tokens if step >= self.max_rows))
+        return list(dict.fromkeys([self._scored[-1], StepShape(self._tokens[-1]), *self._decodes[-1:], rows]))
+
+    def early(self) -> list[StepShape]:
+        """The shapes with which a short prompt or a single decode runs at full speed."""
         alone = [*self._decodes[:1], StepShape(self._tokens[0])]
         short = [StepShape(next((step for step in self._tokens if step >= size), size)) for size in SHORT_PROMPTS]
-        rows = StepShape(next(step for step in self._tokens if step >= self.max_rows))
-        return list(dict.fromkeys([*largest, *alone, *[one for one in short if one.tokens in self._tokens], rows]))
+        return list(dict.fromkeys([*alone, *(one for one in short if one.tokens in self._tokens)]))
 
     def num_tiles(self, shape: StepShape) -> int:
         """Tiles of prefills that a step of this shape can have: the full ones, and a shorter one of most sequences."""

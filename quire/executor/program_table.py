@@ -14,6 +14,9 @@ from quire.executor.sampler import Features
 # number of rows they take.
 Key = StepShape | tuple[str, int]
 
+START_SIZES = (1, 8)  # slots that one call can start
+COPY_SIZES = (1, 16)  # pages that one call can copy
+
 
 class ProgramTable:
     def __init__(self, ladder: Ladder, keys: Iterable[Key] = (), slow: frozenset[Key] = frozenset()) -> None:
@@ -22,7 +25,8 @@ class ProgramTable:
         self._ladder = ladder
         # Before there are enough for any plan, each is compiled when it is first needed, the smallest for its plan.
         made = [key for key in self.keys - slow if isinstance(key, StepShape)]
-        self._shapes = made if self.keys.issuperset(ladder.first()) else ladder.all()
+        self._has_enough = self.keys.issuperset(ladder.first())
+        self._shapes = made if self._has_enough else ladder.all()
         self.forward = lru_cache(4096)(self._forward)
 
     def _forward(self, needed: StepShape, num_tiles: int) -> StepShape:
@@ -46,3 +50,16 @@ class ProgramTable:
                 if key in self.keys:
                     return key
         return "any", sizes[0]
+
+    def start_size(self, count: int) -> int:
+        """The slots that one call starts, of `count`."""
+        return self._size("start", count, START_SIZES)
+
+    def copy_size(self, count: int) -> int:
+        """The pages that one call copies, of `count`."""
+        return self._size("copy", count, COPY_SIZES)
+
+    def _size(self, kind: str, count: int, sizes: tuple[int, ...]) -> int:
+        """The size for `count`, or the largest for a part of them."""
+        made = [size for size in sizes if (kind, size) in self.keys] if self._has_enough else []
+        return next((size for size in made or sizes if size >= count), (made or sizes)[-1])

@@ -3,9 +3,9 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from logging import INFO, WARNING
-from typing import Any, get_args
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,29 +16,22 @@ from quire.executor.compiler import Compiler
 from quire.executor.draft import Draft, pack_guesses
 from quire.executor.ladder import StepShape
 from quire.executor.launch import NUM_FEATURES, Launch, Packer, num_sample_fields
+from quire.executor.program_order import ProgramOrder
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key, ProgramTable
 from quire.executor.replay import Announcer, Members, to_plain
 from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.executor.slots import pack_forced, pack_starts
-from quire.executor.step import SamplingWay, State
+from quire.executor.step import State
 from quire.executor.step_costs import good_sizes, slower_than_larger
 from quire.models.adapters import empty
 from quire.models.model import Model
 from quire.models.params import ParamTree
-from quire.ops.pages import TILE
 from quire.request import num_mask_words
 
 log = logging.getLogger(__name__)
 
-START_SIZES = (1, 8)  # slots that one call can start
-COPY_SIZES = (1, 16)  # pages that one call can copy
-HOST_COPY_SIZES = (1, 4, 16)  # and between the device and the host
-GUESS_SIZES = (1, 8)  # slots that one call can guess for, if there are more
-FORCE_SIZE = 64  # forced tokens that one call can place
-WAYS = get_args(SamplingWay)
-BATCH = 8  # programs that a table gains at a time
 MEASURED_TOKENS = 2048  # longer steps are not timed: it would take seconds
 
 
@@ -69,13 +62,9 @@ class Programs:
         self._shapes = shapes
         self.compiler = Compiler(model, weights, shapes, mesh, store, draft)
         self.has_draft = draft is not None
-        # Pages for other engines are saved whether the host's are pinned or not.
-        self._host_kinds = tuple(dict.fromkeys((*host_kinds, "save"))) if host_kinds else ()
-        # On a GPU the host waits for every branch that the device takes, and starting a program takes long: so the
-        # common cases have programs of their own.
+        self.order = ProgramOrder(shapes, host_kinds)
         self.is_specialised = shapes.specialised
         self._weights: tuple[Any, ...] = self.compiler.weights
-        self._ways = WAYS if shapes.specialised else WAYS[:1]
         self.table = ProgramTable(shapes.ladder)
         self._slow: frozenset[Key] = frozenset()
         self._made: dict[Key, Any] = {}
@@ -110,9 +99,10 @@ class Programs:
         self._weights = (*self.compiler.weights, *adapters)
 
     def load_kept(self) -> None:
-        """Begin to load the programs that a server begins with, as far as they are on disk: small ones first, since the
-        first request wants those."""
-        for key in sorted(filter(self.compiler.is_kept, self._first()), key=_size):
+        """Begin to load the programs of a server's first requests, as far as they are on disk: small ones first, since
+        the first request wants those."""
+        early = [*self.order.first, *self.order.early]
+        for key in sorted(filter(self.compiler.is_kept, early), key=_size):
             self._compiling[key] = self._begin(key)
             # A GPU runs each once before it serves, and the members of a group make theirs together.
             if not self._shapes.specialised and self._announcer is None:
@@ -121,46 +111,40 @@ class Programs:
     def compile_all(self) -> Iterator[float]:
         """Compile everything, the programs that can run any plan first, telling the share done."""
         self._ahead = True
-        ladder, first = self._shapes.ladder, self._first()
-        rest: list[Key] = []
-        for shape in ladder.decodes:
-            rest += [("decode", shape.tokens), *[("burst", shape.tokens)] * (self._shapes.burst > 1)]
-        rest += [(way, size) for size in ladder.sample_sizes for way in self._ways]
-        rest = [key for key in dict.fromkeys([*rest, *ladder.all()]) if key not in first]
-        batches = [rest[begin : begin + BATCH] for begin in range(0, len(rest), BATCH)]
-        return self._compile_together([first, *batches], first)
+        return self._compile_together(self.order.batches, self.order.first)
 
     @property
     def can_run_anything(self) -> bool:
         """True if every plan finds its programs in the table; those still to come are faster for some plans."""
         self.advance()
-        return self.table.keys.issuperset(self._first())
+        return self.table.keys.issuperset(self.order.first)
 
     @property
     def can_begin_at_once(self) -> bool:
         """True if the programs that a server needs to begin are on disk: they are loaded in a moment."""
-        return all(self.compiler.is_kept(key) for key in self._first())
+        return all(self.compiler.is_kept(key) for key in self.order.first)
 
-    def _first(self) -> list[Key]:
-        """The programs that a server needs to begin."""
-        ladder = self._shapes.ladder
-        sampling = ladder.sample_sizes
-        keys: list[Key] = [("start", size) for size in START_SIZES]
-        keys += [("adapter", 0)] * bool(self._shapes.adapters.slots)
-        keys += [*(("copy", size) for size in COPY_SIZES), ("force", FORCE_SIZE)]
-        keys += [(kind, size) for kind in self._host_kinds for size in HOST_COPY_SIZES]
-        keys += [("guess", size) for size in self.guess_sizes]
-        return [*keys, *ladder.first(), *(("any", size) for size in dict.fromkeys((sampling[0], sampling[-1])))]
+    @property
+    def num_unfinished(self) -> int:
+        """Programs that are being compiled or loaded, or wait for it. Other threads may ask."""
+        return sum(not future.done() for future in list(self._compiling.values()))
+
+    def log_progress(self) -> None:
+        """Log how many programs are still to come, and when all are there."""
+        left = [future for future in self._compiling.values() if not future.done()]
+        if not left or self._loading:  # what is loaded takes a moment
+            return
+        log.info("%d more programs are compiled behind the first requests, which run in larger ones", len(left))
+
+        def finish(begun_s: float) -> None:
+            wait(left)  # all have begun: none is cancelled any more, which would never end here
+            log.info("all programs are compiled, after %.0f s more", time.monotonic() - begun_s)
+
+        self._pool.submit(finish, time.monotonic())  # behind all others
 
     def compile_for_one(self, num_tokens: int) -> Iterator[float]:
         """Compile the programs of a single sequence, after a prompt of `num_tokens`; yields the share done."""
-        ladder, most = self._shapes.ladder, self._shapes.max_prefill_tokens
-        needed = [StepShape(min(num_tokens, most), fresh_sequences=1), StepShape(1, decodes_only=True)]
-        if num_tokens > most:  # the chunks between, and the last
-            needed += [StepShape(length) for length in (most, num_tokens % most or most)]
-        found = [ladder.choose(shape, -(-shape.tokens // TILE), ladder.all()) for shape in needed]
-        keys: list[Key] = [("start", START_SIZES[0]), *(shape for shape in found if shape is not None)]
-        keys += [(way, ladder.sample_sizes[0]) for way in self._ways]
+        keys = self.order.for_one(num_tokens)
         return self._compile_together([keys], keys)
 
     def _compile_together(self, batches: list[list[Key]], needed: Iterable[Key]) -> Iterator[float]:
@@ -233,14 +217,8 @@ class Programs:
         found = self.table.decode(rows, burst, self._shapes.burst)
         return None if found is None else (found[0], self.get(found[1]))
 
-    @property
-    def guess_sizes(self) -> list[int]:
-        """Slots that one call can guess for."""
-        most = self._shapes.num_slots
-        return [*(size for size in GUESS_SIZES if size < most), most] if self._shapes.guesses else []
-
     def guess(self, count: int) -> tuple[int, Callable[..., Any]]:
-        size = next(size for size in self.guess_sizes if size >= count)
+        size = next(size for size in self.order.guess_sizes if size >= count)
         return size, self.get(("guess", size))
 
     def sample(self, count: int, features: Features) -> tuple[int, Callable[..., Any]]:

@@ -64,6 +64,10 @@ class Faulty(Executor):
         return self._executor.num_late
 
     @property
+    def num_unfinished(self) -> int:
+        return self._executor.num_unfinished
+
+    @property
     def num_padding_tokens(self) -> int:
         return self._executor.num_padding_tokens
 

@@ -66,7 +66,7 @@ def built_int8() -> Iterator[Built]:
 class CountingExecutor:
     """Counts the slots that begin: one for each sequence, and one more whenever a preempted one begins again."""
 
-    platform, num_late, num_padding_tokens = "cpu", 0, 0
+    platform, num_late, num_padding_tokens, num_unfinished = "cpu", 0, 0, 0
 
     def __init__(self, inner: Executor) -> None:
         self._inner = inner

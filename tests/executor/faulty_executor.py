@@ -30,7 +30,7 @@ class FailedStep:
 class FaultyExecutor:
     """Fails in `submit`, as a launch does, or in `result`, as a device does. Implements the engine's Executor."""
 
-    platform, num_late, num_padding_tokens = "cpu", 0, 0
+    platform, num_late, num_padding_tokens, num_unfinished = "cpu", 0, 0, 0
 
     def __init__(
         self,

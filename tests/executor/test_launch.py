@@ -182,6 +182,18 @@ def test_programs_that_are_compiled_on_use_are_the_smallest_for_their_plans() ->
     assert enough.forward(StepShape(8, decodes_only=True), 0) == StepShape(32)
 
 
+def test_slots_and_pages_are_begun_and_copied_one_by_one_until_there_is_a_program_for_more() -> None:
+    ladder = Ladder(32, 512)
+    enough: list[Key] = [*ladder.first(), ("start", 1), ("copy", 1)]
+    table = ProgramTable(ladder, enough)
+    assert (table.start_size(5), table.copy_size(3)) == (1, 1)
+    table = ProgramTable(ladder, [*enough, ("start", 8), ("copy", 16)])
+    assert (table.start_size(1), table.start_size(5), table.start_size(20)) == (1, 8, 8)
+    assert (table.copy_size(1), table.copy_size(3)) == (1, 16)
+    # Where programs are compiled on use, each is the one for its plan.
+    assert (ProgramTable(ladder).start_size(5), ProgramTable(ladder, [("copy", 1)]).copy_size(3)) == (8, 16)
+
+
 def test_a_fine_ladder_wastes_a_fifth_at_most_and_a_coarse_one_a_third() -> None:
     for is_fine, first, end, most in ((True, 0, 9000, 1 / 5), (False, 16, 9000, 1 / 3)):
         ladder = Ladder(256, 8192, is_fine=is_fine)
@@ -195,7 +207,7 @@ def test_a_fine_ladder_wastes_a_fifth_at_most_and_a_coarse_one_a_third() -> None
 def test_programs_are_few_enough_to_compile_at_a_start() -> None:
     """A default CPU server compiles the first before it serves and the rest behind the first requests."""
     ladder = Ladder(32, 512)
-    assert len(ladder.first()) <= 6
+    assert len(ladder.first()) == 3
     assert len(ladder.all()) <= 20
     assert len(Ladder(256, 8192, min_tokens=8, is_fine=True, has_decodes=True, max_fresh_sequences=8).all()) <= 60
 

@@ -32,7 +32,7 @@ class RecordedStep:
 class RecordingExecutor:
     """Notes when steps are submitted and asked for, and whether they were still being computed then."""
 
-    platform, num_late, num_padding_tokens = "cpu", 0, 0
+    platform, num_late, num_padding_tokens, num_unfinished = "cpu", 0, 0, 0
 
     def __init__(self, inner: JaxExecutor) -> None:
         self._inner = inner

@@ -181,12 +181,11 @@ def test_a_table_changes_when_a_whole_batch_is_there_and_not_when_a_thread_has_f
     model: Model, weights: ParamTree
 ) -> None:
     programs = Slow(model, weights, FEW_SHAPES, threads=64)
-    keys = [*programs._first(), *FEW_SHAPES.ladder.all()]
-    for key in keys:
+    first = programs.order.first
+    for key in [*first, *FEW_SHAPES.ladder.all()]:
         programs.may_make[key] = Event()
     shares = programs.compile_all()
     next(shares)
-    first = programs._first()
     later = [key for batch in programs._batches[1:] for key in batch]
     # Everything but one of the first: nothing is in the table.
     for key in [*later, *first[1:]]:
@@ -195,8 +194,10 @@ def test_a_table_changes_when_a_whole_batch_is_there_and_not_when_a_thread_has_f
         next(shares)
     assert not programs.table.keys
     assert not programs.can_run_anything
+    assert programs.num_unfinished == 1
     programs.may_make[first[0]].set()
     assert list(shares)[-1] == 1
+    assert programs.num_unfinished == 0
     assert programs.table.keys == {*first, *later}
     programs.close()
 
@@ -212,7 +213,7 @@ def test_programs_on_disk_are_in_the_table_while_they_are_loaded_and_a_step_wait
     model: Model, weights: ParamTree, tmp_path: Path
 ) -> None:
     programs = Slow(model, weights, FEW_SHAPES, threads=64, store=Full(tmp_path, "a model"))
-    first = programs._first()
+    first = [*programs.order.first, *programs.order.early]
     for key in [*first, *FEW_SHAPES.ladder.all(), *(("any", size) for size in FEW_SHAPES.ladder.sample_sizes)]:
         programs.may_make[key] = Event()
     programs.load_kept()

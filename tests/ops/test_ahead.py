@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from quire.ops.native import ahead, library
+from quire.ops.native import ahead
 from quire.ops.native.building import FOLDER, compile_one, find_compiler
+from tests.ops.empty_operations import build_empty_operations
 
 COMPILER = find_compiler() or ""
 needs_compiler = pytest.mark.skipif(not COMPILER or not ahead.levels(), reason="there is no C++ compiler")
@@ -33,14 +34,13 @@ def loads(cache: Path, built: Path, path: Path) -> str:
 
 @pytest.fixture
 def built(tmp_path: Path) -> Path:
-    """The folder of a wheel: the probe, and this machine's library in place of that of each level."""
+    """The folder of a wheel: the probe, and a small library in place of that of each level."""
     folder = tmp_path / "built"
     folder.mkdir()
     compile_one(COMPILER, FOLDER / "probe.cc", folder / ahead.file_name("probe"), ("-shared", *ahead.LINKING))
-    here = library.library()
-    assert here is not None
+    build_empty_operations(tmp_path / "empty.so")
     for level in ahead.levels():
-        shutil.copy(here._name, folder / ahead.file_name(level.name))
+        shutil.copy(tmp_path / "empty.so", folder / ahead.file_name(level.name))
     return folder
 
 

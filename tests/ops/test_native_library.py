@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from quire.ops.native import library
 from quire.ops.native.library_store import LibraryFailed, LibraryStore
 from quire.ops.native.processor import instruction_set
+from tests.ops.empty_operations import build_empty_operations
 
 COMPILER = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++") or ""
 needs_compiler = pytest.mark.skipif(not COMPILER, reason="there is no C++ compiler")
@@ -159,11 +159,9 @@ def loads(*arguments: str, **environment: str) -> subprocess.CompletedProcess[st
 @pytest.fixture
 def quick_compiler(tmp_path: Path) -> Path:
     """A folder with a compiler that has the library ready, as long as there is a file beside it."""
-    built = library.library()
-    assert built is not None
     folder = tmp_path / "bin"
     folder.mkdir()
-    shutil.copy(built._name, folder / "ready.so")
+    build_empty_operations(folder / "ready.so")
     script = f"""#!/bin/sh
 for last; do :; done
 case "$1" in
@@ -193,6 +191,34 @@ def test_a_truncated_library_does_not_end_the_process(tmp_path: Path, quick_comp
     assert ended.stdout == "False\n"
     assert f"{path} is damaged" in ended.stderr
     assert f"cannot be built in {folder}, XLA runs in its place" in ended.stderr
+
+
+NEEDS = """
+import sys
+from pathlib import Path
+from quire.ops.native import library
+folder = Path(sys.argv[1])
+assert library.load(folder)
+for part in sys.argv[2:]:
+    library.need(part)
+    print(len(list(folder.glob("*.so"))), end=" ")
+"""
+
+
+@needs_compiler
+def test_a_part_is_built_when_a_program_needs_it_and_is_there_from_then_on(
+    tmp_path: Path, quick_compiler: Path
+) -> None:
+    def counts(*parts: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-c", NEEDS, str(tmp_path / "native"), *parts]
+        environment = {**os.environ, "PATH": str(quick_compiler)}
+        return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+
+    assert counts("floats", "floats", "codes").stdout == "2 2 3 "
+    (quick_compiler / "ready.so").unlink()
+    ended = counts("codes", "floats", "adapters")
+    assert ended.stdout == "3 3 "
+    assert "the native library's part for adapters cannot be built" in ended.stderr
 
 
 def test_without_a_compiler_there_is_no_library_and_no_error(tmp_path: Path) -> None:

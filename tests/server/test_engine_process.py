@@ -30,7 +30,7 @@ def build(describe: Callable[[Described], None], before_result: Callable[..., ob
     describe(Described("fake", None, (2,), {"temperature": 0.5}))
     chosen = limits(num_pages=400, max_batch_size=8)
     executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, before_result)
-    executor.num_late = 3
+    executor.num_late, executor.num_unfinished = 3, 5
     return Engine(Scheduler(chosen, time.monotonic), executor)
 
 
@@ -102,7 +102,8 @@ def test_a_front_end_is_told_what_the_model_is_and_gets_its_answers(tmp_path):
             assert sorted(one.request_id for one in started) == [one.request_id for one in asked]
             assert all(0 <= one.queue_s < WAIT_S for one in started)
             await until(lambda: bool(front.of(Stats)) and front.of(Stats)[-1].counters["admissions"] == 4)
-            assert front.of(Stats)[-1].counters["late_compilations"] == 3
+            counters = front.of(Stats)[-1].counters
+            assert (counters["late_compilations"], counters["unfinished_programs"]) == (3, 5)
 
     asyncio.run(run())
 

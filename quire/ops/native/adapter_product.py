@@ -9,12 +9,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.ops.adapters import AdapterStack
+from quire.ops.native.library import need
 
 
 def add_products(
     out: jax.Array, x: jax.Array, rows: jax.Array, stack: AdapterStack, *, gated: bool = False
 ) -> jax.Array:
     """An `AdapterProduct` for float32 on a CPU; adapters are float32 or bfloat16. `out` is changed in place."""
+    need("adapters")
     a, b = stack.flat
     like = jax.ShapeDtypeStruct(out.shape, jnp.float32)  # type: ignore[no-untyped-call]
     call = jax.ffi.ffi_call("quire_adapter_product", like, input_output_aliases={0: 0})

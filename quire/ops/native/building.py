@@ -4,6 +4,7 @@ import shutil
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import jax
 
@@ -12,18 +13,38 @@ FOLDER = Path(__file__).parent
 # no -ffast-math, no contraction.
 FLAGS = ("-std=c++17", "-O3", "-ffp-contract=off", "-fPIC", "-w")
 FOR_THIS_PROCESSOR = ("-march=native",)
-SOURCES = (
-    "adapter_product.cc",
-    "coded_product.cc",
-    "convolution.cc",
-    "float_product.cc",
-    "tiled_attention.cc",
-    "int8_product.cc",
-    "norm.cc",
-    "place_heads.cc",
-    "recurrence.cc",
-    "zeros.cc",
+
+
+class Part(NamedTuple):
+    """Sources, and the operations that they define."""
+
+    sources: tuple[str, ...]
+    targets: tuple[str, ...]
+
+
+# The operations of most models, with which a server can begin.
+BASE = Part(
+    ("tiled_attention.cc", "int8_product.cc", "norm.cc", "place_heads.cc", "zeros.cc"),
+    (
+        "quire_add_rms_norm",
+        "quire_tiled_attention",
+        "quire_coded_attention",
+        "quire_int8_gated_product",
+        "quire_int8_product",
+        "quire_layer_norm",
+        "quire_place_heads",
+        "quire_rms_norm",
+        "quire_zeros",
+    ),
 )
+# The others, which are built when a program needs them.
+PARTS = {
+    "adapters": Part(("adapter_product.cc",), ("quire_adapter_product",)),
+    "codes": Part(("coded_product.cc",), ("quire_coded_product",)),
+    "floats": Part(("float_product.cc",), ("quire_float_grouped_product", "quire_float_product")),
+    "recurrence": Part(("convolution.cc", "recurrence.cc"), ("quire_convolve", "quire_recur")),
+}
+WHOLE = Part(*(tuple(one for part in (BASE, *PARTS.values()) for one in part[field]) for field in range(2)))
 BUILD_TIMEOUT_S = 300
 
 
@@ -34,7 +55,7 @@ def find_compiler() -> str | None:
 def sources_text() -> str:
     """All that decides the library's code but the compiler and the processor."""
     texts = [path.read_text() for path in sorted(FOLDER.iterdir()) if path.suffix in (".cc", ".h")]
-    return "\0".join([*texts, repr((FLAGS, SOURCES))])
+    return "\0".join([*texts, repr((FLAGS, WHOLE.sources))])
 
 
 def build(
@@ -43,16 +64,17 @@ def build(
     to: Path,
     instructions: Sequence[str] = FOR_THIS_PROCESSOR,
     linking: Sequence[str] = (),
+    sources: Sequence[str] = WHOLE.sources,
 ) -> None:
-    """Compile every source side by side, for these instructions, and link them into one library."""
+    """Compile the sources side by side, for these instructions, and link them into one library."""
     include = f"-I{jax.ffi.include_dir()}"
-    objects = [scratch / f"{source}.o" for source in SOURCES]
+    objects = [scratch / f"{source}.o" for source in sources]
     running = [
         subprocess.Popen(
             [compiler, *FLAGS, *instructions, include, "-c", str(FOLDER / source), "-o", str(compiled)],
             stderr=subprocess.PIPE,
         )
-        for source, compiled in zip(SOURCES, objects, strict=True)
+        for source, compiled in zip(sources, objects, strict=True)
     ]
     for process in running:
         _, said = process.communicate(timeout=BUILD_TIMEOUT_S)

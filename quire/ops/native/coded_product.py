@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from quire.ops.native.library import need
+
 
 def product(
     x: jax.Array,
@@ -23,6 +25,7 @@ def product(
 
     With `sizes` [e], arrays [e, o, ...] have a matrix for each next run of so many rows.
     """
+    need("codes")
     outputs = codes.shape[-2]
     out = jax.ShapeDtypeStruct((x.shape[0], outputs), jnp.float32)  # type: ignore[no-untyped-call]
     result: jax.Array = jax.ffi.ffi_call("quire_coded_product", out)(

@@ -2,18 +2,19 @@
 //
 // A step makes hundreds of calls with microseconds between them. Waking a sleeping thread takes longer than many of them,
 // so a helper looks for work for a while before it sleeps; it gives way meanwhile to whoever else wants its core.
+//
+// Threads are those of POSIX: the C++ headers for them take a compiler half a second in each file that includes this.
 
 #ifndef QUIRE_CREW_H_
 #define QUIRE_CREW_H_
 
+#include <pthread.h>
 #include <sched.h>
+#include <sys/sysinfo.h>
+#include <time.h>
 
 #include <atomic>
-#include <chrono>
-#include <condition_variable>
 #include <cstdint>
-#include <mutex>
-#include <thread>
 
 namespace quire {
 
@@ -21,7 +22,7 @@ class Crew {
  public:
   // One for the process, which never ends: libraries are not unloaded, and its threads hold nothing.
   static Crew& instance() {
-    static Crew* crew = new Crew(static_cast<int>(std::thread::hardware_concurrency()) - 1);
+    static Crew* crew = new Crew(get_nprocs() - 1);
     return *crew;
   }
 
@@ -29,8 +30,8 @@ class Crew {
   // has not begun; while others use the crew, this thread does all of it.
   template <typename Work>
   void run(int64_t tasks, const Work& work) {
-    std::unique_lock<std::mutex> one_at_a_time(busy_, std::try_to_lock);
-    if (tasks < 2 || helpers_ == 0 || !one_at_a_time.owns_lock() || !all_left()) {
+    const Turn turn(&busy_);
+    if (tasks < 2 || helpers_ == 0 || !turn.is_ours || !all_left()) {
       for (int64_t i = 0; i < tasks; ++i) work(i);
       return;
     }
@@ -43,8 +44,9 @@ class Crew {
     open_.store(true);
     calls_.fetch_add(1);
     if (asleep_.load() > 0) {
-      std::lock_guard<std::mutex> lock(sleep_);
-      wake_.notify_all();
+      pthread_mutex_lock(&sleep_);
+      pthread_cond_broadcast(&wake_);
+      pthread_mutex_unlock(&sleep_);
     }
     take_tasks();
     for (int64_t turns = 0; done_.load(std::memory_order_acquire) < tasks; ++turns) {
@@ -56,10 +58,34 @@ class Crew {
 
  private:
   static constexpr int64_t kBusyTurns = 2000;
-  static constexpr std::chrono::microseconds kAwake{200};
+  static constexpr int64_t kAwakeNanoseconds = 200'000;
+
+  // The lock, where it is free.
+  struct Turn {
+    explicit Turn(pthread_mutex_t* lock) : lock(lock), is_ours(pthread_mutex_trylock(lock) == 0) {}
+    ~Turn() {
+      if (is_ours) pthread_mutex_unlock(lock);
+    }
+    pthread_mutex_t* const lock;
+    const bool is_ours;
+  };
 
   explicit Crew(int helpers) : helpers_(helpers < 0 ? 0 : helpers) {
-    for (int i = 0; i < helpers_; ++i) std::thread([this] { help(); }).detach();
+    for (int i = 0; i < helpers_; ++i) {
+      pthread_t thread;
+      if (pthread_create(&thread, nullptr, begin, this) == 0) pthread_detach(thread);  // calls do without it if not
+    }
+  }
+
+  static void* begin(void* crew) {
+    static_cast<Crew*>(crew)->help();
+    return nullptr;
+  }
+
+  static int64_t nanoseconds() {
+    timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    return int64_t{now.tv_sec} * 1'000'000'000 + now.tv_nsec;
   }
 
   static void pause() {
@@ -98,7 +124,7 @@ class Crew {
 
   // The number of calls there have been, once it is not `seen` any more.
   uint64_t wait_for_call(uint64_t seen) {
-    const auto begun = std::chrono::steady_clock::now();
+    const int64_t begun = nanoseconds();
     for (int64_t turns = 1;; ++turns) {
       const uint64_t calls = calls_.load();
       if (calls != seen) return calls;
@@ -107,18 +133,19 @@ class Crew {
         continue;
       }
       sched_yield();
-      if (std::chrono::steady_clock::now() - begun > kAwake) break;
+      if (nanoseconds() - begun > kAwakeNanoseconds) break;
     }
-    std::unique_lock<std::mutex> lock(sleep_);
+    pthread_mutex_lock(&sleep_);
     asleep_.fetch_add(1);
-    wake_.wait(lock, [&] { return calls_.load() != seen; });
+    while (calls_.load() == seen) pthread_cond_wait(&wake_, &sleep_);
     asleep_.fetch_sub(1);
+    pthread_mutex_unlock(&sleep_);
     return calls_.load();
   }
 
   const int helpers_;
-  std::mutex busy_, sleep_;
-  std::condition_variable wake_;
+  pthread_mutex_t busy_ = PTHREAD_MUTEX_INITIALIZER, sleep_ = PTHREAD_MUTEX_INITIALIZER;
+  pthread_cond_t wake_ = PTHREAD_COND_INITIALIZER;
   std::atomic<uint64_t> calls_{0};
   std::atomic<int> asleep_{0}, inside_{0};
   std::atomic<bool> open_{false};

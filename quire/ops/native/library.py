@@ -4,38 +4,33 @@ import ctypes
 import logging
 import subprocess
 from pathlib import Path
+from threading import Lock
 
 import jax
 import jaxlib.version
 
 from quire.cache_folder import cache_folder
 from quire.ops.native import ahead
-from quire.ops.native.building import FOR_THIS_PROCESSOR, build, find_compiler, sources_text
+from quire.ops.native.building import (
+    BASE,
+    FOR_THIS_PROCESSOR,
+    PARTS,
+    WHOLE,
+    Part,
+    build,
+    find_compiler,
+    sources_text,
+)
 from quire.ops.native.library_store import LibraryFailed, LibraryStore
 from quire.ops.native.processor import instruction_set
 
 log = logging.getLogger(__name__)
 
-TARGETS = (
-    "quire_adapter_product",
-    "quire_add_rms_norm",
-    "quire_coded_product",
-    "quire_convolve",
-    "quire_float_grouped_product",
-    "quire_float_product",
-    "quire_tiled_attention",
-    "quire_coded_attention",
-    "quire_int8_gated_product",
-    "quire_int8_product",
-    "quire_layer_norm",
-    "quire_place_heads",
-    "quire_recur",
-    "quire_rms_norm",
-    "quire_zeros",
-)
 TRIED = "quire_int8_pack"  # run once in another process before a new library is used
 _opened: list[ctypes.CDLL | None] = []  # once it was tried: operations can be registered once in a process
 _described: list[str] = []  # the same in words
+_unbuilt: dict[str, tuple[str, LibraryStore]] = {}  # by name, parts that no program has needed: compiler and place
+_building = Lock()
 
 
 def load(folder: Path | None = None, built_ahead: Path = ahead.BUILT) -> bool:
@@ -47,6 +42,21 @@ def load(folder: Path | None = None, built_ahead: Path = ahead.BUILT) -> bool:
     if not _opened:
         _opened.append(_open(folder, built_ahead))
     return _opened[0] is not None
+
+
+def need(part: str) -> None:
+    """Register the operations of a part, which is built if it never was. Called where a program is traced; a program
+    that is kept on disk has its parts there too."""
+    with _building:
+        if part in _unbuilt:
+            log.info("the native library's part for %s is built, which is done once", part)
+            compiler, store = _unbuilt[part]
+            try:
+                opened = _open_part(compiler, store, PARTS[part])
+            except (OSError, subprocess.SubprocessError) as error:
+                raise LibraryFailed(f"the native library's part for {part} cannot be built: {error}") from error
+            _register(opened, PARTS[part])
+            del _unbuilt[part]
 
 
 def library() -> ctypes.CDLL | None:
@@ -69,7 +79,8 @@ def _open(folder: Path | None, built_ahead: Path) -> ctypes.CDLL | None:
         except OSError as error:
             log.warning("the native library that was built ahead cannot be loaded, and is built here: %s", error)
         else:
-            return _register(opened, f"built ahead for {prebuilt.level} ({prebuilt.path})")
+            _described[:] = [f"built ahead for {prebuilt.level} ({prebuilt.path})"]
+            return _register(opened, WHOLE)
     return _open_built_here(folder)
 
 
@@ -81,8 +92,14 @@ def _open_built_here(folder: Path | None) -> ctypes.CDLL | None:
         return None
     folder = folder or cache_folder() / "native"
     try:
-        store = LibraryStore(folder, _identity(compiler))
-        built = store.open(lambda scratch, to: build(compiler, scratch, to), TARGETS, TRIED)
+        identity = _identity(compiler)
+        built = _open_part(compiler, LibraryStore(folder, identity), BASE, TRIED)
+        for name, part in PARTS.items():
+            store = LibraryStore(folder, [*identity, name])
+            if store.find() is None:
+                _unbuilt[name] = compiler, store
+            else:
+                _register(_open_part(compiler, store, part), part)
     except (OSError, subprocess.SubprocessError, LibraryFailed) as error:
         said = (getattr(error, "stderr", None) or b"").decode(errors="replace")[-500:]
         log.warning(
@@ -91,14 +108,18 @@ def _open_built_here(folder: Path | None) -> ctypes.CDLL | None:
         )  # fmt: skip
         _described[:] = ["none: it cannot be built, so XLA runs in its place, which is slower"]
         return None
-    return _register(built, f"built here by {compiler} for this processor ({folder})")
+    _described[:] = [f"built here by {compiler} for this processor ({folder})"]
+    return _register(built, BASE)
 
 
-def _register(opened: ctypes.CDLL, described: str) -> ctypes.CDLL:
-    for target in TARGETS:
+def _open_part(compiler: str, store: LibraryStore, part: Part, tried: str = "") -> ctypes.CDLL:
+    return store.open(lambda scratch, to: build(compiler, scratch, to, sources=part.sources), part.targets, tried)
+
+
+def _register(opened: ctypes.CDLL, part: Part) -> ctypes.CDLL:
+    for target in part.targets:
         handler = jax.ffi.pycapsule(getattr(opened, target))  # type: ignore[no-untyped-call]
         jax.ffi.register_ffi_target(target, handler, platform="cpu")
-    _described[:] = [described]
     return opened
 
 

@@ -71,6 +71,10 @@ _GAUGES: dict[str, tuple[str, Callable[[Stats], float]]] = {
             stats.counters["right_guesses"] + stats.counters["guessed_chunks"], stats.counters["guessed_chunks"]
         ),
     ),
+    "quire_unfinished_programs": (
+        "Programs that are still being compiled or loaded; steps run in larger ones meanwhile.",
+        lambda stats: stats.counters["unfinished_programs"],
+    ),
     "quire_last_step_age_seconds": ("Seconds since the last step that finished.", lambda stats: stats.idle_s),
 }
 # Of servers with a role. By name: the help, the label, and its values with their keys in the statistics.

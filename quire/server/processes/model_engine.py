@@ -73,6 +73,7 @@ class ModelEngine:
                 # On a GPU the rest would be timed, to choose between programs, while requests run.
                 if programs.can_run_anything and not programs.is_specialised:
                     report(1000, 1000)  # enough to begin; the rest is compiled behind the first requests
+                    programs.log_progress()
                     break
         if self.peers.role is not None:
             from quire.engine.build_peers import meet_peers

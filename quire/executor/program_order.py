@@ -1,0 +1,76 @@
+"""The programs of a server, in the order in which they are made."""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import get_args
+
+from quire.executor.ladder import StepShape
+from quire.executor.program_table import COPY_SIZES, START_SIZES, Key
+from quire.executor.shapes import Shapes
+from quire.executor.step import SamplingWay
+from quire.ops.pages import TILE
+
+HOST_COPY_SIZES = (1, 4, 16)  # pages that one call can copy between the device and the host
+GUESS_SIZES = (1, 8)  # slots that one call can guess for, if there are more
+FORCE_SIZE = 64  # forced tokens that one call can place
+WAYS = get_args(SamplingWay)
+BATCH = 8  # programs that a table gains at a time
+
+
+class ProgramOrder:
+    """A server begins with the `first`. They can run any plan, and are few, since everything waits for them; so short
+    prompts are padded to many tokens until the `early` are there. All others follow in batches."""
+
+    def __init__(self, shapes: Shapes, host_kinds: Sequence[str] = ()) -> None:
+        """`host_kinds`: the programs that copy pages to the host and from it, where that is done."""
+        self._shapes = shapes
+        self._ladder = shapes.ladder
+        # Pages for other engines are saved whether the host's are pinned or not.
+        self._host_kinds = tuple(dict.fromkeys((*host_kinds, "save"))) if host_kinds else ()
+        # On a GPU the host waits for every branch that the device takes, and starting a program takes long: so the
+        # common cases have programs of their own.
+        self._ways = WAYS if shapes.specialised else WAYS[:1]
+
+    @cached_property
+    def first(self) -> list[Key]:
+        """The programs that a server needs to begin. Those that take the longest to compile come first, so that no
+        thread is left with one of them while the others have nothing to do."""
+        keys: list[Key] = [("any", self._ladder.sample_sizes[-1]), *self._ladder.first()]
+        keys += [("copy", COPY_SIZES[0]), ("start", START_SIZES[0]), ("force", FORCE_SIZE)]
+        keys += [("adapter", 0)] * bool(self._shapes.adapters.slots)
+        keys += [(kind, size) for kind in self._host_kinds for size in HOST_COPY_SIZES]
+        return [*keys, *(("guess", size) for size in self.guess_sizes)]
+
+    @cached_property
+    def early(self) -> list[Key]:
+        """The programs with which short prompts and single decodes run at full speed, and many slots begin at once."""
+        keys: list[Key] = [*self._ladder.early(), ("any", self._ladder.sample_sizes[0])]
+        keys += [*(("start", size) for size in START_SIZES), *(("copy", size) for size in COPY_SIZES)]
+        return [key for key in keys if key not in self.first]
+
+    @property
+    def batches(self) -> list[list[Key]]:
+        """All programs; a table gains those of a batch together."""
+        rest: list[Key] = []
+        for shape in self._ladder.decodes:
+            rest += [("decode", shape.tokens), *[("burst", shape.tokens)] * (self._shapes.burst > 1)]
+        rest += [(way, size) for size in self._ladder.sample_sizes for way in self._ways]
+        before = {*self.first, *self.early}
+        rest = [key for key in dict.fromkeys([*rest, *self._ladder.all()]) if key not in before]
+        return [self.first, self.early, *(rest[begin : begin + BATCH] for begin in range(0, len(rest), BATCH))]
+
+    def for_one(self, num_tokens: int) -> list[Key]:
+        """The programs of a single sequence, after a prompt of `num_tokens`."""
+        ladder, most = self._ladder, self._shapes.max_prefill_tokens
+        needed = [StepShape(min(num_tokens, most), fresh_sequences=1), StepShape(1, decodes_only=True)]
+        if num_tokens > most:  # the chunks between, and the last
+            needed += [StepShape(length) for length in (most, num_tokens % most or most)]
+        found = [ladder.choose(shape, -(-shape.tokens // TILE), ladder.all()) for shape in needed]
+        keys: list[Key] = [("start", START_SIZES[0]), *(shape for shape in found if shape is not None)]
+        return [*keys, *((way, ladder.sample_sizes[0]) for way in self._ways)]
+
+    @property
+    def guess_sizes(self) -> list[int]:
+        """Slots that one call can guess for."""
+        most = self._shapes.num_slots
+        return [*(size for size in GUESS_SIZES if size < most), most] if self._shapes.guesses else []
