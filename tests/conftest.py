@@ -1,17 +1,44 @@
 """Selects the tests to run, those marked `parity` or `gpu` only when asked for, and makes every run of a test alike:
 hypothesis draws the same cases, requests without a seed get the same ones. QUIRE_HYPOTHESIS_PROFILE=long draws others
-in every run, QUIRE_TEST_SEEDS=any-word gives requests others."""
+in every run, QUIRE_TEST_SEEDS=any-word gives requests others.
+
+The processes of a run share the programs of tiny models (`tests.shared_programs`)."""
 
 import os
 import random
 import secrets
+import shutil
+import tempfile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Folders whose tests stay in one worker: each worker would compile the models again, and use all cores.
-IN_ONE_WORKER = ("executor", "e2e")
+from tests.shared_programs import FOLDER
+
+if TYPE_CHECKING:
+    from xdist.remote import Producer
+    from xdist.scheduler import LoadScopeScheduling
+
+TESTS = Path(__file__).parent
+# The tests of a file run in one worker, so that what they share is made once; so do those of this folder.
+IN_ONE_WORKER = "executor"
+# These begin first: a long one that began last would run alone.
+LONGEST = (
+    "executor",
+    "e2e/test_neighbours.py",
+    "ops/test_sharded_kernels.py",
+    "models/test_sharded.py",
+    "group/test_members_end.py",
+    "server/test_loop_time.py",
+    "chaos",
+    "models",
+    "ops",
+    "group",
+    "page_folder",
+    "peers",
+)
 SLOW_IS_FINE = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
 settings.register_profile(
     "short", max_examples=200, deadline=None, derandomize=True, suppress_health_check=SLOW_IS_FINE
@@ -28,11 +55,34 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if left_out:
         config.hook.pytest_deselected(items=left_out)
         items[:] = [item for item in items if item not in left_out]
-    if config.pluginmanager.hasplugin("xdist"):
-        for item in items:
-            folder = item.path.relative_to(Path(__file__).parent).parts[0]
-            if folder in IN_ONE_WORKER:
-                item.add_marker(pytest.mark.xdist_group(folder))
+    if hasattr(config, "workerinput"):
+        items.sort(key=lambda item: _turn(item.path.relative_to(TESTS).as_posix()))
+
+
+def _turn(path: str) -> int:
+    return next((turn for turn, longest in enumerate(LONGEST) if path.startswith(longest)), len(LONGEST))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "LoadScopeScheduling | None":
+    """xdist's own groups do nothing with pytest 9: they are written into names that it no longer reads."""
+    from xdist.scheduler import LoadScopeScheduling
+
+    class ByFile(LoadScopeScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            folder = f"{TESTS.name}/{IN_ONE_WORKER}/"
+            return folder if nodeid.startswith(folder) else nodeid.partition("::")[0]
+
+    if config.getvalue("dist") != "loadgroup":
+        return None
+    config.option.loadscopereorder = False  # the order is that of the tests
+    return ByFile(config, log)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if FOLDER not in os.environ:
+        os.environ[FOLDER] = folder = tempfile.mkdtemp(prefix="quire-programs-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 @pytest.fixture(autouse=True)

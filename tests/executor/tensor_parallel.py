@@ -62,7 +62,6 @@ def executor_on(
     num_devices: int, shapes: Shapes = SHAPES, num_host_pages: int = 0, pins: bool = False
 ) -> tuple[Decoder, JaxExecutor]:
     """The weights are the same however they are placed, up to the copies of keys that more devices need."""
-    jax.config.update("jax_disable_most_optimizations", True)
     model = build_model(CONFIG)
     if num_devices == 1:
         weights = random_weights(model, seed=1, dtype="float32")

@@ -1,15 +1,16 @@
 """An engine on 2, 4 and 8 devices says what it says on one."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
+
+from tests.shared_programs import environment
 
 
 def test_tokens_do_not_depend_on_the_number_of_devices() -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.executor.tensor_parallel"],
-        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=8", "JAX_PLATFORMS": "cpu"},
+        env=environment(8),
         cwd=Path(__file__).parents[2],
         capture_output=True,
         text=True,

@@ -1,0 +1,42 @@
+"""Compiled programs that the processes of one run of the tests share, in a folder that is deleted after it.
+
+JAX keeps them: it finds a program again by all that it follows from. Not for programs that go into Quire's own store:
+XLA does not write those whole that it has read.
+"""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+FOLDER = "QUIRE_TESTS_PROGRAMS"  # a variable that names the folder, set by conftest.py
+
+
+def environment(num_devices: int) -> dict[str, str]:
+    """For a process that shares all its programs, and compiles them quickly, for so many devices."""
+    flags = f"--xla_force_host_platform_device_count={num_devices} --xla_cpu_use_fusion_emitters=false"
+    how = {"JAX_COMPILATION_CACHE_DIR": os.environ[FOLDER], "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    return {**os.environ, **how, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+
+
+@contextmanager
+def shared() -> Iterator[None]:
+    """This process shares what it compiles meanwhile."""
+    import jax
+
+    how = {"jax_compilation_cache_dir": os.environ[FOLDER], "jax_persistent_cache_min_compile_time_secs": 0.0}
+    before = {name: getattr(jax.config, name) for name in how}
+    _configure(how)
+    try:
+        yield
+    finally:
+        _configure(before)
+
+
+def _configure(values: dict[str, Any]) -> None:
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    for name, value in values.items():
+        jax.config.update(name, value)
+    compilation_cache.reset_cache()  # it reads them once
