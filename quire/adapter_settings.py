@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
+from quire.choice import Choice, chosen
 from quire.config import Config
 from quire.errors import InvalidSetting, shown
-from quire.resolve import Choice, chosen
 
 DEFAULT_LORAS = 8
 DEFAULT_LORA_RANK = 16

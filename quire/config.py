@@ -67,7 +67,8 @@ class Config:
         None,
         MEMORY,
         "Type of keys and values in the cache: fp8_e4m3 or int8, with a scale for each token and head, for about half "
-        "the bytes; auto, as if not given: that of --dtype.",
+        "the bytes; that of --dtype by its name; auto, as if not given: that of the checkpoint's kv_cache_scheme, or "
+        "of --dtype.",
     )
     memory_fraction: float | None = setting(None, MEMORY, "Share of the device's memory that may be used.")
     prefix_caching: bool = setting(

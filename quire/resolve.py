@@ -2,36 +2,16 @@
 
 import os
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any
 
+from quire.cache_dtype import resolve_kv_cache_dtype
+from quire.choice import ASKED_FOR, Choice, chosen
 from quire.config import Config
 from quire.errors import InvalidSetting
 
-T = TypeVar("T")
-
-ASKED_FOR = "asked for"
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZE = ("none", "int8", "fp8")
-# Names of kv_cache_dtype, those of text-generation-inference and vLLM among them.
-CACHE_DTYPES = {"fp8_e4m3": "fp8_e4m3", "fp8_e4m3fn": "fp8_e4m3", "fp8": "fp8_e4m3", "int8": "int8"}
-FP8_CAPABILITY = 8.9  # of NVIDIA GPUs that convert e4m3
 METHODS = ("compressed-tensors", "fp8", "gptq", "awq", "mxfp4")  # of checkpoints
-
-
-@dataclass(frozen=True)
-class Choice(Generic[T]):
-    """A decided value. `str()` of it is the line for the log."""
-
-    name: str
-    value: T
-    reason: str
-
-    @property
-    def is_automatic(self) -> bool:
-        return self.reason != ASKED_FOR
-
-    def __str__(self) -> str:
-        return f"{self.name} = {self.value} ({self.reason})"
 
 
 # Platforms as JAX names them.
@@ -84,21 +64,6 @@ def resolve_quantize(platform: str, config: Config, fast_int8: bool, quantizatio
     return Choice("quantize", "int8", "faster on this CPU, and as close to float32 as Q8_0 files; none: float32")
 
 
-def resolve_kv_cache_dtype(platform: str, asked: str | None, dtype: str, computes: float | None = None) -> Choice[str]:
-    """The type of keys and values in pages: auto, fp8_e4m3 or int8. `computes`: the compute capability."""
-    if asked is None or asked == "auto":
-        return Choice("kv_cache_dtype", "auto", f"that of activations, {dtype}")
-    if asked not in CACHE_DTYPES:
-        e5m2 = ": two bits of fraction are too few for keys" if asked == "fp8_e5m2" else ""
-        raise InvalidSetting(f"kv_cache_dtype is {asked!r}{e5m2}; it can be fp8_e4m3, int8 or auto")
-    if _PLATFORM_ALIASES.get(platform, platform) not in ("cpu", "gpu"):
-        raise InvalidSetting(f"kv_cache_dtype = {asked} is for CPUs and GPUs; on a {platform} it can be auto")
-    if CACHE_DTYPES[asked] == "fp8_e4m3" and computes is not None and computes < FP8_CAPABILITY:
-        has = f"needs compute capability {FP8_CAPABILITY}; this GPU has {computes}"
-        raise InvalidSetting(f"kv_cache_dtype = {asked} {has}: it can be int8 or auto")
-    return Choice("kv_cache_dtype", CACHE_DTYPES[asked], ASKED_FOR)
-
-
 @dataclass(frozen=True)
 class Facts:
     """The facts that choices depend on: the machine, and the model's sizes."""
@@ -110,6 +75,7 @@ class Facts:
     weight_bytes: int  # on one device
     fast_int8: bool = False  # whether its CPU multiplies int8 by instructions made for it
     quantization: str | None = None  # that of the checkpoint, in words
+    cache_dtype: str | None = None  # that its keys and values are cached in; None: it does not say
     compute_capability: float | None = None  # of NVIDIA GPUs; None: unknown
     widened_weight_bytes: int = 0  # of the largest weight that a product widens
 
@@ -216,7 +182,9 @@ def resolve(config: Config, facts: Facts) -> Resolved:
     dtype = resolve_dtype(facts.platform, config.dtype)
     choices = [
         dtype,
-        resolve_kv_cache_dtype(facts.platform, config.kv_cache_dtype, dtype.value, facts.compute_capability),
+        resolve_kv_cache_dtype(
+            facts.platform, config.kv_cache_dtype, dtype.value, facts.compute_capability, facts.cache_dtype
+        ),
         resolve_quantize(facts.platform, config, facts.fast_int8, facts.quantization),
         choose("page_size", defaults.page_size),
         choose("max_batch_size", defaults.max_batch_size),
@@ -336,10 +304,6 @@ def resolve_pages(
     if choice.value * page_bytes > max(left, 0):
         raise InvalidSetting(f"num_pages = {choice.value} needs {as_size(choice.value * page_bytes)}: {sum_line}")
     return choice
-
-
-def chosen(name: str, asked: T | None, default: T, reason: str) -> Choice[T]:
-    return Choice(name, default, reason) if asked is None else Choice(name, asked, ASKED_FOR)
 
 
 def as_size(num_bytes: int) -> str:

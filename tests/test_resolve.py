@@ -5,6 +5,8 @@ from typing import Any
 import pytest
 
 from quire.adapter_settings import resolve_max_loras
+from quire.cache_dtype import resolve_kv_cache_dtype
+from quire.choice import Choice
 from quire.config import Config
 from quire.errors import InvalidSetting
 from quire.executor.compute_capability import compute_capability
@@ -12,11 +14,9 @@ from quire.resolve import (
     MAX_HOST_CACHE_BYTES,
     PAGE_STEP,
     RESERVE_BYTES,
-    Choice,
     Facts,
     resolve,
     resolve_dtype,
-    resolve_kv_cache_dtype,
     resolve_max_queued,
     resolve_max_step_ms,
     resolve_pages,
@@ -98,12 +98,25 @@ def test_a_cache_has_the_type_that_was_asked_for_by_any_of_its_names(asked: str,
 
 
 def test_types_of_a_cache_that_are_unknown_or_not_for_the_platform_are_refused() -> None:
-    with pytest.raises(InvalidSetting, match="kv_cache_dtype is 'fp4'; it can be fp8_e4m3, int8 or auto"):
+    with pytest.raises(InvalidSetting, match="kv_cache_dtype is 'fp4'; it can be fp8_e4m3, int8, bfloat16 or auto"):
         resolve_kv_cache_dtype("gpu", "fp4", "bfloat16")
     with pytest.raises(InvalidSetting, match="kv_cache_dtype is 'fp8_e5m2': two bits of fraction are too few"):
         resolve_kv_cache_dtype("gpu", "fp8_e5m2", "bfloat16")
     with pytest.raises(InvalidSetting, match="kv_cache_dtype = int8 is for CPUs and GPUs; on a tpu it can be auto"):
         resolve_kv_cache_dtype("tpu", "int8", "bfloat16")
+
+
+def test_a_cache_has_the_type_that_the_checkpoint_asks_for_unless_another_is() -> None:
+    facts = replace(FACTS, platform="gpu", cache_dtype="fp8_e4m3")
+    for asked, decided in ((None, "fp8_e4m3"), ("auto", "fp8_e4m3"), ("int8", "int8"), ("bfloat16", "bfloat16")):
+        resolved = resolve(Config("m", kv_cache_dtype=asked), facts)
+        assert resolved.kv_cache_dtype == decided
+        assert resolved.page_dtype == {"fp8_e4m3": "float8_e4m3fn"}.get(decided, decided)
+    older = replace(facts, compute_capability=8.6)
+    assert resolve(Config("m"), older).kv_cache_dtype == "bfloat16"
+    assert resolve(Config("m"), replace(facts, platform="tpu")).kv_cache_dtype == "bfloat16"
+    with pytest.raises(InvalidSetting, match="kv_cache_dtype is 'float16'; it can be fp8_e4m3, int8, bfloat16 or auto"):
+        resolve(Config("m", kv_cache_dtype="float16"), facts)
 
 
 def test_a_cache_in_fp8_is_refused_on_gpus_that_do_not_convert_it() -> None:

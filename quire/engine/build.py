@@ -12,6 +12,7 @@ import jax
 from jax.sharding import Mesh
 
 from quire.cache_folder import cache_folder
+from quire.choice import Choice
 from quire.config import Config
 from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
@@ -46,7 +47,6 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.kernels import kernels_for
 from quire.ops.native import int8_product, library
 from quire.resolve import (
-    Choice,
     Facts,
     Resolved,
     resolve,
@@ -160,7 +160,8 @@ def _facts(
         library.load(cache_folder(config.cache_dir) / "native")
     fast_int8 = platform == "cpu" and int8_product.is_fast()
     is_native = platform == "cpu" and mesh is None and dtype == "float32" and library.load()
-    quantization = source.quantization.summary if isinstance(source, QuantizedSource) else None
+    stored = source.quantization if isinstance(source, QuantizedSource) else None
+    quantization = None if stored is None else stored.summary
     quantize: Any = resolve_quantize(platform, config, fast_int8, quantization).value
     models: list[tuple[Decoder, TensorSource | None]] = [(model, source)]
     if draft is not None:
@@ -179,6 +180,7 @@ def _facts(
         widened_weight_bytes=max(size.widened_bytes for size in sizes),
         fast_int8=fast_int8,
         quantization=quantization,
+        cache_dtype=None if stored is None else stored.cache_dtype,
     )
 
 

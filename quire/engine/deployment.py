@@ -6,6 +6,7 @@ from typing import Any
 
 from jax.sharding import Mesh
 
+from quire.choice import Choice
 from quire.config import Config
 from quire.core.limits import Limits
 from quire.engine.draft_plan import DraftPlan
@@ -19,7 +20,8 @@ from quire.host_cache_settings import resolve_host_cache
 from quire.models.adapter_plan import AdapterPlan
 from quire.models.decoder import Decoder
 from quire.models.formats.quantized_source import QuantizedSource
-from quire.resolve import Choice, Facts, Resolved, as_size
+from quire.ops.pages import is_coded
+from quire.resolve import Facts, Resolved, as_size
 
 Checkpoint = GGUFSource | SafetensorsSource | QuantizedSource
 
@@ -68,10 +70,10 @@ def layout_of(model: Decoder, resolved: Resolved, mesh: Mesh | None) -> PageLayo
     """The page groups of a model, and the types of its states."""
     sizes = resolved.page_size, resolved.max_total_tokens, resolved.dtype
     layout = page_layout(model.layers, *sizes, mesh, page_dtype=resolved.page_dtype)
-    asked = resolved.kv_cache_dtype
-    if asked != "auto" and any(getattr(spec, "value_dim", None) is not None for spec in layout.specs):
+    if is_coded(resolved.page_dtype) and any(getattr(spec, "value_dim", None) is not None for spec in layout.specs):
         raise InvalidSetting(
-            f"kv_cache_dtype is {asked}; the cache of latent attention is kept in dtype: it can be auto"
+            f"kv_cache_dtype is {resolved.kv_cache_dtype}; the cache of latent attention is kept in dtype: it can be "
+            f"{resolved.dtype}"
         )
     return layout
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import Any
 
+from quire.choice import Choice
 from quire.config import Config
-from quire.resolve import Choice
 
 SHARED_SETTINGS = (
     "dtype",

@@ -1,8 +1,8 @@
 """Settings of models whose layers keep state in slots beside pages."""
 
+from quire.choice import Choice
 from quire.config import Config
 from quire.errors import InvalidSetting
-from quire.resolve import Choice
 
 
 def resolve_prefix_caching(config: Config, count: int, name: str) -> Choice[bool]:

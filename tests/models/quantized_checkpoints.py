@@ -50,11 +50,12 @@ def write_checkpoint(
     ignored: tuple[str, ...] = (),
     make: Make | None = None,
     head: bool = False,
+    others: Mapping[str, Array] | None = None,
 ) -> Checkpoint:
     """Quantise every matrix of the layers but routers and those whose names contain one of `ignored`; the `head` if
-    asked to."""
+    asked to. `others` are stored too."""
     model = build_model(config)
-    stored: dict[str, Array] = {}
+    stored: dict[str, Array] = dict(others or {})
     wide: dict[str, Array] = {}
     rounds: dict[str, Round] = {}
     matrices = {

@@ -12,11 +12,12 @@ from quire.models.formats.quantized_source import QuantizedSource, open_checkpoi
 from quire.models.registry import build_model
 from tests.golden.make import reference_model
 from tests.models.cases import CASES
-from tests.models.tiny import prompt, whole_logits
+from tests.models.tiny import PagedRun, prompt, whole_logits
 
 pytestmark = pytest.mark.parity
 
 LLAMA = CASES["llama"]
+TOKENS = prompt(12, LLAMA["vocab_size"])
 FP8 = {"num_bits": 8, "type": "float", "symmetric": True}
 INT8 = {"num_bits": 8, "type": "int", "symmetric": True}
 INT4 = {"num_bits": 4, "type": "int", "strategy": "group", "group_size": 16}
@@ -37,7 +38,9 @@ SCHEMES: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
 }
 
 
-def quantised(model: Any, weights: dict[str, Any], activations: dict[str, Any] | None) -> Any:
+def quantised(
+    model: Any, weights: dict[str, Any], activations: dict[str, Any] | None, cache: dict[str, Any] | None = None
+) -> Any:
     """The model with the scales of its weights' least and largest numbers; rounded on the fly, not yet stored."""
     import torch
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
@@ -45,10 +48,15 @@ def quantised(model: Any, weights: dict[str, Any], activations: dict[str, Any] |
 
     group = {"targets": ["Linear"], "weights": weights, "input_activations": activations}
     config = {"config_groups": {"group_0": group}, "ignore": ["lm_head"], "quantization_status": "frozen"}
+    config["kv_cache_scheme"] = cache
     apply_quantization_config(model, QuantizationConfig.model_validate(config))
     for module in model.modules():
         scheme = getattr(module, "quantization_scheme", None)
         if scheme is None:
+            continue
+        if hasattr(module, "k_scale"):
+            for scale in (module.k_scale, module.v_scale):
+                torch.nn.init.constant_(scale, 0.02)  # reaches 9
             continue
         weight = module.weight.data
         rows, columns = weight.shape
@@ -69,27 +77,45 @@ def quantised(model: Any, weights: dict[str, Any], activations: dict[str, Any] |
     return model
 
 
-@pytest.mark.parametrize("name", SCHEMES)
-def test_logits_are_those_of_compressed_tensors(name: str, tmp_path: Path) -> None:
-    import torch
+def stored(model: Any, folder: Path) -> QuantizedSource:
     from compressed_tensors.compressors import ModelCompressor
 
-    tokens = prompt(12, LLAMA["vocab_size"])
-    theirs = quantised(reference_model(LLAMA, tmp_path / "plain"), *SCHEMES[name])
-    with torch.no_grad():
-        expected = theirs(torch.tensor([tokens])).logits[0].numpy()
-    compressor = ModelCompressor.from_pretrained_model(theirs)
+    compressor = ModelCompressor.from_pretrained_model(model)
     assert compressor is not None
-    compressor.compress_model(theirs)
-    folder = tmp_path / "stored"
-    theirs.save_pretrained(folder)
+    compressor.compress_model(model)
+    model.save_pretrained(folder)
     compressor.update_config(folder)
-
-    files = locate(str(folder))
-    model, source = build_model(files.config), open_checkpoint(files)
+    source = open_checkpoint(locate(str(folder)))
     assert isinstance(source, QuantizedSource)
-    got = whole_logits(model, load_weights(model, source, dtype="float32"), tokens)
+    return source
+
+
+def logits_of(model: Any) -> np.ndarray[Any, Any]:
+    import torch
+
+    with torch.no_grad():
+        return model(torch.tensor([TOKENS])).logits[0].numpy()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("name", SCHEMES)
+def test_logits_are_those_of_compressed_tensors(name: str, tmp_path: Path) -> None:
+    theirs = quantised(reference_model(LLAMA, tmp_path / "plain"), *SCHEMES[name])
+    expected = logits_of(theirs)
+    source, model = stored(theirs, tmp_path / "stored"), build_model(LLAMA)
+    got = whole_logits(model, load_weights(model, source, dtype="float32"), TOKENS)
     errors = np.abs(got - expected).max(axis=1) / np.abs(expected).max()
     # An activation halfway between two codes may get either: that token, and those that attend to it, differ slightly.
-    assert (errors < 1e-4).sum() >= len(tokens) // 3, errors
+    assert (errors < 1e-4).sum() >= len(TOKENS) // 3, errors
     assert errors.max() < 0.03, errors
+
+
+def test_a_cache_has_the_type_of_the_scheme_and_is_as_exact_as_with_its_scales(tmp_path: Path) -> None:
+    weights, _ = SCHEMES["int8 weights"]
+    exact = logits_of(quantised(reference_model(LLAMA, tmp_path / "a"), weights, None))
+    theirs = quantised(reference_model(LLAMA, tmp_path / "b"), weights, None, {**FP8, "strategy": "tensor"})
+    their_error = np.sqrt(np.mean((logits_of(theirs) - exact) ** 2))
+    source, model = stored(theirs, tmp_path / "stored"), build_model(LLAMA)
+    assert source.quantization.cache_dtype == "fp8_e4m3"
+    run = PagedRun(model, load_weights(model, source, dtype="float32"), len(TOKENS), "float8_e4m3fn")
+    our_error = np.sqrt(np.mean((run.prefill(TOKENS) - exact) ** 2))
+    assert 0 < our_error < 1.1 * their_error

@@ -83,11 +83,11 @@ def one_tile(positions: jax.Array) -> Tiles:
 class PagedRun:
     """One sequence through the paged forward, in chunks, over scattered pages that begin as NaN."""
 
-    def __init__(self, model: Model, weights: ParamTree, max_length: int) -> None:
+    def __init__(self, model: Model, weights: ParamTree, max_length: int, page_dtype: str | None = None) -> None:
         num_pages = -(-max_length // PAGE_SIZE)
         pages = np.random.default_rng(0).permutation(np.arange(1, num_pages + 1))
         self._table = jnp.asarray(pages[None], jnp.int32)
-        layout = page_layout(model.layers, PAGE_SIZE, max_length, jnp.float32, max_groups=1)
+        layout = page_layout(model.layers, PAGE_SIZE, max_length, jnp.float32, max_groups=1, page_dtype=page_dtype)
         empty = layout.empty(num_pages + 1), layout.empty_slots(1)
         self._state = jax.tree.map(lambda array: jnp.full_like(array, jnp.nan), empty)
         self._length = 0

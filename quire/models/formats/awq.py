@@ -21,6 +21,7 @@ class AWQ:
     """
 
     group_size: int | None  # None: one group
+    cache_dtype: None = None
 
     @property
     def summary(self) -> str:

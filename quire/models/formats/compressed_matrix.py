@@ -11,7 +11,7 @@ from quire.models.formats.packing import codes_by_output, unpacked, zeros_in_mem
 from quire.ops.coded import Rounding
 
 OTHERS = ("weight_scale", "weight_zero_point", "weight_shape", "weight_g_idx", "input_scale", "input_zero_point")
-_ARGUMENTS = {
+ARGUMENTS = {
     "num_bits", "type", "symmetric", "group_size", "strategy", "block_structure", "dynamic", "actorder", "scale_dtype",
     "zp_dtype", "observer", "observer_kwargs",
 }  # fmt: skip
@@ -216,5 +216,5 @@ def read_activations(group: Fields) -> tuple[Rounding | None, bool]:
 
 def _refuse_arguments(fields: Fields) -> None:
     for name in fields:
-        if name in fields and name not in _ARGUMENTS:
-            raise fields.unsupported(name, f"known are {', '.join(sorted(_ARGUMENTS))}")
+        if name in fields and name not in ARGUMENTS:
+            raise fields.unsupported(name, f"known are {', '.join(sorted(ARGUMENTS))}")

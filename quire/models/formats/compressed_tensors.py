@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from quire.errors import InvalidCheckpoint, shown
 from quire.models.fields import Fields
+from quire.models.formats.cache_scheme import read_cache_scheme
 from quire.models.formats.compressed_matrix import CompressedMatrix, read_activations, read_weights
 from quire.models.formats.format import Format
 
@@ -38,10 +39,12 @@ class CompressedTensors:
 
     groups: tuple[tuple[tuple[Target, ...], CompressedMatrix], ...]
     ignored: tuple[Target, ...]
+    cache_dtype: str | None = None
 
     @property
     def summary(self) -> str:
-        return "compressed-tensors, " + " and ".join(dict.fromkeys(matrix.summary for _, matrix in self.groups))
+        matrices = " and ".join(dict.fromkeys(matrix.summary for _, matrix in self.groups))
+        return f"compressed-tensors, {matrices or 'the cache alone'}"
 
     def format_of(self, name: str) -> Format | None:
         if any(target.matches(name) for target in self.ignored):
@@ -60,21 +63,20 @@ def read_compressed_tensors(fields: Fields) -> CompressedTensors:
         if name in fields and name not in _KNOWN:
             raise fields.unsupported(name, "it is unknown here, and may change what the weights are")
     _refuse_other_parts(fields)
-    groups = fields.within("config_groups")
-    if not list(groups):
+    groups, cache_dtype = fields.within("config_groups"), read_cache_scheme(fields)
+    if not list(groups) and cache_dtype is None:
         raise fields.invalid("config_groups", "there are none")
     default = fields.text("format", "naive-quantized")
     return CompressedTensors(
         tuple(_group(groups.within(name), default, fields) for name in groups),
         _targets(fields, "ignore") if "ignore" in fields else (),
+        cache_dtype,
     )
 
 
 def _refuse_other_parts(fields: Fields) -> None:
     sparsity = fields.within("sparsity_config")
     sparsity.only("format", "dense")
-    if fields.get("kv_cache_scheme"):
-        raise fields.unsupported("kv_cache_scheme", "keys and values are cached in the dtype of the activations")
     for name in ("transform_config", "moe_sparsity_config"):
         if fields.get(name):
             raise fields.unsupported(name, "only weights and the inputs of linear layers are quantised")

@@ -165,5 +165,9 @@ class Quantization(Protocol):
     def summary(self) -> str:
         """A description for users: the method and its numbers."""
 
+    @property
+    def cache_dtype(self) -> str | None:
+        """The type that keys and values are cached in, as `kv_cache_dtype` names it; None: it does not say."""
+
     def format_of(self, name: str) -> Format | None:
         """The format of a module that is stored quantised; None if it is not."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from quire.models.fields import Fields
+from quire.models.formats.cache_scheme import read_static_cache
 from quire.models.formats.format import FLOAT8, FLOATS, CodedTensor, Format, InputSide, Layout, Module
 from quire.ops.coded import Rounding
 
@@ -23,6 +24,7 @@ class FP8:
 
     block: tuple[int, int] | None  # outputs and inputs; None: one scale
     is_static: bool
+    cache_dtype: str | None = None
 
     @property
     def summary(self) -> str:
@@ -66,20 +68,21 @@ class FP8:
 def read_fp8(fields: Fields) -> FP8:
     for name, supported in (("fmt", "e4m3"), ("scale_fmt", "float"), ("expert_dtype", "fp8"), ("dequantize", False)):
         fields.only(name, supported)
-    for name in ("kv_cache_scheme", "kv_cache_quant_method", "modules_to_convert"):
+    for name in ("kv_cache_quant_method", "modules_to_convert"):
         if fields.get(name):
             raise fields.unsupported(name, "weights and activations of linear layers are quantised, nothing else")
     scheme = fields.text("activation_scheme", "dynamic")
     if scheme not in ("dynamic", "static"):
         raise fields.unsupported("activation_scheme", "known are dynamic and static")
+    cache_dtype = read_static_cache(fields)
     if "weight_block_size" not in fields:
-        return FP8(None, scheme == "static")
+        return FP8(None, scheme == "static", cache_dtype)
     high, wide = fields.integers("weight_block_size", 2)
     if min(high, wide) < 1:
         raise fields.invalid("weight_block_size", "two numbers above zero are needed")
     if scheme == "static":
         raise fields.unsupported("activation_scheme", "with weight_block_size it is dynamic")
-    return FP8((high, wide), False)
+    return FP8((high, wide), False, cache_dtype)
 
 
 def _present(module: Module, suffixes: Sequence[str]) -> str:

@@ -26,6 +26,7 @@ class GPTQ:
     symmetric: bool
     stores_less_one: bool
     needs_index: bool = False
+    cache_dtype: None = None
 
     @property
     def summary(self) -> str:

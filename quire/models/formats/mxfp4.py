@@ -22,6 +22,8 @@ class MXFP4:
     outputs, inputs / 32] are exponents of two, plus 127.
     """
 
+    cache_dtype: None = None
+
     @property
     def summary(self) -> str:
         return f"mxfp4, blocks of {BLOCK} (experts)"

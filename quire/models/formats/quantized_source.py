@@ -13,6 +13,7 @@ from quire.files.safetensors_source import SafetensorsSource
 from quire.files.tensor_source import Array, TensorInfo
 from quire.models.fields import Fields
 from quire.models.formats.awq import read_awq
+from quire.models.formats.cache_scheme import CACHE_SCALES, CACHE_ZEROS
 from quire.models.formats.compressed_tensors import read_compressed_tensors
 from quire.models.formats.format import CodedTensor, Format, InputSide, Layout, Module, Quantization
 from quire.models.formats.fp8 import read_fp8
@@ -59,6 +60,7 @@ class QuantizedSource:
                 problems.append(str(error))
         if problems:
             raise InvalidCheckpoint(f"the checkpoint does not fit its quantization_config: {listed(problems, '; ')}")
+        used |= _cache_scales(source) if quantization.cache_dtype is not None else set()
         plain = {name: info for name, info in source.tensors().items() if name not in used}
         if both := sorted(plain.keys() & self._coded.keys()):
             raise InvalidCheckpoint(f"stored both quantised and not: {listed(both)}")
@@ -110,6 +112,16 @@ def _modules(source: SafetensorsSource) -> list[Module]:
         module = stem if is_stacked else name.rpartition(".")[0]
         found.setdefault(module, Module(module, source, is_stacked))
     return list(found.values())
+
+
+def _cache_scales(source: SafetensorsSource) -> set[str]:
+    """Names of the scales of keys and values, which a cache with finer ones of its own does not need."""
+    scales = {name for name in source.tensors() if name.rpartition(".")[2] in CACHE_SCALES}
+    zeros = {name for name in source.tensors() if name.rpartition(".")[2] in CACHE_ZEROS}
+    for name in sorted(zeros):
+        if source.read(name).astype(np.float32).any():
+            raise InvalidCheckpoint(f"{name} is not 0, which kv_cache_scheme.symmetric = true promises")
+    return scales | zeros
 
 
 def widened(tensor: CodedTensor, layout: Layout) -> Array:
