@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from quire.executor.executor import JaxExecutor
+from quire.executor.executor import NOTHING_ASKED, JaxExecutor
 from quire.executor.ladder import StepShape
 from quire.executor.shapes import Shapes
 from quire.request import Request, SamplingParams
@@ -50,13 +50,16 @@ def test_answers_do_not_depend_on_which_programs_are_ready(rig: Rig) -> None:
 
     found = []
     with quickly_compiled():
-        first = SHAPES.ladder.first()
-        for shapes in (first, [*first, StepShape(8), StepShape(16)]):
+        order = rig.executor.programs.order
+        for keys in (order.first, [*order.first, *order.early, StepShape(8), StepShape(16)]):
             executor = JaxExecutor(rig.model, rig.weights, SHAPES)
-            for shape in shapes:
-                executor.programs.get(shape)
+            for key in keys:
+                executor.programs.get(key)
             found.append([tokens(executor, [request]) for request in requests])
-            found.append([executor.programs.table.forward(StepShape(10), 1).tokens])
+            table = executor.programs.table
+            found.append(
+                [table.forward(StepShape(10), 1).tokens, table.sample(1, NOTHING_ASKED)[1], table.start_size(2)]
+            )
             executor.close()
     assert found[0] == found[2]
-    assert found[1::2] == [[32], [16]]
+    assert found[1::2] == [[36, 4, 1], [16, 1, 8]]
