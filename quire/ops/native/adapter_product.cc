@@ -91,7 +91,10 @@ void shrink_rows(const Product<W>& p, const Group& group, const int32_t* rows, i
   Lanes sums_of[kR][kRanks] = {};
   for (int64_t i = 0; i < vectors; i += kLanes) {
     Lanes weight[kRanks];
-    for (int c = 0; c < kRanks; ++c) weight[c] = widened(a + std::min(c, ranks - 1) * p.inputs + i);
+    for (int c = 0; c < kRanks; ++c) {
+      weight[c] = widened(a + std::min(c, ranks - 1) * p.inputs + i);
+      __builtin_prefetch(a + (c + kRanks) * p.inputs + i);  // of the unit after this one
+    }
     for (int r = 0; r < kR; ++r) {
       const Lanes input = read(x[r] + i);
       for (int c = 0; c < kRanks; ++c) sums_of[r][c] = multiply_add(input, weight[c], sums_of[r][c]);
@@ -123,6 +126,7 @@ void expand_rows(const Product<W>& p, const Group& group, const int32_t* rows, c
     Lanes low[kR] = {}, high[kR] = {};
     for (int64_t j = 0; j < group.rank; ++j) {
       const Lanes first = widened(b + j * p.outputs + channel), second = widened(b + j * p.outputs + channel + kLanes);
+      __builtin_prefetch(b + j * p.outputs + channel + kChunk);  // of the unit after this one
       for (int r = 0; r < kR; ++r) {
         low[r] = multiply_add(all(small[r][j]), first, low[r]);
         high[r] = multiply_add(all(small[r][j]), second, high[r]);
