@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 
 from quire.models.context import PlatformOps
-from quire.models.norm import HeadsRMSNorm, RMSNorm
+from quire.models.norm import HeadNorms, HeadsRMSNorm
 from quire.models.params import Param, ParamTree, params_of
 from quire.models.projection import copy_keys, project
 from quire.models.rope import Rope
+from quire.models.temperature import QueryScale, QueryTemperature
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
 from quire.ops.rotation import Rotation
@@ -19,7 +20,8 @@ from quire.sharding import key_copies
 
 @dataclass(frozen=True)
 class Attention:
-    """Grouped-query attention, with or without rope; `q_norm` and `k_norm` apply before it.
+    """Grouped-query attention, with or without rope; `q_norm` and `k_norm` apply before it. In place of a rope it may
+    have a temperature.
 
     Where it `is_gated`, each query is followed by a gate in `qkv`, whose sigmoid its output is multiplied by.
     """
@@ -29,9 +31,9 @@ class Attention:
     out: Param  # [d, k, g, h]
     qkv_bias: Param | None = None
     out_bias: Param | None = None
-    rope: Rope | None = None
-    q_norm: RMSNorm | HeadsRMSNorm | None = None
-    k_norm: RMSNorm | HeadsRMSNorm | None = None
+    rope: Rope | QueryTemperature | None = None
+    q_norm: HeadNorms | None = None
+    k_norm: HeadNorms | None = None
     sinks: Param | None = None  # [k, g], where the spec has them
     is_gated: bool = False
 
@@ -47,12 +49,14 @@ class Attention:
         )
 
     def __call__(
-        self, weights: ParamTree, x: jax.Array, rotation: Rotation | None, state: Any, ops: PlatformOps
+        self, weights: ParamTree, x: jax.Array, rotation: Rotation | QueryScale | None, state: Any, ops: PlatformOps
     ) -> tuple[jax.Array, Any]:
         qkv, gates = project("td,kghd->tkgh", x, weights["qkv"], weights.get("qkv_bias")), None
         if self.is_gated:
             gates = qkv[:, :, 1:-2:2]
             qkv = jnp.concatenate((qkv[:, :, :-2:2], qkv[:, :, -2:]), axis=2)
+        if isinstance(rotation, QueryScale):
+            qkv, rotation = _with_scaled_queries(qkv, rotation.factor), None
         heads = Heads(
             qkv,
             rotation,
@@ -84,3 +88,8 @@ class Attention:
             k_norm=k_norm,
             sinks=None if self.sinks is None else replace(self.sinks, shape=(spec.kv_heads, spec.group)),
         )
+
+
+def _with_scaled_queries(qkv: jax.Array, factor: jax.Array) -> jax.Array:
+    queries = qkv[:, :, :-2].astype(jnp.float32) * factor[:, None, None, None]
+    return jnp.concatenate((queries.astype(qkv.dtype), qkv[:, :, -2:]), axis=2)

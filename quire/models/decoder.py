@@ -17,6 +17,7 @@ from quire.models.norm import Norm
 from quire.models.params import Param, ParamTree, params_of
 from quire.models.projection import lookup, matmul
 from quire.models.rope import Rope
+from quire.models.temperature import QueryTemperature
 from quire.ops.norms import Norms
 from quire.ops.rotation import Rotation
 
@@ -175,7 +176,7 @@ class Decoder:
         )
         return replace(self, blocks=tuple(blocks))
 
-    def _ropes(self) -> list[Rope]:
+    def _ropes(self) -> list[Rope | QueryTemperature]:
         """The distinct ropes; most layers share one."""
         ropes = (block.attention.rope for block in self.blocks)
         return list({id(rope): rope for rope in ropes if rope is not None}.values())

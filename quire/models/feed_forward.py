@@ -119,6 +119,8 @@ class MLP:
 class Experts:
     """The sum of the gated MLPs that the router chooses for a token, weighted by their shares.
 
+    Where it `scales_inputs`, shares are factors of what an expert is given, not of its output.
+
     Tokens are sorted by expert, so that the experts are one grouped matmul and each token visits its own only.
     """
 
@@ -128,6 +130,7 @@ class Experts:
     down: Param  # [e, d, m]
     gate_up_bias: Param | None = None  # [e, p, 2, m / p]
     down_bias: Param | None = None  # [e, d]
+    scales_inputs: bool = False
 
     def params(self) -> ParamTree:
         return params_of(
@@ -152,9 +155,12 @@ class Experts:
             found, bias = grouped(inputs, weights[name], visits), weights.get(f"{name}_bias")
             return found if bias is None else found + bias[visited].astype(jnp.float32).reshape(found.shape)
 
-        both = product(x[order // chosen], "gate_up").astype(x.dtype).reshape(-1, *parts)
+        inputs, share = x[order // chosen], share.reshape(-1)[order][:, None]
+        if self.scales_inputs:
+            inputs = (inputs.astype(jnp.float32) * share).astype(x.dtype)
+        both = product(inputs, "gate_up").astype(x.dtype).reshape(-1, *parts)
         outputs = product(gated(self.activation, both), "down")
-        outputs = outputs * share.reshape(-1)[order][:, None]
+        outputs = outputs if self.scales_inputs else outputs * share
         return jnp.zeros((tokens, embed), jnp.float32).at[order // chosen].add(outputs).astype(x.dtype)
 
     def for_devices(self, num_devices: int) -> "Experts":

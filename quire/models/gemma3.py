@@ -67,4 +67,4 @@ def text_name(name: str) -> str | None:
             inner = name.removeprefix(outer)
             return inner if inner.startswith(("model.", "lm_head.")) else f"model.{inner}"
     parts = name.removeprefix("model.")
-    return None if parts.startswith(("vision_tower.", "multi_modal_projector.")) else name
+    return None if parts.startswith(("vision_tower.", "vision_model.", "multi_modal_projector.")) else name

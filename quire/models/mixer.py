@@ -8,7 +8,7 @@ from quire.models.context import PlatformOps
 from quire.models.model import LayerSpec
 from quire.models.params import ParamTree
 from quire.models.rope import Rope
-from quire.ops.rotation import Rotation
+from quire.models.temperature import QueryTemperature
 
 
 class Mixer(Protocol):
@@ -17,14 +17,15 @@ class Mixer(Protocol):
         """Its state follows from it."""
 
     @property
-    def rope(self) -> Rope | None: ...
+    def rope(self) -> Rope | QueryTemperature | None:
+        """The source of all that it knows about positions."""
 
     def params(self) -> ParamTree: ...
 
     def __call__(
-        self, weights: ParamTree, x: jax.Array, rotation: Rotation | None, state: Any, ops: PlatformOps
+        self, weights: ParamTree, x: jax.Array, rotation: Any, state: Any, ops: PlatformOps
     ) -> tuple[jax.Array, Any]:
-        """Its output [t, d] for x [t, d], and its state after these tokens."""
+        """Its output [t, d] for x [t, d], and its state after these tokens. `rotation` is that of its rope."""
 
     def for_devices(self, num_devices: int) -> Self:
         """The same function with weights that so many devices can share."""

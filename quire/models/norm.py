@@ -76,6 +76,24 @@ class HeadsRMSNorm:
 
 
 @dataclass(frozen=True)
+class PlainHeadNorm:
+    """Divides each head by its root mean square, without factors."""
+
+    size: int
+    eps: float
+
+    def params(self) -> ParamTree:
+        return {}
+
+    def of_heads(self, weights: ParamTree) -> HeadNorm:
+        return HeadNorm(jnp.ones(self.size, jnp.float32), self.eps)
+
+
+# Norms of the heads of queries or keys.
+HeadNorms = RMSNorm | HeadsRMSNorm | PlainHeadNorm
+
+
+@dataclass(frozen=True)
 class LayerNorm:
     """Subtracts the mean, divides by the standard deviation, scales and shifts where it is `biased`."""
 

@@ -18,6 +18,7 @@ from quire.models.gpt_oss import gpt_oss
 from quire.models.granite import granite
 from quire.models.granitemoehybrid import granitemoehybrid
 from quire.models.llama import llama
+from quire.models.llama4 import llama4
 from quire.models.mistral import mistral
 from quire.models.mixtral import mixtral
 from quire.models.olmo2 import olmo2, olmo3
@@ -37,6 +38,8 @@ class Family(NamedTuple):
 # By `model_type`.
 FAMILIES: dict[str, Family] = {
     "llama": Family(llama, ("LlamaForCausalLM",)),
+    "llama4": Family(llama4, ("Llama4ForConditionalGeneration",)),
+    "llama4_text": Family(llama4, ("Llama4ForCausalLM",)),
     "qwen2": Family(qwen2, ("Qwen2ForCausalLM",)),
     "qwen3": Family(qwen3, ("Qwen3ForCausalLM",)),
     "mistral": Family(mistral, ("MistralForCausalLM",)),

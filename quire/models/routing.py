@@ -41,6 +41,21 @@ class SoftmaxRouter:
 
 
 @dataclass(frozen=True)
+class SigmoidRouter:
+    """The experts with the highest scores. Their shares are the sigmoids of these, each by itself."""
+
+    chosen: int
+    weight: Param  # [e, d]
+
+    def params(self) -> ParamTree:
+        return {"weight": self.weight}
+
+    def __call__(self, weights: ParamTree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        best, expert = jax.lax.top_k(matmul(x, weights["weight"], 1), self.chosen)
+        return jax.nn.sigmoid(best), expert
+
+
+@dataclass(frozen=True)
 class BiasedRouter:
     """The experts with the highest scores, to which a bias belongs. Their shares are a softmax over only these."""
 

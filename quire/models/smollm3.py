@@ -15,7 +15,7 @@ def smollm3(fields: Fields) -> Decoder:
     attention_bias = fields.flag("attention_bias", False)
     mlp_bias = fields.flag("mlp_bias", False)
     activation = read_activation(fields)
-    rotates = _rotates(fields, sizes)
+    rotates = read_rotated_layers(fields, sizes)
     window = fields.optional_integer("sliding_window") if fields.flag("use_sliding_window", False) else None
     slides = read_layer_types(fields, sizes, lambda index: not rotates[index])
     rope = read_rope(fields, sizes.head_dim, default_theta=2_000_000.0)
@@ -45,9 +45,9 @@ def smollm3(fields: Fields) -> Decoder:
     )
 
 
-def _rotates(fields: Fields, sizes: Sizes) -> list[bool]:
+def read_rotated_layers(fields: Fields, sizes: Sizes) -> list[bool]:
     """For each layer, True if it has a rope; `no_rope_layers` lists 1 for those that do."""
-    if "no_rope_layers" in fields:
+    if fields.get("no_rope_layers") not in (None, []):  # some files have an empty list for none
         return [bool(item) for item in fields.integers("no_rope_layers", sizes.layers)]
     interval = fields.integer("no_rope_layer_interval", 4)
     return [(index + 1) % interval != 0 for index in range(sizes.layers)]

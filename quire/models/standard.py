@@ -11,7 +11,7 @@ from quire.models.decoder import Decoder, DecoderLayer
 from quire.models.feed_forward import Activation, Experts, GatedMLP
 from quire.models.field_ranges import MAX_LAYER_EXPERTS
 from quire.models.fields import Fields
-from quire.models.norm import HeadsRMSNorm, Norm, RMSNorm
+from quire.models.norm import HeadNorms, Norm
 from quire.models.params import Param, Tensor
 from quire.models.projection import (
     attention_out,
@@ -24,6 +24,7 @@ from quire.models.projection import (
 )
 from quire.models.rope import Rope
 from quire.models.routing import Router
+from quire.models.temperature import QueryTemperature
 from quire.ops.attention_spec import AttentionSpec
 
 
@@ -45,9 +46,10 @@ class Sizes:
         window: int | None = None,
         softcap: float | None = None,
         has_sinks: bool = False,
+        chunk: int | None = None,
     ) -> AttentionSpec:
         scale = self.head_dim**-0.5 if scale is None else scale
-        return AttentionSpec(self.kv_heads, self.group, self.head_dim, scale, window, softcap, has_sinks)
+        return AttentionSpec(self.kv_heads, self.group, self.head_dim, scale, window, softcap, has_sinks, chunk=chunk)
 
 
 def read_sizes(fields: Fields, **defaults: int) -> Sizes:
@@ -127,17 +129,17 @@ def attention(
     sizes: Sizes,
     spec: AttentionSpec,
     *,
-    rope: Rope | None,
+    rope: Rope | QueryTemperature | None,
     qkv_bias: bool = False,
     out_bias: bool = False,
-    q_norm: RMSNorm | HeadsRMSNorm | None = None,
-    k_norm: RMSNorm | HeadsRMSNorm | None = None,
+    q_norm: HeadNorms | None = None,
+    k_norm: HeadNorms | None = None,
     rotates_pairs: bool = False,
     is_gated: bool = False,
 ) -> Attention:
     """`rotates_pairs`: the checkpoint's rope turns neighbouring features, not those half a head apart. `is_gated`: in
     `q_proj` each query is followed by its gate."""
-    num_paired = rope.num_rotated if rotates_pairs and rope is not None else 0
+    num_paired = rope.num_rotated if rotates_pairs and isinstance(rope, Rope) else 0
     sinks = Tensor(f"{name}.sinks", (spec.kv_heads * spec.group,))
     stored = replace(spec, group=2 * spec.group) if is_gated else spec
     return Attention(

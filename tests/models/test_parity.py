@@ -79,3 +79,25 @@ def test_the_text_part_of_a_model_with_a_vision_tower_is_that_of_transformers(tm
     logits, generated, _ = reference(theirs, tokens)
     theirs.save_pretrained(tmp_path)
     assert_same(tmp_path, tokens, logits, generated)
+
+
+def test_the_text_part_of_llama_4_is_that_of_transformers(tmp_path: Path) -> None:
+    from transformers import Llama4Config, Llama4ForConditionalGeneration
+
+    vision = {
+        "hidden_size": 16,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "image_size": 16,
+        "patch_size": 8,
+        "projector_input_dim": 16,
+        "projector_output_dim": 16,
+        "vision_output_dim": 16,
+    }
+    config = Llama4Config(text_config=CASES["llama4"], vision_config=vision, eos_token_id=None)
+    theirs = randomised(Llama4ForConditionalGeneration._from_config(config, attn_implementation="eager"))
+    tokens = prompt(PROMPT_LENGTH, VOCAB_SIZE)
+    logits, generated, _ = reference(theirs, tokens)
+    theirs.save_pretrained(tmp_path)
+    assert_same(tmp_path, tokens, logits, generated)
