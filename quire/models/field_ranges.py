@@ -21,6 +21,7 @@ RANGES: dict[str, tuple[float, float]] = {
     "hidden_size": _WIDTH,
     "n_embd": _WIDTH,
     "intermediate_size": _ROWS,
+    "intermediate_size_mlp": _ROWS,
     "moe_intermediate_size": _ROWS,
     "n_inner": _ROWS,
     "vocab_size": _ROWS,

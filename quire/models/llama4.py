@@ -93,12 +93,12 @@ def _read_temperature(fields: Fields) -> QueryTemperature | None:
     return QueryTemperature(fields.integer("floor_scale", 8192), fields.number("attn_scale", 0.1)) if tuned else None
 
 
-def _read_moe_layers(fields: Fields, sizes: Sizes) -> list[int]:
+def _read_moe_layers(fields: Fields, sizes: Sizes) -> set[int]:
     """The layers with experts."""
     if "moe_layers" in fields:
-        return fields.integers("moe_layers")
+        return set(fields.integers("moe_layers"))
     step = fields.integer("interleave_moe_layer_step", 1)
-    return list(range(step - 1, sizes.layers, step))
+    return set(range(step - 1, sizes.layers, step))
 
 
 def _read_head_norm(fields: Fields, sizes: Sizes, rope: Rope, eps: float) -> PlainHeadNorm | None:

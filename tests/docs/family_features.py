@@ -19,7 +19,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 BEGIN = "<!-- This table is written by `make docs-reference`. -->\n"
 END = "<!-- The end of the table. -->\n"
 # A family that is another one with more beside its text.
-SAME_TEXT = {"gemma3": "gemma3_text"}
+SAME_TEXT = {"gemma3": "gemma3_text", "llama4": "llama4_text"}
 
 
 def models_of(family: str) -> list[Decoder]:
@@ -32,8 +32,9 @@ def _layers(models: list[Decoder]) -> str:
     specs = [spec for model in models for spec in model.layers]
     attention = [spec for spec in specs if isinstance(spec, AttentionSpec)]
     kinds = {
-        "full": any(spec.window is None and spec.value_dim is None for spec in attention),
+        "full": any(spec.sees_all and spec.value_dim is None for spec in attention),
         "window": any(spec.window is not None for spec in attention),
+        "chunks": any(spec.chunk is not None for spec in attention),
         "sinks": any(spec.has_sinks for spec in attention),
         "latent": any(spec.value_dim is not None for spec in attention),
         "recurrent": any(isinstance(spec, RecurrentSpec) for spec in specs),
@@ -50,7 +51,11 @@ def _quantised(models: list[Decoder]) -> str:
     turned = [param for model in models for param in _params(model) if param.transposes and not param.is_widened]
     if not turned:
         return "all but mxfp4"
-    return "mxfp4; others apart from experts" if all(map(_is_of_experts, turned)) else ""
+    if not all(map(_is_of_experts, turned)):
+        return ""
+    sources = [tensor for model in models for param in _params(model) for tensor in param.sources]
+    biased = any(tensor.name.endswith("_bias") for tensor in sources)  # as experts of four bits are
+    return "mxfp4; others apart from experts" if biased else "all but mxfp4, apart from experts"
 
 
 def _adapters(models: list[Decoder]) -> str:

@@ -13,23 +13,24 @@ import pytest
 from quire.engine.engine import Engine
 from quire.executor.layer_state import page_layout
 from quire.models.registry import build_model
+from quire.reach import ChunkReach, Reach
 from quire.request import Request
 from tests.executor.rig import FEW_SHAPES, MAX_LENGTH, Rig, config_of, quickly_compiled
 from tests.executor.test_schedules import check
 from tests.executor.workload import GREEDY, workload
 
-# The windows are of 7 positions, and the sequences of up to 174.
+# Windows and chunks are of 7 positions, and the sequences of up to 174.
 SHAPES = replace(FEW_SHAPES, page_size=4, num_pages=600)
-GROUPS: dict[str, tuple[int | None, ...]] = {
+GROUPS: dict[str, tuple[Reach, ...]] = {
     "gemma2": (None, 7, 7),
     "gemma3": (None, 7, 7, 7),
     "mistral": (7,),
-    "phi3": (7,),
+    "llama4": (None, *[ChunkReach(7)] * 3),
     "gpt_oss": (None, 7, 7),
 }
 
 
-def made(name: str, **options: Any) -> tuple[Rig, tuple[int | None, ...]]:
+def made(name: str, **options: Any) -> tuple[Rig, tuple[Reach, ...]]:
     """A model with its page groups."""
     config = config_of(name)
     windows = page_layout(build_model(config).layers, SHAPES.page_size, MAX_LENGTH, "float32", **options).groups
@@ -102,7 +103,7 @@ def test_answers_are_those_without_pages_whatever_stands_behind_a_window(
         assert stats.cached_tokens >= 40
 
 
-def most_running(rig: Rig, num_pages: int, page_groups: tuple[int | None, ...]) -> int:
+def most_running(rig: Rig, num_pages: int, page_groups: tuple[Reach, ...]) -> int:
     """The most sequences of up to 96 tokens that run at the same time."""
     most = 0
 

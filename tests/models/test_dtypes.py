@@ -29,6 +29,7 @@ BLOCKS = (
     "glm4",
     "cohere2",
     "exaone4",
+    "llama4",
 )
 
 

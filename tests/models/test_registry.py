@@ -39,6 +39,8 @@ def test_an_unknown_architecture_is_refused_by_name(model_type: Any) -> None:
         ("phi3", "attention_bias", True),
         ("qwen3_next", "layer_types", ["linear_attention"] * 4),
         ("qwen3_next", "hidden_act", "gelu"),
+        ("llama4", "layer_types", ["sliding_attention"] * 4),
+        ("llama4", "attention_chunk_size", None),
         ("granitemoehybrid", "mamba_proj_bias", True),
         ("granitemoehybrid", "mamba_d_head", 16),
         ("granitemoehybrid", "time_step_limit", [0.0, 0.1]),
@@ -65,6 +67,12 @@ def test_an_unknown_rope_is_refused_by_field_and_value(rope: dict[str, Any], fie
     with pytest.raises(UnsupportedModel) as refusal:
         build_model({**CASES["llama"], "rope_scaling": rope})
     assert f"{field} = {value!r}" in str(refusal.value)
+
+
+def test_a_rope_that_scales_heads_which_are_normalised_after_it_is_refused() -> None:
+    rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
+    with pytest.raises(UnsupportedModel, match=r"llama4_text: rope_scaling = .*with use_qk_norm a rope must not scale"):
+        build_model({**CASES["llama4"], "rope_scaling": rope})
 
 
 def test_options_within_a_nested_text_config_are_refused_by_their_path() -> None:
