@@ -37,7 +37,9 @@ def loaded_by(code: str) -> set[str]:
 
 
 def test_the_supervisor_loads_nothing_heavy() -> None:
-    assert loaded_by("import quire.__main__, quire.server.processes.serve") == set()
+    modules = modules_after("import quire.__main__, quire.cli.serve, quire.server.processes.serve")
+    assert modules & HEAVY == set()
+    assert "quire.resolve" not in modules  # the engine process alone decides
 
 
 def test_a_command_loads_no_other() -> None:

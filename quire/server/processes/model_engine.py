@@ -9,7 +9,6 @@ from quire.adapter_settings import adapter_places
 from quire.config import Config
 from quire.files.progress import progress_bar, share_bar, silent
 from quire.group.settings import GroupSettings
-from quire.host_cache_settings import with_host_cache
 from quire.ipc.messages import Described, Waiting
 from quire.page_folder.settings import FolderSettings
 from quire.peers.settings import PeerSettings
@@ -89,7 +88,11 @@ class ModelEngine:
         """With host memory where pages come from elsewhere."""
         sources = {"role": self.peers.role, "cache_folder": self.folder.cache_folder}
         given = [name for name, value in sources.items() if value is not None]
-        config = with_host_cache(self.config) if given else self.config
+        if not given:
+            return self.config
+        from quire.host_cache_settings import with_host_cache
+
+        config = with_host_cache(self.config)
         if config.host_cache_gib != self.config.host_cache_gib:
             log.info("host_cache_gib = %g (pages come there: %s)", config.host_cache_gib, ", ".join(given))
         return config
