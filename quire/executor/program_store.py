@@ -60,6 +60,8 @@ class ProgramStore:
             return None
 
     def save(self, name: str, program: Any) -> None:
+        if jax.config.jax_compilation_cache_dir and jax.default_backend() == "cpu":  # type: ignore[attr-defined]
+            return  # JAX keeps it, and may have read it: XLA does not write such a program whole
         path = self._path(name)
         unfinished = path.with_suffix(f".{os.getpid()}")
         try:

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
 
 import jax
@@ -10,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 from quire.executor.program_store import KEPT_FOLDERS, ProgramStore
+from tests.shared_programs import shared
 
 
 def test_a_program_is_found_by_a_store_of_the_same_identity(tmp_path: Path) -> None:
@@ -51,6 +53,18 @@ def test_a_folder_that_cannot_be_written_is_said_and_nothing_more(
     (tmp_path / "programs").write_text("no folder")
     ProgramStore(tmp_path / "programs", "a model").forget_unused()
     assert "cannot be tidied up" in caplog.text
+
+
+def test_what_jax_keeps_itself_is_not_kept_again(tmp_path: Path) -> None:
+    """On a CPU a program that XLA has read and written again ends the step that runs it."""
+    store = ProgramStore(tmp_path, "a model")
+    for is_shared in (True, True, False):  # compiled, read, compiled
+        with shared() if is_shared else nullcontext():
+            store.save("double", jax.jit(lambda x: jnp.tanh(x) * 2).lower(jnp.zeros((3, 5))).compile())
+        found = store.load("double")
+        assert (found is None) == is_shared
+    assert found is not None
+    assert found(jnp.zeros((3, 5))).tolist() == [[0.0] * 5] * 3
 
 
 SAVE_ON_A_FULL_DISK = """
