@@ -32,30 +32,27 @@ KERNELS = {"native": NATIVE, "pallas": Kernels(interpreted_place, interpreted)}
 
 
 def cases() -> Iterator[tuple[str, AttentionSpec, Heads, Tiles, jax.Array]]:
-    """Decodes, and a prefill beside a decode, with the options of heads in turns; positions of the tokens come last."""
+    """A prefill beside a decode with every option of heads, and decodes without; positions of the tokens come last."""
     rng = np.random.default_rng(0)
 
     def normal(*shape: int) -> jax.Array:
         return jnp.asarray(rng.standard_normal(shape), jnp.float32)
 
-    decodes = Tiles.single(jnp.asarray([0, 1, 2]), jnp.asarray([9, 13, -1]))
+    positions = jnp.asarray([13, 4, 5, 6, 7, 8, -1])
     mixed = Tiles(*(jnp.asarray(values, jnp.int32) for values in ([1, 0], [13, 4], [1, 5], [0, 1])), num_single=1)
+    angles = normal(len(positions), HEAD_DIM // 2)
+    rotation = Rotation(jnp.cos(angles), jnp.sin(angles))
     for kv_heads in (8, 16, 3):  # three heads stay whole
         spec = AttentionSpec(kv_heads, group=2, head_dim=HEAD_DIM, scale=0.4, window=6, softcap=3.0)
-        for name, tiles, positions in (
-            ("decodes", decodes, jnp.asarray([9, 13, -1])),
-            ("mixed", mixed, jnp.asarray([13, 4, 5, 6, 7, 8, -1])),
-        ):
-            qkv = normal(len(positions), kv_heads, 4, HEAD_DIM)
-            angles = normal(len(positions), HEAD_DIM // 2)
-            rotation = Rotation(jnp.cos(angles), jnp.sin(angles))
-            norms = HeadNorm(normal(HEAD_DIM), 1e-6), HeadNorm(normal(HEAD_DIM), 1e-6, offset=1.0)
-            over_all = HeadNorm(normal(kv_heads, 2, HEAD_DIM), 1e-6), HeadNorm(normal(kv_heads, HEAD_DIM), 1e-6)
-            yield f"{name}, {kv_heads} heads", spec, Heads(qkv), tiles, positions
-            yield f"{name}, {kv_heads} heads, rope, norms", spec, Heads(qkv, rotation, *norms), tiles, positions
-            sinks = replace(spec, has_sinks=True), Heads(qkv, sinks=normal(kv_heads, 2))
-            yield f"{name}, {kv_heads} heads, sinks", *sinks, tiles, positions
-            yield f"{name}, {kv_heads} heads, norm of all", spec, Heads(qkv, None, *over_all), tiles, positions
+        qkv = normal(len(positions), kv_heads, 4, HEAD_DIM)
+        norms = HeadNorm(normal(HEAD_DIM), 1e-6), HeadNorm(normal(HEAD_DIM), 1e-6, offset=1.0)
+        over_all = HeadNorm(normal(kv_heads, 2, HEAD_DIM), 1e-6), HeadNorm(normal(kv_heads, HEAD_DIM), 1e-6)
+        sinks = replace(spec, has_sinks=True), Heads(qkv, rotation, *norms, sinks=normal(kv_heads, 2))
+        yield f"mixed, {kv_heads} heads, rope, norms, sinks", *sinks, mixed, positions
+        yield f"mixed, {kv_heads} heads, norm of all", spec, Heads(qkv, None, *over_all), mixed, positions
+    spec, positions = replace(spec, kv_heads=8), jnp.asarray([9, 13, -1])
+    decodes = Tiles.single(jnp.asarray([0, 1, 2]), positions)
+    yield "decodes", spec, Heads(normal(len(positions), 8, 4, HEAD_DIM)), decodes, positions
 
 
 def main() -> None:
