@@ -1,6 +1,7 @@
 """A server as processes, for tests."""
 
 import contextlib
+import os
 import random
 import socket
 import subprocess
@@ -37,12 +38,19 @@ class Served:
         wait_until(lambda: f"\ntgi_batch_current_size {count}\n" in web.get(f"{self.url}/metrics").text)
 
     def children(self) -> list[tuple[int, str]]:
-        children = map(int, _read(f"/proc/{self.process.pid}/task/{self.process.pid}/children").split())
-        return [(child, _read(f"/proc/{child}/cmdline").replace("\0", " ")) for child in children]
+        """Those that have not ended while they are looked at."""
+        children = map(int, _read_proc(f"{self.process.pid}/task/{self.process.pid}/children").split())
+        return [(child, _read_proc(f"{child}/cmdline").replace("\0", " ")) for child in children if _exists(child)]
 
     def named(self, name: str) -> list[int]:
         """The server's processes of this name, oldest first."""
-        return [pid for pid, _ in self.children() if _read(f"/proc/{pid}/comm").strip() == name]
+        return [pid for pid, _ in self.children() if _read_proc(f"{pid}/comm").strip() == name]
+
+    def signal(self, number: int) -> None:
+        """Send a signal to all processes, as a terminal does. One of them may end by it before the next gets it."""
+        for pid in [self.process.pid, *(pid for pid, _ in self.children())]:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
 
     def engine_pid(self) -> int:
         return self.named("quire-engine")[-1]
@@ -54,17 +62,33 @@ class Served:
 
 
 def free_port() -> int:
-    """A port that stays free: the kernel gives those of this range to no connection and to no server."""
-    lowest_given = int(_read("/proc/sys/net/ipv4/ip_local_port_range").split()[0])
+    """A port that stays free: the kernel gives those of this range to no connection and to no server, no other worker
+    of these tests draws from this one's part of it, and none is drawn twice."""
+    lowest_given = int(_read_proc("sys/net/ipv4/ip_local_port_range").split()[0])
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
+    num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     while True:
-        port = random.SystemRandom().randrange(lowest_given - 10_000, lowest_given)
+        port = random.SystemRandom().randrange(lowest_given - 10_000 + worker, lowest_given, num_workers)
+        if port in _drawn:
+            continue
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            _drawn.add(port)
             return port
 
 
-def _read(path: str) -> str:
-    with open(path) as file:
-        return file.read()
+_drawn: set[int] = set()
+
+
+def _exists(pid: int) -> bool:
+    return os.path.exists(f"/proc/{pid}")
+
+
+def _read_proc(path: str) -> str:
+    """Nothing of a process that has ended."""
+    try:
+        return Path("/proc", path).read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def wait_until(holds: Callable[[], bool]) -> float:

@@ -12,6 +12,7 @@ import pytest
 
 from quire.server.settings import ServerSettings
 from tests import web
+from tests.patience import WAIT_S
 from tests.server.processes import Served, wait_until
 from tests.server.running import RunningServer, new_driver
 
@@ -46,7 +47,7 @@ def server(root: Path) -> Iterator[RunningServer]:
 @pytest.fixture
 def client(server: RunningServer) -> Iterator[httpx.Client]:
     server.wait_until(lambda: len(server.model.adapters) == 2)
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
         yield client
 
 
@@ -183,17 +184,17 @@ def test_requests_finish_with_an_adapter_that_is_unloaded_meanwhile(root: Path) 
 
     def before_result(plan: Any, prompts: Any) -> None:
         begun.set()
-        assert goes_on.wait(60)
+        assert goes_on.wait(WAIT_S)
 
     server = RunningServer(
         adapters={"a": root / "first"}, adapter_folder=root, max_loras=1, before_result=before_result
     ).start()
     answers: list[httpx.Response] = []
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
         server.wait_until(lambda: "a" in server.model.adapters)
         asking = threading.Thread(target=lambda: answers.append(complete(client, "a")))
         asking.start()
-        assert begun.wait(60)
+        assert begun.wait(WAIT_S)
         unloading = threading.Thread(target=lambda: answers.append(unload(client, "a")))
         unloading.start()
         goes_on.set()
@@ -208,7 +209,7 @@ def test_requests_finish_with_an_adapter_that_is_unloaded_meanwhile(root: Path) 
 
 def test_loading_is_off_unless_asked_for(root: Path) -> None:
     server = RunningServer(adapters={"a": root / "first"}, max_loras=1).start()
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
         server.wait_until(lambda: "a" in server.model.adapters)
         for refused in (load(client, "c", "third"), unload(client, "a")):
             assert refused.status_code == 404
@@ -219,7 +220,7 @@ def test_loading_is_off_unless_asked_for(root: Path) -> None:
 
 def test_loading_needs_the_key(root: Path) -> None:
     server = RunningServer(settings=ServerSettings(api_key="secret"), adapter_folder=root, max_loras=1).start()
-    with httpx.Client(base_url=server.url, timeout=60) as client:
+    with httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
         assert load(client, "c", "third").status_code == 401
         assert unload(client, "c").status_code == 401
         client.headers["authorization"] = "Bearer secret"
@@ -261,9 +262,14 @@ def test_all_workers_agree_and_an_engine_that_was_killed_has_its_adapters_again(
             asked = [served.ask(body) for _ in range(8)]
             return {(one.status_code, one.json().get("choices", [{"text": ""}])[0]["text"]) for one in asked}
 
-        wait_until(lambda: len(answers("c")) == 1)
-        before = answers("c") | answers("first")
-        assert {status for status, _ in before} == {200}
+        before: set[tuple[int, str]] = set()
+
+        def all_know_them() -> bool:
+            before.clear()
+            before.update(answers("c") | answers("first"))
+            return {status for status, _ in before} == {200}
+
+        wait_until(all_know_them)  # the worker that was not asked to load it hears of it later
         assert len(before) == 2
         os.kill(served.engine_pid(), signal.SIGKILL)
         wait_until(lambda: served.named("quire-engine") != [] and answers("c") | answers("first") == before)

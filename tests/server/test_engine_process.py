@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.scheduler import Scheduler
+from quire.engine.driver import Phase
 from quire.engine.engine import Engine
 from quire.errors import UnsupportedModel
 from quire.ipc.client import EngineClient, connect
@@ -24,6 +25,7 @@ from quire.server.processes.engine_process import EngineProcess
 from tests.core.harness import limits, request
 from tests.fake_executor import FakeExecutor, expected_tokens
 from tests.patience import WAIT_S
+from tests.server.gate import Gate
 
 
 def build(describe: Callable[[Described], None], before_result: Callable[..., object] = lambda *_: None) -> Engine:
@@ -32,10 +34,6 @@ def build(describe: Callable[[Described], None], before_result: Callable[..., ob
     executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, None, before_result)
     executor.num_late, executor.num_unfinished = 3, 5
     return Engine(Scheduler(chosen, time.monotonic), executor)
-
-
-def build_slowly(describe: Callable[[Described], None]) -> Engine:
-    return build(describe, lambda *_: time.sleep(0.02))
 
 
 _numbers = count(1)
@@ -68,9 +66,12 @@ class Front:
         return any(update.request_id == request_id and update.finish is FinishReason.LENGTH for update in updates)
 
 
-async def until(holds: Callable[[], bool]) -> None:
+async def until(holds: Callable[[], bool], gate: Gate | None = None) -> None:
+    """`gate`: the engine takes one step at a time meanwhile."""
     async with asyncio.timeout(WAIT_S):
         while not holds():
+            if gate is not None:
+                gate.let(1)
             await asyncio.sleep(0.01)
 
 
@@ -110,17 +111,19 @@ def test_a_front_end_is_told_what_the_model_is_and_gets_its_answers(tmp_path):
 
 def test_what_a_front_end_that_dies_had_asked_for_is_aborted_and_others_go_on(tmp_path):
     async def run() -> None:
-        async with running(tmp_path / "engine", build_slowly) as process:
+        gate = Gate()
+        async with running(tmp_path / "engine", lambda describe: build(describe, gate)) as process:
             dying, staying = await Front().join(tmp_path / "engine"), await Front().join(tmp_path / "engine")
             await until(lambda: bool(dying.of(Ready) and staying.of(Ready)))
             for n in range(1, 5):
                 dying.client.send(Submit(request(dying.client.request_id(n), prompt=(n, 2), max_tokens=60)))
-            kept = request(staying.client.request_id(1), max_tokens=20)
+            kept = request(staying.client.request_id(1), max_tokens=40)
             staying.client.send(Submit(kept))
-            await until(lambda: len(staying.tokens(kept.request_id)) > 2)
+            await until(lambda: len(staying.tokens(kept.request_id)) > 2, gate)
             dying.client._transport.abort()
             scheduler = process.engine.scheduler
-            await until(lambda: scheduler.num_requests == 1)
+            await until(lambda: scheduler.num_requests == 1, gate)
+            gate.open()
             await until(lambda: staying.finished(kept.request_id))
             assert staying.tokens(kept.request_id) == expected_tokens(kept)
             assert dying.reason is not None
@@ -193,11 +196,15 @@ def test_a_front_end_that_sends_nonsense_is_dropped_and_others_go_on(tmp_path):
 
 def test_stopping_fails_the_requests_that_wait(tmp_path):
     async def run() -> None:
-        async with running(tmp_path / "engine", build_slowly):
+        gate = Gate()
+        async with running(tmp_path / "engine", lambda describe: build(describe, gate)) as process:
             front = await Front().join(tmp_path / "engine")
             await until(lambda: bool(front.of(Ready)))
             front.client.send(Submit(request(front.client.request_id(1), max_tokens=60)))
-            await until(lambda: bool(front.of(Progress)))
+            await until(lambda: bool(front.of(Progress)), gate)
+            process.stop()
+            await until(lambda: process.driver._phase is Phase.DRAINING)
+            gate.open()
         await until(lambda: bool(front.of(Failed)))
         assert front.of(Failed)[0].kind == "engine_stopped"
 

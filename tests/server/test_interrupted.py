@@ -1,6 +1,5 @@
 """Ctrl-C and SIGTERM while a server starts: a terminal and a service manager send them to all of its processes."""
 
-import os
 import signal
 import subprocess
 import sys
@@ -26,7 +25,7 @@ MOMENTS: dict[str, Callable[[Served], bool]] = {
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
     write_tiny_chat_model(tmp_path)
-    served = Served(tmp_path)
+    served = Served(tmp_path, f"builds_after={tmp_path / 'never'}")  # it starts until it is ended
     yield served
     served.stop()
 
@@ -37,8 +36,7 @@ def test_a_server_that_starts_ends_without_a_word_of_its_processes(
     served: Served, number: signal.Signals, moment: str
 ) -> None:
     wait_until(lambda: MOMENTS[moment](served))
-    for pid in [served.process.pid, *(pid for pid, _ in served.children())]:
-        os.kill(pid, number)
+    served.signal(number)
     _, errors = served.process.communicate(timeout=WAIT_S)
     assert "Traceback" not in errors
     assert len(errors.splitlines()) <= 1

@@ -9,6 +9,7 @@ import pytest
 
 from tests import web
 from tests.patience import WAIT_S
+from tests.server.gate import Gate
 
 CHAT = {"messages": [{"role": "user", "content": "ledger"}], "max_tokens": 5}
 ASKED = [
@@ -83,9 +84,19 @@ def test_a_request_that_waits_learns_for_what(make_server):
 
 
 def test_a_request_that_was_preempted_learns_so(make_server):
-    server = make_server(num_pages=18, page_size=4, max_sequence_tokens=64, prefix_caching=False)
+    gate = Gate()  # both prompts are there before either has much of its answer
+    server = make_server(num_pages=18, page_size=4, max_sequence_tokens=64, prefix_caching=False, before_result=gate)
     body = {"prompt": ["a" * 8, "b" * 8], "max_tokens": 50, "timings": True}
-    ledger = found(web.post(f"{server.url}/v1/completions", json=body))
+    answers = []
+    asking = threading.Thread(target=lambda: answers.append(web.post(f"{server.url}/v1/completions", json=body)))
+    asking.start()
+    try:
+        server.wait_until(lambda: len(server.service.engines.prompts) == 2)
+        gate.step_until(lambda: server.driver._engine.scheduler.num_requests == 2)
+    finally:
+        gate.open()
+    asking.join()
+    ledger = found(answers[0])
     assert ledger["preemptions"] == server.driver._engine.scheduler.counters.preemptions > 0
     assert ledger["prefill_tokens"] > ledger["prompt_tokens"]
 

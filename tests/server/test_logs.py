@@ -19,9 +19,15 @@ def records(caplog):
 
 def test_a_request_is_a_line_with_its_numbers_and_without_its_words(server, records):
     body = {"prompt": "secretword", "max_tokens": 5, "user": "someone\nelse"}
-    answer = web.post(f"{server.url}/v1/completions", json=body).json()
-    server.wait_until(lambda: any(record.getMessage() == "request" for record in records.records))
-    (record,) = [record for record in records.records if record.getMessage() == "request"]
+    answer = web.post(f"{server.url}/v1/completions", json=body, headers={"x-request-id": "this-one"}).json()
+
+    def lines() -> list[logging.LogRecord]:
+        """Those of this request: the one before, of another test, may be written only now."""
+        found = [record for record in records.records if record.getMessage() == "request"]
+        return [record for record in found if record.request_id == "this-one"]
+
+    server.wait_until(lambda: bool(lines()))
+    (record,) = lines()
     for formatter in (TextFormatter(), JsonFormatter()):
         line = formatter.format(record)
         assert "\n" not in line

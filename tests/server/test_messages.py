@@ -243,7 +243,7 @@ def test_a_request_beyond_those_that_may_be_open_is_told_when_to_come_back(make_
         with pytest.raises(anthropic.OverloadedError) as refused:
             client_of(server).messages.create(**asked)
         patient.start()
-        server.wait_until(lambda: server.service.metrics.failures["overloaded"] == 2)
+        server.wait_until(lambda: server.service.metrics.failures["overloaded"] >= 2)
     finally:
         going_on.set()
         first.join(WAIT_S)

@@ -100,11 +100,15 @@ def test_generators_of_clients_find_all_that_they_need():
 @pytest.mark.parametrize("route", [route for route in ROUTES if route.body], ids=lambda route: route.path)
 def test_every_route_answers_its_own_example(server, route):
     path = route.path.replace("{model}", server.model.name).replace("{version}", "1")
-    if path == "/v1/unload_lora_adapter":  # there must be one
-        load = next(one for one in ROUTES if one.path == "/v1/load_lora_adapter")
+    load, unload = (
+        next(one for one in ROUTES if one.path == f"/v1/{name}_lora_adapter") for name in ("load", "unload")
+    )
+    if route is unload:  # there must be one
         web.post(server.url + load.path, content=load.example)
     answer = web.post(server.url + path, content=route.example)
     assert answer.status_code == 200, answer.text
+    if route is load:  # other tests of this server list the models
+        assert web.post(server.url + unload.path, content=unload.example).status_code == 200
     is_stream = answer.headers["content-type"].startswith("text/event-stream")
     assert is_stream or route.answer
 

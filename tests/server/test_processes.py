@@ -17,6 +17,7 @@ from tests.server.processes import WAIT_S, Served, free_port, wait_until
 
 SMALL = {"prompt": "abc", "max_tokens": 8, "temperature": 0}
 LONG = {"prompt": "abc", "max_tokens": 500, "temperature": 0}
+PARTS = ("forward", "decode", "filter")  # of a step
 
 
 @pytest.fixture
@@ -49,7 +50,12 @@ def test_metrics_show_the_engine(served):
         lines = web.get(f"{served.url}/metrics").text.splitlines()
         values.update(line.rsplit(" ", 1) for line in lines if not line.startswith("#"))
         told = float(values.get('tgi_batch_inference_count{method="decode"}', 0)) >= 7
-        return told and values["tgi_queue_size"] == values["tgi_batch_current_size"] == "0"
+        # The engine may tell of itself between two of the counts of its last step.
+        is_whole = all(of(f"tgi_batch_{name}_duration_count") == of("tgi_batch_inference_success") for name in PARTS)
+        return told and is_whole and values["tgi_queue_size"] == values["tgi_batch_current_size"] == "0"
+
+    def of(name: str) -> list[str | None]:
+        return [values.get(f'{name}{{method="{method}"}}') for method in ("prefill", "decode")]
 
     wait_until(has_told)
     assert float(values['tgi_batch_inference_count{method="prefill"}']) >= 1
@@ -58,11 +64,9 @@ def test_metrics_show_the_engine(served):
     assert sum(pages) == 3999
     assert values["quire_late_compilations"] == "0"
     assert float(values['quire_step_tokens{method="prefill"}']) >= 3
-    for name in ("forward", "decode", "filter"):
-        for method in ("prefill", "decode"):
-            count = float(values[f'tgi_batch_{name}_duration_count{{method="{method}"}}'])
-            assert count == float(values[f'tgi_batch_inference_success{{method="{method}"}}']), name
-            assert float(values[f'tgi_batch_{name}_duration_sum{{method="{method}"}}']) > 0
+    assert min(map(float, of("tgi_batch_inference_success"))) >= 1
+    for name in PARTS:
+        assert min(map(float, of(f"tgi_batch_{name}_duration_sum"))) > 0
 
 
 def test_sequences_that_join_others_are_timed(serve):
@@ -165,7 +169,7 @@ def test_a_signal_drains_and_ends_all_processes(serve):
 
     def ask() -> None:
         with web.stream(
-            "POST", f"{served.url}/v1/completions", json=LONG | {"max_tokens": 60, "stream": True}
+            "POST", f"{served.url}/v1/completions", json=LONG | {"max_tokens": 300, "stream": True}
         ) as answer:
             for line in answer.iter_lines():
                 parts.extend([line] if line else [])
@@ -200,7 +204,7 @@ def test_while_the_engine_is_being_made_requests_are_told_and_the_port_is_taken(
     def status(client: httpx.Client, path: str) -> int:
         try:
             return client.get(url + path).status_code
-        except httpx.ConnectError:
+        except httpx.TransportError:
             return 0
 
     with web.Client() as client:

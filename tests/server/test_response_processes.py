@@ -28,7 +28,7 @@ def workers(model_folder, temporary):
     """Two HTTP workers, with a folder of their own for temporary files."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(temporary))
-        server = Served(model_folder, "http_workers=2", "step_s=0.01").wait()
+        server = Served(model_folder, "http_workers=2", "step_s=0.03").wait()
     assert list(temporary.glob("quire-*/responses.sqlite"))
     yield server
     server.stop()
@@ -71,13 +71,13 @@ def test_a_file_keeps_responses_over_restarts_and_those_that_end_while_the_serve
     file = f"response_store={tmp_path / 'kept.sqlite'}"
     server = Served(model_folder, file, "step_s=0.02").wait()
     kept = ask_anew(server.url, **ASK).json()
-    begun = ask_anew(server.url, input="hi", max_output_tokens=40, background=True).json()
+    begun = ask_anew(server.url, input="hi", max_output_tokens=200, background=True).json()
     server.wait_for_running(1)
     server.stop()
     again = Served(model_folder, file).wait()
     assert ask_anew(again.url, "GET", f"/{kept['id']}").json() == kept
     ended = ask_anew(again.url, "GET", f"/{begun['id']}").json()
-    assert (ended["status"], ended["usage"]["output_tokens"]) == ("incomplete", 40)
+    assert (ended["status"], ended["usage"]["output_tokens"]) == ("incomplete", 200)
     again.stop()
 
 

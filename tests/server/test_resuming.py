@@ -40,7 +40,7 @@ class Asking:
         self._answer: httpx.Response | None = None
         self._thread = threading.Thread(target=self._ask, args=(server, body))
         self._thread.start()
-        server.wait_until(lambda: any(one.num_tokens >= num_tokens for one in server.service._streams))
+        server.wait_until(lambda: any(one.num_tokens >= num_tokens for one in list(server.service._streams)))
 
     def _ask(self, server: RunningServer, body: dict[str, Any]) -> None:
         self._answer = web.post(f"{server.url}/v1/completions", json=body)
@@ -91,7 +91,7 @@ def next_engine(server: RunningServer) -> list[Command]:
 
 
 def num_tokens(server: RunningServer) -> int:
-    return max((stream.num_tokens for stream in server.service._streams), default=0)
+    return max((stream.num_tokens for stream in list(server.service._streams)), default=0)
 
 
 def ask(server: RunningServer, body: dict[str, Any]) -> dict[str, Any]:

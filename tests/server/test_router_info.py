@@ -107,7 +107,7 @@ def test_load_and_gauges_follow_what_runs(model_folder):
         with web.Client(base_url=served.url) as client, client.stream("POST", "/v1/completions", json=body):
             wait_until(lambda: load()["num_reqs"] == 1 and load()["num_tokens"] > 0)
             wait_until(lambda: gauges()[f"vllm:num_requests_running{name}"] == 1)
-            assert gauges()[f"vllm:kv_cache_usage_perc{name}"] > 0
+            wait_until(lambda: gauges()[f"vllm:kv_cache_usage_perc{name}"] > 0)
     finally:
         served.stop()
 

@@ -52,10 +52,10 @@ def test_a_client_that_leaves_is_aborted(make_server, gate, stream):
     if stream:
         connection.recv(10)
     connection.close()
-    server.wait_until(lambda: server.service.num_streams == 0)
+    server.wait_until(lambda: server.service.metrics.failures["dropped"] == 1)
+    assert server.service.num_streams == 0
     gate.let(2)  # the step that was under way, and the one planned behind it
     server.wait_until(lambda: num_requests(server) == 0)
-    assert server.service.metrics.failures["dropped"] == 1
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -64,6 +64,7 @@ def test_a_client_that_leaves_while_it_waits_is_taken_off_the_queue(make_server,
     running = send_raw(server, "/v1/completions", LONG)
     server.wait_until(lambda: server.driver._engine.scheduler.num_running == 1)
     waiting = send_raw(server, "/v1/completions", LONG | {"stream": stream})
+    server.wait_until(lambda: server.service.num_streams == 2)
     gate.step_until(lambda: server.driver._engine.scheduler.num_waiting == 1)
     waiting.close()
     server.wait_until(lambda: server.service.num_streams == 1)
@@ -102,7 +103,10 @@ def test_a_client_that_retries_on_time_has_a_place_among_the_open_requests(make_
     server = make_server(before_result=lambda *_: time.sleep(0.01), settings=settings, max_batch_size=32)
 
     async def ask(client: httpx.AsyncClient, number: int) -> httpx.Response:
-        asked = {"prompt": [1 + number % 40, 1 + number // 40], "max_tokens": 80}
+        asked = {
+            "prompt": [1 + number % 40, 1 + number // 40],
+            "max_tokens": 30,
+        }  # they end within the time for which places are kept
         return await client.post("/v1/completions", json=asked)
 
     async def press(client: httpx.AsyncClient, number: int) -> None:
@@ -138,15 +142,15 @@ def test_a_full_queue_is_a_429_also_for_streams(make_server, gate):
     others = [send_raw(server, "/v1/completions", LONG)]
     server.wait_until(lambda: server.driver._engine.scheduler.num_running == 1)
     others.append(send_raw(server, "/v1/completions", LONG))
+    server.wait_until(lambda: server.service.num_streams == 2)
     gate.step_until(lambda: server.driver._engine.scheduler.num_waiting == 1)
     refused = []
     asking = threading.Thread(
         target=lambda: refused.append(web.post(f"{server.url}/v1/completions", json=LONG | {"stream": True}))
     )
     asking.start()
-    while asking.is_alive():
-        gate.let(1)
-        time.sleep(0.01)
+    server.wait_until(lambda: server.service.num_streams == 3 or not asking.is_alive())
+    gate.step_until(lambda: not asking.is_alive())
     assert refused[0].status_code == 429
     assert "the queue takes 1" in refused[0].json()["error"]["message"]
     assert int(refused[0].headers["retry-after"]) >= 1

@@ -4,13 +4,13 @@ Its package asks for a huggingface_hub of years ago, which it does not need for 
 """
 
 import asyncio
-import time
 
 import pytest
 
 from quire.server.settings import ServerSettings
 from tests.fake_executor import NAN
 from tests.patience import WAIT_S
+from tests.server.gate import Gate
 from tests.server.vocabulary import PIECES, served_model
 
 pytestmark = pytest.mark.filterwarnings("ignore:The `dict` method is deprecated")
@@ -47,8 +47,9 @@ def test_it_samples_several_and_gets_the_best(client):
 @pytest.mark.parametrize("strict", [False, True])
 def test_it_streams(make_server, strict):
     server = make_server(settings=ServerSettings(tgi_strict=strict), model=served_model(end_ids=(0,)))
-    whole = text_generation.Client(server.url).generate("hello", max_new_tokens=12)
-    parts = list(text_generation.Client(server.url).generate_stream("hello", max_new_tokens=12))
+    client = text_generation.Client(server.url, timeout=WAIT_S)
+    whole = client.generate("hello", max_new_tokens=12)
+    parts = list(client.generate_stream("hello", max_new_tokens=12))
     assert [part.token.id for part in parts] == [token.id for token in whole.details.tokens]
     assert parts[-1].generated_text == whole.generated_text
     assert parts[-1].details.finish_reason == whole.details.finish_reason
@@ -71,7 +72,7 @@ def test_it_chats(client, server):
 @pytest.mark.parametrize("strict", [False, True])
 def test_it_knows_the_errors(make_server, strict):
     server = make_server(settings=ServerSettings(tgi_strict=strict))
-    client = text_generation.Client(server.url)
+    client = text_generation.Client(server.url, timeout=WAIT_S)
     with pytest.raises(errors.ValidationError, match="max_new_tokens"):
         client.generate("hello", max_new_tokens=100_000)
     with pytest.raises(errors.ValidationError, match="max_new_tokens"):
@@ -83,13 +84,18 @@ def test_it_knows_the_errors(make_server, strict):
 
 
 def test_it_is_told_of_overload(make_server):
-    server = make_server(settings=ServerSettings(max_concurrent_requests=1), before_result=lambda *_: time.sleep(0.01))
-    client = text_generation.Client(server.url)
-    first = client.generate_stream("hello", max_new_tokens=300)
-    next(first)
-    with pytest.raises(errors.OverloadedError):
-        client.generate("hello")
-    first.close()
+    gate = Gate()
+    server = make_server(settings=ServerSettings(max_concurrent_requests=1), before_result=gate)
+    client = text_generation.Client(server.url, timeout=WAIT_S)
+    try:
+        gate.let(3)
+        first = client.generate_stream("hello", max_new_tokens=300)
+        next(first)
+        with pytest.raises(errors.OverloadedError):
+            client.generate("hello")
+        first.close()
+    finally:
+        gate.open()
 
 
 def test_it_works_side_by_side(server):

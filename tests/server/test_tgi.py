@@ -130,9 +130,9 @@ def test_headers_say_where_the_time_went(server):
     assert response.headers["x-generated-tokens"] == "4"
     assert response.headers["x-compute-characters"] == "3"
     for name in ("total", "validation", "queue", "inference"):
-        assert 0 <= int(response.headers[f"x-{name}-time"]) < 20_000
+        assert 0 <= int(response.headers[f"x-{name}-time"]) < WAIT_S * 1000
     assert int(response.headers["x-time-per-token"]) <= int(response.headers["x-total-time"])
-    assert 0 < float(response.headers["x-compute-time"]) < 20
+    assert 0 < float(response.headers["x-compute-time"]) < WAIT_S
 
 
 def test_truncate_keeps_the_right_end(server):

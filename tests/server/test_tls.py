@@ -84,7 +84,7 @@ def test_answers_and_streams_come_by_https_and_by_nothing_else(server, certifica
             assert streamed_text(stream.text) == expected
     with pytest.raises(httpx.ConnectError):
         web.get(f"{server.url}/health")  # of a client that does not trust the certificate
-    with pytest.raises(httpx.RemoteProtocolError):
+    with pytest.raises((httpx.RemoteProtocolError, httpx.ReadError)):
         web.get(f"{server.url.replace('https', 'http')}/health")
 
 
@@ -105,9 +105,9 @@ def test_a_client_of_https_that_goes_away_is_noticed(make_server, certificate):
         one.sendall(f"POST /v1/completions HTTP/1.1\r\nhost: x\r\ncontent-length: {len(content)}\r\n\r\n".encode())
         one.sendall(content)
         assert one.recv(65536).startswith(b"HTTP/1.1 200 ")
-    server.wait_until(lambda: server.service.num_streams == 0)
+    server.wait_until(lambda: server.service.metrics.failures["dropped"] == 1)
+    assert server.service.num_streams == 0
     steps.release(1000)
-    assert server.service.metrics.failures["dropped"] == 1
 
 
 def test_several_workers_serve_https_and_finish_what_runs_when_they_are_stopped(model_folder, certificate):
@@ -137,7 +137,7 @@ def hello(certificate: Certificate) -> bytes:
 
 def test_handshakes_that_never_end_are_cut_off_and_hold_up_no_other_client(model_folder, certificate):
     certified = [f"ssl_certfile={certificate.certfile}", f"ssl_keyfile={certificate.keyfile}"]
-    served = Served(model_folder, "ssl_handshake_s=2", *certified).wait()
+    served = Served(model_folder, "ssl_handshake_s=5", *certified).wait()
     try:
         port, first = int(served.url.rpartition(":")[2]), hello(certificate)
         open_files = Path(f"/proc/{served.named('quire-http')[0]}/fd")
