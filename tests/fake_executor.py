@@ -140,11 +140,11 @@ class FakeExecutor:
         page_groups: Sequence[Reach] = (None,),
         guess_percent: int | None = None,
         num_host_pages: int = 0,
-        has_slot_state: bool = False,
+        num_snapshots: int | None = None,
     ) -> None:
-        """`guess_percent` of guesses are right; None where plans have none, and every start is exact. `has_slot_state`:
-        slots have state that each token changes, beside pages."""
-        self._has_slot_state = has_slot_state
+        """`guess_percent` of guesses are right; None where plans have none, and every start is exact. `num_snapshots`:
+        of the state that slots have beside pages, which each token changes; None where there is none."""
+        self._num_snapshots = num_snapshots
         self._guess_percent = guess_percent
         self.platform, self.num_late, self.num_padding_tokens, self.num_unfinished = "cpu", 0, 0, 0
         self._num_pages = num_pages
@@ -167,6 +167,8 @@ class FakeExecutor:
     def _clear(self) -> None:
         self._pages: list[Page] = [[None] * self._page_size for _ in range(self._num_pages)]
         self.host_pages.lose()
+        # By number, the state that was saved: how many tokens made it, their digest, and the step that saved it.
+        self._snapshots: dict[int, tuple[int, int, int]] = {}
         self._slots: list[Slot | None] = [None] * self._num_slots
         self._adapter_slots: dict[int, int] = {}  # the number of the adapter in each
         self._unsampled: StepPlan | None = None  # it waits for its masks
@@ -283,6 +285,7 @@ class FakeExecutor:
                     logprobs[index] = [logprobs_of(state, token) for state, token in zip(states, new, strict=True)]
             if used.start.prompt_logprobs is not None:
                 prompt_logprobs[index] = self._score(used, chunk)
+        self._save_states(plan, set(slots_used))
         return StepResult(plan.step, tokens, logprobs, prompt_logprobs, failed)
 
     def _compute(self, slot: Slot, chunk: Chunk, allowed: Allowed) -> tuple[list[int], list[int]]:
@@ -304,13 +307,35 @@ class FakeExecutor:
         slot.length = chunk.start + chunk.length
         return new, slot.states[slot.length - len(new) : slot.length]
 
+    def _save_states(self, plan: StepPlan, used: set[int]) -> None:
+        """Each snapshot is of a slot that the step computed."""
+        assert len({number for _, number in plan.saves}) == len(plan.saves), "two states go to one snapshot"
+        for number, snapshot in plan.saves:
+            slot = self._slots[number]
+            assert number in used
+            assert slot is not None
+            assert slot.length
+            assert 1 <= snapshot <= (self._num_snapshots or 0), f"there is no snapshot {snapshot}"
+            self._snapshots[snapshot] = slot.length, slot.states[slot.length - 1], plan.step
+
+    def _resume(self, slot: Slot, start: int) -> None:
+        """A slot begins with the state of exactly the tokens before its first chunk."""
+        if self._num_snapshots is None or not start:
+            assert not slot.start.snapshot, "a slot begins with a state that it has no use for"
+            return
+        assert slot.start.snapshot in self._snapshots, "a slot begins without the state of the tokens before"
+        length, state, step = self._snapshots[slot.start.snapshot]
+        assert length == start, f"a slot begins at {start} with the state of {length} tokens"
+        assert state == slot.states[start - 1], "a slot begins with the state of other tokens"
+        assert step <= self._last_collected, "a state was used too early"
+
     def _begin(self, slot: Slot, chunk: Chunk) -> Chunk:
         """Read what the chunk continues. Returns it as it is computed: where tokens are guessed, a decode starts where
         its slot is."""
         begins = slot.length is None
         if slot.length is None:
             slot.length = chunk.start
-            assert not chunk.start or not self._has_slot_state, "a slot begins without the state of the tokens before"
+            self._resume(slot, chunk.start)
         elif self._guess_percent is not None and chunk.kind in (Kind.DECODE, Kind.VERIFY):
             assert chunk.start >= slot.length, f"the slot has {slot.length} positions, the most are {chunk.start}"
             chunk = chunk._replace(start=slot.length)

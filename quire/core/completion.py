@@ -10,6 +10,7 @@ from quire.core.restores import Moves
 from quire.core.running import Running
 from quire.core.sequence import Sequence
 from quire.core.speculation import Speculation
+from quire.core.state_saves import Saved
 from quire.core.stats import Counters
 from quire.errors import RequestFailed
 from quire.request import FinishReason
@@ -22,6 +23,7 @@ class StepInFlight(NamedTuple):
     rows: list[Sequence]  # of each chunk
     num_decodes: int  # the number of chunks, the first ones, that are decodes of one token
     moves: Moves | None = None  # between the device and the host
+    saved: tuple[Saved, ...] = ()
 
 
 class StepCompletion:
@@ -35,7 +37,7 @@ class StepCompletion:
 
     def complete(self, step: StepInFlight, result: StepResult) -> tuple[list[Update], list[Failure]]:
         """Apply results to rows whose epoch is unchanged."""
-        plan, rows, num_decodes, moves = step
+        plan, rows, num_decodes, moves, saved = step
         if result.step != plan.step:
             raise ValueError(f"step {plan.step} is the oldest in flight, the result is of step {result.step}")
         num_sampled = num_decodes + sum(chunk.samples for chunk in islice(plan.chunks, num_decodes, None))
@@ -43,6 +45,7 @@ class StepCompletion:
             raise ValueError(f"step {plan.step} samples in {num_sampled} chunks, the result has {len(result.tokens)}")
         if moves is not None:
             self._apply_moves(moves)
+        saves = [(one, one.epoch == one.sequence.epoch) for one in saved]  # some may end now
         updates: list[Update] = []
         if result.logprobs or result.failed:
             num_decodes = 0
@@ -64,6 +67,8 @@ class StepCompletion:
             update = self._apply(sequence, chunk, index, tokens, result)
             if update is not None:
                 updates.append(update)
+        if saves:
+            self._running.confirm_saves(saves)
         return updates, failures
 
     def _apply_moves(self, moves: Moves) -> None:

@@ -41,6 +41,7 @@ class Limits:
     # Snapshots of the state that slots have beside their pages, which the tokens before a position make: a prefix is
     # reused up to one. None where slots have no such state, and pages are all that a prefix takes.
     snapshots: int | None = None
+    snapshot_tokens: int = 128  # the least distance of two that one sequence takes
     host_pages: int = 0  # of host memory, behind the prefix cache
     max_page_saves: int = 64  # pages that a step copies to the host
     max_page_restores: int = 16  # and from it; a page of tokens at least
@@ -76,8 +77,11 @@ class Limits:
             )
         if self.host_pages and not self.prefix_caching:
             raise ValueError("host_pages needs prefix_caching")
-        if self.snapshots is not None and (self.snapshots or self.max_guesses or self.host_pages):
-            raise ValueError("slots with state have no snapshots, no guesses and no host pages")
+        if self.snapshots is not None and (self.max_guesses or self.host_pages):
+            raise ValueError("slots with state have no guesses and no host pages")
+        if (self.snapshots or 0) < 0 or self.snapshot_tokens < 0:
+            given = f"{self.snapshots} and {self.snapshot_tokens}"
+            raise ValueError(f"snapshots and snapshot_tokens are {given}; they must be at least 0")
         if self.waiting_served_ratio < 0 or self.max_waiting_tokens < 0:
             raise ValueError("waiting_served_ratio and max_waiting_tokens must be at least 0")
 

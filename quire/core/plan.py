@@ -91,12 +91,23 @@ class SlotStart(NamedTuple):
     end_ids: tuple[int, ...]  # what may not be sampled before min_tokens
     prompt_logprobs: int | None
     adapter: int = 0  # the adapter slot that its tokens use; 0 for none
+    snapshot: int = 0  # the state that it begins with, beside pages; 0 where it begins with its first token
+
+
+class StateSave(NamedTuple):
+    """The state that a slot has beside pages, after the chunks of the step, goes to a snapshot.
+
+    It counts once the step has its result, and is read only by later plans.
+    """
+
+    slot: int
+    snapshot: int
 
 
 class StepPlan(NamedTuple):
     """One step: the copies in their order, then the adapters to load, then slots that start, then forced tokens, then
-    the chunks: decodes, then those with guesses, then those with forced tokens, then prefills. One that copies pages
-    from the host may have no chunks."""
+    the chunks: decodes, then those with guesses, then those with forced tokens, then prefills; then states to save. One
+    that copies pages from the host may have no chunks."""
 
     step: int
     chunks: tuple[Chunk, ...]
@@ -107,6 +118,7 @@ class StepPlan(NamedTuple):
     forced: tuple[ForcedTokens, ...] = ()
     adapter_loads: tuple[AdapterLoad, ...] = ()
     burst: int = 1  # the most tokens that a chunk samples one after the other; above 1, all chunks are DECODE
+    saves: tuple[StateSave, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -12,7 +12,7 @@ from quire.core.sequence import Sequence, State
 from quire.core.speculation import Speculation
 from quire.core.stats import Counters
 from quire.core.step_budget import StepBudget
-from quire.core.step_builder import StepBuilder, forced_tokens, guided
+from quire.core.step_builder import StepBuilder, forced_tokens, guided, state_saves
 
 _age = attrgetter("age")
 _new = tuple.__new__  # Chunk(...) at half its cost: chunks are most of a plan
@@ -61,6 +61,7 @@ class Planner:
             prompts.go_on(step)
         if self._counters.preemptions != preemptions:
             num_decodes = step.without_preempted()
+            step.saved = self._running.drop_saves(step.saved)
         if burst == 1 or not step.chunks:
             burst = 1
             prompts.admit(step)
@@ -84,8 +85,9 @@ class Planner:
             forced_tokens(step) if self._running.num_guided else (),
             tuple(step.loads),
             burst,
+            state_saves(step),
         )
-        return StepInFlight(plan, step.rows, num_decodes, moves)
+        return StepInFlight(plan, step.rows, num_decodes, moves, tuple(step.saved))
 
     def _burst(self) -> int:
         """Tokens for each decode: several while no sequence could join them and nothing depends on the host."""
@@ -174,6 +176,8 @@ class Planner:
         this `kind` if it has more than one."""
         start, num_pages = sequence.num_planned, len(sequence.tables[0])
         length = min(most, sequence.limit - 1 - start)
+        if sequence.save_at:
+            length = min(length, sequence.save_at - start)
         if start + length > sequence.page_end:
             # None is preempted for tokens that could come later, nor before it is known how many guesses were right.
             is_needed = start == sequence.page_end
@@ -182,3 +186,5 @@ class Planner:
                 return
             length = min(length, sequence.page_end - start)
         step.add(sequence, kind if length > 1 else Kind.DECODE, length, num_pages, True)
+        if sequence.num_planned == sequence.save_at:
+            self._running.save_state(step.saved, sequence)

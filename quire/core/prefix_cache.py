@@ -7,6 +7,7 @@ from quire.core.host_tier import HostTier
 from quire.core.lazy_heap import LazyHeap
 from quire.core.page_pool import PagePool
 from quire.core.prefix_tree import TOKEN_BYTES, Match, Node, PrefixCursor, begun_after, decoded, encoded, packed
+from quire.core.snapshots import Snapshots
 from quire.reach import Reach, first_page
 
 
@@ -27,9 +28,12 @@ class PrefixCache:
         page_size: int,
         groups: Sequence[Reach] = (None,),
         host: HostTier | None = None,
+        snapshots: Snapshots | None = None,
     ) -> None:
-        """`groups`: the positions that each page group reads. `host` is offered the pages that are evicted."""
+        """`groups`: the positions that each page group reads. `host` is offered the pages that are evicted.
+        `snapshots`: a prefix ends with one, where slots have state beside pages."""
         self._pool = pool
+        self._snapshots = snapshots
         self._host = host
         self._page_size = page_size
         self._is_full = [reach is None for reach in groups]
@@ -76,6 +80,10 @@ class PrefixCache:
             self._touch(node, num_pages)
         elif path:
             node = self._roots[salt]
+        if self._snapshots is not None:
+            if num_pages:
+                self._snapshots.touch(node)
+            return Match(PrefixCursor(node if num_pages else salt, num_pages), path)
         next_tokens = self._key_after(tokens, num_pages)[: (max_tokens - num_pages * self._page_size) * TOKEN_BYTES]
         begun, num_begun = begun_after(node, next_tokens, max(1, self._page_size // 2))
         return Match(PrefixCursor(node if num_pages else salt, num_pages), path, begun, num_begun)
@@ -166,6 +174,22 @@ class PrefixCache:
             pages = self._pool.take(count)
         return pages
 
+    def adopt(self, cursor: PrefixCursor, tables: Sequence[Sequence[int]]) -> int:
+        """Put the pages of a sequence, which has published up to `cursor`, in place of those of the same tokens that
+        only the tree holds and its own keep from being evicted. Returns the number of pages freed."""
+        before = self._pool.num_free
+        node, index = cursor.end, cursor.num_pages
+        while isinstance(node, Node) and node.parent is not None:
+            index -= 1
+            for group, table in enumerate(tables):
+                page = node.pages[group]
+                is_double = self._is_full[group] and page != table[index] and self._pool.holders(page) == 1
+                if is_double and node.pins:
+                    self._drop_page(node, group)
+                    self._add_page(node, group, table[index])
+            node = node.parent
+        return self._pool.num_free - before
+
     def evict(self, count: int) -> int:
         """Free `count` pages or a few more, least recently used first and from the ends of prefixes; returns the number
         freed. It is less than `count` only when nothing is left to evict."""
@@ -204,48 +228,13 @@ class PrefixCache:
         for salt in list(self._roots):
             self.drop(salt)
 
-    def count_evictable(self) -> int:
-        """The correct `num_evictable`, counted over all pages."""
-        pinned: set[Node] = set()
-        count = 0
-        for page, held in self._node_of.items():
-            in_full_group = self._is_full[held.pages.index(page)]
-            count += not in_full_group and self._pool.holders(page) == 1
-            node: Node | None = held if in_full_group and self._pool.holders(page) > 1 else None
-            while node is not None and node not in pinned:
-                pinned.add(node)
-                node = node.parent
-        return count + sum(self._num_full for node in set(self._node_of.values()) if node not in pinned)
-
-    def check(self) -> None:
-        seen: dict[int, Node] = {}
-        for salt, root in self._roots.items():
-            assert root.children, f"the root of {salt!r} is empty and was not removed"
-            for node in root.below():
-                assert len(node.key) == TOKEN_BYTES * self._page_size, "a page with a part of its tokens is in the tree"
-                assert all(child.parent is node for child in node.children.values())
-                assert node.children or any(node.pages), "the tree has a branch without pages"
-                missing = [full for full, page in zip(self._is_full, node.pages, strict=True) if not page]
-                assert not any(missing), "a node has no page of a full group"
-                for group, page in enumerate(node.pages):
-                    if not page:
-                        continue
-                    assert page not in seen, f"page {page} is in the tree twice"
-                    seen[page] = node
-                    assert self._pool.holders(page) >= 1, f"page {page} is in the tree and free"
-                    kept = self._pool.holders(page) > 1
-                    if self._is_full[group]:
-                        kept = bool(node.children or node.pins or group != self._is_full.index(True))
-                    assert kept or page in self._candidates, f"page {page} can be evicted and is not listed"
-        assert seen == self._node_of, "the index and the tree differ"
-        assert set(self._candidates) <= seen.keys(), "a page is listed that is not in the tree"
-        counted = self.count_evictable()
-        assert counted == self.num_evictable, f"{counted} pages can be evicted, {self.num_evictable} are counted"
-
     def _usable(self, path: list[Node]) -> int:
-        """The most nodes of `path` after which every window group has what going on reads."""
+        """The most nodes of `path` after which every window group has what going on reads, and slots their state."""
         count = len(path)
         while True:
+            if self._snapshots is not None:
+                while count and not path[count - 1].snapshot:
+                    count -= 1
             for group, reach in self._windows:
                 needed = range(first_page(reach, count * self._page_size, self._page_size), count)
                 missing = next((n for n in needed if not path[n].pages[group]), None)
@@ -327,6 +316,8 @@ class PrefixCache:
             node = parent
 
     def _forget(self, node: Node) -> None:
+        if self._snapshots is not None:
+            self._snapshots.drop(node)
         if not node.pins:
             self.num_evictable -= self._num_full
         for group, page in enumerate(node.pages):

@@ -20,7 +20,7 @@ class Node:
     Its tokens are `key`, and the tokens before it are those on the path from the root. A root's key is its salt.
     """
 
-    __slots__ = ("_digest", "children", "key", "last_used", "pages", "parent", "pins")
+    __slots__ = ("_digest", "children", "key", "last_used", "pages", "parent", "pins", "snapshot")
 
     def __init__(self, key: bytes, parent: "Node | None", pages: list[int]) -> None:
         self.pages = pages
@@ -29,6 +29,7 @@ class Node:
         self.children: dict[bytes, Node] = {}
         self.last_used = 0  # or one of those after it, if that is later
         self.pins = 0  # pages of full groups that sequences hold, and children that are pinned
+        self.snapshot = 0  # the state of slots after its tokens, where there is one
         self._digest: bytes | None = None
 
     def below(self) -> Iterator["Node"]:

@@ -42,7 +42,7 @@ class PromptPlanner:
     def _continue_prefill(self, step: StepBuilder, sequence: Sequence, preempts: bool = True) -> None:
         """Copy the next pages from the host as long as it has them, then compute."""
         has_pages = sequence.restore is None or self._plan_restore(step, sequence, preempts)
-        rest = len(sequence.tokens) - sequence.num_planned
+        rest = sequence.goal - sequence.num_planned
         leaves_share = step.longest is not None and rest > step.allowance and self._is_passed(sequence)
         if has_pages and sequence.restore is None and step.allowance > 0 and not leaves_share:
             num_pages = len(sequence.tables[0])
@@ -64,7 +64,7 @@ class PromptPlanner:
         """The next tokens of a prompt, which has pages for `length` of them. The first that does not end in this step
         leaves a share to others, so that short prompts are not stuck behind a long one; if one that waits has its turn
         before it, the share is its own, and the rest is for others."""
-        if step.longest is None and length < len(sequence.tokens) - sequence.num_planned:
+        if step.longest is None and length < sequence.goal - sequence.num_planned:
             step.longest = sequence, length, num_pages
             share = step.budget // SHARE
             step.allowance = step.share = step.budget - max(1, share) if self._is_passed(sequence) else share
@@ -93,6 +93,8 @@ class PromptPlanner:
                 length_of_longest -= excess
             elif step.longest is None and excess < length_of_last:  # else one behind it would have more than a share
                 length_of_last -= excess
+        if step.longest is not None and length_of_longest and self._running.saves is not None:
+            length_of_longest = self._running.saves.aligned(step.longest[0], length_of_longest)
         for planned, length in ((step.last, length_of_last), (step.longest, length_of_longest)):
             if planned is not None:
                 sequence, reserved, num_pages = planned
@@ -176,6 +178,8 @@ class PromptPlanner:
         if not sequence.is_started:
             self._start_slot(step, sequence)
         step.add(sequence, Kind.PREFILL, length, num_pages, samples=reaches_end and end < sequence.limit)
+        if end == sequence.save_at:
+            self._running.save_state(step.saved, sequence)
         if reaches_end:
             self._running.decode(sequence)
 

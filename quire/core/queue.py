@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable
 
 from quire.core.lazy_heap import LazyHeap
 from quire.core.limits import Limits
-from quire.core.prefix_tree import Node, PrefixCursor, packed
+from quire.core.prefix_tree import TOKEN_BYTES, Node, PrefixCursor, packed
 from quire.core.sequence import Sequence
 from quire.errors import Overloaded
 from quire.request import Request
@@ -18,11 +18,14 @@ class SharedPrefills:
     """One running sequence computes each promised page; others that need it next are parked until it is there.
 
     So a crowd with one long prefix computes it once. A promise lasts until the sequence has published the page or has
-    lost its slot. Owned by the queue.
+    lost its slot. Where slots have state beside pages, what is promised are the tokens up to the next snapshot that
+    stays: in place of a page, all pages up to there. Owned by the queue.
     """
 
-    def __init__(self, page_size: int) -> None:
+    def __init__(self, page_size: int, has_slot_state: bool = False) -> None:
         self._page_size = page_size
+        self._has_slot_state = has_slot_state
+        self._lengths: dict[Node | str, list[int]] = {}  # tokens of the promises after a prefix, if slots have state
         self._waiting_for: dict[PageKey, list[Sequence]] = {}
         self._parked: set[Sequence] = set()
 
@@ -35,18 +38,24 @@ class SharedPrefills:
 
     def promise(self, sequence: Sequence, cursor: PrefixCursor) -> None:
         """`sequence` computes the page after `cursor`."""
-        key = self._page_after(sequence, cursor, len(sequence.tokens))
-        if key is not None and key not in self._waiting_for:
+        start = cursor.num_pages * self._page_size
+        end = sequence.cut_after(start) if self._has_slot_state else start + self._page_size
+        if not start < end <= len(sequence.tokens):
+            return
+        key = cursor.end, packed(sequence.tokens[start:end])
+        if key not in self._waiting_for:
             self._waiting_for[key] = []
             sequence.promised = key
+            if self._has_slot_state:
+                self._lengths.setdefault(cursor.end, []).append(end - start)
 
     def is_promised(self, sequence: Sequence, cursor: PrefixCursor) -> bool:
         """True if the page after `cursor`, which `sequence` could reuse, is being computed."""
-        return self._page_after(sequence, cursor, sequence.num_reusable) in self._waiting_for
+        return self._promised(sequence, cursor) is not None
 
     def park(self, sequence: Sequence, cursor: PrefixCursor) -> None:
         """`sequence` waits until the page after `cursor`, which is promised, is there."""
-        key = self._page_after(sequence, cursor, sequence.num_reusable)
+        key = self._promised(sequence, cursor)
         assert key is not None
         self._waiting_for[key].append(sequence)
         self._parked.add(sequence)
@@ -56,6 +65,8 @@ class SharedPrefills:
         if sequence.promised is None:
             return []
         waited = [other for other in self._waiting_for.pop(sequence.promised) if other in self._parked]
+        if self._has_slot_state:
+            self._forget_length(*sequence.promised)
         sequence.promised = None
         self._parked.difference_update(waited)
         return waited
@@ -70,11 +81,25 @@ class SharedPrefills:
         assert set(promised) == self._waiting_for.keys(), "sequences are parked for a page that none computes"
         waiting = [sequence for parked in self._waiting_for.values() for sequence in parked]
         assert self._parked <= set(waiting), "a parked sequence waits for nothing"
+        if self._has_slot_state:
+            assert sum(map(len, self._lengths.values())) == len(promised), "the length of a promise is lost"
 
-    def _page_after(self, sequence: Sequence, cursor: PrefixCursor, num_tokens: int) -> PageKey | None:
-        """The page after `cursor`; None when it would end after the first `num_tokens` tokens."""
-        start, end = cursor.num_pages * self._page_size, (cursor.num_pages + 1) * self._page_size
-        return (cursor.end, packed(sequence.tokens[start:end])) if end <= num_tokens else None
+    def _promised(self, sequence: Sequence, cursor: PrefixCursor) -> PageKey | None:
+        """The longest promise after `cursor` that `sequence` could reuse all of; None where there is none."""
+        start = cursor.num_pages * self._page_size
+        lengths = self._lengths.get(cursor.end, ()) if self._has_slot_state else (self._page_size,)
+        for end in sorted((start + length for length in lengths), reverse=True):
+            if end <= sequence.num_reusable:
+                key = cursor.end, packed(sequence.tokens[start:end])
+                if key in self._waiting_for:
+                    return key
+        return None
+
+    def _forget_length(self, before: Node | str, tokens: bytes) -> None:
+        lengths = self._lengths[before]
+        lengths.remove(len(tokens) // TOKEN_BYTES)
+        if not lengths:
+            del self._lengths[before]
 
 
 class Queue:
@@ -91,7 +116,7 @@ class Queue:
     """
 
     def __init__(self, limits: Limits, clock: Callable[[], float]) -> None:
-        self._prefills = SharedPrefills(limits.page_size)
+        self._prefills = SharedPrefills(limits.page_size, limits.snapshots is not None)
         self._max_parked = limits.max_batch_size
         self._short_prompt = limits.short_prompt
         self._max_queued = limits.max_queued

@@ -57,7 +57,7 @@ class Requests:
         adapter, salt = self._running.adapters.find(request.adapter), self.salt_of(request)
         self._deadlines.add(request, waited_s)
         sequences = self._live[request.request_id] = []
-        reuses = self._limits.snapshots is None
+        reuses = self._limits.snapshots != 0
         for sample, generated in enumerate(so_far):
             if generated is not None:
                 self._num_arrived += 1

@@ -13,6 +13,8 @@ from quire.core.queue import Queue
 from quire.core.restore import Restore, host_pages
 from quire.core.restores import Moves, Restores, Restoring, abandon, copies_to
 from quire.core.sequence import Sequence, State
+from quire.core.snapshots import Snapshots
+from quire.core.state_saves import Saved, StateSaves
 from quire.core.stats import Counters
 from quire.reach import first_page
 
@@ -32,7 +34,9 @@ class Running:
         self.num_guided = 0  # sequences with a grammar
         self.pool = PagePool(limits.num_pages)
         self.host = HostTier(limits.host_pages + 1, limits.max_page_saves) if limits.host_pages else None
-        self.cache = PrefixCache(self.pool, limits.page_size, limits.page_groups, self.host)
+        self.snapshots = Snapshots(limits.snapshots) if limits.snapshots else None
+        self.cache = PrefixCache(self.pool, limits.page_size, limits.page_groups, self.host, self.snapshots)
+        self.saves = None if self.snapshots is None else StateSaves(limits, self.snapshots, queue)
         self.adapters = adapters
         self._limits = limits
         self._page_size = limits.page_size
@@ -81,7 +85,8 @@ class Running:
         cache.hold(matched)
         cache.hold(copied)  # so that they are not evicted for the pages that they are copied to
         start = match.cursor.num_pages * limits.page_size + match.num_begun
-        length = min(len(sequence.tokens) - start, max_tokens)
+        cuts = [] if self.saves is None else self.saves.cuts(sequence, match)
+        length = min((cuts[0] if cuts else len(sequence.tokens)) - start, max_tokens)
         if is_alone:
             length = min(length, self._num_fitting(len(tables[0])) - start)
         missing = 0 if restore is not None else limits.pages_for(start + length) - len(tables[0])
@@ -93,6 +98,8 @@ class Running:
             cache.release(matched)
             return self.start(sequence, match._replace(begun=None, num_begun=0), max_tokens) if copied else None
         self._queue.leave(sequence)
+        if self.saves is not None:
+            self.saves.begin(sequence, match, cuts)
         self._queue.promise(sequence, match.cursor)
         sequence.state = State.PREFILLING
         sequence.slot = self._free_slots.pop()
@@ -112,6 +119,8 @@ class Running:
         sequence.state = State.DECODING
         del self.prefilling[sequence.id]
         self.decoding[sequence.id] = sequence
+        if self.saves is not None:
+            self.saves.decode(sequence)
 
     def stop(self, sequence: Sequence, keep_pages: bool = True) -> None:
         """`sequence` gives up its slot and pages; what it computed stays in the cache if `keep_pages`."""
@@ -162,6 +171,8 @@ class Running:
         if self._windows:
             self._give_back(sequence)
         while (pages := self.cache.take(count)) is None:
+            if self.saves is not None and self._adopt():
+                continue
             if not preempts:
                 return None
             youngest = max(self, key=_age)
@@ -239,9 +250,38 @@ class Running:
         """A prefill got further: its full pages can be shared, and sequences that waited for them are back in line."""
         self._publish(sequence)
         self._give_back(sequence)
+        if self.saves is not None:
+            return  # pages alone are none that others wait for
         self._queue.settle(sequence)
         if sequence.state is State.PREFILLING and sequence.published is not None:
             self._queue.promise(sequence, sequence.published)
+
+    def save_state(self, saved: list[Saved], sequence: Sequence) -> None:
+        """Its chunk in the step with these saves ends where one of its own is due."""
+        assert self.saves is not None
+        if (one := self.saves.save(sequence)) is not None:
+            saved.append(one)
+
+    def confirm_saves(self, saves: list[tuple[Saved, bool]]) -> None:
+        """A step that saved states has its result. Whether each sequence had its slot until then."""
+        assert self.saves is not None
+        for one, _ in saves:
+            if one.epoch == one.sequence.epoch:
+                self._publish(one.sequence)
+        self.saves.confirm(saves)
+
+    def drop_saves(self, saved: list[Saved]) -> list[Saved]:
+        """Those of a plan under construction without those of sequences that were preempted for it."""
+        lost = [one for one in saved if one.epoch != one.sequence.epoch]
+        for one in lost:
+            assert self.snapshots is not None
+            self.snapshots.abandon(one.snapshot)
+        return [one for one in saved if one.epoch == one.sequence.epoch]
+
+    def _adopt(self) -> bool:
+        """Free pages that stand twice in the cache: where a prefix had no snapshot, sequences have computed their own
+        pages for tokens that the cache has pages for."""
+        return any(self.cache.adopt(one.published, one.tables) for one in self if one.published is not None)
 
     def _pages_ahead(self) -> int:
         """Pages that the running sequences need soon: those of their known tokens, and one more in each group."""
@@ -259,8 +299,7 @@ class Running:
         tables, count = sequence.tables, self._num_groups
         for group in range(count):
             tables[group] += pages[group::count]
-        sequence.page_end = end = len(tables[0]) * self._page_size
-        sequence.plain_end = end if end < sequence.limit else sequence.limit - 1
+        sequence.cover(len(tables[0]) * self._page_size)
 
     def _publish(self, sequence: Sequence) -> None:
         num_pages = sequence.num_computed // self._page_size if sequence.reuses else 0  # none would find them
@@ -287,59 +326,8 @@ class Running:
         """True if, when none runs, all pages and slots are back, as far as counts tell."""
         all_pages = self.pool.num_free + self.cache.num_evictable == self.pool.num_usable
         all_pages &= self.host is None or self.host.is_balanced
+        all_pages &= self.snapshots is None or self.snapshots.is_balanced
         return all_pages and len(self._free_slots) == self._limits.max_batch_size
-
-    def discrepancies(self) -> list[str]:
-        """A line for each page with a wrong count of holders, and one for each other wrong count."""
-        pool, cache = self.pool, self.cache
-        owners: dict[int, list[str]] = {page: ["the prefix cache"] for page in cache.pages()}
-        for sequence in self:
-            shared = [] if sequence.restore is None else sequence.restore.device_pages()
-            for page in (page for table in (*sequence.tables, shared) for page in table if page):
-                owners.setdefault(page, []).append(f"request {sequence.request_id}")
-        free = pool.free_pages()
-        lines = []
-        for page in range(1, pool.num_pages):
-            known, counted, times_free = owners.get(page, []), pool.holders(page), free.get(page, 0)
-            if counted != len(known) or times_free != (not known):
-                by = ", ".join(known) or "none"
-                lines.append(
-                    f"page {page} is held by {by}; {counted} holders are counted, it is free {times_free} times"
-                )
-        evictable = cache.count_evictable()
-        if evictable != cache.num_evictable:
-            lines.append(f"{evictable} pages of the prefix cache can be evicted; {cache.num_evictable} are counted")
-        return lines
-
-    def check(self) -> None:
-        self.pool.check()
-        self.cache.check()
-        if self.host is not None:
-            self.host.check()
-        self.adapters.check(self)
-        assert not self.discrepancies()
-        slots = list(self._free_slots)
-        for sequence in self:
-            slots.append(sequence.slot)
-            pages = [page for table in sequence.tables for page in table if page]
-            assert len(set(pages)) == len(pages), f"sequence {sequence.id} has a page twice"
-            for table, held, reach in zip(sequence.tables, sequence.first_held, self._limits.page_groups, strict=True):
-                assert sequence.page_end == len(table) * self._page_size
-                assert not any(table[:held])
-                assert all(table[held:])
-                confirmed = max(sequence.num_computed, sequence.restore_end)
-                first = 0 if reach is None else first_page(reach, confirmed, self._page_size)
-                assert held <= first, "a page was given back early"
-            assert sequence.plain_end <= sequence.page_end
-            assert sequence.num_computed <= sequence.num_planned <= sequence.page_end
-            assert 0 <= sequence.num_unsure <= sequence.num_planned - sequence.num_computed
-            assert sequence.num_computed <= len(sequence.tokens) <= max(sequence.limit, sequence.num_prompt)
-        assert sorted(slots) == list(range(self._limits.max_batch_size)), "a slot is lost or owned twice"
-        assert not self.prefilling.keys() & self.decoding.keys()
-        assert all(sequence.state is State.PREFILLING for sequence in self.prefilling.values())
-        assert all(sequence.state is State.DECODING for sequence in self.decoding.values())
-        assert self.max_tokens == sum(sequence.limit for sequence in self), "the sum of the limits is wrong"
-        assert self.num_guided == sum(sequence.request.grammar is not None for sequence in self)
 
 
 def _age(sequence: Sequence) -> tuple[int, int]:

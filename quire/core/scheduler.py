@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable
 
 from quire.core.adapter_slots import AdapterSlots
 from quire.core.completion import StepCompletion, StepInFlight
+from quire.core.invariants import check_running, page_discrepancies
 from quire.core.limits import Limits, SoFar, refuse_what_cannot_go_on
 from quire.core.plan import Failure, StepPlan, StepResult, Update
 from quire.core.planner import Planner
@@ -63,6 +64,7 @@ class Scheduler:
             saved_pages=0 if host is None else host.num_saved,
             restored_pages=0 if host is None else host.num_restored,
             lost_pages=0 if host is None else host.num_lost,
+            snapshots=0 if running.snapshots is None else len(running.snapshots),
             steps=counters.steps,
             preemptions=counters.preemptions,
             admissions=counters.admissions,
@@ -142,6 +144,8 @@ class Scheduler:
         self._running.abandon_moves(step.moves for step in self._in_flight)
         self._in_flight.clear()
         self._running.cache.clear()
+        if self._running.snapshots is not None:
+            self._running.snapshots.abandon_all()
         for sequence in self._running:
             self._running.preempt(sequence, keep_pages=False)
         self.adapters.clear()
@@ -183,8 +187,8 @@ class Scheduler:
         is_at_rest = not self._requests and not self._in_flight and not self._running
         if not is_at_rest or (self._running.is_balanced and not thorough):
             return []
-        lines = self._running.discrepancies() or (
-            [] if self._running.is_balanced else ["a slot is lost, or a page of the host stays held"]
+        lines = page_discrepancies(self._running) or (
+            [] if self._running.is_balanced else ["a slot or a snapshot is lost, or a page of the host stays held"]
         )
         if lines:
             self.start_over()
@@ -192,5 +196,5 @@ class Scheduler:
 
     def check(self) -> None:
         """Assert every invariant."""
-        self._running.check()
+        check_running(self._running)
         self._requests.check()

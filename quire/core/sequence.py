@@ -70,6 +70,7 @@ class Sequence:
         "adapter",
         "adapter_slot",
         "cached_tokens",
+        "cuts",
         "digests",
         "due",
         "epoch",
@@ -95,9 +96,13 @@ class Sequence:
         "restore",
         "restore_end",
         "reuses",
+        "rolling",
         "salt",
         "sample",
+        "save_at",
+        "saved_end",
         "slot",
+        "snapshot",
         "state",
         "stopping",
         "tables",
@@ -136,7 +141,8 @@ class Sequence:
         self.tables: list[list[int]] = []
         self.first_held: list[int] = []  # by group: the entries of the table before it are 0
         self.page_end = 0  # the first position its pages do not cover
-        self.plain_end = 0  # the first position that needs a page to decode, or is not needed at all
+        # The first position that needs a page to decode, or after which the state is saved, or that is not needed.
+        self.plain_end = 0
         self.is_started = False  # whether the device knows its slot; not before its first chunk
         self.restore: Restore | None = None  # while pages of it are on the host that are to be copied to the device
         self.restore_end = 0  # the position up to which they were, or will be
@@ -147,6 +153,11 @@ class Sequence:
         self.num_planned = 0
         self.num_unsure = 0
         self.guessing: Guessing | None = None  # None where nothing is guessed
+        # Where slots have state beside pages: the snapshot that it began with; the positions at which it took its last
+        # and takes the next (0: not known yet); those of its prompt that stay; the last one that does not.
+        self.snapshot = self.saved_end = self.save_at = 0
+        self.cuts: list[int] = []
+        self.rolling: tuple[Node, int] | None = None
         self.num_scored = 0  # prompt positions with log-probabilities that have been handed out
         self.cached_tokens = 0  # of the prompt, when it first got a slot
         # The page that others may wait for it to compute: the end of the prefix before it, and its tokens.
@@ -171,14 +182,27 @@ class Sequence:
     def num_reusable(self) -> int:
         """Tokens that may come from the cache: all but the last, which must be computed to sample the next.
 
-        None where a slot has state beside pages that is in no cache. Log-probabilities of a prompt come only from
-        computing it, so a prompt that still needs them is not reused.
+        Log-probabilities of a prompt come only from computing it, so a prompt that still needs them is not reused.
         """
-        if not self.reuses:
-            return 0
         if self.request.prompt_logprobs is not None and self.num_scored < self.num_prompt - 1:
             return self.num_scored
         return len(self.tokens) - 1
+
+    @property
+    def goal(self) -> int:
+        """The position up to which a chunk of its prompt may go."""
+        return self.save_at if self.save_at > self.num_planned else len(self.tokens)
+
+    def cut_after(self, position: int) -> int:
+        """Where a chunk of its prompt ends next for a snapshot that stays; 0 for nowhere."""
+        return next((cut for cut in self.cuts if cut > position), 0)
+
+    def cover(self, end: int) -> None:
+        """Its pages cover the positions before `end`."""
+        self.page_end = end
+        self.plain_end = end if end < self.limit else self.limit - 1
+        if self.save_at:
+            self.plain_end = min(self.plain_end, self.save_at - 1)
 
     def force(self, tokens: Iterable[int]) -> None:
         """Its next tokens are certain to be these."""
@@ -200,4 +224,5 @@ class Sequence:
         self.published = self.restore = None
         self.is_started = False
         self.restore_end = 0
+        self.snapshot = self.saved_end = self.save_at = 0
         self.num_computed = self.num_planned = self.num_unsure = 0

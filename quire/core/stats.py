@@ -37,6 +37,7 @@ class SchedulerStats(NamedTuple):
     saved_pages: int  # copied to the host
     restored_pages: int  # and from it
     lost_pages: int  # evicted and not copied to the host
+    snapshots: int  # of slots' state, that prefixes continue from
     steps: int
     preemptions: int
     admissions: int

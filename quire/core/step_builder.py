@@ -1,8 +1,9 @@
 """A step while it is planned."""
 
-from quire.core.plan import AdapterLoad, Chunk, ForcedTokens, Kind, PageCopy, SlotStart
+from quire.core.plan import AdapterLoad, Chunk, ForcedTokens, Kind, PageCopy, SlotStart, StateSave
 from quire.core.restores import Restoring
 from quire.core.sequence import Sequence
+from quire.core.state_saves import Saved
 
 _new = tuple.__new__  # Chunk(...) at half its cost: chunks are most of a plan
 
@@ -23,6 +24,7 @@ class StepBuilder:
         "restored",
         "restores_left",
         "rows",
+        "saved",
         "share",
         "started",
         "waits_for_adapter",
@@ -45,6 +47,7 @@ class StepBuilder:
         self.loads: list[AdapterLoad] = []
         self.num_admitted = 0
         self.restored: list[Restoring] = []
+        self.saved: list[Saved] = []
         self.restores_left = max_restores  # pages that may still be copied from the host
 
     def add(self, sequence: Sequence, kind: Kind, length: int, num_pages: int, samples: bool) -> None:
@@ -91,7 +94,12 @@ def slot_start(sequence: Sequence) -> SlotStart:
         end_ids=request.end_ids + request.stop_ids,
         prompt_logprobs=request.prompt_logprobs,
         adapter=sequence.adapter_slot,
+        snapshot=sequence.snapshot,
     )
+
+
+def state_saves(step: StepBuilder) -> tuple[StateSave, ...]:
+    return tuple(StateSave(saved.sequence.slot, saved.snapshot) for saved in step.saved)
 
 
 def guided(step: StepBuilder) -> tuple[int, ...]:

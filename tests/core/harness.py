@@ -49,7 +49,7 @@ class Harness:
             page_groups=limits.page_groups,
             guess_percent=guess_percent if limits.max_guesses else None,
             num_host_pages=limits.host_pages,
-            has_slot_state=limits.snapshots is not None,
+            num_snapshots=limits.snapshots,
         )
         self.lookahead = lookahead
         self._owners: dict[int, tuple[int, int, int]] = {}  # by slot: request, sample and epoch
@@ -223,7 +223,10 @@ class Harness:
             (chunk.request_id, chunk.sample): chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL
         }
         running = sorted(self.scheduler._running, key=lambda one: ((one.id, one.epoch) not in self._ran, one.turn))
-        long = [at for at, one in enumerate(running) if one.id in self.scheduler._running.prefilling]
+        prefilling = self.scheduler._running.prefilling
+        # One that is cut for a snapshot has all tokens that it may have.
+        is_long = [one.id in prefilling and (not one.saved_end or one.saved_end < one.num_planned) for one in running]
+        long = [at for at, is_so in enumerate(is_long) if is_so]
         if long and (running[long[0]].request_id, running[long[0]].sample) in lengths:
             first, others = running[long[0]], running[long[0] + 1 :]
             most = self.scheduler.limits.max_batch_prefill_tokens

@@ -21,6 +21,7 @@ RUNNING, SEQUENCE, REQUESTS = "core/running.py", "core/sequence.py", "core/reque
 PLANNER, COMPLETION, BUDGET = "core/planner.py", "core/completion.py", "core/step_budget.py"
 SCHEDULER, LIMITS, GUESSES = "core/scheduler.py", "core/limits.py", "core/speculation.py"
 STEP_BUILDER, PROMPTS = "core/step_builder.py", "core/prompt_planner.py"
+SNAPSHOTS, SAVES = "core/snapshots.py", "core/state_saves.py"
 HEAP, DEADLINES = "core/lazy_heap.py", "core/deadlines.py"
 ISOLATION, ENGINE, DRIVER = "engine/fault_isolation.py", "engine/engine.py", "engine/driver.py"
 MASKS, PIPELINE, STEP_TIME = "engine/grammar_masks.py", "engine/step_pipeline.py", "engine/step_time.py"

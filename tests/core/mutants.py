@@ -28,6 +28,7 @@ from tests.core.mutants_of_exchange import EXCHANGE_MUTANTS
 from tests.core.mutants_of_host_tier import HOST_TIER_MUTANTS
 from tests.core.mutants_of_pages import PAGE_MUTANTS
 from tests.core.mutants_of_scheduling import SCHEDULING_MUTANTS
+from tests.core.mutants_of_snapshots import SNAPSHOT_MUTANTS
 
 # Without shrinking: that a test fails is all there is to know.
 settings.register_profile(
@@ -45,11 +46,19 @@ COPIED = ("quire", "tests", "pyproject.toml")
 TESTS = ("tests/core/test_page_pool.py", "tests/core/test_host_pages.py", "tests/core/test_prefix_exchange.py",
          "tests/core/test_scheduler.py", "tests/core/test_turns.py", "tests/core/test_sharing.py",
          "tests/core/test_admission.py", "tests/core/test_bursts.py", "tests/core/test_speculation.py",
-         "tests/core/test_page_groups.py", "tests/core/test_host_tier.py", "tests/core/test_prefix_cache.py",
+         "tests/core/test_page_groups.py", "tests/core/test_slot_state.py", "tests/core/test_snapshots.py",
+         "tests/core/test_host_tier.py", "tests/core/test_prefix_cache.py",
          "tests/test_retry_reservations.py", "tests/core/test_schedules.py", "tests/engine")  # fmt: skip
 CPU_S = 120  # of one mutant's tests, which a busy machine does not change; a fault can also make them wait for ever
 TIMEOUT_S = 900
-MUTANTS = (*PAGE_MUTANTS, *HOST_TIER_MUTANTS, *EXCHANGE_MUTANTS, *SCHEDULING_MUTANTS, *ENGINE_MUTANTS)
+MUTANTS = (
+    *PAGE_MUTANTS,
+    *SNAPSHOT_MUTANTS,
+    *HOST_TIER_MUTANTS,
+    *EXCHANGE_MUTANTS,
+    *SCHEDULING_MUTANTS,
+    *ENGINE_MUTANTS,
+)
 
 
 def pytest_configure() -> None:

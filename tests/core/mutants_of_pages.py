@@ -55,9 +55,9 @@ PAGE_MUTANTS = (
     ),
     Mutant(
         "a full page looks like room",
-        RUNNING,
-        "sequence.plain_end = end if end < sequence.limit else sequence.limit - 1",
-        "sequence.plain_end = end + 1 if end + 1 < sequence.limit else sequence.limit - 1",
+        SEQUENCE,
+        "self.plain_end = end if end < self.limit else self.limit - 1",
+        "self.plain_end = end + 1 if end + 1 < self.limit else self.limit - 1",
     ),
     Mutant("no headroom for those that run", RUNNING, "count = self._num_groups * len(self)", "count = 0"),
     Mutant(
@@ -65,19 +65,6 @@ PAGE_MUTANTS = (
         RUNNING,
         "count += max(0, self._limits.pages_to_start",
         "count += min(0, self._limits.pages_to_start",
-    ),
-    # State of slots beside pages
-    Mutant(
-        "a sequence waits for pages that it cannot begin with",
-        SEQUENCE,
-        "        if not self.reuses:\n            return 0\n",
-        "",
-    ),
-    Mutant(
-        "pages are kept that no sequence can begin with",
-        RUNNING,
-        "self._page_size if sequence.reuses else 0",
-        "self._page_size",
     ),
     # Page groups
     Mutant(
@@ -95,8 +82,8 @@ PAGE_MUTANTS = (
     Mutant(
         "nothing is given back while a prompt is computed",
         RUNNING,
-        "        self._give_back(sequence)\n        self._queue.settle",
-        "        self._queue.settle",
+        "        self._give_back(sequence)\n        if self.saves is not None",
+        "        if self.saves is not None",
     ),
     Mutant(
         "nothing is given back while a sequence decodes",
@@ -292,9 +279,7 @@ PAGE_MUTANTS = (
     Mutant("parked sequences are forgotten", QUEUE, "            self.push(waited)", "            pass"),
     Mutant("an aborted one stays parked", QUEUE, "self._prefills.leave(sequence)", "pass"),
     Mutant("any number is parked", QUEUE, "if len(self._prefills) >= self._max_parked:", "if False:"),
-    Mutant(
-        "nobody waits for a shared prefix", QUEUE, "if key is not None and key not in self._waiting_for:", "if False:"
-    ),
+    Mutant("nobody waits for a shared prefix", QUEUE, "if key not in self._waiting_for:", "if False:"),
     Mutant("those that waited stay marked", QUEUE, "self._parked.difference_update(waited)", "pass"),
     # Publication
     Mutant(

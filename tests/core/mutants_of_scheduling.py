@@ -228,9 +228,9 @@ SCHEDULING_MUTANTS = (
     ),
     Mutant(
         "look-ahead goes past the length",
-        RUNNING,
-        "sequence.plain_end = end if end < sequence.limit else sequence.limit - 1",
-        "sequence.plain_end = end",
+        SEQUENCE,
+        "self.plain_end = end if end < self.limit else self.limit - 1",
+        "self.plain_end = end",
     ),
     Mutant(
         "a prefill that does not reach the end samples",

@@ -7,9 +7,11 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
+from quire.core.invariants import check_cache
 from quire.core.page_pool import PagePool
 from quire.core.prefix_cache import PrefixCache
-from quire.core.prefix_tree import Match, PrefixCursor
+from quire.core.prefix_tree import Match, PrefixCursor, packed
+from quire.core.snapshots import Snapshots
 from quire.reach import ChunkReach, Reach
 from tests.fake_executor import is_read
 
@@ -31,7 +33,7 @@ def enter(pool: PagePool, cache: PrefixCache, tokens: list[int], salt: str = "")
     pages = pool.take(len(tokens) // 2)
     cache.publish(salt, tokens, [pages], len(pages))
     cache.release(pages)
-    cache.check()
+    check_cache(cache)
     return pages
 
 
@@ -59,7 +61,7 @@ def test_a_page_computed_twice_stays_private_to_the_second():
     enter(pool, cache, [1, 2])
     (page,) = pool.take(1)
     cache.publish("", [1, 2], [[page]], 1)
-    cache.check()
+    check_cache(cache)
     assert pool.holders(page) == 1
     cache.release([page])
     assert pool.holders(page) == 0
@@ -78,7 +80,7 @@ def test_eviction_takes_the_least_recently_used_from_its_end():
     assert pool.holders(old[1]) == 0
     assert cache.evict(5) == 1
     assert len(cache.pages()) == 0
-    cache.check()
+    check_cache(cache)
 
 
 def test_using_a_page_uses_those_before_it():
@@ -129,14 +131,14 @@ def test_taking_evicts_nothing_when_pages_before_held_ones_would_be_needed():
     (unused,) = enter(pool, cache, [9, 9])
     mine = pool.take(2)
     cache.publish("", [1, 2, 3, 4], [mine], 2)
-    cache.check()
+    check_cache(cache)
     assert pool.num_free == 1
     assert cache.num_available == 2
     assert cache.take(3) is None
     assert found(cache, [9, 9], 2) == [unused]
     assert cache.num_evicted == 0
     cache.release(mine)
-    cache.check()
+    check_cache(cache)
     assert cache.num_available == 5
     assert set(cache.take(5)) == {shared, unused, *mine, 5}
 
@@ -147,7 +149,7 @@ def test_dropping_a_salt_forgets_it_and_leaves_its_holders_their_pages():
     enter(pool, cache, [1, 2], salt="b")
     cache.hold(pages)
     cache.drop("a")
-    cache.check()
+    check_cache(cache)
     assert len(cache.pages()) == 1
     assert all(pool.holders(page) == 1 for page in pages)
     cache.release(pages)
@@ -206,7 +208,7 @@ def test_what_was_evicted_after_it_was_published_is_entered_anew():
     cursor = cache.publish("", [1, 2], [mine], 1)
     assert cache.evict(1) == 1
     cache.publish("", [1, 2, 3, 4], [mine], 2, cursor)
-    cache.check()
+    check_cache(cache)
     assert found(cache, [1, 2, 3, 4], 4) == mine
 
 
@@ -252,7 +254,7 @@ def test_a_prefix_ends_where_every_group_can_go_on():
     full, window = pool.take(6), pool.take(6)
     window[3] = 0
     cache.publish("", tokens, [full, window], 6)
-    cache.check()
+    check_cache(cache)
     lengths = {most: cache.match("", tokens, most).cursor.num_pages for most in (12, 10, 8, 6)}
     assert lengths == {12: 6, 10: 3, 8: 3, 6: 3}
 
@@ -264,7 +266,7 @@ def test_pages_of_a_window_are_evicted_on_their_own_and_can_be_computed_again():
     full, window = pool.take(4), pool.take(4)
     cache.publish("", tokens, [full, window], 4)
     cache.release(window[:3])
-    cache.check()
+    check_cache(cache)
     assert cache.num_evictable == 3, "the page after them is held, and they need not stay for it"
     assert cache.evict(3) == 3
     assert cache.match("", tokens, 6).cursor.num_pages == 0
@@ -272,7 +274,7 @@ def test_pages_of_a_window_are_evicted_on_their_own_and_can_be_computed_again():
     again = pool.take(1)
     cache.publish("", tokens, [full, [0, 0, *again, window[3]]], 4)
     assert cache.match("", tokens, 6).cursor.num_pages == 3
-    cache.check()
+    check_cache(cache)
 
 
 def test_a_page_of_a_window_that_is_held_again_is_not_evicted():
@@ -313,7 +315,7 @@ def test_with_a_leaf_go_the_pages_of_all_its_groups():
     assert cache.evict(1) == 1, "the page of a window goes first: it was let go first"
     assert cache.evict(1) == 2
     assert [pool.holders(table[1]) for table in tables] == [0, 1, 0], "a sequence keeps its page of the window"
-    cache.check()
+    check_cache(cache)
     assert cache.evict(9) == 2
     cache.release([tables[1][1]])
     assert pool.num_free == 29
@@ -370,11 +372,19 @@ class Trees(RuleBasedStateMachine):
         self.waiting: list[tuple[str, list[int], Match | None]] = []
         self.used: dict[tuple[str, tuple[int, ...]], int] = {}  # when each prefix was last matched or published
         self.now = 0
+        self.states: dict[int, tuple[str, tuple[int, ...]]] = {}  # what was last saved to each snapshot
+        self.saved: list[int] = []  # those that prefixes have, the least recently used first
 
-    @initialize(num_pages=st.integers(4, 30), page_size=st.integers(1, 3), groups=st.sampled_from(GROUPS))
-    def start(self, num_pages, page_size, groups):
+    @initialize(
+        num_pages=st.integers(4, 30),
+        page_size=st.integers(1, 3),
+        groups=st.sampled_from(GROUPS),
+        num_snapshots=st.sampled_from([None, None, 2, 6]),
+    )
+    def start(self, num_pages, page_size, groups, num_snapshots):
         self.pool = PagePool(num_pages)
-        self.cache = PrefixCache(self.pool, page_size, groups)
+        self.snapshots = None if num_snapshots is None else Snapshots(num_snapshots)
+        self.cache = PrefixCache(self.pool, page_size, groups, snapshots=self.snapshots)
         self.page_size = page_size
         self.groups = groups
 
@@ -387,6 +397,7 @@ class Trees(RuleBasedStateMachine):
         """Wait with what was found, to go on from there later."""
         match = self.cache.match(salt, tokens, len(tokens))
         self._touch(salt, tokens, match.cursor.num_pages)
+        self._touch_state(salt, tokens, match.cursor.num_pages)
         self.waiting.append((salt, tokens, match))
 
     @precondition(lambda self: self.waiting)
@@ -413,9 +424,56 @@ class Trees(RuleBasedStateMachine):
             firsts = [(group, self._first_read(window, count)) for group, window in enumerate(self.groups)]
             wanted = [(salt, self._prefix(tokens, n), group) for group, first in firsts for n in range(first, count)]
             own = self._prefix(tokens, count - 1)
-            if there.issuperset(wanted) and any(prefix[: len(own)] == own for prefix in begun):
+            is_there = there.issuperset(wanted) and any(prefix[: len(own)] == own for prefix in begun)
+            if is_there and self._has_state(salt, own):
                 return count
         return 0
+
+    def _touch_state(self, salt: str, tokens: list[int], num_pages: int) -> None:
+        ends_with = salt, self._prefix(tokens, num_pages - 1)
+        self.saved.sort(key=lambda number: self.states[number] == ends_with)
+
+    def _has_state(self, salt: str, prefix: tuple[int, ...]) -> bool:
+        return self.snapshots is None or any(self.states[number] == (salt, prefix) for number in self.saved)
+
+    @precondition(lambda self: self.snapshots is not None and self.cursors)
+    @rule(data=st.data(), is_lost=st.booleans())
+    def save(self, data, is_lost):
+        """The state at the end of a page that a sequence has published."""
+        salt, tokens, tables = data.draw(st.sampled_from([one for one in self.running if id(one[2]) in self.cursors]))
+        count = data.draw(st.integers(0, self.cursors[id(tables)].num_pages))
+        number = self.snapshots.take()
+        if number in self.saved:
+            assert number == self.saved.pop(0), "a snapshot was given up that was used later than another"
+        node, at = self.cache._roots.get(salt), 0
+        while node is not None and at < count:
+            node = node.children.get(packed(tokens[at * self.page_size : (at + 1) * self.page_size]))
+            at += 1
+        if is_lost or node is None or not count:
+            self.snapshots.abandon(number)
+        else:
+            is_first = not self._has_state(salt, self._prefix(tokens, count - 1))
+            assert self.snapshots.enter(number, node) == is_first
+            if is_first:
+                self.states[number] = salt, self._prefix(tokens, count - 1)
+                self.saved.append(number)
+        self.check()
+
+    @precondition(lambda self: self.snapshots is not None and self.cursors)
+    @rule(data=st.data())
+    def adopt(self, data):
+        """After it a sequence keeps no page from being evicted that stands for the same tokens as its own."""
+        _, _, tables = data.draw(st.sampled_from([one for one in self.running if id(one[2]) in self.cursors]))
+        before, cursor = self.cache.num_available, self.cursors[id(tables)]
+        freed = self.cache.adopt(cursor, tables)
+        assert self.cache.num_available == before + freed
+        node, index = cursor.end, cursor.num_pages - 1
+        while not isinstance(node, str) and node.parent is not None:
+            for group, window in enumerate(self.groups):
+                if window is None and node.pins and node.pages[group] != tables[group][index]:
+                    assert self.pool.holders(node.pages[group]) > 1
+            node, index = node.parent, index - 1
+        self.check()
 
     def _begin(self, salt, tokens, known):
         total = len(tokens) // self.page_size
@@ -426,6 +484,9 @@ class Trees(RuleBasedStateMachine):
         assert (again.cursor, self.cache.tables(again)) == (match.cursor, tables)
         assert count == self._longest(salt, tokens)
         self._touch(salt, tokens, count)
+        self._touch_state(salt, tokens, count)
+        if self.snapshots is not None and count:
+            assert self.states[match.cursor.end.snapshot] == (salt, self._prefix(tokens, count - 1))
         for group, window in enumerate(self.groups):
             first = self._first_read(window, count)
             assert len(tables[group]) == count
@@ -485,10 +546,11 @@ class Trees(RuleBasedStateMachine):
         cursor = self.cache.publish(salt, tokens, tables, count, known)
         self.now += 1
         found = self.cache.match(salt, tokens, count * self.page_size).cursor.num_pages
+        self._touch_state(salt, tokens, found)
         assert cursor.num_pages == count
         # Where the tree had a page of its own that was evicted since, the sequence's stays private.
         assert found == self._longest(salt, tokens[: count * self.page_size])
-        assert found == count or any(self.groups)
+        assert found == count or any(self.groups) or self.snapshots is not None
         self._touch(salt, tokens, count)
         return cursor
 
@@ -523,7 +585,12 @@ class Trees(RuleBasedStateMachine):
 
     def check(self) -> None:
         self.pool.check()
-        self.cache.check()
+        check_cache(self.cache)
+        if self.snapshots is not None:
+            self.snapshots.check()
+            assert self.snapshots.is_balanced
+            self.saved = [number for number in self.saved if number in self.snapshots._node_of]
+            assert set(self.saved) == self.snapshots._node_of.keys()
         held = [page for _, _, tables in self.running for table in tables for page in table]
         for page in range(1, self.pool.num_pages):
             expected = held.count(page) + (page in set(self.cache.pages()))

@@ -78,7 +78,7 @@ def setups(draw: st.DrawFn) -> tuple[Limits, int]:
     groups = draw(st.sampled_from(GROUPS))
     prefix_caching = draw(st.sampled_from([True, True, False]))
     host = {}
-    snapshots = draw(st.sampled_from([None, None, None, 0]))
+    snapshots = draw(st.sampled_from([None, None, None, 0, 1, 3, 12]))
     if prefix_caching and snapshots is None and draw(st.booleans()):
         host = {
             "host_pages": draw(st.sampled_from([100, 3, 12])),
@@ -102,6 +102,7 @@ def setups(draw: st.DrawFn) -> tuple[Limits, int]:
         max_burst=draw(st.integers(1, page_size)),
         max_guesses=draw(st.sampled_from([0, 0, page_size - 1, min(1, page_size - 1)])) if snapshots is None else 0,
         snapshots=snapshots,
+        snapshot_tokens=draw(st.sampled_from([0, 5, 12])) if snapshots else 0,
         page_groups=groups,
         max_loras=draw(st.sampled_from([0, 1, 2])),
     )
