@@ -24,6 +24,7 @@ from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key
 from quire.executor.shapes import Shapes
 from quire.executor.slots import empty_slots, force_tokens, pack_forced, pack_starts, start_slots
+from quire.executor.snapshot_arrays import LOAD, SAVE, copy_states
 from quire.executor.step import (
     Compiled,
     DraftParts,
@@ -137,6 +138,9 @@ class Compiler:
         pages = [one for layout in self._layouts for one in layout.empty(self.shapes.num_pages)]
         return pages, self.layout.empty_slots(self.shapes.num_slots)
 
+    def empty_snapshots(self) -> list[SlotArrays]:
+        return self.layout.empty_slots(self.shapes.num_snapshots)
+
     def successor(self, number: jax.Array) -> jax.Array:
         """`number` + 1, computed by the device that has it."""
         following: jax.Array = (_successor if self._mesh is not None else self._small(("successor", 0)))(number)
@@ -198,12 +202,21 @@ class Compiler:
             return self._compile_traced(copy_pages, 0, places, state.pages, _array((size, 2), jnp.int32))
         if kind in ("save", "pin"):
             return self._compile_save(kind, size)
+        if kind in (SAVE, LOAD):
+            return self._compile_states(kind, size)
         if kind in ("restore", "unpin"):
             places = None if self._placement is None else (self._placement.pages, self.whole)
             scatter = partial(scatter_pages if kind == "restore" else unpin_pages, stacks_of(state.pages))
             inputs = (state.pages, _array((size,), jnp.int32), self._on_host(kind, size))
             return self._compile_traced(scatter, 0, places, *inputs)
         return self._compile_sample(cast(SamplingWay, kind), size)
+
+    def _compile_states(self, kind: str, size: int) -> Any:
+        """Copies states of slots to snapshots, or from them."""
+        into, source = self.layout.slot_structure(self.shapes.num_snapshots), self._state.slot_arrays
+        into, source = (into, source) if kind == SAVE else (source, into)
+        places = jax.tree.map(lambda array: array.sharding, into)
+        return self._compile_traced(copy_states, 0, places, into, source, _array((size, 2), jnp.int32))
 
     def _compile_save(self, kind: str, size: int) -> Any:
         """Takes pages from the device to the host."""

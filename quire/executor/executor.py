@@ -20,16 +20,15 @@ from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import COPY_SIZES
 from quire.executor.programs import Programs
 from quire.executor.replay import Members
-from quire.executor.sampler import Features
+from quire.executor.sampler import NOTHING_ASKED, Features, asked_by
 from quire.executor.shapes import Shapes
 from quire.executor.slots import pack_forced, pack_starts
+from quire.executor.snapshot_arrays import SnapshotArrays
 from quire.executor.step import State
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.request import num_mask_words
 from quire.sharding import put
-
-NOTHING_ASKED = Features(*[False] * len(Features._fields))
 
 
 class JaxExecutor:
@@ -69,6 +68,7 @@ class JaxExecutor:
         self.programs = Programs(model, weights, shapes, compile_threads, mesh, store, members, draft, kinds)
         pages, kind = self.programs.compiler.pages, PinnedPages if is_pinned else HostPages
         self.host_pages = kind(pages, num_host_pages + 1) if num_host_pages else None
+        self.snapshots = SnapshotArrays(self.programs.copy_states, self.programs.compiler)
         if loads_ahead:
             self.programs.load_kept()
         self._mask_words = num_mask_words(model.vocab_size)
@@ -106,6 +106,8 @@ class JaxExecutor:
         scored = [index for index in special if wanted[index].prompt_logprobs is not None]
         for launch in split(plan.chunks, scored) if plan.chunks else ():
             pending.launched += self._launch(plan, launch, started)
+        assert self._state is not None
+        self.snapshots.save(self._state, plan.saves)
         return pending
 
     def reset(self) -> None:
@@ -117,6 +119,7 @@ class JaxExecutor:
         self._starts: list[SlotStart | None] = [None] * self._shapes.num_slots
         self._special: set[int] = set()  # slots with requests that need more than plain temperature sampling
         self._state: State | None = None  # frees the old pages before there are new ones
+        self.snapshots.clear()
         self.programs.clear_adapters()
         self._state = self.programs.compiler.empty_state()
 
@@ -167,6 +170,7 @@ class JaxExecutor:
         if self._shapes.specialised:
             assert self._state is not None
             self._state, self.step_sizes = self.programs.measure(self._state)
+            self._state = self.snapshots.rehearse(self._state)
 
     def prepare(self, num_tokens: int) -> Iterator[float]:
         """Compile the missing programs of a single prompt of `num_tokens`, yielding the share done."""
@@ -218,6 +222,8 @@ class JaxExecutor:
             packed = pack_starts(starts[:size], size, self._shapes)
             self._state = self._state._replace(slots=self.programs.get(("start", size))(self._state.slots, packed))
             starts = starts[size:]
+        loads = [(start.snapshot, start.slot) for start in plan.started if start.snapshot]
+        self._state = self.snapshots.load(self._state, loads)
 
     def _place_forced(self, plan: StepPlan) -> None:
         """Put forced tokens where chunks read them."""
@@ -333,15 +339,3 @@ class JaxExecutor:
         start = self._starts[chunk.slot]
         assert start is not None, f"slot {chunk.slot} was never started"
         return start
-
-
-def asked_by(start: SlotStart) -> Features:
-    """The features that a request asks for, apart from masks."""
-    s = start.sampling
-    return Features(
-        filters=s.temperature > 0 and (s.top_k > 0 or s.top_p < 1 or s.min_p > 0 or s.typical_p < 1),
-        penalties=s.repetition_penalty != 1 or s.frequency_penalty != 0 or s.presence_penalty != 0,
-        adjustments=bool(s.logit_bias) or start.min_tokens > 0,
-        masks=False,
-        logprobs=s.logprobs is not None,
-    )

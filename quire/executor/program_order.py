@@ -5,8 +5,9 @@ from functools import cached_property
 from typing import get_args
 
 from quire.executor.ladder import StepShape
-from quire.executor.program_table import COPY_SIZES, START_SIZES, Key
+from quire.executor.program_table import COPY_SIZES, START_SIZES, STATE_SIZES, Key
 from quire.executor.shapes import Shapes
+from quire.executor.snapshot_arrays import LOAD, SAVE
 from quire.executor.step import SamplingWay
 from quire.ops.pages import TILE
 
@@ -27,6 +28,7 @@ class ProgramOrder:
         self._ladder = shapes.ladder
         # Pages for other engines are saved whether the host's are pinned or not.
         self._host_kinds = tuple(dict.fromkeys((*host_kinds, "save"))) if host_kinds else ()
+        self._state_kinds = (SAVE, LOAD) if shapes.num_snapshots else ()
         # On a GPU the host waits for every branch that the device takes, and starting a program takes long: so the
         # common cases have programs of their own.
         self._ways = WAYS if shapes.specialised else WAYS[:1]
@@ -39,6 +41,7 @@ class ProgramOrder:
         keys += [("copy", COPY_SIZES[0]), ("start", START_SIZES[0]), ("force", FORCE_SIZE)]
         keys += [("adapter", 0)] * bool(self._shapes.adapters.slots)
         keys += [(kind, size) for kind in self._host_kinds for size in HOST_COPY_SIZES]
+        keys += [(kind, STATE_SIZES[0]) for kind in self._state_kinds]
         return [*keys, *(("guess", size) for size in self.guess_sizes)]
 
     @cached_property
@@ -46,6 +49,7 @@ class ProgramOrder:
         """The programs with which short prompts and single decodes run at full speed, and many slots begin at once."""
         keys: list[Key] = [*self._ladder.early(), ("any", self._ladder.sample_sizes[0])]
         keys += [*(("start", size) for size in START_SIZES), *(("copy", size) for size in COPY_SIZES)]
+        keys += [(kind, size) for kind in self._state_kinds for size in STATE_SIZES]
         return [key for key in keys if key not in self.first]
 
     @property

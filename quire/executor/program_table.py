@@ -16,6 +16,18 @@ Key = StepShape | tuple[str, int]
 
 START_SIZES = (1, 8)  # slots that one call can start
 COPY_SIZES = (1, 16)  # pages that one call can copy
+STATE_SIZES = (1, 8)  # states of slots that one call can copy
+
+
+def size_of(key: Key) -> int:
+    return key.tokens if isinstance(key, StepShape) else key[1]
+
+
+def tuned_by(key: Key) -> Key | None:
+    """The program for as many decodes, which times the products that both have; None where it has none in common."""
+    if isinstance(key, StepShape):
+        return ("decode", key.tokens) if key.decodes_only else None
+    return ("decode", key[1]) if key[0] == "burst" else None
 
 
 class ProgramTable:
@@ -58,6 +70,10 @@ class ProgramTable:
     def copy_size(self, count: int) -> int:
         """The pages that one call copies, of `count`."""
         return self._size("copy", count, COPY_SIZES)
+
+    def state_size(self, kind: str, count: int) -> int:
+        """The states of slots that one call of this kind copies, of `count`."""
+        return self._size(kind, count, STATE_SIZES)
 
     def _size(self, kind: str, count: int, sizes: tuple[int, ...]) -> int:
         """The size for `count`, or the largest for a part of them."""

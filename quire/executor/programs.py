@@ -18,11 +18,12 @@ from quire.executor.ladder import StepShape
 from quire.executor.launch import NUM_FEATURES, Launch, Packer, num_sample_fields
 from quire.executor.program_order import ProgramOrder
 from quire.executor.program_store import ProgramStore
-from quire.executor.program_table import Key, ProgramTable
+from quire.executor.program_table import Key, ProgramTable, size_of, tuned_by
 from quire.executor.replay import Announcer, Members, to_plain
 from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.executor.slots import pack_forced, pack_starts
+from quire.executor.snapshot_arrays import LOAD, SAVE
 from quire.executor.step import State
 from quire.executor.step_costs import good_sizes, slower_than_larger
 from quire.models.adapters import empty
@@ -102,7 +103,7 @@ class Programs:
         """Begin to load the programs of a server's first requests, as far as they are on disk: small ones first, since
         the first request wants those."""
         early = [*self.order.first, *self.order.early]
-        for key in sorted(filter(self.compiler.is_kept, early), key=_size):
+        for key in sorted(filter(self.compiler.is_kept, early), key=size_of):
             self._compiling[key] = self._begin(key)
             # A GPU runs each once before it serves, and the members of a group make theirs together.
             if not self._shapes.specialised and self._announcer is None:
@@ -153,7 +154,7 @@ class Programs:
         wanted = dict.fromkeys(key for batch in batches for key in batch)
         missing = [key for key in wanted if key not in self._made and key not in self._compiling]
         if self._shapes.specialised:
-            missing.sort(key=lambda key: _tuned_by(key) is not None)
+            missing.sort(key=lambda key: tuned_by(key) is not None)
         for key in missing:
             self._compiling[key] = self._begin(key)
         futures = {self._compiling[key]: key for key in wanted if key in self._compiling}
@@ -168,10 +169,10 @@ class Programs:
 
     def _begin(self, key: Key) -> Future[Any]:
         """Make a program on a thread. XLA times the products of decodes: once for all programs that have the same."""
-        tuned_by = _tuned_by(key)
-        if not self._shapes.specialised or (key[0] != "decode" and tuned_by is None):
+        first = tuned_by(key)
+        if not self._shapes.specialised or (key[0] != "decode" and first is None):
             return self._pool.submit(self._make, key)
-        other = None if tuned_by is None else self._compiling.get(tuned_by)
+        other = None if first is None else self._compiling.get(first)
         if other is None:
             return self._tuning_pool.submit(self._make, key)
 
@@ -216,6 +217,11 @@ class Programs:
     def decode(self, rows: int, burst: int) -> tuple[StepShape, Callable[..., Any]] | None:
         found = self.table.decode(rows, burst, self._shapes.burst)
         return None if found is None else (found[0], self.get(found[1]))
+
+    def copy_states(self, kind: str, count: int) -> tuple[int, Callable[..., Any]]:
+        """The program that copies so many states of slots, or as many of them as one call can."""
+        size = self.table.state_size(kind, count)
+        return size, self.get((kind, size))
 
     def guess(self, count: int) -> tuple[int, Callable[..., Any]]:
         size = next(size for size in self.order.guess_sizes if size >= count)
@@ -283,6 +289,8 @@ class Programs:
             after: State = program(self.weights, state, Packer(shapes).pack(Launch(), (), set(), shape))[0]
             return after
         kind, size = key
+        if kind in (SAVE, LOAD):  # `SnapshotArrays` runs them
+            return state
         if kind == "start":
             return state._replace(slots=program(state.slots, pack_starts([], size, shapes)))
         if kind == "adapter":
@@ -315,14 +323,3 @@ class Programs:
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._tuning_pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _size(key: Key) -> int:
-    return key.tokens if isinstance(key, StepShape) else key[1]
-
-
-def _tuned_by(key: Key) -> Key | None:
-    """The program for as many decodes, which times the products that both have; None where it has none in common."""
-    if isinstance(key, StepShape):
-        return ("decode", key.tokens) if key.decodes_only else None
-    return ("decode", key[1]) if key[0] == "burst" else None

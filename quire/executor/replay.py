@@ -17,6 +17,7 @@ import numpy as np
 from quire.executor.compiler import Compiler
 from quire.executor.ladder import StepShape
 from quire.executor.program_table import Key
+from quire.executor.snapshot_arrays import LOAD, SAVE
 from quire.executor.step import State
 from quire.request import num_mask_words
 from quire.sharding import put
@@ -109,12 +110,16 @@ class Follower:
         self._no_masks: dict[int, jax.Array] = {}
         self._under_way: deque[Any] = deque()
         self._state: State | None = None  # until the leader's first reset
+        self._snapshots: list[Any] = []
 
     def reset(self) -> None:
         self._forwards: deque[jax.Array] = deque(maxlen=KEPT_FORWARDS)
         self._under_way.clear()
         self._state = None  # frees the old pages before there are new ones
+        self._snapshots = []
         self._state = self._compiler.empty_state()
+        if self._compiler.shapes.num_snapshots:
+            self._snapshots = self._compiler.empty_snapshots()
 
     def prepare(self, parts: PlainKey, done: Callable[[str | None], None]) -> None:
         """Make a program on a thread; `done` is called there, with the reason where it cannot be made."""
@@ -141,6 +146,12 @@ class Follower:
                 self._forwards.appendleft(results.hidden)
         elif key[0] == "copy":
             self._state = state._replace(pages=program(state.pages, *given))
+            results = None
+        elif key[0] == SAVE:
+            self._snapshots = program(self._snapshots, state.slot_arrays, *given)
+            results = None
+        elif key[0] == LOAD:
+            self._state = state._replace(slot_arrays=program(state.slot_arrays, self._snapshots, *given))
             results = None
         elif key[0] in ("start", "force", "guess"):
             self._state = state._replace(slots=program(state.slots, *given))

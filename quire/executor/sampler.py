@@ -13,6 +13,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from quire.core.plan import SlotStart
 from quire.executor.slots import (
     FREQUENCY,
     MIN_P,
@@ -47,6 +48,21 @@ class Features(NamedTuple):
     adjustments: jax.Array | bool  # logit bias, or ends that must not come yet
     masks: jax.Array | bool
     logprobs: jax.Array | bool
+
+
+NOTHING_ASKED = Features(*[False] * len(Features._fields))
+
+
+def asked_by(start: SlotStart) -> Features:
+    """The features that a request asks for, apart from masks."""
+    s = start.sampling
+    return Features(
+        filters=s.temperature > 0 and (s.top_k > 0 or s.top_p < 1 or s.min_p > 0 or s.typical_p < 1),
+        penalties=s.repetition_penalty != 1 or s.frequency_penalty != 0 or s.presence_penalty != 0,
+        adjustments=bool(s.logit_bias) or start.min_tokens > 0,
+        masks=False,
+        logprobs=s.logprobs is not None,
+    )
 
 
 class Sampled(NamedTuple):

@@ -25,6 +25,7 @@ class Shapes:
     step_guesses: int = 0  # of all sequences
     page_dtype: str | None = None  # of keys and values; None: that of activations
     burst: int = 1  # decodes that one program does after each other; 1: no such program
+    num_snapshots: int = 0  # of the state that slots have beside pages
 
     def with_pages(self, num_pages: int) -> "Shapes":
         return replace(self, num_pages=num_pages)

@@ -138,7 +138,8 @@ class Rig:
             "max_guesses": shapes.guesses,
             "max_loras": shapes.adapters.slots,
             "page_groups": self.executor.programs.compiler.layout.groups,
-            "snapshots": 0 if self.executor.programs.compiler.layout.slot_specs else None,
+            "snapshots": shapes.num_snapshots if self.executor.programs.compiler.layout.slot_specs else None,
+            "snapshot_tokens": 8,
         }
         return Limits(**(defaults | changes))
 

@@ -18,7 +18,7 @@ from tests.executor.rig import FEW_SHAPES, Rig, config_of, quickly_compiled
 from tests.executor.test_schedules import check
 from tests.executor.workload import GREEDY, workload
 
-SHAPES = replace(FEW_SHAPES, page_size=4)
+SHAPES = replace(FEW_SHAPES, page_size=4, num_snapshots=24)
 KINDS = ["linear_attention", "full_attention"]
 RIGS = {
     "qwen3_next": (config_of("qwen3_next", num_hidden_layers=2, layer_types=KINDS), SHAPES),
@@ -62,6 +62,9 @@ def poisoned(arrays: Any, is_free: jax.Array) -> Any:
 
 SCHEDULES: dict[str, dict[str, Any]] = {
     "plain": {},
+    "no snapshots": {"snapshots": 0},
+    "one snapshot, two steps ahead": {"snapshots": 1, "lookahead": 2},
+    "snapshots at all ends of pages": {"snapshot_tokens": 0, "max_batch_prefill_tokens": 13},
     "no prefix cache": {"prefix_caching": False, "lookahead": 0},
     "chunks of 1, two steps ahead": {"max_batch_prefill_tokens": 1, "lookahead": 2},
     "chunks of 7, bursts": {"max_batch_prefill_tokens": 7, "max_burst": 4},
@@ -71,6 +74,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
         "max_batch_prefill_tokens": 11,
         "max_burst": 3,
         "lookahead": 2,
+        "snapshot_tokens": 0,
     },
 }
 
@@ -78,7 +82,9 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 def requests_of(rig: Rig) -> list[Request]:
     """Many begin alike; one has several samples, one wants the log-probabilities of its prompt."""
     requests = workload(rig, 9, seed=5, max_tokens=20)
-    requests[2] = replace(requests[2], samples=3)
+    requests[2] = replace(
+        requests[2], samples=3, prompt=(requests[0].prompt + requests[1].prompt + (1, 2, 3) * 10)[:30]
+    )
     requests[4] = replace(requests[4], prompt_logprobs=1)
     return requests
 
@@ -89,7 +95,7 @@ def test_answers_are_those_of_the_plain_forward(recurrent: Rig, name: str) -> No
     run = recurrent.run(requests, between=poison(recurrent), **SCHEDULES[name])
     assert check(recurrent, requests, run) <= 1
     counters = run.engine.scheduler.counters
-    assert counters.cached_tokens == 0, "a prefix was continued without its state"
+    assert (counters.cached_tokens > 0) == (name != "no snapshots") or name.startswith("one snapshot")
     assert (counters.preemptions > 0) == ("few pages" in name)
 
 
@@ -105,18 +111,17 @@ def test_sampled_answers_do_not_depend_on_scheduling(recurrent: Rig) -> None:
 def test_the_state_of_a_slot_depends_neither_on_chunks_nor_on_neighbours(recurrent: Rig) -> None:
     prompt = tuple(np.random.default_rng(0).integers(0, recurrent.model.vocab_size, 61).tolist())
 
-    def state_after(others: list[Request], **settings: Any) -> list[Any]:
+    def state_after(others: list[Request], before: list[Request] | None = None, **settings: Any) -> list[Any]:
         engine = recurrent.engine(**settings)
+        recurrent.run(before or [], engine=engine)
         engine.add(Request(0, prompt, 1, GREEDY))
         for other in others:
             engine.add(other)
-        slot = None
         while engine.scheduler.has(0):
             engine.step()
-            slot = next((one.slot for one in engine.scheduler._running if one.request_id == 0), slot)
+        slot = engine.scheduler._running._free_slots[-1]  # it was given back last
         state = recurrent.executor._state
         assert state is not None
-        assert slot is not None
         found = [np.asarray(array)[slot] for array in jax.tree.leaves(state.slot_arrays)]
         for other in others:
             engine.scheduler.abort(other.request_id)
@@ -129,6 +134,9 @@ def test_the_state_of_a_slot_depends_neither_on_chunks_nor_on_neighbours(recurre
         found = state_after(beside, max_batch_prefill_tokens=chunk, lookahead=0)
         for array, right in zip(found, expected, strict=True):
             np.testing.assert_array_equal(array, right)
+    first = Request(1, prompt, 30, GREEDY)
+    for array, right in zip(state_after([], [first], snapshot_tokens=4), expected, strict=True):
+        np.testing.assert_array_equal(array, right, "it continues from the snapshot that another took")
 
 
 @pytest.mark.parametrize("lookahead", [0, 2])
@@ -138,3 +146,15 @@ def test_a_lost_device_changes_no_answer(recurrent: Rig, lookahead: int) -> None
     run = recurrent.run(requests, executor=executor, lookahead=lookahead)
     assert executor.num_resets == 2
     assert check(recurrent, requests, run) <= 1
+
+
+def test_the_next_turn_continues_from_the_answer_with_the_tokens_that_it_has_without(recurrent: Rig) -> None:
+    prompt = tuple(np.random.default_rng(1).integers(0, recurrent.model.vocab_size, 45).tolist())
+    engine = recurrent.engine()
+    answer = recurrent.run([Request(1, prompt, 30, GREEDY)], engine=engine).tokens()[1, 0]
+    second = Request(2, (*prompt, *answer, 1, 2, 3), 20, GREEDY)
+    run = recurrent.run([second], engine=engine)
+    assert run.answers[2, 0].cached_tokens == 68, "8 or more after the last, from 44 on"
+    assert recurrent.near_ties(second, run.tokens()[2, 0]) <= 1
+    if library.load():
+        assert run.tokens() == recurrent.run([second], snapshots=0).tokens()
