@@ -74,6 +74,12 @@ class Config:
     prefix_caching: bool = setting(
         True, MEMORY, "Reuse the pages of finished requests for prompts with the same beginning."
     )
+    snapshots: int | None = setting(
+        None,
+        MEMORY,
+        "Snapshots of the state of recurrent layers, which prompts with the same beginning continue from; 0 computes "
+        "every prompt from its first token on. Default: four for each sequence that runs, if they fit.",
+    )
     host_cache_gib: float = setting(
         0.0,
         MEMORY,

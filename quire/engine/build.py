@@ -22,7 +22,7 @@ from quire.engine.engine import Engine
 from quire.engine.group import Group, GroupFaults
 from quire.engine.model_weights import load_draft, load_model, placement_of
 from quire.engine.shared_settings import shared_settings
-from quire.engine.slot_state import resolve_prefix_caching
+from quire.engine.slot_state import refuse_what_needs_older_state, with_snapshots
 from quire.errors import InvalidSetting
 from quire.executor.compiler import Compiler
 from quire.executor.compute_capability import compute_capability
@@ -116,9 +116,9 @@ def plan_deployment(
     layout = layout_of(model, resolved, mesh)
     if draft is not None:
         refuse_what_cannot_draft(draft, layout, files, resolved.max_total_tokens)
-    choices: tuple[Choice[Any], ...] = (*resolved.choices, *adapters.choices)
     if layout.slot_specs:
-        choices = (*choices, resolve_prefix_caching(config, len(layout.slot_specs), files.name))
+        refuse_what_needs_older_state(config, len(layout.slot_specs), files.name)
+    choices: tuple[Choice[Any], ...] = (*resolved.choices, *adapters.choices)
     max_queued, max_step_ms = config.max_queued, config.max_step_ms or 0.0
     if is_served:
         queued = resolve_max_queued(config, resolved.max_batch_size)
@@ -223,7 +223,7 @@ def _limits(config: Config, resolved: Resolved, layout: PageLayout, max_queued: 
         max_queued=max_queued,
         waiting_served_ratio=resolved.waiting_served_ratio,
         max_waiting_tokens=resolved.max_waiting_tokens,
-        prefix_caching=config.prefix_caching and not layout.slot_specs,
+        prefix_caching=config.prefix_caching,
         max_burst=resolved.max_burst,
         max_guesses=resolved.speculate,
         page_groups=layout.groups,
@@ -233,6 +233,7 @@ def _limits(config: Config, resolved: Resolved, layout: PageLayout, max_queued: 
 
 def _with_pages(deployment: Deployment, step_bytes: int) -> Deployment:
     """The deployment with as many pages as fit in addition to a step of `step_bytes` and the state of all slots."""
+    deployment = with_snapshots(deployment, step_bytes)
     limits = deployment.limits
     longest, sizes = limits.pages_of(limits.max_sequence_tokens), (step_bytes, deployment.page_bytes)
     pages = resolve_pages(

@@ -53,8 +53,9 @@ class Deployment:
 
     @property
     def slot_state_bytes(self) -> int:
-        """Bytes of the state that all slots have beside pages, that of padding included, on one device."""
-        return self.layout.slot_bytes * (self.limits.max_batch_size + 1)
+        """Bytes of the state that all slots have beside pages, and of its snapshots, with padding, on one device."""
+        snapshots = self.shapes.num_snapshots
+        return self.layout.slot_bytes * (self.limits.max_batch_size + 1 + (snapshots + 1 if snapshots else 0))
 
     @property
     def host_page_bytes(self) -> int:
@@ -96,7 +97,9 @@ def cache_capacity(deployment: Deployment) -> dict[str, str]:
         for kind, count, num_bytes, unit in layout.kinds
     )
     if layout.slot_specs:
-        capacity["state of all slots"] = as_size(deployment.slot_state_bytes)
+        snapshots = limits.snapshots or 0
+        size = as_size(deployment.slot_state_bytes)
+        capacity["state of all slots"] = f"{size}, with {snapshots:,} snapshots" if snapshots else size
     if any(layout.groups):
         layers, sizes = deployment.model.layers, (layout.page_size, longest, layout.dtype)
         undivided = page_layout(layers, *sizes, layout.mesh, 1, layout.page_dtype)

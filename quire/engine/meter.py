@@ -142,6 +142,8 @@ def read_stats(engine: Engine, meter: Meter, waited_s: float = 0.0) -> Stats:
             "restored_pages": scheduler.restored_pages,
             "restored_bytes": scheduler.restored_pages * limits.host_page_bytes,
             "lost_pages": scheduler.lost_pages,
+            "snapshots": scheduler.snapshots,
+            "num_snapshots": limits.snapshots or 0,
             "guesses": scheduler.guesses,
             "right_guesses": scheduler.right_guesses,
             "guessed_chunks": scheduler.guessed_chunks,

@@ -1,15 +1,21 @@
 """Settings of models whose layers keep state in slots beside pages."""
 
-from quire.choice import Choice
+from dataclasses import replace
+
+from quire.choice import ASKED_FOR, Choice
 from quire.config import Config
+from quire.engine.deployment import Deployment
 from quire.errors import InvalidSetting
+from quire.resolve import MAX_HOST_CACHE_BYTES, RESERVE_BYTES, as_size
+
+SNAPSHOTS_PER_SLOT = 4
+MIN_SNAPSHOTS = 16
+SHARE = 4  # snapshots take at most one part in this many of the memory of the cache
 
 
-def resolve_prefix_caching(config: Config, count: int, name: str) -> Choice[bool]:
-    """Prefix caching of a model with `count` recurrent layers.
-
-    Raises for a setting that needs the state of a slot as it was some tokens before.
-    """
+def refuse_what_needs_older_state(config: Config, count: int, name: str) -> None:
+    """Raise for a setting that a model with `count` recurrent layers does not have: it needs the state of a slot as it
+    was some tokens before."""
     has = f"{name} has {count} recurrent layer{'s' * (count > 1)}"
     if config.speculate:
         raise InvalidSetting(
@@ -21,5 +27,57 @@ def resolve_prefix_caching(config: Config, count: int, name: str) -> Choice[bool
             f"host_cache_gib is {config.host_cache_gib:g}; {has}, and pages alone do not continue a prompt. Remedy: "
             "leave it out, and --role and --cache-folder"
         )
-    reason = f"{has}: a prompt is computed from its first token on, since their state is not in pages"
-    return Choice("prefix_caching", False, reason)
+
+
+def with_snapshots(deployment: Deployment, step_bytes: int) -> Deployment:
+    """The deployment with the snapshots of its slots' state that it has room for, besides a step of `step_bytes`."""
+    layout, config, name = deployment.layout, deployment.config, deployment.files.name
+    if not layout.slot_specs:
+        if config.snapshots is not None:
+            raise InvalidSetting(
+                f"snapshots is {config.snapshots}; {name} has no recurrent layers, and its pages are all that a prompt "
+                "continues from. Remedy: leave it out"
+            )
+        return deployment
+    count = len(layout.slot_specs)
+    snapshots = _resolve_snapshots(deployment, step_bytes)
+    choices = [choice for choice in deployment.choices if choice.name not in ("snapshots", "prefix_caching")]
+    choices.append(snapshots)
+    if not snapshots.value:
+        reason = f"{name} has {count} recurrent layer{'s' * (count > 1)}: a prompt is computed from its first token on"
+        choices.append(Choice("prefix_caching", False, f"{reason}, since there are no snapshots of their state"))
+    return replace(
+        deployment,
+        shapes=replace(deployment.shapes, num_snapshots=snapshots.value),
+        limits=replace(
+            deployment.limits,
+            snapshots=snapshots.value,
+            prefix_caching=config.prefix_caching and snapshots.value > 0,
+        ),
+        choices=tuple(choices),
+    )
+
+
+def _resolve_snapshots(deployment: Deployment, step_bytes: int) -> Choice[int]:
+    config, facts, slots = deployment.config, deployment.facts, deployment.limits.max_batch_size
+    asked = config.snapshots
+    if asked is not None:
+        if asked < 0:
+            raise InvalidSetting(f"snapshots is {asked}; it must be at least 0")
+        if asked and not config.prefix_caching:
+            raise InvalidSetting(f"snapshots is {asked}; it needs prefix_caching: they are a part of that cache")
+        return Choice("snapshots", asked, ASKED_FOR)
+    if not config.prefix_caching:
+        return Choice("snapshots", 0, "prefix_caching is off")
+    each = deployment.layout.slot_bytes
+    useful = max(MIN_SNAPSHOTS, SNAPSHOTS_PER_SLOT * slots)
+    left = deployment.resolved.memory_limit_bytes - facts.weight_bytes - step_bytes - (slots + 1) * each - RESERVE_BYTES
+    if facts.platform == "cpu":
+        left = min(left, MAX_HOST_CACHE_BYTES)
+    fitting = max(0, left // SHARE // each - 1)  # one more takes the copies of padding
+    if fitting < useful:
+        return Choice(
+            "snapshots", fitting, f"a quarter of the cache's {as_size(max(0, left))}, at {as_size(each)} each"
+        )
+    plural = "s" * (slots > 1)
+    return Choice("snapshots", useful, f"enough for the prefixes of {slots} sequence{plural}, at {as_size(each)} each")

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from quire.config import Config
-from quire.engine.slot_state import resolve_prefix_caching
+from quire.engine.slot_state import refuse_what_needs_older_state
 from quire.errors import InvalidSetting
 from quire.models.adapters import adapted_layers
 from quire.models.checkpoint import leaves
@@ -66,19 +66,19 @@ def _adapters(models: list[Decoder]) -> str:
 
 def _speculation(models: list[Decoder]) -> str:
     try:
-        _prefix_caching(models, Config(speculate=4))
+        if count := _num_recurrent(models):
+            refuse_what_needs_older_state(Config(speculate=4), count, "a model")
     except InvalidSetting:
         return ""
     return "yes"
 
 
 def _prefix_cache(models: list[Decoder]) -> str:
-    return "yes" if _prefix_caching(models, Config()) else ""
+    return "with snapshots" if _num_recurrent(models) else "yes"
 
 
-def _prefix_caching(models: list[Decoder], config: Config) -> bool:
-    count = sum(isinstance(spec, RecurrentSpec) for model in models for spec in model.layers)
-    return resolve_prefix_caching(config, count, "a model").value if count else True
+def _num_recurrent(models: list[Decoder]) -> int:
+    return sum(isinstance(spec, RecurrentSpec) for model in models for spec in model.layers)
 
 
 def _tensor_parallelism(models: list[Decoder]) -> str:

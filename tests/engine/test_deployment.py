@@ -1,6 +1,7 @@
 """The numbers of a deployment, before any weight is read."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,9 @@ from quire.config import Config
 from quire.core.limits import Limits
 from quire.engine.build import plan_deployment
 from quire.engine.deployment import Deployment, cache_capacity
+from quire.engine.slot_state import with_snapshots
 from quire.errors import InvalidSetting
+from quire.resolve import RESERVE_BYTES
 from tests.models.cases import CASES
 
 
@@ -56,18 +59,54 @@ def test_a_model_without_windows_has_one_group_and_no_word_of_them(tmp_path: Pat
     }
 
 
-def test_a_model_with_recurrent_layers_has_state_in_its_slots_and_no_prefix_cache(tmp_path: Path) -> None:
+def test_a_model_with_recurrent_layers_has_state_in_its_slots_and_snapshots_of_it(tmp_path: Path) -> None:
     deployment = planned(tmp_path, "qwen3_next", num_pages=101)
-    assert not deployment.limits.prefix_caching
-    assert deployment.limits.snapshots == 0
+    assert deployment.limits.prefix_caching
+    assert deployment.limits.snapshots == deployment.shapes.num_snapshots == 16
     # Three inputs of 2 x 40 channels and four matrices of 8 x 12, in three layers.
     assert deployment.layout.slot_bytes == 3 * 4 * (3 * 2 * 40 + 4 * 8 * 12)
     state = cache_capacity(deployment)["state of the layers"]
     assert state == "full attention: 1 layer, 256 B a token; recurrent: 3 layers, 7.3 KiB a sequence"
-    assert cache_capacity(deployment)["state of all slots"] == "36.6 KiB"  # of four, and of padding
-    (caching,) = (choice for choice in deployment.choices if choice.name == "prefix_caching")
-    assert not caching.value
+    # Of four slots, of the snapshots, and twice of padding.
+    assert cache_capacity(deployment)["state of all slots"] == "160.9 KiB, with 16 snapshots"
+    (choice,) = (choice for choice in deployment.choices if choice.name == "snapshots")
+    assert (choice.value, choice.reason) == (16, "enough for the prefixes of 4 sequences, at 7.3 KiB each")
+
+
+def test_there_are_more_snapshots_where_more_sequences_run_and_fewer_where_memory_is_short(tmp_path: Path) -> None:
+    assert planned(tmp_path, "qwen3_next", num_pages=101, max_batch_size=9).limits.snapshots == 36
+    deployment = planned(tmp_path, "qwen3_next", num_pages=101)
+    some = replace(deployment.facts, weight_bytes=0)
+    for memory, count in ((45 * 7488, 7), (4 * 7488, 0)):  # of which five are those of slots and padding
+        resolved = replace(deployment.resolved, memory_limit_bytes=RESERVE_BYTES + memory)
+        short = with_snapshots(replace(deployment, facts=some, resolved=resolved), 8 * 7488 if count else 0)
+        assert short.limits.snapshots == count
+        assert short.limits.prefix_caching == (count > 0)
+    (caching,) = (choice for choice in short.choices if choice.name == "prefix_caching")
     assert "has 3 recurrent layers: a prompt is computed from its first token on" in caching.reason
+
+
+@pytest.mark.parametrize("settings", [{"snapshots": 0}, {"prefix_caching": False}])
+def test_snapshots_can_be_turned_off(tmp_path: Path, settings: dict[str, Any]) -> None:
+    deployment = planned(tmp_path, "qwen3_next", num_pages=101, **settings)
+    assert deployment.limits.snapshots == 0
+    assert not deployment.limits.prefix_caching
+    assert cache_capacity(deployment)["state of all slots"] == "36.6 KiB"
+
+
+@pytest.mark.parametrize(
+    ("family", "settings", "message"),
+    [
+        ("llama", {"snapshots": 4}, "snapshots is 4; .* has no recurrent layers"),
+        ("qwen3_next", {"snapshots": -1}, "snapshots is -1; it must be at least 0"),
+        ("qwen3_next", {"snapshots": 2, "prefix_caching": False}, "snapshots is 2; it needs prefix_caching"),
+    ],
+)
+def test_snapshots_that_cannot_be_are_refused(
+    tmp_path: Path, family: str, settings: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InvalidSetting, match=message):
+        planned(tmp_path, family, **settings)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +125,7 @@ def test_what_needs_an_older_state_of_recurrent_layers_is_refused(
 
 def test_the_state_of_slots_is_a_part_of_the_memory(tmp_path: Path) -> None:
     """More pages than fit, for the sum that refuses them."""
-    message = r"allowed - .* weights - .* largest step - 1\.5 MiB state of slots - .* reserve = "
+    message = r"allowed - .* weights - .* largest step - 7\.4 MiB state of slots - .* reserve = "
     with pytest.raises(InvalidSetting, match=message):
         planned(tmp_path, "qwen3_next", max_batch_size=208, num_pages=2**32)
 

@@ -61,6 +61,11 @@ _GAUGES: dict[str, tuple[str, Callable[[Stats], float]]] = {
     ),
     "quire_pages_cached": ("Pages that only the prefix cache holds.", lambda stats: stats.cached_pages),
     "quire_pages_on_host": ("Pages that the host has.", lambda stats: stats.counters["host_pages"]),
+    "quire_snapshots": (
+        "Snapshots of recurrent layers' state that prompts can continue from.",
+        lambda stats: stats.counters["snapshots"],
+    ),
+    "quire_snapshots_max": ("Snapshots that there can be.", lambda stats: stats.counters["num_snapshots"]),
     "quire_guess_acceptance": (
         "Share of guesses that were right; 0 before the first.",
         lambda stats: _share(stats.counters["right_guesses"], stats.counters["guesses"]),
