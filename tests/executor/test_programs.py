@@ -202,6 +202,31 @@ def test_a_table_changes_when_a_whole_batch_is_there_and_not_when_a_thread_has_f
     programs.close()
 
 
+def test_the_log_says_how_many_programs_are_to_come_and_when_all_are_there(
+    model: Model, weights: ParamTree, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    programs = Slow(model, weights, FEW_SHAPES, threads=2)
+    batches = programs.order.batches
+    for key in [key for batch in batches for key in batch]:
+        programs.may_make[key] = Event()
+    shares = programs.compile_all()
+    next(shares)
+    for key in batches[0]:
+        programs.may_make[key].set()
+    for _ in batches[0]:
+        next(shares)
+    assert programs.can_run_anything
+    programs.log_progress()
+    assert f"{sum(map(len, batches[1:]))} more programs are compiled" in caplog.text
+    assert "all programs are compiled" not in caplog.text
+    for event in programs.may_make.values():
+        event.set()
+    programs._pool.shutdown(wait=True)
+    assert "all programs are compiled" in caplog.text
+    programs.close()
+
+
 class Full(ProgramStore):
     """Has a file for every program."""
 
