@@ -12,6 +12,7 @@ from quire.engine.port import Port
 from quire.errors import InvalidAdapter
 from quire.ipc.messages import AdapterDone, AdapterTable, LoadAdapter, SyncAdapters, UnloadAdapter
 from tests.fake_executor import FakeExecutor
+from tests.patience import WAIT_S
 
 
 class Commands:
@@ -30,7 +31,7 @@ class Commands:
 
     def finish_one(self) -> None:
         """Let the engine use the adapter that was read first."""
-        self.handle(self.read.get(timeout=60))
+        self.handle(self.read.get(timeout=WAIT_S))
 
     @property
     def table(self) -> AdapterTable:

@@ -94,5 +94,5 @@ def test_an_idle_driver_looks_by_itself(harm):
     until_s = time.monotonic() + WAIT_S
     while not engine.num_repairs and time.monotonic() < until_s:
         time.sleep(0.01)
-    assert driver.stop()
+    assert driver.stop(join_s=WAIT_S)
     assert engine.num_repairs == 1

@@ -46,7 +46,7 @@ def test_an_idle_driver_checks_its_device_again_and_again():
     driver.start()
     assert all(checked.acquire(timeout=WAIT_S) for _ in range(3))
     assert engine.num_faults == 0
-    assert driver.stop()
+    assert driver.stop(join_s=WAIT_S)
 
 
 def test_a_device_that_fails_a_check_is_set_up_again_and_serves():
@@ -62,7 +62,7 @@ def test_a_device_that_fails_a_check_is_set_up_again_and_serves():
     again = client.submit(2, prompt=(1, 2, 3, 4, 5, 6))  # whose pages are gone with the state of the device
     client.wait_for(again)
     assert client.tokens[again.request_id] == expected_tokens(again)
-    assert driver.stop()
+    assert driver.stop(join_s=WAIT_S)
 
 
 def test_an_engine_whose_device_stays_dead_gives_up(caplog):
@@ -77,7 +77,7 @@ def test_an_engine_whose_device_stays_dead_gives_up(caplog):
     driver = Driver(engine, abandon=abandon, check_every_s=0.01)
     driver.start()
     assert told.wait(WAIT_S)
-    assert driver.stop()
+    assert driver.stop(join_s=WAIT_S)
     reason, no_request_at_fault = abandoned[0]
     assert "the device does not compute" in reason
     assert "the device is gone" in caplog.text
@@ -94,7 +94,7 @@ def test_an_engine_in_no_process_of_its_own_refuses_what_comes_after_its_device_
     asked = client.submit(1)
     client.wait_for(asked)
     assert client.ended[asked.request_id].kind == EngineFailed.kind
-    assert driver.stop()
+    assert driver.stop(join_s=WAIT_S)
 
 
 def test_what_wakes_an_idle_engine_without_a_step_does_not_put_off_the_check():

@@ -76,7 +76,7 @@ def make_driver():
 
     yield make
     for driver in drivers:
-        driver.stop()
+        driver.stop(join_s=WAIT_S)
 
 
 def test_two_front_ends_get_each_their_own_answers(make_driver):
@@ -114,11 +114,14 @@ def test_an_id_of_another_port_is_refused(make_driver):
 
 
 def test_an_aborted_request_is_heard_of_no_more_and_frees_its_pages(make_driver):
-    driver = make_driver()
+    started, may_go_on = threading.Event(), threading.Event()
+    driver = make_driver(before_result=lambda *_: (started.set(), may_go_on.wait(WAIT_S)))
     client = Client(driver)
     endless = client.submit(1, max_tokens=50)
+    assert started.wait(WAIT_S)
     client.port.send(Abort(endless.request_id))
     other = client.submit(2, max_tokens=3)
+    may_go_on.set()
     client.wait_for(other)
     assert endless.request_id not in client.ended
     assert driver.stop(drain_s=WAIT_S)
@@ -184,7 +187,7 @@ def test_an_unexpected_error_reaches_every_request_and_those_to_come(make_driver
     late = client.submit(9)
     client.wait_for(late)
     assert {end.kind for end in client.ended.values()} == {"engine_failed"}
-    assert driver.stop()
+    assert driver.stop(join_s=WAIT_S)
 
 
 def test_draining_finishes_what_runs_and_refuses_what_comes(make_driver):
@@ -209,11 +212,18 @@ def test_draining_finishes_what_runs_and_refuses_what_comes(make_driver):
 
 
 def test_stopping_without_time_fails_what_runs(make_driver):
-    driver = make_driver(before_result=lambda *_: time.sleep(0.02))
+    started, may_go_on = threading.Event(), threading.Event()
+    driver = make_driver(before_result=lambda *_: (started.set(), may_go_on.wait(WAIT_S)))
     client = Client(driver)
     running = client.submit(1, max_tokens=50)
-    assert driver.stop()
+    assert started.wait(WAIT_S)
+    stopper = threading.Thread(target=driver.stop, args=(0.0, WAIT_S))
+    stopper.start()
+    wait_until(lambda: driver._phase is Phase.DRAINING)
+    may_go_on.set()
     client.wait_for(running)
+    stopper.join(WAIT_S)
+    assert not driver._thread.is_alive()
     assert client.ended[running.request_id].kind == "engine_stopped"
 
 
@@ -230,12 +240,12 @@ def test_stopping_what_never_started_answers_what_was_sent():
     driver = new_driver()
     client = Client(driver)
     early = client.submit(1)
-    assert driver.stop()
+    assert driver.stop(join_s=WAIT_S)
     client.wait_for(early)
     late = client.submit(2)
     client.wait_for(late)
     assert {end.kind for end in client.ended.values()} == {"engine_stopped"}
-    assert driver.stop()
+    assert driver.stop(join_s=WAIT_S)
     with pytest.raises(RuntimeError, match="it is stopped"):
         driver.start()
 
@@ -286,7 +296,7 @@ def test_an_error_over_one_command_costs_its_request_alone():
     client.wait_for(wrong, *others)
     assert client.ended.pop(wrong.request_id).kind == "generation"
     assert set(client.ended.values()) == {FinishReason.LENGTH}
-    assert driver.stop()
+    assert driver.stop(join_s=WAIT_S)
 
 
 def test_a_flood_of_requests_is_taken_in_over_several_steps():
@@ -297,7 +307,7 @@ def test_a_flood_of_requests_is_taken_in_over_several_steps():
     assert len(driver._inbox) == MAX_COMMANDS_PER_TURN
     driver.start()
     client.wait_for(*flood)
-    assert driver.stop()
+    assert driver.stop(join_s=WAIT_S)
 
 
 def test_what_a_closed_port_asks_for_is_not_run():
@@ -310,7 +320,7 @@ def test_what_a_closed_port_asks_for_is_not_run():
     client.wait_for(asked)
     assert driver._engine.scheduler.num_requests == 0
     assert gone.events.empty()
-    assert driver.stop()
+    assert driver.stop(join_s=WAIT_S)
 
 
 def test_an_id_in_use_is_refused_and_the_first_goes_on():
@@ -324,7 +334,7 @@ def test_an_id_in_use_is_refused_and_the_first_goes_on():
     assert "in use" in refusal.message
     client.wait_for(first)
     assert client.tokens[first.request_id] == expected_tokens(first)
-    assert driver.stop()
+    assert driver.stop(join_s=WAIT_S)
 
 
 def test_an_idle_engine_uses_no_processor_time(make_driver):

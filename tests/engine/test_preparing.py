@@ -15,6 +15,7 @@ from tests.engine.test_driver import Client
 from tests.engine.test_grammar_masks import expected, guided
 from tests.engine.toy_grammars import ToyGrammars, toy
 from tests.fake_executor import FakeExecutor
+from tests.patience import WAIT_S
 
 SLOW = toy(5)
 
@@ -39,7 +40,7 @@ def test_others_go_on_while_a_grammar_is_compiled():
     grammars.compiling[SLOW].set_result(None)
     client.wait_for(slow)
     assert client.tokens[slow.request_id] == expected(slow)
-    assert driver.stop()
+    assert driver.stop(join_s=WAIT_S)
 
 
 def test_what_is_aborted_meanwhile_is_not_begun():
@@ -53,7 +54,7 @@ def test_what_is_aborted_meanwhile_is_not_begun():
     grammars.compiling[SLOW].set_result(None)
     client.wait_for(client.submit(3, max_tokens=20))
     assert gone.request_id not in client.tokens
-    assert driver.stop()
+    assert driver.stop(join_s=WAIT_S)
 
 
 def test_an_id_that_comes_back_meanwhile_is_the_new_request():
@@ -69,7 +70,7 @@ def test_an_id_that_comes_back_meanwhile_is_the_new_request():
     grammars.compiling[SLOW].set_result(None)
     client.wait_for(again)
     assert client.tokens[number] == expected(again)
-    assert driver.stop()
+    assert driver.stop(join_s=WAIT_S)
 
 
 def test_a_grammar_that_turns_out_wrong_is_refused():
@@ -82,7 +83,7 @@ def test_a_grammar_that_turns_out_wrong_is_refused():
     grammars.compiling[wrong].set_result(None)
     client.wait_for(asked)
     assert client.ended[asked.request_id].kind == "validation"
-    assert driver.stop()
+    assert driver.stop(join_s=WAIT_S)
 
 
 def test_a_driver_that_stops_meanwhile_tells_of_it():
@@ -90,7 +91,7 @@ def test_a_driver_that_stops_meanwhile_tells_of_it():
     client = Client(driver)
     asked = guided(client.port.request_id(1), grammar=SLOW)
     client.port.send(Submit(asked))
-    assert driver.stop()
+    assert driver.stop(join_s=WAIT_S)
     client.wait_for(asked)
     assert isinstance(client.ended[asked.request_id], Failed)
 
@@ -106,7 +107,7 @@ def test_an_answer_goes_on_after_it_was_compiled():
     client.wait_for(asked)
     assert client.tokens[asked.request_id] == whole[2:]
     assert client.ended[asked.request_id] in (FinishReason.END, FinishReason.LENGTH)
-    assert driver.stop()
+    assert driver.stop(join_s=WAIT_S)
 
 
 @pytest.mark.parametrize("field", ["timeout_s", "queue_timeout_s"])
@@ -123,7 +124,7 @@ def test_a_request_ends_at_its_deadline_while_its_grammar_is_compiled(field):
     grammars.compiling[SLOW].set_result(None)  # which nobody waits for any more
     client.wait_for(client.submit(2))
     assert asked.request_id not in client.tokens
-    assert driver.stop()
+    assert driver.stop(join_s=WAIT_S)
 
 
 def test_the_time_that_its_grammar_took_counts_against_the_deadline_of_a_request():

@@ -98,6 +98,6 @@ class PeerEngine:
         return sum(c.length for plan in self.executor.plans for c in plan.chunks if c.kind == 0)
 
     def stop(self) -> None:
-        assert self.driver.stop()
+        assert self.driver.stop(join_s=WAIT_S)
         if self.server is not None:
             self.server.close()

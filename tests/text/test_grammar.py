@@ -15,6 +15,7 @@ from quire.grammar.matcher import Grammars, compile_grammar, tokens_of
 from quire.grammar.regex_size import expanded
 from quire.request import Grammar, GrammarKind, choice
 from quire.text.tokenizer import Tokenizer
+from tests.patience import WAIT_S
 from tests.server import vocabulary
 from tests.text import vocabularies
 from tests.text.token_ids import named_id
@@ -46,7 +47,7 @@ def written(tokenizer: Tokenizer, end_ids: Sequence[int], grammar: Grammar, seed
     guided = Guided(Grammars(lambda: tokenizer, end_ids, tokenizer.vocab_size + 40).matcher(grammar), 0, ())
     tokens: list[int] = []
     for _ in range(60):
-        choice = allowed(guided.mask(len(tokens), 10))
+        choice = allowed(guided.mask(len(tokens), WAIT_S))
         assert choice, "nothing may follow, not even an end"
         tokens.append(chance.choice(choice))
         if tokens[-1] in end_ids:
@@ -87,11 +88,11 @@ def test_every_end_token_ends_and_none_comes_too_early():
     ends = [tokenizer.id_of(name) for name in ("<|endoftext|>", "<|im_end|>")]
     matcher = Grammars(lambda: tokenizer, ends, tokenizer.vocab_size).matcher(regex("ab?"))
     guided = Guided(matcher, 0, ())
-    assert not set(ends) & set(allowed(guided.mask(0, 10)))
+    assert not set(ends) & set(allowed(guided.mask(0, WAIT_S)))
     guided.append(tokenizer.encode("a"))
-    assert set(allowed(guided.mask(1, 10))) == {*ends, *tokenizer.encode("b")}
+    assert set(allowed(guided.mask(1, WAIT_S))) == {*ends, *tokenizer.encode("b")}
     guided.append(tokenizer.encode("b"))
-    assert allowed(guided.mask(2, 10)) == sorted(ends)
+    assert allowed(guided.mask(2, WAIT_S)) == sorted(ends)
 
 
 def test_answers_with_one_grammar_go_their_own_ways():
@@ -103,10 +104,10 @@ def test_answers_with_one_grammar_go_their_own_ways():
     for at in range(2):
         first.append([a])
         second.append([b])
-        first_mask, second_mask = first.mask(at + 1, 10), second.mask(at + 1, 10)
+        first_mask, second_mask = first.mask(at + 1, WAIT_S), second.mask(at + 1, WAIT_S)
     assert allowed(first_mask) == allowed(second_mask) == [0]
     third.append([a])
-    assert allowed(third.mask(1, 10)) == [a]
+    assert allowed(third.mask(1, WAIT_S)) == [a]
     wrong = grammars.matcher(regex("aa|bb"))
     with pytest.raises(InvalidRequest, match="doesn't satisfy"):
         wrong.advance([a, b]).result()
@@ -146,7 +147,7 @@ def test_a_forced_token_is_the_only_one_that_its_mask_allows(backend, end, gramm
         chance, tokens, guided = random.Random(seed), [], Guided(grammars.matcher(grammar), 0, ())
         one_by_one = compile_grammar(grammar, plain)
         while True:
-            mask = guided.mask(len(tokens), 10)
+            mask = guided.mask(len(tokens), WAIT_S)
             assert allowed(mask) == allowed(one_by_one.compute_bitmask()[: len(mask)])
             num_forced += bool(guided.forced())
             tokens.append(chance.choice(allowed(mask)))

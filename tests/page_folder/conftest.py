@@ -1,0 +1,3 @@
+"""Engines that ask peers beside their folder."""
+
+from tests.peers.conftest import _patient_connections  # noqa: F401
