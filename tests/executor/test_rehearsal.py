@@ -91,7 +91,7 @@ def test_closing_ends_those_that_wait_for_another(programs: Recorded) -> None:
     assert waiting
     for future in waiting:
         with suppress(CancelledError):
-            future.exception(10)
+            future.exception(WAIT_S)
 
 
 def waits_for_a_decode(key: Key) -> bool:

@@ -1,5 +1,6 @@
 """Steps that fail on a real device state: it is rebuilt, and everyone else's answer is as it would have been."""
 
+import gc
 from typing import Literal
 
 import jax
@@ -67,7 +68,8 @@ def test_a_state_that_was_lost_cannot_be_used_before_it_is_reset(llama: Rig) -> 
 
 def test_reset_gives_back_the_memory_of_the_old_state(llama: Rig) -> None:
     llama.executor.reset()
+    gc.collect()  # arrays of other tests that nothing uses
     before = sum(array.nbytes for array in jax.live_arrays())
     for _ in range(3):
         llama.executor.reset()
-    assert sum(array.nbytes for array in jax.live_arrays()) == before
+    assert sum(array.nbytes for array in jax.live_arrays()) <= before

@@ -13,6 +13,7 @@ import pytest
 from quire.ops.native.library_store import LibraryFailed, LibraryStore
 from quire.ops.native.processor import instruction_set
 from tests.ops.empty_operations import build_empty_operations
+from tests.patience import WAIT_S
 
 COMPILER = shutil.which("g++") or shutil.which("clang++") or shutil.which("c++") or ""
 needs_compiler = pytest.mark.skipif(not COMPILER, reason="there is no C++ compiler")
@@ -134,7 +135,7 @@ def test_processes_that_build_at_the_same_time_do_not_disturb_each_other(tmp_pat
         process.stdin.write("go\n")
         process.stdin.flush()
     for process in processes:
-        process.communicate(timeout=120)
+        process.communicate(timeout=WAIT_S)
         assert process.returncode == 0
     assert LibraryStore(tmp_path, ["sources"]).find() is not None
     assert all(path.suffix == ".so" for path in tmp_path.iterdir())
