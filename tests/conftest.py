@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.patience import WAIT_S
 from tests.shared_programs import FOLDER
 
 if TYPE_CHECKING:
@@ -90,3 +91,9 @@ def _same_seeds(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
     """Requests without a seed draw one by `secrets.randbits`; nothing else does."""
     drawn = random.Random(os.environ.get("QUIRE_TEST_SEEDS", "") + request.node.nodeid)
     monkeypatch.setattr(secrets, "randbits", drawn.getrandbits)
+
+
+@pytest.fixture
+def patient_masks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No grammar counts as too complex because a busy machine takes its time for a mask."""
+    monkeypatch.setattr("quire.engine.grammar_masks.MASKS_WITHIN_S", WAIT_S)

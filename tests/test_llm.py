@@ -22,6 +22,8 @@ from tests.tiny_chat_model import CONFIG, SIZES, program_folder, write_tiny_chat
 GREEDY = SamplingParams(temperature=0.0)
 FREE = SamplingParams(temperature=1.0)
 
+pytestmark = pytest.mark.usefixtures("patient_masks")
+
 
 @pytest.fixture(scope="module")
 def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:

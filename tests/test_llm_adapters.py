@@ -14,6 +14,8 @@ from tests.tiny_chat_model import CONFIG, SIZES, program_folder, write_tiny_chat
 GREEDY = SamplingParams(temperature=0.0)
 NAMES = [None, "a", "b", "a", None, "b"]
 
+pytestmark = pytest.mark.usefixtures("patient_masks")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:

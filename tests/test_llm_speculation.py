@@ -10,6 +10,8 @@ from tests.tiny_chat_model import SIZES, program_folder, write_tiny_chat_model
 PROMPTS = ["abcabcabcabcab", "the cat the cat the"]
 SAMPLED = SamplingParams(temperature=0.6, top_k=3)
 
+pytestmark = pytest.mark.usefixtures("patient_masks")
+
 
 def answers(llm: LLM) -> list[Any]:
     ways: list[dict[str, Any]] = [{"n": 2}, {"stop": ["a", "e"]}, {"grammar": regex("[ab]{5,9}")}]

@@ -28,6 +28,7 @@ from quire.text.tokenizer import load_tokenizer
 STORED = Path(__file__).parents[1] / "default_model" / "expected.json"
 COMMANDS = Path(__file__).parents[2] / "docs" / "guides" / "command-line.md"
 README = Path(__file__).parents[2] / "README.md"
+pytestmark = pytest.mark.usefixtures("patient_masks")
 TOKENS = 8
 GREEDY = SamplingParams(temperature=0.0)
 EXPECTED = json.loads(STORED.read_text())[5:9]  # chats that begin alike, and texts that do not
