@@ -1,6 +1,8 @@
 """Requests whose answers can be worked out by hand, and clients in the background that check them."""
 
 import asyncio
+import os
+import signal
 import threading
 from typing import Any
 
@@ -44,6 +46,16 @@ class Asking:
 
     def _run(self, server: Server) -> None:
         asyncio.run(stream_all(server.url, self.bodies, self.heard))
+
+    @classmethod
+    def at_once(cls, server: Server, bodies: list[dict[str, Any]]) -> "Asking":
+        """The engine stands still until all have come."""
+        (engine,), before = server.processes("quire-engine"), server.num_arrived()
+        os.kill(engine, signal.SIGSTOP)
+        asking = cls(server, bodies)
+        wait_until(lambda: server.num_arrived() == before + len(bodies))
+        os.kill(engine, signal.SIGCONT)
+        return asking
 
     def wait_for_text(self) -> None:
         """Until more has come than there is now."""

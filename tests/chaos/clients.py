@@ -7,6 +7,8 @@ from typing import Any, NamedTuple
 
 import httpx
 
+from tests.patience import WAIT_S
+
 
 @dataclass
 class Heard:
@@ -66,7 +68,7 @@ def _take(heard: Heard, event: dict[str, Any]) -> None:
 
 
 async def stream_all(
-    url: str, bodies: list[dict[str, Any]], heard: list[Heard] | None = None, timeout_s: float = 120.0
+    url: str, bodies: list[dict[str, Any]], heard: list[Heard] | None = None, timeout_s: float = WAIT_S
 ) -> list[Heard]:
     """All at once."""
     into = heard or [Heard() for _ in bodies]

@@ -15,6 +15,7 @@ log = logging.getLogger(__name__)
 
 FITTING_ROWS = 4
 AFTER_TOKENS = 3  # a marked request generates so many before it does harm
+CALM_STEPS = 200  # that work after one which failed by chance: two that fail a request by itself are its fault
 
 
 class Mark(IntEnum):
@@ -53,6 +54,7 @@ class Faulty(Executor):
         self._executor = executor
         self._one_in = faults.one_in
         self._chance = random.Random(faults.seed * 1_000_003 + os.getpid())  # another each time the engine starts
+        self._num_calm = 0  # looks since the last step that failed by chance, or since the start
         self._starts: dict[int, SlotStart] = {}
 
     @property
@@ -88,7 +90,11 @@ class Faulty(Executor):
         return Mark(start.seed) if start.seed in MARKS and end >= len(start.prompt) + AFTER_TOKENS else None
 
     def _strikes(self) -> bool:
-        return bool(self._one_in) and self._chance.randrange(2 * self._one_in) == 0
+        self._num_calm += 1
+        if not self._one_in or self._num_calm <= 2 * CALM_STEPS or self._chance.randrange(2 * self._one_in):
+            return False
+        self._num_calm = 0
+        return True
 
     def reset(self) -> None:
         self._starts.clear()

@@ -1,6 +1,7 @@
 """The server of the chaos tests: python -m tests.chaos.serve KIND FOLDER JSON
 
-KIND is fake or model; JSON has `settings`, `faults` and, for fake, `engine` or, for model, `config`.
+KIND is fake or model; JSON has `settings`, `faults` and, for fake, `engine` or, for model, `config`. A process that
+starts may be silent for `starting_factor` times as long as one that runs: a busy machine starts it slowly.
 """
 
 import json
@@ -10,6 +11,7 @@ from pathlib import Path
 from quire.config import Config
 from quire.errors import QuireError
 from quire.server.observe.logs import configure_logs
+from quire.server.processes import engine_processes, supervisor
 from quire.server.processes.serve import serve_engines
 from quire.server.settings import ServerSettings
 from tests.chaos.engines import FakeModel, FaultyModel
@@ -20,6 +22,8 @@ def main(kind: str, folder: str, given: str) -> None:
     asked = json.loads(given)
     faults = Faults(**asked.get("faults", {}))
     configure_logs("text")
+    for module in (engine_processes, supervisor):
+        module.STARTING_FACTOR = asked.get("starting_factor", 100)
     build = (
         FakeModel(Path(folder), faults=faults, **asked.get("engine", {}))
         if kind == "fake"

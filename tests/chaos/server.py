@@ -81,9 +81,13 @@ class Server:
             for name, value in (line.rsplit(" ", 1) for line in text.splitlines() if line and line[0] != "#")
         }
 
+    def num_arrived(self) -> float:
+        """Requests so far, of a server with one HTTP worker."""
+        return self.metrics()["tgi_request_count"]
+
     def wait_until_healthy(self) -> None:
         """Of several engines, all of them."""
-        wait_until(lambda: self._status("/health") == 200 and not self.troubles())
+        wait_until(lambda: self._holds(lambda: self._status("/health") == 200 and not self.troubles()))
 
     def troubles(self) -> dict[int, str]:
         """Of several engines, by number: why one does not answer. Any worker may be asked."""
@@ -104,17 +108,25 @@ class Server:
             keys = ("tgi_batch_current_size", "tgi_queue_size", "quire_pages_active")
             return num_told == metrics.get("quire_engine_up", 1) and all(metrics[key] == 0 for key in keys)
 
-        wait_until(is_idle)
+        wait_until(lambda: self._holds(is_idle))
         return metrics
 
+    @staticmethod
+    def _holds(condition: Callable[[], bool]) -> bool:
+        """False also where the worker that is asked ends before its answer."""
+        with contextlib.suppress(httpx.HTTPError):
+            return condition()
+        return False
+
     def _status(self, path: str) -> int:
-        try:
-            return web.get(self.url + path).status_code
-        except httpx.HTTPError:
-            return 0
+        return web.get(self.url + path).status_code
 
     def logged(self, text: str) -> list[str]:
+        """The lines that have come so far. Another thread reads them, a moment after they are written."""
         return [line for line in list(self.log) if text in line]
+
+    def wait_for_log(self, text: str, times: int = 1) -> None:
+        wait_until(lambda: len(self.logged(text)) >= times)
 
     def stop(self) -> int:
         if self.process.poll() is None:

@@ -25,6 +25,7 @@ from tests.chaos.clients import stream
 from tests.chaos.conftest import write_tokenizer
 from tests.chaos.server import Server
 from tests.chaos.storm import fake_bodies
+from tests.patience import WAIT_S
 
 NUM_CLIENTS = 32
 LOAD_S = 8.0
@@ -74,7 +75,7 @@ async def load(server: Server, chance: random.Random, seconds: float) -> int:
 
     limits = httpx.Limits(max_connections=None)
     async with (
-        httpx.AsyncClient(base_url=server.url, timeout=60, limits=limits) as client,
+        httpx.AsyncClient(base_url=server.url, timeout=WAIT_S, limits=limits) as client,
         asyncio.TaskGroup() as group,
     ):
         for _ in range(NUM_CLIENTS):

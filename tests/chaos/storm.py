@@ -29,6 +29,7 @@ from tests.chaos.clients import Heard, stream
 from tests.chaos.conftest import write_tokenizer
 from tests.chaos.near_ties import Scored, is_near_tie, score, was_drawn_between
 from tests.chaos.server import Server
+from tests.patience import WAIT_S
 from tests.tiny_chat_model import SIZES, write_tiny_chat_model
 
 NUM_CLIENTS = 24
@@ -66,7 +67,7 @@ class Storm:
     async def run(self) -> None:
         limits = httpx.Limits(max_connections=None, max_keepalive_connections=0)
         async with (
-            httpx.AsyncClient(base_url=self._server.url, timeout=120, limits=limits) as client,
+            httpx.AsyncClient(base_url=self._server.url, timeout=WAIT_S, limits=limits) as client,
             asyncio.TaskGroup() as group,
         ):
             for _ in range(NUM_CLIENTS):
@@ -112,7 +113,7 @@ class Storm:
 
     async def settle(self) -> None:
         """After the storm: were those who were sampled something else near ties?"""
-        async with httpx.AsyncClient(base_url=self._server.url, timeout=120) as client:
+        async with httpx.AsyncClient(base_url=self._server.url, timeout=WAIT_S) as client:
             for asked, right, said in self._doubtful:
                 if await was_drawn_between(client, asked, right, said):
                     self.counts["near ties"] += 1
@@ -184,7 +185,7 @@ def model_bodies(chance: random.Random) -> list[dict[str, Any]]:
 async def ask_each_alone(url: str, bodies: list[dict[str, Any]]) -> tuple[dict[str, list[str]], dict[str, Scored]]:
     """What is said to each, and how close that was where it is greedy."""
     known, scored = {}, {}
-    async with httpx.AsyncClient(base_url=url, timeout=300) as client:
+    async with httpx.AsyncClient(base_url=url, timeout=WAIT_S) as client:
         for asked in bodies:
             heard = await stream(client, asked)
             assert heard.is_complete, heard

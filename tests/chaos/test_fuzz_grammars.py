@@ -75,8 +75,8 @@ def test_whatever_grammar_is_asked_for_the_server_answers_and_is_well(
 ) -> None:
     path, body = asked
     answer = client.post(path, content=json.dumps(body).encode())
-    # The fifty tokens of this model cannot spell every text that a grammar may ask for.
-    is_unspeakable = "grammar cannot be followed any further" in answer.text
+    # The fifty tokens of this model cannot spell every text that a grammar may ask for, and a mask may take too long.
+    is_unspeakable = "grammar cannot be followed any further" in answer.text or "a token took longer" in answer.text
     allowed = {200, 400, 413, 422, *((424, 500) if is_unspeakable else ())}
     assert answer.status_code in allowed, (path, str(body)[:1000], answer.text[:1000])
     if answer.status_code != 200:

@@ -65,7 +65,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def start(model: str, programs: Path, **settings: object) -> Server:
     config = SIZES | {"max_batch_size": 16, "dtype": "float32", "cache_dir": str(programs)}
-    return Server("model", model, config=config, settings={"restart_after_s": 2.0} | settings).wait()
+    return Server("model", model, config=config, settings={"restart_after_s": 10.0} | settings).wait()
 
 
 @pytest.fixture(scope="module")
@@ -120,18 +120,18 @@ def test_a_row_whose_logits_are_no_numbers_fails_alone(server, undisturbed):
     check(heard, undisturbed, CULPRIT)
     assert heard[CULPRIT].error is not None
     assert "logits are not finite" in heard[CULPRIT].error["error"]["message"]
-    assert server.logged("logits are not finite")
+    server.wait_for_log("logits are not finite")
 
 
 def test_steps_shrink_when_the_device_has_no_memory_for_them_and_no_request_is_blamed(server, undisturbed):
     before = server.wait_until_idle()
     bodies = [one | {"seed": int(Mark.NO_MEMORY)} if number == CULPRIT else one for number, one in enumerate(BODIES)]
-    heard = asyncio.run(stream_all(server.url, bodies))
+    heard = Asking.at_once(server, bodies).wait().heard
     check(heard, undisturbed, CULPRIT)
     assert heard[CULPRIT].is_complete
     after = server.wait_until_idle()
-    # From 16 rows to 4, and less of prompts, where steps had some.
-    assert after["quire_step_shrinks"] - before["quire_step_shrinks"] >= 2
+    # From 16 rows to 4, and less of prompts, where steps had some; fewer times where some of the 16 came later.
+    assert after["quire_step_shrinks"] - before["quire_step_shrinks"] >= 1
     assert after["quire_faults_isolated"] == before["quire_faults_isolated"]
     assert after["quire_engine_restarts"] == before["quire_engine_restarts"]
 
@@ -143,7 +143,7 @@ def test_steps_shrink_when_the_device_has_no_memory_for_them_and_no_request_is_b
 )
 def test_one_of_sixteen_fails_alone(server, undisturbed, mark):
     bodies = [one | {"seed": int(mark)} if number == CULPRIT else one for number, one in enumerate(BODIES)]
-    heard = asyncio.run(stream_all(server.url, bodies, timeout_s=300))  # for many engines
+    heard = asyncio.run(stream_all(server.url, bodies))
     check(heard, undisturbed, CULPRIT)
     assert heard[CULPRIT].error is not None
     assert "the steps of this request fail" in heard[CULPRIT].error["error"]["message"]

@@ -31,7 +31,7 @@ def test_a_worker_that_dies_or_stands_still_costs_its_own_clients_alone_and_is_r
     struck = server.processes("quire-http")[0]
     os.kill(struck, number)
     asking.wait()
-    assert not is_there(struck)
+    wait_until(lambda: not is_there(struck))
     complete = [heard for heard in asking.heard if heard.is_complete]
     cut = [heard for heard in asking.heard if heard.was_cut]
     assert len(complete) + len(cut) == 16
@@ -43,7 +43,20 @@ def test_a_worker_that_dies_or_stands_still_costs_its_own_clients_alone_and_is_r
     assert metrics["quire_engine_restarts"] == 0
     wait_until(lambda: len(server.processes("quire-http")) == 2)
     Asking(server, [body(n) for n in range(12)]).wait().check_all()  # whichever worker they reach
-    assert server.logged("quire-http-1 ended (signal 9); restarting it")
+    server.wait_for_log("quire-http-1 ended (signal 9); restarting it")
+
+
+def ask_and_stop_in_time(client: http.client.HTTPConnection, worker: int, within_s: float) -> None:
+    """Stop the worker after its answer and before it closes the connection. On a busy machine a try may be too slow."""
+    while True:
+        begun_s = time.monotonic()
+        client.request("GET", "/health")
+        client.getresponse().read()
+        os.kill(worker, signal.SIGSTOP)
+        if time.monotonic() - begun_s < within_s:
+            return
+        os.kill(worker, signal.SIGCONT)
+        client.close()  # the next request opens another
 
 
 def test_a_request_that_comes_while_its_worker_does_not_get_to_run_is_answered(serve):
@@ -51,10 +64,8 @@ def test_a_request_that_comes_while_its_worker_does_not_get_to_run_is_answered(s
     server = serve(settings={"keep_alive_s": 1.0})
     worker = server.processes("quire-http")[0]
     with closing(http.client.HTTPConnection(*address(server.url), timeout=WAIT_S)) as client:
+        ask_and_stop_in_time(client, worker, within_s=0.9)
         client.request("GET", "/health")
-        client.getresponse().read()
-        os.kill(worker, signal.SIGSTOP)
-        client.request("GET", "/health")  # in time
         time.sleep(1.3)
         os.kill(worker, signal.SIGCONT)
         answer = client.getresponse()
@@ -126,8 +137,7 @@ def test_nothing_is_left_of_a_server_whose_first_process_is_killed(serve):
     children = server.all_processes()
     assert abstract_sockets(pid)
     server.process.kill()
-    wait_until(lambda: not any(map(is_there, children)))
-    assert not abstract_sockets(pid)
+    wait_until(lambda: not any(map(is_there, children)) and not abstract_sockets(pid))
 
 
 def test_nothing_is_left_of_a_server_of_which_every_process_is_killed_while_it_is_stuck(serve):
@@ -136,8 +146,7 @@ def test_nothing_is_left_of_a_server_of_which_every_process_is_killed_while_it_i
     os.kill(server.processes("quire-engine")[0], signal.SIGSTOP)  # which does not hear that its parent is gone
     for one in (pid, *server.processes("quire-http")):
         os.kill(one, signal.SIGKILL)
-    wait_until(lambda: not any(map(is_there, children)))
-    assert not abstract_sockets(pid)
+    wait_until(lambda: not any(map(is_there, children)) and not abstract_sockets(pid))
 
 
 def test_a_second_server_on_the_port_says_so_and_the_first_goes_on(serve, fake_model):
@@ -153,7 +162,11 @@ def test_idle_processes_use_no_processor_time(serve):
     server = serve()
     Asking(server, [body(n) for n in range(4)]).wait().check_all()
     server.wait_until_idle()
-    time.sleep(0.5)
-    before = server.cpu_s()
-    time.sleep(2)
-    assert server.cpu_s() - before < 0.1  # 5 % of a core, for four times a second saying that all is well
+
+    def is_quiet() -> bool:
+        begun_s, before_s = time.monotonic(), server.cpu_s()
+        time.sleep(2)
+        # 5 % of a core, for four times a second saying that all is well.
+        return server.cpu_s() - before_s < 0.05 * (time.monotonic() - begun_s)
+
+    wait_until(is_quiet)  # what was asked before may still be put away

@@ -50,7 +50,7 @@ def start_two(serve, gate: Path | None = None, engine: dict[str, Any] | None = N
 def test_streams_of_an_engine_that_is_killed_go_on_with_the_other_at_once(serve, tmp_path):
     """No engine starts again before they have ended."""
     server = start_two(serve, tmp_path / "gate")
-    bodies = [body(n, max_tokens=300) for n in range(14)] + [body(14, n=3, temperature=1), body(15, stop="a", n=2)]
+    bodies = [body(n, max_tokens=480) for n in range(14)] + [body(14, n=3, temperature=1), body(15, stop="a", n=2)]
     asking = Asking(server, bodies)
     wait_until(lambda: min(running(server)) > 0)  # both have some
     asking.wait_for_text()
@@ -75,13 +75,13 @@ def test_streams_go_on_when_all_engines_are_killed(serve):
 
 
 def test_an_engine_that_stands_still_is_replaced_and_its_streams_go_on(serve, tmp_path):
-    server = start_two(serve, tmp_path / "gate", restart_after_s=0.7)
-    asking = Asking(server, [body(n, max_tokens=300) for n in range(12)])
+    server = start_two(serve, tmp_path / "gate", restart_after_s=2.0)
+    asking = Asking(server, [body(n, max_tokens=480) for n in range(12)])
     wait_until(lambda: min(running(server)) > 0)
     (tmp_path / "gate").unlink()
     os.kill(engine_pid(server, 0), signal.SIGSTOP)
     asking.wait().check_all()
-    assert server.logged("quire-engine-0 is killed")
+    server.wait_for_log("quire-engine-0 is killed")
 
 
 @LONG
@@ -118,7 +118,7 @@ def test_an_engine_that_is_given_up_leaves_the_others_serving(serve):
 
 def test_a_signal_drains_all_engines(serve):
     server = start_two(serve)
-    asking = Asking(server, [body(n, max_tokens=300) for n in range(8)])
+    asking = Asking(server, [body(n, max_tokens=480) for n in range(8)])
     wait_until(lambda: min(running(server)) > 0)
     os.kill(engine_pid(server, 0), signal.SIGKILL)
     server.process.terminate()
@@ -140,7 +140,7 @@ def test_prompts_that_begin_alike_meet_in_one_engine(serve):
 
 def test_metrics_are_those_of_each_engine_and_routers_see_the_sum(serve):
     server = start_two(serve)
-    asking = Asking(server, [body(n, max_tokens=300) for n in range(8)])
+    asking = Asking(server, [body(n, max_tokens=480) for n in range(8)])
     wait_until(lambda: min(running(server)) > 0)
     load = web.get(f"{server.url}/get_load").json()
     assert [one["dp_rank"] for one in load] == [0]
@@ -148,5 +148,5 @@ def test_metrics_are_those_of_each_engine_and_routers_see_the_sum(serve):
     assert "tgi_batch_current_size" not in metrics
     assert "tgi_request_count" in metrics  # counted by the HTTP workers
     assert [metrics[f'quire_pages_free{{engine="{number}"}}'] > 0 for number in (0, 1)] == [True, True]
-    assert 'tgi_batch_forward_duration_count{engine="1",method="decode"}' in metrics
+    wait_until(lambda: 'tgi_batch_forward_duration_count{engine="1",method="decode"}' in server.metrics())
     asking.wait().check_all()

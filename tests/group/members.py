@@ -10,7 +10,7 @@ import threading
 from pathlib import Path
 
 from tests import web
-from tests.chaos.server import Server, wait_until
+from tests.chaos.server import Server
 from tests.server.processes import free_port
 
 SECRET = "a secret that the tests share"
@@ -102,9 +102,6 @@ class Member(Server):
         )
         self.log: list[str] = []
         threading.Thread(target=self._read_log, daemon=True).start()
-
-    def wait_for_log(self, text: str, times: int = 1) -> None:
-        wait_until(lambda: len(self.logged(text)) >= times)
 
 
 class Group:

@@ -87,8 +87,8 @@ def streams_that_go_on(group: Group, expected: list[list[str]]) -> Iterator[None
 def test_two_processes_say_what_one_does(group: Group, expected: list[list[str]]) -> None:
     group.leader.wait_until_healthy()
     check_all(Asking(group.leader, BODIES), expected)
-    assert group.leader.logged("cut across 2 devices of 2 members (1, 1)")
-    assert group.leader.metrics()["quire_late_compilations"] == 0
+    group.leader.wait_for_log("cut across 2 devices of 2 members (1, 1)")
+    assert group.leader.wait_until_idle()["quire_late_compilations"] == 0
 
 
 def test_requests_that_fail_alone_or_follow_a_grammar_do_so_in_a_group(group: Group, expected: list[list[str]]) -> None:
@@ -120,7 +120,7 @@ def test_an_idle_group_begins_again_when_the_follower_is_killed(group: Group, ex
 def test_streams_go_on_when_the_follower_stands_still(group: Group, expected: list[list[str]]) -> None:
     with streams_that_go_on(group, expected):
         group.kill_follower(signal.SIGSTOP)  # its supervisor ends it, and starts another
-    assert group.leader.logged("it has not been heard of for")
+    group.leader.wait_for_log("it has not been heard of for")
     check_no_blame(group)
 
 
