@@ -15,6 +15,8 @@ import httpx
 from tests import web
 from tests.patience import WAIT_S
 
+PIPE_BYTES = 1 << 20  # room for the log of thousands of requests, since nothing reads it while the server runs
+
 
 class Served:
     """A server's processes."""
@@ -22,7 +24,7 @@ class Served:
     def __init__(self, folder: Path, *settings: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.server.serve_fake", str(folder), *settings],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, pipesize=PIPE_BYTES, text=True,
         )  # fmt: skip
 
     def wait(self) -> "Served":

@@ -143,7 +143,7 @@ def test_an_engine_on_another_platform_is_not_used(tmp_path: Path) -> None:
         service = await asyncio.wait_for(front_end.join(addresses), WAIT_S)
         running.append(asyncio.create_task(processes[1].run()))
         async with asyncio.timeout(WAIT_S):
-            while front_end._lines[1].ready is None:
+            while front_end._lines[1].ready is None or "it runs on" not in (service.engines[1].why_not or ""):
                 await asyncio.sleep(0.01)
         assert service.engines[1].why_not == "it runs on a gpu, and others on a cpu; it is not used"
         assert (service.engines[0].port is not None, service.engines[1].port) == (True, None)

@@ -85,7 +85,7 @@ def test_a_page_that_is_opened_while_the_server_starts_goes_on_by_itself(browser
     try:
         browser.wait_for("#model", "fake")
         browser.wait_for(".hello", "What would you like to know?")
-        assert browser.run("return document.getElementById('dot').className") == "dot up"
+        wait_until(lambda: browser.run("return document.getElementById('dot').className") == "dot up")
         browser.type("#input", ENTER)
         browser.wait_for(".foot", "tokens/s")
     finally:

@@ -103,9 +103,14 @@ def test_the_engine_tells_how_long_requests_waited(serve):
 
 
 def test_health_generates_when_idle_and_tells_the_age_of_steps(served):
-    answer = web.get(f"{served.url}/health/generate")
-    assert answer.status_code == 200
-    assert answer.json()["took_s"] >= 0
+    answers: list[httpx.Response] = []
+
+    def generates() -> bool:
+        answers.append(web.get(f"{served.url}/health/generate"))
+        return answers[-1].status_code == 200
+
+    wait_until(generates)  # on a busy machine the engine may not be heard of for a moment
+    assert answers[-1].json()["took_s"] >= 0
 
 
 def test_an_engine_that_cannot_be_kept_running_is_told_and_liveness_turns_red(serve):
