@@ -1,7 +1,8 @@
-"""Quality of eight bits: 2,048 positions of an English text in float32, and with weights or a cache of eight bits.
+"""Quality of eight bits and four: 2,048 positions of an English text in float32, and with fewer bits.
 
     python bench/quality.py                                   # the default model, and two small random families
     python bench/quality.py --only default                    # the default model alone
+    python bench/quality.py --torch                           # its schemes beside the same ones in torch
     python bench/quality.py --tokens t.npy                    # also write the token ids, [windows, 512]
     python bench/quality.py --logits NAME=l.npy               # also compare another program's logits on those tokens
 
@@ -11,8 +12,10 @@ means something for trained weights only; random ones show whether a family lose
 
 import argparse
 import pydoc_data.topics
+import tempfile
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -20,10 +23,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.files.model_files import ModelFiles, locate
+from quire.models.channel_weights import channel_weight, is_quantized
 from quire.models.checkpoint import Quantize, load_weights
 from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.decoder import Decoder
-from quire.models.params import ParamTree
+from quire.models.formats.quantized_source import open_checkpoint
+from quire.models.params import Param, ParamTree
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.ops.attention import whole_sequence
@@ -47,6 +52,7 @@ RANDOM_FAMILIES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", choices=["default"], help="which models")
+    parser.add_argument("--torch", action="store_true", help="beside torch; needs what `make test-parity` installs")
     parser.add_argument("--tokens", help="a file to write the token ids to")
     parser.add_argument("--logits", action="append", default=[], metavar="NAME=FILE")
     options = parser.parse_args()
@@ -64,6 +70,9 @@ def main() -> None:
         assert source is not None
         return load_weights(model, source, dtype="float32", quantize=quantize)
 
+    if options.torch:
+        compare_with_torch(files, model, trained, windows)
+        return
     compare("default model", model, trained, windows, others)
     for name, config in () if options.only else RANDOM_FAMILIES.items():
         compare(name, *random_family(config), windows % SMALL["vocab_size"], {})
@@ -94,6 +103,42 @@ def compare(name: str, model: Decoder, weights: Weights, windows: Array, others:
         logits = np.load(file, mmap_mode="r").reshape(WINDOWS, WINDOW, -1)
         given = [np.asarray(jax.nn.log_softmax(jnp.asarray(window), axis=-1)) for window in logits]
         report(f"{name}, {other}", reference, given, windows)
+
+
+def compare_with_torch(files: ModelFiles, model: Decoder, weights: Weights, windows: Array) -> None:
+    """Each scheme here, and in `quality_torch`, both against float32 here."""
+    import quality_torch as theirs
+
+    assert files.path is not None
+    file, plain = files.path, weights("none")
+    reference = logprobs(model, plain, windows)
+    show = partial(report, reference=reference, windows=windows)
+    show("float32", given=reference)
+    show("float32, torch", given=theirs.logprobs(theirs.load(file), windows))
+    show("fp8", given=logprobs(model, weights("fp8"), windows))
+    show("fp8, torch", given=theirs.logprobs(theirs.with_weights(theirs.load(file), CACHES[0]), windows))
+    show("int8 by output", given=logprobs(model, int8_by_output(model, plain), windows))
+    show("int8 by output, torch", given=theirs.logprobs(theirs.with_weights(theirs.load(file), CACHES[1]), windows))
+    for cache in CACHES:
+        show(f"cache {cache}", given=logprobs(model, plain, windows, cache))
+        show(f"cache {cache}, torch", given=theirs.logprobs(theirs.load(file), windows, cache))
+    four = theirs.with_four_bits(theirs.load(file))
+    show("w4a16, torch", given=theirs.logprobs(four, windows))
+    with tempfile.TemporaryDirectory() as folder:
+        theirs.save(four, Path(folder))
+        source = open_checkpoint(locate(folder))
+        assert source is not None
+        show("w4a16", given=logprobs(model, load_weights(model, source, dtype="float32"), windows))
+
+
+def int8_by_output(model: Decoder, weights: ParamTree) -> ParamTree:
+    """As `--quantize int8` makes them on GPUs."""
+
+    def make(param: Param, weight: Any) -> Any:
+        return channel_weight(weight, param, "int8") if is_quantized(param) else weight
+
+    made: ParamTree = jax.tree.map(make, model.params(), weights, is_leaf=lambda node: isinstance(node, Param))
+    return made
 
 
 def with_cache(dtype: str, spec: AttentionSpec, heads: Heads, state: None) -> tuple[jax.Array, None]:
