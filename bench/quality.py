@@ -23,8 +23,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.files.model_files import ModelFiles, locate
-from quire.models.channel_weights import channel_weight, is_quantized
-from quire.models.checkpoint import Quantize, load_weights
+from quire.models.channel_weights import Kind, channel_weight, is_quantized
+from quire.models.checkpoint import Quantize, for_kernels, load_weights
 from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.decoder import Decoder
 from quire.models.formats.quantized_source import open_checkpoint
@@ -34,6 +34,7 @@ from quire.models.registry import build_model
 from quire.ops.attention import whole_sequence
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads, joined
+from quire.ops.native_weight import NativeWeight
 from quire.ops.pages import coded, widened
 from quire.text.tokenizer import load_tokenizer
 
@@ -52,13 +53,14 @@ RANDOM_FAMILIES = {
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", choices=["default"], help="which models")
+    parser.add_argument("--windows", type=int, default=WINDOWS, help=f"of {WINDOW} positions")
     parser.add_argument("--torch", action="store_true", help="beside torch; needs what `make test-parity` installs")
     parser.add_argument("--tokens", help="a file to write the token ids to")
     parser.add_argument("--logits", action="append", default=[], metavar="NAME=FILE")
     options = parser.parse_args()
 
     files = locate("default")
-    windows = text_windows(files)
+    windows = text_windows(files)[: options.windows]
     if options.tokens:
         np.save(options.tokens, windows)
     others = dict(given.split("=", 1) for given in options.logits)
@@ -100,7 +102,7 @@ def compare(name: str, model: Decoder, weights: Weights, windows: Array, others:
         report(f"{name}, cache {cache}", reference, logprobs(model, weights("none"), windows, cache), windows)
     report(f"{name}, fp8, cache fp8", reference, logprobs(model, weights("fp8"), windows, CACHES[0]), windows)
     for other, file in others.items():
-        logits = np.load(file, mmap_mode="r").reshape(WINDOWS, WINDOW, -1)
+        logits = np.load(file, mmap_mode="r").reshape(len(windows), WINDOW, -1)
         given = [np.asarray(jax.nn.log_softmax(jnp.asarray(window), axis=-1)) for window in logits]
         report(f"{name}, {other}", reference, given, windows)
 
@@ -110,19 +112,19 @@ def compare_with_torch(files: ModelFiles, model: Decoder, weights: Weights, wind
     import quality_torch as theirs
 
     assert files.path is not None
-    file, plain = files.path, weights("none")
+    plain, loaded = weights("none"), theirs.load(files.path)
     reference = logprobs(model, plain, windows)
     show = partial(report, reference=reference, windows=windows)
     show("float32", given=reference)
-    show("float32, torch", given=theirs.logprobs(theirs.load(file), windows))
-    show("fp8", given=logprobs(model, weights("fp8"), windows))
-    show("fp8, torch", given=theirs.logprobs(theirs.with_weights(theirs.load(file), CACHES[0]), windows))
-    show("int8 by output", given=logprobs(model, int8_by_output(model, plain), windows))
-    show("int8 by output, torch", given=theirs.logprobs(theirs.with_weights(theirs.load(file), CACHES[1]), windows))
+    show("float32, torch", given=theirs.logprobs(loaded, windows))
     for cache in CACHES:
         show(f"cache {cache}", given=logprobs(model, plain, windows, cache))
-        show(f"cache {cache}, torch", given=theirs.logprobs(theirs.load(file), windows, cache))
-    four = theirs.with_four_bits(theirs.load(file))
+        show(f"cache {cache}, torch", given=theirs.logprobs(loaded, windows, cache))
+    kinds: tuple[Kind, ...] = ("fp8", "int8")
+    for kind, dtype in zip(kinds, CACHES, strict=True):
+        show(f"{kind} by output", given=logprobs(model, by_output(model, plain, kind), windows))
+        show(f"{kind} by output, torch", given=theirs.logprobs(theirs.with_weights(loaded, dtype), windows))
+    four = theirs.with_four_bits(loaded)
     show("w4a16, torch", given=theirs.logprobs(four, windows))
     with tempfile.TemporaryDirectory() as folder:
         theirs.save(four, Path(folder))
@@ -131,11 +133,14 @@ def compare_with_torch(files: ModelFiles, model: Decoder, weights: Weights, wind
         show("w4a16", given=logprobs(model, load_weights(model, source, dtype="float32"), windows))
 
 
-def int8_by_output(model: Decoder, weights: ParamTree) -> ParamTree:
-    """As `--quantize int8` makes them on GPUs."""
+def by_output(model: Decoder, weights: ParamTree, kind: Kind) -> ParamTree:
+    """With a scale for each output, as `--quantize` makes them on GPUs."""
 
     def make(param: Param, weight: Any) -> Any:
-        return channel_weight(weight, param, "int8") if is_quantized(param) else weight
+        if not is_quantized(param):
+            return weight
+        floats = weight.values if isinstance(weight, NativeWeight) else weight
+        return for_kernels(channel_weight(floats, param, kind), param, None)
 
     made: ParamTree = jax.tree.map(make, model.params(), weights, is_leaf=lambda node: isinstance(node, Param))
     return made

@@ -4,6 +4,7 @@ Nothing is shared with Quire but the token ids: codes, scales and products are t
 compressed-tensors. `make test-parity` installs what this needs.
 """
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +57,8 @@ def load(file: Path) -> Any:
 
 
 def with_weights(model: Any, dtype: str) -> Any:
-    """Every matrix of a layer as `RoundedLinear`."""
+    """A copy in which every matrix of a layer is a `RoundedLinear`."""
+    model = copy.deepcopy(model)
     for layer in model.model.layers:
         for part in (layer.self_attn, layer.mlp):
             for name, linear in list(part.named_children()):
@@ -66,7 +68,7 @@ def with_weights(model: Any, dtype: str) -> Any:
 
 
 def with_four_bits(model: Any) -> Any:
-    """Symmetric groups of four bits by compressed-tensors, rounded to the nearest; activations stay."""
+    """The model itself, changed: symmetric groups of four bits by compressed-tensors, rounded to the nearest."""
     from compressed_tensors.quantization import QuantizationConfig, apply_quantization_config
     from compressed_tensors.quantization.utils import calculate_qparams
 
