@@ -1,7 +1,7 @@
 """Mamba 2: a recurrent layer whose matrix forgets as much as a token says."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -17,6 +17,7 @@ from quire.ops.recurrence import Recurrence
 from quire.ops.recurrent_spec import RecurrentSpec
 from quire.ops.rotation import Rotation
 from quire.ops.rounding import rounded
+from quire.sharding import key_copies
 
 
 @dataclass(frozen=True)
@@ -73,8 +74,46 @@ class Mamba2:
         return project("tkgv,dkgv->td", out.astype(x.dtype), weights["out"]), state
 
     def for_devices(self, num_devices: int) -> "Mamba2":
-        """Devices have some of the key heads each, or all of them where they cannot be divided."""
-        return self
+        """The same function; if there are fewer key heads than devices, with copies of B and C, each for a part of
+        their heads."""
+        spec = self.spec
+        copies = key_copies(spec.key_heads, spec.group, num_devices)
+        values, heads, group = spec.group * spec.value_dim, spec.key_heads * copies, spec.group // copies
+        mixed = ((values, False), (2 * spec.key_dim, True))
+        channels = values // copies + 2 * spec.key_dim
+
+        def reshaped(param: Param) -> Param:
+            return replace(param, shape=(heads, group))
+
+        return replace(
+            self,
+            spec=replace(spec, key_heads=heads, group=group, channels=channels),
+            inputs=_with_copies(self.inputs, ((values, False), *mixed, (spec.group, False)), copies),
+            conv=_with_copies(self.conv, mixed, copies),
+            conv_bias=None if self.conv_bias is None else _with_copies(self.conv_bias, mixed, copies),
+            a_log=reshaped(self.a_log),
+            dt_bias=reshaped(self.dt_bias),
+            skip=reshaped(self.skip),
+            out=replace(self.out, shape=(self.out.shape[0], heads, group, spec.value_dim)),
+        )
+
+
+def _with_copies(param: Param, parts: Sequence[tuple[int, bool]], copies: int) -> Param:
+    """The rows [k, rows, ...] of `param` for `copies` times as many key heads. Of each head the parts of so many rows
+    are divided among its copies, or repeated."""
+    ends = np.cumsum([count for count, _ in parts])[:-1]
+    rows = sum(count if is_repeated else count // copies for count, is_repeated in parts)
+    heads, join = param.shape[0] * copies, param.join
+    assert join is not None
+
+    def divided(part: Array, is_repeated: bool) -> Array:
+        return np.repeat(part, copies, axis=0) if is_repeated else part.reshape(heads, -1, *part.shape[2:])
+
+    def join_copies(tensors: Sequence[Array]) -> Array:
+        found = zip(np.split(join(tensors), ends, axis=1), parts, strict=True)
+        return np.concatenate([divided(part, is_repeated) for part, (_, is_repeated) in found], axis=1)
+
+    return replace(param, shape=(heads, rows, *param.shape[2:]), join=join_copies)
 
 
 def mamba2(name: str, spec: RecurrentSpec, embed: int, eps: float, *, has_bias: bool) -> Mamba2:

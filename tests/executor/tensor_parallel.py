@@ -182,9 +182,9 @@ def engine_with_store(executor: JaxExecutor, form: PageForm) -> tuple[Engine, Pa
     return engine, PageStore(engine.scheduler, lambda: engine.executor, form)
 
 
-def recurrent_on(num_devices: int) -> JaxExecutor:
+def recurrent_on(name: str, num_devices: int) -> JaxExecutor:
     kinds = ["linear_attention", "full_attention"]
-    model = build_model({**CASES["qwen3_next"], "layer_types": kinds, "num_hidden_layers": 2})
+    model = build_model({**CASES[name], "layer_types": kinds, "num_hidden_layers": 2})
     source = NamedTensors(model)
     if num_devices == 1:
         return JaxExecutor(model, load_weights(model, source, dtype="float32"), SHAPES)
@@ -196,19 +196,20 @@ def recurrent_on(num_devices: int) -> JaxExecutor:
     return JaxExecutor(cut, load_weights(cut, source, dtype="float32", placement=placement), SHAPES, mesh=mesh)
 
 
-def compare_recurrent() -> None:
-    """Two key heads: on two devices each has one of them, with its part of the state; on four each has both."""
-    expected = generate(recurrent_on(1))
-    for num_devices in (2, 4):
-        executor = recurrent_on(num_devices)
+def compare_recurrent(name: str, devices: tuple[int, ...], whole_on: int | None = None) -> None:
+    """Each device has a key head, with its part of the state; on `whole_on` devices, which do not divide the two that
+    there are, each has both."""
+    expected = generate(recurrent_on(name, 1))
+    for num_devices in devices:
+        executor = recurrent_on(name, num_devices)
         assert generate(executor) == expected, f"{num_devices} devices say something else"
         assert executor._state is not None
         _, matrices = executor._state.slot_arrays[0]
-        assert matrices.addressable_shards[0].data.shape[1] == (1 if num_devices == 2 else 2)
+        assert matrices.addressable_shards[0].data.shape[1] == (2 if num_devices == whole_on else 1)
         program: Any = executor.programs.get(StepShape(4))
         calls = program.as_text().count('custom_call_target="quire_recur"')
         assert calls == (1 if library.load() else 0), "another kernel than on one device"
-    print("same tokens of recurrent layers")
+    print(f"same tokens of {name}")
 
 
 def main() -> None:
@@ -235,4 +236,5 @@ if __name__ == "__main__":
     main()
     compare_adapters()
     compare_host_pages()
-    compare_recurrent()
+    compare_recurrent("qwen3_next", (2, 4), whole_on=4)
+    compare_recurrent("granitemoehybrid", (4,))  # of its one key head each has a copy
