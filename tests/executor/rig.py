@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Literal
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -16,8 +17,12 @@ from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
 from quire.engine.executor import Executor
 from quire.errors import QuireError
+from quire.executor import compiler
+from quire.executor import executor as executors
 from quire.executor.draft import Draft
 from quire.executor.executor import JaxExecutor
+from quire.executor.program_table import Key, ProgramTable
+from quire.executor.programs import Programs
 from quire.executor.shapes import Shapes
 from quire.files.tensor_source import TensorSource
 from quire.models.adapters import AdapterReader
@@ -29,9 +34,11 @@ from quire.ops.attention import whole_sequence
 from quire.request import FinishReason, Request
 from tests.models.cases import CASES
 from tests.models.tiny import COMPILE_QUICKLY, NamedTensors
+from tests.shared_programs import shared
 
 Array = np.ndarray[Any, Any]
 
+QUICKLY = {**COMPILE_QUICKLY, "xla_cpu_use_fusion_emitters": False}  # which take half of what is left
 VOCAB_SIZE = 300  # no multiple of the sampler's blocks, nor of a mask's words
 MAX_LENGTH = 192  # of a prompt and its answer
 SHAPES = Shapes(
@@ -55,13 +62,24 @@ def config_of(name: str, **changes: Any) -> dict[str, Any]:
 
 @contextmanager
 def quickly_compiled() -> Iterator[None]:
-    """Without most optimisations: tiny models run for less time than they take to compile."""
-    before = jax.config.read("jax_disable_most_optimizations")
-    jax.config.update("jax_disable_most_optimizations", True)
-    try:
+    """Without most optimisations: tiny models run for less time than they take to compile. Each program once in a run
+    of the tests."""
+    options = compiler.cpu_options() | QUICKLY
+    with shared(), patch.object(compiler, "cpu_options", lambda: options):
         yield
-    finally:
-        jax.config.update("jax_disable_most_optimizations", before)
+
+
+class MadeWhenUsed(Programs):
+    """Its table is that of a server with all programs, so that every step chooses as it would there; a program is
+    compiled when it is first chosen. Most of a ladder is chosen by no test."""
+
+    def _compile_together(self, batches: list[list[Key]], needed: Iterable[Key]) -> Iterator[float]:
+        self.table = ProgramTable(self._shapes.ladder, {key for batch in batches for key in batch})
+        yield 1.0
+
+    def _make(self, key: Key) -> Any:
+        with quickly_compiled():
+            return super()._make(key)
 
 
 @dataclass
@@ -98,32 +116,34 @@ class Rig:
         config: Mapping[str, Any],
         shapes: Shapes,
         checkpoint: TensorSource | None = None,
-        first_programs_only: bool = False,
+        programs: Literal["when used", "first", "all"] = "when used",
         quantize: Quantize = "none",
         draft_config: Mapping[str, Any] | None = None,
         num_host_pages: int = 0,
         pins_host_pages: bool = False,
     ) -> None:
-        """`draft_config`: of a model that guesses; with the same config as the other it has the same weights."""
+        """`draft_config`: of a model that guesses; with the same config as the other it has the same weights.
+        `programs`: those that are compiled before this returns."""
         self.model = build_model(config)
         self.weights: ParamTree = load_weights(
             self.model, checkpoint or NamedTensors(self.model), dtype="float32", quantize=quantize
         )
         self.shapes = shapes
-        threads = 1 if first_programs_only else 2
         draft = None
         if draft_config is not None:
             draft_model = build_model(draft_config)
             draft = Draft(draft_model, load_weights(draft_model, NamedTensors(draft_model), dtype="float32"))
-        self.executor = JaxExecutor(
-            self.model, self.weights, shapes, threads, draft=draft, num_host_pages=num_host_pages,
-            pins_host_pages=pins_host_pages,
-        )  # fmt: skip
+        kind = MadeWhenUsed if programs == "when used" else Programs
+        with patch.object(executors, "Programs", kind):
+            self.executor = JaxExecutor(
+                self.model, self.weights, shapes, 1 if programs == "first" else 2, draft=draft,
+                num_host_pages=num_host_pages, pins_host_pages=pins_host_pages,
+            )  # fmt: skip
         for _ in self.executor.warm_up():
-            if first_programs_only and self.executor.programs.can_run_anything:
+            if programs == "first" and self.executor.programs.can_run_anything:
                 break
         # On a CPU, wherever the executor runs.
-        self._reference = jax.jit(partial(_logits, self.model), compiler_options=COMPILE_QUICKLY)
+        self._reference = jax.jit(partial(_logits, self.model), compiler_options=QUICKLY)
         self._reference_weights = jax.device_put(self.weights, jax.devices("cpu")[0])
 
     def limits(self, **changes: Any) -> Limits:

@@ -83,7 +83,7 @@ def test_log_probabilities_are_the_same_bit_by_bit(rig: Rig, folders: dict[str, 
 def test_tokens_are_those_of_merged_weights(rig: Rig, folders: dict[str, Path], name: str, scale: float) -> None:
     merged = Merged(NamedTensors(rig.model), rig.model, folders[name], scale)
     with quickly_compiled():
-        other = Rig(CONFIG, FEW_SHAPES, checkpoint=merged, first_programs_only=True)
+        other = Rig(CONFIG, FEW_SHAPES, checkpoint=merged)
     requests = [one for one in crowd() if one.adapter == name]
     run = rig.run(requests, engine=engine(rig, folders))
     for request in requests:
@@ -93,14 +93,14 @@ def test_tokens_are_those_of_merged_weights(rig: Rig, folders: dict[str, Path], 
 
 def test_nothing_is_compiled_by_loading_and_swapping(rig: Rig, folders: dict[str, Path]) -> None:
     made = engine(rig, folders)
-    before = len(rig.executor.programs._made)
+    table = rig.executor.programs.table
 
     def between(engine: Engine, steps: int) -> None:
         if steps == 5:  # under way
             engine.adapters.load("a", str(folders["b"]))
 
     rig.run(crowd(), engine=made, between=between)
-    assert len(rig.executor.programs._made) == before
+    assert rig.executor.programs.table is table, "a program was wanted that is in no table"
     assert rig.executor.num_late == 0
 
 
@@ -136,7 +136,7 @@ def test_adapters_are_back_after_the_device_was_lost(rig: Rig, folders: dict[str
 def int8_run(folders: dict[str, Path], requests: list[Request]) -> tuple[Run, list[Run]]:
     shapes = replace(FEW_SHAPES, adapters=AdapterSizes(2, 4, "bfloat16"))
     with quickly_compiled():
-        rig = Rig(CONFIG, shapes, quantize="int8", first_programs_only=True)
+        rig = Rig(CONFIG, shapes, quantize="int8")
     run = rig.run(requests, engine=engine(rig, folders))
     lone = [rig.run([one], engine=engine(rig, folders, prefix_caching=False)) for one in requests]
     rig.executor.close()

@@ -35,7 +35,7 @@ def made(name: str, **options: Any) -> tuple[Rig, tuple[Reach, ...]]:
     config = config_of(name)
     windows = page_layout(build_model(config).layers, SHAPES.page_size, MAX_LENGTH, "float32", **options).groups
     with quickly_compiled():
-        rig = Rig(config, replace(SHAPES, num_groups=len(windows)), first_programs_only=True)
+        rig = Rig(config, replace(SHAPES, num_groups=len(windows)))
     return rig, windows
 
 

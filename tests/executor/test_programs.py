@@ -146,7 +146,7 @@ def test_serving_begins_with_the_first_programs_and_never_waits_for_another() ->
     ladder = FEW_SHAPES.ladder
     requests: list[Request] = []
     with quickly_compiled():
-        rig = Rig(config_of("llama", num_hidden_layers=1), FEW_SHAPES, first_programs_only=True)
+        rig = Rig(config_of("llama", num_hidden_layers=1), FEW_SHAPES, programs="first")
         programs = rig.executor.programs
         assert not programs.table.keys.issuperset(ladder.all())
 

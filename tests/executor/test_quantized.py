@@ -24,7 +24,7 @@ SCHEDULES: tuple[dict[str, Any], ...] = (
 @pytest.fixture(scope="module")
 def rig() -> Rig:
     with quickly_compiled():
-        return Rig(CASES["llama"], SHAPES, first_programs_only=True, quantize="int8")
+        return Rig(CASES["llama"], SHAPES, quantize="int8")
 
 
 def test_answers_do_not_depend_on_scheduling(rig: Rig) -> None:

@@ -34,7 +34,7 @@ RIGS = {
 def recurrent(request: pytest.FixtureRequest) -> Iterator[Rig]:
     config, shapes = RIGS[request.param]
     with quickly_compiled():
-        rig = Rig(config, shapes, first_programs_only=not shapes.specialised)
+        rig = Rig(config, shapes)
     yield rig
     rig.executor.close()
 

@@ -1,7 +1,7 @@
 """A follower that runs what a leader announces has the leader's state, bit for bit."""
 
 import queue
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -19,6 +19,7 @@ from quire.group.arrays import from_message, to_message
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.request import Request, SamplingParams
+from tests.executor.rig import quickly_compiled
 from tests.executor.sampling import slot_start
 from tests.executor.tensor_parallel import LIMITS, SHAPES
 from tests.executor.test_results import mask_of
@@ -61,14 +62,14 @@ class Direct:
 
 
 @pytest.fixture(scope="module")
-def ends() -> tuple[JaxExecutor, Direct, Follower]:
-    jax.config.update("jax_disable_most_optimizations", True)
+def ends() -> Iterator[tuple[JaxExecutor, Direct, Follower]]:
     model = build_model(CONFIG)
     members = Direct()
     weights = [random_weights(model, seed=1, dtype="float32") for _ in range(2)]
     compiler = Compiler(model, weights[1], SHAPES, None, None)
     members.follower = Follower(compiler, model.vocab_size, model.hidden_size, 1)
-    return JaxExecutor(model, weights[0], SHAPES, 1, members=members), members, members.follower
+    with quickly_compiled():
+        yield JaxExecutor(model, weights[0], SHAPES, 1, members=members), members, members.follower
 
 
 def requests() -> list[Request]:

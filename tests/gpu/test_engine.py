@@ -19,7 +19,7 @@ pytestmark = pytest.mark.gpu
 def llama() -> Iterator[Rig]:
     with nullcontext() if jax.default_backend() == "gpu" else quickly_compiled():
         shapes = replace(SHAPES, burst=4, specialised=True, is_fine=True)
-        rig = Rig(config_of("llama"), shapes, num_host_pages=60, pins_host_pages=True)
+        rig = Rig(config_of("llama"), shapes, programs="all", num_host_pages=60, pins_host_pages=True)
     yield rig
     rig.executor.close()
 
