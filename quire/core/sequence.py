@@ -194,7 +194,7 @@ class Sequence:
         return self.save_at if self.save_at > self.num_planned else len(self.tokens)
 
     def cut_after(self, position: int) -> int:
-        """Where a chunk of its prompt ends next for a snapshot that stays; 0 for nowhere."""
+        """The position at which a chunk of its prompt ends next for a snapshot that stays; 0 for none."""
         return next((cut for cut in self.cuts if cut > position), 0)
 
     def cover(self, end: int) -> None:
