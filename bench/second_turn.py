@@ -28,7 +28,7 @@ SMALL = {
     "vocab_size": 8192,
     "hidden_size": 512,
     "intermediate_size": 1024,
-    "num_hidden_layers": 8,
+    "num_hidden_layers": 4,
     "num_attention_heads": 8,
     "num_key_value_heads": 2,
     "head_dim": 64,
@@ -37,7 +37,7 @@ SMALL = {
     "linear_key_head_dim": 64,
     "linear_value_head_dim": 64,
     "linear_conv_kernel_dim": 4,
-    "layer_types": [*["linear_attention"] * 3, "full_attention"] * 2,
+    "layer_types": [*["linear_attention"] * 3, "full_attention"],
     "num_experts": 8,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 256,
@@ -75,7 +75,7 @@ def main() -> None:
         shape.write_text(json.dumps(SMALL))
         longest = asked.tokens + 2 * asked.answer + 64
         config = Config(
-            asked.model or f"random:{shape}", max_total_tokens=longest, max_batch_size=4, max_batch_prefill_tokens=512
+            asked.model or f"random:{shape}", max_total_tokens=longest, max_batch_size=4, max_batch_prefill_tokens=256
         )
         built = build_engine(plan_deployment(config))
     engine, limits = built.engine, built.deployment.limits

@@ -348,6 +348,23 @@ def test_a_page_that_a_group_lacks_is_not_found_by_its_beginning(is_there):
     assert (cache.match("", [0, 0, 0, 0, 1, 2, 3, 7], 8).begun is not None) == is_there
 
 
+def test_pages_of_a_sequence_replace_those_of_the_same_tokens_that_only_the_tree_holds():
+    pool = PagePool(16)
+    cache = PrefixCache(pool, 2, snapshots=Snapshots(2))
+    first, second = pool.take(2), pool.take(3)
+    cache.publish("", [1, 2, 3, 4], [first], 2)
+    cursor = cache.publish("", [1, 2, 3, 4, 5, 6], [second], 3)
+    assert cache.adopt(cursor, [second]) == 0, "another sequence holds them"
+    cache.release(first)
+    assert cache.adopt(cursor, [second]) == 2
+    assert set(cache.pages()) == set(second)
+    check_cache(cache)
+    cache.release(second)
+    assert cache.evict(9) == 3
+    check_cache(cache)
+    assert pool.num_free == 15
+
+
 GROUPS = [
     (None,),
     (None,),

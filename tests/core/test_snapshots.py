@@ -99,7 +99,7 @@ def test_those_that_wait_for_a_snapshot_that_cannot_be_taken_start_without_it():
 
 
 def test_equal_prompts_wait_until_the_snapshot_is_there_however_many_steps_it_takes():
-    one = harness(max_batch_prefill_tokens=8, max_step_tokens=12)
+    one = harness(max_batch_prefill_tokens=8, max_step_tokens=12, snapshot_tokens=20)
     for number in (1, 2):
         one.add(request(number, prompt=tuple(range(30))))
     one.run()
