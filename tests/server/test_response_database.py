@@ -4,6 +4,8 @@ import json
 import resource
 import sqlite3
 import stat
+import subprocess
+import sys
 
 import pytest
 
@@ -189,6 +191,29 @@ def test_a_file_is_shared_and_outlives_its_process_and_only_its_user_reads_it(ma
     second.close()
     assert make(path).get("", "b") is not None
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+OPEN_AT_ONCE = """
+import os, sys, time
+from quire.server.service.response_database import ResponseDatabase
+for number in range(40):
+    begun, children = time.time() + 0.005, []
+    for _ in range(6):
+        children.append(os.fork())
+        if not children[-1]:
+            while time.time() < begun:
+                pass
+            ResponseDatabase(f"{sys.argv[1]}/{number}.sqlite", 10, 10_000, 60).close()
+            os._exit(0)
+    assert not any(os.waitpid(child, 0)[1] for child in children)
+"""
+
+
+def test_processes_that_open_a_new_file_at_once_share_it(tmp_path):
+    """One of forty times, SQLite says that it is locked."""
+    command = [sys.executable, "-c", OPEN_AT_ONCE, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def test_a_file_that_holds_something_else_is_refused_and_left_alone(make, tmp_path):

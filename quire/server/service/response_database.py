@@ -117,7 +117,7 @@ class ResponseDatabase:
         run("PRAGMA foreign_keys = ON")
         run("PRAGMA secure_delete = ON")  # deleted text is not left in the file
         if path != MEMORY:
-            run("PRAGMA journal_mode = WAL")
+            _when_free(lambda: run("PRAGMA journal_mode = WAL"))
             run("PRAGMA synchronous = NORMAL")
         run("BEGIN IMMEDIATE")  # of several processes one makes the tables
         try:
@@ -297,6 +297,20 @@ def _joined(parts: list[list[bytes]]) -> list[bytes]:
 def _create(path: str) -> None:
     """Make an empty file that only this user can read."""
     os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
+
+
+def _when_free(change: Callable[[], object]) -> None:
+    """A new file that several processes open at once is locked for all of them, and SQLite waits for that in some
+    changes only."""
+    deadline = time.monotonic() + BUSY_S
+    while True:
+        try:
+            change()
+            return
+        except sqlite3.OperationalError as error:
+            if error.sqlite_errorcode != sqlite3.SQLITE_BUSY or time.monotonic() > deadline:
+                raise
+            time.sleep(0.01)
 
 
 def _statements(script: str) -> list[str]:
