@@ -213,12 +213,11 @@ def _llama3(given: RopeFields) -> Rope:
     """Long wavelengths are stretched, short ones are kept, those between are blended."""
     factor = given.rope.number("factor")
     low, high = given.rope.number("low_freq_factor"), given.rope.number("high_freq_factor")
-    if not low < high:
-        raise given.rope.invalid("low_freq_factor", f"it must be below high_freq_factor = {high:g}")
+    if low > high:
+        raise given.rope.invalid("low_freq_factor", f"it must be at most high_freq_factor = {high:g}")
     plain = given.plain()
-    wavelengths = 2 * math.pi / plain
-    blend = (given.original_max_positions / wavelengths - low) / (high - low)
-    keep = np.clip(blend, 0.0, 1.0)
+    turns = given.original_max_positions / (2 * math.pi / plain)
+    keep = np.clip((turns - low) / (high - low), 0.0, 1.0) if low < high else (turns >= low).astype(np.float32)
     return Rope((plain * keep + plain / factor * (1 - keep)).astype(np.float32), given.max_positions)
 
 

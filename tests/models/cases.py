@@ -129,7 +129,7 @@ CASES: dict[str, dict[str, Any]] = {
         floor_scale=5,
         attn_scale=1.5,
         rope_theta=500.0,
-        rope_scaling=_LLAMA3_SCALING,
+        rope_scaling=_LLAMA3_SCALING | {"high_freq_factor": 1.0},  # nothing is blended
     ),
     "llama4-options": _config(
         "llama4_text",
