@@ -17,12 +17,13 @@ import jaxlib.version
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 import quire
+from quire.ops.native.library import build_missing_parts
 from quire.ops.native.processor import instruction_set
 
 log = logging.getLogger(__name__)
 
 # The code that compiled programs follow from; limits of requests are sizes of arrays.
-SOURCES = ("executor", "models", "ops", "sharding.py", "request.py")
+SOURCES = ("executor", "models", "ops", "reach.py", "sharding.py", "request.py")
 NAME_LENGTH = 32
 NAME = re.compile(rf"[0-9a-f]{{{NAME_LENGTH}}}")  # marks the folders of this store among others
 KEPT_FOLDERS = 64  # those that were used last
@@ -54,7 +55,12 @@ class ProgramStore:
         except FileNotFoundError:
             return None
         try:
-            return deserialize_and_load(*pickle.loads(stored))
+            try:
+                return deserialize_and_load(*pickle.loads(stored))
+            except jax.errors.JaxRuntimeError as error:
+                if "No FFI handler registered" not in str(error) or not build_missing_parts():
+                    raise
+                return deserialize_and_load(*pickle.loads(stored))
         except Exception as error:  # whatever a damaged file leads to; compiling makes a good one
             log.warning("%s cannot be loaded and is made again: %r", path, error)
             return None

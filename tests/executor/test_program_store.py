@@ -5,11 +5,14 @@ import subprocess
 import sys
 from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.experimental.serialize_executable import deserialize_and_load
 
+from quire.executor import program_store
 from quire.executor.program_store import KEPT_FOLDERS, ProgramStore
 from tests.shared_programs import shared
 
@@ -31,6 +34,26 @@ def test_a_damaged_program_is_none(tmp_path: Path, caplog: pytest.LogCaptureFixt
     path.write_bytes(path.read_bytes()[:100])
     assert store.load("add") is None
     assert "cannot be loaded and is made again" in caplog.text
+
+
+def test_a_program_whose_part_of_the_native_library_is_gone_is_read_when_that_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store, built = ProgramStore(tmp_path, "a model"), []
+    store.save("add", jax.jit(lambda x: x + 1).lower(jnp.zeros(3)).compile())
+
+    def load(*stored: Any) -> Any:
+        if not built:
+            raise jax.errors.JaxRuntimeError("NOT_FOUND: No FFI handler registered for quire_float_product")
+        return deserialize_and_load(*stored)
+
+    monkeypatch.setattr(program_store, "deserialize_and_load", load)
+    monkeypatch.setattr(program_store, "build_missing_parts", lambda: False)
+    assert store.load("add") is None
+    monkeypatch.setattr(program_store, "build_missing_parts", lambda: built.append("floats") or True)
+    found = store.load("add")
+    assert found is not None
+    assert found(jnp.ones(3)).tolist() == [2, 2, 2]
 
 
 def test_what_many_others_were_used_after_is_deleted_if_it_is_ours(tmp_path: Path) -> None:

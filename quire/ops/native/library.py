@@ -54,9 +54,19 @@ def need(part: str) -> None:
             try:
                 opened = _open_part(compiler, store, PARTS[part])
             except (OSError, subprocess.SubprocessError) as error:
-                raise LibraryFailed(f"the native library's part for {part} cannot be built: {error}") from error
+                raise LibraryFailed(
+                    f"the native library's part for {part} cannot be built: {error} {_said(error)}"
+                ) from error
             _register(opened, PARTS[part])
             del _unbuilt[part]
+
+
+def build_missing_parts() -> bool:
+    """For a program that is kept and has lost a part of the library. True if any was missing."""
+    missing = list(_unbuilt)
+    for part in missing:
+        need(part)
+    return bool(missing)
 
 
 def library() -> ctypes.CDLL | None:
@@ -101,10 +111,9 @@ def _open_built_here(folder: Path | None) -> ctypes.CDLL | None:
             else:
                 _register(_open_part(compiler, store, part), part)
     except (OSError, subprocess.SubprocessError, LibraryFailed) as error:
-        said = (getattr(error, "stderr", None) or b"").decode(errors="replace")[-500:]
         log.warning(
             "the native library cannot be built in %s, XLA runs in its place, which is slower: %s %s",
-            folder, error, said,
+            folder, error, _said(error),
         )  # fmt: skip
         _described[:] = ["none: it cannot be built, so XLA runs in its place, which is slower"]
         return None
@@ -121,6 +130,12 @@ def _register(opened: ctypes.CDLL, part: Part) -> ctypes.CDLL:
         handler = jax.ffi.pycapsule(getattr(opened, target))  # type: ignore[no-untyped-call]
         jax.ffi.register_ffi_target(target, handler, platform="cpu")
     return opened
+
+
+def _said(error: Exception) -> str:
+    """The end of what the compiler wrote."""
+    written: bytes = getattr(error, "stderr", None) or b""
+    return written.decode(errors="replace")[-500:]
 
 
 def _identity(compiler: str) -> list[str]:
