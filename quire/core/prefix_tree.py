@@ -75,6 +75,10 @@ class Match(NamedTuple):
         num_pages = self.cursor.num_pages if self.restore is None else self.restore.end
         return num_pages * page_size + self.num_begun
 
+    def end_pages(self) -> list[int]:
+        """The pages of the node at its end, which has the snapshot where there are any."""
+        return [page for page in self.cursor.end.pages if page] if isinstance(self.cursor.end, Node) else []
+
 
 def encoded(salt: str) -> bytes:
     """Any salt that a client may send, half of a surrogate pair included."""

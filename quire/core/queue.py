@@ -88,9 +88,11 @@ class SharedPrefills:
         """The longest promise after `cursor` that `sequence` could reuse all of; None where there is none."""
         start = cursor.num_pages * self._page_size
         lengths = self._lengths.get(cursor.end, ()) if self._has_slot_state else (self._page_size,)
-        for end in sorted((start + length for length in lengths), reverse=True):
-            if end <= sequence.num_reusable:
-                key = cursor.end, packed(sequence.tokens[start:end])
+        usable = sorted({length for length in lengths if start + length <= sequence.num_reusable}, reverse=True)
+        if usable:
+            tokens = packed(sequence.tokens[start : start + usable[0]])
+            for length in usable:
+                key = cursor.end, tokens[: length * TOKEN_BYTES]
                 if key in self._waiting_for:
                     return key
         return None

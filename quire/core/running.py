@@ -79,11 +79,12 @@ class Running:
         matched = [page for table in tables for page in table if page]
         matched += [] if restore is None else restore.device_pages()
         wanted = limits.pages_to_start(len(sequence.tokens)) - len(matched) + self._pages_ahead()
-        if wanted > cache.num_available and not is_alone:
-            return None  # and holding pages makes none available
+        if wanted > cache.num_available and not is_alone:  # and holding pages makes none available
+            return self.start(sequence, match, max_tokens) if self.saves is not None and self._adopt() else None
         copied = [] if match.begun is None else list(match.begun.pages)
+        kept = copied if self.saves is None else match.end_pages()  # not evicted for the pages that are taken
         cache.hold(matched)
-        cache.hold(copied)  # so that they are not evicted for the pages that they are copied to
+        cache.hold(kept)
         start = match.cursor.num_pages * limits.page_size + match.num_begun
         cuts = [] if self.saves is None else self.saves.cuts(sequence, match)
         length = min((cuts[0] if cuts else len(sequence.tokens)) - start, max_tokens)
@@ -93,7 +94,7 @@ class Running:
         pages = None
         if length > 0 and (is_alone or wanted <= cache.num_available):
             pages = cache.take(missing * self._num_groups)
-        cache.release(copied)
+        cache.release(kept)
         if pages is None:
             cache.release(matched)
             return self.start(sequence, match._replace(begun=None, num_begun=0), max_tokens) if copied else None
@@ -281,7 +282,11 @@ class Running:
     def _adopt(self) -> bool:
         """Free pages that stand twice in the cache: where a prefix had no snapshot, sequences have computed their own
         pages for tokens that the cache has pages for."""
-        return any(self.cache.adopt(one.published, one.tables) for one in self if one.published is not None)
+        for one in self:
+            self._publish(one)
+            if one.published is not None and self.cache.adopt(one.published, one.tables):
+                return True
+        return False
 
     def _pages_ahead(self) -> int:
         """Pages that the running sequences need soon: those of their known tokens, and one more in each group."""

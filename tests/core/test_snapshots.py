@@ -3,6 +3,7 @@
 import pytest
 
 from quire.core.plan import Kind
+from quire.reach import ChunkReach
 from tests.core.harness import GREEDY, Harness, limits, request
 from tests.fake_executor import NAN, expected_tokens
 
@@ -240,6 +241,28 @@ def test_a_sequence_comes_to_an_end_where_the_cache_has_pages_for_its_tokens_and
     run(one, 1, tuple(range(40)), max_tokens=1)
     run(one, 2, (50, 51, 52, 53, 54), max_tokens=1)  # it has the only snapshot now
     assert run(one, 3, tuple(range(40)), max_tokens=24) == 0
+    assert one.scheduler.counters.preemptions == 0
+
+
+@pytest.mark.parametrize("num_pages", [5, 6])
+def test_the_snapshot_that_a_slot_begins_with_stays_while_pages_are_taken(num_pages: int):
+    """A prefix that ends with a chunk reads no page of it, so nothing else keeps it."""
+    one = harness(num_pages=num_pages, page_groups=(ChunkReach(8),), max_batch_prefill_tokens=64, max_step_tokens=68)
+    assert run(one, 1, tuple(range(17)), max_tokens=1) == 0
+    run(one, 2, (*range(16), *range(20, 41)), max_tokens=1)
+
+
+def test_pages_that_stand_twice_make_room_for_one_that_waits():
+    one, prompt = harness(num_pages=25, snapshots=1, max_batch_prefill_tokens=64, max_step_tokens=68), tuple(range(40))
+    run(one, 1, prompt, max_tokens=1)
+    run(one, 2, (41, 42, 43, 44, 45), max_tokens=1)  # takes the only snapshot
+    one.add(request(3, prompt=(*prompt, 45, 46, 47, 41, 42), max_tokens=15))
+    for _ in range(4):
+        one.step()
+    one.add(request(4, prompt=(41,) * 20, max_tokens=4))
+    one.step()
+    assert one.scheduler.num_running == 2
+    one.run()
     assert one.scheduler.counters.preemptions == 0
 
 
