@@ -13,6 +13,7 @@ SHARED_SETTINGS = (
     "random_seed",
     "page_size",
     "num_pages",
+    "prefix_caching",
     "snapshots",
     "max_total_tokens",
     "max_batch_size",

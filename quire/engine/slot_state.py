@@ -72,12 +72,16 @@ def _resolve_snapshots(deployment: Deployment, step_bytes: int) -> Choice[int]:
     each = deployment.layout.slot_bytes
     useful = max(MIN_SNAPSHOTS, SNAPSHOTS_PER_SLOT * slots)
     left = deployment.resolved.memory_limit_bytes - facts.weight_bytes - step_bytes - (slots + 1) * each - RESERVE_BYTES
+    limits, num_pages = deployment.limits, config.num_pages
+    needed = limits.pages_of(limits.max_sequence_tokens) + 1 if num_pages is None else num_pages
+    beside = left - needed * deployment.page_bytes
     if facts.platform == "cpu":
         left = min(left, MAX_HOST_CACHE_BYTES)
-    fitting = max(0, left // SHARE // each - 1)  # one more takes the copies of padding
+    fitting = max(0, min(left // SHARE, beside) // each - 1)  # one more takes the copies of padding
     if fitting < useful:
-        return Choice(
-            "snapshots", fitting, f"a quarter of the cache's {as_size(max(0, left))}, at {as_size(each)} each"
-        )
+        room = f"a quarter of the cache's {as_size(max(0, left))}"
+        if beside < left // SHARE:
+            room = f"the {as_size(max(0, beside))} that {needed} pages leave"
+        return Choice("snapshots", fitting, f"{room}, at {as_size(each)} each")
     plural = "s" * (slots > 1)
     return Choice("snapshots", useful, f"enough for the prefixes of {slots} sequence{plural}, at {as_size(each)} each")

@@ -181,6 +181,7 @@ class JaxExecutor:
         if self.host_pages is not None:
             self.host_pages.close()
         self._state = None
+        self.snapshots.close()
 
     def _copy_pages(self, run: list[PageCopy]) -> list[Copied]:
         """Copies between the same tiers, in any order. Returns what the result of their step must wait for."""

@@ -45,9 +45,12 @@ class SnapshotArrays:
         self._arrays: list[SlotArrays] = []
 
     def clear(self) -> None:
-        self._arrays = []  # frees the old ones first
+        self.close()  # frees the old ones first
         if self._maker.shapes.num_snapshots:
             self._arrays = self._maker.empty_snapshots()
+
+    def close(self) -> None:
+        self._arrays = []
 
     def save(self, state: State, pairs: Pairs) -> None:
         """The state of each slot goes to its snapshot."""

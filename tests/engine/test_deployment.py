@@ -86,6 +86,25 @@ def test_there_are_more_snapshots_where_more_sequences_run_and_fewer_where_memor
     assert "has 3 recurrent layers: a prompt is computed from its first token on" in caching.reason
 
 
+@pytest.mark.parametrize(("room", "more_pages", "count"), [(0, 0, 0), (8, 0, 7), (8, 8, 5)])
+def test_snapshots_leave_the_pages_of_the_longest_sequence_their_memory(
+    tmp_path: Path, room: int, more_pages: int, count: int
+) -> None:
+    """`room` for so many, of which one takes the copies of padding; eight pages are as large as one and a bit."""
+    deployment = planned(tmp_path, "qwen3_next")
+    limits = replace(deployment.limits, max_sequence_tokens=4096)
+    needed = limits.pages_of(4096) + 1
+    memory = needed * deployment.page_bytes + (5 + room) * 7488
+    short = replace(
+        deployment,
+        config=replace(deployment.config, num_pages=needed + more_pages if more_pages else None),
+        facts=replace(deployment.facts, weight_bytes=0),
+        resolved=replace(deployment.resolved, memory_limit_bytes=RESERVE_BYTES + memory),
+        limits=limits,
+    )
+    assert with_snapshots(short, 0).limits.snapshots == count
+
+
 @pytest.mark.parametrize("settings", [{"snapshots": 0}, {"prefix_caching": False}])
 def test_snapshots_can_be_turned_off(tmp_path: Path, settings: dict[str, Any]) -> None:
     deployment = planned(tmp_path, "qwen3_next", num_pages=101, **settings)
@@ -125,7 +144,7 @@ def test_what_needs_an_older_state_of_recurrent_layers_is_refused(
 
 def test_the_state_of_slots_is_a_part_of_the_memory(tmp_path: Path) -> None:
     """More pages than fit, for the sum that refuses them."""
-    message = r"allowed - .* weights - .* largest step - 7\.4 MiB state of slots - .* reserve = "
+    message = r"allowed - .* weights - .* largest step - 1\.5 MiB state of slots - .* reserve = "
     with pytest.raises(InvalidSetting, match=message):
         planned(tmp_path, "qwen3_next", max_batch_size=208, num_pages=2**32)
 
