@@ -81,6 +81,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "Load
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)  # with it programs are not kept on a CPU
     if FOLDER not in os.environ:
         os.environ[FOLDER] = folder = tempfile.mkdtemp(prefix="quire-programs-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))

@@ -1,6 +1,7 @@
 """A server as processes, for tests."""
 
 import contextlib
+import fcntl
 import os
 import random
 import socket
@@ -24,8 +25,10 @@ class Served:
     def __init__(self, folder: Path, *settings: str) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "tests.server.serve_fake", str(folder), *settings],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, pipesize=PIPE_BYTES, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
+        with contextlib.suppress(OSError):  # a user may not have so many pages of pipes
+            fcntl.fcntl(self.process.stderr, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
 
     def wait(self) -> "Served":
         self.url = self.process.stdout.readline().strip()
@@ -70,7 +73,9 @@ def free_port() -> int:
     worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw"))
     num_workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
     while True:
-        port = random.SystemRandom().randrange(lowest_given - 10_000 + worker, lowest_given, num_workers)
+        port = random.SystemRandom().randrange(
+            max(1024, lowest_given - 10_000) + worker, max(11_024, lowest_given), num_workers
+        )
         if port in _drawn:
             continue
         with contextlib.suppress(OSError), socket.create_server(("127.0.0.1", port)):
