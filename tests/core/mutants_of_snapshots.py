@@ -158,7 +158,16 @@ SNAPSHOT_MUTANTS = (
         "self._lengths.setdefault(cursor.end, []).append(end - start)",
         "pass",
     ),
-    Mutant("one waits for a snapshot that it cannot begin with", QUEUE, "if end <= sequence.num_reusable:", "if True:"),
+    Mutant(
+        "one waits for a snapshot that it cannot begin with", QUEUE, " if start + length <= sequence.num_reusable}", "}"
+    ),
+    Mutant("the snapshot at a slot's beginning is evicted", RUNNING, "else match.end_pages()", "else []"),
+    Mutant(
+        "pages that stand twice keep others waiting",
+        RUNNING,
+        "if self.saves is not None and self._adopt() else None",
+        "if False else None",
+    ),
     Mutant(
         "those that wait are woken by pages",
         RUNNING,
