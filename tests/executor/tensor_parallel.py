@@ -108,8 +108,6 @@ def generate(
 ) -> dict[int, list[int]]:
     """`adapter`, as the executor's model takes it, is called `a`."""
     limits = LIMITS if adapter is None else replace(LIMITS, max_loras=1)
-    if executor.programs.compiler.layout.slot_specs:
-        limits = replace(limits, snapshots=0)
     engine = Engine(Scheduler(limits, time.monotonic), executor)
     if adapter is not None:
         engine.adapters.add("a", "", adapter)
@@ -193,16 +191,29 @@ def recurrent_on(name: str, num_devices: int) -> JaxExecutor:
     def placement(param: Param) -> jax.sharding.Sharding:
         return sharding(param.shape, param.axes, mesh)
 
-    return JaxExecutor(cut, load_weights(cut, source, dtype="float32", placement=placement), SHAPES, mesh=mesh)
+    weights = load_weights(cut, source, dtype="float32", placement=placement)
+    return JaxExecutor(cut, weights, replace(SHAPES, num_snapshots=4), mesh=mesh)
+
+
+def two_turns(executor: JaxExecutor) -> tuple[list[dict[int, list[int]]], int]:
+    """The answers, and then that to the next turn of one conversation; the tokens of it that were in the cache."""
+    snapshots = executor.programs.compiler.shapes.num_snapshots
+    engine = Engine(Scheduler(replace(LIMITS, snapshots=snapshots, snapshot_tokens=0), time.monotonic), executor)
+    answers = run(engine, REQUESTS)
+    before = engine.scheduler.counters.cached_tokens
+    turn = replace(REQUESTS[2], request_id=9, prompt=(*REQUESTS[2].prompt, *answers[3], 1, 2), max_tokens=6)
+    return [answers, run(engine, [turn])], engine.scheduler.counters.cached_tokens - before
 
 
 def compare_recurrent(name: str, devices: tuple[int, ...], whole_on: int | None = None) -> None:
     """Each device has a key head, with its part of the state; on `whole_on` devices, which do not divide the two that
-    there are, each has both."""
-    expected = generate(recurrent_on(name, 1))
+    there are, each has both. Only several devices have snapshots."""
+    expected, _ = two_turns(recurrent_on(name, 1))
     for num_devices in devices:
         executor = recurrent_on(name, num_devices)
-        assert generate(executor) == expected, f"{num_devices} devices say something else"
+        found, cached = two_turns(executor)
+        assert found == expected, f"{num_devices} devices say something else"
+        assert cached > 0, "the next turn was computed from its beginning"
         assert executor._state is not None
         _, matrices = executor._state.slot_arrays[0]
         assert matrices.addressable_shards[0].data.shape[1] == (2 if num_devices == whole_on else 1)
