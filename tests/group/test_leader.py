@@ -130,6 +130,7 @@ def test_a_member_that_leaves_before_the_group_is_complete_may_come_again():
     wait_until(lambda: any("waiting for member 2 of 3" in one for one in ends.told))
     member = ends.leader._members[1]
     member.link._connection.shutdown(socket.SHUT_RDWR)  # both ends see it, and the member joins again
+    wait_until(lambda: ends.leader._members.get(1) is not member)
     assert len(ends.complete(first)) == 2
     assert ends.lost.empty()
     ends.close()
