@@ -18,6 +18,8 @@ from quire.core.state_saves import Saved, StateSaves
 from quire.core.stats import Counters
 from quire.reach import first_page
 
+STEPS_BETWEEN_ADOPTIONS = 64
+
 
 class Running:
     """The sequences that run, their slots and their pages.
@@ -42,6 +44,7 @@ class Running:
         self._page_size = limits.page_size
         self._queue = queue
         self._counters = counters
+        self._next_adoption = 0  # the step
         self._num_groups = len(limits.page_groups)
         self._windows = [(group, reach) for group, reach in enumerate(limits.page_groups) if reach is not None]
         self._free_slots = list(range(limits.max_batch_size - 1, -1, -1))
@@ -80,7 +83,7 @@ class Running:
         matched += [] if restore is None else restore.device_pages()
         wanted = limits.pages_to_start(len(sequence.tokens)) - len(matched) + self._pages_ahead()
         if wanted > cache.num_available and not is_alone:  # and holding pages makes none available
-            return self.start(sequence, match, max_tokens) if self.saves is not None and self._adopt() else None
+            return self.start(sequence, match, max_tokens) if self._adopt_to_start() else None
         copied = [] if match.begun is None else list(match.begun.pages)
         kept = copied if self.saves is None else match.end_pages()  # not evicted for the pages that are taken
         cache.hold(matched)
@@ -287,6 +290,14 @@ class Running:
             if one.published is not None and self.cache.adopt(one.published, one.tables):
                 return True
         return False
+
+    def _adopt_to_start(self) -> bool:
+        """As `_adopt`, which looks at every page of every sequence: not in each step of a wait that it cannot end."""
+        if self.saves is None or self._counters.steps < self._next_adoption:
+            return False
+        found = self._adopt()
+        self._next_adoption = self._counters.steps + (0 if found else STEPS_BETWEEN_ADOPTIONS)
+        return found
 
     def _pages_ahead(self) -> int:
         """Pages that the running sequences need soon: those of their known tokens, and one more in each group."""

@@ -165,7 +165,7 @@ SNAPSHOT_MUTANTS = (
     Mutant(
         "pages that stand twice keep others waiting",
         RUNNING,
-        "if self.saves is not None and self._adopt() else None",
+        "if self._adopt_to_start() else None",
         "if False else None",
     ),
     Mutant(
