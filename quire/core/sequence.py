@@ -153,8 +153,8 @@ class Sequence:
         self.num_planned = 0
         self.num_unsure = 0
         self.guessing: Guessing | None = None  # None where nothing is guessed
-        # Used if slots have state beside pages: the snapshot that it began with; the positions at which it took its last
-        # and takes the next (0: not known yet); those of its prompt that stay; the last one that does not.
+        # If slots have state beside pages: the snapshot that it began with; the positions at which it took its last and
+        # takes the next (0: not known yet); those of its prompt that stay; the last one that does not.
         self.snapshot = self.saved_end = self.save_at = 0
         self.cuts: list[int] = []
         self.rolling: tuple[Node, int] | None = None
