@@ -56,14 +56,14 @@ serve-gpu: $(VENV)/.cuda  ## the same on an NVIDIA GPU: sets up with the CUDA ex
 
 ##@ Test
 test: $(VENV)/.test  ## run the tests
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup $(ARGS)
+	$(BIN)/python -m tests.run -n $(WORKERS) --dist loadgroup $(ARGS)
 
 test-core-long: $(VENV)/.test  ## 10,000 random schedules through every invariant
 	QUIRE_HYPOTHESIS_PROFILE=long $(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup tests/core tests/engine $(ARGS)
 
 ##@ Test against other programs
 test-parity: $(VENV)/.parity  ## compare models and tokenizers with transformers
-	$(BIN)/python -m pytest -n $(WORKERS) --dist loadgroup -m parity $(ARGS)
+	$(BIN)/python -m tests.run -n $(WORKERS) --dist loadgroup -m parity $(ARGS)
 
 test-gpu: $(VENV)/.gpu  ## the kernels and the executor on an NVIDIA GPU
 	$(BIN)/python -m pytest -n 0 -m gpu $(ARGS)
