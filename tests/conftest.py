@@ -9,6 +9,7 @@ import random
 import secrets
 import shutil
 import tempfile
+from collections.abc import Generator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests.patience import WAIT_S
+from tests.process_log import unshown
 from tests.shared_programs import FOLDER
 
 if TYPE_CHECKING:
@@ -85,6 +87,15 @@ def pytest_configure(config: pytest.Config) -> None:
     if FOLDER not in os.environ:
         os.environ[FOLDER] = folder = tempfile.mkdtemp(prefix="quire-programs-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """A failure shows what servers have logged, those too that many tests share."""
+    report = yield
+    if report.failed:
+        report.sections += unshown()
+    return report
 
 
 @pytest.fixture(autouse=True)

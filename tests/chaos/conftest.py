@@ -36,4 +36,3 @@ def serve(fake_model: Path) -> Iterator[Callable[..., Server]]:
     yield start
     for one in made:
         one.stop()
-        print("\n".join(one.log))  # shown where a test fails

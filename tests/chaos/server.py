@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +15,7 @@ import httpx
 
 from tests import web
 from tests.patience import WAIT_S
+from tests.process_log import ProcessLog
 
 
 class Server:
@@ -29,19 +29,12 @@ class Server:
             text=True,
             cwd=Path(__file__).parents[2],
         )
-        self.log: list[str] = []
-        self._reader = threading.Thread(target=self._read_log, daemon=True)
-        self._reader.start()
-
-    def _read_log(self) -> None:
-        assert self.process.stderr is not None
-        for line in self.process.stderr:
-            self.log.append(line.rstrip())
+        self.log = ProcessLog(self.process)
 
     def wait(self) -> "Server":
         assert self.process.stdout is not None
         self.url = self.process.stdout.readline().strip()
-        assert self.url, "\n".join(self.log)
+        assert self.url, self.log.whole()
         return self
 
     def processes(self, name: str) -> list[int]:
@@ -122,8 +115,8 @@ class Server:
         return web.get(self.url + path).status_code
 
     def logged(self, text: str) -> list[str]:
-        """The lines that have come so far. Another thread reads them, a moment after they are written."""
-        return [line for line in list(self.log) if text in line]
+        """The lines that have come so far."""
+        return [line for line in self.log.lines() if text in line]
 
     def wait_for_log(self, text: str, times: int = 1) -> None:
         wait_until(lambda: len(self.logged(text)) >= times)
@@ -136,6 +129,8 @@ class Server:
         except subprocess.TimeoutExpired:
             self.process.kill()
             return self.process.wait(WAIT_S)
+        finally:
+            self.log.show()
 
 
 def totals(metrics: dict[str, float]) -> dict[str, float]:

@@ -244,7 +244,7 @@ def run_storm(engine: str, seed: int, duration_s: float, one_in: int, folder: Pa
             if server.stop() != 0:
                 storm.wrong.append("the server did not end well")
         if storm.wrong:
-            print("\n".join(list(server.log)[-60:]), file=sys.stderr)
+            print("\n".join(server.log.lines()[-60:]), file=sys.stderr)
         return storm
     finally:
         server.stop()

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from tests import web
 from tests.chaos.server import Server
+from tests.process_log import ProcessLog
 from tests.server.processes import free_port
 
 SECRET = "a secret that the tests share"
@@ -100,8 +101,7 @@ class Member(Server):
             cwd=Path(__file__).parents[2],
             env={**os.environ, "QUIRE_GROUP_SECRET": SECRET, "JAX_PLATFORMS": "cpu"},
         )
-        self.log: list[str] = []
-        threading.Thread(target=self._read_log, daemon=True).start()
+        self.log = ProcessLog(self.process)
 
 
 class Group:

@@ -32,4 +32,3 @@ def test_an_engine_that_restarts_finds_its_pages_and_gives_the_same_tokens(tmp_p
         assert 0 < server.count("quire_folder_copied_pages", direction="from_folder") <= written
     finally:
         server.stop()
-        print("\n".join(server.log))  # shown where the test fails

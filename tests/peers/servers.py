@@ -3,13 +3,13 @@
 import os
 import subprocess
 import sys
-import threading
 from pathlib import Path
 from typing import Any
 
 from tests import web
 from tests.chaos.server import Server, wait_until
 from tests.group.members import Proxy
+from tests.process_log import ProcessLog
 from tests.server.processes import free_port
 from tests.tiny_chat_model import SIZES
 
@@ -34,8 +34,7 @@ class PeerServer(Server):
             cwd=Path(__file__).parents[2],
             env={**os.environ, "QUIRE_PEER_SECRET": secret, "JAX_PLATFORMS": "cpu"},
         )
-        self.log: list[str] = []
-        threading.Thread(target=self._read_log, daemon=True).start()
+        self.log = ProcessLog(self.process)
 
     def answer(self, number: int, **fields: Any) -> str:
         answer = web.post(f"{self.url}/v1/completions", json=body(number) | fields)

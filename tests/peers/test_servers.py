@@ -22,7 +22,6 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
     one = Pair(model, program_folder(tmp_path_factory))
     yield one
     one.stop()
-    print("\n".join(["prefill:", *one.prefill.log, "decode:", *one.decode.log]))  # shown where a test fails
 
 
 def test_a_prompt_that_another_server_computes_gives_the_same_tokens(pair: Pair):

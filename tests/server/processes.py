@@ -1,7 +1,6 @@
 """A server as processes, for tests."""
 
 import contextlib
-import fcntl
 import os
 import random
 import socket
@@ -15,8 +14,7 @@ import httpx
 
 from tests import web
 from tests.patience import WAIT_S
-
-PIPE_BYTES = 1 << 20  # room for the log of thousands of requests, since nothing reads it while the server runs
+from tests.process_log import ProcessLog
 
 
 class Served:
@@ -27,12 +25,11 @@ class Served:
             [sys.executable, "-m", "tests.server.serve_fake", str(folder), *settings],
             stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
         )  # fmt: skip
-        with contextlib.suppress(OSError):  # a user may not have so many pages of pipes
-            fcntl.fcntl(self.process.stderr, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
+        self.log = ProcessLog(self.process)
 
     def wait(self) -> "Served":
         self.url = self.process.stdout.readline().strip()
-        assert self.url, self.process.stderr.read()
+        assert self.url, self.log.whole()
         return self
 
     def ask(self, body: dict, **options) -> httpx.Response:
@@ -60,10 +57,17 @@ class Served:
     def engine_pid(self) -> int:
         return self.named("quire-engine")[-1]
 
+    def ended(self) -> tuple[int, str, str]:
+        """The exit code, the output and the log, once all of its processes have ended."""
+        return self.process.wait(WAIT_S), self.process.stdout.read(), self.log.whole()
+
     def stop(self) -> None:
         if self.process.poll() is None:
             self.process.terminate()
-        self.process.wait(WAIT_S)
+        try:
+            self.process.wait(WAIT_S)
+        finally:
+            self.log.show()
 
 
 def free_port() -> int:

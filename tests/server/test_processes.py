@@ -184,7 +184,7 @@ def test_a_signal_drains_and_ends_all_processes(serve):
     wait_until(lambda: bool(parts))
     served.process.terminate()
     asking.join(WAIT_S)
-    assert "Finishing 1 request, up to 90 s; Ctrl-C again quits." in served.process.communicate()[1]
+    assert "Finishing 1 request, up to 90 s; Ctrl-C again quits." in served.log.whole()
     assert parts[-1] == "data: [DONE]"
     assert json.loads(parts[-2].removeprefix("data: "))["choices"][0]["finish_reason"] == "length"
     assert served.process.wait(WAIT_S) == 0
@@ -218,8 +218,7 @@ def test_while_the_engine_is_being_made_requests_are_told_and_the_port_is_taken(
         assert (loading.status_code, loading.json()["reason"]) == (503, "the engine is starting")
         assert int(loading.headers["retry-after"]) > 0
         other = serve(f"port={port}")
-        _, errors = other.process.communicate(timeout=WAIT_S)
-        assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in errors
+        assert f"cannot listen on 127.0.0.1 port {port}: Address already in use" in other.log.whole()
         may_go_on.touch()
         wait_until(lambda: status(client, "/health") == 200)  # with the client that was told 503 before
         assert client.post(f"{url}/v1/completions", json=SMALL).status_code == 200
@@ -260,16 +259,15 @@ def test_the_engine_ends_with_the_server_that_started_it(serve):
 
 def test_a_model_that_cannot_be_served_says_why(serve):
     served = serve("refuses=1")
-    output, errors = served.process.communicate(timeout=WAIT_S)
-    assert served.process.returncode == 1
-    assert output == ""
+    status, output, errors = served.ended()
+    assert (status, output) == (1, "")
     assert "unsupported_model: the model has three heads; two are supported" in errors
 
 
 def test_a_collector_that_is_none_is_refused_at_the_start(serve):
     served = serve("otlp_endpoint=localhost:4317")
-    output, errors = served.process.communicate(timeout=WAIT_S)
-    assert (served.process.returncode, output) == (1, "")
+    status, output, errors = served.ended()
+    assert (status, output) == (1, "")
     assert "setting: otlp_endpoint is 'localhost:4317'; it must be an address" in errors
 
 

@@ -85,6 +85,6 @@ def test_a_server_does_not_start_with_a_file_that_is_something_else(model_folder
     notes = tmp_path / "notes.txt"
     notes.write_text("not a database " * 100)
     server = Served(model_folder, f"response_store={notes}")
-    _, errors = server.process.communicate(timeout=WAIT_S)
-    assert server.process.returncode != 0
+    status, _, errors = server.ended()
+    assert status != 0
     assert "setting: response_store is" in errors
