@@ -17,7 +17,7 @@ import jaxlib.version
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 import quire
-from quire.ops.native.library import build_missing_parts
+from quire.ops.native.library import build_missing_parts, has_failed_parts
 from quire.ops.native.processor import instruction_set
 
 log = logging.getLogger(__name__)
@@ -68,6 +68,8 @@ class ProgramStore:
     def save(self, name: str, program: Any) -> None:
         if jax.config.jax_compilation_cache_dir and jax.default_backend() == "cpu":  # type: ignore[attr-defined]
             return  # JAX keeps it, and may have read it: XLA does not write such a program whole
+        if has_failed_parts():
+            return  # the next start may have a compiler that works, and programs that are faster
         path = self._path(name)
         unfinished = path.with_suffix(f".{os.getpid()}")
         try:

@@ -14,6 +14,7 @@ from quire.models.projection import BaseWeight, matmul, project, split_mlp
 from quire.models.routing import Router
 from quire.ops.adapters import AdaptedWeight
 from quire.ops.coded import Coded
+from quire.ops.grouped_product import ragged_product
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import Packed, gated_product
 from quire.ops.rounding import rounded
@@ -209,10 +210,4 @@ def grouped(x: jax.Array, weights: BaseWeight, sizes: jax.Array) -> jax.Array:
     if isinstance(weights, Coded):
         return weights.grouped_product(x, sizes, grouped)
     assert isinstance(weights, jax.Array), "experts are quantised by checkpoints alone"
-    weights = weights.reshape(weights.shape[0], -1, weights.shape[-1])
-    dimensions = jax.lax.RaggedDotDimensionNumbers(  # type: ignore[no-untyped-call]
-        dot_dimension_numbers=(((1,), (2,)), ((), ())), lhs_ragged_dimensions=[0], rhs_group_dimensions=[0]
-    )
-    return jax.lax.ragged_dot_general(
-        x, weights, sizes.astype(jnp.int32), dimensions, preferred_element_type=jnp.float32
-    )
+    return ragged_product(x, weights.reshape(weights.shape[0], -1, weights.shape[-1]), sizes)

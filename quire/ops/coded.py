@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from quire.ops.native import coded_product
+from quire.ops.native import coded_product, library
 
 Axes = tuple[str | None, ...]
 # (rows [n, inputs], matrices [e, outputs, inputs], sizes [e]) -> float32 [n, outputs]
@@ -236,7 +236,8 @@ class Coded:
 
     def _is_native_for(self, x: jax.Array) -> bool:
         """The kernel reads whole bytes of a group."""
-        return self.is_native and x.dtype == jnp.float32 and self.group * self.bits % 8 == 0
+        is_possible = self.is_native and x.dtype == jnp.float32 and self.group * self.bits % 8 == 0
+        return is_possible and library.need("codes")
 
     def _widened(self, codes: jax.Array, scales: jax.Array, zeros: Any, index: Any) -> jax.Array:
         """float32 [outputs, inputs] of the arrays of one matrix."""

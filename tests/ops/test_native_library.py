@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.ops.native.building import PARTS
 from quire.ops.native.library_store import LibraryFailed, LibraryStore
 from quire.ops.native.processor import instruction_set
 from tests.ops.empty_operations import build_empty_operations
@@ -115,6 +116,7 @@ import sys
 from pathlib import Path
 from tests.ops.test_native_library import Builds, answer
 from quire.ops.native import library
+from quire.ops.native.building import PARTS
 from quire.ops.native.library_store import LibraryStore
 print("ready", flush=True)
 sys.stdin.readline()
@@ -217,9 +219,69 @@ def test_a_part_is_built_when_a_program_needs_it_and_is_there_from_then_on(
 
     assert counts("floats", "floats", "codes").stdout == "2 2 3 "
     (quick_compiler / "ready.so").unlink()
-    ended = counts("codes", "floats", "adapters")
-    assert ended.stdout == "3 3 "
-    assert "the native library's part for adapters cannot be built" in ended.stderr
+    ended = counts("codes", "floats")
+    assert (ended.stdout, ended.stderr) == ("3 3 ", "")
+
+
+FALLS_BACK = """
+import logging, sys
+from pathlib import Path
+import jax, jax.numpy as jnp, numpy as np
+from quire.executor.program_store import ProgramStore
+from quire.ops.adapters import AdapterStack, add_products
+from quire.ops.coded import Coded
+from quire.ops.kernels import NATIVE
+from quire.ops.native import library
+from quire.ops.native_weight import NativeWeight
+from quire.ops.recurrence import PLAIN, Recurrence
+from quire.ops.slot_access import slot_access
+logging.basicConfig()
+folder = Path(sys.argv[1])
+assert library.load(folder / "native")
+from tests.ops.test_recurrence import SLOTS, places_of
+x, sizes = jnp.arange(12.0).reshape(4, 3), jnp.array([1, 3], jnp.int32)
+weights = jnp.arange(30.0).reshape(2, 5, 3)
+kept = jax.jit(lambda x: NativeWeight(weights[0]).product(x, 1)).lower(x).compile()
+np.testing.assert_array_equal(kept(x), x @ weights[0].T)
+own = jnp.concatenate([x[:1] @ weights[0].T, x[1:] @ weights[1].T])
+np.testing.assert_array_equal(NativeWeight(weights).grouped_product(x, sizes), own)
+codes = weights.astype(jnp.int8)[0]
+coded = Coded(codes, jnp.full((5, 1), 0.5), None, None, None, None, (5, 3), 1, False, 8, 3, is_native=True)
+np.testing.assert_array_equal(coded.product(x), x @ weights[0].T / 2)
+stack = AdapterStack(jnp.ones((1, 1, 2, 3)), jnp.ones((1, 2, 5)), jnp.full(1, 2), ((5, 0),))
+rows = jnp.array([0, 1, 0, 1])
+added = NATIVE.adapter_product(own, x, rows, stack)
+np.testing.assert_array_equal(added, add_products(own, x, rows, stack))
+access = slot_access(*jax.tree.map(jnp.asarray, places_of({0: (0, 5)})), SLOTS)
+count = len(access.slots)
+inputs = jnp.ones((SLOTS + 1, 2, 1, 3))
+values = jnp.ones((count, 1, 3))
+arguments = values, jnp.ones((1, 3, 3)), None, inputs, access
+for found, right in zip(NATIVE.recurrent.convolve(*arguments), PLAIN.convolve(*arguments), strict=True):
+    np.testing.assert_array_equal(found, right)
+tokens = Recurrence(values, values, jnp.ones((count, 1, 1, 3)), -jnp.ones((count, 1, 1)), jnp.ones((count, 1, 1)))
+arguments = True, tokens, jnp.ones((SLOTS + 1, 1, 1, 3, 3)), access
+for found, right in zip(NATIVE.recurrent.recur(*arguments), PLAIN.recur(*arguments), strict=True):
+    np.testing.assert_array_equal(found, right)
+ProgramStore(folder, "a model").save("slow", kept)
+assert not list(folder.rglob("*.program")), "the next start could be faster"
+"""
+
+
+@needs_compiler
+def test_xla_runs_in_the_place_of_a_part_that_cannot_be_built(tmp_path: Path, quick_compiler: Path) -> None:
+    sources = "|".join(f"*/{source}" for part in PARTS.values() for source in part.sources)
+    compiler = quick_compiler / "g++"
+    refusal = f'for one; do case "$one" in {sources}) echo "$one: no" >&2; exit 1;; esac; done\n'
+    compiler.write_text(compiler.read_text().replace("for last", f"{refusal}for last", 1))
+    command = [sys.executable, "-c", FALLS_BACK, str(tmp_path)]
+    environment = {**os.environ, "PATH": str(quick_compiler)}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert ended.returncode == 0, ended.stderr
+    for name, part in PARTS.items():
+        said = f"the native library's part for {name} cannot be built, XLA runs in its place, which is slower: "
+        assert ended.stderr.count(said) == 1
+        assert f"{part.sources[0]}: no" in ended.stderr
 
 
 def test_without_a_compiler_there_is_no_library_and_no_error(tmp_path: Path) -> None:

@@ -1,4 +1,5 @@
-"""Products with the codes of quantised checkpoints by the C++ kernel, for CPUs. The library must have been loaded.
+"""Products with the codes of quantised checkpoints by the C++ kernel, for CPUs. Its part for codes must have been
+registered.
 
 A row's result does not depend on the other rows.
 """
@@ -6,8 +7,6 @@ A row's result does not depend on the other rows.
 import jax
 import jax.numpy as jnp
 import numpy as np
-
-from quire.ops.native.library import need
 
 
 def product(
@@ -25,7 +24,6 @@ def product(
 
     With `sizes` [e], arrays [e, o, ...] have a matrix for each next run of so many rows.
     """
-    need("codes")
     outputs = codes.shape[-2]
     out = jax.ShapeDtypeStruct((x.shape[0], outputs), jnp.float32)  # type: ignore[no-untyped-call]
     result: jax.Array = jax.ffi.ffi_call("quire_coded_product", out)(

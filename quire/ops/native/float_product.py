@@ -6,12 +6,14 @@ A row's result does not depend on the other rows, which XLA's products do not pr
 import jax
 import jax.numpy as jnp
 
+from quire.ops.grouped_product import ragged_product
 from quire.ops.native.library import need
 
 
 def product(x: jax.Array, weight: jax.Array) -> jax.Array:
     """[t, o] of x [t, i] with a weight [o, i]."""
-    need("floats")
+    if not need("floats"):
+        return jnp.einsum("ti,oi->to", x, weight, preferred_element_type=jnp.float32)
     out = jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), jnp.float32)  # type: ignore[no-untyped-call]
     result: jax.Array = jax.ffi.ffi_call("quire_float_product", out)(x, weight)
     return result
@@ -19,7 +21,8 @@ def product(x: jax.Array, weight: jax.Array) -> jax.Array:
 
 def grouped_product(x: jax.Array, weights: jax.Array, sizes: jax.Array) -> jax.Array:
     """[n, o] of x [n, i] with, for each run of `sizes` rows, the next of the matrices [e, o, i]."""
-    need("floats")
+    if not need("floats"):
+        return ragged_product(x, weights, sizes)
     out = jax.ShapeDtypeStruct((x.shape[0], weights.shape[1]), jnp.float32)  # type: ignore[no-untyped-call]
     result: jax.Array = jax.ffi.ffi_call("quire_float_grouped_product", out)(x, weights, sizes.astype(jnp.int32))
     return result

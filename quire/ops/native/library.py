@@ -30,6 +30,7 @@ TRIED = "quire_int8_pack"  # run once in another process before a new library is
 _opened: list[ctypes.CDLL | None] = []  # once it was tried: operations can be registered once in a process
 _described: list[str] = []  # the same in words
 _unbuilt: dict[str, tuple[str, LibraryStore]] = {}  # by name, parts that no program has needed: compiler and place
+_failed: set[str] = set()  # parts that cannot be built here
 _building = Lock()
 
 
@@ -44,29 +45,33 @@ def load(folder: Path | None = None, built_ahead: Path = ahead.BUILT) -> bool:
     return _opened[0] is not None
 
 
-def need(part: str) -> None:
-    """Register the operations of a part, which is built if it never was. Called where a program is traced; a program
-    that is kept on disk has its parts there too."""
+def need(part: str) -> bool:
+    """Register the operations of a part, which is built if it never was; False where that fails, so that XLA has to
+    run in its place. Called where a program is traced; a program that is kept on disk has its parts there too."""
     with _building:
         if part in _unbuilt:
             log.info("the native library's part for %s is built, which is done once", part)
-            compiler, store = _unbuilt[part]
+            compiler, store = _unbuilt.pop(part)
             try:
-                opened = _open_part(compiler, store, PARTS[part])
-            except (OSError, subprocess.SubprocessError) as error:
-                raise LibraryFailed(
-                    f"the native library's part for {part} cannot be built: {error} {_said(error)}"
-                ) from error
-            _register(opened, PARTS[part])
-            del _unbuilt[part]
+                _register(_open_part(compiler, store, PARTS[part]), PARTS[part])
+            except (OSError, subprocess.SubprocessError, LibraryFailed) as error:
+                _failed.add(part)
+                log.warning(
+                    "the native library's part for %s cannot be built, XLA runs in its place, which is slower: %s %s",
+                    part, error, _said(error),
+                )  # fmt: skip
+        return part not in _failed
 
 
 def build_missing_parts() -> bool:
-    """For a program that is kept and has lost a part of the library. True if any was missing."""
-    missing = list(_unbuilt)
-    for part in missing:
-        need(part)
-    return bool(missing)
+    """For a program that is kept and has lost a part of the library. True if any was missing and is there now."""
+    built = [need(part) for part in list(_unbuilt)]  # each, as it is not known which one is missing
+    return any(built)
+
+
+def has_failed_parts() -> bool:
+    """True if programs may have been traced without operations that another start has."""
+    return bool(_failed)
 
 
 def library() -> ctypes.CDLL | None:

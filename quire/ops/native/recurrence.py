@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 
 from quire.ops.native.library import need
-from quire.ops.recurrence import Recurrence, RecurrentKernels
+from quire.ops.recurrence import PLAIN, Recurrence, RecurrentKernels
 from quire.ops.slot_access import SlotAccess
 
 
@@ -13,7 +13,8 @@ def convolve(
     x: jax.Array, weight: jax.Array, bias: jax.Array | None, inputs: jax.Array, access: SlotAccess
 ) -> tuple[jax.Array, jax.Array]:
     """As in quire.ops.recurrence."""
-    need("recurrence")
+    if not need("recurrence"):
+        return PLAIN.convolve(x, weight, bias, inputs, access)
     out = [jax.ShapeDtypeStruct(array.shape, jnp.float32) for array in (x, inputs)]  # type: ignore[no-untyped-call]
     call = jax.ffi.ffi_call("quire_convolve", out, input_output_aliases={5: 1})
     bias = jnp.zeros(weight.shape[:2], jnp.float32) if bias is None else bias
@@ -23,7 +24,8 @@ def convolve(
 
 def recur(corrects: bool, tokens: Recurrence, matrices: jax.Array, access: SlotAccess) -> tuple[jax.Array, jax.Array]:
     """As `recur_in_tiles` in quire.ops.recurrence."""
-    need("recurrence")
+    if not need("recurrence"):
+        return PLAIN.recur(corrects, tokens, matrices, access)
     shapes = (tokens.v.shape, matrices.shape)
     out = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]  # type: ignore[no-untyped-call]
     call = jax.ffi.ffi_call("quire_recur", out, input_output_aliases={7: 1})
