@@ -106,6 +106,10 @@ class Resolved:
         """Of keys and values, as JAX names it."""
         return {"fp8_e4m3": "float8_e4m3fn", "int8": "int8"}.get(self.kv_cache_dtype, self.dtype)
 
+    def is_automatic(self, name: str) -> bool:
+        """True if this setting was not asked for."""
+        return next(choice.is_automatic for choice in self.choices if choice.name == name)
+
 
 @dataclass(frozen=True)
 class PlatformDefaults:

@@ -72,9 +72,14 @@ def layout_of(model: Decoder, resolved: Resolved, mesh: Mesh | None) -> PageLayo
     sizes = resolved.page_size, resolved.max_total_tokens, resolved.dtype
     layout = page_layout(model.layers, *sizes, mesh, page_dtype=resolved.page_dtype)
     if is_coded(resolved.page_dtype) and any(getattr(spec, "value_dim", None) is not None for spec in layout.specs):
+        asked, dtype = resolved.kv_cache_dtype, resolved.dtype
+        if not resolved.is_automatic("kv_cache_dtype"):
+            raise InvalidSetting(
+                f"kv_cache_dtype is {asked}; the cache of latent attention is kept in dtype: it can be {dtype}"
+            )
         raise InvalidSetting(
-            f"kv_cache_dtype is {resolved.kv_cache_dtype}; the cache of latent attention is kept in dtype: it can be "
-            f"{resolved.dtype}"
+            f"the checkpoint's kv_cache_scheme asks for a cache in {asked}, which latent attention does not support. "
+            f"Remedy: --kv-cache-dtype {dtype} serves the checkpoint with a cache in {dtype}, which is more exact"
         )
     return layout
 

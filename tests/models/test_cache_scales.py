@@ -9,8 +9,10 @@ import pytest
 from quire.config import Config
 from quire.engine.build import plan_deployment
 from quire.engine.deployment import Deployment
+from quire.engine.model_weights import load_model
 from quire.errors import InvalidCheckpoint, InvalidSetting
 from quire.files.model_files import locate
+from quire.files.progress import silent
 from quire.models.checkpoint import load_weights, stored_names
 from quire.models.formats.quantized_source import open_checkpoint
 from quire.models.registry import build_model
@@ -98,7 +100,15 @@ def test_scales_that_no_scheme_explains_are_refused_by_name(
 
 
 def test_latent_attention_names_the_setting_that_helps(tmp_path: Path) -> None:
-    written(tmp_path, SCHEME, {}, "ct-int8-packed", "deepseek_v3")
-    with pytest.raises(InvalidSetting, match="the cache of latent attention is kept in dtype: it can be float32"):
+    written(tmp_path, SCHEME, BOTH, "ct-int8-packed", "deepseek_v3")
+    with pytest.raises(
+        InvalidSetting,
+        match=r"kv_cache_scheme asks for a cache in fp8_e4m3, which latent attention does not support\. "
+        "Remedy: --kv-cache-dtype float32",
+    ):
         planned(tmp_path)
-    assert str(planned(tmp_path, kv_cache_dtype="float32").layout.page_dtype) == "float32"
+    with pytest.raises(InvalidSetting, match="kv_cache_dtype is int8; the cache of latent attention is kept in dtype"):
+        planned(tmp_path, kv_cache_dtype="int8")
+    deployment = planned(tmp_path, kv_cache_dtype="float32")
+    assert str(deployment.layout.page_dtype) == "float32"
+    load_model(deployment, silent)
