@@ -19,6 +19,7 @@ class AdapterSlots:
     def __init__(self, num_slots: int) -> None:
         self._num_slots = num_slots
         self._names: dict[str, int] = {}
+        self._loaded_as: dict[int, str] = {}  # by number, of those that are needed
         self._num_loaded = 0
         self._slots: dict[int, int] = {}  # by number of the adapter, the least recently used first
         self._users: dict[int, int] = {}  # running sequences by number of the adapter
@@ -34,12 +35,15 @@ class AdapterSlots:
     def load(self, name: str) -> int:
         """`name` stands for another adapter from now on. Returns its number."""
         self._num_loaded += 1
+        before = self._names.get(name, 0)
         self._names[name] = self._num_loaded
+        self._loaded_as[self._num_loaded] = name
+        self._forget_unneeded(before)
         return self._num_loaded
 
     def unload(self, name: str) -> None:
         """Forget `name`. Sequences that have the adapter keep it."""
-        del self._names[name]
+        self._forget_unneeded(self._names.pop(name))
 
     def find(self, name: str | None) -> int:
         """The number of the adapter; 0 for none."""
@@ -65,6 +69,19 @@ class AdapterSlots:
             self._holders[number] -= 1
             if not self._holders[number]:
                 del self._holders[number]
+                self._forget_unneeded(number)
+
+    def in_use(self) -> tuple[list[str], list[str]]:
+        """The names of the adapters that sequences run with, and of those that sequences wait with, as they were
+        loaded. Any thread may ask."""
+        users, names = self._users.copy(), self._loaded_as.copy()
+        waiting = [number for number, count in self._holders.copy().items() if count > users.get(number, 0)]
+        running, others = ({names[number] for number in found if number in names} for found in (users, waiting))
+        return sorted(running), sorted(others)
+
+    def _forget_unneeded(self, number: int) -> None:
+        if not self.is_needed(number):
+            self._loaded_as.pop(number, None)
 
     # Slots
 
@@ -128,7 +145,10 @@ class AdapterSlots:
     def start_over(self) -> None:
         """There are no sequences any more."""
         self.clear()
+        held = list(self._holders)
         self._holders.clear()
+        for number in held:
+            self._forget_unneeded(number)
 
     def _free_slot(self) -> int | None:
         taken = set(self._slots.values())
@@ -149,6 +169,7 @@ class AdapterSlots:
             else:
                 assert not sequence.adapter_slot
         assert users == self._users, "the users of adapters are counted wrong"
+        assert self._loaded_as.keys() == {*self._names.values(), *self._holders}, "names of adapters are lost or left"
         slots = list(self._slots.values())
         assert len(set(slots)) == len(slots), "two adapters have one slot"
         assert all(1 <= slot <= self._num_slots for slot in slots)

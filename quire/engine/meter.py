@@ -119,6 +119,7 @@ def read_stats(engine: Engine, meter: Meter, waited_s: float = 0.0) -> Stats:
     """The engine's numbers at this moment. Each is right by itself: the engine thread goes on meanwhile."""
     scheduler = engine.scheduler.stats()
     limits = engine.scheduler.limits
+    running_adapters, waiting_adapters = engine.scheduler.adapters.in_use()
     return Stats(
         busy_s=meter.busy_s,
         waited_s=waited_s,
@@ -170,4 +171,7 @@ def read_stats(engine: Engine, meter: Meter, waited_s: float = 0.0) -> Stats:
         checking_s=engine.checking_s,
         page_size=limits.page_size,
         is_searching=engine.is_searching,
+        max_adapters=limits.max_loras,
+        running_adapters=running_adapters,
+        waiting_adapters=waiting_adapters,
     )

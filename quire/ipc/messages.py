@@ -194,6 +194,9 @@ class Stats(msgspec.Struct, frozen=True, tag=True, array_like=True):
     checking_s: float | None  # time that a check or a reset of the device has taken; None if there is none
     page_size: int  # tokens
     is_searching: bool  # only some requests run, to find the one that makes steps fail
+    max_adapters: int = 0  # that can run together
+    running_adapters: list[str] = []  # by name
+    waiting_adapters: list[str] = []  # of sequences that wait
 
     @property
     def active_pages(self) -> int:

@@ -115,6 +115,26 @@ def test_adapters_are_loaded_again_when_the_device_was_lost() -> None:
     assert loads(made) == [(1, 1), (1, 1)]
 
 
+def test_adapters_in_use_have_the_names_that_they_were_loaded_under() -> None:
+    made = harness(1, "a", "b", "c")
+    in_use = made.scheduler.adapters.in_use
+    assert in_use() == ([], [])
+    made.add(request(1, adapter="a", max_tokens=8))
+    assert in_use() == ([], ["a"])
+    made.step()
+    for number, name in enumerate(("c", "b", "c"), start=2):
+        made.add(request(number, adapter=name))
+    made.add(request(5))
+    made.step()
+    assert in_use() == (["a"], ["b", "c"])
+    made.scheduler.adapters.unload("a")
+    made.scheduler.adapters.unload("b")
+    made.load_adapter("c")
+    assert in_use() == (["a"], ["b", "c"])
+    made.run()
+    assert in_use() == ([], [])
+
+
 def test_an_unknown_name_is_refused_with_those_that_exist() -> None:
     slots = AdapterSlots(1)
     slots.load("b")

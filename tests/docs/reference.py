@@ -79,7 +79,7 @@ class Families(Exposition):
 
 def sample_stats() -> Stats:
     """Statistics of an engine that has done nothing, with the counters of every role."""
-    chosen = limits(num_pages=10)
+    chosen = limits(num_pages=10, max_loras=1)
     executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size)
     engine = Engine(Scheduler(chosen, time.monotonic), executor)
     stats = read_stats(engine, attach_meter(engine))

@@ -1,5 +1,6 @@
 """Metrics of the engine, as /metrics shows them."""
 
+import msgspec
 import pytest
 
 from quire.core.plan import StepPlan
@@ -8,7 +9,8 @@ from quire.engine.driver import Driver, Phase
 from quire.engine.engine import Engine as QuireEngine
 from quire.engine.meter import attach_meter, read_stats
 from quire.ipc.messages import Event, Stats, Submit
-from quire.server.observe.engine_metrics import SUMMED, sum_stats, write_engines
+from quire.server.observe.endpoint_metrics import write_endpoint
+from quire.server.observe.engine_metrics import JOINED, SUMMED, sum_stats, write_engines
 from quire.server.observe.exposition import Exposition
 from tests.core.harness import GREEDY, limits, request
 from tests.engine.toy_grammars import END, ToyGrammars, toy
@@ -225,7 +227,14 @@ def test_every_number_of_an_engine_is_summed_or_known_not_to_be():
         "page_size",
         "is_searching",
     }
-    assert set(Stats.__struct_fields__) == known | set(SUMMED)
+    assert set(Stats.__struct_fields__) == known | set(SUMMED) | set(JOINED)
+
+
+def test_a_server_without_adapters_has_no_gauge_of_them():
+    engine, page = Engine(), Exposition()
+    write_endpoint(page, read_stats(engine.engine, engine.meter), "model")
+    assert "vllm:num_requests_running" in page.text().decode()
+    assert "lora" not in page.text().decode()
 
 
 def test_reports_of_several_engines_become_one():
@@ -235,7 +244,12 @@ def test_reports_of_several_engines_become_one():
     reports = [read_stats(engine.engine, engine.meter) for engine in (one, other)]
     for report in reports:
         report.counters["restarts"] = 0  # which its process knows
+    reports = [
+        msgspec.structs.replace(report, max_adapters=2, running_adapters=names)
+        for report, names in zip(reports, (["b", "a"], ["c", "b"]), strict=True)
+    ]
     both = sum_stats(reports)
+    assert (both.max_adapters, both.running_adapters, both.waiting_adapters) == (4, ["a", "b", "c"], [])
     assert both.num_pages == 2 * reports[0].num_pages
     assert both.counters == {key: value + reports[1].counters[key] for key, value in reports[0].counters.items()}
     assert sum(both.steps["decode"]) == sum(reports[0].steps["decode"]) > 0

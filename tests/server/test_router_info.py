@@ -88,8 +88,16 @@ def labelled(text: str) -> dict[str, float]:
     return {name: float(value) for name, value in re.findall(r"^(vllm:\S+) (\S+)$", text, re.MULTILINE)}
 
 
-def test_load_and_gauges_follow_what_runs(model_folder):
-    served = Served(model_folder, "step_s=0.05").wait()
+def adapters_in_use(found: dict[str, float]) -> list[tuple[dict[str, str], float]]:
+    """The labels of the gauges from which a picker learns the adapters of a server, and their values."""
+    gauges = [(name, value) for name, value in found.items() if name.startswith("vllm:lora_requests_info")]
+    return [(dict(re.findall(r'(\w+)="([^"]*)"', name)), value) for name, value in gauges]
+
+
+def test_load_and_gauges_follow_what_runs(model_folder, tmp_path):
+    (tmp_path / "first").mkdir()
+    (tmp_path / "first" / "adapter_config.json").write_text("{}")
+    served = Served(model_folder, "step_s=0.05", f"adapters={tmp_path}").wait()
     name = '{model_name="fake"}'
 
     def gauges() -> dict[str, float]:
@@ -103,11 +111,16 @@ def test_load_and_gauges_follow_what_runs(model_folder):
         idle = gauges()
         assert idle[f"vllm:num_requests_running{name}"] == idle[f"vllm:kv_cache_usage_perc{name}"] == 0
         assert idle['vllm:cache_config_info{model_name="fake",block_size="4",num_gpu_blocks="3999"}'] == 1
-        body = {"prompt": "hello", "max_tokens": 500, "ignore_eos": True, "stream": True}
+        ((labels, then),) = adapters_in_use(idle)
+        assert labels == {"max_lora": "2", "running_lora_adapters": "", "waiting_lora_adapters": ""}
+        body = {"model": "first", "prompt": "hello", "max_tokens": 500, "ignore_eos": True, "stream": True}
         with web.Client(base_url=served.url) as client, client.stream("POST", "/v1/completions", json=body):
             wait_until(lambda: load()["num_reqs"] == 1 and load()["num_tokens"] > 0)
             wait_until(lambda: gauges()[f"vllm:num_requests_running{name}"] == 1)
             wait_until(lambda: gauges()[f"vllm:kv_cache_usage_perc{name}"] > 0)
+            ((labels, now),) = adapters_in_use(gauges())
+            assert labels == {"max_lora": "2", "running_lora_adapters": "first", "waiting_lora_adapters": ""}
+            assert 1.5e9 < then <= now, "pickers believe the labels with the highest value"
     finally:
         served.stop()
 

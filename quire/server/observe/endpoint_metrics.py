@@ -1,5 +1,7 @@
 """The engine's gauges under vLLM's names, which endpoint pickers read: that of Kubernetes' Gateway API, and llm-d's."""
 
+import time
+
 from quire.ipc.messages import Stats
 from quire.server.observe.exposition import Exposition
 
@@ -17,3 +19,11 @@ def write_endpoint(out: Exposition, stats: Stats, model: str) -> None:
         out.gauge(name, help, value, labels)
     layout = {"block_size": str(stats.page_size), "num_gpu_blocks": str(stats.num_pages)}
     out.gauge("vllm:cache_config_info", "Size of a page in tokens, and number of pages.", 1, labels | layout)
+    if stats.max_adapters:
+        adapters = {
+            "max_lora": str(stats.max_adapters),
+            "running_lora_adapters": ",".join(stats.running_adapters),
+            "waiting_lora_adapters": ",".join(stats.waiting_adapters),
+        }
+        help = "Adapters that can run together, and names of those that sequences run and wait with; the value is now."
+        out.gauge("vllm:lora_requests_info", help, time.time(), adapters)  # a picker takes the labels of the last

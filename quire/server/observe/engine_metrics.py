@@ -204,13 +204,15 @@ def sum_stats(engines: Sequence[Stats]) -> Stats:
         idle_s=min(stats.idle_s for stats in engines),
         error=next((stats.error for stats in engines if stats.error is not None), None),
         **{name: total(name) for name in SUMMED},
+        **{name: sorted({one for stats in engines for one in getattr(stats, name)}) for name in JOINED},
     )
 
 
 SUMMED = (
     "num_running", "num_waiting", "running_max_tokens", "free_pages", "cached_pages", "num_pages", "max_total_tokens",
-    "counters", "steps", "step_seconds", "batch_sizes", "batch_size_sum", "joined_by",
+    "counters", "steps", "step_seconds", "batch_sizes", "batch_size_sum", "joined_by", "max_adapters",
 )  # fmt: skip
+JOINED = ("running_adapters", "waiting_adapters")
 
 
 def _sum(values: Sequence[Any]) -> Any:
