@@ -18,6 +18,8 @@ from quire.cli.chat import ChatSession
 from quire.cli.doctor import unused_gpus
 from quire.cli.one_at_a_time import for_one_user
 from quire.cli.sampling import SamplingOptions
+from quire.resolve import as_size
+from tests.models.cases import CASES
 from tests.tiny_chat_model import SIZES, program_folder, write_tiny_chat_model
 
 
@@ -225,6 +227,18 @@ def test_doctor_says_what_fits_and_why(quire: Quire, folder: Path) -> None:
     assert refused.code == 2
     assert "This machine" in refused.out
     assert "largest step" in refused.err
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8"])
+def test_doctor_says_what_experts_have(quire: Quire, tmp_path: Path, quantize: str) -> None:
+    config = tmp_path / "config.json"
+    wide = {"hidden_size": 128, "intermediate_size": 96, "moe_intermediate_size": 96}
+    config.write_text(json.dumps(CASES["qwen3_moe"] | wide))
+    said = labels(quire("doctor", f"--model=random:{config}", f"--quantize={quantize}").out)["The model", "experts"]
+    numbers = 2 * 6 * 3 * 96 * 128  # gates, ups and downs of six experts in two layers
+    size = as_size(4 * numbers if quantize == "none" else numbers * 36 // 32)
+    kind = "float32" if quantize == "none" else "int8"
+    assert said == f"6 in each of 2 layers, {size} on each device, in {kind}"
 
 
 def test_doctor_says_what_the_cache_folder_holds(quire: Quire, folder: Path, tmp_path: Path) -> None:

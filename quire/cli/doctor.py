@@ -33,6 +33,7 @@ def doctor(
         _print("This machine", machine)
     from quire.engine.build import plan_deployment
     from quire.engine.deployment import cache_capacity
+    from quire.engine.model_weights import describe_experts
     from quire.files.progress import progress_bar, silent
 
     if peers.role is not None or folder.cache_folder is not None:
@@ -50,6 +51,7 @@ def doctor(
         "vocabulary": deployment.model.vocab_size,
         "positions": deployment.model.max_positions,
         "weights": f"{as_size(facts.weight_bytes)} on each device, in {weight_type}",
+        **describe_experts(deployment),
         "chat template and tokenizer": "yes" if deployment.files.tokenizer is not None else "none: token ids only",
     }
     if deployment.draft is not None:

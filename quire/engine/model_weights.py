@@ -1,19 +1,24 @@
 """Loads the weights of a deployment: those of the model, and those of its draft."""
 
+import logging
 from typing import Any
 
 from quire.cache_folder import cache_folder
 from quire.engine.deployment import Deployment
 from quire.executor.draft import Draft
+from quire.executor.memory import weight_sizes
 from quire.executor.program_store import sources_digest
 from quire.files.progress import Progress
-from quire.models.checkpoint import Placement, load_weights
+from quire.models.checkpoint import Placement, leaves, load_weights, stored_names
 from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.params import ParamTree
 from quire.models.random_weights import random_weights
 from quire.models.weight_store import WEIGHTS_FOLDER, WeightStore
 from quire.ops.native.processor import instruction_set
+from quire.resolve import as_size
 from quire.sharding import sharding
+
+log = logging.getLogger(__name__)
 
 
 def placement_of(deployment: Deployment) -> Placement | None:
@@ -34,8 +39,29 @@ def load_draft(deployment: Deployment, progress: Progress) -> Draft | None:
     return None if draft is None else Draft(draft.model, draft.load(seed, **_how(deployment, progress)))
 
 
+def describe_experts(deployment: Deployment) -> dict[str, str]:
+    """The experts of a model and the type that they have, for the log and `quire doctor`; empty if it has none."""
+    params = [param for param in leaves(deployment.model.params()) if param.is_of_experts]
+    if not params:
+        return {}
+    model, source, resolved = deployment.model, deployment.source, deployment.resolved
+    quantized = source if isinstance(source, QuantizedSource) else None
+    quantize: Any = resolved.quantize
+    kind = resolved.dtype if resolved.quantize == "none" else resolved.quantize
+    if quantize == "none" and quantized is not None:
+        stored = stored_names(model, quantized)
+        if quantized.layout(stored[params[0].sources[0].name]) is not None:
+            kind = f"the checkpoint's type: {quantized.quantization.summary}"
+    num_bytes = weight_sizes(model, quantized, resolved.dtype, quantize, deployment.mesh).expert_bytes
+    layers = len(params) // 2  # gates with ups, and downs
+    count = f"{params[0].shape[0]} in each of {layers} layers" if layers > 1 else f"{params[0].shape[0]} in one layer"
+    return {"experts": f"{count}, {as_size(num_bytes)} on each device, in {kind}"}
+
+
 def load_model(deployment: Deployment, progress: Progress) -> ParamTree:
     how = _how(deployment, progress)
+    for name, words in describe_experts(deployment).items():
+        log.info("%s: %s", name, words)
     if deployment.source is None:
         return random_weights(deployment.model, seed=deployment.config.random_seed, **how)
     model, source = deployment.model, deployment.source

@@ -14,7 +14,9 @@ from quire.executor.step import SCORED_AT_ONCE
 from quire.models.checkpoint import Quantize, leaves, weights_like
 from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.model import Model
-from quire.ops.coded import Coded
+from quire.models.params import Param
+from quire.ops.coded import Coded, experts_widened_bytes
+from quire.ops.native import int8_product
 from quire.ops.quantized import quantized_row_bytes
 from quire.sharding import sharding
 
@@ -38,12 +40,14 @@ def device_memory_bytes(device: jax.Device) -> int:
     return int(stats.get("bytes_limit", 0)) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def weight_bytes(model: Model, dtype: str, quantize: str, mesh: Mesh | None) -> int:
+def weight_bytes(model: Model, dtype: str, quantize: str, mesh: Mesh | None, *, of_experts_alone: bool = False) -> int:
     """Bytes of the weights on one device, as they are without a quantised checkpoint."""
     total = 0
     for param in leaves(model.params()):
+        if of_experts_alone and not param.is_of_experts:
+            continue
         shape = param.shape if mesh is None else sharding(param.shape, param.axes, mesh).shard_shape(param.shape)
-        quantized = quantize == "int8" and param.num_contracted
+        quantized = quantize == "int8" and (param.num_contracted or param.is_of_experts)
         size = jnp.dtype(param.dtype(dtype)).itemsize
         total += prod(shape[:-1]) * (quantized_row_bytes(shape[-1]) if quantized else shape[-1] * size)
     return total
@@ -54,6 +58,7 @@ class WeightSizes(NamedTuple):
 
     num_bytes: int
     widened_bytes: int  # of the largest float copy that a product makes of a weight
+    expert_bytes: int = 0  # of those, the experts'
 
 
 def weight_sizes(
@@ -68,7 +73,11 @@ def weight_sizes(
     are those of the native library, which makes no copies."""
     is_grouped = quantize == "int8" and jax.default_backend() == "cpu"
     if is_grouped or (source is None and quantize == "none"):
-        return WeightSizes(weight_bytes(model, dtype, quantize, mesh), 0)
+        is_packed = not is_grouped or (mesh is None and int8_product.is_fast())
+        experts = [param for param in leaves(model.params()) if param.is_of_experts and not is_packed]
+        widened = max((experts_widened_bytes(param.shape) for param in experts), default=0)
+        sizes = [weight_bytes(model, dtype, quantize, mesh, of_experts_alone=alone) for alone in (False, True)]
+        return WeightSizes(sizes[0], widened, sizes[1])
     placement = None if mesh is None else lambda param: sharding(param.shape, param.axes, mesh)
     like = weights_like(model, source, dtype=dtype, quantize=quantize, placement=placement)
 
@@ -77,9 +86,16 @@ def weight_sizes(
         return int(prod(shape) * array.dtype.itemsize)
 
     coded = [] if is_native else jax.tree.leaves(like, is_leaf=lambda node: isinstance(node, Coded))
+    of_experts = jax.tree.map(
+        lambda param, weight: weight if param.is_of_experts else (),
+        model.params(),
+        like,
+        is_leaf=lambda node: isinstance(node, Param),
+    )
     return WeightSizes(
         sum(map(on_one, jax.tree.leaves(like))),
         max((weight.widened_bytes for weight in coded if isinstance(weight, Coded)), default=0),
+        sum(map(on_one, jax.tree.leaves(of_experts))),
     )
 
 

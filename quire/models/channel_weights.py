@@ -23,11 +23,7 @@ _DTYPES = {"fp8": "float8_e4m3fn", "int8": "int8"}
 def is_quantized(param: Param) -> bool:
     """True of matrices of layers, those of experts among them. Norms, biases and routers stay, and so do the embedding
     and the head: they would cost as much quality as all layers together."""
-    return (param.num_contracted > 0 and param.axes[0] != "vocab") or is_of_experts(param)
-
-
-def is_of_experts(param: Param) -> bool:
-    return param.axes[0] == "experts" and len(param.shape) > 2
+    return (param.num_contracted > 0 and param.axes[0] != "vocab") or param.is_of_experts
 
 
 def channel_weight(weight: jax.Array, param: Param, kind: Kind, placement: Placement | None = None) -> Coded:
@@ -61,7 +57,7 @@ def _coded(param: Param, kind: Kind, codes: Any, scales: Any) -> Coded:
         input_zero=None,
         shape=param.shape,
         num_contracted=contracted,
-        is_of_experts=is_of_experts(param),
+        is_of_experts=param.is_of_experts,
         bits=8,
         group=prod(param.shape[-contracted:]),
         rounding=Rounding(is_float=kind == "fp8"),

@@ -23,7 +23,16 @@ from quire.models.params import Param, ParamTree
 from quire.ops.coded import Coded, Parts
 from quire.ops.native import int8_product, library
 from quire.ops.native_weight import NativeWeight
-from quire.ops.quantized import QuantizedWeight, group, group_codes, map_arrays, pack, pack_codes
+from quire.ops.quantized import (
+    QuantizedWeight,
+    group,
+    group_codes,
+    map_arrays,
+    pack,
+    pack_codes,
+    pack_codes_of_experts,
+    pack_experts,
+)
 from quire.sharding import put
 
 Quantize = Literal["none", "int8", "fp8"]
@@ -127,7 +136,8 @@ def weights_like(
 
 def is_grouped(param: Param, quantize: Quantize) -> bool:
     """True of a weight that the host quantises in groups, for CPUs."""
-    return quantize == "int8" and param.num_contracted > 0 and jax.default_backend() == "cpu"
+    is_matrix = param.num_contracted > 0 or param.is_of_experts
+    return quantize == "int8" and is_matrix and jax.default_backend() == "cpu"
 
 
 def has_channels(param: Param, quantize: Quantize) -> bool:
@@ -140,7 +150,11 @@ def quantized(host: Array, param: Param, placement: Placement | None) -> Quantiz
     packs = placement is None and jax.default_backend() == "cpu" and int8_product.is_fast()
     if host.dtype == BLOCK:
         codes, scales = host["codes"], host["scale"]
+        if packs and param.is_of_experts:
+            return pack_codes_of_experts(codes, scales)
         return pack_codes(codes, scales, param.num_contracted) if packs else group_codes(codes, scales)
+    if packs and param.is_of_experts:
+        return pack_experts(host)
     return pack(host, param.num_contracted) if packs else group(host)
 
 

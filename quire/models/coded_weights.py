@@ -70,7 +70,7 @@ def _is_joined(param: Param, source: QuantizedSource, names: Sequence[str], layo
         sides = [source.side(name) for name in names]
         step = max(1, len(names) // _num_matrices(param))
         is_alike = all(side.is_equal(sides[i - i % step]) for i, side in enumerate(sides))
-    if not is_alike and _is_of_experts(param):
+    if not is_alike and param.is_of_experts:
         raise UnsupportedModel(
             f"{names[0]} and others of its layer: experts that are quantised differently, or whose gates and ups have "
             "different input scales or orders of inputs, are not supported"
@@ -86,7 +86,7 @@ def _joined(param: Param, layout: Layout, tensors: Sequence[CodedTensor]) -> Cod
 
     sides = [tensor.side for tensor in tensors[:: max(1, len(tensors) // _num_matrices(param))]]
     side = sides[0]
-    if _is_of_experts(param):
+    if param.is_of_experts:
         side = InputSide(
             *(
                 None if arrays[0] is None else np.stack(arrays)
@@ -106,7 +106,7 @@ def _joined(param: Param, layout: Layout, tensors: Sequence[CodedTensor]) -> Cod
 
 
 def _like(param: Param, layout: Layout) -> Coded:
-    lead = param.shape[:1] if _is_of_experts(param) else ()
+    lead = param.shape[:1] if param.is_of_experts else ()
     scales = _scales_shape(param, layout)
     has_input_zero = layout.has_input_scale and layout.rounding is not None and not layout.rounding.symmetric
     return Coded(
@@ -124,7 +124,7 @@ def _static(param: Param, layout: Layout) -> dict[str, Any]:
     return {
         "shape": param.shape,
         "num_contracted": max(1, param.num_contracted),
-        "is_of_experts": _is_of_experts(param),
+        "is_of_experts": param.is_of_experts,
         "bits": layout.bits,
         "group": layout.group,
         "rounding": layout.rounding,
@@ -135,12 +135,8 @@ def _scales_shape(param: Param, layout: Layout) -> tuple[int, ...]:
     return (*param.shape[: len(param.shape) - max(1, param.num_contracted)], layout.groups)
 
 
-def _is_of_experts(param: Param) -> bool:
-    return param.axes[0] == "experts" and len(param.shape) > 2
-
-
 def _num_matrices(param: Param) -> int:
-    return param.shape[0] if _is_of_experts(param) else 1
+    return param.shape[0] if param.is_of_experts else 1
 
 
 def _alone(param: Param, index: int) -> Param:

@@ -16,7 +16,7 @@ from quire.ops.adapters import AdaptedWeight
 from quire.ops.coded import Coded
 from quire.ops.grouped_product import ragged_product
 from quire.ops.native_weight import NativeWeight
-from quire.ops.quantized import Packed, gated_product
+from quire.ops.quantized import Grouped, Packed, gated_grouped_product, gated_product, grouped_product
 from quire.ops.rounding import rounded
 
 Activation = Callable[[jax.Array], jax.Array]
@@ -151,16 +151,20 @@ class Experts:
         visits = jnp.bincount(expert.reshape(-1), length=num_experts)  # of each expert
         visited = expert.reshape(-1)[order]
 
-        def product(inputs: jax.Array, name: str) -> jax.Array:
-            """float32 [t * chosen, outputs]"""
-            found, bias = grouped(inputs, weights[name], visits), weights.get(f"{name}_bias")
+        def biased(found: jax.Array, name: str) -> jax.Array:
+            bias = weights.get(f"{name}_bias")
             return found if bias is None else found + bias[visited].astype(jnp.float32).reshape(found.shape)
 
         inputs, share = x[order // chosen], share.reshape(-1)[order][:, None]
         if self.scales_inputs:
             inputs = (inputs.astype(jnp.float32) * share).astype(x.dtype)
-        both = product(inputs, "gate_up").astype(x.dtype).reshape(-1, *parts)
-        outputs = product(gated(self.activation, both), "down")
+        both = biased(grouped(inputs, weights["gate_up"], visits), "gate_up").astype(x.dtype).reshape(-1, *parts)
+        down = weights["down"]
+        if isinstance(down, Packed) and self.activation is jax.nn.silu:
+            outputs = gated_grouped_product(both[:, 0], down, visits)  # one kernel gates, quantises and multiplies
+        else:
+            outputs = grouped(gated(self.activation, both), down, visits)
+        outputs = biased(outputs, "down")
         outputs = outputs if self.scales_inputs else outputs * share
         return jnp.zeros((tokens, embed), jnp.float32).at[order // chosen].add(outputs).astype(x.dtype)
 
@@ -209,5 +213,7 @@ def grouped(x: jax.Array, weights: BaseWeight, sizes: jax.Array) -> jax.Array:
         return weights.grouped_product(x, sizes)
     if isinstance(weights, Coded):
         return weights.grouped_product(x, sizes, grouped)
-    assert isinstance(weights, jax.Array), "experts are quantised by checkpoints alone"
+    if isinstance(weights, Packed | Grouped):
+        return grouped_product(x, weights, sizes, grouped)
+    assert isinstance(weights, jax.Array), "experts are of one kind"
     return ragged_product(x, weights.reshape(weights.shape[0], -1, weights.shape[-1]), sizes)

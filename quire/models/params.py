@@ -59,6 +59,11 @@ class Param:
         return self.num_contracted > 0 or self.is_widened or self.axes[0] == "experts"
 
     @property
+    def is_of_experts(self) -> bool:
+        """True of a matrix for each expert, [experts, ..., inputs]."""
+        return self.axes[0] == "experts" and len(self.shape) > 2
+
+    @property
     def keeps_blocks(self) -> bool:
         """True if each quantisation block of its sources is one of its own."""
         return not self.transposes and self.shape[-1] % BLOCK_SIZE == 0

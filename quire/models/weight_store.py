@@ -8,7 +8,6 @@ import re
 import shutil
 import time
 from collections.abc import Callable, Iterable, Sequence
-from math import prod
 from pathlib import Path
 from threading import Thread, get_ident
 from typing import Any
@@ -21,7 +20,7 @@ from quire.files.tensor_source import file_identities
 from quire.models.checkpoint import for_kernels, leaves, map_params, placed
 from quire.models.model import Model
 from quire.models.params import Param, ParamTree
-from quire.ops.native.int8_product import GROUP, TILE, TILE_GROUP_BYTES
+from quire.ops.native.int8_product import tiles_shape
 from quire.ops.quantized import Packed
 from quire.resolve import as_size
 
@@ -119,12 +118,12 @@ def kept_bytes(folder: Path) -> int:
 
 
 def _kept_shape(param: Param) -> tuple[int, ...]:
-    if not param.num_contracted:
-        return param.shape
-    outer, inner = param.shape[: -param.num_contracted], param.shape[-param.num_contracted :]
-    return -(-prod(outer) // TILE), prod(inner[:-1]) * -(-inner[-1] // GROUP), TILE_GROUP_BYTES
+    if param.is_of_experts:
+        return (param.shape[0], *tiles_shape(param.shape[1:], 1))
+    return tiles_shape(param.shape, param.num_contracted) if param.num_contracted else param.shape
 
 
 def _on_device(array: Array, param: Param) -> Any:
-    weight = Packed(array, param.shape, param.num_contracted) if param.num_contracted else array
+    num_contracted = 1 if param.is_of_experts else param.num_contracted
+    weight = Packed(array, param.shape, num_contracted) if num_contracted else array
     return for_kernels(placed(weight, param, None), param, None)

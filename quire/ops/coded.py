@@ -133,8 +133,7 @@ class Coded:
         """Bytes of the float32 copy that a product makes, at most."""
         if self._multiplies_codes and not self.is_of_experts:
             return 0
-        numbers = prod(self.shape)
-        return 4 * (min(numbers, max(WIDENED_AT_ONCE, numbers // self.shape[0])) if self.is_of_experts else numbers)
+        return experts_widened_bytes(self.shape) if self.is_of_experts else 4 * prod(self.shape)
 
     def product(self, x: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
         """float32 [t, outputs] of x [t, inputs]. The caller rounds it to `dtype`, and may get sums that are rounded."""
@@ -269,6 +268,12 @@ class Parts:
     weights: tuple[Any, ...]  # [rows, inputs] each
     order: Any  # int32 [outputs]: for each the row of the parts, counted through all of them
     shape: tuple[int, ...]
+
+
+def experts_widened_bytes(shape: tuple[int, ...]) -> int:
+    """Bytes of the float32 copies that a product of experts' matrices of this shape has at once, at most."""
+    numbers = prod(shape)
+    return 4 * min(numbers, max(WIDENED_AT_ONCE, numbers // shape[0]))
 
 
 def float_scales(scales: jax.Array) -> jax.Array:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from quire.ops.coded import Axes, Coded, Parts
+from quire.ops.coded import WIDENED_AT_ONCE, Axes, Coded, GroupedProduct, Parts
 from quire.ops.native import int8_product
 from quire.ops.native.int8_product import GROUP
 from quire.ops.native_weight import NativeWeight
@@ -31,9 +31,9 @@ _CHUNK_GROUPS = 1 << 15  # quantised at a time without the kernel, so that tempo
 @partial(jax.tree_util.register_dataclass, data_fields=["tiles"], meta_fields=["shape", "num_contracted"])
 @dataclass(frozen=True)
 class Packed:
-    """A weight in the order in which the kernel reads it."""
+    """A weight in the order in which the kernel reads it, or the matrices of experts, each in that order."""
 
-    tiles: Any  # int8, an array on the host or a device
+    tiles: Any  # int8, an array on the host or a device; those of experts have one axis more
     shape: tuple[int, ...]
     num_contracted: int  # of the last axes
 
@@ -45,6 +45,22 @@ class Grouped:
 
     codes: Any  # int8, of the weight's shape
     scales: Any  # float32 [..., groups]
+
+    def of_experts(self) -> Coded:
+        """The matrices [experts, ..., inputs] as those of a checkpoint, for rows that are rounded already."""
+        return Coded(
+            codes=self.codes,
+            scales=self.scales,
+            zeros=None,
+            index=None,
+            input_scale=None,
+            input_zero=None,
+            shape=self.codes.shape,
+            num_contracted=1,
+            is_of_experts=True,
+            bits=8,
+            group=GROUP,
+        )
 
 
 # Quantised here, or by a checkpoint. Parts may be quantised or not.
@@ -59,6 +75,11 @@ def quantized_row_bytes(size: int) -> int:
 def pack(weight: Array, num_contracted: int) -> Packed:
     """For one CPU with the kernel."""
     return Packed(int8_product.pack(weight, num_contracted), weight.shape, num_contracted)
+
+
+def pack_experts(weight: Array) -> Packed:
+    """The same for a matrix of each expert, [experts, ..., inputs]."""
+    return Packed(int8_product.pack_matrices(weight), weight.shape, 1)
 
 
 def group(weight: Array) -> Grouped:
@@ -84,6 +105,15 @@ def group(weight: Array) -> Grouped:
 def pack_codes(codes: Array, scales: Array, num_contracted: int) -> Packed:
     """A weight that is whole groups already: codes int8 [..., groups, GROUP], their scales [..., groups]."""
     return Packed(int8_product.pack_codes(codes, scales, num_contracted), _shape_of_groups(scales), num_contracted)
+
+
+def pack_codes_of_experts(codes: Array, scales: Array) -> Packed:
+    """The same for a matrix of each expert."""
+    shape = _shape_of_groups(scales)
+    tiles = np.empty((len(scales), *int8_product.tiles_shape(shape[1:], 1)), np.int8)
+    for expert, its in enumerate(zip(codes, scales, strict=True)):
+        tiles[expert] = int8_product.pack_codes(*its, 1)
+    return Packed(tiles, shape, 1)
 
 
 def group_codes(codes: Array, scales: Array) -> Grouped:
@@ -136,6 +166,23 @@ def product(x: jax.Array, weight: QuantizedWeight, num_output_axes: int, dtype: 
 def gated_product(both: jax.Array, weight: Packed) -> jax.Array:
     """float32 [t, outputs] of silu(both[:, 0]) * both[:, 1], both [t, 2, m], with a weight [outputs, m]."""
     return int8_product.product(both, weight.tiles, weight.shape[0], gated=True)
+
+
+def grouped_product(
+    x: jax.Array, weight: Packed | Grouped, sizes: jax.Array, multiply: GroupedProduct, at_once: int = WIDENED_AT_ONCE
+) -> jax.Array:
+    """float32 [n, outputs] of x [n, inputs] with each expert's matrix for the next of the `sizes` rows.
+
+    Without the kernel, `multiply` gets float copies of as many experts as have `at_once` numbers.
+    """
+    if isinstance(weight, Packed):
+        return int8_product.grouped_product(x, weight.tiles, sizes, prod(weight.shape[1:-1]))
+    return weight.of_experts().grouped_product(rounded(x), sizes, multiply, at_once)
+
+
+def gated_grouped_product(both: jax.Array, weight: Packed, sizes: jax.Array) -> jax.Array:
+    """Like `grouped_product`, of silu(both[:, 0]) * both[:, 1], both [n, 2, inputs]."""
+    return int8_product.grouped_product(both, weight.tiles, sizes, prod(weight.shape[1:-1]), gated=True)
 
 
 def rows_of(weight: QuantizedWeight, indices: jax.Array) -> jax.Array:

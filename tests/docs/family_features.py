@@ -43,7 +43,7 @@ def _layers(models: list[Decoder]) -> str:
 
 
 def _experts(models: list[Decoder]) -> str:
-    return "yes" if any(_is_of_experts(param) for model in models for param in _params(model)) else ""
+    return "yes" if any(param.is_of_experts for model in models for param in _params(model)) else ""
 
 
 def _quantised(models: list[Decoder]) -> str:
@@ -51,7 +51,7 @@ def _quantised(models: list[Decoder]) -> str:
     turned = [param for model in models for param in _params(model) if param.transposes and not param.is_widened]
     if not turned:
         return "all but mxfp4"
-    if not all(map(_is_of_experts, turned)):
+    if not all(param.is_of_experts for param in turned):
         return ""
     sources = [tensor for model in models for param in _params(model) for tensor in param.sources]
     biased = any(tensor.name.endswith("_bias") for tensor in sources)  # as experts of four bits are
@@ -115,7 +115,3 @@ def models_page() -> str:
 
 def _params(model: Decoder) -> list[Param]:
     return leaves(model.params()["layers"])
-
-
-def _is_of_experts(param: Param) -> bool:
-    return param.axes[0] == "experts" and len(param.shape) > 2

@@ -8,6 +8,7 @@ import pytest
 
 from quire.executor.memory import weight_bytes
 from quire.models.checkpoint import load_weights
+from quire.models.feed_forward import Experts, SharedExperts
 from quire.models.params import Param, ParamTree
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
@@ -66,6 +67,47 @@ def test_the_kernel_and_xla_compute_the_same_model(name: str) -> None:
     errors = np.abs(first - second).max(axis=1) / np.abs(second).max()
     assert (errors < 1e-5).sum() >= len(tokens) - 1
     assert errors.max() < 0.1
+
+
+EXPERTS = {"qwen3_moe": 0, "mixtral": 0, "gpt_oss": 0, "deepseek_v3": 1, "llama4": 1}  # the first layer that has them
+
+
+def experts_of(part: object, weights: ParamTree) -> tuple[Experts, ParamTree]:
+    if isinstance(part, SharedExperts):
+        part, weights = part.experts, weights["experts"]
+    assert isinstance(part, Experts)
+    return part, weights
+
+
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_have_eight_bits_and_stay_near_float32_row_by_row(name: str) -> None:
+    model = build_model(CASES[name])
+    source, at = NamedTensors(model), EXPERTS[name]
+    both = [load_weights(model, source, dtype="float32", quantize=kind)["layers"][at] for kind in ("none", "int8")]
+    (block, exact), (_, int8) = (experts_of(model.blocks[at].feed_forward, one["feed_forward"]) for one in both)
+    kind = Packed if int8_product.is_fast() else Grouped
+    assert isinstance(int8["gate_up"], kind)
+    assert isinstance(int8["down"], kind)
+    x = np.random.default_rng(0).standard_normal((37, model.hidden_size), dtype=np.float32)
+    run = jax.jit(block)
+    together = np.asarray(run(int8, x))
+    assert 0 < spread(together, np.asarray(run(exact, x))) < 0.03
+    if kind is Packed:
+        alone = np.concatenate([run(int8, x[row : row + 1]) for row in range(len(x))])
+        np.testing.assert_array_equal(alone, together)
+
+
+@pytest.mark.parametrize("name", ["qwen3_moe", "gpt_oss"])
+def test_experts_of_eight_bits_take_a_quarter_of_their_floats(name: str) -> None:
+    wide = {"hidden_size": 128, "intermediate_size": 96, "moe_intermediate_size": 96}  # whole groups
+    model = build_model(CASES[name] | wide)
+    sizes = []
+    for kind in ("none", "int8"):
+        weights = random_weights(model, seed=0, dtype="float32", quantize=kind)
+        assert sum(leaf.nbytes for leaf in jax.tree.leaves(weights)) == weight_bytes(model, "float32", kind, None)
+        _, experts = experts_of(model.blocks[0].feed_forward, weights["layers"][0]["feed_forward"])
+        sizes.append(sum(leaf.nbytes for leaf in jax.tree.leaves([experts["gate_up"], experts["down"]])))
+    assert sizes[1] / sizes[0] == (32 + 4) / (4 * 32)  # codes and a scale for each 32 of them
 
 
 def test_random_weights_are_quantised_as_loaded_ones_are() -> None:

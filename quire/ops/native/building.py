@@ -30,6 +30,7 @@ BASE = Part(
         "quire_tiled_attention",
         "quire_coded_attention",
         "quire_int8_gated_product",
+        "quire_int8_grouped_product",
         "quire_int8_product",
         "quire_layer_norm",
         "quire_place_heads",

@@ -14,6 +14,8 @@ namespace {
 
 constexpr int64_t kPanel = 16;  // blocks of rows that stay in a core's cache while tiles pass by
 constexpr int64_t kTasks = 16;  // into which a product is cut: enough for a core that is disturbed to do fewer
+constexpr int64_t kTaskBytes = 512 << 10;  // of tiles at most: experts may have many rows or few
+constexpr int64_t kFewRows = 12;           // which are quantised before the crew would have begun
 
 int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
@@ -25,7 +27,30 @@ struct Rows {
   bool gated = false;
   int64_t run_groups() const { return ceil_div(run, kGroup); }
   int64_t groups() const { return runs * run_groups(); }
-  int64_t blocks() const { return ceil_div(count, kRowBlock); }
+};
+
+// Rows from `first` to `last`, which meet the same matrix.
+struct Part {
+  const TileGroup* tiles;
+  int64_t first, last;
+};
+
+// Parts in panels of at most kPanel blocks of rows, each of which is in one panel.
+struct Cut {
+  std::vector<Part> panels, blocks;
+  std::vector<int64_t> first_blocks;  // of each panel
+
+  explicit Cut(const std::vector<Part>& parts) {
+    for (const Part& part : parts) {
+      for (int64_t row = part.first; row < part.last; row += kRowBlock) {
+        if ((row - part.first) % (kPanel * kRowBlock) == 0) {
+          panels.push_back({part.tiles, row, std::min(part.last, row + kPanel * kRowBlock)});
+          first_blocks.push_back(blocks.size());
+        }
+        blocks.push_back({part.tiles, row, std::min(part.last, row + kRowBlock)});
+      }
+    }
+  }
 };
 
 // silu(gate) * up
@@ -44,9 +69,9 @@ void pass_gate(const float* gate, const float* up, int64_t count, float* to) {
   std::copy_n(rest[0], count - i, to + i);
 }
 
-void quantize_block(const Rows& rows, int64_t block, RowGroup* to) {
-  const int64_t first = block * kRowBlock, last = std::min(rows.count, first + kRowBlock), per_run = rows.run_groups();
-  for (int64_t row = first; row < last; ++row) {
+void quantize_block(const Rows& rows, const Part& block, RowGroup* to) {
+  const int64_t per_run = rows.run_groups();
+  for (int64_t row = block.first; row < block.last; ++row) {
     const float* x = rows.x + row * rows.runs * rows.run * (rows.gated ? 2 : 1);
     for (int64_t g = 0; g < rows.groups(); ++g) {
       const int64_t at = g % per_run * kGroup;
@@ -57,7 +82,7 @@ void quantize_block(const Rows& rows, int64_t block, RowGroup* to) {
         pass_gate(from, from + rows.run, count, passed);
         from = passed;
       }
-      quantize_row(from, count, row - first, to[g]);
+      quantize_row(from, count, row - block.first, to[g]);
     }
   }
 }
@@ -78,42 +103,53 @@ void multiply_block(const RowGroup* rows, int64_t count, const TileGroup* const*
   }
 }
 
-// out [count, width] = rows times the tiles, of which the last may be wider than what is left of `width`.
-void product(const Rows& rows, const TileGroup* tiles, float* out, int64_t width) {
-  const int64_t groups = rows.groups(), blocks = rows.blocks(), num_tiles = ceil_div(width, kTile);
+// The rows of a panel with the tiles from `first` to `last`, of which the last may be wider than what is left of `width`.
+void multiply_panel(const Part& rows, const RowGroup* quantized, int64_t groups, int64_t first, int64_t last, float* out,
+                    int64_t width) {
+  for (int64_t t = first; t < last; t += kTilesTogether) {
+    // The last tile stands for one that is missing.
+    const TileGroup* these[kTilesTogether];
+    for (int64_t i = 0; i < kTilesTogether; ++i) these[i] = rows.tiles + std::min(t + i, last - 1) * groups;
+    const int64_t channels = std::min(kChannels, width - t * kTile);
+    for (int64_t row = rows.first; row < rows.last; row += kRowsTogether) {
+      const RowGroup* from = quantized + (row - rows.first) / kRowBlock * groups;
+      const int64_t count = std::min(kRowsTogether, rows.last - row);
+      float* to = out + row * width + t * kTile;
+      if (channels == kChannels) {
+        multiply_block(from, count, these, groups, to, width);
+      } else {
+        float whole[kRowsTogether * kChannels];
+        multiply_block(from, count, these, groups, whole, kChannels);
+        for (int64_t r = 0; r < count; ++r) std::copy_n(whole + r * kChannels, channels, to + r * width);
+      }
+    }
+  }
+}
+
+// out [rows, width] of the rows of each part with its tiles. All parts are one call of the crew: waiting for each would
+// leave cores idle as often.
+void product(const Rows& rows, const std::vector<Part>& parts, float* out, int64_t width) {
+  const Cut cut(parts);
+  if (cut.blocks.empty() || width == 0) return;
+  const int64_t blocks = cut.blocks.size(), panels = cut.panels.size();
+  const int64_t groups = rows.groups(), num_tiles = ceil_div(width, kTile);
   thread_local std::vector<RowGroup> scratch;
   if (static_cast<int64_t>(scratch.size()) < blocks * groups) scratch.resize(blocks * groups);
   RowGroup* const quantized = scratch.data();
   Crew& crew = Crew::instance();
-  if (blocks < 4) {
-    for (int64_t block = 0; block < blocks; ++block) quantize_block(rows, block, quantized + block * groups);
+  const auto quantize_one = [&](int64_t block) { quantize_block(rows, cut.blocks[block], quantized + block * groups); };
+  if (rows.count > kFewRows) {
+    crew.run(blocks, quantize_one);
   } else {
-    crew.run(blocks, [&](int64_t block) { quantize_block(rows, block, quantized + block * groups); });
+    for (int64_t block = 0; block < blocks; ++block) quantize_one(block);
   }
-  const int64_t panels = ceil_div(blocks, kPanel);
-  const int64_t steps = ceil_div(num_tiles, kTilesTogether);
-  const int64_t pieces = std::min(steps, std::max<int64_t>(1, kTasks / panels));
-  const int64_t piece = ceil_div(steps, pieces) * kTilesTogether;
+  const int64_t steps = ceil_div(num_tiles, kTilesTogether), bytes = num_tiles * groups * sizeof(TileGroup);
+  const int64_t wanted = std::max({int64_t{1}, kTasks / panels, ceil_div(bytes, kTaskBytes)});
+  const int64_t piece = ceil_div(steps, std::min(steps, wanted)) * kTilesTogether;
+  const int64_t pieces = ceil_div(num_tiles, piece);
   crew.run(pieces * panels, [&](int64_t task) {
-    const int64_t first = task % pieces * piece, last = std::min(num_tiles, first + piece);
-    const int64_t first_block = task / pieces * kPanel, last_block = std::min(blocks, first_block + kPanel);
-    for (int64_t t = first; t < last; t += kTilesTogether) {
-      // The last tile stands for one that is missing.
-      const TileGroup* these[kTilesTogether];
-      for (int64_t i = 0; i < kTilesTogether; ++i) these[i] = tiles + std::min(t + i, num_tiles - 1) * groups;
-      const int64_t channels = std::min(kChannels, width - t * kTile);
-      for (int64_t block = first_block; block < last_block; block += kBlocksTogether) {
-        const int64_t count = std::min(kRowsTogether, rows.count - block * kRowBlock);
-        float* to = out + block * kRowBlock * width + t * kTile;
-        if (channels == kChannels) {
-          multiply_block(quantized + block * groups, count, these, groups, to, width);
-        } else {
-          float whole[kRowsTogether * kChannels];
-          multiply_block(quantized + block * groups, count, these, groups, whole, kChannels);
-          for (int64_t r = 0; r < count; ++r) std::copy_n(whole + r * kChannels, channels, to + r * width);
-        }
-      }
-    }
+    const int64_t panel = task / pieces, first = task % pieces * piece, last = std::min(num_tiles, first + piece);
+    multiply_panel(cut.panels[panel], quantized + cut.first_blocks[panel] * groups, groups, first, last, out, width);
   });
 }
 
@@ -121,7 +157,7 @@ Fault multiply_rows(const Rows& rows, In<int8_t> tiles, Out<float> out) {
   const int64_t width = out.sizes[1];
   const int64_t needed = ceil_div(width, kTile) * rows.groups() * sizeof(TileGroup);
   if (tiles.count() != needed) return "tiles of another shape";
-  product(rows, reinterpret_cast<const TileGroup*>(tiles.data), out.data, width);
+  product(rows, {{reinterpret_cast<const TileGroup*>(tiles.data), 0, rows.count}}, out.data, width);
   return nullptr;
 }
 
@@ -133,6 +169,28 @@ Fault Int8Product(In<float> x, In<int8_t> tiles, Out<float> out) {
 Fault Int8GatedProduct(In<float> x, In<int8_t> tiles, Out<float> out) {
   const auto d = x.sizes;
   return multiply_rows({x.data, d[0], 1, d[2], true}, tiles, out);
+}
+
+// out [n, width] of rows x [n, 1, run], or gated ones [n, 2, run], with the tiles of several matrices: the first sizes[0]
+// rows with those of the first, and so on. Rows beyond the sizes become zero.
+Fault Int8GroupedProduct(In<float> x, In<int8_t> tiles, In<int32_t> sizes, Out<float> out, bool gated) {
+  const int64_t count = x.sizes[0], width = out.sizes[1], matrices = sizes.count();
+  const Rows rows = {x.data, count, 1, x.sizes[2], gated};
+  const int64_t per_matrix = ceil_div(width, kTile) * rows.groups();
+  if (x.sizes[1] != (gated ? 2 : 1)) return "rows of another shape";
+  if (tiles.count() != matrices * per_matrix * static_cast<int64_t>(sizeof(TileGroup))) return "tiles of another shape";
+  const TileGroup* const first = reinterpret_cast<const TileGroup*>(tiles.data);
+  std::vector<Part> parts;
+  int64_t row = 0;
+  for (int64_t e = 0; e < matrices; ++e) {
+    const int64_t own = std::min<int64_t>(sizes.data[e], count - row);
+    if (own <= 0) continue;
+    parts.push_back({first + e * per_matrix, row, row + own});
+    row += own;
+  }
+  product(rows, parts, out.data, width);
+  std::fill(out.data + row * width, out.data + count * width, 0.0f);
+  return nullptr;
 }
 
 }  // namespace
@@ -159,6 +217,7 @@ void pack_tile(const float* weights, int64_t width, int64_t runs, int64_t run, i
 
 QUIRE_OPERATION(quire_int8_product, quire::Int8Product)
 QUIRE_OPERATION(quire_int8_gated_product, quire::Int8GatedProduct)
+QUIRE_OPERATION(quire_int8_grouped_product, quire::Int8GroupedProduct, "gated")
 
 extern "C" bool quire_int8_is_fast() {
 #if defined(QUIRE_NEON) || defined(QUIRE_VNNI) || defined(QUIRE_AVX2)

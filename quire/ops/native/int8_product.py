@@ -23,17 +23,31 @@ def is_fast() -> bool:
     return built is not None and bool(built.quire_int8_is_fast())
 
 
-def pack(weights: Array, num_contracted: int) -> Array:
-    """Weights, whose last `num_contracted` axes are inputs, quantised: int8 [tiles, groups, TILE_GROUP_BYTES]."""
+def tiles_shape(shape: tuple[int, ...], num_contracted: int) -> tuple[int, int, int]:
+    """The shape of the tiles of a weight of this shape, whose last `num_contracted` axes are inputs."""
+    outer, inner = shape[:-num_contracted], shape[-num_contracted:]
+    return -(-math.prod(outer) // TILE), math.prod(inner[:-1]) * -(-inner[-1] // GROUP), TILE_GROUP_BYTES
+
+
+def pack(weights: Array, num_contracted: int, to: Array | None = None) -> Array:
+    """Weights, whose last `num_contracted` axes are inputs, quantised: int8 [tiles, groups, TILE_GROUP_BYTES]. They are
+    written to an array where one is given."""
     built = library()
     assert built is not None
-    *outer, run = weights.shape
-    runs = int(np.prod(weights.shape[len(weights.shape) - num_contracted : -1], dtype=np.int64))
-    width = int(np.prod(outer, dtype=np.int64)) // runs
+    runs, run = math.prod(weights.shape[-num_contracted:-1]), weights.shape[-1]
+    width = math.prod(weights.shape[:-num_contracted])
     weights = np.ascontiguousarray(weights, np.float32)
-    tiles = np.empty((-(-width // TILE), runs * -(-run // GROUP), TILE_GROUP_BYTES), np.int8)
+    tiles = np.empty(tiles_shape(weights.shape, num_contracted), np.int8) if to is None else to
     pointers = [array.ctypes.data_as(ctypes.c_void_p) for array in (weights, tiles)]
     built.quire_int8_pack(pointers[0], *map(ctypes.c_int64, (width, runs, run)), pointers[1])
+    return tiles
+
+
+def pack_matrices(weights: Array) -> Array:
+    """Matrices [e, ..., inputs], each quantised on its own: int8 [e, tiles, groups, TILE_GROUP_BYTES]."""
+    tiles = np.empty((len(weights), *tiles_shape(weights.shape[1:], 1)), np.int8)
+    for one, to in zip(weights, tiles, strict=True):
+        pack(one, 1, to)
     return tiles
 
 
@@ -57,6 +71,15 @@ def product(x: jax.Array, tiles: jax.Array, width: int, *, gated: bool = False) 
     target = "quire_int8_gated_product" if gated else "quire_int8_product"
     call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct((x.shape[0], width), jnp.float32))  # type: ignore[no-untyped-call]
     out: jax.Array = call(x.astype(jnp.float32), tiles)
+    return out
+
+
+def grouped_product(x: jax.Array, tiles: jax.Array, sizes: jax.Array, width: int, *, gated: bool = False) -> jax.Array:
+    """float32 [n, width] of x [n, run] with the tiles [e, ...] of several matrices, each for the next of the `sizes`
+    rows; or of silu(x[:, 0]) * x[:, 1] where x [n, 2, run] is gated. One call for all of them."""
+    call = jax.ffi.ffi_call("quire_int8_grouped_product", jax.ShapeDtypeStruct((x.shape[0], width), jnp.float32))  # type: ignore[no-untyped-call]
+    rows = x if gated else x[:, None]
+    out: jax.Array = call(rows.astype(jnp.float32), tiles, sizes.astype(jnp.int32), gated=gated)
     return out
 
 
