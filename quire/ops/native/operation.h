@@ -6,6 +6,7 @@
 #ifndef QUIRE_OPERATION_H_
 #define QUIRE_OPERATION_H_
 
+#include <algorithm>
 #include <cstdint>
 #include <cstring>
 #include <initializer_list>
@@ -137,11 +138,13 @@ class Call {
 // Calls the function with its parts, the attributes having these names in their order.
 template <typename... Parts>
 XLA_FFI_Error* call(XLA_FFI_CallFrame* frame, Fault (*function)(Parts...), std::initializer_list<const char*> names) {
-  const XLA_FFI_Extension_Base* asked = frame->extension_start;
+  const auto* asked = frame->extension_start;  // the name of its type depends on the version
   if (asked != nullptr && asked->type == XLA_FFI_Extension_Metadata) {  // XLA asks for the version
     XLA_FFI_Metadata* metadata = reinterpret_cast<const XLA_FFI_Metadata_Extension*>(asked)->metadata;
     metadata->api_version.major_version = XLA_FFI_API_MAJOR;
-    metadata->api_version.minor_version = XLA_FFI_API_MINOR;
+    // An XLA older than the headers refuses their version. All that is read here is in every version.
+    const int its = frame->api == nullptr ? XLA_FFI_API_MINOR : frame->api->api_version.minor_version;
+    metadata->api_version.minor_version = std::min(its, XLA_FFI_API_MINOR);
     metadata->traits = 0;
     if (metadata->struct_size >= sizeof(XLA_FFI_Metadata)) metadata->state_type_id = XLA_FFI_UNKNOWN_TYPE_ID;
     return nullptr;
