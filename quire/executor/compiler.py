@@ -156,12 +156,8 @@ class Compiler:
         """A program from the store, or compiled and stored."""
         begun_s = time.monotonic()
         name = self._name(key)
-        program = None if self._store is None else self._store.load(name)
-        is_kept = program is not None
-        if program is None:
-            program = self.compile(key)
-            if self._store is not None:
-                self._store.save(name, program)
+        store, compile = self._store, partial(self.compile, key)
+        program, is_kept = (compile(), False) if store is None else store.make(name, compile)
         # With the time that others were traced in.
         log.debug("%s %s in %.2f s", "loaded" if is_kept else "compiled", key, time.monotonic() - begun_s)
         return program

@@ -1,6 +1,7 @@
 """Compiled programs on disk, so that a second start neither traces nor compiles."""
 
 import contextlib
+import fcntl
 import hashlib
 import logging
 import os
@@ -8,6 +9,7 @@ import pickle
 import re
 import shutil
 import time
+from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -28,6 +30,8 @@ NAME_LENGTH = 32
 NAME = re.compile(rf"[0-9a-f]{{{NAME_LENGTH}}}")  # marks the folders of this store among others
 KEPT_FOLDERS = 64  # those that were used last
 UNFINISHED_S = 3600.0  # after which no process still writes a file
+MAX_CLAIM_S = 120.0  # that one process waits for another to compile a program; one that stands still has no end
+CLAIM_POLL_S = 0.05
 
 
 class ProgramStore:
@@ -52,7 +56,7 @@ class ProgramStore:
         path = self._path(name)
         try:
             stored = path.read_bytes()
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             return None
         try:
             try:
@@ -81,6 +85,41 @@ class ProgramStore:
             with contextlib.suppress(OSError):
                 unfinished.unlink(missing_ok=True)  # on a full disk it would take what is left
 
+    def make(self, name: str, compile: Callable[[], Any]) -> tuple[Any, bool]:
+        """The program of this name, compiled and kept if it is not, and whether it was. Of several engines that want it
+        at the same time one compiles it and the others load it."""
+        was_there = self.has(name)
+        program = self.load(name)
+        if program is not None:
+            return program, True
+        with self._claimed(name) as has_waited:
+            if has_waited or not was_there:  # another may have made it meanwhile
+                program = self.load(name)
+            if program is not None:
+                return program, True
+            program = compile()
+            self.save(name, program)
+            return program, False
+
+    @contextlib.contextmanager
+    def _claimed(self, name: str) -> Iterator[bool]:
+        """The right to make a program, which one process has at a time. True if it was waited for. After MAX_CLAIM_S,
+        and where files cannot be locked, a process goes on without the right."""
+        path = self._path(name).with_suffix(".claim")
+        until_s, has_waited = time.monotonic() + MAX_CLAIM_S, False
+        with contextlib.ExitStack() as stack:
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                file = stack.enter_context(path.open("w"))
+                while not _lock(file.fileno()) and time.monotonic() < until_s:
+                    has_waited = True
+                    time.sleep(CLAIM_POLL_S)
+            except OSError as error:
+                log.debug("%s cannot be locked: %s", path, error)
+            yield has_waited
+            with contextlib.suppress(OSError):
+                path.unlink(missing_ok=True)
+
     def forget_unused(self) -> None:
         """This folder is used now; those that many others were used after are deleted.
 
@@ -107,6 +146,15 @@ class ProgramStore:
 
     def _path(self, name: str) -> Path:
         return self._folder / f"{name}.program"
+
+
+def _lock(file: int) -> bool:
+    """Lock a file until it is closed, or its process ends; False if another process or thread has it locked."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 @cache

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from jax.experimental.serialize_executable import deserialize_and_load
 
 from quire.executor import program_store
 from quire.executor.program_store import KEPT_FOLDERS, ProgramStore
+from tests.patience import WAIT_S
 from tests.shared_programs import shared
 
 
@@ -120,3 +122,85 @@ def test_what_a_process_left_half_written_is_deleted_once_it_is_old(tmp_path: Pa
         os.utime(path, (1, 1))
     store.forget_unused()
     assert {*folder.iterdir()} == {new, program}
+
+
+def add_one() -> Any:
+    return jax.jit(lambda x: x + 1).lower(jnp.zeros(3)).compile()
+
+
+def test_engines_that_want_a_program_at_the_same_time_compile_it_once(tmp_path: Path) -> None:
+    num_compiled = 0
+    others: list[Future[tuple[Any, bool]]] = []
+
+    def wait_for_it() -> tuple[Any, bool]:
+        return ProgramStore(tmp_path, "a model").make("add", lambda: pytest.fail("it is compiled twice"))
+
+    with ThreadPoolExecutor(3) as pool:
+
+        def compile() -> Any:
+            nonlocal num_compiled
+            num_compiled += 1
+            others.extend(pool.submit(wait_for_it) for _ in range(3))
+            return add_one()
+
+        program, was_kept = ProgramStore(tmp_path, "a model").make("add", compile)
+        found = [other.result(WAIT_S) for other in others]
+    assert (num_compiled, was_kept) == (1, False)
+    assert [is_kept for _, is_kept in found] == [True] * 3
+    assert all(one(jnp.ones(3)).tolist() == [2, 2, 2] for one in (program, *(one for one, _ in found)))
+    assert [path.suffix for path in tmp_path.rglob("*.*")] == [".program"], "no claim is left"
+
+
+CLAIMS = """
+import sys, time
+from pathlib import Path
+from quire.executor.program_store import ProgramStore
+def compile():
+    print("compiling", flush=True)
+    sys.stdin.read()
+ProgramStore(Path(sys.argv[1]), "a model").make("add", compile)
+"""
+
+
+def test_a_program_is_compiled_when_the_process_that_began_it_is_killed(tmp_path: Path) -> None:
+    command = [sys.executable, "-c", CLAIMS, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
+        assert other.stdout is not None
+        assert other.stdout.readline() == "compiling\n"
+        with ThreadPoolExecutor(1) as pool:
+            making = pool.submit(ProgramStore(tmp_path, "a model").make, "add", add_one)
+            assert not making.done()
+            other.kill()
+            program, was_kept = making.result(WAIT_S)
+    assert not was_kept
+    assert program(jnp.ones(3)).tolist() == [2, 2, 2]
+
+
+def test_a_process_that_stands_still_is_not_waited_for_for_ever(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(program_store, "MAX_CLAIM_S", 0.0)
+    store = ProgramStore(tmp_path, "a model")
+
+    def compile_within() -> Any:
+        return store.make("add", add_one)[0]
+
+    program, was_kept = store.make("add", compile_within)
+    assert not was_kept
+    assert program(jnp.ones(3)).tolist() == [2, 2, 2]
+
+
+def test_a_damaged_program_is_compiled_again(tmp_path: Path) -> None:
+    store = ProgramStore(tmp_path, "a model")
+    store.make("add", add_one)
+    (path,) = tmp_path.rglob("*.program")
+    path.write_bytes(b"")
+    assert store.make("add", add_one)[1] is False
+    assert store.make("add", add_one)[1] is True
+
+
+def test_a_program_is_made_where_no_file_can_be_locked(tmp_path: Path) -> None:
+    (tmp_path / "programs").write_text("no folder")
+    program, was_kept = ProgramStore(tmp_path / "programs", "a model").make("add", add_one)
+    assert not was_kept
+    assert program(jnp.ones(3)).tolist() == [2, 2, 2]
