@@ -9,6 +9,7 @@ import msgspec
 
 from quire.ipc.framing import Frames, decode_events, frame
 from quire.ipc.messages import PORT_SHIFT, Command, Counts, Hello, PromptBlocks, ToFrontEnd
+from quire.ipc.unix_transport import open_transport
 
 RETRY_S = 0.05
 
@@ -82,7 +83,6 @@ class EngineClient(asyncio.Protocol):
 
 async def connect(address: str, number: int, on_messages: OnMessages, lost: Lost) -> EngineClient:
     """Connect to the engine as front end `number`, once its socket is there."""
-    loop = asyncio.get_running_loop()
     while True:
         line = socket.socket(socket.AF_UNIX)
         line.setblocking(False)
@@ -92,5 +92,4 @@ async def connect(address: str, number: int, on_messages: OnMessages, lost: Lost
             line.close()
             await asyncio.sleep(RETRY_S)
         else:
-            _, client = await loop.create_unix_connection(lambda: EngineClient(number, on_messages, lost), sock=line)
-            return client
+            return await open_transport(lambda: EngineClient(number, on_messages, lost), line)

@@ -12,6 +12,7 @@ from typing import cast
 import msgspec
 
 from quire.ipc.framing import Frames, frame
+from quire.ipc.unix_transport import open_transport
 from quire.ipc.watchdog_timeout import LongestStep
 
 _SET_DEATH_SIGNAL, _SET_NAME = 1, 15  # of prctl
@@ -97,9 +98,7 @@ async def open_link(
     line: socket.socket, on_message: Callable[[ControlMessage], None], lost: Callable[[], None]
 ) -> SupervisorLink:
     """A link over the socket `line`."""
-    loop = asyncio.get_running_loop()
-    _, link = await loop.create_unix_connection(lambda: SupervisorLink(on_message, lost), sock=line)
-    return link
+    return await open_transport(lambda: SupervisorLink(on_message, lost), line)
 
 
 def bind_to_parent(name: str, parent: int) -> None:
