@@ -9,8 +9,11 @@ import pytest
 
 from quire.engine.engine import Engine
 from quire.errors import InvalidSetting
-from quire.ipc.messages import Described, Waiting
+from quire.ipc.client import EngineClient
+from quire.ipc.framing import frame
+from quire.ipc.messages import AdapterTable, Described, Ready, ToFrontEnd, Waiting
 from quire.ipc.supervisor_link import GaveUp
+from quire.server.processes.engine_line import EngineLine
 from quire.server.processes.engine_process import EngineProcess
 from quire.server.processes.front_end import FrontEnd
 from quire.server.settings import ServerSettings
@@ -153,3 +156,30 @@ def test_an_engine_on_another_platform_is_not_used(tmp_path: Path) -> None:
         await asyncio.wait_for(asyncio.gather(*running), WAIT_S)
 
     asyncio.run(run())
+
+
+class Admits:
+    """A front end that sends requests to an engine as soon as it is ready."""
+
+    def __init__(self) -> None:
+        self.heard: list[ToFrontEnd] = []
+
+    def on_described(self, described: Described) -> None: ...
+
+    def on_ready(self, line: EngineLine) -> None:
+        assert line.client is not None
+        line.client.on_messages = self.heard.extend
+
+    def on_waiting(self, line: EngineLine, reason: str) -> None: ...
+
+    def on_lost(self, line: EngineLine, reason: str) -> None: ...
+
+
+def test_what_comes_together_with_the_news_that_an_engine_is_ready_is_not_lost() -> None:
+    """The table of its adapters follows at once."""
+    admits = Admits()
+    line = EngineLine(0, "address", 1, admits)
+    line.client = EngineClient(1, line._on_greetings, line._on_lost)
+    table = AdapterTable(3, {"style": "folder"})
+    line.client.data_received(frame([Ready(100, "cpu")]) + frame([table]))
+    assert admits.heard == [table]

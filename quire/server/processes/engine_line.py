@@ -60,8 +60,8 @@ class EngineLine:
             self.client.close()
 
     def _on_greetings(self, messages: list[ToFrontEnd]) -> None:
-        """Messages of an engine that is not ready yet."""
-        for message in messages:
+        """Messages of an engine that is not ready yet, and those that came together with the last of them."""
+        for count, message in enumerate(messages, start=1):
             if isinstance(message, Described):
                 self._listener.on_described(message)
             elif isinstance(message, Waiting):
@@ -70,8 +70,12 @@ class EngineLine:
                 self.adapters = message
             elif isinstance(message, Ready):
                 self.ready = message
-                if self.client is not None:
+                client = self.client
+                if client is not None:
                     self._listener.on_ready(self)
+                    if client.on_messages != self._on_greetings:  # requests go there now, and the rest is for them
+                        return client.on_messages(messages[count:])
+        return None
 
     def _on_lost(self, reason: str) -> None:
         self.was_lost = self.was_lost or self.ready is not None
