@@ -2,6 +2,7 @@
 
     python bench/quality.py                                   # the default model, and two small random families
     python bench/quality.py --only default                    # the default model alone
+    python bench/quality.py --only "random qwen3_moe"         # a small random family with experts alone
     python bench/quality.py --torch                           # its schemes beside the same ones in torch
     python bench/quality.py --tokens t.npy                    # also write the token ids, [windows, 512]
     python bench/quality.py --logits NAME=l.npy               # also compare another program's logits on those tokens
@@ -24,7 +25,7 @@ import numpy as np
 
 from quire.files.model_files import ModelFiles, locate
 from quire.models.channel_weights import Kind, channel_weight, is_quantized
-from quire.models.checkpoint import Quantize, for_kernels, load_weights
+from quire.models.checkpoint import Quantize, for_kernels, leaves, load_weights
 from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.decoder import Decoder
 from quire.models.formats.quantized_source import open_checkpoint
@@ -47,12 +48,21 @@ SMALL = {"vocab_size": 32768, "hidden_size": 512, "num_hidden_layers": 8, "num_a
 RANDOM_FAMILIES = {
     "random qwen3": {"model_type": "qwen3", "num_key_value_heads": 4, "intermediate_size": 1536, **SMALL},
     "random gemma2": {"model_type": "gemma2", "num_key_value_heads": 4, "intermediate_size": 2048, **SMALL},
+    "random qwen3_moe": {
+        "model_type": "qwen3_moe",
+        "num_key_value_heads": 4,
+        "num_experts": 32,
+        "num_experts_per_tok": 4,
+        "moe_intermediate_size": 384,
+        "norm_topk_prob": True,
+        **SMALL,
+    },
 }
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--only", choices=["default"], help="which models")
+    parser.add_argument("--only", choices=["default", *RANDOM_FAMILIES], help="which model")
     parser.add_argument("--windows", type=int, default=WINDOWS, help=f"of {WINDOW} positions")
     parser.add_argument("--torch", action="store_true", help="beside torch; needs what `make test-parity` installs")
     parser.add_argument("--tokens", help="a file to write the token ids to")
@@ -75,9 +85,11 @@ def main() -> None:
     if options.torch:
         compare_with_torch(files, model, trained, windows)
         return
-    compare("default model", model, trained, windows, others)
-    for name, config in () if options.only else RANDOM_FAMILIES.items():
-        compare(name, *random_family(config), windows % SMALL["vocab_size"], {})
+    if options.only in (None, "default"):
+        compare("default model", model, trained, windows, others)
+    for name, config in RANDOM_FAMILIES.items():
+        if options.only in (None, name):
+            compare(name, *random_family(config), windows % SMALL["vocab_size"], {})
 
 
 def random_family(config: dict[str, Any]) -> tuple[Decoder, Weights]:
@@ -98,6 +110,9 @@ def compare(name: str, model: Decoder, weights: Weights, windows: Array, others:
     report(f"{name}, float32", reference, reference, windows)
     for kind in ("int8", "fp8"):
         report(f"{name}, {kind}", reference, logprobs(model, weights(kind), windows), windows)
+    if any(param.is_of_experts for param in leaves(model.params())):
+        mixed = with_float_experts(model, weights("int8"), weights("none"))
+        report(f"{name}, int8, float32 experts", reference, logprobs(model, mixed, windows), windows)
     for cache in CACHES:
         report(f"{name}, cache {cache}", reference, logprobs(model, weights("none"), windows, cache), windows)
     report(f"{name}, fp8, cache fp8", reference, logprobs(model, weights("fp8"), windows, CACHES[0]), windows)
@@ -131,6 +146,18 @@ def compare_with_torch(files: ModelFiles, model: Decoder, weights: Weights, wind
         source = open_checkpoint(locate(folder))
         assert source is not None
         show("w4a16", given=logprobs(model, load_weights(model, source, dtype="float32"), windows))
+
+
+def with_float_experts(model: Decoder, weights: ParamTree, floats: ParamTree) -> ParamTree:
+    """The weights with the float experts of others."""
+    made: ParamTree = jax.tree.map(
+        lambda param, weight, float_weight: float_weight if param.is_of_experts else weight,
+        model.params(),
+        weights,
+        floats,
+        is_leaf=lambda node: isinstance(node, Param),
+    )
+    return made
 
 
 def by_output(model: Decoder, weights: ParamTree, kind: Kind) -> ParamTree:
