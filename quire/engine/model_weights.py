@@ -9,7 +9,7 @@ from quire.executor.draft import Draft
 from quire.executor.memory import weight_sizes
 from quire.executor.program_store import sources_digest
 from quire.files.progress import Progress
-from quire.models.checkpoint import Placement, leaves, load_weights, stored_names
+from quire.models.checkpoint import Placement, leaves, load_weights, stored_names, stored_params
 from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.params import ParamTree
 from quire.models.random_weights import random_weights
@@ -50,7 +50,8 @@ def describe_experts(deployment: Deployment) -> dict[str, str]:
     kind = resolved.dtype if resolved.quantize == "none" else resolved.quantize
     if quantize == "none" and quantized is not None:
         stored = stored_names(model, quantized)
-        if quantized.layout(stored[params[0].sources[0].name]) is not None:
+        first = next(param for param in leaves(stored_params(model, quantized)) if param.is_of_experts)
+        if quantized.layout(stored[first.sources[0].name]) is not None:
             kind = f"the checkpoint's type: {quantized.quantization.summary}"
     num_bytes = weight_sizes(model, quantized, resolved.dtype, quantize, deployment.mesh).expert_bytes
     layers = len(params) // 2  # gates with ups, and downs

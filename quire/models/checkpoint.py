@@ -61,7 +61,7 @@ def load_weights(
     """
     stored = stored_names(model, source)
     infos = source.tensors()
-    params = model.params()
+    params = stored_params(model, source)
 
     def names(param: Param) -> list[str]:
         return [stored[tensor.name] for tensor in param.sources]
@@ -116,6 +116,7 @@ def weights_like(
 ) -> ParamTree:
     """The shapes, dtypes and places of what `load_weights` gives on devices other than one CPU."""
     stored = stored_names(model, source) if isinstance(source, QuantizedSource) else {}
+    params = model.params() if source is None else stored_params(model, source)
 
     def like(param: Param) -> Any:
         weight: Any = jax.ShapeDtypeStruct(param.shape, jnp.dtype(param.dtype(dtype)))  # type: ignore[no-untyped-call]
@@ -131,7 +132,7 @@ def weights_like(
         made = map_arrays(place, weight, param.axes)
         return direct(made) if jax.default_backend() == "gpu" else made
 
-    return map_params(like, model.params())
+    return map_params(like, params)
 
 
 def is_grouped(param: Param, quantize: Quantize) -> bool:
@@ -232,7 +233,9 @@ def stored_names(model: Model, source: TensorSource) -> dict[str, str]:
             problems["twice"].append(f"{canonical} (as {found[canonical]} and {name})")
         found[canonical] = name
 
-    declared = {tensor.name: tensor.shape for param in leaves(model.params()) for tensor in param.sources}
+    params = leaves(stored_params(model, source))
+    declared = {tensor.name: tensor.shape for param in params for tensor in param.sources}
+    fused = {tensor.name: param.apart for param in params if param.apart is not None for tensor in param.sources}
     for name, shape in declared.items():
         if name not in found:
             problems["missing"].append(f"{name} {list(shape)}")
@@ -240,7 +243,13 @@ def stored_names(model: Model, source: TensorSource) -> dict[str, str]:
         info = infos[found[name]]
         if info.shape != shape:
             problems["misshapen"].append(f"{name} is {list(info.shape)}, the config says {list(shape)}")
-        if info.dtype not in _FLOATS:
+        if info.dtype not in _FLOATS and name in fused:
+            alone = fused[name].sources[0].name
+            problems["quantised"].append(
+                f"{name} is {info.dtype}; experts that are stored in one tensor are read in {', '.join(_FLOATS)}, "
+                f"quantised ones where each has its own, as {alone}"
+            )
+        elif info.dtype not in _FLOATS:
             problems["wrong dtype"].append(f"{name} is {info.dtype}, supported are {', '.join(_FLOATS)}")
     extra = [name for canonical, name in found.items() if canonical not in declared]
     if isinstance(source, QuantizedSource):
@@ -251,6 +260,12 @@ def stored_names(model: Model, source: TensorSource) -> dict[str, str]:
         lines = [f"{len(names)} {kind}: {listed(names)}" for kind, names in problems.items() if names]
         raise InvalidCheckpoint("the checkpoint does not fit the model: " + "; ".join(lines))
     return {name: found[name] for name in declared}
+
+
+def stored_params(model: Model, source: TensorSource) -> ParamTree:
+    """The model's params, each in the form whose tensors the checkpoint has."""
+    names = {canonical for name in source.tensors() if (canonical := model.canonical_name(name)) is not None}
+    return map_params(lambda param: param.of(names), model.params())
 
 
 def map_params(make: Callable[[Param], Any], params: ParamTree) -> ParamTree:

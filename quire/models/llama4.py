@@ -12,7 +12,7 @@ from quire.models.projection import router
 from quire.models.rope import Rope, read_rope
 from quire.models.routing import SigmoidRouter
 from quire.models.smollm3 import read_rotated_layers
-from quire.models.standard import Sizes, attention, decoder, gated_mlp, read_expert_counts, read_sizes
+from quire.models.standard import Sizes, attention, decoder, experts, gated_mlp, read_expert_counts, read_sizes
 from quire.models.temperature import QueryTemperature
 
 # Of the config class, which files may leave out.
@@ -96,7 +96,10 @@ def _read_temperature(fields: Fields) -> QueryTemperature | None:
 def _read_moe_layers(fields: Fields, sizes: Sizes) -> set[int]:
     """The layers with experts."""
     if "moe_layers" in fields:
-        return set(fields.integers("moe_layers"))
+        found = set(fields.integers("moe_layers"))
+        if outside := sorted(index for index in found if not 0 <= index < sizes.layers):
+            raise fields.invalid("moe_layers", f"there is no layer {outside[0]}; the last one is {sizes.layers - 1}")
+        return found
     step = fields.integer("interleave_moe_layer_step", 1)
     return set(range(step - 1, sizes.layers, step))
 
@@ -112,8 +115,10 @@ def _read_head_norm(fields: Fields, sizes: Sizes, rope: Rope, eps: float) -> Pla
 
 
 def _experts(name: str, sizes: Sizes, mlp: int, count: int, activation: Activation, choice: SigmoidRouter) -> Experts:
-    """All experts of a layer are one tensor, of rows of inputs. Gates come first among the outputs, then ups."""
+    """All experts of a layer are one tensor, of rows of inputs: gates come first among the outputs, then ups. Tools
+    that quantise store each expert on its own, as other families do."""
     both, down = Tensor(f"{name}.gate_up_proj", (count, sizes.embed, 2 * mlp)), (count, mlp, sizes.embed)
+    apart = experts(name, sizes, mlp, count, activation, choice)
     return Experts(
         activation,
         choice,
@@ -123,6 +128,7 @@ def _experts(name: str, sizes: Sizes, mlp: int, count: int, activation: Activati
             (both,),
             lambda tensors: np.swapaxes(tensors[0], 1, 2),
             transposes=True,
+            apart=apart.gate_up,
         ),
         down=Param(
             (count, sizes.embed, mlp),
@@ -130,6 +136,7 @@ def _experts(name: str, sizes: Sizes, mlp: int, count: int, activation: Activati
             (Tensor(f"{name}.down_proj", down),),
             lambda tensors: np.swapaxes(tensors[0], 1, 2),
             transposes=True,
+            apart=apart.down,
         ),
         scales_inputs=True,
     )

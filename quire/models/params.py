@@ -1,6 +1,6 @@
 """One declaration per weight, from which its shape, sharding and loading follow."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,10 +39,17 @@ class Param:
     transposes: bool = False  # `join` moves numbers along the last axis of its sources, not only whole rows
     is_float32: bool = False  # whatever the dtype of the others
     is_widened: bool = False  # a matrix for each head: floats, also of a quantised checkpoint
+    apart: "Param | None" = None  # the same weight from other tensors, for checkpoints that have those
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.axes), f"{self.sources}: {self.shape} against {self.axes}"
         assert self.join is not None or len(self.sources) == 1, f"{self.sources} need a join"
+
+    def of(self, names: Container[str]) -> "Param":
+        """The form whose tensors a checkpoint has; this one where it has neither."""
+        if self.apart is None or any(tensor.name in names for tensor in self.sources):
+            return self
+        return self.apart if any(tensor.name in names for tensor in self.apart.sources) else self
 
     def assemble(self, tensors: Sequence[Array]) -> Array:
         """The weight, from its source tensors in the order of `sources`; or its blocks, from theirs."""

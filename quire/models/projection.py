@@ -187,7 +187,8 @@ def split_mlp(param: Param, parts: int, axis: int = 0) -> Param:
         split = fused.reshape(*before, 2, parts, mlp // parts, *fused.shape[axis + 3 :])
         return np.swapaxes(split, axis, axis + 1)
 
-    return replace(param, shape=(*before, parts, 2, mlp // parts, *after), join=join)
+    apart = None if param.apart is None else split_mlp(param.apart, parts, axis)
+    return replace(param, shape=(*before, parts, 2, mlp // parts, *after), join=join, apart=apart)
 
 
 def copy_keys(param: Param, copies: int) -> Param:

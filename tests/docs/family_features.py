@@ -51,6 +51,8 @@ def _quantised(models: list[Decoder]) -> str:
     turned = [param for model in models for param in _params(model) if param.transposes and not param.is_widened]
     if not turned:
         return "all but mxfp4"
+    if all(param.apart is not None for param in turned):
+        return "all but mxfp4; experts that are stored one by one"
     if not all(param.is_of_experts for param in turned):
         return ""
     sources = [tensor for model in models for param in _params(model) for tensor in param.sources]

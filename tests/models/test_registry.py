@@ -69,6 +69,14 @@ def test_an_unknown_rope_is_refused_by_field_and_value(rope: dict[str, Any], fie
     assert f"{field} = {value!r}" in str(refusal.value)
 
 
+@pytest.mark.parametrize("layer", [4, -1])
+def test_a_layer_of_experts_that_the_model_does_not_have_is_refused_by_its_number(layer: int) -> None:
+    with pytest.raises(
+        InvalidCheckpoint, match=rf"moe_layers = \[1, {layer}\]: there is no layer {layer}; the last one is 3"
+    ):
+        build_model({**CASES["llama4"], "moe_layers": [1, layer]})
+
+
 def test_a_rope_that_scales_heads_which_are_normalised_after_it_is_refused() -> None:
     rope = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}
     with pytest.raises(UnsupportedModel, match=r"llama4_text: rope_scaling = .*with use_qk_norm a rope must not scale"):
