@@ -75,8 +75,9 @@ class Process:
     """An engine process."""
 
     def __init__(self, seat: "Seat") -> None:
-        chosen = limits(max_batch_size=16, max_step_tokens=64, num_pages=400)
-        hooks: dict[str, Any] = {seat.world.hook: seat.world.dies}
+        state: dict[str, Any] = {} if not seat.world.snapshots else {"snapshots": seat.world.snapshots}
+        chosen = limits(max_batch_size=16, max_step_tokens=64, num_pages=400, **state)
+        hooks: dict[str, Any] = {seat.world.hook: seat.world.dies, "num_snapshots": chosen.snapshots}
         executor = FakeExecutor(chosen.num_pages, chosen.page_size, chosen.max_batch_size, **hooks)
         clock = seat.world.clock
         self.engine = Engine(Scheduler(chosen, clock), executor, clock=clock)
@@ -141,10 +142,14 @@ class Worker:
 class World:
     """Engines and workers. What happens next is drawn from all that could."""
 
-    def __init__(self, seed: int, dies: Dies, hook: str, num_engines: int, num_workers: int) -> None:
+    def __init__(
+        self, seed: int, dies: Dies, hook: str, num_workers: int, snapshots: int = 0, num_engines: int = 2
+    ) -> None:
+        """`snapshots`: of the state that slots have beside pages; 0 where they have none."""
         self.chance = random.Random(seed)
         self.dies = dies
         self.hook = hook
+        self.snapshots = snapshots
         self.now = 100.0
         self.seats = [Seat(self, number) for number in range(num_engines)]
         self.workers = [Worker(self, 1 + number, num_engines, num_workers) for number in range(num_workers)]
@@ -224,9 +229,9 @@ class World:
         return f"placements {placements}, engines {engines}"
 
 
-def run(seed: int, num_workers: int, culprits: set[int], count: int, after: int, hook: str) -> None:
+def run(seed: int, num_workers: int, culprits: set[int], count: int, after: int, hook: str, snapshots: int = 0) -> None:
     async def act() -> None:
-        world = World(seed, Dies(after=after), hook, num_engines=2, num_workers=num_workers)
+        world = World(seed, Dies(after=after), hook, num_workers, snapshots)
         asked = requests(count, culprits)
         check(world.run(asked), asked, culprits)
 
@@ -238,3 +243,8 @@ def run(seed: int, num_workers: int, culprits: set[int], count: int, after: int,
 @pytest.mark.parametrize("seed", range(8))
 def test_every_request_gets_its_end_in_whatever_order_things_happen(seed: int, num_workers: int, hook: str) -> None:
     run(seed, num_workers, {seed % 9}, 9, after=3 + seed % 4, hook=hook)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_recurrent_layers_go_on_in_another_engine_with_snapshots_of_its_own(seed: int) -> None:
+    run(seed, 1 + seed % 2, {seed % 9}, 9, after=3 + seed % 4, hook="before_submit", snapshots=4)
