@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests.compiling import flags
 from tests.patience import WAIT_S
 from tests.process_log import unshown
 from tests.shared_programs import FOLDER
@@ -84,6 +85,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "Load
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)  # with it programs are not kept on a CPU
+    if "gpu" not in config.getoption("-m"):
+        os.environ["XLA_FLAGS"] = flags(os.environ.get("XLA_FLAGS", ""))  # JAX reads it when it is first used
     if FOLDER not in os.environ:
         os.environ[FOLDER] = folder = tempfile.mkdtemp(prefix="quire-programs-")
         config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))

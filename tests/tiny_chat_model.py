@@ -1,5 +1,6 @@
 """A model small enough to compile in a moment, whose tokens are bytes: written as a folder that Quire can read."""
 
+import contextlib
 import json
 import os
 from pathlib import Path
@@ -7,6 +8,8 @@ from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
+
+from quire.cache_folder import cache_folder
 
 END = "<|end|>"
 CONFIG = {
@@ -57,4 +60,6 @@ def program_folder(factory: pytest.TempPathFactory) -> Path:
     base = factory.getbasetemp()
     folder = (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "tiny-programs"
     folder.mkdir(exist_ok=True)
+    with contextlib.suppress(FileExistsError):  # the native library is that of the user: it takes long to build
+        (folder / "native").symlink_to(cache_folder() / "native")
     return folder

@@ -1,6 +1,7 @@
 """The default model, from its package to its answers."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from quire.models.params import ParamTree
 from quire.models.registry import build_model
 from quire.text.chat import load_chat_templates
 from quire.text.tokenizer import load_tokenizer
+from tests.compiling import AS_SERVED
 from tests.default_model.make import prompt_token_ids
 from tests.models.gguf_reference import transformers_model
 from tests.models.tiny import attend_pages, rows_of, whole_logits
@@ -50,7 +52,7 @@ def greedy(model: Model, weights: ParamTree, prompts: list[list[int]], count: in
     layout = page_layout(model.layers, PAGE_SIZE, pages_per_row * PAGE_SIZE, jnp.float32, max_groups=1)
     pages = layout.empty(rows * pages_per_row + 1)
 
-    @jax.jit
+    @partial(jax.jit, compiler_options=AS_SERVED)
     def step(weights: ParamTree, context: TokenContext, rows: jax.Array, last: jax.Array, pages: Any) -> Any:
         states = PagedStates(layout, pages, [rows_of(table, rows, context.positions, PAGE_SIZE)])
         hidden, states = model.forward(weights, context, states, PlatformOps(attend_pages))

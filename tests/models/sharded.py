@@ -1,7 +1,6 @@
 """Run by test_sharded.py in a process with 8 devices: sharded models against the same on one device."""
 
 import sys
-from functools import partial
 from typing import Any
 
 import jax
@@ -17,7 +16,7 @@ from quire.models.params import Param, ParamTree
 from quire.models.registry import build_model
 from quire.sharding import key_copies, sharding, tensor_mesh
 from tests.models.cases import CASES
-from tests.models.tiny import COMPILE_QUICKLY, NamedTensors, attend_pages, one_row, prompt, relative_error
+from tests.models.tiny import NamedTensors, attend_pages, one_row, prompt, relative_error
 
 TOKENS = 12
 OF_TWO_KINDS = ("gpt_oss", "deepseek_v3", "llama4")  # of layers; of the others one layer is enough
@@ -30,7 +29,7 @@ def logits(
 ) -> np.ndarray[Any, Any]:
     layout = page_layout(model.layers, 4, TOKENS, jnp.float32, mesh, max_groups=1, page_dtype=page_dtype)
 
-    @partial(jax.jit, compiler_options=COMPILE_QUICKLY)
+    @jax.jit
     def run(weights: ParamTree, pages: list[Any]) -> jax.Array:
         context = TokenContext(jnp.asarray(prompt(TOKENS, model.vocab_size)), jnp.arange(TOKENS))
         states = PagedStates(layout, pages, [one_row(jnp.asarray([[2, 1, 3]]), context.positions)])

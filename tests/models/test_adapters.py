@@ -21,7 +21,7 @@ from quire.models.registry import FAMILIES, build_model
 from quire.ops.attention import whole_sequence
 from tests.models.adapter_files import Merged, modules_of, write_adapter
 from tests.models.cases import CASES, PROMPT_LENGTH, VOCAB_SIZE
-from tests.models.tiny import COMPILE_QUICKLY, NamedTensors, prompt, relative_error, whole_logits
+from tests.models.tiny import NamedTensors, prompt, relative_error, whole_logits
 
 # The families, and the mechanisms that change how weights are joined.
 NAMES = [name for name in CASES if name in FAMILIES] + ["gemma3", "llama-biases", "llama-one-key"]
@@ -45,7 +45,7 @@ def adapted(model: Model, tokens: list[int]) -> Callable[[ParamTree, list[Any], 
         hidden, _ = model.forward(weights, context, NoStates(), PlatformOps(whole_sequence))
         return model.logits(weights, hidden)
 
-    compiled = jax.jit(run, compiler_options=COMPILE_QUICKLY)
+    compiled = jax.jit(run)
     return lambda weights, stacks, row: np.asarray(compiled(weights, stacks, jnp.full(len(tokens), row, jnp.int32)))
 
 

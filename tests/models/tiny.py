@@ -3,7 +3,6 @@
 import math
 import zlib
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import jax
@@ -24,8 +23,6 @@ from quire.ops.slot_access import slot_access
 from quire.ops.step_attention import PLAIN, step_attention
 
 PAGE_SIZE = 4
-# Tiny models run for less time than they take to compile.
-COMPILE_QUICKLY = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 CHUNK = 8  # tokens a step computes at most; the others of it are padding
 
 
@@ -93,7 +90,7 @@ class PagedRun:
         self._length = 0
         self._weights = weights
 
-        @partial(jax.jit, compiler_options=COMPILE_QUICKLY)
+        @jax.jit
         def step(weights: ParamTree, context: TokenContext, state: Any) -> tuple[jax.Array, Any]:
             pages, slot_arrays = state
             by_slot = slot_access(jnp.zeros_like(context.positions), context.positions, one_tile(context.positions), 1)
@@ -132,7 +129,7 @@ class PagedRun:
 def whole_logits(model: Model, weights: ParamTree, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
     """The logits after each token, from the forward without pages."""
 
-    @partial(jax.jit, compiler_options=COMPILE_QUICKLY)
+    @jax.jit
     def run(weights: ParamTree) -> jax.Array:
         count = len(tokens)
         context = TokenContext(jnp.asarray(tokens), jnp.arange(count), lengths=jnp.full(count, count))

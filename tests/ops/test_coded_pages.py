@@ -16,7 +16,6 @@ from quire.ops.kernels import NATIVE
 from quire.ops.native import library
 from quire.ops.pages import CodedPages, KVWriteTargets, Tiles, coded, read_pages, read_tokens, written
 from quire.ops.step_attention import PLAIN
-from tests.models.tiny import COMPILE_QUICKLY
 from tests.ops.test_attention import dense
 from tests.ops.test_tiled_attention import interpreted
 
@@ -96,7 +95,7 @@ def test_every_kernel_attends_to_the_rounded_numbers(name: str, dtype: str, more
     rng = np.random.default_rng(4)
     starts, lengths = np.asarray([70, 3, 40]), np.asarray([1, 1, 30])
     table = np.zeros((3, 5), np.int32)
-    attend = jax.jit(partial(KERNELS[name], spec), compiler_options=COMPILE_QUICKLY)
+    attend = jax.jit(partial(KERNELS[name], spec))
     for row, (start, length) in enumerate(zip(starts, lengths, strict=True)):
         end = start + length
         own = rng.permutation(NUM_PAGES - 1)[: -(-end // PAGE_SIZE)] + 1

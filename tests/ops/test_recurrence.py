@@ -1,6 +1,5 @@
 """The recurrence of a step's tokens, in any cut and beside any others, against the definition token by token."""
 
-from functools import partial
 from typing import Any
 
 import jax
@@ -13,7 +12,6 @@ from quire.ops.native import recurrence as native
 from quire.ops.pages import TILE, Tiles
 from quire.ops.recurrence import PLAIN, Recurrence, RecurrentKernels, RecurrentOps, recur_one_by_one
 from quire.ops.slot_access import slot_access
-from tests.models.tiny import COMPILE_QUICKLY
 
 Array = np.ndarray[Any, Any]
 
@@ -95,7 +93,7 @@ def outputs(kernels: RecurrentKernels, corrects: bool, steps: list[dict[int, tup
     matrices = jnp.full((SLOTS + 1, HEADS, GROUP, KEYS, VALUES), jnp.nan)
     found: dict[int, list[Array]] = {}
 
-    @partial(jax.jit, compiler_options=COMPILE_QUICKLY)
+    @jax.jit
     def run(tokens: Recurrence, matrices: jax.Array, places: Any) -> tuple[jax.Array, jax.Array]:
         return kernels.recur(corrects, tokens, matrices, slot_access(*places, SLOTS))
 
@@ -169,7 +167,7 @@ def test_the_convolution_continues_over_steps(name: str) -> None:
     np.testing.assert_allclose(whole, (windows * np.asarray(weight)).sum(-1) + np.asarray(bias), rtol=1e-5, atol=1e-5)
     right = [np.asarray(ops.convolve(one, weight, bias, None)[0]) for one in jnp.asarray(inputs)]
 
-    @partial(jax.jit, compiler_options=COMPILE_QUICKLY)
+    @jax.jit
     def step(x: jax.Array, state: jax.Array, places: Any) -> tuple[jax.Array, jax.Array]:
         return ops.kernels.convolve(x, weight, bias, state, slot_access(*places, SLOTS))
 

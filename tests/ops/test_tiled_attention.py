@@ -22,7 +22,6 @@ from quire.ops.kernels import NATIVE, kernels_for
 from quire.ops.pages import TILE, Pages, Tiles
 from quire.ops.step_attention import PLAIN
 from quire.ops.tiled_attention import SPAN, tiled_attention
-from tests.models.tiny import COMPILE_QUICKLY
 from tests.ops.test_attention import dense, first_seen, sinks_of
 
 Array = np.ndarray[Any, Any]
@@ -105,7 +104,7 @@ def cases(draw: st.DrawFn) -> tuple[Shape, list[Tile]]:
 
 @cache
 def compiled(implementation: str, spec: AttentionSpec) -> Any:
-    return jax.jit(partial(IN_USE[implementation], spec), compiler_options=COMPILE_QUICKLY)
+    return jax.jit(partial(IN_USE[implementation], spec))
 
 
 def tiles_of(tiles: list[Tile], num_single: int) -> Tiles:
