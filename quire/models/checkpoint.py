@@ -30,7 +30,6 @@ from quire.ops.quantized import (
     map_arrays,
     pack,
     pack_codes,
-    pack_codes_of_experts,
     pack_experts,
 )
 from quire.sharding import put
@@ -151,8 +150,6 @@ def quantized(host: Array, param: Param, placement: Placement | None) -> Quantiz
     packs = placement is None and jax.default_backend() == "cpu" and int8_product.is_fast()
     if host.dtype == BLOCK:
         codes, scales = host["codes"], host["scale"]
-        if packs and param.is_of_experts:
-            return pack_codes_of_experts(codes, scales)
         return pack_codes(codes, scales, param.num_contracted) if packs else group_codes(codes, scales)
     if packs and param.is_of_experts:
         return pack_experts(host)
@@ -180,8 +177,8 @@ def direct(weight: Any) -> Any:
 
 
 def _read_blocks(param: Param, source: TensorSource, names: Sequence[str]) -> Array | None:
-    """The weight in quantisation blocks, if all of its sources are stored in such."""
-    if not param.keeps_blocks or not isinstance(source, BlockSource):
+    """The weight in quantisation blocks, if all of its sources are stored in such, as no experts are."""
+    if not param.keeps_blocks or param.is_of_experts or not isinstance(source, BlockSource):
         return None
     tensors = []
     for name in names:

@@ -107,15 +107,6 @@ def pack_codes(codes: Array, scales: Array, num_contracted: int) -> Packed:
     return Packed(int8_product.pack_codes(codes, scales, num_contracted), _shape_of_groups(scales), num_contracted)
 
 
-def pack_codes_of_experts(codes: Array, scales: Array) -> Packed:
-    """The same for a matrix of each expert."""
-    shape = _shape_of_groups(scales)
-    tiles = np.empty((len(scales), *int8_product.tiles_shape(shape[1:], 1)), np.int8)
-    for expert, its in enumerate(zip(codes, scales, strict=True)):
-        tiles[expert] = int8_product.pack_codes(*its, 1)
-    return Packed(tiles, shape, 1)
-
-
 def group_codes(codes: Array, scales: Array) -> Grouped:
     """The same for everything else."""
     return Grouped(codes.copy().reshape(_shape_of_groups(scales)), scales.astype(np.float32))

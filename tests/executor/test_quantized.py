@@ -38,6 +38,17 @@ def test_answers_do_not_depend_on_scheduling(rig: Rig) -> None:
         assert run.tokens() == expected.tokens(), settings
 
 
+def test_answers_of_experts_do_not_depend_on_scheduling() -> None:
+    """Whichever rows visit the same expert, and however many."""
+    with quickly_compiled():
+        rig = Rig({**CASES["qwen3_moe"], "num_hidden_layers": 1}, SHAPES, quantize="int8")
+        requests = workload(rig, 12, longest=40)
+        expected = rig.run(requests)
+        assert not expected.failures
+        for settings in SCHEDULES[:2]:
+            assert rig.run(requests, **settings).tokens() == expected.tokens(), settings
+
+
 def test_answers_do_not_depend_on_which_programs_are_ready(rig: Rig) -> None:
     """As while a server starts: a prompt runs in a large program until a smaller one is there."""
     drawn = SamplingParams(temperature=1.0)

@@ -19,7 +19,6 @@ from quire.ops.quantized import (
     group,
     grouped_product,
     pack,
-    pack_codes_of_experts,
     pack_experts,
     product,
     rounded,
@@ -110,15 +109,11 @@ def test_what_is_not_a_number_shows_in_its_own_row_alone(wrong: float) -> None:
 
 
 @native
-def test_experts_are_packed_as_matrices_are_and_codes_are_taken_over() -> None:
+def test_experts_are_packed_as_matrices_are() -> None:
     weight = normal(3, 20, 64)
     packed = pack_experts(weight)
     for expert, tiles in enumerate(packed.tiles):
         np.testing.assert_array_equal(tiles, pack(weight[expert], 1).tiles)
-    parts = group(weight)
-    taken = pack_codes_of_experts(parts.codes.reshape(3, 20, 2, 32), parts.scales)
-    assert taken.shape == packed.shape
-    np.testing.assert_array_equal(taken.tiles, packed.tiles)
 
 
 @compiled
