@@ -222,12 +222,6 @@ def batches(room: int) -> Iterator[tuple[str, str, bytes]]:
 
 def worst_bodies(room: int) -> Iterator[tuple[str, str, bytes]]:
     """Routes, shapes and bodies of at most `room` bytes."""
-    yield from ((CHATS[0], shape, body) for shape, body in chats(room))
-    yield from ((MESSAGES[0], shape, body) for shape, body in messages(room))
-    yield from ((RESPONSES[0], shape, body) for shape, body in responses(room))
-    yield from ((TEXTS[0], shape, body) for shape, body in texts(room))
-    yield from ((INPUTS[0], shape, body) for shape, body in inputs(room))
-    # The others do the same with what they are sent, so a few shapes tell.
     for routes, shapes in (
         (CHATS, chats),
         (MESSAGES, messages),
@@ -236,6 +230,8 @@ def worst_bodies(room: int) -> Iterator[tuple[str, str, bytes]]:
         (INPUTS, inputs),
     ):
         of_each = [*shapes(room)]
+        yield from ((routes[0], shape, body) for shape, body in of_each)
+        # The others do the same with what they are sent, so a few shapes tell.
         yield from ((route, shape, body) for route in routes[1:] for shape, body in (of_each[0], of_each[-1]))
     yield from batches(room)
 
