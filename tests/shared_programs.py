@@ -7,31 +7,18 @@ XLA does not write those whole that it has read.
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import cache
 from typing import Any
+
+from tests.compiling import flags
 
 FOLDER = "QUIRE_TESTS_PROGRAMS"  # a variable that names the folder, set by conftest.py
 
 
 def environment(num_devices: int) -> dict[str, str]:
     """For a process that shares all its programs, and compiles them quickly, for so many devices."""
-    options = {"xla_force_host_platform_device_count": num_devices, **without_emitters()}
-    flags = " ".join(f"--{name}={value}".lower() for name, value in options.items())
+    its_flags = flags(f"--xla_force_host_platform_device_count={num_devices}")
     how = {"JAX_COMPILATION_CACHE_DIR": os.environ[FOLDER], "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
-    return {**os.environ, **how, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
-
-
-@cache
-def without_emitters() -> dict[str, Any]:
-    """The option of the compiler that leaves out what takes half of its time, where this XLA still knows it."""
-    import jax
-
-    option = {"xla_cpu_use_fusion_emitters": False}
-    try:
-        jax.jit(lambda x: x).lower(0).compile(option)
-    except jax.errors.JaxRuntimeError:
-        return {}
-    return option
+    return {**os.environ, **how, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": its_flags}
 
 
 @contextmanager

@@ -32,14 +32,13 @@ from quire.models.params import ParamTree
 from quire.models.registry import build_model
 from quire.ops.attention import whole_sequence
 from quire.request import FinishReason, Request
-from tests import compiling
+from tests.compiling import QUICKLY
 from tests.models.cases import CASES
 from tests.models.tiny import NamedTensors
-from tests.shared_programs import shared, without_emitters
+from tests.shared_programs import shared
 
 Array = np.ndarray[Any, Any]
 
-QUICKLY = compiling.QUICKLY | without_emitters()
 VOCAB_SIZE = 300  # no multiple of the sampler's blocks, nor of a mask's words
 MAX_LENGTH = 192  # of a prompt and its answer
 SHAPES = Shapes(
