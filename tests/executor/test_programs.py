@@ -33,6 +33,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.pages import Segments
 from quire.ops.step_attention import PLAIN
 from quire.request import Request, SamplingParams
+from tests.compiling import AS_SERVED
 from tests.executor.rig import FEW_SHAPES, Rig, config_of, quickly_compiled
 from tests.executor.sampling import slot_start
 from tests.executor.test_schedules import check
@@ -88,9 +89,8 @@ def test_no_step_copies_a_page_array_where_attention_is_xlas(
     step = partial(forward, Compiled(model, PLAIN, SHAPES, executor.programs.compiler.layout), shape)
     state = jax.eval_shape(executor.programs.compiler.empty_state)
     packed = jax.ShapeDtypeStruct((sum(sizes(shape, SHAPES)),), "int32")
-    check_pages_stay(
-        jax.jit(step, donate_argnums=1).lower(Weights(weights), state, packed).compile(), page_shape(executor)
-    )
+    lowered = jax.jit(step, donate_argnums=1).lower(Weights(weights), state, packed)
+    check_pages_stay(lowered.compile(AS_SERVED), page_shape(executor))
 
 
 def check_pages_stay(compiled: Any, shape: tuple[int, ...]) -> None:
