@@ -27,8 +27,8 @@ def adapter_places(config: Config) -> dict[str, str]:
 
 
 def check_adapter_name(name: str) -> None:
-    if not name or len(name) > MAX_ADAPTER_NAME or not name.isprintable():
-        rule = f"a name has 1 to {MAX_ADAPTER_NAME} characters, all of them printable"
+    if not name or len(name) > MAX_ADAPTER_NAME or not name.isprintable() or "," in name:
+        rule = f"a name has 1 to {MAX_ADAPTER_NAME} characters, all of them printable and none a comma"
         raise InvalidSetting(f"an adapter is called {shown(name)}; {rule}")
 
 

@@ -19,6 +19,10 @@ class Failures:
     def __init__(self) -> None:
         self.names: list[str] = []
         self.num_others = 0  # files that could not be collected
+        self.ended_early = False  # as with -x
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        self.ended_early = bool(session.shouldfail or session.shouldstop)
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if report.failed and report.nodeid not in self.names:
@@ -32,7 +36,8 @@ def main(arguments: list[str]) -> int:
     failures = Failures()
     status = int(pytest.main(arguments, plugins=[failures]))
     names = failures.names
-    if status != pytest.ExitCode.TESTS_FAILED or failures.num_others or not 0 < len(names) <= MOST:
+    is_whole = status == pytest.ExitCode.TESTS_FAILED and not failures.num_others and not failures.ended_early
+    if not is_whole or not 0 < len(names) <= MOST:
         return status
     print(f"\n{_counted(names)} failed; once more, alone:", flush=True)
     again = subprocess.run([sys.executable, "-m", "pytest", "-n", "0", *_marked(arguments), *names], check=False)

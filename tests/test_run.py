@@ -22,10 +22,10 @@ def test_it():
 """
 
 
-def run(folder: Path, *sources: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *sources: str, options: tuple[str, ...] = ("-n", "2")) -> subprocess.CompletedProcess[str]:
     for number, source in enumerate(sources):
         (folder / f"test_{number}.py").write_text(source)
-    command = [sys.executable, "-m", "tests.run", "-n", "2", "--rootdir", ".", "-p", "no:cacheprovider"]
+    command = [sys.executable, "-m", "tests.run", *options, "--rootdir", ".", "-p", "no:cacheprovider"]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
@@ -49,4 +49,10 @@ def test_other_failures_fail_the_run(tmp_path: Path, sources: tuple[str, ...]) -
 def test_nothing_runs_twice_where_all_pass(tmp_path: Path) -> None:
     ran = run(tmp_path, "def test_other(): pass\n")
     assert ran.returncode == 0, ran.stdout
+    assert "once more" not in ran.stdout
+
+
+def test_a_run_that_ended_early_fails(tmp_path: Path) -> None:
+    ran = run(tmp_path, ONCE, ALWAYS, options=("-n", "0", "-x"))
+    assert ran.returncode != 0, ran.stdout
     assert "once more" not in ran.stdout

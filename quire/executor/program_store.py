@@ -19,7 +19,7 @@ import jaxlib.version
 from jax.experimental.serialize_executable import deserialize_and_load, serialize
 
 import quire
-from quire.ops.native.library import build_missing_parts, has_failed_parts
+from quire.ops.native.library import has_failed_parts, need_operation
 from quire.ops.native.processor import instruction_set
 
 log = logging.getLogger(__name__)
@@ -46,6 +46,7 @@ class ProgramStore:
         parts = (identity, sources_digest(), machine(), jax.__version__, jaxlib.version.__version__)
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:NAME_LENGTH]
         self._folder = folder / digest
+        self._waits = True  # for programs that other processes make
 
     def has(self, name: str) -> bool:
         """True when the program of this name is kept."""
@@ -62,18 +63,23 @@ class ProgramStore:
             try:
                 return deserialize_and_load(*pickle.loads(stored))
             except jax.errors.JaxRuntimeError as error:
-                if "No FFI handler registered" not in str(error) or not build_missing_parts():
+                if not need_operation(str(error)):
                     raise
                 return deserialize_and_load(*pickle.loads(stored))
         except Exception as error:  # whatever a damaged file leads to; compiling makes a good one
             log.warning("%s cannot be loaded and is made again: %r", path, error)
             return None
 
-    def save(self, name: str, program: Any) -> None:
+    @property
+    def _keeps(self) -> bool:
         if jax.config.jax_compilation_cache_dir and jax.default_backend() == "cpu":  # type: ignore[attr-defined]
-            return  # JAX keeps it, and may have read it: XLA does not write such a program whole
-        if has_failed_parts():
-            return  # the next start may have a compiler that works, and programs that are faster
+            return False  # JAX keeps programs, and may have read them: XLA does not write such a program whole
+        # The next start may have a compiler that works, and programs that are faster.
+        return not has_failed_parts()
+
+    def save(self, name: str, program: Any) -> None:
+        if not self._keeps:
+            return
         path = self._path(name)
         unfinished = path.with_suffix(f".{os.getpid()}")
         try:
@@ -82,6 +88,7 @@ class ProgramStore:
             unfinished.replace(path)  # atomic, so that no process reads an incomplete file
         except OSError as error:
             log.warning("%s cannot be kept for the next start: %s", path, error)
+            self._waits = False
             with contextlib.suppress(OSError):
                 unfinished.unlink(missing_ok=True)  # on a full disk it would take what is left
 
@@ -92,6 +99,10 @@ class ProgramStore:
         program = self.load(name)
         if program is not None:
             return program, True
+        if not self._waits or not self._keeps:  # others would wait for what they do not get
+            program = compile()
+            self.save(name, program)
+            return program, False
         with self._claimed(name) as has_waited:
             if has_waited or not was_there:  # another may have made it meanwhile
                 program = self.load(name)
@@ -103,22 +114,27 @@ class ProgramStore:
 
     @contextlib.contextmanager
     def _claimed(self, name: str) -> Iterator[bool]:
-        """The right to make a program, which one process has at a time. True if it was waited for. After MAX_CLAIM_S,
-        and where files cannot be locked, a process goes on without the right."""
+        """The right to make a program, which one process has at a time. True if it was waited for. A process goes on
+        without the right where files cannot be locked, and after MAX_CLAIM_S; then it waits for no other program."""
         path = self._path(name).with_suffix(".claim")
         until_s, has_waited = time.monotonic() + MAX_CLAIM_S, False
         with contextlib.ExitStack() as stack:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 file = stack.enter_context(path.open("w"))
-                while not _lock(file.fileno()) and time.monotonic() < until_s:
+                while not _lock(file.fileno()):
+                    if time.monotonic() >= until_s:
+                        self._waits = False
+                        break
                     has_waited = True
                     time.sleep(CLAIM_POLL_S)
             except OSError as error:
                 log.debug("%s cannot be locked: %s", path, error)
-            yield has_waited
-            with contextlib.suppress(OSError):
-                path.unlink(missing_ok=True)
+            try:
+                yield has_waited
+            finally:
+                with contextlib.suppress(OSError):
+                    path.unlink(missing_ok=True)
 
     def forget_unused(self) -> None:
         """This folder is used now; those that many others were used after are deleted.
@@ -141,7 +157,8 @@ class ProgramStore:
     def _delete_unfinished(self) -> None:
         """Delete the files of processes that ended while they wrote."""
         for path in self._folder.iterdir():
-            if path.suffix[1:].isdecimal() and time.time() - path.stat().st_mtime > UNFINISHED_S:
+            is_unfinished = path.suffix == ".claim" or path.suffix[1:].isdecimal()
+            if is_unfinished and time.time() - path.stat().st_mtime > UNFINISHED_S:
                 path.unlink(missing_ok=True)
 
     def _path(self, name: str) -> Path:

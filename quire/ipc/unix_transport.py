@@ -16,8 +16,9 @@ async def open_transport(make: Callable[[], P], line: socket.socket) -> P:
     may have that number. So the object gives it up.
     """
     loop = asyncio.get_running_loop()
+    protocol = make()
     try:
-        _, protocol = await loop.create_unix_connection(make, sock=line)
+        await loop.create_unix_connection(lambda: protocol, sock=line)
     finally:
         if not isinstance(loop, asyncio.BaseEventLoop):  # its own loops close the object
             line.detach()

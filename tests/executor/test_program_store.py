@@ -50,9 +50,9 @@ def test_a_program_whose_part_of_the_native_library_is_gone_is_read_when_that_is
         return deserialize_and_load(*stored)
 
     monkeypatch.setattr(program_store, "deserialize_and_load", load)
-    monkeypatch.setattr(program_store, "build_missing_parts", lambda: False)
+    monkeypatch.setattr(program_store, "need_operation", lambda error: False)
     assert store.load("add") is None
-    monkeypatch.setattr(program_store, "build_missing_parts", lambda: built.append("floats") or True)
+    monkeypatch.setattr(program_store, "need_operation", lambda error: built.append(error) or True)
     found = store.load("add")
     assert found is not None
     assert found(jnp.ones(3)).tolist() == [2, 2, 2]
@@ -204,3 +204,22 @@ def test_a_program_is_made_where_no_file_can_be_locked(tmp_path: Path) -> None:
     program, was_kept = ProgramStore(tmp_path / "programs", "a model").make("add", add_one)
     assert not was_kept
     assert program(jnp.ones(3)).tolist() == [2, 2, 2]
+
+
+def test_a_program_that_cannot_be_made_leaves_no_claim(tmp_path: Path) -> None:
+    def fails() -> Any:
+        raise ValueError("XLA refuses it")
+
+    store = ProgramStore(tmp_path, "a model")
+    with pytest.raises(ValueError, match="XLA refuses it"):
+        store.make("add", fails)
+    assert list(tmp_path.rglob("*.claim")) == []
+
+
+def test_nothing_is_claimed_where_nothing_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program_store, "has_failed_parts", lambda: True)
+    store = ProgramStore(tmp_path, "a model")
+    program, was_kept = store.make("add", lambda: jax.jit(lambda x: x + 1).lower(jnp.zeros(3)).compile())
+    assert program(jnp.ones(3)).tolist() == [2, 2, 2]
+    assert not was_kept
+    assert list(tmp_path.rglob("*.*")) == []

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from quire.ops.native import library
 from quire.ops.native.building import PARTS
 from quire.ops.native.library_store import LibraryFailed, LibraryStore
 from quire.ops.native.processor import instruction_set
@@ -115,6 +116,7 @@ PROCESS = """
 import sys
 from pathlib import Path
 from tests.ops.test_native_library import Builds, answer
+from quire.ops.native import library
 from quire.ops.native import library
 from quire.ops.native.building import PARTS
 from quire.ops.native.library_store import LibraryStore
@@ -300,3 +302,13 @@ def test_without_a_home_folder_the_library_is_kept_among_temporary_files(tmp_pat
     folder.chmod(0o777)  # another user could put files there, which would be run
     ended = loads(HOME="~", TMPDIR=str(tmp_path), PATH=str(quick_compiler))
     assert f"{folder} is open to other users: set --cache-dir" in ended.stderr
+
+
+def test_a_kept_program_gets_the_part_that_it_lacks_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    needed: list[str] = []
+    monkeypatch.setattr(library, "need", lambda part: needed.append(part) or True)
+    lacks = "NOT_FOUND: No FFI handler registered for {} on a platform Host (canonical host)"
+    assert library.need_operation(lacks.format("quire_recur"))
+    assert not library.need_operation(lacks.format("another_operation"))
+    assert not library.need_operation("the file is damaged")
+    assert needed == ["recurrence"]

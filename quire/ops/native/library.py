@@ -2,6 +2,7 @@
 
 import ctypes
 import logging
+import re
 import subprocess
 from pathlib import Path
 from threading import Lock
@@ -63,10 +64,12 @@ def need(part: str) -> bool:
         return part not in _failed
 
 
-def build_missing_parts() -> bool:
-    """For a program that is kept and has lost a part of the library. True if any was missing and is there now."""
-    built = [need(part) for part in list(_unbuilt)]  # each, as it is not known which one is missing
-    return any(built)
+def need_operation(error: str) -> bool:
+    """For a kept program that cannot be loaded, since this process lacks an operation. True if the part of the library
+    that has it is there now."""
+    found = re.search(r"No FFI handler registered for (\w+)", error)
+    parts = [name for name, part in PARTS.items() if found is not None and found[1] in part.targets]
+    return bool(parts) and need(parts[0])
 
 
 def has_failed_parts() -> bool:
