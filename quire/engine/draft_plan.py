@@ -75,7 +75,7 @@ def refuse_what_cannot_draft(draft: DraftPlan, layout: PageLayout, files: ModelF
     if latent and is_coded(layout.page_dtype):
         raise InvalidSetting(
             f"draft_model {draft.files.name} has latent attention, whose cache is kept in dtype; kv_cache_dtype is "
-            f"{str(layout.page_dtype).replace('float', 'fp')}: it can be {layout.dtype}"
+            f"{str(layout.page_dtype).replace('float', 'fp').removesuffix('fn')}: it can be {layout.dtype}"
         )
     if draft.model.max_positions < max_total_tokens:
         raise InvalidSetting(

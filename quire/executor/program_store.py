@@ -99,11 +99,9 @@ class ProgramStore:
         program = self.load(name)
         if program is not None:
             return program, True
-        if not self._waits or not self._keeps:  # others would wait for what they do not get
-            program = compile()
-            self.save(name, program)
-            return program, False
-        with self._claimed(name) as has_waited:
+        # Where nothing is kept others would wait for what they do not get.
+        claim = self._claimed(name) if self._waits and self._keeps else contextlib.nullcontext(False)
+        with claim as has_waited:
             if has_waited or not was_there:  # another may have made it meanwhile
                 program = self.load(name)
             if program is not None:
@@ -117,12 +115,12 @@ class ProgramStore:
         """The right to make a program, which one process has at a time. True if it was waited for. A process goes on
         without the right where files cannot be locked, and after MAX_CLAIM_S; then it waits for no other program."""
         path = self._path(name).with_suffix(".claim")
-        until_s, has_waited = time.monotonic() + MAX_CLAIM_S, False
+        until_s, has_right, has_waited = time.monotonic() + MAX_CLAIM_S, False, False
         with contextlib.ExitStack() as stack:
             try:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 file = stack.enter_context(path.open("w"))
-                while not _lock(file.fileno()):
+                while not (has_right := _lock(file.fileno())):
                     if time.monotonic() >= until_s:
                         self._waits = False
                         break
@@ -134,7 +132,8 @@ class ProgramStore:
                 yield has_waited
             finally:
                 with contextlib.suppress(OSError):
-                    path.unlink(missing_ok=True)
+                    if has_right:  # else it is that of another process
+                        path.unlink(missing_ok=True)
 
     def forget_unused(self) -> None:
         """This folder is used now; those that many others were used after are deleted.

@@ -90,10 +90,9 @@ def test_a_model_of_windows_alone_is_refused(tmp_path: Path) -> None:
 def test_a_draft_with_latent_attention_is_refused_beside_a_cache_of_eight_bits(tmp_path: Path) -> None:
     model, draft = written(tmp_path, "llama"), written(tmp_path, "deepseek_v3", vocab_size=CASES["llama"]["vocab_size"])
     planned(tmp_path, model, draft)
-    for asked in ("int8", "fp8"):
-        with pytest.raises(
-            InvalidSetting, match=r"draft_model .* has latent attention.* kv_cache_dtype is .*: it can be float32"
-        ):
+    for asked, named in (("int8", "int8"), ("fp8", "fp8_e4m3")):
+        rule = rf"draft_model .* has latent attention.* kv_cache_dtype is {named}: it can be float32"
+        with pytest.raises(InvalidSetting, match=rule):
             planned(tmp_path, model, draft, kv_cache_dtype=asked)
 
 

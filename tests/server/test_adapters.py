@@ -167,6 +167,7 @@ def test_a_broken_adapter_is_refused_and_leaves_the_others(server: RunningServer
         ({"lora_name": "default", "lora_path": "third"}, "lora_name"),
         ({"lora_name": "", "lora_path": "third"}, "lora_name"),
         ({"lora_name": "x" * 300, "lora_path": "third"}, "lora_name"),
+        ({"lora_name": "c,d", "lora_path": "third"}, "lora_name"),  # in metrics it would be two
         ({"lora_name": "c", "lora_path": ""}, "lora_path"),
         ({"lora_name": "c", "lora_path": "\0"}, "lora_path"),
         ({"lora_name": "c"}, "lora_path"),
