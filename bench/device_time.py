@@ -1,6 +1,6 @@
 """Device time of a run by kernel, and the times at which the device is idle.
 
-    python bench/device_time.py random:llama-3.1-8b --case ttft_8192,decode_b256 [--rows 16]
+    python bench/device_time.py random:llama-3.1-8b --case ttft_8192,decode_b256 [--rows 16] [--quantize fp8]
 
 Each case of `quire bench offline` runs once to warm up and once under JAX's profiler, which lengthens it a little.
 Kernels are put together by name, without the number at its end. Copies count as kernels; between two it is idle.
@@ -123,9 +123,11 @@ def main() -> None:
     parser.add_argument("model")
     parser.add_argument("--case", default="ttft_8192", help="of `quire bench offline`; several with commas")
     parser.add_argument("--rows", type=int, default=16, help="so many kernels are listed, those that take most")
+    parser.add_argument("--quantize")
+    parser.add_argument("--kv-cache-dtype")
     given = parser.parse_args()
     loads = {case: scenarios.load(case) for case in given.case.split(",")}
-    llm = LLM(Config(model=given.model))
+    llm = LLM(Config(model=given.model, quantize=given.quantize, kv_cache_dtype=given.kv_cache_dtype))
     for case, make in loads.items():
         work = make(llm.deployment.model.vocab_size)
         # The same lengths with other tokens, so that nothing is found in the prefix cache.
