@@ -6,9 +6,9 @@
 
 In one process and one engine, so that both run under the same conditions: conversations of `tokens` tokens are computed
 one after the other, more than the device's pages hold. Then each has a second turn, one after the other, and in every
-pair of them one has its host pages hidden, so that it is computed again. Ratios are of medians. Beside this a stream
-decodes, and the times of its steps are compared: steps that copy pages, against steps that decode alone. The engine
-holds the former to 5 % more than the latter.
+pair of them one has its host pages hidden, so that it is computed again. Ratios are of medians. Then the same beside a
+stream that decodes. Its steps are compared, those that copy pages with those that decode alone, and the pauses between
+its tokens while the first token of a second turn is awaited, for either way.
 """
 
 import argparse
@@ -17,6 +17,7 @@ import statistics
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 from quire.config import Config
 from quire.core.plan import Kind, Tier
@@ -27,6 +28,8 @@ from quire.executor.memory import reserve_device_memory
 from quire.request import Request, SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
+STREAM = 5000  # the request that decodes beside the others
+WAYS = ("restored", "computed")
 
 
 class StepTimes(Observer):
@@ -49,33 +52,45 @@ class StepTimes(Observer):
             self.alone.append(step.took_s)
 
 
-def first_token_s(engine: Engine, request: Request) -> tuple[float, int]:
-    """Time to the first token of a request, and the tokens that were not computed. Runs it to its end."""
-    begun_s, first_s, cached = time.monotonic(), 0.0, 0
+class Turn(NamedTuple):
+    first_s: float  # time to the first token
+    cached_tokens: int  # that were not computed
+    pauses_s: list[float]  # between tokens of the stream until then
+
+
+def turn_of(engine: Engine, request: Request) -> Turn:
+    """Runs a request to its end."""
+    begun_s = last_s = time.monotonic()
+    first_s, cached, pauses_s = 0.0, 0, []
     engine.add(request)
     while engine.scheduler.has(request.request_id):
-        for update in engine.step().updates:
+        updates = engine.step().updates
+        now_s = time.monotonic()
+        if not first_s and any(update.request_id == STREAM for update in updates):
+            pauses_s.append(now_s - last_s)
+            last_s = now_s
+        for update in updates:
             if update.request_id == request.request_id and update.tokens:
-                first_s = first_s or time.monotonic() - begun_s
+                first_s = first_s or now_s - begun_s
                 cached = update.cached_tokens
-    return first_s, cached
+    return Turn(first_s, cached, pauses_s)
 
 
 def second_turns(
     engine: Engine, prompts: list[tuple[int, ...]], first_id: int, before: Callable[[], None] = lambda: None
-) -> dict[str, list[float]]:
-    """Times to the first token, by how the pages came. `before` is called before each turn."""
-    taken: dict[str, list[float]] = {"restored": [], "computed": []}
+) -> dict[str, list[Turn]]:
+    """Turns by how their pages came. `before` is called before each."""
+    turns: dict[str, list[Turn]] = {way: [] for way in WAYS}
     for number, prompt in enumerate(prompts):
         before()
         # Another salt has no pages anywhere.
         salt = "" if number % 2 == 0 else f"hidden {first_id}"
-        took_s, cached = first_token_s(engine, Request(first_id + number, (*prompt, 5, 6, 7), 2, GREEDY, salt=salt))
+        turn = turn_of(engine, Request(first_id + number, (*prompt, 5, 6, 7), 2, GREEDY, salt=salt))
         if salt:
-            taken["computed"].append(took_s)
-        elif cached > len(prompt) * 0.9:
-            taken["restored"].append(took_s)
-    return taken
+            turns["computed"].append(turn)
+        elif turn.cached_tokens > len(prompt) * 0.9:
+            turns["restored"].append(turn)
+    return turns
 
 
 def build(asked: argparse.Namespace) -> Built:
@@ -109,7 +124,7 @@ def main() -> None:
     vocabulary = built.deployment.model.vocab_size
     prompts = [tuple(chance.randrange(vocabulary) for _ in range(asked.tokens)) for _ in range(asked.talks)]
     for number, prompt in enumerate(prompts):
-        first_token_s(engine, Request(number, prompt, 2, GREEDY))
+        turn_of(engine, Request(number, prompt, 2, GREEDY))
     print(f"{asked.talks} conversations of {asked.tokens} tokens; {limits.num_pages - 1} pages on the device, "
           f"{limits.host_pages} on the host, of {limits.host_page_bytes / 2**10:.0f} KiB; a step restores up to "
           f"{limits.max_page_restores}; first turns done after {time.monotonic() - begun_s:.0f} s",
@@ -127,11 +142,19 @@ def show_beside_a_stream(engine: Engine, prompts: list[tuple[int, ...]], length:
     engine.observe(times)
 
     def keep_a_stream() -> None:
-        if not engine.scheduler.has(5000):
-            engine.add(Request(5000, (1, 2, 3), length, GREEDY, ignore_end=True))
+        if not engine.scheduler.has(STREAM):
+            engine.add(Request(STREAM, (1, 2, 3), length, GREEDY, ignore_end=True))
 
-    show("beside a stream", second_turns(engine, prompts, 2000, keep_a_stream))
-    engine.abort(5000)
+    turns = second_turns(engine, prompts, 2000, keep_a_stream)
+    show("beside a stream", turns)
+    for way in WAYS:
+        pauses = [1000 * pause for turn in turns[way] for pause in turn.pauses_s]
+        if pauses:
+            longest = statistics.median(1000 * max(turn.pauses_s) for turn in turns[way] if turn.pauses_s)
+            print(f"pauses of the stream until a first token is {way}: median {statistics.median(pauses):.2f} ms, "
+                  f"the longest of a turn {longest:.2f} ms (median of turns), of all {max(pauses):.2f} ms, "
+                  f"{len(pauses) / len(turns[way]):.1f} tokens a turn")  # fmt: skip
+    engine.abort(STREAM)
     if times.copying and times.alone:
         alone, copying = (statistics.median(one) * 1000 for one in (times.alone, times.copying))
         print(f"steps of the stream: {alone:.2f} ms alone ({len(times.alone)}), {copying:.2f} ms beside copies of "
@@ -139,13 +162,13 @@ def show_beside_a_stream(engine: Engine, prompts: list[tuple[int, ...]], length:
               f"{100 * (copying / alone - 1):+.1f} %, of +5 % allowed")  # fmt: skip
 
 
-def show(name: str, taken: dict[str, list[float]]) -> None:
-    if not taken["restored"] or not taken["computed"]:
-        print(f"second turns {name}: {len(taken['restored'])} restored, {len(taken['computed'])} computed")
+def show(name: str, turns: dict[str, list[Turn]]) -> None:
+    if not turns["restored"] or not turns["computed"]:
+        print(f"second turns {name}: {len(turns['restored'])} restored, {len(turns['computed'])} computed")
         return
-    restored, computed = (statistics.median(taken[key]) * 1000 for key in ("restored", "computed"))
-    print(f"second turns {name}: first token after {restored:.1f} ms restored ({len(taken['restored'])}), "
-          f"{computed:.1f} ms computed ({len(taken['computed'])}): {computed / restored:.1f}x", flush=True)  # fmt: skip
+    restored, computed = (statistics.median(turn.first_s for turn in turns[way]) * 1000 for way in WAYS)
+    print(f"second turns {name}: first token after {restored:.1f} ms restored ({len(turns['restored'])}), "
+          f"{computed:.1f} ms computed ({len(turns['computed'])}): {computed / restored:.1f}x", flush=True)  # fmt: skip
 
 
 if __name__ == "__main__":
