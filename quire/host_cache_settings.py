@@ -9,9 +9,9 @@ from quire.config import Config
 from quire.errors import InvalidSetting
 from quire.resolve import as_size
 
-# Bytes that a step may copy from the host. They are copied before the step computes, while others wait for it.
+# Bytes that a step may copy from the host; fewer while sequences decode, if that would slow them.
 RESTORED_BYTES = {"cpu": 16 * 2**20}
-RESTORED_BYTES_ELSEWHERE = 256 * 2**20
+RESTORED_BYTES_ELSEWHERE = 512 * 2**20
 HOST_CACHE_GIB = 4.0  # for pages from elsewhere, or an eighth of the memory; it is taken when it is first written
 
 

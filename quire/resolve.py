@@ -155,6 +155,7 @@ LOWEST = {
 # As in text-generation-inference: each is what goes with the other where only that is given.
 WAITING_SERVED_RATIO, MAX_WAITING_TOKENS = 0.3, 20
 RESERVE_BYTES = 256 * 2**20  # for fragments, programs and small arrays
+MOVING_BYTES = 1536 * 2**20  # for pages on their way between a GPU and the host
 MAX_HOST_CACHE_BYTES = 2 * 2**30
 LARGE_MODEL_BYTES = 8 * 2**30  # on one device; to read them takes milliseconds
 QUEUED_BATCHES = 16
@@ -277,11 +278,12 @@ def resolve_pages(
     `longest` is the number of pages that a sequence of max_total_tokens has at once. `state_bytes`: of all slots,
     which is not in pages.
     """
-    left = resolved.memory_limit_bytes - facts.weight_bytes - step_bytes - state_bytes - RESERVE_BYTES
+    reserve = RESERVE_BYTES + (MOVING_BYTES if config.host_cache_gib and facts.platform == "gpu" else 0)
+    left = resolved.memory_limit_bytes - facts.weight_bytes - step_bytes - state_bytes - reserve
     state = f"{as_size(state_bytes)} state of slots - " if state_bytes else ""
     sum_line = (
         f"{as_size(resolved.memory_limit_bytes)} allowed - {as_size(facts.weight_bytes)} weights - "
-        f"{as_size(step_bytes)} largest step - {state}{as_size(RESERVE_BYTES)} reserve = {as_size(left)}, "
+        f"{as_size(step_bytes)} largest step - {state}{as_size(reserve)} reserve = {as_size(left)}, "
         f"at {as_size(page_bytes)} a page"
     )
     needed = longest + 1  # page 0 is not handed out

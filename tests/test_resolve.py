@@ -12,6 +12,7 @@ from quire.errors import InvalidSetting
 from quire.executor.compute_capability import compute_capability
 from quire.resolve import (
     MAX_HOST_CACHE_BYTES,
+    MOVING_BYTES,
     PAGE_STEP,
     RESERVE_BYTES,
     Facts,
@@ -185,6 +186,13 @@ def test_on_other_devices_weights_the_largest_step_and_a_reserve_come_first() ->
     assert choice.reason.startswith(
         "8.0 GiB allowed - 1.0 GiB weights - 1.0 GiB largest step - 256.0 MiB reserve = 5.8"
     )
+
+
+def test_a_gpu_keeps_memory_for_pages_on_their_way_to_the_host() -> None:
+    gpu = replace(FACTS, platform="gpu")
+    settings: dict[str, Any] = {"max_total_tokens": 8192, "page_size": 16, "max_batch_size": 100}
+    without, beside = (pages(Config(host_cache_gib=gib, **settings), gpu) for gib in (0.0, 4.0))
+    assert abs((without.value - beside.value) * PAGE_BYTES - MOVING_BYTES) < PAGE_STEP * PAGE_BYTES
 
 
 @pytest.mark.parametrize("spare", [0, 1, PAGE_STEP - 1])

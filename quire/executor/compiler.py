@@ -19,7 +19,7 @@ from quire.executor.host_pages import gather_pages, scatter_pages, stacks_of
 from quire.executor.ladder import StepShape
 from quire.executor.launch import NUM_FEATURES, num_sample_fields, sizes
 from quire.executor.layer_state import PageArrays, PageLayout, SlotArrays, page_layout
-from quire.executor.pinned_pages import pin_pages, pinned_like, unpin_pages
+from quire.executor.pinned_pages import PINNED_KINDS, blocks_like, place_pages, split_pages
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key
 from quire.executor.shapes import Shapes
@@ -196,14 +196,14 @@ class Compiler:
         if kind == "copy":
             places = None if self._placement is None else self._placement.pages
             return self._compile_traced(copy_pages, 0, places, state.pages, _array((size, 2), jnp.int32))
-        if kind in ("save", "pin"):
+        if kind in ("save", "split"):
             return self._compile_save(kind, size)
         if kind in (SAVE, LOAD):
             return self._compile_states(kind, size)
-        if kind in ("restore", "unpin"):
+        if kind in ("restore", "place"):
             places = None if self._placement is None else (self._placement.pages, self.whole)
-            scatter = partial(scatter_pages if kind == "restore" else unpin_pages, stacks_of(state.pages))
-            inputs = (state.pages, _array((size,), jnp.int32), self._on_host(kind, size))
+            scatter = partial(scatter_pages if kind == "restore" else place_pages, stacks_of(state.pages))
+            inputs = (state.pages, _array((size,), jnp.int32), self._moved(kind, size))
             return self._compile_traced(scatter, 0, places, *inputs)
         return self._compile_sample(cast(SamplingWay, kind), size)
 
@@ -217,21 +217,20 @@ class Compiler:
     def _compile_save(self, kind: str, size: int) -> Any:
         """Takes pages from the device to the host."""
         pages = self._state.pages
-        gather = partial(gather_pages if kind == "save" else pin_pages, stacks_of(pages))
-        places = jax.tree.map(lambda one: one.sharding, self._on_host(kind, size))
-        is_placed = kind == "pin"  # also on one device
-        return self._compile_traced(gather, (), places, pages, _array((size,), jnp.int32), is_placed=is_placed)
+        gather = partial(gather_pages if kind == "save" else split_pages, stacks_of(pages))
+        places = jax.tree.map(lambda one: one.sharding, self._moved(kind, size))
+        return self._compile_traced(gather, (), places, pages, _array((size,), jnp.int32))
 
-    def _on_host(self, kind: str, num_pages: int) -> list[Any]:
+    def _moved(self, kind: str, num_pages: int) -> list[Any]:
         """The structure of `num_pages` on their way to or from the host."""
         stacks = stacks_of(self._state.pages)
-        if kind in ("pin", "unpin"):
-            return pinned_like(stacks, num_pages)
+        if kind in PINNED_KINDS:
+            return blocks_like(stacks, num_pages)
         return [stack.like(num_pages) for stack in stacks]
 
     def empty(self, kind: str, num_pages: int) -> list[Any]:
-        """Pages of the host without contents, as programs of this kind take them."""
-        pages = self._on_host(kind, num_pages)
+        """Pages without contents, as programs of this kind take them."""
+        pages = self._moved(kind, num_pages)
         made: list[Any] = jax.tree.map(lambda one: put_on_devices(np.zeros(one.shape, one.dtype), one.sharding), pages)
         return made
 
@@ -294,9 +293,8 @@ class Compiler:
         places: Any,
         *inputs: Any,
         options: Options | None = None,
-        is_placed: bool = False,
     ) -> Any:
-        where = {"out_shardings": places} if is_placed or self._mesh is not None else {}
+        where = {"out_shardings": places} if self._mesh is not None else {}
         with self._untuned if options is UNTUNED else nullcontext(), self._tracing:
             lowered = jax.jit(function, donate_argnums=donated, **where).lower(*inputs)
         return lowered.compile({**(cpu_options() if jax.default_backend() == "cpu" else {}), **(options or {})})

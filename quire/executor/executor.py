@@ -9,13 +9,14 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from quire.core.plan import Chunk, Kind, PageCopy, SlotStart, StepPlan, Tier
+from quire.core.plan import Chunk, Kind, SlotStart, StepPlan
 from quire.executor.draft import Draft, pack_guesses
 from quire.executor.host_pages import HOST_KINDS, HostPages, as_bytes
-from quire.executor.launch import Launch, Packer, independent, num_samples, num_sampling, split
-from quire.executor.pending import Copied, Launched, Pending, Wanted
+from quire.executor.launch import Launch, Packer, num_samples, num_sampling, split
+from quire.executor.page_copies import PageCopies
+from quire.executor.pending import Launched, Pending, Wanted
 from quire.executor.pinned_pages import PINNED_KINDS, PinnedPages, can_pin
-from quire.executor.program_order import FORCE_SIZE, HOST_COPY_SIZES
+from quire.executor.program_order import FORCE_SIZE
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import COPY_SIZES
 from quire.executor.programs import Programs
@@ -63,11 +64,11 @@ class JaxExecutor:
         self.step_sizes: tuple[int, ...] = ()  # tokens of the steps that the device is good at; (): all alike
         self._shapes = shapes
         is_pinned = num_host_pages > 0 and (can_pin() if pins_host_pages is None else pins_host_pages)
-        self._host_kinds = PINNED_KINDS if is_pinned else HOST_KINDS
-        kinds = self._host_kinds if num_host_pages else ()
+        kinds = (PINNED_KINDS if is_pinned else HOST_KINDS) if num_host_pages else ()
         self.programs = Programs(model, weights, shapes, compile_threads, mesh, store, members, draft, kinds)
         pages, kind = self.programs.compiler.pages, PinnedPages if is_pinned else HostPages
         self.host_pages = kind(pages, num_host_pages + 1) if num_host_pages else None
+        self._copies = PageCopies(self.programs, self.host_pages, kinds)
         self.snapshots = SnapshotArrays(self.programs.copy_states, self.programs.compiler)
         if loads_ahead:
             self.programs.load_kept()
@@ -76,6 +77,7 @@ class JaxExecutor:
         self._no_masks: dict[int, jax.Array] = {}
         devices = {one for leaf in jax.tree.leaves(weights) for one in leaf.devices()}
         self._devices = sorted((one for one in devices if one.process_index == jax.process_index()), key=str)
+        self._state: State | None = None
         self.reset()
         self.check_device()  # so that it is compiled
 
@@ -91,7 +93,9 @@ class JaxExecutor:
 
     def submit(self, plan: StepPlan) -> Pending:
         self.programs.advance()
-        copied = [one for run in independent(plan.copies, COPY_SIZES[-1]) for one in self._copy_pages(run)]
+        assert self._state is not None
+        pages, copied = self._copies.begin(self._state.pages, plan)
+        self._state = self._state._replace(pages=pages)
         for load in plan.adapter_loads:
             self.programs.put_adapter(load.slot - 1, self._adapters[load.number])
         self._begin_slots(plan)
@@ -106,7 +110,7 @@ class JaxExecutor:
         scored = [index for index in special if wanted[index].prompt_logprobs is not None]
         for launch in split(plan.chunks, scored) if plan.chunks else ():
             pending.launched += self._launch(plan, launch, started)
-        assert self._state is not None
+        self._state = self._state._replace(pages=self._copies.end(self._state.pages))
         self.snapshots.save(self._state, plan.saves)
         return pending
 
@@ -115,10 +119,11 @@ class JaxExecutor:
             self._members.reset()
         if self.host_pages is not None:
             self.host_pages.drain()  # its pages stay
+        self._copies.forget()
         self._packer = Packer(self._shapes)
         self._starts: list[SlotStart | None] = [None] * self._shapes.num_slots
         self._special: set[int] = set()  # slots with requests that need more than plain temperature sampling
-        self._state: State | None = None  # frees the old pages before there are new ones
+        self._state = None  # frees the old pages before there are new ones
         self.snapshots.clear()
         self.programs.clear_adapters()
         self._state = self.programs.compiler.empty_state()
@@ -139,6 +144,7 @@ class JaxExecutor:
 
     def read_pages(self, pages: Sequence[int]) -> Callable[[], memoryview]:
         assert self._state is not None
+        self._state = self._state._replace(pages=self._copies.settle(self._state.pages)[0])
         parts = []
         for begin in range(0, len(pages), COPY_SIZES[-1]):
             run = pages[begin : begin + COPY_SIZES[-1]]
@@ -182,29 +188,6 @@ class JaxExecutor:
             self.host_pages.close()
         self._state = None
         self.snapshots.close()
-
-    def _copy_pages(self, run: list[PageCopy]) -> list[Copied]:
-        """Copies between the same tiers, in any order. Returns what the result of their step must wait for."""
-        assert self._state is not None
-        tiers, host, pages = (run[0].source.tier, run[0].target.tier), self.host_pages, self._state.pages
-        is_within = tiers == (Tier.DEVICE, Tier.DEVICE)
-        table = self.programs.table
-        size = table.copy_size(len(run)) if is_within else next(size for size in HOST_COPY_SIZES if size >= len(run))
-        if size < len(run):  # while the program for more is compiled
-            return [*self._copy_pages(run[:size]), *self._copy_pages(run[size:])]
-        packed = np.zeros((size, 2), np.int32)  # page 0 onto itself
-        packed[: len(run)] = [(copy.source.page, copy.target.page) for copy in run]
-        if is_within:
-            self._state = self._state._replace(pages=self.programs.get(("copy", size))(pages, packed))
-            return []
-        assert host is not None, "there are no pages of the host"
-        sources, targets = np.ascontiguousarray(packed.T)
-        save, restore = self._host_kinds
-        if tiers == (Tier.DEVICE, Tier.HOST):
-            return [host.save(self.programs.get((save, size)), pages, sources, targets[: len(run)].tolist())]
-        pages, arrival = host.restore(self.programs.get((restore, size)), pages, sources, targets)
-        self._state = self._state._replace(pages=pages)
-        return [arrival]
 
     def _begin_slots(self, plan: StepPlan) -> None:
         """Put the tokens, first pages and sampling state of the slots that begin on the device."""

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from quire.executor.program_order import HOST_COPY_SIZES
 from quire.sharding import put
 
 HOST_KINDS = ("save", "restore")  # programs that copy pages to the host and from it
@@ -84,6 +85,13 @@ def as_bytes(parts: Sequence[tuple[int, Sequence[jax.Array]]]) -> memoryview:
     return memoryview(np.concatenate(rows).reshape(-1).data) if rows else memoryview(b"")
 
 
+class Fetched(NamedTuple):
+    """Pages on their way from the host, or on the device and not in their places."""
+
+    targets: HostArray  # 0: nowhere, which is page 0
+    contents: list[Any]  # as the program that puts them into place takes them
+
+
 class Arrival:
     """Pages on their way to the device."""
 
@@ -101,6 +109,8 @@ class HostPages:
     A page is read and written by its number alone; the scheduler knows what it has, and whether it may be read.
     """
 
+    sizes = HOST_COPY_SIZES  # pages that one call can copy
+
     def __init__(self, pages: Any, num_pages: int) -> None:
         """`pages`: the structure of the device's page arrays. `num_pages` includes page 0, which takes what is copied
         for padding."""
@@ -114,19 +124,32 @@ class HostPages:
     def page_bytes(self) -> int:
         return sum(stack.num_bytes for stack in self.stacks)
 
+    def next_save(self, count: int) -> tuple[int, int]:
+        """The size of the program that saves the first of `count` pages, and how many of them it saves."""
+        size = next((size for size in self.sizes if size >= count), self.sizes[-1])
+        return size, min(count, size)
+
     def save(
         self, program: Callable[..., Any], pages: Any, sources: HostArray, targets: Sequence[int]
     ) -> "Future[None]":
         """Copy pages of the device, by a program under way. `sources` has padding, `targets` has none."""
         return self.write_when_ready(targets, program(pages, sources))
 
-    def restore(
-        self, program: Callable[..., Any], pages: Any, sources: HostArray, targets: HostArray
-    ) -> tuple[Any, Arrival]:
-        """The page arrays with these pages of the host in some of theirs. Both have padding."""
-        stacks = [put(one, stack.sharding) for one, stack in zip(self.read(sources), self.stacks, strict=True)]
-        pages, number = program(pages, targets, stacks)
-        return pages, Arrival(number)
+    def fetch(self, sources: Sequence[int], targets: Sequence[int]) -> list[Fetched]:
+        """Begin to copy pages to the device, where they go to these."""
+        calls = []
+        for begin in range(0, len(sources), self.sizes[-1]):
+            run = list(sources[begin : begin + self.sizes[-1]])
+            size = next(size for size in self.sizes if size >= len(run))
+            padding = [0] * (size - len(run))
+            read = zip(self.read(run + padding), self.stacks, strict=True)
+            places = np.array([*targets[begin : begin + len(run)], *padding], np.int32)
+            calls.append(Fetched(places, [put(one, stack.sharding) for one, stack in read]))
+        return calls
+
+    def calls(self, fetched: list[Fetched]) -> list[Fetched]:
+        """The calls that put what was fetched into place."""
+        return fetched
 
     def read(self, pages: "Sequence[int] | HostArray") -> list[HostArray]:
         """The contents of these pages, copied."""

@@ -1,12 +1,12 @@
 """A forward pass of a step: its chunks, laid out for a shape in one small array of integers."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from quire.core.plan import Chunk, Kind, PageCopy, Place
+from quire.core.plan import Chunk, Kind
 from quire.executor.ladder import StepShape
 from quire.executor.shapes import Shapes
 from quire.ops.pages import TILE
@@ -255,19 +255,3 @@ def num_sampling(launch: Launch, chunks: Sequence[Chunk]) -> int:
     if launch.verifies:
         return sum(num_samples(chunks[index]) for index in launch.indices)
     return sum(chunks[index].samples for index in launch.indices)
-
-
-def independent(copies: Iterable[PageCopy], most: int) -> Iterator[list[PageCopy]]:
-    """Runs of at most `most` copies between the same tiers, none of which reads or writes a page that one before it in
-    the run writes."""
-    run: list[PageCopy] = []
-    written: set[Place] = set()
-    for copy in copies:
-        is_alike = not run or (run[0].source.tier, run[0].target.tier) == (copy.source.tier, copy.target.tier)
-        if len(run) == most or not is_alike or not written.isdisjoint(copy):
-            yield run
-            run, written = [], set()
-        run.append(copy)
-        written.add(copy.target)
-    if run:
-        yield run

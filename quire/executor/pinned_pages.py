@@ -1,27 +1,35 @@
-"""Pages in pinned host memory, which a GPU copies from and to by itself.
+"""Pages in pinned host memory, which a GPU copies from and to by itself, beside its programs.
 
-Every page is an array of its own for each stack, which a program of the device fills (`pin`) or reads (`unpin`): the
-host moves no bytes. The arrays never change. A page that is written gets new ones, so a copy under way is not
-disturbed.
+Pages that go to the host together are in blocks there: arrays of up to 16 pages, one for each stack. A program gathers
+pages into blocks on the device (`split`), from where JAX copies them to the host; and JAX copies blocks to the device,
+where a program puts the pages that are wanted into place (`place`). Programs that have nothing to do with the copies do
+not wait for them, and the host moves no bytes. Arrays are large and few, because each takes time of the host. They
+never change. A page that is written is in a new block, so a copy under way is not disturbed.
 """
 
 import logging
+from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
-from quire.executor.host_pages import Arrival, Stack, gather_pages, scatter_pages, stacks_of
+from quire.executor.host_pages import Fetched, Stack, gather_pages, scatter_pages, stacks_of
+from quire.executor.program_order import PINNED_COPY_SIZES
 
 log = logging.getLogger(__name__)
 
-PINNED_KINDS = ("pin", "unpin")  # programs that copy pages to the host and from it
+PINNED_KINDS = ("split", "place")  # programs for pages on their way to the host and from it
 PINNED, DEVICE = "pinned_host", "device"  # kinds of memory, as JAX names them
+BLOCK_PAGES = 16  # at most
+MAX_SAVING_BYTES = 512 * 2**20  # of blocks on their way to the host, which take up memory of the device meanwhile
+# Memory for pages of blocks that are not used, or not any more: a share of that of all pages, and at most so much.
+MAX_WASTE, MAX_WASTE_BYTES = 0.125, 2**32
 
-PinnedPage = list[jax.Array]  # one for each stack
+BlockArrays = list[jax.Array]  # one for each stack: [pages, arrays, page_size, ...]
 
 
 def can_pin() -> bool:
@@ -30,14 +38,12 @@ def can_pin() -> bool:
 
 
 def pinning_works() -> bool:
-    """Take a few numbers to pinned memory and back, by programs."""
+    """Take a few numbers to pinned memory and back."""
     device = jax.local_devices()[0]
     pinned, on_device = (SingleDeviceSharding(device, memory_kind=kind) for kind in (PINNED, DEVICE))
-    numbers = jnp.arange(8)
     try:
-        there = jax.jit(lambda x: x + 1, out_shardings=pinned)(numbers)
-        back = jax.jit(lambda x: jax.device_put(x, on_device) + 1)(there)
-        is_right = bool(np.array_equal(np.asarray(back), np.arange(8) + 2))
+        there = jax.device_put(jnp.arange(8) + 1, pinned)
+        is_right = bool(np.array_equal(np.asarray(jax.device_put(there, on_device) + 1), np.arange(8) + 2))
     except Exception as error:  # of any kind: another JAX, another device
         log.warning("host memory is not pinned, so that copies are slow: %s", str(error).partition("\n")[0])
         return False
@@ -45,93 +51,198 @@ def pinning_works() -> bool:
 
 
 def memory_of(stack: Stack, kind: str) -> Sharding:
-    """The place of one page of a stack in memory of this kind."""
+    """The place of some pages of a stack in memory of this kind."""
     if stack.sharding is None:
         return SingleDeviceSharding(jax.local_devices()[0], memory_kind=kind)
-    spec = PartitionSpec(*stack.sharding.spec[1:])  # type: ignore[no-untyped-call]
-    return NamedSharding(stack.sharding.mesh, spec, memory_kind=kind)
+    return NamedSharding(stack.sharding.mesh, stack.sharding.spec, memory_kind=kind)
 
 
-def pinned_like(stacks: Sequence[Stack], num_pages: int) -> list[list[jax.ShapeDtypeStruct]]:
-    """The structure of `num_pages` on their way to or from the host."""
-    page = [
-        jax.ShapeDtypeStruct(stack.shape, stack.dtype, sharding=memory_of(stack, PINNED))  # type: ignore[no-untyped-call]
-        for stack in stacks
+def blocks_like(stacks: Sequence[Stack], num_pages: int) -> list[list[jax.ShapeDtypeStruct]]:
+    """The structure of the blocks of `num_pages` on the device."""
+    rows = min(num_pages, BLOCK_PAGES)
+    block = [
+        jax.ShapeDtypeStruct((rows, *one.shape), one.dtype, sharding=memory_of(one, DEVICE))  # type: ignore[no-untyped-call]
+        for one in stacks
     ]
-    return [page] * num_pages
+    return [block] * (num_pages // rows)
 
 
-def pin_pages(stacks: Sequence[Stack], pages: Any, sources: jax.Array) -> list[list[jax.Array]]:
-    """The contents of some pages, each for itself. The places of the results are those of `pinned_like`."""
-    gathered = gather_pages(stacks, pages, sources)
-    return [[one[row] for one in gathered] for row in range(sources.shape[0])]
+def split_pages(stacks: Sequence[Stack], pages: Any, sources: jax.Array) -> list[BlockArrays]:
+    """The contents of some pages, in blocks."""
+    gathered, count = gather_pages(stacks, pages, sources), sources.shape[0]
+    return [[one[begin : begin + BLOCK_PAGES] for one in gathered] for begin in range(0, count, BLOCK_PAGES)]
 
 
-def unpin_pages(
-    stacks: Sequence[Stack], pages: Any, targets: jax.Array, pinned: Sequence[PinnedPage]
+def place_pages(
+    stacks: Sequence[Stack], pages: Any, targets: jax.Array, blocks: Sequence[BlockArrays]
 ) -> tuple[Any, jax.Array]:
-    """The page arrays with the contents of `pinned` in some pages, and a number that is there when they are."""
-    on_device = [jax.device_put(list(page), [memory_of(stack, DEVICE) for stack in stacks]) for page in pinned]
-    return scatter_pages(stacks, pages, targets, [jnp.stack(list(one)) for one in zip(*on_device, strict=True)])
+    """The page arrays with the pages of `blocks` in some of theirs, and a number that is there when they are."""
+    stacked = [jnp.concatenate(list(one)) for one in zip(*blocks, strict=True)]
+    return scatter_pages(stacks, pages, targets, stacked)
 
 
-class Pinned:
-    """Pages on their way to the host."""
+class PinnedBlock:
+    """Pages that went to the host together."""
 
-    def __init__(self, pages: list[PinnedPage]) -> None:
-        self._pages = pages
+    __slots__ = ("arrays", "num_used", "size")
+
+    def __init__(self, arrays: BlockArrays, size: int) -> None:
+        self.arrays = arrays  # in pinned memory
+        self.size = size
+        self.num_used = 0  # pages of the host that are here
 
     def result(self) -> None:
-        jax.block_until_ready(self._pages)  # type: ignore[no-untyped-call]
+        """Nothing to wait for: what reads it waits for it, and fails if it has failed."""
+
+
+class BlockRow(NamedTuple):
+    block: PinnedBlock
+    row: int
 
 
 class PinnedPages:
     """The memory of the host tier on GPUs; `HostPages` says what is expected of it. Owned by the engine thread."""
 
+    sizes = PINNED_COPY_SIZES
+
     def __init__(self, pages: Any, num_pages: int) -> None:
-        """`pages`: the structure of the device's page arrays. `num_pages` includes page 0, which is read for
-        padding."""
+        """`pages`: the structure of the device's page arrays. `num_pages` includes page 0, which is never read."""
         self.stacks = stacks_of(pages)
-        self._places = [memory_of(stack, PINNED) for stack in self.stacks]
-        empty = self._put([np.zeros(stack.shape, stack.dtype) for stack in self.stacks])
-        self._pages: list[PinnedPage] = [empty] * num_pages  # of which only the first is read before it is written
+        self._pinned = [memory_of(stack, PINNED) for stack in self.stacks]
+        self._on_device = [memory_of(stack, DEVICE) for stack in self.stacks]
+        zeros = [np.zeros((BLOCK_PAGES, *stack.shape), stack.dtype) for stack in self.stacks]
+        self._padding = Fetched(np.zeros(BLOCK_PAGES, np.int32), jax.device_put(zeros, self._on_device))
+        self._rows: list[BlockRow | None] = [None] * num_pages
+        self._blocks: set[PinnedBlock] = set()
+        self._num_rows = 0  # of all blocks, used or not
+        waste = min(int(MAX_WASTE * num_pages), MAX_WASTE_BYTES // self.page_bytes)
+        self._max_rows = num_pages + max(BLOCK_PAGES, waste)
+        self._saving: deque[PinnedBlock] = deque()  # those that may be on their way, oldest first
 
     @property
     def page_bytes(self) -> int:
         return sum(stack.num_bytes for stack in self.stacks)
 
+    def next_save(self, count: int) -> tuple[int, int]:
+        """As that of `HostPages`. Three quarters of a block are used at least, so that little memory is wasted."""
+        rest = count % BLOCK_PAGES
+        whole = min(count if _fills(rest, BLOCK_PAGES) else count - rest, self.sizes[-1])
+        if whole:
+            return next(size for size in self.sizes if size >= max(whole, BLOCK_PAGES)), whole
+        size = next((size for size in self.sizes if _fills(count, size)), 0)
+        size = size or max(size for size in self.sizes if size <= count)
+        return size, min(count, size)
+
     def save(
         self, program: Callable[..., Any], pages: Any, sources: np.ndarray[Any, Any], targets: Sequence[int]
-    ) -> Pinned:
-        saved = program(pages, sources)[: len(targets)]
-        for target, page in zip(targets, saved, strict=True):
-            self._pages[target] = page
-        return Pinned(saved)
+    ) -> PinnedBlock:
+        size = min(len(sources), BLOCK_PAGES)
+        self._wait_for_room(len(sources))
+        split = program(pages, sources)[: -(-len(targets) // size)]
+        arrays: list[BlockArrays] = jax.device_put(split, [self._pinned] * len(split))
+        blocks = [PinnedBlock(one, size) for one in arrays]
+        for number, target in enumerate(targets):
+            self._enter(target, blocks[number // size], number % size)
+        self._saving += blocks
+        while self._num_rows > self._max_rows and self._repack(min(self._blocks, key=_share_used)):
+            pass
+        return blocks[-1]
 
-    def restore(
-        self, program: Callable[..., Any], pages: Any, sources: np.ndarray[Any, Any], targets: np.ndarray[Any, Any]
-    ) -> tuple[Any, Arrival]:
-        pages, number = program(pages, targets, [self._pages[source] for source in sources])
-        return pages, Arrival(number)
+    def fetch(self, sources: Sequence[int], targets: Sequence[int]) -> list[Fetched]:
+        wanted: dict[PinnedBlock, np.ndarray[Any, Any]] = {}  # where the pages of each go; 0: nowhere
+        again: list[tuple[int, int]] = []  # pages that go to two places
+        for source, target in zip(sources, targets, strict=True):
+            row = self._rows[source]
+            assert row is not None, f"page {source} of the host was never written"
+            places = wanted.setdefault(row.block, np.zeros(row.block.size, np.int32))
+            if places[row.row]:
+                again.append((source, target))
+            else:
+                places[row.row] = target
+        blocks = [one.arrays for one in wanted]
+        there: list[BlockArrays] = jax.device_put(blocks, [self._on_device] * len(blocks))
+        fetched = [Fetched(*one) for one in zip(wanted.values(), there, strict=True)]
+        return fetched + (self.fetch(*zip(*again, strict=True)) if again else [])
+
+    def calls(self, fetched: list[Fetched]) -> list[Fetched]:
+        """Blocks of the full size are placed by several in a call; what is left of that is padding."""
+        most = self.sizes[-1] // BLOCK_PAGES
+        full = [one for one in fetched if len(one.targets) == BLOCK_PAGES]
+        calls = [[one] for one in fetched if len(one.targets) < BLOCK_PAGES]
+        for begin in range(0, len(full), most):
+            group = full[begin : begin + most]
+            if 2 * len(group) > most:
+                calls.append(group + [self._padding] * (most - len(group)))
+            else:
+                calls += [[one] for one in group]
+        return [
+            Fetched(np.concatenate([one.targets for one in call]), [one.contents for one in call]) for call in calls
+        ]
 
     def read(self, pages: Sequence[int]) -> list[np.ndarray[Any, Any]]:
         """The contents of these pages, copied."""
-        return [np.stack([np.asarray(self._pages[page][at]) for page in pages]) for at in range(len(self.stacks))]
+        rows = [self._rows[page] for page in pages]
+        known: dict[PinnedBlock, list[np.ndarray[Any, Any]]] = {}
+        for row in rows:
+            assert row is not None, "a page of the host is read that was never written"
+            if row.block not in known:
+                known[row.block] = [np.asarray(one) for one in row.block.arrays]
+        found = [(known[row.block], row.row) for row in rows if row is not None]
+        return [np.stack([block[at][row] for block, row in found]) for at in range(len(self.stacks))]
 
     def write_bytes(self, pages: Sequence[int], data: Sequence[memoryview]) -> None:
         for page, contents in zip(pages, data, strict=True):
             begin, arrays = 0, []
             for stack in self.stacks:
-                part = np.frombuffer(contents[begin : begin + stack.num_bytes], stack.dtype).reshape(stack.shape)
-                arrays.append(part.copy())  # it may be read after this call
+                part = np.frombuffer(contents[begin : begin + stack.num_bytes], stack.dtype)
+                arrays.append(part.reshape(1, *stack.shape).copy())  # it may be read after this call
                 begin += stack.num_bytes
-            self._pages[page] = self._put(arrays)
+            self._enter(page, PinnedBlock(jax.device_put(arrays, self._pinned), 1), 0)
 
     def drain(self) -> None:
         """Nothing arrives late: a page that a failed step wrote is one that no other step reads."""
+        self._saving.clear()
 
     def close(self) -> None:
-        self._pages.clear()
+        self._saving.clear()
+        self._rows.clear()
+        self._blocks.clear()
 
-    def _put(self, arrays: Sequence[np.ndarray[Any, Any]]) -> PinnedPage:
-        return [jax.device_put(one, place) for one, place in zip(arrays, self._places, strict=True)]
+    def _wait_for_room(self, num_pages: int) -> None:
+        """Blocks on their way to the host take up memory of the device."""
+        most = MAX_SAVING_BYTES // self.page_bytes
+        while self._saving and sum(one.size for one in self._saving) + num_pages > most:
+            jax.block_until_ready(self._saving.popleft().arrays)  # type: ignore[no-untyped-call]
+
+    def _enter(self, page: int, block: PinnedBlock, row: int) -> None:
+        """`page` is this one from now on."""
+        if not block.num_used:
+            self._blocks.add(block)
+            self._num_rows += block.size
+        block.num_used += 1
+        before = self._rows[page]
+        self._rows[page] = BlockRow(block, row)
+        if before is not None:
+            before.block.num_used -= 1
+            if not before.block.num_used:
+                self._blocks.remove(before.block)
+                self._num_rows -= before.block.size
+
+    def _repack(self, block: PinnedBlock) -> bool:
+        """Give the pages of a block that has few blocks of their own. It takes long, and is rare: pages that go to the
+        host together are also forgotten together. False if nothing is gained by it."""
+        if block.num_used == block.size:
+            return False
+        pages = [page for page, row in enumerate(self._rows) if row is not None and row.block is block]
+        contents = self.read(pages)
+        for at, page in enumerate(pages):
+            self._enter(page, PinnedBlock(jax.device_put([one[at : at + 1] for one in contents], self._pinned), 1), 0)
+        return True
+
+
+def _fills(count: int, size: int) -> bool:
+    return 4 * count >= 3 * size >= 3 * count
+
+
+def _share_used(block: PinnedBlock) -> float:
+    return block.num_used / block.size

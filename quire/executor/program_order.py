@@ -12,6 +12,7 @@ from quire.executor.step import SamplingWay
 from quire.ops.pages import TILE
 
 HOST_COPY_SIZES = (1, 4, 16)  # pages that one call can copy between the device and the host
+PINNED_COPY_SIZES = (1, 4, 16, 64)  # where the host's memory is pinned
 GUESS_SIZES = (1, 8)  # slots that one call can guess for, if there are more
 FORCE_SIZE = 64  # forced tokens that one call can place
 WAYS = get_args(SamplingWay)
@@ -40,7 +41,9 @@ class ProgramOrder:
         keys: list[Key] = [("any", self._ladder.sample_sizes[-1]), *self._ladder.first()]
         keys += [("copy", COPY_SIZES[0]), ("start", START_SIZES[0]), ("force", FORCE_SIZE)]
         keys += [("adapter", 0)] * bool(self._shapes.adapters.slots)
-        keys += [(kind, size) for kind in self._host_kinds for size in HOST_COPY_SIZES]
+        for kind in self._host_kinds:
+            sizes = PINNED_COPY_SIZES if kind in ("split", "place") else HOST_COPY_SIZES
+            keys += [(kind, size) for size in sizes]
         keys += [(kind, STATE_SIZES[0]) for kind in self._state_kinds]
         return [*keys, *(("guess", size) for size in self.guess_sizes)]
 

@@ -302,10 +302,10 @@ class Programs:
             return state._replace(slots=program(state.slots, pack_forced([], size, shapes)))
         if kind == "copy":
             return state._replace(pages=program(state.pages, np.zeros((size, 2), np.int32)))
-        if kind in ("save", "pin"):
+        if kind in ("save", "split"):
             program(state.pages, np.zeros(size, np.int32))
             return state
-        if kind in ("restore", "unpin"):
+        if kind in ("restore", "place"):
             return state._replace(
                 pages=program(state.pages, np.zeros(size, np.int32), self.compiler.empty(kind, size))[0]
             )

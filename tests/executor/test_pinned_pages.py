@@ -1,7 +1,7 @@
-"""Pages in pinned memory of the host: programs copy them, and what was on the host stays while it is read."""
+"""Pages in pinned memory of the host: they are the same there, and what was on the host stays while it is read."""
 
 import os
-from functools import partial
+from collections.abc import Iterator
 from pathlib import Path
 
 import jax
@@ -10,18 +10,10 @@ import numpy as np
 import pytest
 
 from quire.core.plan import StepPlan
+from quire.executor import pinned_pages
 from quire.executor.executor import JaxExecutor
-from quire.executor.host_pages import stacks_of
 from quire.executor.memory import reserve_device_memory
-from quire.executor.pinned_pages import (
-    PINNED,
-    PinnedPages,
-    can_pin,
-    pin_pages,
-    pinned_like,
-    pinning_works,
-    unpin_pages,
-)
+from quire.executor.pinned_pages import PINNED, PinnedPages, can_pin, pinning_works
 from quire.executor.program_store import ProgramStore
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
@@ -34,7 +26,25 @@ def executor_of(folder: Path) -> JaxExecutor:
     model = build_model(config_of("llama", num_hidden_layers=1))
     weights = load_weights(model, NamedTensors(model), dtype="bfloat16")
     store = ProgramStore(folder, "pinned")
-    return JaxExecutor(model, weights, SHAPES, 1, store=store, num_host_pages=8, pins_host_pages=True)
+    return JaxExecutor(model, weights, SHAPES, 1, store=store, num_host_pages=80, pins_host_pages=True)
+
+
+@pytest.fixture
+def executor(tmp_path_factory: pytest.TempPathFactory) -> Iterator[JaxExecutor]:
+    """With numbers in its pages."""
+    made = executor_of(tmp_path_factory.getbasetemp() / "pinned")
+    fill(made)
+    yield made
+    made.close()
+
+
+def pinned(executor: JaxExecutor) -> PinnedPages:
+    assert isinstance(executor.host_pages, PinnedPages)
+    return executor.host_pages
+
+
+def contents_of(executor: JaxExecutor, page: int) -> bytes:
+    return b"".join(one.tobytes() for one in pinned(executor).read([page]))
 
 
 def fill(executor: JaxExecutor) -> None:
@@ -48,17 +58,16 @@ def fill(executor: JaxExecutor) -> None:
 def test_pages_are_the_same_after_they_were_pinned_also_with_kept_programs(tmp_path: Path) -> None:
     for _ in range(2):  # the second one loads the programs of the first
         executor = executor_of(tmp_path)
-        host = executor.host_pages
-        assert isinstance(host, PinnedPages)
         fill(executor)
         first, second = executor.read_pages([3])(), executor.read_pages([4])()
         assert first != second
         executor.submit(StepPlan(1, (), copies=host_copies({3: 2}, to_host=True))).result()
-        assert {one.sharding.memory_kind for one in host._pages[2]} == {PINNED}
+        (block,) = pinned(executor)._blocks
+        assert {one.sharding.memory_kind for one in block.arrays} == {PINNED}
         both = host_copies({11: 2}, to_host=False) + host_copies({4: 2}, to_host=True)  # read, then written
         executor.submit(StepPlan(2, (), copies=both)).result()
         assert executor.read_pages([11])() == first
-        assert b"".join(one.tobytes() for one in host.read([2])) == second
+        assert contents_of(executor, 2) == second
         executor.reset()
         executor.submit(StepPlan(3, (), copies=host_copies({12: 2}, to_host=False))).result()
         assert executor.read_pages([12])() == second, "pages of the host survive a reset"
@@ -70,16 +79,78 @@ def test_pinning_is_tried_before_it_is_used() -> None:
     assert not can_pin(), "a CPU gains nothing"
 
 
-def test_programs_that_pin_pages_are_translated_for_a_gpu() -> None:
-    pages = [(jnp.zeros((9, 4, 2, 8), jnp.bfloat16),) * 2] * 2
-    stacks, numbers = stacks_of(pages), jnp.zeros(3, jnp.int32)
-    places = jax.tree.map(lambda one: one.sharding, pinned_like(stacks, 3))
-    pin = jax.jit(partial(pin_pages, stacks), out_shardings=places)
-    text = pin.trace(pages, numbers).lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count(PINNED) >= 3, "the results are not placed on the host"
-    unpin = jax.jit(partial(unpin_pages, stacks))
-    text = unpin.trace(pages, numbers, pinned_like(stacks, 3)).lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("annotate_device_placement") == 3, "a page is not moved to the device by the program"
+@pytest.mark.parametrize(
+    ("count", "calls"),
+    [
+        (1, [(1, 1)]),
+        (3, [(4, 3)]),
+        (5, [(4, 4), (1, 1)]),
+        (11, [(4, 4), (4, 4), (4, 3)]),
+        (12, [(16, 12)]),
+        (20, [(16, 16), (4, 4)]),
+        (40, [(64, 32), (4, 4), (4, 4)]),
+        (61, [(64, 61)]),
+        (125, [(64, 64), (64, 61)]),
+    ],
+)
+def test_blocks_are_filled_so_that_little_memory_is_wasted(
+    executor: JaxExecutor, count: int, calls: list[tuple[int, int]]
+) -> None:
+    made = []
+    while count:
+        made.append(pinned(executor).next_save(count))
+        count -= made[-1][1]
+    assert made == calls
+
+
+def test_few_pages_are_on_their_way_to_the_host_at_once(executor: JaxExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They take up memory of the device, which is not to run out."""
+    monkeypatch.setattr(pinned_pages, "MAX_SAVING_BYTES", 1)
+    host = pinned(executor)
+    for begin in (3, 5):
+        executor.submit(StepPlan(1, (), copies=host_copies({begin: begin, begin + 1: begin + 1}, to_host=True)))
+        assert [block.size for block in host._saving] == [1]
+    assert contents_of(executor, 4) == executor.read_pages([4])()
+    executor.reset()
+    assert not host._saving
+
+
+def call_sizes(host: PinnedPages, pages: dict[int, int]) -> list[int]:
+    """By device page: the host page."""
+    return [len(call.targets) for call in host.calls(host.fetch(list(pages.values()), list(pages)))]
+
+
+def test_a_call_takes_several_blocks_and_leaves_what_is_not_wanted(executor: JaxExecutor) -> None:
+    """61 pages in four blocks, of which pages are restored to other places; some twice, and most of them not."""
+    host = pinned(executor)
+    saved = {page: 62 - page for page in range(1, 62)}
+    before = {page: executor.read_pages([page])() for page in range(1, 80)}
+    executor.submit(StepPlan(1, (), copies=host_copies(saved, to_host=True))).result()
+    assert len(host._blocks) == 4
+    restored = {70: 3, 71: 18, 72: 35, 73: 50, 74: 50, 75: 61}
+    assert call_sizes(host, restored) == [64, 16]
+    executor.submit(StepPlan(2, (), copies=host_copies(restored, to_host=False))).result()
+    for page in range(1, 80):
+        expected = before[62 - restored[page]] if page in restored else before[page]
+        assert executor.read_pages([page])() == expected, page
+    assert call_sizes(host, {70: 3, 71: 18}) == [16, 16]
+
+
+def test_blocks_of_which_little_is_used_are_packed(executor: JaxExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
+    host = pinned(executor)
+    monkeypatch.setattr(host, "_max_rows", 64)
+    executor.submit(StepPlan(1, (), copies=host_copies({page: page for page in range(1, 49)}, to_host=True))).result()
+    assert host._num_rows == 48
+    expected = {page: executor.read_pages([page])() for page in range(1, 50)}
+    for begin in (1, 17, 33):  # but one page of each block
+        others = {49: begin + 1}, {page: page for page in range(begin + 2, begin + 16)}
+        for part in others:
+            executor.submit(StepPlan(2, (), copies=host_copies(part, to_host=True))).result()
+    assert host._num_rows <= 64
+    assert host._num_rows == sum(block.size for block in host._blocks)
+    assert sum(block.num_used for block in host._blocks) == 48
+    for page in range(1, 49):
+        assert contents_of(executor, page) == expected[49 if page in (2, 18, 34) else page], page
 
 
 @pytest.mark.parametrize(("gib", "limit"), [(0.0, None), (4.5, "13"), (100.0, "108")])
