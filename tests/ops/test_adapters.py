@@ -1,5 +1,6 @@
 """Products with adapters: every kernel against numpy, and rows that do not depend on those beside them."""
 
+import os
 from functools import partial
 from typing import Any
 
@@ -96,6 +97,36 @@ def test_a_row_does_not_depend_on_those_beside_it(data: st.DataObject, name: str
     one = slice(row, row + 1)
     alone = native.add_products(jnp.asarray(out[one]), jnp.asarray(x[one]), jnp.asarray(rows[one], jnp.int32), stack)
     np.testing.assert_array_equal(np.asarray(alone), among[one])
+
+
+@pytest.mark.skipif("native" not in KERNELS, reason="there is no C++ compiler")
+@pytest.mark.parametrize("gated", [False, True])
+def test_rows_of_many_adapters_are_what_they_are_alone(gated: bool) -> None:
+    """A core takes an adapter at a time where there are several for each, and a part of one where not."""
+    rng = np.random.default_rng(5)
+    slots, runs = 2 * (os.cpu_count() or 1) + 1, ((600, 0), (56, 1))
+    a, b = rng.standard_normal((slots, 2, 6, 40)), rng.standard_normal((slots, 6, 656))
+    stack = AdapterStack(*(jnp.asarray(one, ml_dtypes.bfloat16) for one in (a, b)), jnp.full(slots, 6), runs)
+    rows = np.arange(2 * slots, dtype=np.int32) % slots + 1
+    x = rng.standard_normal((len(rows), 2, 40) if gated else (len(rows), 40)).astype(np.float32)
+    out = rng.standard_normal((len(rows), 656)).astype(np.float32)
+    run = jax.jit(partial(native.add_products, gated=gated))
+    among = np.asarray(run(out, x, rows, stack))
+    for row in (0, slots + 1):
+        one = slice(row, row + 1)
+        np.testing.assert_array_equal(np.asarray(run(out[one], x[one], rows[one], stack))[0], among[row])
+    active = x[:, 0] / (1 + np.exp(-x[:, 0])) * x[:, 1] if gated else x
+    np.testing.assert_allclose(among, expected(out, active, rows, stack), rtol=1e-4, atol=2e-4)
+
+
+@pytest.mark.skipif("native" not in KERNELS, reason="there is no C++ compiler")
+def test_no_adapter_is_copied_in_a_step() -> None:
+    """As of an output projection: one tensor, whose inputs have several axes."""
+    stack = AdapterStack(jnp.zeros((2, 1, 4, 3, 3, 8)), jnp.zeros((2, 4, 24)), jnp.full(2, 4), ((24, 0),))
+    given = jnp.zeros((5, 24)), jnp.zeros((5, 72)), jnp.zeros(5, jnp.int32), stack
+    text = jax.jit(native.add_products, donate_argnums=0).lower(*given).compile().as_text()
+    assert "custom-call" in text
+    assert "copy(" not in text
 
 
 @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])

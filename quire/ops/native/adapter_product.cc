@@ -28,12 +28,23 @@ typedef uint32_t WordLanes __attribute__((vector_size(kLanes * sizeof(uint32_t))
 inline Lanes widened(const float* from) { return read(from); }
 
 inline Lanes widened(const Short* from) {
+#if defined(QUIRE_LANES_512) && defined(__AVX512BW__)
+  // Words to the upper halves of the lanes in one instruction, which leaves the unit of products and sums alone.
+  const __m512i shorts = _mm512_castsi256_si512(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(from)));
+  const __m512i places = _mm512_set_epi32(0xf0000, 0xe0000, 0xd0000, 0xc0000, 0xb0000, 0xa0000, 0x90000, 0x80000, 0x70000,
+                                          0x60000, 0x50000, 0x40000, 0x30000, 0x20000, 0x10000, 0);
+  return (Lanes)_mm512_maskz_permutexvar_epi16(0xaaaaaaaa, places, shorts);
+#elif defined(QUIRE_LANES_256)
+  const __m128i shorts = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return (Lanes)_mm256_slli_epi32(_mm256_cvtepu16_epi32(shorts), 16);
+#else
   ShortLanes shorts;
   std::memcpy(&shorts, from, sizeof(shorts));
   const WordLanes words = __builtin_convertvector(shorts, WordLanes) << 16;
   Lanes lanes;
   std::memcpy(&lanes, &words, sizeof(lanes));
   return lanes;
+#endif
 }
 
 inline float wide(float x) { return x; }
@@ -52,7 +63,9 @@ struct Run {
 
 template <typename W>
 struct Product {
-  const float* x;  // [rows, inputs]
+  const float* both;  // [rows, 2, inputs] where x has to be made of it, else null
+  float* active;      // what is made of it, [rows, inputs]
+  const float* x;     // the same, or what is given
   const W* a;      // [slots, parts, rank, inputs]
   const W* b;      // [slots, rank, outputs]
   float* out;      // [rows, outputs]
@@ -100,6 +113,8 @@ void shrink_rows(const Product<W>& p, const Group& group, const int32_t* rows, i
       for (int c = 0; c < kRanks; ++c) sums_of[r][c] = multiply_add(input, weight[c], sums_of[r][c]);
     }
   }
+  // Unrolled, so that no sum has an address: a compiler would write them to memory in every turn of the loop above.
+#pragma GCC unroll 4
   for (int r = 0; r < kR; ++r) {
     float totals[kRanks];
     sums(sums_of[r], totals);
@@ -146,6 +161,17 @@ void expand_rows(const Product<W>& p, const Group& group, const int32_t* rows, c
   }
 }
 
+// silu(both[0]) * both[1] of a row.
+void gate(const float* both, int64_t inputs, float* active) {
+  const float *gates = both, *ups = both + inputs;
+  int64_t i = 0;
+  for (; i + kLanes <= inputs; i += kLanes) {
+    const Lanes x = read(gates + i);
+    write(active + i, x / (exponential(-x) + 1.0f) * read(ups + i));
+  }
+  for (; i < inputs; ++i) active[i] = gates[i] / (exponential(all(-gates[i]))[0] + 1.0f) * ups[i];
+}
+
 // Calls work(rows, count as a constant) for blocks of a group's rows.
 template <typename Work>
 void by_rows(const Group& group, const Work& work) {
@@ -159,9 +185,67 @@ void by_rows(const Group& group, const Work& work) {
 }
 
 template <typename W>
+void gate_row(const Product<W>& p, int64_t row) {
+  gate(p.both + row * 2 * p.inputs, p.inputs, p.active + row * p.inputs);
+}
+
+template <typename W>
+void shrink_unit(const Product<W>& p, const Group& group, int64_t part, int64_t first) {
+  const int ranks = static_cast<int>(std::min<int64_t>(kRanks, group.rank - first));
+  by_rows(group, [&](const int32_t* rows, auto count) {
+    shrink_rows<decltype(count)::value>(p, group, rows, part, first, ranks);
+  });
+}
+
+template <typename W>
+void expand_unit(const Product<W>& p, const Group& group, const std::vector<Run>& runs, int64_t first) {
+  for (const Run& run : runs) {
+    const int64_t from = std::max(first, run.first), to = std::min(first + kChunk, run.first + run.length);
+    if (from >= to) continue;
+    by_rows(group, [&](const int32_t* rows, auto count) {
+      expand_rows<decltype(count)::value>(p, group, rows, run, from, to);
+    });
+  }
+}
+
+// Whether all of a crew have something to do where each takes an adapter at a time.
+bool is_even(const std::vector<Group>& groups) {
+  const int64_t crew = Crew::instance().size(), count = groups.size();
+  int64_t rows = 0, most = 0;
+  for (const Group& group : groups) {
+    rows += group.count;
+    most = std::max(most, group.count);
+  }
+  return count >= 2 * crew && most * crew <= rows;
+}
+
+// One task for each adapter: nobody waits between its two products, and what is between them stays in a core's cache.
+template <typename W>
+void multiply_each(const Product<W>& p, const std::vector<Group>& groups, const std::vector<Run>& runs) {
+  Crew::instance().run(groups.size(), [&](int64_t task) {
+    const Group& group = groups[task];
+    for (int64_t i = 0; p.both != nullptr && i < group.count; ++i) gate_row(p, group.rows[i]);
+    for (int64_t part = 0; part < p.parts; ++part) {
+      for (int64_t first = 0; first < group.rank; first += kRanks) shrink_unit(p, group, part, first);
+    }
+    for (int64_t first = 0; first < p.outputs; first += kChunk) expand_unit(p, group, runs, first);
+  });
+}
+
+template <typename W>
 void multiply_all(const Product<W>& p, const std::vector<Group>& groups, const std::vector<Run>& runs) {
+  if (is_even(groups)) return multiply_each(p, groups, runs);
   std::vector<Unit> units;
   int64_t work = 0;
+  if (p.both != nullptr) {
+    for (size_t g = 0; g < groups.size(); ++g) {
+      for (int64_t row = 0; row < groups[g].count; ++row) units.push_back({static_cast<int64_t>(g), row, 0});
+      work += groups[g].count * p.inputs * 16;
+    }
+    for_each(units, work, [&](const Unit& unit) { gate_row(p, groups[unit.group].rows[unit.first]); });
+    units.clear();
+    work = 0;
+  }
   for (size_t g = 0; g < groups.size(); ++g) {
     work += groups[g].count * groups[g].rank * p.parts * p.inputs;
     for (int64_t part = 0; part < p.parts; ++part) {
@@ -170,13 +254,7 @@ void multiply_all(const Product<W>& p, const std::vector<Group>& groups, const s
       }
     }
   }
-  for_each(units, work, [&](const Unit& unit) {
-    const Group& group = groups[unit.group];
-    const int ranks = static_cast<int>(std::min<int64_t>(kRanks, group.rank - unit.first));
-    by_rows(group, [&](const int32_t* rows, auto count) {
-      shrink_rows<decltype(count)::value>(p, group, rows, unit.part, unit.first, ranks);
-    });
-  });
+  for_each(units, work, [&](const Unit& unit) { shrink_unit(p, groups[unit.group], unit.part, unit.first); });
 
   units.clear();
   work = 0;
@@ -184,48 +262,19 @@ void multiply_all(const Product<W>& p, const std::vector<Group>& groups, const s
     work += groups[g].count * groups[g].rank * p.outputs;
     for (int64_t first = 0; first < p.outputs; first += kChunk) units.push_back({static_cast<int64_t>(g), first, 0});
   }
-  for_each(units, work, [&](const Unit& unit) {
-    const Group& group = groups[unit.group];
-    for (const Run& run : runs) {
-      const int64_t from = std::max(unit.first, run.first);
-      const int64_t to = std::min(std::min(unit.first + kChunk, p.outputs), run.first + run.length);
-      if (from >= to) continue;
-      by_rows(group, [&](const int32_t* rows, auto count) {
-        expand_rows<decltype(count)::value>(p, group, rows, run, from, to);
-      });
-    }
-  });
+  for_each(units, work, [&](const Unit& unit) { expand_unit(p, groups[unit.group], runs, unit.first); });
 }
 
-// silu(both[0]) * both[1] of each row that has an adapter.
-void gate(const float* both, int64_t inputs, const std::vector<Group>& groups, float* to) {
-  std::vector<Unit> units;
-  int64_t work = 0;
-  for (size_t g = 0; g < groups.size(); ++g) {
-    for (int64_t row = 0; row < groups[g].count; ++row) units.push_back({static_cast<int64_t>(g), row, 0});
-    work += groups[g].count * inputs * 16;
-  }
-  for_each(units, work, [&](const Unit& unit) {
-    const int64_t row = groups[unit.group].rows[unit.first];
-    const float *gates = both + row * 2 * inputs, *ups = gates + inputs;
-    float* active = to + row * inputs;
-    int64_t i = 0;
-    for (; i + kLanes <= inputs; i += kLanes) {
-      const Lanes x = read(gates + i);
-      write(active + i, x / (exponential(-x) + 1.0f) * read(ups + i));
-    }
-    for (; i < inputs; ++i) active[i] = gates[i] / (exponential(all(-gates[i]))[0] + 1.0f) * ups[i];
-  });
-}
-
-// out [t, o] = base [t, o] + the products of x [t, i], or of gated x [t, 2, i], with a [s, p, r, i] and b [s, r, o].
-// rows [t] have the number of their adapter, 0 for none; ranks [s]; runs: lengths and parts of the outputs, in pairs.
+// out [t, o] = base [t, o] + the products of x [t, i], or of gated x [t, 2, i], with a [s, p, r, i] and b [s, r, o], which
+// are given without their axes. rows [t] have the number of their adapter, 0 for none; ranks [s]; runs: lengths and parts
+// of the outputs, in pairs.
 Fault AdapterProduct(In<float> base, In<float> x, In<int32_t> rows, In<void> a, In<void> b, In<int32_t> ranks,
                      Out<float> out, Integers runs, bool gated) {
-  const auto da = a.sizes, db = b.sizes, dx = x.sizes;
-  const int64_t count = base.sizes[0], slots = da[0], parts = da[1], rank = da[2], inputs = da[3];
-  const int64_t outputs = db[2];
-  if (db[0] != slots || db[1] != rank || dx[x.rank - 1] != inputs || base.sizes[1] != outputs) {
+  const int64_t count = base.sizes[0], outputs = base.sizes[1], slots = ranks.count(), inputs = x.sizes[x.rank - 1];
+  int64_t parts = 0;
+  for (size_t i = 1; i < runs.count; i += 2) parts = std::max(parts, runs.data[i] + 1);
+  const int64_t rank = b.count() / (slots * outputs);
+  if (b.count() != slots * rank * outputs || a.count() != slots * parts * rank * inputs) {
     return "an adapter of another shape than its weight";
   }
   if (a.type != b.type) return "an adapter of two types";
@@ -252,14 +301,13 @@ Fault AdapterProduct(In<float> base, In<float> x, In<int32_t> rows, In<void> a, 
     places.push_back({static_cast<int64_t>(first), runs.data[i], runs.data[i + 1]});
   }
   std::vector<float> small(count * parts * rank), active(gated ? count * inputs : 0);
-  if (gated) gate(x.data, inputs, groups, active.data());
-  const float* inputs_of = gated ? active.data() : x.data;
+  const float *both = gated ? x.data : nullptr, *inputs_of = gated ? active.data() : x.data;
   if (a.type == kType<float>) {
-    multiply_all<float>({inputs_of, static_cast<const float*>(a.data), static_cast<const float*>(b.data), out.data,
+    multiply_all<float>({both, active.data(), inputs_of, static_cast<const float*>(a.data), static_cast<const float*>(b.data), out.data,
                          small.data(), inputs, outputs, parts, rank},
                         groups, places);
   } else if (a.type == XLA_FFI_DataType_BF16) {
-    multiply_all<Short>({inputs_of, static_cast<const Short*>(a.data), static_cast<const Short*>(b.data), out.data,
+    multiply_all<Short>({both, active.data(), inputs_of, static_cast<const Short*>(a.data), static_cast<const Short*>(b.data), out.data,
                          small.data(), inputs, outputs, parts, rank},
                         groups, places);
   } else {

@@ -19,7 +19,8 @@ def add_products(
     """An `AdapterProduct` for float32 on a CPU; adapters are float32 or bfloat16. `out` is changed in place."""
     if not need("adapters"):
         return plain_add_products(out.astype(jnp.float32), x.astype(jnp.float32), rows, stack, gated=gated)
-    a, b = stack.flat
+    # Without axes: a reshape that keeps an axis of one tensor is a copy in every step.
+    a, b = stack.a.reshape(-1), stack.b.reshape(-1)
     like = jax.ShapeDtypeStruct(out.shape, jnp.float32)  # type: ignore[no-untyped-call]
     call = jax.ffi.ffi_call("quire_adapter_product", like, input_output_aliases={0: 0})
     runs = np.array(stack.runs, np.int64).reshape(-1)

@@ -26,6 +26,9 @@ class Crew {
     return *crew;
   }
 
+  // Threads that a call can have, with the one that makes it.
+  int64_t size() const { return helpers_ + 1; }
+
   // Calls work(i) for every i below `tasks`, on this thread and on helpers that are free. Nobody waits for a helper that
   // has not begun; while others use the crew, this thread does all of it.
   template <typename Work>
