@@ -1,6 +1,6 @@
 """The kernels of one layer of an 8B model, and sampling alone, on a GPU.
 
-    python bench/gpu_kernels.py [--only decode prefill sampling]
+    python bench/gpu_kernels.py [--only decode shared prefill sampling]
 
 Attention runs over random page tables, many times after each other in one program, each on the queries that the last
 one gave. Bytes are those of the keys and values that must be read; FLOP are those below the diagonal.
@@ -9,6 +9,7 @@ one gave. Bytes are those of the keys and values that must be read; FLOP are tho
 import argparse
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -21,8 +22,10 @@ from quire.executor.sampler import Features, sample
 from quire.executor.shapes import Shapes
 from quire.executor.slots import empty_slots, pack_starts, start_slots
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.gpu.decode_attention import decode_attention
+from quire.ops.gpu.shared_attention import Tiling
 from quire.ops.kernels import kernels_for
-from quire.ops.pages import TILE, Pages, Segments, Tiles
+from quire.ops.pages import TILE, Pages, Segments, SharedPrefixes, Tiles
 from quire.ops.step_attention import Kernels
 from quire.request import SamplingParams
 
@@ -85,6 +88,64 @@ def decodes(kernels: Kernels) -> Iterator[str]:
         for how, tiles, tokens in (("alone", alone, rows), ("beside prefills", beside, 257)):
             seconds = repeated_s(partial(kernels.attend, SPEC), queries(tokens), pages, table, tiles)
             yield f"decode {how}, {name}: {seconds * 1e6:.0f} µs, {read / seconds / 1e12:.2f} TB/s"
+
+
+def sharing(groups: list[int], shared: int, own: int) -> tuple[Pages, jax.Array, Tiles]:
+    """Decodes of sequences in groups of these sizes, which share their first positions."""
+    rows, count = sum(groups), shared // PAGE_SIZE
+    leaders = np.repeat(np.cumsum([0, *groups[:-1]]), groups)
+    pages, own_table = paged(np.where(np.arange(rows) == leaders, shared + own, own))
+    table = np.zeros((rows, count + -(-own // PAGE_SIZE)), np.int32)
+    table[:, count:] = np.asarray(own_table)[:, : table.shape[1] - count]
+    for leader in set(leaders):
+        table[leader] = own_table[leader]
+        table[leaders == leader, :count] = table[leader, :count]
+    members = [np.flatnonzero(leaders == one)[at : at + TILE] for one in set(leaders) for at in range(0, rows, TILE)]
+    members = [one for one in members if len(one)]
+    of_row, tokens = np.full(rows, -1, np.int32), np.full((len(members) + 16, TILE), -1, np.int32)
+    slots, lengths = np.zeros((2, len(tokens)), np.int32)
+    for tile, its_rows in enumerate(members):
+        of_row[its_rows], tokens[tile, : len(its_rows)] = tile, its_rows
+        slots[tile], lengths[tile] = its_rows[0], shared
+    prefixes = SharedPrefixes(*map(jnp.asarray, (of_row, tokens, slots, lengths)))
+    tiles = Tiles.single(jnp.arange(rows), jnp.full(rows, shared + own - 1, jnp.int32), prefixes)
+    return pages, jnp.asarray(table), tiles
+
+
+SHARING = {
+    "256 rows sharing 4096, 64 own": ([256], 4096, 64),
+    "64 rows in 2 groups sharing 4096, 64 own": ([32, 32], 4096, 64),
+    "256 rows in 16 groups sharing 1024, 512 own": ([16] * 16, 1024, 512),
+}
+
+
+def shared_prefixes(kernels: Kernels) -> Iterator[str]:
+    """Bytes are those of all contexts, whether they are read once or for each row."""
+    for name, (groups, shared, own) in SHARING.items():
+        pages, table, tiles = sharing(groups, shared, own)
+        read = len(tiles) * (shared + own) * SPEC.kv_heads * SPEC.head_dim * 2 * 2
+        for how, its_tiles in (("alone", replace(tiles, shared=None)), ("together", tiles)):
+            attend = partial(kernels.attend, SPEC)
+            seconds = repeated_s(attend, queries(len(tiles)), pages, table, its_tiles)
+            yield f"decode {how}, {name}: {seconds * 1e6:.0f} µs, {read / seconds / 1e12:.2f} TB/s"
+
+
+SHARED_TILINGS = [
+    *(Tiling(128, 64, 4, stages, programs) for stages in (2, 3) for programs in (264, 528)),
+    *(Tiling(128, 64, 8, 3, programs) for programs in (132, 264)),
+    Tiling(128, 32, 4, 4, 264),
+    *(Tiling(64, 64, 4, stages, programs) for stages in (2, 3) for programs in (264, 528)),
+]
+
+
+def shared_tilings(kernels: Kernels) -> Iterator[str]:
+    """The choices of the kernel for shared positions."""
+    for name, given in [*SHARING.items()][:2]:
+        pages, table, tiles = sharing(*given)
+        for tiling in SHARED_TILINGS:
+            attend = partial(decode_attention, SPEC, shared_tiling=tiling)
+            seconds = repeated_s(attend, queries(len(tiles)), pages, table, tiles)
+            yield f"{name}, {tiling}: {seconds * 1e6:.0f} µs"
 
 
 # Steps of so many tokens with chunks of prompts: the first position, and the tokens.
@@ -174,12 +235,18 @@ def sampling(kernels: Kernels, rows: int = 256, vocab_size: int = 151_936) -> It
         yield f"sampling, {rows} rows x {vocab_size}, {name}: {seconds * 1e3:.2f} ms"
 
 
-KINDS = {"decode": decodes, "prefill": prefills, "sampling": sampling}
+KINDS = {
+    "decode": decodes,
+    "shared": shared_prefixes,
+    "shared_tilings": shared_tilings,
+    "prefill": prefills,
+    "sampling": sampling,
+}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", nargs="+", choices=KINDS, default=[*KINDS])
+    parser.add_argument("--only", nargs="+", choices=KINDS, default=["decode", "shared", "prefill", "sampling"])
     given = parser.parse_args()
     if jax.default_backend() != "gpu":
         parser.error(f"these kernels are for a GPU; JAX has a {jax.default_backend()}")

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 TILE = 32  # tokens of a prefill that read the cache together, at most
+SHARED_STEP = 64  # numbers of positions that several sequences share are multiples of it: the largest block of a kernel
 
 # By the dtype of pages that have scales.
 LARGEST_CODE = {"float8_e4m3fn": 448.0, "int8": 127.0}
@@ -57,6 +58,20 @@ class KVWriteTargets(NamedTuple):
     offsets: jax.Array  # [t], within the page
 
 
+class SharedPrefixes(NamedTuple):
+    """Decodes whose page tables begin with the same pages, in tiles [m] of up to TILE that can read those together.
+
+    They are for kernels that gain from it: without them every result is the same.
+    """
+
+    tile_of: jax.Array  # [num_single]: the tile of each single token; -1 for none
+    tokens: jax.Array  # [m, TILE]: the single tokens of each tile; -1 for none
+    slots: jax.Array  # [m]: a slot whose page table begins with the shared pages
+    lengths: (
+        jax.Array
+    )  # [m]: positions shared, a multiple of SHARED_STEP, all of them before those of its tokens; 0: padding
+
+
 @jax.tree_util.register_dataclass
 @dataclass(frozen=True)
 class Tiles:
@@ -72,24 +87,28 @@ class Tiles:
     lengths: jax.Array
     offsets: jax.Array  # of the first token among the tokens of the step
     num_single: int = field(metadata={"static": True})
+    shared: SharedPrefixes | None = None  # of the single tokens
 
     @classmethod
-    def single(cls, slots: jax.Array, positions: jax.Array) -> "Tiles":
+    def single(cls, slots: jax.Array, positions: jax.Array, shared: SharedPrefixes | None = None) -> "Tiles":
         """One token of each of these slots; a negative position is padding."""
         count = len(slots)
         lengths = (positions >= 0).astype(jnp.int32)
-        return cls(slots, jnp.maximum(positions, 0), lengths, jnp.arange(count, dtype=jnp.int32), count)
+        return cls(slots, jnp.maximum(positions, 0), lengths, jnp.arange(count, dtype=jnp.int32), count, shared)
 
     def __len__(self) -> int:
         return len(self.slots)
 
     def part(self, first: int, end: int) -> "Tiles":
+        """Some of the tiles; with shared prefixes where these are all the single tokens."""
+        is_all_single = first == 0 and end == self.num_single
         return Tiles(
             self.slots[first:end],
             self.starts[first:end],
             self.lengths[first:end],
             self.offsets[first:end],
             num_single=max(0, min(end, self.num_single) - first),
+            shared=self.shared if is_all_single else None,
         )
 
 

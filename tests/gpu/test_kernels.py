@@ -3,6 +3,7 @@
 Every page that is not read holds NaN, and so does the unused part of those that are.
 """
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,7 +24,17 @@ from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import prefill_attention
 from quire.ops.heads import HeadNorm, Heads
 from quire.ops.norms import add_rms_norm as plain_add_norm
-from quire.ops.pages import TILE, CodedPages, KVWriteTargets, Pages, Segments, Tiles, coded, read_pages
+from quire.ops.pages import (
+    TILE,
+    CodedPages,
+    KVWriteTargets,
+    Pages,
+    Segments,
+    SharedPrefixes,
+    Tiles,
+    coded,
+    read_pages,
+)
 from quire.ops.rotation import Rotation
 from quire.ops.step_attention import place
 from quire.ops.tiled_attention import tiled_attention
@@ -103,6 +114,39 @@ def test_decodes_read_their_contexts(name: str, dtype: str, page_size: int) -> N
     for part in (64, 1024) if dtype == "bfloat16" else (64,):
         run = jax.jit(partial(decode_attention, spec, part=part, interpret=INTERPRET))
         check(run(q, *given), expected, dtype)
+
+
+def with_shared(page_table: jax.Array, tiles: Tiles, page_size: int) -> tuple[jax.Array, Tiles]:
+    """Of the single tokens some begin with the pages of others: two groups, of which one has two tiles. The last one
+    is padding."""
+    table, starts = np.array(page_table), np.asarray(tiles.starts)
+    members = [[1, 5], [3, 6], [2, 4]]
+    of_tile, lengths, slots = np.full(tiles.num_single, -1), [192, 192, 64, 0], [1, 1, 2, 0]
+    rows = np.full((4, TILE), -1)
+    for tile, its_rows in enumerate(members):
+        rows[tile, [0, 3]], of_tile[its_rows] = its_rows, tile
+        assert starts[its_rows].min() >= lengths[tile]
+        table[its_rows, : lengths[tile] // page_size] = table[slots[tile], : lengths[tile] // page_size]
+    rows[1, 7], of_tile[-1] = tiles.num_single - 1, 1
+    given = (jnp.asarray(one, jnp.int32) for one in (of_tile, rows, slots, lengths))
+    return jnp.asarray(table), replace(tiles, shared=SharedPrefixes(*given))
+
+
+@each_case
+def test_decodes_that_share_pages_read_them_together(name: str, dtype: str, page_size: int) -> None:
+    spec = SPECS[name]
+    longest = page_size * WIDTH - 1
+    positions = [longest, 192, 64, 193, 130, longest, 300, 0]
+    places = [*((position, 1) for position in positions), (5, 0)]
+    q, pages, page_table, tiles = paged(replace(spec, window=None), page_size, dtype, places, num_single=len(places))
+    given = [*with_shared(page_table, tiles, page_size), sinks_of(spec)]
+    expected = tiled_attention(spec, q, pages, *given)
+    for part in (64, 1024) if dtype == "bfloat16" else (64,):
+        run = jax.jit(partial(decode_attention, spec, part=part, interpret=INTERPRET))
+        check(run(q, pages, *given), expected, dtype)
+    if name == "8B" and dtype != "float32":
+        coded_pages = in_codes(pages, "int8" if dtype == "float16" else "float8_e4m3fn")
+        check(run(q, coded_pages, *given), tiled_attention(spec, q, coded_pages, *given), dtype)
 
 
 @each_case

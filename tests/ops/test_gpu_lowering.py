@@ -21,7 +21,7 @@ from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.adapter_product import add_products
 from quire.ops.gpu.kernels import GPU, attend
 from quire.ops.heads import Heads
-from quire.ops.pages import TILE, CodedPages, KVWriteTargets, PageAccess, Tiles
+from quire.ops.pages import TILE, CodedPages, KVWriteTargets, PageAccess, SharedPrefixes, Tiles
 from quire.ops.step_attention import step_attention
 
 SPECS = {
@@ -58,6 +58,26 @@ def test_attention_is_translated(name: str, dtype: str, num_single: int, num_til
         traced = jax.jit(partial(attend, spec)).trace(q, (pages, pages), jnp.zeros((9, 40), jnp.int32), tiles, sinks)
         text = traced.lower(lowering_platforms=("cuda",)).as_text()
     assert text.count("stablehlo.custom_call") == num_kernels
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize("num_single", [64, 256])
+def test_attention_to_shared_prefixes_is_translated(name: str, dtype: str, num_single: int) -> None:
+    """Beside prefills, which need two kernels more. Layers that do not see all positions have no use for it."""
+    spec, is_coded = SPECS[name], dtype in ("float8_e4m3fn", "int8")
+    q = jnp.zeros((num_single + TILE, spec.kv_heads, spec.group, spec.head_dim), "bfloat16" if is_coded else dtype)
+    keys = jnp.zeros((4, 32, spec.kv_heads, spec.head_dim), dtype)
+    scales = jnp.zeros((4, spec.kv_heads, 32), jnp.bfloat16)
+    pages = CodedPages(keys, keys, scales, scales) if is_coded else (keys, keys)
+    each, of_tiles = jnp.zeros(num_single + 1, jnp.int32), jnp.zeros(12, jnp.int32)
+    shared = SharedPrefixes(each[:-1], jnp.zeros((12, TILE), jnp.int32), of_tiles, of_tiles)
+    tiles = Tiles(each, each, each, each, num_single, shared)
+    with on_an_h200():
+        sinks = jnp.zeros((spec.kv_heads, spec.group), q.dtype) if spec.has_sinks else None
+        traced = jax.jit(partial(attend, spec)).trace(q, pages, jnp.zeros((9, 40), jnp.int32), tiles, sinks)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("stablehlo.custom_call") == (5 if spec.sees_all else 4)
 
 
 def test_latent_attention_is_translated_and_said_to_have_no_kernel(caplog: pytest.LogCaptureFixture) -> None:

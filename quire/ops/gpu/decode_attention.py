@@ -4,6 +4,9 @@ Reading keys and values takes all the time, and contexts differ in length. So th
 PART positions or of a multiple of that, and programs take parts from a list that is as long as the contexts need. Few
 long contexts fill the device as many short ones do, and one compiled program serves any number of rows. Each row's
 parts depend only on its own length.
+
+Positions that several rows share are read once for all of them, before, by `shared_attention`. The parts of such a row
+are those, then its own.
 """
 
 from functools import partial
@@ -16,6 +19,8 @@ from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu.parts import Parts, combine_parts
+from quire.ops.gpu.shared_attention import SharedParts, shared_attention
+from quire.ops.gpu.shared_attention import Tiling as SharedTiling
 from quire.ops.gpu.tiles import Block, Softmax, array, least_dot, load_sinks, power_of_two, where_is, whole
 from quire.ops.pages import Pages, Tiles
 
@@ -44,47 +49,54 @@ def decode_attention(
     *,
     part: int = PART,
     tiling: Tiling = TILING,
+    shared_tiling: SharedTiling | None = None,
     interpret: bool = False,
 ) -> jax.Array:
     """Attention of the first tokens of q [t, k, g, h], one of each tile; [t, k, g, h], of which the others are not
     written."""
-    heads = q.shape[1]
-    room = power_of_two(len(tiles))
-    ends = jnp.pad(jnp.where(tiles.lengths > 0, tiles.starts + 1, 0), (0, room - len(tiles)))
-    begins = jnp.where(ends > 0, spec.first_seen(ends - 1), 0)
-    each = jnp.maximum(part * -(-ends // (part * MAX_PARTS)), 1)  # positions of a part
-    first = begins // each
-    counts = -(-ends // each) - first
-    slots = jnp.pad(tiles.slots, (0, room - len(tiles)))
-    operands = [
-        page_table,
-        slots,
-        ends,
-        each,
-        first,
-        jnp.cumsum(counts),
-        q,
-        *pages,
-        *([] if sinks is None else [sinks]),
-    ]
-    shapes = [array(q.shape, q.dtype), *Parts.shapes(MAX_PARTS, q[: len(tiles)])]
+    heads, count = q.shape[1], len(tiles)
+    done: SharedParts | None = None
+    if tiles.shared is not None and spec.sees_all:
+        given = q, pages, page_table, tiles.shared
+        done = shared_attention(spec, *given, MAX_PARTS, tiling=shared_tiling, interpret=interpret)
+    is_real = tiles.lengths > 0
+    ends = jnp.where(is_real, tiles.starts + 1, 0)
+    begins = jnp.where(is_real, spec.first_seen(tiles.starts), 0)
+    # Parts are counted from here on.
+    bases = jnp.zeros_like(ends) if done is None else jnp.where(is_real, done.ends, 0)
+    each = jnp.maximum(part * -(-(ends - bases) // (part * MAX_PARTS)), 1)  # positions of a part
+    first = jnp.maximum(begins - bases, 0) // each
+    counts = -(-(ends - bases) // each) - first
+    padded = (0, power_of_two(count) - count)
+    of_rows = [jnp.pad(row, padded) for row in (tiles.slots, ends, each, first)]
+    operands = [page_table, *of_rows, jnp.cumsum(jnp.pad(counts, padded)), q, *pages]
+    operands += [] if sinks is None else [sinks]
+    aliases = {}
+    if done is not None:
+        operands += [jnp.pad(bases, padded), jnp.pad(done.counts, padded), *done.parts]
+        aliases = {len(operands) - 3 + index: 1 + index for index in range(3)}
+        counts = jnp.where(is_real, counts + done.counts, 0)
+    shapes = [array(q.shape, q.dtype), *Parts.shapes(MAX_PARTS, q[:count])]
+    shapes[1:] = shapes[1:] if done is None else [array(one.shape, one.dtype) for one in done.parts]
     out, *parts = pl.pallas_call(
-        partial(_read_parts, spec, tiling.block, len(pages)),
-        grid=(heads, max(1, min(len(tiles) * MAX_PARTS, NUM_PROGRAMS // heads))),
+        partial(_read_parts, spec, tiling.block, len(pages), done is not None),
+        grid=(heads, max(1, min(count * MAX_PARTS, NUM_PROGRAMS // heads))),
         in_specs=[whole(operand) for operand in operands],
         out_specs=[whole(shape) for shape in shapes],
         out_shape=shapes,
+        input_output_aliases=aliases,
         compiler_params=plgpu.CompilerParams(num_warps=tiling.num_warps, num_stages=tiling.num_stages),
         interpret=interpret,
         name="decode_attention",
     )(*operands)
-    return combine_parts(out, counts[: len(tiles)], Parts(*parts), interpret=interpret)
+    return combine_parts(out, counts, Parts(*parts), interpret=interpret)
 
 
 def _read_parts(
     spec: AttentionSpec,
     block: int,
     num_page_arrays: int,
+    has_shared: bool,
     table_ref: Any,
     slots_ref: Any,
     ends_ref: Any,
@@ -94,7 +106,8 @@ def _read_parts(
     q_ref: Any,
     *others: Any,
 ) -> None:
-    page_refs, sinks = others[:num_page_arrays], others[num_page_arrays:-4]
+    page_refs, sinks = others[:num_page_arrays], others[num_page_arrays : num_page_arrays + spec.has_sinks]
+    bases_ref, done_ref = others[-9:-7] if has_shared else (None, None)
     out_ref, outs, highest, totals = others[-4:]
     head, program, num_programs = pl.program_id(0), pl.program_id(1), pl.num_programs(1)
     _, _, group, size = q_ref.shape
@@ -107,9 +120,10 @@ def _read_parts(
         number = program + turn * num_programs
         row = (bounds <= number).astype(jnp.int32).sum()
         before = jnp.where(bounds <= number, bounds, 0).max()
-        is_whole = bounds_ref[row] - before == 1
+        done = 0 if done_ref is None else done_ref[row]
+        is_whole = bounds_ref[row] - before + done == 1
         end, each = ends_ref[row], each_ref[row]
-        begin = (first_ref[row] + number - before) * each
+        begin = (first_ref[row] + number - before) * each + (0 if bases_ref is None else bases_ref[row])
         last = jnp.minimum(begin + each, end)
         at_query = row, head, jnp.arange(queries)[:, None], jnp.arange(width)[None, :]
         q = plgpu.load(q_ref.at[at_query], mask=real, other=0.0)
@@ -130,7 +144,7 @@ def _read_parts(
         own_sinks = load_sinks(spec, sinks, head, jnp.arange(queries), number == before)
         softmax = jax.lax.fori_loop(*blocks, read, Softmax.begin(queries, width, own_sinks))
         plgpu.store(out_ref.at[at_query], softmax.result().astype(out_ref.dtype), mask=real & is_whole)
-        at_part = number - before, row, head, jnp.arange(queries)
+        at_part = done + number - before, row, head, jnp.arange(queries)
         Parts(outs, highest, totals).store(spec, softmax, at_part, is_query & ~is_whole)
         return nothing
 

@@ -52,7 +52,7 @@ def combine_parts(out: jax.Array, counts: jax.Array, parts: Parts, *, interpret:
         out_specs=whole(out),
         out_shape=array(out.shape, out.dtype),
         input_output_aliases={len(operands) - 1: 0},
-        compiler_params=plgpu.CompilerParams(num_warps=2, num_stages=1),
+        compiler_params=plgpu.CompilerParams(num_warps=2 if len(parts.outs) <= 16 else 4, num_stages=1),
         interpret=interpret,
         name="combine_parts",
     )(*operands)
