@@ -193,6 +193,9 @@ def _shapes(
         spec.sees_all and spec.softcap is None and not spec.has_sinks and spec.value_dim is None for spec in attention
     )
     kernels = kernels_for(facts.platform, resolved.dtype, mesh)
+    full_groups = tuple(group for group, reach in enumerate(layout.groups) if reach is None)
+    shares = facts.platform == "gpu" and limits.prefix_caching
+    shares &= any(spec.sees_all and spec.value_dim is None for spec in attention)
     return Shapes(
         num_pages=2,
         page_size=resolved.page_size,
@@ -208,6 +211,7 @@ def _shapes(
         step_guesses=limits.max_step_guesses,
         page_dtype=resolved.page_dtype,
         burst=resolved.max_burst,
+        shared_groups=full_groups if shares else (),
     )
 
 

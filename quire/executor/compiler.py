@@ -174,9 +174,9 @@ class Compiler:
         if isinstance(key, StepShape):
             return self._compile_step(partial(forward, self._compiled, key), key, (self._placement, self.whole))
         kind, size = key
-        if kind in ("decode", "burst"):
-            shape = StepShape(size, decodes_only=True)
-            step = partial(decode, self._compiled, shape, 1 if kind == "decode" else shapes.burst)
+        if kind in ("decode", "burst", "shared"):
+            shape = StepShape(size, decodes_only=True, shares=kind == "shared")
+            step = partial(decode, self._compiled, shape, shapes.burst if kind == "burst" else 1)
             return self._compile_step(step, shape, (self._placement, self.whole))
         if kind == "start":
             return self._compile_traced(start_slots, 0, self.whole, state.slots, pack_starts([], size, shapes))

@@ -241,6 +241,7 @@ class JaxExecutor:
 
     def _launch(self, plan: StepPlan, launch: Launch, started: set[int]) -> list[Launched]:
         features = self._features(plan, launch)
+        launch = self._packer.with_shared(launch, plan.chunks)
         # A guided plan samples all its launches together, once its masks are there.
         is_plain = not launch.prefills and not plan.guided and not any(features)
         if is_plain and (decoded := self._decode(plan, launch, started, features, plan.burst)) is not None:
@@ -249,7 +250,7 @@ class JaxExecutor:
         for offset in range(plan.burst):  # where no single program does them all
             if offset:
                 rows = [index for index in launch.rows if plan.chunks[index].length > offset]
-                launch = replace(launch, rows=rows, offset=offset)
+                launch = self._packer.with_shared(replace(launch, rows=rows, offset=offset), plan.chunks)
             one = self._decode(plan, launch, started, features, 1) if is_plain and plan.burst > 1 else None
             launched.append(one or self._forward(plan, launch, started, features))
         return launched
@@ -257,7 +258,7 @@ class JaxExecutor:
     def _decode(
         self, plan: StepPlan, launch: Launch, started: set[int], features: Features, burst: int
     ) -> Launched | None:
-        found = self.programs.decode(len(launch.rows), burst)
+        found = self.programs.decode(len(launch.rows), burst, launch.shared is not None)
         if found is None:
             return None
         shape, step = found

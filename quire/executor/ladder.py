@@ -15,6 +15,7 @@ from quire.ops.pages import TILE
 
 FINE_FROM = 256
 MIDDLES_FROM = 16
+SHARED_FROM = 64  # decodes, from which on there are programs for those that share pages
 SHORT_PROMPTS = (32, 64, 128)  # tokens, for which a server has programs early
 
 
@@ -27,10 +28,12 @@ class StepShape(NamedTuple):
     fresh_sequences: int = (
         0  # at most this many sequences, all from position 0, and nothing else (cuDNN's kernels); 0: any
     )
+    shares: bool = False  # decodes, of which some read pages together; without it they can, beside prefills only
 
     def __str__(self) -> str:
         of = f" of {self.fresh_sequences} new sequences" if self.fresh_sequences else ""
-        return f"{self.tokens} {'decodes' if self.decodes_only else 'tokens'}{of}{' scored' if self.scores else ''}"
+        how = f"{' scored' if self.scores else ''}{' that share pages' if self.shares else ''}"
+        return f"{self.tokens} {'decodes' if self.decodes_only else 'tokens'}{of}{how}"
 
 
 class Ladder:
@@ -47,6 +50,7 @@ class Ladder:
         max_fresh_sequences: int = 0,
         fresh_from: int = 2048,
         max_guesses: int = 0,
+        shares: bool = False,
     ) -> None:
         self.max_rows = max_rows
         self._is_fine = is_fine
@@ -55,6 +59,9 @@ class Ladder:
         self._tokens = sorted({*steps, max(max_prefill_tokens, min_tokens)})  # a full prefill is the longest step
         rows = coarse(min(min_tokens, max_rows), max_rows, middles_from=32)
         self._decodes = [StepShape(count, decodes_only=True) for count in rows] if has_decodes else []
+        # Every second step is enough: reading shared pages once saves more than padding costs.
+        self.shared = [StepShape(count, decodes_only=True, shares=True) for count in rows[::-2][::-1] if shares]
+        self.shared = [shape for shape in self.shared if shape.tokens >= min(SHARED_FROM, max_rows)]
         self._scored = [StepShape(size, scores=True) for size in coarse(TILE, max(max_prefill_tokens, TILE), factor=8)]
         longest = next(step for step in self._tokens if step >= max_prefill_tokens)
         steps = [step for step in self._tokens if fresh_from <= step <= longest]
@@ -83,7 +90,8 @@ class Ladder:
     def all(self) -> list[StepShape]:
         """All shapes, in the order in which they are compiled."""
         tokens = [StepShape(size) for size in self._tokens]
-        return list(dict.fromkeys([*self.first(), *self.early(), *self._decodes, *tokens, *self._fresh, *self._scored]))
+        others = [*self._decodes, *tokens, *self._fresh, *self._scored, *self.shared]
+        return list(dict.fromkeys([*self.first(), *self.early(), *others]))
 
     def first(self) -> list[StepShape]:
         """Enough shapes to run any plan, and to run a decode of each sequence."""
@@ -112,11 +120,12 @@ class Ladder:
         def fits(shape: StepShape) -> bool:
             is_fresh = not shape.fresh_sequences or 1 <= needed.fresh_sequences <= shape.fresh_sequences
             has_kind = shape.scores == needed.scores and is_fresh and (needed.decodes_only or not shape.decodes_only)
+            has_kind &= needed.shares or not shape.shares
             return has_kind and shape.tokens >= needed.tokens and self.num_tiles(shape) >= num_tiles
 
-        def cost(shape: StepShape) -> tuple[bool, int, int]:
+        def cost(shape: StepShape) -> tuple[bool, bool, int, int]:
             weight = 8 if shape.fresh_sequences else 9  # cuDNN's kernels save as much as an eighth more tokens cost
-            return not shape.decodes_only, shape.tokens * weight, shape.fresh_sequences
+            return not shape.decodes_only, not shape.shares, shape.tokens * weight, shape.fresh_sequences
 
         return min(filter(fits, among), key=cost, default=None)
 

@@ -1,14 +1,15 @@
 """A forward pass of a step: its chunks, laid out for a shape in one small array of integers."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from quire.core.plan import Chunk, Kind
-from quire.executor.ladder import StepShape
+from quire.executor.ladder import FINE_FROM, StepShape
 from quire.executor.shapes import Shapes
+from quire.executor.shared_prefixes import MAX_GROUPS, PageTables, SharedTiles
 from quire.ops.pages import TILE
 
 NUM_FEATURES = 5
@@ -35,11 +36,23 @@ class Inputs(NamedTuple):
     ends: Any  # [num_samples]: the last token of each chunk and all of one with guesses, those that sample first
     fresh_offsets: Any  # [fresh_sequences]
     fresh_lengths: Any
+    shared_tile_of: Any  # [rows] of shapes with shared tiles: the fields of `SharedPrefixes`
+    shared_tokens: Any  # [shared tiles * TILE]
+    shared_slots: Any  # [shared tiles]
+    shared_lengths: Any
 
 
 def num_single(shape: StepShape, shapes: Shapes) -> int:
     """Single tokens that a step of this shape can have besides its prefills; scored ones are prefills."""
     return 0 if shape.scores or shape.fresh_sequences else min(shape.tokens, shapes.num_slots)
+
+
+def num_shared_tiles(shape: StepShape, shapes: Shapes) -> int:
+    """Tiles of decodes that read shared pages together. Beside prefills there is room for them in every step of many
+    tokens: the kernel ends at once where there are none, which takes a share of the time that matters in short ones."""
+    rows = shape.tokens if shape.decodes_only else num_single(shape, shapes)
+    has_room = shape.shares if shape.decodes_only else shape.tokens >= FINE_FROM
+    return rows // TILE + MAX_GROUPS if shapes.shared_groups and has_room and rows else 0
 
 
 def sizes(shape: StepShape, shapes: Shapes) -> Inputs:
@@ -51,7 +64,10 @@ def sizes(shape: StepShape, shapes: Shapes) -> Inputs:
     num_new = tokens if shape.decodes_only else 0
     fresh = shape.fresh_sequences
     of_tiles, of_updates = (tiles,) * 4, (updates,) * 4
-    return Inputs(*(tokens, tokens, num_new), *of_tiles, *of_updates, *(shapes.num_samples, fresh, fresh))
+    shared = num_shared_tiles(shape, shapes)
+    single = 0 if not shared else tokens if shape.decodes_only else num_single(shape, shapes)
+    of_shared = (single, shared * TILE, shared, shared)
+    return Inputs(*(tokens, tokens, num_new), *of_tiles, *of_updates, *(shapes.num_samples, fresh, fresh), *of_shared)
 
 
 def fields(packed: Any, shape: StepShape, shapes: Shapes) -> Inputs:
@@ -72,6 +88,7 @@ class Launch:
     scores: bool = False
     verifies: bool = False  # some of the prefills are guesses
     offset: int = 0  # tokens of each chunk that earlier launches of the same plan computed: in a burst
+    shared: SharedTiles | None = None  # of the rows, where they read so many positions together that it pays
 
     @property
     def indices(self) -> list[int]:
@@ -91,7 +108,8 @@ class Launch:
         """The smallest shape that it could run in."""
         are_fresh = not self.rows and all(chunks[index].start == 0 for index in self.prefills)
         fresh = len(self.prefills) if are_fresh and not self.scores else 0
-        return StepShape(self.num_tokens(chunks), not self.prefills, self.scores, fresh)
+        shares = self.shared is not None and not self.prefills
+        return StepShape(self.num_tokens(chunks), not self.prefills, self.scores, fresh, shares)
 
 
 def split(chunks: Sequence[Chunk], scored: Iterable[int]) -> list[Launch]:
@@ -118,10 +136,23 @@ class Packer:
     def __init__(self, shapes: Shapes) -> None:
         self._shapes = shapes
         self._table_lengths = [[0] * shapes.num_groups for _ in range(shapes.num_slots + 1)]
+        self._tables: PageTables | None = None
+        if shapes.shared_groups:
+            self._tables = PageTables(shapes.num_slots, shapes.table_size, shapes.page_size, shapes.shared_groups)
 
     def start(self, slot: int, new_pages: tuple[tuple[int, ...], ...]) -> None:
         """The slot begins with these pages, which are placed with the rest of its state."""
         self._table_lengths[slot] = [len(pages) for pages in new_pages] or [0] * self._shapes.num_groups
+        if self._tables is not None:
+            self._tables.start(slot, new_pages)
+
+    def with_shared(self, launch: Launch, chunks: Sequence[Chunk]) -> Launch:
+        """The launch with the tiles of rows that read shared pages together."""
+        if self._tables is None or not launch.rows:
+            return launch
+        slots = np.array([chunks[index].slot for index in launch.rows], np.int32)
+        starts = np.array([chunks[index].start for index in launch.rows], np.int32)
+        return replace(launch, shared=self._tables.find(slots, starts))
 
     def pack(self, launch: Launch, chunks: Sequence[Chunk], started: set[int], shape: StepShape) -> Ints:
         """The inputs of the forward pass. The first pages of slots in `started` are on the device already."""
@@ -129,7 +160,8 @@ class Packer:
         into = fields(packed, shape, self._shapes)
         for slots in (into.slots, into.tile_slots, into.page_slots):
             slots.fill(self._shapes.num_slots)
-        into.positions.fill(-1)
+        for numbers in (into.positions, into.shared_tile_of, into.shared_tokens):
+            numbers.fill(-1)
         those = [chunks[index] for index in launch.indices]
         if not those:
             return packed
@@ -157,6 +189,9 @@ class Packer:
             into.fresh_lengths.fill(-1)
             into.fresh_offsets[: len(those)] = ends - lengths
             into.fresh_lengths[: len(those)] = lengths
+        if launch.shared is not None and len(into.shared_tile_of):
+            for whole, part in zip(into[-4:], launch.shared, strict=True):
+                whole[: part.size] = part.reshape(-1)
         if not launch.offset:  # the first launch of a burst brings the pages
             new = [chunk for chunk, pages in zip(those, columns.new_pages, strict=True) if pages]
             self._pack_pages(into, [chunk for chunk in new if chunk.slot not in started])
@@ -202,6 +237,8 @@ class Packer:
         for chunk in chunks:
             for group, pages in enumerate(chunk.new_pages):
                 self._table_lengths[chunk.slot][group] += len(pages)
+            if self._tables is not None:
+                self._tables.append(chunk.slot, chunk.new_pages)
         if updates:
             columns = (into.page_slots, into.page_groups, into.page_indices, into.pages)
             for column, values in zip(columns, np.array(updates, np.int32).T, strict=True):

@@ -61,6 +61,7 @@ class ProgramOrder:
         rest: list[Key] = []
         for shape in self._ladder.decodes:
             rest += [("decode", shape.tokens), *[("burst", shape.tokens)] * (self._shapes.burst > 1)]
+        rest += [("shared", shape.tokens) for shape in self._ladder.shared]
         rest += [(way, size) for size in self._ladder.sample_sizes for way in self._ways]
         before = {*self.first, *self.early}
         rest = [key for key in dict.fromkeys([*rest, *self._ladder.all()]) if key not in before]

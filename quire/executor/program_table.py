@@ -10,8 +10,8 @@ from functools import lru_cache
 from quire.executor.ladder import Ladder, StepShape
 from quire.executor.sampler import Features
 
-# A forward pass by its shape; a decode or a burst by its rows; starting, copying pages and each way of sampling by the
-# number of rows they take.
+# A forward pass by its shape; a decode, one whose rows share pages and a burst by their rows; starting, copying pages
+# and each way of sampling by the number of rows they take.
 Key = StepShape | tuple[str, int]
 
 START_SIZES = (1, 8)  # slots that one call can start
@@ -27,7 +27,7 @@ def tuned_by(key: Key) -> Key | None:
     """The program for as many decodes, which times the products that both have; None where it has none in common."""
     if isinstance(key, StepShape):
         return ("decode", key.tokens) if key.decodes_only else None
-    return ("decode", key[1]) if key[0] == "burst" else None
+    return ("decode", key[1]) if key[0] in ("burst", "shared") else None
 
 
 class ProgramTable:
@@ -47,9 +47,14 @@ class ProgramTable:
         assert found is not None, f"no shape for {needed} with {num_tiles} tiles"
         return found
 
-    def decode(self, rows: int, burst: int, most: int) -> tuple[StepShape, Key] | None:
-        """The program that computes and samples `burst` tokens of each row; None where no single one does."""
-        shape = self.forward(StepShape(rows, decodes_only=True), 0)
+    def decode(self, rows: int, burst: int, most: int, shares: bool = False) -> tuple[StepShape, Key] | None:
+        """The program that computes and samples `burst` tokens of each row; None where no single one does. Rows that
+        share pages have a program for one token of each."""
+        shape = self.forward(StepShape(rows, decodes_only=True, shares=shares), 0)
+        if shape.shares:
+            if ("shared", shape.tokens) in self.keys:
+                return (shape, ("shared", shape.tokens)) if burst == 1 else None
+            shape = self.forward(StepShape(rows, decodes_only=True), 0)
         key = ("decode" if burst == 1 else "burst", shape.tokens)
         return (shape, key) if shape.decodes_only and burst in (1, most) and key in self.keys else None
 

@@ -214,8 +214,8 @@ class Programs:
         shape = self.table.forward(needed, num_tiles)
         return shape, self.get(shape)
 
-    def decode(self, rows: int, burst: int) -> tuple[StepShape, Callable[..., Any]] | None:
-        found = self.table.decode(rows, burst, self._shapes.burst)
+    def decode(self, rows: int, burst: int, shares: bool = False) -> tuple[StepShape, Callable[..., Any]] | None:
+        found = self.table.decode(rows, burst, self._shapes.burst, shares)
         return None if found is None else (found[0], self.get(found[1]))
 
     def copy_states(self, kind: str, count: int) -> tuple[int, Callable[..., Any]]:
@@ -284,8 +284,10 @@ class Programs:
 
     def _run_on_padding(self, key: Key, state: State) -> State:
         program, shapes = self._made[key], self._shapes
-        if isinstance(key, StepShape) or key[0] in ("decode", "burst"):
-            shape = key if isinstance(key, StepShape) else StepShape(key[1], decodes_only=True)
+        if isinstance(key, StepShape) or key[0] in ("decode", "burst", "shared"):
+            shape = key
+            if not isinstance(shape, StepShape):
+                shape = StepShape(key[1], decodes_only=True, shares=key[0] == "shared")
             after: State = program(self.weights, state, Packer(shapes).pack(Launch(), (), set(), shape))[0]
             return after
         kind, size = key

@@ -64,7 +64,7 @@ def is_forward(key: Key) -> bool:
 
 def is_step(key: Key) -> bool:
     """Called with weights, the whole state and one array."""
-    return isinstance(key, StepShape) or key[0] in ("decode", "burst")
+    return isinstance(key, StepShape) or key[0] in ("decode", "burst", "shared")
 
 
 class Announcer:

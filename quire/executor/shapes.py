@@ -26,6 +26,8 @@ class Shapes:
     page_dtype: str | None = None  # of keys and values; None: that of activations
     burst: int = 1  # decodes that one program does after each other; 1: no such program
     num_snapshots: int = 0  # of the state that slots have beside pages
+    # Page groups that keep all positions, where decodes read the pages that they share together; (): they do not.
+    shared_groups: tuple[int, ...] = ()
 
     def with_pages(self, num_pages: int) -> "Shapes":
         return replace(self, num_pages=num_pages)
@@ -56,4 +58,5 @@ class Shapes:
             max_fresh_sequences=self.max_fresh_sequences,
             fresh_from=self.fresh_from,
             max_guesses=self.step_guesses,
+            shares=bool(self.shared_groups),
         )

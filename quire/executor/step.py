@@ -23,7 +23,7 @@ from quire.models.params import ParamTree
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
 from quire.ops.norms import Norms
-from quire.ops.pages import PageAccess, Segments, Tiles, write_targets
+from quire.ops.pages import TILE, PageAccess, Segments, SharedPrefixes, Tiles, write_targets
 from quire.ops.recurrence import RecurrentOps
 from quire.ops.slot_access import slot_access
 from quire.ops.step_attention import FilterCuts, Kernels, step_attention
@@ -81,7 +81,7 @@ def forward(
     state = _with_new_pages(state, inputs)
     inputs = _with_positions(inputs, state.slots)
     tiles = (
-        Tiles.single(inputs.slots, inputs.positions)
+        Tiles.single(inputs.slots, inputs.positions, _shared(inputs))
         if shape.decodes_only
         else Tiles(
             inputs.tile_slots,
@@ -89,6 +89,7 @@ def forward(
             inputs.tile_lengths,
             inputs.tile_offsets,
             num_single(shape, compiled.shapes),
+            _shared(inputs),
         )
     )
     state, hidden = _hidden(compiled, shape, weights, state, inputs, tiles)
@@ -115,7 +116,8 @@ def decode(
         positions = jnp.where(offset < jnp.maximum(num_new, 1), inputs.positions + offset, -1)
         positions = jnp.where(inputs.positions < 0, -1, positions)
         at = inputs._replace(positions=positions)
-        state, hidden = _hidden(compiled, shape, weights, state, at, Tiles.single(slot, positions))
+        tiles = Tiles.single(slot, positions, _shared(inputs))
+        state, hidden = _hidden(compiled, shape, weights, state, at, tiles)
         logits = compiled.model.logits(weights.model, hidden)
         slots, sampled = _next("plain", state.slots, logits, slot, positions, offset < num_new)
         return state._replace(slots=slots), sampled.tokens
@@ -125,6 +127,13 @@ def decode(
         return state, Sampled(tokens[None])
     state, tokens = jax.lax.scan(one, state, jnp.arange(count, dtype=jnp.int32))
     return state, Sampled(tokens)
+
+
+def _shared(inputs: Inputs) -> SharedPrefixes | None:
+    if not len(inputs.shared_slots):
+        return None
+    tokens = inputs.shared_tokens.reshape(-1, TILE)
+    return SharedPrefixes(inputs.shared_tile_of, tokens, inputs.shared_slots, inputs.shared_lengths)
 
 
 def _with_positions(inputs: Inputs, slots: Slots) -> Inputs:
