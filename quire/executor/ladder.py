@@ -15,7 +15,10 @@ from quire.ops.pages import TILE
 
 FINE_FROM = 256
 MIDDLES_FROM = 16
-SHARED_FROM = 64  # decodes, from which on there are programs for those that share pages
+# Programs that read the pages that decodes share together: for decodes alone from so many rows on, and all others from
+# so many tokens on. There the kernel for it ends at once where nothing is shared, which takes a share of short steps.
+SHARED_ROWS = 64
+SHARED_TOKENS = 256
 SHORT_PROMPTS = (32, 64, 128)  # tokens, for which a server has programs early
 
 
@@ -28,7 +31,7 @@ class StepShape(NamedTuple):
     fresh_sequences: int = (
         0  # at most this many sequences, all from position 0, and nothing else (cuDNN's kernels); 0: any
     )
-    shares: bool = False  # decodes, of which some read pages together; without it they can, beside prefills only
+    shares: bool = False  # decodes, some of which read pages together; others than decodes need no such shape
 
     def __str__(self) -> str:
         of = f" of {self.fresh_sequences} new sequences" if self.fresh_sequences else ""
@@ -59,9 +62,10 @@ class Ladder:
         self._tokens = sorted({*steps, max(max_prefill_tokens, min_tokens)})  # a full prefill is the longest step
         rows = coarse(min(min_tokens, max_rows), max_rows, middles_from=32)
         self._decodes = [StepShape(count, decodes_only=True) for count in rows] if has_decodes else []
+        self._shares = shares
         # Every second step is enough: reading shared pages once saves more than padding costs.
-        self.shared = [StepShape(count, decodes_only=True, shares=True) for count in rows[::-2][::-1] if shares]
-        self.shared = [shape for shape in self.shared if shape.tokens >= min(SHARED_FROM, max_rows)]
+        rows = [count for count in rows[::-2][::-1] if count >= min(SHARED_ROWS, max_rows)]
+        self.shared = [StepShape(count, decodes_only=True, shares=True) for count in rows if shares and has_decodes]
         self._scored = [StepShape(size, scores=True) for size in coarse(TILE, max(max_prefill_tokens, TILE), factor=8)]
         longest = next(step for step in self._tokens if step >= max_prefill_tokens)
         steps = [step for step in self._tokens if fresh_from <= step <= longest]
@@ -90,8 +94,7 @@ class Ladder:
     def all(self) -> list[StepShape]:
         """All shapes, in the order in which they are compiled."""
         tokens = [StepShape(size) for size in self._tokens]
-        others = [*self._decodes, *tokens, *self._fresh, *self._scored, *self.shared]
-        return list(dict.fromkeys([*self.first(), *self.early(), *others]))
+        return list(dict.fromkeys([*self.first(), *self.early(), *self._decodes, *tokens, *self._fresh, *self._scored]))
 
     def first(self) -> list[StepShape]:
         """Enough shapes to run any plan, and to run a decode of each sequence."""
@@ -114,18 +117,24 @@ class Ladder:
         sequences = min(self.max_rows, tokens if is_roomy else tokens // 16 + 8)
         return tokens // TILE + min(sequences, tokens)
 
+    def shares(self, shape: StepShape) -> bool:
+        """True if decodes can read shared pages together in a step of this shape."""
+        if shape.decodes_only:
+            return shape.shares
+        return self._shares and shape.tokens >= SHARED_TOKENS and not shape.scores and not shape.fresh_sequences
+
     def choose(self, needed: StepShape, num_tiles: int, among: Iterable[StepShape]) -> StepShape | None:
         """The smallest of these shapes for a step that needs this one; decodes prefer their own shapes."""
 
         def fits(shape: StepShape) -> bool:
             is_fresh = not shape.fresh_sequences or 1 <= needed.fresh_sequences <= shape.fresh_sequences
             has_kind = shape.scores == needed.scores and is_fresh and (needed.decodes_only or not shape.decodes_only)
-            has_kind &= needed.shares or not shape.shares
+            has_kind &= not needed.shares or self.shares(shape)
             return has_kind and shape.tokens >= needed.tokens and self.num_tiles(shape) >= num_tiles
 
-        def cost(shape: StepShape) -> tuple[bool, bool, int, int]:
+        def cost(shape: StepShape) -> tuple[bool, int, int]:
             weight = 8 if shape.fresh_sequences else 9  # cuDNN's kernels save as much as an eighth more tokens cost
-            return not shape.decodes_only, not shape.shares, shape.tokens * weight, shape.fresh_sequences
+            return not shape.decodes_only, shape.tokens * weight, shape.fresh_sequences
 
         return min(filter(fits, among), key=cost, default=None)
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from quire.core.plan import Chunk, Kind
-from quire.executor.ladder import FINE_FROM, StepShape
+from quire.executor.ladder import StepShape
 from quire.executor.shapes import Shapes
 from quire.executor.shared_prefixes import MAX_GROUPS, PageTables, SharedTiles
 from quire.ops.pages import TILE
@@ -48,11 +48,9 @@ def num_single(shape: StepShape, shapes: Shapes) -> int:
 
 
 def num_shared_tiles(shape: StepShape, shapes: Shapes) -> int:
-    """Tiles of decodes that read shared pages together. Beside prefills there is room for them in every step of many
-    tokens: the kernel ends at once where there are none, which takes a share of the time that matters in short ones."""
+    """Tiles of decodes that read shared pages together for which there is room."""
     rows = shape.tokens if shape.decodes_only else num_single(shape, shapes)
-    has_room = shape.shares if shape.decodes_only else shape.tokens >= FINE_FROM
-    return rows // TILE + MAX_GROUPS if shapes.shared_groups and has_room and rows else 0
+    return rows // TILE + MAX_GROUPS if shapes.ladder.shares(shape) else 0
 
 
 def sizes(shape: StepShape, shapes: Shapes) -> Inputs:
@@ -108,8 +106,7 @@ class Launch:
         """The smallest shape that it could run in."""
         are_fresh = not self.rows and all(chunks[index].start == 0 for index in self.prefills)
         fresh = len(self.prefills) if are_fresh and not self.scores else 0
-        shares = self.shared is not None and not self.prefills
-        return StepShape(self.num_tokens(chunks), not self.prefills, self.scores, fresh, shares)
+        return StepShape(self.num_tokens(chunks), not self.prefills, self.scores, fresh, self.shared is not None)
 
 
 def split(chunks: Sequence[Chunk], scored: Iterable[int]) -> list[Launch]:

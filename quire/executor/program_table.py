@@ -44,17 +44,20 @@ class ProgramTable:
     def _forward(self, needed: StepShape, num_tiles: int) -> StepShape:
         """The smallest shape for a launch."""
         found = self._ladder.choose(needed, num_tiles, self._shapes)
+        if found is None and needed.shares:
+            return self.forward(needed._replace(shares=False), num_tiles)
         assert found is not None, f"no shape for {needed} with {num_tiles} tiles"
         return found
 
     def decode(self, rows: int, burst: int, most: int, shares: bool = False) -> tuple[StepShape, Key] | None:
         """The program that computes and samples `burst` tokens of each row; None where no single one does. Rows that
         share pages have a program for one token of each."""
-        shape = self.forward(StepShape(rows, decodes_only=True, shares=shares), 0)
-        if shape.shares:
-            if ("shared", shape.tokens) in self.keys:
-                return (shape, ("shared", shape.tokens)) if burst == 1 else None
-            shape = self.forward(StepShape(rows, decodes_only=True), 0)
+        if shares:
+            made = [shape for shape in self._ladder.shared if ("shared", shape.tokens) in self.keys]
+            fitting = [shape for shape in made if shape.tokens >= rows]
+            if fitting:
+                return (fitting[0], ("shared", fitting[0].tokens)) if burst == 1 else None
+        shape = self.forward(StepShape(rows, decodes_only=True), 0)
         key = ("decode" if burst == 1 else "burst", shape.tokens)
         return (shape, key) if shape.decodes_only and burst in (1, most) and key in self.keys else None
 

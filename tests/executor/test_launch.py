@@ -169,9 +169,27 @@ def test_a_choice_depends_on_the_table_alone() -> None:
         assert table.decode(60, 4, most=4) == (StepShape(64, decodes_only=True), ("burst", 64))
         assert table.decode(60, 3, most=4) is None
         assert table.decode(200, 1, most=4) is None
+        assert table.decode(60, 1, most=4, shares=True) == (StepShape(64, decodes_only=True), ("decode", 64))
         assert table.sample(60, PLAIN) == ("plain", 64)
         assert table.sample(60, PLAIN._replace(logprobs=True)) == ("any", 64)
         assert table.sample(65, PLAIN) == ("any", 256)
+
+
+def test_decodes_that_share_pages_run_where_these_are_read_together() -> None:
+    ladder = Ladder(256, 8192, min_tokens=8, is_fine=True, has_decodes=True, shares=True)
+    assert [shape.tokens for shape in ladder.shared] == [64, 128, 256]
+    shared = [("shared", shape.tokens) for shape in ladder.shared]
+    table = ProgramTable(ladder, [*ladder.all(), *shared, ("decode", 96), ("burst", 96)])
+    assert table.decode(70, 1, most=4, shares=True) == (StepShape(128, decodes_only=True, shares=True), shared[1])
+    assert table.decode(70, 4, most=4, shares=True) is None  # one after the other
+    assert table.decode(70, 4, most=4) == (StepShape(96, decodes_only=True), ("burst", 96))
+    # What else decodes may run in has room for shared pages as steps with prompts have, where they are long enough.
+    assert table.forward(StepShape(70, decodes_only=True, shares=True), 0) == StepShape(256)
+    assert table.forward(StepShape(70, shares=True), 2) == StepShape(256)
+    assert table.forward(StepShape(300, shares=True), 2) == StepShape(320)
+    assert table.forward(StepShape(70, scores=True, shares=True), 2).scores
+    few = ProgramTable(Ladder(32, 64, has_decodes=True, shares=True))
+    assert few.forward(StepShape(20, decodes_only=True, shares=True), 0) == StepShape(32, decodes_only=True)
 
 
 def test_programs_that_are_compiled_on_use_are_the_smallest_for_their_plans() -> None:

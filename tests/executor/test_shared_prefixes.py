@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quire.executor import compiler, launch, shared_prefixes
+from quire.executor import compiler, ladder, shared_prefixes
 from quire.executor.ladder import StepShape
 from quire.executor.launch import Launch, Packer
 from quire.executor.programs import Programs
@@ -182,7 +182,7 @@ def test_answers_are_the_same_whether_pages_are_read_together_or_not(monkeypatch
     monkeypatch.setattr(compiler, "kernels_for", lambda *_: PLAIN._replace(attend=attend))
     for name, value in {"SHARED_STEP": 8, "MIN_SAVED": 1, "MIN_ROWS": 2, "TILE_COST": 1}.items():
         monkeypatch.setattr(shared_prefixes, name, value)
-    monkeypatch.setattr(launch, "FINE_FROM", 4)
+    monkeypatch.setattr(ladder, "SHARED_TOKENS", 16)
     kinds = [SamplingParams(temperature=0), SamplingParams(), SamplingParams(top_k=5)]
     answers = []
     with quickly_compiled():
@@ -198,5 +198,5 @@ def test_answers_are_the_same_whether_pages_are_read_together_or_not(monkeypatch
             answers.append(runs)
             rig.executor.close()
     assert answers[0] == answers[1]
-    assert {("shared", 4), StepShape(4, decodes_only=True, shares=True)} <= used
+    assert {("shared", 4), StepShape(16)} <= used
     assert {(False, True), (True, True)} <= set(launches)
