@@ -120,7 +120,8 @@ SHARING = {
 
 
 def shared_prefixes(kernels: Kernels) -> Iterator[str]:
-    """Bytes are those of all contexts, whether they are read once or for each row."""
+    """Bytes are those of all contexts, whether they are read once or for each row. The last two show what the kernel
+    costs where nothing is shared."""
     for name, (groups, shared, own) in SHARING.items():
         pages, table, tiles = sharing(groups, shared, own)
         read = len(tiles) * (shared + own) * SPEC.kv_heads * SPEC.head_dim * 2 * 2
@@ -128,6 +129,16 @@ def shared_prefixes(kernels: Kernels) -> Iterator[str]:
             attend = partial(kernels.attend, SPEC)
             seconds = repeated_s(attend, queries(len(tiles)), pages, table, its_tiles)
             yield f"decode {how}, {name}: {seconds * 1e6:.0f} µs, {read / seconds / 1e12:.2f} TB/s"
+    pages, table, tiles = sharing([256], 64, 192)
+    shared = tiles.shared
+    assert shared is not None
+    nothing = SharedPrefixes(
+        *(jnp.full_like(one, -1) for one in shared[:2]), shared.slots, jnp.zeros_like(shared.lengths)
+    )
+    for how, its_shared in (("without room", None), ("with room", nothing)):
+        attend = partial(kernels.attend, SPEC)
+        seconds = repeated_s(attend, queries(len(tiles)), pages, table, replace(tiles, shared=its_shared))
+        yield f"decode {how} for shared positions, 256 rows x 256: {seconds * 1e6:.1f} µs"
 
 
 SHARED_TILINGS = [
