@@ -31,7 +31,7 @@ class SharedTiles(NamedTuple):
     lengths: Ints  # [m]
 
 
-class Group(NamedTuple):
+class RowGroup(NamedTuple):
     first: int  # in the order of the tables
     end: int
     length: int  # pages
@@ -101,7 +101,7 @@ class PageTables:
         return SharedTiles(tile_of, tokens, slots[tokens[:, 0]], np.array([length for _, length in cut], np.int32))
 
 
-def _divided(common: list[int], first: int, end: int) -> list[Group]:
+def _divided(common: list[int], first: int, end: int) -> list[RowGroup]:
     """The groups of rows from `first` to before `end` that save the most; `common` are the pages that each row has in
     common with the next."""
     if end - first < MIN_ROWS:
@@ -114,5 +114,5 @@ def _divided(common: list[int], first: int, end: int) -> list[Group]:
         within = [group for begin, stop in pairwise(bounds) for group in _divided(common, begin, stop)]
     saved = (end - first - TILE_COST * -(-(end - first) // TILE)) * length
     if saved > sum(group.saved for group in within):
-        return [Group(first, end, length, saved)]
+        return [RowGroup(first, end, length, saved)]
     return within
