@@ -15,6 +15,7 @@ import numpy as np
 from quire.ops.pages import SHARED_STEP, TILE
 
 MAX_GROUPS = 16
+MAX_LEVELS = 32  # groups within groups that are looked at: requests may be made such that there are many
 MIN_ROWS = 4  # of a group
 TILE_COST = 2  # rows that read a position alone in the time in which a tile does: an estimate
 MIN_SAVED = 1 << 16  # positions that a step must not read, in all: one more kernel in each layer takes its time
@@ -101,7 +102,7 @@ class PageTables:
         return SharedTiles(tile_of, tokens, slots[tokens[:, 0]], np.array([length for _, length in cut], np.int32))
 
 
-def _divided(common: list[int], first: int, end: int) -> list[RowGroup]:
+def _divided(common: list[int], first: int, end: int, levels: int = MAX_LEVELS) -> list[RowGroup]:
     """The groups of rows from `first` to before `end` that save the most; `common` are the pages that each row has in
     common with the next."""
     if end - first < MIN_ROWS:
@@ -110,8 +111,8 @@ def _divided(common: list[int], first: int, end: int) -> list[RowGroup]:
     length = min(between)
     bounds = [first, *(at for at, pages in enumerate(between, first + 1) if pages == length), end]
     within = []
-    if length < max(between):
-        within = [group for begin, stop in pairwise(bounds) for group in _divided(common, begin, stop)]
+    if levels and length < max(between):
+        within = [group for begin, stop in pairwise(bounds) for group in _divided(common, begin, stop, levels - 1)]
     saved = (end - first - TILE_COST * -(-(end - first) // TILE)) * length
     if saved > sum(group.saved for group in within):
         return [RowGroup(first, end, length, saved)]

@@ -88,6 +88,13 @@ def test_a_group_is_divided_where_its_parts_share_more() -> None:
     assert found.tile_of.tolist() == [0] * 20 + [-1] * 20
 
 
+def test_each_row_may_share_more_than_the_one_before_it() -> None:
+    lists = [[*own(4 * row, 1), *own(2, 10_000 + 10 * row)] for row in range(1, 70)]
+    found = found_in(lists)
+    assert found is not None
+    check(found, lists)
+
+
 @pytest.mark.parametrize(
     "lists",
     [
