@@ -217,7 +217,7 @@ def _ops(kernels: Kernels, norms: Norms) -> PlatformOps:
         out, pages = step_attention(kernels, spec, heads, state.pages, state.access)
         return out, state._replace(pages=pages)
 
-    return PlatformOps(attend, norms, kernels.adapter_product, RecurrentOps(kernels.recurrent))
+    return PlatformOps(attend, norms, kernels.adapter_product, RecurrentOps(kernels.recurrent), kernels.expert_product)
 
 
 def sample_next(

@@ -6,6 +6,7 @@ import jax
 
 from quire.ops.adapters import AdapterProduct, add_products
 from quire.ops.attention import Attend
+from quire.ops.expert_product import ExpertProduct, declined
 from quire.ops.norms import PLAIN, Norms
 from quire.ops.recurrence import PLAIN as PLAIN_RECURRENT
 from quire.ops.recurrence import RecurrentOps
@@ -61,3 +62,4 @@ class PlatformOps(NamedTuple):
     norms: Norms = PLAIN
     adapter_product: AdapterProduct = add_products
     recurrent: RecurrentOps = RecurrentOps(PLAIN_RECURRENT)
+    expert_product: ExpertProduct = declined

@@ -67,13 +67,13 @@ class DecoderLayer:
         x, normal = _normal_sum(self.before_attention, weights.get("before_attention"), x, out, norms)
         out, state = self.attention(weights["attention"], normal, rotation, state, ops)
         if self.is_parallel:
-            return x, out + self.feed_forward(weights["feed_forward"], normal), state
+            return x, out + self.feed_forward(weights["feed_forward"], normal, ops.expert_product), state
         if self.after_attention is not None:
             out = self.after_attention(weights["after_attention"], out, norms)
         out = out * self.residual_multiplier
 
         x, normal = _normal_sum(self.before_feed_forward, weights.get("before_feed_forward"), x, out, norms)
-        out = self.feed_forward(weights["feed_forward"], normal)
+        out = self.feed_forward(weights["feed_forward"], normal, ops.expert_product)
         if self.after_feed_forward is not None:
             out = self.after_feed_forward(weights["after_feed_forward"], out, norms)
         return x, out * self.residual_multiplier, state

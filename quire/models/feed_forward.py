@@ -14,6 +14,7 @@ from quire.models.projection import BaseWeight, matmul, project, split_mlp
 from quire.models.routing import Router
 from quire.ops.adapters import AdaptedWeight
 from quire.ops.coded import Coded
+from quire.ops.expert_product import ExpertProduct, declined
 from quire.ops.grouped_product import ragged_product
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import Grouped, Packed, gated_grouped_product, gated_product, grouped_product
@@ -31,6 +32,16 @@ ACTIVATIONS: dict[str, Activation] = {
     "gelu_fast": partial(jax.nn.gelu, approximate=True),
     "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
 }
+
+
+@dataclass(frozen=True)
+class PlainGate:
+    """activation(gate) * up"""
+
+    activation: Activation
+
+    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
+        return self.activation(gate) * up
 
 
 @dataclass(frozen=True)
@@ -55,7 +66,8 @@ def read_activation(fields: Fields, name: str = "hidden_act", default: str = "si
 class FeedForward(Protocol):
     def params(self) -> ParamTree: ...
 
-    def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array: ...
+    def __call__(self, weights: ParamTree, x: jax.Array, product: ExpertProduct = declined) -> jax.Array:
+        """`product` is what the platform has for experts."""
 
     def for_devices(self, num_devices: int) -> Self:
         """The same function with weights that so many devices can share."""
@@ -74,7 +86,7 @@ class GatedMLP:
     def params(self) -> ParamTree:
         return params_of(gate_up=self.gate_up, down=self.down, gate_up_bias=self.gate_up_bias, down_bias=self.down_bias)
 
-    def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
+    def __call__(self, weights: ParamTree, x: jax.Array, product: ExpertProduct = declined) -> jax.Array:
         both = project("td,pcmd->tpcm", x, weights["gate_up"], weights.get("gate_up_bias"))
         down, down_bias = weights["down"], weights.get("down_bias")
         base = down.weight if isinstance(down, AdaptedWeight) else down
@@ -107,7 +119,7 @@ class MLP:
     def params(self) -> ParamTree:
         return {"up": self.up, "up_bias": self.up_bias, "down": self.down, "down_bias": self.down_bias}
 
-    def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
+    def __call__(self, weights: ParamTree, x: jax.Array, product: ExpertProduct = declined) -> jax.Array:
         wide = project("td,md->tm", x, weights["up"], weights["up_bias"])
         active = self.activation(wide.astype(jnp.float32)).astype(x.dtype)
         return project("tm,dm->td", active, weights["down"], weights["down_bias"])
@@ -142,11 +154,12 @@ class Experts:
             down_bias=self.down_bias,
         )
 
-    def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
-        tokens, chosen = len(x), self.router.chosen
-        num_experts, *parts, embed = self.gate_up.shape
+    def __call__(self, weights: ParamTree, x: jax.Array, product: ExpertProduct = declined) -> jax.Array:
         share, expert = self.router(weights["router"], x)
-
+        if (out := self._by_kernel(weights, x, share, expert, product)) is not None:
+            return out
+        tokens, chosen = expert.shape
+        num_experts, *parts, embed = self.gate_up.shape
         order = jnp.argsort(expert.reshape(-1), stable=True)  # of the visits, [t * chosen]
         visits = jnp.bincount(expert.reshape(-1), length=num_experts)  # of each expert
         visited = expert.reshape(-1)[order]
@@ -168,6 +181,22 @@ class Experts:
         outputs = outputs if self.scales_inputs else outputs * share
         return jnp.zeros((tokens, embed), jnp.float32).at[order // chosen].add(outputs).astype(x.dtype)
 
+    def _by_kernel(
+        self, weights: ParamTree, x: jax.Array, share: jax.Array, expert: jax.Array, product: ExpertProduct
+    ) -> jax.Array | None:
+        """By the platform's product, if it has one for these weights. Tokens stay in their order."""
+        inputs, shares = x[:, None], share[:, :, None]
+        if self.scales_inputs:
+            inputs = (inputs.astype(jnp.float32) * shares).astype(x.dtype)
+        gate = gate_of(self.activation)
+        active = product(inputs, expert, weights["gate_up"], weights.get("gate_up_bias"), gate)
+        if active is None:
+            return None
+        outputs = product(active, expert, weights["down"], weights.get("down_bias"))
+        if outputs is None:
+            return None
+        return jnp.sum(outputs if self.scales_inputs else outputs * shares, axis=1).astype(x.dtype)
+
     def for_devices(self, num_devices: int) -> "Experts":
         bias = self.gate_up_bias
         return replace(
@@ -188,22 +217,26 @@ class SharedExperts:
     def params(self) -> ParamTree:
         return params_of(experts=self.experts, shared=self.shared, gate=self.gate)
 
-    def __call__(self, weights: ParamTree, x: jax.Array) -> jax.Array:
+    def __call__(self, weights: ParamTree, x: jax.Array, product: ExpertProduct = declined) -> jax.Array:
         shared = self.shared(weights["shared"], x)
         if self.gate is not None:
             share = jax.nn.sigmoid(matmul(x, weights["gate"], 1))
             shared = rounded((shared.astype(jnp.float32) * share).astype(x.dtype))
-        return self.experts(weights["experts"], x) + shared
+        return self.experts(weights["experts"], x, product) + shared
 
     def for_devices(self, num_devices: int) -> "SharedExperts":
         experts, shared = self.experts.for_devices(num_devices), self.shared.for_devices(num_devices)
         return replace(self, experts=experts, shared=shared)
 
 
+def gate_of(activation: Activation | ClampedGate) -> PlainGate | ClampedGate:
+    return activation if isinstance(activation, ClampedGate) else PlainGate(activation)
+
+
 def gated(activation: Activation | ClampedGate, both: jax.Array) -> jax.Array:
     """activation(gate) * up of both [t, p, 2, m / p]: [t, m]."""
     gate, up = (both[:, :, part].astype(jnp.float32) for part in range(2))
-    active = activation(gate, up) if isinstance(activation, ClampedGate) else activation(gate) * up
+    active = gate_of(activation)(gate, up)
     return active.astype(both.dtype).reshape(len(both), -1)
 
 

@@ -15,6 +15,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from quire.ops.adapters import add_products
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.expert_product import declined
 from quire.ops.heads import Heads
 from quire.ops.norms import Norms, rms_norm
 from quire.ops.pages import KVWriteTargets, Pages, Segments, Tiles
@@ -108,5 +109,6 @@ def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
         norms=Norms(*(whole(norm) for norm in kernels.norms)),
         decode_norms=Norms(*(whole(norm) for norm in kernels.decode_norms)),
         adapter_product=add_products,  # plain: the compiler partitions it
+        expert_product=declined,  # the compiler partitions grouped products
         filter_cuts=None if kernels.filter_cuts is None else whole(kernels.filter_cuts),
     )

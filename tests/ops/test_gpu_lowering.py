@@ -12,13 +12,14 @@ import pytest
 
 from quire.models.channel_weights import channel_weight
 from quire.models.checkpoint import direct
-from quire.models.feed_forward import grouped
+from quire.models.feed_forward import ClampedGate, PlainGate, grouped
 from quire.models.params import Param
 from quire.ops.adapters import AdapterStack
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.coded import Coded, Rounding
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.adapter_product import add_products
+from quire.ops.gpu.expert_product import expert_product
 from quire.ops.gpu.kernels import GPU, attend
 from quire.ops.heads import Heads
 from quire.ops.pages import TILE, CodedPages, KVWriteTargets, PageAccess, SharedPrefixes, Tiles
@@ -123,6 +124,36 @@ def test_products_with_adapters_are_translated(dtype: str, tokens: int, rank: in
     assert text.count('name = "adapter_shrink"') == text.count('name = "adapter_expand"') == 1
     for work in ("sort", "while", "scatter"):  # of XLA, beside the two kernels
         assert f"stablehlo.{work}" not in text
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("tokens", [1, 32, 256, 4096])
+@pytest.mark.parametrize("sizes", [(128, 8, 768, 2048), (32, 4, 2880, 2880)], ids=["qwen3-30b-a3b", "gpt-oss-20b"])
+def test_products_of_experts_are_translated(sizes: tuple[int, int, int, int], tokens: int, dtype: str) -> None:
+    num_experts, chosen, mlp, embed = sizes
+    gate = ClampedGate(1.7, 7.0) if mlp == embed else PlainGate(jax.nn.silu)
+    x, expert, gate_up, down, bias = (
+        jax.ShapeDtypeStruct(shape, kind)
+        for shape, kind in (
+            ((tokens, 1, embed), dtype),
+            ((tokens, chosen), "int32"),
+            ((num_experts, 1, 2, mlp, embed), dtype),
+            ((num_experts, embed, mlp), dtype),
+            ((num_experts, embed), dtype),
+        )
+    )
+
+    def run(x: jax.Array, expert: jax.Array, gate_up: jax.Array, down: jax.Array, bias: jax.Array) -> jax.Array | None:
+        active = expert_product(x, expert, gate_up, None, gate)
+        assert active is not None
+        return expert_product(active, expert, down, bias)
+
+    with on_an_h200():
+        text = jax.jit(run).trace(x, expert, gate_up, down, bias).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count('name = "expert_product"') == 2
+    for work in ("while", "scatter"):  # of XLA, beside the two kernels
+        assert f"stablehlo.{work}" not in text
+    assert ("stablehlo.sort" in text) == (tokens == 4096)
 
 
 @pytest.mark.parametrize("bits", [4, 8])

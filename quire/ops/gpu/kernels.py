@@ -12,6 +12,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import add_norm as sum_and_norm
 from quire.ops.gpu.adapter_product import add_products
 from quire.ops.gpu.decode_attention import decode_attention
+from quire.ops.gpu.expert_product import expert_product
 from quire.ops.gpu.filter_cuts import filter_cuts
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import prefill_attention
@@ -126,4 +127,5 @@ GPU = Kernels(
     filter_cuts=filter_cuts,
     adapter_product=adapter_product,
     attend_latent=attend_latent,
+    expert_product=expert_product,
 )

@@ -1,0 +1,237 @@
+"""Products of rows with the matrices of their experts, in one launch that reads the experts that are used, each once.
+
+A program multiplies a tile of rows of one expert by a block of its outputs. Rows stay where they are: a program finds
+those of its expert, and writes their products where each belongs. Of few tokens it looks through the choices of all of
+them, so that nothing comes before the launch. Of more, a table made before it has the visits in the order of experts.
+"""
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton as plgpu
+
+from quire.ops.expert_product import Gate
+from quire.ops.gpu.tiles import array, least_dot, power_of_two, product, whole
+
+LEAST = 16  # on each side of a product of blocks
+FEW_TOKENS = 64  # up to which programs look through the choices of all
+MAX_ROWS = 128  # of a tile
+COLUMNS = 64  # of a block for few rows; twice that for many
+PROGRAMS = 384  # that occupy a device
+MAX_COMPARED = 4096  # visits that are put in order by comparing each with each, and not by a sort
+
+
+class Blocks(NamedTuple):
+    rows: int  # of a tile
+    columns: int  # outputs of a block; with a gate, of each of both
+    inputs: int
+    warps: int
+    stages: int
+
+    @property
+    def is_turned(self) -> bool:
+        """True where few rows are the narrow side of the device's products, of which the other is wide."""
+        return self.rows < COLUMNS
+
+
+def blocks_of(expert: jax.Array, num_experts: int, outputs: int, inputs: int, dtype: Any, *, gated: bool) -> Blocks:
+    """The blocks for rows of this type; `outputs` after the gate."""
+    tokens, chosen = expert.shape
+    parts = 2 if gated else 1
+    if tokens <= FEW_TOKENS:
+        rows = least_dot(tokens)
+        used = num_experts * (1.0 - (1.0 - min(1.0, chosen / num_experts)) ** tokens)  # that is likely
+    else:
+        rows = least_dot(min(MAX_ROWS, -(-3 * tokens * chosen // (2 * num_experts))))
+        used = num_experts
+    columns = COLUMNS * (2 if rows >= COLUMNS and tokens > FEW_TOKENS else 1) // parts
+    while columns > 2 * LEAST // parts and used * outputs / columns < PROGRAMS:
+        columns //= 2
+    if jnp.dtype(dtype).itemsize > 2:  # without tensor cores
+        return Blocks(min(rows, 32) if tokens > FEW_TOKENS else rows, min(columns, 32), 32, 4, 2)
+    is_large = rows * columns * parts >= MAX_ROWS * MAX_ROWS
+    block = 128 if rows < COLUMNS else 64
+    while block > 32 and inputs % block:
+        block //= 2
+    return Blocks(rows, columns, block, 8 if is_large else 4, 3 if is_large else 4)
+
+
+def expert_product(
+    x: jax.Array,
+    expert: jax.Array,
+    weight: Any,
+    bias: jax.Array | None = None,
+    gate: Gate | None = None,
+    *,
+    blocks: Blocks | None = None,
+    interpret: bool = False,
+) -> jax.Array | None:
+    """An `ExpertProduct` for one NVIDIA GPU."""
+    if not isinstance(weight, jax.Array) or weight.dtype != x.dtype:
+        return None
+    tokens, chosen = expert.shape
+    num_experts, inputs = weight.shape[0], weight.shape[-1]
+    parts = 1 if gate is None else 2
+    weight = weight.reshape(num_experts, parts, -1, inputs)
+    outputs = weight.shape[2]
+    if blocks is None:
+        blocks = blocks_of(expert, num_experts, outputs, inputs, x.dtype, gated=gate is not None)
+    if tokens <= FEW_TOKENS:
+        find: Any = _rows_of_few
+        places: tuple[jax.Array, ...] = (expert,)
+        num_tiles = min(num_experts, tokens * chosen)
+    else:
+        find = _rows_of_tile
+        places = tiles_of(expert, num_experts, blocks.rows)
+        num_tiles = len(places[1])
+    operands = (x, weight, *(() if bias is None else (bias.reshape(weight.shape[:3]),)), *places)
+    out = array((tokens, chosen, outputs), jnp.float32 if gate is None else x.dtype)
+    found: jax.Array = pl.pallas_call(
+        partial(_kernel, blocks, gate, bias is not None, partial(find, blocks.rows, num_experts, chosen)),
+        grid=(-(-outputs // blocks.columns), num_tiles),
+        in_specs=[whole(operand) for operand in operands],
+        out_specs=whole(out),
+        out_shape=out,
+        compiler_params=plgpu.CompilerParams(num_warps=blocks.warps, num_stages=blocks.stages),
+        interpret=interpret,
+        name="expert_product",
+    )(*operands)
+    return found
+
+
+class Tiles(NamedTuple):
+    """The visits in the order of experts, and the part of them that each tile has. A tile has rows of one expert."""
+
+    order: jax.Array  # int32 [visits]
+    expert: jax.Array  # int32 [tiles]
+    first: jax.Array  # int32 [tiles]: in `order`
+    end: jax.Array  # int32 [tiles]: of the expert's visits; not after `first` for a tile without any
+
+
+def tiles_of(expert: jax.Array, num_experts: int, rows: int) -> Tiles:
+    """Of choices [t, chosen]. Comparisons take one launch each, where cumulative sums and sorts take several."""
+    visits = expert.reshape(-1)
+    count = jnp.arange(len(visits), dtype=jnp.int32)
+    if len(visits) <= MAX_COMPARED:
+        before = (visits[None, :] < visits[:, None]) | ((visits[None, :] == visits[:, None]) & (count < count[:, None]))
+        place = jnp.sum(before, axis=1, dtype=jnp.int32)
+        order = jnp.sum(jnp.where(place[None, :] == count[:, None], count[None, :], 0), axis=1, dtype=jnp.int32)
+    else:
+        order = jnp.argsort(visits, stable=True).astype(jnp.int32)
+    experts = jnp.arange(num_experts, dtype=jnp.int32)
+    starts = jnp.sum(visits[None, :] < experts[:, None], axis=1, dtype=jnp.int32)
+    ends = jnp.sum(visits[None, :] <= experts[:, None], axis=1, dtype=jnp.int32)
+    tiles = (ends - starts + rows - 1) // rows
+    before_end = jnp.sum(jnp.where(experts[None, :] <= experts[:, None], tiles[None, :], 0), axis=1)
+    index = jnp.arange(len(visits) // rows + min(num_experts, len(visits)), dtype=jnp.int32)
+    own = jnp.sum(before_end[None, :] <= index[:, None], axis=1, dtype=jnp.int32)
+    is_there, own = own < num_experts, jnp.minimum(own, num_experts - 1)
+    first = starts[own] + (index - (before_end - tiles)[own]) * rows
+    return Tiles(order, own, first, jnp.where(is_there, ends[own], 0))
+
+
+class _Rows(NamedTuple):
+    """The rows of a tile: tokens, and which of their choices the expert is."""
+
+    expert: jax.Array  # []
+    token: jax.Array  # [rows]
+    choice: jax.Array  # [rows]
+    is_there: jax.Array  # bool [rows]
+
+
+def _rows_of_few(rows: int, num_experts: int, chosen: int, expert_ref: Any) -> _Rows:
+    """All tokens are the rows of every tile, and the expert's own are there."""
+    tokens = expert_ref.shape[0]
+    token, choice = jnp.arange(rows)[:, None], jnp.arange(power_of_two(chosen))[None, :]
+    choices = plgpu.load(expert_ref.at[token, choice], mask=(token < tokens) & (choice < chosen), other=-1)
+    tile = pl.program_id(1)
+    is_first = jnp.ones((), bool)
+    if tokens * chosen < num_experts:  # a tile is the first visit of its expert
+        expert = expert_ref[jax.lax.div(tile, chosen), jax.lax.rem(tile, chosen)]
+        earlier = (choices == expert) & (token * chosen + choice < tile)
+        is_first = earlier.astype(jnp.int32).max(axis=1).max(axis=0) == 0
+    else:
+        expert = tile
+    own = choices == expert
+    is_there = (own.astype(jnp.int32).max(axis=1) > 0) & is_first
+    return _Rows(expert, jnp.arange(rows), jnp.where(own, choice, 0).sum(axis=1), is_there)
+
+
+def _rows_of_tile(
+    rows: int, num_experts: int, chosen: int, order_ref: Any, expert_ref: Any, first_ref: Any, end_ref: Any
+) -> _Rows:
+    tile = pl.program_id(1)
+    at = first_ref[tile] + jnp.arange(rows)
+    is_there = at < end_ref[tile]
+    visit = plgpu.load(order_ref.at[at], mask=is_there, other=order_ref.shape[0])  # no row's place
+    return _Rows(expert_ref[tile], jax.lax.div(visit, chosen), jax.lax.rem(visit, chosen), is_there)
+
+
+def _kernel(
+    blocks: Blocks, gate: Gate | None, is_biased: bool, find: Any, x_ref: Any, weight_ref: Any, *refs: Any
+) -> None:
+    bias_ref, place_refs, out_ref = refs[0] if is_biased else None, refs[is_biased:-1], refs[-1]
+    rows = find(*place_refs)
+    column = pl.program_id(0) * blocks.columns + jnp.arange(blocks.columns)
+
+    @pl.when(rows.is_there.astype(jnp.int32).max(axis=0) > 0)
+    def compute() -> None:
+        _, parts, outputs, _ = weight_ref.shape
+        is_output = None if outputs % blocks.columns == 0 else column < outputs
+        sums = _sums(blocks, rows, column, is_output, x_ref, weight_ref)
+        if bias_ref is not None:
+            mask = jnp.ones(blocks.columns, bool) if is_output is None else is_output
+            for part in range(parts):
+                bias = plgpu.load(bias_ref.at[rows.expert, part, column], mask=mask, other=0.0).astype(jnp.float32)
+                sums[part] = sums[part] + (bias[:, None] if blocks.is_turned else bias[None, :])
+        if gate is None:
+            (found,) = sums
+        else:  # of numbers that are rounded as those that are written in between
+            found = gate(*(part.astype(x_ref.dtype).astype(jnp.float32) for part in sums))
+        _store(blocks, rows, column, is_output, found, out_ref)
+
+
+def _sums(
+    blocks: Blocks, rows: _Rows, column: jax.Array, is_output: jax.Array | None, x_ref: Any, weight_ref: Any
+) -> list[jax.Array]:
+    """The products of a tile with the same block of outputs of each part: [rows, columns], or turned."""
+    _, parts, _, inputs = weight_ref.shape
+    choice = jnp.minimum(rows.choice, x_ref.shape[1] - 1)  # rows may be the same for all choices
+
+    def add(index: Any, sums: list[jax.Array]) -> list[jax.Array]:
+        at = index * blocks.inputs + jnp.arange(blocks.inputs)
+        real = None if inputs % blocks.inputs == 0 else (at < inputs)[None, :]
+        x_mask = rows.is_there[:, None] if real is None else rows.is_there[:, None] & real
+        x_mask = jnp.broadcast_to(x_mask, (blocks.rows, blocks.inputs))
+        some = plgpu.load(x_ref.at[rows.token[:, None], choice[:, None], at[None, :]], mask=x_mask, other=0.0)
+        mask = real if is_output is None else is_output[:, None] if real is None else is_output[:, None] & real
+        mask = None if mask is None else jnp.broadcast_to(mask, (blocks.columns, blocks.inputs))
+        after = []
+        for part, total in enumerate(sums):
+            where = weight_ref.at[rows.expert, part, column[:, None], at[None, :]]
+            weights = plgpu.load(where) if mask is None else plgpu.load(where, mask=mask, other=0.0)
+            pair = (weights, some) if blocks.is_turned else (some, weights)
+            after.append(total + product(*pair, 1))
+        return after
+
+    shape = (blocks.columns, blocks.rows) if blocks.is_turned else (blocks.rows, blocks.columns)
+    sums = [jnp.zeros(shape, jnp.float32) for _ in range(parts)]
+    return list(jax.lax.fori_loop(0, -(-inputs // blocks.inputs), add, sums))
+
+
+def _store(
+    blocks: Blocks, rows: _Rows, column: jax.Array, is_output: jax.Array | None, found: jax.Array, out_ref: Any
+) -> None:
+    def across(of_rows: jax.Array, of_columns: jax.Array) -> tuple[jax.Array, jax.Array]:
+        if blocks.is_turned:
+            return of_rows[None, :], of_columns[:, None]
+        return of_rows[:, None], of_columns[None, :]
+
+    token, outputs = across(rows.token, column)
+    choice, _ = across(rows.choice, column)
+    mask, within = across(rows.is_there, jnp.ones(blocks.columns, bool) if is_output is None else is_output)
+    mask = jnp.broadcast_to(mask & within, found.shape)
+    plgpu.store(out_ref.at[token, choice, outputs], found.astype(out_ref.dtype), mask=mask)

@@ -1,0 +1,102 @@
+"""The products of experts on GPUs against plain ones, on a GPU where there is one and interpreted elsewhere."""
+
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from quire.models.feed_forward import ClampedGate, PlainGate
+from quire.ops.expert_product import Gate
+from quire.ops.gpu.expert_product import expert_product, tiles_of
+from tests.gpu.test_kernels import INTERPRET, check, each_dtype
+
+pytestmark = pytest.mark.gpu
+# Tokens, experts, chosen, outputs, inputs.
+SIZES = {
+    "one token": (1, 16, 4, 96, 128),
+    "few tokens, fewer visits than experts": (5, 64, 3, 80, 96),
+    "few tokens, more visits than experts": (33, 8, 2, 64, 160),
+    "many tokens": (150, 16, 3, 100, 64),
+    "many tokens of few experts": (300, 4, 2, 144, 72),
+}
+GATES: dict[str, Gate | None] = {"none": None, "silu": PlainGate(jax.nn.silu), "clamped": ClampedGate(1.702, 7.0)}
+product = jax.jit(partial(expert_product, interpret=INTERPRET), static_argnames="gate")
+
+
+def choices(tokens: int, num_experts: int, chosen: int) -> np.ndarray[Any, Any]:
+    chance = np.random.default_rng(0)
+    return np.stack([chance.permutation(num_experts)[:chosen] for _ in range(tokens)]).astype(np.int32)
+
+
+def numbers(shape: tuple[int, ...], dtype: str, seed: int) -> jax.Array:
+    return jnp.asarray(np.random.default_rng(seed).normal(size=shape) / shape[-1] ** 0.5, dtype)
+
+
+def plain(x: jax.Array, expert: Any, weight: jax.Array, bias: jax.Array | None, gate: Gate | None) -> jax.Array:
+    """Each visit by itself, in float32."""
+    rows = jnp.broadcast_to(x, (*expert.shape, x.shape[-1])).astype(jnp.float32)
+    with jax.default_matmul_precision("highest"):
+        sums = jnp.einsum("tci,tc...i->tc...", rows, weight[expert].astype(jnp.float32))
+    sums = sums if bias is None else sums + bias[expert].astype(jnp.float32)
+    if gate is None:
+        return sums
+    halves = (sums[:, :, 0, part].astype(x.dtype).astype(jnp.float32) for part in range(2))
+    return gate(*halves).astype(x.dtype)
+
+
+@each_dtype
+@pytest.mark.parametrize("gate", GATES)
+@pytest.mark.parametrize("name", SIZES)
+def test_visits_are_multiplied_by_their_experts(name: str, gate: str, dtype: str) -> None:
+    tokens, num_experts, chosen, outputs, inputs = SIZES[name]
+    expert = choices(tokens, num_experts, chosen)
+    is_gated = gate != "none"
+    x = numbers((tokens, 1 if is_gated else chosen, inputs), dtype, 1) * 8
+    weight = numbers((num_experts, *((1, 2) if is_gated else ()), outputs, inputs), dtype, 2)
+    for bias in (None, numbers(weight.shape[:-1], dtype, 3)):
+        found = product(x, jnp.asarray(expert), weight, bias, gate=GATES[gate])
+        assert found.dtype == (dtype if is_gated else jnp.float32)
+        check(found, plain(x, expert, weight, bias, GATES[gate]), dtype)
+
+
+@pytest.mark.parametrize("tokens", [40, 130])
+@pytest.mark.parametrize("expert", [0, 3, 7])
+def test_all_rows_may_visit_one_expert_and_the_others_are_not_read(tokens: int, expert: int) -> None:
+    weight = jnp.full((8, 64, 96), jnp.nan, jnp.float32).at[expert].set(numbers((64, 96), "float32", 2))
+    x, chosen = numbers((tokens, 1, 96), "float32", 1), np.full((tokens, 1), expert)
+    check(product(x, jnp.asarray(chosen), weight), plain(x, chosen, weight, None, None), "float32")
+
+
+@pytest.mark.parametrize("tokens", [7, 100])
+def test_a_row_does_not_depend_on_its_neighbours(tokens: int) -> None:
+    """Neither on where it is, nor on what is beside it, nor on where that goes."""
+    expert, weight = choices(tokens, 8, 2), numbers((8, 64, 96), "float32", 2)
+    x = numbers((tokens, 1, 96), "float32", 1)
+    turned = np.roll(expert, 1, axis=0)
+    turned[1:4] = (turned[1:4] + 1) % 8
+    other = jnp.roll(x, 1, axis=0).at[1:4].multiply(jnp.nan)
+    one, two = (np.asarray(product(*given, weight)) for given in ((x, jnp.asarray(expert)), (other, jnp.asarray(turned))))
+    kept = np.r_[0, 4:tokens]
+    np.testing.assert_array_equal(two[kept], np.roll(one, 1, axis=0)[kept])
+
+
+@pytest.mark.parametrize("rows", [16, 128])
+@pytest.mark.parametrize(("tokens", "num_experts", "chosen"), [(70, 32, 4), (2500, 128, 8), (300, 4, 4), (65, 128, 1)])
+def test_tiles_have_every_visit_once_with_its_expert(rows: int, tokens: int, num_experts: int, chosen: int) -> None:
+    expert = choices(tokens, num_experts, chosen)
+    expert[:, 0] = np.where(np.isin(expert[:, 1:], 0).any(axis=1), expert[:, 0], 0)  # one expert has many
+    order, its_expert, first, end = map(np.asarray, tiles_of(jnp.asarray(expert), num_experts, rows))
+    found = []
+    for tile, begin in enumerate(first):
+        visits = order[begin : min(begin + rows, end[tile])] if begin < end[tile] else []
+        assert (expert.reshape(-1)[visits] == its_expert[tile]).all()
+        found.extend(visits)
+    assert sorted(found) == list(range(tokens * chosen))
+
+
+def test_weights_of_another_type_are_declined() -> None:
+    x, expert = jnp.zeros((1, 1, 64), jnp.bfloat16), jnp.zeros((1, 1), jnp.int32)
+    assert expert_product(x, expert, jnp.zeros((4, 32, 64), jnp.float32), interpret=True) is None
