@@ -36,6 +36,31 @@ def _qwen3(**fields: Any) -> dict[str, Any]:
     }
 
 
+def _qwen3_next(**fields: Any) -> dict[str, Any]:
+    return {
+        "model_type": "qwen3_next",
+        "architectures": ["Qwen3NextForCausalLM"],
+        "vocab_size": 151_936,
+        "hidden_size": 2048,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 2,
+        "head_dim": 256,
+        "num_experts": 512,
+        "num_experts_per_tok": 10,
+        "moe_intermediate_size": 512,
+        "shared_expert_intermediate_size": 512,
+        "norm_topk_prob": True,
+        "full_attention_interval": 4,
+        "partial_rotary_factor": 0.25,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 10_000_000.0,
+        "max_position_embeddings": 262_144,
+        "tie_word_embeddings": False,
+        **fields,
+    }
+
+
 SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {
         "model_type": "llama",
@@ -87,6 +112,22 @@ SHAPES: dict[str, dict[str, Any]] = {
         num_attention_heads=32,
         tie_word_embeddings=False,
     ),
+    "qwen3-30b-a3b": _qwen3(
+        model_type="qwen3_moe",
+        architectures=["Qwen3MoeForCausalLM"],
+        hidden_size=2048,
+        intermediate_size=6144,
+        moe_intermediate_size=768,
+        num_hidden_layers=48,
+        num_attention_heads=32,
+        num_key_value_heads=4,
+        num_experts=128,
+        num_experts_per_tok=8,
+        norm_topk_prob=True,
+        tie_word_embeddings=False,
+    ),
+    "qwen3-next-80b-a3b": _qwen3_next(num_hidden_layers=48),
+    "qwen3-next-16-layers": _qwen3_next(num_hidden_layers=16),  # 54 GB of bfloat16 in place of 159
     "gpt-oss-20b": {
         "model_type": "gpt_oss",
         "architectures": ["GptOssForCausalLM"],

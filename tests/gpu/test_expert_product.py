@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 
 from quire.models.feed_forward import ClampedGate, PlainGate
-from quire.ops.expert_product import Gate
+from quire.models.random_weights import random_weights
+from quire.models.registry import build_model
+from quire.ops.expert_product import Gate, declined
 from quire.ops.gpu.expert_product import expert_product, tiles_of
 from tests.gpu.test_kernels import INTERPRET, check, each_dtype
+from tests.models.cases import CASES
 
 pytestmark = pytest.mark.gpu
 # Tokens, experts, chosen, outputs, inputs.
@@ -78,9 +81,24 @@ def test_a_row_does_not_depend_on_its_neighbours(tokens: int) -> None:
     turned = np.roll(expert, 1, axis=0)
     turned[1:4] = (turned[1:4] + 1) % 8
     other = jnp.roll(x, 1, axis=0).at[1:4].multiply(jnp.nan)
-    one, two = (np.asarray(product(*given, weight)) for given in ((x, jnp.asarray(expert)), (other, jnp.asarray(turned))))
+    one, two = (
+        np.asarray(product(*given, weight)) for given in ((x, jnp.asarray(expert)), (other, jnp.asarray(turned)))
+    )
     kept = np.r_[0, 4:tokens]
     np.testing.assert_array_equal(two[kept], np.roll(one, 1, axis=0)[kept])
+
+
+@pytest.mark.parametrize("tokens", [3, 90])
+@pytest.mark.parametrize(("name", "at"), [("qwen3_moe", 0), ("gpt_oss", 0), ("llama4", 1)])
+def test_a_block_of_experts_gives_what_it_gives_without_the_kernel(name: str, at: int, tokens: int) -> None:
+    model = build_model(CASES[name])
+    block, weights = model.blocks[at].feed_forward, random_weights(model, seed=0, dtype="bfloat16")["layers"][at]
+    x = numbers((tokens, model.hidden_size), "bfloat16", 1) * 8
+    run = jax.jit(block, static_argnums=2)
+    one, other = (
+        run(weights["feed_forward"], x, way) for way in (partial(expert_product, interpret=INTERPRET), declined)
+    )
+    check(one, other, "bfloat16")
 
 
 @pytest.mark.parametrize("rows", [16, 128])

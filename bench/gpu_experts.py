@@ -1,0 +1,215 @@
+"""The experts of one layer on a GPU: the kernel beside XLA's ragged product, and beside the bytes that must be read.
+
+    python bench/gpu_experts.py [--model qwen3-30b-a3b gpt-oss-20b] [--rows 1,32,256,4096] [--only kernel plain]
+    python bench/gpu_experts.py --sweep gate_up --model qwen3-30b-a3b --rows 1     # other sizes of blocks
+
+Every token visits random experts, given in place of a router, which is not part of the time. Several layers with
+weights of their own run after each other in one program, so that no cache holds what the next one reads. The floor is
+the time of reading each expert that some token visits, once, at 4.2 TB/s.
+"""
+
+import argparse
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import product as pairs
+from random import Random
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from quire.models.feed_forward import ClampedGate, Experts, gate_of
+from quire.models.params import Param, ParamTree, Tensor
+from quire.ops.expert_product import ExpertProduct, declined
+from quire.ops.gpu.expert_product import Blocks, blocks_of, expert_product
+
+BYTES_A_SECOND, LAYERS, ROUNDS = 4.2e12, 4, 8
+DTYPE = "bfloat16"
+
+
+@dataclass(frozen=True)
+class Given:
+    """A router whose choices are among the weights."""
+
+    chosen: int
+
+    def params(self) -> ParamTree:
+        return {}
+
+    def __call__(self, weights: ParamTree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return weights["share"], weights["expert"]
+
+
+@dataclass(frozen=True)
+class Shape:
+    num_experts: int
+    chosen: int
+    mlp: int
+    embed: int
+    is_biased: bool = False
+
+    @property
+    def expert_bytes(self) -> int:
+        return 3 * self.mlp * self.embed * jnp.dtype(DTYPE).itemsize
+
+    def block(self) -> Experts:
+        def param(*shape: int) -> Param:
+            return Param(shape, (None,) * len(shape), (Tensor("drawn", shape),))
+
+        gate_up, down = (self.num_experts, 1, 2, self.mlp, self.embed), (self.num_experts, self.embed, self.mlp)
+        biases = (param(*gate_up[:-1]), param(*down[:-1])) if self.is_biased else (None, None)
+        activation = ClampedGate(1.702, 7.0) if self.is_biased else jax.nn.silu
+        return Experts(activation, Given(self.chosen), param(*gate_up), param(*down), *biases)
+
+    def weights(self) -> list[ParamTree]:
+        block = self.block()
+        given = {"gate_up": block.gate_up, "down": block.down}
+        if self.is_biased:
+            given |= {"gate_up_bias": block.gate_up_bias, "down_bias": block.down_bias}
+
+        @jax.jit
+        def draw(key: jax.Array) -> ParamTree:
+            return {
+                name: 0.02 * jax.random.normal(jax.random.fold_in(key, at), param.shape, DTYPE)
+                for at, (name, param) in enumerate(given.items())
+            }
+
+        return [draw(jax.random.key(layer)) for layer in range(LAYERS)]
+
+    def routes(self, tokens: int) -> list[ParamTree]:
+        chance = np.random.default_rng(0)
+        found = []
+        for _ in range(LAYERS):
+            expert = np.argsort(chance.random((tokens, self.num_experts)), axis=1)[:, : self.chosen]
+            share = jnp.full((tokens, self.chosen), 1 / self.chosen, jnp.float32)
+            found.append({"share": share, "expert": jnp.asarray(expert, jnp.int32)})
+        return found
+
+
+SHAPES = {
+    "qwen3-30b-a3b": Shape(128, 8, 768, 2048),
+    "gpt-oss-20b": Shape(32, 4, 2880, 2880, is_biased=True),
+}
+
+
+def layer_s(layer: Callable[[jax.Array, ParamTree], jax.Array], x: jax.Array, weights: list[ParamTree]) -> float:
+    """Seconds of one layer, of many that each take what the last one gave."""
+
+    @jax.jit
+    def many(x: jax.Array, weights: list[ParamTree]) -> jax.Array:
+        def each(_: Any, x: jax.Array) -> jax.Array:
+            for one in weights:
+                x = layer(x, one)
+            return x
+
+        return jax.lax.fori_loop(0, ROUNDS, each, x)
+
+    many(x, weights).block_until_ready()
+    times = []
+    for _ in range(3):
+        begun = time.perf_counter()
+        many(x, weights).block_until_ready()
+        times.append(time.perf_counter() - begun)
+    return min(times) / ROUNDS / len(weights)
+
+
+def floor_s(shape: Shape, routes: list[ParamTree]) -> float:
+    used = np.mean([len(np.unique(np.asarray(route["expert"]))) for route in routes])
+    return float(used) * shape.expert_bytes / BYTES_A_SECOND
+
+
+def blocks_timed(name: str, shape: Shape, rows: list[int], ways: list[str]) -> Iterator[str]:
+    """Whole feed-forward blocks by each way."""
+    block, weights = shape.block(), shape.weights()
+    products: dict[str, ExpertProduct] = {"kernel": expert_product, "plain": declined}
+    for way, tokens in pairs(ways, rows):
+        routes = shape.routes(tokens)
+        all_weights = [{**one, "router": route} for one, route in zip(weights, routes, strict=True)]
+
+        def layer(x: jax.Array, given: ParamTree, way: str = way) -> jax.Array:
+            return (x + block(given, x, products[way])) * jnp.asarray(0.7, x.dtype)
+
+        x = jax.random.normal(jax.random.key(0), (tokens, shape.embed), DTYPE)
+        floor = floor_s(shape, routes)
+        try:
+            took = layer_s(layer, x, all_weights)
+        except jax.errors.JaxRuntimeError as error:
+            yield f"{name}, {tokens} rows, {way}: {str(error).splitlines()[0][:100]}"
+            continue
+        flop = 2 * tokens * shape.chosen * 3 * shape.mlp * shape.embed
+        yield (
+            f"{name}, {tokens} rows, {way}: {took * 1e6:.1f} µs; floor {floor * 1e6:.1f} µs, {took / floor:.2f} of it; "
+            f"{flop / took / 1e12:.0f} TFLOP/s"
+        )
+
+
+def candidates(chosen: Blocks, tokens: int) -> Iterator[Blocks]:
+    if tokens <= 64:
+        for columns, inputs, warps, stages in pairs((16, 32, 64), (64, 128, 256), (2, 4), (3, 4, 6)):
+            yield Blocks(chosen.rows, columns, inputs, warps, stages)
+        return
+    for rows, columns, inputs, warps, stages in pairs((16, 32, 64, 128), (64, 128, 256), (64, 128), (4, 8), (3, 4)):
+        if rows * columns >= 32 * 64 and (rows * columns >= 128 * 128 or warps == 4):
+            yield Blocks(rows, columns, inputs, warps, stages)
+
+
+def sweep(name: str, shape: Shape, tokens: int, part: str, most_s: float) -> Iterator[str]:
+    """One of the two products by blocks of other sizes, in random order, until time is up."""
+    block, weights, routes = shape.block(), shape.weights(), shape.routes(tokens)
+    is_gate = part == "gate_up"
+    gate = gate_of(block.activation) if is_gate else None
+    inputs, outputs = (shape.embed, shape.mlp) if is_gate else (shape.mlp, shape.embed)
+    expert = routes[0]["expert"]
+    chosen = blocks_of(expert, shape.num_experts, outputs, inputs, DTYPE, gated=is_gate)
+    others = list(dict.fromkeys(candidates(chosen, tokens)))
+    Random(0).shuffle(others)
+    others.insert(0, chosen)
+    x = jax.random.normal(jax.random.key(0), (tokens, 1 if is_gate else shape.chosen, inputs), DTYPE)
+    given = [{"weight": one[part], "expert": route["expert"]} for one, route in zip(weights, routes, strict=True)]
+    floor = floor_s(shape, routes) * (2 if is_gate else 1) / 3
+    begun, found = time.perf_counter(), []
+    for blocks in others:
+        if time.perf_counter() - begun > most_s:
+            break
+
+        def layer(x: jax.Array, one: ParamTree, blocks: Blocks = blocks) -> jax.Array:
+            out = expert_product(x, one["expert"], one["weight"], None, gate, blocks=blocks)
+            assert out is not None
+            return x + out[:, :1, :1].astype(x.dtype) * jnp.asarray(1e-3, x.dtype)
+
+        try:
+            found.append((layer_s(layer, x, given), blocks))
+        except (jax.errors.JaxRuntimeError, ValueError) as error:
+            yield f"{blocks}: {str(error).splitlines()[0][:100]}"
+    for number, (took, blocks) in enumerate(sorted(found)):
+        told = "chosen: " if blocks == chosen else ""
+        if number < 12 or told:
+            yield f"{told}{name}, {tokens} rows, {part}: {took * 1e6:.1f} µs, {took / floor:.2f} of the floor, {blocks}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", nargs="+", choices=SHAPES, default=[*SHAPES])
+    parser.add_argument("--rows", default="1,32,256,4096")
+    parser.add_argument("--only", nargs="+", choices=("kernel", "plain"), default=["kernel", "plain"])
+    parser.add_argument("--sweep", choices=("gate_up", "down"))
+    parser.add_argument("--seconds", type=float, default=40.0, help="of a sweep, at most")
+    given = parser.parse_args()
+    if jax.default_backend() != "gpu":
+        parser.error(f"these kernels are for a GPU; JAX has a {jax.default_backend()}")
+    rows = [int(count) for count in given.rows.split(",")]
+    for name in given.model:
+        if given.sweep is None:
+            lines = blocks_timed(name, SHAPES[name], rows, given.only)
+            for line in lines:
+                print(line, flush=True)
+            continue
+        for tokens in rows:
+            for line in sweep(name, SHAPES[name], tokens, given.sweep, given.seconds):
+                print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
