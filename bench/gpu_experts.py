@@ -1,6 +1,7 @@
 """The experts of one layer on a GPU: the kernel beside XLA's ragged product, and beside the bytes that must be read.
 
     python bench/gpu_experts.py [--model qwen3-30b-a3b gpt-oss-20b] [--rows 1,32,256,4096] [--only kernel plain]
+    python bench/gpu_experts.py --weights mxfp4 --only kernel                      # or fp8, int8
     python bench/gpu_experts.py --sweep gate_up --model qwen3-30b-a3b --rows 1     # other sizes of blocks
 
 Every token visits random experts, given in place of a router, which is not part of the time. Several layers with
@@ -11,7 +12,7 @@ the time of reading each expert that some token visits, once, at 4.2 TB/s.
 import argparse
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product as pairs
 from random import Random
 from typing import Any
@@ -22,11 +23,14 @@ import numpy as np
 
 from quire.models.feed_forward import ClampedGate, Experts, gate_of
 from quire.models.params import Param, ParamTree, Tensor
+from quire.ops.coded import Coded, Rounding
 from quire.ops.expert_product import ExpertProduct, declined
 from quire.ops.gpu.expert_product import Blocks, blocks_of, expert_product
+from quire.ops.gpu.expert_weights import form_of
 
 BYTES_A_SECOND, LAYERS, ROUNDS = 4.2e12, 4, 8
 DTYPE = "bfloat16"
+BYTES = {"float": 2.0, "fp8": 1.0, "int8": 1.0, "mxfp4": 17 / 32}  # of a number of a weight
 
 
 @dataclass(frozen=True)
@@ -50,9 +54,11 @@ class Shape:
     embed: int
     is_biased: bool = False
 
+    kind: str = "float"  # of weights
+
     @property
-    def expert_bytes(self) -> int:
-        return 3 * self.mlp * self.embed * jnp.dtype(DTYPE).itemsize
+    def expert_bytes(self) -> float:
+        return 3 * self.mlp * self.embed * BYTES[self.kind]
 
     def block(self) -> Experts:
         def param(*shape: int) -> Param:
@@ -71,10 +77,11 @@ class Shape:
 
         @jax.jit
         def draw(key: jax.Array) -> ParamTree:
-            return {
+            drawn = {
                 name: 0.02 * jax.random.normal(jax.random.fold_in(key, at), param.shape, DTYPE)
                 for at, (name, param) in enumerate(given.items())
             }
+            return {name: one if name.endswith("bias") else coded(one, self.kind) for name, one in drawn.items()}
 
         return [draw(jax.random.key(layer)) for layer in range(LAYERS)]
 
@@ -86,6 +93,35 @@ class Shape:
             share = jnp.full((tokens, self.chosen), 1 / self.chosen, jnp.float32)
             found.append({"share": share, "expert": jnp.asarray(expert, jnp.int32)})
         return found
+
+
+def coded(weight: jax.Array, kind: str) -> Any:
+    """Codes of eight bits with a scale for each output, or of four with one for each 32 inputs: those of any numbers."""
+    if kind == "float":
+        return weight
+    lead, inputs = weight.shape[:-1], weight.shape[-1]
+    if kind == "mxfp4":
+        codes = (weight.reshape(*lead, inputs // 2, 2)[..., 0] * 5000).astype(jnp.int32).astype(jnp.uint8)
+        scales = jnp.full((*lead, inputs // 32), 120, jnp.uint8)
+    else:
+        numbers = weight * (127 / 0.1)
+        codes = jnp.round(numbers).astype(jnp.int8) if kind == "int8" else numbers.astype(jnp.float8_e4m3fn)
+        scales = jnp.full((*lead, 1), 0.1 / 127, jnp.float32)
+    return Coded(
+        codes=codes,
+        scales=scales,
+        zeros=None,
+        index=None,
+        input_scale=None,
+        input_zero=None,
+        shape=weight.shape,
+        num_contracted=1,
+        is_of_experts=True,
+        bits=4 if kind == "mxfp4" else 8,
+        group=32 if kind == "mxfp4" else inputs,
+        rounding=None if kind == "mxfp4" else Rounding(is_float=kind == "fp8"),
+        is_direct=True,
+    )
 
 
 SHAPES = {
@@ -162,11 +198,13 @@ def sweep(name: str, shape: Shape, tokens: int, part: str, most_s: float) -> Ite
     gate = gate_of(block.activation) if is_gate else None
     inputs, outputs = (shape.embed, shape.mlp) if is_gate else (shape.mlp, shape.embed)
     expert = routes[0]["expert"]
-    chosen = blocks_of(expert, shape.num_experts, outputs, inputs, DTYPE, gated=is_gate)
+    x = jax.random.normal(jax.random.key(0), (tokens, 1 if is_gate else shape.chosen, inputs), DTYPE)
+    form = form_of(x, weights[0][part])
+    assert form is not None
+    chosen = blocks_of(expert, shape.num_experts, outputs, form, gated=is_gate)
     others = list(dict.fromkeys(candidates(chosen, tokens)))
     Random(0).shuffle(others)
     others.insert(0, chosen)
-    x = jax.random.normal(jax.random.key(0), (tokens, 1 if is_gate else shape.chosen, inputs), DTYPE)
     given = [{"weight": one[part], "expert": route["expert"]} for one, route in zip(weights, routes, strict=True)]
     floor = floor_s(shape, routes) * (2 if is_gate else 1) / 3
     begun, found = time.perf_counter(), []
@@ -194,6 +232,7 @@ def main() -> None:
     parser.add_argument("--model", nargs="+", choices=SHAPES, default=[*SHAPES])
     parser.add_argument("--rows", default="1,32,256,4096")
     parser.add_argument("--only", nargs="+", choices=("kernel", "plain"), default=["kernel", "plain"])
+    parser.add_argument("--weights", choices=BYTES, default="float")
     parser.add_argument("--sweep", choices=("gate_up", "down"))
     parser.add_argument("--seconds", type=float, default=40.0, help="of a sweep, at most")
     given = parser.parse_args()
@@ -201,13 +240,14 @@ def main() -> None:
         parser.error(f"these kernels are for a GPU; JAX has a {jax.default_backend()}")
     rows = [int(count) for count in given.rows.split(",")]
     for name in given.model:
+        shape = replace(SHAPES[name], kind=given.weights)
         if given.sweep is None:
-            lines = blocks_timed(name, SHAPES[name], rows, given.only)
+            lines = blocks_timed(name, shape, rows, given.only)
             for line in lines:
                 print(line, flush=True)
             continue
         for tokens in rows:
-            for line in sweep(name, SHAPES[name], tokens, given.sweep, given.seconds):
+            for line in sweep(name, shape, tokens, given.sweep, given.seconds):
                 print(line, flush=True)
 
 

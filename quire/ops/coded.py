@@ -196,10 +196,7 @@ class Coded:
         num_experts, inputs = self.shape[0], self.shape[-1]
         outputs, groups = prod(self.shape[1:-1]), self.scales.shape[-1]
         if self.rounding is not None:
-            owner = jnp.repeat(jnp.arange(num_experts), sizes, total_repeat_length=len(x))
-            scale, zero = (None if a is None else a[owner] for a in (self.input_scale, self.input_zero))
-            codes, row_scale = self.rounding(x, scale, zero)
-            x = (codes * _spread(row_scale, self.rounding.group, inputs)).astype(x.dtype)
+            x = self.rounded_rows(x, jnp.repeat(jnp.arange(num_experts), sizes, total_repeat_length=len(x)))
 
         def matrices(*lead: int) -> list[Any]:
             """Codes, scales, zero points and orders of inputs, the experts along these axes."""
@@ -227,6 +224,14 @@ class Coded:
 
         parts = matrices(*chunks), sizes.reshape(chunks), starts.reshape(chunks)
         return jax.lax.scan(add, jnp.zeros((len(x), outputs), jnp.float32), parts)[0]
+
+    def rounded_rows(self, x: jax.Array, owner: jax.Array) -> jax.Array:
+        """Rows [n, inputs] as the checkpoint rounds them for the experts [n] that own them."""
+        if self.rounding is None:
+            return x
+        scale, zero = (None if a is None else a[owner] for a in (self.input_scale, self.input_zero))
+        codes, row_scale = self.rounding(x, scale, zero)
+        return (codes * _spread(row_scale, self.rounding.group, x.shape[1])).astype(x.dtype)
 
     def rows(self, indices: jax.Array) -> jax.Array:
         """float32 [n, inputs]: some rows of a matrix."""

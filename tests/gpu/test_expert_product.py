@@ -1,5 +1,6 @@
 """The products of experts on GPUs against plain ones, on a GPU where there is one and interpreted elsewhere."""
 
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -8,9 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.models.feed_forward import ClampedGate, PlainGate
+from quire.models.feed_forward import ClampedGate, PlainGate, grouped
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
+from quire.ops.coded import Coded, Rounding
 from quire.ops.expert_product import Gate, declined
 from quire.ops.gpu.expert_product import expert_product, tiles_of
 from tests.gpu.test_kernels import INTERPRET, check, each_dtype
@@ -63,6 +65,58 @@ def test_visits_are_multiplied_by_their_experts(name: str, gate: str, dtype: str
         found = product(x, jnp.asarray(expert), weight, bias, gate=GATES[gate])
         assert found.dtype == (dtype if is_gated else jnp.float32)
         check(found, plain(x, expert, weight, bias, GATES[gate]), dtype)
+
+
+def coded_weight(kind: str, shape: tuple[int, ...]) -> Coded:
+    """Experts [e, ..., inputs] in codes: per output, in groups of inputs, or in four bits."""
+    chance, inputs = np.random.default_rng(5), shape[-1]
+    group = {"fp8": inputs, "int8": inputs, "fp8 groups": 64, "mxfp4": 32}[kind]
+    scales: Any = chance.uniform(0.5, 2.0, (*shape[:-1], -(-inputs // group)))
+    if kind == "mxfp4":
+        codes: Any = chance.integers(0, 256, (*shape[:-1], inputs // 2), np.uint8)
+        scales = chance.integers(118, 126, scales.shape).astype(np.uint8)
+    elif kind == "int8":
+        codes, scales = chance.integers(-128, 128, shape).astype(np.int8), (scales / 1000).astype(np.float32)
+    else:
+        codes, scales = jnp.asarray(chance.normal(size=shape), jnp.float8_e4m3fn), (scales / 9).astype(np.float32)
+    return Coded(
+        codes=jnp.asarray(codes), scales=jnp.asarray(scales), zeros=None, index=None, input_scale=None, input_zero=None,
+        shape=shape, num_contracted=1, is_of_experts=True, bits=4 if kind == "mxfp4" else 8, group=group,
+        rounding=None if kind == "mxfp4" else Rounding(is_float=kind != "int8"),
+    )  # fmt: skip
+
+
+def plain_codes(x: jax.Array, expert: Any, weight: Coded) -> Any:
+    """The products of all visits, sorted and put back, as on other platforms."""
+    flat = expert.reshape(-1)
+    order = np.argsort(flat, stable=True)
+    rows = jnp.broadcast_to(x, (*expert.shape, x.shape[-1])).reshape(-1, x.shape[-1])
+    sizes = jnp.asarray(np.bincount(flat, minlength=weight.shape[0]))
+    sums = jax.jit(lambda x, weight: weight.grouped_product(x, sizes, grouped))(rows[order], weight)
+    return np.asarray(sums)[np.argsort(order)].reshape(*expert.shape, -1)
+
+
+@pytest.mark.parametrize("name", SIZES)
+@pytest.mark.parametrize("kind", ["fp8", "int8", "fp8 groups", "mxfp4"])
+def test_codes_are_multiplied_as_on_other_platforms(kind: str, name: str) -> None:
+    tokens, num_experts, chosen, outputs, inputs = SIZES[name]
+    inputs = -(-inputs // 64) * 64 if kind == "fp8 groups" else -(-inputs // 32) * 32
+    expert = choices(tokens, num_experts, chosen)
+    x = numbers((tokens, 1, inputs), "bfloat16", 1) * 8
+    weight = coded_weight(kind, (num_experts, outputs, inputs))
+    check(product(x, jnp.asarray(expert), weight), plain_codes(x, expert, weight), "bfloat16")
+    both = coded_weight(kind, (num_experts, 1, 2, outputs, inputs))
+    halves = jnp.asarray(plain_codes(x, expert, both)).reshape(tokens, chosen, 2, outputs).astype("bfloat16")
+    right = jax.nn.silu(halves[:, :, 0].astype("float32")) * halves[:, :, 1].astype("float32")
+    check(product(x, jnp.asarray(expert), both, gate=GATES["silu"]), right, "bfloat16")
+
+
+def test_few_rows_meet_codes_as_they_are_and_scales_of_experts_are_kept() -> None:
+    expert, x = choices(6, 8, 2), numbers((6, 1, 64), "bfloat16", 1) * 8
+    weight = replace(coded_weight("fp8", (8, 32, 64)), is_direct=True)
+    check(product(x, jnp.asarray(expert), weight), plain_codes(x, expert, replace(weight, rounding=None)), "bfloat16")
+    weight = replace(weight, input_scale=jnp.linspace(0.01, 0.5, 8))
+    check(product(x, jnp.asarray(expert), weight), plain_codes(x, expert, weight), "bfloat16")
 
 
 @pytest.mark.parametrize("tokens", [40, 130])

@@ -156,6 +156,24 @@ def test_products_of_experts_are_translated(sizes: tuple[int, int, int, int], to
     assert ("stablehlo.sort" in text) == (tokens == 4096)
 
 
+@pytest.mark.parametrize("kind", ["int8", "fp8", "mxfp4"])
+@pytest.mark.parametrize("tokens", [1, 256])
+def test_products_of_coded_experts_are_translated(kind: str, tokens: int) -> None:
+    shape, group = (32, 1, 2, 2880, 2880), 32 if kind == "mxfp4" else 2880
+    codes = {"int8": "int8", "fp8": "float8_e4m3fn", "mxfp4": "uint8"}[kind]
+    weight = Coded(
+        codes=jax.ShapeDtypeStruct((*shape[:-1], 1440 if kind == "mxfp4" else 2880), codes),
+        scales=jax.ShapeDtypeStruct((*shape[:-1], 2880 // group), "uint8" if kind == "mxfp4" else "float32"),
+        zeros=None, index=None, input_scale=None, input_zero=None,
+        shape=shape, num_contracted=1, is_of_experts=True, bits=4 if kind == "mxfp4" else 8, group=group,
+    )  # fmt: skip
+    x, expert = jax.ShapeDtypeStruct((tokens, 1, 2880), "bfloat16"), jax.ShapeDtypeStruct((tokens, 4), "int32")
+    run = jax.jit(partial(expert_product, gate=PlainGate(jax.nn.silu)))
+    with on_an_h200():
+        text = run.trace(x, expert, weight).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count('name = "expert_product"') == 1
+
+
 @pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("shape", [(64, 128), (4, 1, 2, 16, 128)], ids=["matrix", "experts"])
 def test_products_with_the_codes_of_checkpoints_are_translated(bits: int, shape: tuple[int, ...]) -> None:

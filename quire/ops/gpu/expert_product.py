@@ -6,6 +6,7 @@ them, so that nothing comes before the launch. Of more, a table made before it h
 """
 
 from functools import partial
+from itertools import product as pairs
 from typing import Any, NamedTuple
 
 import jax
@@ -14,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.expert_product import Gate
+from quire.ops.gpu.expert_weights import Form, arrays_of, form_of, load_rows, load_scales, load_weights, rounded_rows
 from quire.ops.gpu.tiles import array, least_dot, power_of_two, product, whole
 
 LEAST = 16  # on each side of a product of blocks
@@ -37,8 +39,8 @@ class Blocks(NamedTuple):
         return self.rows < COLUMNS
 
 
-def blocks_of(expert: jax.Array, num_experts: int, outputs: int, inputs: int, dtype: Any, *, gated: bool) -> Blocks:
-    """The blocks for rows of this type; `outputs` after the gate."""
+def blocks_of(expert: jax.Array, num_experts: int, outputs: int, form: Form, *, gated: bool) -> Blocks:
+    """The blocks for a weight of this form; `outputs` after the gate."""
     tokens, chosen = expert.shape
     parts = 2 if gated else 1
     if tokens <= FEW_TOKENS:
@@ -50,11 +52,11 @@ def blocks_of(expert: jax.Array, num_experts: int, outputs: int, inputs: int, dt
     columns = COLUMNS * (2 if rows >= COLUMNS and tokens > FEW_TOKENS else 1) // parts
     while columns > 2 * LEAST // parts and used * outputs / columns < PROGRAMS:
         columns //= 2
-    if jnp.dtype(dtype).itemsize > 2:  # without tensor cores
+    if jnp.dtype(form.dtype).itemsize > 2:  # without tensor cores
         return Blocks(min(rows, 32) if tokens > FEW_TOKENS else rows, min(columns, 32), 32, 4, 2)
     is_large = rows * columns * parts >= MAX_ROWS * MAX_ROWS
-    block = 128 if rows < COLUMNS else 64
-    while block > 32 and inputs % block:
+    block = (128 if rows < COLUMNS else 64) * form.steps
+    while block > 32 and not form.is_paired and (form.inputs % block or not form.fits(block)):
         block //= 2
     return Blocks(rows, columns, block, 8 if is_large else 4, 3 if is_large else 4)
 
@@ -70,15 +72,13 @@ def expert_product(
     interpret: bool = False,
 ) -> jax.Array | None:
     """An `ExpertProduct` for one NVIDIA GPU."""
-    if not isinstance(weight, jax.Array) or weight.dtype != x.dtype:
+    if (form := form_of(x, weight)) is None:
         return None
     tokens, chosen = expert.shape
-    num_experts, inputs = weight.shape[0], weight.shape[-1]
-    parts = 1 if gate is None else 2
-    weight = weight.reshape(num_experts, parts, -1, inputs)
-    outputs = weight.shape[2]
+    matrices = arrays_of(form, rounded_rows(x, expert, weight), weight, parts=1 if gate is None else 2)
+    num_experts, parts, outputs, _ = matrices[1].shape
     if blocks is None:
-        blocks = blocks_of(expert, num_experts, outputs, inputs, x.dtype, gated=gate is not None)
+        blocks = blocks_of(expert, num_experts, outputs, form, gated=gate is not None)
     if tokens <= FEW_TOKENS:
         find: Any = _rows_of_few
         places: tuple[jax.Array, ...] = (expert,)
@@ -87,10 +87,13 @@ def expert_product(
         find = _rows_of_tile
         places = tiles_of(expert, num_experts, blocks.rows)
         num_tiles = len(places[1])
-    operands = (x, weight, *(() if bias is None else (bias.reshape(weight.shape[:3]),)), *places)
+    biases = () if bias is None else (bias.reshape(num_experts, parts, outputs),)
+    operands = (*matrices, *biases, *places)
     out = array((tokens, chosen, outputs), jnp.float32 if gate is None else x.dtype)
     found: jax.Array = pl.pallas_call(
-        partial(_kernel, blocks, gate, bias is not None, partial(find, blocks.rows, num_experts, chosen)),
+        partial(
+            _kernel, blocks, form, gate, len(matrices), len(biases), partial(find, blocks.rows, num_experts, chosen)
+        ),
         grid=(-(-outputs // blocks.columns), num_tiles),
         in_specs=[whole(operand) for operand in operands],
         out_specs=whole(out),
@@ -171,55 +174,74 @@ def _rows_of_tile(
 
 
 def _kernel(
-    blocks: Blocks, gate: Gate | None, is_biased: bool, find: Any, x_ref: Any, weight_ref: Any, *refs: Any
+    blocks: Blocks, form: Form, gate: Gate | None, num_matrices: int, num_biases: int, find: Any, *refs: Any
 ) -> None:
-    bias_ref, place_refs, out_ref = refs[0] if is_biased else None, refs[is_biased:-1], refs[-1]
-    rows = find(*place_refs)
+    (x_ref, *weight_refs), others, out_ref = refs[:num_matrices], refs[num_matrices:-1], refs[-1]
+    rows = find(*others[num_biases:])
     column = pl.program_id(0) * blocks.columns + jnp.arange(blocks.columns)
 
     @pl.when(rows.is_there.astype(jnp.int32).max(axis=0) > 0)
     def compute() -> None:
-        _, parts, outputs, _ = weight_ref.shape
+        _, parts, outputs, _ = weight_refs[0].shape
         is_output = None if outputs % blocks.columns == 0 else column < outputs
-        sums = _sums(blocks, rows, column, is_output, x_ref, weight_ref)
-        if bias_ref is not None:
-            mask = jnp.ones(blocks.columns, bool) if is_output is None else is_output
-            for part in range(parts):
-                bias = plgpu.load(bias_ref.at[rows.expert, part, column], mask=mask, other=0.0).astype(jnp.float32)
-                sums[part] = sums[part] + (bias[:, None] if blocks.is_turned else bias[None, :])
+        sums = _sums(blocks, form, rows, column, is_output, x_ref, weight_refs)
+        for part, bias_ref in pairs(range(parts), others[:num_biases]):
+            where = bias_ref.at[rows.expert, part, column]
+            bias = plgpu.load(where) if is_output is None else plgpu.load(where, mask=is_output, other=0.0)
+            sums[part] = sums[part] + _by_column(blocks, bias.astype(jnp.float32))
         if gate is None:
             (found,) = sums
         else:  # of numbers that are rounded as those that are written in between
-            found = gate(*(part.astype(x_ref.dtype).astype(jnp.float32) for part in sums))
+            found = gate(*(part.astype(form.dtype).astype(jnp.float32) for part in sums))
         _store(blocks, rows, column, is_output, found, out_ref)
 
 
 def _sums(
-    blocks: Blocks, rows: _Rows, column: jax.Array, is_output: jax.Array | None, x_ref: Any, weight_ref: Any
+    blocks: Blocks,
+    form: Form,
+    rows: _Rows,
+    column: jax.Array,
+    is_output: jax.Array | None,
+    x_ref: Any,
+    weight_refs: Any,
 ) -> list[jax.Array]:
     """The products of a tile with the same block of outputs of each part: [rows, columns], or turned."""
-    _, parts, _, inputs = weight_ref.shape
+    _, parts, _, width = weight_refs[0].shape
+    size = blocks.inputs // form.steps
     choice = jnp.minimum(rows.choice, x_ref.shape[1] - 1)  # rows may be the same for all choices
 
+    def scaled(sums: list[jax.Array], first: Any) -> list[jax.Array]:
+        wheres = [(rows.expert, part, column) for part in range(parts)]
+        scales = [load_scales(form, weight_refs, where, first, is_output) for where in wheres]
+        return [one if by is None else one * _by_column(blocks, by) for one, by in zip(sums, scales, strict=True)]
+
     def add(index: Any, sums: list[jax.Array]) -> list[jax.Array]:
-        at = index * blocks.inputs + jnp.arange(blocks.inputs)
-        real = None if inputs % blocks.inputs == 0 else (at < inputs)[None, :]
+        at = index * size + jnp.arange(size)
+        real = None if width % size == 0 else (at < width)[None, :]
         x_mask = rows.is_there[:, None] if real is None else rows.is_there[:, None] & real
-        x_mask = jnp.broadcast_to(x_mask, (blocks.rows, blocks.inputs))
-        some = plgpu.load(x_ref.at[rows.token[:, None], choice[:, None], at[None, :]], mask=x_mask, other=0.0)
+        x_mask = jnp.broadcast_to(x_mask, (blocks.rows, size))
+        some = load_rows(form, x_ref.at[rows.token[:, None], choice[:, None], at[None, :]], x_mask)
         mask = real if is_output is None else is_output[:, None] if real is None else is_output[:, None] & real
-        mask = None if mask is None else jnp.broadcast_to(mask, (blocks.columns, blocks.inputs))
-        after = []
-        for part, total in enumerate(sums):
-            where = weight_ref.at[rows.expert, part, column[:, None], at[None, :]]
-            weights = plgpu.load(where) if mask is None else plgpu.load(where, mask=mask, other=0.0)
-            pair = (weights, some) if blocks.is_turned else (some, weights)
-            after.append(total + product(*pair, 1))
-        return after
+        mask = None if mask is None else jnp.broadcast_to(mask, (blocks.columns, size))
+        found = []
+        for part in range(parts):
+            where = rows.expert, part, column[:, None], at[None, :]
+            total = jnp.zeros_like(sums[part]) if form.scales_blocks else sums[part]
+            for pair in zip(load_weights(form, weight_refs, where, mask), some, strict=True):
+                total = total + product(*(pair if blocks.is_turned else pair[::-1]), 1)
+            found.append(total)
+        if not form.scales_blocks:
+            return found
+        return [total + one for total, one in zip(sums, scaled(found, index * blocks.inputs), strict=True)]
 
     shape = (blocks.columns, blocks.rows) if blocks.is_turned else (blocks.rows, blocks.columns)
     sums = [jnp.zeros(shape, jnp.float32) for _ in range(parts)]
-    return list(jax.lax.fori_loop(0, -(-inputs // blocks.inputs), add, sums))
+    sums = list(jax.lax.fori_loop(0, -(-width // size), add, sums))
+    return scaled(sums, 0) if form.is_scaled_once else sums
+
+
+def _by_column(blocks: Blocks, numbers: jax.Array) -> jax.Array:
+    return numbers[:, None] if blocks.is_turned else numbers[None, :]
 
 
 def _store(

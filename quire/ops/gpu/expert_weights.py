@@ -1,0 +1,115 @@
+"""The matrices of experts as the kernel reads them: floats, codes of eight bits, or four-bit floats (mxfp4).
+
+Codes are widened in registers, between memory and the product. A byte has the codes of two neighbouring inputs, so rows
+of activations come in pairs too, and a block is two products: of the first of each pair, and of the second.
+"""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import triton as plgpu
+
+from quire.ops.coded import FEW_ROWS, Coded, float_scales, four_bit_floats
+
+PAIR = 2  # codes of a byte
+FOUR_BIT_GROUP = 32
+
+
+class Form(NamedTuple):
+    """How the arrays of a weight are read; the same for all experts."""
+
+    dtype: Any  # of activations
+    inputs: int
+    group: int | None = None  # inputs that share a scale; None: floats, without scales
+    is_paired: bool = False  # four bits
+
+    @property
+    def steps(self) -> int:
+        """Inputs of an element of the arrays along their last axis."""
+        return PAIR if self.is_paired else 1
+
+    @property
+    def is_scaled_once(self) -> bool:
+        return self.group is not None and self.group >= self.inputs
+
+    @property
+    def scales_blocks(self) -> bool:
+        """True where the product of each block of inputs has a scale of its own."""
+        return self.group is not None and not self.is_scaled_once and not self.is_paired
+
+    def fits(self, block: int) -> bool:
+        """True where the inputs of a block share a scale, or are multiplied by their own."""
+        return not self.scales_blocks or self.group is None or self.group % block == 0
+
+
+def form_of(x: jax.Array, weight: Any) -> Form | None:
+    """None for weights that the kernel does not read."""
+    inputs = weight.shape[-1]
+    if not isinstance(weight, Coded):
+        is_alike = isinstance(weight, jax.Array) and weight.dtype == x.dtype
+        return Form(x.dtype, inputs) if is_alike else None
+    if weight.zeros is not None or weight.index is not None:
+        return None
+    if weight.bits == 8:
+        form = Form(x.dtype, inputs, inputs if weight.scales.shape[-1] == 1 else weight.group)
+        return form if form.fits(FOUR_BIT_GROUP) and weight.scales.dtype != jnp.uint8 else None
+    is_mxfp4 = weight.scales.dtype == jnp.uint8 and weight.group == FOUR_BIT_GROUP and inputs % FOUR_BIT_GROUP == 0
+    return Form(x.dtype, inputs, weight.group, is_paired=True) if is_mxfp4 and x.dtype.itemsize == 2 else None
+
+
+def rounded_rows(x: jax.Array, expert: jax.Array, weight: Any) -> jax.Array:
+    """The rows x [t, chosen or 1, inputs] as a weight asks for them. Those of few tokens stay what they are where that
+    is allowed: the products of dense layers do the same."""
+    if not isinstance(weight, Coded) or weight.rounding is None:
+        return x
+    if weight.is_direct and weight.input_scale is None and len(x) <= FEW_ROWS:
+        return x
+    if weight.input_scale is not None:  # of each expert its own
+        x = jnp.broadcast_to(x, (*expert.shape, x.shape[-1]))
+    return weight.rounded_rows(x.reshape(-1, x.shape[-1]), expert.reshape(-1)).reshape(x.shape)
+
+
+def arrays_of(form: Form, x: jax.Array, weight: Any, parts: int) -> tuple[jax.Array, ...]:
+    """x, the matrices [e, parts, outputs, inputs or their pairs], and their scales, if any, [e, parts, outputs, g]."""
+    if not isinstance(weight, Coded):
+        return x, weight.reshape(len(weight), parts, -1, form.inputs)
+    if form.is_paired:
+        x = jax.lax.bitcast_convert_type(x.reshape(*x.shape[:-1], -1, PAIR), jnp.int32)
+    lead = weight.shape[0], parts, -1
+    return (
+        x,
+        weight.codes.reshape(*lead, form.inputs // form.steps),
+        weight.scales.reshape(*lead, weight.scales.shape[-1]),
+    )
+
+
+def load_rows(form: Form, where: Any, mask: jax.Array) -> list[jax.Array]:
+    """The blocks [rows, inputs] of activations, one for each place of an element."""
+    found = plgpu.load(where, mask=mask, other=0 if form.is_paired else 0.0)
+    if not form.is_paired:
+        return [found]
+    halves = (found & 0xFFFF, jax.lax.shift_right_logical(found, 16))
+    return [jax.lax.bitcast_convert_type(half.astype(jnp.int16), form.dtype) for half in halves]
+
+
+def load_weights(form: Form, refs: Any, where: tuple[Any, ...], mask: jax.Array | None) -> list[jax.Array]:
+    """The blocks [outputs, inputs] that those of `load_rows` meet. `where`: expert, part, outputs [o, 1], elements."""
+    ref = refs[0].at[where]
+    is_integer = jnp.issubdtype(refs[0].dtype, jnp.integer)
+    found = plgpu.load(ref) if mask is None else plgpu.load(ref, mask=mask, other=0 if is_integer else 0.0)
+    if not form.is_paired:
+        return [found.astype(form.dtype)]
+    scales = refs[1].at[*where[:3], jax.lax.div(where[3] * PAIR, FOUR_BIT_GROUP)]
+    exponents = plgpu.load(scales) if mask is None else plgpu.load(scales, mask=mask, other=0)
+    factor, codes = float_scales(exponents), found.astype(jnp.int32)
+    return [(four_bit_floats(code) * factor).astype(form.dtype) for code in (codes & 15, codes >> 4)]
+
+
+def load_scales(form: Form, refs: Any, where: tuple[Any, ...], first: Any, mask: Any | None) -> jax.Array | None:
+    """The scales [outputs] of a product from input `first` on, where it is multiplied by them as a whole."""
+    if form.group is None or form.is_paired:
+        return None
+    expert, part, column = where
+    ref = refs[1].at[expert, part, column, 0 if form.is_scaled_once else jax.lax.div(first, form.group)]
+    return (plgpu.load(ref) if mask is None else plgpu.load(ref, mask=mask, other=0.0)).astype(jnp.float32)
