@@ -96,7 +96,7 @@ class Shape:
 
 
 def coded(weight: jax.Array, kind: str) -> Any:
-    """Codes of eight bits with a scale for each output, or of four with one for each 32 inputs: those of any numbers."""
+    """Codes of any numbers: of eight bits with a scale for each output, or of four with one for each 32 inputs."""
     if kind == "float":
         return weight
     lead, inputs = weight.shape[:-1], weight.shape[-1]
