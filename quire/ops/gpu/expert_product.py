@@ -23,7 +23,7 @@ FEW_TOKENS = 64  # up to which programs look through the choices of all
 MAX_ROWS = 128  # of a tile
 COLUMNS = 64  # of a block for few rows; twice that for many
 PROGRAMS = 384  # that occupy a device
-MAX_COMPARED = 4096  # visits that are put in order by comparing each with each, and not by a sort
+RUN = 1024  # visits that are compared with each other
 
 
 class Blocks(NamedTuple):
@@ -72,7 +72,7 @@ def expert_product(
     interpret: bool = False,
 ) -> jax.Array | None:
     """An `ExpertProduct` for one NVIDIA GPU."""
-    if (form := form_of(x, weight)) is None:
+    if (form := form_of(x, weight, interpret)) is None:
         return None
     tokens, chosen = expert.shape
     matrices = arrays_of(form, rounded_rows(x, expert, weight), weight, parts=1 if gate is None else 2)
@@ -117,13 +117,6 @@ class Tiles(NamedTuple):
 def tiles_of(expert: jax.Array, num_experts: int, rows: int) -> Tiles:
     """Of choices [t, chosen]. Comparisons take one launch each, where cumulative sums and sorts take several."""
     visits = expert.reshape(-1)
-    count = jnp.arange(len(visits), dtype=jnp.int32)
-    if len(visits) <= MAX_COMPARED:
-        before = (visits[None, :] < visits[:, None]) | ((visits[None, :] == visits[:, None]) & (count < count[:, None]))
-        place = jnp.sum(before, axis=1, dtype=jnp.int32)
-        order = jnp.sum(jnp.where(place[None, :] == count[:, None], count[None, :], 0), axis=1, dtype=jnp.int32)
-    else:
-        order = jnp.argsort(visits, stable=True).astype(jnp.int32)
     experts = jnp.arange(num_experts, dtype=jnp.int32)
     starts = jnp.sum(visits[None, :] < experts[:, None], axis=1, dtype=jnp.int32)
     ends = jnp.sum(visits[None, :] <= experts[:, None], axis=1, dtype=jnp.int32)
@@ -133,7 +126,23 @@ def tiles_of(expert: jax.Array, num_experts: int, rows: int) -> Tiles:
     own = jnp.sum(before_end[None, :] <= index[:, None], axis=1, dtype=jnp.int32)
     is_there, own = own < num_experts, jnp.minimum(own, num_experts - 1)
     first = starts[own] + (index - (before_end - tiles)[own]) * rows
-    return Tiles(order, own, first, jnp.where(is_there, ends[own], 0))
+    return Tiles(_in_order(visits, starts), own, first, jnp.where(is_there, ends[own], 0))
+
+
+def _in_order(visits: jax.Array, starts: jax.Array) -> jax.Array:
+    """The visits by expert, those of an expert in their order. Each is compared with the others of its run of visits,
+    and runs with each other."""
+    count, num_runs = len(visits), -(-len(visits) // RUN)
+    runs = jnp.pad(visits, (0, num_runs * RUN - count)).reshape(num_runs, RUN)  # what is added comes last
+    experts, run, at = (jnp.arange(size, dtype=jnp.int32) for size in (len(starts), num_runs, RUN))
+    is_earlier = (runs[:, None, :] == runs[:, :, None]) & (at[None, :] < at[:, None])
+    place = starts[visits] + jnp.sum(is_earlier, axis=2, dtype=jnp.int32).reshape(-1)[:count]
+    if num_runs > 1:
+        sizes = jnp.sum(runs[:, None, :] == experts[None, :, None], axis=2, dtype=jnp.int32)  # [runs, e]
+        before = jnp.sum(jnp.where((run[None, :] < run[:, None])[:, :, None], sizes[None], 0), axis=1)
+        place = place + before[jnp.arange(count) // RUN, visits]
+    indices = jnp.arange(count, dtype=jnp.int32)
+    return jnp.zeros(count, jnp.int32).at[place].set(indices, unique_indices=True)
 
 
 class _Rows(NamedTuple):
