@@ -156,10 +156,11 @@ class _Rows(NamedTuple):
 
 def _rows_of_few(rows: int, num_experts: int, chosen: int, expert_ref: Any) -> _Rows:
     """All tokens are the rows of every tile, and the expert's own are there."""
-    tokens = expert_ref.shape[0]
+    tokens, tile = expert_ref.shape[0], pl.program_id(1)
+    if tokens == 1 and chosen <= num_experts:  # nothing to look for: the weights are asked for as soon as may be
+        return _Rows(expert_ref[0, tile], jnp.arange(rows), jnp.full(rows, tile), jnp.arange(rows) == 0)
     token, choice = jnp.arange(rows)[:, None], jnp.arange(power_of_two(chosen))[None, :]
     choices = plgpu.load(expert_ref.at[token, choice], mask=(token < tokens) & (choice < chosen), other=-1)
-    tile = pl.program_id(1)
     is_first = jnp.ones((), bool)
     if tokens * chosen < num_experts:  # a tile is the first visit of its expert
         expert = expert_ref[jax.lax.div(tile, chosen), jax.lax.rem(tile, chosen)]
@@ -189,7 +190,6 @@ def _kernel(
     rows = find(*others[num_biases:])
     column = pl.program_id(0) * blocks.columns + jnp.arange(blocks.columns)
 
-    @pl.when(rows.is_there.astype(jnp.int32).max(axis=0) > 0)
     def compute() -> None:
         _, parts, outputs, _ = weight_refs[0].shape
         is_output = None if outputs % blocks.columns == 0 else column < outputs
@@ -203,6 +203,11 @@ def _kernel(
         else:  # of numbers that are rounded as those that are written in between
             found = gate(*(part.astype(form.dtype).astype(jnp.float32) for part in sums))
         _store(blocks, rows, column, is_output, found, out_ref)
+
+    if x_ref.shape[0] == 1:  # a token visits all that it chooses
+        compute()
+    else:
+        pl.when(rows.is_there.astype(jnp.int32).max(axis=0) > 0)(compute)
 
 
 def _sums(
