@@ -25,7 +25,7 @@ from quire.models.feed_forward import ClampedGate, Experts, gate_of
 from quire.models.params import Param, ParamTree, Tensor
 from quire.ops.coded import Coded, Rounding
 from quire.ops.expert_product import ExpertProduct, declined
-from quire.ops.gpu.expert_product import Blocks, blocks_of, expert_product
+from quire.ops.gpu.expert_product import ExpertBlocks, blocks_of, expert_product
 from quire.ops.gpu.expert_weights import form_of
 
 BYTES_A_SECOND, LAYERS, ROUNDS = 4.2e12, 4, 8
@@ -181,14 +181,14 @@ def blocks_timed(name: str, shape: Shape, rows: list[int], ways: list[str]) -> I
         )
 
 
-def candidates(chosen: Blocks, tokens: int) -> Iterator[Blocks]:
+def candidates(chosen: ExpertBlocks, tokens: int) -> Iterator[ExpertBlocks]:
     if tokens <= 64:
         for columns, inputs, warps, stages in pairs((16, 32, 64), (64, 128, 256), (2, 4), (3, 4, 6)):
-            yield Blocks(chosen.rows, columns, inputs, warps, stages)
+            yield ExpertBlocks(chosen.rows, columns, inputs, warps, stages)
         return
     for rows, columns, inputs, warps, stages in pairs((16, 32, 64, 128), (64, 128, 256), (64, 128), (4, 8), (3, 4)):
         if rows * columns >= 32 * 64 and (rows * columns >= 128 * 128 or warps == 4):
-            yield Blocks(rows, columns, inputs, warps, stages)
+            yield ExpertBlocks(rows, columns, inputs, warps, stages)
 
 
 def sweep(name: str, shape: Shape, tokens: int, part: str, most_s: float) -> Iterator[str]:
@@ -212,7 +212,7 @@ def sweep(name: str, shape: Shape, tokens: int, part: str, most_s: float) -> Ite
         if time.perf_counter() - begun > most_s:
             break
 
-        def layer(x: jax.Array, one: ParamTree, blocks: Blocks = blocks) -> jax.Array:
+        def layer(x: jax.Array, one: ParamTree, blocks: ExpertBlocks = blocks) -> jax.Array:
             out = expert_product(x, one["expert"], one["weight"], None, gate, blocks=blocks)
             assert out is not None
             return x + out[:, :1, :1].astype(x.dtype) * jnp.asarray(1e-3, x.dtype)

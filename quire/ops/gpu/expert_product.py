@@ -26,7 +26,7 @@ PROGRAMS = 384  # that occupy a device
 RUN = 1024  # visits that are compared with each other
 
 
-class Blocks(NamedTuple):
+class ExpertBlocks(NamedTuple):
     rows: int  # of a tile
     columns: int  # outputs of a block; with a gate, of each of both
     inputs: int
@@ -39,7 +39,7 @@ class Blocks(NamedTuple):
         return self.rows < COLUMNS
 
 
-def blocks_of(expert: jax.Array, num_experts: int, outputs: int, form: Form, *, gated: bool) -> Blocks:
+def blocks_of(expert: jax.Array, num_experts: int, outputs: int, form: Form, *, gated: bool) -> ExpertBlocks:
     """The blocks for a weight of this form; `outputs` after the gate."""
     tokens, chosen = expert.shape
     parts = 2 if gated else 1
@@ -53,12 +53,12 @@ def blocks_of(expert: jax.Array, num_experts: int, outputs: int, form: Form, *, 
     while columns > 2 * LEAST // parts and used * outputs / columns < PROGRAMS:
         columns //= 2
     if jnp.dtype(form.dtype).itemsize > 2:  # without tensor cores
-        return Blocks(min(rows, 32) if tokens > FEW_TOKENS else rows, min(columns, 32), 32, 4, 2)
+        return ExpertBlocks(min(rows, 32) if tokens > FEW_TOKENS else rows, min(columns, 32), 32, 4, 2)
     is_large = rows * columns * parts >= MAX_ROWS * MAX_ROWS
     block = (128 if rows < COLUMNS else 64) * form.steps
     while block > 32 and not form.is_paired and (form.inputs % block or not form.fits(block)):
         block //= 2
-    return Blocks(rows, columns, block, 8 if is_large else 4, 3 if is_large else 4)
+    return ExpertBlocks(rows, columns, block, 8 if is_large else 4, 3 if is_large else 4)
 
 
 def expert_product(
@@ -68,11 +68,11 @@ def expert_product(
     bias: jax.Array | None = None,
     gate: Gate | None = None,
     *,
-    blocks: Blocks | None = None,
+    blocks: ExpertBlocks | None = None,
     interpret: bool = False,
 ) -> jax.Array | None:
     """An `ExpertProduct` for one NVIDIA GPU."""
-    if (form := form_of(x, weight, interpret)) is None:
+    if (form := form_of(x, weight)) is None:
         return None
     tokens, chosen = expert.shape
     matrices = arrays_of(form, rounded_rows(x, expert, weight), weight, parts=1 if gate is None else 2)
@@ -105,7 +105,7 @@ def expert_product(
     return found
 
 
-class Tiles(NamedTuple):
+class ExpertTiles(NamedTuple):
     """The visits in the order of experts, and the part of them that each tile has. A tile has rows of one expert."""
 
     order: jax.Array  # int32 [visits]
@@ -114,7 +114,7 @@ class Tiles(NamedTuple):
     end: jax.Array  # int32 [tiles]: of the expert's visits; not after `first` for a tile without any
 
 
-def tiles_of(expert: jax.Array, num_experts: int, rows: int) -> Tiles:
+def tiles_of(expert: jax.Array, num_experts: int, rows: int) -> ExpertTiles:
     """Of choices [t, chosen]. Comparisons take one launch each, where cumulative sums and sorts take several."""
     visits = expert.reshape(-1)
     experts = jnp.arange(num_experts, dtype=jnp.int32)
@@ -126,7 +126,7 @@ def tiles_of(expert: jax.Array, num_experts: int, rows: int) -> Tiles:
     own = jnp.sum(before_end[None, :] <= index[:, None], axis=1, dtype=jnp.int32)
     is_there, own = own < num_experts, jnp.minimum(own, num_experts - 1)
     first = starts[own] + (index - (before_end - tiles)[own]) * rows
-    return Tiles(_in_order(visits, starts), own, first, jnp.where(is_there, ends[own], 0))
+    return ExpertTiles(_in_order(visits, starts), own, first, jnp.where(is_there, ends[own], 0))
 
 
 def _in_order(visits: jax.Array, starts: jax.Array) -> jax.Array:
@@ -184,7 +184,7 @@ def _rows_of_tile(
 
 
 def _kernel(
-    blocks: Blocks, form: Form, gate: Gate | None, num_matrices: int, num_biases: int, find: Any, *refs: Any
+    blocks: ExpertBlocks, form: Form, gate: Gate | None, num_matrices: int, num_biases: int, find: Any, *refs: Any
 ) -> None:
     (x_ref, *weight_refs), others, out_ref = refs[:num_matrices], refs[num_matrices:-1], refs[-1]
     rows = find(*others[num_biases:])
@@ -211,7 +211,7 @@ def _kernel(
 
 
 def _sums(
-    blocks: Blocks,
+    blocks: ExpertBlocks,
     form: Form,
     rows: _Rows,
     column: jax.Array,
@@ -239,9 +239,9 @@ def _sums(
         mask = None if mask is None else jnp.broadcast_to(mask, (blocks.columns, size))
         found = []
         for part in range(parts):
-            where = rows.expert, part, column[:, None], at[None, :]
+            where = rows.expert, part, column
             total = jnp.zeros_like(sums[part]) if form.scales_blocks else sums[part]
-            for pair in zip(load_weights(form, weight_refs, where, mask), some, strict=True):
+            for pair in zip(load_weights(form, weight_refs, where, index * size, size, mask), some, strict=True):
                 total = total + product(*(pair if blocks.is_turned else pair[::-1]), 1)
             found.append(total)
         if not form.scales_blocks:
@@ -254,12 +254,12 @@ def _sums(
     return scaled(sums, 0) if form.is_scaled_once else sums
 
 
-def _by_column(blocks: Blocks, numbers: jax.Array) -> jax.Array:
+def _by_column(blocks: ExpertBlocks, numbers: jax.Array) -> jax.Array:
     return numbers[:, None] if blocks.is_turned else numbers[None, :]
 
 
 def _store(
-    blocks: Blocks, rows: _Rows, column: jax.Array, is_output: jax.Array | None, found: jax.Array, out_ref: Any
+    blocks: ExpertBlocks, rows: _Rows, column: jax.Array, is_output: jax.Array | None, found: jax.Array, out_ref: Any
 ) -> None:
     def across(of_rows: jax.Array, of_columns: jax.Array) -> tuple[jax.Array, jax.Array]:
         if blocks.is_turned:

@@ -11,45 +11,18 @@ import jax.numpy as jnp
 from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.coded import FEW_ROWS, Coded, float_scales, four_bit_floats
-from quire.ops.gpu.tiles import array
 
 PAIR = 2  # codes of a byte
 FOUR_BIT_GROUP = 32
 
 
-# The numbers of the lower codes of four bytes, given with four exponents. Three bits of a code choose the two bytes of
-# a bfloat16 from tables, its fourth is the sign; an exponent is a bfloat16 once it is shifted.
-_WIDEN = """{
-.reg .b32 codes, select, high, low, scale;
-shr.u32 codes, $2, SHIFT;
-and.b32 select, codes, 0x07070707;
-shr.u32 high, select, 4;
-or.b32 select, select, high;
-prmt.b32 select, select, 0, 0x4420;
-prmt.b32 high, 0x3f3f3f00, 0x40404040, select;
-prmt.b32 low, 0xc0800000, 0xc0804000, select;
-shl.b32 codes, codes, 4;
-and.b32 codes, codes, 0x80808080;
-or.b32 high, high, codes;
-prmt.b32 scale, $3, 0, 0x4140;
-shl.b32 scale, scale, 7;
-prmt.b32 select, low, high, 0x5140;
-mul.rn.bf16x2 $0, select, scale;
-prmt.b32 scale, $3, 0, 0x4342;
-shl.b32 scale, scale, 7;
-prmt.b32 select, low, high, 0x7362;
-mul.rn.bf16x2 $1, select, scale;
-}"""
-
-
 class Form(NamedTuple):
-    """How the arrays of a weight are read; the same for all experts."""
+    """The layout of a weight in its arrays, the same for all experts."""
 
     dtype: Any  # of activations
     inputs: int
     group: int | None = None  # inputs that share a scale; None: floats, without scales
     is_paired: bool = False  # four bits
-    is_interpreted: bool = False
 
     @property
     def steps(self) -> int:
@@ -70,7 +43,7 @@ class Form(NamedTuple):
         return not self.scales_blocks or self.group is None or self.group % block == 0
 
 
-def form_of(x: jax.Array, weight: Any, interpret: bool = False) -> Form | None:
+def form_of(x: jax.Array, weight: Any) -> Form | None:
     """None for weights that the kernel does not read."""
     inputs = weight.shape[-1]
     if not isinstance(weight, Coded):
@@ -82,7 +55,7 @@ def form_of(x: jax.Array, weight: Any, interpret: bool = False) -> Form | None:
         form = Form(x.dtype, inputs, inputs if weight.scales.shape[-1] == 1 else weight.group)
         return form if form.fits(FOUR_BIT_GROUP) and weight.scales.dtype != jnp.uint8 else None
     is_mxfp4 = weight.scales.dtype == jnp.uint8 and weight.group == FOUR_BIT_GROUP and inputs % FOUR_BIT_GROUP == 0
-    form = Form(x.dtype, inputs, weight.group, is_paired=True, is_interpreted=interpret)
+    form = Form(x.dtype, inputs, weight.group, is_paired=True)
     return form if is_mxfp4 and x.dtype.itemsize == 2 else None
 
 
@@ -121,36 +94,34 @@ def load_rows(form: Form, where: Any, mask: jax.Array) -> list[jax.Array]:
     return [jax.lax.bitcast_convert_type(half.astype(jnp.int16), form.dtype) for half in halves]
 
 
-def load_weights(form: Form, refs: Any, where: tuple[Any, ...], mask: jax.Array | None) -> list[jax.Array]:
-    """The blocks [outputs, inputs] that those of `load_rows` meet. `where`: expert, part, outputs [o, 1], elements."""
-    ref = refs[0].at[where]
+def load_weights(
+    form: Form, refs: Any, where: tuple[Any, ...], first: Any, size: int, mask: jax.Array | None
+) -> list[jax.Array]:
+    """The blocks [outputs, inputs] that those of `load_rows` meet, of `size` elements from `first` on.
+
+    `where`: expert, part, outputs [o].
+    """
+    expert, part, column = where[0], where[1], where[2][:, None]
+    ref = refs[0].at[expert, part, column, (first + jnp.arange(size))[None, :]]
     is_integer = jnp.issubdtype(refs[0].dtype, jnp.integer)
     found = plgpu.load(ref) if mask is None else plgpu.load(ref, mask=mask, other=0 if is_integer else 0.0)
     if not form.is_paired:
         return [found.astype(form.dtype)]
-    return _four_bits(form, found, _spread_scales(refs[1], where, mask, found.shape))
-
-
-def _spread_scales(ref: Any, where: tuple[Any, ...], mask: jax.Array | None, shape: tuple[int, ...]) -> jax.Array:
-    """The exponents of all bytes of a block: each is read once, and then there for the bytes of its group."""
-    expert, part, column, at = where
+    # An exponent is read once, and then there for all bytes of its group.
     each = FOUR_BIT_GROUP // PAIR
-    groups = shape[1] // each
-    group = jax.lax.div(at.min(), each) + jnp.arange(groups)[None, :]
-    there = group < ref.shape[-1] if mask is None else (group < ref.shape[-1]) & (column < ref.shape[2])
-    found = plgpu.load(ref.at[expert, part, column, group], mask=jnp.broadcast_to(there, (shape[0], groups)), other=0)
-    return jnp.broadcast_to(found[:, :, None], (shape[0], groups, each)).reshape(shape)
+    outputs, groups = len(column), size // each
+    group = jax.lax.div(first, each) + jnp.arange(groups)[None, :]
+    there = jnp.broadcast_to((group < refs[1].shape[3]) & (column < refs[1].shape[2]), (outputs, groups))
+    exponents = plgpu.load(refs[1].at[expert, part, column, group], mask=there, other=0)
+    return _four_bits(
+        form, found, jnp.broadcast_to(exponents[:, :, None], (outputs, groups, each)).reshape(found.shape)
+    )
 
 
 def _four_bits(form: Form, codes: jax.Array, exponents: jax.Array) -> list[jax.Array]:
     """The numbers of the lower and of the higher halves of bytes."""
-    if form.is_interpreted or form.dtype != jnp.bfloat16:
-        factor, wide = float_scales(exponents), codes.astype(jnp.int32)
-        return [(four_bit_floats(code) * factor).astype(form.dtype) for code in (wide & 15, wide >> 4)]
-    like = [array(codes.shape, form.dtype)]
-    given: Any = {"args": [codes, exponents], "constraints": "=&r,=&r,r,r", "pack": 4, "result_shape_dtypes": like}
-    texts = (_WIDEN.replace("SHIFT", shift) for shift in ("0", "4"))
-    return [plgpu.elementwise_inline_asm(text, **given)[0] for text in texts]
+    factor, wide = float_scales(exponents), codes.astype(jnp.int32)
+    return [(four_bit_floats(code) * factor).astype(form.dtype) for code in (wide & 15, wide >> 4)]
 
 
 def load_scales(form: Form, refs: Any, where: tuple[Any, ...], first: Any, mask: Any | None) -> jax.Array | None:
