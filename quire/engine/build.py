@@ -79,9 +79,17 @@ class Built:
     executor: JaxExecutor
 
     def warm_up(self) -> Iterator[float]:
-        """Compile the programs, telling the share done. Afterwards the scheduler knows the good sizes of steps."""
+        """Compile the programs, telling the share done. Afterwards the scheduler knows the good sizes of steps. Where
+        it is left off, the rest is done while the engine is idle."""
+        self.engine.idle_work = self._warm_up_more
         yield from self.executor.warm_up()
-        self.engine.scheduler.budget.step_sizes = self.executor.step_sizes
+        self.engine.idle_work = None
+        self.engine.scheduler.budget.step_sizes = self.executor.programs.step_sizes
+
+    def _warm_up_more(self) -> float | None:
+        wait_s = self.executor.warm_up_more()
+        self.engine.scheduler.budget.step_sizes = self.executor.programs.step_sizes
+        return wait_s
 
 
 def plan_deployment(

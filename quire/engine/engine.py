@@ -59,6 +59,8 @@ class Engine:
         self.num_requests_blamed = 0
         self.num_repairs = 0  # of the accounts of pages
         self.num_shrinks = 0  # after the device had run out of memory
+        # Done while idle, a little in each call, which returns the seconds after which to go on; None at its end.
+        self.idle_work: Callable[[], float | None] | None = None
         self._lookahead = lookahead
         self._steps = StepPipeline(executor, clock)
         self.adapters = LoadedAdapters(scheduler.adapters, lambda: self.executor, read_adapter)
@@ -226,11 +228,11 @@ class Engine:
             found = "; ".join(lines[:MAX_AUDIT_LINES])
             log.error("%d faults in the counts of pages; they are reset, with an empty cache: %s", len(lines), found)
 
-    def check_device(self) -> None:
-        """While idle: check that the device computes. If it does not, reset it, or give up."""
+    def check_device(self, work: Callable[[], None] | None = None) -> None:
+        """While idle: check that the device computes, by `work` if given. If it does not, reset it, or give up."""
         try:
             with self._checking_device():
-                self.executor.check_device()
+                (work or self.executor.check_device)()
             return
         except Exception as error:
             self._last_fault = error

@@ -9,7 +9,8 @@ log = logging.getLogger(__name__)
 
 class IdleUpkeep:
     """Audits pages while the engine is idle: briefly at once, thoroughly after `audit_after_s`. Checks the device every
-    `check_every_s` without a step, since nothing else would find out that it is dead.
+    `check_every_s` without a step, since nothing else would find out that it is dead. Goes on with the `idle_work` of
+    the engine, which ends if the device fails in it.
 
     Owned by the engine thread.
     """
@@ -41,8 +42,21 @@ class IdleUpkeep:
         if self._check_s <= self._clock():
             self._engine.check_device()
             self._check_s = self._clock() + self._check_every_s
-        next_s = min([self._check_s, *(at_s for at_s, _ in self._audits)])
+        working_s = self._clock() + wait_s if (wait_s := self._work()) is not None else float("inf")
+        next_s = min([self._check_s, working_s, *(at_s for at_s, _ in self._audits)])
         return max(0.0, next_s - self._clock())
+
+    def _work(self) -> float | None:
+        """Returns the seconds after which there is more of it."""
+        engine = self._engine
+        work, engine.idle_work = engine.idle_work, None
+        if work is None:
+            return None
+        waits_s: list[float | None] = [None]
+        engine.check_device(lambda: waits_s.append(work()))
+        if waits_s[-1] is not None:
+            engine.idle_work = work
+        return waits_s[-1]
 
     def _audit(self, thorough: bool) -> None:
         try:

@@ -61,7 +61,6 @@ class JaxExecutor:
         self._members = members
         self.platform = jax.default_backend()
         self.num_padding_tokens = 0  # computed beyond the tokens of plans, since programs have fixed shapes
-        self.step_sizes: tuple[int, ...] = ()  # tokens of the steps that the device is good at; (): all alike
         self._shapes = shapes
         is_pinned = num_host_pages > 0 and (can_pin() if pins_host_pages is None else pins_host_pages)
         kinds = (PINNED_KINDS if is_pinned else HOST_KINDS) if num_host_pages else ()
@@ -168,15 +167,26 @@ class JaxExecutor:
                 raise RuntimeError(f"{device} computes 41 + 1 = {found}")
 
     def warm_up(self) -> Iterator[float]:
+        """Compile all programs, and run each once where that matters, telling the share done. A caller may leave off
+        when `programs.can_run_anything`; then `warm_up_more` does the rest."""
         for share in self.programs.compile_all():
             if self._shapes.specialised:
                 assert self._state is not None
                 self._state = self.programs.rehearse(self._state)
             yield share
-        if self._shapes.specialised:
-            assert self._state is not None
-            self._state, self.step_sizes = self.programs.measure(self._state)
-            self._state = self.snapshots.rehearse(self._state)
+        while self.warm_up_more() is not None:
+            pass
+
+    def warm_up_more(self) -> float | None:
+        """Run a program for the first time, or time steps when all have run. Returns the seconds after which there may
+        be more to do; None when nothing is left. No step is under way."""
+        assert self._state is not None
+        if not self._shapes.specialised:
+            return None
+        self._state, wait_s = self.programs.rehearse_one(self._state)
+        if wait_s is None:
+            self._state = self.snapshots.rehearse(self.programs.measure(self._state))
+        return wait_s
 
     def prepare(self, num_tokens: int) -> Iterator[float]:
         """Compile the missing programs of a single prompt of `num_tokens`, yielding the share done."""

@@ -33,6 +33,7 @@ from quire.request import num_mask_words
 
 log = logging.getLogger(__name__)
 
+UNFINISHED_S = 0.2  # after which another program may be compiled
 MEASURED_TOKENS = 2048  # longer steps are not timed: it would take seconds
 
 
@@ -73,6 +74,7 @@ class Programs:
         self._loading: set[Key] = set()  # those of them that are kept on disk
         self._batches: list[list[Key]] = []  # that the table does not have yet
         self._rehearsed: set[Key] = set()
+        self.step_sizes: tuple[int, ...] = ()  # tokens of the steps that the device is good at; (): all alike
         self._pool = ThreadPoolExecutor(threads, "quire-compile")
         # On a GPU XLA times kernels for decodes, which busy processors disturb; so few are compiled at a time.
         self._tuning_pool = ThreadPoolExecutor(min(threads, 2), "quire-tune")
@@ -254,19 +256,31 @@ class Programs:
         return sum(int(layout.temp_size_in_bytes) for layout in layouts) + hidden
 
     def rehearse(self, state: State) -> State:
-        """Run every program that is made once, on padding: a GPU takes its time to load one that it has not run. Not
-        while programs with timed kernels are compiled."""
-        if any(key[0] == "decode" and not future.done() for key, future in self._compiling.items()):
-            return state
-        self._collect()
-        for key in [key for key in self._made if key not in self._rehearsed]:
-            self._rehearsed.add(key)
-            state = self._run_on_padding(key, state)
+        """Run every program that is made once, on padding: a GPU takes its time to load one that it has not run. As
+        long as some of the first are missing, only those: a server waits for them."""
+        self.advance()
+        wanted = None if self.table.keys.issuperset(self.order.first) else {*self.order.first}
+        for key in [key for key in self._made if wanted is None or key in wanted]:
+            state = self._rehearsal(key, state)
         return state
 
-    def measure(self, state: State) -> tuple[State, tuple[int, ...]]:
-        """Time the steps that prompts are cut for, and choose none that is slower than a larger one. Returns the sizes
-        that the device is good at."""
+    def rehearse_one(self, state: State) -> tuple[State, float | None]:
+        """Run a program that has not run yet. Also returns the seconds after which there may be another; None when all
+        are made and have run."""
+        self.advance()
+        for key in self._made.keys() - self._rehearsed:
+            return self._rehearsal(key, state), 0.0
+        return state, UNFINISHED_S if self.num_unfinished else None
+
+    def _rehearsal(self, key: Key, state: State) -> State:
+        if key in self._rehearsed:
+            return state
+        self._rehearsed.add(key)
+        return self._run_on_padding(key, state)
+
+    def measure(self, state: State) -> State:
+        """Time the steps that prompts are cut for, and choose none that is slower than a larger one. Afterwards
+        `step_sizes` are those that the device is good at."""
         sizes, seconds = self._shapes.ladder.cut_sizes, {}
         for size in sizes:
             if size <= MEASURED_TOKENS and StepShape(size) in self._made:
@@ -280,7 +294,8 @@ class Programs:
         log.debug("ms by tokens of a step: %s", {size: round(1000 * took, 2) for size, took in seconds.items()})
         self._slow = frozenset(StepShape(size) for size in slower_than_larger(seconds))
         self.table = ProgramTable(self._shapes.ladder, self.table.keys, self._slow)
-        return state, good_sizes(seconds, sizes)
+        self.step_sizes = good_sizes(seconds, sizes)
+        return state
 
     def _run_on_padding(self, key: Key, state: State) -> State:
         program, shapes = self._made[key], self._shapes

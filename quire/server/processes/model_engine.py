@@ -1,6 +1,7 @@
 """The engine of a model, built in the engine process."""
 
 import logging
+import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -16,6 +17,8 @@ from quire.server.observe.logs import configure_logs
 from quire.server.processes.engine_devices import EngineDevices
 
 log = logging.getLogger(__name__)
+
+SWITCH_S = 0.0005  # for which a thread that traces a program may keep Python from the one that launches steps
 
 if TYPE_CHECKING:
     from quire.engine.engine import Engine
@@ -69,9 +72,9 @@ class ModelEngine:
         with (share_bar if shows else silent)("Compiling") as report:
             for share in built.warm_up():
                 report(round(share * 1000), 1000)
-                # On a GPU the rest would be timed, to choose between programs, while requests run.
-                if programs.can_run_anything and not programs.is_specialised:
+                if programs.can_run_anything:
                     report(1000, 1000)  # enough to begin; the rest is compiled behind the first requests
+                    sys.setswitchinterval(SWITCH_S)
                     programs.log_progress()
                     break
         if self.peers.role is not None:
