@@ -17,8 +17,9 @@ import time
 from pathlib import Path
 
 from quire.config import Config
-from quire.engine.build import Built, build_engine, plan_deployment
+from quire.engine.build import build_engine, plan_deployment
 from quire.engine.build_folder import keep_pages
+from quire.engine.built import Built
 from quire.engine.driver import Driver
 from quire.ipc.messages import Event, Failed, Progress, Submit
 from quire.page_folder.settings import FolderSettings

@@ -21,7 +21,8 @@ from typing import NamedTuple
 
 from quire.config import Config
 from quire.core.plan import Kind, Tier
-from quire.engine.build import Built, build_engine, plan_deployment
+from quire.engine.build import build_engine, plan_deployment
+from quire.engine.built import Built
 from quire.engine.engine import Engine
 from quire.engine.observer import Observer, Step
 from quire.executor.memory import reserve_device_memory

@@ -3,9 +3,9 @@
 import json
 import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, Protocol
 
 import jax
@@ -16,6 +16,7 @@ from quire.choice import Choice
 from quire.config import Config
 from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
+from quire.engine.built import Built
 from quire.engine.deployment import Checkpoint, Deployment, cache_capacity, layout_of, with_host_pages
 from quire.engine.draft_plan import DraftPlan, find_draft, refuse_what_cannot_draft
 from quire.engine.engine import Engine
@@ -70,26 +71,6 @@ class Others(Members, Group, Protocol):
 
     def deploy(self, settings: dict[str, Any], sizes: str) -> None:
         """Let them load the model with these settings, which lead to these sizes."""
-
-
-@dataclass(frozen=True)
-class Built:
-    deployment: Deployment
-    engine: Engine
-    executor: JaxExecutor
-
-    def warm_up(self) -> Iterator[float]:
-        """Compile the programs, telling the share done. Afterwards the scheduler knows the good sizes of steps. Where
-        it is left off, the rest is done while the engine is idle."""
-        self.engine.idle_work = self._warm_up_more
-        yield from self.executor.warm_up()
-        self.engine.idle_work = None
-        self.engine.scheduler.budget.step_sizes = self.executor.programs.step_sizes
-
-    def _warm_up_more(self) -> float | None:
-        wait_s = self.executor.warm_up_more()
-        self.engine.scheduler.budget.step_sizes = self.executor.programs.step_sizes
-        return wait_s
 
 
 def plan_deployment(

@@ -5,9 +5,9 @@ import json
 import threading
 from pathlib import Path
 
-from quire.engine.build import Built
 from quire.engine.build_group import weight_paths
 from quire.engine.build_peers import page_form, peer_facts
+from quire.engine.built import Built
 from quire.engine.deployment import Deployment
 from quire.engine.folder_saves import FolderSaves
 from quire.engine.folder_source import FolderSource

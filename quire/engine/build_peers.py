@@ -4,8 +4,8 @@ import hashlib
 
 import jax
 
-from quire.engine.build import Built
 from quire.engine.build_group import fingerprint, program_facts
+from quire.engine.built import Built
 from quire.engine.deployment import Deployment
 from quire.engine.page_store import PageStore
 from quire.engine.page_traffic import PageTraffic

@@ -49,10 +49,10 @@ log = logging.getLogger(__name__)
 
 Options = dict[str, Any]  # of the compiler
 
-# For the large products of prefills the library's own choice is as good as a search, and is there at once.
+# For large products the library's own choice is as good as a search, and is there at once; few rows have our kernel.
 UNTUNED: Options = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
-# Decodes of few rows gain from products that XLA writes itself; for more rows the library's are faster, although XLA,
-# which times each alone, may choose its own.
+# With codes, and on several GPUs, decodes of few rows gain from products that XLA writes itself; for more rows the
+# library's are faster, although XLA, which times each alone, may choose its own.
 FEW_ROWS = coded.FEW_ROWS
 OF_THE_LIBRARY: Options = {"xla_gpu_enable_triton_gemm": False}
 # On a CPU XLA hands large reductions to a library that sums in another order than XLA does, so that a row's sums would
@@ -265,11 +265,16 @@ class Compiler:
     def _compile_step(self, step: Callable[..., Any], shape: StepShape, places: Any) -> Any:
         return self._compile_packed(step, sum(sizes(shape, self.shapes)), places, self._options(shape))
 
+    @property
+    def times_decodes(self) -> bool:
+        """True if XLA chooses the products of decodes by timing them: those with codes, and those of several GPUs."""
+        return jax.default_backend() == "gpu" and (self._has_codes or self._mesh is not None)
+
     def _options(self, shape: StepShape) -> Options:
         """Options of the compiler, for products of this many rows."""
         if jax.default_backend() != "gpu" or (self._has_codes and shape.tokens <= FEW_ROWS):
             return {}
-        if not shape.decodes_only:
+        if not shape.decodes_only or not self.times_decodes:
             return UNTUNED
         return OF_THE_LIBRARY if shape.tokens > FEW_ROWS else {}
 

@@ -65,7 +65,6 @@ class Programs:
         self.compiler = Compiler(model, weights, shapes, mesh, store, draft)
         self.has_draft = draft is not None
         self.order = ProgramOrder(shapes, host_kinds)
-        self.is_specialised = shapes.specialised
         self._weights: tuple[Any, ...] = self.compiler.weights
         self.table = ProgramTable(shapes.ladder)
         self._slow: frozenset[Key] = frozenset()
@@ -76,7 +75,8 @@ class Programs:
         self._rehearsed: set[Key] = set()
         self.step_sizes: tuple[int, ...] = ()  # tokens of the steps that the device is good at; (): all alike
         self._pool = ThreadPoolExecutor(threads, "quire-compile")
-        # On a GPU XLA times kernels for decodes, which busy processors disturb; so few are compiled at a time.
+        # XLA may time kernels for decodes, which busy processors disturb; so few of those are compiled at a time.
+        self._times_decodes = self.compiler.times_decodes
         self._tuning_pool = ThreadPoolExecutor(min(threads, 2), "quire-tune")
         self._adapters: list[Any] = []  # their arrays on the device, flat
         self._ahead = False  # whether everything was to be compiled before it is needed
@@ -118,9 +118,16 @@ class Programs:
 
     @property
     def can_run_anything(self) -> bool:
-        """True if every plan finds its programs in the table; those still to come are faster for some plans."""
-        self.advance()
-        return self.table.keys.issuperset(self.order.first)
+        """True if every plan finds its programs in the table; those still to come are faster for some plans. Not while
+        XLA times kernels, which steps would disturb."""
+        return self.table.keys.issuperset(self.order.first) and not self._is_timing
+
+    @property
+    def _is_timing(self) -> bool:
+        return any(self._is_timed(key) and not future.done() for key, future in self._compiling.items())
+
+    def _is_timed(self, key: Key) -> bool:
+        return key[0] == "decode" and self._times_decodes
 
     @property
     def can_begin_at_once(self) -> bool:
@@ -155,7 +162,7 @@ class Programs:
         self._batches += batches
         wanted = dict.fromkeys(key for batch in batches for key in batch)
         missing = [key for key in wanted if key not in self._made and key not in self._compiling]
-        if self._shapes.specialised:
+        if self._times_decodes:
             missing.sort(key=lambda key: tuned_by(key) is not None)
         for key in missing:
             self._compiling[key] = self._begin(key)
@@ -170,9 +177,10 @@ class Programs:
         self.advance()
 
     def _begin(self, key: Key) -> Future[Any]:
-        """Make a program on a thread. XLA times the products of decodes: once for all programs that have the same."""
+        """Make a program on a thread. Where XLA times products of decodes, it does so once for all programs that have
+        the same."""
         first = tuned_by(key)
-        if not self._shapes.specialised or (key[0] != "decode" and first is None):
+        if not self._times_decodes or (key[0] != "decode" and first is None):
             return self._pool.submit(self._make, key)
         other = None if first is None else self._compiling.get(first)
         if other is None:
@@ -257,10 +265,12 @@ class Programs:
 
     def rehearse(self, state: State) -> State:
         """Run every program that is made once, on padding: a GPU takes its time to load one that it has not run. As
-        long as some of the first are missing, only those: a server waits for them."""
+        long as some of the first are missing, only those: a server waits for them. Not while XLA times kernels."""
         self.advance()
-        wanted = None if self.table.keys.issuperset(self.order.first) else {*self.order.first}
-        for key in [key for key in self._made if wanted is None or key in wanted]:
+        if self._is_timing:
+            return state
+        is_enough = self.table.keys.issuperset(self.order.first)
+        for key in [key for key in self._made if is_enough or key in self.order.first]:
             state = self._rehearsal(key, state)
         return state
 
@@ -273,10 +283,9 @@ class Programs:
         return state, UNFINISHED_S if self.num_unfinished else None
 
     def _rehearsal(self, key: Key, state: State) -> State:
-        if key in self._rehearsed:
-            return state
+        is_new = key not in self._rehearsed
         self._rehearsed.add(key)
-        return self._run_on_padding(key, state)
+        return self._run_on_padding(key, state) if is_new else state
 
     def measure(self, state: State) -> State:
         """Time the steps that prompts are cut for, and choose none that is slower than a larger one. Afterwards

@@ -10,7 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from quire.config import Config
-from quire.engine.build import Built, build_engine, plan_deployment
+from quire.engine.build import build_engine, plan_deployment
+from quire.engine.built import Built
 from quire.engine.garbage_collection import freeze_gc
 from quire.errors import InvalidRequest, QuireError, invalid
 from quire.files.progress import Progress, progress_bar, share_bar, silent

@@ -17,10 +17,11 @@ from quire.models.params import Array, Param, Tensor
 from quire.ops.adapters import AdaptedWeight
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.coded import Parts
+from quire.ops.gpu_weight import GpuWeight
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import QuantizedWeight, product, rows_of, shape_of
 
-BaseWeight = jax.Array | NativeWeight | QuantizedWeight | Parts
+BaseWeight = jax.Array | NativeWeight | GpuWeight | QuantizedWeight | Parts
 Weight = BaseWeight | AdaptedWeight
 
 
@@ -61,6 +62,8 @@ def _flat_product(x: jax.Array, weight: BaseWeight, num_output_axes: int, dtype:
         return product(x, weight, num_output_axes, dtype)
     if isinstance(weight, NativeWeight):
         return weight.product(x.reshape(len(x), inner), num_output_axes)
+    if isinstance(weight, GpuWeight):
+        return weight.product(x.reshape(len(x), inner), num_output_axes, dtype)
     matrix, rows = weight.reshape(prod(outer), inner), x.reshape(len(x), inner)
     return jnp.einsum("ti,oi->to", rows, matrix, preferred_element_type=dtype)
 
@@ -70,7 +73,7 @@ def lookup(weight: BaseWeight, indices: jax.Array, dtype: Any) -> jax.Array:
     assert not isinstance(weight, Parts), "an embedding is one tensor"
     if isinstance(weight, QuantizedWeight):
         return rows_of(weight, indices).astype(dtype)
-    return weight.values[indices] if isinstance(weight, NativeWeight) else weight[indices]
+    return weight.values[indices] if isinstance(weight, NativeWeight | GpuWeight) else weight[indices]
 
 
 def separate_qkv(name: str, spec: AttentionSpec, embed: int, num_paired: int = 0) -> Param:

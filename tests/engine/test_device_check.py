@@ -145,3 +145,33 @@ def test_an_engine_tells_how_long_its_device_has_not_answered():
         assert seen == [0.0, 7.0]
         seen.clear()
         assert engine.checking_s is None
+
+
+def test_the_work_of_an_idle_engine_goes_on_until_it_ends():
+    now, done = 100.0, []
+    engine, _ = new_engine(lambda: None, lambda: now)
+    engine.idle_work = lambda: done.append(now) or (0.5 if len(done) < 3 else None)
+    upkeep = IdleUpkeep(engine, audit_after_s=5.0, check_every_s=30.0)
+    upkeep.begin()
+    assert upkeep.run() == 0.5
+    assert upkeep.run() == 0.5
+    assert upkeep.run() == 5.0  # the next audit
+    upkeep.run()
+    assert done == [100.0] * 3
+
+
+def test_work_in_which_the_device_fails_ends_and_the_engine_serves_on():
+    engine, _ = new_engine(lambda: None)
+
+    def fail() -> float:
+        raise RuntimeError("no memory")
+
+    engine.idle_work = fail
+    upkeep = IdleUpkeep(engine, audit_after_s=5.0, check_every_s=30.0)
+    upkeep.begin()
+    upkeep.run()
+    assert engine.idle_work is None
+    assert engine.error is None
+    assert engine.num_faults == 1
+    engine.add(Request(1, (1, 2, 3), 1))
+    assert engine.step().updates

@@ -1,4 +1,4 @@
-"""The order in which programs are made and first run where XLA times kernels: on a GPU."""
+"""The order in which programs are made and first run on a GPU, where XLA may time kernels."""
 
 from concurrent.futures import CancelledError
 from contextlib import suppress
@@ -41,11 +41,18 @@ class Recorded(Programs):
 
 
 @pytest.fixture
-def programs() -> Recorded:
+def untimed() -> Recorded:
     model = build_model(config_of("llama", num_hidden_layers=1))
     made = Recorded(model, load_weights(model, NamedTensors(model), dtype="float32"), SHAPES, 2)
     made.may_tune, made.made, made.ran = Event(), [], []
     return made
+
+
+@pytest.fixture
+def programs(untimed: Recorded) -> Recorded:
+    """XLA times the products of decodes, as it does those with codes."""
+    untimed._times_decodes = True
+    return untimed
 
 
 def test_every_program_runs_once_before_it_is_needed_and_none_while_others_are_timed(programs: Recorded) -> None:
@@ -92,6 +99,34 @@ def test_closing_ends_those_that_wait_for_another(programs: Recorded) -> None:
     for future in waiting:
         with suppress(CancelledError):
             future.exception(WAIT_S)
+
+
+def test_nothing_can_run_while_kernels_are_timed(programs: Recorded) -> None:
+    shares = programs.compile_all()
+    next(shares)
+    while not programs.table.keys.issuperset(programs.order.first):
+        assert not programs.can_run_anything
+        programs.may_tune.set() if len(programs.made) > 10 else next(shares)
+        next(shares)
+    programs.close()
+
+
+def test_a_server_begins_with_the_first_programs_and_the_others_run_for_the_first_time_later(untimed: Recorded) -> None:
+    state = untimed.compiler.empty_state()
+    for _ in untimed.compile_all():
+        state = untimed.rehearse(state)
+        if untimed.can_run_anything:
+            break
+        assert set(untimed.ran) <= {*untimed.order.first}
+    assert set(untimed.ran) >= {*untimed.order.first}
+    untimed.may_tune.set()  # decodes are among the others
+    later: list[float | None] = []
+    while not later or later[-1] is not None:
+        state, wait_s = untimed.rehearse_one(state)
+        later.append(wait_s)
+    assert len(set(untimed.ran)) == len(untimed.ran) == len(untimed.made)
+    assert 0.0 in later
+    untimed.close()
 
 
 def waits_for_a_decode(key: Key) -> bool:

@@ -1,0 +1,28 @@
+"""An engine that was built, and the programs that it still needs."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from quire.engine.deployment import Deployment
+from quire.engine.engine import Engine
+from quire.executor.executor import JaxExecutor
+
+
+@dataclass(frozen=True)
+class Built:
+    deployment: Deployment
+    engine: Engine
+    executor: JaxExecutor
+
+    def warm_up(self) -> Iterator[float]:
+        """Compile the programs, telling the share done. Afterwards the scheduler knows the good sizes of steps. Where
+        it is left off, the rest is done while the engine is idle."""
+        self.engine.idle_work = self._warm_up_more
+        yield from self.executor.warm_up()
+        self.engine.idle_work = None
+        self.engine.scheduler.budget.step_sizes = self.executor.programs.step_sizes
+
+    def _warm_up_more(self) -> float | None:
+        wait_s = self.executor.warm_up_more()
+        self.engine.scheduler.budget.step_sizes = self.executor.programs.step_sizes
+        return wait_s
