@@ -167,6 +167,7 @@ class Programs:
         for key in missing:
             self._compiling[key] = self._begin(key)
         futures = {self._compiling[key]: key for key in wanted if key in self._compiling}
+        self.advance()  # to those that are being loaded
         if futures:
             yield 0.0
         for done, future in enumerate(as_completed(futures), start=1):
