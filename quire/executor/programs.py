@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from functools import partial
 from logging import INFO, WARNING
 from typing import Any
 
@@ -80,8 +81,8 @@ class Programs:
         self._tuning_pool = ThreadPoolExecutor(min(threads, 2), "quire-tune")
         self._adapters: list[Any] = []  # their arrays on the device, flat
         self._ahead = False  # whether everything was to be compiled before it is needed
-        self._announcer = None if members is None else Announcer(members)
         self.num_late = 0  # compilations on the request path although it was; stays 0
+        self._announcer = None if members is None else Announcer(members)
 
     @property
     def weights(self) -> tuple[Any, ...]:
@@ -124,10 +125,8 @@ class Programs:
 
     @property
     def _is_timing(self) -> bool:
-        return any(self._is_timed(key) and not future.done() for key, future in self._compiling.items())
-
-    def _is_timed(self, key: Key) -> bool:
-        return key[0] == "decode" and self._times_decodes
+        decodes = (future for key, future in self._compiling.items() if key[0] == "decode")
+        return self._times_decodes and not all(future.done() for future in decodes)
 
     @property
     def can_begin_at_once(self) -> bool:
@@ -278,10 +277,11 @@ class Programs:
     def rehearse_one(self, state: State) -> tuple[State, float | None]:
         """Run a program that has not run yet. Also returns the seconds after which there may be another; None when all
         are made and have run."""
+        wait_s = UNFINISHED_S if self.num_unfinished else None
         self.advance()
         for key in self._made.keys() - self._rehearsed:
             return self._rehearsal(key, state), 0.0
-        return state, UNFINISHED_S if self.num_unfinished else None
+        return state, wait_s
 
     def _rehearsal(self, key: Key, state: State) -> State:
         is_new = key not in self._rehearsed
@@ -289,8 +289,8 @@ class Programs:
         return self._run_on_padding(key, state) if is_new else state
 
     def measure(self, state: State) -> State:
-        """Time the steps that prompts are cut for, and choose none that is slower than a larger one. Afterwards
-        `step_sizes` are those that the device is good at."""
+        """Time the steps that prompts are cut for: `step_sizes` are those that the device is good at. None is chosen that
+        is slower than a larger one."""
         sizes, seconds = self._shapes.ladder.cut_sizes, {}
         for size in sizes:
             if size <= MEASURED_TOKENS and StepShape(size) in self._made:
@@ -310,9 +310,8 @@ class Programs:
     def _run_on_padding(self, key: Key, state: State) -> State:
         program, shapes = self._made[key], self._shapes
         if isinstance(key, StepShape) or key[0] in ("decode", "burst", "shared"):
-            shape = key
-            if not isinstance(shape, StepShape):
-                shape = StepShape(key[1], decodes_only=True, shares=key[0] == "shared")
+            of_decodes = partial(StepShape, decodes_only=True, shares=key[0] == "shared")
+            shape = key if isinstance(key, StepShape) else of_decodes(key[1])
             after: State = program(self.weights, state, Packer(shapes).pack(Launch(), (), set(), shape))[0]
             return after
         kind, size = key
@@ -333,9 +332,8 @@ class Programs:
             program(state.pages, np.zeros(size, np.int32))
             return state
         if kind in ("restore", "place"):
-            return state._replace(
-                pages=program(state.pages, np.zeros(size, np.int32), self.compiler.empty(kind, size))[0]
-            )
+            contents = self.compiler.empty(kind, size)
+            return state._replace(pages=program(state.pages, np.zeros(size, np.int32), contents)[0])
         if kind == "guess" and self.has_draft:
             drafted: State = program(self.weights, state, pack_guesses([], [], size, shapes))
             return drafted
