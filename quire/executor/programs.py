@@ -289,8 +289,8 @@ class Programs:
         return self._run_on_padding(key, state) if is_new else state
 
     def measure(self, state: State) -> State:
-        """Time the steps that prompts are cut for: `step_sizes` are those that the device is good at. None is chosen that
-        is slower than a larger one."""
+        """Time the steps that prompts are cut for. `step_sizes` are those that the device is good at; none is chosen
+        that takes longer than a larger one."""
         sizes, seconds = self._shapes.ladder.cut_sizes, {}
         for size in sizes:
             if size <= MEASURED_TOKENS and StepShape(size) in self._made:
