@@ -74,6 +74,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "page_folder": GROUND,
     "engine": frozenset({"core", "ipc", "peers", "page_folder"}) | GROUND,
     "engine.build": frozenset({"engine", "core", "executor", "models", "ops", "sharding"}) | BELOW_SERVER,
+    "engine.built": frozenset({"engine", "engine.deployment", "executor"}) | BELOW_SERVER,
     **dict.fromkeys(
         ("engine.deployment", "engine.draft_plan", "engine.model_weights", "engine.slot_state"),
         frozenset({"engine.deployment", "engine.draft_plan", "core", "executor", "models", "ops", "sharding"})
