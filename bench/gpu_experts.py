@@ -21,8 +21,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from quire.models.context import PlatformOps
 from quire.models.feed_forward import ClampedGate, Experts, gate_of
 from quire.models.params import Param, ParamTree, Tensor
+from quire.ops.attention import whole_sequence
 from quire.ops.coded import Coded, Rounding
 from quire.ops.expert_product import ExpertProduct, declined
 from quire.ops.gpu.expert_product import ExpertBlocks, blocks_of, expert_product
@@ -165,7 +167,9 @@ def blocks_timed(name: str, shape: Shape, rows: list[int], ways: list[str]) -> I
         all_weights = [{**one, "router": route} for one, route in zip(weights, routes, strict=True)]
 
         def layer(x: jax.Array, given: ParamTree, way: str = way) -> jax.Array:
-            return (x + block(given, x, products[way])) * jnp.asarray(0.7, x.dtype)
+            return (x + block(given, x, PlatformOps(whole_sequence, expert_product=products[way]))) * jnp.asarray(
+                0.7, x.dtype
+            )
 
         x = jax.random.normal(jax.random.key(0), (tokens, shape.embed), DTYPE)
         floor = floor_s(shape, routes)

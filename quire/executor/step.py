@@ -217,7 +217,8 @@ def _ops(kernels: Kernels, norms: Norms) -> PlatformOps:
         out, pages = step_attention(kernels, spec, heads, state.pages, state.access)
         return out, state._replace(pages=pages)
 
-    return PlatformOps(attend, norms, kernels.adapter_product, RecurrentOps(kernels.recurrent), kernels.expert_product)
+    recurrent = RecurrentOps(kernels.recurrent)
+    return PlatformOps(attend, norms, kernels.adapter_product, recurrent, kernels.expert_product, kernels.rounding)
 
 
 def sample_next(

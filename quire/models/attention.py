@@ -9,12 +9,13 @@ import jax.numpy as jnp
 from quire.models.context import PlatformOps
 from quire.models.norm import HeadNorms, HeadsRMSNorm
 from quire.models.params import Param, ParamTree, params_of
-from quire.models.projection import copy_keys, project
+from quire.models.projection import copy_keys, project_sums
 from quire.models.rope import Rope
 from quire.models.temperature import QueryScale, QueryTemperature
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
 from quire.ops.rotation import Rotation
+from quire.ops.rounded_rows import Rows, Sums, scaled
 from quire.sharding import key_copies
 
 
@@ -49,14 +50,16 @@ class Attention:
         )
 
     def __call__(
-        self, weights: ParamTree, x: jax.Array, rotation: Rotation | QueryScale | None, state: Any, ops: PlatformOps
-    ) -> tuple[jax.Array, Any]:
-        qkv, gates = project("td,kghd->tkgh", x, weights["qkv"], weights.get("qkv_bias")), None
+        self, weights: ParamTree, x: Rows, rotation: Rotation | QueryScale | None, state: Any, ops: PlatformOps
+    ) -> tuple[Sums, Any]:
+        qkv = project_sums("td,kghd->tkgh", x, weights["qkv"], weights.get("qkv_bias"), ops.rounding)
+        gates = None
         if self.is_gated:
-            gates = qkv[:, :, 1:-2:2]
-            qkv = jnp.concatenate((qkv[:, :, :-2:2], qkv[:, :, -2:]), axis=2)
+            both = scaled(qkv)
+            gates = both[:, :, 1:-2:2]
+            qkv = jnp.concatenate((both[:, :, :-2:2], both[:, :, -2:]), axis=2)
         if isinstance(rotation, QueryScale):
-            qkv, rotation = _with_scaled_queries(qkv, rotation.factor), None
+            qkv, rotation = _with_scaled_queries(scaled(qkv), rotation.factor), None
         heads = Heads(
             qkv,
             rotation,
@@ -67,7 +70,7 @@ class Attention:
         out, state = ops.attend(self.spec, heads, state)
         if gates is not None:
             out = (out.astype(jnp.float32) * jax.nn.sigmoid(gates.astype(jnp.float32))).astype(out.dtype)
-        return project("tkgh,dkgh->td", out, weights["out"], weights.get("out_bias")), state
+        return project_sums("tkgh,dkgh->td", out, weights["out"], weights.get("out_bias"), ops.rounding), state
 
     def for_devices(self, num_devices: int) -> "Attention":
         """The same attention; if there are fewer keys than devices, with copies of key and value heads, each for a part

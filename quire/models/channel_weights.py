@@ -13,7 +13,8 @@ import jax
 import jax.numpy as jnp
 
 from quire.models.params import Param
-from quire.ops.coded import LARGEST_FLOAT8, LARGEST_INT8, Coded, Rounding
+from quire.ops.coded import LARGEST_INT8, Coded, Rounding
+from quire.ops.rounded_rows import LARGEST_FLOAT8
 
 Kind = Literal["none", "int8", "fp8"]  # as --quantize has it, of a weight that it applies to
 Placement = Callable[[Param], jax.sharding.Sharding]

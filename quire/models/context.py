@@ -10,6 +10,8 @@ from quire.ops.expert_product import ExpertProduct, declined
 from quire.ops.norms import PLAIN, Norms
 from quire.ops.recurrence import PLAIN as PLAIN_RECURRENT
 from quire.ops.recurrence import RecurrentOps
+from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
+from quire.ops.rounded_rows import RoundingOps
 
 
 class TokenContext(NamedTuple):
@@ -63,3 +65,4 @@ class PlatformOps(NamedTuple):
     adapter_product: AdapterProduct = add_products
     recurrent: RecurrentOps = RecurrentOps(PLAIN_RECURRENT)
     expert_product: ExpertProduct = declined
+    rounding: RoundingOps = PLAIN_ROUNDING

@@ -15,11 +15,11 @@ from quire.models.mixer import Mixer
 from quire.models.model import LayerSpec, States
 from quire.models.norm import Norm
 from quire.models.params import Param, ParamTree, params_of
-from quire.models.projection import lookup, matmul
+from quire.models.projection import code_dtype, lookup, matmul
 from quire.models.rope import Rope
 from quire.models.temperature import QueryTemperature
-from quire.ops.norms import Norms
 from quire.ops.rotation import Rotation
+from quire.ops.rounded_rows import Rows, Sums, scaled, values
 
 
 @dataclass(frozen=True)
@@ -54,29 +54,32 @@ class DecoderLayer:
         self,
         weights: ParamTree,
         x: jax.Array,
-        out: jax.Array | None,
+        out: Sums | None,
         rotation: Rotation | None,
         state: Any,
         ops: PlatformOps,
-    ) -> tuple[jax.Array, jax.Array, Any]:
+    ) -> tuple[jax.Array, Sums, Any]:
         """x, the output of this layer, and its state. `out` is the output of the layer before.
 
         Outputs are added to x one block later, so that a platform can fuse the sum with the norm that follows it.
         """
-        norms = ops.norms
-        x, normal = _normal_sum(self.before_attention, weights.get("before_attention"), x, out, norms)
+        dtype = code_dtype(weights["attention"], len(x))
+        x, normal = _normal_sum(self.before_attention, weights.get("before_attention"), x, out, ops, dtype)
         out, state = self.attention(weights["attention"], normal, rotation, state, ops)
         if self.is_parallel:
-            return x, out + self.feed_forward(weights["feed_forward"], normal, ops.expert_product), state
-        if self.after_attention is not None:
-            out = self.after_attention(weights["after_attention"], out, norms)
-        out = out * self.residual_multiplier
+            return x, scaled(out) + scaled(self.feed_forward(weights["feed_forward"], normal, ops)), state
+        out = self._finished(out, self.after_attention, weights.get("after_attention"), ops)
 
-        x, normal = _normal_sum(self.before_feed_forward, weights.get("before_feed_forward"), x, out, norms)
-        out = self.feed_forward(weights["feed_forward"], normal, ops.expert_product)
-        if self.after_feed_forward is not None:
-            out = self.after_feed_forward(weights["after_feed_forward"], out, norms)
-        return x, out * self.residual_multiplier, state
+        dtype = code_dtype(weights["feed_forward"], len(x))
+        x, normal = _normal_sum(self.before_feed_forward, weights.get("before_feed_forward"), x, out, ops, dtype)
+        out = self.feed_forward(weights["feed_forward"], normal, ops)
+        return x, self._finished(out, self.after_feed_forward, weights.get("after_feed_forward"), ops), state
+
+    def _finished(self, out: Sums, norm: Norm | None, weights: ParamTree | None, ops: PlatformOps) -> Sums:
+        """The output of a block as it is added to x."""
+        if norm is not None and weights is not None:
+            out = norm(weights, scaled(out), ops.norms)
+        return out if self.residual_multiplier == 1.0 else scaled(out) * self.residual_multiplier
 
 
 @dataclass(frozen=True)
@@ -146,7 +149,7 @@ class Decoder:
                 layer_weights = with_adapters(layer_weights, stacks, adapters.rows, ops.adapter_product)
             x, out, state = calls[computation(block)](layer_weights, x, out, rotation, states.get(index))
             states = states.put(index, state)
-        return _normal_sum(self.norm, weights["norm"], x, out, ops.norms)[1], states
+        return values(_normal_sum(self.norm, weights["norm"], x, out, ops)[1]), states
 
     def embed(self, weights: ParamTree, context: TokenContext) -> jax.Array:
         """The input of the first layer [t, d]."""
@@ -183,13 +186,20 @@ class Decoder:
 
 
 def _normal_sum(
-    norm: Norm | None, weights: ParamTree | None, x: jax.Array, out: jax.Array | None, norms: Norms
-) -> tuple[jax.Array, jax.Array]:
-    """x + out, and its norm where there is one."""
+    norm: Norm | None,
+    weights: ParamTree | None,
+    x: jax.Array,
+    out: Sums | None,
+    ops: PlatformOps,
+    code_dtype: Any | None = None,
+) -> tuple[jax.Array, Rows]:
+    """x + out, and its norm where there is one, rounded where its readers take codes."""
     if norm is None or weights is None:
-        x = x if out is None else x + out
-        return x, x
-    return (x, norm(weights, x, norms)) if out is None else norm.of_sum(weights, x, out, norms)
+        x = x if out is None else x + scaled(out)
+        return x, x if code_dtype is None else ops.rounding.rows(x, code_dtype)
+    if code_dtype is not None:
+        return norm.rounded_of_sum(weights, x, out, ops.norms, ops.rounding, code_dtype)
+    return (x, norm(weights, x, ops.norms)) if out is None else norm.of_sum(weights, x, scaled(out), ops.norms)
 
 
 def computation(part: Any) -> Any:

@@ -8,16 +8,18 @@ from typing import Protocol, Self
 import jax
 import jax.numpy as jnp
 
+from quire.models.context import PlatformOps
 from quire.models.fields import Fields
 from quire.models.params import Param, ParamTree, params_of
-from quire.models.projection import BaseWeight, matmul, project, split_mlp
+from quire.models.projection import BaseWeight, code_dtype, matmul, project, project_sums, split_mlp
 from quire.models.routing import Router
 from quire.ops.adapters import AdaptedWeight
 from quire.ops.coded import Coded
-from quire.ops.expert_product import ExpertProduct, declined
+from quire.ops.expert_product import ExpertProduct
 from quire.ops.grouped_product import ragged_product
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import Grouped, Packed, gated_grouped_product, gated_product, grouped_product
+from quire.ops.rounded_rows import Rows, Sums, gated_values, scaled, values
 from quire.ops.rounding import rounded
 
 Activation = Callable[[jax.Array], jax.Array]
@@ -66,8 +68,7 @@ def read_activation(fields: Fields, name: str = "hidden_act", default: str = "si
 class FeedForward(Protocol):
     def params(self) -> ParamTree: ...
 
-    def __call__(self, weights: ParamTree, x: jax.Array, product: ExpertProduct = declined) -> jax.Array:
-        """`product` is what the platform has for experts."""
+    def __call__(self, weights: ParamTree, x: Rows, ops: PlatformOps) -> Sums: ...
 
     def for_devices(self, num_devices: int) -> Self:
         """The same function with weights that so many devices can share."""
@@ -86,16 +87,23 @@ class GatedMLP:
     def params(self) -> ParamTree:
         return params_of(gate_up=self.gate_up, down=self.down, gate_up_bias=self.gate_up_bias, down_bias=self.down_bias)
 
-    def __call__(self, weights: ParamTree, x: jax.Array, product: ExpertProduct = declined) -> jax.Array:
-        both = project("td,pcmd->tpcm", x, weights["gate_up"], weights.get("gate_up_bias"))
+    def __call__(self, weights: ParamTree, x: Rows, ops: PlatformOps) -> Sums:
+        both = project_sums("td,pcmd->tpcm", x, weights["gate_up"], weights.get("gate_up_bias"), ops.rounding)
         down, down_bias = weights["down"], weights.get("down_bias")
         base = down.weight if isinstance(down, AdaptedWeight) else down
         if isinstance(base, Packed) and self.activation is jax.nn.silu:
-            out = gated_product(both[:, 0], base)  # one kernel gates, quantises and multiplies
+            pairs = scaled(both)[:, 0]
+            out = gated_product(pairs, base)  # one kernel gates, quantises and multiplies
             if isinstance(down, AdaptedWeight):
-                out = down.add_to(out, both[:, 0], gated=True)
+                out = down.add_to(out, pairs, gated=True)
             return (out if down_bias is None else out + down_bias.astype(jnp.float32)).astype(x.dtype)
-        return project("tm,dm->td", gated(self.activation, both), down, down_bias)
+        dtype = code_dtype(down, len(x))
+        rows: Rows
+        if dtype is None:
+            rows = gated(self.activation, scaled(both))
+        else:
+            rows = ops.rounding.gate(self.activation, both, dtype)
+        return project_sums("tm,dm->td", rows, down, down_bias, ops.rounding)
 
     def for_devices(self, num_devices: int) -> "GatedMLP":
         bias = self.gate_up_bias
@@ -119,10 +127,10 @@ class MLP:
     def params(self) -> ParamTree:
         return {"up": self.up, "up_bias": self.up_bias, "down": self.down, "down_bias": self.down_bias}
 
-    def __call__(self, weights: ParamTree, x: jax.Array, product: ExpertProduct = declined) -> jax.Array:
+    def __call__(self, weights: ParamTree, x: Rows, ops: PlatformOps) -> Sums:
         wide = project("td,md->tm", x, weights["up"], weights["up_bias"])
         active = self.activation(wide.astype(jnp.float32)).astype(x.dtype)
-        return project("tm,dm->td", active, weights["down"], weights["down_bias"])
+        return project_sums("tm,dm->td", active, weights["down"], weights["down_bias"], ops.rounding)
 
     def for_devices(self, num_devices: int) -> "MLP":
         return self
@@ -154,9 +162,10 @@ class Experts:
             down_bias=self.down_bias,
         )
 
-    def __call__(self, weights: ParamTree, x: jax.Array, product: ExpertProduct = declined) -> jax.Array:
+    def __call__(self, weights: ParamTree, x: Rows, ops: PlatformOps) -> jax.Array:
+        x = values(x)
         share, expert = self.router(weights["router"], x)
-        if (out := self._by_kernel(weights, x, share, expert, product)) is not None:
+        if (out := self._by_kernel(weights, x, share, expert, ops.expert_product)) is not None:
             return out
         tokens, chosen = expert.shape
         num_experts, *parts, embed = self.gate_up.shape
@@ -217,12 +226,12 @@ class SharedExperts:
     def params(self) -> ParamTree:
         return params_of(experts=self.experts, shared=self.shared, gate=self.gate)
 
-    def __call__(self, weights: ParamTree, x: jax.Array, product: ExpertProduct = declined) -> jax.Array:
-        shared = self.shared(weights["shared"], x)
+    def __call__(self, weights: ParamTree, x: Rows, ops: PlatformOps) -> jax.Array:
+        shared = scaled(self.shared(weights["shared"], x, ops))
         if self.gate is not None:
             share = jax.nn.sigmoid(matmul(x, weights["gate"], 1))
             shared = rounded((shared.astype(jnp.float32) * share).astype(x.dtype))
-        return self.experts(weights["experts"], x, product) + shared
+        return self.experts(weights["experts"], x, ops) + shared
 
     def for_devices(self, num_devices: int) -> "SharedExperts":
         experts, shared = self.experts.for_devices(num_devices), self.shared.for_devices(num_devices)
@@ -235,9 +244,10 @@ def gate_of(activation: Activation | ClampedGate) -> PlainGate | ClampedGate:
 
 def gated(activation: Activation | ClampedGate, both: jax.Array) -> jax.Array:
     """activation(gate) * up of both [t, p, 2, m / p]: [t, m]."""
+    if not isinstance(activation, ClampedGate):
+        return gated_values(activation, both)
     gate, up = (both[:, :, part].astype(jnp.float32) for part in range(2))
-    active = gate_of(activation)(gate, up)
-    return active.astype(both.dtype).reshape(len(both), -1)
+    return activation(gate, up).astype(both.dtype).reshape(len(both), -1)
 
 
 def grouped(x: jax.Array, weights: BaseWeight, sizes: jax.Array) -> jax.Array:

@@ -11,10 +11,11 @@ import numpy as np
 from quire.models.context import PlatformOps
 from quire.models.norm import RMSNorm
 from quire.models.params import Array, Param, ParamTree, Tensor, params_of
-from quire.models.projection import matmul, project
+from quire.models.projection import matmul, project, project_sums
 from quire.ops.recurrence import Recurrence
 from quire.ops.recurrent_spec import RecurrentSpec
 from quire.ops.rotation import Rotation
+from quire.ops.rounded_rows import Rows, Sums
 
 UNIT_EPS = 1e-6  # of the norms of queries and keys
 
@@ -52,8 +53,8 @@ class GatedDelta:
         )
 
     def __call__(
-        self, weights: ParamTree, x: jax.Array, rotation: Rotation | None, state: Any, ops: PlatformOps
-    ) -> tuple[jax.Array, Any]:
+        self, weights: ParamTree, x: Rows, rotation: Rotation | None, state: Any, ops: PlatformOps
+    ) -> tuple[Sums, Any]:
         spec = self.spec
         shape = (len(x), spec.key_heads, spec.group, spec.value_dim)
         qkvz = project("td,kcd->tkc", x, weights["qkvz"])
@@ -73,7 +74,7 @@ class GatedDelta:
         out, state = ops.recurrent.recur(spec.corrects, tokens, state)
         z = qkvz[:, :, spec.channels :].reshape(shape).astype(jnp.float32)
         out = self.norm(weights["norm"], out, ops.norms) * jax.nn.silu(z)
-        return project("tkgv,dkgv->td", out.astype(x.dtype), weights["out"]), state
+        return project_sums("tkgv,dkgv->td", out.astype(x.dtype), weights["out"], None, ops.rounding), state
 
     def _of_length_one(self, x: jax.Array, scale: float, ops: PlatformOps) -> jax.Array:
         """x [t, k, i] over its length, times `scale`. It is an RMS norm, so that the platform's order of sums holds."""

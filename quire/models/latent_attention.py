@@ -15,13 +15,14 @@ import numpy as np
 from quire.models.context import PlatformOps
 from quire.models.norm import RMSNorm
 from quire.models.params import Array, Param, ParamTree, Tensor, params_of
-from quire.models.projection import bias, project
+from quire.models.projection import bias, project, project_sums
 from quire.models.rope import Rope
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu_weight import GpuWeight
 from quire.ops.heads import latent
 from quire.ops.native_weight import NativeWeight
 from quire.ops.rotation import Rotation, rotate
+from quire.ops.rounded_rows import Rows, Sums
 from quire.sharding import key_copies
 
 
@@ -73,8 +74,8 @@ class LatentAttention:
         )
 
     def __call__(
-        self, weights: ParamTree, x: jax.Array, rotation: Rotation | None, state: Any, ops: PlatformOps
-    ) -> tuple[jax.Array, Any]:
+        self, weights: ParamTree, x: Rows, rotation: Rotation | None, state: Any, ops: PlatformOps
+    ) -> tuple[Sums, Any]:
         assert rotation is not None
         inner = x
         if self.query_norm is not None:
@@ -92,7 +93,7 @@ class LatentAttention:
 
         out, state = ops.attend(self.spec, latent(query, keys), state)
         values = _by_head(out, weights["value_up"])
-        return project("tkgv,dkgv->td", values, weights["out"], weights.get("out_bias")), state
+        return project_sums("tkgv,dkgv->td", values, weights["out"], weights.get("out_bias"), ops.rounding), state
 
     def for_devices(self, num_devices: int) -> "LatentAttention":
         """Each device has the latents of all tokens, and some of the heads."""

@@ -12,10 +12,11 @@ import numpy as np
 from quire.models.context import PlatformOps
 from quire.models.norm import RMSNorm
 from quire.models.params import Array, Param, ParamTree, Tensor, params_of
-from quire.models.projection import project
+from quire.models.projection import project, project_sums
 from quire.ops.recurrence import Recurrence
 from quire.ops.recurrent_spec import RecurrentSpec
 from quire.ops.rotation import Rotation
+from quire.ops.rounded_rows import Rows, Sums
 from quire.ops.rounding import rounded
 from quire.sharding import key_copies
 
@@ -55,8 +56,8 @@ class Mamba2:
         )
 
     def __call__(
-        self, weights: ParamTree, x: jax.Array, rotation: Rotation | None, state: Any, ops: PlatformOps
-    ) -> tuple[jax.Array, Any]:
+        self, weights: ParamTree, x: Rows, rotation: Rotation | None, state: Any, ops: PlatformOps
+    ) -> tuple[Sums, Any]:
         spec = self.spec
         shape, width = (len(x), spec.key_heads, spec.group, spec.value_dim), spec.group * spec.value_dim
         projected = project("td,kcd->tkc", x, weights["inputs"])
@@ -71,7 +72,7 @@ class Mamba2:
         out = out + rounded(weights["skip"][..., None] * values)
         out = out * jax.nn.silu(gates.astype(jnp.float32)).reshape(shape)
         out = self.norm(weights["norm"], out.reshape(len(x), -1), ops.norms).reshape(shape)
-        return project("tkgv,dkgv->td", out.astype(x.dtype), weights["out"]), state
+        return project_sums("tkgv,dkgv->td", out.astype(x.dtype), weights["out"], None, ops.rounding), state
 
     def for_devices(self, num_devices: int) -> "Mamba2":
         """The same function; if there are fewer key heads than devices, with copies of B and C, each for a part of

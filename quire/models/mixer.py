@@ -2,13 +2,12 @@
 
 from typing import Any, Protocol, Self
 
-import jax
-
 from quire.models.context import PlatformOps
 from quire.models.model import LayerSpec
 from quire.models.params import ParamTree
 from quire.models.rope import Rope
 from quire.models.temperature import QueryTemperature
+from quire.ops.rounded_rows import Rows, Sums
 
 
 class Mixer(Protocol):
@@ -22,9 +21,7 @@ class Mixer(Protocol):
 
     def params(self) -> ParamTree: ...
 
-    def __call__(
-        self, weights: ParamTree, x: jax.Array, rotation: Any, state: Any, ops: PlatformOps
-    ) -> tuple[jax.Array, Any]:
+    def __call__(self, weights: ParamTree, x: Rows, rotation: Any, state: Any, ops: PlatformOps) -> tuple[Sums, Any]:
         """Its output [t, d] for x [t, d], and its state after these tokens. `rotation` is that of its rope."""
 
     def for_devices(self, num_devices: int) -> Self:

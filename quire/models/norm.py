@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Any, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +11,7 @@ import numpy as np
 from quire.models.params import Array, Param, ParamTree, Tensor
 from quire.ops.heads import HeadNorm
 from quire.ops.norms import Norms
+from quire.ops.rounded_rows import RoundedRows, RoundingOps, Sums, plain_sum
 
 
 class Norm(Protocol):
@@ -20,6 +21,11 @@ class Norm(Protocol):
 
     def of_sum(self, weights: ParamTree, x: jax.Array, out: jax.Array, norms: Norms) -> tuple[jax.Array, jax.Array]:
         """x + out, and its norm."""
+
+    def rounded_of_sum(
+        self, weights: ParamTree, x: jax.Array, out: Sums | None, norms: Norms, rounding: RoundingOps, code_dtype: Any
+    ) -> tuple[jax.Array, RoundedRows]:
+        """x + out, or x, and its norm, rounded to codes."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +45,11 @@ class RMSNorm:
 
     def of_sum(self, weights: ParamTree, x: jax.Array, out: jax.Array, norms: Norms) -> tuple[jax.Array, jax.Array]:
         return norms.add_rms(x, out, weights["weight"], self.eps, self.offset)
+
+    def rounded_of_sum(
+        self, weights: ParamTree, x: jax.Array, out: Sums | None, norms: Norms, rounding: RoundingOps, code_dtype: Any
+    ) -> tuple[jax.Array, RoundedRows]:
+        return rounding.add_rms(x, out, weights["weight"], self.eps, self.offset, code_dtype)
 
     def of_heads(self, weights: ParamTree) -> HeadNorm:
         return HeadNorm(weights["weight"], self.eps, self.offset)
@@ -115,3 +126,9 @@ class LayerNorm:
     def of_sum(self, weights: ParamTree, x: jax.Array, out: jax.Array, norms: Norms) -> tuple[jax.Array, jax.Array]:
         total = x + out
         return total, self(weights, total, norms)
+
+    def rounded_of_sum(
+        self, weights: ParamTree, x: jax.Array, out: Sums | None, norms: Norms, rounding: RoundingOps, code_dtype: Any
+    ) -> tuple[jax.Array, RoundedRows]:
+        total = plain_sum(x, out)
+        return total, rounding.rows(self(weights, total, norms), code_dtype)

@@ -16,30 +16,57 @@ import numpy as np
 from quire.models.params import Array, Param, Tensor
 from quire.ops.adapters import AdaptedWeight
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.coded import Parts
+from quire.ops.coded import Coded, Parts
 from quire.ops.gpu_weight import GpuWeight
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import QuantizedWeight, product, rows_of, shape_of
+from quire.ops.rounded_rows import RoundedRows, RoundingOps, Rows, Sums, values
 
 BaseWeight = jax.Array | NativeWeight | GpuWeight | QuantizedWeight | Parts
 Weight = BaseWeight | AdaptedWeight
 
 
-def project(equation: str, x: jax.Array, weight: Weight, bias: jax.Array | None = None) -> jax.Array:
+def project(equation: str, x: Rows, weight: Weight, bias: jax.Array | None = None) -> jax.Array:
     """An einsum that accumulates in float32 whatever it is fed, and gives back the type of x.
 
     The contracted axes come last in both operands.
     """
-    x_axes, weight_axes, out_axes = equation.replace("->", ",").split(",")
-    num_output_axes = sum(axis in out_axes for axis in weight_axes)
-    assert x_axes[1:] == weight_axes[num_output_axes:], equation
-    assert out_axes == x_axes[0] + weight_axes[:num_output_axes], equation
+    num_output_axes = _num_output_axes(equation)
     if bias is None:  # rounded by the product itself; a separate cast is another kernel on a GPU
         return matmul(x, weight, num_output_axes, x.dtype).astype(x.dtype)
     return (matmul(x, weight, num_output_axes) + bias.astype(jnp.float32)).astype(x.dtype)
 
 
-def matmul(x: jax.Array, weight: Weight, num_output_axes: int, dtype: Any = jnp.float32) -> jax.Array:
+def project_sums(equation: str, x: Rows, weight: Weight, bias: jax.Array | None, rounding: RoundingOps) -> Sums:
+    """Like `project`, for a reader that applies scales itself where there are any. `rounding` makes codes of x."""
+    dtype = code_dtype(weight, len(x))
+    if dtype is not None and not isinstance(x, RoundedRows):
+        x = rounding.rows(x.reshape(len(x), -1), dtype)
+    if dtype is None or bias is not None or not isinstance(weight, Coded):
+        return project(equation, x, weight, bias)
+    return weight.sums(x, x.dtype).reshape(*weight.shape[: _num_output_axes(equation)])
+
+
+def _num_output_axes(equation: str) -> int:
+    x_axes, weight_axes, out_axes = equation.replace("->", ",").split(",")
+    num_output_axes = sum(axis in out_axes for axis in weight_axes)
+    assert x_axes[1:] == weight_axes[num_output_axes:], equation
+    assert out_axes == x_axes[0] + weight_axes[:num_output_axes], equation
+    return num_output_axes
+
+
+def code_dtype(weights: Any, num_rows: int) -> Any | None:
+    """The type of codes in which so many rows meet a weight, or those of a block, which are alike where a checkpoint
+    does not leave some as they are; None where they are not rounded."""
+    found = (node.row_code_dtype(num_rows) for node in jax.tree.leaves(weights, is_leaf=_is_coded) if _is_coded(node))
+    return next((dtype for dtype in found if dtype is not None), None)
+
+
+def _is_coded(node: object) -> bool:
+    return isinstance(node, Coded)
+
+
+def matmul(x: Rows, weight: Weight, num_output_axes: int, dtype: Any = jnp.float32) -> jax.Array:
     """x [t, *inputs] times a weight [*outputs, *inputs] with `num_output_axes` axes of outputs: [t, *outputs].
 
     Computed as a product of two matrices: XLA's CPU backend is ten times slower on the same numbers in more dimensions.
@@ -48,11 +75,11 @@ def matmul(x: jax.Array, weight: Weight, num_output_axes: int, dtype: Any = jnp.
     shape = shape_of(base)
     flat = _flat_product(x, base, num_output_axes, dtype)
     if isinstance(weight, AdaptedWeight):
-        flat = weight.add_to(flat, x)
+        flat = weight.add_to(flat, values(x))
     return flat.reshape(len(x), *shape[:num_output_axes])
 
 
-def _flat_product(x: jax.Array, weight: BaseWeight, num_output_axes: int, dtype: Any) -> jax.Array:
+def _flat_product(x: Rows, weight: BaseWeight, num_output_axes: int, dtype: Any) -> jax.Array:
     if isinstance(weight, Parts):
         found = [_flat_product(x, part, 1, jnp.float32) for part in weight.weights]
         return jnp.concatenate(found, axis=1)[:, weight.order]
@@ -60,11 +87,12 @@ def _flat_product(x: jax.Array, weight: BaseWeight, num_output_axes: int, dtype:
     outer, inner = shape[:num_output_axes], prod(shape[num_output_axes:])
     if isinstance(weight, QuantizedWeight):
         return product(x, weight, num_output_axes, dtype)
+    rows = values(x).reshape(len(x), inner)
     if isinstance(weight, NativeWeight):
-        return weight.product(x.reshape(len(x), inner), num_output_axes)
+        return weight.product(rows, num_output_axes)
     if isinstance(weight, GpuWeight):
-        return weight.product(x.reshape(len(x), inner), num_output_axes, dtype)
-    matrix, rows = weight.reshape(prod(outer), inner), x.reshape(len(x), inner)
+        return weight.product(rows, num_output_axes, dtype)
+    matrix = weight.reshape(prod(outer), inner)
     return jnp.einsum("ti,oi->to", rows, matrix, preferred_element_type=dtype)
 
 

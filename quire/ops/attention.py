@@ -8,6 +8,7 @@ import jax
 from quire.ops import attention_reference
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
+from quire.ops.rounded_rows import scaled
 
 # attend(spec, heads, state) -> (out [t, k, g, h], state); the last axis is `value_dim` where the spec has one
 Attend = Callable[[AttentionSpec, Heads, Any], tuple[jax.Array, Any]]
@@ -16,6 +17,7 @@ Attend = Callable[[AttentionSpec, Heads, Any], tuple[jax.Array, Any]]
 def whole_sequence(spec: AttentionSpec, heads: Heads, state: None) -> tuple[jax.Array, None]:
     """Attention within one sequence that is computed from its first token on, in one go; there is no state."""
     if spec.value_dim is not None:
-        q, k = heads.qkv[:, :, :-1], heads.qkv[:, :, -1]
+        qk = scaled(heads.qkv)
+        q, k = qk[:, :, :-1], qk[:, :, -1]
         return attention_reference.causal_attention(spec, q, k, k)[..., : spec.value_dim], state
     return attention_reference.causal_attention(spec, *heads.finished(), heads.sinks), state

@@ -14,16 +14,24 @@ import jax
 import jax.numpy as jnp
 
 from quire.ops.native import coded_product, library
+from quire.ops.rounded_rows import (
+    EPSILON,
+    HALF_OF_INT8,
+    LARGEST_FLOAT8,
+    RoundedRows,
+    Rows,
+    ScaledSums,
+    nearest_codes,
+    round_rows,
+    values,
+)
 
 Axes = tuple[str | None, ...]
 # (rows [n, inputs], matrices [e, outputs, inputs], sizes [e]) -> float32 [n, outputs]
 GroupedProduct = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
 MIDDLE = 8  # the zero point of four bits that have no other
-LARGEST_FLOAT8 = 448.0
 LARGEST_INT8 = 127.0
-_HALF_OF_INT8 = 127.5  # of all its codes, -128 among them
-_EPSILON = 2.0**-23  # the scale of zeros
 # Rows up to which a GPU widens codes inside the product: reading them takes all the time there, and rounding rows would
 # add to it. Programs with so few rows are compiled with XLA's own products, which alone can do that.
 FEW_ROWS = 32
@@ -57,28 +65,27 @@ class Rounding:
         return codes.reshape(len(x), -1)[:, :size], scale[..., 0]
 
     def codes(self, x: jax.Array, scale: jax.Array | None) -> tuple[jax.Array, jax.Array]:
-        """The codes of rows [t, inputs] as they are multiplied, e4m3 or int8, and their scales [t or 1, 1]: symmetric,
-        and one for a row. Rows are multiplied by inverses of scales, so that XLA makes one kernel of it."""
-        rows = x.astype(jnp.float32)
+        """The codes of rows [t, inputs] as they are multiplied, e4m3 or int8, and their scales [t, 1]: symmetric, and
+        one for a row."""
         if scale is None:
-            reach = jnp.max(jnp.abs(rows), axis=1, keepdims=True)
-            scale = jnp.where(reach == 0.0, _EPSILON, reach / (LARGEST_FLOAT8 if self.is_float else _HALF_OF_INT8))
-        else:
-            scale = scale.reshape(1, 1)
-        numbers = rows * (1.0 / scale)
-        if self.is_float:
-            return jnp.clip(numbers, -LARGEST_FLOAT8, LARGEST_FLOAT8).astype(jnp.float8_e4m3fn), scale
-        return jnp.clip(jnp.round(numbers), -128.0, 127.0).astype(jnp.int8), scale
+            rows = round_rows(x, self.code_dtype)
+            return rows.codes, rows.scales
+        codes = nearest_codes(x.astype(jnp.float32) * (1.0 / scale), self.code_dtype)
+        return codes, jnp.broadcast_to(scale, (len(x), 1))
+
+    @property
+    def code_dtype(self) -> Any:
+        return jnp.dtype(jnp.float8_e4m3fn if self.is_float else jnp.int8)
 
     def _measured(self, rows: jax.Array) -> tuple[jax.Array, jax.Array | None]:
         """Scales and zero points of groups [t, groups, group] that reach from their least number to their largest."""
         if self.symmetric:
             reach = jnp.max(jnp.abs(rows), axis=-1, keepdims=True)
-            scale = _divided(reach, LARGEST_FLOAT8 if self.is_float else _HALF_OF_INT8)
+            scale = _divided(reach, LARGEST_FLOAT8 if self.is_float else HALF_OF_INT8)
         else:
             least = jnp.minimum(jnp.min(rows, axis=-1, keepdims=True), 0.0)
             scale = _divided(jnp.maximum(jnp.max(rows, axis=-1, keepdims=True), 0.0) - least, 255.0)
-        scale = jnp.where(scale == 0.0, _EPSILON, scale)
+        scale = jnp.where(scale == 0.0, EPSILON, scale)
         return scale, None if self.symmetric else jnp.round(jnp.clip(-128.0 - least / scale, -128.0, 127.0))
 
 
@@ -135,10 +142,15 @@ class Coded:
             return 0
         return experts_widened_bytes(self.shape) if self.is_of_experts else 4 * prod(self.shape)
 
-    def product(self, x: jax.Array, dtype: Any = jnp.float32) -> jax.Array:
+    def product(self, x: Rows, dtype: Any = jnp.float32) -> jax.Array:
         """float32 [t, outputs] of x [t, inputs]. The caller rounds it to `dtype`, and may get sums that are rounded."""
-        if self._multiplies_codes:
-            return self._product_of_codes(x, dtype)
+        if self._multiplies_codes and len(x) > FEW_ROWS:
+            return self.sums(x, dtype).numbers()
+        x = values(x)
+        if self._multiplies_codes:  # the numbers are used as they are, and the codes widened inside the product
+            codes = self.codes.reshape(-1, x.shape[1]).astype(x.dtype)
+            out = jnp.einsum("ti,oi->to", x, codes, preferred_element_type=jnp.float32)
+            return jnp.asarray(out * self._column_scales)
         inputs = prod(self.shape[-self.num_contracted :])
         groups = self.scales.shape[-1]
         codes, scales = self.codes.reshape(-1, inputs * self.bits // 8), self.scales.reshape(-1, groups)
@@ -170,20 +182,28 @@ class Coded:
         rounding, is_float = self.rounding, self.codes.dtype == jnp.float8_e4m3fn
         return rounding.symmetric and rounding.group is None and rounding.is_float == is_float
 
-    def _product_of_codes(self, x: jax.Array, dtype: Any) -> jax.Array:
-        """Like `product`. Of few rows the numbers are used as they are, and the codes widened inside the product."""
-        codes = self.codes.reshape(-1, x.shape[1])
-        scales = self.scales.reshape(-1).astype(jnp.float32)
-        if len(x) <= FEW_ROWS:
-            out = jnp.einsum("ti,oi->to", x, codes.astype(x.dtype), preferred_element_type=jnp.float32)
-            return jnp.asarray(out * scales)
+    @property
+    def _column_scales(self) -> jax.Array:
+        return jnp.asarray(self.scales.reshape(-1).astype(jnp.float32))
+
+    def row_code_dtype(self, num_rows: int) -> Any | None:
+        """The type of the codes that so many rows are multiplied in, each row with a scale of its own; else None."""
+        is_rounded = self._multiplies_codes and not self.is_of_experts and num_rows > FEW_ROWS
+        return self.codes.dtype if is_rounded and self.input_scale is None else None
+
+    def sums(self, x: Rows, dtype: Any) -> ScaledSums:
+        """[t, outputs] of many rows x [t, inputs], whose numbers the caller rounds to `dtype`."""
         assert self.rounding is not None
-        rows, row_scales = self.rounding.codes(x, self.input_scale)
+        if isinstance(x, RoundedRows) and x.codes.dtype == self.row_code_dtype(len(x)):
+            rows, row_scales = x.codes, x.scales
+        else:
+            rows, row_scales = self.rounding.codes(values(x), self.input_scale)
         # Sums in bfloat16 are half the bytes to write and read; float16 has no room for them.
         sums = jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32
         sums = sums if self.rounding.is_float else jnp.int32
+        codes = self.codes.reshape(-1, rows.shape[1])
         out = jnp.einsum("ti,oi->to", rows, codes, preferred_element_type=sums)
-        return jnp.asarray(out.astype(jnp.float32) * row_scales * scales)
+        return ScaledSums(out, row_scales, self._column_scales, jnp.dtype(dtype))
 
     def grouped_product(
         self, x: jax.Array, sizes: jax.Array, multiply: GroupedProduct, at_once: int = WIDENED_AT_ONCE

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from quire.ops.norms import RMSNormOp, rms_norm
 from quire.ops.rotation import Rotation, rotate
+from quire.ops.rounded_rows import Sums, scaled
 
 
 @jax.tree_util.register_dataclass
@@ -27,7 +28,7 @@ class Heads(NamedTuple):
     """The heads of a layer as they were projected, and what is done to them before they meet."""
 
     # [t, k, g + 2, h]: for each key its queries, itself and its value; [t, k, g + 1, h] where values are part of keys.
-    qkv: jax.Array
+    qkv: Sums
     rotation: Rotation | None = None  # of queries and keys, after their norms
     q_norm: HeadNorm | None = None
     k_norm: HeadNorm | None = None
@@ -43,11 +44,15 @@ class Heads(NamedTuple):
     def with_norms_done(self, rms: RMSNormOp) -> "Heads":
         """Heads that have yet to be rotated; `rms` computes their norms."""
         if self.q_norm is None and self.k_norm is None:
-            return self
+            return self.with_scales_applied()
         return joined(*self._normal(rms))._replace(rotation=self.rotation, sinks=self.sinks)
 
+    def with_scales_applied(self) -> "Heads":
+        return self._replace(qkv=scaled(self.qkv))
+
     def _normal(self, rms: RMSNormOp) -> tuple[jax.Array, jax.Array, jax.Array]:
-        q, k, v = self.qkv[:, :, :-2], self.qkv[:, :, -2], self.qkv[:, :, -1]
+        qkv = scaled(self.qkv)
+        q, k, v = qkv[:, :, :-2], qkv[:, :, -2], qkv[:, :, -1]
         if self.q_norm is not None:
             q = self.q_norm(q, rms)
         if self.k_norm is not None:

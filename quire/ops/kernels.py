@@ -13,6 +13,7 @@ from quire.ops.native.place_heads import place_heads
 from quire.ops.native.recurrence import NATIVE as NATIVE_RECURRENT
 from quire.ops.native.tiled_attention import tiled_attention
 from quire.ops.pages import CodedPages, KVWriteTargets, Pages
+from quire.ops.rounded_rows import scaled
 from quire.ops.sharded_kernels import sharded
 from quire.ops.step_attention import PLAIN, Kernels, place
 
@@ -22,9 +23,10 @@ def native_place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[A
     heads = heads.with_norms_done(NATIVE_NORMS.rms)
     if isinstance(pages, CodedPages):
         return place(heads._replace(q_norm=None, k_norm=None), pages, targets)
-    none = jnp.zeros((len(heads.qkv), 0), heads.qkv.dtype)
+    qkv = scaled(heads.qkv)
+    none = jnp.zeros((len(qkv), 0), qkv.dtype)
     cos, sin = (none, none) if heads.rotation is None else heads.rotation
-    q, k_pages, v_pages = place_heads(heads.qkv, cos, sin, *targets, *pages)
+    q, k_pages, v_pages = place_heads(qkv, cos, sin, *targets, *pages)
     return q, (k_pages, v_pages)
 
 

@@ -20,6 +20,7 @@ from quire.ops.gpu_weight import GpuWeight
 from quire.ops.native import int8_product
 from quire.ops.native.int8_product import GROUP
 from quire.ops.native_weight import NativeWeight
+from quire.ops.rounded_rows import RoundedRows, Rows, values
 
 Array = np.ndarray[Any, Any]
 LARGEST = 127
@@ -140,12 +141,12 @@ def map_arrays(
     return change(weight, axes)
 
 
-def product(x: jax.Array, weight: QuantizedWeight, num_output_axes: int, dtype: Any = jnp.float32) -> jax.Array:
+def product(x: Rows, weight: QuantizedWeight, num_output_axes: int, dtype: Any = jnp.float32) -> jax.Array:
     """float32 [t, outputs] of x [t, ...] with a weight whose first `num_output_axes` axes are outputs, flattened, for a
     caller that rounds it to `dtype`."""
     if isinstance(weight, Coded):
-        return weight.product(x.reshape(len(x), -1), dtype)
-    shape = shape_of(weight)
+        return weight.product(x if isinstance(x, RoundedRows) else x.reshape(len(x), -1), dtype)
+    x, shape = values(x), shape_of(weight)
     width, inner = prod(shape[:num_output_axes]), shape[num_output_axes:]
     runs = x.reshape(len(x), -1, inner[-1])
     if isinstance(weight, Packed):

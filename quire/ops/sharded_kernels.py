@@ -20,6 +20,8 @@ from quire.ops.heads import Heads
 from quire.ops.norms import Norms, rms_norm
 from quire.ops.pages import KVWriteTargets, Pages, Segments, Tiles
 from quire.ops.recurrence import Recurrence, RecurrentKernels, convolve
+from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
+from quire.ops.rounded_rows import scaled
 from quire.ops.slot_access import SlotAccess
 from quire.ops.step_attention import Kernels
 from quire.sharding import PAGE_AXES, PAGE_SCALE_AXES, sharding
@@ -56,7 +58,8 @@ def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
     def place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[jax.Array, Pages]:
         if any(norm is not None and norm.weight.ndim > 1 for norm in (heads.q_norm, heads.k_norm)):
             heads = heads.with_norms_done(rms_norm)  # over all heads, of which a device has some
-        of_heads, of_pages = by_head(heads.qkv), by_page(pages)
+        heads = heads.with_scales_applied()
+        of_heads, of_pages = by_head(scaled(heads.qkv)), by_page(pages)
         fields: list[Any] = [of_heads, WHOLE, WHOLE, WHOLE, None]
         run = on_each(kernels.place, (Heads(*fields), of_pages, WHOLE), (of_heads, of_pages))
         return run(heads, pages, targets)  # type: ignore[no-any-return]
@@ -110,5 +113,6 @@ def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
         decode_norms=Norms(*(whole(norm) for norm in kernels.decode_norms)),
         adapter_product=add_products,  # plain: the compiler partitions it
         expert_product=declined,  # the compiler partitions grouped products
+        rounding=PLAIN_ROUNDING,  # the same
         filter_cuts=None if kernels.filter_cuts is None else whole(kernels.filter_cuts),
     )

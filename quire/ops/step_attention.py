@@ -15,6 +15,8 @@ from quire.ops.norms import Norms
 from quire.ops.pages import KVWriteTargets, PageAccess, Pages, Segments, Tiles, read_tokens, written
 from quire.ops.recurrence import PLAIN as PLAIN_RECURRENT
 from quire.ops.recurrence import RecurrentKernels
+from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
+from quire.ops.rounded_rows import RoundingOps, scaled
 from quire.ops.tiled_attention import tiled_attention
 
 # Of logits, top_k, top_p, min_p and typical_p: the logits again, and the cut, centre and spread of what they leave.
@@ -34,7 +36,8 @@ class Kernels(NamedTuple):
     may return None, and anything for padding; layers with sinks are not given to it. The last argument of `attend` are
     the sinks [k, g] of a layer that has some. `decode_norms` are the norms of steps of decodes alone; `filter_cuts` is
     for sampling, where XLA alone takes too long. `adapter_product` adds the products with adapters to others.
-    `recurrent` is for layers with a recurrent state, `expert_product` for layers with experts.
+    `recurrent` is for layers with a recurrent state, `expert_product` for layers with experts. `rounding` makes rows
+    for products of codes of eight bits.
     """
 
     place: Callable[[Heads, Pages, KVWriteTargets], tuple[jax.Array, Pages]]
@@ -51,6 +54,7 @@ class Kernels(NamedTuple):
         tiled_attention
     )
     expert_product: ExpertProduct = declined
+    rounding: RoundingOps = PLAIN_ROUNDING
 
 
 def step_attention(
@@ -74,8 +78,8 @@ def _latent_attention(
     kernels: Kernels, spec: AttentionSpec, heads: Heads, pages: Any, access: PageAccess
 ) -> tuple[jax.Array, Any]:
     """Attention over pages that hold keys alone."""
-    (keys,), targets = pages, access.targets
-    q, k = heads.qkv[:, :, :-1], heads.qkv[:, :, -1]
+    (keys,), targets, qk = pages, access.targets, scaled(heads.qkv)
+    q, k = qk[:, :, :-1], qk[:, :, -1]
     keys = keys.at[targets.pages, targets.offsets].set(k.astype(keys.dtype))
     out = kernels.attend_latent(spec, q, (keys, keys), access.page_table, access.tiles, None)
     return out[..., : spec.value_dim], (keys,)

@@ -1,6 +1,7 @@
 """Weights that are quantised while they are loaded, with a scale for each output: fp8 anywhere, int8 on GPUs."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -17,6 +18,8 @@ from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.ops import coded
 from quire.ops.coded import Coded
+from quire.ops.gpu import rounded_rows as gpu_rows
+from quire.ops.rounded_rows import RoundingOps
 from tests.models.cases import CASES
 from tests.models.test_quantized import on_first_device, spread
 from tests.models.tiny import NamedTensors, prompt, relative_error, whole_logits
@@ -137,6 +140,28 @@ def test_every_kind_of_block_computes_with_the_numbers_that_its_codes_stand_for(
         return
     as_on_a_gpu = jax.tree.map(direct, weights, is_leaf=is_coded)
     assert relative_error(whole_logits(model, as_on_a_gpu, tokens), expected) < 1e-4
+
+
+INTERPRETED = RoundingOps(
+    partial(gpu_rows.round_rows, interpret=True),
+    partial(gpu_rows.add_norm, interpret=True),
+    partial(gpu_rows.gate, interpret=True),
+)
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-biases", "gpt2", "gemma2", "cohere2", "olmo2", "granite", "mixtral"])
+def test_rows_are_rounded_where_they_are_made(name: str) -> None:
+    """By plain functions and by the kernels of a GPU: to the codes that products would make of them."""
+    model = build_model(CASES[name])
+    tokens = prompt(MANY, model.vocab_size)
+    weights = load_weights(model, NamedTensors(model), dtype="float32", quantize="fp8")
+    expected = whole_logits(model, jax.tree.map(dequantized, weights, is_leaf=is_coded), tokens)
+    as_on_a_gpu = jax.tree.map(direct, weights, is_leaf=is_coded)
+    plain = whole_logits(model, as_on_a_gpu, tokens)
+    assert 0 < spread(plain, expected) < 0.5
+    # One number that lies between two codes moves the logits of such small models by much.
+    assert spread(whole_logits(model, weights, tokens), plain) < 0.05
+    assert spread(whole_logits(model, as_on_a_gpu, tokens, INTERPRETED), plain) < 0.05
 
 
 def test_routers_norms_embeddings_and_the_head_stay() -> None:

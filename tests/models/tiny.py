@@ -19,6 +19,8 @@ from quire.ops.attention import whole_sequence
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
 from quire.ops.pages import PageAccess, Tiles, write_targets
+from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
+from quire.ops.rounded_rows import RoundingOps
 from quire.ops.slot_access import slot_access
 from quire.ops.step_attention import PLAIN, step_attention
 
@@ -126,14 +128,16 @@ class PagedRun:
         return np.asarray(logits[: len(tokens)])
 
 
-def whole_logits(model: Model, weights: ParamTree, tokens: Sequence[int]) -> np.ndarray[Any, Any]:
+def whole_logits(
+    model: Model, weights: ParamTree, tokens: Sequence[int], rounding: RoundingOps = PLAIN_ROUNDING
+) -> np.ndarray[Any, Any]:
     """The logits after each token, from the forward without pages."""
 
     @jax.jit
     def run(weights: ParamTree) -> jax.Array:
         count = len(tokens)
         context = TokenContext(jnp.asarray(tokens), jnp.arange(count), lengths=jnp.full(count, count))
-        hidden, _ = model.forward(weights, context, NoStates(), PlatformOps(whole_sequence))
+        hidden, _ = model.forward(weights, context, NoStates(), PlatformOps(whole_sequence, rounding=rounding))
         return model.logits(weights, hidden)
 
     return np.asarray(run(weights))

@@ -24,6 +24,7 @@ from quire.ops.gpu.few_rows import few_rows_product
 from quire.ops.gpu.kernels import GPU, attend
 from quire.ops.heads import Heads
 from quire.ops.pages import TILE, CodedPages, KVWriteTargets, PageAccess, SharedPrefixes, Tiles
+from quire.ops.rounded_rows import ScaledSums
 from quire.ops.step_attention import step_attention
 
 SPECS = {
@@ -173,6 +174,43 @@ def test_products_of_coded_experts_are_translated(kind: str, tokens: int) -> Non
     with on_an_h200():
         text = run.trace(x, expert, weight).lower(lowering_platforms=("cuda",)).as_text()
     assert text.count('name = "expert_product"') == 1
+
+
+@pytest.mark.parametrize("code_dtype", ["float8_e4m3fn", "int8"])
+@pytest.mark.parametrize("sums", ["bfloat16", "float32", "int32"])
+@pytest.mark.parametrize("size", [576, 4096, 14336, 53248])
+def test_rows_that_are_rounded_where_they_are_made_are_translated(size: int, sums: str, code_dtype: str) -> None:
+    """One kernel each, and nothing beside it: values that are not read are left out."""
+    rows, columns, bfloat16 = jnp.ones((64, 1)), jnp.ones(2 * size), jnp.dtype("bfloat16")
+    both = ScaledSums(jnp.zeros((64, 1, 2, size), sums), rows, columns, bfloat16)
+    out = ScaledSums(jnp.zeros((64, size), sums), rows, columns[:size], bfloat16)
+    x, weight, code = jnp.zeros((64, size), bfloat16), jnp.zeros(size, bfloat16), jnp.dtype(code_dtype)
+
+    def run(x: jax.Array, both: ScaledSums, out: ScaledSums) -> Any:
+        gated = GPU.rounding.gate(jax.nn.silu, both, code)
+        total, normal = GPU.rounding.add_rms(x, out, weight, 1e-5, 0.0, code)
+        _, alone = GPU.rounding.add_rms(x, None, weight, 1e-5, 0.0, code)
+        return total, [(made.codes, made.scales) for made in (gated, normal, alone, GPU.rounding.rows(total, code))]
+
+    with on_an_h200():
+        text = jax.jit(run).trace(x, both, out).lower(lowering_platforms=("cuda",)).as_text()
+    names = {"gate_round": 1, "add_norm_round": 2, "round_rows": 1}
+    assert {name: text.count(f'name = "{name}"') for name in names} == names
+
+
+def test_sums_of_heads_are_translated() -> None:
+    spec, tokens = SPECS["groups of 4"], 8
+    shape = (tokens, spec.kv_heads, spec.group + 2, spec.head_dim)
+    pages = jnp.zeros((4, 32, spec.kv_heads, spec.head_dim), jnp.bfloat16)
+    places = jnp.zeros(tokens, jnp.int32)
+    for sums in ("bfloat16", "int32"):
+        columns = jnp.ones(spec.kv_heads * (spec.group + 2) * spec.head_dim)
+        heads = Heads(ScaledSums(jnp.zeros(shape, sums), jnp.ones((tokens, 1)), columns, jnp.dtype("bfloat16")))
+        with on_an_h200():
+            traced = jax.jit(GPU.place).trace(heads, (pages, pages), KVWriteTargets(places, places))
+            text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        assert text.count("stablehlo.custom_call") == 1
+        assert "stablehlo.multiply" not in text
 
 
 @pytest.mark.parametrize("bits", [4, 8])

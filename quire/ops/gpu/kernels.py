@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from quire.ops.adapters import AdapterStack
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import add_norm as sum_and_norm
+from quire.ops.gpu import rounded_rows
 from quire.ops.gpu.adapter_product import add_products
 from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.expert_product import expert_product
@@ -19,6 +20,7 @@ from quire.ops.gpu.prefill_attention import prefill_attention
 from quire.ops.heads import Heads
 from quire.ops.norms import Norms
 from quire.ops.pages import KVWriteTargets, Pages, Segments, Tiles
+from quire.ops.rounded_rows import Activation, RoundedRows, RoundingOps, ScaledSums, Sums, gated_values
 from quire.ops.step_attention import Kernels
 from quire.ops.tiled_attention import tiled_attention
 
@@ -117,6 +119,26 @@ def adapter_product(
     return add_products(out, x, rows, stack, gated=gated)
 
 
+@partial(jax.jit, static_argnums=1)
+def round_rows(x: jax.Array, code_dtype: Any) -> RoundedRows:
+    return rounded_rows.round_rows(x, code_dtype)
+
+
+@partial(jax.jit, static_argnums=(3, 4, 5))
+def add_rms_norm_rounded(
+    x: jax.Array, addend: Sums | None, weight: jax.Array, eps: float, offset: float, code_dtype: Any
+) -> tuple[jax.Array, RoundedRows]:
+    return rounded_rows.add_norm(x, addend, weight, eps, offset, code_dtype)
+
+
+@partial(jax.jit, static_argnums=(0, 2))
+def gate(activation: Activation, both: Sums, code_dtype: Any) -> RoundedRows:
+    parts = (both.sums if isinstance(both, ScaledSums) else both).shape[1]
+    if activation is not jax.nn.silu or parts > 1:  # not all functions can be part of a kernel
+        return rounded_rows.round_rows(gated_values(activation, both), code_dtype)
+    return rounded_rows.gate(activation, both, code_dtype)
+
+
 GPU = Kernels(
     place,
     attend,
@@ -128,4 +150,5 @@ GPU = Kernels(
     adapter_product=adapter_product,
     attend_latent=attend_latent,
     expert_product=expert_product,
+    rounding=RoundingOps(round_rows, add_rms_norm_rounded, gate),
 )

@@ -11,6 +11,7 @@ from jax.experimental.pallas import triton as plgpu
 from quire.ops.gpu.tiles import array, power_of_two, whole
 from quire.ops.heads import HeadNorm, Heads, joined
 from quire.ops.pages import CodedPages, KVWriteTargets, Pages, coded
+from quire.ops.rounded_rows import ScaledSums
 
 MOST_TOKENS = 16  # of a program
 MANY_TOKENS = 512  # from here on a program has all heads of a key: there are enough, and they share the angles
@@ -22,19 +23,33 @@ def place_heads(
     """As `place` in quire.ops.step_attention."""
     if any(norm is not None and norm.weight.ndim > 1 for norm in (heads.q_norm, heads.k_norm)):
         heads = joined(*heads.finished())  # a norm over all heads, which no program sees together
-    tokens, kv_heads, parts, size = heads.qkv.shape
+    sums, of_sums = heads.qkv, []
+    if isinstance(sums, ScaledSums):
+        of_sums = [sums.rows[:, 0], sums.columns.reshape(sums.sums.shape[1:])]
+    qkv = sums.sums if isinstance(sums, ScaledSums) else sums
+    tokens, kv_heads, parts, size = qkv.shape
     block = min(MOST_TOKENS, power_of_two(tokens))
     together = parts if tokens >= MANY_TOKENS else 1
     of_block = pl.BlockSpec((block,), lambda index, head, part: (index,))
-    extras = [*(heads.rotation or ()), *(norm.weight for norm in (heads.q_norm, heads.k_norm) if norm is not None)]
-    operands = [*targets, heads.qkv, *extras, *pages]
+    extras = [
+        *of_sums,
+        *(heads.rotation or ()),
+        *(norm.weight for norm in (heads.q_norm, heads.k_norm) if norm is not None),
+    ]
+    operands = [*targets, qkv, *extras, *pages]
     shapes = [(tokens, kv_heads, parts - 2, size), *(array.shape for array in pages)]
     dtypes = [heads.qkv.dtype, *(array.dtype for array in pages)]
     out_shapes = [array(*of) for of in zip(shapes, dtypes, strict=True)]
     first = len(operands) - len(pages)
     q, *written = pl.pallas_call(
         partial(
-            _place, _numbers(heads.q_norm), _numbers(heads.k_norm), heads.rotation is not None, together, len(pages)
+            _place,
+            _numbers(heads.q_norm),
+            _numbers(heads.k_norm),
+            bool(of_sums),
+            heads.rotation is not None,
+            together,
+            len(pages),
         ),
         grid=(-(-tokens // block), kv_heads, parts // together),
         in_specs=[of_block, of_block, *map(whole, operands[2:])],
@@ -55,6 +70,7 @@ def _numbers(norm: HeadNorm | None) -> tuple[float, float] | None:
 def _place(
     q_norm: tuple[float, float] | None,
     k_norm: tuple[float, float] | None,
+    scales: bool,
     rotates: bool,
     together: int,
     num_page_arrays: int,
@@ -72,6 +88,7 @@ def _place(
     token = tokens_here[:, None]
     feature = jnp.arange(power_of_two(size))[None, :]
     real = (token < tokens) & (feature < size)
+    scale_refs: list[Any] = [extras.pop(0) for _ in range(2 * scales)]
     rotation_refs: list[Any] = [extras.pop(0) for _ in range(2 * rotates)]
     norm_refs = [(norm, extras.pop(0)) if norm is not None else None for norm in (q_norm, k_norm)]
     if rotates:
@@ -80,8 +97,16 @@ def _place(
         rotated = (token < tokens) & (feature < 2 * half)
         cos, sin = _load_rotation(rotation_refs, token, feature, rotated)
 
+    if scales:
+        row_scales = plgpu.load(scale_refs[0].at[token], mask=token < tokens, other=0.0)
+
     def load(part: Any, feature: jax.Array, mask: jax.Array) -> jax.Array:
-        return plgpu.load(qkv_ref.at[token, head, part, feature], mask=mask, other=0.0)
+        other = 0 if qkv_ref.dtype == jnp.int32 else 0.0
+        found: jax.Array = plgpu.load(qkv_ref.at[token, head, part, feature], mask=mask, other=other)
+        if not scales:
+            return found
+        columns = plgpu.load(scale_refs[1].at[head, part, feature], mask=feature < size, other=0.0)
+        return (found.astype(jnp.float32) * row_scales * columns).astype(q_ref.dtype)
 
     def finished(x: jax.Array, part: Any, norms: list[tuple[Any, Any]]) -> jax.Array:
         """A head as it meets others; `norms` has those that apply, each with whether it does."""
