@@ -1,25 +1,83 @@
-"""The four products of a layer of an 8B model with fp8 weights on this GPU, in each form that they can have.
+"""A layer of an 8B model with fp8 weights on this GPU, without its attention, in each form that it can have.
 
-    python bench/eight_bit_products.py [--rows 8,32,64,128,256,2048]
+    python bench/eight_bit_products.py [--rows 8,32,64,128,256,2048] [--parts layers,kernels] [--blocks 1024,2048,4096]
 
-Microseconds of a layer, of six in one program, with the compiler's options of such a step. Rows are rounded by XLA.
+`layers`: microseconds of a layer, of four in one program, with the compiler's options of such a step: norms, the four
+products, the gate and the rounding of rows between them. Rows are rounded and sums are scaled by XLA, or by the kernels
+of quire/ops/gpu/rounded_rows.py; beside them products of codes with nothing to round or scale, which is the least that
+it can take. Of few rows there are products with codes that are widened, too.
+
+`kernels`: microseconds of each of these kernels alone, by the width of its blocks, and of XLA in its place.
+
+`products`: the four products and the gate alone, each in every form.
 """
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from quire.executor.compiler import OF_THE_LIBRARY, UNTUNED
-from quire.ops.coded import FEW_ROWS, Rounding
+from quire.ops.coded import FEW_ROWS, Coded, Rounding
+from quire.ops.gpu import kernels as gpu_kernels
+from quire.ops.gpu import rounded_rows as gpu_rows
+from quire.ops.rounded_rows import PLAIN, RoundingOps, ScaledSums, plain_sum, scaled
 
 SHAPES = ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336))  # qkv, out, gate and up, down
-LAYERS, STEPS = 6, 20
+LAYERS, STEPS, CALLS = 4, 20, 12
+CODE = jnp.dtype("float8_e4m3fn")
 Product = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+
+
+class Weights(NamedTuple):
+    norms: tuple[jax.Array, jax.Array]
+    matrices: tuple[Coded, Coded, Coded, Coded]
+
+
+def timed_us(function: Callable[..., Any], given: tuple[Any, ...], options: dict[str, Any]) -> float:
+    program = jax.jit(function).lower(*given).compile(options)
+    for step in range(STEPS + 3):
+        if step == 3:
+            begun = time.perf_counter()
+        jax.block_until_ready(program(*given))  # type: ignore[no-untyped-call]
+    return (time.perf_counter() - begun) * 1e6 / STEPS
+
+
+def options_of(rows: int) -> dict[str, Any]:
+    return {} if rows <= FEW_ROWS else OF_THE_LIBRARY if rows <= 256 else UNTUNED
+
+
+def rounded_layers(rounding: RoundingOps, x: jax.Array, weights: list[Weights]) -> jax.Array:
+    out: Any = None
+    for (first, second), (qkv, attention_out, gate_up, down) in weights:
+        x, rows = rounding.add_rms(x, out, first, 1e-5, 0.0, CODE)
+        attended = scaled(qkv.sums(rows, x.dtype))[:, :4096] * jnp.bfloat16(0.1)
+        out = attention_out.sums(rounding.rows(attended, CODE), x.dtype)
+        x, rows = rounding.add_rms(x, out, second, 1e-5, 0.0, CODE)
+        both = gate_up.sums(rows, x.dtype).reshape(1, 2, 14336)
+        out = down.sums(rounding.gate(jax.nn.silu, both, CODE), x.dtype)
+    return plain_sum(x, out)
+
+
+def product_layers(form: Product, norm: Any, x: jax.Array, weights: list[Weights]) -> jax.Array:
+    """With products that take and give numbers. `norm` gives x + out, and its norm."""
+    out = jnp.zeros_like(x)
+    for norms, matrices in weights:
+        qkv, attention_out, gate_up, down = (partial(_applied, form, matrix) for matrix in matrices)
+        x, normal = norm(x, out, norms[0])
+        out = attention_out(qkv(normal)[:, :4096] * jnp.bfloat16(0.1))
+        x, normal = norm(x, out, norms[1])
+        both = gate_up(normal)
+        out = down(jax.nn.silu(both[:, :14336].astype(jnp.float32)).astype(x.dtype) * both[:, 14336:])
+    return x + out
+
+
+def _applied(form: Product, matrix: Coded, x: jax.Array) -> jax.Array:
+    return form(x, matrix.codes, matrix.scales[:, 0])
 
 
 def widened(x: jax.Array, codes: jax.Array, scales: jax.Array) -> jax.Array:
@@ -39,58 +97,129 @@ def by_codes(sums: Any, x: jax.Array, codes: jax.Array, scales: jax.Array) -> ja
 
 
 def bare(x: jax.Array, codes: jax.Array, scales: jax.Array) -> jax.Array:
-    rows = x.astype(jnp.float8_e4m3fn)
-    return jnp.einsum("ti,oi->to", rows, codes, preferred_element_type=jnp.bfloat16)
+    return jnp.einsum("ti,oi->to", x.astype(CODE), codes, preferred_element_type=jnp.bfloat16)
 
 
-FORMS: dict[str, Product] = {
+def plain_norm(x: jax.Array, out: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+    found: tuple[jax.Array, jax.Array] = gpu_kernels.add_rms_norm(x, out, weight, 1e-5, 0.0)
+    return found
+
+
+def no_norm(x: jax.Array, out: jax.Array, weight: jax.Array) -> tuple[jax.Array, jax.Array]:
+    total = (x + out) * jnp.bfloat16(0.5)
+    return total, total
+
+
+PRODUCTS: dict[str, Product] = {
     "rows as they are, widened": widened,
     "rows rounded, widened": rounded_and_widened,
     "codes by codes, float32": partial(by_codes, jnp.float32),
     "codes by codes, bfloat16": partial(by_codes, jnp.bfloat16),
     "codes alone": bare,
 }
+LAYER_FORMS: dict[str, Any] = {
+    "codes widened": partial(product_layers, widened, plain_norm),
+    "rounded by XLA": partial(rounded_layers, PLAIN),
+    "rounded by kernels": partial(rounded_layers, gpu_kernels.GPU.rounding),
+    "nothing rounded": partial(product_layers, bare, no_norm),
+}
 
 
-def layers(form: Product, x: jax.Array, weights: Any) -> jax.Array:
-    for (qkv, out, gate_up, down), scales in weights:
-        attended = form(x, qkv, scales[0])[:, :4096] * jnp.bfloat16(0.1)
-        x = x + form(attended, out, scales[1])
-        both = form(x, gate_up, scales[2])
-        gated = jax.nn.silu(both[:, :14336].astype(jnp.float32)).astype(x.dtype) * both[:, 14336:]
-        x = (x + form(gated, down, scales[3])) * jnp.bfloat16(0.5)
-    return x
-
-
-def microseconds(form: Product, rows: int, weights: Any, options: dict[str, Any]) -> float:
-    x = jax.random.normal(jax.random.key(1), (rows, 4096), jnp.bfloat16)
-    program = jax.jit(partial(layers, form)).lower(x, weights).compile(options)
-    for step in range(STEPS + 3):
-        if step == 3:
-            begun = time.perf_counter()
-        program(x, weights).block_until_ready()
-    return (time.perf_counter() - begun) * 1e6 / STEPS / LAYERS
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--rows", default="8,32,64,128,256,2048")
-    all_rows = [int(rows) for rows in parser.parse_args().rows.split(",")]
+def made_weights() -> list[Weights]:
     key = jax.random.key(0)
     weights = []
     for layer in range(LAYERS):
         keys = jax.random.split(jax.random.fold_in(key, layer), len(SHAPES))
-        codes = [
-            jax.random.normal(k, s, jnp.bfloat16).astype(jnp.float8_e4m3fn) for k, s in zip(keys, SHAPES, strict=True)
-        ]
-        weights.append((codes, [jnp.full(shape[0], 1e-3, jnp.float32) for shape in SHAPES]))
+        matrices = [
+            Coded(
+                codes=jax.random.normal(k, shape, jnp.bfloat16).astype(CODE),
+                scales=jnp.full((shape[0], 1), 1e-3, jnp.float32),
+                zeros=None, index=None, input_scale=None, input_zero=None, shape=shape, num_contracted=1,
+                is_of_experts=False, bits=8, group=shape[1], rounding=Rounding(is_float=True), is_direct=True,
+            )
+            for k, shape in zip(keys, SHAPES, strict=True)
+        ]  # fmt: skip
+        ones = jnp.ones(4096, jnp.bfloat16)
+        weights.append(Weights((ones, ones), (matrices[0], matrices[1], matrices[2], matrices[3])))
+    return weights
+
+
+def rows_of(rows: int, size: int = 4096, seed: int = 1) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), (rows, size), jnp.bfloat16)
+
+
+def layers(all_rows: list[int]) -> Iterator[str]:
+    weights = made_weights()
     for rows in all_rows:
-        for name, form in FORMS.items():
+        for name, form in LAYER_FORMS.items():
+            if name == "codes widened" and rows > 2 * FEW_ROWS:
+                continue
+            options = {} if name == "codes widened" else options_of(max(rows, FEW_ROWS + 1))
+            yield f"{rows:5d} {name:28s} {timed_us(form, (rows_of(rows), weights), options) / LAYERS:8.1f}"
+
+
+def products(all_rows: list[int]) -> Iterator[str]:
+    weights = made_weights()
+    for rows in all_rows:
+        for name, form in PRODUCTS.items():
             is_widened = name.endswith("widened")
             if is_widened and rows > 2 * FEW_ROWS:
                 continue
-            options = {} if is_widened else OF_THE_LIBRARY if rows <= 256 else UNTUNED
-            print(f"{rows:5d} {name:28s} {microseconds(form, rows, weights, options):8.1f}", flush=True)
+            options = {} if is_widened else options_of(max(rows, FEW_ROWS + 1))
+            us = timed_us(partial(product_layers, form, no_norm), (rows_of(rows), weights), options)
+            yield f"{rows:5d} {name:28s} {us / LAYERS:8.1f}"
+
+
+def kernels(all_rows: list[int], blocks: list[int]) -> Iterator[str]:
+    """Each of several calls has numbers of its own, so that large ones come from memory."""
+
+    def sums(rows: int, size: int, seed: int) -> ScaledSums:
+        values = rows_of(rows, size, seed) * jnp.bfloat16(300)
+        return ScaledSums(values, jnp.full((rows, 1), 1e-2), jnp.full(size, 1e-3), jnp.dtype("bfloat16"))
+
+    weight = jnp.ones(4096, jnp.bfloat16)
+    cases: dict[str, Any] = {
+        "gate": lambda ops, x, out, both: ops.gate(jax.nn.silu, both.reshape(1, 2, 14336), CODE),
+        "norm of sum": lambda ops, x, out, both: ops.add_rms(x, out, weight, 1e-5, 0.0, CODE),
+        "rows": lambda ops, x, out, both: ops.rows(x, CODE),
+    }
+    own = {
+        f"kernel, {block}": RoundingOps(
+            partial(gpu_rows.round_rows, block=block),
+            partial(gpu_rows.add_norm, block=block),
+            partial(gpu_rows.gate, block=block),
+        )
+        for block in blocks
+    }
+    for rows in all_rows:
+        given = [(rows_of(rows, seed=s), sums(rows, 4096, s), sums(rows, 28672, s)) for s in range(CALLS)]
+        for case, call in cases.items():
+            for name, ops in {"XLA": PLAIN, **own}.items():
+
+                def all_calls(given: Any, call: Any = call, ops: Any = ops) -> list[Any]:
+                    made = [call(ops, *one) for one in given]
+                    rounded = [one[1] if isinstance(one, tuple) else one for one in made]
+                    totals = [one[0] for one in made if isinstance(one, tuple)]
+                    return [*totals, *((one.codes, one.scales) for one in rounded)]
+
+                us = timed_us(all_calls, (given,), UNTUNED) / CALLS
+                yield f"{rows:5d} {case:12s} {name:15s} {us:8.1f}"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rows", default="8,32,64,128,256,2048")
+    parser.add_argument("--parts", default="layers,kernels")
+    parser.add_argument("--blocks", default="1024,2048,4096")
+    arguments = parser.parse_args()
+    rows = [int(one) for one in arguments.rows.split(",")]
+    blocks = [int(one) for one in arguments.blocks.split(",")]
+    for part in arguments.parts.split(","):
+        print(part, flush=True)
+        for line in (
+            kernels(rows, blocks) if part == "kernels" else layers(rows) if part == "layers" else products(rows)
+        ):
+            print(line, flush=True)
 
 
 if __name__ == "__main__":
