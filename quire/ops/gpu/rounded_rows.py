@@ -53,10 +53,10 @@ def add_norm(
     extra = [] if addend is None else [array(x.shape, x.dtype)]
     blocks, kernel = _Blocks(x.shape[1], block), partial(_add_norm, eps, offset)
     run = _call(blocks, kernel, x.shape, code_dtype, extra, "add_norm_round", interpret)
-    *total, codes, scales = run(x, weight, *_arrays(addend))
-    summed = total[0] if total else x
-    normal = rms_norm(summed, weight, eps, offset)  # compiled where it is read
-    return summed, RoundedRows(normal, codes, scales[:, None])
+    *totals, codes, scales = run(x, weight, *_arrays(addend))
+    total = totals[0] if totals else x
+    normal = rms_norm(total, weight, eps, offset)  # compiled where it is read
+    return total, RoundedRows(normal, codes, scales[:, None])
 
 
 def gate(
@@ -129,7 +129,7 @@ def _call(
 def _round(blocks: _Blocks, x_ref: Any, codes_ref: Any, scales_ref: Any) -> None:
     row = pl.program_id(0)
     loaded = [_load(x_ref.at[row, feature], real) for feature, real in blocks.places()]
-    _store(blocks, [_wide(one) for one in loaded], codes_ref, scales_ref)
+    _store(blocks, loaded, codes_ref, scales_ref)
 
 
 def _add_norm(eps: float, offset: float, blocks: _Blocks, x_ref: Any, weight_ref: Any, *refs: Any) -> None:
@@ -142,37 +142,52 @@ def _add_norm(eps: float, offset: float, blocks: _Blocks, x_ref: Any, weight_ref
         *addend_refs, total_ref = addend_refs
         addends = _numbers(addend_refs, row, places)
         for index, (feature, real) in enumerate(places):
-            total = (totals[index] + addends[index]).astype(x_ref.dtype)  # it is what the next layer adds to
+            total = (totals[index] + addends[index]()).astype(x_ref.dtype)  # it is what the next layer adds to
             plgpu.store(total_ref.at[row, feature], total, mask=real)
             totals[index] = _wide(total)
     squares = reduce(jnp.add, [total * total for total in totals]).sum()
     scale = jax.lax.rsqrt(squares / blocks.size + eps)
     normals = [
-        _wide((total * scale * (_wide(weight) + offset)).astype(x_ref.dtype))
+        (total * scale * (_wide(weight) + offset)).astype(x_ref.dtype)
         for total, weight in zip(totals, weights, strict=True)
     ]
     _store(blocks, normals, codes_ref, scales_ref)
 
 
 def _gate(activation: Activation, dtype: Any, blocks: _Blocks, *refs: Any) -> None:
+    """A block is on its way while the one before it is computed. All at once would take so many registers that a
+    multiprocessor had one program at a time."""
     *both_refs, codes_ref, scales_ref = refs
-    places = blocks.places()
-    both = [*places, *((blocks.size + feature, real) for feature, real in places)]
-    numbers = _numbers(both_refs, pl.program_id(0), both)
-    gates, ups = numbers[: len(places)], numbers[len(places) :]
-    active = [activation(gate) * up for gate, up in zip(gates, ups, strict=True)]
-    _store(blocks, [_wide(one.astype(dtype)) for one in active], codes_ref, scales_ref)
+    row, places = pl.program_id(0), blocks.places()
+    found: list[jax.Array] = []
+    coming = _numbers(both_refs, row, _with_ups(blocks, places[0]))
+    for index in range(len(places)):
+        gate, up = coming
+        if index + 1 < len(places):
+            coming = _numbers(both_refs, row, _with_ups(blocks, places[index + 1]))
+        found.append((activation(gate()) * up()).astype(dtype))
+    _store(blocks, found, codes_ref, scales_ref)
 
 
-def _numbers(refs: Sequence[Any], row: Any, places: Sequence[Place]) -> list[jax.Array]:
-    """float32 numbers of a row, or its sums with the scales of the row and of columns."""
+def _with_ups(blocks: _Blocks, gates: Place) -> list[Place]:
+    feature, real = gates
+    return [gates, (blocks.size + feature, real)]
+
+
+def _numbers(refs: Sequence[Any], row: Any, places: Sequence[Place]) -> list[Callable[[], jax.Array]]:
+    """float32 numbers of a row, or its sums with the scales of the row and of columns: loaded now, and computed when
+    they are called."""
     loaded = [_load(refs[0].at[row, feature], real) for feature, real in places]
     if len(refs) == 1:
-        return [_wide(one) for one in loaded]
+        return [partial(_wide, one) for one in loaded]
     _, rows_ref, columns_ref = refs
     scale = rows_ref[row]
     columns = [_load(columns_ref.at[feature], real, STAYS) for feature, real in places]
-    return [_wide(one) * scale * column for one, column in zip(loaded, columns, strict=True)]
+    return [partial(_scaled, one, scale, column) for one, column in zip(loaded, columns, strict=True)]
+
+
+def _scaled(sums: jax.Array, scale: jax.Array, columns: jax.Array) -> jax.Array:
+    return _wide(sums) * scale * columns
 
 
 def _wide(numbers: jax.Array) -> jax.Array:
@@ -186,10 +201,10 @@ def _load(ref: Any, real: jax.Array | None, eviction: str = LEAVES) -> jax.Array
 
 
 def _store(blocks: _Blocks, numbers: Sequence[jax.Array], codes_ref: Any, scales_ref: Any) -> None:
-    """Codes and the scale of this program's row."""
+    """Codes and the scale of this program's row, whose numbers are of the model's type."""
     row = pl.program_id(0)
-    scale = row_scale(reduce(jnp.maximum, map(jnp.abs, numbers)).max(), codes_ref.dtype)
+    scale = row_scale(reduce(jnp.maximum, [jnp.abs(_wide(one)) for one in numbers]).max(), codes_ref.dtype)
     inverse = 1.0 / scale
     for one, (feature, real) in zip(numbers, blocks.places(), strict=True):
-        plgpu.store(codes_ref.at[row, feature], nearest_codes(one * inverse, codes_ref.dtype), mask=real)
+        plgpu.store(codes_ref.at[row, feature], nearest_codes(_wide(one) * inverse, codes_ref.dtype), mask=real)
     scales_ref[row] = scale
