@@ -1,13 +1,14 @@
 """A layer of an 8B model with fp8 weights on this GPU, without its attention, in each form that it can have.
 
-    python bench/eight_bit_products.py [--rows 8,32,64,128,256,2048] [--parts layers,kernels] [--blocks 1024,2048,4096]
+    python bench/eight_bit_products.py [--rows 8,32,64,128,256,2048] [--parts layers,kernels] [--blocks 2048,4096]
 
 `layers`: microseconds of a layer, of four in one program, with the compiler's options of such a step: norms, the four
 products, the gate and the rounding of rows between them. Rows are rounded and sums are scaled by XLA, or by the kernels
 of quire/ops/gpu/rounded_rows.py; beside them products of codes with nothing to round or scale, which is the least that
 it can take. Of few rows there are products with codes that are widened, too.
 
-`kernels`: microseconds of each of these kernels alone, by the width of its blocks, and of XLA in its place.
+`kernels`: microseconds of each of these kernels alone, by the width of its blocks and how many of a gate are loaded
+ahead, and of XLA in its place.
 
 `products`: the four products and the gate alone, each in every form.
 """
@@ -191,12 +192,13 @@ def kernels(all_rows: list[int], blocks: list[int]) -> Iterator[str]:
         "rows": lambda ops, x, out, both: ops.rows(x, CODE),
     }
     own = {
-        f"kernel, {block}": RoundingOps(
+        f"{block}, {ahead} ahead": RoundingOps(
             partial(gpu_rows.round_rows, block=block),
             partial(gpu_rows.add_norm, block=block),
-            partial(gpu_rows.gate, block=block),
+            partial(gpu_rows.gate, block=block, ahead=ahead),
         )
         for block in blocks
+        for ahead in (gpu_rows.AHEAD, 1, 2)
     }
     for rows in all_rows:
         given = [(rows_of(rows, seed=s), sums(rows, 4096, s), sums(rows, 28672, s)) for s in range(CALLS)]
@@ -209,6 +211,8 @@ def kernels(all_rows: list[int], blocks: list[int]) -> Iterator[str]:
                     totals = [one[0] for one in made if isinstance(one, tuple)]
                     return [*totals, *((one.codes, one.scales) for one in rounded)]
 
+                if case != "gate" and name.endswith((" 1 ahead", " 2 ahead")):
+                    continue
                 us = timed_us(all_calls, (given,), UNTUNED) / CALLS
                 yield f"{rows:5d} {case:12s} {name:15s} {us:8.1f}"
 
@@ -217,7 +221,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="8,32,64,128,256,2048")
     parser.add_argument("--parts", default="layers,kernels")
-    parser.add_argument("--blocks", default="1024,2048,4096")
+    parser.add_argument("--blocks", default="2048,4096")
     arguments = parser.parse_args()
     rows = [int(one) for one in arguments.rows.split(",")]
     blocks = [int(one) for one in arguments.blocks.split(",")]

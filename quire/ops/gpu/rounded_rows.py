@@ -27,6 +27,7 @@ from quire.ops.rounded_rows import (
 
 BLOCK = 2048  # numbers that a program handles together, eight for each thread
 MOST_BLOCKS = 16  # a longer row has more threads, so that their registers suffice
+AHEAD = MOST_BLOCKS  # blocks of a gate that are on their way while one is computed; fewer take fewer registers
 # Of the first cache: scales of columns and factors of norms are read for every row, and rows once.
 STAYS, LEAVES = "evict_last", "evict_first"
 
@@ -60,12 +61,18 @@ def add_norm(
 
 
 def gate(
-    activation: Activation, both: Sums, code_dtype: Any, *, block: int = BLOCK, interpret: bool = False
+    activation: Activation,
+    both: Sums,
+    code_dtype: Any,
+    *,
+    block: int = BLOCK,
+    ahead: int = AHEAD,
+    interpret: bool = False,
 ) -> RoundedRows:
     """As in quire.ops.rounded_rows, of both [t, 1, 2, m]."""
     tokens, _, _, size = (both.sums if isinstance(both, ScaledSums) else both).shape
     flat = [one.reshape(tokens, 2 * size) if one.ndim == 4 else one for one in _arrays(both)]
-    blocks, kernel = _Blocks(size, block), partial(_gate, activation, both.dtype)
+    blocks, kernel = _Blocks(size, block), partial(_gate, activation, both.dtype, ahead)
     codes, scales = _call(blocks, kernel, (tokens, size), code_dtype, [], "gate_round", interpret)(*flat)
     return RoundedRows(gated_values(activation, both), codes, scales[:, None])
 
@@ -154,17 +161,15 @@ def _add_norm(eps: float, offset: float, blocks: _Blocks, x_ref: Any, weight_ref
     _store(blocks, normals, codes_ref, scales_ref)
 
 
-def _gate(activation: Activation, dtype: Any, blocks: _Blocks, *refs: Any) -> None:
-    """A block is on its way while the one before it is computed. All at once would take so many registers that a
-    multiprocessor had one program at a time."""
+def _gate(activation: Activation, dtype: Any, ahead: int, blocks: _Blocks, *refs: Any) -> None:
     *both_refs, codes_ref, scales_ref = refs
     row, places = pl.program_id(0), blocks.places()
+    coming: list[list[Callable[[], jax.Array]]] = []
     found: list[jax.Array] = []
-    coming = _numbers(both_refs, row, _with_ups(blocks, places[0]))
     for index in range(len(places)):
-        gate, up = coming
-        if index + 1 < len(places):
-            coming = _numbers(both_refs, row, _with_ups(blocks, places[index + 1]))
+        next_places = places[len(coming) : index + ahead + 1]
+        coming += [_numbers(both_refs, row, _with_ups(blocks, place)) for place in next_places]
+        gate, up = coming[index]
         found.append((activation(gate()) * up()).astype(dtype))
     _store(blocks, found, codes_ref, scales_ref)
 
