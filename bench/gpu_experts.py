@@ -26,7 +26,7 @@ from quire.models.feed_forward import ClampedGate, Experts, gate_of
 from quire.models.params import Param, ParamTree, Tensor
 from quire.ops.attention import whole_sequence
 from quire.ops.coded import Coded, Rounding
-from quire.ops.expert_product import ExpertProduct, declined
+from quire.ops.expert_product import NONE, kernels_of
 from quire.ops.gpu.expert_product import ExpertBlocks, blocks_of, expert_product
 from quire.ops.gpu.expert_weights import form_of
 
@@ -161,15 +161,13 @@ def floor_s(shape: Shape, routes: list[ParamTree]) -> float:
 def blocks_timed(name: str, shape: Shape, rows: list[int], ways: list[str]) -> Iterator[str]:
     """Whole feed-forward blocks by each way."""
     block, weights = shape.block(), shape.weights()
-    products: dict[str, ExpertProduct] = {"kernel": expert_product, "plain": declined}
+    kernels = {"kernel": kernels_of(expert_product), "plain": NONE}
     for way, tokens in pairs(ways, rows):
         routes = shape.routes(tokens)
         all_weights = [{**one, "router": route} for one, route in zip(weights, routes, strict=True)]
 
         def layer(x: jax.Array, given: ParamTree, way: str = way) -> jax.Array:
-            return (x + block(given, x, PlatformOps(whole_sequence, expert_product=products[way]))) * jnp.asarray(
-                0.7, x.dtype
-            )
+            return (x + block(given, x, PlatformOps(whole_sequence, experts=kernels[way]))) * jnp.asarray(0.7, x.dtype)
 
         x = jax.random.normal(jax.random.key(0), (tokens, shape.embed), DTYPE)
         floor = floor_s(shape, routes)

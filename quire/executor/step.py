@@ -218,7 +218,7 @@ def _ops(kernels: Kernels, norms: Norms) -> PlatformOps:
         return out, state._replace(pages=pages)
 
     recurrent = RecurrentOps(kernels.recurrent)
-    return PlatformOps(attend, norms, kernels.adapter_product, recurrent, kernels.expert_product, kernels.rounding)
+    return PlatformOps(attend, norms, kernels.adapter_product, recurrent, kernels.experts, kernels.rounding)
 
 
 def sample_next(

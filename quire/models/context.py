@@ -6,7 +6,8 @@ import jax
 
 from quire.ops.adapters import AdapterProduct, add_products
 from quire.ops.attention import Attend
-from quire.ops.expert_product import ExpertProduct, declined
+from quire.ops.expert_product import NONE as NO_EXPERT_KERNELS
+from quire.ops.expert_product import ExpertKernels
 from quire.ops.norms import PLAIN, Norms
 from quire.ops.recurrence import PLAIN as PLAIN_RECURRENT
 from quire.ops.recurrence import RecurrentOps
@@ -64,5 +65,5 @@ class PlatformOps(NamedTuple):
     norms: Norms = PLAIN
     adapter_product: AdapterProduct = add_products
     recurrent: RecurrentOps = RecurrentOps(PLAIN_RECURRENT)
-    expert_product: ExpertProduct = declined
+    experts: ExpertKernels = NO_EXPERT_KERNELS
     rounding: RoundingOps = PLAIN_ROUNDING

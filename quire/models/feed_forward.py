@@ -15,7 +15,7 @@ from quire.models.projection import BaseWeight, code_dtype, matmul, project, pro
 from quire.models.routing import Router
 from quire.ops.adapters import AdaptedWeight
 from quire.ops.coded import Coded
-from quire.ops.expert_product import ExpertProduct
+from quire.ops.expert_product import ExpertKernels
 from quire.ops.grouped_product import ragged_product
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import Grouped, Packed, gated_grouped_product, gated_product, grouped_product
@@ -165,7 +165,7 @@ class Experts:
     def __call__(self, weights: ParamTree, x: Rows, ops: PlatformOps) -> jax.Array:
         x = values(x)
         share, expert = self.router(weights["router"], x)
-        if (out := self._by_kernel(weights, x, share, expert, ops.expert_product)) is not None:
+        if (out := self._by_kernels(weights, x, share, expert, ops.experts)) is not None:
             return out
         tokens, chosen = expert.shape
         num_experts, *parts, embed = self.gate_up.shape
@@ -190,21 +190,20 @@ class Experts:
         outputs = outputs if self.scales_inputs else outputs * share
         return jnp.zeros((tokens, embed), jnp.float32).at[order // chosen].add(outputs).astype(x.dtype)
 
-    def _by_kernel(
-        self, weights: ParamTree, x: jax.Array, share: jax.Array, expert: jax.Array, product: ExpertProduct
+    def _by_kernels(
+        self, weights: ParamTree, x: jax.Array, share: jax.Array, expert: jax.Array, kernels: ExpertKernels
     ) -> jax.Array | None:
-        """By the platform's product, if it has one for these weights. Tokens stay in their order."""
-        inputs, shares = x[:, None], share[:, :, None]
+        """By the platform's kernels, if it has some for these weights. Tokens stay in their order."""
+        inputs = x[:, None]
         if self.scales_inputs:
-            inputs = (inputs.astype(jnp.float32) * shares).astype(x.dtype)
+            inputs = (inputs.astype(jnp.float32) * share[:, :, None]).astype(x.dtype)
         gate = gate_of(self.activation)
-        active = product(inputs, expert, weights["gate_up"], weights.get("gate_up_bias"), gate)
+        active = kernels.product(inputs, expert, weights["gate_up"], weights.get("gate_up_bias"), gate)
         if active is None:
             return None
-        outputs = product(active, expert, weights["down"], weights.get("down_bias"))
-        if outputs is None:
-            return None
-        return jnp.sum(outputs if self.scales_inputs else outputs * shares, axis=1).astype(x.dtype)
+        shares = None if self.scales_inputs else share
+        out = kernels.total(active, expert, shares, weights["down"], weights.get("down_bias"))
+        return None if out is None else out.astype(x.dtype)
 
     def for_devices(self, num_devices: int) -> "Experts":
         bias = self.gate_up_bias

@@ -15,13 +15,13 @@ from jax.sharding import Mesh, PartitionSpec
 
 from quire.ops.adapters import add_products
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.expert_product import declined
 from quire.ops.heads import Heads
 from quire.ops.norms import Norms, rms_norm
 from quire.ops.pages import KVWriteTargets, Pages, Segments, Tiles
 from quire.ops.recurrence import Recurrence, RecurrentKernels, convolve
 from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
 from quire.ops.rounded_rows import scaled
+from quire.ops.sharded_experts import sharded_experts
 from quire.ops.slot_access import SlotAccess
 from quire.ops.step_attention import Kernels
 from quire.sharding import PAGE_AXES, PAGE_SCALE_AXES, sharding
@@ -112,7 +112,7 @@ def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
         norms=Norms(*(whole(norm) for norm in kernels.norms)),
         decode_norms=Norms(*(whole(norm) for norm in kernels.decode_norms)),
         adapter_product=add_products,  # plain: the compiler partitions it
-        expert_product=declined,  # the compiler partitions grouped products
+        experts=sharded_experts(kernels.experts, mesh),
         rounding=PLAIN_ROUNDING,  # the same
         filter_cuts=None if kernels.filter_cuts is None else whole(kernels.filter_cuts),
     )

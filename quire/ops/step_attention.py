@@ -8,7 +8,8 @@ import jax.numpy as jnp
 
 from quire.ops.adapters import AdapterProduct, add_products
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.expert_product import ExpertProduct, declined
+from quire.ops.expert_product import NONE as NO_EXPERT_KERNELS
+from quire.ops.expert_product import ExpertKernels
 from quire.ops.heads import Heads
 from quire.ops.norms import PLAIN as PLAIN_NORMS
 from quire.ops.norms import Norms
@@ -36,7 +37,7 @@ class Kernels(NamedTuple):
     may return None, and anything for padding; layers with sinks are not given to it. The last argument of `attend` are
     the sinks [k, g] of a layer that has some. `decode_norms` are the norms of steps of decodes alone; `filter_cuts` is
     for sampling, where XLA alone takes too long. `adapter_product` adds the products with adapters to others.
-    `recurrent` is for layers with a recurrent state, `expert_product` for layers with experts. `rounding` makes rows
+    `recurrent` is for layers with a recurrent state, `experts` for layers with experts. `rounding` makes rows
     for products of codes of eight bits.
     """
 
@@ -53,7 +54,7 @@ class Kernels(NamedTuple):
     attend_latent: Callable[[AttentionSpec, jax.Array, Pages, jax.Array, Tiles, jax.Array | None], jax.Array] = (
         tiled_attention
     )
-    expert_product: ExpertProduct = declined
+    experts: ExpertKernels = NO_EXPERT_KERNELS
     rounding: RoundingOps = PLAIN_ROUNDING
 
 

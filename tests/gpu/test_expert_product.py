@@ -15,7 +15,7 @@ from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.ops.attention import whole_sequence
 from quire.ops.coded import Coded, Rounding
-from quire.ops.expert_product import Gate, declined
+from quire.ops.expert_product import NONE, Gate, kernels_of
 from quire.ops.gpu.expert_product import expert_product, tiles_of
 from tests.gpu.test_kernels import INTERPRET, check, each_dtype
 from tests.models.cases import CASES
@@ -152,8 +152,8 @@ def test_a_block_of_experts_gives_what_it_gives_without_the_kernel(name: str, at
     x = numbers((tokens, model.hidden_size), "bfloat16", 1) * 8
     run = jax.jit(block, static_argnums=2)
     one, other = (
-        run(weights["feed_forward"], x, PlatformOps(whole_sequence, expert_product=way))
-        for way in (partial(expert_product, interpret=INTERPRET), declined)
+        run(weights["feed_forward"], x, PlatformOps(whole_sequence, experts=way))
+        for way in (kernels_of(partial(expert_product, interpret=INTERPRET)), NONE)
     )
     check(one, other, "bfloat16")
 

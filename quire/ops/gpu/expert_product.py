@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from quire.ops.expert_product import Gate
-from quire.ops.gpu.expert_weights import Form, arrays_of, form_of, load_rows, load_scales, load_weights, rounded_rows
+from quire.ops.expert_product import Gate, rounded_rows
+from quire.ops.gpu.expert_weights import Form, arrays_of, form_of, load_rows, load_scales, load_weights
 from quire.ops.gpu.tiles import array, least_dot, power_of_two, product, whole
 
 LEAST = 16  # on each side of a product of blocks

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental.pallas import triton as plgpu
 
-from quire.ops.coded import FEW_ROWS, Coded, float_scales, four_bit_floats
+from quire.ops.coded import Coded, float_scales, four_bit_floats
 
 PAIR = 2  # codes of a byte
 FOUR_BIT_GROUP = 32
@@ -57,18 +57,6 @@ def form_of(x: jax.Array, weight: Any) -> Form | None:
     is_mxfp4 = weight.scales.dtype == jnp.uint8 and weight.group == FOUR_BIT_GROUP and inputs % FOUR_BIT_GROUP == 0
     form = Form(x.dtype, inputs, weight.group, is_paired=True)
     return form if is_mxfp4 and x.dtype.itemsize == 2 else None
-
-
-def rounded_rows(x: jax.Array, expert: jax.Array, weight: Any) -> jax.Array:
-    """The rows x [t, chosen or 1, inputs] as a weight asks for them. Those of few tokens stay what they are where that
-    is allowed: the products of dense layers do the same."""
-    if not isinstance(weight, Coded) or weight.rounding is None:
-        return x
-    if weight.is_direct and weight.input_scale is None and len(x) <= FEW_ROWS:
-        return x
-    if weight.input_scale is not None:  # of each expert its own
-        x = jnp.broadcast_to(x, (*expert.shape, x.shape[-1]))
-    return weight.rounded_rows(x.reshape(-1, x.shape[-1]), expert.reshape(-1)).reshape(x.shape)
 
 
 def arrays_of(form: Form, x: jax.Array, weight: Any, parts: int) -> tuple[jax.Array, ...]:

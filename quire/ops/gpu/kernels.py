@@ -9,6 +9,7 @@ import jax.numpy as jnp
 
 from quire.ops.adapters import AdapterStack
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.expert_product import kernels_of
 from quire.ops.gpu import add_norm as sum_and_norm
 from quire.ops.gpu import rounded_rows
 from quire.ops.gpu.adapter_product import add_products
@@ -149,6 +150,6 @@ GPU = Kernels(
     filter_cuts=filter_cuts,
     adapter_product=adapter_product,
     attend_latent=attend_latent,
-    expert_product=expert_product,
+    experts=kernels_of(expert_product),
     rounding=RoundingOps(round_rows, add_rms_norm_rounded, gate),
 )
