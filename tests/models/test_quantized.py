@@ -1,5 +1,6 @@
 """Models with weights of eight bits: near float32 in every kind of block, in both forms, and cut across devices."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,10 +9,12 @@ import pytest
 
 from quire.executor.memory import weight_bytes
 from quire.models.checkpoint import load_weights
+from quire.models.context import PlatformOps
 from quire.models.feed_forward import Experts, SharedExperts
 from quire.models.params import Param, ParamTree
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
+from quire.ops.attention import whole_sequence
 from quire.ops.native import int8_product
 from quire.ops.quantized import Grouped, Packed
 from tests.models.cases import CASES
@@ -89,7 +92,7 @@ def test_experts_have_eight_bits_and_stay_near_float32_row_by_row(name: str) -> 
     assert isinstance(int8["gate_up"], kind)
     assert isinstance(int8["down"], kind)
     x = np.random.default_rng(0).standard_normal((37, model.hidden_size), dtype=np.float32)
-    run = jax.jit(block)
+    run = jax.jit(partial(block, ops=PlatformOps(whole_sequence)))
     together = np.asarray(run(int8, x))
     assert 0 < spread(together, np.asarray(run(exact, x))) < 0.03
     if kind is Packed:
