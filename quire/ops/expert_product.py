@@ -31,7 +31,7 @@ class ExpertSum(Protocol):
 
 
 class ExpertKernels(NamedTuple):
-    """What a platform has for the two products of experts, into them and out of them."""
+    """The kernels of a platform for the two products of experts, into them and out of them."""
 
     product: ExpertProduct
     total: ExpertSum
