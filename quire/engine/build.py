@@ -21,7 +21,7 @@ from quire.engine.deployment import Checkpoint, Deployment, cache_capacity, layo
 from quire.engine.draft_plan import DraftPlan, find_draft, refuse_what_cannot_draft
 from quire.engine.engine import Engine
 from quire.engine.group import Group, GroupFaults
-from quire.engine.model_weights import load_draft, load_model, placement_of
+from quire.engine.model_weights import load_draft, load_model, make_room_for_adapters, placement_of
 from quire.engine.shared_settings import shared_settings
 from quire.engine.slot_state import refuse_what_needs_older_state, with_snapshots
 from quire.errors import InvalidSetting
@@ -321,6 +321,7 @@ def _with_measured_step(deployment: Deployment) -> Deployment:
     resolved, mesh = deployment.resolved, deployment.mesh
     how: Any = {"dtype": resolved.dtype, "quantize": resolved.quantize, "placement": placement_of(deployment)}
     weights = weights_like(deployment.model, deployment.source, **how)
+    make_room_for_adapters(weights, deployment)
     shapes = deployment.shapes.with_pages(2)  # the pages are written in place, so their number does not matter
     store = _program_store(replace(deployment, shapes=shapes))
     draft = None

@@ -9,6 +9,7 @@ from quire.executor.draft import Draft
 from quire.executor.memory import weight_sizes
 from quire.executor.program_store import sources_digest
 from quire.files.progress import Progress
+from quire.models.adapters import make_room
 from quire.models.checkpoint import Placement, leaves, load_weights, stored_names, stored_params
 from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.params import ParamTree
@@ -60,6 +61,19 @@ def describe_experts(deployment: Deployment) -> dict[str, str]:
 
 
 def load_model(deployment: Deployment, progress: Progress) -> ParamTree:
+    weights = _load_model(deployment, progress)
+    make_room_for_adapters(weights, deployment)
+    return weights
+
+
+def make_room_for_adapters(weights: ParamTree, deployment: Deployment) -> None:
+    """On a GPU an adapter's two small products are as many launches: with rows below the weight's one is left. On a
+    CPU they cost what they compute, for the rows that have adapters alone."""
+    if deployment.facts.platform == "gpu" and deployment.mesh is None and deployment.shapes.adapters.slots:
+        make_room(weights, deployment.model, deployment.shapes.adapters)
+
+
+def _load_model(deployment: Deployment, progress: Progress) -> ParamTree:
     how = _how(deployment, progress)
     for name, words in describe_experts(deployment).items():
         log.info("%s: %s", name, words)

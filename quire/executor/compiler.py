@@ -37,7 +37,7 @@ from quire.executor.step import (
     head_weights,
     sample_next,
 )
-from quire.models.adapters import put, structure
+from quire.models.adapters import join, one_adapter, put, structure
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.ops import coded
@@ -75,11 +75,15 @@ class Compiler:
         """`draft` makes the guesses, where there are any; without it they are looked up."""
         self._store = store
         self._mesh = mesh
+        # The stacks of adapters: their structure, with arrays where a weight is in them.
+        self.stacks = None
+        if shapes.adapters.slots:
+            weights, self.stacks = join(weights, structure(model, shapes.adapters, mesh))
+        self.adapters = jax.tree.map(_like, self.stacks)
         # Flat, because every call walks its arguments.
         draft_weights = None if draft is None else draft.weights
         self.weights = (*jax.tree.leaves(weights), *jax.tree.leaves(draft_weights))
         self.head = tuple(jax.tree.leaves(head_weights(weights)))
-        self.adapters = _adapter_structure(model, shapes, mesh)
         self._structure = jax.tree.structure(Weights(weights, draft_weights, self.adapters))
         self._head_structure = jax.tree.structure(head_weights(weights))
         self._has_codes = any(map(_is_coded, jax.tree.leaves((weights, draft_weights), is_leaf=_is_coded)))
@@ -258,9 +262,12 @@ class Compiler:
         """Puts an adapter into its slot, where the others stay."""
         assert self.adapters is not None
         places = None if self._mesh is None else [one.sharding for one in jax.tree.leaves(self.adapters)]
-        stacks = jax.tree.leaves(self.adapters)
-        adapter = [_array(one.shape[1:], one.dtype) for one in stacks]
-        return self._compile_traced(put, 0, places, stacks, _array((), jnp.int32), adapter)
+        stacks, adapter = (jax.tree.flatten(tree) for tree in (self.adapters, one_adapter(self.adapters)))
+
+        def put_flat(flat: list[Any], slot: jax.Array, new: list[Any]) -> list[Any]:
+            return jax.tree.leaves(put(jax.tree.unflatten(stacks[1], flat), slot, jax.tree.unflatten(adapter[1], new)))
+
+        return self._compile_traced(put_flat, 0, places, stacks[0], _array((), jnp.int32), adapter[0])
 
     def _compile_step(self, step: Callable[..., Any], shape: StepShape, places: Any) -> Any:
         return self._compile_packed(step, sum(sizes(shape, self.shapes)), places, self._options(shape))
@@ -311,13 +318,6 @@ def draft_layout(model: Model, shapes: Shapes, dtype: Any) -> PageLayout:
     return page_layout(model.layers, shapes.page_size, shapes.max_sequence_tokens, dtype, **how)
 
 
-def _adapter_structure(model: Model, shapes: Shapes, mesh: Mesh | None) -> list[Any] | None:
-    """The stacks of adapters, if there are any."""
-    if not shapes.adapters.slots:
-        return None
-    return structure(model, shapes.adapters, mesh)
-
-
 @cache
 def cpu_options() -> Options:
     """OWN_REDUCTIONS where this XLA knows the option. Only sums over a vocabulary depend on it: norms are native."""
@@ -336,6 +336,11 @@ def _successor(number: jax.Array) -> jax.Array:
 
 def _is_coded(node: object) -> bool:
     return isinstance(node, coded.Coded)
+
+
+def _like(array: Any) -> jax.ShapeDtypeStruct:
+    where = None if isinstance(array, jax.Array) else array.sharding  # those with weights are on one device
+    return _array(array.shape, array.dtype, where)
 
 
 def _array(shape: tuple[int, ...], dtype: Any, where: Any = None) -> jax.ShapeDtypeStruct:

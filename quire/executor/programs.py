@@ -27,7 +27,7 @@ from quire.executor.slots import pack_forced, pack_starts
 from quire.executor.snapshot_arrays import LOAD, SAVE
 from quire.executor.step import State
 from quire.executor.step_costs import good_sizes, slower_than_larger
-from quire.models.adapters import empty
+from quire.models.adapters import empty, one_adapter, without_adapters
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.request import num_mask_words
@@ -91,8 +91,16 @@ class Programs:
 
     def clear_adapters(self) -> None:
         """Empty all adapter slots."""
-        self._adapters = []  # frees the old ones first
-        self._set_adapters([] if self.compiler.adapters is None else jax.tree.leaves(empty(self.compiler.adapters)))
+        stacks, old = self.compiler.adapters, self.compiler.stacks
+        if stacks is None:
+            return
+        if self._adapters:
+            old = jax.tree.unflatten(jax.tree.structure(stacks), self._adapters)
+        assert old is not None
+        kept = without_adapters(stacks, old)
+        del old
+        self._set_adapters([])  # frees the others first
+        self._set_adapters(jax.tree.leaves(empty(kept)))
 
     def put_adapter(self, slot: int, adapter: list[Any]) -> None:
         """Replace the adapter in a slot. `adapter` is the flat form of `host_adapter`."""
@@ -321,7 +329,7 @@ class Programs:
             return state._replace(slots=program(state.slots, pack_starts([], size, shapes)))
         if kind == "adapter":
             assert self.compiler.adapters is not None
-            zeros = [np.zeros(one.shape[1:], one.dtype) for one in jax.tree.leaves(self.compiler.adapters)]
+            zeros = [np.zeros(one.shape, one.dtype) for one in jax.tree.leaves(one_adapter(self.compiler.adapters))]
             self._set_adapters(program(self._adapters, np.int32(0), zeros))
             return state
         if kind == "force":

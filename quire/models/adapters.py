@@ -4,7 +4,8 @@ Both follow from the model's own `params`: each matrix of a layer can be adapted
 that it is joined from.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -17,9 +18,19 @@ from quire.errors import InvalidAdapter, listed
 from quire.files.peft import LowRank, PeftAdapter, open_adapter
 from quire.models.model import Model
 from quire.models.params import Array, Param, ParamTree
-from quire.ops.adapters import AdaptedWeight, AdapterProduct, AdapterStack, Runs, runs_of
+from quire.ops.adapters import (
+    AdaptedWeight,
+    AdapterProduct,
+    AdapterStack,
+    JoinedStack,
+    RoomyWeight,
+    Runs,
+    Stack,
+    runs_of,
+)
 from quire.sharding import sharding
 
+ROOM_SHARE = 8  # a weight with room has at most one row for adapters to so many of its own
 _FLOATS = ("float32", "float16", "bfloat16")
 
 
@@ -67,6 +78,61 @@ def structure(model: Model, sizes: AdapterSizes, mesh: Mesh | None) -> list[Any]
     return _map(stack, adapted_layers(model))
 
 
+def make_room(weights: ParamTree, model: Model, sizes: AdapterSizes, share: int = ROOM_SHARE) -> None:
+    """Replace weights of a tree by `RoomyWeight`s, in place, so that there is never more than one matrix twice.
+
+    Every product reads the rows of all slots, whatever its rows have. So it is done where they are few beside the
+    weight's own, and where the weight is plain numbers of the adapters' type.
+    """
+
+    def visit(params: ParamTree, tree: ParamTree) -> None:
+        for name, param in params.items():
+            if not isinstance(param, Param):
+                visit(param, tree[name])
+                continue
+            added = sizes.slots * len(param.sources) * sizes.rank
+            outputs = prod(param.shape[: len(param.shape) - param.num_contracted])
+            plain = isinstance(tree[name], jax.Array | jax.ShapeDtypeStruct) and tree[name].dtype == sizes.dtype
+            if plain and added * share <= outputs:
+                tree[name] = RoomyWeight(_roomy(tree[name], outputs, added), param.shape)
+
+    for params, tree in zip(adapted_layers(model), weights["layers"], strict=True):
+        visit(params, tree)
+
+
+def _roomy(weight: Any, outputs: int, added: int) -> Any:
+    """The weight as a matrix with so many more rows; the weight is deleted."""
+    if isinstance(weight, jax.ShapeDtypeStruct):
+        shape = (outputs + added, prod(weight.shape) // outputs)
+        return jax.ShapeDtypeStruct(shape, weight.dtype)  # type: ignore[no-untyped-call]
+    wide = _padded(weight, outputs, added)
+    weight.delete()
+    return wide
+
+
+@partial(jax.jit, static_argnums=(1, 2))
+def _padded(weight: jax.Array, outputs: int, added: int) -> jax.Array:
+    return jnp.pad(weight.reshape(outputs, -1), ((0, added), (0, 0)))
+
+
+def join(weights: ParamTree, stacks: list[Any]) -> tuple[ParamTree, list[Any]]:
+    """Weights without those that have room for adapters, and stacks that have these. Stacks are as in `structure`."""
+
+    def visit(tree: ParamTree, stack: Any) -> tuple[ParamTree, Any]:
+        left, joined = dict(tree), dict(stack)
+        for name, part in stack.items():
+            weight = tree[name]
+            if not isinstance(part, AdapterStack):
+                left[name], joined[name] = visit(weight, part)
+            elif isinstance(weight, RoomyWeight):
+                left[name] = None
+                joined[name] = JoinedStack(weight.values, part.b, part.ranks, part.runs, weight.shape)
+        return left, joined
+
+    layers = [visit(*pair) for pair in zip(weights["layers"], stacks, strict=True)]
+    return {**weights, "layers": [left for left, _ in layers]}, [joined for _, joined in layers]
+
+
 def num_bytes(model: Model, sizes: AdapterSizes, mesh: Mesh | None) -> int:
     """Bytes of all adapter slots on one device."""
 
@@ -78,15 +144,50 @@ def num_bytes(model: Model, sizes: AdapterSizes, mesh: Mesh | None) -> int:
 
 
 def empty(stacks: list[Any]) -> list[Any]:
-    """Stacks of this structure, without any adapter."""
-    made: list[Any] = jax.tree.map(lambda one: jax.device_put(np.zeros(one.shape, one.dtype), one.sharding), stacks)
-    return made
+    """Stacks of this structure, without any adapter. Arrays that are there already stay as they are."""
+
+    def made(one: Any) -> Any:
+        return one if isinstance(one, jax.Array) else jax.device_put(np.zeros(one.shape, one.dtype), one.sharding)
+
+    arrays: list[Any] = jax.tree.map(made, stacks)
+    return arrays
+
+
+def without_adapters(stacks: list[Any], old: list[Any]) -> list[Any]:
+    """The structure of stacks, with the arrays of old ones that weights are in. These keep the `a` of old adapters,
+    which no row has until its slot is written again."""
+
+    def kept(stack: Stack, old: Stack) -> Stack:
+        return replace(stack, both=old.both) if isinstance(old, JoinedStack) else stack
+
+    return _by_stack(kept, stacks, old)
 
 
 def put(stacks: list[Any], slot: jax.Array, adapter: list[Any]) -> list[Any]:
     """The stacks with an adapter, as `host_adapter` makes it, in a slot."""
-    placed: list[Any] = jax.tree.map(lambda stack, new: stack.at[slot].set(new), stacks, adapter)
-    return placed
+    return _by_stack(lambda stack, new: stack.with_adapter(slot, new), stacks, adapter)
+
+
+def one_adapter(stacks: list[Any]) -> list[Any]:
+    """The structure of what `host_adapter` makes for stacks of this structure."""
+
+    def like(stack: Stack) -> AdapterStack:
+        _, rank, *outputs = stack.b.shape
+        inputs = stack.shape[len(outputs) :] if isinstance(stack, JoinedStack) else stack.a.shape[3:]
+        a = (stack.parts, rank, *inputs)
+        arrays = (_array(a, stack.b.dtype), _array((rank, *outputs), stack.b.dtype), _array((), stack.ranks.dtype))
+        return AdapterStack(*arrays, stack.runs)
+
+    return _by_stack(like, stacks)
+
+
+def _array(shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)  # type: ignore[no-untyped-call]
+
+
+def _by_stack(function: Any, *trees: list[Any]) -> list[Any]:
+    made: list[Any] = jax.tree.map(function, *trees, is_leaf=lambda node: isinstance(node, Stack))
+    return made
 
 
 def with_adapters(weights: ParamTree, stacks: Any, rows: jax.Array, product: AdapterProduct) -> ParamTree:
@@ -95,7 +196,7 @@ def with_adapters(weights: ParamTree, stacks: Any, rows: jax.Array, product: Ada
     for name, stack in stacks.items():
         adapted[name] = (
             AdaptedWeight(weights[name], stack, rows, product)
-            if isinstance(stack, AdapterStack)
+            if isinstance(stack, Stack)
             else with_adapters(weights[name], stack, rows, product)
         )
     return adapted

@@ -11,9 +11,18 @@ import jax.numpy as jnp
 from quire.models.context import PlatformOps
 from quire.models.fields import Fields
 from quire.models.params import Param, ParamTree, params_of
-from quire.models.projection import BaseWeight, code_dtype, matmul, project, project_sums, split_mlp
+from quire.models.projection import (
+    BaseWeight,
+    Weight,
+    code_dtype,
+    joined_product,
+    matmul,
+    project,
+    project_sums,
+    split_mlp,
+)
 from quire.models.routing import Router
-from quire.ops.adapters import AdaptedWeight
+from quire.ops.adapters import AdaptedWeight, JoinedStack
 from quire.ops.coded import Coded
 from quire.ops.expert_product import ExpertKernels
 from quire.ops.grouped_product import ragged_product
@@ -88,8 +97,11 @@ class GatedMLP:
         return params_of(gate_up=self.gate_up, down=self.down, gate_up_bias=self.gate_up_bias, down_bias=self.down_bias)
 
     def __call__(self, weights: ParamTree, x: Rows, ops: PlatformOps) -> Sums:
-        both = project_sums("td,pcmd->tpcm", x, weights["gate_up"], weights.get("gate_up_bias"), ops.rounding)
-        down, down_bias = weights["down"], weights.get("down_bias")
+        gate_up, down, down_bias = weights["gate_up"], weights["down"], weights.get("down_bias")
+        if self._gates_with_adapters(gate_up):
+            active = gate_up.add_to(joined_product(x, gate_up), values(x), gated=True)
+            return project_sums("tm,dm->td", active, down, down_bias, ops.rounding)
+        both = project_sums("td,pcmd->tpcm", x, gate_up, weights.get("gate_up_bias"), ops.rounding)
         base = down.weight if isinstance(down, AdaptedWeight) else down
         if isinstance(base, Packed) and self.activation is jax.nn.silu:
             pairs = scaled(both)[:, 0]
@@ -104,6 +116,12 @@ class GatedMLP:
         else:
             rows = ops.rounding.gate(self.activation, both, dtype)
         return project_sums("tm,dm->td", rows, down, down_bias, ops.rounding)
+
+    def _gates_with_adapters(self, gate_up: Weight) -> bool:
+        """Whether what adds the adapters can gate too."""
+        is_joined = isinstance(gate_up, AdaptedWeight) and isinstance(gate_up.stack, JoinedStack)
+        is_plain = self.activation is jax.nn.silu and self.gate_up_bias is None and self.gate_up.shape[0] == 1
+        return is_joined and is_plain
 
     def for_devices(self, num_devices: int) -> "GatedMLP":
         bias = self.gate_up_bias

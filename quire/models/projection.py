@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.models.params import Array, Param, Tensor
-from quire.ops.adapters import AdaptedWeight
+from quire.ops.adapters import AdaptedWeight, JoinedStack
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.coded import Coded, Parts
 from quire.ops.gpu_weight import GpuWeight
@@ -71,12 +71,20 @@ def matmul(x: Rows, weight: Weight, num_output_axes: int, dtype: Any = jnp.float
 
     Computed as a product of two matrices: XLA's CPU backend is ten times slower on the same numbers in more dimensions.
     """
-    base = weight.weight if isinstance(weight, AdaptedWeight) else weight
-    shape = shape_of(base)
-    flat = _flat_product(x, base, num_output_axes, dtype)
+    if isinstance(weight, AdaptedWeight) and isinstance(weight.stack, JoinedStack):
+        shape, flat = weight.stack.shape, joined_product(x, weight, dtype)
+    else:
+        base = weight.weight if isinstance(weight, AdaptedWeight) else weight
+        shape, flat = shape_of(base), _flat_product(x, base, num_output_axes, dtype)
     if isinstance(weight, AdaptedWeight):
         flat = weight.add_to(flat, values(x))
     return flat.reshape(len(x), *shape[:num_output_axes])
+
+
+def joined_product(x: Rows, weight: AdaptedWeight, dtype: Any = None) -> jax.Array:
+    """x times a weight and the `a` of its adapters, which are joined, in the type of x if no other is given."""
+    assert isinstance(weight.stack, JoinedStack)
+    return _flat_product(x, weight.stack.both, 1, x.dtype if dtype is None else dtype)
 
 
 def _flat_product(x: Rows, weight: BaseWeight, num_output_axes: int, dtype: Any) -> jax.Array:

@@ -31,15 +31,72 @@ class AdapterStack:
         """a [slots, parts, rank, inputs] and b [slots, rank, outputs]."""
         return self.a.reshape(*self.a.shape[:3], -1), self.b.reshape(*self.b.shape[:2], -1)
 
+    @property
+    def parts(self) -> int:
+        """Tensors that the weight is joined from."""
+        parts: int = self.a.shape[1]
+        return parts
+
+    def with_adapter(self, slot: jax.Array, adapter: "AdapterStack") -> "AdapterStack":
+        """With an adapter, which has no axis of slots, in a slot."""
+        a, b = self.a.at[slot].set(adapter.a), self.b.at[slot].set(adapter.b)
+        return AdapterStack(a, b, self.ranks.at[slot].set(adapter.ranks), self.runs)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["values"], meta_fields=["shape"])
+@dataclass(frozen=True)
+class RoomyWeight:
+    """A weight as a matrix, with rows of zeros below it for the `a` of adapters."""
+
+    values: Any  # [outputs + rows, inputs]
+    shape: tuple[int, ...]  # of the weight itself
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["both", "b", "ranks"], meta_fields=["runs", "shape"])
+@dataclass(frozen=True)
+class JoinedStack:
+    """The adapters of one weight, whose `a` are rows below the weight's own, those of a slot together: one product
+    meets them all, for the time that it takes to read them."""
+
+    both: Any  # [outputs + slots * parts * rank, inputs]
+    b: Any  # [slots, rank, *outputs]
+    ranks: Any  # int32 [slots]
+    runs: Runs
+    shape: tuple[int, ...]  # of the weight
+
+    @property
+    def flat_b(self) -> jax.Array:
+        """[slots, rank, outputs]"""
+        b: jax.Array = self.b.reshape(*self.b.shape[:2], -1)
+        return b
+
+    @property
+    def parts(self) -> int:
+        """Tensors that the weight is joined from."""
+        return 1 + max(part for _, part in self.runs)
+
+    def with_adapter(self, slot: jax.Array, adapter: AdapterStack) -> "JoinedStack":
+        new = adapter.a.reshape(-1, self.both.shape[1])
+        begin = self.flat_b.shape[2] + slot * len(new)
+        both = jax.lax.dynamic_update_slice(self.both, new.astype(self.both.dtype), (begin, jnp.zeros_like(begin)))
+        b, ranks = self.b.at[slot].set(adapter.b), self.ranks.at[slot].set(adapter.ranks)
+        return JoinedStack(both, b, ranks, self.runs, self.shape)
+
+
+Stack = AdapterStack | JoinedStack
+
 
 class AdapterProduct(Protocol):
     def __call__(
-        self, out: jax.Array, x: jax.Array, rows: jax.Array, stack: AdapterStack, *, gated: bool = False
+        self, out: jax.Array, x: jax.Array, rows: jax.Array, stack: Stack, *, gated: bool = False
     ) -> jax.Array:
         """out [t, outputs], with the products of x [t, inputs] and the adapters of its rows [t] added.
 
         Row t has the adapter in slot rows[t] - 1, or none where that is 0. x that is `gated` has [t, 2, inputs]; it
         stands for silu(x[:, 0]) * x[:, 1].
+
+        With a `JoinedStack`, out is the product of x with `both`, and x itself is not read. Where that is `gated`,
+        outputs are [2, m], and silu of the first times the second is given back, [t, m].
         """
 
 
@@ -48,32 +105,47 @@ class AdapterProduct(Protocol):
 class AdaptedWeight:
     """A weight of any type, with the adapters of the rows that meet it."""
 
-    weight: Any
-    stack: AdapterStack
+    weight: Any  # None where the stack has it
+    stack: Stack
     rows: jax.Array  # int32 [t]
     product: AdapterProduct
 
     def add_to(self, out: jax.Array, x: jax.Array, *, gated: bool = False) -> jax.Array:
         """The product of x and the weight alone, `out` [t, outputs], with that of the adapters."""
+        if isinstance(self.stack, JoinedStack):
+            return self.product(out, x, self.rows, self.stack, gated=gated)
         width = prod(self.stack.a.shape[3:])
         shape = (len(x), 2, width) if gated else (len(x), width)
         return self.product(out, x.reshape(shape), self.rows, self.stack, gated=gated)
 
 
-def add_products(
-    out: jax.Array, x: jax.Array, rows: jax.Array, stack: AdapterStack, *, gated: bool = False
-) -> jax.Array:
+def add_products(out: jax.Array, x: jax.Array, rows: jax.Array, stack: Stack, *, gated: bool = False) -> jax.Array:
     """An `AdapterProduct` in plain jnp. Every row meets every adapter and keeps the product with its own, which takes
     the time of `slots` adapters and no memory for copies of them."""
+    if isinstance(stack, JoinedStack):
+        b, num_outputs = stack.flat_b, stack.flat_b.shape[2]
+        small = out[:, num_outputs:].reshape(len(out), len(b), stack.parts, -1).astype(jnp.float32)
+        added = _expanded(out[:, :num_outputs], small, rows, b, stack.runs)
+        return _gated(added.reshape(len(out), 2, -1)).astype(out.dtype) if gated else added
     if gated:
-        x = jax.nn.silu(x[:, 0].astype(jnp.float32)) * x[:, 1].astype(jnp.float32)
+        x = _gated(x)
     a, b = stack.flat
     wide = jnp.promote_types(x.dtype, a.dtype)
     small = jnp.einsum("ti,spri->tspr", x.astype(wide), a.astype(wide), preferred_element_type=jnp.float32)
-    own = rows[:, None] == jnp.arange(1, a.shape[0] + 1)
+    return _expanded(out, small, rows, b, stack.runs)
+
+
+def _gated(both: jax.Array) -> jax.Array:
+    """float32 [t, m] of both [t, 2, m]."""
+    return jax.nn.silu(both[:, 0].astype(jnp.float32)) * both[:, 1].astype(jnp.float32)
+
+
+def _expanded(out: jax.Array, small: jax.Array, rows: jax.Array, b: jax.Array, runs: Runs) -> jax.Array:
+    """out [t, outputs] with the products of small [t, slots, parts, rank] and b [slots, rank, outputs] added."""
+    own = rows[:, None] == jnp.arange(1, len(b) + 1)
     small = jnp.where(own[:, :, None, None], small, 0.0)
     added, first = [], 0
-    for length, part in stack.runs:
+    for length, part in runs:
         some = b[:, :, first : first + length].astype(jnp.float32)
         added.append(jnp.einsum("tsr,sro->to", small[:, :, part], some))
         first += length

@@ -25,12 +25,13 @@ from quire.executor.program_table import Key, ProgramTable
 from quire.executor.programs import Programs
 from quire.executor.shapes import Shapes
 from quire.files.tensor_source import TensorSource
-from quire.models.adapters import AdapterReader
+from quire.models.adapters import AdapterReader, make_room
 from quire.models.checkpoint import Quantize, load_weights
 from quire.models.context import NoStates, PlatformOps, TokenContext
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
 from quire.ops.attention import whole_sequence
+from quire.ops.native_weight import NativeWeight
 from quire.request import FinishReason, Request
 from tests.compiling import QUICKLY
 from tests.models.cases import CASES
@@ -105,6 +106,15 @@ class Run:
         return {key: answer.tokens for key, answer in sorted(self.answers.items())}
 
 
+def _plain(weights: ParamTree) -> Any:
+    """Arrays, and none for the native library."""
+
+    def is_native(node: Any) -> bool:
+        return isinstance(node, NativeWeight)
+
+    return jax.tree.map(lambda one: one.values if is_native(one) else one, weights, is_leaf=is_native)
+
+
 class Rig:
     """One model, its weights and its executor, which every run gets as `reset` leaves it.
 
@@ -121,14 +131,20 @@ class Rig:
         draft_config: Mapping[str, Any] | None = None,
         num_host_pages: int = 0,
         pins_host_pages: bool = False,
+        has_room: bool = False,
     ) -> None:
         """`draft_config`: of a model that guesses; with the same config as the other it has the same weights.
-        `programs`: those that are compiled before this returns."""
+        `programs`: those that are compiled before this returns. `has_room`: adapters are below the weights,
+        as on GPUs."""
         self.model = build_model(config)
         self.weights: ParamTree = load_weights(
             self.model, checkpoint or NamedTensors(self.model), dtype="float32", quantize=quantize
         )
         self.shapes = shapes
+        weights = self.weights
+        if has_room:
+            weights = jax.tree.map(jnp.copy, _plain(weights))
+            make_room(weights, self.model, shapes.adapters, share=0)
         draft = None
         if draft_config is not None:
             draft_model = build_model(draft_config)
@@ -136,7 +152,7 @@ class Rig:
         kind = MadeWhenUsed if programs == "when used" else Programs
         with patch.object(executors, "Programs", kind):
             self.executor = JaxExecutor(
-                self.model, self.weights, shapes, 1 if programs == "first" else 2, draft=draft,
+                self.model, weights, shapes, 1 if programs == "first" else 2, draft=draft,
                 num_host_pages=num_host_pages, pins_host_pages=pins_host_pages,
             )  # fmt: skip
         for _ in self.executor.warm_up():

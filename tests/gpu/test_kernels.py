@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.adapters import AdapterStack
+from quire.ops.adapters import AdapterStack, JoinedStack
 from quire.ops.adapters import add_products as plain_adapter_product
 from quire.ops.attention_reference import causal_attention
 from quire.ops.attention_spec import AttentionSpec
@@ -300,3 +300,27 @@ def test_products_of_few_rows_are_those_of_the_plain_function(rows: int, outputs
     assert np.linalg.norm(np.asarray(got) - wide) <= 1e-5 * np.linalg.norm(wide)
     more = jax.jit(partial(few_rows_product, dtype=jnp.float32, interpret=INTERPRET))(x, matrix)
     assert np.array_equal(got, more[:rows]) or INTERPRET  # tilings differ, and so does what is interpreted
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(
+    ("tokens", "slots", "rank"), [(32, 8, 16), (1, 8, 16), (300, 8, 16), (40, 20, 8), (70, 4, 128)]
+)
+def test_products_with_adapters_below_a_weight_are_those_of_the_plain_function(
+    dtype: str, gated: bool, tokens: int, slots: int, rank: int
+) -> None:
+    chance = np.random.default_rng(0)
+    runs = ((256, 0), (256, 1)) if gated else ((128, 0), (64, 1), (64, 2)) * 2
+    b = jnp.asarray(chance.normal(size=(slots, rank, 512)) / rank**0.5, dtype)
+    stack = JoinedStack(None, b, jnp.full(slots, rank, jnp.int32), runs, (512, 1536))
+    rows = jnp.asarray(chance.integers(0, slots + 1, tokens), jnp.int32)
+    rows = rows.at[64:128].set(0)  # a tile without adapters
+    wide = jnp.asarray(chance.normal(size=(tokens, 512 + slots * stack.parts * rank)), dtype)
+    right = np.asarray(plain_adapter_product(wide, wide, rows, stack, gated=gated), np.float32)
+    run = jax.jit(partial(adapter_product, gated=gated, interpret=INTERPRET))
+    got = np.asarray(run(wide, wide, rows, stack), np.float32)
+    check(got, right, dtype)
+    if not gated:
+        without = np.asarray(rows) == 0
+        np.testing.assert_array_equal(got[without], np.asarray(wide, np.float32)[without, :512])

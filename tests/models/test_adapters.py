@@ -12,13 +12,25 @@ import pytest
 
 from quire.errors import InvalidAdapter
 from quire.files.peft import open_adapter
-from quire.models.adapters import AdapterSizes, adapted_layers, check_adapter, empty, host_adapter, put, structure
+from quire.models.adapters import (
+    AdapterSizes,
+    adapted_layers,
+    check_adapter,
+    empty,
+    host_adapter,
+    join,
+    make_room,
+    put,
+    structure,
+)
 from quire.models.checkpoint import leaves, load_weights
 from quire.models.context import Adapters, NoStates, PlatformOps, TokenContext
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.models.registry import FAMILIES, build_model
+from quire.ops.adapters import RoomyWeight
 from quire.ops.attention import whole_sequence
+from quire.ops.native_weight import NativeWeight
 from tests.models.adapter_files import Merged, modules_of, write_adapter
 from tests.models.cases import CASES, PROMPT_LENGTH, VOCAB_SIZE
 from tests.models.tiny import NamedTensors, prompt, relative_error, whole_logits
@@ -61,6 +73,38 @@ def test_logits_are_those_of_merged_weights(name: str, tmp_path: Path) -> None:
     assert relative_error(run(weights, stacks, 2), expected) < 1e-4
     assert relative_error(run(weights, stacks, 1), expected) > 1e-2
     assert relative_error(run(weights, stacks, 0), expected) > 1e-2, "the adapter changes nothing"
+
+
+@pytest.mark.parametrize("name", ["llama", "llama-biases", "gpt2", "deepseek_v3", "gemma3", "qwen3_next"])
+def test_adapters_below_the_weights_give_the_same_logits(name: str, tmp_path: Path) -> None:
+    model = build_model(CASES[name])
+    folders = [write_adapter(tmp_path / f"{seed}", model, seed=seed, rank=2 + seed) for seed in (1, 2)]
+    tokens, sizes = prompt(PROMPT_LENGTH, VOCAB_SIZE), AdapterSizes(2, 5)
+
+    def is_native(node: Any) -> bool:
+        return isinstance(node, NativeWeight)
+
+    weights = load_weights(model, NamedTensors(model), dtype="float32")
+    weights = jax.tree.map(lambda one: one.values if is_native(one) else one, weights, is_leaf=is_native)
+    run = adapted(model, tokens)
+    expected = [run(weights, stacks_of(model, folders, 5), row) for row in range(3)]
+    make_room(weights, model, sizes, share=0)
+    left, stacks = join(weights, structure(model, sizes, None))
+    stacks = empty(stacks)
+    for slot, folder in enumerate(folders):
+        stacks = put(stacks, jnp.int32(slot), host_adapter(model, open_adapter(folder), 5, np.float32))
+    for row in range(3):
+        assert relative_error(run(left, stacks, row), expected[row]) < 1e-4
+
+
+def test_there_is_room_where_it_is_small_beside_a_plain_weight() -> None:
+    weights = load_weights(LLAMA, NamedTensors(LLAMA), dtype="bfloat16")
+    make_room(weights, LLAMA, AdapterSizes(1, 5, "bfloat16"))  # ten rows below the 96 of a gate and an up
+    parts = weights["layers"][0]["attention"] | weights["layers"][0]["feed_forward"]
+    assert [name for name, one in parts.items() if isinstance(one, RoomyWeight)] == ["gate_up"]
+    others = load_weights(LLAMA, NamedTensors(LLAMA), dtype="bfloat16")
+    make_room(others, LLAMA, AdapterSizes(1, 5, "float32"))
+    assert jax.tree.structure(others) == jax.tree.structure(load_weights(LLAMA, NamedTensors(LLAMA), dtype="bfloat16"))
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.ops import adapters
-from quire.ops.adapters import AdapterProduct, AdapterStack, runs_of
+from quire.ops.adapters import AdapterProduct, AdapterStack, JoinedStack, runs_of
 from quire.ops.gpu import adapter_product as gpu
 from quire.ops.native import adapter_product as native
 from quire.ops.native import library
@@ -44,6 +44,12 @@ def made(name: str, dtype: Any, seed: int, rank: int) -> AdapterStack:
     return AdapterStack(jnp.asarray(a, dtype), jnp.asarray(b, dtype), jnp.asarray(ranks), runs)
 
 
+def joined(weight: Array, stack: AdapterStack) -> JoinedStack:
+    """The stack below a weight [outputs, inputs]."""
+    both = jnp.concatenate([jnp.asarray(weight, stack.a.dtype), stack.a.reshape(-1, weight.shape[1])])
+    return JoinedStack(both, stack.b, stack.ranks, stack.runs, weight.shape)
+
+
 def expected(out: Array, x: Array, rows: Array, stack: AdapterStack) -> Array:
     a, b = (np.asarray(array, np.float64) for array in (stack.a, stack.b))
     total = out.astype(np.float64)
@@ -68,6 +74,46 @@ def test_products_are_those_of_numpy(kernel: str, name: str, dtype: Any) -> None
     got = np.asarray(jax.jit(KERNELS[kernel])(out, x, rows, stack))
     np.testing.assert_allclose(got, expected(out, x, rows, stack), rtol=1e-4, atol=2e-4)
     np.testing.assert_array_equal(got[rows == 0], out[rows == 0])
+
+
+@pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_adapters_below_a_weight_are_met_by_its_product(kernel: str, name: str, dtype: Any) -> None:
+    rng = np.random.default_rng(2)
+    stack = made(name, dtype, 1, rank=5)
+    inputs, outputs = SHAPES[name][0], stack.b.shape[2]
+    weight = rng.standard_normal((outputs, inputs)).astype(dtype)
+    both = joined(weight, stack)
+    rows = np.array([0, 1, 3, 3, 2, 1, 0, 3] * 3 + [1] * 20, np.int32)
+    x = rng.standard_normal((len(rows), inputs)).astype(np.float32)
+    wide = jnp.einsum("ti,oi->to", x, both.both.astype(np.float32), precision="highest")
+    out = np.asarray(wide)[:, :outputs]
+    got = np.asarray(jax.jit(KERNELS[kernel])(wide, x, rows, both))
+    of_bfloat16 = dtype != np.float32 and kernel == "gpu"  # which rounds what meets `b`
+    np.testing.assert_allclose(
+        got, expected(out, x, rows, stack), rtol=1e-2 if of_bfloat16 else 1e-4, atol=0.4 if of_bfloat16 else 5e-4
+    )
+    np.testing.assert_array_equal(got[rows == 0], out[rows == 0])
+
+
+@pytest.mark.parametrize("kernel", ["plain", "gpu"])
+@pytest.mark.parametrize("slots", [3, 20])
+@pytest.mark.parametrize("tokens", [5, 70])
+def test_products_with_adapters_below_a_weight_can_be_gated(kernel: str, slots: int, tokens: int) -> None:
+    rng = np.random.default_rng(3)
+    runs = ((64, 0), (64, 1))
+    a, b = rng.standard_normal((slots, 2, 6, 48)), rng.standard_normal((slots, 6, 128))
+    stack = AdapterStack(*(jnp.asarray(one, np.float32) for one in (a, b)), jnp.full(slots, 6), runs)
+    both = joined(rng.standard_normal((128, 48)).astype(np.float32), stack)
+    rows = np.arange(tokens).astype(np.int32) % (slots + 1)
+    rows[64:] = 0  # a tile without adapters
+    x = rng.standard_normal((tokens, 48)).astype(np.float32) / 7
+    wide = jnp.einsum("ti,oi->to", x, both.both, precision="highest")
+    pair = expected(np.asarray(wide)[:, :128], x, rows, stack)
+    gates, ups = pair[:, :64], pair[:, 64:]
+    got = jax.jit(partial(KERNELS[kernel], gated=True))(wide, x, rows, both)
+    np.testing.assert_allclose(np.asarray(got), gates / (1 + np.exp(-gates)) * ups, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
@@ -152,6 +198,28 @@ def test_on_gpus_neither_other_rows_nor_the_slot_of_its_adapter_change_a_row(ran
     assert np.isfinite(first).all()
     assert not np.array_equal(first, out[7].astype(np.float32))
     for slot, others in ((0, 1), (0, 3), (2, 1), (5, 4), (5, 6)):
+        np.testing.assert_array_equal(row_7(slot, others), first)
+
+
+def test_below_a_weight_too_other_slots_do_not_change_a_row() -> None:
+    slots, runs, outputs = 6, ((64, 0), (32, 1)), 96
+    run = jax.jit(KERNELS["gpu"])
+    rng = np.random.default_rng(3)
+    b, small = rng.standard_normal((16, outputs)), rng.standard_normal((40, 2 * 16))
+    out = rng.standard_normal((40, outputs))
+
+    def row_7(slot: int, others: int) -> Array:
+        wide, all_b = np.full((40, outputs + slots * 32), np.inf), np.full((slots, 16, outputs), 1e30)
+        wide[:, :outputs], all_b[slot] = out, b
+        wide[:, outputs + slot * 32 : outputs + (slot + 1) * 32] = small
+        stack = JoinedStack(None, jnp.asarray(all_b, np.float32), jnp.full(slots, 16), runs, (outputs, 512))
+        rows = np.full(40, others, np.int32)
+        rows[7] = slot + 1
+        return np.asarray(run(jnp.asarray(wide, np.float32), jnp.zeros((40, 512)), rows, stack))[7]
+
+    first = row_7(0, others=0)
+    assert np.isfinite(first).all()
+    for slot, others in ((0, 1), (2, 3), (5, 6)):
         np.testing.assert_array_equal(row_7(slot, others), first)
 
 

@@ -14,7 +14,7 @@ from quire.models.channel_weights import channel_weight
 from quire.models.checkpoint import direct
 from quire.models.feed_forward import ClampedGate, PlainGate, grouped
 from quire.models.params import Param
-from quire.ops.adapters import AdapterStack
+from quire.ops.adapters import AdapterStack, JoinedStack
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.coded import Coded, Rounding
 from quire.ops.gpu import kernels as gpu_kernels
@@ -211,6 +211,22 @@ def test_sums_of_heads_are_translated() -> None:
             text = traced.lower(lowering_platforms=("cuda",)).as_text()
         assert text.count("stablehlo.custom_call") == 1
         assert "stablehlo.multiply" not in text
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize(("tokens", "rank", "slots"), [(1, 8, 8), (32, 16, 8), (300, 64, 4), (32, 16, 20)])
+def test_adapters_below_a_weight_are_one_launch(dtype: str, gated: bool, tokens: int, rank: int, slots: int) -> None:
+    b = jnp.zeros((slots, rank, 512), dtype)
+    runs = ((256, 0), (256, 1)) if gated else ((128, 0), (64, 1), (64, 2)) * 2
+    stack = JoinedStack(None, b, jnp.zeros(slots, jnp.int32), runs, (512, 96))
+    wide = jnp.zeros((tokens, 512 + slots * stack.parts * rank), dtype)
+    with on_an_h200():
+        run = jax.jit(partial(add_products, gated=gated))
+        text = run.trace(wide, wide, jnp.zeros(tokens, jnp.int32), stack).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("stablehlo.custom_call") == text.count('name = "adapter_expand_joined"') == 1
+    for work in ("slice", "add ", "while"):  # of XLA
+        assert f"stablehlo.{work}" not in text
 
 
 @pytest.mark.parametrize("bits", [4, 8])

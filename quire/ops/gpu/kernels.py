@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from quire.ops.adapters import AdapterStack
+from quire.ops.adapters import Stack
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.expert_product import kernels_of
 from quire.ops.gpu import add_norm as sum_and_norm
@@ -114,9 +114,7 @@ def add_rms_norm(
 
 
 @partial(jax.jit, static_argnames="gated")
-def adapter_product(
-    out: jax.Array, x: jax.Array, rows: jax.Array, stack: AdapterStack, *, gated: bool = False
-) -> jax.Array:
+def adapter_product(out: jax.Array, x: jax.Array, rows: jax.Array, stack: Stack, *, gated: bool = False) -> jax.Array:
     return add_products(out, x, rows, stack, gated=gated)
 
 

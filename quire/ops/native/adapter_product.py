@@ -8,16 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from quire.ops.adapters import AdapterStack
+from quire.ops.adapters import JoinedStack, Stack
 from quire.ops.adapters import add_products as plain_add_products
 from quire.ops.native.library import need
 
 
-def add_products(
-    out: jax.Array, x: jax.Array, rows: jax.Array, stack: AdapterStack, *, gated: bool = False
-) -> jax.Array:
+def add_products(out: jax.Array, x: jax.Array, rows: jax.Array, stack: Stack, *, gated: bool = False) -> jax.Array:
     """An `AdapterProduct` for float32 on a CPU; adapters are float32 or bfloat16. `out` is changed in place."""
-    if not need("adapters"):
+    if isinstance(stack, JoinedStack) or not need("adapters"):
         return plain_add_products(out.astype(jnp.float32), x.astype(jnp.float32), rows, stack, gated=gated)
     # Without axes: a reshape that keeps an axis of one tensor is a copy in every step.
     a, b = stack.a.reshape(-1), stack.b.reshape(-1)
