@@ -6,10 +6,14 @@ Every number of decodes, at position 300, beside every number of prompt tokens o
 as the executor runs them: with the shape that it would choose. A step with both is compared with the sum of its parts.
 The pages are all one and the same, so attention reads less memory than it would; products are what they are. On a GPU
 XLA chooses between its own products and the library's for decodes of up to `--few-rows`.
+
+With `--adapters N` there is room for so many of rank 16, and each step runs without rows that have one, and with all
+rows over all of them. Their numbers are zeros, which take a GPU as long as others.
 """
 
 import argparse
 import os
+import tempfile
 import time
 from collections.abc import Callable
 
@@ -26,6 +30,7 @@ from quire.executor.launch import Launch, Packer
 from quire.executor.program_table import Key
 from quire.executor.programs import Programs
 from quire.executor.sampler import Features
+from quire.executor.slots import ADAPTER
 from quire.executor.step import State
 from quire.files.progress import silent
 from quire.ops import coded
@@ -44,9 +49,16 @@ class Steps:
         self.programs = Programs(
             deployment.model, weights, self.shapes, threads=min(16, os.cpu_count() or 1), mesh=deployment.mesh
         )
+        self.programs.clear_adapters()
         self.state = self.programs.compiler.empty_state()
         words = -(-deployment.model.vocab_size // 32)
         self.masks = {size: np.zeros((size, words), np.uint32) for size in self.shapes.ladder.sample_sizes}
+
+    def give_adapters(self, count: int) -> None:
+        """To each slot one of the first `count`; to none where that is 0."""
+        slots = self.state.slots
+        numbers = np.arange(slots.int_params.shape[0]) % count + 1 if count else 0
+        self.state = self.state._replace(slots=slots._replace(int_params=slots.int_params.at[:, ADAPTER].set(numbers)))
 
     def step(self, rows: int, tokens: int) -> tuple[Launch, list[Chunk]]:
         slots = self.shapes.num_slots
@@ -95,7 +107,7 @@ class Steps:
     def _fused(self, launch: Launch, chunks: list[Chunk], key: Key) -> Callable[[State], State]:
         program = self.programs.get(key)
         packed = Packer(self.shapes).pack(launch, chunks, set(), StepShape(int(key[1]), decodes_only=True))
-        return lambda state: program(self.programs.compiler.weights, state, packed)[0]  # type: ignore[no-any-return]
+        return lambda state: program(self.programs.weights, state, packed)[0]  # type: ignore[no-any-return]
 
     def _two(self, launch: Launch, chunks: list[Chunk], shape: StepShape, sampling: Key) -> Callable[[State], State]:
         made, packer = self.programs, Packer(self.shapes)
@@ -105,7 +117,7 @@ class Steps:
         masks = jax.device_put(self.masks[size])
 
         def run(state: State) -> State:
-            state, computed = forward(made.compiler.weights, state, packed)
+            state, computed = forward(made.weights, state, packed)
             slots, _ = sample(made.compiler.head, state.slots, computed.hidden, samples, masks)
             return state._replace(slots=slots)
 
@@ -120,25 +132,42 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=20, help="steps of each")
     parser.add_argument("--quantize")
     parser.add_argument("--kv-cache-dtype")
+    parser.add_argument("--adapters", type=int, default=0)
     parser.add_argument("--few-rows", type=int, default=compiler.FEW_ROWS)
     given = parser.parse_args()
     compiler.FEW_ROWS = coded.FEW_ROWS = given.few_rows
-    steps = Steps(Config(model=given.model, quantize=given.quantize, kv_cache_dtype=given.kv_cache_dtype))
+    room = {"adapter_folder": tempfile.gettempdir(), "max_loras": given.adapters, "max_lora_rank": 16}
+    steps = Steps(
+        Config(
+            model=given.model,
+            quantize=given.quantize,
+            kv_cache_dtype=given.kv_cache_dtype,
+            **(room if given.adapters else {}),
+        )
+    )
     all_tokens = [int(tokens) for tokens in given.tokens.split(",")]
     all_rows = [int(rows) for rows in given.rows.split(",")]
     took_s = steps.compile([(rows, tokens) for rows in (0, *all_rows) for tokens in all_tokens if rows or tokens])
     print(f"compiled in {took_s:.1f} s", flush=True)
-    prompts = {tokens: steps.ms(0, tokens, given.count) for tokens in all_tokens if tokens}
+    for count in (0, given.adapters) if given.adapters else (0,):
+        if given.adapters:
+            print(f"over {count} adapters:", flush=True)
+        steps.give_adapters(count)
+        tell(steps, all_rows, all_tokens, given.count)
+    steps.programs.close()
+
+
+def tell(steps: Steps, all_rows: list[int], all_tokens: list[int], count: int) -> None:
+    prompts = {tokens: steps.ms(0, tokens, count) for tokens in all_tokens if tokens}
     for tokens, (ms, told) in prompts.items():
         print(f"{tokens} prompt tokens: {ms:.2f} ms ({told})", flush=True)
     for rows in all_rows:
-        alone, told = steps.ms(rows, 0, given.count)
+        alone, told = steps.ms(rows, 0, count)
         print(f"{rows} decodes: {alone:.2f} ms ({told})", flush=True)
         for tokens, (prompt, _) in prompts.items():
-            ms, told = steps.ms(rows, tokens, given.count)
+            ms, told = steps.ms(rows, tokens, count)
             parts = f"{alone + prompt:.2f} ms apart, {ms / (alone + prompt):.2f} of it"
             print(f"{rows} decodes beside {tokens} prompt tokens: {ms:.2f} ms; {parts} ({told})", flush=True)
-    steps.programs.close()
 
 
 if __name__ == "__main__":
