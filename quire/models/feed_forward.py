@@ -118,7 +118,7 @@ class GatedMLP:
         return project_sums("tm,dm->td", rows, down, down_bias, ops.rounding)
 
     def _gates_with_adapters(self, gate_up: Weight) -> bool:
-        """Whether what adds the adapters can gate too."""
+        """True if what adds the adapters can gate too."""
         is_joined = isinstance(gate_up, AdaptedWeight) and isinstance(gate_up.stack, JoinedStack)
         is_plain = self.activation is jax.nn.silu and self.gate_up_bias is None and self.gate_up.shape[0] == 1
         return is_joined and is_plain
