@@ -28,8 +28,9 @@ class AdapterStack:
 
     @property
     def flat(self) -> tuple[jax.Array, jax.Array]:
-        """a [slots, parts, rank, inputs] and b [slots, rank, outputs]."""
-        return self.a.reshape(*self.a.shape[:3], -1), self.b.reshape(*self.b.shape[:2], -1)
+        """a [slots * parts * rank, inputs] and b [slots, rank, outputs]. If the reshape kept an axis of one
+        tensor, XLA would copy all of `a` in every step."""
+        return self.a.reshape(prod(self.a.shape[:3]), -1), self.b.reshape(*self.b.shape[:2], -1)
 
     @property
     def parts(self) -> int:
@@ -130,6 +131,7 @@ def add_products(out: jax.Array, x: jax.Array, rows: jax.Array, stack: Stack, *,
     if gated:
         x = _gated(x)
     a, b = stack.flat
+    a = a.reshape(*stack.a.shape[:3], -1)
     wide = jnp.promote_types(x.dtype, a.dtype)
     small = jnp.einsum("ti,spri->tspr", x.astype(wide), a.astype(wide), preferred_element_type=jnp.float32)
     return _expanded(out, small, rows, b, stack.runs)

@@ -34,17 +34,17 @@ def add_products(
     if isinstance(stack, JoinedStack):
         return expand_joined(out, rows, stack, gated=gated, interpret=interpret)
     a, b = stack.flat
-    blocks = blocks_of(len(rows), a.shape, stack.runs, x.dtype)
+    slots, parts, rank = stack.a.shape[:3]
+    blocks = blocks_of(len(rows), (slots, parts, rank, a.shape[1]), stack.runs, x.dtype)
     if blocks is None:
         return adapters.add_products(out, x, rows, stack, gated=gated)
     if gated:
         x = (jax.nn.silu(x[:, 0].astype(jnp.float32)) * x[:, 1].astype(jnp.float32)).astype(x.dtype)
-    slots, parts, _, _ = a.shape
     tiles, groups = -(-len(rows) // blocks.rows), -(-slots // blocks.slots)
     sums = array((len(rows), parts, blocks.room, blocks.splits), jnp.float32)
     operands: tuple[jax.Array, ...] = (x, rows, a)
     small = pl.pallas_call(
-        partial(_shrink, blocks),
+        partial(_shrink, blocks, parts, rank),
         grid=(tiles, parts * groups, blocks.splits),
         in_specs=[whole(operand) for operand in operands],
         out_specs=whole(sums),
@@ -69,8 +69,8 @@ def add_products(
     return added
 
 
-def _shrink(blocks: Blocks, x_ref: Any, rows_ref: Any, a_ref: Any, small_ref: Any) -> None:
-    _, parts, rank, inputs = a_ref.shape
+def _shrink(blocks: Blocks, parts: int, rank: int, x_ref: Any, rows_ref: Any, a_ref: Any, small_ref: Any) -> None:
+    inputs = a_ref.shape[1]
     part, group = jax.lax.rem(pl.program_id(1), parts), jax.lax.div(pl.program_id(1), parts)
     split = pl.program_id(2)
     row, slot = rows_of(blocks, rows_ref)
@@ -84,7 +84,7 @@ def _shrink(blocks: Blocks, x_ref: Any, rows_ref: Any, a_ref: Any, small_ref: An
             at = (split * num_blocks + index) * blocks.inputs + jnp.arange(blocks.inputs)
             real = (at < inputs)[None, :]
             some = plgpu.load(x_ref.at[row[:, None], at[None, :]], mask=is_here[:, None] & real, other=0.0)
-            where = a_ref.at[columns.slot[:, None], part, columns.rank[:, None], at[None, :]]
+            where = a_ref.at[((columns.slot * parts + part) * rank + columns.rank)[:, None], at[None, :]]
             weights = plgpu.load(where, mask=columns.read[:, None] & real, other=0.0)
             return total + product(some, weights.astype(some.dtype), 1)
 
