@@ -30,6 +30,7 @@ from quire.ops.adapters import (
 )
 from quire.sharding import sharding
 
+ROOM_UNIT = 16  # rows: products of other sizes are slow
 ROOM_SHARE = 8  # a weight with room has at most one row for adapters to so many of its own
 _FLOATS = ("float32", "float16", "bfloat16")
 
@@ -90,7 +91,7 @@ def make_room(weights: ParamTree, model: Model, sizes: AdapterSizes, share: int 
             if not isinstance(param, Param):
                 visit(param, tree[name])
                 continue
-            added = sizes.slots * len(param.sources) * sizes.rank
+            added = -(-sizes.slots * len(param.sources) * sizes.rank // ROOM_UNIT) * ROOM_UNIT
             outputs = prod(param.shape[: len(param.shape) - param.num_contracted])
             plain = isinstance(tree[name], jax.Array | jax.ShapeDtypeStruct) and tree[name].dtype == sizes.dtype
             if plain and added * share <= outputs:

@@ -59,7 +59,7 @@ class JoinedStack:
     """The adapters of one weight, whose `a` are rows below the weight's own, those of a slot together: one product
     meets them all, for the time that it takes to read them."""
 
-    both: Any  # [outputs + slots * parts * rank, inputs]
+    both: Any  # [outputs + slots * parts * rank, inputs], and a few rows that make their number even
     b: Any  # [slots, rank, *outputs]
     ranks: Any  # int32 [slots]
     runs: Runs
@@ -125,7 +125,8 @@ def add_products(out: jax.Array, x: jax.Array, rows: jax.Array, stack: Stack, *,
     the time of `slots` adapters and no memory for copies of them."""
     if isinstance(stack, JoinedStack):
         b, num_outputs = stack.flat_b, stack.flat_b.shape[2]
-        small = out[:, num_outputs:].reshape(len(out), len(b), stack.parts, -1).astype(jnp.float32)
+        shape = (len(out), len(b), stack.parts, b.shape[1])
+        small = out[:, num_outputs : num_outputs + prod(shape[1:])].reshape(shape).astype(jnp.float32)
         added = _expanded(out[:, :num_outputs], small, rows, b, stack.runs)
         return _gated(added.reshape(len(out), 2, -1)).astype(out.dtype) if gated else added
     if gated:

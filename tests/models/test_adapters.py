@@ -99,11 +99,11 @@ def test_adapters_below_the_weights_give_the_same_logits(name: str, tmp_path: Pa
 
 def test_there_is_room_where_it_is_small_beside_a_plain_weight() -> None:
     weights = load_weights(LLAMA, NamedTensors(LLAMA), dtype="bfloat16")
-    make_room(weights, LLAMA, AdapterSizes(1, 5, "bfloat16"))  # ten rows below the 96 of a gate and an up
+    make_room(weights, LLAMA, AdapterSizes(1, 5, "bfloat16"), share=6)  # 16 rows below the 96 of a gate and an up
     parts = weights["layers"][0]["attention"] | weights["layers"][0]["feed_forward"]
     assert [name for name, one in parts.items() if isinstance(one, RoomyWeight)] == ["gate_up"]
     others = load_weights(LLAMA, NamedTensors(LLAMA), dtype="bfloat16")
-    make_room(others, LLAMA, AdapterSizes(1, 5, "float32"))
+    make_room(others, LLAMA, AdapterSizes(1, 5, "float32"), share=6)
     assert jax.tree.structure(others) == jax.tree.structure(load_weights(LLAMA, NamedTensors(LLAMA), dtype="bfloat16"))
 
 
