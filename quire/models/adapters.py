@@ -85,6 +85,7 @@ def make_room(weights: ParamTree, model: Model, sizes: AdapterSizes, share: int 
     Every product reads the rows of all slots, whatever its rows have. So it is done where they are few beside the
     weight's own, and where the weight is plain numbers of the adapters' type.
     """
+    dtype = jnp.dtype(sizes.dtype)
 
     def visit(params: ParamTree, tree: ParamTree) -> None:
         for name, param in params.items():
@@ -93,7 +94,7 @@ def make_room(weights: ParamTree, model: Model, sizes: AdapterSizes, share: int 
                 continue
             added = -(-sizes.slots * len(param.sources) * sizes.rank // ROOM_UNIT) * ROOM_UNIT
             outputs = prod(param.shape[: len(param.shape) - param.num_contracted])
-            plain = isinstance(tree[name], jax.Array | jax.ShapeDtypeStruct) and tree[name].dtype == sizes.dtype
+            plain = isinstance(tree[name], jax.Array | jax.ShapeDtypeStruct) and tree[name].dtype == dtype
             if plain and added * share <= outputs:
                 tree[name] = RoomyWeight(_roomy(tree[name], outputs, added), param.shape)
 
