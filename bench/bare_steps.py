@@ -49,7 +49,7 @@ class Steps:
         self.programs = Programs(
             deployment.model, weights, self.shapes, threads=min(16, os.cpu_count() or 1), mesh=deployment.mesh
         )
-        self.programs.clear_adapters()
+        self.programs.adapters.clear()
         self.state = self.programs.compiler.empty_state()
         words = -(-deployment.model.vocab_size // 32)
         self.masks = {size: np.zeros((size, words), np.uint32) for size in self.shapes.ladder.sample_sizes}

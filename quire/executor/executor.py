@@ -124,7 +124,7 @@ class JaxExecutor:
         self._special: set[int] = set()  # slots with requests that need more than plain temperature sampling
         self._state = None  # frees the old pages before there are new ones
         self.snapshots.clear()
-        self.programs.clear_adapters()
+        self.programs.adapters.clear()
         self._state = self.programs.compiler.empty_state()
 
     def add_adapter(self, number: int, adapter: Any) -> None:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from quire.executor.adapter_arrays import AdapterArrays
 from quire.executor.compiler import Compiler
 from quire.executor.draft import Draft, pack_guesses
 from quire.executor.ladder import StepShape
@@ -27,7 +28,6 @@ from quire.executor.slots import pack_forced, pack_starts
 from quire.executor.snapshot_arrays import LOAD, SAVE
 from quire.executor.step import State
 from quire.executor.step_costs import good_sizes, slower_than_larger
-from quire.models.adapters import empty, one_adapter, without_adapters
 from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.request import num_mask_words
@@ -66,7 +66,6 @@ class Programs:
         self.compiler = Compiler(model, weights, shapes, mesh, store, draft)
         self.has_draft = draft is not None
         self.order = ProgramOrder(shapes, host_kinds)
-        self._weights: tuple[Any, ...] = self.compiler.weights
         self.table = ProgramTable(shapes.ladder)
         self._slow: frozenset[Key] = frozenset()
         self._made: dict[Key, Any] = {}
@@ -79,7 +78,7 @@ class Programs:
         # XLA may time kernels for decodes, which busy processors disturb; so few of those are compiled at a time.
         self._times_decodes = self.compiler.times_decodes
         self._tuning_pool = ThreadPoolExecutor(min(threads, 2), "quire-tune")
-        self._adapters: list[Any] = []  # their arrays on the device, flat
+        self.adapters = AdapterArrays(self.compiler)
         self._ahead = False  # whether everything was to be compiled before it is needed
         self.num_late = 0  # compilations on the request path although it was; stays 0
         self._announcer = None if members is None else Announcer(members)
@@ -87,28 +86,11 @@ class Programs:
     @property
     def weights(self) -> tuple[Any, ...]:
         """The arrays that every step takes: the model's and those of the adapters."""
-        return self._weights
-
-    def clear_adapters(self) -> None:
-        """Empty all adapter slots."""
-        stacks, old = self.compiler.adapters, self.compiler.stacks
-        if stacks is None:
-            return
-        if self._adapters:
-            old = jax.tree.unflatten(jax.tree.structure(stacks), self._adapters)
-        assert old is not None
-        kept = without_adapters(stacks, old)
-        del old
-        self._set_adapters([])  # frees the others first
-        self._set_adapters(jax.tree.leaves(empty(kept)))
+        return self.adapters.weights
 
     def put_adapter(self, slot: int, adapter: list[Any]) -> None:
         """Replace the adapter in a slot. `adapter` is the flat form of `host_adapter`."""
-        self._set_adapters(self.get(("adapter", 0))(self._adapters, np.int32(slot), adapter))
-
-    def _set_adapters(self, adapters: list[Any]) -> None:
-        self._adapters = adapters
-        self._weights = (*self.compiler.weights, *adapters)
+        self.adapters.put(self.get(("adapter", 0)), slot, adapter)
 
     def load_kept(self) -> None:
         """Begin to load the programs of a server's first requests, as far as they are on disk: small ones first, since
@@ -328,9 +310,7 @@ class Programs:
         if kind == "start":
             return state._replace(slots=program(state.slots, pack_starts([], size, shapes)))
         if kind == "adapter":
-            assert self.compiler.adapters is not None
-            zeros = [np.zeros(one.shape, one.dtype) for one in jax.tree.leaves(one_adapter(self.compiler.adapters))]
-            self._set_adapters(program(self._adapters, np.int32(0), zeros))
+            self.adapters.rehearse(program)
             return state
         if kind == "force":
             return state._replace(slots=program(state.slots, pack_forced([], size, shapes)))

@@ -47,7 +47,7 @@ def test_every_weight_of_a_layer_is_in_its_stack(rig: Rig) -> None:
     assert len(stacks) == 4 * rig.model.num_layers
     assert all(isinstance(stack, JoinedStack) for stack in stacks)
     weights = {array.unsafe_buffer_pointer() for array in compiler.weights}
-    assert all(array.unsafe_buffer_pointer() not in weights for array in rig.executor.programs._adapters)
+    assert all(array.unsafe_buffer_pointer() not in weights for array in rig.executor.programs.adapters.arrays)
 
 
 @pytest.mark.parametrize("fails", [False, True])

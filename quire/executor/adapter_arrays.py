@@ -1,0 +1,44 @@
+"""The adapters on the device, and the weights that steps take with them."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+from quire.executor.compiler import Compiler
+from quire.models.adapters import empty, one_adapter, without_adapters
+
+
+class AdapterArrays:
+    """The arrays of all adapter slots, flat. Owned by the engine thread."""
+
+    def __init__(self, compiler: Compiler) -> None:
+        self._compiler = compiler
+        self._set([])
+
+    def clear(self) -> None:
+        """Empty all slots."""
+        stacks, old = self._compiler.adapters, self._compiler.stacks
+        if stacks is None:
+            return
+        if self.arrays:
+            old = jax.tree.unflatten(jax.tree.structure(stacks), self.arrays)
+        assert old is not None
+        kept = without_adapters(stacks, old)
+        del old
+        self._set([])  # frees the others first
+        self._set(jax.tree.leaves(empty(kept)))
+
+    def put(self, program: Callable[..., Any], slot: int, adapter: list[Any]) -> None:
+        """Replace the adapter in a slot, by a program. `adapter` is the flat form of `host_adapter`."""
+        self._set(program(self.arrays, np.int32(slot), adapter))
+
+    def rehearse(self, program: Callable[..., Any]) -> None:
+        """Run the program that replaces one, with zeros."""
+        adapter = jax.tree.leaves(one_adapter(self._compiler.adapters or []))
+        self.put(program, 0, [np.zeros(one.shape, one.dtype) for one in adapter])
+
+    def _set(self, arrays: list[Any]) -> None:
+        self.arrays = arrays
+        self.weights = (*self._compiler.weights, *arrays)  # that every step takes: the model's and these
