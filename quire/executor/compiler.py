@@ -49,12 +49,13 @@ log = logging.getLogger(__name__)
 
 Options = dict[str, Any]  # of the compiler
 
-# For large products the library's own choice is as good as a search, and is there at once; few rows have our kernel.
+# For large products the library's own choice is as good as a search, and is there at once.
 UNTUNED: Options = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
-# With codes, and on several GPUs, decodes of few rows gain from products that XLA writes itself; for more rows the
-# library's are faster, although XLA, which times each alone, may choose its own.
+# Decodes of few rows gain from products that XLA writes itself; for more rows the library's are faster, although XLA,
+# which times each alone, may choose its own.
 FEW_ROWS = coded.FEW_ROWS
 OF_THE_LIBRARY: Options = {"xla_gpu_enable_triton_gemm": False}
+TIMED_ROWS = 64  # up to which timing the library's products makes plain decodes faster
 # On a CPU XLA hands large reductions to a library that sums in another order than XLA does, so that a row's sums would
 # depend on how many rows are beside it. This keeps all of them with XLA. The option is experimental.
 OWN_REDUCTIONS: Options = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
@@ -272,16 +273,16 @@ class Compiler:
     def _compile_step(self, step: Callable[..., Any], shape: StepShape, places: Any) -> Any:
         return self._compile_packed(step, sum(sizes(shape, self.shapes)), places, self._options(shape))
 
-    @property
-    def times_decodes(self) -> bool:
-        """True if XLA chooses the products of decodes by timing them: those with codes, and those of several GPUs."""
-        return jax.default_backend() == "gpu" and (self._has_codes or self._mesh is not None)
+    def times_decodes(self, rows: int) -> bool:
+        """True if XLA chooses the products of so many decodes by timing them."""
+        is_special = self._has_codes or self._mesh is not None
+        return jax.default_backend() == "gpu" and (rows <= TIMED_ROWS or is_special)
 
     def _options(self, shape: StepShape) -> Options:
         """Options of the compiler, for products of this many rows."""
         if jax.default_backend() != "gpu" or (self._has_codes and shape.tokens <= FEW_ROWS):
             return {}
-        if not shape.decodes_only or not self.times_decodes:
+        if not shape.decodes_only or not self.times_decodes(shape.tokens):
             return UNTUNED
         return OF_THE_LIBRARY if shape.tokens > FEW_ROWS else {}
 

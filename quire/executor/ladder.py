@@ -19,6 +19,7 @@ MIDDLES_FROM = 16
 # so many tokens on. There the kernel for it ends at once where nothing is shared, which takes a share of short steps.
 SHARED_ROWS = 64
 SHARED_TOKENS = 256
+MIDDLE_PROMPTS = (512, 1024, 2048)  # tokens, for which a server on a GPU has programs from the start
 SHORT_PROMPTS = (32, 64, 128)  # tokens, for which a server has programs early
 
 
@@ -97,9 +98,11 @@ class Ladder:
         return list(dict.fromkeys([*self.first(), *self.early(), *self._decodes, *tokens, *self._fresh, *self._scored]))
 
     def first(self) -> list[StepShape]:
-        """Enough shapes to run any plan, and to run a decode of each sequence."""
+        """Enough shapes to run any plan, and to run a decode of each sequence; on a GPU, also prompts without computing
+        much more than they have."""
         rows = StepShape(next(step for step in self._tokens if step >= self.max_rows))
-        return list(dict.fromkeys([self._scored[-1], StepShape(self._tokens[-1]), *self._decodes[-1:], rows]))
+        middle = [StepShape(size) for size in MIDDLE_PROMPTS if self._is_fine and size in self._tokens]
+        return list(dict.fromkeys([self._scored[-1], StepShape(self._tokens[-1]), *self._decodes[-1:], rows, *middle]))
 
     def early(self) -> list[StepShape]:
         """The shapes with which a short prompt or a single decode runs at full speed."""

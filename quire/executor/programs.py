@@ -1,6 +1,7 @@
 """The compiled programs: all are made ahead, none on the request path."""
 
 import logging
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
@@ -34,6 +35,7 @@ from quire.request import num_mask_words
 
 log = logging.getLogger(__name__)
 
+SWITCH_S = 0.0005  # for which a thread that traces a program may keep Python from the one that launches steps
 UNFINISHED_S = 0.2  # after which another program may be compiled
 MEASURED_TOKENS = 2048  # longer steps are not timed: it would take seconds
 
@@ -76,7 +78,6 @@ class Programs:
         self.step_sizes: tuple[int, ...] = ()  # tokens of the steps that the device is good at; (): all alike
         self._pool = ThreadPoolExecutor(threads, "quire-compile")
         # XLA may time kernels for decodes, which busy processors disturb; so few of those are compiled at a time.
-        self._times_decodes = self.compiler.times_decodes
         self._tuning_pool = ThreadPoolExecutor(min(threads, 2), "quire-tune")
         self.adapters = AdapterArrays(self.compiler)
         self._ahead = False  # whether everything was to be compiled before it is needed
@@ -115,8 +116,15 @@ class Programs:
 
     @property
     def _is_timing(self) -> bool:
-        decodes = (future for key, future in self._compiling.items() if key[0] == "decode")
-        return self._times_decodes and not all(future.done() for future in decodes)
+        return any(self._is_timed(key) and not future.done() for key, future in self._compiling.items())
+
+    def _is_timed(self, key: Key) -> bool:
+        return key[0] == "decode" and self.compiler.times_decodes(size_of(key))
+
+    def _timed_for(self, key: Key) -> Key | None:
+        """The program that times the products of another one."""
+        first = tuned_by(key)
+        return first if first is not None and self._is_timed(first) else None
 
     @property
     def can_begin_at_once(self) -> bool:
@@ -129,14 +137,19 @@ class Programs:
         return sum(not future.done() for future in list(self._compiling.values()))
 
     def log_progress(self) -> None:
-        """Log how many programs are still to come, and when all are there."""
+        """Log how many programs are still to come, and when all are there. Until then no thread
+        keeps Python for long."""
         left = [future for future in self._compiling.values() if not future.done()]
         if not left or self._loading:  # what is loaded takes a moment
             return
         log.info("%d more programs are compiled behind the first requests, which run in larger ones", len(left))
 
+        usual_s = sys.getswitchinterval()
+        sys.setswitchinterval(SWITCH_S)
+
         def finish(begun_s: float) -> None:
             wait(left)  # all have begun: none is cancelled any more, which would never end here
+            sys.setswitchinterval(usual_s)
             log.info("all programs are compiled, after %.0f s more", time.monotonic() - begun_s)
 
         self._pool.submit(finish, time.monotonic())  # behind all others
@@ -151,8 +164,7 @@ class Programs:
         self._batches += batches
         wanted = dict.fromkeys(key for batch in batches for key in batch)
         missing = [key for key in wanted if key not in self._made and key not in self._compiling]
-        if self._times_decodes:
-            missing.sort(key=lambda key: tuned_by(key) is not None)
+        missing.sort(key=lambda key: self._timed_for(key) is not None)
         for key in missing:
             self._compiling[key] = self._begin(key)
         futures = {self._compiling[key]: key for key in wanted if key in self._compiling}
@@ -169,8 +181,8 @@ class Programs:
     def _begin(self, key: Key) -> Future[Any]:
         """Make a program on a thread. Where XLA times products of decodes, it does so once for all programs that have
         the same."""
-        first = tuned_by(key)
-        if not self._times_decodes or (key[0] != "decode" and first is None):
+        first = self._timed_for(key)
+        if first is None and not self._is_timed(key):
             return self._pool.submit(self._make, key)
         other = None if first is None else self._compiling.get(first)
         if other is None:

@@ -28,7 +28,6 @@ from quire.ops.adapters import (
     Stack,
     runs_of,
 )
-from quire.ops.gpu_weight import GpuWeight
 from quire.sharding import sharding
 
 ROOM_UNIT = 16  # rows: products of other sizes are slow
@@ -95,10 +94,9 @@ def make_room(weights: ParamTree, model: Model, sizes: AdapterSizes, share: int 
                 continue
             added = -(-sizes.slots * len(param.sources) * sizes.rank // ROOM_UNIT) * ROOM_UNIT
             outputs = prod(param.shape[: len(param.shape) - param.num_contracted])
-            is_plain = isinstance(tree[name], jax.Array | jax.ShapeDtypeStruct | GpuWeight)
-            if is_plain and jax.tree.leaves(tree[name])[0].dtype == dtype and added * share <= outputs:
-                wide = jax.tree.map(partial(_roomy, outputs=outputs, added=added), tree[name])
-                tree[name] = RoomyWeight(wide, param.shape)
+            plain = isinstance(tree[name], jax.Array | jax.ShapeDtypeStruct) and tree[name].dtype == dtype
+            if plain and added * share <= outputs:
+                tree[name] = RoomyWeight(_roomy(tree[name], outputs, added), param.shape)
 
     for params, tree in zip(adapted_layers(model), weights["layers"], strict=True):
         visit(params, tree)

@@ -21,7 +21,6 @@ from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.model import Model
 from quire.models.params import Param, ParamTree
 from quire.ops.coded import Coded, Parts
-from quire.ops.gpu_weight import gpu_weight
 from quire.ops.native import int8_product, library
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import (
@@ -130,7 +129,7 @@ def weights_like(
             return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=where)  # type: ignore[no-untyped-call]
 
         made = map_arrays(place, weight, param.axes)
-        return for_gpus(made, param, placement) if jax.default_backend() == "gpu" else made
+        return direct(made) if jax.default_backend() == "gpu" else made
 
     return map_params(like, params)
 
@@ -158,9 +157,9 @@ def quantized(host: Array, param: Param, placement: Placement | None) -> Quantiz
 
 
 def for_kernels(weight: Any, param: Param, placement: Placement | None) -> Any:
-    """The types that the native library multiplies on one CPU, of float32 and of codes; or those for a GPU."""
+    """The types that the native library multiplies on one CPU, of float32 and of codes; or codes for a GPU."""
     if jax.default_backend() == "gpu":
-        return for_gpus(weight, param, placement)
+        return direct(weight)
     if placement is not None or jax.default_backend() != "cpu" or not param.is_matrix or not library.load():
         return weight
     if isinstance(weight, Coded):
@@ -168,14 +167,6 @@ def for_kernels(weight: Any, param: Param, placement: Placement | None) -> Any:
     if isinstance(weight, Parts):
         return replace(weight, weights=tuple(for_kernels(part, param, placement) for part in weight.weights))
     return NativeWeight(weight) if isinstance(weight, jax.Array) and weight.dtype == jnp.float32 else weight
-
-
-def for_gpus(weight: Any, param: Param, placement: Placement | None) -> Any:
-    """The types of one GPU, or of several."""
-    if isinstance(weight, Parts | Coded):
-        return direct(weight)
-    is_matrix = param.num_contracted > 0 and not param.is_of_experts
-    return gpu_weight(weight) if placement is None and is_matrix else weight
 
 
 def direct(weight: Any) -> Any:

@@ -18,7 +18,6 @@ from quire.models.params import Array, Param, ParamTree, Tensor, params_of
 from quire.models.projection import bias, project, project_sums
 from quire.models.rope import Rope
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.gpu_weight import GpuWeight
 from quire.ops.heads import latent
 from quire.ops.native_weight import NativeWeight
 from quire.ops.rotation import Rotation, rotate
@@ -114,10 +113,8 @@ class LatentAttention:
         )
 
 
-def _by_head(x: jax.Array, weight: jax.Array | NativeWeight | GpuWeight) -> jax.Array:
+def _by_head(x: jax.Array, weight: jax.Array | NativeWeight) -> jax.Array:
     """x [t, k, g, i] times the matrix of each head in a weight [k, g, o, i]: [t, k, g, o]."""
-    if isinstance(weight, GpuWeight):
-        weight = weight.values
     if not isinstance(weight, NativeWeight):
         return jnp.einsum("tkgi,kgoi->tkgo", x, weight, preferred_element_type=jnp.float32).astype(x.dtype)
     tokens, copies, group, inputs = x.shape

@@ -17,12 +17,11 @@ from quire.models.params import Array, Param, Tensor
 from quire.ops.adapters import AdaptedWeight, JoinedStack
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.coded import Coded, Parts
-from quire.ops.gpu_weight import GpuWeight
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import QuantizedWeight, product, rows_of, shape_of
 from quire.ops.rounded_rows import RoundedRows, RoundingOps, Rows, Sums, values
 
-BaseWeight = jax.Array | NativeWeight | GpuWeight | QuantizedWeight | Parts
+BaseWeight = jax.Array | NativeWeight | QuantizedWeight | Parts
 Weight = BaseWeight | AdaptedWeight
 
 
@@ -98,8 +97,6 @@ def _flat_product(x: Rows, weight: BaseWeight, num_output_axes: int, dtype: Any)
     rows = values(x).reshape(len(x), inner)
     if isinstance(weight, NativeWeight):
         return weight.product(rows, num_output_axes)
-    if isinstance(weight, GpuWeight):
-        return weight.product(rows, num_output_axes, dtype)
     matrix = weight.reshape(prod(outer), inner)
     return jnp.einsum("ti,oi->to", rows, matrix, preferred_element_type=dtype)
 
@@ -109,7 +106,7 @@ def lookup(weight: BaseWeight, indices: jax.Array, dtype: Any) -> jax.Array:
     assert not isinstance(weight, Parts), "an embedding is one tensor"
     if isinstance(weight, QuantizedWeight):
         return rows_of(weight, indices).astype(dtype)
-    return weight.values[indices] if isinstance(weight, NativeWeight | GpuWeight) else weight[indices]
+    return weight.values[indices] if isinstance(weight, NativeWeight) else weight[indices]
 
 
 def separate_qkv(name: str, spec: AttentionSpec, embed: int, num_paired: int = 0) -> Param:

@@ -49,7 +49,7 @@ class AdapterStack:
 class RoomyWeight:
     """A weight as a matrix, with rows of zeros below it for the `a` of adapters."""
 
-    values: Any  # [outputs + rows, inputs], an array or a weight of one
+    values: Any  # [outputs + rows, inputs]
     shape: tuple[int, ...]  # of the weight itself
 
 
@@ -59,7 +59,7 @@ class JoinedStack:
     """The adapters of one weight, whose `a` are rows below the weight's own, those of a slot together: one product
     meets them all, for the time that it takes to read them."""
 
-    both: Any  # [outputs + slots * parts * rank, inputs], and a few rows that make their number even; see `RoomyWeight`
+    both: Any  # [outputs + slots * parts * rank, inputs], and a few rows that make their number even
     b: Any  # [slots, rank, *outputs]
     ranks: Any  # int32 [slots]
     runs: Runs
@@ -79,10 +79,7 @@ class JoinedStack:
     def with_adapter(self, slot: jax.Array, adapter: AdapterStack) -> "JoinedStack":
         new = adapter.a.reshape(-1, self.both.shape[1])
         begin = self.flat_b.shape[2] + slot * len(new)
-        place = begin, jnp.zeros_like(begin)
-        both = jax.tree.map(
-            lambda array: jax.lax.dynamic_update_slice(array, new.astype(array.dtype), place), self.both
-        )
+        both = jax.lax.dynamic_update_slice(self.both, new.astype(self.both.dtype), (begin, jnp.zeros_like(begin)))
         b, ranks = self.b.at[slot].set(adapter.b), self.ranks.at[slot].set(adapter.ranks)
         return JoinedStack(both, b, ranks, self.runs, self.shape)
 

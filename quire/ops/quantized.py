@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.ops.coded import WIDENED_AT_ONCE, Axes, Coded, GroupedProduct, Parts
-from quire.ops.gpu_weight import GpuWeight
 from quire.ops.native import int8_product
 from quire.ops.native.int8_product import GROUP
 from quire.ops.native_weight import NativeWeight
@@ -118,7 +117,7 @@ def _shape_of_groups(scales: Array) -> tuple[int, ...]:
     return (*scales.shape[:-1], scales.shape[-1] * GROUP)
 
 
-def shape_of(weight: "QuantizedWeight | Parts | NativeWeight | GpuWeight | jax.Array") -> tuple[int, ...]:
+def shape_of(weight: "QuantizedWeight | Parts | NativeWeight | jax.Array") -> tuple[int, ...]:
     """The shape of the numbers it stands for."""
     return weight.codes.shape if isinstance(weight, Grouped) else weight.shape
 
@@ -131,8 +130,8 @@ def map_arrays(
         return Packed(change(weight.tiles, (None,) * weight.tiles.ndim), weight.shape, weight.num_contracted)
     if isinstance(weight, Grouped):
         return Grouped(change(weight.codes, axes), change(weight.scales, axes))
-    if isinstance(weight, NativeWeight | GpuWeight):
-        return type(weight)(change(weight.values, axes))
+    if isinstance(weight, NativeWeight):
+        return NativeWeight(change(weight.values, axes))
     if isinstance(weight, Coded):
         return weight.map(change, axes)
     if isinstance(weight, Parts):

@@ -7,12 +7,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.executor.compiler import UNTUNED
 from quire.models.channel_weights import channel_weight
 from quire.models.checkpoint import direct
 from quire.models.params import Param
 from quire.ops.coded import FEW_ROWS
-from quire.ops.gpu_weight import GpuWeight
 
 pytestmark = pytest.mark.gpu
 
@@ -37,16 +35,3 @@ def test_products_are_those_of_the_dequantised_numbers(kind: Any, rows: int, dty
     other = jnp.concatenate([x[:1], -3 * x[1:]])
     alike = jax.jit(lambda x, weight: weight.product(x, x.dtype))(other, weight)
     assert np.array_equal(np.asarray(alike, np.float64)[0], got[0])
-
-
-@pytest.mark.skipif(jax.default_backend() != "gpu", reason="says what kernels and the library do on a GPU")
-@pytest.mark.parametrize(("outputs", "inputs"), [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)], ids=str)
-def test_the_bits_of_a_row_are_the_same_in_every_step(outputs: int, inputs: int) -> None:
-    weight = GpuWeight(jax.random.normal(jax.random.key(0), (outputs, inputs), "bfloat16"))
-    x = jax.random.normal(jax.random.key(1), (4096, inputs), "bfloat16")
-    multiply = jax.jit(lambda x, weight: weight.product(x, 1, jnp.bfloat16))
-    found = []
-    for rows in (8, 16, 32, 48, 64, 96, 128, 192, 256, 448, 640, 1024, 2048, 4096):
-        program = multiply.lower(x[:rows], weight).compile(UNTUNED)
-        found.append(np.asarray(program(x[:rows], weight)[:8], np.float32))
-    assert all(np.array_equal(found[0], other) for other in found)

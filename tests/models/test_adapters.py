@@ -30,7 +30,6 @@ from quire.models.params import ParamTree
 from quire.models.registry import FAMILIES, build_model
 from quire.ops.adapters import RoomyWeight
 from quire.ops.attention import whole_sequence
-from quire.ops.gpu_weight import GpuWeight
 from quire.ops.native_weight import NativeWeight
 from tests.models.adapter_files import Merged, modules_of, write_adapter
 from tests.models.cases import CASES, PROMPT_LENGTH, VOCAB_SIZE
@@ -103,12 +102,6 @@ def test_there_is_room_where_it_is_small_beside_a_plain_weight() -> None:
     make_room(weights, LLAMA, AdapterSizes(1, 5, "bfloat16"), share=6)  # 16 rows below the 96 of a gate and an up
     parts = weights["layers"][0]["attention"] | weights["layers"][0]["feed_forward"]
     assert [name for name, one in parts.items() if isinstance(one, RoomyWeight)] == ["gate_up"]
-    feed_forward = load_weights(LLAMA, NamedTensors(LLAMA), dtype="bfloat16")["layers"][0]["feed_forward"]
-    weights["layers"][0]["feed_forward"] = {**feed_forward, "gate_up": GpuWeight(feed_forward["gate_up"])}
-    make_room(weights, LLAMA, AdapterSizes(1, 5, "bfloat16"), share=6)
-    wide = weights["layers"][0]["feed_forward"]["gate_up"].values
-    assert isinstance(wide, GpuWeight), "its product is another one than that of plain arrays"
-    assert wide.shape == (96 + 16, 32)
     others = load_weights(LLAMA, NamedTensors(LLAMA), dtype="bfloat16")
     make_room(others, LLAMA, AdapterSizes(1, 5, "float32"), share=6)
     assert jax.tree.structure(others) == jax.tree.structure(load_weights(LLAMA, NamedTensors(LLAMA), dtype="bfloat16"))

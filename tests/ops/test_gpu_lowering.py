@@ -20,7 +20,6 @@ from quire.ops.coded import Coded, Rounding
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.adapter_product import add_products
 from quire.ops.gpu.expert_product import expert_product
-from quire.ops.gpu.few_rows import few_rows_product
 from quire.ops.gpu.kernels import GPU, attend
 from quire.ops.heads import Heads
 from quire.ops.pages import TILE, CodedPages, KVWriteTargets, PageAccess, SharedPrefixes, Tiles
@@ -280,13 +279,3 @@ except InvalidSetting as error:
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'quire[cuda]'" in run.stdout
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
-@pytest.mark.parametrize(("outputs", "inputs"), [(4096, 14336), (1000, 576)], ids=str)
-@pytest.mark.parametrize("rows", [8, 32, 64])
-def test_products_of_few_rows_are_translated(rows: int, outputs: int, inputs: int, dtype: str) -> None:
-    given = jnp.zeros((rows, inputs), dtype), jnp.zeros((outputs, inputs), dtype)
-    with on_an_h200():
-        traced = jax.jit(partial(few_rows_product, dtype=jnp.float32)).trace(*given)
-        assert traced.lower(lowering_platforms=("cuda",)).as_text().count("stablehlo.custom_call") == 1

@@ -1,7 +1,6 @@
 """The engine of a model, built in the engine process."""
 
 import logging
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
@@ -18,7 +17,6 @@ from quire.server.processes.engine_devices import EngineDevices
 
 log = logging.getLogger(__name__)
 
-SWITCH_S = 0.0005  # for which a thread that traces a program may keep Python from the one that launches steps
 
 if TYPE_CHECKING:
     from quire.engine.engine import Engine
@@ -74,7 +72,6 @@ class ModelEngine:
                 report(round(share * 1000), 1000)
                 if programs.can_run_anything:
                     report(1000, 1000)  # enough to begin; the rest is compiled behind the first requests
-                    sys.setswitchinterval(SWITCH_S)
                     programs.log_progress()
                     break
         if self.peers.role is not None:
