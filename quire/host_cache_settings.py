@@ -12,6 +12,9 @@ from quire.resolve import as_size
 # Bytes that a step may copy from the host; fewer while sequences decode, if that would slow them.
 RESTORED_BYTES = {"cpu": 16 * 2**20}
 RESTORED_BYTES_ELSEWHERE = 512 * 2**20
+# A GPU's pages are in blocks of several on the host. Memory for pages of blocks that are not used, or not any more: a
+# share of that of all pages, and at most so much.
+MAX_SPARE, MAX_SPARE_BYTES = 1 / 8, 4 * 2**30
 HOST_CACHE_GIB = 4.0  # for pages from elsewhere, or an eighth of the memory; it is taken when it is first written
 
 
@@ -32,6 +35,19 @@ def with_host_cache(config: Config) -> Config:
     return replace(config, host_cache_gib=round(min(HOST_CACHE_GIB, memory_gib / 8), 2))
 
 
+def num_spare_pages(num_pages: int, page_bytes: int) -> int:
+    """Of a GPU's pages on the host: how many more there is memory for than are used."""
+    return min(int(num_pages * MAX_SPARE), MAX_SPARE_BYTES // page_bytes)
+
+
+def num_pages_within(num_bytes: int, page_bytes: int, platform: str) -> int:
+    """Pages that take so many bytes together with those to spare."""
+    most = num_bytes // page_bytes
+    if platform != "gpu" or not most:
+        return most
+    return max(1, int(most / (1 + MAX_SPARE)), most - MAX_SPARE_BYTES // page_bytes)
+
+
 def resolve_host_cache(
     config: Config, platform: str, free_bytes: int, page_bytes: int, pages_of_step: int
 ) -> HostCache:
@@ -49,7 +65,7 @@ def resolve_host_cache(
         raise InvalidSetting(
             f"host_cache_gib is {asked}; the host has {as_size(free_bytes)} of memory besides weights and pages"
         )
-    num_pages = num_bytes // page_bytes
+    num_pages = num_pages_within(num_bytes, page_bytes, platform)
     if not num_pages:
         raise InvalidSetting(f"host_cache_gib is {asked}; a page takes {as_size(page_bytes)}")
     restores = max(1, RESTORED_BYTES.get(platform, RESTORED_BYTES_ELSEWHERE) // page_bytes)

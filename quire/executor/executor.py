@@ -109,7 +109,6 @@ class JaxExecutor:
         scored = [index for index in special if wanted[index].prompt_logprobs is not None]
         for launch in split(plan.chunks, scored) if plan.chunks else ():
             pending.launched += self._launch(plan, launch, started)
-        self._state = self._state._replace(pages=self._copies.end(self._state.pages))
         self.snapshots.save(self._state, plan.saves)
         return pending
 

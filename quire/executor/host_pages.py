@@ -135,6 +135,11 @@ class HostPages:
         """Copy pages of the device, by a program under way. `sources` has padding, `targets` has none."""
         return self.write_when_ready(targets, program(pages, sources))
 
+    def num_within(self, sources: Sequence[int], max_rows: int) -> int:
+        """How many of the first of these pages `fetch` takes to the device in at most so many rows."""
+        size = max((size for size in self.sizes if size <= max_rows), default=0)
+        return min(len(sources), size * max(1, max_rows // self.sizes[-1]))
+
     def fetch(self, sources: Sequence[int], targets: Sequence[int]) -> list[Fetched]:
         """Begin to copy pages to the device, where they go to these."""
         calls = []

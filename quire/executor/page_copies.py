@@ -13,17 +13,22 @@ from quire.executor.pinned_pages import PinnedPages
 from quire.executor.program_table import COPY_SIZES
 from quire.executor.programs import Programs
 
-MAX_UNPLACED_BYTES = 512 * 2**20
+MAX_UNPLACED_BYTES = 512 * 2**20  # on the device: of all rows that are fetched, wanted or not
 
 
 class OnTheWay:
-    """Pages on their way from the host to the device."""
+    """Pages on their way from the host to the device. Empty once a program puts them into place, which waits for them:
+    their memory must not last as long as the step that fetched them."""
 
     def __init__(self, fetched: list[Fetched]) -> None:
-        self._contents = [one.contents for one in fetched]
+        self.fetched = fetched
+
+    @property
+    def num_rows(self) -> int:
+        return sum(len(one.targets) for one in self.fetched)
 
     def result(self) -> None:
-        jax.block_until_ready(self._contents)  # type: ignore[no-untyped-call]
+        jax.block_until_ready([one.contents for one in self.fetched])  # type: ignore[no-untyped-call]
 
 
 class PageCopies:
@@ -40,7 +45,7 @@ class PageCopies:
         self._programs = programs
         self._host = host
         self._host_kinds = host_kinds
-        self._unplaced: list[Fetched] = []
+        self._unplaced: list[OnTheWay] = []
         self._awaited: set[Place] = set()  # where they go
 
     def begin(self, pages: Any, plan: StepPlan) -> tuple[Any, list[Copied]]:
@@ -50,34 +55,29 @@ class PageCopies:
         in_order, restores = arrange(plan.copies)
         copied: list[Copied] = []
         used = {place for copy in plan.copies for place in copy}
-        if not used.isdisjoint(self._awaited):
+        if not used.isdisjoint(self._awaited) or self._num_fitting(restores) < len(restores):
             pages, copied = self.settle(pages)
-        if restores:  # before all others, which the device need not wait for to begin with them
-            fetched = self._fetch(restores)
-            copied.append(OnTheWay(fetched))
+        first = restores[: max(1, self._num_fitting(restores))]
+        # Before all others, which the device need not wait for to begin with them.
+        coming = self._fetch(first) if first else None
         pages, others = self._run(pages, in_order)
         copied += others
-        if restores:
-            self._unplaced += fetched
-            self._awaited |= {copy.target for copy in restores}
+        if coming is not None:
+            self._await(coming, first)
+            pages, others = self._bring(pages, restores[len(first) :])
+            copied += [coming, *others]
         read = {Place(Tier.DEVICE, page) for chunk in plan.chunks for table in chunk.new_pages for page in table}
         if not plan.chunks or not read.isdisjoint(self._awaited):
             pages, arrivals = self.settle(pages)
             copied += arrivals
         return pages, copied
 
-    def end(self, pages: Any) -> Any:
-        """The page arrays after the chunks. Pages that are not in their places take up memory of the device."""
-        if self._host is None or len(self._awaited) * self._host.page_bytes <= MAX_UNPLACED_BYTES:
-            return pages
-        return self.settle(pages)[0]
-
     def settle(self, pages: Any) -> tuple[Any, list[Copied]]:
         """The page arrays with all that came from the host in its places."""
         arrivals: list[Copied] = []
         if self._unplaced:
             assert self._host is not None
-            for call in self._host.calls(self._unplaced):
+            for call in self._host.calls([fetched for one in self._unplaced for fetched in one.fetched]):
                 program = self._programs.get((self._host_kinds[1], len(call.targets)))
                 pages, number = program(pages, call.targets, call.contents)
                 arrivals.append(Arrival(number))
@@ -85,7 +85,9 @@ class PageCopies:
         return pages, arrivals
 
     def forget(self) -> None:
-        """The page arrays are gone."""
+        """The pages are in their places, or the page arrays are gone."""
+        for one in self._unplaced:
+            one.fetched.clear()
         self._unplaced.clear()
         self._awaited.clear()
 
@@ -94,19 +96,47 @@ class PageCopies:
         for run in independent(copies):
             tiers = run[0].source.tier, run[0].target.tier
             if tiers == (Tier.HOST, Tier.DEVICE):
-                self._unplaced += self._fetch(run)
+                pages, brought = self._bring(pages, run)
                 pages, arrivals = self.settle(pages)
-                copied += arrivals
+                copied += brought + arrivals
             elif tiers == (Tier.DEVICE, Tier.HOST):
                 copied += self._save(pages, run)
             else:
                 pages = self._copy_within(pages, run)
         return pages, copied
 
-    def _fetch(self, copies: Sequence[PageCopy]) -> list[Fetched]:
+    def _bring(self, pages: Any, copies: Sequence[PageCopy]) -> tuple[Any, list[Copied]]:
+        """Copy pages from the host, of which the last are not put into place. Where all do not fit the memory for
+        them together, those before are in their places first."""
+        copied: list[Copied] = []
+        while copies:
+            if self._num_fitting(copies) < len(copies):
+                pages, arrivals = self.settle(pages)
+                for arrival in arrivals:  # until then their memory is taken
+                    arrival.result()
+            part = copies[: max(1, self._num_fitting(copies))]
+            copied.append(self._await(self._fetch(part), part))
+            copies = copies[len(part) :]
+        return pages, copied
+
+    def _num_fitting(self, copies: Sequence[PageCopy]) -> int:
+        """How many of the first of these copies fit the memory for pages that are not in their places."""
+        if not copies:
+            return 0
+        assert self._host is not None, "there are no pages of the host"
+        room = MAX_UNPLACED_BYTES // self._host.page_bytes - sum(one.num_rows for one in self._unplaced)
+        return self._host.num_within([copy.source.page for copy in copies], room)
+
+    def _fetch(self, copies: Sequence[PageCopy]) -> OnTheWay:
         """Begin to copy pages from the host. What is launched next does not wait for them."""
         assert self._host is not None, "there are no pages of the host"
-        return self._host.fetch([copy.source.page for copy in copies], [copy.target.page for copy in copies])
+        sources, targets = ([place.page for place in places] for places in zip(*copies, strict=True))
+        return OnTheWay(self._host.fetch(sources, targets))
+
+    def _await(self, coming: OnTheWay, copies: Sequence[PageCopy]) -> OnTheWay:
+        self._unplaced.append(coming)
+        self._awaited |= {copy.target for copy in copies}
+        return coming
 
     def _save(self, pages: Any, run: list[PageCopy]) -> Iterator[Copied]:
         assert self._host is not None, "there are no pages of the host"

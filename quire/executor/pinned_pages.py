@@ -8,7 +8,7 @@ never change. A page that is written is in a new block, so a copy under way is n
 """
 
 import logging
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -19,6 +19,7 @@ from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
 
 from quire.executor.host_pages import Fetched, Stack, gather_pages, scatter_pages, stacks_of
 from quire.executor.program_order import PINNED_COPY_SIZES
+from quire.host_cache_settings import num_spare_pages
 
 log = logging.getLogger(__name__)
 
@@ -26,8 +27,6 @@ PINNED_KINDS = ("split", "place")  # programs for pages on their way to the host
 PINNED, DEVICE = "pinned_host", "device"  # kinds of memory, as JAX names them
 BLOCK_PAGES = 16  # at most
 MAX_SAVING_BYTES = 512 * 2**20  # of blocks on their way to the host, which take up memory of the device meanwhile
-# Memory for pages of blocks that are not used, or not any more: a share of that of all pages, and at most so much.
-MAX_WASTE, MAX_WASTE_BYTES = 0.125, 2**32
 
 BlockArrays = list[jax.Array]  # one for each stack: [pages, arrays, page_size, ...]
 
@@ -115,8 +114,7 @@ class PinnedPages:
         self._rows: list[BlockRow | None] = [None] * num_pages
         self._blocks: set[PinnedBlock] = set()
         self._num_rows = 0  # of all blocks, used or not
-        waste = min(int(MAX_WASTE * num_pages), MAX_WASTE_BYTES // self.page_bytes)
-        self._max_rows = num_pages + max(BLOCK_PAGES, waste)
+        self._max_rows = num_pages - 1 + num_spare_pages(num_pages - 1, self.page_bytes)
         self._saving: deque[PinnedBlock] = deque()  # those that may be on their way, oldest first
 
     @property
@@ -144,16 +142,27 @@ class PinnedPages:
         for number, target in enumerate(targets):
             self._enter(target, blocks[number // size], number % size)
         self._saving += blocks
-        while self._num_rows > self._max_rows and self._repack(min(self._blocks, key=_share_used)):
-            pass
+        self._limit_waste()
         return blocks[-1]
+
+    def num_within(self, sources: Sequence[int], max_rows: int) -> int:
+        """As that of `HostPages`. Whole blocks are fetched; a page that is wanted twice, with two of its block."""
+        num_rows, times, fetched = 0, Counter[int](), Counter[PinnedBlock]()
+        for count, source in enumerate(sources):
+            block = self._row(source).block
+            times[source] += 1
+            if times[source] > fetched[block]:
+                fetched[block] += 1
+                num_rows += block.size
+            if num_rows > max_rows:
+                return count
+        return len(sources)
 
     def fetch(self, sources: Sequence[int], targets: Sequence[int]) -> list[Fetched]:
         wanted: dict[PinnedBlock, np.ndarray[Any, Any]] = {}  # where the pages of each go; 0: nowhere
         again: list[tuple[int, int]] = []  # pages that go to two places
         for source, target in zip(sources, targets, strict=True):
-            row = self._rows[source]
-            assert row is not None, f"page {source} of the host was never written"
+            row = self._row(source)
             places = wanted.setdefault(row.block, np.zeros(row.block.size, np.int32))
             if places[row.row]:
                 again.append((source, target))
@@ -181,13 +190,12 @@ class PinnedPages:
 
     def read(self, pages: Sequence[int]) -> list[np.ndarray[Any, Any]]:
         """The contents of these pages, copied."""
-        rows = [self._rows[page] for page in pages]
+        rows = [self._row(page) for page in pages]
         known: dict[PinnedBlock, list[np.ndarray[Any, Any]]] = {}
         for row in rows:
-            assert row is not None, "a page of the host is read that was never written"
             if row.block not in known:
                 known[row.block] = [np.asarray(one) for one in row.block.arrays]
-        found = [(known[row.block], row.row) for row in rows if row is not None]
+        found = [(known[row.block], row.row) for row in rows]
         return [np.stack([block[at][row] for block, row in found]) for at in range(len(self.stacks))]
 
     def write_bytes(self, pages: Sequence[int], data: Sequence[memoryview]) -> None:
@@ -198,9 +206,16 @@ class PinnedPages:
                 arrays.append(part.reshape(1, *stack.shape).copy())  # it may be read after this call
                 begin += stack.num_bytes
             self._enter(page, PinnedBlock(jax.device_put(arrays, self._pinned), 1), 0)
+        self._limit_waste()
 
     def drain(self) -> None:
-        """Nothing arrives late: a page that a failed step wrote is one that no other step reads."""
+        """Nothing arrives late: a page that a failed step wrote is one that no other step reads. Blocks that failed
+        are forgotten."""
+        for block in self._saving:
+            try:
+                jax.block_until_ready(block.arrays)  # type: ignore[no-untyped-call]
+            except Exception as error:  # of any kind: that of the program which failed
+                self._forget(block, error)
         self._saving.clear()
 
     def close(self) -> None:
@@ -212,7 +227,16 @@ class PinnedPages:
         """Blocks on their way to the host take up memory of the device."""
         most = MAX_SAVING_BYTES // self.page_bytes
         while self._saving and sum(one.size for one in self._saving) + num_pages > most:
-            jax.block_until_ready(self._saving.popleft().arrays)  # type: ignore[no-untyped-call]
+            jax.block_until_ready(self._saving[0].arrays)  # type: ignore[no-untyped-call]
+            self._saving.popleft()  # not before: `drain` looks for those that fail
+
+    def _row(self, page: int) -> BlockRow:
+        row = self._rows[page]
+        assert row is not None, f"page {page} of the host was never written"
+        return row
+
+    def _pages_of(self, block: PinnedBlock) -> list[int]:
+        return [page for page, row in enumerate(self._rows) if row is not None and row.block is block]
 
     def _enter(self, page: int, block: PinnedBlock, row: int) -> None:
         """`page` is this one from now on."""
@@ -228,13 +252,30 @@ class PinnedPages:
                 self._blocks.remove(before.block)
                 self._num_rows -= before.block.size
 
+    def _forget(self, block: PinnedBlock, error: Exception) -> None:
+        """There is nothing in this block: what it was copied from failed."""
+        log.warning("%d pages did not reach the host: %s", block.num_used, str(error).partition("\n")[0])
+        for page in self._pages_of(block):
+            self._rows[page] = None
+        if block in self._blocks:
+            self._blocks.remove(block)
+            self._num_rows -= block.size
+
+    def _limit_waste(self) -> None:
+        while self._num_rows > self._max_rows and self._repack(min(self._blocks, key=_share_used)):
+            pass
+
     def _repack(self, block: PinnedBlock) -> bool:
         """Give the pages of a block that has few blocks of their own. It takes long, and is rare: pages that go to the
         host together are also forgotten together. False if nothing is gained by it."""
         if block.num_used == block.size:
             return False
-        pages = [page for page, row in enumerate(self._rows) if row is not None and row.block is block]
-        contents = self.read(pages)
+        pages = self._pages_of(block)
+        try:
+            contents = self.read(pages)
+        except Exception as error:  # of any kind: that of the program which failed
+            self._forget(block, error)
+            return True
         for at, page in enumerate(pages):
             self._enter(page, PinnedBlock(jax.device_put([one[at : at + 1] for one in contents], self._pinned), 1), 0)
         return True

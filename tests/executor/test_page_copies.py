@@ -99,15 +99,27 @@ def test_pages_from_the_host_are_in_their_places_when_they_are_used(any_llama: R
 
 
 def test_pages_that_wait_for_their_use_take_little_memory(any_llama: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those before are put into place, so that there is memory for the next ones."""
     talk = Talk(any_llama)
     host = talk.executor.host_pages
     assert host is not None
-    monkeypatch.setattr(page_copies, "MAX_UNPLACED_BYTES", 2 * host.page_bytes)
+    monkeypatch.setattr(page_copies, "MAX_UNPLACED_BYTES", 4 * host.page_bytes)
     talk.run_decode(host_copies({40: 1, 41: 2}, to_host=False))
     assert talk.num_awaited == 2
     talk.run_decode(host_copies({42: 3}, to_host=False))
-    assert talk.num_awaited == 0
+    assert talk.num_awaited == 1
     assert [talk.executor.read_pages([page])() for page in (40, 41, 42)] == [talk.contents[page] for page in (3, 4, 5)]
+
+
+@pytest.mark.parametrize(
+    ("max_rows", "count"), [(-4, 0), (0, 0), (1, 1), (5, 4), (15, 4), (16, 16), (47, 32), (99, 40)]
+)
+def test_pages_are_fetched_in_as_many_rows_as_there_is_memory_for(llama: Rig, max_rows: int, count: int) -> None:
+    host = llama.executor.host_pages
+    assert host is not None
+    assert host.num_within(range(1, 41), max_rows) == count
+    fetched = host.fetch(range(1, 1 + count), range(1, 1 + count))
+    assert sum(len(one.targets) for one in fetched) <= max(0, max_rows)
 
 
 def test_a_reset_forgets_pages_that_were_on_their_way(any_llama: Rig) -> None:

@@ -1,7 +1,7 @@
 """Pages in pinned memory of the host: they are the same there, and what was on the host stays while it is read."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import jax
@@ -9,12 +9,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.core.plan import StepPlan
-from quire.executor import pinned_pages
+from quire.config import Config
+from quire.core.plan import StepPlan, device_copy
+from quire.executor import page_copies, pinned_pages
 from quire.executor.executor import JaxExecutor
+from quire.executor.host_pages import Fetched
 from quire.executor.memory import reserve_device_memory
-from quire.executor.pinned_pages import PINNED, PinnedPages, can_pin, pinning_works
+from quire.executor.pinned_pages import DEVICE, PINNED, PinnedBlock, PinnedPages, can_pin, pinning_works
 from quire.executor.program_store import ProgramStore
+from quire.host_cache_settings import resolve_host_cache
 from quire.models.checkpoint import load_weights
 from quire.models.registry import build_model
 from tests.executor.conftest import SHAPES, config_of
@@ -151,6 +154,120 @@ def test_blocks_of_which_little_is_used_are_packed(executor: JaxExecutor, monkey
     assert sum(block.num_used for block in host._blocks) == 48
     for page in range(1, 49):
         assert contents_of(executor, page) == expected[49 if page in (2, 18, 34) else page], page
+
+
+def rows_on_device(host: PinnedPages) -> int:
+    """Of all blocks there."""
+    shape = host.stacks[0].shape
+    arrays = [one for one in jax.live_arrays() if one.shape[1:] == shape and one.sharding.memory_kind == DEVICE]
+    return sum(len(one) for one in arrays)
+
+
+def test_blocks_of_which_few_pages_are_wanted_take_little_memory_of_the_device(
+    executor: JaxExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whole blocks are on the device, and not longer than it takes to put their pages into place."""
+    host = pinned(executor)
+    before = {page: executor.read_pages([page])() for page in range(1, 65)}
+    executor.submit(StepPlan(1, (), copies=host_copies({page: page for page in range(1, 65)}, to_host=True))).result()
+    host.drain()
+    always, most = rows_on_device(host), []
+    fetch = host.fetch
+
+    def watched(sources: Sequence[int], targets: Sequence[int]) -> list[Fetched]:
+        fetched = fetch(sources, targets)
+        most.append(rows_on_device(host) - always)
+        return fetched
+
+    monkeypatch.setattr(host, "fetch", watched)
+    monkeypatch.setattr(page_copies, "MAX_UNPLACED_BYTES", 32 * host.page_bytes)
+    restored = {70: 1, 71: 2, 72: 18, 73: 35, 74: 50, 75: 50}
+    pending = executor.submit(StepPlan(2, (), copies=host_copies(restored, to_host=False)))
+    assert most == [32, 32, 16]
+    assert rows_on_device(host) == always, "a step that is not collected has none"
+    pending.result()
+    # In order: a later copy uses the pages.
+    copies = (*host_copies(restored, to_host=False), *(device_copy(page, page + 6) for page in restored))
+    executor.submit(StepPlan(3, (), copies=copies)).result()
+    assert most == [32, 32, 16] * 2
+    for page, source in restored.items():
+        assert executor.read_pages([page])() == executor.read_pages([page + 6])() == before[source], page
+
+
+def save_pages(executor: JaxExecutor, pages: range) -> PinnedBlock:
+    """Each to its own number; the block of the last."""
+    copies = host_copies({page: page for page in pages}, to_host=True)
+    executor.submit(StepPlan(1, (), copies=copies)).result()
+    row = pinned(executor)._rows[pages[-1]]
+    assert row is not None
+    return row.block
+
+
+def lose(block: PinnedBlock) -> None:
+    """Whatever waits for it or reads it raises an error, as after a failed program."""
+    for one in block.arrays:
+        one.delete()
+
+
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_reset_forgets_blocks_that_failed(
+    executor: JaxExecutor, waits: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = pinned(executor)
+    save_pages(executor, range(1, 17))
+    failed, overwritten = save_pages(executor, range(17, 33)), save_pages(executor, range(33, 37))
+    save_pages(executor, range(33, 37))
+    for one in (failed, overwritten):
+        lose(one)
+    if waits:
+        monkeypatch.setattr(pinned_pages, "MAX_SAVING_BYTES", 1)
+        with pytest.raises(RuntimeError, match="deleted"):
+            save_pages(executor, range(37, 41))
+    executor.reset()
+    fill(executor)
+    assert [page for page, row in enumerate(host._rows) if row] == [*range(1, 17), *range(33, 37)]
+    assert host._num_rows == sum(block.size for block in host._blocks) == 20
+    save_pages(executor, range(17, 33))
+    assert contents_of(executor, 20) == executor.read_pages([20])()
+
+
+def test_a_block_that_failed_is_not_packed_again_and_again(
+    executor: JaxExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host = pinned(executor)
+    failed = save_pages(executor, range(1, 17))
+    save_pages(executor, range(1, 13))  # in blocks of their own, so that few of the first are used
+    lose(failed)
+    monkeypatch.setattr(host, "_max_rows", 16)
+    save_pages(executor, range(1, 13))
+    assert host._blocks.isdisjoint([failed])
+    assert [page for page, row in enumerate(host._rows) if row] == [*range(1, 13)]
+    assert host._num_rows == sum(block.size for block in host._blocks) <= 16
+
+
+def test_blocks_are_packed_too_when_pages_come_from_elsewhere(executor: JaxExecutor) -> None:
+    """80 pages and an eighth more take memory at most."""
+    host = pinned(executor)
+    for begin in (1, 17, 33, 49, 65):
+        save_pages(executor, range(begin, begin + 16))
+    contents = [memoryview(contents_of(executor, page)) for page in range(1, 81)]
+    for begin in range(1, 17):  # one page of each block at a time
+        pages = range(begin, 81, 16)
+        executor.write_host_pages(pages, [contents[80 - page] for page in pages])
+        assert host._num_rows <= 90
+    assert [contents_of(executor, page) for page in range(1, 81)] == contents[::-1]
+
+
+@pytest.mark.parametrize("gib", [2**-10, 0.01, 2.0, 33.3, 36.0, 36.1, 200.0])
+def test_pages_of_a_gpu_take_no_more_host_memory_than_asked_for_with_their_waste(gib: float) -> None:
+    page_bytes = 2**20
+    num_pages, *_ = resolve_host_cache(Config(host_cache_gib=gib), "gpu", 2**40, page_bytes, 1)
+    host = PinnedPages([jax.ShapeDtypeStruct((3, 2**18), "float32")], num_pages + 1)
+    assert host.page_bytes == page_bytes
+    assert num_pages <= host._max_rows <= gib * 2**30 / page_bytes
+    assert host._max_rows > gib * 2**30 / page_bytes - 2
+    on_cpu, *_ = resolve_host_cache(Config(host_cache_gib=gib), "cpu", 2**40, page_bytes, 1)
+    assert on_cpu == int(gib * 2**30) // page_bytes
 
 
 @pytest.mark.parametrize(("gib", "limit"), [(0.0, None), (4.5, "13"), (100.0, "108")])
