@@ -136,7 +136,7 @@ class HostPages:
         return self.write_when_ready(targets, program(pages, sources))
 
     def num_within(self, sources: Sequence[int], max_rows: int) -> int:
-        """How many of the first of these pages `fetch` takes to the device in at most so many rows."""
+        """The number of pages, from the first of these on, that `fetch` takes to the device in at most so many rows."""
         size = max((size for size in self.sizes if size <= max_rows), default=0)
         return min(len(sources), size * max(1, max_rows // self.sizes[-1]))
 

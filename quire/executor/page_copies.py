@@ -120,7 +120,7 @@ class PageCopies:
         return pages, copied
 
     def _num_fitting(self, copies: Sequence[PageCopy]) -> int:
-        """How many of the first of these copies fit the memory for pages that are not in their places."""
+        """The number of copies, from the first of these on, that fit the memory for pages not in their places."""
         if not copies:
             return 0
         assert self._host is not None, "there are no pages of the host"
