@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from quire.executor.draft import Draft, guess_by_draft, num_packed
 from quire.executor.guesses import guess_by_lookup
 from quire.executor.host_pages import gather_pages, scatter_pages, stacks_of
-from quire.executor.ladder import StepShape
+from quire.executor.ladder import TIMED_ROWS, StepShape
 from quire.executor.launch import NUM_FEATURES, num_sample_fields, sizes
 from quire.executor.layer_state import PageArrays, PageLayout, SlotArrays, page_layout
 from quire.executor.pinned_pages import PINNED_KINDS, blocks_like, place_pages, split_pages
@@ -55,7 +55,6 @@ UNTUNED: Options = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": F
 # which times each alone, may choose its own.
 FEW_ROWS = coded.FEW_ROWS
 OF_THE_LIBRARY: Options = {"xla_gpu_enable_triton_gemm": False}
-TIMED_ROWS = 64  # up to which timing the library's products makes plain decodes faster
 # On a CPU XLA hands large reductions to a library that sums in another order than XLA does, so that a row's sums would
 # depend on how many rows are beside it. This keeps all of them with XLA. The option is experimental.
 OWN_REDUCTIONS: Options = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}

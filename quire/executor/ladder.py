@@ -14,6 +14,7 @@ from typing import NamedTuple
 from quire.ops.pages import TILE
 
 FINE_FROM = 256
+TIMED_ROWS = 64  # decodes, up to which XLA makes them faster by timing products
 MIDDLES_FROM = 16
 # Programs that read the pages that decodes share together: for decodes alone from so many rows on, and all others from
 # so many tokens on. There the kernel for it ends at once where nothing is shared, which takes a share of short steps.

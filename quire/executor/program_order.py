@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import get_args
 
-from quire.executor.ladder import StepShape
+from quire.executor.ladder import TIMED_ROWS, StepShape
 from quire.executor.program_table import COPY_SIZES, START_SIZES, STATE_SIZES, Key
 from quire.executor.shapes import Shapes
 from quire.executor.snapshot_arrays import LOAD, SAVE
@@ -39,6 +39,8 @@ class ProgramOrder:
         """The programs that a server needs to begin. Those that take the longest to compile come first, so that no
         thread is left with one of them while the others have nothing to do."""
         keys: list[Key] = [("any", self._ladder.sample_sizes[-1]), *self._ladder.first()]
+        if self._shapes.specialised:  # nothing runs before they are timed, so they can as well be there
+            keys += [("decode", shape.tokens) for shape in self._ladder.decodes if shape.tokens <= TIMED_ROWS]
         keys += [("copy", COPY_SIZES[0]), ("start", START_SIZES[0]), ("force", FORCE_SIZE)]
         keys += [("adapter", 0)] * bool(self._shapes.adapters.slots)
         for kind in self._host_kinds:

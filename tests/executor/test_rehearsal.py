@@ -22,9 +22,10 @@ SHAPES = replace(FEW_SHAPES, min_tokens=1, burst=4, specialised=True)
 
 
 class Recorded(Programs):
-    """Its programs note that they are made and run, and do nothing; those that decode are made when they may be."""
+    """Its programs note that they are made and run, and do nothing; those of one kind are made when they may be."""
 
     times = False
+    waiting = "burst"
     may_tune: Event
     made: list[Key]
     ran: list[Key]
@@ -33,7 +34,7 @@ class Recorded(Programs):
         return self.times and key[0] == "decode"
 
     def _make(self, key: Key) -> Any:
-        if key[0] == "decode":
+        if key[0] == self.waiting:
             assert self.may_tune.wait(WAIT_S)
         self.made.append(key)
 
@@ -55,7 +56,7 @@ def untimed() -> Recorded:
 @pytest.fixture
 def programs(untimed: Recorded) -> Recorded:
     """XLA times the products of decodes."""
-    untimed.times = True
+    untimed.times, untimed.waiting = True, "decode"
     return untimed
 
 
@@ -123,7 +124,7 @@ def test_a_server_begins_with_the_first_programs_and_the_others_run_for_the_firs
             break
         assert set(untimed.ran) <= {*untimed.order.first}
     assert set(untimed.ran) >= {*untimed.order.first}
-    untimed.may_tune.set()  # decodes are among the others
+    untimed.may_tune.set()  # bursts are among the others
     later: list[float | None] = []
     while not later or later[-1] is not None:
         state, wait_s = untimed.rehearse_one(state)
