@@ -42,7 +42,7 @@ class Deployment:
     limits: Limits
     adapters: AdapterPlan
     max_step_ms: float  # 0: no limit
-    is_served: bool  # to clients: all programs are made ahead
+    is_served: bool  # to clients: all programs are made ahead of need
     choices: tuple[Choice[Any], ...]
     draft: DraftPlan | None = None
 

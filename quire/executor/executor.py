@@ -177,15 +177,19 @@ class JaxExecutor:
             pass
 
     def warm_up_more(self) -> float | None:
-        """Run a program for the first time, or time steps when all have run. Returns the seconds after which there may
+        """Run a program for the first time, or time a step when all have run. Returns the seconds after which there may
         be more to do; None when nothing is left. No step is under way."""
         assert self._state is not None
         if not self._shapes.specialised:
             return None
         self._state, wait_s = self.programs.rehearse_one(self._state)
-        if wait_s is None:
-            self._state = self.snapshots.rehearse(self.programs.measure(self._state))
-        return wait_s
+        if wait_s is not None:
+            return wait_s
+        self._state, is_timed = self.programs.measure_one(self._state)
+        if is_timed:
+            return 0.0
+        self._state = self.snapshots.rehearse(self._state)
+        return None
 
     def prepare(self, num_tokens: int) -> Iterator[float]:
         """Compile the missing programs of a single prompt of `num_tokens`, yielding the share done."""

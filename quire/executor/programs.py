@@ -5,33 +5,27 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
-from functools import partial
 from logging import INFO, WARNING
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
 from jax.sharding import Mesh
 
 from quire.executor.adapter_arrays import AdapterArrays
 from quire.executor.compiler import Compiler
-from quire.executor.draft import Draft, pack_guesses
+from quire.executor.draft import Draft
 from quire.executor.ladder import StepShape
-from quire.executor.launch import NUM_FEATURES, Launch, Packer, num_sample_fields
+from quire.executor.padding import run_on_padding
 from quire.executor.program_order import ProgramOrder
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key, ProgramTable, size_of, tuned_by
 from quire.executor.replay import Announcer, Members, to_plain
 from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
-from quire.executor.slots import pack_forced, pack_starts
-from quire.executor.snapshot_arrays import LOAD, SAVE
 from quire.executor.step import State
 from quire.executor.step_costs import good_sizes, slower_than_larger
 from quire.models.model import Model
 from quire.models.params import ParamTree
-from quire.request import num_mask_words
 
 log = logging.getLogger(__name__)
 
@@ -63,7 +57,7 @@ class Programs:
     ) -> None:
         """`members`: other processes that run the same programs. `draft`: the model that guesses. `host_kinds`: the
         programs that copy pages to the host and from it, where that is done."""
-        self._model = model
+        self.model = model
         self._shapes = shapes
         self.compiler = Compiler(model, weights, shapes, mesh, store, draft)
         self.has_draft = draft is not None
@@ -75,6 +69,7 @@ class Programs:
         self._loading: set[Key] = set()  # those of them that are kept on disk
         self._batches: list[list[Key]] = []  # that the table does not have yet
         self._rehearsed: set[Key] = set()
+        self._step_s: dict[int, float] = {}  # by tokens
         self.step_sizes: tuple[int, ...] = ()  # tokens of the steps that the device is good at; (): all alike
         self._pool = ThreadPoolExecutor(threads, "quire-compile")
         # XLA may time kernels for decodes, which busy processors disturb; so few of those are compiled at a time.
@@ -99,7 +94,7 @@ class Programs:
         early = [*self.order.first, *self.order.early]
         for key in sorted(filter(self.compiler.is_kept, early), key=size_of):
             self._compiling[key] = self._begin(key)
-            # A GPU runs each once before it serves, and the members of a group make theirs together.
+            # A GPU runs the first ones once before it serves, and the members of a group make theirs together.
             if not self._shapes.specialised and self._announcer is None:
                 self._loading.add(key)
 
@@ -110,9 +105,10 @@ class Programs:
 
     @property
     def can_run_anything(self) -> bool:
-        """True if every plan finds its programs in the table; those still to come are faster for some plans. Not while
-        XLA times kernels, which steps would disturb."""
-        return self.table.keys.issuperset(self.order.first) and not self._is_timing
+        """True if every plan finds its programs in the table, and on a GPU has them run once; those still to come are
+        faster for some plans. Not while XLA times kernels, which steps would disturb."""
+        ready = self.table.keys & self._rehearsed if self._shapes.specialised else self.table.keys
+        return ready.issuperset(self.order.first) and not self._is_timing
 
     @property
     def _is_timing(self) -> bool:
@@ -137,13 +133,12 @@ class Programs:
         return sum(not future.done() for future in list(self._compiling.values()))
 
     def log_progress(self) -> None:
-        """Log how many programs are still to come, and when all are there. Until then no thread
-        keeps Python for long."""
+        """Log how many programs are still to come, and when all are there. Until then no thread keeps Python for
+        long."""
         left = [future for future in self._compiling.values() if not future.done()]
         if not left or self._loading:  # what is loaded takes a moment
             return
         log.info("%d more programs are compiled behind the first requests, which run in larger ones", len(left))
-
         usual_s = sys.getswitchinterval()
         sys.setswitchinterval(SWITCH_S)
 
@@ -262,7 +257,7 @@ class Programs:
         ladder = self._shapes.ladder
         keys: list[Key] = [StepShape(ladder.max_tokens), ("any", ladder.sample_sizes[-1])]
         layouts = [program.memory_analysis() for program in self._pool.map(self.compiler.make, keys)]
-        hidden = self._shapes.num_samples * self._model.hidden_size * 4
+        hidden = self._shapes.num_samples * self.model.hidden_size * 4
         return sum(int(layout.temp_size_in_bytes) for layout in layouts) + hidden
 
     def rehearse(self, state: State) -> State:
@@ -277,73 +272,39 @@ class Programs:
         return state
 
     def rehearse_one(self, state: State) -> tuple[State, float | None]:
-        """Run a program that has not run yet. Also returns the seconds after which there may be another; None when all
-        are made and have run."""
+        """Run a program that has not run yet, other than the one that replaces an adapter: one may be in its place by
+        now. Also returns the seconds after which there may be another; None when all are made and have run."""
         wait_s = UNFINISHED_S if self.num_unfinished else None
         self.advance()
-        for key in self._made.keys() - self._rehearsed:
+        for key in self._made.keys() - self._rehearsed - {("adapter", 0)}:
             return self._rehearsal(key, state), 0.0
         return state, wait_s
 
     def _rehearsal(self, key: Key, state: State) -> State:
         is_new = key not in self._rehearsed
         self._rehearsed.add(key)
-        return self._run_on_padding(key, state) if is_new else state
+        return run_on_padding(self, self._made[key], key, state) if is_new else state
 
-    def measure(self, state: State) -> State:
-        """Time the steps that prompts are cut for. `step_sizes` are those that the device is good at; none is chosen
-        that takes longer than a larger one."""
-        sizes, seconds = self._shapes.ladder.cut_sizes, {}
-        for size in sizes:
-            if size <= MEASURED_TOKENS and StepShape(size) in self._made:
-                taken = []
-                for _ in range(3):
-                    begun_s = time.monotonic()
-                    state = self._run_on_padding(StepShape(size), state)
-                    jax.block_until_ready(state.slots.history)  # type: ignore[no-untyped-call]
-                    taken.append(time.monotonic() - begun_s)
-                seconds[size] = min(taken)
-        log.debug("ms by tokens of a step: %s", {size: round(1000 * took, 2) for size, took in seconds.items()})
-        self._slow = frozenset(StepShape(size) for size in slower_than_larger(seconds))
+    def measure_one(self, state: State) -> tuple[State, bool]:
+        """Time one of the steps that prompts are cut for; also returns whether there was one. When all are timed,
+        `step_sizes` are those that the device is good at, and none is chosen that takes longer than a larger one."""
+        sizes = self._shapes.ladder.cut_sizes
+        left = (size for size in sizes if size <= MEASURED_TOKENS and size not in self._step_s)
+        size = next((size for size in left if StepShape(size) in self._made), None)
+        if size is not None:
+            taken, program = [], self._made[StepShape(size)]
+            for _ in range(3):
+                begun_s = time.monotonic()
+                state = run_on_padding(self, program, StepShape(size), state)
+                jax.block_until_ready(state.slots.history)  # type: ignore[no-untyped-call]
+                taken.append(time.monotonic() - begun_s)
+            self._step_s[size] = min(taken)
+            return state, True
+        log.debug("ms by tokens of a step: %s", {size: round(1000 * took, 2) for size, took in self._step_s.items()})
+        self._slow = frozenset(StepShape(size) for size in slower_than_larger(self._step_s))
         self.table = ProgramTable(self._shapes.ladder, self.table.keys, self._slow)
-        self.step_sizes = good_sizes(seconds, sizes)
-        return state
-
-    def _run_on_padding(self, key: Key, state: State) -> State:
-        program, shapes = self._made[key], self._shapes
-        if isinstance(key, StepShape) or key[0] in ("decode", "burst", "shared"):
-            of_decodes = partial(StepShape, decodes_only=True, shares=key[0] == "shared")
-            shape = key if isinstance(key, StepShape) else of_decodes(key[1])
-            after: State = program(self.weights, state, Packer(shapes).pack(Launch(), (), set(), shape))[0]
-            return after
-        kind, size = key
-        if kind in (SAVE, LOAD):  # `SnapshotArrays` runs them
-            return state
-        if kind == "start":
-            return state._replace(slots=program(state.slots, pack_starts([], size, shapes)))
-        if kind == "adapter":
-            self.adapters.rehearse(program)
-            return state
-        if kind == "force":
-            return state._replace(slots=program(state.slots, pack_forced([], size, shapes)))
-        if kind == "copy":
-            return state._replace(pages=program(state.pages, np.zeros((size, 2), np.int32)))
-        if kind in ("save", "split"):
-            program(state.pages, np.zeros(size, np.int32))
-            return state
-        if kind in ("restore", "place"):
-            contents = self.compiler.empty(kind, size)
-            return state._replace(pages=program(state.pages, np.zeros(size, np.int32), contents)[0])
-        if kind == "guess" and self.has_draft:
-            drafted: State = program(self.weights, state, pack_guesses([], [], size, shapes))
-            return drafted
-        if kind == "guess":
-            return state._replace(slots=program(state.slots, np.full(size, shapes.num_slots, np.int32)))
-        hidden = jnp.zeros((shapes.num_samples, self._model.hidden_size), self.compiler.dtype)
-        masks = jnp.zeros((size, num_mask_words(self._model.vocab_size)), jnp.uint32)
-        packed = np.full(num_sample_fields(shapes.guesses > 0) * size + NUM_FEATURES, shapes.num_slots, np.int32)
-        packed[size:] = 0
-        return state._replace(slots=program(self.compiler.head, state.slots, hidden, packed, masks)[0])
+        self.step_sizes = good_sizes(self._step_s, sizes)
+        return state, False
 
     def close(self) -> None:
         self._pool.shutdown(wait=False, cancel_futures=True)

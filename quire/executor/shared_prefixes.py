@@ -18,7 +18,9 @@ MAX_GROUPS = 16
 MAX_LEVELS = 32  # groups within groups that are looked at: requests may be made such that there are many
 MIN_ROWS = 4  # of a group
 TILE_COST = 2  # rows that read a position alone in the time in which a tile does: an estimate
-MIN_SAVED = 1 << 16  # positions that a step must not read, in all: one more kernel in each layer takes its time
+# Positions that a step must not read, in all: one more kernel in each layer takes its time, and few rows that ask for
+# more than a plain token run in a program of 256 tokens where they share pages.
+MIN_SAVED = 1 << 17
 
 Ints = np.ndarray[Any, np.dtype[np.int32]]
 

@@ -78,14 +78,14 @@ def test_rows_that_begin_alike_are_tiles_of_what_they_share(groups: int) -> None
 
 
 def test_a_group_is_divided_where_its_parts_share_more() -> None:
-    """All begin with four pages; half of them share many more."""
-    lists = [[*own(4, 1), *own(128, 100), 900 + row] for row in range(20)]
+    """All begin with four pages; most of them share many more."""
+    lists = [[*own(4, 1), *own(160, 100), 900 + row] for row in range(32)]
     lists += [[*own(4, 1), *own(128, 1000 * (row + 1))] for row in range(20)]
     found = found_in(lists)
     assert found is not None
     check(found, lists)
-    assert found.lengths.tolist() == [132 * PAGE_SIZE]
-    assert found.tile_of.tolist() == [0] * 20 + [-1] * 20
+    assert found.lengths.tolist() == [164 * PAGE_SIZE]
+    assert found.tile_of.tolist() == [0] * 32 + [-1] * 20
 
 
 def test_each_row_may_share_more_than_the_one_before_it() -> None:
@@ -124,7 +124,7 @@ def test_any_tables_give_tiles_that_share_their_pages(data: st.DataObject) -> No
 
 
 def test_positions_that_are_not_computed_are_not_shared() -> None:
-    tables, starts = tables_of([own(128, 1)] * 32)
+    tables, starts = tables_of([own(200, 1)] * 32)
     starts[5] = 70 * PAGE_SIZE + 3
     starts[7] = 5
     found = tables.find(np.arange(32, dtype=np.int32), starts)
@@ -133,7 +133,7 @@ def test_positions_that_are_not_computed_are_not_shared() -> None:
 
 
 def test_a_slot_that_begins_anew_is_seen() -> None:
-    tables, starts = tables_of([own(128, 1)] * 32)
+    tables, starts = tables_of([own(200, 1)] * 32)
     slots = np.arange(32, dtype=np.int32)
     before = tables.find(slots, starts)
     assert before is not None
