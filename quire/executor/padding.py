@@ -20,8 +20,8 @@ from quire.models.model import Model
 from quire.request import num_mask_words
 
 
-class Made(Protocol):
-    """What programs take beside the state."""
+class Operands(Protocol):
+    """The arrays that programs take beside the state, and where they come from."""
 
     model: Model
     compiler: Compiler
@@ -32,7 +32,7 @@ class Made(Protocol):
     def weights(self) -> tuple[Any, ...]: ...
 
 
-def run_on_padding(programs: Made, program: Callable[..., Any], key: Key, state: State) -> State:
+def run_on_padding(programs: Operands, program: Callable[..., Any], key: Key, state: State) -> State:
     """Run one of the programs. That of adapters replaces the first one by zeros."""
     shapes = programs.compiler.shapes
     if isinstance(key, StepShape) or key[0] in ("decode", "burst", "shared"):
