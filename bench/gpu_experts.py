@@ -22,11 +22,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.models.context import PlatformOps
-from quire.models.feed_forward import ClampedGate, Experts, gate_of
+from quire.models.feed_forward import Experts, gate_of
 from quire.models.params import Param, ParamTree, Tensor
 from quire.ops.attention import whole_sequence
 from quire.ops.coded import Coded, Rounding
 from quire.ops.expert_product import NONE, kernels_of
+from quire.ops.gates import ClampedGate
 from quire.ops.gpu.expert_product import ExpertBlocks, blocks_of, expert_product
 from quire.ops.gpu.expert_weights import form_of
 

@@ -26,7 +26,7 @@ def resolve_kv_cache_dtype(
         raise InvalidSetting(f"kv_cache_dtype is {asked!r}{e5m2}; it can be fp8_e4m3, int8, {dtype} or auto")
     if platform not in _PLATFORMS:
         raise InvalidSetting(f"kv_cache_dtype = {asked} is for CPUs and GPUs; on a {platform} it can be auto")
-    if CACHE_DTYPES[asked] == "fp8_e4m3" and _lacks_fp8(computes):
+    if CACHE_DTYPES[asked] == "fp8_e4m3" and lacks_fp8(computes):
         raise InvalidSetting(f"kv_cache_dtype = {asked} {_needs(computes)}: it can be int8 or auto")
     return Choice("kv_cache_dtype", CACHE_DTYPES[asked], ASKED_FOR)
 
@@ -36,13 +36,14 @@ def _automatic(platform: str, dtype: str, computes: float | None, stored: str | 
         return Choice("kv_cache_dtype", "auto", f"that of activations, {dtype}")
     if platform not in _PLATFORMS:
         return Choice("kv_cache_dtype", dtype, f"{stored}, which the checkpoint asks for, is for CPUs and GPUs")
-    if stored == "fp8_e4m3" and _lacks_fp8(computes):
+    if stored == "fp8_e4m3" and lacks_fp8(computes):
         return Choice("kv_cache_dtype", dtype, f"{stored}, which the checkpoint asks for, {_needs(computes)}")
     reason = "the checkpoint's kv_cache_scheme; each token and head has a scale of its own, so its scales are not used"
     return Choice("kv_cache_dtype", stored, f"{reason}; {dtype} is more exact")
 
 
-def _lacks_fp8(computes: float | None) -> bool:
+def lacks_fp8(computes: float | None) -> bool:
+    """True for a compute capability without conversions of e4m3; None is unknown."""
     return computes is not None and computes < FP8_CAPABILITY
 
 

@@ -181,7 +181,7 @@ def _shapes(
     sees_all = all(
         spec.sees_all and spec.softcap is None and not spec.has_sinks and spec.value_dim is None for spec in attention
     )
-    kernels = kernels_for(facts.platform, resolved.dtype, mesh)
+    kernels = kernels_for(facts.platform, resolved.dtype, mesh, facts.compute_capability)
     full_groups = tuple(group for group, reach in enumerate(layout.groups) if reach is None)
     shares = facts.platform == "gpu" and limits.prefix_caching
     shares &= any(spec.sees_all and spec.value_dim is None for spec in attention)

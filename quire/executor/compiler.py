@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from quire.executor.compute_capability import compute_capability
 from quire.executor.draft import Draft, guess_by_draft, num_packed
 from quire.executor.guesses import guess_by_lookup
 from quire.executor.host_pages import gather_pages, scatter_pages, stacks_of
@@ -88,7 +89,7 @@ class Compiler:
         self._head_structure = jax.tree.structure(head_weights(weights))
         self._has_codes = any(map(_is_coded, jax.tree.leaves((weights, draft_weights), is_leaf=_is_coded)))
         dtype = jax.tree.leaves(weights["norm"])[0].dtype  # never quantised
-        kernels = kernels_for(jax.default_backend(), str(dtype), mesh)
+        kernels = kernels_for(jax.default_backend(), str(dtype), mesh, compute_capability(jax.local_devices()[0]))
         self.dtype = dtype  # of activations
         self.layout = page_layout(
             model.layers,

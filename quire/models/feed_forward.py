@@ -25,6 +25,7 @@ from quire.models.routing import Router
 from quire.ops.adapters import AdaptedWeight, JoinedStack
 from quire.ops.coded import Coded
 from quire.ops.expert_product import ExpertKernels
+from quire.ops.gates import ClampedGate, PlainGate, tanh_gelu
 from quire.ops.grouped_product import ragged_product
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import Grouped, Packed, gated_grouped_product, gated_product, grouped_product
@@ -39,32 +40,10 @@ ACTIVATIONS: dict[str, Activation] = {
     "swish": jax.nn.silu,
     "relu": jax.nn.relu,
     "gelu": partial(jax.nn.gelu, approximate=False),
-    "gelu_new": partial(jax.nn.gelu, approximate=True),
-    "gelu_fast": partial(jax.nn.gelu, approximate=True),
-    "gelu_pytorch_tanh": partial(jax.nn.gelu, approximate=True),
+    "gelu_new": tanh_gelu,
+    "gelu_fast": tanh_gelu,
+    "gelu_pytorch_tanh": tanh_gelu,
 }
-
-
-@dataclass(frozen=True)
-class PlainGate:
-    """activation(gate) * up"""
-
-    activation: Activation
-
-    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
-        return self.activation(gate) * up
-
-
-@dataclass(frozen=True)
-class ClampedGate:
-    """(up + 1) * gate * sigmoid(alpha * gate), with gates of at most `limit`, and ups at most so far from zero."""
-
-    alpha: float
-    limit: float
-
-    def __call__(self, gate: jax.Array, up: jax.Array) -> jax.Array:
-        gate = jnp.minimum(gate, self.limit)
-        return (jnp.clip(up, -self.limit, self.limit) + 1) * gate * jax.nn.sigmoid(self.alpha * gate)
 
 
 def read_activation(fields: Fields, name: str = "hidden_act", default: str = "silu") -> Activation:

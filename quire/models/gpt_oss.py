@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from quire.models.decoder import Decoder, DecoderLayer
-from quire.models.feed_forward import ClampedGate, Experts
+from quire.models.feed_forward import Experts
 from quire.models.fields import Fields
 from quire.models.norm import RMSNorm
 from quire.models.params import Array, Param, Tensor
@@ -13,6 +13,7 @@ from quire.models.projection import router
 from quire.models.rope import read_rope
 from quire.models.routing import BiasedRouter
 from quire.models.standard import Sizes, attention, decoder, read_expert_counts, read_layer_types, read_sizes
+from quire.ops.gates import ClampedGate
 
 # Of configs that name no rope.
 _YARN = {

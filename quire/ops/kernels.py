@@ -4,6 +4,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
+from quire.cache_dtype import lacks_fp8
 from quire.errors import InvalidSetting
 from quire.ops.heads import Heads
 from quire.ops.native import library
@@ -41,23 +42,26 @@ NATIVE = Kernels(
 )
 
 
-def kernels_for(platform: str, dtype: str, mesh: Mesh | None = None) -> Kernels:
-    """The fastest kernels for a platform as JAX names it, on one device or on a mesh of devices."""
-    kernels = _of_one_device(platform, dtype)
+def kernels_for(platform: str, dtype: str, mesh: Mesh | None = None, computes: float | None = None) -> Kernels:
+    """The fastest kernels for a platform as JAX names it, on one device or on a mesh of devices.
+
+    `computes`: the compute capability of an NVIDIA GPU; None: unknown.
+    """
+    kernels = _of_one_device(platform, dtype, computes)
     # The compiler partitions plain jnp by itself.
     return kernels if mesh is None or kernels is PLAIN else sharded(kernels, mesh)
 
 
-def _of_one_device(platform: str, dtype: str) -> Kernels:
+def _of_one_device(platform: str, dtype: str, computes: float | None) -> Kernels:
     if platform == "cpu" and dtype == "float32" and library.load():
         return NATIVE
     if platform == "gpu":
         try:
-            from quire.ops.gpu.kernels import GPU
+            from quire.ops.gpu.kernels import GPU, GPU_WITHOUT_FP8
         except ImportError as error:  # plain XLA would run in their place, several times slower
             raise InvalidSetting(
                 f"the GPU kernels cannot be loaded ({error}): this jax has no jax.experimental.pallas.triton. Remedy: "
                 "pip install 'quire[cuda]', or JAX_PLATFORMS=cpu to run on the CPU"
             ) from error
-        return GPU
+        return GPU_WITHOUT_FP8 if lacks_fp8(computes) else GPU
     return PLAIN

@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from quire.models.context import PlatformOps
-from quire.models.feed_forward import ClampedGate, PlainGate, grouped
+from quire.models.feed_forward import grouped
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from quire.ops.attention import whole_sequence
 from quire.ops.coded import Coded, Rounding
 from quire.ops.expert_product import NONE, Gate, kernels_of
+from quire.ops.gates import ClampedGate, PlainGate
 from quire.ops.gpu.expert_product import expert_product, tiles_of
 from tests.gpu.test_kernels import INTERPRET, check, each_dtype
 from tests.models.cases import CASES

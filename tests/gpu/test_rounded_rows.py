@@ -2,6 +2,7 @@
 interpreted elsewhere."""
 
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -20,6 +21,7 @@ from quire.ops.step_attention import place
 from tests.gpu.test_kernels import INTERPRET, check, each_dtype
 
 pytestmark = pytest.mark.gpu
+KERNELS = ("round_rows", "add_norm", "gate")
 
 
 def check_rounded(got: RoundedRows, right: RoundedRows) -> None:
@@ -96,6 +98,37 @@ def test_gates_are_applied_and_rounded_as_by_the_plain_function(size: int, sums:
         return gate(jax.nn.silu, both, code)  # type: ignore[no-any-return]
 
     check_rounded(run(partial(rounded_rows.gate, interpret=INTERPRET), both), run(plain_rounding.gate, both))
+
+
+def rounded_by(ops: Any, kind: str, numbers: Any, code: Any) -> RoundedRows:
+    """Rows that are rounded as they are, after a norm, or after a gate."""
+    x = jnp.asarray(numbers, jnp.bfloat16)
+    if kind == "rows":
+        return ops.round_rows(x, code)  # type: ignore[no-any-return]
+    if kind == "norm":
+        norm = ops.add_norm if hasattr(ops, "add_norm") else ops.add_rms_norm
+        return norm(x, None, jnp.ones(x.shape[1], x.dtype), 1e-5, 0.0, code)[1]  # type: ignore[no-any-return]
+    both = jnp.stack([x, jnp.ones_like(x)], axis=1)[:, None]
+    return ops.gate(jax.nn.silu, both, code)  # type: ignore[no-any-return]
+
+
+@each_code
+@pytest.mark.parametrize("size", [576, 5000])
+@pytest.mark.parametrize("kind", ["rows", "norm", "gate"])
+def test_a_row_with_a_number_that_is_none_has_such_a_scale(kind: str, size: int, code_dtype: str) -> None:
+    """Codes of eight bits may be numbers there: times the scale they are not. XLA's maximum on a CPU may drop such
+    numbers in wide rows, so the plain function is not what this compares with."""
+    code = jnp.dtype(code_dtype)
+    whole = np.random.default_rng(0).integers(-8, 9, size=(6, size)).astype(np.float32)
+    broken = whole.copy()
+    broken[[1, 2, 3, 4], [0, size - 1, size // 2, size - 1]] = np.nan, np.nan, np.inf, -np.inf
+    interpreted = {name: partial(getattr(rounded_rows, name), interpret=INTERPRET) for name in KERNELS}
+    ours = SimpleNamespace(**interpreted)
+    got, alone = (rounded_by(ours, kind, numbers, code) for numbers in (broken, whole))
+    assert np.isnan(np.asarray(got.scales)[1:3]).all()
+    assert not np.isfinite(np.asarray(got.codes, np.float32) * np.asarray(got.scales))[1:5].any()
+    for one, other in ((got.codes, alone.codes), (got.scales, alone.scales)):
+        np.testing.assert_array_equal(np.asarray(one, np.float32)[[0, 5]], np.asarray(other, np.float32)[[0, 5]])
 
 
 @pytest.mark.parametrize("sums", ["bfloat16", "int32"])

@@ -9,13 +9,14 @@ import numpy as np
 
 from quire.models.channel_weights import channel_weight
 from quire.models.context import PlatformOps
-from quire.models.feed_forward import ClampedGate, Experts
+from quire.models.feed_forward import Experts
 from quire.models.params import Param, Tensor
 from quire.models.projection import router
 from quire.models.routing import SoftmaxRouter
 from quire.ops.attention import whole_sequence
 from quire.ops.coded import Coded
 from quire.ops.expert_product import NONE, kernels_of
+from quire.ops.gates import ClampedGate
 from quire.ops.gpu.expert_product import expert_product
 from quire.ops.sharded_experts import DOWN_AXES, GATE_UP_AXES, sharded_experts
 from quire.sharding import tensor_mesh

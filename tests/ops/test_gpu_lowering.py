@@ -1,5 +1,6 @@
 """The GPU's attention kernels can be translated for a GPU, also where there is none: interpreting them shows less."""
 
+import re
 import subprocess
 import sys
 from contextlib import AbstractContextManager
@@ -12,16 +13,18 @@ import pytest
 
 from quire.models.channel_weights import channel_weight
 from quire.models.checkpoint import direct
-from quire.models.feed_forward import ClampedGate, PlainGate, grouped
+from quire.models.feed_forward import ACTIVATIONS, grouped
 from quire.models.params import Param
 from quire.ops.adapters import AdapterStack, JoinedStack
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.coded import Coded, Rounding
+from quire.ops.gates import ClampedGate, PlainGate
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.adapter_product import add_products
 from quire.ops.gpu.expert_product import expert_product
 from quire.ops.gpu.kernels import GPU, attend
 from quire.ops.heads import Heads
+from quire.ops.kernels import kernels_for
 from quire.ops.pages import TILE, CodedPages, KVWriteTargets, PageAccess, SharedPrefixes, Tiles
 from quire.ops.rounded_rows import ScaledSums
 from quire.ops.step_attention import step_attention
@@ -175,6 +178,46 @@ def test_products_of_coded_experts_are_translated(kind: str, tokens: int) -> Non
     assert text.count('name = "expert_product"') == 1
 
 
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_gates_of_experts_are_translated_or_left_to_xla(activation: str) -> None:
+    """The kernel declines the exact gelu, which Triton has no function for."""
+    x, expert = jnp.zeros((4, 1, 64), jnp.bfloat16), jnp.zeros((4, 2), jnp.int32)
+    run = jax.jit(partial(GPU.experts.product, gate=PlainGate(ACTIVATIONS[activation])))
+    with on_an_h200():
+        traced = run.trace(x, expert, jnp.zeros((8, 1, 2, 64, 64), jnp.bfloat16))
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count('name = "expert_product"') == (activation != "gelu")
+
+
+def test_an_unknown_gate_is_left_to_xla() -> None:
+    x, expert = jnp.zeros((4, 1, 64), jnp.bfloat16), jnp.zeros((4, 2), jnp.int32)
+    weight = jnp.zeros((8, 1, 2, 64, 64), jnp.bfloat16)
+    assert GPU.experts.product(x, expert, weight, None, lambda gate, up: jax.lax.erf(gate) * up) is None
+
+
+@pytest.mark.parametrize(("computes", "has_e4m3"), [(8.0, False), (8.6, False), (8.9, True), (9.0, True), (None, True)])
+@pytest.mark.parametrize("code_dtype", ["float8_e4m3fn", "int8"])
+def test_kernels_have_e4m3_where_the_gpu_converts_it(code_dtype: str, computes: float | None, has_e4m3: bool) -> None:
+    kernels, code = kernels_for("gpu", "bfloat16", computes=computes), jnp.dtype(code_dtype)
+    x, expert, weight = jnp.zeros((64, 96), jnp.bfloat16), jnp.zeros((64, 2), jnp.int32), jnp.zeros(96, jnp.bfloat16)
+    matrices = Coded(
+        codes=jnp.zeros((8, 64, 96), code), scales=jnp.ones((8, 64, 1)), zeros=None, index=None, input_scale=None,
+        input_zero=None, shape=(8, 64, 96), num_contracted=1, is_of_experts=True, bits=8, group=96,
+    )  # fmt: skip
+
+    def run(x: jax.Array) -> Any:
+        rounding = kernels.rounding
+        made = [rounding.rows(x, code), rounding.gate(jax.nn.silu, jnp.stack([x, x], axis=1)[:, None], code)]
+        made.append(rounding.add_rms(x, x, weight, 1e-5, 0.0, code)[1])
+        return [(one.codes, one.scales) for one in made], kernels.experts.total(x[:, None], expert, None, matrices)
+
+    with on_an_h200():
+        text = jax.jit(run).trace(x).lower(lowering_platforms=("cuda",)).as_text()
+    count = int(has_e4m3 or code_dtype == "int8")
+    for name in ("round_rows", "gate_round", "add_norm_round", "expert_product"):
+        assert text.count(f'name = "{name}"') == count
+
+
 @pytest.mark.parametrize("code_dtype", ["float8_e4m3fn", "int8"])
 @pytest.mark.parametrize("sums", ["bfloat16", "float32", "int32"])
 @pytest.mark.parametrize("size", [576, 4096, 14336, 53248])
@@ -195,6 +238,19 @@ def test_rows_that_are_rounded_where_they_are_made_are_translated(size: int, sum
         text = jax.jit(run).trace(x, both, out).lower(lowering_platforms=("cuda",)).as_text()
     names = {"gate_round": 1, "add_norm_round": 2, "round_rows": 1}
     assert {name: text.count(f'name = "{name}"') for name in names} == names
+
+
+@pytest.mark.parametrize("size", [576, 40000])
+def test_the_largest_number_of_a_row_is_found_among_integers(size: int) -> None:
+    """Triton's maximum of floats drops NaN, which interpreting a kernel does not show."""
+    x, code, ops = jnp.zeros((2, size), jnp.bfloat16), jnp.dtype("int8"), GPU.rounding
+
+    def run(x: jax.Array) -> Any:
+        both = jnp.stack([x, x], axis=1)[:, None]
+        return ops.rows(x, code), ops.add_rms(x, None, x[0], 1e-5, 0.0, code), ops.gate(jax.nn.silu, both, code)
+
+    text = str(jax.make_jaxpr(run)(x))
+    assert re.findall(r":(\w+)\[\] = reduce_max", text) == ["i32"] * 3
 
 
 def test_sums_of_heads_are_translated() -> None:

@@ -15,6 +15,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.expert_product import Gate, rounded_rows
+from quire.ops.gates import ClampedGate, PlainGate, tanh_gelu
 from quire.ops.gpu.expert_weights import Form, arrays_of, form_of, load_rows, load_scales, load_weights
 from quire.ops.gpu.tiles import array, least_dot, power_of_two, product, whole
 
@@ -24,6 +25,7 @@ MAX_ROWS = 128  # of a tile
 COLUMNS = 64  # of a block for few rows; twice that for many
 PROGRAMS = 384  # that occupy a device
 RUN = 1024  # visits that are compared with each other
+ACTIVATIONS = (jax.nn.silu, jax.nn.relu, tanh_gelu)  # that Triton compiles; the exact gelu needs `erf`, which it lacks
 
 
 class ExpertBlocks(NamedTuple):
@@ -72,7 +74,7 @@ def expert_product(
     interpret: bool = False,
 ) -> jax.Array | None:
     """An `ExpertProduct` for one NVIDIA GPU."""
-    if (form := form_of(x, weight)) is None:
+    if (form := form_of(x, weight)) is None or not compiles(gate):
         return None
     tokens, chosen = expert.shape
     matrices = arrays_of(form, rounded_rows(x, expert, weight), weight, parts=1 if gate is None else 2)
@@ -103,6 +105,12 @@ def expert_product(
         name="expert_product",
     )(*operands)
     return found
+
+
+def compiles(gate: Gate | None) -> bool:
+    """True for gates that are known to be part of a kernel."""
+    is_known = isinstance(gate, PlainGate) and gate.activation in ACTIVATIONS
+    return gate is None or isinstance(gate, ClampedGate) or is_known
 
 
 class ExpertTiles(NamedTuple):

@@ -1,15 +1,17 @@
 """The kernels of one NVIDIA GPU, written in Pallas, which XLA compiles by Triton into the graph of a step."""
 
 import logging
+from collections.abc import Callable
 from functools import cache, partial
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
 
 from quire.ops.adapters import Stack
 from quire.ops.attention_spec import AttentionSpec
-from quire.ops.expert_product import kernels_of
+from quire.ops.coded import Coded
+from quire.ops.expert_product import Gate, kernels_of
 from quire.ops.gpu import add_norm as sum_and_norm
 from quire.ops.gpu import rounded_rows
 from quire.ops.gpu.adapter_product import add_products
@@ -21,11 +23,15 @@ from quire.ops.gpu.prefill_attention import prefill_attention
 from quire.ops.heads import Heads
 from quire.ops.norms import Norms
 from quire.ops.pages import KVWriteTargets, Pages, Segments, Tiles
+from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
 from quire.ops.rounded_rows import Activation, RoundedRows, RoundingOps, ScaledSums, Sums, gated_values
 from quire.ops.step_attention import Kernels
 from quire.ops.tiled_attention import tiled_attention
 
 log = logging.getLogger(__name__)
+
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
 
 # Several sequences after each other are not among what JAX documents, and before 0.11 it reads groups of queries wrong.
 packed_attention: Any = None
@@ -150,4 +156,32 @@ GPU = Kernels(
     attend_latent=attend_latent,
     experts=kernels_of(expert_product),
     rounding=RoundingOps(round_rows, add_rms_norm_rounded, gate),
+)
+
+
+def _plain_for_e4m3(kernel: Callable[Given, Made], plain: Callable[Given, Made]) -> Callable[Given, Made]:
+    """The plain function for codes of e4m3, whose type is the last argument; else the kernel."""
+
+    def run(*given: Given.args, **named: Given.kwargs) -> Made:
+        return (plain if given[-1] == jnp.float8_e4m3fn else kernel)(*given, **named)
+
+    return run
+
+
+def expert_product_without_fp8(
+    x: jax.Array, expert: jax.Array, weight: Any, bias: jax.Array | None = None, gate: Gate | None = None
+) -> jax.Array | None:
+    if isinstance(weight, Coded) and weight.codes.dtype == jnp.float8_e4m3fn:
+        return None
+    return expert_product(x, expert, weight, bias, gate)
+
+
+# Triton converts e4m3 by instructions that older GPUs lack. XLA does without them.
+GPU_WITHOUT_FP8 = GPU._replace(
+    experts=kernels_of(expert_product_without_fp8),
+    rounding=RoundingOps(
+        _plain_for_e4m3(GPU.rounding.rows, PLAIN_ROUNDING.rows),
+        _plain_for_e4m3(GPU.rounding.add_rms, PLAIN_ROUNDING.add_rms),
+        _plain_for_e4m3(GPU.rounding.gate, PLAIN_ROUNDING.gate),
+    ),
 )

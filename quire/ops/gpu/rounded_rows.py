@@ -30,6 +30,7 @@ MOST_BLOCKS = 16  # a longer row has more threads, so that their registers suffi
 AHEAD = MOST_BLOCKS  # blocks of a gate that are on their way while one is computed; fewer take fewer registers
 # Of the first cache: scales of columns and factors of norms are read for every row, and rows once.
 STAYS, LEAVES = "evict_last", "evict_first"
+ALL_BUT_SIGN = 0x7FFFFFFF
 
 
 def round_rows(x: jax.Array, code_dtype: Any, *, block: int = BLOCK, interpret: bool = False) -> RoundedRows:
@@ -208,8 +209,15 @@ def _load(ref: Any, real: jax.Array | None, eviction: str = LEAVES) -> jax.Array
 def _store(blocks: _Blocks, numbers: Sequence[jax.Array], codes_ref: Any, scales_ref: Any) -> None:
     """Codes and the scale of this program's row, whose numbers are of the model's type."""
     row = pl.program_id(0)
-    scale = row_scale(reduce(jnp.maximum, [jnp.abs(_wide(one)) for one in numbers]).max(), codes_ref.dtype)
+    scale = row_scale(_reach(numbers), codes_ref.dtype)
     inverse = 1.0 / scale
     for one, (feature, real) in zip(numbers, blocks.places(), strict=True):
         plgpu.store(codes_ref.at[row, feature], nearest_codes(_wide(one) * inverse, codes_ref.dtype), mask=real)
     scales_ref[row] = scale
+
+
+def _reach(numbers: Sequence[jax.Array]) -> jax.Array:
+    """The largest absolute value of a row, or NaN if the row has one. Triton's `max` of floats drops NaN; as integers,
+    the bits of absolute values have the same order, and NaN is above infinity."""
+    bits = [jax.lax.bitcast_convert_type(_wide(one), jnp.int32) & ALL_BUT_SIGN for one in numbers]
+    return jax.lax.bitcast_convert_type(reduce(jnp.maximum, bits).max(), jnp.float32)
