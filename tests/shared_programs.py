@@ -5,8 +5,11 @@ XLA does not write those whole that it has read.
 """
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from tests.compiling import flags
@@ -19,6 +22,15 @@ def environment(num_devices: int) -> dict[str, str]:
     its_flags = flags(f"--xla_force_host_platform_device_count={num_devices}")
     how = {"JAX_COMPILATION_CACHE_DIR": os.environ[FOLDER], "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
     return {**os.environ, **how, "JAX_DISABLE_MOST_OPTIMIZATIONS": "1", "JAX_PLATFORMS": "cpu", "XLA_FLAGS": its_flags}
+
+
+def printed_by(module: str, *arguments: str, num_devices: int) -> str:
+    """What a module prints in a process of its own that has so many devices. It must end with 0."""
+    command = [sys.executable, "-m", module, *arguments]
+    root = Path(__file__).parents[1]
+    done = subprocess.run(command, env=environment(num_devices), cwd=root, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
 
 
 @contextmanager

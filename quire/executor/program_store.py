@@ -99,7 +99,7 @@ class ProgramStore:
         program = self.load(name)
         if program is not None:
             return program, True
-        # Where nothing is kept others would wait for what they do not get.
+        # A program that is not kept is not claimed: others would wait for a file that is never written.
         claim = self._claimed(name) if self._waits and self._keeps else contextlib.nullcontext(False)
         with claim as has_waited:
             if has_waited or not was_there:  # another may have made it meanwhile
