@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+from quire.cache_dtype import CACHE_DTYPES
 from quire.config import Config
 from quire.errors import InvalidSetting
 from quire.executor.layer_state import PageLayout, page_layout
@@ -73,9 +74,10 @@ def refuse_what_cannot_draft(draft: DraftPlan, layout: PageLayout, files: ModelF
         )
     latent = any(getattr(spec, "value_dim", None) is not None for spec in draft.model.layers)
     if latent and is_coded(layout.page_dtype):
+        asked = CACHE_DTYPES[str(layout.page_dtype).replace("float", "fp")]
         raise InvalidSetting(
             f"draft_model {draft.files.name} has latent attention, whose cache is kept in dtype; kv_cache_dtype is "
-            f"{str(layout.page_dtype).replace('float', 'fp').removesuffix('fn')}: it can be {layout.dtype}"
+            f"{asked}: it can be {layout.dtype}"
         )
     if draft.model.max_positions < max_total_tokens:
         raise InvalidSetting(
