@@ -14,6 +14,7 @@ from quire.engine.engine import Engine
 from quire.executor.compiler import Compiler
 from quire.executor.executor import JaxExecutor
 from quire.executor.ladder import StepShape
+from quire.executor.padding import run_on_padding
 from quire.executor.replay import Follower, HostArray, PlainKey, from_plain, to_plain
 from quire.group.arrays import from_message, to_message
 from quire.models.random_weights import random_weights
@@ -142,7 +143,7 @@ def test_rehearsals_are_replayed(ends: tuple[JaxExecutor, Direct, Follower]) -> 
     made = list(executor.programs._made)
     members.calls.clear()
     for key in made:
-        executor._state = executor.programs._run_on_padding(key, executor._state)
+        executor._state = run_on_padding(executor.programs, executor.programs._made[key], key, executor._state)
     assert [from_plain(key) for key in members.calls] == made
     assert same(executor._state, follower._state)
 
