@@ -107,12 +107,7 @@ def plan_deployment(
         refuse_what_cannot_draft(draft, layout, files, resolved.max_total_tokens)
     if layout.slot_specs:
         refuse_what_needs_older_state(config, len(layout.slot_specs), files.name)
-    choices: tuple[Choice[Any], ...] = (*resolved.choices, *adapters.choices)
-    max_queued, max_step_ms = config.max_queued, config.max_step_ms or 0.0
-    if is_served:
-        queued = resolve_max_queued(config, resolved.max_batch_size)
-        step = resolve_max_step_ms(config, facts.platform)
-        max_queued, max_step_ms, choices = queued.value, step.value, (*choices, queued, step)
+    max_queued, max_step_ms, served = _bounds(config, resolved, facts, is_served)
     limits = replace(_limits(config, resolved, layout, max_queued), max_loras=adapters.sizes.slots)
     shapes = replace(_shapes(model, mesh, facts, resolved, layout, limits), adapters=adapters.sizes)
     deployment = Deployment(
@@ -129,7 +124,7 @@ def plan_deployment(
         adapters=adapters,
         max_step_ms=max_step_ms,
         is_served=is_served,
-        choices=choices,
+        choices=(*resolved.choices, *adapters.choices, *served),
         draft=draft,
     )
     # One after the other, the model and its draft.
@@ -171,6 +166,17 @@ def _facts(
         quantization=quantization,
         cache_dtype=None if stored is None else stored.cache_dtype,
     )
+
+
+def _bounds(
+    config: Config, resolved: Resolved, facts: Facts, is_served: bool
+) -> tuple[int | None, float, list[Choice[Any]]]:
+    """The longest queue, the milliseconds of a step, and the choices that led to them."""
+    if not is_served:
+        return config.max_queued, config.max_step_ms or 0.0, []
+    queued = resolve_max_queued(config, resolved.max_batch_size)
+    step = resolve_max_step_ms(config, facts.platform)
+    return queued.value, step.value, [queued, step]
 
 
 def _shapes(

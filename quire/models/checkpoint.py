@@ -1,10 +1,10 @@
 """Loads weights from files to devices."""
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any, Literal
 
@@ -58,38 +58,11 @@ def load_weights(
     is read, joined and converted while the one before it is placed, so that the host holds at most three times the
     largest weight besides what is placed.
     """
-    stored = stored_names(model, source)
-    infos = source.tensors()
+    reader = _WeightReader(source, source.tensors(), stored_names(model, source), dtype, quantize, placement)
     params = stored_params(model, source)
-
-    def names(param: Param) -> list[str]:
-        return [stored[tensor.name] for tensor in param.sources]
-
-    def num_bytes(param: Param) -> int:
-        if isinstance(source, QuantizedSource):
-            return sum(source.num_bytes(name) for name in names(param))
-        return sum(_num_bytes(infos[name]) for name in names(param))
-
-    def read(param: Param) -> Any:
-        if isinstance(source, QuantizedSource) and quantize == "none":
-            coded = coded_weight(param, source, names(param), dtype)
-            if coded is not None:
-                return coded
-        if is_grouped(param, quantize):
-            blocks = _read_blocks(param, source, names(param))
-            if blocks is not None:
-                return quantized(blocks, param, placement)
-        host = param.assemble([source.read(name) for name in names(param)])
-        if is_grouped(param, quantize):
-            return quantized(host, param, placement)
-        # A read-only array is a view of the file; a device array must not share its memory.
-        return host.astype(
-            jnp.dtype(param.dtype(dtype)), copy=_shares_memory(param, placement) and not host.flags.writeable
-        )
-
-    total = sum(num_bytes(param) for param in leaves(params))
+    total = sum(reader.num_bytes(param) for param in leaves(params))
     done = 0
-    with progress("Loading weights") as report, closing(_read_ahead(read, leaves(params))) as hosts:
+    with progress("Loading weights") as report, closing(_read_ahead(reader.read, leaves(params))) as hosts:
 
         def place(param: Param) -> Any:
             nonlocal done
@@ -98,11 +71,48 @@ def load_weights(
                 weight = channel_weight(weight, param, quantize, placement)
             weight = for_kernels(weight, param, placement)
             jax.block_until_ready(weight)  # type: ignore[no-untyped-call]  # one weight in flight bounds the host's memory
-            done += num_bytes(param)
+            done += reader.num_bytes(param)
             report(done, total)
             return weight
 
         return map_params(place, params)
+
+
+@dataclass(frozen=True)
+class _WeightReader:
+    """Reads weights of a checkpoint as the host has them before they are placed."""
+
+    source: TensorSource
+    infos: Mapping[str, TensorInfo]
+    stored: Mapping[str, str]  # the checkpoint's names, by the model's
+    dtype: str
+    quantize: Quantize
+    placement: Placement | None
+
+    def num_bytes(self, param: Param) -> int:
+        if isinstance(self.source, QuantizedSource):
+            return sum(map(self.source.num_bytes, self._names(param)))
+        return sum(_num_bytes(self.infos[name]) for name in self._names(param))
+
+    def read(self, param: Param) -> Any:
+        source, names = self.source, self._names(param)
+        if isinstance(source, QuantizedSource) and self.quantize == "none":
+            coded = coded_weight(param, source, names, self.dtype)
+            if coded is not None:
+                return coded
+        if is_grouped(param, self.quantize):
+            blocks = _read_blocks(param, source, names)
+            if blocks is not None:
+                return quantized(blocks, param, self.placement)
+        host = param.assemble([source.read(name) for name in names])
+        if is_grouped(param, self.quantize):
+            return quantized(host, param, self.placement)
+        # A read-only array is a view of the file; a device array must not share its memory.
+        copy = _shares_memory(param, self.placement) and not host.flags.writeable
+        return host.astype(jnp.dtype(param.dtype(self.dtype)), copy=copy)
+
+    def _names(self, param: Param) -> list[str]:
+        return [self.stored[tensor.name] for tensor in param.sources]
 
 
 def weights_like(

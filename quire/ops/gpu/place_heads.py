@@ -81,74 +81,97 @@ def _place(
 ) -> None:
     q_ref, *page_refs = refs[-1 - num_page_arrays :]
     extras = list(refs[: -1 - 2 * num_page_arrays])
-    tokens, _, parts, size = qkv_ref.shape
-    (block,) = pages_ref.shape
-    index, head = pl.program_id(0), pl.program_id(1)
-    tokens_here = index * block + jnp.arange(block)
-    token = tokens_here[:, None]
-    feature = jnp.arange(power_of_two(size))[None, :]
-    real = (token < tokens) & (feature < size)
     scale_refs: list[Any] = [extras.pop(0) for _ in range(2 * scales)]
     rotation_refs: list[Any] = [extras.pop(0) for _ in range(2 * rotates)]
     norm_refs = [(norm, extras.pop(0)) if norm is not None else None for norm in (q_norm, k_norm)]
-    if rotates:
-        half = rotation_refs[0].shape[1]
-        partner = jnp.where(feature < half, feature + half, jnp.maximum(feature - half, 0))
-        rotated = (token < tokens) & (feature < 2 * half)
-        cos, sin = _load_rotation(rotation_refs, token, feature, rotated)
-
-    if scales:
-        row_scales = plgpu.load(scale_refs[0].at[token], mask=token < tokens, other=0.0)
-
-    def load(part: Any, feature: jax.Array, mask: jax.Array) -> jax.Array:
-        other = 0 if qkv_ref.dtype == jnp.int32 else 0.0
-        found: jax.Array = plgpu.load(qkv_ref.at[token, head, part, feature], mask=mask, other=other)
-        if not scales:
-            return found
-        columns = plgpu.load(scale_refs[1].at[head, part, feature], mask=feature < size, other=0.0)
-        return (found.astype(jnp.float32) * row_scales * columns).astype(q_ref.dtype)
-
-    def finished(x: jax.Array, part: Any, norms: list[tuple[Any, Any]]) -> jax.Array:
-        """A head as it meets others; `norms` has those that apply, each with whether it does."""
-        mean = (x.astype(jnp.float32) * x.astype(jnp.float32)).sum(axis=1, keepdims=True) / size
-        out = _normal(x, feature, size, mean, norms)
-        if not rotates:
-            return out
-        other = _normal(load(part, partner, rotated), partner, size, mean, norms)
-        turned = out * cos + jnp.where(feature < half, -other.astype(jnp.float32), other) * sin
-        return turned.astype(out.dtype)
-
-    is_token = tokens_here < tokens
-    pages, offsets = (plgpu.load(ref, mask=is_token, other=0) for ref in (pages_ref, offsets_ref))
-    where = pages[:, None], offsets[:, None], head, feature
-
-    def store(kind: int, x: jax.Array, applies: Any) -> None:
-        """Keys (0) or values (1) of the tokens, if it `applies`."""
-        codes_ref = page_refs[kind]
-        if num_page_arrays == 2:
-            plgpu.store(codes_ref.at[where], x.astype(codes_ref.dtype), mask=real & applies)
-            return
-        codes, scales = coded(x, codes_ref.dtype)
-        plgpu.store(codes_ref.at[where], codes, mask=real & applies)
-        plgpu.store(page_refs[2 + kind].at[pages, head, offsets], scales, mask=is_token & applies)
-
+    parts = qkv_ref.shape[2]
+    heads = _HeadReader(qkv_ref, pages_ref.shape[0], q_ref.dtype, scale_refs, rotation_refs)
+    writer = _PageWriter(heads, pages_ref, offsets_ref, page_refs)
+    token, head, feature, real = heads.token, heads.head, heads.feature, heads.real
     if together == 1:
         part = pl.program_id(2)
         is_query, is_key = part < parts - 2, part == parts - 2
-        x = load(part, feature, real)
-        out = finished(x, part, [(norm_refs[0], is_query), (norm_refs[1], is_key)])
+        x = heads.load(part, feature, real)
+        out = heads.finished(x, part, [(norm_refs[0], is_query), (norm_refs[1], is_key)])
         plgpu.store(q_ref.at[token, head, part, feature], out, mask=real & is_query)
-        store(0, out, is_key)
-        store(1, x, part == parts - 1)
+        writer.store(0, out, is_key)
+        writer.store(1, x, part == parts - 1)
         return
     for query in range(parts - 2):
         part = jnp.int32(query)
-        out = finished(load(part, feature, real), part, [(norm_refs[0], True)])
+        out = heads.finished(heads.load(part, feature, real), part, [(norm_refs[0], True)])
         plgpu.store(q_ref.at[token, head, part, feature], out, mask=real)
     key = jnp.int32(parts - 2)
-    out = finished(load(key, feature, real), key, [(norm_refs[1], True)])
-    store(0, out, True)
-    store(1, load(jnp.int32(parts - 1), feature, real), True)
+    out = heads.finished(heads.load(key, feature, real), key, [(norm_refs[1], True)])
+    writer.store(0, out, True)
+    writer.store(1, heads.load(jnp.int32(parts - 1), feature, real), True)
+
+
+class _HeadReader:
+    """Reads the queries, the key and the value of one key head, for the tokens of a program."""
+
+    def __init__(self, qkv_ref: Any, block: int, dtype: Any, scale_refs: list[Any], rotation_refs: list[Any]) -> None:
+        """`scale_refs`: of rows and columns, if `qkv_ref` has sums of codes. `rotation_refs`: cosines and sines, if
+        heads are rotated."""
+        tokens, _, _, self._size = qkv_ref.shape
+        self._qkv_ref, self._dtype = qkv_ref, dtype
+        self.head = pl.program_id(1)
+        tokens_here = pl.program_id(0) * block + jnp.arange(block)
+        self.is_token = tokens_here < tokens
+        self.token = tokens_here[:, None]
+        self.feature = jnp.arange(power_of_two(self._size))[None, :]
+        self.real = (self.token < tokens) & (self.feature < self._size)
+        self._rotates = bool(rotation_refs)
+        if self._rotates:
+            self._half = half = rotation_refs[0].shape[1]
+            self._partner = jnp.where(self.feature < half, self.feature + half, jnp.maximum(self.feature - half, 0))
+            self._rotated = (self.token < tokens) & (self.feature < 2 * half)
+            self._cos, self._sin = _load_rotation(rotation_refs, self.token, self.feature, self._rotated)
+        self._column_ref = None
+        if scale_refs:
+            row_ref, self._column_ref = scale_refs
+            self._row_scales = plgpu.load(row_ref.at[self.token], mask=self.token < tokens, other=0.0)
+
+    def load(self, part: Any, feature: jax.Array, mask: jax.Array) -> jax.Array:
+        """Features of a head as the projection gives them, with the scales of its sums."""
+        other = 0 if self._qkv_ref.dtype == jnp.int32 else 0.0
+        found: jax.Array = plgpu.load(self._qkv_ref.at[self.token, self.head, part, feature], mask=mask, other=other)
+        if self._column_ref is None:
+            return found
+        columns = plgpu.load(self._column_ref.at[self.head, part, feature], mask=feature < self._size, other=0.0)
+        return (found.astype(jnp.float32) * self._row_scales * columns).astype(self._dtype)
+
+    def finished(self, x: jax.Array, part: Any, norms: list[tuple[Any, Any]]) -> jax.Array:
+        """A head as it meets others; `norms` has those that apply, each with whether it does."""
+        mean = (x.astype(jnp.float32) * x.astype(jnp.float32)).sum(axis=1, keepdims=True) / self._size
+        out = _normal(x, self.feature, self._size, mean, norms)
+        if not self._rotates:
+            return out
+        partners = self.load(part, self._partner, self._rotated)
+        other = _normal(partners, self._partner, self._size, mean, norms)
+        signed = jnp.where(self.feature < self._half, -other.astype(jnp.float32), other)
+        return (out * self._cos + signed * self._sin).astype(out.dtype)
+
+
+class _PageWriter:
+    """Writes the key and the value of a key head, for the tokens of a program."""
+
+    def __init__(self, heads: _HeadReader, pages_ref: Any, offsets_ref: Any, page_refs: list[Any]) -> None:
+        """`page_refs`: of keys and values, and of their scales if they are codes."""
+        self._heads, self._refs = heads, page_refs
+        self._pages, self._offsets = (plgpu.load(ref, mask=heads.is_token, other=0) for ref in (pages_ref, offsets_ref))
+
+    def store(self, kind: int, x: jax.Array, applies: Any) -> None:
+        """Keys (0) or values (1) of the tokens, if it `applies`."""
+        heads, codes_ref = self._heads, self._refs[kind]
+        where = self._pages[:, None], self._offsets[:, None], heads.head, heads.feature
+        if len(self._refs) == 2:
+            plgpu.store(codes_ref.at[where], x.astype(codes_ref.dtype), mask=heads.real & applies)
+            return
+        codes, scales = coded(x, codes_ref.dtype)
+        plgpu.store(codes_ref.at[where], codes, mask=heads.real & applies)
+        scale_ref = self._refs[2 + kind].at[self._pages, heads.head, self._offsets]
+        plgpu.store(scale_ref, scales, mask=heads.is_token & applies)
 
 
 def _load_rotation(refs: list[Any], token: jax.Array, feature: jax.Array, rotated: jax.Array) -> list[jax.Array]:
