@@ -8,7 +8,7 @@ import mmap
 import re
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any, TypeVar
@@ -57,6 +57,15 @@ class GGUFTensor:
     shape: tuple[int, ...]
     offset: int  # bytes from the start of the file
     num_bytes: int
+
+    def matrices(self) -> list["GGUFTensor"]:
+        """The parts along the first axis: blocks lie along the last, so that none is cut."""
+        count, *shape = self.shape
+        size = self.num_bytes // count
+        return [
+            replace(self, shape=tuple(shape), offset=self.offset + index * size, num_bytes=size)
+            for index in range(count)
+        ]
 
 
 @dataclass(frozen=True)

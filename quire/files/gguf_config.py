@@ -10,31 +10,18 @@ from typing import Any
 from quire.errors import InvalidCheckpoint, UnsupportedModel, shown
 from quire.files.gguf import GGUFHeader
 from quire.files.gguf_architecture import ARCHITECTURES, GGUFArchitecture
+from quire.files.gguf_experts import check_expert_tensors, qwen3_moe_fields
+from quire.files.gguf_keys import MetadataKeys
 
 ROPE_FACTORS = "rope_freqs.weight"  # what each rotary frequency is divided by; a config field in Hugging Face
 
 _MAX_LAYERS = 1000  # more than any model has
-_MAX_INTEGER = 2**31 - 1
-# Keys that describe and do not change the computation.
-_DESCRIPTIVE = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
-# Keys that change it, with the values that leave it as it is.
-_NEUTRAL: dict[str, tuple[Any, ...]] = {
-    "expert_count": (0,),
-    "expert_used_count": (0,),
-    "use_parallel_residual": (False,),
-    "attention.causal": (True,),
-    "pooling_type": (0,),
-    "rope.scaling.yarn_log_multiplier": (0.0,),
-    "logit_scale": (1.0,),
-    "residual_scale": (1.0,),
-    "embedding_scale": (1.0,),
-}
-
 _CLASS_NAMES = {
     "llama": "LlamaForCausalLM",
     "mistral": "MistralForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
 }
@@ -55,7 +42,7 @@ def architecture_of(header: GGUFHeader) -> GGUFArchitecture:
 def config_from_gguf(header: GGUFHeader, rope_factors: Sequence[float] | None = None) -> dict[str, Any]:
     """The config.json this file would have had. `rope_factors` are the values of its tensor ROPE_FACTORS."""
     architecture = architecture_of(header)
-    keys = _Keys(header)
+    keys = MetadataKeys(header)
     num_layers = keys.integer("block_count", at_most=_MAX_LAYERS)
     hidden_size = keys.integer("embedding_length")
     num_heads = keys.integer("attention.head_count")
@@ -83,6 +70,9 @@ def config_from_gguf(header: GGUFHeader, rope_factors: Sequence[float] | None = 
         config |= _gemma_fields(keys, header.architecture, num_layers, hidden_size // num_heads, head_dim)
     else:
         config |= _llama_like_fields(keys, header)
+    if header.architecture == "qwen3moe":
+        config |= qwen3_moe_fields(keys, config["intermediate_size"])
+        check_expert_tensors(header, architecture, config["num_experts"])
     config["architectures"] = [_CLASS_NAMES[config["model_type"]]]
     for field, key in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")):
         token_id = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
@@ -92,66 +82,6 @@ def config_from_gguf(header: GGUFHeader, rope_factors: Sequence[float] | None = 
     return config
 
 
-class _Keys:
-    """The metadata of one architecture. It records the keys that were read, so that the rest can be refused."""
-
-    def __init__(self, header: GGUFHeader) -> None:
-        self._path = header.path
-        self._prefix = header.architecture + "."
-        self._values = {
-            key.removeprefix(self._prefix): value
-            for key, value in header.metadata.items()
-            if key.startswith(self._prefix)
-        }
-        self._asked: set[str] = set()
-
-    def get(self, key: str) -> Any:
-        self._asked.add(key)
-        value = self._values.get(key)
-        if isinstance(value, list) and value and key != "attention.sliding_window_pattern":
-            if any(item != value[0] for item in value):
-                raise UnsupportedModel(f"{self._path}: {self._prefix}{key} differs between layers: {shown(value)}")
-            return value[0]
-        return value
-
-    def integer(self, key: str, default: int | None = None, at_most: int = _MAX_INTEGER) -> int:
-        value = self.get(key)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= at_most:
-            allowed = f"not a positive integer up to {at_most}"
-            raise InvalidCheckpoint(f"{self._path}: {self._prefix}{key} is {shown(value)}, {allowed}")
-        return value
-
-    def number(self, key: str, default: float | None = None) -> float:
-        value = self.get(key)
-        value = default if value is None else value
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise InvalidCheckpoint(f"{self._path}: {self._prefix}{key} is {shown(value)}, not a number that is finite")
-        return float(f"{value:.7g}")  # written as a 32-bit float: 9.999999747378752e-06 was 1e-05
-
-    def positive(self, key: str, default: float | None = None) -> float:
-        value = self.number(key, default)
-        if value <= 0:
-            raise InvalidCheckpoint(f"{self._path}: {self._prefix}{key} is {value!r}, not a number above 0")
-        return value
-
-    def must_equal(self, key: str, expected: int) -> None:
-        value = self.get(key)
-        if value is not None and value != expected:
-            raise UnsupportedModel(
-                f"{self._path}: {self._prefix}{key} is {shown(value)}; only the head size {expected} is supported"
-            )
-
-    def refuse(self, key: str, value: Any, supported: str) -> UnsupportedModel:
-        return UnsupportedModel(f"{self._path}: {self._prefix}{key} is {shown(value)}; supported: {supported}")
-
-    def refuse_the_rest(self) -> None:
-        for key, value in self._values.items():
-            if key in self._asked or key in _DESCRIPTIVE or value in _NEUTRAL.get(key, ()):
-                continue
-            raise UnsupportedModel(f"{self._path}: metadata {self._prefix}{key} = {shown(value)} is not supported")
-
-
 def _vocab_size(header: GGUFHeader) -> int:
     embedding = header.tensors.get("token_embd.weight")
     if embedding is None or len(embedding.shape) != 2:
@@ -159,7 +89,7 @@ def _vocab_size(header: GGUFHeader) -> int:
     return embedding.shape[0]
 
 
-def _llama_like_fields(keys: _Keys, header: GGUFHeader) -> dict[str, Any]:
+def _llama_like_fields(keys: MetadataKeys, header: GGUFHeader) -> dict[str, Any]:
     fields: dict[str, Any] = {"hidden_act": "silu"}
     if header.architecture != "qwen2":  # its biases come with the type
         fields["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
@@ -173,7 +103,7 @@ def _llama_like_fields(keys: _Keys, header: GGUFHeader) -> dict[str, Any]:
     return fields
 
 
-def _gemma_fields(keys: _Keys, name: str, num_layers: int, width_per_head: int, head_dim: int) -> dict[str, Any]:
+def _gemma_fields(keys: MetadataKeys, name: str, num_layers: int, width_per_head: int, head_dim: int) -> dict[str, Any]:
     scaled_by_width = (name, num_layers) in _GEMMA_SCALED_BY_WIDTH
     fields: dict[str, Any] = {
         "hidden_activation": "gelu_pytorch_tanh",
@@ -189,11 +119,11 @@ def _gemma_fields(keys: _Keys, name: str, num_layers: int, width_per_head: int, 
     return fields
 
 
-def _optional(keys: _Keys, key: str) -> float | None:
+def _optional(keys: MetadataKeys, key: str) -> float | None:
     return None if keys.get(key) is None else keys.number(key)
 
 
-def _layer_types(keys: _Keys, num_layers: int, every: int) -> list[str]:
+def _layer_types(keys: MetadataKeys, num_layers: int, every: int) -> list[str]:
     """One layer in `every` attends to everything, unless the file says which layers have a window."""
     pattern = keys.get("attention.sliding_window_pattern")
     if pattern is None or (isinstance(pattern, int) and not isinstance(pattern, bool)):
@@ -208,7 +138,7 @@ def _layer_types(keys: _Keys, num_layers: int, every: int) -> list[str]:
     return ["sliding_attention" if item else "full_attention" for item in windowed]
 
 
-def _rope_scaling(keys: _Keys, config: dict[str, Any], factors: Sequence[float] | None) -> dict[str, Any] | None:
+def _rope_scaling(keys: MetadataKeys, config: dict[str, Any], factors: Sequence[float] | None) -> dict[str, Any] | None:
     kind = keys.get("rope.scaling.type")
     original = keys.get("rope.scaling.original_context_length")
     legacy = keys.get("rope.scale_linear")

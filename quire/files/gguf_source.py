@@ -1,7 +1,7 @@
 """Weights in a GGUF file, under Hugging Face names, dequantised as they are read."""
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from math import prod
@@ -14,6 +14,7 @@ import numpy as np
 from quire.errors import InvalidCheckpoint, UnsupportedModel
 from quire.files.gguf import GGUFTensor, read_header
 from quire.files.gguf_config import ROPE_FACTORS, architecture_of, config_from_gguf
+from quire.files.gguf_experts import MAX_EXPERTS
 from quire.files.tensor_source import BLOCK, BLOCK_SIZE, Array, TensorInfo
 
 _PLAIN: dict[str, np.dtype[Any]] = {
@@ -24,6 +25,7 @@ _PLAIN: dict[str, np.dtype[Any]] = {
 _QUANTIZED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 _CHUNK_ELEMENTS = 1 << 18  # a thread's temporaries stay in its cache
 _MAX_THREADS = 8
+_MAX_TENSORS = 1 << 18  # those of each expert counted; the largest models have a third of it
 
 
 class GGUFSource:
@@ -40,13 +42,14 @@ class GGUFSource:
         for tensor in self._header.tensors.values():
             if tensor.name == ROPE_FACTORS:
                 continue
-            # An unknown tensor keeps its name, and is reported as one too many.
-            name = self._architecture.hugging_face_name(tensor.name) or tensor.name
-            if name in self._by_name:
-                raise InvalidCheckpoint(
-                    f"{self._header.path}: {tensor.name} and {self._by_name[name].name} are both {name}"
-                )
-            self._by_name[name] = tensor
+            for name, part in self._parts(tensor):
+                if name in self._by_name:
+                    raise InvalidCheckpoint(
+                        f"{self._header.path}: {tensor.name} and {self._by_name[name].name} are both {name}"
+                    )
+                self._by_name[name] = part
+            if len(self._by_name) > _MAX_TENSORS:
+                raise InvalidCheckpoint(f"{self._header.path}: more than {_MAX_TENSORS} tensors and experts")
 
     @property
     def path(self) -> Path:
@@ -89,6 +92,22 @@ class GGUFSource:
         # Moved as bytes: field by field takes nine times as long.
         rows = blocks.view(f"V{BLOCK.itemsize}").reshape(*tensor.shape[:-1], -1)
         return self._in_order(tensor, rows).view(BLOCK)
+
+    def _parts(self, tensor: GGUFTensor) -> Iterator[tuple[str, GGUFTensor]]:
+        """The tensor under its Hugging Face name, or the matrix of each expert. An unknown one keeps its name, and is
+        reported as one too many."""
+        if self._architecture.expert_name(tensor.name, 0) is None:
+            yield self._architecture.hugging_face_name(tensor.name) or tensor.name, tensor
+            return
+        if len(tensor.shape) != 3 or tensor.shape[0] > MAX_EXPERTS:
+            raise InvalidCheckpoint(
+                f"{tensor.path}: tensor {tensor.name} has the shape {list(tensor.shape)}; "
+                f"[experts, outputs, inputs] is needed, and at most {MAX_EXPERTS} experts"
+            )
+        for expert, matrix in enumerate(tensor.matrices()):
+            name = self._architecture.expert_name(tensor.name, expert)
+            assert name is not None
+            yield name, matrix
 
     def _in_order(self, tensor: GGUFTensor, values: Array) -> Array:
         """The rows of a tensor as Hugging Face orders them."""

@@ -1,7 +1,7 @@
 """Loads weights from files to devices."""
 
 from collections import defaultdict
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -24,12 +24,14 @@ from quire.ops.coded import Coded, Parts
 from quire.ops.native import int8_product, library
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import (
+    Packed,
     QuantizedWeight,
     group,
     group_codes,
     map_arrays,
     pack,
     pack_codes,
+    pack_expert_codes,
     pack_experts,
 )
 from quire.sharding import put
@@ -100,6 +102,14 @@ class _WeightReader:
             coded = coded_weight(param, source, names, self.dtype)
             if coded is not None:
                 return coded
+        one = param.of_expert
+        if one is not None:
+            return _stacked((self._read_whole(one(index)) for index in range(param.shape[0])), param)
+        return self._read_whole(param)
+
+    def _read_whole(self, param: Param) -> Any:
+        """A weight, or the part of one expert, as floats or in groups of eight bits."""
+        source, names = self.source, self._names(param)
         if is_grouped(param, self.quantize):
             blocks = _read_blocks(param, source, names)
             if blocks is not None:
@@ -160,6 +170,8 @@ def quantized(host: Array, param: Param, placement: Placement | None) -> Quantiz
     packs = placement is None and jax.default_backend() == "cpu" and int8_product.is_fast()
     if host.dtype == BLOCK:
         codes, scales = host["codes"], host["scale"]
+        if packs and param.is_of_experts:
+            return pack_expert_codes(codes, scales)
         return pack_codes(codes, scales, param.num_contracted) if packs else group_codes(codes, scales)
     if packs and param.is_of_experts:
         return pack_experts(host)
@@ -186,9 +198,24 @@ def direct(weight: Any) -> Any:
     return replace(weight, is_direct=True) if isinstance(weight, Coded) else weight
 
 
+def _stacked(experts: Iterable[Any], param: Param) -> Any:
+    """The weight of all experts from weights [1, ...] of each. One at a time is read, so that a file's codes are in
+    float for one expert only."""
+    whole: list[Array] = []
+    one: Any = None
+    for index, one in enumerate(experts):
+        arrays = jax.tree.leaves(one)
+        whole = whole or [np.empty((param.shape[0], *array.shape[1:]), array.dtype) for array in arrays]
+        for array, to in zip(arrays, whole, strict=True):
+            to[index] = array[0]
+    joined = jax.tree.unflatten(jax.tree.structure(one), whole)
+    return replace(joined, shape=param.shape) if isinstance(joined, Packed) else joined
+
+
 def _read_blocks(param: Param, source: TensorSource, names: Sequence[str]) -> Array | None:
-    """The weight in quantisation blocks, if all of its sources are stored in such, as no experts are."""
-    if not param.keeps_blocks or param.is_of_experts or not isinstance(source, BlockSource):
+    """The weight in quantisation blocks, if all of its sources are stored in such."""
+    is_of_several = param.is_of_experts and param.shape[0] > 1
+    if not param.keeps_blocks or is_of_several or not isinstance(source, BlockSource):
         return None
     tensors = []
     for name in names:

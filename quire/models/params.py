@@ -40,6 +40,8 @@ class Param:
     is_float32: bool = False  # whatever the dtype of the others
     is_widened: bool = False  # a matrix for each head: floats, also of a quantised checkpoint
     apart: "Param | None" = None  # the same weight from other tensors, for checkpoints that have those
+    # One of its experts, [1, ...], where each has tensors of its own: the next ones among `sources`.
+    of_expert: "Callable[[int], Param] | None" = None
 
     def __post_init__(self) -> None:
         assert len(self.shape) == len(self.axes), f"{self.sources}: {self.shape} against {self.axes}"

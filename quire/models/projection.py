@@ -198,14 +198,24 @@ def router(name: str, num_experts: int, embed: int) -> Param:
 
 def experts_gate_up(names: Sequence[tuple[str, str]], shape: tuple[int, int]) -> Param:
     """[e, 1, 2, m, d] from the gate and up projections [m, d] of each expert."""
-    sources = tuple(Tensor(name, shape) for pair in names for name in pair)
-    return Param((len(names), 1, 2, *shape), ("experts", "mlp", None, None, "embed"), sources, np.stack)
+    return Param(
+        (len(names), 1, 2, *shape),
+        ("experts", "mlp", None, None, "embed"),
+        tuple(Tensor(name, shape) for pair in names for name in pair),
+        np.stack,
+        of_expert=lambda index: experts_gate_up(names[index : index + 1], shape),
+    )
 
 
 def experts_down(names: Sequence[str], shape: tuple[int, int]) -> Param:
     """[e, d, m] from the down projections [d, m] of each expert."""
-    sources = tuple(Tensor(name, shape) for name in names)
-    return Param((len(names), *shape), ("experts", "embed", "mlp"), sources, np.stack)
+    return Param(
+        (len(names), *shape),
+        ("experts", "embed", "mlp"),
+        tuple(Tensor(name, shape) for name in names),
+        np.stack,
+        of_expert=lambda index: experts_down(names[index : index + 1], shape),
+    )
 
 
 def split_mlp(param: Param, parts: int, axis: int = 0) -> Param:
@@ -223,8 +233,14 @@ def split_mlp(param: Param, parts: int, axis: int = 0) -> Param:
         split = fused.reshape(*before, 2, parts, mlp // parts, *fused.shape[axis + 3 :])
         return np.swapaxes(split, axis, axis + 1)
 
-    apart = None if param.apart is None else split_mlp(param.apart, parts, axis)
-    return replace(param, shape=(*before, parts, 2, mlp // parts, *after), join=join, apart=apart)
+    one = param.of_expert
+    return replace(
+        param,
+        shape=(*before, parts, 2, mlp // parts, *after),
+        join=join,
+        apart=None if param.apart is None else split_mlp(param.apart, parts, axis),
+        of_expert=None if one is None else lambda index: split_mlp(one(index), parts, axis),
+    )
 
 
 def copy_keys(param: Param, copies: int) -> Param:

@@ -108,6 +108,11 @@ def pack_codes(codes: Array, scales: Array, num_contracted: int) -> Packed:
     return Packed(int8_product.pack_codes(codes, scales, num_contracted), _shape_of_groups(scales), num_contracted)
 
 
+def pack_expert_codes(codes: Array, scales: Array) -> Packed:
+    """The same for the matrix of one expert, [1, ..., groups, GROUP]."""
+    return Packed(int8_product.pack_codes(codes[0], scales[0], 1)[None], _shape_of_groups(scales), 1)
+
+
 def group_codes(codes: Array, scales: Array) -> Grouped:
     """The same for everything else."""
     return Grouped(codes.copy().reshape(_shape_of_groups(scales)), scales.astype(np.float32))

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from quire.errors import InvalidCheckpoint, UnsupportedModel
+from quire.files.gguf_architecture import ARCHITECTURES
 from quire.files.gguf_source import GGUFSource, dequantize
 from quire.files.tensor_source import BLOCK
 from tests.files.gguf_writing import LLAMA_METADATA, embedding, write_gguf
@@ -152,6 +153,11 @@ def test_an_unsupported_architecture_is_named(tmp_path: Path) -> None:
     path = write_gguf(tmp_path / "m.gguf", "mamba", {}, embedding())
     with pytest.raises(UnsupportedModel, match=r"'mamba' is not supported; supported: llama, qwen2"):
         GGUFSource(path)
+
+
+def test_the_page_of_models_names_every_architecture() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "models.md").read_text().partition("\n## GGUF\n")[2]
+    assert [line.split("`")[1] for line in page.splitlines() if line.startswith("| `")][1:] == list(ARCHITECTURES)
 
 
 def write_parts(folder: Path, num_tensors: int = 2, second: str = "output_norm.weight") -> tuple[Path, Path]:

@@ -1,6 +1,7 @@
 """A checkpoint written as GGUF the way llama.cpp's converter does, so that reading it back can be compared."""
 
 import math
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,12 @@ ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
 }
 _SCALES = {"linear", "yarn"}
+_EXPERT = re.compile(r"(?P<before>.+\.experts)\.\d+\.(?P<after>.+)")
 
 
 def write_as_gguf(
@@ -28,12 +31,14 @@ def write_as_gguf(
     *,
     others: Mapping[str, str] | None = None,
 ) -> Path:
-    """Matrices become `type_`, or what `others` has for their names; everything else is float32."""
+    """Matrices become `type_`, or what `others` has for their names; everything else is float32, routers too.
+
+    Experts of a layer are one tensor, whose name is that of each without its number."""
     model_type = config["model_type"]
     architecture = ARCHITECTURES[model_type]
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     stored: dict[str, tuple[np.ndarray, str]] = {}
-    for name, values in tensors.items():
+    for name, values in _with_stacked_experts(tensors).items():
         if model_type == "llama" and ("q_proj" in name or "k_proj" in name):
             heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
             values = _interleaved(values, heads)
@@ -41,16 +46,17 @@ def write_as_gguf(
             values = values + 1
         new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None, name
-        own_type = (others or {}).get(name, type_) if values.ndim > 1 else "F32"
+        is_plain = values.ndim == 1 or new_name.endswith("ffn_gate_inp.weight")
+        own_type = "F32" if is_plain else (others or {}).get(name, type_)
         stored[new_name] = (np.ascontiguousarray(values), own_type)
     scaling = config.get("rope_scaling", {})
     if scaling.get("rope_type") == "llama3":
         stored["rope_freqs.weight"] = (_llama3_factors(config), "F32")
     more = {
         "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.tokens": [f"t{i}" for i in range(config["vocab_size"])],
+        "tokenizer.ggml.tokens": ["a", "b", "ab", *(f"t{i}" for i in range(3, config["vocab_size"]))],
         "tokenizer.ggml.token_type": [1] * config["vocab_size"],
-        "tokenizer.ggml.merges": ["t 0"],
+        "tokenizer.ggml.merges": ["a b"],
         "tokenizer.ggml.eos_token_id": config["eos_token_id"],
     }
     return write_gguf(path, gguf.MODEL_ARCH_NAMES[architecture], _metadata(config, scaling), stored, more=more)
@@ -81,7 +87,24 @@ def _metadata(config: dict[str, Any], scaling: dict[str, Any]) -> dict[str, Any]
     if config["model_type"] == "gemma2":
         found["attn_logit_softcapping"] = config["attn_logit_softcapping"]
         found["final_logit_softcapping"] = config["final_logit_softcapping"]
+    if config["model_type"] == "qwen3_moe":
+        found |= {
+            "expert_count": config["num_experts"],
+            "expert_used_count": config["num_experts_per_tok"],
+            "expert_feed_forward_length": config["moe_intermediate_size"],
+        }
     return found
+
+
+def _with_stacked_experts(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    found: dict[str, Any] = {}
+    for name, values in tensors.items():
+        expert = _EXPERT.fullmatch(name)
+        if expert is None:
+            found[name] = values
+        else:
+            found.setdefault(f"{expert['before']}.{expert['after']}", []).append(values)
+    return {name: np.stack(values) if isinstance(values, list) else values for name, values in found.items()}
 
 
 def _interleaved(values: np.ndarray, heads: int) -> np.ndarray:

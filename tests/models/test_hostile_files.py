@@ -242,12 +242,13 @@ GGUF_KEYS = [
     *LLAMA_METADATA, "vocab_size", "attention.key_length", "rope.scaling.type", "rope.scaling.factor",
     "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast",
     "rope.scale_linear", "attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa",
-    "final_logit_softcapping", "attn_logit_softcapping",
+    "final_logit_softcapping", "attn_logit_softcapping", "expert_count", "expert_used_count",
+    "expert_feed_forward_length", "expert_weights_norm", "expert_gating_func",
 ]  # fmt: skip
 
 
 @given(
-    architecture=st.sampled_from(["llama", "gemma2", "gemma3"]),
+    architecture=st.sampled_from(["llama", "gemma2", "gemma3", "qwen3moe"]),
     changes=st.dictionaries(st.sampled_from(GGUF_KEYS), st.sampled_from(GGUF_VALUES), min_size=1, max_size=3),
     scaling=st.sampled_from([{}, {"rope.scaling.type": "linear"}, {"rope.scaling.type": "yarn"}]),
     factors=st.sampled_from([None, [1.0] * 32, [0.0] * 32, [math.nan] * 32, [-1.0] * 32]),
@@ -263,7 +264,8 @@ def test_any_mutated_gguf_metadata_gives_a_model_or_a_typed_error(
     if factors is not None:
         tensors["rope_freqs.weight"] = (np.array(factors, np.float32), "F32")
     path = tmp_path_factory.getbasetemp() / "mutated.gguf"
-    write_gguf(path, architecture, LLAMA_METADATA | scaling | changes, tensors)
+    experts = {"expert_count": 4, "expert_used_count": 2} if architecture == "qwen3moe" else {}
+    write_gguf(path, architecture, LLAMA_METADATA | experts | scaling | changes, tensors)
     with loads_or_is_refused():
         build_model(GGUFSource(path).config)
 
