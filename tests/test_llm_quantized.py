@@ -105,6 +105,15 @@ def test_a_deployment_knows_what_a_checkpoint_costs_and_why(folder: Path) -> Non
     assert auto.facts.widened_weight_bytes == (0 if library.load() else plain.facts.widened_weight_bytes)
 
 
+@pytest.mark.skipif(not library.load(), reason="there is no native library")
+def test_a_deployment_has_room_for_copies_where_the_part_for_codes_cannot_be_built(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "_failed", {"codes"})
+    deployment = plan_deployment(Config(model=str(folder / "gptq"), **SIZES))
+    assert deployment.facts.widened_weight_bytes == 64 * 2 * 32 * 4  # gate and up
+
+
 def test_the_checkpoint_s_own_method_can_be_asked_for_and_no_other(folder: Path) -> None:
     asked = plan_deployment(Config(model=str(folder / "gptq"), quantize="gptq", **SIZES))
     assert asked.resolved.quantize == "none"

@@ -146,6 +146,8 @@ class FaultIsolation:
         """Move on to the first group that is not clear, and let it run by itself."""
         while self._groups and not any(self._targets[one] for one in self._groups[-1]):
             self._groups.pop()
+        if self._doubtful not in self.suspects():
+            self._doubtful = None
         focus = self.focus
         self._scheduler.focus(focus)
         if focus is None:

@@ -26,12 +26,17 @@ class AdapterArrays:
             old = jax.tree.unflatten(jax.tree.structure(stacks), self.arrays)
         assert old is not None
         kept = without_adapters(stacks, old)
+        if any(isinstance(one, jax.Array) and one.is_deleted() for one in jax.tree.leaves(kept)):
+            raise RuntimeError("the weights that have room for adapters are lost")
         del old
         self._set([])  # frees the others first
         self._set(jax.tree.leaves(empty(kept)))
 
     def put(self, program: Callable[..., Any], slot: int, adapter: list[Any]) -> None:
-        """Replace the adapter in a slot, by a program. `adapter` is the flat form of `host_adapter`."""
+        """Replace the adapter in a slot, by a program. `adapter` is the flat form of `host_adapter`. The program gives
+        up arrays that weights may be in, so on one device the adapter is there before: a failed copy costs nothing."""
+        if self._compiler.whole is None:
+            adapter = jax.block_until_ready(jax.device_put(adapter))  # type: ignore[no-untyped-call]
         self._set(program(self.arrays, np.int32(slot), adapter))
 
     def rehearse(self, program: Callable[..., Any]) -> None:

@@ -16,7 +16,7 @@ from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.model import Model
 from quire.models.params import Param
 from quire.ops.coded import Coded, experts_widened_bytes
-from quire.ops.native import int8_product
+from quire.ops.native import int8_product, library
 from quire.ops.quantized import quantized_row_bytes
 from quire.sharding import sharding
 
@@ -69,8 +69,8 @@ def weight_sizes(
     mesh: Mesh | None,
     is_native: bool = False,
 ) -> WeightSizes:
-    """The sizes of weights before they are read. `source`: the checkpoint, if quantised. `is_native`: its products
-    are those of the native library, which makes no copies."""
+    """The sizes of weights before they are read. `source`: the checkpoint, if quantised. `is_native`: products of
+    codes are those of the native library, which makes no copies, where it has them."""
     is_grouped = quantize == "int8" and jax.default_backend() == "cpu"
     if is_grouped or (source is None and quantize == "none"):
         is_packed = not is_grouped or (mesh is None and int8_product.is_fast())
@@ -85,7 +85,10 @@ def weight_sizes(
         shape = array.shape if array.sharding is None else array.sharding.shard_shape(array.shape)
         return int(prod(shape) * array.dtype.itemsize)
 
-    coded = [] if is_native else jax.tree.leaves(like, is_leaf=lambda node: isinstance(node, Coded))
+    nodes = jax.tree.leaves(like, is_leaf=lambda node: isinstance(node, Coded))
+    coded = [node for node in nodes if isinstance(node, Coded)]
+    if is_native and coded and library.need("codes"):
+        coded = []
     of_experts = jax.tree.map(
         lambda param, weight: weight if param.is_of_experts else (),
         model.params(),
@@ -94,7 +97,7 @@ def weight_sizes(
     )
     return WeightSizes(
         sum(map(on_one, jax.tree.leaves(like))),
-        max((weight.widened_bytes for weight in coded if isinstance(weight, Coded)), default=0),
+        max((weight.widened_bytes for weight in coded), default=0),
         sum(map(on_one, jax.tree.leaves(of_experts))),
     )
 

@@ -112,8 +112,9 @@ def sample(
 
     tokens = jax.lax.cond(jnp.all(is_greedy), lambda _: greedy, drawn, shaped) if branches else drawn(shaped)
     tokens = jnp.where(jnp.isfinite(highest[:, 0]), tokens, NOTHING_LEFT)
-    # Of the model's own logits: what is forbidden may hide a NaN, and a maximum does not.
-    tokens = jnp.where(jnp.isfinite(jnp.max(logits, axis=-1)), tokens, NOT_NUMBERS)
+    # Of the model's own logits: what is forbidden may hide a NaN, and so may XLA's maximum on CPUs.
+    reach = jnp.max(jnp.where(jnp.isnan(logits), jnp.inf, logits), axis=-1)
+    tokens = jnp.where(jnp.isfinite(reach), tokens, NOT_NUMBERS)
     return describe(logits, tokens, features.logprobs)
 
 

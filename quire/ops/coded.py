@@ -70,8 +70,11 @@ class Rounding:
         if scale is None:
             rows = round_rows(x, self.code_dtype)
             return rows.codes, rows.scales
-        codes = nearest_codes(x.astype(jnp.float32) * (1.0 / scale), self.code_dtype)
-        return codes, jnp.broadcast_to(scale, (len(x), 1))
+        rows = x.astype(jnp.float32)
+        scales = jnp.broadcast_to(scale, (len(x), 1))
+        if not self.is_float:
+            scales += jnp.sum(rows - rows, axis=1, keepdims=True)  # 0, or NaN, which int8 cannot be
+        return nearest_codes(rows * (1.0 / scale), self.code_dtype), scales
 
     @property
     def code_dtype(self) -> Any:

@@ -76,6 +76,13 @@ def scaled(sums: Sums) -> jax.Array:
     return sums.numbers().astype(sums.dtype) if isinstance(sums, ScaledSums) else sums
 
 
+def row_reach(rows: jax.Array) -> jax.Array:
+    """The largest size of the numbers in float32 rows [t, inputs], NaN where there is one: [t, 1]. By their bits, which
+    are ordered as sizes are, NaN above all: XLA's maximum of floats drops NaN on CPUs."""
+    bits = jax.lax.bitcast_convert_type(jnp.abs(rows), jnp.int32)
+    return jax.lax.bitcast_convert_type(jnp.max(bits, axis=1, keepdims=True), jnp.float32)
+
+
 def row_scale(reach: jax.Array, code_dtype: Any) -> jax.Array:
     """The scale of a row whose numbers are `reach` at most; within kernels, too. A product: compilers make one of a
     division by a constant, or not, which gives another last bit."""
@@ -98,7 +105,7 @@ def round_rows(x: jax.Array, code_dtype: Any) -> RoundedRows:
     """Rows [t, inputs], each with a scale of its own. Rows are multiplied by inverses of scales, so that XLA makes one
     kernel of it."""
     rows = x.astype(jnp.float32)
-    scales = row_scale(jnp.max(jnp.abs(rows), axis=1, keepdims=True), code_dtype)
+    scales = row_scale(row_reach(rows), code_dtype)
     return RoundedRows(x, nearest_codes(rows * (1.0 / scales), code_dtype), scales)
 
 

@@ -120,6 +120,24 @@ def test_a_passing_fault_in_the_middle_of_a_search_ends_no_other_request(hiccup_
     rig.check_survivors(2)
 
 
+def test_a_request_that_was_cleared_is_not_in_doubt_later():
+    """Faults that pass by themselves: a request fails, fails alone, and gets past it; twice."""
+    failed = []
+
+    def passing(plan: StepPlan, prompts: list[tuple[int, ...]]) -> None:
+        is_probe = prompts == [(0,)]
+        wanted = len(failed) < 2 or (len(failed) < 4 and plan.chunks[0].start + plan.chunks[0].length > 9)
+        if wanted and not is_probe:
+            failed.append(plan.step)
+            raise DeviceError("a hiccup")
+
+    rig = Rig(at_result=passing)
+    rig.add(request(0, prompt=(5, 1, 2), max_tokens=12))
+    rig.run()
+    assert len(failed) == 4
+    rig.check_survivors()
+
+
 def test_a_fault_that_does_not_return_ends_no_request():
     failed = []
 

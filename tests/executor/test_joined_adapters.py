@@ -4,8 +4,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from quire.models.adapters import one_adapter
 from quire.ops.adapters import JoinedStack
 from tests.executor.faulty_executor import FaultyExecutor
 from tests.executor.rig import FEW_SHAPES, Rig, quickly_compiled
@@ -48,6 +51,34 @@ def test_every_weight_of_a_layer_is_in_its_stack(rig: Rig) -> None:
     assert all(isinstance(stack, JoinedStack) for stack in stacks)
     weights = {array.unsafe_buffer_pointer() for array in compiler.weights}
     assert all(array.unsafe_buffer_pointer() not in weights for array in rig.executor.programs.adapters.arrays)
+
+
+def test_an_adapter_is_on_the_device_before_the_program_that_gives_weights_up(rig: Rig) -> None:
+    adapters = rig.executor.programs.adapters
+    like = one_adapter(rig.executor.programs.compiler.adapters or [])
+    host = [np.zeros(one.shape, one.dtype) for one in jax.tree.leaves(like)]
+    seen: list[jax.Array] = []
+
+    def program(arrays: list[jax.Array], slot: np.int32, adapter: list[jax.Array]) -> list[jax.Array]:
+        seen.extend(adapter)
+        return arrays
+
+    adapters.put(program, 0, host)
+    assert len(seen) == len(host)
+    assert all(isinstance(one, jax.Array) and one.is_ready() for one in seen)
+
+
+def test_a_reset_without_the_weights_fails_at_once(rig: Rig) -> None:
+    """The engine ends then, and another one loads them."""
+    adapters = rig.executor.programs.adapters
+    whole = adapters.arrays
+    adapters._set([jnp.copy(one) for one in whole])
+    for one in adapters.arrays:
+        one.delete()
+    with pytest.raises(RuntimeError, match="lost"):
+        adapters.clear()
+    adapters._set(whole)
+    adapters.clear()
 
 
 @pytest.mark.parametrize("fails", [False, True])

@@ -249,15 +249,15 @@ def test_programs_without_branches_and_with_a_kernel_draw_the_same_tokens(
 
 
 @pytest.mark.parametrize("params", [GREEDY, SamplingParams(), CASES["all of them"]])
-def test_a_row_of_logits_that_are_not_numbers_fails_alone(params: SamplingParams) -> None:
-    logits = some_logits(ROWS, VOCAB)
+@pytest.mark.parametrize("vocab", [VOCAB, 4096])
+def test_a_row_of_logits_that_are_not_numbers_fails_alone(params: SamplingParams, vocab: int) -> None:
+    logits = some_logits(ROWS, vocab)
     logits[1, 5], logits[2, 299], logits[4], logits[5], logits[6, ::2] = np.nan, np.inf, -np.inf, np.nan, -np.inf
-    masks = np.full((ROWS, 10), 0xFFFFFFFF, np.uint32)
-    masks[1] = mask_of([6, 7])  # which hides the NaN
-    masks[7] = 0
+    masks = np.full((ROWS, -(-vocab // 32)), 0xFFFFFFFF, np.uint32)
+    masks[[1, 7]], masks[1, 0] = 0, 1 << 6 | 1 << 7  # which hides the NaN
     tokens = sampling(logits, slots_of([slot_start(params)]), [0] * ROWS, [0] * ROWS, masks).tokens
     assert tokens[[1, 2, 4, 5, 7]].tolist() == [NOT_NUMBERS] * 4 + [NOTHING_LEFT]
-    assert all(0 <= token < VOCAB for token in tokens[[0, 3, 6]])
+    assert all(0 <= token < vocab for token in tokens[[0, 3, 6]])
     assert tokens[6] % 2 == 1
 
 

@@ -100,6 +100,19 @@ def test_numbers_beyond_a_stored_scale_are_cut() -> None:
         assert np.asarray(codes)[0].tolist() == [most, -most - (0 if is_float else 1)]
 
 
+@pytest.mark.parametrize("scale", [None, 0.5])
+@pytest.mark.parametrize("is_float", [False, True])
+@pytest.mark.parametrize("broken", [np.nan, np.inf, -np.inf])
+def test_a_row_with_a_number_that_is_none_gives_no_number(broken: float, is_float: bool, scale: float | None) -> None:
+    x = numbers(5, 3, 2048)
+    x[1, 7] = broken
+    rounded = jax.jit(lambda x: Rounding(is_float).codes(x, None if scale is None else jnp.float32(scale)))
+    codes, scales = (np.asarray(one, np.float32) for one in rounded(x))
+    is_number = np.isfinite(codes @ np.ones(2048, np.float32) * scales[:, 0])
+    cut = is_float and scale is not None and np.isinf(broken)  # as any number beyond a stored scale
+    assert is_number.tolist() == [True, cut, True]
+
+
 @pytest.mark.parametrize(("name", "reference"), [("float8", by_token(True)), ("float8 runs", by_run(16))])
 def test_products_in_bfloat16_round_the_rows_as_defined(name: str, reference: Any) -> None:
     weight = coded((33, 64), 8, ROUNDINGS[name])

@@ -225,6 +225,39 @@ def test_a_part_is_built_when_a_program_needs_it_and_is_there_from_then_on(
     assert (ended.stdout, ended.stderr) == ("3 3 ", "")
 
 
+@needs_compiler
+def test_a_kept_part_that_cannot_be_loaded_leaves_the_others(tmp_path: Path, quick_compiler: Path) -> None:
+    """It is whole, but refers to something that this system lacks."""
+    folder = tmp_path / "native"
+    command = [sys.executable, "-c", NEEDS, str(folder), "codes", "floats"]
+    environment = {**os.environ, "PATH": str(quick_compiler)}
+    made = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
+    assert made.stdout == "2 3 ", made.stderr
+    ended = subprocess.run(
+        [sys.executable, "-c", LOSES_A_PART, str(folder)], env=environment, capture_output=True, text=True, timeout=300,
+        check=False,
+    )  # fmt: skip
+    assert ended.stdout == "False True\n", ended.stderr
+    assert "part for codes cannot be built or loaded, XLA runs in its place, which is slower: " in ended.stderr
+
+
+LOSES_A_PART = """
+import logging, sys
+from pathlib import Path
+logging.basicConfig()
+from quire.ops.native import library
+from quire.ops.native.building import find_compiler
+from quire.ops.native.library_store import LibraryStore
+folder = Path(sys.argv[1])
+store = LibraryStore(folder, [*library._identity(find_compiler()), "codes"])
+kept = store.find()
+kept.write_bytes(b"not a library")
+kept.rename(folder / f"{store._stem(kept)}.so")
+assert library.load(folder)
+print(library.need("codes"), library.need("floats"))
+"""
+
+
 FALLS_BACK = """
 import logging, sys
 from pathlib import Path
@@ -281,7 +314,7 @@ def test_xla_runs_in_the_place_of_a_part_that_cannot_be_built(tmp_path: Path, qu
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
     for name, part in PARTS.items():
-        said = f"the native library's part for {name} cannot be built, XLA runs in its place, which is slower: "
+        said = f"the native library's part for {name} cannot be built or loaded, XLA runs in its place, which is slower: "
         assert ended.stderr.count(said) == 1
         assert f"{part.sources[0]}: no" in ended.stderr
 

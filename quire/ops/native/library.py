@@ -52,15 +52,7 @@ def need(part: str) -> bool:
     with _building:
         if part in _unbuilt:
             log.info("the native library's part for %s is built, which is done once", part)
-            compiler, store = _unbuilt.pop(part)
-            try:
-                _register(_open_part(compiler, store, PARTS[part]), PARTS[part])
-            except (OSError, subprocess.SubprocessError, LibraryFailed) as error:
-                _failed.add(part)
-                log.warning(
-                    "the native library's part for %s cannot be built, XLA runs in its place, which is slower: %s %s",
-                    part, error, _said(error),
-                )  # fmt: skip
+            _add_part(part, *_unbuilt.pop(part))
         return part not in _failed
 
 
@@ -112,12 +104,12 @@ def _open_built_here(folder: Path | None) -> ctypes.CDLL | None:
     try:
         identity = _identity(compiler)
         built = _open_part(compiler, LibraryStore(folder, identity), BASE, TRIED)
-        for name, part in PARTS.items():
+        for name in PARTS:
             store = LibraryStore(folder, [*identity, name])
             if store.find() is None:
                 _unbuilt[name] = compiler, store
             else:
-                _register(_open_part(compiler, store, part), part)
+                _add_part(name, compiler, store)
     except (OSError, subprocess.SubprocessError, LibraryFailed) as error:
         log.warning(
             "the native library cannot be built in %s, XLA runs in its place, which is slower: %s %s",
@@ -127,6 +119,18 @@ def _open_built_here(folder: Path | None) -> ctypes.CDLL | None:
         return None
     _described[:] = [f"built here by {compiler} for this processor ({folder})"]
     return _register(built, BASE)
+
+
+def _add_part(name: str, compiler: str, store: LibraryStore) -> None:
+    """Register a part that is kept, or build it first. The others are used without it."""
+    try:
+        _register(_open_part(compiler, store, PARTS[name]), PARTS[name])
+    except (OSError, subprocess.SubprocessError, LibraryFailed) as error:
+        _failed.add(name)
+        log.warning(
+            "the native library's part for %s cannot be built or loaded, XLA runs in its place, which is slower: %s %s",
+            name, error, _said(error),
+        )  # fmt: skip
 
 
 def _open_part(compiler: str, store: LibraryStore, part: Part, tried: str = "") -> ctypes.CDLL:
