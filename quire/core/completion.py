@@ -45,6 +45,8 @@ class StepCompletion:
             raise ValueError(f"step {plan.step} samples in {num_sampled} chunks, the result has {len(result.tokens)}")
         if moves is not None:
             self._apply_moves(moves)
+        if result.lost_pages and self._running.host is not None:
+            self._running.host.lose(result.lost_pages)
         saves = [(one, one.epoch == one.sequence.epoch) for one in saved]  # some may end now
         updates: list[Update] = []
         if result.logprobs or result.failed:

@@ -28,7 +28,7 @@ class HostTier:
         self._saving: list[HostPage] = []  # their targets
         self.num_saved = 0  # since the start, as the others
         self.num_restored = 0
-        self.num_lost = 0  # evicted from the device and not saved
+        self.num_lost = 0  # evicted from the device and not saved, or saved by a copy that failed
 
     def __len__(self) -> int:
         return len(self._pages)
@@ -95,6 +95,13 @@ class HostTier:
     def distrust(self, pages: Iterable[HostPage]) -> None:
         """A step that read them failed. They are forgotten, so that the next try does without them."""
         for one in pages:
+            self._forget(one)
+
+    def lose(self, pages: Iterable[int]) -> None:
+        """The copies to these pages have failed, after their steps had a result."""
+        lost = set(pages)
+        for one in [one for one in self._pages.values() if one.page in lost]:
+            self.num_lost += 1
             self._forget(one)
 
     def reserve(self, key: PageKey) -> HostPage | None:

@@ -36,7 +36,7 @@ class SchedulerStats(NamedTuple):
     host_pages: int  # that the host has
     saved_pages: int  # copied to the host
     restored_pages: int  # and from it
-    lost_pages: int  # evicted and not copied to the host
+    lost_pages: int  # evicted and not copied to the host, or by a copy that failed
     snapshots: int  # of slots' state, that prefixes continue from
     steps: int
     preemptions: int

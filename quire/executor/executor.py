@@ -104,7 +104,7 @@ class JaxExecutor:
         special = [index for index, chunk in enumerate(plan.chunks) if chunk.slot in self._special]
         wanted = {index: self._wanted(plan.chunks[index]) for index in special}
         started = {start.slot for start in plan.started}
-        pending = Pending(plan, wanted, self._sample)
+        pending = Pending(plan, wanted, self._sample, self._copies.take_lost)
         pending.copied = copied
         scored = [index for index in special if wanted[index].prompt_logprobs is not None]
         for launch in split(plan.chunks, scored) if plan.chunks else ():

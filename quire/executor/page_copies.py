@@ -84,6 +84,10 @@ class PageCopies:
             self.forget()
         return pages, arrivals
 
+    def take_lost(self) -> list[int]:
+        """The pages of the host whose copies from the device have failed since the last call."""
+        return self._host.take_lost() if isinstance(self._host, PinnedPages) else []
+
     def forget(self) -> None:
         """The pages are in their places, or the page arrays are gone."""
         for one in self._unplaced:

@@ -1,6 +1,6 @@
 """A plan under way, and its results as the engine wants them."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -57,13 +57,17 @@ class Copied(Protocol):
 class Pending:
     """Implements the engine's Pending; `result` is the only place where the host waits for the device."""
 
-    def __init__(self, plan: StepPlan, wanted: dict[int, Wanted], sample: Sampler) -> None:
-        """`wanted` has the chunks, by their index, that ask for log-probabilities."""
+    def __init__(
+        self, plan: StepPlan, wanted: dict[int, Wanted], sample: Sampler, lost: Callable[[], Sequence[int]]
+    ) -> None:
+        """`wanted` has the chunks, by their index, that ask for log-probabilities. `lost` gives the pages of the host
+        whose copies have failed since it was called last."""
         self.launched: list[Launched] = []
         self.copied: list[Copied] = []
         self._plan = plan
         self._wanted = wanted
         self._sample = sample
+        self._lost = lost
 
     def sample(self, masks: dict[int, bytes]) -> None:
         for launched in self.launched:
@@ -97,7 +101,7 @@ class Pending:
         for copied in self.copied:
             copied.result()
         sampled_tokens = [tokens[index] for index, chunk in enumerate(chunks) if chunk.samples]
-        return StepResult(self._plan.step, sampled_tokens, logprobs, prompt_logprobs, failed)
+        return StepResult(self._plan.step, sampled_tokens, logprobs, prompt_logprobs, failed, tuple(self._lost()))
 
     def _mark_not_finite(self, launched: Launched, num_sampled: int, tokens: list[list[int]]) -> bool:
         """Chunks that do not sample fail too where their numbers are not finite: their pages must not be shared."""

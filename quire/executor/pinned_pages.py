@@ -91,7 +91,7 @@ class PinnedBlock:
         self.num_used = 0  # pages of the host that are here
 
     def result(self) -> None:
-        """Nothing to wait for: what reads it waits for it, and fails if it has failed."""
+        """Nothing to wait for: what reads it waits for it. `take_lost` tells when it has failed."""
 
 
 class BlockRow(NamedTuple):
@@ -116,6 +116,7 @@ class PinnedPages:
         self._num_rows = 0  # of all blocks, used or not
         self._max_rows = num_pages - 1 + num_spare_pages(num_pages - 1, self.page_bytes)
         self._saving: deque[PinnedBlock] = deque()  # those that may be on their way, oldest first
+        self._lost: list[int] = []  # pages of those that failed, until they are taken
 
     @property
     def page_bytes(self) -> int:
@@ -208,15 +209,18 @@ class PinnedPages:
             self._enter(page, PinnedBlock(jax.device_put(arrays, self._pinned), 1), 0)
         self._limit_waste()
 
+    def take_lost(self) -> list[int]:
+        """The pages whose copies from the device have failed since the last call, as far as copies have ended."""
+        while self._saving and _has_ended(self._saving[0]):
+            self._end_oldest()
+        lost, self._lost = [page for page in self._lost if self._rows[page] is None], []
+        return lost
+
     def drain(self) -> None:
         """Nothing arrives late: a page that a failed step wrote is one that no other step reads. Blocks that failed
         are forgotten."""
-        for block in self._saving:
-            try:
-                jax.block_until_ready(block.arrays)  # type: ignore[no-untyped-call]
-            except Exception as error:  # of any kind: that of the program which failed
-                self._forget(block, error)
-        self._saving.clear()
+        while self._saving:
+            self._end_oldest()
 
     def close(self) -> None:
         self._saving.clear()
@@ -227,8 +231,15 @@ class PinnedPages:
         """Blocks on their way to the host take up memory of the device."""
         most = MAX_SAVING_BYTES // self.page_bytes
         while self._saving and sum(one.size for one in self._saving) + num_pages > most:
-            jax.block_until_ready(self._saving[0].arrays)  # type: ignore[no-untyped-call]
-            self._saving.popleft()  # not before: `drain` looks for those that fail
+            self._end_oldest()
+
+    def _end_oldest(self) -> None:
+        """Wait for the oldest block on its way. One that failed is forgotten."""
+        block = self._saving.popleft()
+        try:
+            jax.block_until_ready(block.arrays)  # type: ignore[no-untyped-call]
+        except Exception as error:  # of any kind: that of the program which failed
+            self._forget(block, error)
 
     def _row(self, page: int) -> BlockRow:
         row = self._rows[page]
@@ -257,6 +268,7 @@ class PinnedPages:
         log.warning("%d pages did not reach the host: %s", block.num_used, str(error).partition("\n")[0])
         for page in self._pages_of(block):
             self._rows[page] = None
+            self._lost.append(page)
         if block in self._blocks:
             self._blocks.remove(block)
             self._num_rows -= block.size
@@ -279,6 +291,10 @@ class PinnedPages:
         for at, page in enumerate(pages):
             self._enter(page, PinnedBlock(jax.device_put([one[at : at + 1] for one in contents], self._pinned), 1), 0)
         return True
+
+
+def _has_ended(block: PinnedBlock) -> bool:
+    return all(one.is_deleted() or one.is_ready() for one in block.arrays)  # one that is deleted cannot be asked
 
 
 def _fills(count: int, size: int) -> bool:

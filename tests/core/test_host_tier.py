@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quire.core.host_tier import HostTier, prefix_digests
-from quire.core.plan import StepPlan, Tier
+from quire.core.plan import StepPlan, StepResult, Tier
 from quire.request import Request
 from tests.core.harness import GREEDY, Harness, limits, request
 from tests.core.test_schedules import GROUPS, Schedules
@@ -171,6 +171,20 @@ def test_what_was_on_its_way_to_the_host_when_a_step_failed_is_not_there():
     harness.lose_everything()
     assert len(tier(harness)) == 0
     harness.run()
+
+
+def test_what_was_lost_on_its_way_to_the_host_is_computed_and_counted():
+    """The step has a result, and tells that copies have failed."""
+    harness = hosted()
+    run(harness, 1, TALK)
+    run(harness, 2, OTHER)
+    lost, before = tuple(one.page for one in tier(harness)._pages.values()), tier(harness).num_lost
+    harness.add(request(3, (45, 46), 1))
+    plan = harness.plan()
+    harness.scheduler.complete(StepResult(plan.step, [[7]], lost_pages=lost))
+    assert len(tier(harness)) == 0
+    assert tier(harness).num_lost == before + len(lost)
+    harness.scheduler.check()
 
 
 def test_what_was_to_be_copied_to_the_host_when_the_device_was_lost_is_forgotten():

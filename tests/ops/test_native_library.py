@@ -314,7 +314,9 @@ def test_xla_runs_in_the_place_of_a_part_that_cannot_be_built(tmp_path: Path, qu
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert ended.returncode == 0, ended.stderr
     for name, part in PARTS.items():
-        said = f"the native library's part for {name} cannot be built or loaded, XLA runs in its place, which is slower: "
+        said = (
+            f"the native library's part for {name} cannot be built or loaded, XLA runs in its place, which is slower: "
+        )
         assert ended.stderr.count(said) == 1
         assert f"{part.sources[0]}: no" in ended.stderr
 

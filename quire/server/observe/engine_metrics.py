@@ -13,7 +13,10 @@ T = TypeVar("T")
 _COUNTERS = {
     "preemptions": ("quire_preemptions", "Sequences that lost their pages to older ones."),
     "evicted_pages": ("quire_evicted_pages", "Cached pages given up for others."),
-    "lost_pages": ("quire_host_lost_pages", "Pages given up without the copy to the host that there was no room for."),
+    "lost_pages": (
+        "quire_host_lost_pages",
+        "Pages given up without a copy on the host: there was no room for it, or it failed.",
+    ),
     "cached_tokens": ("quire_prefix_hit_tokens", "Tokens found in the prefix cache when a sequence was admitted."),
     "guesses": ("quire_guesses", "Tokens guessed ahead of steps that have results."),
     "right_guesses": ("quire_right_guesses", "Guesses that were right: tokens that took no step of their own."),
