@@ -144,7 +144,7 @@ class StepResult(NamedTuple):
     prompt_logprobs: dict[int, list[TokenLogprobs]] = {}  # noqa: RUF012
     # By index of the chunk: the reason why only this row has no result, or none after those in `tokens`.
     failed: dict[int, str] = {}  # noqa: RUF012
-    # Pages of the host that have nothing in them: copies to them, of this step or one before, were found to have failed.
+    # Pages of the host that have nothing in them: copies to them, of this step or one before, have failed.
     lost_pages: tuple[int, ...] = ()
 
 
