@@ -294,7 +294,8 @@ class PinnedPages:
 
 
 def _has_ended(block: PinnedBlock) -> bool:
-    return all(one.is_deleted() or one.is_ready() for one in block.arrays)  # one that is deleted cannot be asked
+    arrays: list[Any] = block.arrays
+    return all(one.is_deleted() or one.is_ready() for one in arrays)  # one that is deleted cannot be asked
 
 
 def _fills(count: int, size: int) -> bool:

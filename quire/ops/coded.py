@@ -68,8 +68,8 @@ class Rounding:
         """The codes of rows [t, inputs] as they are multiplied, e4m3 or int8, and their scales [t, 1]: symmetric, and
         one for a row."""
         if scale is None:
-            rows = round_rows(x, self.code_dtype)
-            return rows.codes, rows.scales
+            rounded = round_rows(x, self.code_dtype)
+            return rounded.codes, rounded.scales
         rows = x.astype(jnp.float32)
         scales = jnp.broadcast_to(scale, (len(x), 1))
         if not self.is_float:
