@@ -9,8 +9,8 @@ from typing import Any
 
 from quire.errors import InvalidCheckpoint, UnsupportedModel, shown
 from quire.files.gguf import GGUFHeader
-from quire.files.gguf_architecture import ARCHITECTURES, GGUFArchitecture
-from quire.files.gguf_experts import check_expert_tensors, qwen3_moe_fields
+from quire.files.gguf_architecture import ARCHITECTURES, MIXTRAL, GGUFArchitecture
+from quire.files.gguf_experts import expert_fields, latent_fields
 from quire.files.gguf_keys import MetadataKeys
 
 ROPE_FACTORS = "rope_freqs.weight"  # what each rotary frequency is divided by; a config field in Hugging Face
@@ -22,6 +22,10 @@ _CLASS_NAMES = {
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "qwen3_moe": "Qwen3MoeForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "glm4_moe": "Glm4MoeForCausalLM",
+    "deepseek_v2": "DeepseekV2ForCausalLM",
+    "deepseek_v3": "DeepseekV3ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
     "gemma3_text": "Gemma3ForCausalLM",
 }
@@ -36,19 +40,17 @@ def architecture_of(header: GGUFHeader) -> GGUFArchitecture:
         raise UnsupportedModel(
             f"{header.path}: GGUF architecture {name!r} is not supported; supported: {', '.join(ARCHITECTURES)}"
         )
-    return ARCHITECTURES[name]
+    has_experts = header.metadata.get("llama.expert_count", 0) != 0
+    return MIXTRAL if name == "llama" and has_experts else ARCHITECTURES[name]
 
 
 def config_from_gguf(header: GGUFHeader, rope_factors: Sequence[float] | None = None) -> dict[str, Any]:
     """The config.json this file would have had. `rope_factors` are the values of its tensor ROPE_FACTORS."""
     architecture = architecture_of(header)
     keys = MetadataKeys(header)
-    num_layers = keys.integer("block_count", at_most=_MAX_LAYERS)
+    num_layers = _num_layers(keys)
     hidden_size = keys.integer("embedding_length")
     num_heads = keys.integer("attention.head_count")
-    head_dim = keys.integer("attention.key_length", hidden_size // num_heads)
-    keys.must_equal("attention.value_length", head_dim)
-    keys.must_equal("rope.dimension_count", head_dim)
     config: dict[str, Any] = {
         "model_type": architecture.model_type,
         "vocab_size": _vocab_size(header),
@@ -56,8 +58,7 @@ def config_from_gguf(header: GGUFHeader, rope_factors: Sequence[float] | None = 
         "intermediate_size": keys.integer("feed_forward_length"),
         "num_hidden_layers": num_layers,
         "num_attention_heads": num_heads,
-        "num_key_value_heads": keys.integer("attention.head_count_kv", num_heads),
-        "head_dim": head_dim,
+        **_head_fields(keys, header.architecture, num_heads, hidden_size),
         "max_position_embeddings": keys.integer("context_length"),
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon"),
         "rope_theta": keys.positive("rope.freq_base", 10_000.0),
@@ -67,12 +68,10 @@ def config_from_gguf(header: GGUFHeader, rope_factors: Sequence[float] | None = 
     if scaling is not None:
         config["rope_scaling"] = scaling
     if header.architecture in ("gemma2", "gemma3"):
-        config |= _gemma_fields(keys, header.architecture, num_layers, hidden_size // num_heads, head_dim)
+        config |= _gemma_fields(keys, header.architecture, num_layers, hidden_size // num_heads, config["head_dim"])
     else:
         config |= _llama_like_fields(keys, header)
-    if header.architecture == "qwen3moe":
-        config |= qwen3_moe_fields(keys, config["intermediate_size"])
-        check_expert_tensors(header, architecture, config["num_experts"])
+    config |= expert_fields(keys, header, architecture)
     config["architectures"] = [_CLASS_NAMES[config["model_type"]]]
     for field, key in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")):
         token_id = header.metadata.get(f"tokenizer.ggml.{key}_token_id")
@@ -80,6 +79,28 @@ def config_from_gguf(header: GGUFHeader, rope_factors: Sequence[float] | None = 
             config[field] = token_id
     keys.refuse_the_rest()
     return config
+
+
+def _head_fields(keys: MetadataKeys, name: str, num_heads: int, hidden_size: int) -> dict[str, Any]:
+    """The numbers and sizes of heads, and how much of them is rotated."""
+    if name == "deepseek2":
+        return latent_fields(keys, num_heads)
+    head_dim = keys.integer("attention.key_length", hidden_size // num_heads)
+    keys.must_equal("attention.value_length", head_dim)
+    fields = {"num_key_value_heads": keys.integer("attention.head_count_kv", num_heads), "head_dim": head_dim}
+    if name == "glm4moe":
+        return fields | {"partial_rotary_factor": keys.integer("rope.dimension_count", head_dim) / head_dim}
+    keys.must_equal("rope.dimension_count", head_dim)
+    return fields
+
+
+def _num_layers(keys: MetadataKeys) -> int:
+    """Layers that guess the tokens after the next come last, and are not used."""
+    num_layers = keys.integer("block_count", at_most=_MAX_LAYERS)
+    guessing = keys.whole("nextn_predict_layers", 0)
+    if guessing >= num_layers:
+        raise keys.refuse("nextn_predict_layers", guessing, f"less than block_count = {num_layers}")
+    return num_layers - guessing
 
 
 def _vocab_size(header: GGUFHeader) -> int:
@@ -93,7 +114,7 @@ def _llama_like_fields(keys: MetadataKeys, header: GGUFHeader) -> dict[str, Any]
     fields: dict[str, Any] = {"hidden_act": "silu"}
     if header.architecture != "qwen2":  # its biases come with the type
         fields["attention_bias"] = "blk.0.attn_q.bias" in header.tensors
-    if header.architecture == "llama":
+    if header.architecture == "llama" and architecture_of(header) is not MIXTRAL:
         fields["mlp_bias"] = "blk.0.ffn_gate.bias" in header.tensors
         window = keys.get("attention.sliding_window")
         if window:  # Mistral files carry the architecture "llama"
@@ -162,6 +183,9 @@ def _rope_scaling(keys: MetadataKeys, config: dict[str, Any], factors: Sequence[
     scaling: dict[str, Any] = {"rope_type": "yarn", "factor": factor}
     scaling["original_max_position_embeddings"] = original or config["max_position_embeddings"]
     scaling |= {name: value for name, value in betas.items() if value is not None}
+    if config["model_type"] == "deepseek_v2":  # in the files of others this key stands for something else
+        mscale = 10 * keys.number("rope.scaling.yarn_log_multiplier", 0.0)
+        scaling |= {"mscale": mscale, "mscale_all_dim": mscale}  # all models have the same number for both
     if attention_factor is not None:
         scaling["attention_factor"] = attention_factor * (1 + 0.1 * math.log(factor))
     return scaling

@@ -6,7 +6,7 @@ from typing import Any
 from quire.errors import InvalidCheckpoint, UnsupportedModel, shown
 from quire.files.gguf import GGUFHeader
 
-_MAX_INTEGER = 2**31 - 1
+MAX_INTEGER = 2**31 - 1
 # Keys that describe and do not change the computation.
 _DESCRIPTIVE = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
 # Keys that change it, with the values that leave it as it is.
@@ -45,13 +45,19 @@ class MetadataKeys:
             return value[0]
         return value
 
-    def integer(self, key: str, default: int | None = None, at_most: int = _MAX_INTEGER) -> int:
+    def integer(self, key: str, default: int | None = None, at_most: int = MAX_INTEGER) -> int:
         value = self.get(key)
         value = default if value is None else value
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= at_most:
             allowed = f"not a positive integer up to {at_most}"
             raise InvalidCheckpoint(f"{self._path}: {self._prefix}{key} is {shown(value)}, {allowed}")
         return value
+
+    def whole(self, key: str, default: int) -> int:
+        """An integer, zero included."""
+        value = self.get(key)
+        value = default if value is None else value
+        return 0 if type(value) is int and value == 0 else self.integer(key, default)
 
     def number(self, key: str, default: float | None = None) -> float:
         value = self.get(key)

@@ -269,7 +269,12 @@ def stored_names(model: Model, source: TensorSource) -> dict[str, str]:
 
     params = leaves(stored_params(model, source))
     declared = {tensor.name: tensor.shape for param in params for tensor in param.sources}
-    fused = {tensor.name: param.apart for param in params if param.apart is not None for tensor in param.sources}
+    fused = {
+        tensor.name: param.apart
+        for param in params
+        if param.apart is not None and param.is_of_experts
+        for tensor in param.sources
+    }
     for name, shape in declared.items():
         if name not in found:
             problems["missing"].append(f"{name} {list(shape)}")

@@ -101,7 +101,8 @@ class LatentAttention:
 
         def by_device(param: Param, axis: int = 0) -> Param:
             shape = (*param.shape[:axis], spec.kv_heads, spec.group, *param.shape[axis + 2 :])
-            return replace(param, shape=shape)
+            apart = None if param.apart is None else by_device(param.apart, axis)
+            return replace(param, shape=shape, apart=apart)
 
         return replace(
             self,
@@ -177,7 +178,8 @@ def _in_halves(sizes: LatentSizes, rows: Array, first: int) -> Array:
 
 
 def _of_latents(name: str, sizes: LatentSizes, *, is_of_keys: bool) -> Param:
-    """The matrices that make keys of latents, transposed, or those that make values; both are stored as one."""
+    """The matrices that make keys of latents, transposed, or those that make values. Both are stored as one tensor, or
+    as two in the form that is used."""
     width = sizes.plain + sizes.value
     tensor = Tensor(f"{name}.kv_b_proj.weight", (sizes.heads * width, sizes.rank))
 
@@ -188,4 +190,6 @@ def _of_latents(name: str, sizes: LatentSizes, *, is_of_keys: bool) -> Param:
         return np.swapaxes(rows[:, : sizes.plain], 1, 2) if is_of_keys else rows[:, sizes.plain :]
 
     axes = ("kv_heads", None, None, None)
-    return Param(shape, axes, (tensor,), join, transposes=is_of_keys, is_widened=True)
+    own = Tensor(f"{name}.{'k' if is_of_keys else 'v'}_b_proj.weight", shape[1:])
+    apart = Param(shape, axes, (own,), is_widened=True)
+    return Param(shape, axes, (tensor,), join, transposes=is_of_keys, is_widened=True, apart=apart)

@@ -207,7 +207,8 @@ def test_parts_that_do_not_add_up_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "error", "message"),
     [
-        ({"expert_count": 8}, UnsupportedModel, r"llama\.expert_count = 8 is not supported"),
+        ({"expert_count": 2000}, InvalidCheckpoint, r"llama\.expert_count is 2000, not a positive integer up to 1024"),
+        ({"expert_weights_scale": 2.0}, UnsupportedModel, r"llama\.expert_weights_scale = 2\.0 is not supported"),
         ({"attention.value_length": 32}, UnsupportedModel, r"value_length is 32; only the head size 64"),
         ({"rope.dimension_count": 32}, UnsupportedModel, r"rope\.dimension_count is 32"),
         (

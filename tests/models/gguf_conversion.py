@@ -16,6 +16,10 @@ ARCHITECTURES = {
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
+    "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
+    "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
+    "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
 }
@@ -30,20 +34,26 @@ def write_as_gguf(
     type_: str = "F32",
     *,
     others: Mapping[str, str] | None = None,
+    splits_latents: bool = True,
 ) -> Path:
     """Matrices become `type_`, or what `others` has for their names; everything else is float32, routers too.
 
-    Experts of a layer are one tensor, whose name is that of each without its number."""
+    Experts of a layer are one tensor, whose name is that of each without its number. Older files have one matrix that
+    makes keys and values of latents."""
     model_type = config["model_type"]
     architecture = ARCHITECTURES[model_type]
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     stored: dict[str, tuple[np.ndarray, str]] = {}
-    for name, values in _with_stacked_experts(tensors).items():
-        if model_type == "llama" and ("q_proj" in name or "k_proj" in name):
+    tensors = _with_stacked_experts(tensors)
+    if splits_latents and "kv_lora_rank" in config:
+        tensors = _with_split_latents(tensors, config)
+    for name, values in tensors.items():
+        if model_type in ("llama", "mixtral") and ("q_proj" in name or "k_proj" in name):
             heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
             values = _interleaved(values, heads)
         if model_type.startswith("gemma") and name.endswith("norm.weight"):
             values = values + 1
+        name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None, name
         is_plain = values.ndim == 1 or new_name.endswith("ffn_gate_inp.weight")
@@ -59,10 +69,12 @@ def write_as_gguf(
         "tokenizer.ggml.merges": ["a b"],
         "tokenizer.ggml.eos_token_id": config["eos_token_id"],
     }
-    return write_gguf(path, gguf.MODEL_ARCH_NAMES[architecture], _metadata(config, scaling), stored, more=more)
+    return write_gguf(
+        path, gguf.MODEL_ARCH_NAMES[architecture], _metadata(config, scaling, splits_latents), stored, more=more
+    )
 
 
-def _metadata(config: dict[str, Any], scaling: dict[str, Any]) -> dict[str, Any]:
+def _metadata(config: dict[str, Any], scaling: dict[str, Any], splits_latents: bool) -> dict[str, Any]:
     head_dim = config["head_dim"]
     found = {
         "block_count": config["num_hidden_layers"],
@@ -82,17 +94,70 @@ def _metadata(config: dict[str, Any], scaling: dict[str, Any]) -> dict[str, Any]
         found |= {"rope.scaling.type": scaling["rope_type"], "rope.scaling.factor": scaling["factor"]}
     if "original_max_position_embeddings" in scaling and scaling["rope_type"] == "yarn":
         found["rope.scaling.original_context_length"] = scaling["original_max_position_embeddings"]
-    if config["model_type"].startswith("gemma"):
+    if config.get("sliding_window"):
         found["attention.sliding_window"] = config["sliding_window"]
     if config["model_type"] == "gemma2":
         found["attn_logit_softcapping"] = config["attn_logit_softcapping"]
         found["final_logit_softcapping"] = config["final_logit_softcapping"]
-    if config["model_type"] == "qwen3_moe":
-        found |= {
-            "expert_count": config["num_experts"],
-            "expert_used_count": config["num_experts_per_tok"],
-            "expert_feed_forward_length": config["moe_intermediate_size"],
-        }
+    if "kv_lora_rank" in config:
+        found |= _latent_metadata(config, splits_latents)
+    return found | _expert_metadata(config)
+
+
+def _latent_metadata(config: dict[str, Any], splits: bool) -> dict[str, Any]:
+    rank, rotated = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    width, value = config["qk_nope_head_dim"] + rotated, config["v_head_dim"]
+    found = {
+        "attention.kv_lora_rank": rank,
+        "rope.dimension_count": rotated,
+        "attention.head_count_kv": 1 if splits else config["num_attention_heads"],
+        "attention.key_length": rank + rotated if splits else width,
+        "attention.value_length": rank if splits else value,
+    }
+    if splits:
+        found |= {"attention.key_length_mla": width, "attention.value_length_mla": value}
+    if config["q_lora_rank"] is not None:
+        found["attention.q_lora_rank"] = config["q_lora_rank"]
+    if "rope_scaling" in config:
+        found["rope.scaling.yarn_log_multiplier"] = 0.1 * config["rope_scaling"]["mscale_all_dim"]
+    return found
+
+
+def _expert_metadata(config: dict[str, Any]) -> dict[str, Any]:
+    if "num_experts_per_tok" not in config:
+        return {}
+    names = {
+        "num_experts": "expert_count",
+        "num_local_experts": "expert_count",
+        "n_routed_experts": "expert_count",
+        "num_experts_per_tok": "expert_used_count",
+        "moe_intermediate_size": "expert_feed_forward_length",
+        "n_group": "expert_group_count",
+        "topk_group": "expert_group_used_count",
+        "n_shared_experts": "expert_shared_count",
+        "first_k_dense_replace": "leading_dense_block_count",
+        "routed_scaling_factor": "expert_weights_scale",
+        "num_nextn_predict_layers": "nextn_predict_layers",
+    }
+    found = {key: config[name] for name, key in names.items() if name in config}
+    if config["model_type"] == "glm4_moe":
+        found["rope.dimension_count"] = int(config["head_dim"] * config.get("partial_rotary_factor", 0.5))
+        found |= {"expert_gating_func": 2, "expert_weights_norm": config["norm_topk_prob"]}
+    if config["model_type"] == "deepseek_v3":
+        found |= {"expert_gating_func": 2, "expert_weights_norm": True}
+    return found
+
+
+def _with_split_latents(tensors: Mapping[str, np.ndarray], config: dict[str, Any]) -> dict[str, np.ndarray]:
+    found = {}
+    for name, values in tensors.items():
+        if ".kv_b_proj." not in name:
+            found[name] = values
+            continue
+        heads = values.reshape(config["num_attention_heads"], -1, config["kv_lora_rank"])
+        keys, rest = np.split(heads, [config["qk_nope_head_dim"]], axis=1)
+        found[name.replace("kv_b_proj", "k_b_proj")] = keys.swapaxes(1, 2)
+        found[name.replace("kv_b_proj", "v_b_proj")] = rest
     return found
 
 

@@ -243,12 +243,24 @@ GGUF_KEYS = [
     "rope.scaling.original_context_length", "rope.scaling.attn_factor", "rope.scaling.yarn_beta_fast",
     "rope.scale_linear", "attention.sliding_window", "attention.sliding_window_pattern", "rope.freq_base_swa",
     "final_logit_softcapping", "attn_logit_softcapping", "expert_count", "expert_used_count",
-    "expert_feed_forward_length", "expert_weights_norm", "expert_gating_func",
+    "expert_feed_forward_length", "expert_weights_norm", "expert_gating_func", "expert_weights_scale",
+    "expert_shared_count", "expert_group_count", "expert_group_used_count", "leading_dense_block_count",
+    "nextn_predict_layers", "rope.dimension_count", "rope.scaling.yarn_log_multiplier", "attention.key_length_mla",
+    "attention.value_length_mla", "attention.kv_lora_rank", "attention.q_lora_rank",
 ]  # fmt: skip
+_FEW = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length": 8}
+GGUF_EXPERTS: dict[str, dict[str, Any]] = {
+    "qwen3moe": _FEW,
+    "glm4moe": _FEW | {"expert_shared_count": 1},
+    "deepseek2": _FEW
+    | {"expert_shared_count": 1, "rope.dimension_count": 8, "attention.kv_lora_rank": 16}
+    | {"attention.head_count_kv": 1, "attention.key_length": 24, "attention.value_length": 16}
+    | {"attention.key_length_mla": 20, "attention.value_length_mla": 12},
+}
 
 
 @given(
-    architecture=st.sampled_from(["llama", "gemma2", "gemma3", "qwen3moe"]),
+    architecture=st.sampled_from(["llama", "gemma2", "gemma3", *GGUF_EXPERTS]),
     changes=st.dictionaries(st.sampled_from(GGUF_KEYS), st.sampled_from(GGUF_VALUES), min_size=1, max_size=3),
     scaling=st.sampled_from([{}, {"rope.scaling.type": "linear"}, {"rope.scaling.type": "yarn"}]),
     factors=st.sampled_from([None, [1.0] * 32, [0.0] * 32, [math.nan] * 32, [-1.0] * 32]),
@@ -264,8 +276,8 @@ def test_any_mutated_gguf_metadata_gives_a_model_or_a_typed_error(
     if factors is not None:
         tensors["rope_freqs.weight"] = (np.array(factors, np.float32), "F32")
     path = tmp_path_factory.getbasetemp() / "mutated.gguf"
-    experts = {"expert_count": 4, "expert_used_count": 2} if architecture == "qwen3moe" else {}
-    write_gguf(path, architecture, LLAMA_METADATA | experts | scaling | changes, tensors)
+    own = GGUF_EXPERTS.get(architecture, {})
+    write_gguf(path, architecture, LLAMA_METADATA | own | scaling | changes, tensors)
     with loads_or_is_refused():
         build_model(GGUFSource(path).config)
 
