@@ -7,7 +7,7 @@ import time
 from quire.ipc.supervisor_link import Heartbeat
 from quire.ipc.watchdog_timeout import STUCK_FACTOR, LongestStep
 from quire.server.processes.child import Child
-from quire.server.processes.watchdog import Silence, StuckEngine, watching
+from quire.server.processes.watchdog import INTERVAL_S, Silence, StuckEngine, counted_from, watching
 from tests.patience import WAIT_S
 
 
@@ -62,6 +62,21 @@ def test_silence_has_the_floor():
     assert StuckEngine(30)(heartbeat(0.0, is_searching=True), 29.0) is None
     assert StuckEngine(30)(heartbeat(0.0), 31.0) == "the engine has not been heard of for 31.0 s"
     assert Silence("quire-http-1", 30)(None, 31.0) == "quire-http-1 has not been heard of for 31.0 s"
+
+
+def test_silence_counts_without_the_time_in_which_the_watch_was_suspended_itself():
+    assert counted_from(heard_s=100.0, looked_s=110.0, now=110.0 + INTERVAL_S) == 100.0
+    assert counted_from(heard_s=100.0, looked_s=110.0, now=170.0 + INTERVAL_S) == 160.0
+    assert counted_from(heard_s=170.0, looked_s=110.0, now=170.0 + INTERVAL_S) == 170.0 + INTERVAL_S, "it was just read"
+
+
+def test_a_stuck_process_is_found_by_a_watch_that_is_often_late():
+    """A second and a half, every few seconds, as on a machine with too much to do."""
+    heard_s, looked_s, now, is_stuck = 0.0, 0.0, 0.0, Silence("it", 30)
+    while is_stuck(None, now - heard_s) is None:
+        now += 1.5 if int(now) % 4 == 0 else INTERVAL_S
+        heard_s, looked_s = counted_from(heard_s, looked_s, now), now
+        assert now < 90
 
 
 def test_nothing_is_ended_where_the_limit_is_0():

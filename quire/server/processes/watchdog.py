@@ -37,8 +37,7 @@ async def _watch(child: Child, check: StuckCheck, starting: StuckCheck | None) -
     looked_s = time.monotonic()
     while True:
         now = time.monotonic()
-        if now - looked_s > 4 * INTERVAL_S:  # this process was suspended itself, and has read nothing
-            child.heard_s, child.heartbeat = now, None
+        child.heard_s = counted_from(child.heard_s, looked_s, now)
         looked_s = now
         look = check if starting is None or child.up.is_set() else starting
         why = look(child.heartbeat, now - child.heard_s)
@@ -46,6 +45,14 @@ async def _watch(child: Child, check: StuckCheck, starting: StuckCheck | None) -
             log.error("%s; %s is killed", why, child.name)
             child.kill()
         await asyncio.sleep(INTERVAL_S)
+
+
+def counted_from(heard_s: float, looked_s: float, now: float) -> float:
+    """The time from which the silence of a process counts that was heard of at `heard_s`. It lacks the seconds in which
+    this process, which has looked at `looked_s`, was suspended itself and read nothing; and no others, since on a
+    machine with too much to do that happens again and again."""
+    late_s = now - looked_s - INTERVAL_S
+    return min(now, heard_s + late_s) if late_s > 3 * INTERVAL_S else heard_s
 
 
 class Silence:
