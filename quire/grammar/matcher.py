@@ -162,8 +162,12 @@ def _source(grammar: Grammar) -> str:
         raise invalid("grammar", f": {error}") from error
 
 
+NO_ANSWER = "no answer fits it: at some point nothing is allowed, not even its end"
+
+
 def fault_in(matcher: llguidance.LLMatcher) -> str | None:
     """The error of a matcher, in a line; None if there is none."""
     if not matcher.is_error():
         return None
-    return " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:300]
+    error = " ".join(matcher.get_error().replace("<non-verbose/>", "").split())[:300]
+    return NO_ANSWER if error == "NoExtensionBias" else error

@@ -1,5 +1,6 @@
 """Any wrong input gets a 4xx that names the fault."""
 
+import gzip
 import json
 
 import httpx
@@ -45,6 +46,14 @@ def test_a_body_that_is_not_a_request_is_refused(http, route, body):
     response = http.post(route, content=body)
     assert 400 <= response.status_code < 500, response.text
     assert message_of(response)
+
+
+@pytest.mark.parametrize("route", ROUTES)
+def test_a_compressed_body_is_refused_by_its_header(http, route):
+    body = gzip.compress(b'{"prompt": "a", "inputs": "a"}')
+    response = http.post(route, content=body, headers={"Content-Encoding": "gzip"})
+    assert 400 <= response.status_code < 500
+    assert message_of(response) == "Content-Encoding is 'gzip'; only bodies that are not compressed are read"
 
 
 @pytest.mark.parametrize("route", ["/generate", "/generate_stream", "/", "/invocations"])

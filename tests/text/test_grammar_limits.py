@@ -11,8 +11,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from quire.errors import InvalidRequest
+from quire.grammar.checker import fault_of as checker_fault
 from quire.grammar.limits import MAX_BYTES, refuse_schema_that_explodes, refuse_what_explodes
-from quire.grammar.matcher import compile_grammar, fault_in
+from quire.grammar.matcher import NO_ANSWER, compile_grammar, fault_in
 from quire.grammar.regex_size import expanded
 from quire.request import Grammar, GrammarKind, json_schema, regex
 
@@ -189,3 +190,12 @@ def test_a_schema_that_is_no_json_is_refused() -> None:
     for text in ("{", json.dumps({"const": "\ud800"}), '{"minimum": NaN}', "9" * 5000):
         with pytest.raises(InvalidRequest, match="grammar: not valid JSON"):
             refuse_what_explodes("grammar", Grammar(GrammarKind.JSON_SCHEMA, text))
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [{"$ref": "#"}, {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}],
+    ids=["itself", "each other"],
+)
+def test_a_schema_that_only_refers_to_itself_is_said_to_have_no_answer(schema: dict[str, object]) -> None:
+    assert checker_fault(json_schema(schema), BYTES) == NO_ANSWER

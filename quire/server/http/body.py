@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from starlette.requests import ClientDisconnect, Request
 
-from quire.errors import BodyTooLarge, InvalidRequest
+from quire.errors import BodyTooLarge, InvalidRequest, shown
 from quire.server.service.answers import ClientGone
 from quire.server.service.service import Service
 from quire.text.json_text import parse_json_text
@@ -37,6 +37,9 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 async def _read(service: Service, request: Request) -> bytes:
     """The whole body. Nothing beyond the limit is kept."""
+    encoding = request.headers.get("content-encoding", "identity")
+    if encoding.lower() != "identity":
+        raise InvalidRequest(f"Content-Encoding is {shown(encoding)}; only bodies that are not compressed are read")
     limit = service.settings.payload_limit
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limit:
