@@ -39,6 +39,7 @@ _BLOCKS = {
     12: ("Q4_K", 256, 144),
     13: ("Q5_K", 256, 176),
     14: ("Q6_K", 256, 210),
+    39: ("MXFP4", 32, 17),
 }
 _PART_NAME = re.compile(r"(?P<stem>.+)-\d{5}-of-(?P<count>\d{5})\.gguf")
 _U32 = struct.Struct("<I")

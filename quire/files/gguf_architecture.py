@@ -19,6 +19,7 @@ _SANDWICH = {
     "ffn_norm": "pre_feedforward_layernorm",
     "post_ffw_norm": "post_feedforward_layernorm",
 }
+_SECOND_NORM = {"post_attention_norm": "post_attention_layernorm"}
 _EXPERTS = {
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
     "ffn_up_exps": "mlp.experts.{}.up_proj",
@@ -36,6 +37,12 @@ _SHARED_EXPERTS = {
     "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 # Whole names, because their ends differ too.
+_GPT_OSS = {
+    "attn_sinks.weight": "self_attn.sinks",
+    "ffn_gate_exps.bias": "mlp.experts.gate_proj_bias",
+    "ffn_up_exps.bias": "mlp.experts.up_proj_bias",
+    "ffn_down_exps.bias": "mlp.experts.down_proj_bias",
+}
 _ROUTER_BIAS = {"exp_probs_b.bias": "mlp.gate.e_score_correction_bias"}
 _LATENT_ATTENTION = {
     "attn_q_a": "self_attn.q_a_proj",
@@ -103,13 +110,16 @@ ARCHITECTURES = {
     "gemma3": GGUFArchitecture("gemma3_text", _DECODER | _SANDWICH | _HEAD_NORMS, adds_one_to_norms=True),
     "glm4moe": GGUFArchitecture(
         "glm4_moe",
-        _DECODER | _HEAD_NORMS | _ROUTER | _SHARED_EXPERTS | {"post_attention_norm": "post_attention_layernorm"},
+        _DECODER | _HEAD_NORMS | _ROUTER | _SHARED_EXPERTS | _SECOND_NORM,
         _EXPERTS,
         _ROUTER_BIAS,
     ),
     # The type is `deepseek_v3` where scores of experts are sigmoids.
     "deepseek2": GGUFArchitecture(
         "deepseek_v2", _DECODER | _LATENT_ATTENTION | _ROUTER | _SHARED_EXPERTS, _EXPERTS, _ROUTER_BIAS
+    ),
+    "gpt-oss": GGUFArchitecture(
+        "gpt_oss", _DECODER | _SECOND_NORM | {"ffn_gate_inp": "mlp.router"}, _EXPERTS, _GPT_OSS
     ),
 }
 # Of the architecture "llama" with experts.

@@ -24,6 +24,7 @@ _CLASS_NAMES = {
     "qwen3_moe": "Qwen3MoeForCausalLM",
     "mixtral": "MixtralForCausalLM",
     "glm4_moe": "Glm4MoeForCausalLM",
+    "gpt_oss": "GptOssForCausalLM",
     "deepseek_v2": "DeepseekV2ForCausalLM",
     "deepseek_v3": "DeepseekV3ForCausalLM",
     "gemma2": "Gemma2ForCausalLM",
@@ -71,6 +72,9 @@ def config_from_gguf(header: GGUFHeader, rope_factors: Sequence[float] | None = 
         config |= _gemma_fields(keys, header.architecture, num_layers, hidden_size // num_heads, config["head_dim"])
     else:
         config |= _llama_like_fields(keys, header)
+    if header.architecture == "gpt-oss":
+        config["sliding_window"] = keys.integer("attention.sliding_window")
+        config["layer_types"] = _layer_types(keys, num_layers, every=2)
     config |= expert_fields(keys, header, architecture)
     config["architectures"] = [_CLASS_NAMES[config["model_type"]]]
     for field, key in (("bos_token_id", "bos"), ("eos_token_id", "eos"), ("pad_token_id", "padding")):
@@ -183,6 +187,8 @@ def _rope_scaling(keys: MetadataKeys, config: dict[str, Any], factors: Sequence[
     scaling: dict[str, Any] = {"rope_type": "yarn", "factor": factor}
     scaling["original_max_position_embeddings"] = original or config["max_position_embeddings"]
     scaling |= {name: value for name, value in betas.items() if value is not None}
+    if config["model_type"] == "gpt_oss":
+        scaling["truncate"] = False  # as its config says, which files do not
     if config["model_type"] == "deepseek_v2":  # in the files of others this key stands for something else
         mscale = 10 * keys.number("rope.scaling.yarn_log_multiplier", 0.0)
         scaling |= {"mscale": mscale, "mscale_all_dim": mscale}  # all models have the same number for both

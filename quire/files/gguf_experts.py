@@ -81,6 +81,10 @@ def latent_fields(keys: MetadataKeys, num_heads: int) -> dict[str, Any]:
     }
 
 
+def _gpt_oss(keys: MetadataKeys, header: GGUFHeader, count: int) -> dict[str, Any]:
+    return {"num_local_experts": count, "intermediate_size": keys.integer("expert_feed_forward_length")}
+
+
 def _grouped(keys: MetadataKeys) -> dict[str, Any]:
     """Groups, shares, and experts that all tokens visit."""
     return {
@@ -100,6 +104,7 @@ _FIELDS: dict[str, Callable[[MetadataKeys, GGUFHeader, int], dict[str, Any]]] = 
     "mixtral": _mixtral,
     "glm4_moe": _glm4_moe,
     "deepseek_v2": _deepseek,
+    "gpt_oss": _gpt_oss,
 }
 
 

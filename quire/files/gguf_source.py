@@ -22,7 +22,7 @@ _PLAIN: dict[str, np.dtype[Any]] = {
     "F16": np.dtype("float16"),
     "BF16": np.dtype(ml_dtypes.bfloat16),
 }
-_QUANTIZED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
+_QUANTIZED = ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "MXFP4")
 _CHUNK_ELEMENTS = 1 << 18  # a thread's temporaries stay in its cache
 _MAX_THREADS = 8
 _MAX_TENSORS = 1 << 18  # those of each expert counted; the largest models have a third of it
@@ -87,7 +87,7 @@ class GGUFSource:
         if tensor.type not in _IN_BLOCKS:
             return None
         blocks = _IN_BLOCKS[tensor.type](self._bytes(tensor))
-        if blocks["codes"].min() < -127:  # no quantiser writes these, but a file can hold them
+        if blocks is None or blocks["codes"].min() < -127:  # no quantiser writes these, but a file can hold them
             return None
         # Moved as bytes: field by field takes nine times as long.
         rows = blocks.view(f"V{BLOCK.itemsize}").reshape(*tensor.shape[:-1], -1)
@@ -172,8 +172,35 @@ def _blocks_of_q4_0(data: Array) -> Array:
     return blocks
 
 
+def _blocks_of_mxfp4(data: Array) -> Array | None:
+    """Each number is a float of four bits, of which the double is an integer, times a power of two; None where a half
+    of that power is no float16. The low halves of all bytes come first."""
+    half = BLOCK_SIZE // 2
+    packed = data.view(np.dtype([("exponent", "u1"), ("pairs", "u1", half)]))
+    exponents = packed["exponent"]
+    if exponents.min() < _MXFP4_EXPONENTS[0] or exponents.max() > _MXFP4_EXPONENTS[1]:
+        return None
+    blocks = np.empty(len(packed), BLOCK)
+    step = _CHUNK_ELEMENTS // BLOCK_SIZE
+
+    def fill(start: int) -> None:
+        part, to = packed[start : start + step], blocks[start : start + step]
+        to["scale"] = np.ldexp(np.float32(1), part["exponent"].astype(np.int32) - 128)
+        to["codes"][:, :half] = _MXFP4_DOUBLES[part["pairs"] & 15]
+        to["codes"][:, half:] = _MXFP4_DOUBLES[part["pairs"] >> 4]
+
+    _for_each(fill, range(0, len(blocks), step))
+    return blocks
+
+
+_MXFP4_EXPONENTS = 128 - 24, 128 + 15  # of the least and the largest power of two that float16 has
+_MXFP4_DOUBLES = np.array([0, 1, 2, 3, 4, 6, 8, 12, 0, -1, -2, -3, -4, -6, -8, -12], np.int8)
 # The types in blocks of 32 codes of at most eight bits, each with a scale and nothing to add.
-_IN_BLOCKS: dict[str, Callable[[Array], Array]] = {"Q8_0": lambda data: data.view(BLOCK), "Q4_0": _blocks_of_q4_0}
+_IN_BLOCKS: dict[str, Callable[[Array], Array | None]] = {
+    "Q8_0": lambda data: data.view(BLOCK),
+    "Q4_0": _blocks_of_q4_0,
+    "MXFP4": _blocks_of_mxfp4,
+}
 
 
 def _for_each(fill: Callable[[int], None], starts: range) -> None:

@@ -1,6 +1,7 @@
 """gpt-oss: attention sinks, windows in every second layer, experts with biases and a clamped gate."""
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
@@ -9,7 +10,7 @@ from quire.models.feed_forward import Experts
 from quire.models.fields import Fields
 from quire.models.norm import RMSNorm
 from quire.models.params import Array, Param, Tensor
-from quire.models.projection import router
+from quire.models.projection import experts_down, experts_gate_up, router
 from quire.models.rope import read_rope
 from quire.models.routing import BiasedRouter
 from quire.models.standard import Sizes, attention, decoder, read_expert_counts, read_layer_types, read_sizes
@@ -71,10 +72,15 @@ def gpt_oss(fields: Fields) -> Decoder:
 
 
 def _experts(name: str, sizes: Sizes, mlp: int, gate: ClampedGate, router: BiasedRouter, *, is_mxfp4: bool) -> Experts:
-    """All experts of a layer are one tensor. A gate and its up are neighbours among the outputs."""
+    """All experts of a layer are one tensor. A gate and its up are neighbours among the outputs. GGUF files have gates
+    and ups apart, and each expert by itself."""
     count, embed = router.weight.shape
     gate_up_bias = Tensor(f"{name}.gate_up_proj_bias", (count, 2 * mlp))
     down_bias = Tensor(f"{name}.down_proj_bias", (count, embed))
+
+    names = [f"{name}.{index}" for index in range(count)]
+    pairs = [(f"{one}.gate_proj.weight", f"{one}.up_proj.weight") for one in names]
+    biases = tuple(Tensor(f"{name}.{part}_proj_bias", (count, mlp)) for part in ("gate", "up"))
 
     def apart(rows: Array) -> Array:
         """[e, 1, 2, m, ...] of rows [e, 2 m, ...]."""
@@ -97,6 +103,7 @@ def _experts(name: str, sizes: Sizes, mlp: int, gate: ClampedGate, router: Biase
             stored("gate_up_proj", 2 * mlp, embed),
             lambda tensors: apart(matrices(tensors, 2 * mlp)),
             transposes=not is_mxfp4,
+            apart=experts_gate_up(pairs, (mlp, embed)),
         ),
         down=Param(
             (count, embed, mlp),
@@ -104,9 +111,14 @@ def _experts(name: str, sizes: Sizes, mlp: int, gate: ClampedGate, router: Biase
             stored("down_proj", embed, mlp),
             lambda tensors: matrices(tensors, embed),
             transposes=not is_mxfp4,
+            apart=experts_down([f"{one}.down_proj.weight" for one in names], (embed, mlp)),
         ),
         gate_up_bias=Param(
-            (count, 1, 2, mlp), (None, "mlp", None, None), (gate_up_bias,), lambda tensors: apart(tensors[0])
+            (count, 1, 2, mlp),
+            (None, "mlp", None, None),
+            (gate_up_bias,),
+            lambda tensors: apart(tensors[0]),
+            apart=Param((count, 1, 2, mlp), (None, "mlp", None, None), biases, partial(np.stack, axis=1)),
         ),
         down_bias=Param((count, embed), (None, "embed"), (down_bias,)),
     )

@@ -18,6 +18,7 @@ ARCHITECTURES = {
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
+    "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
     "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
     "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
@@ -47,6 +48,8 @@ def write_as_gguf(
     tensors = _with_stacked_experts(tensors)
     if splits_latents and "kv_lora_rank" in config:
         tensors = _with_split_latents(tensors, config)
+    if model_type == "gpt_oss":
+        tensors = _with_gates_apart(tensors)
     for name, values in tensors.items():
         if model_type in ("llama", "mixtral") and ("q_proj" in name or "k_proj" in name):
             heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
@@ -56,7 +59,7 @@ def write_as_gguf(
         name = name.replace("e_score_correction_bias", "e_score_correction.bias")
         new_name = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert new_name is not None, name
-        is_plain = values.ndim == 1 or new_name.endswith("ffn_gate_inp.weight")
+        is_plain = values.ndim == 1 or new_name.endswith(("ffn_gate_inp.weight", "exps.bias"))
         own_type = "F32" if is_plain else (others or {}).get(name, type_)
         stored[new_name] = (np.ascontiguousarray(values), own_type)
     scaling = config.get("rope_scaling", {})
@@ -92,6 +95,9 @@ def _metadata(config: dict[str, Any], scaling: dict[str, Any], splits_latents: b
         found |= {"vocab_size": config["vocab_size"], "rope.dimension_count": head_dim}
     if scaling.get("rope_type") in _SCALES:
         found |= {"rope.scaling.type": scaling["rope_type"], "rope.scaling.factor": scaling["factor"]}
+    for beta in ("beta_fast", "beta_slow"):
+        if beta in scaling:
+            found[f"rope.scaling.yarn_{beta}"] = scaling[beta]
     if "original_max_position_embeddings" in scaling and scaling["rope_type"] == "yarn":
         found["rope.scaling.original_context_length"] = scaling["original_max_position_embeddings"]
     if config.get("sliding_window"):
@@ -143,8 +149,27 @@ def _expert_metadata(config: dict[str, Any]) -> dict[str, Any]:
     if config["model_type"] == "glm4_moe":
         found["rope.dimension_count"] = int(config["head_dim"] * config.get("partial_rotary_factor", 0.5))
         found |= {"expert_gating_func": 2, "expert_weights_norm": config["norm_topk_prob"]}
+    if config["model_type"] == "gpt_oss":
+        found["expert_feed_forward_length"] = config["intermediate_size"]
     if config["model_type"] == "deepseek_v3":
         found |= {"expert_gating_func": 2, "expert_weights_norm": True}
+    return found
+
+
+def _with_gates_apart(tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Gates and ups are neighbours along the last axis; matrices are rows of inputs."""
+    found = {}
+    for name, values in tensors.items():
+        stem, _, part = name.rpartition(".experts.")
+        kind = "bias" if part.endswith("_bias") else "weight"
+        if not stem:
+            found[name.replace(".sinks", ".sinks.weight")] = values
+        elif part.startswith("down"):
+            found[f"{stem}.experts.down_proj.{kind}"] = values if kind == "bias" else values.swapaxes(1, 2)
+        else:
+            for index, one in enumerate(("gate", "up")):
+                own = values[..., index::2]
+                found[f"{stem}.experts.{one}_proj.{kind}"] = own if kind == "bias" else own.swapaxes(1, 2)
     return found
 
 

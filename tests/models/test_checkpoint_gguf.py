@@ -147,6 +147,23 @@ CASES: dict[str, dict[str, Any]] = {
             "original_max_position_embeddings": 16,
         },
     },
+    "gpt_oss": {
+        "model_type": "gpt_oss",
+        "num_hidden_layers": 3,
+        "intermediate_size": 32,
+        "num_local_experts": 6,
+        "num_experts_per_tok": 2,
+        "sliding_window": 7,
+        "attention_bias": True,
+        "rope_scaling": {
+            "rope_type": "yarn",
+            "factor": 8.0,
+            "beta_fast": 4.0,
+            "beta_slow": 0.5,
+            "truncate": False,
+            "original_max_position_embeddings": 16,
+        },
+    },
     "gemma2": {
         "model_type": "gemma2",
         **GEMMA,

@@ -145,6 +145,34 @@ def test_experts_of_every_type_are_what_the_gguf_package_reads(tmp_path: Path, t
         np.testing.assert_array_equal(source.read(name).astype(np.float32), expected[index])
 
 
+def mxfp4(exponents: list[int]) -> Array:
+    """Bytes [8, row bytes] of 256 numbers a row, with any codes and these exponents."""
+    blocks = np.random.default_rng(0).integers(0, 256, (64, 17), dtype=np.uint8)
+    blocks[:, 0] = np.resize(exponents, 64)
+    return blocks.reshape(8, -1)
+
+
+def test_experts_of_mxfp4_are_codes_of_eight_bits_with_half_of_their_powers_of_two(tmp_path: Path) -> None:
+    data = mxfp4(list(range(104, 144)))
+    tensors = embedding() | {"blk.0.ffn_up_exps.weight": (np.stack((data, data[::-1])), "MXFP4")}
+    source = GGUFSource(write_gguf(tmp_path / "m.gguf", "gpt-oss", METADATA, tensors))
+    expected = gguf.quants.dequantize(data, gguf.GGMLQuantizationType.MXFP4)
+    for index, values in enumerate((expected, expected[::-1])):
+        name = f"{EXPERTS}.{index}.up_proj.weight"
+        np.testing.assert_array_equal(source.read(name), values)
+        blocks = source.read_blocks(name)
+        assert blocks is not None
+        found = blocks["codes"] * blocks["scale"].astype(np.float32)[..., None]
+        np.testing.assert_array_equal(found.reshape(8, 256), values)
+
+
+@pytest.mark.parametrize("exponent", [103, 144])
+def test_mxfp4_with_powers_that_float16_lacks_is_widened(tmp_path: Path, exponent: int) -> None:
+    tensors = embedding() | {"blk.0.ffn_up_exps.weight": (mxfp4([120, exponent])[None], "MXFP4")}
+    source = GGUFSource(write_gguf(tmp_path / "m.gguf", "gpt-oss", METADATA, tensors))
+    assert source.read_blocks(f"{EXPERTS}.0.up_proj.weight") is None
+
+
 METADATA: dict[str, Any] = {
     "block_count": 1,
     "context_length": 128,

@@ -252,6 +252,7 @@ _FEW = {"expert_count": 4, "expert_used_count": 2, "expert_feed_forward_length":
 GGUF_EXPERTS: dict[str, dict[str, Any]] = {
     "qwen3moe": _FEW,
     "glm4moe": _FEW | {"expert_shared_count": 1},
+    "gpt-oss": _FEW | {"attention.sliding_window": 16},
     "deepseek2": _FEW
     | {"expert_shared_count": 1, "rope.dimension_count": 8, "attention.kv_lora_rank": 16}
     | {"attention.head_count_kv": 1, "attention.key_length": 24, "attention.value_length": 16}
