@@ -51,13 +51,12 @@ def _quantised(models: list[Decoder]) -> str:
     turned = [param for model in models for param in _params(model) if param.transposes and not param.is_widened]
     if not turned:
         return "all but mxfp4"
+    sources = [tensor for model in models for param in _params(model) for tensor in param.sources]
+    if any(tensor.name.endswith("_proj_bias") for tensor in sources):  # as experts of four bits are
+        return "mxfp4; others apart from experts"
     if all(param.apart is not None for param in turned):
         return "all but mxfp4; experts that are stored one by one"
-    if not all(param.is_of_experts for param in turned):
-        return ""
-    sources = [tensor for model in models for param in _params(model) for tensor in param.sources]
-    biased = any(tensor.name.endswith("_bias") for tensor in sources)  # as experts of four bits are
-    return "mxfp4; others apart from experts" if biased else "all but mxfp4, apart from experts"
+    return "all but mxfp4, apart from experts" if all(param.is_of_experts for param in turned) else ""
 
 
 def _adapters(models: list[Decoder]) -> str:
