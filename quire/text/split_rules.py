@@ -56,7 +56,7 @@ _RULES: tuple[tuple[SplitRule, tuple[str, ...]], ...] = (
         SplitRule((_LLAMA3,), whole_words_first=True, adds_bos=True),
         ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"),
     ),
-    (SplitRule((_LLAMA3,)), ("dbrx", "smaug-bpe")),
+    (SplitRule((_LLAMA3,)), ("dbrx", "smaug-bpe", "glm4", "chatglm-bpe")),
     (SplitRule((_QWEN2,), nfc=True), ("qwen2", "deepseek-r1-qwen", "megrez")),
     (SplitRule((_QWEN2,)), ("stablelm2",)),
     (SplitRule((r"\p{N}", _GPT2)), ("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b")),
