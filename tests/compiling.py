@@ -7,14 +7,15 @@ from importlib.metadata import version
 from typing import Any
 from unittest.mock import patch
 
-# A process with a flag that its XLA does not know ends at once; newer ones than this do without the emitters' flag.
-HAS_EMITTERS = tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)
+# A process with a flag that its XLA does not know ends at once; newer ones than this do without the last two flags.
+IS_KNOWN_XLA = tuple(map(int, version("jaxlib").split(".")[:2])) < (0, 11)
+# A small program is not worth cutting into parts that are compiled in parallel.
 QUICKLY: dict[str, Any] = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True} | (
-    {"xla_cpu_use_fusion_emitters": False} if HAS_EMITTERS else {}
+    {"xla_cpu_use_fusion_emitters": False, "xla_cpu_parallel_codegen_split_count": 1} if IS_KNOWN_XLA else {}
 )
 # XLA's own, which a server does not change.
 AS_SERVED: dict[str, Any] = {"xla_backend_optimization_level": 3, "xla_llvm_disable_expensive_passes": False} | (
-    {"xla_cpu_use_fusion_emitters": True} if HAS_EMITTERS else {}
+    {"xla_cpu_use_fusion_emitters": True, "xla_cpu_parallel_codegen_split_count": 32} if IS_KNOWN_XLA else {}
 )
 
 

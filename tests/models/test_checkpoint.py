@@ -22,6 +22,7 @@ from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
 from tests.models.gguf_conversion import write_as_gguf
 from tests.models.tiny import NamedTensors, prompt, whole_logits
+from tests.shared_programs import environment
 
 TINY = build_model(SHAPES["tiny"])
 BYTES = {"float32": 4, "float16": 2, "bfloat16": 2}
@@ -249,14 +250,8 @@ print("the same")
 
 def test_weights_spread_over_devices_are_the_same_weights() -> None:
     done = subprocess.run(
-        [
-            "env",
-            "XLA_FLAGS=--xla_force_host_platform_device_count=8",
-            "JAX_PLATFORMS=cpu",
-            sys.executable,
-            "-c",
-            SHARDED,
-        ],
+        [sys.executable, "-c", SHARDED],
+        env=environment(num_devices=8),
         capture_output=True,
         text=True,
         check=False,

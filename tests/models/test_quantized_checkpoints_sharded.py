@@ -1,14 +1,11 @@
 """Quantised checkpoints over several devices give the logits of one."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 from tests.models.cases import CASES
 from tests.models.mxfp4_checkpoint import write_mxfp4
 from tests.models.quantized_checkpoints import FORMATS, write_checkpoint
-from tests.models.test_sharded import ROOT
-from tests.shared_programs import environment
+from tests.shared_programs import printed_by
 
 # Two keys for eight queries: on four devices each key is on two.
 SIZES = {"num_attention_heads": 8, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 64}
@@ -34,13 +31,5 @@ def test_codes_scales_and_zero_points_are_cut_across_devices(tmp_path: Path) -> 
         )
         folders.append(str(folder))
     folders.append(str(write_mxfp4(tmp_path / "gpt_oss mxfp4", {**CASES["gpt_oss"], **SIZES})))
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.models.quantized_sharded", *folders],
-        env=environment(4),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("devices, error") == 2 * len(folders)
+    printed = printed_by("tests.models.quantized_sharded", *folders, num_devices=4)
+    assert printed.count("devices, error") == 2 * len(folders)

@@ -1,9 +1,5 @@
 """Models over 2, 4 and 8 devices give the logits of one."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import jax
 import numpy as np
 import pytest
@@ -13,35 +9,15 @@ from quire.models.checkpoint import leaves
 from quire.models.registry import build_model
 from quire.sharding import MESH_AXES, TENSOR, key_copies, sharding
 from tests.models.cases import CASES
-from tests.shared_programs import environment
-
-ROOT = Path(__file__).parents[2]
+from tests.shared_programs import printed_by
 
 
 def test_sharded_models_give_the_logits_of_one_device() -> None:
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "tests.models.sharded",
-            "llama-biases",
-            "olmo2",
-            "mixtral",
-            "glm4",
-            "gpt_oss",
-            "deepseek_v3",
-            "llama4",
-        ],
-        env=environment(8),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert done.stdout.count("devices, error") == 15
-    assert done.stdout.count("int8 on two devices as on one") == 7
-    assert done.stdout.count("fp8 on two devices as on one") == 4
+    families = ("llama-biases", "olmo2", "mixtral", "glm4", "gpt_oss", "deepseek_v3", "llama4")
+    printed = printed_by("tests.models.sharded", *families, num_devices=8)
+    assert printed.count("devices, error") == 15
+    assert printed.count("int8 on two devices as on one") == 7
+    assert printed.count("fp8 on two devices as on one") == 4
 
 
 @pytest.mark.parametrize("name", CASES)

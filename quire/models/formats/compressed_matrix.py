@@ -94,7 +94,7 @@ class CompressedMatrix:
         if self.is_packed:
             codes = codes_by_output(codes, self.bits, layout.inputs)
         scales = self._by_output(module.scales("weight_scale"), outputs)
-        return CodedTensor(codes, scales, self._zeros(module, outputs, layout), self.side(module))
+        return CodedTensor(codes, scales, self._zeros(module, outputs), self.side(module))
 
     def side(self, module: Module) -> InputSide:
         index = scale = zero = None
@@ -131,7 +131,7 @@ class CompressedMatrix:
         times = outputs if self.strategy == "tensor" else 1 if self.size is None else self.size[0]
         return np.repeat(rows, times, axis=0)[:outputs]
 
-    def _zeros(self, module: Module, outputs: int, layout: Layout) -> Array | None:
+    def _zeros(self, module: Module, outputs: int) -> Array | None:
         """Zero points of codes in memory."""
         if self.symmetric:
             if module.has("weight_zero_point") and module.read("weight_zero_point").any():
