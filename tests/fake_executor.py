@@ -141,9 +141,12 @@ class FakeExecutor:
         guess_percent: int | None = None,
         num_host_pages: int = 0,
         num_snapshots: int | None = None,
+        replays: bool = False,
     ) -> None:
         """`guess_percent` of guesses are right; None where plans have none, and every start is exact. `num_snapshots`:
-        of the state that slots have beside pages, which each token changes; None where there is none."""
+        of the state that slots have beside pages, which each token changes; None where there is none. `replays`: what
+        a decode writes differs from what a prefill writes for the same token."""
+        self._replays = replays
         self._num_snapshots = num_snapshots
         self._guess_percent = guess_percent
         self.platform, self.num_late, self.num_padding_tokens, self.num_unfinished = "cpu", 0, 0, 0
@@ -294,11 +297,12 @@ class FakeExecutor:
         new: list[int] = []
         if chunk.kind is Kind.DECODE:
             assert slot.num_sampled, "the slot has not sampled"
-            assert chunk.start == len(slot.tokens) - 1, "a decode begins with the last token"
-            assert chunk.samples
+            assert chunk.samples or (self._replays and chunk.length == 1), "a decode samples nothing"
+            is_last = chunk.start == len(slot.tokens) - 1
+            assert is_last == chunk.samples, "a decode that samples begins with the last token, and no other"
         for position in range(chunk.start, chunk.start + chunk.length):
             assert position < len(slot.tokens), f"the slot does not know the token at {position}"
-            self._write(slot, chunk.slot, position)
+            self._write(slot, chunk.slot, position, chunk.kind)
             last = position == chunk.start + chunk.length - 1
             if chunk.samples and (last or chunk.kind is Kind.DECODE):
                 assert position == len(slot.tokens) - 1, "a chunk samples before the end of the known tokens"
@@ -359,7 +363,7 @@ class FakeExecutor:
         new: list[int] = []
         first, is_right = len(slot.tokens), True
         for position in range(chunk.start, chunk.start + chunk.length):
-            self._write(slot, chunk.slot, position)
+            self._write(slot, chunk.slot, position, chunk.kind)
             token = sample(slot.states[position], slot.start, slot.num_sampled)
             if is_right:
                 new.append(token)
@@ -375,13 +379,17 @@ class FakeExecutor:
         end = min(chunk.start + chunk.length, len(slot.start.prompt) - 1)
         return [logprobs_of(slot.states[p], slot.tokens[p + 1]) for p in range(chunk.start, end)]
 
-    def _write(self, slot: Slot, number: int, position: int) -> None:
+    def _write(self, slot: Slot, number: int, position: int, kind: Kind) -> None:
+        written = self._as_written(slot.states[position], kind is not Kind.PREFILL)
         for group, table in enumerate(slot.tables):
             page = table[position // self._page_size]
             assert page, f"position {position} of group {group} is written to page 0"
             # A device writes in no order.
             assert self._writers.setdefault(page, number) == number, f"two slots write to page {page} in one step"
-            self._pages[page][position % self._page_size] = (group, position, slot.states[position], self._step)
+            self._pages[page][position % self._page_size] = (group, position, written, self._step)
+
+    def _as_written(self, state: int, by_decode: bool) -> int:
+        return ~state if self._replays and by_decode else state
 
     def _read(self, slot: Slot, end: int, begins: bool) -> None:
         """Verify the positions before `end` that the layers of each group read to go on there.
@@ -396,5 +404,7 @@ class FakeExecutor:
                 what = f"position {position} of group {group} is read from page {page}"
                 assert stored is not None, f"{what}, where nothing was written"
                 assert stored[:2] == (group, position), f"{what}, which holds position {stored[1]} of group {stored[0]}"
-                assert stored[2] == slot.states[position], f"{what}, which holds another prefix"
+                wanted = self._as_written(slot.states[position], position >= len(slot.start.prompt))
+                assert stored[2] != ~wanted, f"{what}, which another kind of chunk wrote"
+                assert stored[2] == wanted, f"{what}, which holds another prefix"
                 assert not begins or stored[3] <= self._last_collected, f"position {position} was shared too early"

@@ -21,7 +21,7 @@ class StepInFlight(NamedTuple):
 
     plan: StepPlan
     rows: list[Sequence]  # of each chunk
-    num_decodes: int  # the number of chunks, the first ones, that are decodes of one token
+    num_decodes: int  # the number of chunks, the first ones, that are decodes and sample one token
     moves: Moves | None = None  # between the device and the host
     saved: tuple[Saved, ...] = ()
 
@@ -132,7 +132,8 @@ class StepCompletion:
                 break
         prompt_logprobs = None
         if chunk.kind is not Kind.PREFILL:
-            sequence.num_computed = len(known) - 1  # not what was computed beyond its end
+            # Not what was computed beyond its end.
+            sequence.num_computed = len(known) - 1 if chunk.samples else chunk.start + chunk.length
         else:
             sequence.num_computed = chunk.start + chunk.length
             if sequence.request.prompt_logprobs is not None:

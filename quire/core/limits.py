@@ -33,6 +33,10 @@ class Limits:
     max_waiting_tokens: int = 0
     short_prompt: int = 256  # tokens to compute; those with no more start in the order in which they came
     prefix_caching: bool = True
+    # Kernels of prompts and of decodes have different bits. With `replays` each token is computed by the same kind
+    # whenever it is: those of a prompt by prefills, and generated ones by decodes, also after a preemption, when they
+    # are known. And only pages of prompts are reused.
+    replays: bool = False
     forces_tokens: bool = True  # what a grammar leaves no choice about is computed several tokens to a step
     max_burst: int = 1  # tokens that a step may give each sequence while no other could join them
     max_loras: int = 0  # adapters that are on the device together
@@ -79,6 +83,8 @@ class Limits:
             raise ValueError("host_pages needs prefix_caching")
         if self.snapshots is not None and (self.max_guesses or self.host_pages):
             raise ValueError("slots with state have no guesses and no host pages")
+        if self.replays and (self.forces_tokens or self.max_guesses or self.snapshots is not None):
+            raise ValueError("replays goes with neither forces_tokens nor max_guesses nor slots with state")
         if (self.snapshots or 0) < 0 or self.snapshot_tokens < 0:
             given = f"{self.snapshots} and {self.snapshot_tokens}"
             raise ValueError(f"snapshots and snapshot_tokens are {given}; they must be at least 0")

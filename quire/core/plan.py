@@ -11,7 +11,9 @@ class Kind(IntEnum):
     """The source of a chunk's tokens."""
 
     PREFILL = 0  # tokens that the slot knows: those of its start, then those that it sampled
-    DECODE = 1  # the token that the slot sampled last, then those sampled within the step (a burst)
+    # The token that the slot sampled last, then those sampled within the step (a burst). One that samples none is a
+    # token that was generated before, and is computed again as it was then.
+    DECODE = 1
     FORCED = 2  # two or more: the slot's last token, then those that the plan brings
     VERIFY = 3  # two or more: the slot's last token, then guesses of those that follow it
 

@@ -50,8 +50,11 @@ class Planner:
         preemptions = self._counters.preemptions
         guesses = self._guesses() if self._limits.max_guesses else {}
         burst = 1 if guesses else self._burst()
-        forced = self._plan_decodes(step, burst, guesses)
+        forced, replayed = self._plan_decodes(step, burst, guesses)
         num_decodes = len(step.chunks)
+        for sequence in replayed:
+            if sequence.state is State.DECODING:  # and not preempted for an older one
+                self._plan_replay(step, sequence)
         num_guesses = self._plan_guesses(step, guesses) if guesses else 0
         step.budget = step.allowance = self._budget.prefill_beside(len(step.chunks) + num_guesses + len(forced))
         for sequence in forced:
@@ -123,11 +126,14 @@ class Planner:
         step.rows[begin:] = [step.rows[at] for at in order]
         return total
 
-    def _plan_decodes(self, step: StepBuilder, burst: int, guesses: dict[int, int]) -> list[Sequence]:
+    def _plan_decodes(
+        self, step: StepBuilder, burst: int, guesses: dict[int, int]
+    ) -> tuple[list[Sequence], list[Sequence]]:
         """Every decoding sequence without guesses gets its next tokens, those that need a page last. Returns those, by
-        age, whose next tokens are forced: they have none yet."""
+        age, that have none yet: whose next tokens are forced, and those whose next tokens are known."""
         others: list[Sequence] = []
         forced: list[Sequence] = []
+        replayed: list[Sequence] = []
         chunks, rows, decode = step.chunks, step.rows, Kind.DECODE
         new_chunk = _new
         for sequence in self._running.decoding.values():  # most of the time that a plan takes
@@ -152,6 +158,8 @@ class Planner:
                 )
                 chunks.append(new_chunk(Chunk, row))
                 rows.append(sequence)
+            elif start < sequence.replay_end:
+                replayed.append(sequence)
             elif start + 1 < sequence.limit:
                 others.append(sequence)
         if others:
@@ -159,7 +167,14 @@ class Planner:
             for sequence in others:
                 if sequence.state is State.DECODING:  # and not preempted for an older one
                     self._plan_decode(step, sequence, burst)
-        return sorted(forced, key=_age)
+        return sorted(forced, key=_age), sorted(replayed, key=_age)
+
+    def _plan_replay(self, step: StepBuilder, sequence: Sequence) -> None:
+        """The next token that it generated before it lost its pages: by a decode, as then."""
+        num_pages = len(sequence.tables[0])
+        if sequence.num_planned < sequence.page_end or self._running.grow(sequence, 1):
+            step.add(sequence, Kind.DECODE, 1, num_pages, samples=False)
+            sequence.cover(sequence.page_end)
 
     def _plan_forced(self, step: StepBuilder, sequence: Sequence) -> None:
         """The token that is sampled last and those that must follow it, as far as one page and the budget go."""

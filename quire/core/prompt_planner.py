@@ -145,7 +145,7 @@ class PromptPlanner:
             if not self._queue.park(sequence, match.cursor):
                 self.blocked_by = "shared_prefix"
             return
-        rest = len(sequence.tokens) - match.num_tokens(self._limits.page_size)
+        rest = sequence.prompt_end - match.num_tokens(self._limits.page_size)
         if step.longest is not None and rest > step.allowance and not self._may_begin(step, rest):
             if len(step.passed) == MAX_PASSED:
                 self.blocked_by = "max_batch_prefill_tokens"
@@ -174,13 +174,13 @@ class PromptPlanner:
 
     def _plan_prefill(self, step: StepBuilder, sequence: Sequence, length: int, num_pages: int) -> None:
         end = sequence.num_planned + length
-        reaches_end = end == len(sequence.tokens)
+        samples = end == len(sequence.tokens) and end < sequence.limit
         if not sequence.is_started:
             self._start_slot(step, sequence)
-        step.add(sequence, Kind.PREFILL, length, num_pages, samples=reaches_end and end < sequence.limit)
+        step.add(sequence, Kind.PREFILL, length, num_pages, samples)
         if end == sequence.save_at:
             self._running.save_state(step.saved, sequence)
-        if reaches_end:
+        if end == sequence.prompt_end:
             self._running.decode(sequence)
 
     def _total_allows(self, sequence: Sequence) -> bool:

@@ -40,7 +40,7 @@ class SharedPrefills:
         """`sequence` computes the page after `cursor`."""
         start = cursor.num_pages * self._page_size
         end = sequence.cut_after(start) if self._has_slot_state else start + self._page_size
-        if not start < end <= len(sequence.tokens):
+        if not start < end <= sequence.prompt_end:
             return
         key = cursor.end, packed(sequence.tokens[start:end])
         if key not in self._waiting_for:

@@ -61,7 +61,8 @@ class Requests:
         for sample, generated in enumerate(so_far):
             if generated is not None:
                 self._num_arrived += 1
-                sequence = Sequence(self._num_arrived, request, sample, salt, generated, adapter, reuses)
+                how = adapter, reuses, self._limits.replays
+                sequence = Sequence(self._num_arrived, request, sample, salt, generated, *how)
                 sequences.append(sequence)
                 self._running.adapters.hold(adapter)
                 self._speculation.begin(sequence)

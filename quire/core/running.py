@@ -1,6 +1,7 @@
 """The sequences that have a slot."""
 
 from collections.abc import Iterable, Iterator
+from operator import attrgetter
 
 from quire.core.adapter_slots import AdapterSlots
 from quire.core.host_tier import HostTier
@@ -19,6 +20,7 @@ from quire.core.stats import Counters
 from quire.reach import first_page
 
 STEPS_BETWEEN_ADOPTIONS = 64
+_age = attrgetter("age")
 
 
 class Running:
@@ -90,7 +92,7 @@ class Running:
         cache.hold(kept)
         start = match.cursor.num_pages * limits.page_size + match.num_begun
         cuts = [] if self.saves is None else self.saves.cuts(sequence, match)
-        length = min((cuts[0] if cuts else len(sequence.tokens)) - start, max_tokens)
+        length = min((cuts[0] if cuts else sequence.prompt_end) - start, max_tokens)
         if is_alone:
             length = min(length, self._num_fitting(len(tables[0])) - start)
         missing = 0 if restore is not None else limits.pages_for(start + length) - len(tables[0])
@@ -119,8 +121,8 @@ class Running:
         return length, [device_copy(page, tables[g][match.cursor.num_pages]) for g, page in enumerate(copied)]
 
     def decode(self, sequence: Sequence) -> None:
-        """All known tokens of `sequence` are planned."""
-        sequence.state = State.DECODING
+        """All known tokens of `sequence` that are not to be decoded are planned."""
+        sequence.decode()
         del self.prefilling[sequence.id]
         self.decoding[sequence.id] = sequence
         if self.saves is not None:
@@ -302,9 +304,10 @@ class Running:
     def _pages_ahead(self) -> int:
         """Pages that the running sequences need soon: those of their known tokens, and one more in each group."""
         count = self._num_groups * len(self)
-        for one in self.prefilling.values():
+        for one in self if self._limits.replays else self.prefilling.values():
             held = sum(max(0, len(table) - first) for table, first in zip(one.tables, one.first_held, strict=True))
-            count += max(0, self._limits.pages_to_start(len(one.tokens)) - held)
+            is_short = one.state is State.PREFILLING or one.num_planned < one.replay_end
+            count += max(0, self._limits.pages_to_start(len(one.tokens)) - held) if is_short else 0
         return count
 
     def _num_fitting(self, num_pages: int) -> int:
@@ -318,7 +321,7 @@ class Running:
         sequence.cover(len(tables[0]) * self._page_size)
 
     def _publish(self, sequence: Sequence) -> None:
-        num_pages = sequence.num_computed // self._page_size if sequence.reuses else 0  # none would find them
+        num_pages = sequence.num_shared // self._page_size if sequence.reuses else 0  # none would find them
         sequence.published = self.cache.publish(
             sequence.salt, sequence.tokens, sequence.tables, num_pages, sequence.published
         )
@@ -344,7 +347,3 @@ class Running:
         all_pages &= self.host is None or self.host.is_balanced
         all_pages &= self.snapshots is None or self.snapshots.is_balanced
         return all_pages and len(self._free_slots) == self._limits.max_batch_size
-
-
-def _age(sequence: Sequence) -> tuple[int, int]:
-    return sequence.age

@@ -91,6 +91,8 @@ class Sequence:
         "plain_end",
         "promised",
         "published",
+        "replay_end",
+        "replays",
         "request",
         "request_id",
         "restore",
@@ -118,10 +120,14 @@ class Sequence:
         generated: Iterable[int] = (),
         adapter: int = 0,
         reuses: bool = True,
+        replays: bool = False,
     ) -> None:
-        """`reuses`: it may begin with pages that others computed, and others with its own."""
+        """`reuses`: it may begin with pages that others computed, and others with its own. `replays`: of its tokens
+        those that it generated are always decoded."""
         self.id = id
         self.reuses = reuses
+        self.replays = replays
+        self.replay_end = 0  # while it runs: the position before which decodes have tokens that are known
         self.request = request
         self.request_id = request.request_id
         self.sample = sample
@@ -186,12 +192,29 @@ class Sequence:
         """
         if self.request.prompt_logprobs is not None and self.num_scored < self.num_prompt - 1:
             return self.num_scored
-        return len(self.tokens) - 1
+        return self.prompt_end - 1
+
+    @property
+    def prompt_end(self) -> int:
+        """The position up to which its known tokens are computed as those of a prompt are."""
+        return self.num_prompt if self.replays else len(self.tokens)
 
     @property
     def goal(self) -> int:
         """The position up to which a chunk of its prompt may go."""
-        return self.save_at if self.save_at > self.num_planned else len(self.tokens)
+        return self.save_at if self.save_at > self.num_planned else self.prompt_end
+
+    @property
+    def num_shared(self) -> int:
+        """Computed positions whose pages others may reuse."""
+        return min(self.num_computed, self.prompt_end)
+
+    def decode(self) -> None:
+        """All tokens that are computed as those of a prompt are planned."""
+        self.state = State.DECODING
+        if self.num_planned < len(self.tokens):
+            self.replay_end = len(self.tokens) - 1
+            self.cover(self.page_end)
 
     def cut_after(self, position: int) -> int:
         """The position at which a chunk of its prompt ends next for a snapshot that stays; 0 for none."""
@@ -203,6 +226,8 @@ class Sequence:
         self.plain_end = end if end < self.limit else self.limit - 1
         if self.save_at:
             self.plain_end = min(self.plain_end, self.save_at - 1)
+        if self.num_planned < self.replay_end:
+            self.plain_end = 0
 
     def force(self, tokens: Iterable[int]) -> None:
         """Its next tokens are certain to be these."""
@@ -220,7 +245,7 @@ class Sequence:
         self.epoch += 1
         self.slot = -1
         self.tables, self.first_held = [], []
-        self.page_end = self.plain_end = 0
+        self.page_end = self.plain_end = self.replay_end = 0
         self.published = self.restore = None
         self.is_started = False
         self.restore_end = 0

@@ -74,11 +74,12 @@ class StepBuilder:
         self.restores_left = max(0, self.restores_left - len(copies))
 
     def without_preempted(self) -> int:
-        """Drop the chunks of sequences that were preempted afterwards. Returns the number of decodes."""
+        """Drop the chunks of sequences that were preempted afterwards. Returns the number of decodes that sample, which
+        are the first."""
         kept = [(chunk, row) for chunk, row in zip(self.chunks, self.rows, strict=True) if chunk.epoch == row.epoch]
         self.chunks, self.rows = [chunk for chunk, _ in kept], [row for _, row in kept]
-        kinds = [chunk.kind for chunk in self.chunks]
-        return next((at for at, kind in enumerate(kinds) if kind is not Kind.DECODE), len(kinds))
+        others = (at for at, chunk in enumerate(self.chunks) if chunk.kind is not Kind.DECODE or not chunk.samples)
+        return next(others, len(self.chunks))
 
 
 def slot_start(sequence: Sequence) -> SlotStart:

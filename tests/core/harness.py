@@ -50,6 +50,7 @@ class Harness:
             guess_percent=guess_percent if limits.max_guesses else None,
             num_host_pages=limits.host_pages,
             num_snapshots=limits.snapshots,
+            replays=limits.replays,
         )
         self.lookahead = lookahead
         self._owners: dict[int, tuple[int, int, int]] = {}  # by slot: request, sample and epoch
@@ -129,6 +130,7 @@ class Harness:
         if plan is not None:
             self._check_budgets(plan)
             self._check_owners(plan)
+            self._check_kinds(plan)
             pending = self.executor.submit(plan)
             if plan.guided:
                 pending.sample({})
@@ -233,6 +235,13 @@ class Harness:
             is_passed = self._head is not None and self._head < first.turn
             behind = sum(lengths.get((one.request_id, one.sample), 0) for one in others)
             assert behind <= (most - max(1, most // 4) if is_passed else most // 4)
+
+    def _check_kinds(self, plan: StepPlan) -> None:
+        """Where tokens are replayed, a prefill never has one that was generated, and a decode none of a prompt."""
+        for chunk in plan.chunks if self.scheduler.limits.replays else ():
+            (prompt,) = {len(one.request.prompt) for one in self.scheduler._requests.sequences(chunk.request_id)}
+            assert chunk.kind in (Kind.PREFILL, Kind.DECODE)
+            assert chunk.start >= prompt if chunk.kind is Kind.DECODE else chunk.start + chunk.length <= prompt
 
     def _check_owners(self, plan: StepPlan) -> None:
         """A slot computes for one sequence from its start to the next."""

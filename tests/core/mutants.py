@@ -27,6 +27,7 @@ from tests.core.mutants_of_engine import ENGINE_MUTANTS
 from tests.core.mutants_of_exchange import EXCHANGE_MUTANTS
 from tests.core.mutants_of_host_tier import HOST_TIER_MUTANTS
 from tests.core.mutants_of_pages import PAGE_MUTANTS
+from tests.core.mutants_of_replays import REPLAY_MUTANTS
 from tests.core.mutants_of_scheduling import SCHEDULING_MUTANTS
 from tests.core.mutants_of_snapshots import SNAPSHOT_MUTANTS
 
@@ -46,6 +47,7 @@ COPIED = ("quire", "tests", "pyproject.toml")
 TESTS = ("tests/core/test_page_pool.py", "tests/core/test_host_pages.py", "tests/core/test_prefix_exchange.py",
          "tests/core/test_scheduler.py", "tests/core/test_turns.py", "tests/core/test_sharing.py",
          "tests/core/test_admission.py", "tests/core/test_bursts.py", "tests/core/test_speculation.py",
+         "tests/core/test_replays.py",
          "tests/core/test_page_groups.py", "tests/core/test_slot_state.py", "tests/core/test_snapshots.py",
          "tests/core/test_host_tier.py", "tests/core/test_prefix_cache.py", "tests/core/test_prefix_trees.py",
          "tests/test_retry_reservations.py", "tests/core/test_schedules.py", "tests/engine")  # fmt: skip
@@ -57,6 +59,7 @@ MUTANTS = (
     *HOST_TIER_MUTANTS,
     *EXCHANGE_MUTANTS,
     *SCHEDULING_MUTANTS,
+    *REPLAY_MUTANTS,
     *ENGINE_MUTANTS,
 )
 

@@ -285,14 +285,14 @@ PAGE_MUTANTS = (
     Mutant(
         "published before completion",
         RUNNING,
-        "num_pages = sequence.num_computed // self._page_size",
+        "num_pages = sequence.num_shared // self._page_size",
         "num_pages = min(sequence.num_planned, len(sequence.tokens)) // self._page_size",
     ),
     Mutant(
         "an incomplete page is published",
         RUNNING,
-        "num_pages = sequence.num_computed // self._page_size",
-        "num_pages = -(-sequence.num_computed // self._page_size)",
+        "num_pages = sequence.num_shared // self._page_size",
+        "num_pages = -(-sequence.num_shared // self._page_size)",
     ),
     Mutant(
         "a prompt is never published while it runs",
@@ -302,6 +302,6 @@ PAGE_MUTANTS = (
         within="if finish is None:",
     ),
     Mutant("what ended is not published", RUNNING, "        if keep_pages:", "        if False:"),
-    Mutant("the last token is not computed", SEQUENCE, "return len(self.tokens) - 1", "return len(self.tokens)"),
+    Mutant("the last token is not computed", SEQUENCE, "return self.prompt_end - 1", "return self.prompt_end"),
     Mutant("a lost device's pages stay cached", SCHEDULER, "self._running.cache.clear()", "pass"),
 )

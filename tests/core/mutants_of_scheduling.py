@@ -173,8 +173,8 @@ SCHEDULING_MUTANTS = (
     Mutant(
         "what lies beyond the end is shared",
         COMPLETION,
-        "sequence.num_computed = len(known) - 1  # not",
-        "sequence.num_computed = chunk.start + chunk.length  # not",
+        "sequence.num_computed = len(known) - 1 if",
+        "sequence.num_computed = chunk.start + chunk.length if",
     ),
     Mutant(
         "a row that failed after its end has failed",
@@ -235,8 +235,8 @@ SCHEDULING_MUTANTS = (
     Mutant(
         "a prefill that does not reach the end samples",
         PROMPTS,
-        "samples=reaches_end and end < sequence.limit",
-        "samples=end < sequence.limit",
+        "samples = end == len(sequence.tokens) and end < sequence.limit",
+        "samples = end < sequence.limit",
     ),
     Mutant(
         "prompt scores are handed out twice",

@@ -100,13 +100,13 @@ SNAPSHOT_MUTANTS = (
     Mutant(
         "a chunk of a prompt runs over a snapshot",
         SEQUENCE,
-        "return self.save_at if self.save_at > self.num_planned else len(self.tokens)",
+        "return self.save_at if self.save_at > self.num_planned else self.prompt_end",
         "return len(self.tokens)",
     ),
     Mutant(
         "a first chunk runs over a snapshot",
         RUNNING,
-        "min((cuts[0] if cuts else len(sequence.tokens)) - start, max_tokens)",
+        "min((cuts[0] if cuts else sequence.prompt_end) - start, max_tokens)",
         "min(len(sequence.tokens) - start, max_tokens)",
     ),
     Mutant(

@@ -85,6 +85,8 @@ def setups(draw: st.DrawFn) -> tuple[Limits, int]:
             "max_page_saves": draw(st.sampled_from([16, 0, 2])),
             "max_page_restores": draw(st.sampled_from([16, 1, 3])),
         }
+    has_guesses = snapshots is None and draw(st.booleans())
+    replays = snapshots is None and not has_guesses and draw(st.booleans())
     chosen = limits(
         page_size=page_size,
         num_pages=draw(st.sampled_from([24, 32, 40, 64])) * len(groups) // page_size + 1,
@@ -100,7 +102,9 @@ def setups(draw: st.DrawFn) -> tuple[Limits, int]:
         prefix_caching=prefix_caching,
         **host,
         max_burst=draw(st.integers(1, page_size)),
-        max_guesses=draw(st.sampled_from([0, 0, page_size - 1, min(1, page_size - 1)])) if snapshots is None else 0,
+        max_guesses=draw(st.sampled_from([page_size - 1, min(1, page_size - 1)])) if has_guesses else 0,
+        replays=replays,
+        forces_tokens=not replays,
         snapshots=snapshots,
         snapshot_tokens=draw(st.sampled_from([0, 5, 12])) if snapshots else 0,
         page_groups=groups,
