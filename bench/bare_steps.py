@@ -7,6 +7,9 @@ as the executor runs them: with the shape that it would choose. A step with both
 The pages are all one and the same, so attention reads less memory than it would; products are what they are. On a GPU
 XLA chooses between its own products and the library's for decodes of up to `--few-rows`.
 
+With `--reproducible` steps are those of a reproducible engine, whose programs are held to the bits of a row first. Its
+price is the difference to a run without it.
+
 With `--adapters N` there is room for so many of rank 16, and each step runs without rows that have one, and with all
 rows over all of them. Their numbers are zeros, which take a GPU as long as others.
 """
@@ -73,10 +76,11 @@ class Steps:
         ladder = self.shapes.ladder
         shape = ladder.choose(launch.shape(chunks), launch.num_tiles(chunks), ladder.all())
         assert shape is not None, f"no step has {launch.num_tokens(chunks)} tokens; the largest has {ladder.max_tokens}"
-        if shape.decodes_only:
+        if shape.decodes_only and not self.shapes.fixed_order:
             return [("decode", shape.tokens)]
         size = next(size for size in ladder.sample_sizes if size >= len(chunks))
-        return [shape, ("plain" if self.shapes.specialised else "any", size)]
+        way = "filtered" if self.shapes.fixed_order else "plain"
+        return [shape, (way if self.shapes.specialised else "any", size)]
 
     def compile(self, steps: list[tuple[int, int]]) -> float:
         """Seconds to compile the programs of all these steps side by side."""
@@ -84,6 +88,8 @@ class Steps:
         keys = list(dict.fromkeys(key for step in steps for key in self.keys(*step)))
         for _ in self.programs._compile_together([keys], keys):
             pass
+        for key in keys:
+            self.state = self.programs.checked(key, self.state)
         return time.perf_counter() - begun
 
     def ms(self, rows: int, tokens: int, count: int) -> tuple[float, str]:
@@ -133,6 +139,7 @@ def main() -> None:
     parser.add_argument("--quantize")
     parser.add_argument("--kv-cache-dtype")
     parser.add_argument("--adapters", type=int, default=0)
+    parser.add_argument("--reproducible", action="store_true")
     parser.add_argument("--few-rows", type=int, default=compiler.FEW_ROWS)
     given = parser.parse_args()
     compiler.FEW_ROWS = coded.FEW_ROWS = given.few_rows
@@ -142,6 +149,7 @@ def main() -> None:
             model=given.model,
             quantize=given.quantize,
             kv_cache_dtype=given.kv_cache_dtype,
+            reproducible=given.reproducible,
             **(room if given.adapters else {}),
         )
     )

@@ -125,9 +125,17 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=16, help="so many kernels are listed, those that take most")
     parser.add_argument("--quantize")
     parser.add_argument("--kv-cache-dtype")
+    parser.add_argument("--reproducible", action="store_true")
     given = parser.parse_args()
     loads = {case: scenarios.load(case) for case in given.case.split(",")}
-    llm = LLM(Config(model=given.model, quantize=given.quantize, kv_cache_dtype=given.kv_cache_dtype))
+    llm = LLM(
+        Config(
+            model=given.model,
+            quantize=given.quantize,
+            kv_cache_dtype=given.kv_cache_dtype,
+            reproducible=given.reproducible,
+        )
+    )
     for case, make in loads.items():
         work = make(llm.deployment.model.vocab_size)
         # The same lengths with other tokens, so that nothing is found in the prefix cache.

@@ -8,6 +8,7 @@ from quire.cache_dtype import resolve_kv_cache_dtype
 from quire.choice import ASKED_FOR, Choice, chosen
 from quire.config import Config
 from quire.errors import InvalidSetting
+from quire.reproducible import least_rows, resolve_reproducible
 
 DTYPES = ("float32", "bfloat16", "float16")
 QUANTIZE = ("none", "int8", "fp8")
@@ -78,6 +79,7 @@ class Facts:
     cache_dtype: str | None = None  # that its keys and values are cached in; None: it does not say
     compute_capability: float | None = None  # of NVIDIA GPUs; None: unknown
     widened_weight_bytes: int = 0  # of the largest weight that a product widens
+    is_native: bool = False  # whether all products and norms are those of the native library
 
 
 @dataclass(frozen=True)
@@ -99,12 +101,18 @@ class Resolved:
     waiting_served_ratio: float
     max_waiting_tokens: int
     compile_threads: int
+    fixed_order: bool  # numbers of a row are added in one order in every step, which takes other kernels
     choices: tuple[Choice[Any], ...]  # for the log
 
     @property
     def page_dtype(self) -> str:
         """Of keys and values, as JAX names it."""
         return {"fp8_e4m3": "float8_e4m3fn", "int8": "int8"}.get(self.kv_cache_dtype, self.dtype)
+
+    @property
+    def num_slots(self) -> int:
+        """Of the executor, which has programs for no fewer rows in a fixed order."""
+        return max(self.max_batch_size, self.min_tokens) if self.fixed_order else self.max_batch_size
 
     def is_automatic(self, name: str) -> bool:
         """True if this setting was not asked for."""
@@ -211,14 +219,18 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         ]
     if config.speculate:
         choices.append(_speculate(config, choices[3].value))
+    if config.reproducible:
+        choices.append(resolve_reproducible(config, platform, facts.is_native))
+    fixed_order, has_codes = config.reproducible and platform == "gpu", choices[2].value != "none" or facts.quantization
     unless_asked = {"waiting_served_ratio": 0.0, "max_waiting_tokens": 0, "speculate": 0}
-    values = unless_asked | {choice.name: choice.value for choice in choices}
+    values = unless_asked | {choice.name: choice.value for choice in choices if choice.name != "reproducible"}
     del values["memory_fraction"]
     return Resolved(
         **values,
         memory_limit_bytes=int(fraction.value * facts.memory_bytes),
-        min_tokens=defaults.min_tokens,
+        min_tokens=least_rows(bool(has_codes)) if fixed_order else defaults.min_tokens,
         fixed_tokens=defaults.fixed_tokens,
+        fixed_order=fixed_order,
         choices=tuple(choices),
     )
 
@@ -253,6 +265,8 @@ def _max_burst(config: Config, defaults: PlatformDefaults, platform: str, facts:
     page_size = config.page_size or defaults.page_size
     if config.max_burst is not None and config.max_burst > page_size:
         raise InvalidSetting(f"max_burst is {config.max_burst}; it can be as many as page_size, {page_size}")
+    if config.reproducible and platform == "gpu":
+        return chosen("max_burst", config.max_burst, 1, "reproducible: tokens of a burst have a program of their own")
     if facts.weight_bytes > LARGE_MODEL_BYTES:
         return chosen("max_burst", config.max_burst, 1, "a step of so large a model takes longer than to start it")
     return chosen("max_burst", config.max_burst, min(defaults.max_burst, page_size), f"{platform.upper()} default")

@@ -24,6 +24,7 @@ GROUND = frozenset(
         "resolve",
         "adapter_settings",
         "host_cache_settings",
+        "reproducible",
     }
 )
 
@@ -60,6 +61,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "resolve": GROUND,
     "adapter_settings": GROUND,
     "host_cache_settings": GROUND,
+    "reproducible": GROUND,
     "core": frozenset({"retry_reservations", "errors", "reach", "request"}),
     "files": frozenset({"cache_folder", "errors", "adapter_settings"}),
     "text": frozenset({"errors", "request", "files"}),

@@ -17,7 +17,7 @@ from quire.config import Config
 from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
 from quire.engine.built import Built
-from quire.engine.deployment import Checkpoint, Deployment, cache_capacity, layout_of, with_host_pages
+from quire.engine.deployment import Checkpoint, Deployment, cache_capacity, kinds_of, layout_of, with_host_pages
 from quire.engine.draft_plan import DraftPlan, find_draft, refuse_what_cannot_draft
 from quire.engine.engine import Engine
 from quire.engine.group import Group, GroupFaults
@@ -47,6 +47,7 @@ from quire.models.registry import build_model
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.kernels import kernels_for
 from quire.ops.native import int8_product, library
+from quire.reproducible import refuse_kinds
 from quire.resolve import (
     Facts,
     Resolved,
@@ -105,6 +106,8 @@ def plan_deployment(
     layout = layout_of(model, resolved, mesh)
     if draft is not None:
         refuse_what_cannot_draft(draft, layout, files, resolved.max_total_tokens)
+    if resolved.fixed_order:
+        refuse_kinds(kinds_of(model, layout), files.name)
     if layout.slot_specs:
         refuse_what_needs_older_state(config, len(layout.slot_specs), files.name)
     max_queued, max_step_ms, served = _bounds(config, resolved, facts, is_served)
@@ -165,6 +168,7 @@ def _facts(
         fast_int8=fast_int8,
         quantization=quantization,
         cache_dtype=None if stored is None else stored.cache_dtype,
+        is_native=is_native,
     )
 
 
@@ -187,14 +191,14 @@ def _shapes(
     sees_all = all(
         spec.sees_all and spec.softcap is None and not spec.has_sinks and spec.value_dim is None for spec in attention
     )
-    kernels = kernels_for(facts.platform, resolved.dtype, mesh, facts.compute_capability)
+    kernels = kernels_for(facts.platform, resolved.dtype, mesh, facts.compute_capability, resolved.fixed_order)
     full_groups = tuple(group for group, reach in enumerate(layout.groups) if reach is None)
-    shares = facts.platform == "gpu" and limits.prefix_caching
+    shares = facts.platform == "gpu" and limits.prefix_caching and not resolved.fixed_order
     shares &= any(spec.sees_all and spec.value_dim is None for spec in attention)
     return Shapes(
         num_pages=2,
         page_size=resolved.page_size,
-        num_slots=resolved.max_batch_size,
+        num_slots=resolved.num_slots,
         max_prefill_tokens=resolved.max_batch_prefill_tokens,
         max_sequence_tokens=resolved.max_total_tokens,
         num_groups=len(layout.groups),
@@ -207,6 +211,7 @@ def _shapes(
         page_dtype=resolved.page_dtype,
         burst=resolved.max_burst,
         shared_groups=full_groups if shares else (),
+        fixed_order=resolved.fixed_order,
     )
 
 
@@ -224,6 +229,8 @@ def _limits(config: Config, resolved: Resolved, layout: PageLayout, max_queued: 
         max_waiting_tokens=resolved.max_waiting_tokens,
         prefix_caching=config.prefix_caching,
         max_burst=resolved.max_burst,
+        replays=resolved.fixed_order,
+        forces_tokens=not resolved.fixed_order,
         max_guesses=resolved.speculate,
         page_groups=layout.groups,
         snapshots=0 if layout.slot_specs else None,

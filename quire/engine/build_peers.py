@@ -43,6 +43,8 @@ def peer_facts(deployment: Deployment) -> dict[str, str]:
     facts["dtype"], facts["quantize"] = resolved.dtype, resolved.quantize
     facts["fast int8"] = str(deployment.facts.fast_int8)
     facts["tensor_parallel"] = str(config.tensor_parallel)
+    if resolved.fixed_order:  # only pages of prompts, by kernels of their own
+        facts["reproducible"] = "yes"
     if deployment.source is None:
         facts["random_seed"] = str(config.random_seed)
     if deployment.draft is not None:

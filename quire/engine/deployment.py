@@ -18,9 +18,11 @@ from quire.files.model_files import ModelFiles
 from quire.files.safetensors_source import SafetensorsSource
 from quire.host_cache_settings import resolve_host_cache
 from quire.models.adapter_plan import AdapterPlan
+from quire.models.checkpoint import leaves
 from quire.models.decoder import Decoder
 from quire.models.formats.quantized_source import QuantizedSource
 from quire.ops.pages import is_coded
+from quire.reproducible import ModelKinds
 from quire.resolve import Facts, Resolved, as_size
 
 Checkpoint = GGUFSource | SafetensorsSource | QuantizedSource
@@ -65,6 +67,14 @@ class Deployment:
     def _draft_page_bytes(self, draft: DraftPlan) -> int:
         resolved = self.resolved
         return draft.layout(resolved.page_size, resolved.max_total_tokens, resolved.page_dtype).page_bytes
+
+
+def kinds_of(model: Decoder, layout: PageLayout) -> ModelKinds:
+    return ModelKinds(
+        experts=any(param.is_of_experts for param in leaves(model.params())),
+        latent=any(getattr(spec, "value_dim", None) is not None for spec in layout.specs),
+        recurrent=bool(layout.slot_specs),
+    )
 
 
 def layout_of(model: Decoder, resolved: Resolved, mesh: Mesh | None) -> PageLayout:

@@ -89,7 +89,8 @@ class Compiler:
         self._head_structure = jax.tree.structure(head_weights(weights))
         self._has_codes = any(map(_is_coded, jax.tree.leaves((weights, draft_weights), is_leaf=_is_coded)))
         dtype = jax.tree.leaves(weights["norm"])[0].dtype  # never quantised
-        kernels = kernels_for(jax.default_backend(), str(dtype), mesh, compute_capability(jax.local_devices()[0]))
+        computes = compute_capability(jax.local_devices()[0])
+        kernels = kernels_for(jax.default_backend(), str(dtype), mesh, computes, shapes.fixed_order)
         self.dtype = dtype  # of activations
         self.layout = page_layout(
             model.layers,
@@ -275,8 +276,8 @@ class Compiler:
 
     def times_decodes(self, rows: int) -> bool:
         """True if XLA chooses the products of so many decodes by timing them."""
-        is_special = self._has_codes or self._mesh is not None
-        return jax.default_backend() == "gpu" and (rows <= TIMED_ROWS or is_special)
+        gains = rows <= TIMED_ROWS or self._has_codes or self._mesh is not None
+        return jax.default_backend() == "gpu" and gains and not self.shapes.fixed_order
 
     def _options(self, shape: StepShape) -> Options:
         """Options of the compiler, for products of this many rows."""

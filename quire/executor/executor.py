@@ -107,7 +107,7 @@ class JaxExecutor:
         pending = Pending(plan, wanted, self._sample, self._copies.take_lost)
         pending.copied = copied
         scored = [index for index in special if wanted[index].prompt_logprobs is not None]
-        for launch in split(plan.chunks, scored) if plan.chunks else ():
+        for launch in split(plan.chunks, scored, self._shapes.fixed_order) if plan.chunks else ():
             pending.launched += self._launch(plan, launch, started)
         self.snapshots.save(self._state, plan.saves)
         return pending
@@ -286,7 +286,9 @@ class JaxExecutor:
         needed = launch.shape(plan.chunks)
         shape, forward = self.programs.forward(needed, launch.num_tiles(plan.chunks))
         packed = self._packer.pack(launch, plan.chunks, started, shape)
-        self._state, computed = forward(self.programs.weights, self._state, packed)
+        assert self._state is not None
+        state = self.programs.checked(shape, self._state)
+        self._state, computed = forward(self.programs.weights, state, packed)
         self.num_padding_tokens += shape.tokens - needed.tokens
         launched = Launched(launch, features, computed)
         if not plan.guided:
@@ -302,12 +304,12 @@ class JaxExecutor:
         if not count:
             return
         assert computed.hidden is not None, "a launch samples once"
-        size, sample = self.programs.sample(count, features)
-        packed = self._packer.pack_samples(launch, plan.chunks, size, features)
+        key, sample = self.programs.sample(count, features)
+        packed = self._packer.pack_samples(launch, plan.chunks, key[1], features)
         assert self._state is not None
-        rows = self._masks(plan, launch, size, masks)
-        slots, sampled = sample(self.programs.compiler.head, self._state.slots, computed.hidden, packed, rows)
-        self._state = self._state._replace(slots=slots)
+        rows, state = self._masks(plan, launch, key[1], masks), self.programs.checked(key, self._state)
+        slots, sampled = sample(self.programs.compiler.head, state.slots, computed.hidden, packed, rows)
+        self._state = state._replace(slots=slots)
         sampled.tokens.copy_to_host_async()
         launched.sampled, launched.computed = sampled, computed._replace(hidden=None)
 

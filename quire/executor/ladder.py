@@ -68,7 +68,9 @@ class Ladder:
         # Every second step is enough: reading shared pages once saves more than padding costs.
         rows = [count for count in rows[::-2][::-1] if count >= min(SHARED_ROWS, max_rows)]
         self.shared = [StepShape(count, decodes_only=True, shares=True) for count in rows if shares and has_decodes]
-        self._scored = [StepShape(size, scores=True) for size in coarse(TILE, max(max_prefill_tokens, TILE), factor=8)]
+        least = max(TILE, min_tokens)
+        scored = coarse(least, max(max_prefill_tokens, least), factor=8)
+        self._scored = [StepShape(size, scores=True) for size in scored]
         longest = next(step for step in self._tokens if step >= max_prefill_tokens)
         steps = [step for step in self._tokens if fresh_from <= step <= longest]
         # For several prompts every second step is enough, as `choose` prefers them to the step before.

@@ -109,8 +109,9 @@ class Launch:
         return StepShape(self.num_tokens(chunks), not self.prefills, self.scores, fresh, self.shared is not None)
 
 
-def split(chunks: Sequence[Chunk], scored: Iterable[int]) -> list[Launch]:
-    """The launches of a plan: one, and one for the chunks with scored prompt tokens."""
+def split(chunks: Sequence[Chunk], scored: Iterable[int], by_kind: bool = False) -> list[Launch]:
+    """The launches of a plan: one, and one for the chunks with scored prompt tokens. Unless they go `by_kind`, single
+    tokens of prompts are computed as decodes are."""
     apart = set(scored)
     columns = Chunk(*zip(*chunks, strict=True))  # type: ignore[arg-type]  # each field of all chunks: faster than one by one
     kinds: Any = columns.kind
@@ -119,8 +120,9 @@ def split(chunks: Sequence[Chunk], scored: Iterable[int]) -> list[Launch]:
         rows, prefills = [*range(len(chunks))], []
     else:
         others = [index for index in range(len(chunks)) if index not in apart]
-        rows = [index for index in others if kinds[index] is Kind.DECODE or chunks[index].length == 1]
-        prefills = [index for index in others if kinds[index] is not Kind.DECODE and chunks[index].length > 1]
+        least = 1 if by_kind else 2  # tokens of a prompt that are computed as such
+        rows = [index for index in others if kinds[index] is Kind.DECODE or chunks[index].length < least]
+        prefills = [index for index in others if kinds[index] is not Kind.DECODE and chunks[index].length >= least]
     # Those with the longest contexts begin first, or the device would wait for the last of them.
     rows.sort(key=starts.__getitem__, reverse=True)
     launches = [Launch(rows, prefills, verifies=Kind.VERIFY in kinds), Launch(prefills=sorted(apart), scores=True)]

@@ -33,6 +33,11 @@ class ProgramOrder:
         # On a GPU the host waits for every branch that the device takes, and starting a program takes long: so the
         # common cases have programs of their own.
         self._ways = WAYS if shapes.specialised else WAYS[:1]
+        # Each program compiles sums once more, so that fewer of them are fewer that could differ: decodes run as other
+        # steps do, and those without filters are sampled as those with filters are.
+        self._decodes: Sequence[StepShape] = () if shapes.fixed_order else self._ladder.decodes
+        if shapes.fixed_order:
+            self._ways = tuple(way for way in self._ways if way != "plain")
 
     @cached_property
     def first(self) -> list[Key]:
@@ -40,7 +45,7 @@ class ProgramOrder:
         thread is left with one of them while the others have nothing to do."""
         keys: list[Key] = [("any", self._ladder.sample_sizes[-1]), *self._ladder.first()]
         if self._shapes.specialised:  # nothing runs before they are timed, so they can as well be there
-            keys += [("decode", shape.tokens) for shape in self._ladder.decodes if shape.tokens <= TIMED_ROWS]
+            keys += [("decode", shape.tokens) for shape in self._decodes if shape.tokens <= TIMED_ROWS]
         keys += [("copy", COPY_SIZES[0]), ("start", START_SIZES[0]), ("force", FORCE_SIZE)]
         keys += [("adapter", 0)] * bool(self._shapes.adapters.slots)
         for kind in self._host_kinds:
@@ -61,7 +66,7 @@ class ProgramOrder:
     def batches(self) -> list[list[Key]]:
         """All programs; a table gains those of a batch together."""
         rest: list[Key] = []
-        for shape in self._ladder.decodes:
+        for shape in self._decodes:
             rest += [("decode", shape.tokens), *[("burst", shape.tokens)] * (self._shapes.burst > 1)]
         rest += [("shared", shape.tokens) for shape in self._ladder.shared]
         rest += [(way, size) for size in self._ladder.sample_sizes for way in self._ways]

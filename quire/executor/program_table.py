@@ -17,6 +17,7 @@ Key = StepShape | tuple[str, int]
 START_SIZES = (1, 8)  # slots that one call can start
 COPY_SIZES = (1, 16)  # pages that one call can copy
 STATE_SIZES = (1, 8)  # states of slots that one call can copy
+WAYS_OF_PLAIN = ("plain", "filtered", "any")  # to sample where nothing is asked for: the fastest first
 
 
 def size_of(key: Key) -> int:
@@ -63,12 +64,12 @@ class ProgramTable:
 
     def sample(self, count: int, features: Features) -> tuple[str, int]:
         """The program with the fewest rows for `count` samples, and no more features than they need."""
-        way = "any" if any(features[1:]) else "filtered" if features.filters else "plain"
+        ways = ("any",) if any(features[1:]) else ("filtered", "any") if features.filters else WAYS_OF_PLAIN
         sizes = [size for size in self._ladder.sample_sizes if size >= count]
         for size in sizes:
-            for key in ((way, size), ("any", size)):
-                if key in self.keys:
-                    return key
+            for way in ways:
+                if (way, size) in self.keys:
+                    return way, size
         return "any", sizes[0]
 
     def start_size(self, count: int) -> int:

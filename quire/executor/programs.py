@@ -20,6 +20,7 @@ from quire.executor.program_order import ProgramOrder
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key, ProgramTable, size_of, tuned_by
 from quire.executor.replay import Announcer, Members, to_plain
+from quire.executor.row_check import RowCheck
 from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.executor.step import State
@@ -69,6 +70,7 @@ class Programs:
         self._loading: set[Key] = set()  # those of them that are kept on disk
         self._batches: list[list[Key]] = []  # that the table does not have yet
         self._rehearsed: set[Key] = set()
+        self._rows = RowCheck(shapes)
         self._step_s: dict[int, float] = {}  # by tokens
         self.step_sizes: tuple[int, ...] = ()  # tokens of the steps that the device is good at; (): all alike
         self._pool = ThreadPoolExecutor(threads, "quire-compile")
@@ -108,6 +110,8 @@ class Programs:
         """True if every plan finds its programs in the table, and on a GPU has them run once; those still to come are
         faster for some plans. Not while XLA times kernels, which steps would disturb."""
         ready = self.table.keys & self._rehearsed if self._shapes.specialised else self.table.keys
+        if self._shapes.fixed_order and (self._compiling or self._made.keys() - self._rehearsed):
+            return False  # none is used that has not been held to the others
         return ready.issuperset(self.order.first) and not self._is_timing
 
     @property
@@ -234,9 +238,9 @@ class Programs:
         size = next(size for size in self.order.guess_sizes if size >= count)
         return size, self.get(("guess", size))
 
-    def sample(self, count: int, features: Features) -> tuple[int, Callable[..., Any]]:
+    def sample(self, count: int, features: Features) -> tuple[tuple[str, int], Callable[..., Any]]:
         key = self.table.sample(count, features)
-        return key[1], self.get(key)
+        return key, self.get(key)
 
     def get(self, key: Key) -> Callable[..., Any]:
         is_late = key not in self.table.keys
@@ -283,7 +287,13 @@ class Programs:
     def _rehearsal(self, key: Key, state: State) -> State:
         is_new = key not in self._rehearsed
         self._rehearsed.add(key)
+        if self._rows.is_due(key):
+            return self._rows.run(self, self._made[key], key, state)
         return run_on_padding(self, self._made[key], key, state) if is_new else state
+
+    def checked(self, key: Key, state: State) -> State:
+        """Before a program is used: where rows are to have the same bits in all, hold it to that."""
+        return self._rows.run(self, self.get(key), key, state) if self._rows.is_due(key) else state
 
     def measure_one(self, state: State) -> tuple[State, bool]:
         """Time one of the steps that prompts are cut for; also returns whether there was one. When all are timed,

@@ -28,6 +28,8 @@ class Shapes:
     num_snapshots: int = 0  # of the state that slots have beside pages
     # Page groups that keep all positions, where decodes read the pages that they share together; (): they do not.
     shared_groups: tuple[int, ...] = ()
+    # The numbers of a row are added in one order in every program, and each program is held to that before it is used.
+    fixed_order: bool = False
 
     def with_pages(self, num_pages: int) -> "Shapes":
         return replace(self, num_pages=num_pages)

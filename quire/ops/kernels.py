@@ -42,12 +42,19 @@ NATIVE = Kernels(
 )
 
 
-def kernels_for(platform: str, dtype: str, mesh: Mesh | None = None, computes: float | None = None) -> Kernels:
+def kernels_for(
+    platform: str, dtype: str, mesh: Mesh | None = None, computes: float | None = None, fixed_order: bool = False
+) -> Kernels:
     """The fastest kernels for a platform as JAX names it, on one device or on a mesh of devices.
 
-    `computes`: the compute capability of an NVIDIA GPU; None: unknown.
+    `computes`: the compute capability of an NVIDIA GPU; None: unknown. `fixed_order`: those that add the numbers of a
+    row in one order, whatever is beside it; on other platforms all do that, or none.
     """
     kernels = _of_one_device(platform, dtype, computes)
+    if fixed_order and platform == "gpu":
+        from quire.ops.gpu.fixed_order import with_fixed_order
+
+        kernels = with_fixed_order(kernels)
     # The compiler partitions plain jnp by itself.
     return kernels if mesh is None or kernels is PLAIN else sharded(kernels, mesh)
 

@@ -72,6 +72,7 @@ REPLAY_MUTANTS = (
         RUNNING,
         "is_short = one.state is State.PREFILLING or one.num_planned < one.replay_end",
         "is_short = one.state is State.PREFILLING",
+        explanation="those that start too early are preempted, and no answer differs",
     ),
     Mutant("replays go with anything", LIMITS, "if self.replays and (", "if False and ("),
 )

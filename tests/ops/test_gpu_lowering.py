@@ -65,6 +65,31 @@ def test_attention_is_translated(name: str, dtype: str, num_single: int, num_til
     assert text.count("stablehlo.custom_call") == num_kernels
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("name", ["groups of 4", "window, sinks"])
+def test_kernels_with_one_order_are_translated(name: str, dtype: str) -> None:
+    """Decodes and what puts their parts together; prompts, whose contexts have no parts; heads, and a norm."""
+    spec, tokens = SPECS[name], 8 + 2 * TILE
+    kernels = kernels_for("gpu", dtype, fixed_order=True)
+    heads = Heads(jnp.zeros((tokens, spec.kv_heads, spec.group + 2, spec.head_dim), dtype), None, None, None)
+    pages = (jnp.zeros((4, 32, spec.kv_heads, spec.head_dim), dtype),) * 2
+    each, places = jnp.zeros(10, jnp.int32), jnp.zeros(tokens, jnp.int32)
+    tiles = Tiles(each, each, each, each, 8)
+    sinks = jnp.zeros((spec.kv_heads, spec.group), dtype) if spec.has_sinks else None
+
+    def run(heads: Heads, pages: Any, x: jax.Array, weight: jax.Array) -> Any:
+        q, pages = kernels.place(heads, pages, KVWriteTargets(places, places))
+        out = kernels.attend(spec, q, pages, jnp.zeros((9, 40), jnp.int32), tiles, sinks)
+        return out, kernels.norms.rms(x, weight, 1e-5, 0.0)
+
+    with on_an_h200():
+        traced = jax.jit(run).trace(heads, pages, jnp.zeros((tokens, 576), dtype), jnp.zeros(576, dtype))
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count("stablehlo.custom_call") == 5
+    assert kernels.max_fresh_sequences == 0
+    assert kernels.norms is kernels.decode_norms
+
+
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32", "float8_e4m3fn", "int8"])
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize("num_single", [64, 256])

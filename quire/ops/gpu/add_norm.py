@@ -32,6 +32,34 @@ def add_norm(
     return total, normal
 
 
+def norm(x: jax.Array, weight: jax.Array, eps: float, offset: float, *, interpret: bool = False) -> jax.Array:
+    """An RMSNormOp, as in quire.ops.norms."""
+    size = weight.size
+    rows = x.reshape(-1, size)
+    whole = pl.BlockSpec(rows.shape, lambda _: (0, 0))
+    normal = pl.pallas_call(
+        partial(_norm, eps, offset),
+        grid=(len(rows),),
+        in_specs=[whole, pl.BlockSpec((size,), lambda _: (0,))],
+        out_specs=whole,
+        out_shape=array(rows.shape, x.dtype),
+        compiler_params=plgpu.CompilerParams(num_warps=4 if size < WIDE else 8, num_stages=1),
+        interpret=interpret,
+        name="norm",
+    )(rows, weight.reshape(size))
+    return normal.reshape(x.shape)  # type: ignore[no-any-return]
+
+
+def _norm(eps: float, offset: float, x_ref: Any, weight_ref: Any, normal_ref: Any) -> None:
+    row, size = pl.program_id(0), x_ref.shape[1]
+    feature = jnp.arange(power_of_two(size))
+    real = feature < size
+    wide = plgpu.load(x_ref.at[row, feature], mask=real, other=0.0).astype(jnp.float32)
+    scale = jax.lax.rsqrt((wide * wide).sum() / size + eps)
+    weight = plgpu.load(weight_ref.at[feature], mask=real, other=0.0).astype(jnp.float32)
+    plgpu.store(normal_ref.at[row, feature], (wide * scale * (weight + offset)).astype(normal_ref.dtype), mask=real)
+
+
 def _add_norm(
     eps: float, offset: float, x_ref: Any, out_ref: Any, weight_ref: Any, total_ref: Any, normal_ref: Any
 ) -> None:

@@ -18,9 +18,10 @@ MANY_TOKENS = 512  # from here on a program has all heads of a key: there are en
 
 
 def place_heads(
-    heads: Heads, pages: Pages, targets: KVWriteTargets, *, interpret: bool = False
+    heads: Heads, pages: Pages, targets: KVWriteTargets, *, block: int | None = None, interpret: bool = False
 ) -> tuple[jax.Array, Pages]:
-    """As `place` in quire.ops.step_attention."""
+    """As `place` in quire.ops.step_attention. With a `block`, which is the number of tokens of a program, programs are
+    alike whatever the number of tokens."""
     if any(norm is not None and norm.weight.ndim > 1 for norm in (heads.q_norm, heads.k_norm)):
         heads = joined(*heads.finished())  # a norm over all heads, which no program sees together
     sums, of_sums = heads.qkv, []
@@ -28,8 +29,8 @@ def place_heads(
         of_sums = [sums.rows[:, 0], sums.columns.reshape(sums.sums.shape[1:])]
     qkv = sums.sums if isinstance(sums, ScaledSums) else sums
     tokens, kv_heads, parts, size = qkv.shape
-    block = min(MOST_TOKENS, power_of_two(tokens))
-    together = parts if tokens >= MANY_TOKENS else 1
+    together = parts if tokens >= MANY_TOKENS and block is None else 1
+    block = block or min(MOST_TOKENS, power_of_two(tokens))
     of_block = pl.BlockSpec((block,), lambda index, head, part: (index,))
     extras = [
         *of_sums,

@@ -47,12 +47,17 @@ def prefill_attention(
     *,
     tiling: Tiling | None = None,
     part: int = PART,
+    max_parts: int | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """Attention of q [t, k, g, h]; [t, k, g, h], written over `out`. Tokens of no tile stay as they are there."""
+    """Attention of q [t, k, g, h]; [t, k, g, h], written over `out`. Tokens of no tile stay as they are there.
+
+    A query's result depends on no other query if `tiling` and `max_parts`, which must be 1 then, are given: blocks of
+    keys begin at multiples of their size, and one that a query does not see changes no bit of its sums.
+    """
     tokens, heads, group, _ = q.shape
     tiling = tiling or (EXACT if q.dtype == jnp.float32 else FEW if tokens <= FEW_TOKENS else MANY)
-    max_parts = max(1, min(MAX_PARTS, MAX_TOKENS_TIMES_PARTS // power_of_two(tokens)))
+    max_parts = max_parts or max(1, min(MAX_PARTS, MAX_TOKENS_TIMES_PARTS // power_of_two(tokens)))
     positions = min(TILE, max(1, tiling.rows // power_of_two(group)))  # of a program
     programs = TILE // positions  # of a tile
     begins, ends = _context(spec, tiles, positions)  # of each program

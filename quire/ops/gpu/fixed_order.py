@@ -1,0 +1,71 @@
+"""Kernels that add the numbers of a row in one order, whatever else is in its step.
+
+Others of this folder are chosen, and cut their work, by how much of it there is. Here a kernel's blocks are the same in
+every step, and a part of a context is known by its positions alone. Decodes cut their contexts so in any case, where
+they do not read pages together.
+"""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+
+from quire.ops.attention_spec import AttentionSpec
+from quire.ops.gpu import add_norm as sum_and_norm
+from quire.ops.gpu.decode_attention import decode_attention
+from quire.ops.gpu.kernels import add_rms_norm
+from quire.ops.gpu.place_heads import place_heads
+from quire.ops.gpu.prefill_attention import EXACT, MANY, Tiling, prefill_attention
+from quire.ops.heads import Heads
+from quire.ops.norms import Norms
+from quire.ops.pages import KVWriteTargets, Pages, Tiles
+from quire.ops.step_attention import PLAIN, Kernels
+
+PLACED_TOKENS = 8  # of a program; no step has fewer
+
+
+def tiling_of(dtype: jnp.dtype) -> Tiling:
+    """The tiling of prompts; in other steps than these it depends on the number of tokens."""
+    return EXACT if dtype == jnp.float32 else MANY
+
+
+@jax.jit
+def place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[jax.Array, Pages]:
+    return place_heads(heads, pages, targets, block=PLACED_TOKENS)
+
+
+@partial(jax.jit, static_argnums=0)
+def attend(
+    spec: AttentionSpec,
+    q: jax.Array,
+    pages: Pages,
+    page_table: jax.Array,
+    tiles: Tiles,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
+    assert tiles.shared is None, "tokens of decodes that read pages together depend on each other"
+    single = tiles.num_single
+    out = decode_attention(spec, q, pages, page_table, tiles.part(0, single), sinks) if single else None
+    if out is not None and single == len(tiles):
+        return out
+    prompts = tiles.part(single, len(tiles))
+    return prefill_attention(spec, q, pages, page_table, prompts, out, sinks, tiling=tiling_of(q.dtype), max_parts=1)
+
+
+@partial(jax.jit, static_argnums=(2, 3))
+def rms_norm(x: jax.Array, weight: jax.Array, eps: float, offset: float = 0.0) -> jax.Array:
+    return sum_and_norm.norm(x, weight, eps, offset)
+
+
+def with_fixed_order(kernels: Kernels) -> Kernels:
+    """The kernels of a GPU with those that have one order. Experts and adapters have none: models with them are refused
+    before."""
+    norms = Norms(rms=rms_norm, add_rms=add_rms_norm)  # layer norms are XLA's
+    return kernels._replace(
+        place=place,
+        attend=attend,
+        attend_fresh=PLAIN.attend_fresh,  # none: cuDNN need not add in the order of what goes on with a prompt
+        max_fresh_sequences=0,
+        norms=norms,
+        decode_norms=norms,
+    )

@@ -1,0 +1,190 @@
+"""Where kernels of prompts and of decodes differ, a token has the same numbers whatever else runs; and programs that
+make a row depend on others are refused."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+from unittest.mock import patch
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from quire.core.plan import Chunk, Kind
+from quire.errors import InvalidSetting
+from quire.executor import compiler
+from quire.executor.ladder import StepShape
+from quire.executor.launch import fields, num_single, split
+from quire.executor.program_order import ProgramOrder
+from quire.executor.program_table import ProgramTable
+from quire.executor.row_check import RowCheck, step_of_one_row
+from quire.executor.sampler import NOTHING_ASKED
+from quire.executor.shapes import Shapes
+from quire.ops.norms import Norms, add_rms_norm, rms_norm
+from quire.ops.pages import TILE
+from quire.ops.step_attention import PLAIN, Kernels
+from quire.ops.tiled_attention import tiled_attention
+from quire.request import SamplingParams
+from tests.executor.rig import SHAPES, Rig, config_of, quickly_compiled
+from tests.executor.workload import workload
+
+FIXED = replace(SHAPES, page_size=32, num_pages=80, min_tokens=8, specialised=True, fixed_order=True)
+LIMITS: dict[str, Any] = {"replays": True, "forces_tokens": False}
+SCHEDULES: tuple[dict[str, Any], ...] = (
+    {"max_batch_size": 1},
+    {"lookahead": 2},
+    {"max_batch_prefill_tokens": 1},
+    {"max_batch_prefill_tokens": 7, "prefix_caching": False},
+)
+
+
+def unlike(spec: Any, q: Any, pages: Any, page_table: Any, tiles: Any, sinks: Any = None) -> Any:
+    """Decodes that differ from prompts by far more than the last bits, as if they had a kernel of their own. Of a
+    single key all kernels make the same."""
+    out = tiled_attention(spec, q, pages, page_table, tiles, sinks)
+    rows = tiles.part(0, tiles.num_single)
+    differs = (rows.lengths > 0) & (rows.starts > 0)
+    is_row = jnp.zeros(len(q), bool).at[rows.offsets].max(differs)  # tiles of padding name the first token
+    return jnp.where(is_row[:, None, None, None], out * 1.5, out)
+
+
+@pytest.fixture(scope="module")
+def rig() -> Iterator[Rig]:
+    kernels = compiler.kernels_for("cpu", "float32")._replace(attend=unlike)
+    with patch.object(compiler, "kernels_for", lambda *_: kernels), quickly_compiled():
+        made = Rig(config_of("llama", num_hidden_layers=2), FIXED)
+        yield made
+    made.executor.close()
+
+
+@pytest.fixture(scope="module")
+def answers(rig: Rig) -> Any:
+    """Greedy, drawn and filtered requests, and their answers with all of them together."""
+    kinds = [SamplingParams(temperature=0), SamplingParams(temperature=1.0), SamplingParams(top_p=0.9, temperature=1.5)]
+    requests = [one for seed, kind in enumerate(kinds, 3) for one in workload(rig, 6, seed=seed, sampling=kind)]
+    requests = [replace(one, request_id=number) for number, one in enumerate(requests)]
+    return requests, rig.run(requests, **LIMITS).tokens()
+
+
+@pytest.mark.parametrize("settings", SCHEDULES, ids=str)
+def test_answers_do_not_depend_on_the_schedule(rig: Rig, answers: Any, settings: dict[str, Any]) -> None:
+    requests, expected = answers
+    assert rig.run(requests, **LIMITS, **settings).tokens() == expected
+
+
+def preempt(engine: Any, steps: int) -> None:
+    """All but one lose their slots, again and again."""
+    live = engine.scheduler.request_ids()
+    if live and steps % 7 in (4, 5):
+        engine.scheduler.focus(live[:1] if steps % 7 == 4 else None)
+
+
+@pytest.mark.parametrize("settings", [{"prefix_caching": False}, {"lookahead": 2}], ids=str)
+def test_answers_do_not_depend_on_preemptions(rig: Rig, answers: Any, settings: dict[str, Any]) -> None:
+    requests, expected = answers
+    assert rig.run(requests, between=preempt, **LIMITS, **settings).tokens() == expected
+
+
+def test_answers_do_not_depend_on_a_device_that_is_lost(rig: Rig, answers: Any) -> None:
+    requests, expected = answers
+
+    def lose(engine: Any, steps: int) -> None:
+        if steps in (5, 12):
+            rig.executor.reset()
+            engine.scheduler.restart()
+
+    run = rig.run(requests, between=lose, lookahead=0, **LIMITS)
+    assert run.tokens() == expected
+
+
+def test_without_replays_the_same_kernels_give_other_answers(rig: Rig, answers: Any) -> None:
+    """So that the tests above would fail where a token is computed by the other kernel."""
+    requests, expected = answers
+    assert rig.run(requests, between=preempt, prefix_caching=False).tokens() != expected
+    by_length = lambda chunks, scored, by_kind: split(chunks, scored)  # noqa: E731
+    with patch("quire.executor.executor.split", by_length):
+        assert rig.run(requests, **LIMITS, max_batch_prefill_tokens=1).tokens() != expected
+
+
+def test_single_tokens_of_prompts_stay_prefills() -> None:
+    chunks = [
+        Chunk(1, 0, 0, 0, Kind.DECODE, 9, 1, (), True),
+        Chunk(2, 0, 0, 1, Kind.DECODE, 9, 1, (), False),
+        Chunk(3, 0, 0, 2, Kind.PREFILL, 4, 1, (), True),
+        Chunk(4, 0, 0, 3, Kind.PREFILL, 0, 5, (), True),
+    ]
+    (by_length,), (by_kind,) = split(chunks, ()), split(chunks, (), by_kind=True)
+    assert (by_length.rows, by_length.prefills) == ([0, 1, 2], [3])
+    assert (by_kind.rows, by_kind.prefills) == ([0, 1], [2, 3])
+
+
+def test_decodes_and_plain_samples_have_no_programs_of_their_own() -> None:
+    keys = [key for batch in ProgramOrder(FIXED).batches for key in batch]
+    assert not {"decode", "burst", "shared", "plain"}.intersection(str(key[0]) for key in keys)
+    assert {StepShape(8, decodes_only=True), StepShape(8), ("filtered", 8), ("any", 8)} <= set(keys)
+    table = ProgramTable(FIXED.ladder, keys)
+    assert table.sample(3, NOTHING_ASKED) == table.sample(3, NOTHING_ASKED._replace(filters=True)) == ("filtered", 8)
+    assert table.sample(3, NOTHING_ASKED._replace(logprobs=True)) == ("any", 8)
+    assert table.decode(3, 1, 1) is None
+
+
+def test_no_program_has_fewer_rows_than_a_step() -> None:
+    ladder = replace(FIXED, min_tokens=64, num_slots=64).ladder
+    assert min(*(shape.tokens for shape in ladder.all()), *ladder.sample_sizes) == 64
+
+
+@pytest.mark.parametrize("num_slots", [8, 64, 256])
+@pytest.mark.parametrize("max_prefill_tokens", [32, 2048])
+def test_every_step_has_room_for_the_row_that_is_compared(num_slots: int, max_prefill_tokens: int) -> None:
+    sizes = {"num_slots": num_slots, "max_prefill_tokens": max_prefill_tokens, "is_fine": True}
+    shapes = replace(FIXED, **sizes)
+    for shape in shapes.ladder.all():
+        into = fields(step_of_one_row(shape, shapes), shape, shapes)
+        assert (into.positions >= 0).all(), "padding writes where the row's keys and values are"
+        assert (into.positions[into.ends] == 0).all()
+        if shape.decodes_only:
+            continue
+        covered = np.zeros(shape.tokens, int)
+        for offset, length in zip(into.tile_offsets, into.tile_lengths, strict=True):
+            covered[offset : offset + length] += 1
+        assert (covered == 1).all()
+        assert (into.tile_lengths[: num_single(shape, shapes)] <= 1).all()
+        starts = into.tile_offsets[into.tile_lengths > 0]
+        assert (into.positions[starts] == 0).all()
+        assert into.positions.max() < TILE <= shapes.page_size
+
+
+def checked(kernels: Kernels, shapes: Shapes) -> int:
+    """Make a model with these kernels, and hold all of its programs to each other. Returns their number."""
+    with patch.object(compiler, "kernels_for", lambda *_: kernels), quickly_compiled():
+        rig = Rig(config_of("llama", num_hidden_layers=1), shapes, programs="all")
+    rows = rig.executor.programs._rows
+    rig.executor.close()
+    return len(rows._checked)
+
+
+FEW = replace(FIXED, max_prefill_tokens=32, num_slots=16)
+
+
+def test_programs_that_give_a_row_the_same_bits_are_used() -> None:
+    kernels = compiler.kernels_for("cpu", "float32")
+    assert checked(kernels, FEW) == len(FEW.ladder.all()) + 2 * len(FEW.ladder.sample_sizes)
+    assert not RowCheck(replace(FEW, fixed_order=False)).is_due(StepShape(8))
+
+
+def test_a_program_that_gives_a_row_other_bits_is_refused() -> None:
+    def by_rows(x: Any, weight: Any, eps: float, offset: float = 0.0) -> Any:
+        return rms_norm(x, weight, eps, offset) * (1.0 + 2.0**-20 * (len(x) > 16))
+
+    with pytest.raises(InvalidSetting, match="have other bits in the last layer than in that for"):
+        checked(PLAIN._replace(norms=Norms(rms=by_rows), decode_norms=Norms(rms=by_rows)), FEW)
+
+
+def test_a_program_in_which_a_row_depends_on_its_place_is_refused() -> None:
+    def by_place(x: Any, addend: Any, weight: Any, eps: float, offset: float) -> Any:
+        total, normal = add_rms_norm(x, addend, weight, eps, offset)
+        return total, normal * (1.0 + 2.0**-20 * (jnp.arange(len(x)) == 5)[:, None])
+
+    norms = Norms(add_rms=by_place)
+    with pytest.raises(InvalidSetting, match="rows that should be alike have other bits"):
+        checked(PLAIN._replace(norms=norms, decode_norms=norms), FEW)
