@@ -6,34 +6,23 @@ places, and is refused where that has other bits than in the first program.
 """
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 
 from quire.errors import InvalidSetting
-from quire.executor.compiler import Compiler
 from quire.executor.ladder import StepShape
 from quire.executor.launch import NUM_FEATURES, Ints, fields, num_sample_fields, num_single, sizes
+from quire.executor.padding import Operands
 from quire.executor.program_table import Key
 from quire.executor.sampler import NOTHING_ASKED
 from quire.executor.shapes import Shapes
 from quire.executor.step import State
-from quire.models.model import Model
 from quire.ops.pages import TILE
 from quire.request import num_mask_words
 
 SAMPLING_KINDS = ("any", "filtered")
-
-
-class Operands(Protocol):
-    """What programs take beside the state."""
-
-    model: Model
-    compiler: Compiler
-
-    @property
-    def weights(self) -> tuple[Any, ...]: ...
 
 
 class RowCheck:
