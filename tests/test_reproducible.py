@@ -1,4 +1,4 @@
-"""What a reproducible engine is on each platform, and what does not go with it."""
+"""Reproducible engines on each platform, and the settings and models that do not go with them."""
 
 from dataclasses import replace
 from typing import Any

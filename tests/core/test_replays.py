@@ -1,4 +1,4 @@
-"""Where kernels of prompts and of decodes differ in bits, each token is computed by the same kind every time."""
+"""Each token is computed by the same kind of chunk every time, where kernels of prompts and of decodes differ."""
 
 import pytest
 from hypothesis import given

@@ -1,4 +1,4 @@
-"""Where kernels of prompts and of decodes differ, a token has the same numbers whatever else runs; and programs that
+"""A token has the same numbers whatever else runs, where kernels of prompts and of decodes differ; and programs that
 make a row depend on others are refused."""
 
 from collections.abc import Iterator
