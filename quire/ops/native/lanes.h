@@ -103,9 +103,15 @@ inline void sums(const Lanes* four, float* to) {
 }
 
 inline float highest(Lanes lanes) {
+#if defined(QUIRE_LANES_512)
+  return _mm512_reduce_max_ps((__m512)lanes);
+#elif defined(__aarch64__)
+  return vmaxvq_f32((float32x4_t)lanes);
+#else
   float most = lanes[0];
   for (int i = 1; i < kLanes; ++i) most = lanes[i] > most ? lanes[i] : most;
   return most;
+#endif
 }
 
 // e^x to within a few units in the last place. Below -87 and above 88 it is the value there: the first is nearly zero,

@@ -128,24 +128,22 @@ void add(const float* weights, const float* const* values, int64_t count, int64_
 }
 
 // One query's scores of a span become weights, and what it has summed so far shrinks to match. Keys [low, high) are seen.
-void weigh(const Task& t, int64_t low, int64_t high, int64_t count, float* scores, float& highest, float& total,
-           float* sum) {
+void weigh(const Task& t, int64_t low, int64_t high, float* scores, float& highest, float& total, float* sum) {
   if (low >= high) {
-    std::fill_n(scores, count, 0.0f);
+    std::fill_n(scores, kSpan, 0.0f);
     return;
   }
   if (t.softcap > 0.0f) {
     for (int64_t s = low; s < high; ++s) scores[s] = t.softcap * std::tanh(scores[s] * t.scale / t.softcap);
   }
   const float scale = t.softcap > 0.0f ? 1.0f : t.scale;
-  const int64_t room = (count + kLanes - 1) / kLanes * kLanes;  // whole registers, for which a span has room
   std::fill_n(scores, low, -INFINITY);
-  std::fill(scores + high, scores + room, -INFINITY);
-  Lanes most = all(highest);
-  for (int64_t s = 0; s < room; s += kLanes) {
-    const Lanes score = read(scores + s) * scale;
-    write(scores + s, score);
-    most = score > most ? score : most;
+  std::fill(scores + high, scores + kSpan, -INFINITY);
+  constexpr int kParts = kSpan / kLanes;
+  Lanes part[kParts], most = all(highest);
+  for (int i = 0; i < kParts; ++i) {
+    part[i] = read(scores + i * kLanes) * scale;
+    most = part[i] > most ? part[i] : most;
   }
   const float best = quire::highest(most);
   if (best > highest) {
@@ -154,14 +152,13 @@ void weigh(const Task& t, int64_t low, int64_t high, int64_t count, float* score
     for (int64_t h = 0; h < t.n.size; ++h) sum[h] *= shrink;
     highest = best;
   }
-  Lanes part = {};
-  for (int64_t s = 0; s < room; s += kLanes) {
-    const Lanes score = read(scores + s);
-    const Lanes weight = score == -INFINITY ? Lanes{} : exponential(score - best);
-    write(scores + s, weight);
-    part += weight;
+  Lanes added = {};
+  for (int i = 0; i < kParts; ++i) {
+    const Lanes weight = part[i] == -INFINITY ? Lanes{} : exponential(part[i] - best);
+    write(scores + i * kLanes, weight);
+    added += weight;
   }
-  total += quire::sum(part);
+  total += quire::sum(added);
 }
 
 void widen(const Codes& codes, const uint8_t* from, uint16_t scale_bits, int64_t size, float* to) {
@@ -202,22 +199,32 @@ void attend(const Task& t, int64_t tile, int64_t head) {
   const int64_t end = start + count;
   const int64_t first = t.first_seen(start);
   const int32_t* table = t.table + t.slots[tile] * n.width;
-  const auto place_of = [&](int64_t position) {
-    return (table[position / n.page_size] * n.page_size + position % n.page_size) * key_stride + head * n.size;
+  // The places of a span's positions among all that pages hold. Of those before the first, which are not read, it is the
+  // place of the first. Keys are then on their way from memory.
+  const auto find = [&](int64_t at, int64_t* places) {
+    const int64_t begin = std::max(first, at), last = std::min(at + kSpan, end);
+    int64_t page = begin / n.page_size, offset = begin % n.page_size;
+    for (int64_t position = begin; position < last; ++position) {
+      places[position - at] = table[page] * n.page_size + offset;
+      if (++offset == n.page_size) ++page, offset = 0;
+    }
+    std::fill_n(places, begin - at, places[begin - at]);
+    for (int64_t s = 0; !is_coded && s < last - at; ++s) {
+      fetch(t.k_pages + places[s] * key_stride + head * n.size, n.size);
+    }
   };
-  for (int64_t position = first; !is_coded && position < std::min(first + kSpan, end); ++position) {
-    fetch(t.k_pages + place_of(position), n.size);
-  }
+  int64_t found[2][kSpan], *places = found[0], *next = found[1];
+  find(first / kSpan * kSpan, next);
 
   for (int64_t at = first / kSpan * kSpan; at < end; at += kSpan) {
     const int64_t span = std::min(kSpan, end - at);
     const float *keys[kSpan], *values[kSpan];
+    std::swap(places, next);
     for (int64_t s = 0; s < span; ++s) {
-      const int64_t position = std::max(first, at + s);  // nothing before the first is read
-      const int64_t place = place_of(position);
+      const int64_t place = places[s] * key_stride + head * n.size;
       if (is_coded) {
-        const int64_t page = table[position / n.page_size];
-        const int64_t scale = (page * n.heads + head) * n.page_size + position % n.page_size;
+        const int64_t page = places[s] / n.page_size;
+        const int64_t scale = (page * n.heads + head) * n.page_size + places[s] % n.page_size;
         float *key = widened.data() + s * n.size, *value = key + kSpan * n.size;
         widen(t.codes, t.codes.k + place, t.codes.k_scales[scale], n.size, key);
         widen(t.codes, t.codes.v + place, t.codes.v_scales[scale], n.size, value);
@@ -230,9 +237,7 @@ void attend(const Task& t, int64_t tile, int64_t head) {
     }
     // Their values and the keys of the next span are on their way from memory while scores are computed.
     for (int64_t s = 0; !is_coded && s < span; ++s) fetch(values[s], n.size);
-    for (int64_t position = at + kSpan; !is_coded && position < std::min(at + 2 * kSpan, end); ++position) {
-      fetch(t.k_pages + place_of(position), n.size);
-    }
+    if (at + kSpan < end) find(at + kSpan, next);
     // The queries before this one see nothing of the span.
     const int64_t from = std::max<int64_t>(0, at - start) * n.per_head;
     for (int64_t row = from; row < rows;) {
@@ -251,7 +256,7 @@ void attend(const Task& t, int64_t tile, int64_t head) {
         // Keys [low, high) of the span are seen by this query.
         const int64_t low = std::max<int64_t>(0, t.first_seen(position) - at);
         const int64_t high = std::min(span, position + 1 - at);
-        weigh(t, low, high, span, scores.data() + i * kSpan, highest[i], total[i], sums.data() + i * n.size);
+        weigh(t, low, high, scores.data() + i * kSpan, highest[i], total[i], sums.data() + i * n.size);
       }
       switch (together) {
         case 1: add<1>(weights, values, span, n.size, sum); break;
