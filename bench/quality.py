@@ -36,7 +36,7 @@ from quire.ops.attention import whole_sequence
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads, joined
 from quire.ops.native_weight import NativeWeight
-from quire.ops.pages import coded, widened
+from quire.ops.pages import as_they_meet, coded, widened
 from quire.text.tokenizer import load_tokenizer
 
 Array = np.ndarray[Any, Any]
@@ -176,6 +176,7 @@ def by_output(model: Decoder, weights: ParamTree, kind: Kind) -> ParamTree:
 def with_cache(dtype: str, spec: AttentionSpec, heads: Heads, state: None) -> tuple[jax.Array, None]:
     """Attention within a sequence whose keys and values are rounded as a cache of this type rounds them."""
     q, k, v = heads.finished()
+    q, k = as_they_meet(q, k, jnp.dtype(dtype))
     k, v = (widened(*coded(part, jnp.dtype(dtype)), part.dtype) for part in (k, v))
     return whole_sequence(spec, joined(q, k, v)._replace(sinks=heads.sinks), state)
 

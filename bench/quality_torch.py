@@ -16,6 +16,7 @@ from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
 Array = np.ndarray[Any, Any]
 LARGEST = {"float8_e4m3fn": 448.0, "int8": 127.0}
 GROUP = 64  # of W4A16
+RUN = 64  # numbers of keys that are turned together
 
 
 def rounded(x: torch.Tensor, dtype: str) -> torch.Tensor:
@@ -23,6 +24,14 @@ def rounded(x: torch.Tensor, dtype: str) -> torch.Tensor:
     scale = (x.abs().amax(-1, keepdim=True) / LARGEST[dtype]).clamp_min(1e-30)
     codes = x / scale
     return (codes.to(torch.float8_e4m3fn).float() if dtype == "float8_e4m3fn" else codes.round()) * scale
+
+
+def turned(x: torch.Tensor) -> torch.Tensor:
+    """Runs of 64 numbers turned by Hadamard's matrix, which is its own inverse."""
+    matrix = torch.ones(1, 1)
+    while len(matrix) < RUN:
+        matrix = torch.cat((torch.cat((matrix, matrix), 1), torch.cat((matrix, -matrix), 1)))
+    return (x.unflatten(-1, (-1, RUN)) @ matrix / RUN**0.5).flatten(-2)
 
 
 class RoundedLinear(torch.nn.Module):
@@ -37,14 +46,15 @@ class RoundedLinear(torch.nn.Module):
 
 
 class RoundedCache(DynamicCache):
-    """Keys and values as a cache with a scale for each token and head has them."""
+    """Keys and values as a cache has them, with a scale for each token and head. Keys in int8 are turned before."""
 
     def __init__(self, dtype: str) -> None:
         super().__init__()
         self.dtype = dtype
 
     def update(self, keys: torch.Tensor, values: torch.Tensor, *others: Any, **named: Any) -> Any:
-        return super().update(rounded(keys, self.dtype), rounded(values, self.dtype), *others, **named)
+        keys = rounded(keys, self.dtype) if self.dtype != "int8" else turned(rounded(turned(keys), self.dtype))
+        return super().update(keys, rounded(values, self.dtype), *others, **named)
 
 
 def load(file: Path) -> Any:

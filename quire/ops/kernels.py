@@ -20,15 +20,11 @@ from quire.ops.step_attention import PLAIN, Kernels, place
 
 
 def native_place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[Array, Pages]:
-    """Like `place` in quire.ops.step_attention, by the C++ kernels; codes are made by XLA."""
+    """Like `place` in quire.ops.step_attention, by the C++ kernels; codes of e4m3 are made by XLA."""
     heads = heads.with_norms_done(NATIVE_NORMS.rms)
-    if isinstance(pages, CodedPages):
+    if isinstance(pages, CodedPages) and pages.k.dtype != jnp.int8:
         return place(heads._replace(q_norm=None, k_norm=None), pages, targets)
-    qkv = scaled(heads.qkv)
-    none = jnp.zeros((len(qkv), 0), qkv.dtype)
-    cos, sin = (none, none) if heads.rotation is None else heads.rotation
-    q, k_pages, v_pages = place_heads(qkv, cos, sin, *targets, *pages)
-    return q, (k_pages, v_pages)
+    return place_heads(scaled(heads.qkv), heads.rotation, targets, pages)
 
 
 NATIVE = Kernels(

@@ -6,16 +6,22 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from quire.ops.spread import spread
+
 TILE = 32  # tokens of a prefill that read the cache together, at most
 SHARED_STEP = 64  # numbers of positions that several sequences share are multiples of it: the largest block of a kernel
 
 # By the dtype of pages that have scales.
 LARGEST_CODE = {"float8_e4m3fn": 448.0, "int8": 127.0}
 LEAST_SCALE = 2.0**-100  # its inverse is a number, too
+# Those of them whose keys are `spread`. Floats round small numbers as well as large ones, and gain less by it.
+SPREAD = ("int8",)
 
 
 class CodedPages(NamedTuple):
     """Keys and values of eight bits. Each token has a scale for each head, so that writing it changes no other.
+
+    Of pages that `has_spread_keys` keys are kept spread, and whoever reads them has queries that are, too.
 
     A head's scales in a page lie together: a kernel that reads a head reads few bytes more for them.
     """
@@ -32,6 +38,16 @@ Pages = tuple[jax.Array, jax.Array] | CodedPages  # keys and values, [num_pages,
 def is_coded(dtype: Any) -> bool:
     """True if pages of this dtype have scales."""
     return str(dtype) in LARGEST_CODE
+
+
+def has_spread_keys(dtype: Any) -> bool:
+    """True if queries and keys are `spread` before they meet in pages of this dtype."""
+    return str(dtype) in SPREAD
+
+
+def as_they_meet(q: jax.Array, k: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
+    """Finished queries and keys as they meet in pages of this dtype."""
+    return (spread(q).astype(q.dtype), spread(k)) if has_spread_keys(dtype) else (q, k)
 
 
 def coded(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:

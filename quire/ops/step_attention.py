@@ -13,7 +13,7 @@ from quire.ops.expert_product import ExpertKernels
 from quire.ops.heads import Heads
 from quire.ops.norms import PLAIN as PLAIN_NORMS
 from quire.ops.norms import Norms
-from quire.ops.pages import KVWriteTargets, PageAccess, Pages, Segments, Tiles, read_tokens, written
+from quire.ops.pages import KVWriteTargets, PageAccess, Pages, Segments, Tiles, as_they_meet, read_tokens, written
 from quire.ops.recurrence import PLAIN as PLAIN_RECURRENT
 from quire.ops.recurrence import RecurrentKernels
 from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
@@ -89,6 +89,7 @@ def _latent_attention(
 def place(heads: Heads, pages: Pages, targets: KVWriteTargets) -> tuple[jax.Array, Pages]:
     """The queries, and the pages with keys and values written. Plain jnp."""
     q, k, v = heads.finished()
+    q, k = as_they_meet(q, k, pages[0].dtype)
     return q, written(pages, k, v, targets)
 
 

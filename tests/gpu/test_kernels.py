@@ -206,9 +206,10 @@ def test_heads_are_written_in_eight_bits_each_with_its_scale(cache_dtype: str, t
     slots = rng.permutation(np.arange(16, 64 * 16))[:tokens]
     targets = KVWriteTargets(jnp.asarray(slots // 16), jnp.asarray(slots % 16))
     pages = in_codes(tuple(jnp.asarray(rng.normal(size=(64, 16, 2, 80)), jnp.bfloat16) for _ in range(2)), cache_dtype)
-    _, right = place(heads, pages, targets)
-    _, got = jax.jit(partial(place_heads, interpret=INTERPRET))(heads, pages, targets)
+    q, right = place(heads, pages, targets)
+    got_q, got = jax.jit(partial(place_heads, interpret=INTERPRET))(heads, pages, targets)
     assert isinstance(got, CodedPages)
+    check(got_q, q, "bfloat16")
     for one, other in zip(got[2:], right[2:], strict=True):
         np.testing.assert_allclose(np.asarray(one, np.float32), np.asarray(other, np.float32), rtol=0.01)
     for one, other in zip(

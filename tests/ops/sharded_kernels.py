@@ -13,11 +13,11 @@ from quire.ops.gpu.place_heads import place_heads
 from quire.ops.heads import HeadNorm, Heads
 from quire.ops.kernels import NATIVE
 from quire.ops.norms import Norms
-from quire.ops.pages import PageAccess, Pages, Tiles, write_targets
+from quire.ops.pages import CodedPages, PageAccess, Pages, Tiles, coded, write_targets
 from quire.ops.rotation import Rotation
 from quire.ops.sharded_kernels import sharded
 from quire.ops.step_attention import PLAIN, Kernels, step_attention
-from quire.sharding import PAGE_AXES, sharding, tensor_mesh
+from quire.sharding import PAGE_AXES, PAGE_SCALE_AXES, sharding, tensor_mesh
 from tests.ops.test_tiled_attention import interpreted
 
 PAGE_SIZE, HEAD_DIM, NUM_PAGES = 4, 8, 13
@@ -28,7 +28,13 @@ def interpreted_place(heads: Heads, pages: Pages, targets: Any) -> tuple[jax.Arr
     return place_heads(heads, pages, targets, interpret=True)
 
 
+AXES_BY_RANK = {4: PAGE_AXES, 3: PAGE_SCALE_AXES}
 KERNELS = {"native": NATIVE, "pallas": Kernels(interpreted_place, interpreted)}
+
+
+def in_codes(pages: Any) -> CodedPages:
+    (k, k_scales), (v, v_scales) = (coded(array, jnp.dtype("int8")) for array in pages)
+    return CodedPages(k, v, *(jnp.swapaxes(scales, 1, 2) for scales in (k_scales, v_scales)))
 
 
 def cases() -> Iterator[tuple[str, AttentionSpec, Heads, Tiles, jax.Array]]:
@@ -70,12 +76,20 @@ def main() -> None:
 
         out, expected_pages = run(PLAIN, pages)
         real = np.asarray(positions) >= 0
+        codes = in_codes(pages)
+        rounded, _ = run(PLAIN, codes)
+        placed_codes = jax.tree.map(
+            lambda array: jax.device_put(array, sharding(array.shape, AXES_BY_RANK[array.ndim], mesh)), codes
+        )
         for kind, kernels in KERNELS.items():
             found, found_pages = run(sharded(kernels, mesh), placed)
             assert found.sharding.shard_shape(found.shape)[1] * (8 if spec.kv_heads % 8 == 0 else 1) == spec.kv_heads
             np.testing.assert_allclose(np.asarray(found)[real], np.asarray(out)[real], atol=2e-5, err_msg=name)
             for array, expected in zip(found_pages, expected_pages, strict=True):
                 np.testing.assert_allclose(array[1:], expected[1:], atol=1e-5, err_msg=name)
+            found, _ = run(sharded(kernels, mesh), placed_codes)
+            difference = np.linalg.norm(np.asarray(found)[real] - np.asarray(rounded)[real])
+            assert difference < 0.005 * np.linalg.norm(np.asarray(rounded)[real]), name
             print(f"{kind}: {name}: as plain")
     x, weight = jnp.ones((3, 16)), jnp.arange(16.0)
     norms: Norms = sharded(NATIVE, mesh).norms

@@ -9,13 +9,16 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from quire.ops.attention import whole_sequence
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu.decode_attention import Tiling, decode_attention
-from quire.ops.heads import joined
+from quire.ops.gpu.place_heads import place_heads
+from quire.ops.heads import HeadNorm, Heads, joined
 from quire.ops.kernels import NATIVE
 from quire.ops.native import library
-from quire.ops.pages import CodedPages, KVWriteTargets, Tiles, coded, read_pages, read_tokens, written
-from quire.ops.step_attention import PLAIN
+from quire.ops.pages import CodedPages, KVWriteTargets, PageAccess, Tiles, coded, read_pages, read_tokens, written
+from quire.ops.rotation import Rotation
+from quire.ops.step_attention import PLAIN, Kernels, step_attention
 from tests.ops.test_attention import dense
 from tests.ops.test_tiled_attention import interpreted
 
@@ -84,6 +87,8 @@ def test_what_is_no_number_stays_none(dtype: str, bad: float) -> None:
     np.testing.assert_allclose(np.asarray(codes, np.float32)[0] * float(scales[0]), 1.0, rtol=0.01)
 
 
+GPU = Kernels(partial(place_heads, interpret=True), interpreted)
+STEPS = {"plain": PLAIN, "gpu": GPU} | ({"native": NATIVE} if library.load() else {})
 KERNELS = {"plain": PLAIN.attend, "gpu": interpreted} | ({"native": NATIVE.attend} if library.load() else {})
 
 
@@ -136,10 +141,35 @@ def test_many_small_weights_count_in_float16(dtype: str) -> None:
 @each_dtype
 def test_the_native_kernels_place_what_the_plain_ones_do(dtype: str) -> None:
     k, v = numbers(0, 20), numbers(1, 20)
-    heads = joined(jnp.ones((20, HEADS, 3, SIZE)), jnp.asarray(k), jnp.asarray(v))
+    k[3, 1, 5], v[4, 0, 6] = np.nan, np.inf
+    queries = np.random.default_rng(2).standard_normal((20, HEADS, 3, SIZE)).astype(np.float32)
+    heads = joined(jnp.asarray(queries), jnp.asarray(k), jnp.asarray(v))
     places = np.arange(PAGE_SIZE, PAGE_SIZE + 20)
     targets = KVWriteTargets(jnp.asarray(places // PAGE_SIZE), jnp.asarray(places % PAGE_SIZE))
-    found = [kernels.place(heads, empty(dtype), targets)[1] for kernels in (PLAIN, NATIVE)]
-    for one, other in zip(*found, strict=True):
-        bits = "uint8" if one.dtype.itemsize == 1 else "uint16"
-        np.testing.assert_array_equal(np.asarray(one).view(bits), np.asarray(other).view(bits))
+    (q, found), (right, expected) = (kernels.place(heads, empty(dtype), targets) for kernels in (PLAIN, NATIVE))
+    np.testing.assert_array_equal(q, right)
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(np.asarray(one, np.float32), np.asarray(other, np.float32))
+
+
+@each_dtype
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_attends_as_without_rounding(name: str, dtype: str) -> None:
+    """Rotated, with a norm, by what it has written itself: queries and keys meet each other in the same form."""
+    spec, count, size = AttentionSpec(2, 3, 32, 32**-0.5), 40, 32
+    rng = np.random.default_rng(6)
+    angles = rng.uniform(0, 7, (count, size // 2)).astype(np.float32)
+    rotation, norm = Rotation(jnp.cos(angles), jnp.sin(angles)), HeadNorm(jnp.ones(size), 1e-6)
+    heads = Heads(jnp.asarray(rng.standard_normal((count, 2, 5, size)), jnp.float32), rotation, norm, norm)
+    at = jnp.arange(count)
+    access = PageAccess(
+        KVWriteTargets(1 + at // PAGE_SIZE, at % PAGE_SIZE),
+        jnp.asarray([[1, 2, 3]]),
+        Tiles(jnp.zeros(2, jnp.int32), jnp.asarray([0, 32]), jnp.asarray([32, 8]), jnp.asarray([0, 32]), num_single=0),
+    )
+    codes, scales = jnp.zeros((4, PAGE_SIZE, 2, size), dtype), jnp.zeros((4, 2, PAGE_SIZE), jnp.bfloat16)
+    run = jax.jit(partial(step_attention, STEPS[name], spec))
+    out, _ = run(heads, CodedPages(codes, codes, scales, scales), access)
+    exact, _ = whole_sequence(spec, heads, None)
+    error = np.linalg.norm(np.asarray(out)[:count] - np.asarray(exact)) / np.linalg.norm(exact)
+    assert 0 < error < (0.01 if dtype == "int8" else 0.05)

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from quire.ops.gpu.tiles import array, power_of_two, whole
+from quire.ops.gpu.tiles import array, power_of_two, product, whole
 from quire.ops.heads import HeadNorm, Heads, joined
-from quire.ops.pages import CodedPages, KVWriteTargets, Pages, coded
+from quire.ops.pages import CodedPages, KVWriteTargets, Pages, coded, has_spread_keys
 from quire.ops.rounded_rows import ScaledSums
+from quire.ops.spread import run_of, signs
 
 MOST_TOKENS = 16  # of a program
 MANY_TOKENS = 512  # from here on a program has all heads of a key: there are enough, and they share the angles
@@ -30,7 +31,9 @@ def place_heads(
     qkv = sums.sums if isinstance(sums, ScaledSums) else sums
     tokens, kv_heads, parts, size = qkv.shape
     together = parts if tokens >= MANY_TOKENS and block is None else 1
-    block = block or min(MOST_TOKENS, power_of_two(tokens))
+    # Products of blocks, which spread keys, have as many rows at least.
+    least = MOST_TOKENS if has_spread_keys(pages[0].dtype) else 1
+    block = max(least, block or min(MOST_TOKENS, power_of_two(tokens)))
     of_block = pl.BlockSpec((block,), lambda index, head, part: (index,))
     extras = [
         *of_sums,
@@ -89,22 +92,24 @@ def _place(
     heads = _HeadReader(qkv_ref, pages_ref.shape[0], q_ref.dtype, scale_refs, rotation_refs)
     writer = _PageWriter(heads, pages_ref, offsets_ref, page_refs)
     token, head, feature, real = heads.token, heads.head, heads.feature, heads.real
+    size = qkv_ref.shape[3]
+    meets = partial(_spread, size, signs(run_of(size), q_ref.dtype) if has_spread_keys(page_refs[0].dtype) else None)
     if together == 1:
         part = pl.program_id(2)
         is_query, is_key = part < parts - 2, part == parts - 2
         x = heads.load(part, feature, real)
         out = heads.finished(x, part, [(norm_refs[0], is_query), (norm_refs[1], is_key)])
-        plgpu.store(q_ref.at[token, head, part, feature], out, mask=real & is_query)
+        out = meets(out)
+        plgpu.store(q_ref.at[token, head, part, feature], out.astype(q_ref.dtype), mask=real & is_query)
         writer.store(0, out, is_key)
         writer.store(1, x, part == parts - 1)
         return
     for query in range(parts - 2):
         part = jnp.int32(query)
-        out = heads.finished(heads.load(part, feature, real), part, [(norm_refs[0], True)])
-        plgpu.store(q_ref.at[token, head, part, feature], out, mask=real)
+        out = meets(heads.finished(heads.load(part, feature, real), part, [(norm_refs[0], True)]))
+        plgpu.store(q_ref.at[token, head, part, feature], out.astype(q_ref.dtype), mask=real)
     key = jnp.int32(parts - 2)
-    out = heads.finished(heads.load(key, feature, real), key, [(norm_refs[1], True)])
-    writer.store(0, out, True)
+    writer.store(0, meets(heads.finished(heads.load(key, feature, real), key, [(norm_refs[1], True)])), True)
     writer.store(1, heads.load(jnp.int32(parts - 1), feature, real), True)
 
 
@@ -173,6 +178,13 @@ class _PageWriter:
         plgpu.store(codes_ref.at[where], codes, mask=heads.real & applies)
         scale_ref = self._refs[2 + kind].at[self._pages, heads.head, self._offsets]
         plgpu.store(scale_ref, scales, mask=heads.is_token & applies)
+
+
+def _spread(size: int, matrix: jax.Array | None, heads: jax.Array) -> jax.Array:
+    """Finished queries or keys [t, h] as they meet in pages; without a matrix they stay as they are."""
+    if matrix is None:
+        return heads
+    return product(heads.reshape(-1, len(matrix)), matrix, 0).reshape(heads.shape) * run_of(size) ** -0.5
 
 
 def _load_rotation(refs: list[Any], token: jax.Array, feature: jax.Array, rotated: jax.Array) -> list[jax.Array]:

@@ -33,6 +33,7 @@ BASE = Part(
         "quire_int8_grouped_product",
         "quire_int8_product",
         "quire_layer_norm",
+        "quire_place_codes",
         "quire_place_heads",
         "quire_rms_norm",
         "quire_zeros",

@@ -1,25 +1,31 @@
-"""Rotation, and keys and values into pages, by the C++ kernel."""
+"""Rotation, and keys and values into pages, by the C++ kernels."""
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+
+from quire.ops.pages import CodedPages, KVWriteTargets, Pages
+from quire.ops.rotation import Rotation
+from quire.ops.spread import run_of
 
 
 def place_heads(
-    qkv: jax.Array,
-    cos: jax.Array,
-    sin: jax.Array,
-    pages: jax.Array,
-    offsets: jax.Array,
-    k_pages: jax.Array,
-    v_pages: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Rotated queries [t, k, g, h] of qkv [t, k, g + 2, h], and the pages with keys and values in place; all float32.
+    qkv: jax.Array, rotation: Rotation | None, targets: KVWriteTargets, pages: Pages
+) -> tuple[jax.Array, Pages]:
+    """Rotated queries [t, k, g, h] of qkv [t, k, g + 2, h], and the pages with keys and values in place: all float32,
+    or pages of int8, for which queries and keys are `spread`.
 
-    `cos` and `sin` are [t, rotated / 2], with nothing in the second axis where nothing rotates. Tokens that go to the
-    same place are padding, whose page is never read. The library must have been loaded.
+    Tokens that go to the same place are padding, whose page is never read. The library must have been loaded.
     """
     tokens, heads, parts, size = qkv.shape
-    shapes = ((tokens, heads, parts - 2, size), k_pages.shape, v_pages.shape)
-    out = [jax.ShapeDtypeStruct(shape, qkv.dtype) for shape in shapes]  # type: ignore[no-untyped-call]
-    call = jax.ffi.ffi_call("quire_place_heads", out, input_output_aliases={5: 1, 6: 2})
-    q, k_pages, v_pages = call(qkv, cos, sin, pages, offsets, k_pages, v_pages)
-    return q, k_pages, v_pages
+    none = jnp.zeros((tokens, 0), qkv.dtype)
+    operands = [qkv, *(rotation or (none, none)), *targets, *pages]
+    of_q = jax.ShapeDtypeStruct((tokens, heads, parts - 2, size), qkv.dtype)  # type: ignore[no-untyped-call]
+    of_pages = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in pages]  # type: ignore[no-untyped-call]
+    first = len(operands) - len(pages)
+    aliases = {first + index: 1 + index for index in range(len(pages))}
+    is_coded = isinstance(pages, CodedPages)
+    name = "quire_place_codes" if is_coded else "quire_place_heads"
+    call = jax.ffi.ffi_call(name, [of_q, *of_pages], input_output_aliases=aliases)
+    q, *written = call(*operands, run=np.int64(run_of(size))) if is_coded else call(*operands)
+    return q, CodedPages(*written) if is_coded else (written[0], written[1])
