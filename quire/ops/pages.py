@@ -21,7 +21,7 @@ SPREAD = ("int8",)
 class CodedPages(NamedTuple):
     """Keys and values of eight bits. Each token has a scale for each head, so that writing it changes no other.
 
-    Of pages that `has_spread_keys` keys are kept spread, and whoever reads them has queries that are, too.
+    Where the dtype `has_spread_keys`, keys are kept spread, and are read with queries that are spread, too.
 
     A head's scales in a page lie together: a kernel that reads a head reads few bytes more for them.
     """
