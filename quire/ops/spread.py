@@ -5,6 +5,8 @@ of features are turned by Hadamard's matrix, which spreads each over its run. It
 alike have the same products with the keys as before.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 
@@ -28,7 +30,7 @@ def spread(x: jax.Array) -> jax.Array:
         first, second = pairs[..., 0, :], pairs[..., 1, :]
         found = jnp.stack((first + second, first - second), axis=-2).reshape(x.shape)
         step *= 2
-    return found * run**-0.5
+    return found * (1.0 / math.sqrt(run))
 
 
 def signs(run: int, dtype: jax.typing.DTypeLike) -> jax.Array:

@@ -1,5 +1,6 @@
 """Norms, rotation and the writing of keys and values, in one launch: XLA would make six of it."""
 
+import math
 from functools import partial
 from typing import Any
 
@@ -184,7 +185,7 @@ def _spread(size: int, matrix: jax.Array | None, heads: jax.Array) -> jax.Array:
     """Finished queries or keys [t, h] as they meet in pages; without a matrix they stay as they are."""
     if matrix is None:
         return heads
-    return product(heads.reshape(-1, len(matrix)), matrix, 0).reshape(heads.shape) * run_of(size) ** -0.5
+    return product(heads.reshape(-1, len(matrix)), matrix, 0).reshape(heads.shape) * (1.0 / math.sqrt(run_of(size)))
 
 
 def _load_rotation(refs: list[Any], token: jax.Array, feature: jax.Array, rotated: jax.Array) -> list[jax.Array]:
