@@ -49,7 +49,8 @@ def attend(
     if out is not None and single == len(tiles):
         return out
     prompts = tiles.part(single, len(tiles))
-    return prefill_attention(spec, q, pages, page_table, prompts, out, sinks, tiling=tiling_of(q.dtype), max_parts=1)
+    read = partial(prefill_attention, tiling=tiling_of(q.dtype), max_parts=1, masks_all=True)
+    return read(spec, q, pages, page_table, prompts, out, sinks)
 
 
 @partial(jax.jit, static_argnums=(2, 3))

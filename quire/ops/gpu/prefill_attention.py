@@ -48,12 +48,15 @@ def prefill_attention(
     tiling: Tiling | None = None,
     part: int = PART,
     max_parts: int | None = None,
+    masks_all: bool = False,
     interpret: bool = False,
 ) -> jax.Array:
     """Attention of q [t, k, g, h]; [t, k, g, h], written over `out`. Tokens of no tile stay as they are there.
 
-    A query's result depends on no other query if `tiling` and `max_parts`, which must be 1 then, are given: blocks of
-    keys begin at multiples of their size, and one that a query does not see changes no bit of its sums.
+    A query's result depends on no other query if `tiling` and `max_parts`, which must be 1 then, are given and it
+    `masks_all` blocks: they begin at multiples of their size, and one that a query does not see changes no bit of its
+    sums. Otherwise those that all queries of a program see are read by a loop of their own, which saves the masks, and
+    which a compiler may round in another way.
     """
     tokens, heads, group, _ = q.shape
     tiling = tiling or (EXACT if q.dtype == jnp.float32 else FEW if tokens <= FEW_TOKENS else MANY)
@@ -69,7 +72,7 @@ def prefill_attention(
     operands += [] if out is None else [out]
     shapes = [array(q.shape, q.dtype), *(Parts.shapes(max_parts, q) if max_parts > 1 else ())]
     result, *parts = pl.pallas_call(
-        partial(_read, spec, positions, programs, tiling.block, len(pages)),
+        partial(_read, spec, positions, programs, tiling.block, masks_all, len(pages)),
         grid=(len(tiles) * programs, heads, max_parts),
         in_specs=[whole(page_table), *[of_program] * 3, *[of_tile] * 4, *map(whole, operands[8:])],
         out_specs=[whole(shape) for shape in shapes],
@@ -108,6 +111,7 @@ def _read(
     positions: int,
     programs: int,
     block: int,
+    masks_all: bool,
     num_page_arrays: int,
     table_ref: Any,
     begin_ref: Any,
@@ -142,7 +146,8 @@ def _read(
         rows = jnp.arange(positions * queries)
         sinks = load_sinks(spec, others[num_page_arrays : num_page_arrays + 1], head, rows % queries, part == 0)
         begun = Softmax.begin(len(q), width, sinks)
-        softmax = _softmax(spec, block, q, at_query, start_ref[...] + within, context, first, last, begun)
+        start = None if masks_all else start_ref[...] + within
+        softmax = _softmax(spec, block, q, at_query, start, context, first, last, begun)
         is_whole = end - begin <= each
         out = softmax.result().reshape(positions, queries, width).astype(out_ref.dtype)
         plgpu.store(out_ref.at[at_token], out, mask=real & is_whole)
@@ -166,7 +171,7 @@ def _softmax(
     block: int,
     q: jax.Array,
     at_query: jax.Array,  # the position of each row of q
-    start: jax.Array,  # the first of them
+    start: jax.Array | None,  # the first of them; None: all blocks are masked
     context: _Context,
     first: jax.Array,
     last: jax.Array,
@@ -192,7 +197,7 @@ def _softmax(
         return so_far.add(spec, q, loaded, seen if masked else None)
 
     masked_from, num_blocks = first // block, (last + block - 1) // block
-    if spec.sees_all:  # everything before the first query is seen by all
+    if spec.sees_all and start is not None:  # everything before the first query is seen by all
         masked_from = jnp.clip(start // block, first // block, num_blocks)
         softmax = jax.lax.fori_loop(first // block, masked_from, partial(read, False), softmax)
     whole_softmax: Softmax = jax.lax.fori_loop(masked_from, num_blocks, partial(read, True), softmax)
