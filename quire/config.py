@@ -139,8 +139,8 @@ class Config:
         False,
         DEVICES,
         "Compute each answer in the same way whatever else runs, so that its tokens do not depend on it. On a CPU with "
-        "the native library they do not in any case; on a GPU steps take longer, and some settings and models are "
-        "refused.",
+        "the native library they do not in any case; on a GPU it takes other kernels, and some settings and models "
+        "are refused.",
     )
     compile_ahead: bool = setting(
         True, DEVICES, "Compile every program before the first request; otherwise on first use."

@@ -6,7 +6,7 @@ from quire.choice import Choice
 from quire.config import Config
 from quire.errors import InvalidSetting
 
-LEAST_ROWS = 8  # a product with fewer is another one of the library's
+LEAST_ROWS = 8  # of every product: the library's gave a row the same bits from there on, where they were compared
 LEAST_ROWS_OF_CODES = 64  # up to half of that, codes of eight bits are widened in place of rounding the rows
 LEAST_PAGE = 32  # tokens: a tile of a prompt, which the check of programs has in one page
 
@@ -24,8 +24,9 @@ def resolve_reproducible(config: Config, platform: str, is_native: bool) -> Choi
     if platform == "cpu":
         if not is_native:
             raise InvalidSetting(
-                "reproducible on a CPU needs dtype float32, one device and the native library, which a C++ compiler "
-                "makes at the first start. Remedy: leave out --dtype and --tensor-parallel, or --reproducible"
+                "reproducible on a CPU needs dtype float32, tensor_parallel 1 and the native library with all its "
+                f"parts, which a C++ compiler makes at the first start; {_lack(config)}. Remedy: change that, or leave "
+                "--reproducible out"
             )
         return Choice("reproducible", True, "nothing changes: on this CPU no row depends on others in any case")
     if platform != "gpu":
@@ -36,8 +37,16 @@ def resolve_reproducible(config: Config, platform: str, is_native: bool) -> Choi
             "one of them out"
         )
     return Choice(
-        "reproducible", True, "one order of sums in every step, which takes longer, and a check of every program"
+        "reproducible", True, "one order of sums in every step, by other kernels, and a check of every program"
     )
+
+
+def _lack(config: Config) -> str:
+    if config.dtype not in (None, "float32"):
+        return f"dtype is {config.dtype}"
+    if config.tensor_parallel > 1:
+        return f"tensor_parallel is {config.tensor_parallel}"
+    return "the library, or a part of it, is not there: the log says why"
 
 
 def _refused(config: Config) -> dict[str, str]:

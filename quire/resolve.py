@@ -173,10 +173,7 @@ PAGE_STEP = 64  # the number of pages is a multiple of this, so that compiled pr
 
 def resolve(config: Config, facts: Facts) -> Resolved:
     """Decide what `config` leaves open, for this machine and model."""
-    for name, lowest in LOWEST.items():
-        value = getattr(config, name)
-        if value is not None and not value >= lowest:  # NaN is neither above nor below
-            raise InvalidSetting(f"{name} is {value}; it must be at least {lowest}")
+    _refuse_low(config)
     platform = _PLATFORM_ALIASES.get(facts.platform, facts.platform)
     defaults = DEFAULTS.get(platform, DEFAULTS["cpu"])
     if config.max_total_tokens is not None and config.max_total_tokens > facts.max_positions:
@@ -233,6 +230,13 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         fixed_order=fixed_order,
         choices=tuple(choices),
     )
+
+
+def _refuse_low(config: Config) -> None:
+    for name, lowest in LOWEST.items():
+        value = getattr(config, name)
+        if value is not None and not value >= lowest:  # NaN is neither above nor below
+            raise InvalidSetting(f"{name} is {value}; it must be at least {lowest}")
 
 
 def _max_total_tokens(platform: str, max_positions: int) -> tuple[int, str]:

@@ -78,7 +78,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "engine.build": frozenset({"engine", "core", "executor", "models", "ops", "sharding"}) | BELOW_SERVER,
     "engine.built": frozenset({"engine", "engine.deployment", "executor"}) | BELOW_SERVER,
     **dict.fromkeys(
-        ("engine.deployment", "engine.draft_plan", "engine.model_weights", "engine.slot_state"),
+        ("engine.deployment", "engine.draft_plan", "engine.model_weights", "engine.sizes", "engine.slot_state"),
         frozenset({"engine.deployment", "engine.draft_plan", "core", "executor", "models", "ops", "sharding"})
         | BELOW_SERVER,
     ),
@@ -124,7 +124,7 @@ NEVER: dict[str, frozenset[str]] = {
         frozenset({"jax", "jaxlib"}),
     ),
     **dict.fromkeys(
-        ("engine.build", "engine.deployment", "engine.build_group", "engine.build_peers"), frozenset()
+        ("engine.build", "engine.deployment", "engine.sizes", "engine.build_group", "engine.build_peers"), frozenset()
     ),  # they put the parts together, devices included
 }
 

@@ -25,9 +25,17 @@ def test_on_a_cpu_nothing_changes_and_the_log_says_so() -> None:
     assert "reproducible = True (nothing changes: on this CPU no row depends on others" in str(found.choices[-1])
 
 
-def test_a_cpu_without_the_native_library_is_refused() -> None:
-    with pytest.raises(InvalidSetting, match="needs dtype float32, one device and the native library"):
-        resolved(replace(CPU, is_native=False))
+@pytest.mark.parametrize(
+    ("settings", "lack"),
+    [
+        ({}, "the library, or a part of it, is not there"),
+        ({"dtype": "bfloat16"}, "dtype is bfloat16"),
+        ({"tensor_parallel": 2}, "tensor_parallel is 2"),
+    ],
+)
+def test_a_cpu_whose_products_are_not_the_native_librarys_is_refused(settings: dict[str, Any], lack: str) -> None:
+    with pytest.raises(InvalidSetting, match=f"needs dtype float32, tensor_parallel 1 and the native .*; {lack}"):
+        resolved(replace(CPU, is_native=False), **settings)
 
 
 def test_on_a_gpu_steps_have_a_fixed_order_and_no_bursts() -> None:

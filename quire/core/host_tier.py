@@ -98,9 +98,10 @@ class HostTier:
             self._forget(one)
 
     def lose(self, pages: Iterable[int]) -> None:
-        """The copies to these pages have failed, after their steps had a result."""
+        """The copies to these pages have failed, after their steps had a result. One that is not ready has been taken
+        for something else since, which is still to be written."""
         lost = set(pages)
-        for one in [one for one in self._pages.values() if one.page in lost]:
+        for one in [one for one in self._pages.values() if one.page in lost and one.is_ready]:
             self.num_lost += 1
             self._forget(one)
 

@@ -14,7 +14,6 @@ from jax.sharding import Mesh
 from quire.cache_folder import cache_folder
 from quire.choice import Choice
 from quire.config import Config
-from quire.core.limits import Limits
 from quire.core.scheduler import Scheduler
 from quire.engine.built import Built
 from quire.engine.deployment import Checkpoint, Deployment, cache_capacity, kinds_of, layout_of, with_host_pages
@@ -23,18 +22,17 @@ from quire.engine.engine import Engine
 from quire.engine.group import Group, GroupFaults
 from quire.engine.model_weights import load_draft, load_model, make_room_for_adapters, placement_of
 from quire.engine.shared_settings import shared_settings
+from quire.engine.sizes import limits_of, shapes_of
 from quire.engine.slot_state import refuse_what_needs_older_state, with_snapshots
 from quire.errors import InvalidSetting
 from quire.executor.compiler import Compiler
 from quire.executor.compute_capability import compute_capability
 from quire.executor.draft import Draft
 from quire.executor.executor import JaxExecutor
-from quire.executor.layer_state import PageLayout
 from quire.executor.memory import device_memory_bytes, largest_step_bytes, reserve_device_memory, weight_sizes
 from quire.executor.program_store import ProgramStore
 from quire.executor.programs import Programs
 from quire.executor.replay import Follower, Members
-from quire.executor.shapes import Shapes
 from quire.files.model_files import ModelFiles, locate
 from quire.files.progress import Progress, silent
 from quire.files.tensor_source import TensorSource
@@ -44,9 +42,8 @@ from quire.models.checkpoint import stored_names, weights_like
 from quire.models.decoder import Decoder
 from quire.models.formats.quantized_source import QuantizedSource, open_checkpoint
 from quire.models.registry import build_model
-from quire.ops.attention_spec import AttentionSpec
-from quire.ops.kernels import kernels_for
 from quire.ops.native import int8_product, library
+from quire.ops.native.building import PARTS
 from quire.reproducible import refuse_kinds
 from quire.resolve import (
     Facts,
@@ -111,8 +108,8 @@ def plan_deployment(
     if layout.slot_specs:
         refuse_what_needs_older_state(config, len(layout.slot_specs), files.name)
     max_queued, max_step_ms, served = _bounds(config, resolved, facts, is_served)
-    limits = replace(_limits(config, resolved, layout, max_queued), max_loras=adapters.sizes.slots)
-    shapes = replace(_shapes(model, mesh, facts, resolved, layout, limits), adapters=adapters.sizes)
+    limits = replace(limits_of(config, resolved, layout, max_queued), max_loras=adapters.sizes.slots)
+    shapes = replace(shapes_of(model, mesh, facts, resolved, layout, limits), adapters=adapters.sizes)
     deployment = Deployment(
         config=config,
         files=files,
@@ -147,6 +144,8 @@ def _facts(
         library.load(cache_folder(config.cache_dir) / "native")
     fast_int8 = platform == "cpu" and int8_product.is_fast()
     is_native = platform == "cpu" and mesh is None and dtype == "float32" and library.load()
+    if config.reproducible:  # any part that is missing would be XLA's
+        is_native = is_native and all(map(library.need, PARTS))
     stored = source.quantization if isinstance(source, QuantizedSource) else None
     quantization = None if stored is None else stored.summary
     quantize: Any = resolve_quantize(platform, config, fast_int8, quantization).value
@@ -181,60 +180,6 @@ def _bounds(
     queued = resolve_max_queued(config, resolved.max_batch_size)
     step = resolve_max_step_ms(config, facts.platform)
     return queued.value, step.value, [queued, step]
-
-
-def _shapes(
-    model: Decoder, mesh: Mesh | None, facts: Facts, resolved: Resolved, layout: PageLayout, limits: Limits
-) -> Shapes:
-    # Fresh sequences have a faster kernel in layers that see all positions.
-    attention = [spec for spec in model.layers if isinstance(spec, AttentionSpec)]
-    sees_all = all(
-        spec.sees_all and spec.softcap is None and not spec.has_sinks and spec.value_dim is None for spec in attention
-    )
-    kernels = kernels_for(facts.platform, resolved.dtype, mesh, facts.compute_capability, resolved.fixed_order)
-    full_groups = tuple(group for group, reach in enumerate(layout.groups) if reach is None)
-    shares = facts.platform == "gpu" and limits.prefix_caching and not resolved.fixed_order
-    shares &= any(spec.sees_all and spec.value_dim is None for spec in attention)
-    return Shapes(
-        num_pages=2,
-        page_size=resolved.page_size,
-        num_slots=resolved.num_slots,
-        max_prefill_tokens=resolved.max_batch_prefill_tokens,
-        max_sequence_tokens=resolved.max_total_tokens,
-        num_groups=len(layout.groups),
-        min_tokens=resolved.min_tokens,
-        is_fine=facts.platform != "cpu",
-        specialised=facts.platform == "gpu",
-        max_fresh_sequences=kernels.max_fresh_sequences if sees_all else 0,
-        guesses=limits.max_guesses,
-        step_guesses=limits.max_step_guesses,
-        page_dtype=resolved.page_dtype,
-        burst=resolved.max_burst,
-        shared_groups=full_groups if shares else (),
-        fixed_order=resolved.fixed_order,
-    )
-
-
-def _limits(config: Config, resolved: Resolved, layout: PageLayout, max_queued: int | None) -> Limits:
-    return Limits(
-        page_size=resolved.page_size,
-        num_pages=2,
-        max_batch_size=resolved.max_batch_size,
-        max_step_tokens=resolved.max_batch_size + resolved.max_batch_prefill_tokens,
-        max_batch_prefill_tokens=resolved.max_batch_prefill_tokens,
-        max_sequence_tokens=resolved.max_total_tokens,
-        max_batch_total_tokens=config.max_batch_total_tokens,
-        max_queued=max_queued,
-        waiting_served_ratio=resolved.waiting_served_ratio,
-        max_waiting_tokens=resolved.max_waiting_tokens,
-        prefix_caching=config.prefix_caching,
-        max_burst=resolved.max_burst,
-        replays=resolved.fixed_order,
-        forces_tokens=not resolved.fixed_order,
-        max_guesses=resolved.speculate,
-        page_groups=layout.groups,
-        snapshots=0 if layout.slot_specs else None,
-    )
 
 
 def _with_pages(deployment: Deployment, step_bytes: int) -> Deployment:

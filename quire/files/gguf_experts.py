@@ -1,5 +1,6 @@
 """The config of experts from the metadata of a GGUF file."""
 
+import logging
 from collections.abc import Callable
 from typing import Any
 
@@ -8,8 +9,13 @@ from quire.files.gguf import GGUFHeader
 from quire.files.gguf_architecture import GGUFArchitecture
 from quire.files.gguf_keys import MetadataKeys
 
+log = logging.getLogger(__name__)
+
 MAX_EXPERTS = 1024  # of a layer
 _SOFTMAX, _SIGMOID = 1, 2  # as `expert_gating_func` numbers them
+# Groups, and those of them that a token visits, by gate and number of experts: DeepSeek V3 and V2. Older files leave
+# them out.
+_PUBLISHED_GROUPS = {(_SIGMOID, 256): (8, 4), (_SOFTMAX, 160): (8, 3)}
 
 
 def expert_fields(keys: MetadataKeys, header: GGUFHeader, architecture: GGUFArchitecture) -> dict[str, Any]:
@@ -51,8 +57,15 @@ def _glm4_moe(keys: MetadataKeys, header: GGUFHeader, count: int) -> dict[str, A
 
 def _deepseek(keys: MetadataKeys, header: GGUFHeader, count: int) -> dict[str, Any]:
     keys.only("expert_gating_func", _SOFTMAX, _SIGMOID)
-    fields = {"n_routed_experts": count, **_grouped(keys)}
-    if keys.get("expert_gating_func") == _SIGMOID:
+    gate = keys.get("expert_gating_func") or _SOFTMAX
+    groups = _PUBLISHED_GROUPS.get((gate, count), (1, 1))
+    if keys.get("expert_group_count") is None and groups != (1, 1):
+        words = (
+            "%s has no expert_group_count: tokens visit %d of %d groups of its %d experts, as in the published model"
+        )
+        log.warning(words, header.path, groups[1], groups[0], count)
+    fields = {"n_routed_experts": count, **_grouped(keys, groups)}
+    if gate == _SIGMOID:
         return fields | {"model_type": "deepseek_v3"}
     return fields | {"topk_method": "greedy" if fields["n_group"] == 1 else "group_limited_greedy"}
 
@@ -85,14 +98,15 @@ def _gpt_oss(keys: MetadataKeys, header: GGUFHeader, count: int) -> dict[str, An
     return {"num_local_experts": count, "intermediate_size": keys.integer("expert_feed_forward_length")}
 
 
-def _grouped(keys: MetadataKeys) -> dict[str, Any]:
-    """Groups, shares, and experts that all tokens visit."""
+def _grouped(keys: MetadataKeys, groups: tuple[int, int] = (1, 1)) -> dict[str, Any]:
+    """Groups, shares, and experts that all tokens visit. `groups`, and those that a token visits, where the file does
+    not say."""
     return {
         "moe_intermediate_size": keys.integer("expert_feed_forward_length"),
         "n_shared_experts": keys.integer("expert_shared_count"),
         "first_k_dense_replace": keys.whole("leading_dense_block_count", 0),
-        "n_group": keys.integer("expert_group_count", 1),
-        "topk_group": keys.integer("expert_group_used_count", 1),
+        "n_group": keys.integer("expert_group_count", groups[0]),
+        "topk_group": keys.integer("expert_group_used_count", groups[1]),
         "norm_topk_prob": keys.flag("expert_weights_norm", False),
         "routed_scaling_factor": keys.positive("expert_weights_scale", 1.0),
     }

@@ -187,6 +187,16 @@ def test_what_was_lost_on_its_way_to_the_host_is_computed_and_counted():
     harness.scheduler.check()
 
 
+def test_a_lost_page_that_is_written_anew_is_kept():
+    """Its former contents were lost, and it was taken for others before that was known."""
+    host = tier(hosted())
+    written = host.reserve((b"another prefix", 0))
+    host.lose([written.page])
+    host.confirm([written])
+    assert host.find(*written.key) is written
+    assert host.num_lost == 0
+
+
 def test_what_was_to_be_copied_to_the_host_when_the_device_was_lost_is_forgotten():
     harness = hosted()
     run(harness, 1, TALK)

@@ -13,6 +13,7 @@ from quire.engine.build import plan_deployment
 from quire.engine.deployment import Deployment, cache_capacity
 from quire.engine.slot_state import with_snapshots
 from quire.errors import InvalidSetting
+from quire.ops.native import library
 from quire.resolve import RESERVE_BYTES
 from tests.models.cases import CASES
 
@@ -197,3 +198,11 @@ def test_host_memory_is_cut_into_pages_and_the_text_says_how_many_tokens_it_hold
 def test_host_memory_that_cannot_be_used_is_refused(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidSetting, match=message):
         planned(tmp_path, "llama", **settings)
+
+
+def test_reproducible_on_a_cpu_needs_every_part_of_the_native_library(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(library, "need", lambda part: part != "codes")
+    with pytest.raises(InvalidSetting, match="the library, or a part of it, is not there"):
+        planned(tmp_path, "llama", reproducible=True)

@@ -11,6 +11,10 @@ import numpy as np
 import pytest
 
 from quire.errors import InvalidCheckpoint, UnsupportedModel
+from quire.files.gguf import GGUFHeader
+from quire.files.gguf_architecture import ARCHITECTURES
+from quire.files.gguf_experts import expert_fields
+from quire.files.gguf_keys import MetadataKeys
 from quire.files.gguf_source import GGUFSource
 from quire.models.checkpoint import Placement, load_weights
 from quire.models.model import Model
@@ -212,6 +216,32 @@ def test_metadata_of_experts_that_makes_no_sense_is_refused_by_its_key(
     path = write_gguf(tmp_path / "m.gguf", "qwen3moe", METADATA | change, embedding() | experts())
     with pytest.raises(error, match=message):
         _ = GGUFSource(path).config
+
+
+@pytest.mark.parametrize(
+    ("gate", "count", "given", "groups"),
+    [
+        (2, 256, {}, (8, 4)),
+        (1, 160, {}, (8, 3)),
+        (1, 64, {}, (1, 1)),
+        (2, 256, {"expert_group_count": 4, "expert_group_used_count": 2}, (4, 2)),
+    ],
+)
+def test_groups_that_older_deepseek_files_leave_out_are_those_of_the_published_models(
+    gate: int, count: int, given: dict[str, int], groups: tuple[int, int], caplog: pytest.LogCaptureFixture
+) -> None:
+    said = {
+        "expert_count": count,
+        "expert_used_count": 8,
+        "expert_gating_func": gate,
+        "expert_feed_forward_length": 64,
+        "expert_shared_count": 1,
+    }
+    metadata = {f"deepseek2.{key}": value for key, value in (said | given).items()}
+    header = GGUFHeader(Path("m.gguf"), {"general.architecture": "deepseek2", **metadata}, {})
+    fields = expert_fields(MetadataKeys(header), header, ARCHITECTURES["deepseek2"])
+    assert (fields["n_group"], fields["topk_group"]) == groups
+    assert ("has no expert_group_count" in caplog.text) == (not given and groups != (1, 1))
 
 
 @pytest.mark.parametrize(

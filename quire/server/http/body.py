@@ -37,8 +37,8 @@ def parse_json(body: bytes) -> dict[str, Any]:
 
 async def _read(service: Service, request: Request) -> bytes:
     """The whole body. Nothing beyond the limit is kept."""
-    encoding = request.headers.get("content-encoding", "identity")
-    if encoding.lower() != "identity":
+    encoding = request.headers.get("content-encoding", "")
+    if encoding.lower() not in ("", "identity"):
         raise InvalidRequest(f"Content-Encoding is {shown(encoding)}; only bodies that are not compressed are read")
     limit = service.settings.payload_limit
     length = request.headers.get("content-length", "")
