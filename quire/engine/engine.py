@@ -19,7 +19,7 @@ from quire.engine.outcome import Outcome
 from quire.engine.page_sources import PageSources
 from quire.engine.step_limits import step_limits
 from quire.engine.step_pipeline import StepPipeline
-from quire.errors import EngineFailed, InvalidRequest, RequestFailed, reason_of
+from quire.errors import EngineFailed, InvalidRequest, InvalidSetting, RequestFailed, reason_of
 from quire.ipc.journal import Journal
 from quire.request import Request
 
@@ -295,6 +295,8 @@ class Engine:
         log.error("step %d with %d rows failed: %r", plan.step, len(plan.chunks), fault)
         self._steps.discard()
         self.scheduler.restart()
+        if isinstance(fault, InvalidSetting):  # any request would meet it again
+            return self._give_up("the engine cannot run as it is set", fault)
         try:
             self._reset_device()
         except Exception as error:

@@ -250,7 +250,8 @@ class Compiler:
 
         def sample(head: tuple[jax.Array, ...], slots: Any, hidden: Any, packed: Any, masks: Any) -> Any:
             tree = jax.tree.unflatten(self._head_structure, head)
-            return sample_next(way, model, size, tree, slots, hidden, packed, masks, kernels.filter_cuts)
+            how = kernels.filter_cuts, shapes.fixed_order
+            return sample_next(way, model, size, tree, slots, hidden, packed, masks, *how)
 
         hidden = _array((shapes.num_samples, model.hidden_size), self.dtype, self.whole)
         packed = _array((num_sample_fields(shapes.guesses > 0) * size + NUM_FEATURES,), jnp.int32)

@@ -71,6 +71,8 @@ class Sampled(NamedTuple):
     logprobs: jax.Array | None = None  # float32 [r], of the token, by the model's own distribution
     top_ids: jax.Array | None = None  # int32 [r, MAX_LOGPROBS]
     top_logprobs: jax.Array | None = None  # float32 [r, MAX_LOGPROBS]
+    # uint32 [r, 3]: of the logits, of those that filters leave, and of the sums drawn by; None unless they are checked.
+    checksums: jax.Array | None = None
 
 
 def sample(
@@ -82,6 +84,7 @@ def sample(
     features: Features,
     branches: bool = True,
     cuts: FilterCuts | None = None,
+    has_checksums: bool = False,
 ) -> Sampled:
     """The tokens that follow `positions` [r] in the slots `rows` [r], from logits [r, v].
 
@@ -104,18 +107,30 @@ def sample(
     is_greedy = temperature < COLDEST
     keep = partial(filtered, branches=branches, cuts=cuts)
 
-    def drawn(shaped: jax.Array) -> jax.Array:
+    def drawn(shaped: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
         # With 0 as the highest, no temperature can make the others overflow.
         scaled = (shaped - highest) / jnp.where(is_greedy, 1.0, temperature)[:, None]
         scaled = _where_asked(features.filters, lambda x: keep(x, int_params[:, TOP_K], float_params), scaled)
-        return jnp.where(is_greedy, greedy, draw(scaled, uniforms(int_params, index)))
+        token, sums = draw(scaled, uniforms(int_params, index))
+        checksums = [_checksum(scaled), _checksum(sums)] if has_checksums else []
+        return jnp.where(is_greedy, greedy, token), checksums
 
-    tokens = jax.lax.cond(jnp.all(is_greedy), lambda _: greedy, drawn, shaped) if branches else drawn(shaped)
+    def undrawn(_: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+        return greedy, [jnp.zeros(greedy.shape, jnp.uint32)] * (2 * has_checksums)
+
+    tokens, checksums = jax.lax.cond(jnp.all(is_greedy), undrawn, drawn, shaped) if branches else drawn(shaped)
     tokens = jnp.where(jnp.isfinite(highest[:, 0]), tokens, NOTHING_LEFT)
     # Of the model's own logits: what is forbidden may hide a NaN, and so may XLA's maximum on CPUs.
     reach = jnp.max(jnp.where(jnp.isnan(logits), jnp.inf, logits), axis=-1)
     tokens = jnp.where(jnp.isfinite(reach), tokens, NOT_NUMBERS)
-    return describe(logits, tokens, features.logprobs)
+    sampled = describe(logits, tokens, features.logprobs)
+    return sampled._replace(checksums=jnp.stack([_checksum(logits), *checksums], 1)) if has_checksums else sampled
+
+
+def _checksum(values: jax.Array) -> jax.Array:
+    """Of the bits of each row [r, n]. Integers have the same sum in every order; the factors tell places apart."""
+    bits = jax.lax.bitcast_convert_type(values.astype(jnp.float32), jnp.uint32)
+    return (bits * (2 * jnp.arange(bits.shape[1], dtype=jnp.uint32) + 1)).sum(axis=-1, dtype=jnp.uint32)
 
 
 def _where_asked(asked: jax.Array | bool, change: Callable[[jax.Array], jax.Array], logits: jax.Array) -> jax.Array:
@@ -145,8 +160,8 @@ def describe(logits: jax.Array, tokens: jax.Array, wanted: jax.Array | bool) -> 
     return Sampled(tokens, *jax.lax.cond(wanted, compute, skip, logits))
 
 
-def draw(logits: jax.Array, uniform: jax.Array) -> jax.Array:
-    """One token per row by its probability, from logits [r, v] with a maximum of 0 in every row.
+def draw(logits: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """One token per row by its probability, from logits [r, v] with a maximum of 0 in every row; and the running sums.
 
     The first of two uniform numbers [r, 2] picks a block of the vocabulary, the second a token within it: a token that
     is far less likely than one step of a float32 keeps its chance as long as its block is not.
@@ -154,18 +169,20 @@ def draw(logits: jax.Array, uniform: jax.Array) -> jax.Array:
     rows, size = logits.shape
     weights = jnp.exp(logits)
     weights = jnp.pad(weights, ((0, 0), (0, -size % BLOCK))).reshape(rows, -1, BLOCK)
-    block = _pick(weights.sum(axis=-1), uniform[:, 0])
+    block, of_blocks = _pick(weights.sum(axis=-1), uniform[:, 0])
     within = jnp.take_along_axis(weights, block[:, None, None], axis=1)[:, 0]
-    return (block * BLOCK + _pick(within, uniform[:, 1])).astype(jnp.int32)
+    token, of_tokens = _pick(within, uniform[:, 1])
+    return (block * BLOCK + token).astype(jnp.int32), jnp.concatenate([of_blocks, of_tokens], axis=1)
 
 
-def _pick(weights: jax.Array, uniform: jax.Array) -> jax.Array:
-    """The first index at which the running sum of weights [r, n] exceeds its share; never one of weight zero."""
+def _pick(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The first index at which the running sum of weights [r, n] exceeds its share, never one of weight zero; and the
+    running sums."""
     running = jnp.cumsum(weights, axis=-1)
     reached = (running > uniform[:, None] * running[:, -1:]) & (weights > 0)
     # Rounding can leave nothing reached; then the last that has a weight is meant.
     last = weights.shape[1] - 1 - jnp.argmax(weights[:, ::-1] > 0, axis=-1)
-    return jnp.where(reached.any(axis=-1), jnp.argmax(reached, axis=-1), last)
+    return jnp.where(reached.any(axis=-1), jnp.argmax(reached, axis=-1), last), running
 
 
 def filtered(

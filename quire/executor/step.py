@@ -96,7 +96,7 @@ def forward(
     last = hidden[inputs.ends]
     computed = Computed(last, jnp.isfinite(last).all(axis=-1))
     if shape.scores:
-        scored = _score(compiled.model, weights.model, hidden, state.slots, inputs.slots, inputs.positions)
+        scored = _score(compiled, weights.model, hidden, state.slots, inputs.slots, inputs.positions)
         computed = computed._replace(scored=scored)
     return state, computed
 
@@ -231,6 +231,7 @@ def sample_next(
     packed: jax.Array,
     masks: jax.Array | None,
     cuts: FilterCuts | None = None,
+    has_checksums: bool = False,
 ) -> tuple[Slots, Sampled]:
     """The tokens after the first `size` hidden vectors, also written where the next step reads them.
 
@@ -242,7 +243,7 @@ def sample_next(
     position = positions_of(position, slot, slots)
     logits = model.logits(head, hidden[:size])
     asked, before = packed[count * size :], guesses[0] if guesses else None
-    return _next(way, slots, logits, slot, position, samples > 0, asked, masks, cuts, before)
+    return _next(way, slots, logits, slot, position, samples > 0, asked, masks, cuts, before, has_checksums)
 
 
 def _next(
@@ -256,12 +257,13 @@ def _next(
     masks: jax.Array | None = None,
     cuts: FilterCuts | None = None,
     guesses: jax.Array | None = None,
+    has_checksums: bool = False,
 ) -> tuple[Slots, Sampled]:
     if asked is not None and way == "any":
         features = Features(*(flag > 0 for flag in asked))
     else:
         features = Features(way == "filtered", penalties=False, adjustments=False, masks=False, logprobs=False)
-    sampled = sample(logits, slots, slot, position, masks, features, branches=way == "any", cuts=cuts)
+    sampled = sample(logits, slots, slot, position, masks, features, way == "any", cuts, has_checksums)
     if guesses is not None:
         sampled, samples = with_accepted(sampled, samples, slots, slot, position, guesses)
     padding = slots.history.shape[0] - 1  # tokens that do not count are written there
@@ -289,21 +291,23 @@ def with_page_entries(state: State, slots: jax.Array, groups: jax.Array, indices
 
 
 def _score(
-    model: Model, weights: ParamTree, hidden: jax.Array, slots: Slots, token_slots: jax.Array, positions: jax.Array
+    compiled: Compiled, weights: ParamTree, hidden: jax.Array, slots: Slots, token_slots: Any, positions: jax.Array
 ) -> Sampled:
     """The log-probability of each token's successor, a few positions at a time to bound the memory of the logits."""
     following = slots.history[token_slots, jnp.minimum(positions + 1, slots.history.shape[1] - 1)]
     yes = jnp.asarray(True)
 
     def score(part: tuple[jax.Array, jax.Array]) -> Sampled:
-        return describe(model.logits(weights, part[0]), part[1], yes)
+        return describe(compiled.model.logits(weights, part[0]), part[1], yes)
 
     count = hidden.shape[0]
-    size = min(SCORED_AT_ONCE, count)
+    # A library may add in another order where a product has other rows.
+    size = SCORED_AT_ONCE if compiled.shapes.fixed_order else min(SCORED_AT_ONCE, count)
     missing = -count % size
     padded = jnp.pad(hidden, ((0, missing), (0, 0))).reshape(-1, size, hidden.shape[1])
     parts = jax.lax.map(score, (padded, jnp.pad(following, (0, missing)).reshape(-1, size)))
-    return Sampled(*(part.reshape(-1, *part.shape[2:])[:count] for part in parts))
+    scored: Sampled = jax.tree.map(lambda part: part.reshape(-1, *part.shape[2:])[:count], parts)
+    return scored
 
 
 def head_weights(weights: ParamTree) -> ParamTree:

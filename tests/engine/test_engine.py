@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from quire.core.plan import Kind, StepPlan, StepResult, Update
 from quire.core.scheduler import Scheduler
 from quire.engine.engine import Engine
-from quire.errors import EngineFailed, InvalidRequest, PromptTooLong, QuireError, RequestFailed
+from quire.errors import EngineFailed, InvalidRequest, InvalidSetting, PromptTooLong, QuireError, RequestFailed
 from quire.request import Request
 from tests.core.harness import limits, request
 from tests.fake_executor import POISON, FakeExecutor, Fault, expected_tokens
@@ -307,3 +307,21 @@ def test_a_lone_step_that_runs_out_of_memory_again_and_again_costs_its_request()
         rig.add(request(index, prompt=(index, POISON if index == 3 else 2), max_tokens=8))
     rig.run()
     rig.check_survivors(3)
+
+
+@pytest.mark.parametrize("where", ["at_submit", "at_result"])
+def test_a_setting_that_no_request_can_run_with_ends_the_engine_at_once(where):
+    def refuse(plan: StepPlan, prompts: list[tuple[int, ...]]) -> None:
+        raise InvalidSetting("reproducible: rows have other bits")
+
+    rig = Rig(**{where: refuse})
+    for index in range(4):
+        rig.add(request(index, prompt=(5,)))
+    rig.run()
+    assert {error.message for error in rig.errors.values()} == {
+        "the engine cannot run as it is set: reproducible: rows have other bits"
+    }
+    assert set(rig.errors) == set(range(4))
+    assert rig.engine.num_faults == 1
+    with pytest.raises(EngineFailed, match="rows have other bits"):
+        rig.add(request(5, prompt=(5,)))

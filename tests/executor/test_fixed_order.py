@@ -1,7 +1,7 @@
 """A token has the same numbers whatever else runs, where kernels of prompts and of decodes differ; and programs that
 make a row depend on others are refused."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 from unittest.mock import patch
@@ -11,21 +11,22 @@ import numpy as np
 import pytest
 
 from quire.core.plan import Chunk, Kind
-from quire.errors import InvalidSetting
-from quire.executor import compiler
+from quire.errors import EngineFailed, InvalidSetting
+from quire.executor import compiler, sampler
 from quire.executor.ladder import StepShape
 from quire.executor.launch import fields, num_single, split
 from quire.executor.program_order import ProgramOrder
-from quire.executor.program_table import ProgramTable
-from quire.executor.row_check import RowCheck, step_of_one_row
-from quire.executor.sampler import NOTHING_ASKED
+from quire.executor.program_table import Key, ProgramTable
+from quire.executor.row_check import NUM_DECODES, RowCheck, step_of_decodes, step_of_prompts
+from quire.executor.sampler import NOTHING_ASKED, filtered
 from quire.executor.shapes import Shapes
+from quire.models.decoder import Decoder
 from quire.ops.norms import Norms, add_rms_norm, rms_norm
 from quire.ops.pages import TILE
 from quire.ops.step_attention import PLAIN, Kernels
 from quire.ops.tiled_attention import tiled_attention
-from quire.request import SamplingParams
-from tests.executor.rig import SHAPES, Rig, config_of, quickly_compiled
+from quire.request import Request, SamplingParams
+from tests.executor.rig import SHAPES, Rig, Run, config_of, quickly_compiled
 from tests.executor.workload import workload
 
 FIXED = replace(SHAPES, page_size=32, num_pages=80, min_tokens=8, specialised=True, fixed_order=True)
@@ -133,15 +134,20 @@ def test_no_program_has_fewer_rows_than_a_step() -> None:
     assert min(*(shape.tokens for shape in ladder.all()), *ladder.sample_sizes) == 64
 
 
+@pytest.mark.parametrize("make", [step_of_prompts, step_of_decodes])
 @pytest.mark.parametrize("num_slots", [8, 64, 256])
 @pytest.mark.parametrize("max_prefill_tokens", [32, 2048])
-def test_every_step_has_room_for_the_row_that_is_compared(num_slots: int, max_prefill_tokens: int) -> None:
+def test_every_step_has_room_for_the_rows_that_are_compared(make: Any, num_slots: int, max_prefill_tokens: int) -> None:
     sizes = {"num_slots": num_slots, "max_prefill_tokens": max_prefill_tokens, "is_fine": True}
     shapes = replace(FIXED, **sizes)
     for shape in shapes.ladder.all():
-        into = fields(step_of_one_row(shape, shapes), shape, shapes)
+        if (shape.decodes_only and make is step_of_prompts) or (shape.scores and make is step_of_decodes):
+            continue
+        into = fields(make(shape, shapes), shape, shapes)
         assert (into.positions >= 0).all(), "padding writes where the row's keys and values are"
-        assert (into.positions[into.ends] == 0).all()
+        assert into.positions.max() < TILE <= shapes.page_size
+        compared = set(into.positions[into.ends].tolist())
+        assert {0, NUM_DECODES - 1} <= compared
         if shape.decodes_only:
             continue
         covered = np.zeros(shape.tokens, int)
@@ -149,9 +155,13 @@ def test_every_step_has_room_for_the_row_that_is_compared(num_slots: int, max_pr
             covered[offset : offset + length] += 1
         assert (covered == 1).all()
         assert (into.tile_lengths[: num_single(shape, shapes)] <= 1).all()
-        starts = into.tile_offsets[into.tile_lengths > 0]
-        assert (into.positions[starts] == 0).all()
-        assert into.positions.max() < TILE <= shapes.page_size
+        used = into.tile_lengths > 0
+        assert (into.positions[into.tile_offsets[used]] == into.tile_starts[used]).all()
+        rows = num_single(shape, shapes) // 2
+        if make is step_of_decodes:
+            assert (into.ends < rows).all()
+            assert compared == set(range(NUM_DECODES))
+            assert (into.positions[rows:] >= NUM_DECODES).all(), "decodes read what decodes wrote"
 
 
 def checked(kernels: Kernels, shapes: Shapes) -> int:
@@ -188,3 +198,134 @@ def test_a_program_in_which_a_row_depends_on_its_place_is_refused() -> None:
     norms = Norms(add_rms=by_place)
     with pytest.raises(InvalidSetting, match="rows that should be alike have other bits"):
         checked(PLAIN._replace(norms=norms, decode_norms=norms), FEW)
+
+
+def check_these(keys: Sequence[Key], kernels: Kernels = PLAIN, shapes: Shapes = FEW) -> None:
+    """Hold these programs of a small model to each other, in their order."""
+    with patch.object(compiler, "kernels_for", lambda *_: kernels):
+        executor = Rig(config_of("llama", num_hidden_layers=1), shapes).executor
+        try:
+            state = executor.programs.compiler.empty_state()
+            for key in keys:
+                state = executor.programs.checked(key, state)
+        finally:
+            executor.close()
+    assert not np.asarray(state.slots.float_params).any(), "padding is greedy in steps"
+
+
+def more(rows: int, limit: int) -> float:
+    """A factor that changes the last bits where there are more rows, as the choice of another kernel would."""
+    return 1.0 + 2.0**-20 * (rows > limit)
+
+
+def logits_by_rows(limit: int) -> Any:
+    exact = Decoder.logits
+
+    def logits(self: Any, weights: Any, hidden: Any) -> Any:
+        return exact(self, weights, hidden) * more(len(hidden), limit)
+
+    return patch.object(Decoder, "logits", logits)
+
+
+@pytest.mark.parametrize("way", ["filtered", "any"])
+def test_a_product_with_the_head_that_depends_on_the_number_of_rows_is_refused(way: str) -> None:
+    with logits_by_rows(8), pytest.raises(InvalidSetting, match=rf"16 samples \({way}\).* other bits in logits"):
+        check_these([(way, 8), (way, 16)])
+
+
+@pytest.mark.parametrize("way", ["filtered", "any"])
+def test_filters_that_depend_on_the_number_of_rows_are_refused(way: str) -> None:
+    def by_rows(logits: Any, *others: Any, **how: Any) -> Any:
+        return filtered(logits, *others, **how) * more(len(logits), 8)
+
+    with (
+        patch.object(sampler, "filtered", by_rows),
+        pytest.raises(InvalidSetting, match=rf"16 samples \({way}\).* other bits in filtered logits"),
+    ):
+        check_these([(way, 8), (way, 16)])
+
+
+@pytest.mark.parametrize("way", ["filtered", "any"])
+def test_draws_that_depend_on_the_number_of_rows_are_refused(way: str) -> None:
+    exact = jnp.cumsum
+
+    def by_rows(weights: Any, axis: int) -> Any:
+        return exact(weights, axis=axis) * more(len(weights), 8)
+
+    with (
+        patch.object(sampler.jnp, "cumsum", by_rows),
+        pytest.raises(InvalidSetting, match=rf"16 samples \({way}\).* other bits in the sums of draws"),
+    ):
+        check_these([(way, 8), (way, 16)])
+
+
+def test_both_ways_to_sample_are_held_to_each_other() -> None:
+    def by_way(logits: Any, *others: Any, branches: bool, cuts: Any) -> Any:
+        return filtered(logits, *others, branches=branches, cuts=cuts) * more(branches, 0)
+
+    with (
+        patch.object(sampler, "filtered", by_way),
+        pytest.raises(InvalidSetting, match=r"8 samples \(any\).* than in that for 8 samples \(filtered\)"),
+    ):
+        check_these([("filtered", 8), ("any", 8)])
+
+
+SCORED = [StepShape(32, scores=True), StepShape(256, scores=True)]
+LONGER = replace(FEW, max_prefill_tokens=256)
+
+
+def test_scored_steps_have_products_of_one_number_of_rows() -> None:
+    with logits_by_rows(32):
+        check_these(SCORED, shapes=LONGER)
+
+
+def test_scores_that_depend_on_their_place_are_refused() -> None:
+    exact = Decoder.logits
+
+    def by_place(self: Any, weights: Any, hidden: Any) -> Any:
+        return exact(self, weights, hidden) * (1.0 + 2.0**-20 * (jnp.arange(len(hidden)) == 5)[:, None])
+
+    with (
+        patch.object(Decoder, "logits", by_place),
+        pytest.raises(InvalidSetting, match=r"256 tokens scored .* other bits in log-probabilities of prompts"),
+    ):
+        check_these(SCORED, shapes=LONGER)
+
+
+@pytest.mark.parametrize("is_decode", [False, True])
+def test_attention_over_several_keys_that_depends_on_the_number_of_rows_is_refused(is_decode: bool) -> None:
+    def by_rows(spec: Any, q: Any, pages: Any, page_table: Any, tiles: Any, sinks: Any = None) -> Any:
+        out = tiled_attention(spec, q, pages, page_table, tiles, sinks)
+        rows, rest = tiles.part(0, tiles.num_single), tiles.part(tiles.num_single, len(tiles.lengths))
+        decodes = jnp.zeros(len(q), bool).at[rows.offsets].max((rows.lengths > 0) & (rows.starts > 0))
+        first = jnp.zeros(len(q), bool).at[rest.offsets].set(True).at[rows.offsets].set(True)
+        changes = decodes if is_decode else ~first
+        return jnp.where(changes[:, None, None, None], out * more(len(q), 8), out)
+
+    shapes = [StepShape(8, decodes_only=True), StepShape(8), StepShape(16, decodes_only=is_decode)]
+    with pytest.raises(InvalidSetting, match=r"16 .* other bits in the last layer than in that for 8"):
+        check_these(shapes, PLAIN._replace(attend=by_rows))
+
+
+def test_rows_of_zeros_are_no_check() -> None:
+    def zeros(x: Any, addend: Any, weight: Any, eps: float, offset: float) -> Any:
+        return jnp.zeros_like(x), jnp.zeros_like(x)
+
+    with pytest.raises(InvalidSetting, match="cannot be checked: 8 tokens give zeros"):
+        check_these([StepShape(8)], PLAIN._replace(norms=Norms(add_rms=zeros)))
+
+
+def test_a_program_refused_in_the_middle_of_a_request_ends_the_engine_with_that_reason() -> None:
+    with logits_by_rows(8):
+        rig = Rig(config_of("llama", num_hidden_layers=1), FEW)
+        many = [Request(request_id=number, prompt=(number + 5,), max_tokens=number + 1) for number in range(16)]
+        run = Run(rig.engine())
+        for request in many:
+            run.engine.add(request)
+        while not run.engine.is_idle:
+            run.failures |= {failure.request_id: failure.error for failure in run.engine.step().failures}
+        rig.executor.close()
+    assert run.engine.num_faults == 1
+    assert isinstance(run.engine.error, EngineFailed)
+    assert "other bits in logits" in run.engine.error.message
+    assert set(run.failures.values()) == {run.engine.error}
