@@ -149,8 +149,8 @@ def sampled(count: int) -> Any:
     top_k = np.full(most, 5_000, np.int32)
 
     def compute(logits: Any, uniform: Any, top_k: Any, wanted: Any) -> Any:
-        plain = draw(logits, uniform)
-        return plain, draw(filtered(logits, top_k, wanted), uniform), describe(logits, plain, True)
+        plain, running = draw(logits, uniform)
+        return plain, running, draw(filtered(logits, top_k, wanted), uniform), describe(logits, plain, True)
 
     inputs = [array[:count] for array in (logits, uniform, top_k, wanted)]
     return jax.jit(compute).lower(*inputs).compile(cpu_options() | AS_SERVED)(*inputs)
