@@ -4,7 +4,7 @@ import json
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import replace
 from typing import Any
 
@@ -51,11 +51,16 @@ class GrammarMatcher:
         self._thinking = thinking
         self._pool = pool
         self._mask_bytes = mask_bytes
+        self._last: Future[tuple[list[int], bytes]] | None = None
 
     def advance(self, tokens: Sequence[int]) -> "Future[tuple[list[int], bytes]]":
-        return self._pool.submit(self._advance, list(tokens))
+        """Calls that follow each other take effect one after the other, also before the first has a result."""
+        self._last = self._pool.submit(self._advance, list(tokens), self._last)
+        return self._last
 
-    def _advance(self, tokens: list[int]) -> tuple[list[int], bytes]:
+    def _advance(self, tokens: list[int], before: "Future[tuple[list[int], bytes]] | None") -> tuple[list[int], bytes]:
+        if before is not None:
+            wait([before])  # the library refuses a second thread
         matcher = self._matcher
         if tokens:
             matcher.consume_tokens(tokens)

@@ -3,7 +3,9 @@
 import json
 import random
 import re
+import threading
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 
@@ -11,7 +13,7 @@ from quire.engine.grammar_masks import Guided
 from quire.errors import InvalidRequest
 from quire.grammar.gbnf import lark_of_gbnf
 from quire.grammar.limits import MAX_EXPANDED, refuse_what_explodes
-from quire.grammar.matcher import Grammars, compile_grammar, tokens_of
+from quire.grammar.matcher import GrammarMatcher, Grammars, compile_grammar, tokens_of
 from quire.grammar.regex_size import expanded
 from quire.request import Grammar, GrammarKind, choice
 from quire.text.tokenizer import Tokenizer
@@ -93,6 +95,43 @@ def test_every_end_token_ends_and_none_comes_too_early():
     assert set(allowed(guided.mask(1, WAIT_S))) == {*ends, *tokenizer.encode("b")}
     guided.append(tokenizer.encode("b"))
     assert allowed(guided.mask(2, WAIT_S)) == sorted(ends)
+
+
+class OneThread:
+    """A matcher that takes its time and, like the library's, refuses a second thread meanwhile."""
+
+    def __init__(self):
+        self.seen, self.go_on = [], threading.Event()
+        self._in_use = threading.Lock()
+
+    def consume_tokens(self, tokens):
+        assert self._in_use.acquire(blocking=False), "a second thread"
+        self.go_on.wait(WAIT_S)
+        self.seen += tokens
+        self._in_use.release()
+
+    def is_stopped(self):
+        return True
+
+    def try_consume_tokens(self, _):
+        return 0
+
+    def compute_bitmask(self):
+        return b""
+
+    def is_error(self):
+        return False
+
+
+def test_tokens_that_come_before_the_mask_is_there_take_effect_in_their_order():
+    slow = OneThread()
+    with ThreadPoolExecutor(4) as pool:
+        matcher = GrammarMatcher(slow, pool, 8, ())
+        advanced = [matcher.advance([token]) for token in range(4)]
+        assert wait(advanced, 0.1).not_done == set(advanced)
+        slow.go_on.set()
+        assert [one.result(WAIT_S) for one in advanced] == [([], bytes(8))] * 4
+    assert slow.seen == [0, 1, 2, 3]
 
 
 def test_answers_with_one_grammar_go_their_own_ways():
