@@ -21,6 +21,7 @@ from quire.models.adapter_plan import AdapterPlan
 from quire.models.checkpoint import leaves
 from quire.models.decoder import Decoder
 from quire.models.formats.quantized_source import QuantizedSource
+from quire.ops.attention_spec import is_latent
 from quire.ops.pages import is_coded
 from quire.reproducible import ModelKinds
 from quire.resolve import Facts, Resolved, as_size
@@ -72,7 +73,7 @@ class Deployment:
 def kinds_of(model: Decoder, layout: PageLayout) -> ModelKinds:
     return ModelKinds(
         experts=any(param.is_of_experts for param in leaves(model.params())),
-        latent=any(getattr(spec, "value_dim", None) is not None for spec in layout.specs),
+        latent=any(map(is_latent, layout.specs)),
         recurrent=bool(layout.slot_specs),
     )
 
@@ -81,7 +82,7 @@ def layout_of(model: Decoder, resolved: Resolved, mesh: Mesh | None) -> PageLayo
     """The page groups of a model, and the types of its states."""
     sizes = resolved.page_size, resolved.max_total_tokens, resolved.dtype
     layout = page_layout(model.layers, *sizes, mesh, page_dtype=resolved.page_dtype)
-    if is_coded(resolved.page_dtype) and any(getattr(spec, "value_dim", None) is not None for spec in layout.specs):
+    if is_coded(resolved.page_dtype) and any(map(is_latent, layout.specs)):
         asked, dtype = resolved.kv_cache_dtype, resolved.dtype
         if not resolved.is_automatic("kv_cache_dtype"):
             raise InvalidSetting(

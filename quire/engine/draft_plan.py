@@ -16,6 +16,7 @@ from quire.models.formats.quantized_source import open_checkpoint
 from quire.models.params import ParamTree
 from quire.models.random_weights import random_weights
 from quire.models.registry import build_model
+from quire.ops.attention_spec import is_latent
 from quire.ops.pages import is_coded
 from quire.text.tokenizer import load_tokenizer
 
@@ -72,7 +73,7 @@ def refuse_what_cannot_draft(draft: DraftPlan, layout: PageLayout, files: ModelF
             f"draft_model {draft.files.name} has recurrent layers, whose state cannot be taken back to where a guess "
             "was wrong"
         )
-    latent = any(getattr(spec, "value_dim", None) is not None for spec in draft.model.layers)
+    latent = any(map(is_latent, draft.model.layers))
     if latent and is_coded(layout.page_dtype):
         asked = CACHE_DTYPES[str(layout.page_dtype).replace("float", "fp")]
         raise InvalidSetting(

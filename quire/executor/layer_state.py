@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh
 
 from quire.models.model import LayerSpec
-from quire.ops.attention_spec import AttentionSpec
+from quire.ops.attention_spec import AttentionSpec, is_latent
 from quire.ops.native import library
 from quire.ops.native.zeros import zeros as lazy_zeros
 from quire.ops.pages import CodedPages, is_coded
@@ -121,8 +121,7 @@ class PageLayout:
             arrays = [place.array for place in paged if self.groups[place.group] == reach]
             structure = self.structure(1)
             num_bytes = _bytes_of_one_device([structure[array] for array in arrays]) // self.page_size
-            is_latent = any(getattr(self.specs[array], "value_dim", None) for array in arrays)
-            full = "latent attention" if is_latent else "full attention"
+            full = "latent attention" if any(is_latent(self.specs[array]) for array in arrays) else "full attention"
             name = full if reach is None else f"attention over {in_tokens(reach)}"
             found.append((name, len(arrays), num_bytes, "token"))
         if self.slot_specs:

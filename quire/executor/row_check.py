@@ -104,9 +104,9 @@ class RowCheck:
         if others:
             raise InvalidSetting(
                 f"reproducible: in the program for {_in_words(key)} {len(others)} of {len(found)} rows that should "
-                f"be alike have other bits in {what} than in that for {_in_words(others[0])}. This version of XLA, or "
-                "of a library that it calls, does not add in one order. Remedy: leave --reproducible out, or try "
-                "another jax"
+                f"be alike have other bits in {what} than in that for {_in_words(others[0])}. A kernel, of XLA or "
+                "of a library that it calls or one of ours, does not add in one order. Remedy: leave --reproducible "
+                "out, or try another jax"
             )
 
 

@@ -41,3 +41,8 @@ class AttentionSpec:
         if self.chunk is not None:
             return positions - positions % self.chunk
         return jnp.zeros_like(positions) if self.window is None else jnp.maximum(positions - self.window + 1, 0)
+
+
+def is_latent(spec: object) -> bool:
+    """True for the spec of a layer with latent attention, whose state has keys alone."""
+    return isinstance(spec, AttentionSpec) and spec.value_dim is not None
