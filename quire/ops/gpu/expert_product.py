@@ -74,7 +74,7 @@ def expert_product(
     interpret: bool = False,
 ) -> jax.Array | None:
     """An `ExpertProduct` for one NVIDIA GPU."""
-    if (form := form_of(x, weight)) is None or not compiles(gate):
+    if (form := form_of(x, weight, interpret)) is None or not compiles(gate):
         return None
     tokens, chosen = expert.shape
     matrices = arrays_of(form, rounded_rows(x, expert, weight), weight, parts=1 if gate is None else 2)

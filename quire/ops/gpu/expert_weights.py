@@ -11,9 +11,35 @@ import jax.numpy as jnp
 from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.coded import Coded, float_scales, four_bit_floats
+from quire.ops.gpu.tiles import array
 
 PAIR = 2  # codes of a byte
 FOUR_BIT_GROUP = 32
+
+
+# The numbers of the lower codes of four bytes, given with four exponents. Three bits of a code choose the two bytes of
+# a bfloat16 from tables, its fourth is the sign; an exponent is a bfloat16 once it is shifted.
+_WIDEN = """{
+.reg .b32 codes, select, high, low, scale;
+shr.u32 codes, $2, SHIFT;
+and.b32 select, codes, 0x07070707;
+shr.u32 high, select, 4;
+or.b32 select, select, high;
+prmt.b32 select, select, 0, 0x4420;
+prmt.b32 high, 0x3f3f3f00, 0x40404040, select;
+prmt.b32 low, 0xc0800000, 0xc0804000, select;
+shl.b32 codes, codes, 4;
+and.b32 codes, codes, 0x80808080;
+or.b32 high, high, codes;
+prmt.b32 scale, $3, 0, 0x4140;
+shl.b32 scale, scale, 7;
+prmt.b32 select, low, high, 0x5140;
+mul.rn.bf16x2 $0, select, scale;
+prmt.b32 scale, $3, 0, 0x4342;
+shl.b32 scale, scale, 7;
+prmt.b32 select, low, high, 0x7362;
+mul.rn.bf16x2 $1, select, scale;
+}"""
 
 
 class Form(NamedTuple):
@@ -23,6 +49,7 @@ class Form(NamedTuple):
     inputs: int
     group: int | None = None  # inputs that share a scale; None: floats, without scales
     is_paired: bool = False  # four bits
+    is_interpreted: bool = False
 
     @property
     def steps(self) -> int:
@@ -43,7 +70,7 @@ class Form(NamedTuple):
         return not self.scales_blocks or self.group is None or self.group % block == 0
 
 
-def form_of(x: jax.Array, weight: Any) -> Form | None:
+def form_of(x: jax.Array, weight: Any, interpret: bool = False) -> Form | None:
     """None for weights that the kernel does not read."""
     inputs = weight.shape[-1]
     if not isinstance(weight, Coded):
@@ -55,7 +82,7 @@ def form_of(x: jax.Array, weight: Any) -> Form | None:
         form = Form(x.dtype, inputs, inputs if weight.scales.shape[-1] == 1 else weight.group)
         return form if form.fits(FOUR_BIT_GROUP) and weight.scales.dtype != jnp.uint8 else None
     is_mxfp4 = weight.scales.dtype == jnp.uint8 and weight.group == FOUR_BIT_GROUP and inputs % FOUR_BIT_GROUP == 0
-    form = Form(x.dtype, inputs, weight.group, is_paired=True)
+    form = Form(x.dtype, inputs, weight.group, is_paired=True, is_interpreted=interpret)
     return form if is_mxfp4 and x.dtype.itemsize == 2 else None
 
 
@@ -108,8 +135,13 @@ def load_weights(
 
 def _four_bits(form: Form, codes: jax.Array, exponents: jax.Array) -> list[jax.Array]:
     """The numbers of the lower and of the higher halves of bytes."""
-    factor, wide = float_scales(exponents), codes.astype(jnp.int32)
-    return [(four_bit_floats(code) * factor).astype(form.dtype) for code in (wide & 15, wide >> 4)]
+    if form.is_interpreted or form.dtype != jnp.bfloat16:
+        factor, wide = float_scales(exponents), codes.astype(jnp.int32)
+        return [(four_bit_floats(code) * factor).astype(form.dtype) for code in (wide & 15, wide >> 4)]
+    like = [array(codes.shape, form.dtype)]
+    given: Any = {"args": [codes, exponents], "constraints": "=&r,=&r,r,r", "pack": 4, "result_shape_dtypes": like}
+    texts = (_WIDEN.replace("SHIFT", shift) for shift in ("0", "4"))
+    return [plgpu.elementwise_inline_asm(text, **given)[0] for text in texts]
 
 
 def load_scales(form: Form, refs: Any, where: tuple[Any, ...], first: Any, mask: Any | None) -> jax.Array | None:
