@@ -21,7 +21,7 @@ from quire.ops.gpu.adapter_product import add_products as adapter_product
 from quire.ops.gpu.add_norm import add_norm
 from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.place_heads import place_heads
-from quire.ops.gpu.prefill_attention import prefill_attention
+from quire.ops.gpu.prefill_attention import MANY, ONE_ORDER, SOME, Tiling, prefill_attention
 from quire.ops.heads import HeadNorm, Heads
 from quire.ops.norms import add_rms_norm as plain_add_norm
 from quire.ops.pages import (
@@ -159,13 +159,19 @@ def test_tiles_of_prefills_read_their_contexts_and_leave_the_decodes_before_them
     tokens = sum(length for _, length in places)
     sinks = sinks_of(spec)
 
-    @partial(jax.jit, static_argnums=1)
-    def run(q: jax.Array, part: int) -> jax.Array:
+    @partial(jax.jit, static_argnums=(1, 2))
+    def run(q: jax.Array, part: int, tiling: Tiling | None) -> jax.Array:
         out = decode_attention(spec, q, *given, tiles.part(0, 2), sinks, interpret=INTERPRET)
-        return prefill_attention(spec, q, *given, tiles.part(2, len(tiles)), out, sinks, part=part, interpret=INTERPRET)
+        rest = tiles.part(2, len(tiles))
+        return prefill_attention(spec, q, *given, rest, out, sinks, part=part, tiling=tiling, interpret=INTERPRET)
 
-    for part in (64, 1024) if dtype == "bfloat16" else (64,):
-        check(run(q, part)[:tokens], tiled_attention(spec, q, *given, tiles, sinks)[:tokens], dtype)
+    ways: list[tuple[int, Tiling | None]] = [(64, None)]
+    if dtype == "bfloat16":
+        ways.append((1024, None))
+    if dtype == "bfloat16" and name == "8B":  # those of steps with more tokens
+        ways += [(1024, SOME)] if INTERPRET else [(1024, SOME), (1024, MANY), (1024, ONE_ORDER)]
+    for part, tiling in ways:
+        check(run(q, part, tiling)[:tokens], tiled_attention(spec, q, *given, tiles, sinks)[:tokens], dtype)
 
 
 @pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)

@@ -15,7 +15,7 @@ from quire.ops.gpu import add_norm as sum_and_norm
 from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.kernels import add_rms_norm
 from quire.ops.gpu.place_heads import place_heads
-from quire.ops.gpu.prefill_attention import EXACT, MANY, Tiling, prefill_attention
+from quire.ops.gpu.prefill_attention import EXACT, ONE_ORDER, Tiling, prefill_attention
 from quire.ops.heads import Heads
 from quire.ops.norms import Norms
 from quire.ops.pages import KVWriteTargets, Pages, Tiles
@@ -26,7 +26,7 @@ PLACED_TOKENS = 8  # of a program; no step has fewer
 
 def tiling_of(dtype: jnp.dtype) -> Tiling:
     """The tiling of prompts; in other steps than these it depends on the number of tokens."""
-    return EXACT if dtype == jnp.float32 else MANY
+    return EXACT if dtype == jnp.float32 else ONE_ORDER
 
 
 @jax.jit

@@ -30,10 +30,24 @@ class Tiling(NamedTuple):
     num_stages: int
 
 
-# Of few tokens there are more programs with fewer rows. Products of float32, which tensor cores do not do, are written
-# out: larger ones take minutes to compile.
-FEW_TOKENS = 1024
-FEW, MANY, EXACT = Tiling(64, 64, 4, 2), Tiling(128, 64, 4, 2), Tiling(32, 32, 4, 2)
+# Of few tokens there are more programs with fewer rows. Of some, wide blocks leave no number outside the registers, for
+# heads and pages that fit. Of many, programs take turns on a multiprocessor, which is worth more than that.
+# Products of float32, which tensor cores do not do, are written out: larger ones take minutes to compile.
+FEW_TOKENS, SOME_TOKENS = 1024, 4096
+FEW, SOME, MANY, EXACT = Tiling(64, 64, 4, 2), Tiling(128, 128, 8, 2), Tiling(128, 64, 4, 2), Tiling(32, 32, 4, 2)
+MAX_SOME_WIDTH = 128
+# For all numbers of tokens alike, where every block is masked.
+ONE_ORDER = Tiling(64, 64, 4, 3)
+
+
+def tiling_of(q: jax.Array, pages: Pages) -> Tiling:
+    tokens, _, _, size = q.shape
+    if q.dtype == jnp.float32:
+        return EXACT
+    if tokens <= FEW_TOKENS:
+        return FEW
+    is_wide = size > MAX_SOME_WIDTH or len(pages) > 2  # codes have scales beside them, and are widened in registers
+    return MANY if is_wide or tokens > SOME_TOKENS else SOME
 
 
 def prefill_attention(
@@ -59,7 +73,7 @@ def prefill_attention(
     which a compiler may round in another way.
     """
     tokens, heads, group, _ = q.shape
-    tiling = tiling or (EXACT if q.dtype == jnp.float32 else FEW if tokens <= FEW_TOKENS else MANY)
+    tiling = tiling or tiling_of(q, pages)
     max_parts = max_parts or max(1, min(MAX_PARTS, MAX_TOKENS_TIMES_PARTS // power_of_two(tokens)))
     positions = min(TILE, max(1, tiling.rows // power_of_two(group)))  # of a program
     programs = TILE // positions  # of a tile
