@@ -181,7 +181,7 @@ def quantized(host: Array, param: Param, placement: Placement | None) -> Quantiz
 def for_kernels(weight: Any, param: Param, placement: Placement | None) -> Any:
     """The types that the native library multiplies on one CPU, of float32 and of codes; or codes for a GPU."""
     if jax.default_backend() == "gpu":
-        return direct(weight)
+        return direct(weight, is_alone=placement is None)
     if placement is not None or jax.default_backend() != "cpu" or not param.is_matrix or not library.load():
         return weight
     if isinstance(weight, Coded):
@@ -191,11 +191,11 @@ def for_kernels(weight: Any, param: Param, placement: Placement | None) -> Any:
     return NativeWeight(weight) if isinstance(weight, jax.Array) and weight.dtype == jnp.float32 else weight
 
 
-def direct(weight: Any) -> Any:
-    """A weight whose codes are multiplied as they are."""
+def direct(weight: Any, *, is_alone: bool = False) -> Any:
+    """A weight whose codes are multiplied as they are; `is_alone`: on one GPU."""
     if isinstance(weight, Parts):
-        return replace(weight, weights=tuple(map(direct, weight.weights)))
-    return replace(weight, is_direct=True) if isinstance(weight, Coded) else weight
+        return replace(weight, weights=tuple(direct(part, is_alone=is_alone) for part in weight.weights))
+    return replace(weight, is_direct=True, is_on_one_gpu=is_alone) if isinstance(weight, Coded) else weight
 
 
 def _stacked(experts: Iterable[Any], param: Param) -> Any:

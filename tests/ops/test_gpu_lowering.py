@@ -360,3 +360,23 @@ except InvalidSetting as error:
 """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "pip install 'quire[cuda]'" in run.stdout
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("has_zeros", [False, True])
+@pytest.mark.parametrize(("rows", "group"), [(1, 128), (32, 32), (64, 64)])
+def test_four_bit_products_of_few_rows_are_translated(rows: int, group: int, has_zeros: bool, dtype: str) -> None:
+    outputs, inputs = 4096, 4096
+    scales = jnp.zeros((outputs, inputs // group), dtype)
+    weight = Coded(
+        codes=jnp.zeros((outputs, inputs // 2), jnp.uint8),
+        scales=scales, zeros=scales.astype(jnp.int8) if has_zeros else None,
+        index=None, input_scale=None, input_zero=None, shape=(outputs, inputs), num_contracted=1,
+        is_of_experts=False, bits=4, group=group,
+    )  # fmt: skip
+    run = jax.jit(lambda x, weight: weight.product(x))
+    for is_alone in (True, False):
+        with on_an_h200():
+            traced = run.trace(jnp.zeros((rows, inputs), dtype), direct(weight, is_alone=is_alone))
+            text = traced.lower(lowering_platforms=("cuda",)).as_text()
+        assert text.count("stablehlo.custom_call") == is_alone
