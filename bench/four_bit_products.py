@@ -2,7 +2,7 @@
 
     python bench/four_bit_products.py [--rows 1,8,16,32,64] [--group 128]
 
-`kernel`: quire/ops/gpu/four_bit_product.py. `XLA`: the codes are widened inside XLA's product. Bytes are those of codes,
+`kernel`: quire/ops/gpu/four_bit_product.py. `XLA`: codes are widened inside its product. Bytes are those of codes,
 scales and zero points, each read once.
 """
 

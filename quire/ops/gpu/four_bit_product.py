@@ -103,10 +103,10 @@ def _kernel(
     def load(ref: Any, where: Any, shape: tuple[int, ...]) -> jax.Array:
         """Of outputs that are there."""
         if is_output is None:
-            return plgpu.load(ref.at[where])  # type: ignore[no-any-return]
+            return plgpu.load(ref.at[where])
         there = jnp.broadcast_to(is_output.reshape(-1, *[1] * (len(shape) - 1)), shape)
         other = 0 if jnp.issubdtype(ref.dtype, jnp.integer) else 0.0
-        return plgpu.load(ref.at[where], mask=there, other=other)  # type: ignore[no-any-return]
+        return plgpu.load(ref.at[where], mask=there, other=other)
 
     def add(index: Any, sums: jax.Array) -> jax.Array:
         at = index * size + jnp.arange(size)
