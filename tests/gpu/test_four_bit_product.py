@@ -12,6 +12,7 @@ import pytest
 from quire.ops.coded import Coded, Rounding
 from quire.ops.gpu.four_bit_product import MOST_ROWS, Blocks, blocks_of, fits, four_bit_product
 
+pytestmark = pytest.mark.gpu
 INTERPRET = jax.default_backend() != "gpu"
 
 
