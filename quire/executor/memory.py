@@ -16,6 +16,7 @@ from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.model import Model
 from quire.models.params import Param
 from quire.ops.coded import Coded, experts_widened_bytes
+from quire.ops.four_bits import FourBits
 from quire.ops.native import int8_product, library
 from quire.ops.quantized import quantized_row_bytes
 from quire.sharding import sharding
@@ -85,8 +86,8 @@ def weight_sizes(
         shape = array.shape if array.sharding is None else array.sharding.shard_shape(array.shape)
         return int(prod(shape) * array.dtype.itemsize)
 
-    nodes = jax.tree.leaves(like, is_leaf=lambda node: isinstance(node, Coded))
-    coded = [node for node in nodes if isinstance(node, Coded)]
+    nodes = jax.tree.leaves(like, is_leaf=lambda node: isinstance(node, Coded | FourBits))
+    coded = [node for node in nodes if isinstance(node, Coded | FourBits)]
     if is_native and coded and library.need("codes"):
         coded = []
     of_experts = jax.tree.map(

@@ -21,6 +21,7 @@ from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.model import Model
 from quire.models.params import Param, ParamTree
 from quire.ops.coded import Coded, Parts
+from quire.ops.four_bits import FourBits
 from quire.ops.native import int8_product, library
 from quire.ops.native_weight import NativeWeight
 from quire.ops.quantized import (
@@ -149,7 +150,7 @@ def weights_like(
             return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=where)  # type: ignore[no-untyped-call]
 
         made = map_arrays(place, weight, param.axes)
-        return direct(made) if jax.default_backend() == "gpu" else made
+        return direct(made, is_alone=placement is None) if jax.default_backend() == "gpu" else made
 
     return map_params(like, params)
 
@@ -192,10 +193,12 @@ def for_kernels(weight: Any, param: Param, placement: Placement | None) -> Any:
 
 
 def direct(weight: Any, *, is_alone: bool = False) -> Any:
-    """A weight whose codes are multiplied as they are; `is_alone`: on one GPU."""
+    """A weight whose codes are multiplied as they are, on GPUs; `is_alone`: on one."""
     if isinstance(weight, Parts):
         return replace(weight, weights=tuple(direct(part, is_alone=is_alone) for part in weight.weights))
-    return replace(weight, is_direct=True, is_on_one_gpu=is_alone) if isinstance(weight, Coded) else weight
+    if not isinstance(weight, Coded):
+        return weight
+    return (is_alone and FourBits.of(weight)) or replace(weight, is_direct=True)
 
 
 def _stacked(experts: Iterable[Any], param: Param) -> Any:

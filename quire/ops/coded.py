@@ -95,17 +95,7 @@ class Rounding:
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["codes", "scales", "zeros", "index", "input_scale", "input_zero"],
-    meta_fields=[
-        "shape",
-        "num_contracted",
-        "is_of_experts",
-        "bits",
-        "group",
-        "rounding",
-        "is_native",
-        "is_direct",
-        "is_on_one_gpu",
-    ],
+    meta_fields=["shape", "num_contracted", "is_of_experts", "bits", "group", "rounding", "is_native", "is_direct"],
 )
 @dataclass(frozen=True)
 class Coded:
@@ -129,7 +119,6 @@ class Coded:
     rounding: Rounding | None = None
     is_native: bool = False  # on one CPU with the native library, which multiplies one row like the next
     is_direct: bool = False  # on GPUs, which multiply codes of eight bits by each other
-    is_on_one_gpu: bool = False  # which has a kernel for few rows of four bits
 
     def map(self, change: Callable[[Any, Axes], Any], axes: Axes) -> "Coded":
         """The same with change(array, its axes) for each array; `axes` are those of the weight."""
@@ -165,8 +154,6 @@ class Coded:
             codes = self.codes.reshape(-1, x.shape[1]).astype(x.dtype)
             out = jnp.einsum("ti,oi->to", x, codes, preferred_element_type=jnp.float32)
             return jnp.asarray(out * self._column_scales)
-        if (found := self._few_rows_of_four_bits(x)) is not None:
-            return found
         inputs = prod(self.shape[-self.num_contracted :])
         groups = self.scales.shape[-1]
         codes, scales = self.codes.reshape(-1, inputs * self.bits // 8), self.scales.reshape(-1, groups)
@@ -188,14 +175,6 @@ class Coded:
         if groups == 1:
             out = out * float_scales(scales[:, 0])
         return out if row_scale is None else out * row_scale
-
-    def _few_rows_of_four_bits(self, x: jax.Array) -> jax.Array | None:
-        """By the kernel of a GPU, where there is one."""
-        if not self.is_on_one_gpu or self.bits != 4:
-            return None
-        from quire.ops.gpu.four_bit_product import fits, four_bit_product  # not every JAX has its parts
-
-        return four_bit_product(x, self) if fits(x, self) else None
 
     @property
     def _multiplies_codes(self) -> bool:

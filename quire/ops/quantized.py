@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.ops.coded import WIDENED_AT_ONCE, Axes, Coded, GroupedProduct, Parts
+from quire.ops.four_bits import FourBits
 from quire.ops.native import int8_product
 from quire.ops.native.int8_product import GROUP
 from quire.ops.native_weight import NativeWeight
@@ -65,7 +66,7 @@ class Grouped:
 
 
 # Quantised here, or by a checkpoint. Parts may be quantised or not.
-QuantizedWeight = Packed | Grouped | Coded
+QuantizedWeight = Packed | Grouped | Coded | FourBits
 
 
 def quantized_row_bytes(size: int) -> int:
@@ -137,7 +138,7 @@ def map_arrays(
         return Grouped(change(weight.codes, axes), change(weight.scales, axes))
     if isinstance(weight, NativeWeight):
         return NativeWeight(change(weight.values, axes))
-    if isinstance(weight, Coded):
+    if isinstance(weight, Coded | FourBits):
         return weight.map(change, axes)
     if isinstance(weight, Parts):
         parts = (map_arrays(change, part, (axes[0], axes[-1])) for part in weight.weights)
@@ -150,6 +151,8 @@ def product(x: Rows, weight: QuantizedWeight, num_output_axes: int, dtype: Any =
     caller that rounds it to `dtype`."""
     if isinstance(weight, Coded):
         return weight.product(x if isinstance(x, RoundedRows) else x.reshape(len(x), -1), dtype)
+    if isinstance(weight, FourBits):
+        return weight.product(values(x).reshape(len(x), -1))
     x, shape = values(x), shape_of(weight)
     width, inner = prod(shape[:num_output_axes]), shape[num_output_axes:]
     runs = x.reshape(len(x), -1, inner[-1])
@@ -184,7 +187,7 @@ def gated_grouped_product(both: jax.Array, weight: Packed, sizes: jax.Array) -> 
 
 def rows_of(weight: QuantizedWeight, indices: jax.Array) -> jax.Array:
     """float32 [n, size]: some rows [n] of a matrix."""
-    if isinstance(weight, Coded):
+    if isinstance(weight, Coded | FourBits):
         return weight.rows(indices)
     if isinstance(weight, Grouped):
         return widened(Grouped(weight.codes[indices], weight.scales[indices]))
