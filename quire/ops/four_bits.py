@@ -52,8 +52,9 @@ class FourBits:
             return None
         turn = partial(_turned, run, inputs)
         is_like = isinstance(weight.codes, jax.ShapeDtypeStruct)
-        arrays = (partial(jax.eval_shape, turn) if is_like else turn)(weight.codes, weight.scales, weight.zeros)
-        return cls(*arrays, weight.shape, weight.num_contracted, group, dtype)
+        given = weight.codes, weight.scales, weight.zeros
+        codes, factors = jax.eval_shape(turn, *given) if is_like else turn(*given)
+        return cls(codes, factors, weight.shape, weight.num_contracted, group, dtype)
 
     @property
     def run(self) -> int:

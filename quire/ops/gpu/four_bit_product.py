@@ -153,4 +153,4 @@ def _widened(elements: jax.Array, place: int, factors: jax.Array, dtype: Any, in
         text = text.replace(name, value)
     given: Any = {"args": [elements, offsets], "constraints": "=r,r,r", "pack": 2}
     (found,) = plgpu.elementwise_inline_asm(text, result_shape_dtypes=[array(elements.shape, dtype)], **given)
-    return found  # type: ignore[no-any-return]
+    return found
