@@ -32,7 +32,7 @@ def rows_of(count: int, inputs: int, dtype: str = "bfloat16") -> jax.Array:
     return jnp.asarray(np.random.default_rng(1).standard_normal((count, inputs)), dtype)
 
 
-def spread(weight: Coded) -> FourBits:
+def turned(weight: Coded) -> FourBits:
     found = FourBits.of(weight)
     assert found is not None
     return found
@@ -56,7 +56,7 @@ def test_the_product_is_that_of_the_widened_weight(
 ) -> None:
     weight = coded(outputs, inputs, group, has_zeros=has_zeros, scales=dtype)
     x = rows_of(rows, inputs, dtype)
-    got = np.asarray(jax.jit(partial(four_bit_product, interpret=INTERPRET))(x, spread(weight)))
+    got = np.asarray(jax.jit(partial(four_bit_product, interpret=INTERPRET))(x, turned(weight)))
     right = np.asarray(weight.product(x.astype(jnp.float32)))
     assert np.linalg.norm(got - right) <= 1e-5 * np.linalg.norm(right)
 
@@ -66,13 +66,13 @@ def test_the_product_is_that_of_the_widened_weight(
 def test_programs_share_the_inputs_of_few_outputs(splits: int, together: int) -> None:
     weight, x = coded(64, 1280, 128), rows_of(3, 1280)
     blocks = Blocks(rows=16, columns=32, splits=splits, warps=4, stages=2, together=together)
-    got = np.asarray(four_bit_product(x, spread(weight), blocks=blocks, interpret=INTERPRET))
+    got = np.asarray(four_bit_product(x, turned(weight), blocks=blocks, interpret=INTERPRET))
     right = np.asarray(weight.product(x.astype(jnp.float32)))
     assert np.linalg.norm(got - right) <= 1e-5 * np.linalg.norm(right)
 
 
 def test_a_rows_numbers_do_not_depend_on_the_others() -> None:
-    weight, x = spread(coded(64, 512, 128)), rows_of(16, 512)
+    weight, x = turned(coded(64, 512, 128)), rows_of(16, 512)
     run: Any = jax.jit(partial(four_bit_product, interpret=INTERPRET))
     np.testing.assert_array_equal(run(x[:5], weight), np.asarray(run(x, weight))[:5])
 
