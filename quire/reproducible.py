@@ -7,7 +7,7 @@ from quire.config import Config
 from quire.errors import InvalidSetting
 
 LEAST_ROWS = 8  # of every product: the library's gave a row the same bits from there on, where they were compared
-LEAST_ROWS_OF_CODES = 64  # up to half of that, codes of eight bits are widened in place of rounding the rows
+LEAST_ROWS_OF_CODES = 128  # up to half of that, codes of four bits have a kernel, and codes of eight are widened
 LEAST_PAGE = 32  # tokens: a tile of a prompt, which the check of programs has in one page
 
 

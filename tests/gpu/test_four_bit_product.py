@@ -81,4 +81,4 @@ def test_an_8b_has_programs_for_the_whole_device() -> None:
     for outputs, inputs in ((6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336)):
         for rows in (1, 8, 64):
             blocks = blocks_of(rows, outputs, inputs // 128)
-            assert outputs // blocks.columns * blocks.splits >= 448
+            assert outputs // blocks.columns * blocks.splits >= 384

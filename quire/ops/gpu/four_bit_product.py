@@ -17,7 +17,8 @@ from jax.experimental.pallas import triton as plgpu
 from quire.ops.four_bits import PLACES, FourBits
 from quire.ops.gpu.tiles import array, least_dot, product, whole
 
-PROGRAMS = 1056  # that occupy a device: eight for each multiprocessor of a large GPU
+COLUMNS = 64
+PROGRAMS = 528  # that occupy a device: four for each multiprocessor of a large GPU
 LEAST_STEPS = 4  # of a program: fewer would not fill the way from memory
 
 # The codes of one place of two elements as floats, less their zero points. The last bits of `ABOVE` count ones, so a
@@ -46,11 +47,11 @@ class Blocks(NamedTuple):
 
 
 def blocks_of(rows: int, outputs: int, steps: int) -> Blocks:
-    columns = 64 if rows <= 32 else 32
+    """The inputs are shared alike for every number of rows."""
     splits = 1
-    while outputs // columns * splits * 2 <= PROGRAMS and steps // (splits * 2) >= LEAST_STEPS:
+    while outputs // COLUMNS * splits * 2 <= PROGRAMS and steps // (splits * 2) >= LEAST_STEPS:
         splits *= 2
-    return Blocks(least_dot(rows), columns, splits, 4, 4)
+    return Blocks(least_dot(rows), COLUMNS, splits, 2 if rows <= 32 else 4, 4)
 
 
 def four_bit_product(
