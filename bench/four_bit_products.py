@@ -20,7 +20,7 @@ from eight_bit_products import SHAPES, rows_of, timed_us
 
 from quire.ops.coded import Coded
 from quire.ops.four_bits import FourBits
-from quire.ops.gpu.four_bit_product import Blocks, four_bit_product
+from quire.ops.gpu.four_bit_product import FourBitBlocks, four_bit_product
 from quire.ops.gpu.tiles import least_dot
 
 COPIES = 4  # of each weight, so that it does not stay in the device's caches
@@ -61,7 +61,7 @@ def sweep(shape: tuple[int, int], group: int, rows: int, seconds: float) -> None
         programs = shape[0] // columns * splits
         if time.monotonic() - begun > seconds or not 400 <= programs * warps / 2 <= 2200:
             continue
-        blocks = Blocks(least_dot(rows), columns, splits, warps, stages, together)
+        blocks = FourBitBlocks(least_dot(rows), columns, splits, warps, stages, together)
         try:
             form = partial(four_bit_product, blocks=blocks)
             us = timed_us(partial(all_products, form), (x, weights), {}) / COPIES

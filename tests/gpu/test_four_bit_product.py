@@ -10,7 +10,7 @@ import pytest
 
 from quire.ops.coded import Coded
 from quire.ops.four_bits import FourBits
-from quire.ops.gpu.four_bit_product import Blocks, blocks_of, four_bit_product
+from quire.ops.gpu.four_bit_product import FourBitBlocks, blocks_of, four_bit_product
 
 pytestmark = pytest.mark.gpu
 INTERPRET = jax.default_backend() != "gpu"
@@ -65,7 +65,7 @@ def test_the_product_is_that_of_the_widened_weight(
 @pytest.mark.parametrize("splits", [1, 2, 3, 8])
 def test_programs_share_the_inputs_of_few_outputs(splits: int, together: int) -> None:
     weight, x = coded(64, 1280, 128), rows_of(3, 1280)
-    blocks = Blocks(rows=16, columns=32, splits=splits, warps=4, stages=2, together=together)
+    blocks = FourBitBlocks(rows=16, columns=32, splits=splits, warps=4, stages=2, together=together)
     got = np.asarray(four_bit_product(x, turned(weight), blocks=blocks, interpret=INTERPRET))
     right = np.asarray(weight.product(x.astype(jnp.float32)))
     assert np.linalg.norm(got - right) <= 1e-5 * np.linalg.norm(right)

@@ -37,7 +37,7 @@ _TEXTS = {
 }
 
 
-class Blocks(NamedTuple):
+class FourBitBlocks(NamedTuple):
     rows: int
     columns: int  # outputs of a program
     splits: int  # programs that share the inputs of a block of outputs
@@ -46,16 +46,16 @@ class Blocks(NamedTuple):
     together: int = 1  # steps of elements that are one of the loop
 
 
-def blocks_of(rows: int, outputs: int, steps: int) -> Blocks:
+def blocks_of(rows: int, outputs: int, steps: int) -> FourBitBlocks:
     """The inputs are shared alike for every number of rows."""
     splits = 1
     while outputs // COLUMNS * splits * 2 <= PROGRAMS and steps // (splits * 2) >= LEAST_STEPS:
         splits *= 2
-    return Blocks(least_dot(rows), COLUMNS, splits, 2 if rows <= 32 else 4, 4)
+    return FourBitBlocks(least_dot(rows), COLUMNS, splits, 2 if rows <= 32 else 4, 4)
 
 
 def four_bit_product(
-    x: jax.Array, weight: FourBits, *, blocks: Blocks | None = None, interpret: bool = False
+    x: jax.Array, weight: FourBits, *, blocks: FourBitBlocks | None = None, interpret: bool = False
 ) -> jax.Array:
     """float32 [t, outputs] of at most `MOST_ROWS` x [t, inputs], numbers of two bytes."""
     rows, inputs = x.shape
@@ -80,7 +80,7 @@ def four_bit_product(
 
 
 def _kernel(
-    blocks: Blocks,
+    blocks: FourBitBlocks,
     group: int,
     run: int,
     scale_dtype: Any,
