@@ -30,7 +30,7 @@ from quire.models.params import ParamTree
 
 log = logging.getLogger(__name__)
 
-SWITCH_S = 0.0005  # for which a thread that traces a program may keep Python from the one that launches steps
+SWITCH_S = 0.0001  # for which a thread that traces a program may keep Python from the one that launches steps
 UNFINISHED_S = 0.2  # after which another program may be compiled
 MEASURED_TOKENS = 2048  # longer steps are not timed: it would take seconds
 
