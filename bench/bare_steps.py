@@ -54,6 +54,10 @@ class Steps:
         )
         self.programs.adapters.clear()
         self.state = self.programs.compiler.empty_state()
+        slots = self.state.slots  # with tokens that differ, so that rows visit different experts
+        tokens = np.random.default_rng(0).integers(0, deployment.model.vocab_size, slots.history.shape, np.int32)
+        history = jax.device_put(tokens, slots.history.sharding)
+        self.state = self.state._replace(slots=slots._replace(history=history))
         words = -(-deployment.model.vocab_size // 32)
         self.masks = {size: np.zeros((size, words), np.uint32) for size in self.shapes.ladder.sample_sizes}
 
