@@ -7,7 +7,8 @@ from quire.config import Config
 from quire.errors import InvalidSetting
 
 LEAST_ROWS = 8  # of every product: the library's gave a row the same bits from there on, where they were compared
-LEAST_ROWS_OF_CODES = 128  # up to half of that, codes of four bits have a kernel, and codes of eight are widened
+LEAST_ROWS_OF_CODES = 64  # up to half of that, codes of eight bits are widened in place of rounding the rows
+LEAST_ROWS_OF_CHECKPOINTS = 128  # that are quantised: up to half of that, codes of four bits have a kernel
 LEAST_PAGE = 32  # tokens: a tile of a prompt, which the check of programs has in one page
 
 
@@ -77,6 +78,8 @@ def refuse_kinds(kinds: ModelKinds, name: str) -> None:
             )
 
 
-def least_rows(has_codes: bool) -> int:
-    """Rows that every step of a reproducible engine on a GPU is padded to."""
-    return LEAST_ROWS_OF_CODES if has_codes else LEAST_ROWS
+def least_rows(quantize: str, quantization: str | None) -> int:
+    """Rows that every step of a reproducible engine on a GPU is padded to. `quantization`: that of its checkpoint."""
+    if quantization:
+        return LEAST_ROWS_OF_CHECKPOINTS
+    return LEAST_ROWS if quantize == "none" else LEAST_ROWS_OF_CODES

@@ -218,14 +218,14 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         choices.append(_speculate(config, choices[3].value))
     if config.reproducible:
         choices.append(resolve_reproducible(config, platform, facts.is_native))
-    fixed_order, has_codes = config.reproducible and platform == "gpu", choices[2].value != "none" or facts.quantization
+    fixed_order = config.reproducible and platform == "gpu"
     unless_asked = {"waiting_served_ratio": 0.0, "max_waiting_tokens": 0, "speculate": 0}
     values = unless_asked | {choice.name: choice.value for choice in choices if choice.name != "reproducible"}
     del values["memory_fraction"]
     return Resolved(
         **values,
         memory_limit_bytes=int(fraction.value * facts.memory_bytes),
-        min_tokens=least_rows(bool(has_codes)) if fixed_order else defaults.min_tokens,
+        min_tokens=least_rows(choices[2].value, facts.quantization) if fixed_order else defaults.min_tokens,
         fixed_tokens=defaults.fixed_tokens,
         fixed_order=fixed_order,
         choices=tuple(choices),
