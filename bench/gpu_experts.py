@@ -27,6 +27,7 @@ from quire.models.params import Param, ParamTree, Tensor
 from quire.ops.attention import whole_sequence
 from quire.ops.coded import Coded, Rounding
 from quire.ops.expert_product import NONE, kernels_of
+from quire.ops.four_bit_experts import FourBitExperts
 from quire.ops.gates import ClampedGate
 from quire.ops.gpu.expert_product import ExpertBlocks, blocks_of, expert_product
 from quire.ops.gpu.expert_weights import form_of
@@ -110,7 +111,7 @@ def coded(weight: jax.Array, kind: str) -> Any:
         numbers = weight * (127 / 0.1)
         codes = jnp.round(numbers).astype(jnp.int8) if kind == "int8" else numbers.astype(jnp.float8_e4m3fn)
         scales = jnp.full((*lead, 1), 0.1 / 127, jnp.float32)
-    return Coded(
+    made = Coded(
         codes=codes,
         scales=scales,
         zeros=None,
@@ -125,6 +126,7 @@ def coded(weight: jax.Array, kind: str) -> Any:
         rounding=None if kind == "mxfp4" else Rounding(is_float=kind == "fp8"),
         is_direct=True,
     )
+    return FourBitExperts.of(made) or made
 
 
 SHAPES = {
@@ -185,6 +187,12 @@ def blocks_timed(name: str, shape: Shape, rows: list[int], ways: list[str]) -> I
 
 
 def candidates(chosen: ExpertBlocks, tokens: int) -> Iterator[ExpertBlocks]:
+    if chosen.is_of_steps:
+        few = (chosen.rows,) if tokens <= 64 else (16, 32, 64, 128)
+        for rows, columns, warps, stages in pairs(few, (16, 32, 64, 128), (1, 2, 4, 8), (3, 4, 6)):
+            if 16 * warps <= columns <= 32 * warps and (tokens <= 64 or rows * columns >= 32 * 64):
+                yield chosen._replace(rows=rows, columns=columns, warps=warps, stages=stages)
+        return
     if tokens <= 64:
         for columns, inputs, warps, stages in pairs((16, 32, 64), (64, 128, 256), (2, 4), (3, 4, 6)):
             yield ExpertBlocks(chosen.rows, columns, inputs, warps, stages)

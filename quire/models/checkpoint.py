@@ -21,6 +21,7 @@ from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.model import Model
 from quire.models.params import Param, ParamTree
 from quire.ops.coded import Coded, Parts
+from quire.ops.four_bit_experts import FourBitExperts
 from quire.ops.four_bits import FourBits
 from quire.ops.native import int8_product, library
 from quire.ops.native_weight import NativeWeight
@@ -198,7 +199,8 @@ def direct(weight: Any, *, is_alone: bool = False) -> Any:
         return replace(weight, weights=tuple(direct(part, is_alone=is_alone) for part in weight.weights))
     if not isinstance(weight, Coded):
         return weight
-    return (is_alone and FourBits.of(weight)) or replace(weight, is_direct=True)
+    of_one = (FourBits.of(weight) or FourBitExperts.of(weight)) if is_alone else None
+    return of_one or replace(weight, is_direct=True)
 
 
 def _stacked(experts: Iterable[Any], param: Param) -> Any:

@@ -25,6 +25,7 @@ from quire.models.routing import Router
 from quire.ops.adapters import AdaptedWeight, JoinedStack
 from quire.ops.coded import Coded
 from quire.ops.expert_product import ExpertKernels
+from quire.ops.four_bit_experts import FourBitExperts
 from quire.ops.gates import ClampedGate, PlainGate, tanh_gelu
 from quire.ops.grouped_product import ragged_product
 from quire.ops.native_weight import NativeWeight
@@ -250,6 +251,8 @@ def grouped(x: jax.Array, weights: BaseWeight, sizes: jax.Array) -> jax.Array:
     """x [n, in] times matrices [e, ..., in], the next for each run of `sizes` rows: float32 [n, outputs]."""
     if isinstance(weights, NativeWeight):
         return weights.grouped_product(x, sizes)
+    if isinstance(weights, FourBitExperts):
+        weights = weights.coded()
     if isinstance(weights, Coded):
         return weights.grouped_product(x, sizes, grouped)
     if isinstance(weights, Packed | Grouped):

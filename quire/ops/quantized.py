@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.ops.coded import WIDENED_AT_ONCE, Axes, Coded, GroupedProduct, Parts
+from quire.ops.four_bit_experts import FourBitExperts
 from quire.ops.four_bits import FourBits
 from quire.ops.native import int8_product
 from quire.ops.native.int8_product import GROUP
@@ -66,7 +67,7 @@ class Grouped:
 
 
 # Quantised here, or by a checkpoint. Parts may be quantised or not.
-QuantizedWeight = Packed | Grouped | Coded | FourBits
+QuantizedWeight = Packed | Grouped | Coded | FourBits | FourBitExperts
 
 
 def quantized_row_bytes(size: int) -> int:
@@ -138,7 +139,7 @@ def map_arrays(
         return Grouped(change(weight.codes, axes), change(weight.scales, axes))
     if isinstance(weight, NativeWeight):
         return NativeWeight(change(weight.values, axes))
-    if isinstance(weight, Coded | FourBits):
+    if isinstance(weight, Coded | FourBits | FourBitExperts):
         return weight.map(change, axes)
     if isinstance(weight, Parts):
         parts = (map_arrays(change, part, (axes[0], axes[-1])) for part in weight.weights)

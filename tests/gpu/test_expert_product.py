@@ -16,6 +16,7 @@ from quire.models.registry import build_model
 from quire.ops.attention import whole_sequence
 from quire.ops.coded import Coded, Rounding
 from quire.ops.expert_product import NONE, Gate, kernels_of
+from quire.ops.four_bit_experts import FourBitExperts
 from quire.ops.gates import ClampedGate, PlainGate
 from quire.ops.gpu.expert_product import expert_product, tiles_of
 from tests.gpu.test_kernels import INTERPRET, check, each_dtype
@@ -89,6 +90,11 @@ def coded_weight(kind: str, shape: tuple[int, ...]) -> Coded:
     )  # fmt: skip
 
 
+def for_one(weight: Coded) -> Any:
+    """As one GPU has it."""
+    return FourBitExperts.of(weight) or weight
+
+
 def plain_codes(x: jax.Array, expert: Any, weight: Coded) -> Any:
     """The products of all visits, sorted and put back, as on other platforms."""
     flat = expert.reshape(-1)
@@ -108,10 +114,12 @@ def test_codes_are_multiplied_as_on_other_platforms(kind: str, name: str) -> Non
     x = numbers((tokens, 1, inputs), "bfloat16", 1) * 8
     weight = coded_weight(kind, (num_experts, outputs, inputs))
     check(product(x, jnp.asarray(expert), weight), plain_codes(x, expert, weight), "bfloat16")
+    check(product(x, jnp.asarray(expert), for_one(weight)), plain_codes(x, expert, weight), "bfloat16")
     both = coded_weight(kind, (num_experts, 1, 2, outputs, inputs))
     halves = jnp.asarray(plain_codes(x, expert, both)).reshape(tokens, chosen, 2, outputs).astype("bfloat16")
     right = jax.nn.silu(halves[:, :, 0].astype("float32")) * halves[:, :, 1].astype("float32")
     check(product(x, jnp.asarray(expert), both, gate=GATES["silu"]), right, "bfloat16")
+    check(product(x, jnp.asarray(expert), for_one(both), gate=GATES["silu"]), right, "bfloat16")
 
 
 def test_few_rows_meet_codes_as_they_are_and_scales_of_experts_are_kept() -> None:

@@ -199,8 +199,9 @@ def test_products_of_coded_experts_are_translated(kind: str, tokens: int) -> Non
     x, expert = jax.ShapeDtypeStruct((tokens, 1, 2880), "bfloat16"), jax.ShapeDtypeStruct((tokens, 4), "int32")
     run = jax.jit(partial(expert_product, gate=PlainGate(jax.nn.silu)))
     with on_an_h200():
-        text = run.trace(x, expert, weight).lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count('name = "expert_product"') == 1
+        for one in (weight, direct(weight, is_alone=True)):
+            text = run.trace(x, expert, one).lower(lowering_platforms=("cuda",)).as_text()
+            assert text.count('name = "expert_product"') == 1
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)

@@ -15,8 +15,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.expert_product import Gate, rounded_rows
+from quire.ops.four_bit_experts import GROUP, STEP
 from quire.ops.gates import ClampedGate, PlainGate, tanh_gelu
 from quire.ops.gpu.expert_weights import Form, arrays_of, form_of, load_rows, load_scales, load_weights
+from quire.ops.gpu.four_bit_steps import add_step, result
 from quire.ops.gpu.tiles import array, least_dot, power_of_two, product, whole
 
 LEAST = 16  # on each side of a product of blocks
@@ -34,11 +36,12 @@ class ExpertBlocks(NamedTuple):
     inputs: int
     warps: int
     stages: int
+    is_of_steps: bool = False  # weights are widened in registers, which have the wide side
 
     @property
     def is_turned(self) -> bool:
-        """True where few rows are the narrow side of the device's products, of which the other is wide."""
-        return self.rows < COLUMNS
+        """True where rows are the narrow side of the device's products, of which the other is wide."""
+        return self.is_of_steps or self.rows < COLUMNS
 
 
 def blocks_of(expert: jax.Array, num_experts: int, outputs: int, form: Form, *, gated: bool) -> ExpertBlocks:
@@ -56,6 +59,8 @@ def blocks_of(expert: jax.Array, num_experts: int, outputs: int, form: Form, *, 
         columns //= 2
     if jnp.dtype(form.dtype).itemsize > 2:  # without tensor cores
         return ExpertBlocks(min(rows, 32) if tokens > FEW_TOKENS else rows, min(columns, 32), 32, 4, 2)
+    if form.is_stepped:  # each warp has outputs of its own, so that none widens what another does
+        return ExpertBlocks(rows, columns, STEP, min(4, columns // LEAST), 4 if rows < COLUMNS else 3, is_of_steps=True)
     is_large = rows * columns * parts >= MAX_ROWS * MAX_ROWS
     block = (128 if rows < COLUMNS else 64) * form.steps
     while block > 32 and not form.is_paired and (form.inputs % block or not form.fits(block)):
@@ -258,6 +263,11 @@ def _sums(
 
     shape = (blocks.columns, blocks.rows) if blocks.is_turned else (blocks.rows, blocks.columns)
     sums = [jnp.zeros(shape, jnp.float32) for _ in range(parts)]
+    if form.is_stepped:
+        where, refs = (rows.expert, rows.token, choice, rows.is_there), (x_ref, *weight_refs)
+        own: Any = {"column": column, "is_output": is_output, "refs": refs, "exact": form.is_interpreted}
+        steps = partial(add_step, where=where, **own)
+        return result(list(jax.lax.fori_loop(0, width // GROUP, steps, sums)), form.dtype, form.is_interpreted)
     sums = list(jax.lax.fori_loop(0, -(-width // size), add, sums))
     return scaled(sums, 0) if form.is_scaled_once else sums
 

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.coded import Coded, float_scales, four_bit_floats
+from quire.ops.four_bit_experts import FourBitExperts
 from quire.ops.gpu.tiles import array
 
 PAIR = 2  # codes of a byte
@@ -48,7 +49,8 @@ class Form(NamedTuple):
     dtype: Any  # of activations
     inputs: int
     group: int | None = None  # inputs that share a scale; None: floats, without scales
-    is_paired: bool = False  # four bits
+    is_paired: bool = False  # four bits, as a checkpoint has them
+    is_stepped: bool = False  # four bits, as a GPU reads them
     is_interpreted: bool = False
 
     @property
@@ -63,7 +65,7 @@ class Form(NamedTuple):
     @property
     def scales_blocks(self) -> bool:
         """True where the product of each block of inputs has a scale of its own."""
-        return self.group is not None and not self.is_scaled_once and not self.is_paired
+        return self.group is not None and not self.is_scaled_once and not (self.is_paired or self.is_stepped)
 
     def fits(self, block: int) -> bool:
         """True where the inputs of a block share a scale, or are multiplied by their own."""
@@ -73,6 +75,9 @@ class Form(NamedTuple):
 def form_of(x: jax.Array, weight: Any, interpret: bool = False) -> Form | None:
     """None for weights that the kernel does not read."""
     inputs = weight.shape[-1]
+    if isinstance(weight, FourBitExperts):
+        form = Form(x.dtype, inputs, FOUR_BIT_GROUP, is_stepped=True, is_interpreted=interpret)
+        return form if x.dtype.itemsize == 2 else None
     if not isinstance(weight, Coded):
         is_alike = isinstance(weight, jax.Array) and weight.dtype == x.dtype
         return Form(x.dtype, inputs) if is_alike else None
@@ -87,7 +92,10 @@ def form_of(x: jax.Array, weight: Any, interpret: bool = False) -> Form | None:
 
 
 def arrays_of(form: Form, x: jax.Array, weight: Any, parts: int) -> tuple[jax.Array, ...]:
-    """x, the matrices [e, parts, outputs, inputs or their pairs], and their scales, if any, [e, parts, outputs, g]."""
+    """x, the matrices [e, parts, outputs, inputs or their pairs], and their scales, if any, [e, parts, outputs, g];
+    or the arrays of `FourBitExperts`."""
+    if isinstance(weight, FourBitExperts):
+        return x, weight.codes.reshape(len(weight.codes), parts, -1, weight.codes.shape[-1]), weight.factors
     if not isinstance(weight, Coded):
         return x, weight.reshape(len(weight), parts, -1, form.inputs)
     if form.is_paired:

@@ -1,0 +1,84 @@
+"""Steps of a product of experts whose four-bit floats lie as `FourBitExperts` says: widened by an instruction or two
+for two of them, in the registers from which the device multiplies."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental.pallas import triton as plgpu
+
+from quire.ops.coded import float_scales, four_bit_floats
+from quire.ops.four_bit_experts import GROUP, PLACES, STEP, code_at
+from quire.ops.gpu.tiles import array, product
+
+# Two codes of a place as bfloat16, times a power of two. The bits of a code are a bfloat16 that is 2 ** 126 too small,
+# also where it has no leading one. What the power lacks is `LESS`, so that it is a bfloat16 for every real exponent.
+_WIDEN = """{
+.reg .b32 codes, other;
+PLACE
+mov.b32 other, 0x80008000;
+fma.rn.bf16x2 $0, codes, $2, other;
+}"""
+_SHIFTED = "shl.b32 codes, $1, SHIFT;\nand.b32 codes, codes, 0x81c081c0;"
+_PLACES = (
+    _SHIFTED.replace("SHIFT", "0"),
+    _SHIFTED.replace("SHIFT", "3"),
+    _SHIFTED.replace("SHIFT", "6"),
+    "shl.b32 codes, $1, 1;\n"
+    "and.b32 codes, codes, 0x80008000;\n"
+    "shr.u32 other, $1, 3;\n"
+    "lop3.b32 codes, other, 0x01800180, codes, 0xea;\n"
+    "shr.u32 other, $1, 7;\n"
+    "lop3.b32 codes, other, 0x00400040, codes, 0xea;",
+)
+_LESS = 32
+_BIAS = 126 - _LESS  # of exponents, which count from 127 too
+
+
+def add_step(
+    step: Any, sums: list[jax.Array], where: tuple[Any, ...], column: jax.Array, is_output: Any, refs: Any, exact: bool
+) -> list[jax.Array]:
+    """The sums [outputs, rows] of each part with those of a step; all are `result` in the end.
+
+    `where`: the expert, and the tokens, choices and presence of rows. `exact`: by plain operations.
+    """
+    expert, token, choice, is_there = where
+    x_ref, codes_ref, factors_ref = refs
+    outputs, inputs, parts = codes_ref.shape[2], x_ref.shape[2], range(len(sums))
+    at = step * GROUP + jnp.arange(GROUP)
+
+    def load(ref: Any, *sizes: int) -> jax.Array:
+        if is_output is None:
+            return plgpu.load(ref)
+        mask = jnp.broadcast_to(is_output.reshape(-1, *[1] * len(sizes)), (len(column), *sizes))
+        return plgpu.load(ref, mask=mask, other=0)
+
+    elements = [load(codes_ref.at[expert, part, column[:, None], at[None, :]], GROUP) for part in parts]
+    factors = [load(factors_ref.at[expert, step, part * outputs + column]) for part in parts]
+    for place in range(PLACES):
+        at = step * STEP + place * GROUP + jnp.arange(GROUP)
+        mask = is_there[:, None] if inputs % STEP == 0 else is_there[:, None] & (at < inputs)[None, :]
+        mask = jnp.broadcast_to(mask, (len(token), GROUP))
+        some = plgpu.load(x_ref.at[token[:, None], choice[:, None], at[None, :]], mask=mask, other=0.0)
+        for part in parts:
+            exponents = (factors[part] >> 8 * place) & 255
+            numbers = _widened(elements[part], exponents, place, some.dtype, exact)
+            sums[part] = sums[part] + product(numbers, some, 1)
+    return sums
+
+
+def result(sums: list[jax.Array], dtype: Any, exact: bool) -> list[jax.Array]:
+    return sums if exact or dtype != jnp.bfloat16 else [one * 2.0**_LESS for one in sums]
+
+
+def _widened(elements: jax.Array, exponents: jax.Array, place: int, dtype: Any, exact: bool) -> jax.Array:
+    if exact or dtype != jnp.bfloat16:
+        factor = float_scales(exponents.astype(jnp.uint8))[:, None]
+        return (four_bit_floats(code_at(elements.astype(jnp.int32), place)) * factor).astype(dtype)
+    bits = jnp.minimum(exponents + _BIAS, 254) << 7
+    powers = jax.lax.bitcast_convert_type(bits.astype(jnp.int16), dtype)
+    given: Any = {"args": [elements, jnp.broadcast_to(powers[:, None], elements.shape)], "pack": 2}
+    like = [array(elements.shape, dtype)]
+    text = _WIDEN.replace("PLACE", _PLACES[place])
+    (found,) = plgpu.elementwise_inline_asm(text, constraints="=r,r,r", result_shape_dtypes=like, **given)
+    return found
