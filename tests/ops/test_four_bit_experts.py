@@ -55,7 +55,8 @@ def test_rows_of_four_bytes_are_left_to_the_plain_product() -> None:
     both = turned(coded_weight("mxfp4", (4, 1, 2, 24, 96)))
     gate = ClampedGate(1.702, 7.0)
     found = expert_product(numbers((3, 1, 96), "bfloat16", 1), expert, both, None, gate, interpret=True)
-    assert found is not None and found.shape == (3, 2, 24)
+    assert found is not None
+    assert found.shape == (3, 2, 24)
 
 
 def _other(gate: jax.Array, up: jax.Array) -> jax.Array:
