@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from quire.ops.coded import Axes, Coded, experts_widened_bytes
+from quire.ops.four_bits import TILE
 
 PLACES = 4  # codes of an element
 GROUP = 32  # inputs that share an exponent, and elements of a step
@@ -28,7 +29,7 @@ class FourBitExperts:
     each group, and a factor their exponents, the first in its lowest byte.
     """
 
-    codes: Any  # int16 [experts, outputs, GROUP * steps]
+    codes: Any  # int16 [experts, outputs / TILE, steps, TILE, GROUP]; outputs that are missing are zeros
     factors: Any  # int32 [experts, steps, outputs]
     shape: tuple[int, ...]
 
@@ -49,8 +50,8 @@ class FourBitExperts:
 
     def map(self, change: Callable[[Any, Axes], Any], axes: Axes) -> "FourBitExperts":
         """The same with change(array, its axes) for each array, which are of no device but one."""
-        whole = (None, None, None)
-        return replace(self, codes=change(self.codes, whole), factors=change(self.factors, whole))
+        codes, factors = ((None,) * len(array.shape) for array in (self.codes, self.factors))
+        return replace(self, codes=change(self.codes, codes), factors=change(self.factors, factors))
 
     @property
     def widened_bytes(self) -> int:
@@ -59,9 +60,10 @@ class FourBitExperts:
 
     def coded(self) -> Coded:
         """The same matrices in the usual order."""
-        experts, outputs, _ = self.codes.shape
-        inputs = self.shape[-1]
-        steps = self.codes.astype(jnp.int32).reshape(experts, outputs, -1, GROUP)
+        experts, _, num_steps, _, _ = self.codes.shape
+        outputs, inputs = self.factors.shape[2], self.shape[-1]
+        steps = self.codes.astype(jnp.int32).transpose(0, 1, 3, 2, 4).reshape(experts, -1, num_steps, GROUP)
+        steps = steps[:, :outputs]
         codes = jnp.stack([code_at(steps, place) for place in range(PLACES)], axis=3)
         codes = codes.reshape(experts, outputs, -1, 2)[:, :, : inputs // 2].astype(jnp.uint8)
         exponents = self.factors.transpose(0, 2, 1)[..., None] >> (8 * jnp.arange(PLACES))
@@ -96,4 +98,6 @@ def _turned(codes: jax.Array, exponents: jax.Array) -> tuple[jax.Array, jax.Arra
     words = jnp.pad(exponents.reshape(experts, outputs, -1), ((0, 0), (0, 0), (0, missing // GROUP))).astype(jnp.int32)
     words = words.reshape(experts, outputs, -1, PLACES)
     factors = sum((words[..., place] << 8 * place for place in range(1, PLACES)), words[..., 0])
-    return elements.reshape(experts, outputs, -1), factors.transpose(0, 2, 1)
+    tiles = jnp.pad(elements, ((0, 0), (0, -outputs % TILE), (0, 0), (0, 0)))
+    tiles = tiles.reshape(experts, -1, TILE, *elements.shape[2:]).transpose(0, 1, 3, 2, 4)
+    return tiles, factors.transpose(0, 2, 1)

@@ -7,6 +7,7 @@ them, so that nothing comes before the launch. Of more, a table made before it h
 
 from functools import partial
 from itertools import product as pairs
+from math import prod
 from typing import Any, NamedTuple
 
 import jax
@@ -15,7 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.expert_product import Gate, rounded_rows
-from quire.ops.four_bit_experts import GROUP, STEP
+from quire.ops.four_bit_experts import STEP
 from quire.ops.gates import ClampedGate, PlainGate, tanh_gelu
 from quire.ops.gpu.expert_weights import Form, arrays_of, form_of, load_rows, load_scales, load_weights
 from quire.ops.gpu.four_bit_steps import add_step, result
@@ -82,8 +83,10 @@ def expert_product(
     if (form := form_of(x, weight, interpret)) is None or not compiles(gate):
         return None
     tokens, chosen = expert.shape
-    matrices = arrays_of(form, rounded_rows(x, expert, weight), weight, parts=1 if gate is None else 2)
-    num_experts, parts, outputs, _ = matrices[1].shape
+    parts = 1 if gate is None else 2
+    matrices = arrays_of(form, rounded_rows(x, expert, weight), weight, parts)
+    num_experts = len(matrices[1])
+    outputs = prod(weight.shape[1:-1]) // parts
     if blocks is None:
         blocks = blocks_of(expert, num_experts, outputs, form, gated=gate is not None)
     if tokens <= FEW_TOKENS:
@@ -204,9 +207,10 @@ def _kernel(
     column = pl.program_id(0) * blocks.columns + jnp.arange(blocks.columns)
 
     def compute() -> None:
-        _, parts, outputs, _ = weight_refs[0].shape
+        parts, outputs = 1 if gate is None else 2, out_ref.shape[2]
         is_output = None if outputs % blocks.columns == 0 else column < outputs
-        sums = _sums(blocks, form, rows, column, is_output, x_ref, weight_refs)
+        own = rows, column, is_output, x_ref, weight_refs
+        sums = (_sums_of_steps if form.is_stepped else _sums)(blocks, form, parts, *own)
         for part, bias_ref in pairs(range(parts), others[:num_biases]):
             where = bias_ref.at[rows.expert, part, column]
             bias = plgpu.load(where) if is_output is None else plgpu.load(where, mask=is_output, other=0.0)
@@ -226,6 +230,7 @@ def _kernel(
 def _sums(
     blocks: ExpertBlocks,
     form: Form,
+    parts: int,
     rows: _Rows,
     column: jax.Array,
     is_output: jax.Array | None,
@@ -233,7 +238,7 @@ def _sums(
     weight_refs: Any,
 ) -> list[jax.Array]:
     """The products of a tile with the same block of outputs of each part: [rows, columns], or turned."""
-    _, parts, _, width = weight_refs[0].shape
+    width = weight_refs[0].shape[3]
     size = blocks.inputs // form.steps
     choice = jnp.minimum(rows.choice, x_ref.shape[1] - 1)  # rows may be the same for all choices
 
@@ -263,13 +268,28 @@ def _sums(
 
     shape = (blocks.columns, blocks.rows) if blocks.is_turned else (blocks.rows, blocks.columns)
     sums = [jnp.zeros(shape, jnp.float32) for _ in range(parts)]
-    if form.is_stepped:
-        where, refs = (rows.expert, rows.token, choice, rows.is_there), (x_ref, *weight_refs)
-        own: Any = {"column": column, "is_output": is_output, "refs": refs, "exact": form.is_interpreted}
-        steps = partial(add_step, where=where, **own)
-        return result(list(jax.lax.fori_loop(0, width // GROUP, steps, sums)), form.dtype, form.is_interpreted)
     sums = list(jax.lax.fori_loop(0, -(-width // size), add, sums))
     return scaled(sums, 0) if form.is_scaled_once else sums
+
+
+def _sums_of_steps(
+    blocks: ExpertBlocks,
+    form: Form,
+    parts: int,
+    rows: _Rows,
+    column: jax.Array,
+    is_output: jax.Array | None,
+    x_ref: Any,
+    weight_refs: Any,
+) -> list[jax.Array]:
+    """The same, turned, with the arrays of `FourBitExperts`."""
+    choice = jnp.minimum(rows.choice, x_ref.shape[1] - 1)
+    where, refs = (rows.expert, rows.token, choice, rows.is_there), (x_ref, *weight_refs)
+    own: Any = {"column": column, "is_output": is_output, "refs": refs, "exact": form.is_interpreted}
+    sums = [jnp.zeros((blocks.columns, blocks.rows), jnp.float32) for _ in range(parts)]
+    num_steps = weight_refs[0].shape[2]
+    sums = list(jax.lax.fori_loop(0, num_steps, partial(add_step, where=where, **own), sums))
+    return result(sums, form.dtype, form.is_interpreted)
 
 
 def _by_column(blocks: ExpertBlocks, numbers: jax.Array) -> jax.Array:

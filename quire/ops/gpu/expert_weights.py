@@ -95,7 +95,7 @@ def arrays_of(form: Form, x: jax.Array, weight: Any, parts: int) -> tuple[jax.Ar
     """x, the matrices [e, parts, outputs, inputs or their pairs], and their scales, if any, [e, parts, outputs, g];
     or the arrays of `FourBitExperts`."""
     if isinstance(weight, FourBitExperts):
-        return x, weight.codes.reshape(len(weight.codes), parts, -1, weight.codes.shape[-1]), weight.factors
+        return x, weight.codes, weight.factors
     if not isinstance(weight, Coded):
         return x, weight.reshape(len(weight), parts, -1, form.inputs)
     if form.is_paired:

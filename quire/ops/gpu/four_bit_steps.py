@@ -9,6 +9,7 @@ from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.coded import float_scales, four_bit_floats
 from quire.ops.four_bit_experts import GROUP, PLACES, STEP, code_at
+from quire.ops.four_bits import TILE
 from quire.ops.gpu.tiles import array, product
 
 # Two codes of a place as bfloat16, times a power of two. The bits of a code are a bfloat16 that is 2 ** 126 too small,
@@ -44,8 +45,8 @@ def add_step(
     """
     expert, token, choice, is_there = where
     x_ref, codes_ref, factors_ref = refs
-    outputs, inputs, parts = codes_ref.shape[2], x_ref.shape[2], range(len(sums))
-    at = step * GROUP + jnp.arange(GROUP)
+    inputs, parts = x_ref.shape[2], range(len(sums))
+    outputs = factors_ref.shape[2] // len(sums)
 
     def load(ref: Any, *sizes: int) -> jax.Array:
         if is_output is None:
@@ -53,8 +54,12 @@ def add_step(
         mask = jnp.broadcast_to(is_output.reshape(-1, *[1] * len(sizes)), (len(column), *sizes))
         return plgpu.load(ref, mask=mask, other=0)
 
-    elements = [load(codes_ref.at[expert, part, column[:, None], at[None, :]], GROUP) for part in parts]
-    factors = [load(factors_ref.at[expert, step, part * outputs + column]) for part in parts]
+    elements, factors = [], []
+    for part in parts:
+        output = part * outputs + column
+        tile, place = jax.lax.div(output, TILE)[:, None], jax.lax.rem(output, TILE)[:, None]
+        elements.append(load(codes_ref.at[expert, tile, step, place, jnp.arange(GROUP)[None, :]], GROUP))
+        factors.append(load(factors_ref.at[expert, step, output]))
     for place in range(PLACES):
         at = step * STEP + place * GROUP + jnp.arange(GROUP)
         mask = is_there[:, None] if inputs % STEP == 0 else is_there[:, None] & (at < inputs)[None, :]
