@@ -247,7 +247,7 @@ def gated(activation: Activation | ClampedGate, both: jax.Array) -> jax.Array:
     return activation(gate, up).astype(both.dtype).reshape(len(both), -1)
 
 
-def grouped(x: jax.Array, weights: BaseWeight, sizes: jax.Array) -> jax.Array:
+def grouped(x: jax.Array, weights: BaseWeight | FourBitExperts, sizes: jax.Array) -> jax.Array:
     """x [n, in] times matrices [e, ..., in], the next for each run of `sizes` rows: float32 [n, outputs]."""
     if isinstance(weights, NativeWeight):
         return weights.grouped_product(x, sizes)

@@ -67,7 +67,7 @@ class Grouped:
 
 
 # Quantised here, or by a checkpoint. Parts may be quantised or not.
-QuantizedWeight = Packed | Grouped | Coded | FourBits | FourBitExperts
+QuantizedWeight = Packed | Grouped | Coded | FourBits
 
 
 def quantized_row_bytes(size: int) -> int:

@@ -61,9 +61,11 @@ def blocks_of(expert: jax.Array, num_experts: int, outputs: int, form: Form, *, 
     if jnp.dtype(form.dtype).itemsize > 2:  # without tensor cores
         return ExpertBlocks(min(rows, 32) if tokens > FEW_TOKENS else rows, min(columns, 32), 32, 4, 2)
     if form.is_stepped:  # each warp has outputs of its own, so that none widens what another does
-        stages = 6 if rows == LEAST else 4 if rows < COLUMNS else 3
-        columns = max(columns, COLUMNS) if rows >= COLUMNS else columns
-        return ExpertBlocks(rows, columns, STEP, columns // LEAST, stages, is_of_steps=True)
+        if rows < COLUMNS:
+            warps = max(1, columns * parts // (2 * LEAST))
+            return ExpertBlocks(rows, columns, STEP, warps, 6 if rows == LEAST else 4, is_of_steps=True)
+        columns = max(columns, COLUMNS)
+        return ExpertBlocks(rows, columns, STEP, columns // LEAST, 3, is_of_steps=True)
     is_large = rows * columns * parts >= MAX_ROWS * MAX_ROWS
     block = (128 if rows < COLUMNS else 64) * form.steps
     while block > 32 and not form.is_paired and (form.inputs % block or not form.fits(block)):

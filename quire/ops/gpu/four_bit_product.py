@@ -94,11 +94,11 @@ def _kernel(
     row, column = jnp.arange(blocks.rows), pl.program_id(0) * blocks.columns + jnp.arange(blocks.columns)
     is_output = None if outputs % blocks.columns == 0 else column < outputs
     is_row = jnp.broadcast_to((row < rows)[:, None], (blocks.rows, run))
-    tile, place_of_tile = jax.lax.div(column, TILE), jax.lax.rem(column, TILE)
+    tile, of_tile = jax.lax.div(column, TILE), jax.lax.rem(column, TILE)
     size = PLACES * run
 
     def add_step(step: Any, sums: jax.Array) -> jax.Array:
-        where = tile[:, None], step, place_of_tile[:, None], jnp.arange(run)[None, :]
+        where = tile[:, None], step, of_tile[:, None], jnp.arange(run)[None, :]
         elements = _load(codes_ref, where, is_output, run)
         total, factors = jnp.zeros_like(sums), jnp.zeros(blocks.columns, jnp.int32)
         for place in range(PLACES):

@@ -57,8 +57,8 @@ def add_step(
     elements, factors = [], []
     for part in parts:
         output = part * outputs + column
-        tile, place = jax.lax.div(output, TILE)[:, None], jax.lax.rem(output, TILE)[:, None]
-        elements.append(load(codes_ref.at[expert, tile, step, place, jnp.arange(GROUP)[None, :]], GROUP))
+        tile, of_tile = jax.lax.div(output, TILE)[:, None], jax.lax.rem(output, TILE)[:, None]
+        elements.append(load(codes_ref.at[expert, tile, step, of_tile, jnp.arange(GROUP)[None, :]], GROUP))
         factors.append(load(factors_ref.at[expert, step, output]))
     for place in range(PLACES):
         at = step * STEP + place * GROUP + jnp.arange(GROUP)
