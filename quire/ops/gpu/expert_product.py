@@ -61,11 +61,8 @@ def blocks_of(expert: jax.Array, num_experts: int, outputs: int, form: Form, *, 
     if jnp.dtype(form.dtype).itemsize > 2:  # without tensor cores
         return ExpertBlocks(min(rows, 32) if tokens > FEW_TOKENS else rows, min(columns, 32), 32, 4, 2)
     if form.is_stepped:  # each warp has outputs of its own, so that none widens what another does
-        if rows < COLUMNS:
-            warps = max(1, columns * parts // (2 * LEAST))
-            return ExpertBlocks(rows, columns, STEP, warps, 6 if rows == LEAST else 4, is_of_steps=True)
-        columns = max(columns, COLUMNS)
-        return ExpertBlocks(rows, columns, STEP, columns // LEAST, 3, is_of_steps=True)
+        columns = columns if rows < COLUMNS else max(columns, COLUMNS)
+        return ExpertBlocks(rows, columns, STEP, min(4, columns // LEAST), 4 if rows < COLUMNS else 3, is_of_steps=True)
     is_large = rows * columns * parts >= MAX_ROWS * MAX_ROWS
     block = (128 if rows < COLUMNS else 64) * form.steps
     while block > 32 and not form.is_paired and (form.inputs % block or not form.fits(block)):
