@@ -90,6 +90,7 @@ class Fetched(NamedTuple):
 
     targets: HostArray  # 0: nowhere, which is page 0
     contents: list[Any]  # as the program that puts them into place takes them
+    block: object = None  # of the host that they are, if it has blocks
 
 
 class Arrival:
@@ -135,13 +136,13 @@ class HostPages:
         """Copy pages of the device, by a program under way. `sources` has padding, `targets` has none."""
         return self.write_when_ready(targets, program(pages, sources))
 
-    def num_within(self, sources: Sequence[int], max_rows: int) -> int:
+    def num_within(self, sources: Sequence[int], max_rows: int, before: Sequence[Fetched] = ()) -> int:
         """The number of pages, from the first of these on, that `fetch` takes to the device in at most so many rows."""
         size = max((size for size in self.sizes if size <= max_rows), default=0)
         return min(len(sources), size * max(1, max_rows // self.sizes[-1]))
 
-    def fetch(self, sources: Sequence[int], targets: Sequence[int]) -> list[Fetched]:
-        """Begin to copy pages to the device, where they go to these."""
+    def fetch(self, sources: Sequence[int], targets: Sequence[int], before: Sequence[Fetched] = ()) -> list[Fetched]:
+        """Begin to copy pages to the device, where they go to these. `before`: what is there and not in its place."""
         calls = []
         for begin in range(0, len(sources), self.sizes[-1]):
             run = list(sources[begin : begin + self.sizes[-1]])

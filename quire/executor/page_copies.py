@@ -77,7 +77,7 @@ class PageCopies:
         arrivals: list[Copied] = []
         if self._unplaced:
             assert self._host is not None
-            for call in self._host.calls([fetched for one in self._unplaced for fetched in one.fetched]):
+            for call in self._host.calls(self._fetched):
                 program = self._programs.get((self._host_kinds[1], len(call.targets)))
                 pages, number = program(pages, call.targets, call.contents)
                 arrivals.append(Arrival(number))
@@ -94,6 +94,11 @@ class PageCopies:
             one.fetched.clear()
         self._unplaced.clear()
         self._awaited.clear()
+
+    @property
+    def _fetched(self) -> list[Fetched]:
+        """What is not in its place."""
+        return [fetched for one in self._unplaced for fetched in one.fetched]
 
     def _run(self, pages: Any, copies: Iterable[PageCopy]) -> tuple[Any, list[Copied]]:
         copied: list[Copied] = []
@@ -129,13 +134,13 @@ class PageCopies:
             return 0
         assert self._host is not None, "there are no pages of the host"
         room = MAX_UNPLACED_BYTES // self._host.page_bytes - sum(one.num_rows for one in self._unplaced)
-        return self._host.num_within([copy.source.page for copy in copies], room)
+        return self._host.num_within([copy.source.page for copy in copies], room, self._fetched)
 
     def _fetch(self, copies: Sequence[PageCopy]) -> OnTheWay:
         """Begin to copy pages from the host. What is launched next does not wait for them."""
         assert self._host is not None, "there are no pages of the host"
         sources, targets = ([place.page for place in places] for places in zip(*copies, strict=True))
-        return OnTheWay(self._host.fetch(sources, targets))
+        return OnTheWay(self._host.fetch(sources, targets, self._fetched))
 
     def _await(self, coming: OnTheWay, copies: Sequence[PageCopy]) -> OnTheWay:
         self._unplaced.append(coming)

@@ -146,32 +146,39 @@ class PinnedPages:
         self._limit_waste()
         return blocks[-1]
 
-    def num_within(self, sources: Sequence[int], max_rows: int) -> int:
+    def num_within(self, sources: Sequence[int], max_rows: int, before: Sequence[Fetched] = ()) -> int:
         """As that of `HostPages`. Whole blocks are fetched; a page that is wanted twice, with two of its block."""
         num_rows, times, fetched = 0, Counter[int](), Counter[PinnedBlock]()
+        there = {one.block: one.targets for one in before}
         for count, source in enumerate(sources):
-            block = self._row(source).block
+            block, row = self._row(source)
             times[source] += 1
-            if times[source] > fetched[block]:
+            if times[source] > fetched[block] + _has_room(there, block, row):
                 fetched[block] += 1
                 num_rows += block.size
             if num_rows > max_rows:
                 return count
         return len(sources)
 
-    def fetch(self, sources: Sequence[int], targets: Sequence[int]) -> list[Fetched]:
+    def fetch(self, sources: Sequence[int], targets: Sequence[int], before: Sequence[Fetched] = ()) -> list[Fetched]:
+        """As that of `HostPages`. A block of `before` has its other pages on the device too, so it is not fetched again
+        for them."""
         wanted: dict[PinnedBlock, np.ndarray[Any, Any]] = {}  # where the pages of each go; 0: nowhere
+        there = {one.block: one.targets for one in before}
         again: list[tuple[int, int]] = []  # pages that go to two places
         for source, target in zip(sources, targets, strict=True):
-            row = self._row(source)
-            places = wanted.setdefault(row.block, np.zeros(row.block.size, np.int32))
-            if places[row.row]:
+            block, row = self._row(source)
+            if _has_room(there, block, row):
+                there[block][row] = target
+                continue
+            places = wanted.setdefault(block, np.zeros(block.size, np.int32))
+            if places[row]:
                 again.append((source, target))
             else:
-                places[row.row] = target
+                places[row] = target
         blocks = [one.arrays for one in wanted]
-        there: list[BlockArrays] = jax.device_put(blocks, [self._on_device] * len(blocks))
-        fetched = [Fetched(*one) for one in zip(wanted.values(), there, strict=True)]
+        coming: list[BlockArrays] = jax.device_put(blocks, [self._on_device] * len(blocks))
+        fetched = [Fetched(*one) for one in zip(wanted.values(), coming, wanted, strict=True)]
         return fetched + (self.fetch(*zip(*again, strict=True)) if again else [])
 
     def calls(self, fetched: list[Fetched]) -> list[Fetched]:
@@ -291,6 +298,11 @@ class PinnedPages:
         for at, page in enumerate(pages):
             self._enter(page, PinnedBlock(jax.device_put([one[at : at + 1] for one in contents], self._pinned), 1), 0)
         return True
+
+
+def _has_room(there: dict[Any, np.ndarray[Any, Any]], block: PinnedBlock, row: int) -> bool:
+    """True if the block is on the device, `there`, and its page in this row goes nowhere yet."""
+    return block in there and not there[block][row]
 
 
 def _has_ended(block: PinnedBlock) -> bool:

@@ -175,8 +175,8 @@ def test_blocks_of_which_few_pages_are_wanted_take_little_memory_of_the_device(
     always, most = rows_on_device(host), []
     fetch = host.fetch
 
-    def watched(sources: Sequence[int], targets: Sequence[int]) -> list[Fetched]:
-        fetched = fetch(sources, targets)
+    def watched(sources: Sequence[int], targets: Sequence[int], before: Sequence[Fetched]) -> list[Fetched]:
+        fetched = fetch(sources, targets, before)
         most.append(rows_on_device(host) - always)
         return fetched
 
@@ -193,6 +193,27 @@ def test_blocks_of_which_few_pages_are_wanted_take_little_memory_of_the_device(
     assert most == [32, 32, 16] * 2
     for page, source in restored.items():
         assert executor.read_pages([page])() == executor.read_pages([page + 6])() == before[source], page
+
+
+def test_a_block_whose_pages_are_restored_by_several_steps_is_fetched_once(executor: JaxExecutor) -> None:
+    """Also where there is no room for it a second time. A page that is wanted again is fetched again."""
+    host = pinned(executor)
+    before = {page: executor.read_pages([page])() for page in range(1, 33)}
+    executor.submit(StepPlan(1, (), copies=host_copies({page: page for page in range(1, 33)}, to_host=True))).result()
+    first = host.fetch([1, 2, 18], [40, 41, 42])
+    assert [len(one.targets) for one in first] == [16, 16]
+    assert host.num_within([3, 19, 20, 1, 4], 0, first) == 3
+    assert host.num_within([3, 19, 20, 1, 4], 16, first) == 5
+    assert host.fetch([3, 19, 20], [43, 44, 45], first) == []
+    again = host.fetch([4, 1, 1], [46, 47, 48], first)
+    assert [one.targets.nonzero()[0].tolist() for one in again] == [[0], [0]]
+    assert first[0].targets.tolist()[:4] == [40, 41, 43, 46]
+    pages = executor._state.pages
+    for call in host.calls(first + again):
+        pages, _ = executor.programs.get(("place", len(call.targets)))(pages, call.targets, call.contents)
+    executor._state = executor._state._replace(pages=pages)
+    placed = {40: 1, 41: 2, 42: 18, 43: 3, 44: 19, 45: 20, 46: 4, 47: 1, 48: 1}
+    assert all(executor.read_pages([page])() == before[source] for page, source in placed.items())
 
 
 def begin_save(executor: JaxExecutor, pages: range) -> tuple[Pending, PinnedBlock]:
