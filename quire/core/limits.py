@@ -49,6 +49,9 @@ class Limits:
     host_pages: int = 0  # of host memory, behind the prefix cache
     max_page_saves: int = 64  # pages that a step copies to the host
     max_page_restores: int = 16  # and from it; a page of tokens at least
+    # The device computes while pages come from the host. Those for a step that others compute in come a step before it,
+    # so that the others do not wait for them.
+    restores_ahead: bool = False
     host_page_bytes: int = 0  # of one page, for statistics
 
     def __post_init__(self) -> None:

@@ -41,10 +41,11 @@ class PromptPlanner:
 
     def _continue_prefill(self, step: StepBuilder, sequence: Sequence, preempts: bool = True) -> None:
         """Copy the next pages from the host as long as it has them, then compute."""
+        waits = sequence.restore is not None and self._limits.restores_ahead and bool(step.chunks)
         has_pages = sequence.restore is None or self._plan_restore(step, sequence, preempts)
         rest = sequence.goal - sequence.num_planned
         leaves_share = step.longest is not None and rest > step.allowance and self._is_passed(sequence)
-        if has_pages and sequence.restore is None and step.allowance > 0 and not leaves_share:
+        if has_pages and sequence.restore is None and step.allowance > 0 and not waits and not leaves_share:
             num_pages = len(sequence.tables[0])
             length = self._running.reserve(sequence, min(rest, step.allowance), preempts)
             if has_pages := length > 0:

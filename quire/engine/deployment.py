@@ -135,5 +135,10 @@ def with_host_pages(limits: Limits, deployment: Deployment) -> Limits:
     config = deployment.config
     num_pages, saves, restores = resolve_host_cache(config, facts.platform, free_bytes, page_bytes, pages_of_step)
     return replace(
-        limits, host_pages=num_pages, max_page_saves=saves, max_page_restores=restores, host_page_bytes=page_bytes
+        limits,
+        host_pages=num_pages,
+        max_page_saves=saves,
+        max_page_restores=restores,
+        restores_ahead=facts.platform == "gpu",
+        host_page_bytes=page_bytes,
     )

@@ -177,6 +177,13 @@ HOST_TIER_MUTANTS = (
         "if has_pages and sequence.restore is None and",
         "if has_pages and",
     ),
+    Mutant("others wait for pages from the host", PROMPTS, "and not waits and not", "and not"),
+    Mutant(
+        "a sequence that runs by itself does not compute while pages come",
+        PROMPTS,
+        "self._limits.restores_ahead and bool(step.chunks)",
+        "self._limits.restores_ahead",
+    ),
     Mutant(
         "a sequence that starts preempts others",
         PROMPTS,

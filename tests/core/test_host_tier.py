@@ -80,6 +80,23 @@ def test_a_long_restore_is_spread_over_steps():
     assert harness.tokens[4, 0] == expected_tokens(request(4, (45, 46), 12, sampling=GREEDY))
 
 
+@pytest.mark.parametrize("lookahead", [0, 1])
+def test_pages_come_a_step_before_they_are_read_if_others_would_wait_for_them(lookahead):
+    harness = hosted(lookahead, restores_ahead=True, num_pages=12)
+    run(harness, 1, TALK)
+    run(harness, 2, (*OTHER, *OTHER[:16]))
+    alone = run(harness, 3, (*TALK, 40))[0]
+    assert (num_restored([alone]), [chunk.start for chunk in alone.chunks]) == ([6], [24])
+    run(harness, 4, (*OTHER, *OTHER[:16]))
+    harness.add(request(5, (45, 46), 12, sampling=GREEDY))
+    harness.step()
+    plans = run(harness, 6, (*TALK, 40))
+    plans = plans[num_restored(plans).index(6) :]
+    assert num_restored(plans)[:2] == [6, 0]
+    assert [[chunk.request_id for chunk in plan.chunks] for plan in plans[:2]] == [[5], [5, 6]]
+    assert plans[1].chunks[1].start == 24
+
+
 def test_those_that_restore_in_one_step_share_its_limit():
     harness = hosted(max_page_restores=3, num_pages=16)
     run(harness, 1, TALK)
