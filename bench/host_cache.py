@@ -8,7 +8,8 @@ In one process and one engine, so that both run under the same conditions: conve
 one after the other, more than the device's pages hold. Then each has a second turn, one after the other, and in every
 pair of them one has its host pages hidden, so that it is computed again. Ratios are of medians. Then the same beside a
 stream that decodes. Its steps are compared, those that copy pages with those that decode alone, and the pauses between
-its tokens while the first token of a second turn is awaited, for either way.
+its tokens while the first token of a second turn is awaited, for either way. At last all second turns come at once:
+first as they are, then with all pages hidden.
 """
 
 import argparse
@@ -38,19 +39,31 @@ class StepTimes(Observer):
 
     def __init__(self) -> None:
         self.alone: list[float] = []
-        self.copying: list[float] = []
-        self.num_copies: list[int] = []
+        self.copying: dict[str, list[tuple[float, int, int]]] = {"restore": [], "only save": []}  # and their pages
 
     def step_ended(self, step: Step) -> None:
         plan = step.plan
         if not plan.chunks or any(chunk.kind is not Kind.DECODE for chunk in plan.chunks) or step.waited_for_compiler:
             return
-        copies = sum(Tier.HOST in (copy.source.tier, copy.target.tier) for copy in plan.copies)
-        if copies:
-            self.copying.append(step.took_s)
-            self.num_copies.append(copies)
+        restored = sum(copy.source.tier is Tier.HOST for copy in plan.copies)
+        saved = sum(copy.target.tier is Tier.HOST for copy in plan.copies)
+        if restored or saved:
+            self.copying["restore" if restored else "only save"].append((step.took_s, restored, saved))
         else:
             self.alone.append(step.took_s)
+
+    def show(self) -> None:
+        if not self.alone:
+            return
+        alone = statistics.median(self.alone) * 1000
+        print(f"steps of the stream alone: {alone:.2f} ms ({len(self.alone)})")
+        for what, steps in self.copying.items():
+            if steps:
+                took, restored, saved = zip(*steps, strict=True)
+                ms, longest = statistics.median(took) * 1000, max(took) * 1000
+                print(f"steps that {what}: {ms:.2f} ms ({len(steps)}), the longest {longest:.2f}; "
+                      f"{statistics.mean(restored):.1f} pages from the host and {statistics.mean(saved):.1f} to it: "
+                      f"{100 * (ms / alone - 1):+.1f} %, of +5 % allowed", flush=True)  # fmt: skip
 
 
 class Turn(NamedTuple):
@@ -95,7 +108,7 @@ def second_turns(
 
 
 def build(asked: argparse.Namespace) -> Built:
-    """An engine whose device has pages for three conversations."""
+    """An engine whose device has pages for a few conversations."""
     config = Config(
         asked.model, host_cache_gib=asked.host_cache_gib, max_total_tokens=asked.tokens + 64, max_batch_size=4,
         max_batch_prefill_tokens=asked.max_batch_prefill_tokens,
@@ -103,7 +116,7 @@ def build(asked: argparse.Namespace) -> Built:
     reserve_device_memory(asked.host_cache_gib)  # before anything looks for devices
     page_size = plan_deployment(replace(config, host_cache_gib=0.0)).limits.page_size
     needed = -(-(asked.tokens + 64) // page_size)
-    built = build_engine(replace(plan_deployment(replace(config, num_pages=3 * needed)), is_served=True))
+    built = build_engine(replace(plan_deployment(replace(config, num_pages=asked.resident * needed)), is_served=True))
     for _ in built.warm_up():
         pass
     return built
@@ -114,6 +127,7 @@ def main() -> None:
     parser.add_argument("--model", default="default")
     parser.add_argument("--talks", type=int, default=16)
     parser.add_argument("--tokens", type=int, default=2000)
+    parser.add_argument("--resident", type=int, default=3, help="conversations that the device has pages for")
     parser.add_argument("--host-cache-gib", type=float, default=4.0)
     parser.add_argument("--max-batch-prefill-tokens", type=int, help="fewer make fewer programs to compile")
     asked = parser.parse_args()
@@ -133,6 +147,7 @@ def main() -> None:
     second_turns(engine, prompts[:2], 900)  # whatever is done for the first time
     show("alone", second_turns(engine, prompts, 1000))
     show_beside_a_stream(engine, prompts, asked.tokens - 10)
+    show_at_once(engine, prompts)
     stats = engine.scheduler.stats()
     print(f"{stats.saved_pages} pages copied to the host, {stats.restored_pages} from it, {stats.lost_pages} lost; "
           f"{engine.executor.num_late} programs compiled late; {time.monotonic() - begun_s:.0f} s in all")  # fmt: skip
@@ -156,11 +171,26 @@ def show_beside_a_stream(engine: Engine, prompts: list[tuple[int, ...]], length:
                   f"the longest of a turn {longest:.2f} ms (median of turns), of all {max(pauses):.2f} ms, "
                   f"{len(pauses) / len(turns[way]):.1f} tokens a turn")  # fmt: skip
     engine.abort(STREAM)
-    if times.copying and times.alone:
-        alone, copying = (statistics.median(one) * 1000 for one in (times.alone, times.copying))
-        print(f"steps of the stream: {alone:.2f} ms alone ({len(times.alone)}), {copying:.2f} ms beside copies of "
-              f"{statistics.mean(times.num_copies):.1f} pages ({len(times.copying)}): "
-              f"{100 * (copying / alone - 1):+.1f} %, of +5 % allowed")  # fmt: skip
+    times.show()
+
+
+def show_at_once(engine: Engine, prompts: list[tuple[int, ...]]) -> None:
+    """All second turns come together."""
+    means = {}
+    for first_id, way in zip((3000, 4000), WAYS, strict=True):
+        begun_s, first_s, cached = time.monotonic(), {}, 0
+        for number, prompt in enumerate(prompts):
+            salt = "hidden at once" if way == "computed" else ""
+            engine.add(Request(first_id + number, (*prompt, 5, 6, 7), 2, GREEDY, salt=salt))
+        while not engine.is_idle:
+            for update in engine.step().updates:
+                if update.tokens and update.request_id not in first_s:
+                    first_s[update.request_id] = time.monotonic() - begun_s
+                    cached += update.cached_tokens
+        means[way] = statistics.mean(first_s.values()) * 1000
+        print(f"{len(prompts)} second turns at once, {way}: first tokens after {means[way]:.0f} ms in the mean, "
+              f"the last after {max(first_s.values()) * 1000:.0f}; {cached} tokens cached", flush=True)  # fmt: skip
+    print(f"the mean of those restored is {means['computed'] / means['restored']:.1f}x as fast")
 
 
 def show(name: str, turns: dict[str, list[Turn]]) -> None:
