@@ -148,6 +148,7 @@ class StepResult(NamedTuple):
     failed: dict[int, str] = {}  # noqa: RUF012
     # Pages of the host that have nothing in them: copies to them, of this step or one before, have failed.
     lost_pages: tuple[int, ...] = ()
+    waited_s: float = 0.0  # for copies of pages, when all else was there
 
 
 class Guesses(NamedTuple):

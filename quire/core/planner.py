@@ -44,7 +44,7 @@ class Planner:
 
     def plan(self) -> StepInFlight | None:
         """The next step; None when nothing can be computed now."""
-        step = StepBuilder(self._budget.restores(bool(self._running.decoding)))
+        step = StepBuilder()
         prompts = self.prompts
         prompts.blocked_by = None
         preemptions = self._counters.preemptions
@@ -60,6 +60,7 @@ class Planner:
         for sequence in forced:
             if sequence.state is State.DECODING:  # and not preempted for an older one
                 self._plan_forced(step, sequence)
+        step.restores_left = self._budget.restores(bool(step.chunks))
         if self._running.prefilling:
             prompts.go_on(step)
         if self._counters.preemptions != preemptions:

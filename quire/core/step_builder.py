@@ -30,7 +30,7 @@ class StepBuilder:
         "waits_for_adapter",
     )
 
-    def __init__(self, max_restores: int) -> None:
+    def __init__(self) -> None:
         self.chunks: list[Chunk] = []
         self.rows: list[Sequence] = []  # of each chunk
         self.started: list[SlotStart] = []
@@ -48,7 +48,7 @@ class StepBuilder:
         self.num_admitted = 0
         self.restored: list[Restoring] = []
         self.saved: list[Saved] = []
-        self.restores_left = max_restores  # pages that may still be copied from the host
+        self.restores_left = 0  # pages that may still be copied from the host
 
     def add(self, sequence: Sequence, kind: Kind, length: int, num_pages: int, samples: bool) -> None:
         """The next `length` positions of `sequence`, which had `num_pages` in each group before."""

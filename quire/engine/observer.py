@@ -22,6 +22,7 @@ class Step:
     error: Exception | None = None  # its error, if it failed
     ended_s: float = 0.0
     took_s: float = 0.0  # since its launch, or since the step before it ended
+    copies_waited_s: float = 0.0  # of that, for copies of pages when all else was there
     completed_s: float = 0.0  # the scheduler has applied its result
     delivered_s: float = 0.0  # its tokens are on their way to the front ends
     waited_for_compiler: bool = False

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from quire.core.scheduler import Scheduler
 from quire.engine.observer import Observer
 from quire.engine.restore_limit import RestoreLimit
+from quire.engine.restore_pace import RestorePace
 from quire.engine.step_time import BurstLimit, GuessCost, StepTimeLimit
 
 
@@ -14,7 +15,7 @@ def step_limits(scheduler: Scheduler, max_burst_s: float, max_step_s: float) -> 
     if limits.max_burst > 1:
         yield BurstLimit(scheduler, max_burst_s)
     if limits.host_pages:
-        yield RestoreLimit(scheduler)
+        yield RestorePace(scheduler) if limits.restores_ahead else RestoreLimit(scheduler)
     if limits.max_guesses:
         yield GuessCost(scheduler.budget)
     if max_step_s:

@@ -57,6 +57,7 @@ class StepPipeline:
         result: StepResult | None = None
         try:
             result = step.pending.result()
+            step.copies_waited_s = result.waited_s
         except Exception as error:  # as above
             step.error = error
         step.ended_s = self._clock()

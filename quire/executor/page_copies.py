@@ -1,6 +1,6 @@
 """The page copies of a plan."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any
 
 import jax
@@ -68,20 +68,20 @@ class PageCopies:
             copied += [coming, *others]
         read = {Place(Tier.DEVICE, page) for chunk in plan.chunks for table in chunk.new_pages for page in table}
         if not plan.chunks or not read.isdisjoint(self._awaited):
-            pages, arrivals = self.settle(pages)
+            pages, arrivals = self.settle(pages, read if plan.chunks else None)
             copied += arrivals
         return pages, copied
 
-    def settle(self, pages: Any) -> tuple[Any, list[Copied]]:
-        """The page arrays with all that came from the host in its places."""
+    def settle(self, pages: Any, read: Set[Place] | None = None) -> tuple[Any, list[Copied]]:
+        """The page arrays with what came from the host in its places: all of it, or what has pages that are `read`,
+        which does not wait for the rest."""
         arrivals: list[Copied] = []
         if self._unplaced:
             assert self._host is not None
-            for call in self._host.calls(self._fetched):
+            for call in self._host.calls(self._take_fetched(read)):
                 program = self._programs.get((self._host_kinds[1], len(call.targets)))
                 pages, number = program(pages, call.targets, call.contents)
                 arrivals.append(Arrival(number))
-            self.forget()
         return pages, arrivals
 
     def take_lost(self) -> list[int]:
@@ -99,6 +99,21 @@ class PageCopies:
     def _fetched(self) -> list[Fetched]:
         """What is not in its place."""
         return [fetched for one in self._unplaced for fetched in one.fetched]
+
+    def _take_fetched(self, read: Set[Place] | None) -> list[Fetched]:
+        """What is put into place now: all, or what has pages that are read."""
+        taken = self._fetched
+        if read is None:
+            self.forget()
+            return taken
+        taken = [one for one in taken if not read.isdisjoint(_places(one))]
+        for one in taken:
+            self._awaited -= _places(one)
+        names = set(map(id, taken))
+        for coming in self._unplaced:
+            coming.fetched[:] = [one for one in coming.fetched if id(one) not in names]
+        self._unplaced = [coming for coming in self._unplaced if coming.fetched]
+        return taken
 
     def _run(self, pages: Any, copies: Iterable[PageCopy]) -> tuple[Any, list[Copied]]:
         copied: list[Copied] = []
@@ -169,6 +184,11 @@ class PageCopies:
             pages = self._programs.get(("copy", size))(pages, packed)
             begin += size
         return pages
+
+
+def _places(fetched: Fetched) -> set[Place]:
+    """Where its pages go."""
+    return {Place(Tier.DEVICE, page) for page in fetched.targets.tolist() if page}
 
 
 def arrange(copies: Sequence[PageCopy]) -> tuple[list[PageCopy], list[PageCopy]]:

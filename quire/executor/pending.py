@@ -1,5 +1,6 @@
 """A plan under way, and its results as the engine wants them."""
 
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
@@ -98,10 +99,19 @@ class Pending:
             if launched.computed is not None and launched.computed.scored is not None:
                 self._read_scores(launched.launch, launched.computed.scored, prompt_logprobs)
         failed = self._failures(tokens) if is_any_missing else {}
+        waited_s = self._wait_for_copies()
+        sampled_tokens = [tokens[index] for index, chunk in enumerate(chunks) if chunk.samples]
+        lost = tuple(self._lost())
+        return StepResult(self._plan.step, sampled_tokens, logprobs, prompt_logprobs, failed, lost, waited_s)
+
+    def _wait_for_copies(self) -> float:
+        """Returns the seconds that it took."""
+        if not self.copied:
+            return 0.0
+        begun_s = time.monotonic()
         for copied in self.copied:
             copied.result()
-        sampled_tokens = [tokens[index] for index, chunk in enumerate(chunks) if chunk.samples]
-        return StepResult(self._plan.step, sampled_tokens, logprobs, prompt_logprobs, failed, tuple(self._lost()))
+        return time.monotonic() - begun_s
 
     def _mark_not_finite(self, launched: Launched, num_sampled: int, tokens: list[list[int]]) -> bool:
         """Chunks that do not sample fail too where their numbers are not finite: their pages must not be shared."""

@@ -177,6 +177,18 @@ HOST_TIER_MUTANTS = (
         "if has_pages and sequence.restore is None and",
         "if has_pages and",
     ),
+    Mutant(
+        "steps in which sequences decode restore as others do",
+        PLANNER,
+        "self._budget.restores(bool(step.chunks))",
+        "self._budget.restores(False)",
+    ),
+    Mutant(
+        "all steps restore as those in which sequences decode",
+        PLANNER,
+        "self._budget.restores(bool(step.chunks))",
+        "self._budget.restores(True)",
+    ),
     Mutant("others wait for pages from the host", PROMPTS, "and not waits and not", "and not"),
     Mutant(
         "a sequence that runs by itself does not compute while pages come",

@@ -97,6 +97,18 @@ def test_pages_come_a_step_before_they_are_read_if_others_would_wait_for_them(lo
     assert plans[1].chunks[1].start == 24
 
 
+def test_fewer_pages_come_in_a_step_in_which_sequences_decode():
+    harness = hosted(num_pages=12)
+    harness.scheduler.budget.max_restores_beside_decodes = 2
+    run(harness, 1, TALK)
+    run(harness, 2, (*OTHER, *OTHER[:16]))
+    assert num_restored(run(harness, 3, (*TALK, 40)))[0] == 6
+    run(harness, 4, (*OTHER, *OTHER[:16]))
+    harness.add(request(5, (45, 46), 12, sampling=GREEDY))
+    harness.step()
+    assert num_restored(run(harness, 6, (*TALK, 40)))[:3] == [2, 2, 2]
+
+
 def test_those_that_restore_in_one_step_share_its_limit():
     harness = hosted(max_page_restores=3, num_pages=16)
     run(harness, 1, TALK)

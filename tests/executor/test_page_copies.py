@@ -84,6 +84,19 @@ def test_pages_come_from_the_host_beside_a_decode(any_llama: Rig) -> None:
     assert result.tokens[1] == talk.expected
 
 
+def test_a_chunk_does_not_wait_for_pages_that_others_will_read(any_llama: Rig) -> None:
+    """They come from the host in the same step, or came in one before, and stay on their way."""
+    talk = Talk(any_llama)
+    talk.run_decode((*host_copies({4: 1, 3: 2}, to_host=False),))
+    talk.run_decode(host_copies({6: 3, 5: 4}, to_host=False))
+    others = host_copies({50: 1, 51: 2}, to_host=False)
+    result = talk.run((talk.decode, talk.last), others, started=talk.started)
+    assert result.tokens[1] == talk.expected
+    assert talk.num_awaited == 2
+    assert [talk.executor.read_pages([page])() for page in (50, 51)] == [talk.contents[page] for page in (3, 4)]
+    assert talk.num_awaited == 0
+
+
 def test_pages_from_the_host_are_in_their_places_when_they_are_used(any_llama: Rig) -> None:
     """By another copy: within the device, to the host, or of another page of the host to the same page."""
     talk = Talk(any_llama)

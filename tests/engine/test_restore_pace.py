@@ -1,0 +1,81 @@
+"""Pages that come from the host beside decodes are as many as come in the time of a step."""
+
+import random
+
+import pytest
+
+from quire.core.plan import Chunk, Kind, PageCopy, Place, StepPlan, Tier
+from quire.core.scheduler import Scheduler
+from quire.engine.observer import Step
+from quire.engine.restore_limit import RestoreLimit
+from quire.engine.restore_pace import RestorePace
+from quire.engine.step_limits import step_limits
+from tests.core.harness import limits
+
+MOST = 200
+
+
+class Steps:
+    """Steps beside which pages are copied, each for a time of its own."""
+
+    def __init__(self) -> None:
+        self.scheduler = Scheduler(limits(host_pages=1000, max_page_restores=MOST, restores_ahead=True), lambda: 0.0)
+        self.pace = RestorePace(self.scheduler)
+
+    @property
+    def allowed(self) -> int:
+        return self.scheduler.budget.restores(has_decodes=True)
+
+    def run(self, num_restored: int, computed_s: float, page_s: float, kind: Kind = Kind.DECODE, **changes: object):
+        copies = (PageCopy(Place(Tier.HOST, 1), Place(Tier.DEVICE, 1)),) * num_restored
+        plan = StepPlan(1, (Chunk(1, 0, 0, 0, kind, 5, 1, (), True),), copies)
+        waited_s = max(0.0, num_restored * page_s - computed_s)
+        took_s = computed_s + waited_s
+        self.pace.step_ended(Step(plan, 0.0, 0.0, took_s=took_s, copies_waited_s=waited_s, **changes))  # type: ignore[arg-type]
+        return took_s
+
+
+@pytest.mark.parametrize(("page_s", "fitting"), [(0.0001, 50), (0.001, 5), (0.00001, MOST)])
+def test_a_step_copies_what_comes_in_its_time(page_s: float, fitting: int) -> None:
+    steps, chance = Steps(), random.Random(0)
+    for _ in range(20):
+        steps.run(steps.allowed, 0.005, page_s)
+    found, slowdowns = [], []
+    for _ in range(200):
+        computed_s = 0.005 * chance.uniform(0.97, 1.03)
+        found.append(steps.allowed)
+        slowdowns.append(steps.run(steps.allowed, computed_s, page_s) / computed_s - 1)
+    assert 0.8 * fitting <= sum(found) / len(found) <= 1.05 * fitting
+    assert sum(slowdowns) / len(slowdowns) <= (0.03 if fitting > 5 else 0.1)
+
+
+def test_the_pace_follows_steps_that_get_longer_and_shorter() -> None:
+    steps = Steps()
+    for computed_s, low, high in ((0.005, 40, 53), (0.015, 130, 156), (0.002, 16, 22)):
+        for _ in range(60):
+            steps.run(steps.allowed, computed_s, 0.0001)
+        assert low <= steps.allowed <= high
+
+
+def test_one_page_is_copied_however_long_it_takes() -> None:
+    steps = Steps()
+    for _ in range(5):
+        steps.run(steps.allowed, 0.005, 1.0)
+    assert steps.allowed == 1
+
+
+def test_steps_that_say_nothing_of_the_pace_change_nothing() -> None:
+    steps = Steps()
+    before = steps.allowed
+    steps.run(0, 0.005, 0.0001)
+    steps.run(before - 1, 0.005, 0.0001)  # fewer than might have come
+    steps.run(50, 0.005, 1.0, kind=Kind.PREFILL)
+    steps.run(50, 0.005, 1.0, error=RuntimeError("lost"))
+    steps.run(50, 0.005, 1.0, waited_for_compiler=True)
+    assert steps.allowed == before
+
+
+@pytest.mark.parametrize(("ahead", "kind"), [(True, RestorePace), (False, RestoreLimit)])
+def test_the_pace_is_for_devices_that_copy_beside_their_computation(ahead: bool, kind: type) -> None:
+    scheduler = Scheduler(limits(host_pages=9, restores_ahead=ahead), lambda: 0.0)
+    assert [type(one) for one in step_limits(scheduler, 0.01, 0.0)] == [kind]
