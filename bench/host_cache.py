@@ -66,6 +66,33 @@ class StepTimes(Observer):
                       f"{100 * (ms / alone - 1):+.1f} %, of +5 % allowed", flush=True)  # fmt: skip
 
 
+class Calls:
+    """Times of the calls by which the host begins copies: none of them should wait for anything."""
+
+    def __init__(self, host: object) -> None:
+        self.took_s: dict[str, list[float]] = {"save": [], "fetch": []}
+        for name in self.took_s:
+            self._time(host, name)
+
+    def _time(self, host: object, name: str) -> None:
+        method, times = getattr(host, name), self.took_s[name]
+
+        def call(*given: object) -> object:
+            begun_s = time.monotonic()
+            result = method(*given)
+            times.append(time.monotonic() - begun_s)
+            return result
+
+        setattr(host, name, call)
+
+    def show(self) -> None:
+        for name, times in self.took_s.items():
+            longest = ", ".join(f"{1000 * one:.1f}" for one in sorted(times)[-1:-6:-1])
+            if times:
+                median = 1000 * statistics.median(times)
+                print(f"{len(times)} calls of {name}: {median:.2f} ms, the longest {longest} ms", flush=True)
+
+
 class Turn(NamedTuple):
     first_s: float  # time to the first token
     cached_tokens: int  # that were not computed
@@ -135,7 +162,7 @@ def main() -> None:
     built = build(asked)
     engine, limits = built.engine, built.deployment.limits
     print(f"started in {time.monotonic() - begun_s:.0f} s; {type(built.executor.host_pages).__name__}", flush=True)
-    chance = random.Random(1)
+    calls, chance = Calls(built.executor.host_pages), random.Random(1)
     vocabulary = built.deployment.model.vocab_size
     prompts = [tuple(chance.randrange(vocabulary) for _ in range(asked.tokens)) for _ in range(asked.talks)]
     for number, prompt in enumerate(prompts):
@@ -144,10 +171,12 @@ def main() -> None:
           f"{limits.host_pages} on the host, of {limits.host_page_bytes / 2**10:.0f} KiB; a step restores up to "
           f"{limits.max_page_restores}; first turns done after {time.monotonic() - begun_s:.0f} s",
           flush=True)  # fmt: skip
+    calls.show()
     second_turns(engine, prompts[:2], 900)  # whatever is done for the first time
     show("alone", second_turns(engine, prompts, 1000))
     show_beside_a_stream(engine, prompts, asked.tokens - 10)
     show_at_once(engine, prompts)
+    calls.show()
     stats = engine.scheduler.stats()
     print(f"{stats.saved_pages} pages copied to the host, {stats.restored_pages} from it, {stats.lost_pages} lost; "
           f"{engine.executor.num_late} programs compiled late; {time.monotonic() - begun_s:.0f} s in all")  # fmt: skip
