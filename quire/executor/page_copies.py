@@ -13,7 +13,9 @@ from quire.executor.pinned_pages import PinnedPages
 from quire.executor.program_table import COPY_SIZES
 from quire.executor.programs import Programs
 
-MAX_UNPLACED_BYTES = 512 * 2**20  # on the device: of all rows that are fetched, wanted or not
+# On the device: of all rows that are fetched, wanted or not. More than the pages that a step restores, which are in
+# blocks with others.
+MAX_UNPLACED_BYTES = 768 * 2**20
 
 
 class OnTheWay:

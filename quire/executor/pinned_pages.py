@@ -26,6 +26,7 @@ log = logging.getLogger(__name__)
 PINNED_KINDS = ("split", "place")  # programs for pages on their way to the host and from it
 PINNED, DEVICE = "pinned_host", "device"  # kinds of memory, as JAX names them
 BLOCK_PAGES = 16  # at most
+NUM_STREAMS = 4  # on which XLA begins copies by turns
 MAX_SAVING_BYTES = 512 * 2**20  # of blocks on their way to the host, which take up memory of the device meanwhile
 
 BlockArrays = list[jax.Array]  # one for each stack: [pages, arrays, page_size, ...]
@@ -182,9 +183,11 @@ class PinnedPages:
         return fetched + (self.fetch(*zip(*again, strict=True)) if again else [])
 
     def calls(self, fetched: list[Fetched]) -> list[Fetched]:
-        """Blocks of the full size are placed by several in a call; what is left of that is padding."""
+        """Blocks of the full size are placed by several in a call; what is left of that is padding. Those that arrive
+        together are in one call: a stream's blocks follow each other."""
         most = self.sizes[-1] // BLOCK_PAGES
         full = [one for one in fetched if len(one.targets) == BLOCK_PAGES]
+        full = [one for stream in range(NUM_STREAMS) for one in full[stream::NUM_STREAMS]]
         calls = [[one] for one in fetched if len(one.targets) < BLOCK_PAGES]
         for begin in range(0, len(full), most):
             group = full[begin : begin + most]
