@@ -1,12 +1,13 @@
 """Keeps copies from the host within the time of the steps that they run beside."""
 
-from quire.core.plan import Kind, Tier
+from quire.core.plan import Tier
 from quire.core.scheduler import Scheduler
-from quire.engine.observer import Observer, Step
+from quire.engine.observer import DECODE, Observer, Step
 
 FIRST_PAGES = 16  # of a step, before any copy has been measured
-GROWTH = 1 / 32  # of the limit, by a step whose copies were there when it had computed; at least a page
-FIRST_GROWTH = 1.0  # before a step has waited for its copies
+FIRST_GROWTH, GROWTH = 1.0, 1 / 64  # of the pages of a step that had them in time, before one had to wait and after it
+BLOCK = 16  # pages that travel together: a step copies whole blocks, if it copies so many
+LAST_SHARE = 0.25  # of the newest measurement in a mean
 SLACK = 0.02  # of a step's time, for which its result may wait for copies
 
 
@@ -15,27 +16,36 @@ class RestorePace(Observer):
 
     For devices that copy beside their computation: pages cost others nothing as long as they come before the step has
     computed. What a step takes besides, since it copies at all, is no less if it copies fewer pages, and more steps
-    would have it. So `RestoreLimit` is not for these. Owned by the engine thread.
+    would have it; so `RestoreLimit` is not for these. Owned by the engine thread.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
         self._budget = scheduler.budget
         self._most = scheduler.limits.max_page_restores
+        self._page_s: float | None = None  # time of a copy, or less
+        self._step_s: float | None = None  # time of a step, mean
         self._growth = FIRST_GROWTH
         self._allow(FIRST_PAGES)
 
     def step_ended(self, step: Step) -> None:
         plan = step.plan
-        num_restored = sum(copy.source.tier is Tier.HOST for copy in plan.copies)
-        if not num_restored or not plan.chunks or step.error is not None or step.waited_for_compiler:
+        if step.error is not None or step.waited_for_compiler or step.kind != DECODE or plan.burst > 1:
             return
-        if plan.burst > 1 or any(chunk.kind is not Kind.DECODE for chunk in plan.chunks):
-            return
-        if step.copies_waited_s > SLACK * step.took_s:
+        num_restored = sum(copy.source.tier is Tier.HOST for copy in plan.copies) if plan.copies else 0
+        if num_restored and step.copies_waited_s > SLACK * step.took_s:
             self._growth = GROWTH
-            self._allow(int(num_restored * (1 - step.copies_waited_s / step.took_s)))
-        elif num_restored >= self._limit:
-            self._allow(self._limit + max(1, int(self._growth * self._limit)))
+            self._page_s = step.took_s / num_restored
+            self._step_s = self._step_s or step.took_s - step.copies_waited_s
+        else:
+            before = self._step_s
+            self._step_s = step.took_s if before is None else before + LAST_SHARE * (step.took_s - before)
+            if num_restored and num_restored == self._allowed:
+                page_s = self._step_s / num_restored if self._page_s is None else self._page_s
+                self._page_s = page_s / (1 + self._growth)
+        if self._page_s and self._step_s:
+            self._allow(int(self._step_s / self._page_s))
 
     def _allow(self, num_pages: int) -> None:
-        self._limit = self._budget.max_restores_beside_decodes = max(1, min(num_pages, self._most))
+        num_pages = max(1, min(num_pages, self._most))
+        self._allowed = num_pages - num_pages % BLOCK if num_pages > BLOCK else num_pages
+        self._budget.max_restores_beside_decodes = self._allowed

@@ -67,6 +67,8 @@ class JaxExecutor:
         self.programs = Programs(model, weights, shapes, compile_threads, mesh, store, members, draft, kinds)
         pages, kind = self.programs.compiler.pages, PinnedPages if is_pinned else HostPages
         self.host_pages = kind(pages, num_host_pages + 1) if num_host_pages else None
+        if isinstance(self.host_pages, PinnedPages) and self.platform == "gpu":
+            self.host_pages.pin_all()
         self._copies = PageCopies(self.programs, self.host_pages, kinds)
         self.snapshots = SnapshotArrays(self.programs.copy_states, self.programs.compiler)
         if loads_ahead:

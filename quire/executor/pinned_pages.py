@@ -10,6 +10,7 @@ never change. A page that is written is in a new block, so a copy under way is n
 import logging
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
+from threading import Thread
 from typing import Any, NamedTuple
 
 import jax
@@ -118,10 +119,26 @@ class PinnedPages:
         self._max_rows = num_pages - 1 + num_spare_pages(num_pages - 1, self.page_bytes)
         self._saving: deque[PinnedBlock] = deque()  # those that may be on their way, oldest first
         self._lost: list[int] = []  # pages of those that failed, until they are taken
+        self._pinning: Thread | None = None
+        self._is_closed = False
 
     @property
     def page_bytes(self) -> int:
         return sum(stack.num_bytes for stack in self.stacks)
+
+    def pin_all(self) -> None:
+        """Pin the memory of all pages from now on, on a thread. The system takes seconds for some gigabytes of it: no
+        step is to wait for that. JAX keeps what is freed, for the blocks to come."""
+        self._pinning = Thread(target=self._pin_all, name="quire-pin")
+        self._pinning.start()
+
+    def _pin_all(self) -> None:
+        held: list[BlockArrays] = []
+        try:
+            while len(held) * BLOCK_PAGES < self._max_rows and not self._is_closed:
+                held.append(jax.block_until_ready(jax.device_put(self._padding.contents, self._pinned)))  # type: ignore[no-untyped-call]
+        except Exception as error:  # of any kind: what is missing is pinned when it is needed
+            log.warning("host memory is not pinned ahead: %s", str(error).partition("\n")[0])
 
     def next_save(self, count: int) -> tuple[int, int]:
         """As that of `HostPages`. Three quarters of a block are used at least, so that little memory is wasted."""
@@ -233,6 +250,9 @@ class PinnedPages:
             self._end_oldest()
 
     def close(self) -> None:
+        self._is_closed = True
+        if self._pinning is not None:
+            self._pinning.join()
         self._saving.clear()
         self._rows.clear()
         self._blocks.clear()

@@ -119,6 +119,30 @@ def test_few_pages_are_on_their_way_to_the_host_at_once(executor: JaxExecutor, m
     assert not host._saving
 
 
+def test_memory_for_all_pages_can_be_pinned_before_they_come(
+    executor: JaxExecutor, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    host, made = pinned(executor), []
+    put = jax.device_put
+
+    def watched(arrays: list[jax.Array], where: list[jax.sharding.Sharding]) -> list[jax.Array]:
+        assert {one.memory_kind for one in where} == {PINNED}
+        made.append(len(arrays[0]))
+        if len(made) > 6:
+            raise RuntimeError("no more")
+        return put(arrays, where)
+
+    monkeypatch.setattr(pinned_pages.jax, "device_put", watched)
+    host.pin_all()
+    assert host._pinning is not None
+    host._pinning.join()
+    assert sum(made) == 96 >= host._max_rows > 80
+    assert not caplog.records
+    host.pin_all()
+    host._pinning.join()
+    assert "not pinned ahead: no more" in caplog.text
+
+
 def call_sizes(host: PinnedPages, pages: dict[int, int]) -> list[int]:
     """By device page: the host page."""
     return [len(call.targets) for call in host.calls(host.fetch(list(pages.values()), list(pages)))]
