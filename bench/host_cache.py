@@ -27,6 +27,7 @@ from quire.engine.built import Built
 from quire.engine.engine import Engine
 from quire.engine.observer import Observer, Step
 from quire.executor.memory import reserve_device_memory
+from quire.executor.program_order import ProgramOrder
 from quire.request import Request, SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
@@ -144,6 +145,10 @@ def build(asked: argparse.Namespace) -> Built:
     page_size = plan_deployment(replace(config, host_cache_gib=0.0)).limits.page_size
     needed = -(-(asked.tokens + 64) // page_size)
     built = build_engine(replace(plan_deployment(replace(config, num_pages=asked.resident * needed)), is_served=True))
+    if asked.few_programs:
+        order = built.executor.programs.order
+        kept = [order.first, order.early, order.for_one(asked.tokens + 3)]
+        ProgramOrder.batches = property(lambda _: kept)  # type: ignore[method-assign,assignment]
     for _ in built.warm_up():
         pass
     return built
@@ -157,6 +162,7 @@ def main() -> None:
     parser.add_argument("--resident", type=int, default=3, help="conversations that the device has pages for")
     parser.add_argument("--host-cache-gib", type=float, default=4.0)
     parser.add_argument("--max-batch-prefill-tokens", type=int, help="fewer make fewer programs to compile")
+    parser.add_argument("--few-programs", action="store_true", help="compile those alone that are needed")
     asked = parser.parse_args()
     begun_s = time.monotonic()
     built = build(asked)

@@ -148,6 +148,7 @@ def main() -> None:
     parser.add_argument("--resident", type=int, default=3, help="conversations that the device has pages for")
     parser.add_argument("--host-cache-gib", type=float, default=4.0)
     parser.add_argument("--max-batch-prefill-tokens", type=int, help="fewer make fewer programs to compile")
+    parser.add_argument("--few-programs", action="store_true", help="compile those alone that are needed")
     parser.add_argument("--lines", type=int, default=120, help="so many are shown of either")
     asked = parser.parse_args()
     begun_s = time.monotonic()
