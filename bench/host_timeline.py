@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-from host_cache import GREEDY, STREAM, build, turn_of
+from host_cache import GREEDY, STREAM, Calls, build, show_all, turn_of
 from jax.profiler import ProfileData
 
 from quire.engine.built import Built
@@ -149,6 +149,7 @@ def main() -> None:
     parser.add_argument("--host-cache-gib", type=float, default=4.0)
     parser.add_argument("--max-batch-prefill-tokens", type=int, help="fewer make fewer programs to compile")
     parser.add_argument("--few-programs", action="store_true", help="compile those alone that are needed")
+    parser.add_argument("--figures", action="store_true", help="also those of host_cache.py, before it")
     parser.add_argument("--lines", type=int, default=120, help="so many are shown of either")
     asked = parser.parse_args()
     begun_s = time.monotonic()
@@ -159,9 +160,14 @@ def main() -> None:
     print(f"started in {time.monotonic() - begun_s:.0f} s; {type(built.executor.host_pages).__name__}", flush=True)
     for number, prompt in enumerate(prompts):
         turn_of(engine, Request(number, prompt, 2, GREEDY))
-    turns(engine, prompts, 900, 0)
+    if asked.figures:
+        calls = Calls(built.executor.host_pages)
+        show_all(engine, prompts, asked.tokens - 10)
+        calls.show()
+    else:
+        turns(engine, prompts, 900, 0)
     note_calls(built)
-    for first_id, length in ((1000, 0), (2000, asked.tokens - 10)):
+    for first_id, length in ((6000, 0), (7000, asked.tokens - 10)):
         turns(engine, prompts[:2], first_id + 500, length)
         with profiled() as found:
             turns(engine, prompts[2:5], first_id, length)
