@@ -99,11 +99,11 @@ class PageCopies:
 
     @property
     def _fetched(self) -> list[Fetched]:
-        """What is not in its place."""
+        """All that is not in its place."""
         return [fetched for one in self._unplaced for fetched in one.fetched]
 
     def _take_fetched(self, read: Set[Place] | None) -> list[Fetched]:
-        """What is put into place now: all, or what has pages that are read."""
+        """The part that is put into place now: all, or what has pages that are read."""
         taken = self._fetched
         if read is None:
             self.forget()
@@ -189,7 +189,7 @@ class PageCopies:
 
 
 def _places(fetched: Fetched) -> set[Place]:
-    """Where its pages go."""
+    """The places of its pages."""
     return {Place(Tier.DEVICE, page) for page in fetched.targets.tolist() if page}
 
 
