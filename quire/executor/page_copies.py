@@ -57,9 +57,11 @@ class PageCopies:
         in_order, restores = arrange(plan.copies)
         copied: list[Copied] = []
         used = {place for copy in plan.copies for place in copy}
-        if not used.isdisjoint(self._awaited) or self._num_fitting(restores) < len(restores):
+        num_fitting = self._num_fitting(restores)
+        if not used.isdisjoint(self._awaited) or num_fitting < len(restores):
             pages, copied = self.settle(pages)
-        first = restores[: max(1, self._num_fitting(restores))]
+            num_fitting = self._num_fitting(restores)
+        first = restores[: max(1, num_fitting)]
         # Before all others, which the device need not wait for to begin with them.
         coming = self._fetch(first) if first else None
         pages, others = self._run(pages, in_order)
