@@ -101,14 +101,14 @@ class Fetched(NamedTuple):
 
 
 class Arrival:
-    """Pages on their way to the device."""
+    """Pages on their way to the device. The host does not read the number: its copy would wait behind pages that go to
+    the host."""
 
     def __init__(self, number: jax.Array) -> None:
         self._number = number  # there when they are
-        number.copy_to_host_async()
 
     def result(self) -> None:
-        np.asarray(self._number)
+        jax.block_until_ready(self._number)  # type: ignore[no-untyped-call]
 
 
 class HostPages:
