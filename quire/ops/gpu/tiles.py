@@ -11,6 +11,9 @@ from jax.experimental.pallas import triton as plgpu
 from quire.ops.attention_spec import AttentionSpec
 
 LOG2_E = math.log2(math.e)
+# Factors of float16 numbers that are small: codes reach 448, and weights 1.
+VALUES_ROOM, WEIGHTS_ROOM = 64.0, 1024.0
+LARGEST_FLOAT16 = 65504.0
 MASKED = -1e30  # below every score, yet finite, so that differences are numbers
 
 
@@ -58,6 +61,31 @@ class Block(NamedTuple):
         at = page if page.ndim == 0 else page.reshape(-1), head, offset.reshape(-1)
         return cls(keys, values, *(_load(ref, at, seen) for ref in refs[2:]))
 
+    def dtype(self, q: jax.Array) -> Any:
+        """The type in which it meets queries. Codes become float16 in one instruction, and bfloat16 in four."""
+        return q.dtype if self.key_scales is None or q.dtype == jnp.float32 else jnp.float16
+
+    def weighted(self, weights: jax.Array, dtype: Any) -> jax.Array:
+        """float32 [m, h] of weights [m, s] that are 1 at most."""
+        if self.value_scales is None or dtype != jnp.float16:
+            scales = 1.0 if self.value_scales is None else self.value_scales.astype(jnp.float32)[None, :]
+            return product((weights * scales).astype(dtype), self.values.astype(dtype), 0)
+        # In parts of the largest scale, so that float16 has room for small ones. It is the values that are scaled:
+        # Triton would move bytes, one by one, to where the product reads them, and widen them there.
+        scales = self.value_scales.astype(jnp.float32)
+        largest = scales.max()
+        largest = jnp.where(largest > 0.0, largest, 1.0)
+        parts = (scales * (VALUES_ROOM / largest)).astype(dtype)
+        found = product((weights * WEIGHTS_ROOM).astype(dtype), self.values.astype(dtype) * parts[:, None], 0)
+        return found * (largest * (1.0 / (VALUES_ROOM * WEIGHTS_ROOM)))
+
+
+def _as(q: jax.Array, dtype: Any) -> jax.Array:
+    """Queries that become float16 are cut at the largest there is."""
+    if q.dtype == dtype:
+        return q
+    return jnp.clip(q.astype(jnp.float32), -LARGEST_FLOAT16, LARGEST_FLOAT16).astype(dtype)
+
 
 def _load(ref: Any, where: tuple[Any, ...], mask: Any | None) -> jax.Array:
     if mask is None:
@@ -87,7 +115,8 @@ class Softmax(NamedTuple):
         Keys that a row does not see weigh nothing, also where it has seen none yet: there scores are compared with 0,
         as the difference of two products that are fused may be anything.
         """
-        scores = product(q, block.keys.astype(q.dtype), 1)
+        dtype = block.dtype(q)
+        scores = product(_as(q, dtype), block.keys.astype(dtype), 1)
         if block.key_scales is not None:
             scores = scores * block.key_scales.astype(jnp.float32)[None, :]
         if spec.softcap is not None:
@@ -99,13 +128,7 @@ class Softmax(NamedTuple):
         weights = jnp.exp2(scores * unit - (jnp.where(highest > MASKED, highest, 0.0) * unit)[:, None])
         shrink = jnp.exp2((self.highest - highest) * unit)
         total = self.total * shrink + weights.sum(axis=1)
-        dtype = q.dtype
-        if block.value_scales is not None:
-            weights = weights * block.value_scales.astype(jnp.float32)[None, :]
-            # Small weights times small scales are 0 in float16; codes are exact in both.
-            dtype = jnp.bfloat16 if dtype == jnp.float16 else dtype
-        out = self.out * shrink[:, None] + product(weights.astype(dtype), block.values.astype(dtype), 0)
-        return Softmax(highest, total, out)
+        return Softmax(highest, total, self.out * shrink[:, None] + block.weighted(weights, dtype))
 
     def result(self) -> jax.Array:
         return self.out / jnp.maximum(self.total, 1e-30)[:, None]
