@@ -21,7 +21,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu.parts import Parts, combine_parts
 from quire.ops.gpu.shared_attention import SharedParts, shared_attention
 from quire.ops.gpu.shared_attention import Tiling as SharedTiling
-from quire.ops.gpu.tiles import Block, Softmax, array, least_dot, load_sinks, power_of_two, where_is, whole
+from quire.ops.gpu.tiles import Block, Softmax, array, least_dot, load_sinks, power_of_two, load_masked, whole
 from quire.ops.pages import Pages, Tiles
 
 PART = 256
@@ -92,6 +92,50 @@ def decode_attention(
     return combine_parts(out, counts, Parts(*parts), interpret=interpret)
 
 
+class _Context(NamedTuple):
+    """Positions of a row, from `low` to before `last`, in blocks. Those that a block has beside them are read as the
+    nearest of them: they weigh nothing, and what lies in their own places may be anything."""
+
+    table: Any
+    slot: Any
+    head: Any
+    low: Any
+    last: Any
+    block: int
+    page_size: int
+
+    def load_pages(self, index: Any) -> Any:
+        """The page of a block, or those of its positions [s]. After the last block, they are those of the last."""
+        if self.page_size % self.block == 0:
+            index = jnp.minimum(index, jax.lax.div(self.last - 1, self.block))
+            return self.table[self.slot, jax.lax.div(index, self.page_size // self.block)]
+        return self.table[self.slot, jax.lax.div(self._positions(index), self.page_size)]
+
+    def load(self, refs: Any, page: Any, index: Any, is_feature: Any) -> list[Any]:
+        offsets = self._offsets(index)[:, None]
+        page = page if page.ndim == 0 else page[:, None]
+        size = refs[0].shape[-1]
+        features = jnp.arange(len(is_feature))[None, :]
+        where = page, offsets, self.head, features
+        mask = None if size == len(is_feature) else jnp.broadcast_to(is_feature[None, :], (self.block, len(is_feature)))
+        return [load_masked(ref, where, mask) for ref in refs]
+
+    def load_scales(self, refs: Any, page: Any, index: Any) -> tuple[Any, ...]:
+        return tuple(ref[page, self.head, self._offsets(index)] for ref in refs)
+
+    def _positions(self, index: Any) -> Any:
+        return jnp.clip(index * self.block + jnp.arange(self.block), self.low, self.last - 1)
+
+    def _offsets(self, index: Any) -> Any:
+        """[s], within pages."""
+        if self.page_size % self.block:
+            return jax.lax.rem(self._positions(index), self.page_size)
+        index = jnp.minimum(index, jax.lax.div(self.last - 1, self.block))
+        start = index * self.block
+        within = jnp.clip(jnp.arange(self.block), self.low - start, self.last - 1 - start)
+        return within + jax.lax.rem(index, self.page_size // self.block) * self.block
+
+
 def _read_parts(
     spec: AttentionSpec,
     block: int,
@@ -127,22 +171,26 @@ def _read_parts(
         last = jnp.minimum(begin + each, end)
         at_query = row, head, jnp.arange(queries)[:, None], jnp.arange(width)[None, :]
         q = plgpu.load(q_ref.at[at_query], mask=real, other=0.0)
-        slot = slots_ref[row]
+        low = begin if spec.sees_all else jnp.maximum(begin, spec.first_seen(end - 1))
+        context = _Context(table_ref, slots_ref[row], head, low, last, block, page_refs[0].shape[1])
 
-        def read(index: jax.Array, so_far: Softmax) -> Softmax:
+        def read(index: jax.Array, state: Any) -> Any:
+            so_far, page, scales = state
+            next_page = context.load_pages(index + 1)
+            arrays = context.load(page_refs[:2], page, index, is_feature)
+            next_scales = context.load_scales(page_refs[2:], next_page, index + 1)
             at = index * block + jnp.arange(block)
-            seen = at < last
-            if not spec.sees_all:
-                seen &= at >= spec.first_seen(end - 1)
-            pages, offsets = where_is(table_ref, slot, index, block, page_refs[0].shape[1], last)
-            where = pages, offsets, head, jnp.arange(width)[None, :]
-            loaded = Block.load(page_refs, where, seen, is_feature[None, :])
-            return so_far.add(spec, q, loaded, jnp.broadcast_to(seen[None, :], (queries, block)))
+            seen = (at < last) if spec.sees_all else (at >= low) & (at < last)
+            block_of = Block(*arrays, *scales)
+            added = so_far.add(spec, q, block_of, jnp.broadcast_to(seen[None, :], (queries, block)))
+            return added, next_page, next_scales
 
-        first = begin if spec.sees_all else jnp.maximum(begin, spec.first_seen(end - 1))
-        blocks = first // block, (last + block - 1) // block
+        first = low // block
+        blocks = first, (last + block - 1) // block
         own_sinks = load_sinks(spec, sinks, head, jnp.arange(queries), number == before)
-        softmax = jax.lax.fori_loop(*blocks, read, Softmax.begin(queries, width, own_sinks))
+        page = context.load_pages(first)
+        begun = Softmax.begin(queries, width, own_sinks), page, context.load_scales(page_refs[2:], page, first)
+        softmax, *_ = jax.lax.fori_loop(*blocks, read, begun)
         plgpu.store(out_ref.at[at_query], softmax.result().astype(out_ref.dtype), mask=real & is_whole)
         at_part = done + number - before, row, head, jnp.arange(queries)
         Parts(outs, highest, totals).store(spec, softmax, at_part, is_query & ~is_whole)

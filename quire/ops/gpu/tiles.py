@@ -55,11 +55,11 @@ class Block(NamedTuple):
         there = None
         if seen is not None and features is not None:
             there = seen[:, None] & features
-        keys, values = (_load(ref, where, there) for ref in refs[:2])
+        keys, values = (load_masked(ref, where, there) for ref in refs[:2])
         if len(refs) == 2:
             return cls(keys, values)
         at = page if page.ndim == 0 else page.reshape(-1), head, offset.reshape(-1)
-        return cls(keys, values, *(_load(ref, at, seen) for ref in refs[2:]))
+        return cls(keys, values, *(load_masked(ref, at, seen) for ref in refs[2:]))
 
     def dtype(self, q: jax.Array) -> Any:
         """The type in which it meets queries. Codes become float16 in one instruction, and bfloat16 in four."""
@@ -87,7 +87,7 @@ def _as(q: jax.Array, dtype: Any) -> jax.Array:
     return jnp.clip(q.astype(jnp.float32), -LARGEST_FLOAT16, LARGEST_FLOAT16).astype(dtype)
 
 
-def _load(ref: Any, where: tuple[Any, ...], mask: Any | None) -> jax.Array:
+def load_masked(ref: Any, where: tuple[Any, ...], mask: Any | None) -> jax.Array:
     if mask is None:
         return ref[where]  # type: ignore[no-any-return]
     return plgpu.load(ref.at[where], mask=mask, other=0 if ref.dtype == jnp.int8 else 0.0)
