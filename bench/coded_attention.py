@@ -28,6 +28,7 @@ CASES = (256, 256), (64, 256), (16, 8000)
 def kernel_us(attend: Callable[..., jax.Array], *given: Any) -> float:
     """Of the kernel alone, the middle of eight calls."""
     call = jax.jit(attend)
+    call(*given).block_until_ready()
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for _ in range(8):
