@@ -116,6 +116,25 @@ def test_decodes_read_their_contexts(name: str, dtype: str, page_size: int) -> N
         check(run(q, *given), expected, dtype)
 
 
+def test_pages_may_be_of_any_size() -> None:
+    spec = SPECS["head 80, window"]
+    q, *given = paged(spec, 24, "bfloat16", [(0, 1), (131, 1), (400, 1)], num_single=3)
+    run = jax.jit(partial(decode_attention, spec, part=64, interpret=INTERPRET))
+    check(run(q, *given), tiled_attention(spec, q, *given), "bfloat16")
+
+
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
+def test_decodes_read_values_of_very_different_sizes(cache_dtype: str) -> None:
+    spec = SPECS["135M"]
+    q, (k, v), table, tiles = paged(spec, 32, "bfloat16", [(100, 1), (300, 1)], num_single=2)
+    sizes = 10.0 ** jax.random.uniform(jax.random.key(3), (*v.shape[:2], 1, 1), minval=-6, maxval=6)
+    codes = in_codes((k, (v * sizes).astype(v.dtype)), cache_dtype)
+    run = jax.jit(partial(decode_attention, spec, interpret=INTERPRET))
+    out, expected = run(q, codes, table, tiles), tiled_attention(spec, q, codes, table, tiles)
+    for row in range(2):
+        check(out[row], expected[row], "bfloat16")
+
+
 def with_shared(page_table: jax.Array, tiles: Tiles, page_size: int) -> tuple[jax.Array, Tiles]:
     """Of the single tokens some begin with the pages of others: two groups, of which one has two tiles. The last one
     is padding."""

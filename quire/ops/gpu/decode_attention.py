@@ -21,7 +21,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu.parts import Parts, combine_parts
 from quire.ops.gpu.shared_attention import SharedParts, shared_attention
 from quire.ops.gpu.shared_attention import Tiling as SharedTiling
-from quire.ops.gpu.tiles import Block, Softmax, array, least_dot, load_sinks, power_of_two, load_masked, whole
+from quire.ops.gpu.tiles import Block, Softmax, array, least_dot, load_masked, load_sinks, power_of_two, whole
 from quire.ops.pages import Pages, Tiles
 
 PART = 256
@@ -35,8 +35,9 @@ class Tiling(NamedTuple):
     num_stages: int  # blocks on their way at a time
 
 
-# The fastest of a dozen on an H200, whether contexts are alike or not, whole or in parts.
-TILING = Tiling(32, 2, 4)
+# The fastest of a dozen on an H200, whether contexts are alike or not, whole or in parts; and for codes, which are half
+# the bytes and are widened by each warp.
+TILING, OF_CODES = Tiling(32, 2, 3), Tiling(32, 1, 3)
 
 
 def decode_attention(
@@ -48,13 +49,14 @@ def decode_attention(
     sinks: jax.Array | None = None,
     *,
     part: int = PART,
-    tiling: Tiling = TILING,
+    tiling: Tiling | None = None,
     shared_tiling: SharedTiling | None = None,
     interpret: bool = False,
 ) -> jax.Array:
     """Attention of the first tokens of q [t, k, g, h], one of each tile; [t, k, g, h], of which the others are not
     written."""
     heads, count = q.shape[1], len(tiles)
+    tiling = tiling or (OF_CODES if len(pages) > 2 else TILING)
     done: SharedParts | None = None
     if tiles.shared is not None and spec.sees_all:
         given = q, pages, page_table, tiles.shared
@@ -181,8 +183,7 @@ def _read_parts(
             next_scales = context.load_scales(page_refs[2:], next_page, index + 1)
             at = index * block + jnp.arange(block)
             seen = (at < last) if spec.sees_all else (at >= low) & (at < last)
-            block_of = Block(*arrays, *scales)
-            added = so_far.add(spec, q, block_of, jnp.broadcast_to(seen[None, :], (queries, block)))
+            added = so_far.add(spec, q, Block(*arrays, *scales), jnp.broadcast_to(seen[None, :], (queries, block)))
             return added, next_page, next_scales
 
         first = low // block
