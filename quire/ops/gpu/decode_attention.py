@@ -187,11 +187,10 @@ def _read_parts(
             return added, next_page, next_scales
 
         first = low // block
-        blocks = first, (last + block - 1) // block
         own_sinks = load_sinks(spec, sinks, head, jnp.arange(queries), number == before)
         page = context.load_pages(first)
         begun = Softmax.begin(queries, width, own_sinks), page, context.load_scales(page_refs[2:], page, first)
-        softmax, *_ = jax.lax.fori_loop(*blocks, read, begun)
+        softmax, *_ = jax.lax.fori_loop(first, (last + block - 1) // block, read, begun)
         plgpu.store(out_ref.at[at_query], softmax.result().astype(out_ref.dtype), mask=real & is_whole)
         at_part = done + number - before, row, head, jnp.arange(queries)
         Parts(outs, highest, totals).store(spec, softmax, at_part, is_query & ~is_whole)
