@@ -43,6 +43,7 @@ from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.ops import coded
 from quire.ops.kernels import kernels_for
+from quire.ops.quantized import is_coded
 from quire.request import num_mask_words
 from quire.sharding import put as put_on_devices
 
@@ -87,7 +88,7 @@ class Compiler:
         self.head = tuple(jax.tree.leaves(head_weights(weights)))
         self._structure = jax.tree.structure(Weights(weights, draft_weights, self.adapters))
         self._head_structure = jax.tree.structure(head_weights(weights))
-        self._has_codes = any(map(_is_coded, jax.tree.leaves((weights, draft_weights), is_leaf=_is_coded)))
+        self._has_codes = any(map(is_coded, jax.tree.leaves((weights, draft_weights), is_leaf=is_coded)))
         dtype = jax.tree.leaves(weights["norm"])[0].dtype  # never quantised
         computes = compute_capability(jax.local_devices()[0])
         kernels = kernels_for(jax.default_backend(), str(dtype), mesh, computes, shapes.fixed_order)
@@ -335,10 +336,6 @@ def cpu_options() -> Options:
 @jax.jit
 def _successor(number: jax.Array) -> jax.Array:
     return number + 1
-
-
-def _is_coded(node: object) -> bool:
-    return isinstance(node, coded.Coded)
 
 
 def _like(array: Any) -> jax.ShapeDtypeStruct:

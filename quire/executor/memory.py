@@ -15,11 +15,9 @@ from quire.models.checkpoint import Quantize, leaves, weights_like
 from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.model import Model
 from quire.models.params import Param
-from quire.ops.coded import Coded, experts_widened_bytes
-from quire.ops.four_bit_experts import FourBitExperts
-from quire.ops.four_bits import FourBits
+from quire.ops.coded import experts_widened_bytes
 from quire.ops.native import int8_product, library
-from quire.ops.quantized import quantized_row_bytes
+from quire.ops.quantized import is_coded, quantized_row_bytes
 from quire.sharding import sharding
 
 SPARE_GIB = 8  # of pinned memory, for pages that are written before others are freed, and for transfers
@@ -87,8 +85,8 @@ def weight_sizes(
         shape = array.shape if array.sharding is None else array.sharding.shard_shape(array.shape)
         return int(prod(shape) * array.dtype.itemsize)
 
-    nodes = jax.tree.leaves(like, is_leaf=_is_coded)
-    coded = [node for node in nodes if isinstance(node, Coded | FourBits | FourBitExperts)]
+    nodes = jax.tree.leaves(like, is_leaf=is_coded)
+    coded = [node for node in nodes if is_coded(node)]
     if is_native and coded and library.need("codes"):
         coded = []
     of_experts = jax.tree.map(
@@ -102,10 +100,6 @@ def weight_sizes(
         max((weight.widened_bytes for weight in coded), default=0),
         sum(map(on_one, jax.tree.leaves(of_experts))),
     )
-
-
-def _is_coded(node: object) -> bool:
-    return isinstance(node, Coded | FourBits | FourBitExperts)
 
 
 def largest_step_bytes(model: Model, shapes: Shapes) -> int:

@@ -44,7 +44,8 @@ class FourBits:
         inputs = prod(weight.shape[-weight.num_contracted :])
         group, run = weight.group, _run(weight.group)
         is_plain = weight.bits == 4 and weight.index is None and weight.rounding is None and not weight.is_of_experts
-        is_whole = inputs % (PLACES * run) == 0 and (group % run == 0 if group < PLACES * run else True)
+        step = PLACES * run
+        is_whole = inputs % step == 0 and run.bit_count() == 1 and (group % step == 0 or step % group == 0)
         if not (is_plain and is_whole and inputs == group * weight.scales.shape[-1]):
             return None
         dtype = jnp.dtype(weight.scales.dtype)

@@ -70,6 +70,11 @@ class Grouped:
 QuantizedWeight = Packed | Grouped | Coded | FourBits
 
 
+def is_coded(node: object) -> bool:
+    """True for the codes of a checkpoint, and for eight-bit ones on GPUs, in any order."""
+    return isinstance(node, Coded | FourBits | FourBitExperts)
+
+
 def quantized_row_bytes(size: int) -> int:
     """Bytes of `size` numbers along the last axis of a quantised weight."""
     return -(-size // GROUP) * (GROUP + 4)

@@ -18,7 +18,7 @@ from quire.ops.heads import HeadNorm, Heads
 from quire.ops.norms import rms_norm
 from quire.ops.pages import TILE, KVWriteTargets, Tiles
 from quire.ops.rotation import Rotation
-from tests.gpu.test_kernels import INTERPRET, check
+from tests.gpu.test_kernels import CACHE_DTYPES, INTERPRET, check, in_codes
 
 pytestmark = pytest.mark.gpu
 
@@ -75,6 +75,18 @@ def test_a_position_of_a_prompt_has_the_same_bits_however_it_is_cut(name: str, d
     q, *given = paged(spec, dtype)
     whole = in_tiles(spec, q, *given, 0, LENGTH, 2048)[FIRST:]
     for each, tokens in ((LENGTH, 128), (TILE, 256), (1, 128), (7, 2048)):
+        assert np.array_equal(in_tiles(spec, q, *given, FIRST, each, tokens), whole)
+
+
+@pytest.mark.parametrize("cache_dtype", CACHE_DTYPES)
+def test_a_position_over_codes_has_the_same_bits_however_it_is_cut(cache_dtype: str) -> None:
+    """Also where values of positions behind it are larger."""
+    spec = SPECS["all"]
+    q, (k, v), table = paged(spec, "bfloat16")
+    sizes = jnp.exp(jax.random.uniform(jax.random.key(3), (*v.shape[:2], 1, 1), minval=-3, maxval=3))
+    given = in_codes((k, (v * sizes).astype(v.dtype)), cache_dtype), table
+    whole = in_tiles(spec, q, *given, 0, LENGTH, 256)[FIRST:]
+    for each, tokens in ((LENGTH, 128), (7, 256)):
         assert np.array_equal(in_tiles(spec, q, *given, FIRST, each, tokens), whole)
 
 

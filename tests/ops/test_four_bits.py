@@ -49,6 +49,11 @@ def test_the_kernels_product_is_that_of_the_codes(rows: int, group: int) -> None
     assert np.linalg.norm(got - right) <= 1e-5 * np.linalg.norm(right)
 
 
+@pytest.mark.parametrize(("inputs", "group"), [(192, 48), (768, 96), (1280, 320), (768, 384), (448, 112)])
+def test_groups_that_do_not_fit_steps_are_left_as_they_are(inputs: int, group: int) -> None:
+    assert FourBits.of(coded(24, inputs, group)) is None
+
+
 def test_shapes_are_known_before_the_arrays_are() -> None:
     weight = coded(24, 512, 128, has_zeros=True)
     like: Any = jax.eval_shape(lambda: weight)

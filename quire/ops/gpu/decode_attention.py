@@ -21,7 +21,17 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu.parts import Parts, combine_parts
 from quire.ops.gpu.shared_attention import SharedParts, shared_attention
 from quire.ops.gpu.shared_attention import Tiling as SharedTiling
-from quire.ops.gpu.tiles import Block, Softmax, array, least_dot, load_masked, load_sinks, power_of_two, whole
+from quire.ops.gpu.tiles import (
+    Block,
+    Softmax,
+    array,
+    in_float16,
+    least_dot,
+    load_masked,
+    load_sinks,
+    power_of_two,
+    whole,
+)
 from quire.ops.pages import Pages, Tiles
 
 PART = 256
@@ -125,6 +135,27 @@ class _Context(NamedTuple):
     def load_scales(self, refs: Any, page: Any, index: Any) -> tuple[Any, ...]:
         return tuple(ref[page, self.head, self._offsets(index)] for ref in refs)
 
+    def softmax(self, spec: AttentionSpec, q: jax.Array, refs: Any, is_feature: Any, begun: Softmax) -> Softmax:
+        """Of queries over all positions. Codes meet queries that are in float16, or else in float32."""
+        is_in_float16 = len(refs) > 2 and q.dtype == jnp.float16
+
+        def read(index: jax.Array, state: Any) -> Any:
+            so_far, page, scales = state
+            next_page = self.load_pages(index + 1)
+            arrays = self.load(refs[:2], page, index, is_feature)
+            next_scales = self.load_scales(refs[2:], next_page, index + 1)
+            at = index * self.block + jnp.arange(self.block)
+            seen = (at < self.last) if spec.sees_all else (at >= self.low) & (at < self.last)
+            are_seen = jnp.broadcast_to(seen[None, :], (len(q), self.block))
+            added = so_far.add(spec, q, Block(*arrays, *scales), are_seen, is_in_float16)
+            return added, next_page, next_scales
+
+        first = self.low // self.block
+        page = self.load_pages(first)
+        state = begun, page, self.load_scales(refs[2:], page, first)
+        softmax, *_ = jax.lax.fori_loop(first, (self.last + self.block - 1) // self.block, read, state)
+        return softmax  # type: ignore[no-any-return]
+
     def _positions(self, index: Any) -> Any:
         return jnp.clip(index * self.block + jnp.arange(self.block), self.low, self.last - 1)
 
@@ -173,24 +204,12 @@ def _read_parts(
         last = jnp.minimum(begin + each, end)
         at_query = row, head, jnp.arange(queries)[:, None], jnp.arange(width)[None, :]
         q = plgpu.load(q_ref.at[at_query], mask=real, other=0.0)
+        q = in_float16(q) if num_page_arrays > 2 and q.dtype != jnp.float32 else q
         low = begin if spec.sees_all else jnp.maximum(begin, spec.first_seen(end - 1))
         context = _Context(table_ref, slots_ref[row], head, low, last, block, page_refs[0].shape[1])
 
-        def read(index: jax.Array, state: Any) -> Any:
-            so_far, page, scales = state
-            next_page = context.load_pages(index + 1)
-            arrays = context.load(page_refs[:2], page, index, is_feature)
-            next_scales = context.load_scales(page_refs[2:], next_page, index + 1)
-            at = index * block + jnp.arange(block)
-            seen = (at < last) if spec.sees_all else (at >= low) & (at < last)
-            added = so_far.add(spec, q, Block(*arrays, *scales), jnp.broadcast_to(seen[None, :], (queries, block)))
-            return added, next_page, next_scales
-
-        first = low // block
         own_sinks = load_sinks(spec, sinks, head, jnp.arange(queries), number == before)
-        page = context.load_pages(first)
-        begun = Softmax.begin(queries, width, own_sinks), page, context.load_scales(page_refs[2:], page, first)
-        softmax, *_ = jax.lax.fori_loop(first, (last + block - 1) // block, read, begun)
+        softmax = context.softmax(spec, q, page_refs, is_feature, Softmax.begin(queries, width, own_sinks))
         plgpu.store(out_ref.at[at_query], softmax.result().astype(out_ref.dtype), mask=real & is_whole)
         at_part = done + number - before, row, head, jnp.arange(queries)
         Parts(outs, highest, totals).store(spec, softmax, at_part, is_query & ~is_whole)

@@ -21,7 +21,8 @@ FOUR_BIT_GROUP = 32
 # The numbers of the lower codes of four bytes, given with four exponents. Three bits of a code choose the two bytes of
 # a bfloat16 from tables, its fourth is the sign; an exponent is a bfloat16 once it is shifted.
 _WIDEN = """{
-.reg .b32 codes, select, high, low, scale;
+.reg .b32 codes, select, high, low, scale, zero;
+mov.b32 zero, 0x80008000;
 shr.u32 codes, $2, SHIFT;
 and.b32 select, codes, 0x07070707;
 shr.u32 high, select, 4;
@@ -35,11 +36,11 @@ or.b32 high, high, codes;
 prmt.b32 scale, $3, 0, 0x4140;
 shl.b32 scale, scale, 7;
 prmt.b32 select, low, high, 0x5140;
-mul.rn.bf16x2 $0, select, scale;
+fma.rn.bf16x2 $0, select, scale, zero;
 prmt.b32 scale, $3, 0, 0x4342;
 shl.b32 scale, scale, 7;
 prmt.b32 select, low, high, 0x7362;
-mul.rn.bf16x2 $1, select, scale;
+fma.rn.bf16x2 $1, select, scale, zero;
 }"""
 
 

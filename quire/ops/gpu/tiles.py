@@ -61,30 +61,35 @@ class Block(NamedTuple):
         at = page if page.ndim == 0 else page.reshape(-1), head, offset.reshape(-1)
         return cls(keys, values, *(load_masked(ref, at, seen) for ref in refs[2:]))
 
-    def dtype(self, q: jax.Array) -> Any:
-        """The type in which it meets queries. Codes become float16 in one instruction, and bfloat16 in four."""
-        return q.dtype if self.key_scales is None or q.dtype == jnp.float32 else jnp.float16
-
     def weighted(self, weights: jax.Array, dtype: Any) -> jax.Array:
-        """float32 [m, h] of weights [m, s] that are 1 at most."""
-        if self.value_scales is None or dtype != jnp.float16:
-            scales = 1.0 if self.value_scales is None else self.value_scales.astype(jnp.float32)[None, :]
-            return product((weights * scales).astype(dtype), self.values.astype(dtype), 0)
-        # In parts of the largest scale, so that float16 has room for small ones. It is the values that are scaled:
-        # Triton would move bytes, one by one, to where the product reads them, and widen them there.
+        """float32 [m, h] of weights [m, s]."""
+        if self.value_scales is not None:
+            weights = weights * self.value_scales.astype(jnp.float32)[None, :]
+            # Small weights times small scales are 0 in float16; codes are exact in both.
+            dtype = jnp.bfloat16 if dtype == jnp.float16 else dtype
+        return product(weights.astype(dtype), self.values.astype(dtype), 0)
+
+    def weighted_in_float16(self, weights: jax.Array) -> jax.Array:
+        """The same of codes, with weights that are 1 at most. Its bits depend on all positions that are loaded.
+
+        Scales are taken in parts of the largest, so that float16 has room for small ones. It is the values that are
+        scaled: Triton would move bytes, one by one, to where the product reads them, and widen them there.
+        """
+        assert self.value_scales is not None
         scales = self.value_scales.astype(jnp.float32)
         largest = scales.max()
         largest = jnp.where(largest > 0.0, largest, 1.0)
-        parts = (scales * (VALUES_ROOM / largest)).astype(dtype)
-        found = product((weights * WEIGHTS_ROOM).astype(dtype), self.values.astype(dtype) * parts[:, None], 0)
+        parts = (scales * (VALUES_ROOM / largest)).astype(jnp.float16)
+        values = self.values.astype(jnp.float16) * parts[:, None]
+        found = product((weights * WEIGHTS_ROOM).astype(jnp.float16), values, 0)
         return found * (largest * (1.0 / (VALUES_ROOM * WEIGHTS_ROOM)))
 
 
-def _as(q: jax.Array, dtype: Any) -> jax.Array:
-    """Queries that become float16 are cut at the largest there is."""
-    if q.dtype == dtype:
-        return q
-    return jnp.clip(q.astype(jnp.float32), -LARGEST_FLOAT16, LARGEST_FLOAT16).astype(dtype)
+def in_float16(q: jax.Array) -> jax.Array:
+    """Queries, cut at the largest there is; what is no number or infinite is none."""
+    wide = q.astype(jnp.float32)
+    cut = jnp.clip(wide, -LARGEST_FLOAT16, LARGEST_FLOAT16)
+    return jnp.where(jnp.abs(wide) < jnp.inf, cut, jnp.nan).astype(jnp.float16)
 
 
 def load_masked(ref: Any, where: tuple[Any, ...], mask: Any | None) -> jax.Array:
@@ -109,14 +114,16 @@ class Softmax(NamedTuple):
             jnp.zeros((rows, width), jnp.float32),
         )
 
-    def add(self, spec: AttentionSpec, q: jax.Array, block: "Block", seen: jax.Array | None) -> "Softmax":
+    def add(
+        self, spec: AttentionSpec, q: jax.Array, block: "Block", seen: jax.Array | None, is_in_float16: bool = False
+    ) -> "Softmax":
         """With the keys and values of a block, of which row i sees those where `seen` [m, s] says so.
 
         Keys that a row does not see weigh nothing, also where it has seen none yet: there scores are compared with 0,
-        as the difference of two products that are fused may be anything.
+        as the difference of two products that are fused may be anything. Of codes, products may be in float16, as
+        queries must be then: codes become that in one instruction, and bfloat16 in four.
         """
-        dtype = block.dtype(q)
-        scores = product(_as(q, dtype), block.keys.astype(dtype), 1)
+        scores = product(q, block.keys.astype(q.dtype), 1)
         if block.key_scales is not None:
             scores = scores * block.key_scales.astype(jnp.float32)[None, :]
         if spec.softcap is not None:
@@ -128,7 +135,8 @@ class Softmax(NamedTuple):
         weights = jnp.exp2(scores * unit - (jnp.where(highest > MASKED, highest, 0.0) * unit)[:, None])
         shrink = jnp.exp2((self.highest - highest) * unit)
         total = self.total * shrink + weights.sum(axis=1)
-        return Softmax(highest, total, self.out * shrink[:, None] + block.weighted(weights, dtype))
+        added = block.weighted_in_float16(weights) if is_in_float16 else block.weighted(weights, q.dtype)
+        return Softmax(highest, total, self.out * shrink[:, None] + added)
 
     def result(self) -> jax.Array:
         return self.out / jnp.maximum(self.total, 1e-30)[:, None]
