@@ -163,7 +163,8 @@ LOWEST = {
 # As in text-generation-inference: each is what goes with the other where only that is given.
 WAITING_SERVED_RATIO, MAX_WAITING_TOKENS = 0.3, 20
 RESERVE_BYTES = 256 * 2**20  # for fragments, programs and small arrays
-MOVING_BYTES = 1792 * 2**20  # for pages on their way between a GPU and the host
+# For pages on their way between a GPU and the host: those of two fetches, and those that are saved.
+MOVING_BYTES = 2048 * 2**20
 MAX_HOST_CACHE_BYTES = 2 * 2**30
 LARGE_MODEL_BYTES = 8 * 2**30  # on one device; to read them takes milliseconds
 QUEUED_BATCHES = 16

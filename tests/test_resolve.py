@@ -10,6 +10,8 @@ from quire.choice import Choice
 from quire.config import Config
 from quire.errors import InvalidSetting
 from quire.executor.compute_capability import compute_capability
+from quire.executor.page_copies import MAX_UNPLACED_BYTES
+from quire.executor.pinned_pages import MAX_SAVING_BYTES
 from quire.resolve import (
     MAX_HOST_CACHE_BYTES,
     MOVING_BYTES,
@@ -193,6 +195,8 @@ def test_a_gpu_keeps_memory_for_pages_on_their_way_to_the_host() -> None:
     settings: dict[str, Any] = {"max_total_tokens": 8192, "page_size": 16, "max_batch_size": 100}
     without, beside = (pages(Config(host_cache_gib=gib, **settings), gpu) for gib in (0.0, 4.0))
     assert abs((without.value - beside.value) * PAGE_BYTES - MOVING_BYTES) < PAGE_STEP * PAGE_BYTES
+    # Those that are put into place, those fetched meanwhile, and those that go to the host.
+    assert MOVING_BYTES == 2 * MAX_UNPLACED_BYTES + MAX_SAVING_BYTES
 
 
 @pytest.mark.parametrize("spare", [0, 1, PAGE_STEP - 1])

@@ -41,7 +41,7 @@ class PromptPlanner:
 
     def _continue_prefill(self, step: StepBuilder, sequence: Sequence, preempts: bool = True) -> None:
         """Copy the next pages from the host as long as it has them, then compute."""
-        waits = sequence.restore is not None and self._limits.restores_ahead and bool(step.chunks)
+        waits = sequence.restore is not None and self._limits.restores_ahead and step.computes
         has_pages = sequence.restore is None or self._plan_restore(step, sequence, preempts)
         rest = sequence.goal - sequence.num_planned
         leaves_share = step.longest is not None and rest > step.allowance and self._is_passed(sequence)

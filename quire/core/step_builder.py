@@ -63,6 +63,11 @@ class StepBuilder:
         self.rows.append(sequence)
 
     @property
+    def computes(self) -> bool:
+        """True if a sequence computes in this step so far."""
+        return bool(self.chunks) or self.longest is not None or self.last is not None
+
+    @property
     def prompts(self) -> tuple[int, int, object, object]:
         """Changes when a part of a prompt is added."""
         return len(self.chunks), len(self.restored), self.longest, self.last

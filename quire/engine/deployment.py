@@ -12,6 +12,7 @@ from quire.core.limits import Limits
 from quire.engine.draft_plan import DraftPlan
 from quire.errors import InvalidSetting
 from quire.executor.layer_state import PageLayout, page_layout
+from quire.executor.pinned_pages import can_pin
 from quire.executor.shapes import Shapes
 from quire.files.gguf_source import GGUFSource
 from quire.files.model_files import ModelFiles
@@ -139,6 +140,6 @@ def with_host_pages(limits: Limits, deployment: Deployment) -> Limits:
         host_pages=num_pages,
         max_page_saves=saves,
         max_page_restores=restores,
-        restores_ahead=facts.platform == "gpu",
+        restores_ahead=num_pages > 0 and can_pin(),
         host_page_bytes=page_bytes,
     )

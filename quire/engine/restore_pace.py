@@ -8,6 +8,10 @@ FIRST_PAGES = 16  # of a step, before any copy has been measured
 FIRST_GROWTH, GROWTH = 1.0, 1 / 64  # of the pages of a step that had them in time, before one had to wait and after it
 BLOCK = 16  # pages that travel together: a step copies whole blocks, if it copies so many
 LAST_SHARE = 0.25  # of the newest measurement in a mean
+# A step that copied a smaller share of the pages allowed says little of their pace: some may be late for reasons of
+# their own. No step lowers the pace by more.
+LEAST_SHARE = 0.5
+ROUNDING = 1e-9  # so that a half of 192 is 96
 SLACK = 0.02  # of a step's time, for which its result may wait for copies
 
 
@@ -22,6 +26,7 @@ class RestorePace(Observer):
     def __init__(self, scheduler: Scheduler) -> None:
         self._budget = scheduler.budget
         self._most = scheduler.limits.max_page_restores
+        self._row = len(scheduler.limits.page_groups)  # pages that are copied together, or fewer
         self._page_s: float | None = None  # time of a copy, or less
         self._step_s: float | None = None  # time of a step, mean
         self._growth = FIRST_GROWTH
@@ -33,17 +38,19 @@ class RestorePace(Observer):
             return
         num_restored = sum(copy.source.tier is Tier.HOST for copy in plan.copies) if plan.copies else 0
         if num_restored and step.copies_waited_s > SLACK * step.took_s:
-            self._growth = GROWTH
-            self._page_s = step.took_s / num_restored
-            self._step_s = self._step_s or step.took_s - step.copies_waited_s
+            if num_restored >= LEAST_SHARE * self._allowed:
+                self._growth = GROWTH
+                self._step_s = self._step_s or step.took_s - step.copies_waited_s
+                slowest = self._step_s / (LEAST_SHARE * self._allowed)
+                self._page_s = min(step.took_s / num_restored, slowest)
         else:
             before = self._step_s
             self._step_s = step.took_s if before is None else before + LAST_SHARE * (step.took_s - before)
-            if num_restored and num_restored == self._allowed:
+            if num_restored and num_restored > self._allowed - self._row:
                 page_s = self._step_s / num_restored if self._page_s is None else self._page_s
                 self._page_s = page_s / (1 + self._growth)
         if self._page_s and self._step_s:
-            self._allow(int(self._step_s / self._page_s))
+            self._allow(int(self._step_s / self._page_s + ROUNDING))
 
     def _allow(self, num_pages: int) -> None:
         num_pages = max(1, min(num_pages, self._most))

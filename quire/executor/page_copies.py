@@ -58,7 +58,9 @@ class PageCopies:
         copied: list[Copied] = []
         used = {place for copy in plan.copies for place in copy}
         num_fitting = self._num_fitting(restores)
-        if not used.isdisjoint(self._awaited) or num_fitting < len(restores):
+        # Copies in order from the host put all into place that is fetched: none of it may have pages of `restores`.
+        is_mixed = any(copy.source.tier is Tier.HOST for copy in in_order)
+        if is_mixed or not used.isdisjoint(self._awaited) or num_fitting < len(restores):
             pages, copied = self.settle(pages)
             num_fitting = self._num_fitting(restores)
         first = restores[: max(1, num_fitting)]

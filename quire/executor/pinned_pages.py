@@ -135,7 +135,7 @@ class PinnedPages:
     def _pin_all(self) -> None:
         held: list[BlockArrays] = []
         try:
-            while len(held) * BLOCK_PAGES < self._max_rows and not self._is_closed:
+            while len(held) * BLOCK_PAGES + self._num_rows < self._max_rows and not self._is_closed:
                 held.append(jax.block_until_ready(jax.device_put(self._padding.contents, self._pinned)))  # type: ignore[no-untyped-call]
         except Exception as error:  # of any kind: what is missing is pinned when it is needed
             log.warning("host memory is not pinned ahead: %s", str(error).partition("\n")[0])

@@ -193,8 +193,20 @@ HOST_TIER_MUTANTS = (
     Mutant(
         "a sequence that runs by itself does not compute while pages come",
         PROMPTS,
-        "self._limits.restores_ahead and bool(step.chunks)",
+        "self._limits.restores_ahead and step.computes",
         "self._limits.restores_ahead",
+    ),
+    Mutant(
+        "long prompts wait for pages from the host",
+        STEP_BUILDER,
+        "bool(self.chunks) or self.longest is not None or self.last is not None",
+        "bool(self.chunks) or self.last is not None",
+    ),
+    Mutant(
+        "short prompts wait for pages from the host",
+        STEP_BUILDER,
+        "bool(self.chunks) or self.longest is not None or self.last is not None",
+        "bool(self.chunks) or self.longest is not None",
     ),
     Mutant(
         "a sequence that starts preempts others",

@@ -97,6 +97,19 @@ def test_pages_come_a_step_before_they_are_read_if_others_would_wait_for_them(lo
     assert plans[1].chunks[1].start == 24
 
 
+@pytest.mark.parametrize("num_tokens", [60, 2])
+def test_pages_come_a_step_before_they_are_read_beside_prompts_too(num_tokens):
+    """A long prompt, and one that ends in the step."""
+    harness = hosted(restores_ahead=True, num_pages=30)
+    run(harness, 1, TALK)
+    for request_id in range(10, 15):
+        run(harness, request_id, tuple(range(30 * request_id, 30 * request_id + 26)))
+    harness.add(request(5, tuple(range(600, 600 + num_tokens)), 2, sampling=GREEDY))
+    plans = run(harness, 6, (*TALK, 40))
+    assert num_restored(plans)[:2] == [6, 0]
+    assert [sorted(chunk.request_id for chunk in plan.chunks) for plan in plans[:2]] == [[5], [5, 6]]
+
+
 def test_fewer_pages_come_in_a_step_in_which_sequences_decode():
     harness = hosted(num_pages=12)
     harness.scheduler.budget.max_restores_beside_decodes = 2

@@ -184,6 +184,14 @@ def test_host_memory_is_cut_into_pages_and_the_text_says_how_many_tokens_it_hold
     assert limits.max_page_saves >= limits.pages_for(limits.max_batch_prefill_tokens) * 4, "what a full step evicts"
 
 
+@pytest.mark.parametrize(("gib", "pins", "ahead"), [(0.001, True, True), (0.001, False, False), (0.0, True, False)])
+def test_pages_come_beside_the_computation_where_their_memory_is_pinned(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gib: float, pins: bool, ahead: bool
+) -> None:
+    monkeypatch.setattr("quire.engine.deployment.can_pin", lambda: pins)
+    assert planned(tmp_path, "llama", host_cache_gib=gib).limits.restores_ahead is ahead
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [

@@ -8,8 +8,9 @@ from quire.core.plan import Chunk, Kind, PageCopy, Place, StepPlan, Tier
 from quire.core.scheduler import Scheduler
 from quire.engine.observer import Step
 from quire.engine.restore_limit import RestoreLimit
-from quire.engine.restore_pace import RestorePace
+from quire.engine.restore_pace import BLOCK, RestorePace
 from quire.engine.step_limits import step_limits
+from quire.executor.pinned_pages import BLOCK_PAGES
 from tests.core.harness import limits
 
 MOST = 200
@@ -18,8 +19,10 @@ MOST = 200
 class Steps:
     """Steps beside which pages are copied, each for a time of its own."""
 
-    def __init__(self) -> None:
-        self.scheduler = Scheduler(limits(host_pages=1000, max_page_restores=MOST, restores_ahead=True), lambda: 0.0)
+    def __init__(self, num_groups: int = 1) -> None:
+        groups = (None,) * num_groups
+        chosen = limits(host_pages=1000, max_page_restores=MOST, restores_ahead=True, page_groups=groups)
+        self.scheduler = Scheduler(chosen, lambda: 0.0)
         self.pace = RestorePace(self.scheduler)
 
     @property
@@ -78,6 +81,49 @@ def test_steps_that_say_nothing_of_the_pace_change_nothing() -> None:
     steps.run(50, 0.005, 1.0, error=RuntimeError("lost"))
     steps.run(50, 0.005, 1.0, waited_for_compiler=True)
     assert steps.allowed == before
+
+
+@pytest.mark.parametrize("num_groups", [2, 3])
+@pytest.mark.parametrize("first_page_s", [0.00001, 1.0])
+def test_the_pace_grows_with_whole_rows_of_pages_of_several_groups(num_groups: int, first_page_s: float) -> None:
+    """One row at least, which may be more than is allowed."""
+    steps = Steps(num_groups)
+
+    def restore(page_s: float) -> None:
+        steps.run(max(num_groups, steps.allowed - steps.allowed % num_groups), 0.005, page_s)
+
+    for _ in range(10):
+        restore(first_page_s)
+    for _ in range(600):
+        restore(0.00001)
+    assert steps.allowed == MOST - MOST % BLOCK
+
+
+def test_a_few_pages_that_are_late_do_not_change_the_pace_of_many() -> None:
+    steps = Steps()
+    for _ in range(40):
+        steps.run(steps.allowed, 0.005, 0.00002)
+    assert steps.allowed == 192
+    steps.run(1, 0.005, 0.0053)
+    assert steps.allowed == 192
+    steps.run(0, 0.005, 0.00002)
+    assert steps.allowed == 192
+
+
+def test_one_step_lowers_the_pace_to_half_at_most() -> None:
+    steps = Steps()
+    for _ in range(40):
+        steps.run(steps.allowed, 0.005, 0.00002)
+    steps.run(192, 0.005, 1.0)
+    assert steps.allowed == 96
+    steps.run(0, 0.005, 0.00002)
+    assert steps.allowed == 96
+    steps.run(96, 0.005, 1.0)
+    assert steps.allowed == 48
+
+
+def test_the_pace_is_in_blocks_of_the_executor() -> None:
+    assert BLOCK == BLOCK_PAGES
 
 
 @pytest.mark.parametrize(("ahead", "kind"), [(True, RestorePace), (False, RestoreLimit)])

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from quire.config import Config
-from quire.core.plan import StepPlan, device_copy
+from quire.core.plan import Chunk, Kind, StepPlan, device_copy
 from quire.executor import page_copies, pinned_pages
 from quire.executor.executor import JaxExecutor
 from quire.executor.host_pages import Fetched
@@ -143,6 +143,17 @@ def test_memory_for_all_pages_can_be_pinned_before_they_come(
     assert "not pinned ahead: no more" in caplog.text
 
 
+def test_no_more_memory_is_pinned_beside_pages_that_have_come(
+    executor: JaxExecutor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, made = pinned(executor), []
+    save_pages(executor, range(1, 65))
+    monkeypatch.setattr(pinned_pages.jax, "device_put", lambda arrays, where: made.append(len(arrays[0])))
+    host._pin_all()
+    assert host._num_rows == 64
+    assert sum(made) == 32 >= host._max_rows - 64
+
+
 def call_sizes(host: PinnedPages, pages: dict[int, int]) -> list[int]:
     """By device page: the host page."""
     return [len(call.targets) for call in host.calls(host.fetch(list(pages.values()), list(pages)))]
@@ -238,6 +249,21 @@ def test_a_block_whose_pages_are_restored_by_several_steps_is_fetched_once(execu
     executor._state = executor._state._replace(pages=pages)
     placed = {40: 1, 41: 2, 42: 18, 43: 3, 44: 19, 45: 20, 46: 4, 47: 1, 48: 1}
     assert all(executor.read_pages([page])() == before[source] for page, source in placed.items())
+
+
+def test_a_page_is_read_before_it_is_restored_beside_copies_in_order(executor: JaxExecutor) -> None:
+    """The block of the restore is on the device, and not in its place."""
+    save_pages(executor, range(1, 17))
+    before = {page: executor.read_pages([page])() for page in range(1, 40)}
+    decode = Chunk(1, 0, 0, 0, Kind.DECODE, 5, 1, (), True)
+    plan = StepPlan(2, (decode,), copies=host_copies({30: 1}, to_host=False))
+    pages, _ = executor._copies.begin(executor._state.pages, plan)
+    executor._state = executor._state._replace(pages=pages)
+    saved = host_copies({5: 40}, to_host=True) + host_copies({31: 40}, to_host=False)
+    copies = (*saved, device_copy(32, 33), *host_copies({32: 2}, to_host=False))
+    executor.submit(StepPlan(3, (), copies=copies)).result()
+    for page, source in {30: 1, 31: 5, 33: 32, 32: 2}.items():
+        assert executor.read_pages([page])() == before[source], page
 
 
 def begin_save(executor: JaxExecutor, pages: range) -> tuple[Pending, PinnedBlock]:
