@@ -1,8 +1,8 @@
 """Second turns of conversations whose pages the device had no room for: copied back from the host, or computed again.
 
     python bench/host_cache.py [--model default] [--talks 16] [--tokens 2000] [--host-cache-gib 4]
-    python bench/host_cache.py --model random:llama-3.1-8b --talks 64 --tokens 4000 --host-cache-gib 40 \\
-        --max-batch-prefill-tokens 4096     # on a GPU; 32 GiB of pages
+    python bench/host_cache.py --model random:llama-3.1-8b --talks 64 --turns 24 --tokens 4000 --resident 4 \\
+        --host-cache-gib 48 --max-batch-prefill-tokens 4096 --few-programs    # on a GPU; 43 GiB of pages
 
 In one process and one engine, so that both run under the same conditions: conversations of `tokens` tokens are computed
 one after the other, more than the device's pages hold. Then each has a second turn, one after the other, and in every
@@ -33,12 +33,16 @@ from quire.request import Request, SamplingParams
 GREEDY = SamplingParams(temperature=0)
 STREAM = 5000  # the request that decodes beside the others
 WAYS = ("restored", "computed")
+QUIET_STEPS = 80  # of the stream alone
 
 
 class StepTimes(Observer):
-    """Times of steps in which sequences decode and no prompt is computed, by whether they copy pages."""
+    """Times of steps in which sequences decode and no prompt is computed, by whether they copy pages. Those that begin
+    no copies may run beside copies that others began."""
 
     def __init__(self) -> None:
+        self.quiet: list[float] = []  # with no other request
+        self.is_quiet = False
         self.alone: list[float] = []
         self.copying: dict[str, list[tuple[float, int, int]]] = {"restore": [], "only save": []}  # and their pages
 
@@ -51,13 +55,16 @@ class StepTimes(Observer):
         if restored or saved:
             self.copying["restore" if restored else "only save"].append((step.took_s, restored, saved))
         else:
-            self.alone.append(step.took_s)
+            (self.quiet if self.is_quiet else self.alone).append(step.took_s)
 
     def show(self) -> None:
-        if not self.alone:
+        if not self.quiet:
             return
-        alone = statistics.median(self.alone) * 1000
-        print(f"steps of the stream alone: {alone:.2f} ms ({len(self.alone)})")
+        alone = statistics.median(self.quiet) * 1000
+        print(f"steps of the stream alone: {alone:.2f} ms ({len(self.quiet)})")
+        if self.alone:
+            ms = statistics.median(self.alone) * 1000
+            print(f"steps that begin no copies: {ms:.2f} ms ({len(self.alone)}), {100 * (ms / alone - 1):+.1f} %")
         for what, steps in self.copying.items():
             if steps:
                 took, restored, saved = zip(*steps, strict=True)
@@ -68,23 +75,30 @@ class StepTimes(Observer):
 
 
 class Calls:
-    """Times of the calls by which the host begins copies: none of them should wait for anything."""
+    """Times of the calls by which the host begins copies and steps: none of them should wait for anything."""
 
-    def __init__(self, host: object) -> None:
-        self.took_s: dict[str, list[float]] = {"save": [], "fetch": []}
-        for name in self.took_s:
-            self._time(host, name)
+    def __init__(self, built: Built) -> None:
+        executor, copies = built.executor, built.executor._copies
+        self.took_s: dict[str, list[float]] = {}
+        self._time(built.engine.scheduler, "plan", "plan")
+        self._time(executor.host_pages, "save", "save")
+        self._time(executor.host_pages, "fetch", "fetch")
+        self._time(copies, "settle", "place")
+        self._time(executor, "_begin_slots", "begin slots")
+        self._time(executor, "_forward", "compute prompts")
+        self._time(executor, "_decode", "decode")
 
-    def _time(self, host: object, name: str) -> None:
-        method, times = getattr(host, name), self.took_s[name]
+    def _time(self, owner: object, name: str, shown: str) -> None:
+        method = getattr(owner, name)
+        times = self.took_s[shown] = []
 
-        def call(*given: object) -> object:
+        def call(*given: object, **named: object) -> object:
             begun_s = time.monotonic()
-            result = method(*given)
+            result = method(*given, **named)
             times.append(time.monotonic() - begun_s)
             return result
 
-        setattr(host, name, call)
+        setattr(owner, name, call)
 
     def show(self) -> None:
         for name, times in self.took_s.items():
@@ -158,6 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default="default")
     parser.add_argument("--talks", type=int, default=16)
+    parser.add_argument("--turns", type=int, help="conversations of which each has a turn of its own; by default all")
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--resident", type=int, default=3, help="conversations that the device has pages for")
     parser.add_argument("--host-cache-gib", type=float, default=4.0)
@@ -168,7 +183,7 @@ def main() -> None:
     built = build(asked)
     engine, limits = built.engine, built.deployment.limits
     print(f"started in {time.monotonic() - begun_s:.0f} s; {type(built.executor.host_pages).__name__}", flush=True)
-    calls, chance = Calls(built.executor.host_pages), random.Random(1)
+    calls, chance = Calls(built), random.Random(1)
     vocabulary = built.deployment.model.vocab_size
     prompts = [tuple(chance.randrange(vocabulary) for _ in range(asked.tokens)) for _ in range(asked.talks)]
     for number, prompt in enumerate(prompts):
@@ -178,18 +193,18 @@ def main() -> None:
           f"{limits.max_page_restores}; first turns done after {time.monotonic() - begun_s:.0f} s",
           flush=True)  # fmt: skip
     calls.show()
-    show_all(engine, prompts, asked.tokens - 10)
+    show_all(engine, prompts, asked.tokens - 10, asked.turns)
     calls.show()
     stats = engine.scheduler.stats()
     print(f"{stats.saved_pages} pages copied to the host, {stats.restored_pages} from it, {stats.lost_pages} lost; "
           f"{engine.executor.num_late} programs compiled late; {time.monotonic() - begun_s:.0f} s in all")  # fmt: skip
 
 
-def show_all(engine: Engine, prompts: list[tuple[int, ...]], length: int) -> None:
-    """`length`: tokens of the stream."""
+def show_all(engine: Engine, prompts: list[tuple[int, ...]], length: int, turns: int | None = None) -> None:
+    """`length`: tokens of the stream. `turns`: conversations that have turns one after the other."""
     second_turns(engine, prompts[:2], 900)  # whatever is done for the first time
-    show("alone", second_turns(engine, prompts, 1000))
-    show_beside_a_stream(engine, prompts, length)
+    show("alone", second_turns(engine, prompts[:turns], 1000))
+    show_beside_a_stream(engine, prompts[:turns], length)
     show_at_once(engine, prompts)
 
 
@@ -201,6 +216,11 @@ def show_beside_a_stream(engine: Engine, prompts: list[tuple[int, ...]], length:
         if not engine.scheduler.has(STREAM):
             engine.add(Request(STREAM, (1, 2, 3), length, GREEDY, ignore_end=True))
 
+    keep_a_stream()
+    for number in range(QUIET_STEPS):
+        times.is_quiet = number >= QUIET_STEPS // 4
+        engine.step()
+    times.is_quiet = False
     turns = second_turns(engine, prompts, 2000, keep_a_stream)
     show("beside a stream", turns)
     for way in WAYS:

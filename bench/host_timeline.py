@@ -57,6 +57,10 @@ def note_calls(built: Built) -> None:
     noted(engine._steps, "launch", "quire  launch")
     noted(engine._steps, "collect", "quire  wait")
     noted(copies, "begin", "quire    copies")
+    noted(executor, "_begin_slots", "quire    begin slots")
+    noted(executor, "_forward", "quire    compute prompts")
+    noted(executor, "_decode", "quire    decode")
+    noted(executor, "_sample", "quire      sample")
     noted(copies, "settle", "quire      place")
     noted(executor.host_pages, "fetch", "quire      fetch")
     noted(executor.host_pages, "save", "quire      save")
@@ -161,7 +165,7 @@ def main() -> None:
     for number, prompt in enumerate(prompts):
         turn_of(engine, Request(number, prompt, 2, GREEDY))
     if asked.figures:
-        calls = Calls(built.executor.host_pages)
+        calls = Calls(built)
         show_all(engine, prompts, asked.tokens - 10)
         calls.show()
     else:

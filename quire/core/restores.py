@@ -1,6 +1,7 @@
 """Finds the pages that can be restored, and tracks them."""
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import cache
 from typing import NamedTuple
 
 from quire.core.host_tier import HostTier, prefix_digests
@@ -28,8 +29,9 @@ class Moves(NamedTuple):
 
 
 def copies_to(sources: Iterable[HostPage], targets: Iterable[int]) -> list[PageCopy]:
+    host, device = Tier.HOST, Tier.DEVICE
     return [
-        PageCopy(Place(Tier.HOST, source.page), Place(Tier.DEVICE, target))
+        PageCopy(Place(host, source.page), Place(device, target))
         for source, target in zip(sources, targets, strict=True)
     ]
 
@@ -58,6 +60,7 @@ class Restores:
             return None
         digests = prefix_digests(sequence.salt, sequence.tokens, self._page_size, max_pages, sequence.digests)
 
+        @cache  # each is asked for twice
         def page_of(index: int, group: int) -> HostPage | int | None:
             if index < len(match.path) and (page := match.path[index].pages[group]):
                 return page
@@ -66,11 +69,12 @@ class Restores:
         end = self._end(page_of, first, max_pages)
         if end <= first:
             return None
+        needed = [self._first_needed(group, end) for group in range(len(self._groups))]
         rows: list[Row] = []
         for index in range(first, end):
             row: list[HostPage | int] = []
-            for group in range(len(self._groups)):
-                page = page_of(index, group) if index >= self._first_needed(group, end) else 0
+            for group, first_needed in enumerate(needed):
+                page = page_of(index, group) if index >= first_needed else 0
                 assert page is not None
                 row.append(page)
             rows.append(tuple(row))

@@ -13,14 +13,18 @@ LAST_SHARE = 0.25  # of the newest measurement in a mean
 LEAST_SHARE = 0.5
 ROUNDING = 1e-9  # so that a half of 192 is 96
 SLACK = 0.02  # of a step's time, for which its result may wait for copies
+# By so much a step that waited for no copies may be slower than others: the host plans and begins them, which takes it
+# time for each page. One that is slower has too many, if they are more than a few: what a step takes besides, since it
+# copies at all, is no less if it copies fewer, and more steps would have it.
+SLOWER = 0.05
+FEW_PAGES = 48
 
 
 class RestorePace(Observer):
     """While sequences decode, a step copies as many pages from the host as come in its time.
 
     For devices that copy beside their computation: pages cost others nothing as long as they come before the step has
-    computed. What a step takes besides, since it copies at all, is no less if it copies fewer pages, and more steps
-    would have it; so `RestoreLimit` is not for these. Owned by the engine thread.
+    computed, and the host has time to begin them. So `RestoreLimit` is not for these. Owned by the engine thread.
     """
 
     def __init__(self, scheduler: Scheduler) -> None:
@@ -37,16 +41,23 @@ class RestorePace(Observer):
         if step.error is not None or step.waited_for_compiler or step.kind != DECODE or plan.burst > 1:
             return
         num_restored = sum(copy.source.tier is Tier.HOST for copy in plan.copies) if plan.copies else 0
-        if num_restored and step.copies_waited_s > SLACK * step.took_s:
+        has_waited = step.copies_waited_s > SLACK * step.took_s
+        is_slow = self._step_s is not None and step.took_s > (1 + SLOWER) * self._step_s
+        if num_restored and (has_waited or (is_slow and num_restored > FEW_PAGES)):
             if num_restored >= LEAST_SHARE * self._allowed:
                 self._growth = GROWTH
                 self._step_s = self._step_s or step.took_s - step.copies_waited_s
-                slowest = self._step_s / (LEAST_SHARE * self._allowed)
-                self._page_s = min(step.took_s / num_restored, slowest)
+                least = LEAST_SHARE * self._allowed
+                if not has_waited:
+                    least = max(least, FEW_PAGES)
+                self._page_s = min(step.took_s / num_restored, self._step_s / least)
         else:
-            before = self._step_s
-            self._step_s = step.took_s if before is None else before + LAST_SHARE * (step.took_s - before)
-            if num_restored and num_restored > self._allowed - self._row:
+            if not num_restored or not is_slow:
+                before = self._step_s
+                self._step_s = step.took_s if before is None else before + LAST_SHARE * (step.took_s - before)
+            assert self._step_s is not None
+            is_full = num_restored > 0 and num_restored > self._allowed - self._row
+            if is_full and (not is_slow or num_restored < FEW_PAGES):
                 page_s = self._step_s / num_restored if self._page_s is None else self._page_s
                 self._page_s = page_s / (1 + self._growth)
         if self._page_s and self._step_s:

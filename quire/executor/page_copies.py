@@ -6,16 +6,13 @@ from typing import Any
 import jax
 import numpy as np
 
-from quire.core.plan import PageCopy, Place, StepPlan, Tier
+from quire.core.plan import Kind, PageCopy, Place, StepPlan, Tier
 from quire.executor.host_pages import Arrival, Fetched, HostPages
 from quire.executor.pending import Copied
 from quire.executor.pinned_pages import PinnedPages
+from quire.executor.program_order import MAX_UNPLACED_BYTES
 from quire.executor.program_table import COPY_SIZES
 from quire.executor.programs import Programs
-
-# On the device: of all rows that are fetched, wanted or not. More than the pages that a step restores, which are in
-# blocks with others.
-MAX_UNPLACED_BYTES = 768 * 2**20
 
 
 class OnTheWay:
@@ -52,9 +49,18 @@ class PageCopies:
 
     def begin(self, pages: Any, plan: StepPlan) -> tuple[Any, list[Copied]]:
         """The page arrays as the chunks of `plan` find them, and what its result must wait for."""
-        if not plan.copies and not self._awaited:
-            return pages, []
+        copied: list[Copied] = []
+        if plan.copies or self._awaited:
+            pages, copied = self._begin(pages, plan)
+        if isinstance(self._host, PinnedPages):
+            prompts = [chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL]
+            self._host.begin_saves(sum(prompts), has_decodes=len(prompts) < len(plan.chunks))
+        return pages, copied
+
+    def _begin(self, pages: Any, plan: StepPlan) -> tuple[Any, list[Copied]]:
         in_order, restores = arrange(plan.copies)
+        if isinstance(self._host, PinnedPages):
+            self._host.prepare_saves(sum(copy.target.tier is Tier.HOST for copy in in_order))
         copied: list[Copied] = []
         used = {place for copy in plan.copies for place in copy}
         num_fitting = self._num_fitting(restores)
@@ -200,12 +206,14 @@ def _places(fetched: Fetched) -> set[Place]:
 def arrange(copies: Sequence[PageCopy]) -> tuple[list[PageCopy], list[PageCopy]]:
     """The copies that run in their order, and those from the host that may begin before them and end after them: no
     other copy uses the page that they go to, or writes the one that they come from."""
-    written = {copy.target for copy in copies if copy.target.tier is Tier.HOST}
+    device = Tier.DEVICE
+    written = {target for _, target in copies if target.tier is not device}
     used: set[Place] = set()  # by copies in order that follow
     in_order: list[PageCopy] = []
     restores: list[PageCopy] = []
     for copy in reversed(copies):
-        if copy.source.tier is Tier.DEVICE or copy.source in written or copy.target in used:
+        source, target = copy
+        if source.tier is device or source in written or target in used:
             in_order.append(copy)
             used.update(copy)
         else:

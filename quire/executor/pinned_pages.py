@@ -8,29 +8,33 @@ never change. A page that is written is in a new block, so a copy under way is n
 """
 
 import logging
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Sequence
 from threading import Thread
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding, Sharding, SingleDeviceSharding
+from jax.sharding import SingleDeviceSharding
 
-from quire.executor.host_pages import Fetched, Stack, gather_pages, scatter_pages, stacks_of
-from quire.executor.program_order import PINNED_COPY_SIZES
+from quire.executor.block_saves import BlockSaves
+from quire.executor.host_pages import Fetched, stacks_of
+from quire.executor.pinned_blocks import (
+    BLOCK_PAGES,
+    DEVICE,
+    PINNED,
+    SMALL_BLOCKS,
+    BlockArrays,
+    BlockRow,
+    PinnedBlock,
+    block_pages,
+    memory_of,
+)
+from quire.executor.program_order import SPLIT_SIZES, place_sizes
 from quire.host_cache_settings import num_spare_pages
 
 log = logging.getLogger(__name__)
-
-PINNED_KINDS = ("split", "place")  # programs for pages on their way to the host and from it
-PINNED, DEVICE = "pinned_host", "device"  # kinds of memory, as JAX names them
-BLOCK_PAGES = 16  # at most
-NUM_STREAMS = 4  # on which XLA begins copies by turns
-MAX_SAVING_BYTES = 512 * 2**20  # of blocks on their way to the host, which take up memory of the device meanwhile
-
-BlockArrays = list[jax.Array]  # one for each stack: [pages, arrays, page_size, ...]
 
 
 def can_pin() -> bool:
@@ -51,73 +55,20 @@ def pinning_works() -> bool:
     return is_right and there.sharding.memory_kind == PINNED
 
 
-def memory_of(stack: Stack, kind: str) -> Sharding:
-    """The place of some pages of a stack in memory of this kind."""
-    if stack.sharding is None:
-        return SingleDeviceSharding(jax.local_devices()[0], memory_kind=kind)
-    return NamedSharding(stack.sharding.mesh, stack.sharding.spec, memory_kind=kind)
-
-
-def blocks_like(stacks: Sequence[Stack], num_pages: int) -> list[list[jax.ShapeDtypeStruct]]:
-    """The structure of the blocks of `num_pages` on the device."""
-    rows = min(num_pages, BLOCK_PAGES)
-    block = [
-        jax.ShapeDtypeStruct((rows, *one.shape), one.dtype, sharding=memory_of(one, DEVICE))  # type: ignore[no-untyped-call]
-        for one in stacks
-    ]
-    return [block] * (num_pages // rows)
-
-
-def split_pages(stacks: Sequence[Stack], pages: Any, sources: jax.Array) -> list[BlockArrays]:
-    """The contents of some pages, in blocks."""
-    gathered, count = gather_pages(stacks, pages, sources), sources.shape[0]
-    return [[one[begin : begin + BLOCK_PAGES] for one in gathered] for begin in range(0, count, BLOCK_PAGES)]
-
-
-def place_pages(
-    stacks: Sequence[Stack], pages: Any, targets: jax.Array, blocks: Sequence[BlockArrays]
-) -> tuple[Any, jax.Array]:
-    """The page arrays with the pages of `blocks` in some of theirs, and a number that is there when they are."""
-    stacked = [jnp.concatenate(list(one)) for one in zip(*blocks, strict=True)]
-    return scatter_pages(stacks, pages, targets, stacked)
-
-
-class PinnedBlock:
-    """Pages that went to the host together."""
-
-    __slots__ = ("arrays", "num_used", "size")
-
-    def __init__(self, arrays: BlockArrays, size: int) -> None:
-        self.arrays = arrays  # in pinned memory
-        self.size = size
-        self.num_used = 0  # pages of the host that are here
-
-    def result(self) -> None:
-        """Nothing to wait for: what reads it waits for it. `take_lost` tells when it has failed."""
-
-
-class BlockRow(NamedTuple):
-    block: PinnedBlock
-    row: int
-
-
 class PinnedPages:
     """The memory of the host tier on GPUs; `HostPages` says what is expected of it. Owned by the engine thread."""
-
-    sizes = PINNED_COPY_SIZES
 
     def __init__(self, pages: Any, num_pages: int) -> None:
         """`pages`: the structure of the device's page arrays. `num_pages` includes page 0, which is never read."""
         self.stacks = stacks_of(pages)
         self._pinned = [memory_of(stack, PINNED) for stack in self.stacks]
         self._on_device = [memory_of(stack, DEVICE) for stack in self.stacks]
-        zeros = [np.zeros((BLOCK_PAGES, *stack.shape), stack.dtype) for stack in self.stacks]
-        self._padding = Fetched(np.zeros(BLOCK_PAGES, np.int32), jax.device_put(zeros, self._on_device))
+        self._padding = {rows: self._empty_block(rows) for rows in (*SMALL_BLOCKS.values(), BLOCK_PAGES)}
         self._rows: list[BlockRow | None] = [None] * num_pages
         self._blocks: set[PinnedBlock] = set()
         self._num_rows = 0  # of all blocks, used or not
         self._max_rows = num_pages - 1 + num_spare_pages(num_pages - 1, self.page_bytes)
-        self._saving: deque[PinnedBlock] = deque()  # those that may be on their way, oldest first
+        self._saves = BlockSaves(self.page_bytes, self._pinned)
         self._lost: list[int] = []  # pages of those that failed, until they are taken
         self._pinning: Thread | None = None
         self._is_closed = False
@@ -136,36 +87,49 @@ class PinnedPages:
         held: list[BlockArrays] = []
         try:
             while len(held) * BLOCK_PAGES + self._num_rows < self._max_rows and not self._is_closed:
-                held.append(jax.block_until_ready(jax.device_put(self._padding.contents, self._pinned)))  # type: ignore[no-untyped-call]
+                held.append(jax.block_until_ready(jax.device_put(self._padding[BLOCK_PAGES].contents, self._pinned)))  # type: ignore[no-untyped-call]
         except Exception as error:  # of any kind: what is missing is pinned when it is needed
             log.warning("host memory is not pinned ahead: %s", str(error).partition("\n")[0])
 
     def next_save(self, count: int) -> tuple[int, int]:
         """As that of `HostPages`. Three quarters of a block are used at least, so that little memory is wasted."""
-        rest = count % BLOCK_PAGES
-        whole = min(count if _fills(rest, BLOCK_PAGES) else count - rest, self.sizes[-1])
-        if whole:
-            return next(size for size in self.sizes if size >= max(whole, BLOCK_PAGES)), whole
-        size = next((size for size in self.sizes if _fills(count, size)), 0)
-        size = size or max(size for size in self.sizes if size <= count)
-        return size, min(count, size)
+        for size in SPLIT_SIZES[::-1]:
+            rows = block_pages(size)
+            rest = count % rows
+            taken = min(count if 4 * rest >= 3 * rows else count - rest, size)
+            if taken > (rows if size > BLOCK_PAGES else 0):  # a single block has a smaller program
+                return size, taken
+        raise AssertionError(f"{count} pages fit no block")
 
     def save(
         self, program: Callable[..., Any], pages: Any, sources: np.ndarray[Any, Any], targets: Sequence[int]
     ) -> PinnedBlock:
-        size = min(len(sources), BLOCK_PAGES)
-        self._wait_for_room(len(sources))
-        split = program(pages, sources)[: -(-len(targets) // size)]
-        arrays: list[BlockArrays] = jax.device_put(split, [self._pinned] * len(split))
-        blocks = [PinnedBlock(one, size) for one in arrays]
+        """As that of `HostPages`. They are gathered on the device; `begin_saves` has them copied."""
+        size = block_pages(len(sources))
+        self._saves.wait_for_room(len(sources))
+        self._forget_failed()
+        split: list[BlockArrays] = program(pages, sources)[: -(-len(targets) // size)]
+        blocks = [PinnedBlock(one, size) for one in split]
         for number, target in enumerate(targets):
             self._enter(target, blocks[number // size], number % size)
-        self._saving += blocks
+        self._saves.add(blocks)
         self._limit_waste()
         return blocks[-1]
 
+    def prepare_saves(self, num_pages: int) -> None:
+        """So many will be saved: what has to be on the host before begins to be copied. Before pages are fetched, since
+        copies follow each other."""
+        self._saves.prepare_room(num_pages)
+
+    def begin_saves(self, num_tokens: int, has_decodes: bool) -> None:
+        """A step of so many tokens is launched next: some of what was gathered is copied to the host beside it."""
+        self._saves.begin(num_tokens, has_decodes)
+
     def num_within(self, sources: Sequence[int], max_rows: int, before: Sequence[Fetched] = ()) -> int:
         """As that of `HostPages`. Whole blocks are fetched; a page that is wanted twice, with two of its block."""
+        blocks = {self._row(source).block for source in sources}
+        if len(set(sources)) == len(sources) and sum(block.size for block in blocks) <= max_rows:
+            return len(sources)
         num_rows, times, fetched = 0, Counter[int](), Counter[PinnedBlock]()
         there = {one.block: one.targets for one in before}
         for count, source in enumerate(sources):
@@ -195,26 +159,30 @@ class PinnedPages:
             else:
                 places[row] = target
         blocks = [one.arrays for one in wanted]
-        coming: list[BlockArrays] = jax.device_put(blocks, [self._on_device] * len(blocks))
+        # The device copies the first while the host begins with the others.
+        parts = [part for part in (blocks[:1], blocks[1:]) if part]
+        coming: list[BlockArrays] = [
+            arrays for part in parts for arrays in jax.device_put(part, [self._on_device] * len(part))
+        ]
         fetched = [Fetched(*one) for one in zip(wanted.values(), coming, wanted, strict=True)]
         return fetched + (self.fetch(*zip(*again, strict=True)) if again else [])
 
     def calls(self, fetched: list[Fetched]) -> list[Fetched]:
-        """Blocks of the full size are placed by several in a call; what is left of that is padding. Those that arrive
-        together are in one call: a stream's blocks follow each other."""
-        most = self.sizes[-1] // BLOCK_PAGES
-        full = [one for one in fetched if len(one.targets) == BLOCK_PAGES]
-        full = [one for stream in range(NUM_STREAMS) for one in full[stream::NUM_STREAMS]]
-        calls = [[one] for one in fetched if len(one.targets) < BLOCK_PAGES]
-        for begin in range(0, len(full), most):
-            group = full[begin : begin + most]
-            if 2 * len(group) > most:
-                calls.append(group + [self._padding] * (most - len(group)))
-            else:
-                calls += [[one] for one in group]
-        return [
-            Fetched(np.concatenate([one.targets for one in call]), [one.contents for one in call]) for call in calls
-        ]
+        """As few as possible, since each takes time of the host: blocks of a size are placed by several in a call, and
+        what is left of that is padding."""
+        calls: list[Fetched] = []
+        for rows in sorted(self._padding):
+            sizes = [size for size in place_sizes(self.page_bytes) if block_pages(size) == rows]
+            blocks = [one for one in fetched if len(one.targets) == rows]
+            most = sizes[-1] // rows
+            groups = (blocks[begin : begin + most] for begin in range(0, len(blocks), most))
+            calls += [self._call(group, rows, sizes) for group in groups]
+        return calls
+
+    def _call(self, blocks: list[Fetched], rows: int, sizes: Sequence[int]) -> Fetched:
+        size = next(size for size in sizes if size >= len(blocks) * rows)
+        blocks = blocks + [self._padding[rows]] * (size // rows - len(blocks))
+        return Fetched(np.concatenate([one.targets for one in blocks]), [one.contents for one in blocks])
 
     def read(self, pages: Sequence[int]) -> list[np.ndarray[Any, Any]]:
         """The contents of these pages, copied."""
@@ -238,38 +206,29 @@ class PinnedPages:
 
     def take_lost(self) -> list[int]:
         """The pages whose copies from the device have failed since the last call, as far as copies have ended."""
-        while self._saving and _has_ended(self._saving[0]):
-            self._end_oldest()
+        self._saves.note_ended()
+        self._forget_failed()
         lost, self._lost = [page for page in self._lost if self._rows[page] is None], []
         return lost
 
     def drain(self) -> None:
         """Nothing arrives late: a page that a failed step wrote is one that no other step reads. Blocks that failed
         are forgotten."""
-        while self._saving:
-            self._end_oldest()
+        self._saves.drain()
+        self._forget_failed()
 
     def close(self) -> None:
         self._is_closed = True
         if self._pinning is not None:
             self._pinning.join()
-        self._saving.clear()
+        self._saves.clear()
         self._rows.clear()
         self._blocks.clear()
 
-    def _wait_for_room(self, num_pages: int) -> None:
-        """Blocks on their way to the host take up memory of the device."""
-        most = MAX_SAVING_BYTES // self.page_bytes
-        while self._saving and sum(one.size for one in self._saving) + num_pages > most:
-            self._end_oldest()
-
-    def _end_oldest(self) -> None:
-        """Wait for the oldest block on its way. One that failed is forgotten."""
-        block = self._saving.popleft()
-        try:
-            jax.block_until_ready(block.arrays)  # type: ignore[no-untyped-call]
-        except Exception as error:  # of any kind: that of the program which failed
-            self._forget(block, error)
+    def _empty_block(self, rows: int) -> Fetched:
+        """Padding of calls."""
+        zeros = [np.zeros((rows, *stack.shape), stack.dtype) for stack in self.stacks]
+        return Fetched(np.zeros(rows, np.int32), jax.device_put(zeros, self._on_device))
 
     def _row(self, page: int) -> BlockRow:
         row = self._rows[page]
@@ -293,9 +252,15 @@ class PinnedPages:
                 self._blocks.remove(before.block)
                 self._num_rows -= before.block.size
 
+    def _forget_failed(self) -> None:
+        while self._saves.failed:
+            self._forget(*self._saves.failed.pop())
+
     def _forget(self, block: PinnedBlock, error: Exception) -> None:
         """There is nothing in this block: what it was copied from failed."""
-        log.warning("%d pages did not reach the host: %s", block.num_used, str(error).partition("\n")[0])
+        if block.num_used:
+            log.warning("%d pages did not reach the host: %s", block.num_used, str(error).partition("\n")[0])
+        block.num_used = 0
         for page in self._pages_of(block):
             self._rows[page] = None
             self._lost.append(page)
@@ -326,15 +291,6 @@ class PinnedPages:
 def _has_room(there: dict[Any, np.ndarray[Any, Any]], block: PinnedBlock, row: int) -> bool:
     """True if the block is on the device, `there`, and its page in this row goes nowhere yet."""
     return block in there and not there[block][row]
-
-
-def _has_ended(block: PinnedBlock) -> bool:
-    arrays: list[Any] = block.arrays
-    return all(one.is_deleted() or one.is_ready() for one in arrays)  # one that is deleted cannot be asked
-
-
-def _fills(count: int, size: int) -> bool:
-    return 4 * count >= 3 * size >= 3 * count
 
 
 def _share_used(block: PinnedBlock) -> float:

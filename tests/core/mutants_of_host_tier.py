@@ -100,12 +100,12 @@ HOST_TIER_MUTANTS = (
         "max_pages = sequence.num_reusable // self._page_size",
         "max_pages = len(sequence.tokens) // self._page_size",
     ),
-    Mutant("the host has no windows", RESTORES, "if index >= self._first_needed(group, end) else 0", "if True else 0"),
+    Mutant("the host has no windows", RESTORES, "if index >= first_needed else 0", "if True else 0"),
     Mutant(
         "a window's first page is not restored",
         RESTORES,
-        "if index >= self._first_needed(group, end) else 0",
-        "if index > self._first_needed(group, end) else 0",
+        "if index >= first_needed else 0",
+        "if index > first_needed else 0",
     ),
     Mutant("a prefix goes on where a window has a hole", RESTORES, "end = min(missing)", "break"),
     Mutant(

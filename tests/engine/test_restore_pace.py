@@ -8,7 +8,7 @@ from quire.core.plan import Chunk, Kind, PageCopy, Place, StepPlan, Tier
 from quire.core.scheduler import Scheduler
 from quire.engine.observer import Step
 from quire.engine.restore_limit import RestoreLimit
-from quire.engine.restore_pace import BLOCK, RestorePace
+from quire.engine.restore_pace import BLOCK, FEW_PAGES, RestorePace
 from quire.engine.step_limits import step_limits
 from quire.executor.pinned_pages import BLOCK_PAGES
 from tests.core.harness import limits
@@ -63,6 +63,31 @@ def test_the_pace_follows_steps_that_get_longer_and_shorter() -> None:
         for _ in range(60):
             steps.run(steps.allowed, computed_s, 0.0001)
         assert 0.8 * fitting <= steps.allowed <= fitting + 16
+
+
+@pytest.mark.parametrize(
+    ("host_page_s", "least", "most"),
+    [(0.0001, 48, 48), (0.00003, 48, 64), (0.000018, 80, 112), (0.000001, 192, 192)],
+)
+def test_a_step_copies_what_the_host_can_begin_in_its_time(host_page_s: float, least: int, most: int) -> None:
+    """No fewer than a few, however long that takes."""
+    steps, found = Steps(), []
+    for _ in range(20):
+        steps.run(0, 0.005, 0.0)
+    for _ in range(200):
+        found.append(steps.allowed)
+        steps.run(steps.allowed, max(0.005, 0.0035 + steps.allowed * host_page_s), 0.00001)
+        steps.run(0, 0.005, 0.0)
+    assert least <= min(found[50:]) <= max(found[50:]) <= most
+
+
+def test_slow_steps_with_copies_are_not_the_time_of_a_step() -> None:
+    steps = Steps()
+    for _ in range(20):
+        steps.run(0, 0.005, 0.0)
+    for _ in range(100):
+        steps.run(steps.allowed, 0.007, 0.00001)
+    assert steps.allowed == FEW_PAGES
 
 
 def test_one_page_is_copied_however_long_it_takes() -> None:

@@ -11,12 +11,15 @@ import pytest
 
 from quire.config import Config
 from quire.core.plan import Chunk, Kind, StepPlan, device_copy
-from quire.executor import page_copies, pinned_pages
+from quire.executor import block_saves, page_copies, pinned_pages
 from quire.executor.executor import JaxExecutor
 from quire.executor.host_pages import Fetched
+from quire.executor.ladder import StepShape
 from quire.executor.memory import reserve_device_memory
 from quire.executor.pending import Pending
-from quire.executor.pinned_pages import DEVICE, PINNED, PinnedBlock, PinnedPages, can_pin, pinning_works
+from quire.executor.pinned_blocks import DEVICE, PINNED, PinnedBlock
+from quire.executor.pinned_pages import PinnedPages, can_pin, pinning_works
+from quire.executor.program_order import MAX_UNPLACED_BYTES, ProgramOrder, place_sizes
 from quire.executor.program_store import ProgramStore
 from quire.host_cache_settings import resolve_host_cache
 from quire.models.checkpoint import load_weights
@@ -86,14 +89,18 @@ def test_pinning_is_tried_before_it_is_used() -> None:
 @pytest.mark.parametrize(
     ("count", "calls"),
     [
-        (1, [(1, 1)]),
-        (3, [(4, 3)]),
-        (5, [(4, 4), (1, 1)]),
-        (11, [(4, 4), (4, 4), (4, 3)]),
+        (1, [(2, 1)]),
+        (2, [(2, 2)]),
+        (3, [(12, 3)]),
+        (5, [(12, 4), (2, 1)]),
+        (10, [(12, 8), (2, 2)]),
+        (11, [(12, 11)]),
         (12, [(16, 12)]),
-        (20, [(16, 16), (4, 4)]),
-        (40, [(64, 32), (4, 4), (4, 4)]),
+        (16, [(16, 16)]),
+        (20, [(16, 16), (12, 4)]),
+        (40, [(64, 32), (12, 8)]),
         (61, [(64, 61)]),
+        (80, [(64, 64), (16, 16)]),
         (125, [(64, 64), (64, 61)]),
     ],
 )
@@ -109,14 +116,14 @@ def test_blocks_are_filled_so_that_little_memory_is_wasted(
 
 def test_few_pages_are_on_their_way_to_the_host_at_once(executor: JaxExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
     """They take up memory of the device, which is not to run out."""
-    monkeypatch.setattr(pinned_pages, "MAX_SAVING_BYTES", 1)
+    monkeypatch.setattr(block_saves, "MAX_SAVING_BYTES", 1)
     host = pinned(executor)
     for begin in (3, 5):
         executor.submit(StepPlan(1, (), copies=host_copies({begin: begin, begin + 1: begin + 1}, to_host=True)))
-        assert [block.size for block in host._saving] == [1]
+        assert len(host._saves) == 2  # blocks of a page
     assert contents_of(executor, 4) == executor.read_pages([4])()
     executor.reset()
-    assert not host._saving
+    assert not len(host._saves)
 
 
 def test_memory_for_all_pages_can_be_pinned_before_they_come(
@@ -167,12 +174,13 @@ def test_a_call_takes_several_blocks_and_leaves_what_is_not_wanted(executor: Jax
     executor.submit(StepPlan(1, (), copies=host_copies(saved, to_host=True))).result()
     assert len(host._blocks) == 4
     restored = {70: 3, 71: 18, 72: 35, 73: 50, 74: 50, 75: 61}
-    assert call_sizes(host, restored) == [64, 16]
+    assert call_sizes(host, restored) == [192]
     executor.submit(StepPlan(2, (), copies=host_copies(restored, to_host=False))).result()
     for page in range(1, 80):
         expected = before[62 - restored[page]] if page in restored else before[page]
         assert executor.read_pages([page])() == expected, page
-    assert call_sizes(host, {70: 3, 71: 18}) == [16, 16]
+    assert call_sizes(host, {70: 3, 71: 18}) == [64]
+    assert call_sizes(host, {70: 3}) == [16]
 
 
 def test_blocks_of_which_little_is_used_are_packed(executor: JaxExecutor, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -297,7 +305,7 @@ def test_a_reset_forgets_blocks_that_failed(
     for one in blocks[:2]:  # the second is overwritten
         lose(one)
     if waits:
-        monkeypatch.setattr(pinned_pages, "MAX_SAVING_BYTES", 1)
+        monkeypatch.setattr(block_saves, "MAX_SAVING_BYTES", 1)
         begin_save(executor, range(33, 37))
     executor.reset()
     fill(executor)
@@ -367,3 +375,13 @@ def test_a_gpu_may_pin_as_much_as_its_pages_take(
     monkeypatch.delenv("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB")
     reserve_device_memory(gib)
     assert os.environ.get("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB") == limit
+
+
+def test_a_call_puts_no_more_pages_into_place_than_there_may_be() -> None:
+    mib = 2**20
+    assert place_sizes(4 * mib)[-1] * 4 * mib == MAX_UNPLACED_BYTES
+    assert place_sizes(5 * mib)[-1] * 5 * mib < MAX_UNPLACED_BYTES
+    for page_bytes in (4 * mib, 5 * mib):
+        order = ProgramOrder(SHAPES, ("split", "place"), page_bytes)
+        made = [key[1] for key in order.first if not isinstance(key, StepShape) and key[0] == "place"]
+        assert made == list(place_sizes(page_bytes))
