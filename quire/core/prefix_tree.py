@@ -41,6 +41,8 @@ class Node:
 
     def digest(self) -> bytes:
         """Names the prefix that ends with this page, salt included, in any process. The node is in the tree."""
+        if self._digest is not None:
+            return self._digest
         chain: list[Node] = [self]
         while chain[-1]._digest is None and (parent := chain[-1].parent) is not None:
             chain.append(parent)
@@ -74,6 +76,11 @@ class Match(NamedTuple):
         """Tokens that need not be computed."""
         num_pages = self.cursor.num_pages if self.restore is None else self.restore.end
         return num_pages * page_size + self.num_begun
+
+    @property
+    def has_state(self) -> bool:
+        """False where slots have state beside pages, and that at its end is gone since it was found."""
+        return not isinstance(self.cursor.end, Node) or bool(self.cursor.end.snapshot)
 
     def end_pages(self) -> list[int]:
         """The pages of the node at its end, which has the snapshot where there are any."""

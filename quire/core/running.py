@@ -103,12 +103,14 @@ class Running:
         if pages is None:
             cache.release(matched)
             return self.start(sequence, match._replace(begun=None, num_begun=0), max_tokens) if copied else None
-        self._queue.leave(sequence)
         if self.saves is not None:
+            if not match.has_state:  # it went with a page that was evicted: nothing kept it
+                cache.release((*matched, *pages))
+                return self.start(sequence, self.match(sequence), max_tokens)
             self.saves.begin(sequence, match, cuts)
+        self._queue.leave(sequence)
         self._queue.promise(sequence, match.cursor)
-        sequence.state = State.PREFILLING
-        sequence.slot = self._free_slots.pop()
+        sequence.state, sequence.slot = State.PREFILLING, self._free_slots.pop()
         sequence.num_computed = sequence.num_planned = start
         sequence.published, sequence.match = match.cursor, None
         sequence.tables, sequence.first_held = tables, [table.count(0) for table in tables]
@@ -177,7 +179,7 @@ class Running:
         if self._windows:
             self._give_back(sequence)
         while (pages := self.cache.take(count)) is None:
-            if self.saves is not None and self._adopt():
+            if self._adopt():
                 continue
             if not preempts:
                 return None
@@ -285,9 +287,9 @@ class Running:
         return [one for one in saved if one.epoch == one.sequence.epoch]
 
     def _adopt(self) -> bool:
-        """Free pages that stand twice in the cache: where a prefix had no snapshot, sequences have computed their own
-        pages for tokens that the cache has pages for."""
-        for one in self:
+        """Free pages that stand twice in the cache: where a prefix had no snapshot or is replayed, sequences have
+        computed their own pages for tokens that the cache has pages for."""
+        for one in self if self.saves is not None or self._limits.replays else ():
             self._publish(one)
             if one.published is not None and self.cache.adopt(one.published, one.tables):
                 return True
@@ -295,7 +297,7 @@ class Running:
 
     def _adopt_to_start(self) -> bool:
         """As `_adopt`, which looks at every page of every sequence: not in each step of a wait that it cannot end."""
-        if self.saves is None or self._counters.steps < self._next_adoption:
+        if self._counters.steps < self._next_adoption:
             return False
         found = self._adopt()
         self._next_adoption = self._counters.steps + (0 if found else STEPS_BETWEEN_ADOPTIONS)
@@ -344,6 +346,5 @@ class Running:
     def is_balanced(self) -> bool:
         """True if, when none runs, all pages and slots are back, as far as counts tell."""
         all_pages = self.pool.num_free + self.cache.num_evictable == self.pool.num_usable
-        all_pages &= self.host is None or self.host.is_balanced
-        all_pages &= self.snapshots is None or self.snapshots.is_balanced
+        all_pages &= all(part is None or part.is_balanced for part in (self.host, self.snapshots))
         return all_pages and len(self._free_slots) == self._limits.max_batch_size

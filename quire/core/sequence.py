@@ -47,10 +47,11 @@ class Stopping:
 class Guessing:
     """The record of guesses for one sequence."""
 
-    __slots__ = ("chance", "next_try", "pause")
+    __slots__ = ("chance", "mean", "next_try", "pause")
 
     def __init__(self, chance: float, pause: int) -> None:
         self.chance = chance  # of a guess to be right if those before it are, by the last ones
+        self.mean = chance  # the same, by many
         self.pause = pause  # tokens from one try to the next while it is low
         self.next_try = 0  # the number of tokens from which on it tries
 

@@ -219,8 +219,10 @@ class Harness:
         """The first prompt that does not end in this step has all tokens but a share for those behind it.
 
         Those that ran come first, in their turn, then those that start. If the first that waited has its turn before
-        it, the share is for the long one.
+        it, the share is for the long one. During a search for a fault the order is that of the search.
         """
+        if self.scheduler._queue.focus is not None:
+            return
         lengths = {
             (chunk.request_id, chunk.sample): chunk.length for chunk in plan.chunks if chunk.kind is Kind.PREFILL
         }

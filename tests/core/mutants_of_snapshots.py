@@ -35,7 +35,7 @@ SNAPSHOT_MUTANTS = (
     ),
     Mutant("a snapshot outlives its page", CACHE, "            self._snapshots.drop(node)\n", "            pass\n"),
     Mutant("the most recently used snapshot is given up", CACHE, "self._snapshots.touch(node)", "pass"),
-    Mutant("pages stand twice in the cache", RUNNING, "if self.saves is not None and self._adopt():", "if False:"),
+    Mutant("pages stand twice in the cache", RUNNING, "            if self._adopt():", "            if False:"),
     Mutant(
         "a page that others hold is replaced", CACHE, " and self._pool.holders(page) == 1\n", "\n", within="def adopt"
     ),

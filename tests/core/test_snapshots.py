@@ -289,3 +289,12 @@ def test_a_row_without_numbers_leaves_no_snapshot():
 def test_negative_numbers_of_snapshots_are_refused(changes: dict[str, int]):
     with pytest.raises(ValueError, match="must be at least 0"):
         limits(**changes)
+
+
+def test_a_state_that_goes_with_the_pages_which_are_evicted_for_its_reader_is_not_begun_with():
+    """The last prompt begins like the first, of whose second page only the state is left. It takes the page after it,
+    and with that the state goes."""
+    one, begin = harness(page_groups=(ChunkReach(4),), num_pages=3, max_batch_size=1), tuple(range(8))
+    assert run(one, 1, (*begin, 20, 20, 20, 20), max_tokens=1) == 0
+    assert run(one, 2, begin[:4], max_tokens=1) == 0
+    assert run(one, 3, (*begin, 22, 22), max_tokens=1) == 0
