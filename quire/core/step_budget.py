@@ -27,9 +27,11 @@ class StepBudget:
         self.max_prefill_beside_decodes: int | None = None  # tokens of prompts in a step in which sequences decode
         # Tokens of a step, ascending, that the executor is good at; () if all are alike.
         self.step_sizes: tuple[int, ...] = ()
-        # For the choice of guesses: the tokens that take as long as a step takes whatever it holds, and the numbers of
-        # tokens, ascending, that steps are padded to.
+        # For the choice of guesses: the tokens that take as long as a step takes whatever it holds; how many times as
+        # long as another of as many tokens a step with guesses takes; and the numbers of tokens, ascending, that steps
+        # are padded to.
         self.fixed_tokens = DEFAULT_FIXED_TOKENS
+        self.guessing_cost = 1.0
         self.padded_sizes: tuple[int, ...] = ()
         self._steps_left = 0  # until it grows
 

@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from quire.core.scheduler import Scheduler
+from quire.engine.guess_cost import GuessCost
 from quire.engine.observer import Observer
 from quire.engine.restore_limit import RestoreLimit
 from quire.engine.restore_pace import RestorePace
-from quire.engine.step_time import BurstLimit, GuessCost, StepTimeLimit
+from quire.engine.step_time import BurstLimit, StepTimeLimit
 
 
 def step_limits(scheduler: Scheduler, max_burst_s: float, max_step_s: float) -> Iterator[Observer]:

@@ -1,11 +1,9 @@
 """Predicts the time of steps, and limits what they hold by it."""
 
-from bisect import bisect_left
 from typing import NamedTuple
 
 from quire.core.plan import Kind, StepPlan
 from quire.core.scheduler import Scheduler
-from quire.core.step_budget import StepBudget
 from quire.engine.observer import DECODE, Observer, Step
 
 NOISE = 0.1  # of a measurement, relative to the time of the step
@@ -14,9 +12,6 @@ UNKNOWN_S2 = 1.0  # variance of a coefficient before the first measurement
 MIN_PREFILL_SHARE = 32  # steps have at least this part of `max_batch_prefill_tokens` for prompts
 MIN_PREFILL_TOKENS = 16
 LAST_SHARE = 0.25  # of the newest decodes in the mean that bounds bursts
-FADING = 0.998  # of the weights of steps before, in the fit of `GuessCost`
-MIN_SPREAD = 0.01  # of the sizes of steps, before the fit is used
-MAX_CORRECTION = 2.5  # of the tokens that are expected to take as long: a busy machine disturbs the fit
 DECODES_INTERVAL_S = 0.05  # steps of decodes alone hardly differ, so few of them are measured
 
 
@@ -143,38 +138,3 @@ class BurstLimit(Observer):
         self._token_s = token_s if self._token_s is None else self._token_s + LAST_SHARE * (token_s - self._token_s)
         most = self._scheduler.limits.max_burst
         self._scheduler.budget.burst = most if most * self._token_s <= self._max_burst_s else 1
-
-
-class GuessCost(Observer):
-    """Measures the tokens that take as long as a step takes whatever it holds, by which guesses are chosen.
-
-    The time of steps without prompts is fitted by a line over the tokens they are padded to, by least squares with
-    weights that fade. Steps of one size alone say nothing, and change nothing. Owned by the engine thread.
-    """
-
-    def __init__(self, budget: StepBudget) -> None:
-        self._budget = budget
-        self._expected = budget.fixed_tokens
-        # Sums over steps: weights, tokens, seconds, tokens squared, tokens times seconds.
-        self._sums = [0.0] * 5
-
-    def step_ended(self, step: Step) -> None:
-        plan = step.plan
-        if step.error is not None or step.waited_for_compiler or step.kind is not DECODE or plan.burst > 1:
-            return
-        sizes, num_tokens = self._budget.padded_sizes, step.num_tokens
-        above = bisect_left(sizes, num_tokens)
-        tokens = float(sizes[above] if above < len(sizes) else num_tokens)
-        # Relative errors count, so that a long step weighs no more than a short one.
-        weight = 1 / max(step.took_s, 1e-6) ** 2
-        newest = (1.0, tokens, step.took_s, tokens * tokens, tokens * step.took_s)
-        self._sums = [FADING * old + weight * new for old, new in zip(self._sums, newest, strict=True)]
-        total, x, y, xx, xy = self._sums
-        spread = total * xx - x * x
-        if spread < MIN_SPREAD * xx * total:
-            return
-        token_s = (total * xy - x * y) / spread
-        fixed_s = (y - token_s * x) / total
-        if token_s > 0:
-            least, most = self._expected / MAX_CORRECTION, self._expected * MAX_CORRECTION
-            self._budget.fixed_tokens = min(max(fixed_s / token_s, least), most)

@@ -4,8 +4,8 @@ import random
 
 from quire.core.plan import Chunk, Kind, StepPlan
 from quire.core.step_budget import StepBudget
+from quire.engine.guess_cost import MAX_COST, GuessCost
 from quire.engine.observer import Step
-from quire.engine.step_time import GuessCost
 from tests.core.harness import limits
 
 
@@ -15,9 +15,16 @@ class Steps:
         self.budget.fixed_tokens = fixed_tokens
         self.cost = GuessCost(self.budget)
 
-    def run(self, num_tokens: int, took_s: float, kind: Kind = Kind.VERIFY, error: Exception | None = None) -> None:
+    def run(
+        self,
+        num_tokens: int,
+        took_s: float,
+        kind: Kind = Kind.VERIFY,
+        error: Exception | None = None,
+        burst: int = 1,
+    ) -> None:
         chunks = (Chunk(1, 0, 0, 0, kind, 5, num_tokens, (), True),)
-        self.cost.step_ended(Step(StepPlan(1, chunks), 0.0, 0.0, took_s=took_s, error=error))
+        self.cost.step_ended(Step(StepPlan(1, chunks, burst=burst), 0.0, 0.0, took_s=took_s, error=error))
 
 
 def test_the_tokens_that_a_step_costs_are_found_in_noise() -> None:
@@ -51,3 +58,34 @@ def test_a_disturbed_machine_does_not_lead_far_away() -> None:
         steps.run(tokens, 1.0 if tokens == 1 else 0.1)
         steps.run(tokens, 0.01 * tokens)
     assert 4 < steps.budget.fixed_tokens < 31
+
+
+def test_a_step_with_guesses_is_compared_with_the_tokens_of_a_burst() -> None:
+    steps = Steps(100.0)
+    for _ in range(20):
+        steps.run(4, 0.004, kind=Kind.DECODE, burst=4)  # 1 ms a token
+        steps.run(8, 0.004)
+    assert 3.5 < steps.budget.guessing_cost < 4
+    for _ in range(200):
+        steps.run(8, 0.001)
+    assert steps.budget.guessing_cost == 1
+
+
+def test_no_step_with_guesses_costs_less_than_another_and_none_more_than_so_much() -> None:
+    steps = Steps(100.0)
+    for _ in range(20):
+        steps.run(1, 0.004, kind=Kind.DECODE)
+        steps.run(8, 0.004)
+    assert steps.budget.guessing_cost == 1
+    for _ in range(20):
+        steps.run(1, 1e-9, kind=Kind.DECODE)
+        steps.run(8, 4.0)
+    assert steps.budget.guessing_cost == MAX_COST
+
+
+def test_one_disturbed_step_changes_little() -> None:
+    steps = Steps(100.0)
+    for number in range(40):
+        steps.run(1, 0.004, kind=Kind.DECODE)
+        steps.run(2, 2.0 if number == 20 else 0.004)
+    assert steps.budget.guessing_cost == 1
