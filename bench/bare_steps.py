@@ -10,6 +10,8 @@ XLA chooses between its own products and the library's for decodes of up to `--f
 With `--reproducible` steps are those of a reproducible engine, whose programs are held to the bits of a row first. Its
 price is the difference to a run without it.
 
+With `--kernels N` each step is also shown by its kernels, the N that take most, under JAX's profiler.
+
 With `--adapters N` there is room for so many of rank 16, and each step runs without rows that have one, and with all
 rows over all of them. Their numbers are zeros, which take a GPU as long as others.
 """
@@ -22,6 +24,7 @@ from collections.abc import Callable
 
 import jax
 import numpy as np
+from device_time import profiled, report
 
 from quire.config import Config
 from quire.core.plan import Chunk, Kind
@@ -39,6 +42,7 @@ from quire.files.progress import silent
 from quire.ops import coded
 
 POSITION, NUM_PAGES = 300, 2048
+PROFILED = 6  # steps whose kernels are listed
 PLAIN = Features(*[False] * 5)
 
 
@@ -114,6 +118,11 @@ class Steps:
         told = ", ".join(str(one) if isinstance(one, StepShape) else f"{one[0]} {one[1]}" for one in (key, *sampling))
         return (time.perf_counter() - begun) * 1000 / count, told
 
+    def kernels(self, rows: int, tokens: int, most: int) -> list[str]:
+        """The kernels of such steps."""
+        seconds, profile = profiled(lambda: self.ms(rows, tokens, PROFILED - 2)[0] / 1000)
+        return report(profile, seconds, most)
+
     def _fused(self, launch: Launch, chunks: list[Chunk], key: Key) -> Callable[[State], State]:
         program = self.programs.get(key)
         packed = Packer(self.shapes).pack(launch, chunks, set(), StepShape(int(key[1]), decodes_only=True))
@@ -145,6 +154,7 @@ def main() -> None:
     parser.add_argument("--adapters", type=int, default=0)
     parser.add_argument("--reproducible", action="store_true")
     parser.add_argument("--few-rows", type=int, default=compiler.FEW_ROWS)
+    parser.add_argument("--kernels", type=int, default=0, help="of each step that are listed")
     given = parser.parse_args()
     compiler.FEW_ROWS = coded.FEW_ROWS = given.few_rows
     room = {"adapter_folder": tempfile.gettempdir(), "max_loras": given.adapters, "max_lora_rank": 16}
@@ -166,6 +176,10 @@ def main() -> None:
             print(f"over {count} adapters:", flush=True)
         steps.give_adapters(count)
         tell(steps, all_rows, all_tokens, given.count)
+    for rows in (0, *all_rows) if given.kernels else ():
+        for tokens in [tokens for tokens in all_tokens if rows or tokens]:
+            print(f"\n{PROFILED} steps of {rows} decodes and {tokens} prompt tokens", flush=True)
+            print(*steps.kernels(rows, tokens, given.kernels), sep="\n", flush=True)
     steps.programs.close()
 
 

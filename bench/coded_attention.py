@@ -1,12 +1,13 @@
 """Attention of decodes over a cache of eight bits on this GPU, beside that over bfloat16, for several ways to cut it.
 
-    python bench/coded_attention.py [--tilings 32,2,3 64,4,3] [--only e4m3]
+    python bench/coded_attention.py [--tilings 32,2,3 64,4,3] [--parts 64 256] [--only e4m3] [--cases 8x300]
 
-Times are those of the kernel on the device, by its profile, and those of a whole call, one of many after each other.
-Bytes are those of the keys and values that must be read.
+Times are those of the kernels on the device, by their profile: of attention, and of what puts its parts together. Bytes
+are those of the keys and values that must be read. Without tilings and parts, they are those of a step.
 """
 
 import argparse
+import itertools
 import tempfile
 from collections.abc import Callable
 from functools import partial
@@ -16,27 +17,32 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from device_time import kernels
-from gpu_kernels import SPEC, paged, queries, repeated_s
+from device_time import kernels as device_kernels
+from gpu_kernels import SPEC, paged, queries
 
-from quire.ops.gpu.decode_attention import TILING, Tiling, decode_attention
+from quire.ops.gpu.decode_attention import Tiling, decode_attention
 from quire.ops.pages import CodedPages, Pages, Tiles, coded
 
-CASES = (256, 256), (64, 256), (16, 8000)
+CASES = ["8x300", "64x300", "256x300", "16x8000"]  # rows and positions
 
 
-def kernel_us(attend: Callable[..., jax.Array], *given: Any) -> float:
-    """Of the kernel alone, the middle of eight calls."""
-    call = jax.jit(attend)
-    call(*given).block_until_ready()
+def kernel_us(call: Callable[..., Any], *given: Any, kernel: str) -> float:
+    """Of the kernels of this name alone, the middle of eight calls."""
+    (found,) = kernels_us(call, *given, kernels=[kernel])
+    return found
+
+
+def kernels_us(call: Callable[..., Any], *given: Any, kernels: list[str]) -> list[float]:
+    run = jax.jit(call)
+    jax.block_until_ready(run(*given))
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder):
             for _ in range(8):
-                call(*given).block_until_ready()
+                jax.block_until_ready(run(*given))
         (path,) = Path(folder).rglob("*.xplane.pb")
-        found = kernels(jax.profiler.ProfileData.from_file(str(path)))
-    times = [one.ended_ns - one.begun_ns for one in found if "decode_attention" in one.name]
-    return float(np.median(times)) / 1e3
+        found = device_kernels(jax.profiler.ProfileData.from_file(str(path)))
+    times = [[one.ended_ns - one.begun_ns for one in found if name in one.name] for name in kernels]
+    return [float(np.median(its_times)) / 1e3 for its_times in times]
 
 
 def pages_of(plain: Pages, name: str) -> Pages:
@@ -50,20 +56,23 @@ def pages_of(plain: Pages, name: str) -> Pages:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--only", nargs="+", default=["bfloat16", "e4m3"])
-    parser.add_argument("--tilings", nargs="+", default=[",".join(map(str, TILING))])
+    parser.add_argument("--tilings", nargs="+", default=[""])
+    parser.add_argument("--parts", nargs="+", type=int, default=[0])
+    parser.add_argument("--cases", nargs="+", default=CASES)
     options = parser.parse_args()
-    for rows, length in CASES:
+    for case in options.cases:
+        rows, length = map(int, case.split("x"))
         plain, table = paged(np.full(rows, length))
         tiles = Tiles.single(jnp.arange(rows), jnp.full(rows, length - 1, jnp.int32))
-        for name in options.only:
+        for name, tiling, part in itertools.product(options.only, options.tilings, options.parts):
             pages = pages_of(plain, name)
             num_bytes = rows * length * SPEC.kv_heads * SPEC.head_dim * 2 * pages[0].dtype.itemsize
-            for tiling in options.tilings:
-                attend = partial(decode_attention, SPEC, tiling=Tiling(*map(int, tiling.split(","))))
-                given = queries(rows), pages, table, tiles
-                whole, alone = repeated_s(attend, *given) * 1e6, kernel_us(attend, *given)
-                speed = f"{alone:.0f} µs, {num_bytes / alone / 1e6:.2f} TB/s; a call {whole:.0f} µs"
-                print(f"{rows} rows x {length}, {name}, {tiling}: {speed}", flush=True)
+            chosen = Tiling(*map(int, tiling.split(","))) if tiling else None
+            attend = partial(decode_attention, SPEC, tiling=chosen, part=part or None)
+            given = queries(rows), pages, table, tiles
+            alone, combining = kernels_us(attend, *given, kernels=["decode_attention", "combine_parts"])
+            speed = f"{alone:.1f} µs, {num_bytes / alone / 1e6:.2f} TB/s; parts together {combining:.1f} µs"
+            print(f"{case}, {name}, {tiling or 'chosen'}, parts {part or 'chosen'}: {speed}", flush=True)
 
 
 if __name__ == "__main__":

@@ -11,7 +11,8 @@ import re
 import tempfile
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,12 +44,13 @@ def run(llm: LLM, work: Work, seed: int) -> float:
         return time.perf_counter() - begun
 
 
-def profiled(llm: LLM, work: Work) -> tuple[float, ProfileData]:
+def profiled(run: Callable[[], float]) -> tuple[float, ProfileData]:
+    """What `run` returns, and the profile of it."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level, options.host_tracer_level = 0, 1
     with tempfile.TemporaryDirectory() as folder:
         with jax.profiler.trace(folder, profiler_options=options):
-            seconds = run(llm, work, seed=0)
+            seconds = run()
         (path,) = Path(folder).rglob("*.xplane.pb")
         return seconds, ProfileData.from_file(str(path))
 
@@ -140,7 +142,7 @@ def main() -> None:
         work = make(llm.deployment.model.vocab_size)
         # The same lengths with other tokens, so that nothing is found in the prefix cache.
         run(llm, Work([prompt[::-1] for prompt in work.prompts], work.new_tokens), seed=1)
-        seconds, profile = profiled(llm, work)
+        seconds, profile = profiled(partial(run, llm, work, 0))
         print(f"\n{case}", *report(profile, seconds, given.rows), sep="\n", flush=True)
     llm.close()
 

@@ -24,8 +24,8 @@ from quire.ops.gpu.four_bit_product import FourBitBlocks, four_bit_product
 from quire.ops.gpu.tiles import least_dot
 
 COPIES = 4  # of each weight, so that it does not stay in the device's caches
-TILES = ((64, 4), (32, 2), (64, 2), (32, 1), (16, 1), (128, 4))  # columns and warps
-DEPTHS = ((4, 1), (6, 1), (3, 2), (4, 2))  # stages, and steps together
+TILES = ((64, 2), (128, 2), (32, 1), (128, 4))  # columns and warps
+DEPTHS = ((4, 1), (3, 1), (3, 2), (6, 1))  # stages, and steps together
 
 
 def weight_of(shape: tuple[int, int], group: int, seed: int) -> FourBits:

@@ -10,11 +10,11 @@ import jax
 import jax.numpy as jnp
 
 from quire.ops.coded import Axes, Coded, experts_widened_bytes
+from quire.ops.four_bits import TILE
 
 PLACES = 4  # codes of an element
 GROUP = 32  # inputs that share an exponent, and elements of a step
 STEP = PLACES * GROUP  # inputs of a step
-TILE = 16  # outputs whose elements of a step are side by side: memory is read in long pieces
 # The bits of an element that each place's code has, from its lowest bit to its sign. Once they are shifted, those of
 # the first three places lie as in a bfloat16: the sign first, and three bits across its exponent and its fraction.
 BITS = ((6, 7, 8, 15), (3, 4, 5, 12), (0, 1, 2, 9), (13, 10, 11, 14))

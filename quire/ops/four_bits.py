@@ -15,6 +15,7 @@ from quire.ops.rounded_rows import Rows, values
 PLACES = 4  # codes of an element
 RUNS = (16, 64)  # the least and the most elements of a step: as many inputs as a product of blocks must have, or more
 MOST_ROWS = 64  # of the kernel
+TILE = 16  # outputs whose elements of a step are side by side: memory is read in long pieces
 
 
 @partial(
@@ -31,7 +32,7 @@ class FourBits:
     widen. A factor is a scale in its higher half and a zero point in its lower; those of a group are side by side.
     """
 
-    codes: Any  # int16 [outputs, inputs / 4]
+    codes: Any  # int16 [outputs / TILE, steps, TILE, elements of a step]; outputs that are missing are zeros
     factors: Any  # int32 [groups, outputs]
     shape: tuple[int, ...]
     num_contracted: int  # of the last axes
@@ -64,7 +65,8 @@ class FourBits:
 
     def map(self, change: Callable[[Any, Axes], Any], axes: Axes) -> "FourBits":
         """The same with change(array, its axes) for each array, which are of no device but one."""
-        return replace(self, codes=change(self.codes, (None, None)), factors=change(self.factors, (None, None)))
+        codes, factors = ((None,) * len(array.shape) for array in (self.codes, self.factors))
+        return replace(self, codes=change(self.codes, codes), factors=change(self.factors, factors))
 
     @property
     def widened_bytes(self) -> int:
@@ -82,16 +84,18 @@ class FourBits:
 
     def widened_product(self, x: jax.Array) -> jax.Array:
         """The same for any number of rows."""
-        numbers = self._widened(self.codes, self.factors).astype(x.dtype)
+        outputs = self.factors.shape[1]
+        codes = self.codes.transpose(0, 2, 1, 3).reshape(-1, *self.codes.shape[1::2])[:outputs]
+        numbers = self._widened(codes, self.factors).astype(x.dtype)
         return jnp.einsum("ti,oi->to", x, numbers, preferred_element_type=jnp.float32)
 
     def rows(self, indices: jax.Array) -> jax.Array:
         """float32 [n, inputs]: some rows of a matrix."""
-        return self._widened(self.codes[indices], self.factors[:, indices])
+        return self._widened(self.codes[indices // TILE, :, indices % TILE], self.factors[:, indices])
 
     def _widened(self, codes: jax.Array, factors: jax.Array) -> jax.Array:
-        """float32 [outputs, inputs] of some outputs' arrays."""
-        elements = codes.astype(jnp.int32).reshape(len(codes), -1, 1, self.run)
+        """float32 [outputs, inputs] of some outputs' elements [outputs, steps, run] and factors [groups, outputs]."""
+        elements = codes.astype(jnp.int32)[:, :, None, :]
         places = 4 * jnp.arange(PLACES).reshape(-1, 1)
         numbers = ((elements >> places) & 15).reshape(len(codes), len(factors), self.group)
         factors = factors.T[:, :, None]
@@ -113,4 +117,5 @@ def _turned(run: int, inputs: int, codes: jax.Array, scales: jax.Array, zeros: j
     groups = scales.shape[-1]
     bits = jax.lax.bitcast_convert_type(scales.reshape(-1, groups), jnp.int16).astype(jnp.int32) << 16
     low = MIDDLE if zeros is None else zeros.reshape(-1, groups).astype(jnp.int32)
-    return elements.reshape(len(pairs), -1), (bits | low).T
+    tiles = jnp.pad(elements, ((0, -len(pairs) % TILE), (0, 0), (0, 0))).reshape(-1, TILE, *elements.shape[1:])
+    return tiles.transpose(0, 2, 1, 3), (bits | low).T

@@ -13,6 +13,7 @@ SHARED_STEP = 64  # numbers of positions that several sequences share are multip
 
 # By the dtype of pages that have scales.
 LARGEST_CODE = {"float8_e4m3fn": 448.0, "int8": 127.0}
+ALL_BUT_SIGN = 0x7FFFFFFF
 LEAST_SCALE = 2.0**-100  # its inverse is a number, too
 # Those of them whose keys are `spread`. Floats round small numbers as well as large ones, and gain less by it.
 SPREAD = ("int8",)
@@ -53,8 +54,10 @@ def as_they_meet(q: jax.Array, k: jax.Array, dtype: Any) -> tuple[jax.Array, jax
 def coded(x: jax.Array, dtype: Any) -> tuple[jax.Array, jax.Array]:
     """Codes of heads [..., h], and their scales [...]; within kernels, too."""
     numbers, most = x.astype(jnp.float32), LARGEST_CODE[str(dtype)]
-    reach = jnp.max(jnp.abs(numbers), axis=-1)
-    is_number = jnp.sum(numbers - numbers, axis=-1)  # 0, or NaN, which XLA's `max` may drop, and int8 cannot be
+    # As integers absolute values have the same order, and NaN is the largest, which a maximum of floats may drop.
+    bits = jax.lax.bitcast_convert_type(numbers, jnp.int32) & ALL_BUT_SIGN
+    reach = jax.lax.bitcast_convert_type(bits.max(axis=-1), jnp.float32)
+    is_number = reach - reach  # 0, or NaN, which int8 cannot be
     scales = (jnp.maximum(reach / most, LEAST_SCALE) + is_number).astype(jnp.bfloat16)
     numbers = jnp.clip(numbers / scales.astype(jnp.float32)[..., None], -most, most)
     if dtype == jnp.int8:

@@ -9,8 +9,9 @@ import numpy as np
 import pytest
 
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.gpu import fixed_order
 from quire.ops.gpu.add_norm import norm
-from quire.ops.gpu.decode_attention import decode_attention
+from quire.ops.gpu.decode_attention import OF_CODES, TILING, decode_attention
 from quire.ops.gpu.fixed_order import PLACED_TOKENS, tiling_of
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import prefill_attention
@@ -90,17 +91,19 @@ def test_a_position_over_codes_has_the_same_bits_however_it_is_cut(cache_dtype: 
         assert np.array_equal(in_tiles(spec, q, *given, FIRST, each, tokens), whole)
 
 
-@pytest.mark.parametrize("name", SPECS)
-def test_a_decode_has_the_same_bits_beside_any_number_of_others(name: str) -> None:
+@pytest.mark.parametrize(("name", "cache_dtype"), [*((name, None) for name in SPECS), ("all", "float8_e4m3fn")])
+def test_a_decode_has_the_same_bits_beside_any_number_of_others(name: str, cache_dtype: str | None) -> None:
     spec = SPECS[name]
     q, pages, table = paged(spec, "bfloat16")
+    pages = pages if cache_dtype is None else in_codes(pages, cache_dtype)
+    how: Any = {"part": 64, "tiling": TILING if cache_dtype is None else OF_CODES, "interpret": INTERPRET}
     found = []
     for count in (8, 64):
         rows = jnp.tile(q[-1:], (count, 1, 1, 1))
         starts = jnp.asarray([LENGTH - 1, *np.arange(1, count) % LENGTH], jnp.int32)
         ones = jnp.ones(count, jnp.int32)
         tiles = Tiles(0 * ones, starts, ones, jnp.arange(count, dtype=jnp.int32), count)
-        out = jax.jit(partial(decode_attention, spec, part=64, interpret=INTERPRET))(rows, pages, table, tiles)
+        out = jax.jit(partial(decode_attention, spec, **how))(rows, pages, table, tiles)
         found.append(np.asarray(out[0].astype(jnp.float32)))
     assert np.array_equal(*found)
 
@@ -134,3 +137,23 @@ def test_a_norm_is_that_of_the_plain_function_and_does_not_depend_on_the_rows(si
     normal = norm(x, weight, 1e-5, 1.0, interpret=INTERPRET)
     check(normal, rms_norm(x, weight, 1e-5, 1.0), dtype)
     assert np.array_equal(np.asarray(norm(x[5:8], weight, 1e-5, 1.0, interpret=INTERPRET)), np.asarray(normal[5:8]))
+
+
+@pytest.mark.parametrize("cache_dtype", [None, "float8_e4m3fn"])
+def test_decodes_are_cut_alike_whatever_their_number(cache_dtype: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = SPECS["all"]
+    q, pages, table = paged(spec, "bfloat16")
+    pages = pages if cache_dtype is None else in_codes(pages, cache_dtype)
+    given: list[Any] = []
+
+    def noted(spec: AttentionSpec, q: jax.Array, *others: Any, **how: Any) -> jax.Array:
+        given.append(how)
+        return q
+
+    monkeypatch.setattr(fixed_order, "decode_attention", noted)
+    for count in (8, 512):
+        ones = jnp.ones(count, jnp.int32)
+        tiles = Tiles(0 * ones, ones, ones, jnp.arange(count, dtype=jnp.int32), count)
+        fixed_order.attend.__wrapped__(spec, jnp.tile(q[-1:], (count, 1, 1, 1)), pages, table, tiles)
+    assert given[0] == given[1]
+    assert None not in [given[0].get(name) for name in ("part", "tiling")]

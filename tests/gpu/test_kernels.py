@@ -19,7 +19,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.adapter_product import add_products as adapter_product
 from quire.ops.gpu.add_norm import add_norm
-from quire.ops.gpu.decode_attention import decode_attention
+from quire.ops.gpu.decode_attention import OF_CODES, decode_attention
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import MANY, ONE_ORDER, SOME, Tiling, prefill_attention
 from quire.ops.heads import HeadNorm, Heads
@@ -129,10 +129,12 @@ def test_decodes_read_values_of_very_different_sizes(cache_dtype: str) -> None:
     q, (k, v), table, tiles = paged(spec, 32, "bfloat16", [(100, 1), (300, 1)], num_single=2)
     sizes = 10.0 ** jax.random.uniform(jax.random.key(3), (*v.shape[:2], 1, 1), minval=-6, maxval=6)
     codes = in_codes((k, (v * sizes).astype(v.dtype)), cache_dtype)
-    run = jax.jit(partial(decode_attention, spec, interpret=INTERPRET))
-    out, expected = run(q, codes, table, tiles), tiled_attention(spec, q, codes, table, tiles)
-    for row in range(2):
-        check(out[row], expected[row], "bfloat16")
+    expected = tiled_attention(spec, q, codes, table, tiles)
+    for tiling in (None, OF_CODES):  # of few rows, and of many
+        run = jax.jit(partial(decode_attention, spec, tiling=tiling, interpret=INTERPRET))
+        out = run(q, codes, table, tiles)
+        for row in range(2):
+            check(out[row], expected[row], "bfloat16")
 
 
 def with_shared(page_table: jax.Array, tiles: Tiles, page_size: int) -> tuple[jax.Array, Tiles]:

@@ -50,30 +50,36 @@ def norm(x: jax.Array, weight: jax.Array, eps: float, offset: float, *, interpre
     return normal.reshape(x.shape)  # type: ignore[no-any-return]
 
 
+# All of a row is loaded before anything is stored or added up: a load behind those would wait for them.
+
+
 def _norm(eps: float, offset: float, x_ref: Any, weight_ref: Any, normal_ref: Any) -> None:
-    row, size = pl.program_id(0), x_ref.shape[1]
-    feature = jnp.arange(power_of_two(size))
-    real = feature < size
-    wide = plgpu.load(x_ref.at[row, feature], mask=real, other=0.0).astype(jnp.float32)
-    scale = jax.lax.rsqrt((wide * wide).sum() / size + eps)
-    weight = plgpu.load(weight_ref.at[feature], mask=real, other=0.0).astype(jnp.float32)
+    row, (feature, real) = pl.program_id(0), _features(x_ref)
+    wide, weight = (_load(ref, real) for ref in (x_ref.at[row, feature], weight_ref.at[feature]))
+    scale = jax.lax.rsqrt((wide * wide).sum() / x_ref.shape[1] + eps)
     plgpu.store(normal_ref.at[row, feature], (wide * scale * (weight + offset)).astype(normal_ref.dtype), mask=real)
 
 
 def _add_norm(
     eps: float, offset: float, x_ref: Any, out_ref: Any, weight_ref: Any, total_ref: Any, normal_ref: Any
 ) -> None:
-    row, size = pl.program_id(0), x_ref.shape[1]
-    feature = jnp.arange(power_of_two(size))
-    real = feature < size
-
-    def load(ref: Any) -> jax.Array:
-        return plgpu.load(ref, mask=real, other=0.0).astype(jnp.float32)
-
-    # Rounded first: it is what the next layer adds to.
-    total = (load(x_ref.at[row, feature]) + load(out_ref.at[row, feature])).astype(x_ref.dtype)
+    row, (feature, real) = pl.program_id(0), _features(x_ref)
+    x, out, weight = (
+        _load(ref, real) for ref in (x_ref.at[row, feature], out_ref.at[row, feature], weight_ref.at[feature])
+    )
+    total = (x + out).astype(x_ref.dtype)  # rounded first: it is what the next layer adds to
     plgpu.store(total_ref.at[row, feature], total, mask=real)
     wide = total.astype(jnp.float32)
-    scale = jax.lax.rsqrt((wide * wide).sum() / size + eps)
-    normal = wide * scale * (load(weight_ref.at[feature]) + offset)
+    scale = jax.lax.rsqrt((wide * wide).sum() / x_ref.shape[1] + eps)
+    normal = wide * scale * (weight + offset)
     plgpu.store(normal_ref.at[row, feature], normal.astype(normal_ref.dtype), mask=real)
+
+
+def _features(x_ref: Any) -> tuple[jax.Array, jax.Array]:
+    """Of a row, and which of them there are."""
+    feature = jnp.arange(power_of_two(x_ref.shape[1]))
+    return feature, feature < x_ref.shape[1]
+
+
+def _load(ref: Any, real: jax.Array) -> jax.Array:
+    return plgpu.load(ref, mask=real, other=0.0).astype(jnp.float32)

@@ -18,6 +18,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.gpu.coded_softmax import CodedSoftmax, columns_of, in_float16, kept
 from quire.ops.gpu.parts import Parts, combine_parts
 from quire.ops.gpu.shared_attention import SharedParts, shared_attention
 from quire.ops.gpu.shared_attention import Tiling as SharedTiling
@@ -25,14 +26,13 @@ from quire.ops.gpu.tiles import (
     Block,
     Softmax,
     array,
-    in_float16,
     least_dot,
     load_masked,
     load_sinks,
     power_of_two,
     whole,
 )
-from quire.ops.pages import Pages, Tiles
+from quire.ops.pages import SHARED_STEP, Pages, Tiles
 
 PART = 256
 MAX_PARTS = 16  # of one context: longer parts follow from it
@@ -47,7 +47,16 @@ class Tiling(NamedTuple):
 
 # The fastest of a dozen on an H200, whether contexts are alike or not, whole or in parts; and for codes, which are half
 # the bytes and are widened by each warp.
-TILING, OF_CODES = Tiling(32, 2, 3), Tiling(32, 1, 3)
+TILING, OF_CODES = Tiling(32, 2, 3), Tiling(16, 1, 3)
+# Of codes, by the most rows times heads of keys: fewer are cut into smaller parts, as there is room for more programs.
+OF_FEW_CODES = ((256, 64, Tiling(32, 1, 3)), (512, 128, OF_CODES))
+
+
+def cut_of(is_coded: bool, rows_and_heads: int) -> tuple[int, Tiling]:
+    """The positions of a part, and the tiling, of so many rows times heads of keys."""
+    if not is_coded:
+        return PART, TILING
+    return next(((part, tiling) for most, part, tiling in OF_FEW_CODES if rows_and_heads <= most), (PART, OF_CODES))
 
 
 def decode_attention(
@@ -58,7 +67,7 @@ def decode_attention(
     tiles: Tiles,
     sinks: jax.Array | None = None,
     *,
-    part: int = PART,
+    part: int | None = None,
     tiling: Tiling | None = None,
     shared_tiling: SharedTiling | None = None,
     interpret: bool = False,
@@ -66,7 +75,8 @@ def decode_attention(
     """Attention of the first tokens of q [t, k, g, h], one of each tile; [t, k, g, h], of which the others are not
     written."""
     heads, count = q.shape[1], len(tiles)
-    tiling = tiling or (OF_CODES if len(pages) > 2 else TILING)
+    own_part, own_tiling = cut_of(len(pages) > 2, count * heads)
+    part, tiling = part or own_part, tiling or own_tiling
     done: SharedParts | None = None
     if tiles.shared is not None and spec.sees_all:
         given = q, pages, page_table, tiles.shared
@@ -90,8 +100,9 @@ def decode_attention(
         counts = jnp.where(is_real, counts + done.counts, 0)
     shapes = [array(q.shape, q.dtype), *Parts.shapes(MAX_PARTS, q[:count])]
     shapes[1:] = shapes[1:] if done is None else [array(one.shape, one.dtype) for one in done.parts]
+    form = _Form(tiling.block, part, len(pages), done is not None, interpret)
     out, *parts = pl.pallas_call(
-        partial(_read_parts, spec, tiling.block, len(pages), done is not None),
+        partial(_read_parts, spec, form),
         grid=(heads, max(1, min(count * MAX_PARTS, NUM_PROGRAMS // heads))),
         in_specs=[whole(operand) for operand in operands],
         out_specs=[whole(shape) for shape in shapes],
@@ -102,6 +113,20 @@ def decode_attention(
         name="decode_attention",
     )(*operands)
     return combine_parts(out, counts, Parts(*parts), interpret=interpret)
+
+
+class _Form(NamedTuple):
+    """The part of the kernel that is the same whatever the numbers of a step."""
+
+    block: int
+    part: int
+    num_page_arrays: int
+    has_shared: bool
+    is_interpreted: bool
+
+    def is_aligned(self, spec: AttentionSpec) -> bool:
+        """True if all parts begin with a block."""
+        return spec.sees_all and self.part % self.block == 0 and SHARED_STEP % self.block == 0
 
 
 class _Context(NamedTuple):
@@ -115,6 +140,8 @@ class _Context(NamedTuple):
     last: Any
     block: int
     page_size: int
+    is_aligned: bool  # `low` is the first position of a block
+    is_interpreted: bool
 
     def load_pages(self, index: Any) -> Any:
         """The page of a block, or those of its positions [s]. After the last block, they are those of the last."""
@@ -142,19 +169,23 @@ class _Context(NamedTuple):
         def read(index: jax.Array, state: Any) -> Any:
             so_far, page, scales = state
             next_page = self.load_pages(index + 1)
-            arrays = self.load(refs[:2], page, index, is_feature)
+            keys, values = self.load(refs[:2], page, index, is_feature)
             next_scales = self.load_scales(refs[2:], next_page, index + 1)
             at = index * self.block + jnp.arange(self.block)
             seen = (at < self.last) if spec.sees_all else (at >= self.low) & (at < self.last)
-            are_seen = jnp.broadcast_to(seen[None, :], (len(q), self.block))
-            added = so_far.add(spec, q, Block(*arrays, *scales), are_seen, is_in_float16)
+            if is_in_float16:
+                values = values if self.is_interpreted else kept(values, self.head)
+                added = so_far.add(spec, q, Block(keys, values, *scales), seen)
+            else:
+                are_seen = jnp.broadcast_to(seen[None, :], (len(q), self.block))
+                added = so_far.add(spec, q, Block(keys, values, *scales), are_seen)
             return added, next_page, next_scales
 
         first = self.low // self.block
         page = self.load_pages(first)
-        state = begun, page, self.load_scales(refs[2:], page, first)
+        state = CodedSoftmax.begin(begun) if is_in_float16 else begun, page, self.load_scales(refs[2:], page, first)
         softmax, *_ = jax.lax.fori_loop(first, (self.last + self.block - 1) // self.block, read, state)
-        return softmax  # type: ignore[no-any-return]
+        return softmax.ended() if is_in_float16 else softmax  # type: ignore[no-any-return]
 
     def _positions(self, index: Any) -> Any:
         return jnp.clip(index * self.block + jnp.arange(self.block), self.low, self.last - 1)
@@ -165,15 +196,14 @@ class _Context(NamedTuple):
             return jax.lax.rem(self._positions(index), self.page_size)
         index = jnp.minimum(index, jax.lax.div(self.last - 1, self.block))
         start = index * self.block
-        within = jnp.clip(jnp.arange(self.block), self.low - start, self.last - 1 - start)
+        within = jnp.minimum(jnp.arange(self.block), self.last - 1 - start)
+        within = within if self.is_aligned else jnp.maximum(within, self.low - start)
         return within + jax.lax.rem(index, self.page_size // self.block) * self.block
 
 
 def _read_parts(
     spec: AttentionSpec,
-    block: int,
-    num_page_arrays: int,
-    has_shared: bool,
+    form: _Form,
     table_ref: Any,
     slots_ref: Any,
     ends_ref: Any,
@@ -183,12 +213,13 @@ def _read_parts(
     q_ref: Any,
     *others: Any,
 ) -> None:
-    page_refs, sinks = others[:num_page_arrays], others[num_page_arrays : num_page_arrays + spec.has_sinks]
-    bases_ref, done_ref = others[-9:-7] if has_shared else (None, None)
+    page_refs, sinks = others[: form.num_page_arrays], others[form.num_page_arrays :][: spec.has_sinks]
+    bases_ref, done_ref = others[-9:-7] if form.has_shared else (None, None)
     out_ref, outs, highest, totals = others[-4:]
     head, program, num_programs = pl.program_id(0), pl.program_id(1), pl.num_programs(1)
     _, _, group, size = q_ref.shape
-    queries, width = least_dot(group), power_of_two(size)
+    in_halves = form.num_page_arrays > 2 and q_ref.dtype != jnp.float32
+    queries, width = columns_of(group) if in_halves else least_dot(group), power_of_two(size)
     is_query, is_feature = jnp.arange(queries) < group, jnp.arange(width) < size
     real = is_query[:, None] & is_feature[None, :]
     bounds = bounds_ref[...]  # of each row's parts in the list
@@ -204,9 +235,10 @@ def _read_parts(
         last = jnp.minimum(begin + each, end)
         at_query = row, head, jnp.arange(queries)[:, None], jnp.arange(width)[None, :]
         q = plgpu.load(q_ref.at[at_query], mask=real, other=0.0)
-        q = in_float16(q) if num_page_arrays > 2 and q.dtype != jnp.float32 else q
+        q = in_float16(q) if in_halves else q
         low = begin if spec.sees_all else jnp.maximum(begin, spec.first_seen(end - 1))
-        context = _Context(table_ref, slots_ref[row], head, low, last, block, page_refs[0].shape[1])
+        flags = form.is_aligned(spec), form.is_interpreted
+        context = _Context(table_ref, slots_ref[row], head, low, last, form.block, page_refs[0].shape[1], *flags)
 
         own_sinks = load_sinks(spec, sinks, head, jnp.arange(queries), number == before)
         softmax = context.softmax(spec, q, page_refs, is_feature, Softmax.begin(queries, width, own_sinks))

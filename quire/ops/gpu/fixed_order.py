@@ -1,8 +1,7 @@
 """Kernels that add the numbers of a row in one order, whatever else is in its step.
 
 Others of this folder are chosen, and cut their work, by how much of it there is. Here a kernel's blocks are the same in
-every step, and a part of a context is known by its positions alone. Decodes cut their contexts so in any case, where
-they do not read pages together.
+every step, and a part of a context is known by its positions alone.
 """
 
 from functools import partial
@@ -12,7 +11,7 @@ import jax.numpy as jnp
 
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu import add_norm as sum_and_norm
-from quire.ops.gpu.decode_attention import decode_attention
+from quire.ops.gpu.decode_attention import OF_CODES, PART, TILING, decode_attention
 from quire.ops.gpu.kernels import add_rms_norm
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import EXACT, ONE_ORDER, Tiling, prefill_attention
@@ -45,7 +44,8 @@ def attend(
 ) -> jax.Array:
     assert tiles.shared is None, "tokens of decodes that read pages together depend on each other"
     single = tiles.num_single
-    out = decode_attention(spec, q, pages, page_table, tiles.part(0, single), sinks) if single else None
+    decode = partial(decode_attention, part=PART, tiling=OF_CODES if len(pages) > 2 else TILING)
+    out = decode(spec, q, pages, page_table, tiles.part(0, single), sinks) if single else None
     if out is not None and single == len(tiles):
         return out
     prompts = tiles.part(single, len(tiles))

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
-from quire.ops.four_bits import PLACES, FourBits
+from quire.ops.four_bits import PLACES, TILE, FourBits
 from quire.ops.gpu.tiles import array, least_dot, product, whole
 
 COLUMNS = 64
@@ -59,7 +59,7 @@ def four_bit_product(
 ) -> jax.Array:
     """float32 [t, outputs] of at most `MOST_ROWS` x [t, inputs], numbers of two bytes."""
     rows, inputs = x.shape
-    outputs = len(weight.codes)
+    outputs = weight.factors.shape[1]
     blocks = blocks or blocks_of(rows, outputs, inputs // (PLACES * weight.run))
     operands = (x, weight.codes, weight.factors)
     out = array((blocks.splits, rows, outputs), jnp.float32)
@@ -90,14 +90,16 @@ def _kernel(
     factors_ref: Any,
     out_ref: Any,
 ) -> None:
-    split, (rows, inputs), outputs = pl.program_id(1), x_ref.shape, codes_ref.shape[0]
+    split, (rows, inputs), outputs = pl.program_id(1), x_ref.shape, factors_ref.shape[1]
     row, column = jnp.arange(blocks.rows), pl.program_id(0) * blocks.columns + jnp.arange(blocks.columns)
     is_output = None if outputs % blocks.columns == 0 else column < outputs
     is_row = jnp.broadcast_to((row < rows)[:, None], (blocks.rows, run))
+    tile, of_tile = jax.lax.div(column, TILE), jax.lax.rem(column, TILE)
     size = PLACES * run
 
     def add_step(step: Any, sums: jax.Array) -> jax.Array:
-        elements = _load(codes_ref, (column[:, None], (step * run + jnp.arange(run))[None, :]), is_output, run)
+        where = tile[:, None], step, of_tile[:, None], jnp.arange(run)[None, :]
+        elements = _load(codes_ref, where, is_output, run)
         total, factors = jnp.zeros_like(sums), jnp.zeros(blocks.columns, jnp.int32)
         for place in range(PLACES):
             first = place * run

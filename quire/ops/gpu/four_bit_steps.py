@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.coded import float_scales, four_bit_floats
-from quire.ops.four_bit_experts import GROUP, PLACES, STEP, TILE, code_at
+from quire.ops.four_bit_experts import GROUP, PLACES, STEP, code_at
+from quire.ops.four_bits import TILE
 from quire.ops.gpu.tiles import array, product
 
 # Two codes of a place as bfloat16, times a power of two. The bits of a code are a bfloat16 that is 2 ** 126 too small,

@@ -29,7 +29,7 @@ class Parts(NamedTuple):
     def store(self, spec: AttentionSpec, softmax: Softmax, at: tuple[Any, ...], mask: Any) -> None:
         """Within a kernel: part, tokens, head and queries `at`, [..., 1] each, and a mask [..., queries]."""
         rows, width = mask.shape, softmax.out.shape[-1]
-        features = jnp.arange(width).reshape(*[1] * len(rows), width)
+        features = jnp.expand_dims(jnp.arange(width), range(len(rows)))  # of a `reshape`, Triton forgets the order
         plgpu.store(
             self.outs.at[(*(one[..., None] if one.ndim else one for one in at), features)],
             softmax.out.reshape(*rows, width),

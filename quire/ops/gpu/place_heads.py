@@ -98,20 +98,27 @@ def _place(
     if together == 1:
         part = pl.program_id(2)
         is_query, is_key = part < parts - 2, part == parts - 2
-        x = heads.load(part, feature, real)
+        x = heads.load(part, heads.features, real)
         out = heads.finished(x, part, [(norm_refs[0], is_query), (norm_refs[1], is_key)])
         out = meets(out)
         plgpu.store(q_ref.at[token, head, part, feature], out.astype(q_ref.dtype), mask=real & is_query)
-        writer.store(0, out, is_key)
-        writer.store(1, x, part == parts - 1)
+        if num_page_arrays == 2:
+            writer.store(0, out, is_key)
+            writer.store(1, x, part == parts - 1)
+            return
+
+        @pl.when(part >= parts - 2)
+        def _() -> None:
+            writer.store_either(jnp.where(is_key, out.astype(jnp.float32), x.astype(jnp.float32)), is_key)
+
         return
     for query in range(parts - 2):
         part = jnp.int32(query)
-        out = meets(heads.finished(heads.load(part, feature, real), part, [(norm_refs[0], True)]))
+        out = meets(heads.finished(heads.load(part, heads.features, real), part, [(norm_refs[0], True)]))
         plgpu.store(q_ref.at[token, head, part, feature], out.astype(q_ref.dtype), mask=real)
     key = jnp.int32(parts - 2)
-    writer.store(0, meets(heads.finished(heads.load(key, feature, real), key, [(norm_refs[1], True)])), True)
-    writer.store(1, heads.load(jnp.int32(parts - 1), feature, real), True)
+    writer.store(0, meets(heads.finished(heads.load(key, heads.features, real), key, [(norm_refs[1], True)])), True)
+    writer.store(1, heads.load(jnp.int32(parts - 1), heads.features, real), True)
 
 
 class _HeadReader:
@@ -126,36 +133,39 @@ class _HeadReader:
         tokens_here = pl.program_id(0) * block + jnp.arange(block)
         self.is_token = tokens_here < tokens
         self.token = tokens_here[:, None]
-        self.feature = jnp.arange(power_of_two(self._size))[None, :]
+        self.features = jnp.arange(power_of_two(self._size))
+        self.feature = self.features[None, :]
         self.real = (self.token < tokens) & (self.feature < self._size)
         self._rotates = bool(rotation_refs)
         if self._rotates:
             self._half = half = rotation_refs[0].shape[1]
-            self._partner = jnp.where(self.feature < half, self.feature + half, jnp.maximum(self.feature - half, 0))
+            self._partners = _partners(self.features, half)
             self._rotated = (self.token < tokens) & (self.feature < 2 * half)
             self._cos, self._sin = _load_rotation(rotation_refs, self.token, self.feature, self._rotated)
         self._column_ref = None
         if scale_refs:
             row_ref, self._column_ref = scale_refs
-            self._row_scales = plgpu.load(row_ref.at[self.token], mask=self.token < tokens, other=0.0)
+            self._row_scales = plgpu.load(row_ref.at[tokens_here], mask=self.is_token, other=0.0)[:, None]
 
-    def load(self, part: Any, feature: jax.Array, mask: jax.Array) -> jax.Array:
-        """Features of a head as the projection gives them, with the scales of its sums."""
+    def load(self, part: Any, features: jax.Array, mask: jax.Array) -> jax.Array:
+        """These features of a head as the projection gives them, with the scales of its sums."""
         other = 0 if self._qkv_ref.dtype == jnp.int32 else 0.0
-        found: jax.Array = plgpu.load(self._qkv_ref.at[self.token, self.head, part, feature], mask=mask, other=other)
+        found: jax.Array = plgpu.load(
+            self._qkv_ref.at[self.token, self.head, part, features[None, :]], mask=mask, other=other
+        )
         if self._column_ref is None:
             return found
-        columns = plgpu.load(self._column_ref.at[self.head, part, feature], mask=feature < self._size, other=0.0)
+        columns = _load_row(self._column_ref, (self.head, part), features, self._size)
         return (found.astype(jnp.float32) * self._row_scales * columns).astype(self._dtype)
 
     def finished(self, x: jax.Array, part: Any, norms: list[tuple[Any, Any]]) -> jax.Array:
         """A head as it meets others; `norms` has those that apply, each with whether it does."""
         mean = (x.astype(jnp.float32) * x.astype(jnp.float32)).sum(axis=1, keepdims=True) / self._size
-        out = _normal(x, self.feature, self._size, mean, norms)
+        out = _normal(x, self.features, self._size, mean, norms)
         if not self._rotates:
             return out
-        partners = self.load(part, self._partner, self._rotated)
-        other = _normal(partners, self._partner, self._size, mean, norms)
+        partners = self.load(part, self._partners, self._rotated)
+        other = _normal(partners, self._partners, self._size, mean, norms)
         signed = jnp.where(self.feature < self._half, -other.astype(jnp.float32), other)
         return (out * self._cos + signed * self._sin).astype(out.dtype)
 
@@ -175,8 +185,18 @@ class _PageWriter:
         if len(self._refs) == 2:
             plgpu.store(codes_ref.at[where], x.astype(codes_ref.dtype), mask=heads.real & applies)
             return
-        codes, scales = coded(x, codes_ref.dtype)
-        plgpu.store(codes_ref.at[where], codes, mask=heads.real & applies)
+        self._store_codes(kind, *coded(x, codes_ref.dtype), applies)
+
+    def store_either(self, x: jax.Array, is_key: Any) -> None:
+        """Codes of keys, or else of values."""
+        found = coded(x, self._refs[0].dtype)
+        self._store_codes(0, *found, is_key)
+        self._store_codes(1, *found, ~is_key)
+
+    def _store_codes(self, kind: int, codes: jax.Array, scales: jax.Array, applies: Any) -> None:
+        heads = self._heads
+        where = self._pages[:, None], self._offsets[:, None], heads.head, heads.feature
+        plgpu.store(self._refs[kind].at[where], codes, mask=heads.real & applies)
         scale_ref = self._refs[2 + kind].at[self._pages, heads.head, self._offsets]
         plgpu.store(scale_ref, scales, mask=heads.is_token & applies)
 
@@ -186,6 +206,19 @@ def _spread(size: int, matrix: jax.Array | None, heads: jax.Array) -> jax.Array:
     if matrix is None:
         return heads
     return product(heads.reshape(-1, len(matrix)), matrix, 0).reshape(heads.shape) * (1.0 / math.sqrt(run_of(size)))
+
+
+def _load_row(ref: Any, where: tuple[Any, ...], features: jax.Array, size: int) -> jax.Array:
+    """Numbers [1, h] of these features. They are loaded as a vector: which thread has what is for the heads to say."""
+    found: jax.Array = plgpu.load(ref.at[(*where, features)], mask=features < size, other=0.0)
+    return found[None, :]
+
+
+def _partners(features: jax.Array, half: int) -> jax.Array:
+    """The feature that each turns with. Of a remainder, Triton knows that neighbours stay neighbours."""
+    if len(features) == 2 * half:
+        return jax.lax.rem(features + half, 2 * half)
+    return jnp.where(features < half, features + half, jnp.maximum(features - half, 0))
 
 
 def _load_rotation(refs: list[Any], token: jax.Array, feature: jax.Array, rotated: jax.Array) -> list[jax.Array]:
@@ -198,14 +231,14 @@ def _load_rotation(refs: list[Any], token: jax.Array, feature: jax.Array, rotate
 
 
 def _normal(
-    values: jax.Array, feature: jax.Array, size: int, mean: jax.Array, norms: list[tuple[Any, Any]]
+    values: jax.Array, features: jax.Array, size: int, mean: jax.Array, norms: list[tuple[Any, Any]]
 ) -> jax.Array:
     """Values of a head whose squares have this mean, under the norms that apply."""
     out = values
     for norm, applies in norms:
         if norm is not None:
             (eps, offset), ref = norm
-            weight = plgpu.load(ref.at[feature], mask=feature < size, other=0.0).astype(jnp.float32)
+            weight = _load_row(ref, (), features, size).astype(jnp.float32)
             scaled = values.astype(jnp.float32) * jax.lax.rsqrt(mean + eps) * (weight + offset)
             out = jnp.where(applies, scaled.astype(out.dtype), out)
     return out

@@ -11,9 +11,6 @@ from jax.experimental.pallas import triton as plgpu
 from quire.ops.attention_spec import AttentionSpec
 
 LOG2_E = math.log2(math.e)
-# Factors of float16 numbers that are small: codes reach 448, and weights 1.
-VALUES_ROOM, WEIGHTS_ROOM = 64.0, 1024.0
-LARGEST_FLOAT16 = 65504.0
 MASKED = -1e30  # below every score, yet finite, so that differences are numbers
 
 
@@ -69,28 +66,6 @@ class Block(NamedTuple):
             dtype = jnp.bfloat16 if dtype == jnp.float16 else dtype
         return product(weights.astype(dtype), self.values.astype(dtype), 0)
 
-    def weighted_in_float16(self, weights: jax.Array) -> jax.Array:
-        """The same of codes, with weights that are 1 at most. Its bits depend on all positions that are loaded.
-
-        Scales are taken in parts of the largest, so that float16 has room for small ones. It is the values that are
-        scaled: Triton would move bytes, one by one, to where the product reads them, and widen them there.
-        """
-        assert self.value_scales is not None
-        scales = self.value_scales.astype(jnp.float32)
-        largest = scales.max()
-        largest = jnp.where(largest > 0.0, largest, 1.0)
-        parts = (scales * (VALUES_ROOM / largest)).astype(jnp.float16)
-        values = self.values.astype(jnp.float16) * parts[:, None]
-        found = product((weights * WEIGHTS_ROOM).astype(jnp.float16), values, 0)
-        return found * (largest * (1.0 / (VALUES_ROOM * WEIGHTS_ROOM)))
-
-
-def in_float16(q: jax.Array) -> jax.Array:
-    """Queries, cut at the largest there is; what is no number or infinite is none."""
-    wide = q.astype(jnp.float32)
-    cut = jnp.clip(wide, -LARGEST_FLOAT16, LARGEST_FLOAT16)
-    return jnp.where(jnp.abs(wide) < jnp.inf, cut, jnp.nan).astype(jnp.float16)
-
 
 def load_masked(ref: Any, where: tuple[Any, ...], mask: Any | None) -> jax.Array:
     if mask is None:
@@ -114,14 +89,11 @@ class Softmax(NamedTuple):
             jnp.zeros((rows, width), jnp.float32),
         )
 
-    def add(
-        self, spec: AttentionSpec, q: jax.Array, block: "Block", seen: jax.Array | None, is_in_float16: bool = False
-    ) -> "Softmax":
+    def add(self, spec: AttentionSpec, q: jax.Array, block: "Block", seen: jax.Array | None) -> "Softmax":
         """With the keys and values of a block, of which row i sees those where `seen` [m, s] says so.
 
         Keys that a row does not see weigh nothing, also where it has seen none yet: there scores are compared with 0,
-        as the difference of two products that are fused may be anything. Of codes, products may be in float16, as
-        queries must be then: codes become that in one instruction, and bfloat16 in four.
+        as the difference of two products that are fused may be anything.
         """
         scores = product(q, block.keys.astype(q.dtype), 1)
         if block.key_scales is not None:
@@ -135,11 +107,10 @@ class Softmax(NamedTuple):
         weights = jnp.exp2(scores * unit - (jnp.where(highest > MASKED, highest, 0.0) * unit)[:, None])
         shrink = jnp.exp2((self.highest - highest) * unit)
         total = self.total * shrink + weights.sum(axis=1)
-        added = block.weighted_in_float16(weights) if is_in_float16 else block.weighted(weights, q.dtype)
-        return Softmax(highest, total, self.out * shrink[:, None] + added)
+        return Softmax(highest, total, self.out * shrink[:, None] + block.weighted(weights, q.dtype))
 
     def result(self) -> jax.Array:
-        return self.out / jnp.maximum(self.total, 1e-30)[:, None]
+        return self.out * (1.0 / jnp.maximum(self.total, 1e-30))[:, None]
 
 
 def exponent_of_one(spec: AttentionSpec) -> float:
