@@ -162,7 +162,7 @@ def _hidden(
     if state.slot_arrays:
         by_slot = slot_access(inputs.slots, inputs.positions, tiles, compiled.shapes.num_slots)
     states = PagedStates(layout, state.pages[:count], access, state.slot_arrays, by_slot)
-    hidden, states = compiled.model.forward(weights.model, context, states, _ops(kernels, norms))
+    hidden, states = compiled.model.forward(weights.model, context, states, _ops(kernels, norms, inputs.positions))
     state = State([*states.arrays, *state.pages[count:]], slots, [*states.slot_arrays])
     if compiled.draft is not None:
         state, _ = draft_hidden(compiled, weights, state, inputs.slots, inputs.positions, tiles, norms, segments)
@@ -196,7 +196,7 @@ def draft_hidden(
     access = _access(compiled, state.slots, tokens, draft.group)
     states = PagedStates(draft.layout, state.pages[count:], [access])
     context = _context(draft.model, state.slots, tokens, None)
-    hidden, states = draft.model.forward(weights.draft, context, states, _ops(compiled.kernels, norms))
+    hidden, states = draft.model.forward(weights.draft, context, states, _ops(compiled.kernels, norms, positions))
     return state._replace(pages=[*state.pages[:count], *states.arrays]), hidden
 
 
@@ -212,13 +212,14 @@ def _access(compiled: Compiled, slots: Slots, tokens: StepTokens, group: int) ->
     return PageAccess(targets, table, tokens.tiles, tokens.segments)
 
 
-def _ops(kernels: Kernels, norms: Norms) -> PlatformOps:
+def _ops(kernels: Kernels, norms: Norms, positions: jax.Array) -> PlatformOps:
     def attend(spec: AttentionSpec, heads: Heads, state: PagedState) -> tuple[jax.Array, PagedState]:
         out, pages = step_attention(kernels, spec, heads, state.pages, state.access)
         return out, state._replace(pages=pages)
 
     recurrent = RecurrentOps(kernels.recurrent)
-    return PlatformOps(attend, norms, kernels.adapter_product, recurrent, kernels.experts, kernels.rounding)
+    others = kernels.adapter_product, recurrent, kernels.experts, kernels.rounding
+    return PlatformOps(attend, norms, *others, is_real=positions >= 0)
 
 
 def sample_next(

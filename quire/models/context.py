@@ -67,3 +67,4 @@ class PlatformOps(NamedTuple):
     recurrent: RecurrentOps = RecurrentOps(PLAIN_RECURRENT)
     experts: ExpertKernels = NO_EXPERT_KERNELS
     rounding: RoundingOps = PLAIN_ROUNDING
+    is_real: jax.Array | None = None  # bool [t]: the others are padding, which nothing reads; None: all are
