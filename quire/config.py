@@ -146,6 +146,12 @@ class Config:
         True, DEVICES, "Compile every program before the first request; otherwise on first use."
     )
     compile_threads: int | None = setting(None, DEVICES, "Programs compiled at the same time.")
+    compile_processes: int | None = setting(
+        None,
+        DEVICES,
+        "Processes that compile programs for the engine, so that its steps go on; each takes about half a GiB of a GPU "
+        "until all programs are there. 0: threads of the engine do it. By default up to 4 on a GPU, 0 on a CPU.",
+    )
 
     @property
     def place_of_model(self) -> dict[str, Any]:

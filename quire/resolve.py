@@ -1,11 +1,13 @@
 """Decides the settings that were left open, and logs each choice with its reason."""
 
 import os
+import sys
 from dataclasses import dataclass
 from typing import Any
 
 from quire.cache_dtype import resolve_kv_cache_dtype
 from quire.choice import ASKED_FOR, Choice, chosen
+from quire.compile_settings import resolve_compile_processes
 from quire.config import Config
 from quire.errors import InvalidSetting
 from quire.reproducible import least_rows, resolve_reproducible
@@ -79,6 +81,7 @@ class Facts:
     cache_dtype: str | None = None  # that its keys and values are cached in; None: it does not say
     compute_capability: float | None = None  # of NVIDIA GPUs; None: unknown
     widened_weight_bytes: int = 0  # of the largest weight that a product widens
+    outside_bytes: int = 0  # of a GPU, that are not JAX's
     is_native: bool = False  # whether all products and norms are those of the native library
 
 
@@ -101,6 +104,7 @@ class Resolved:
     waiting_served_ratio: float
     max_waiting_tokens: int
     compile_threads: int
+    compile_processes: int
     fixed_order: bool  # numbers of a row are added in one order in every step, which takes other kernels
     choices: tuple[Choice[Any], ...]  # for the log
 
@@ -159,12 +163,14 @@ LOWEST = {
     "max_step_ms": 0,
     "tensor_parallel": 1,
     "compile_threads": 1,
+    "compile_processes": 0,
 }
 # As in text-generation-inference: each is what goes with the other where only that is given.
 WAITING_SERVED_RATIO, MAX_WAITING_TOKENS = 0.3, 20
 RESERVE_BYTES = 256 * 2**20  # for fragments, programs and small arrays
-# For pages on their way between a GPU and the host: those of two fetches, and those that are saved.
-MOVING_BYTES = 2048 * 2**20
+# For pages on their way between a GPU and the host: those of two fetches, a copy of one, and those that are saved.
+MOVING_BYTES = 2816 * 2**20
+MAX_ARRAY_NUMBERS = 2**31 - 1  # whose places the kernels of a GPU count in 32 bits
 MAX_HOST_CACHE_BYTES = 2 * 2**30
 LARGE_MODEL_BYTES = 8 * 2**30  # on one device; to read them takes milliseconds
 QUEUED_BATCHES = 16
@@ -209,6 +215,7 @@ def resolve(config: Config, facts: Facts) -> Resolved:
         _max_burst(config, defaults, platform, facts),
         choose("compile_threads", min(os.cpu_count() or 1, 16), "one for each core, up to 16"),
     ]
+    choices.append(resolve_compile_processes(config, platform, choices[-1].value, facts.outside_bytes))
     if config.waiting_served_ratio or config.max_waiting_tokens:
         reason = "as in text-generation-inference, where only {} is given"
         choices += [
@@ -291,11 +298,12 @@ def resolve_pages(
     page_bytes: int,
     longest: int,
     state_bytes: int = 0,
+    page_numbers: int = 0,
 ) -> Choice[int]:
     """The number of pages: they fill the memory besides weights, the largest step and a reserve.
 
     `longest` is the number of pages that a sequence of max_total_tokens has at once. `state_bytes`: of all slots,
-    which is not in pages.
+    which is not in pages. `page_numbers`: those of one page in the largest array of a device.
     """
     reserve = RESERVE_BYTES + (MOVING_BYTES if config.host_cache_gib and facts.platform == "gpu" else 0)
     left = resolved.memory_limit_bytes - facts.weight_bytes - step_bytes - state_bytes - reserve
@@ -306,7 +314,10 @@ def resolve_pages(
         f"at {as_size(page_bytes)} a page"
     )
     needed = longest + 1  # page 0 is not handed out
+    most = MAX_ARRAY_NUMBERS // page_numbers if page_numbers and facts.platform == "gpu" else sys.maxsize
     if config.num_pages is not None:
+        if config.num_pages > most:
+            raise InvalidSetting(f"num_pages is {config.num_pages}; kernels reach {most} pages of this model")
         choice = Choice("num_pages", config.num_pages, ASKED_FOR)
     else:
         useful = longest * resolved.max_batch_size + 1
@@ -315,12 +326,12 @@ def resolve_pages(
             count = MAX_HOST_CACHE_BYTES // page_bytes
             reason = f"{as_size(MAX_HOST_CACHE_BYTES)} at {as_size(page_bytes)} a page, to leave the host its memory"
         if count > useful:
-            # The rest keeps prefixes of requests that have ended.
-            count = min(count, -(-useful // PAGE_STEP) * PAGE_STEP)
-            plural = "" if resolved.max_batch_size == 1 else "s"
-            reason = f"room for {resolved.max_batch_size} sequence{plural} of max_total_tokens"
-        rounded = count - count % PAGE_STEP
-        choice = Choice("num_pages", rounded if rounded >= needed else count, reason)
+            count = min(count, -(-useful // PAGE_STEP) * PAGE_STEP)  # the rest keeps prefixes
+            reason = f"room for {(rows := resolved.max_batch_size)} sequence{'s' * (rows > 1)} of max_total_tokens"
+        if count > most:
+            count, reason = most, f"kernels reach {most} pages of this model"
+        count = rounded if (rounded := count - count % PAGE_STEP) >= needed else count
+        choice = Choice("num_pages", count, reason)
     if choice.value < needed:
         raise InvalidSetting(
             f"{choice.value} pages of {resolved.page_size} tokens do not hold one sequence of max_total_tokens = "

@@ -20,6 +20,7 @@ GROUND = frozenset(
         "request",
         "config",
         "choice",
+        "compile_settings",
         "cache_dtype",
         "resolve",
         "adapter_settings",
@@ -57,6 +58,7 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "request": GROUND,
     "config": GROUND,
     "choice": GROUND,
+    "compile_settings": GROUND,
     "cache_dtype": GROUND,
     "resolve": GROUND,
     "adapter_settings": GROUND,
@@ -78,7 +80,14 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "engine.build": frozenset({"engine", "core", "executor", "models", "ops", "sharding"}) | BELOW_SERVER,
     "engine.built": frozenset({"engine", "engine.deployment", "executor"}) | BELOW_SERVER,
     **dict.fromkeys(
-        ("engine.deployment", "engine.draft_plan", "engine.model_weights", "engine.sizes", "engine.slot_state"),
+        (
+            "engine.compiling",
+            "engine.deployment",
+            "engine.draft_plan",
+            "engine.model_weights",
+            "engine.sizes",
+            "engine.slot_state",
+        ),
         frozenset({"engine.deployment", "engine.draft_plan", "core", "executor", "models", "ops", "sharding"})
         | BELOW_SERVER,
     ),
@@ -124,7 +133,15 @@ NEVER: dict[str, frozenset[str]] = {
         frozenset({"jax", "jaxlib"}),
     ),
     **dict.fromkeys(
-        ("engine.build", "engine.deployment", "engine.sizes", "engine.build_group", "engine.build_peers"), frozenset()
+        (
+            "engine.build",
+            "engine.compiling",
+            "engine.deployment",
+            "engine.sizes",
+            "engine.build_group",
+            "engine.build_peers",
+        ),
+        frozenset(),
     ),  # they put the parts together, devices included
 }
 

@@ -9,9 +9,9 @@ from quire.cache_dtype import resolve_kv_cache_dtype
 from quire.choice import Choice
 from quire.config import Config
 from quire.errors import InvalidSetting
+from quire.executor.block_saves import MAX_SAVING_BYTES
 from quire.executor.compute_capability import compute_capability
-from quire.executor.page_copies import MAX_UNPLACED_BYTES
-from quire.executor.pinned_pages import MAX_SAVING_BYTES
+from quire.executor.program_order import MAX_UNPLACED_BYTES
 from quire.resolve import (
     MAX_HOST_CACHE_BYTES,
     MOVING_BYTES,
@@ -143,11 +143,25 @@ FACTS = Facts(platform="cpu", num_devices=2, memory_bytes=16 * GIB, max_position
 PAGE_BYTES = 16 * 2**15
 
 
-def pages(config: Config, facts: Facts = FACTS, step_bytes: int = 0, longest: int | None = None) -> Choice[int]:
+def pages(
+    config: Config, facts: Facts = FACTS, step_bytes: int = 0, longest: int | None = None, page_numbers: int = 0
+) -> Choice[int]:
     """`longest`: pages of a sequence of max_total_tokens; of a model without windows if not given."""
     resolved = resolve(config, facts)
     longest = longest or -(-resolved.max_total_tokens // resolved.page_size)
-    return resolve_pages(config, resolved, facts, step_bytes, PAGE_BYTES, longest)
+    return resolve_pages(config, resolved, facts, step_bytes, PAGE_BYTES, longest, page_numbers=page_numbers)
+
+
+def test_a_gpu_has_no_more_pages_than_its_kernels_can_number() -> None:
+    facts = replace(FACTS, platform="gpu", memory_bytes=140 * GIB)
+    many = pages(Config(), facts).value
+    assert many > 2**16
+    few = pages(Config(), facts, page_numbers=2**15)
+    assert 2**15 * few.value < 2**31 <= 2**15 * (few.value + 2 * PAGE_STEP)
+    assert "kernels" in few.reason
+    with pytest.raises(InvalidSetting, match="num_pages is 65536; kernels reach 65535 pages"):
+        pages(Config(num_pages=2**16), facts, page_numbers=2**15)
+    assert pages(Config(), FACTS, page_numbers=2**30).value == pages(Config(), FACTS).value  # none are kernels of a GPU
 
 
 def test_choices_that_were_asked_for_are_not_automatic() -> None:
@@ -195,8 +209,9 @@ def test_a_gpu_keeps_memory_for_pages_on_their_way_to_the_host() -> None:
     settings: dict[str, Any] = {"max_total_tokens": 8192, "page_size": 16, "max_batch_size": 100}
     without, beside = (pages(Config(host_cache_gib=gib, **settings), gpu) for gib in (0.0, 4.0))
     assert abs((without.value - beside.value) * PAGE_BYTES - MOVING_BYTES) < PAGE_STEP * PAGE_BYTES
-    # Those that are put into place, those fetched meanwhile, and those that go to the host.
-    assert MOVING_BYTES == 2 * MAX_UNPLACED_BYTES + MAX_SAVING_BYTES
+    # Those that are put into place, their copy in the program that does it, those fetched meanwhile, and those that go
+    # to the host.
+    assert MOVING_BYTES == 3 * MAX_UNPLACED_BYTES + MAX_SAVING_BYTES
 
 
 @pytest.mark.parametrize("spare", [0, 1, PAGE_STEP - 1])

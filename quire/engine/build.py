@@ -16,6 +16,7 @@ from quire.choice import Choice
 from quire.config import Config
 from quire.core.scheduler import Scheduler
 from quire.engine.built import Built
+from quire.engine.compiling import compile_task, prepare_processes
 from quire.engine.deployment import Checkpoint, Deployment, cache_capacity, kinds_of, layout_of, with_host_pages
 from quire.engine.draft_plan import DraftPlan, find_draft, refuse_what_cannot_draft
 from quire.engine.engine import Engine
@@ -25,11 +26,18 @@ from quire.engine.shared_settings import shared_settings
 from quire.engine.sizes import limits_of, shapes_of
 from quire.engine.slot_state import refuse_what_needs_older_state, with_snapshots
 from quire.errors import InvalidSetting
+from quire.executor.compile_processes import CompileProcesses
 from quire.executor.compiler import Compiler
 from quire.executor.compute_capability import compute_capability
 from quire.executor.draft import Draft
 from quire.executor.executor import JaxExecutor
-from quire.executor.memory import device_memory_bytes, largest_step_bytes, reserve_device_memory, weight_sizes
+from quire.executor.memory import (
+    device_memory_bytes,
+    largest_step_bytes,
+    outside_bytes,
+    reserve_device_memory,
+    weight_sizes,
+)
 from quire.executor.program_store import ProgramStore
 from quire.executor.programs import Programs
 from quire.executor.replay import Follower, Members
@@ -59,6 +67,8 @@ from quire.sharding import tensor_mesh
 from quire.text.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
+
+MEASURED_PAGES = 2  # pages are written in place, so their number does not matter to a step's memory
 
 # Called once the model's files are known and before JAX has looked for devices.
 Meet = Callable[[ModelFiles, Config], Config]
@@ -161,6 +171,7 @@ def _facts(
         num_devices=len(jax.devices()),
         memory_bytes=device_memory_bytes(device),
         compute_capability=compute_capability(device),
+        outside_bytes=outside_bytes(device),
         max_positions=model.max_positions,
         weight_bytes=sum(size.num_bytes for size in sizes),
         widened_weight_bytes=max(size.widened_bytes for size in sizes),
@@ -186,10 +197,9 @@ def _with_pages(deployment: Deployment, step_bytes: int) -> Deployment:
     """The deployment with as many pages as fit in addition to a step of `step_bytes` and the state of all slots."""
     deployment = with_snapshots(deployment, step_bytes)
     limits = deployment.limits
-    longest, sizes = limits.pages_of(limits.max_sequence_tokens), (step_bytes, deployment.page_bytes)
-    pages = resolve_pages(
-        deployment.config, deployment.resolved, deployment.facts, *sizes, longest, deployment.slot_state_bytes
-    )
+    longest, page_bytes = limits.pages_of(limits.max_sequence_tokens), deployment.page_bytes
+    sizes = step_bytes, page_bytes, longest, deployment.slot_state_bytes, deployment.page_numbers
+    pages = resolve_pages(deployment.config, deployment.resolved, deployment.facts, *sizes)
     others = [choice for choice in deployment.choices if choice.name != pages.name]
     return replace(
         deployment,
@@ -213,6 +223,23 @@ def build_engine(
             others.deploy(shared_settings(measured.config, measured.choices), str(measured.shapes))
         return measured
 
+    processes = prepare_processes(deployment, _measured_store(deployment)) if others is None else None
+    try:
+        return _build_engine(deployment, measure, progress, clock, others, processes)
+    except BaseException:
+        if processes is not None:
+            processes.close()
+        raise
+
+
+def _build_engine(
+    deployment: Deployment,
+    measure: Callable[[], Deployment],
+    progress: Progress,
+    clock: Callable[[], float],
+    others: Others | None,
+    processes: CompileProcesses | None,
+) -> Built:
     with ThreadPoolExecutor(1) as pool:  # one waits for a compiler, the other for files
         measuring = pool.submit(measure)
         weights = load_model(deployment, progress)
@@ -226,9 +253,12 @@ def build_engine(
     threads, store = deployment.resolved.compile_threads, _program_store(deployment)
     store.forget_unused()
     draft = load_draft(deployment, progress)
+    if processes is not None:
+        processes.begin(compile_task(deployment, weights, draft, store))
     executor = JaxExecutor(
         deployment.model, weights, deployment.shapes, threads, deployment.mesh, store, others, draft,
         loads_ahead=deployment.is_served, num_host_pages=deployment.limits.host_pages,
+        processes=processes,
     )  # fmt: skip
     scheduler = Scheduler(deployment.limits, clock, prefix_key=deployment.model.prefix_key)
     scheduler.budget.fixed_tokens = deployment.resolved.fixed_tokens
@@ -269,19 +299,21 @@ def _grammars(deployment: Deployment) -> Grammars | None:
     return Grammars(lambda: load_tokenizer(path), deployment.files.eos_token_ids, deployment.model.vocab_size)
 
 
-def _with_measured_step(deployment: Deployment) -> Deployment:
-    """The deployment with as many pages as fit in addition to the largest step, measured by compiling it.
+def _measures_step(deployment: Deployment) -> bool:
+    """Not on a CPU: its cache is small, to leave memory to the host, and does not fill what is left."""
+    return deployment.config.num_pages is None and deployment.facts.platform != "cpu"
 
-    Not on a CPU: its cache is small, to leave memory to the host, and does not fill what is left.
-    """
-    if deployment.config.num_pages is not None or deployment.facts.platform == "cpu":
+
+def _with_measured_step(deployment: Deployment) -> Deployment:
+    """The deployment with as many pages as fit in addition to the largest step, measured by compiling it."""
+    if not _measures_step(deployment):
         return deployment
     resolved, mesh = deployment.resolved, deployment.mesh
     how: Any = {"dtype": resolved.dtype, "quantize": resolved.quantize, "placement": placement_of(deployment)}
     weights = weights_like(deployment.model, deployment.source, **how)
     make_room_for_adapters(weights, deployment)
-    shapes = deployment.shapes.with_pages(2)  # the pages are written in place, so their number does not matter
-    store = _program_store(replace(deployment, shapes=shapes))
+    store = _measured_store(deployment)
+    shapes = deployment.shapes.with_pages(MEASURED_PAGES)
     draft = None
     if deployment.draft is not None:
         draft = Draft(deployment.draft.model, weights_like(deployment.draft.model, deployment.draft.source, **how))
@@ -289,6 +321,13 @@ def _with_measured_step(deployment: Deployment) -> Deployment:
     step_bytes = programs.largest_step_bytes()
     programs.close()
     return _with_pages(deployment, step_bytes)
+
+
+def _measured_store(deployment: Deployment) -> ProgramStore:
+    """The programs whose memory is measured; those of the deployment where its pages are known already."""
+    if not _measures_step(deployment):
+        return _program_store(deployment)
+    return _program_store(replace(deployment, shapes=deployment.shapes.with_pages(MEASURED_PAGES)))
 
 
 def _program_store(deployment: Deployment) -> ProgramStore:

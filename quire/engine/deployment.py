@@ -56,6 +56,14 @@ class Deployment:
         return self.layout.page_bytes + (0 if self.draft is None else self._draft_page_bytes(self.draft))
 
     @property
+    def page_numbers(self) -> int:
+        """Numbers of one page on one device, in the largest array of the model and of its draft."""
+        resolved, layouts = self.resolved, [self.layout]
+        if self.draft is not None:
+            layouts.append(self.draft.layout(resolved.page_size, resolved.max_total_tokens, resolved.page_dtype))
+        return max(layout.page_numbers for layout in layouts)
+
+    @property
     def slot_state_bytes(self) -> int:
         """Bytes of the state that all slots have beside pages, and of its snapshots, with padding, on one device."""
         snapshots = self.shapes.num_snapshots

@@ -4,7 +4,8 @@ import logging
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from functools import cache, partial
+from functools import partial
+from pathlib import Path
 from threading import Lock
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from quire.executor.compiler_options import FEW_ROWS, OF_THE_LIBRARY, UNTUNED, Options, cpu_options, timings_in
 from quire.executor.compute_capability import compute_capability
 from quire.executor.draft import Draft, guess_by_draft, num_packed
 from quire.executor.guesses import guess_by_lookup
@@ -20,7 +22,7 @@ from quire.executor.host_pages import gather_pages, scatter_pages, stacks_of
 from quire.executor.ladder import TIMED_ROWS, StepShape
 from quire.executor.launch import NUM_FEATURES, num_sample_fields, sizes
 from quire.executor.layer_state import PageArrays, PageLayout, SlotArrays, page_layout
-from quire.executor.pinned_pages import PINNED_KINDS, blocks_like, place_pages, split_pages
+from quire.executor.pinned_blocks import PINNED_KINDS, blocks_like, place_pages, split_pages
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key
 from quire.executor.shapes import Shapes
@@ -41,25 +43,12 @@ from quire.executor.step import (
 from quire.models.adapters import join, one_adapter, put, structure
 from quire.models.model import Model
 from quire.models.params import ParamTree
-from quire.ops import coded
 from quire.ops.kernels import kernels_for
 from quire.ops.quantized import is_coded
 from quire.request import num_mask_words
 from quire.sharding import put as put_on_devices
 
 log = logging.getLogger(__name__)
-
-Options = dict[str, Any]  # of the compiler
-
-# For large products the library's own choice is as good as a search, and is there at once.
-UNTUNED: Options = {"xla_gpu_autotune_level": 0, "xla_gpu_enable_triton_gemm": False}
-# Decodes of few rows gain from products that XLA writes itself; for more rows the library's are faster, although XLA,
-# which times each alone, may choose its own.
-FEW_ROWS = coded.FEW_ROWS
-OF_THE_LIBRARY: Options = {"xla_gpu_enable_triton_gemm": False}
-# On a CPU XLA hands large reductions to a library that sums in another order than XLA does, so that a row's sums would
-# depend on how many rows are beside it. This keeps all of them with XLA. The option is experimental.
-OWN_REDUCTIONS: Options = {"xla_cpu_experimental_ynn_fusion_type": "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"}
 
 
 class Compiler:
@@ -77,6 +66,7 @@ class Compiler:
         """`draft` makes the guesses, where there are any; without it they are looked up."""
         self._store = store
         self._mesh = mesh
+        self.timings: Path | None = None  # the folder of what XLA timed, where other processes compile as well
         # The stacks of adapters: their structure, with arrays where a weight is in them.
         self.stacks = None
         if shapes.adapters.slots:
@@ -238,8 +228,19 @@ class Compiler:
     def empty(self, kind: str, num_pages: int) -> list[Any]:
         """Pages without contents, as programs of this kind take them."""
         pages = self._moved(kind, num_pages)
+        if kind in PINNED_KINDS:  # blocks that are alike: one is enough
+            return self._zeros(pages[:1]) * len(pages)
+        return self._zeros(pages)
+
+    @staticmethod
+    def _zeros(pages: list[Any]) -> list[Any]:
         made: list[Any] = jax.tree.map(lambda one: put_on_devices(np.zeros(one.shape, one.dtype), one.sharding), pages)
         return made
+
+    @property
+    def moved_page_bytes(self) -> int:
+        """Bytes of a page on its way to or from the host."""
+        return sum(stack.num_bytes for stack in stacks_of(self._state.pages))
 
     @property
     def pages(self) -> list[Any]:
@@ -281,9 +282,13 @@ class Compiler:
         gains = rows <= TIMED_ROWS or self._has_codes or self._mesh is not None
         return jax.default_backend() == "gpu" and gains and not self.shapes.fixed_order
 
+    def times_few(self, rows: int) -> bool:
+        """True if XLA times the products of so few rows in any program: it alone widens codes inside them."""
+        return jax.default_backend() == "gpu" and self._has_codes and rows <= FEW_ROWS
+
     def _options(self, shape: StepShape) -> Options:
         """Options of the compiler, for products of this many rows."""
-        if jax.default_backend() != "gpu" or (self._has_codes and shape.tokens <= FEW_ROWS):
+        if jax.default_backend() != "gpu" or self.times_few(shape.tokens):
             return {}
         if not shape.decodes_only or not self.times_decodes(shape.tokens):
             return UNTUNED
@@ -313,24 +318,15 @@ class Compiler:
         where = {"out_shardings": places} if self._mesh is not None else {}
         with self._untuned if options is UNTUNED else nullcontext(), self._tracing:
             lowered = jax.jit(function, donate_argnums=donated, **where).lower(*inputs)
-        return lowered.compile({**(cpu_options() if jax.default_backend() == "cpu" else {}), **(options or {})})
+        usual = cpu_options() if jax.default_backend() == "cpu" else {}
+        timed = {} if self.timings is None or options is UNTUNED else timings_in(self.timings)
+        return lowered.compile({**usual, **timed, **(options or {})})
 
 
 def draft_layout(model: Model, shapes: Shapes, dtype: Any) -> PageLayout:
     """All layers in one group: they keep the positions of the pages that they share."""
     how: Any = {"max_groups": 1, "page_dtype": shapes.page_dtype}
     return page_layout(model.layers, shapes.page_size, shapes.max_sequence_tokens, dtype, **how)
-
-
-@cache
-def cpu_options() -> Options:
-    """OWN_REDUCTIONS where this XLA knows the option. Only sums over a vocabulary depend on it: norms are native."""
-    try:
-        jax.jit(lambda x: x).lower(0).compile(OWN_REDUCTIONS)
-    except jax.errors.JaxRuntimeError as error:
-        log.info("this XLA does not know %s: %s", next(iter(OWN_REDUCTIONS)), str(error).partition("\n")[0])
-        return {}
-    return OWN_REDUCTIONS
 
 
 @jax.jit

@@ -10,12 +10,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from quire.core.plan import Chunk, Kind, SlotStart, StepPlan
+from quire.executor.compile_processes import CompileProcesses
 from quire.executor.draft import Draft, pack_guesses
 from quire.executor.host_pages import HOST_KINDS, HostPages, as_bytes
 from quire.executor.launch import Launch, Packer, num_samples, num_sampling, split
 from quire.executor.page_copies import PageCopies
 from quire.executor.pending import Launched, Pending, Wanted
-from quire.executor.pinned_pages import PINNED_KINDS, PinnedPages, can_pin
+from quire.executor.pinned_blocks import PINNED_KINDS
+from quire.executor.pinned_pages import PinnedPages, can_pin
 from quire.executor.program_order import FORCE_SIZE
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import COPY_SIZES
@@ -52,11 +54,13 @@ class JaxExecutor:
         loads_ahead: bool = False,
         num_host_pages: int = 0,
         pins_host_pages: bool | None = None,
+        processes: CompileProcesses | None = None,
     ) -> None:
         """`members`: other processes that run every program with this one, each on its own devices. `draft`: the model
         that guesses; without it guesses are looked up. `loads_ahead`: kept programs are loaded on threads from now on,
         before `warm_up`. `num_host_pages`: pages of host memory that plans may copy to and from, page 0 not included;
-        not with `members`, which have no part of them. `pins_host_pages`: in pinned memory; if not given, on GPUs."""
+        not with `members`, which have no part of them. `pins_host_pages`: in pinned memory; if not given, on GPUs.
+        `processes` make programs in place of threads."""
         assert members is None or not num_host_pages
         self._members = members
         self.platform = jax.default_backend()
@@ -64,7 +68,10 @@ class JaxExecutor:
         self._shapes = shapes
         is_pinned = num_host_pages > 0 and (can_pin() if pins_host_pages is None else pins_host_pages)
         kinds = (PINNED_KINDS if is_pinned else HOST_KINDS) if num_host_pages else ()
-        self.programs = Programs(model, weights, shapes, compile_threads, mesh, store, members, draft, kinds)
+        made_by: Any = {"store": store, "members": members, "processes": processes}
+        self.programs = Programs(
+            model, weights, shapes, compile_threads, mesh, draft=draft, host_kinds=kinds, **made_by
+        )
         pages, kind = self.programs.compiler.pages, PinnedPages if is_pinned else HostPages
         self.host_pages = kind(pages, num_host_pages + 1) if num_host_pages else None
         if isinstance(self.host_pages, PinnedPages) and self.platform == "gpu":

@@ -108,6 +108,11 @@ class PageLayout:
         return _bytes_of_one_device(self.structure(1))
 
     @property
+    def page_numbers(self) -> int:
+        """Numbers of one page on one device, in the array that has most of them."""
+        return max((prod(_shape_on_one(array)) for array in jax.tree.leaves(self.structure(1))), default=0)
+
+    @property
     def slot_bytes(self) -> int:
         """Bytes of the state of one slot on one device, beside its pages."""
         return _bytes_of_one_device(self.slot_structure(0))
@@ -144,10 +149,11 @@ class PageLayout:
 
 
 def _bytes_of_one_device(structure: list[Any]) -> int:
-    return sum(
-        prod(a.shape if a.sharding is None else a.sharding.shard_shape(a.shape)) * a.dtype.itemsize
-        for a in jax.tree.leaves(structure)
-    )
+    return sum(prod(_shape_on_one(array)) * array.dtype.itemsize for array in jax.tree.leaves(structure))
+
+
+def _shape_on_one(array: Any) -> tuple[int, ...]:
+    return tuple(array.shape if array.sharding is None else array.sharding.shard_shape(array.shape))
 
 
 def _keys_and_values(layout: PageLayout, spec: AttentionSpec, num_pages: int) -> PageArrays:

@@ -20,6 +20,7 @@ from quire.ops.native import int8_product, library
 from quire.ops.quantized import is_coded, quantized_row_bytes
 from quire.sharding import sharding
 
+FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
 SPARE_GIB = 8  # of pinned memory, for pages that are written before others are freed, and for transfers
 
 
@@ -29,7 +30,7 @@ def reserve_device_memory(pinned_gib: float = 0.0) -> None:
 
     Call it before JAX has looked for devices. The environment variables take precedence.
     """
-    os.environ.setdefault("XLA_PYTHON_CLIENT_MEM_FRACTION", "0.94")
+    os.environ.setdefault(FRACTION, "0.94")
     if 0 < pinned_gib < math.inf:  # others are refused by name later
         os.environ.setdefault("XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB", str(math.ceil(pinned_gib) + SPARE_GIB))
 
@@ -38,6 +39,20 @@ def device_memory_bytes(device: jax.Device) -> int:
     """The memory that arrays on this device can have."""
     stats = device.memory_stats() or {}
     return int(stats.get("bytes_limit", 0)) or os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def outside_bytes(device: jax.Device) -> int:
+    """The memory of a GPU that is not JAX's: for programs, for the driver, and for other processes."""
+    if device.platform != "gpu":
+        return 0
+    limit, fraction = device_memory_bytes(device), float(os.environ.get(FRACTION) or "0.75")
+    return int(limit / fraction) - limit
+
+
+def compiling_environment() -> dict[str, str]:
+    """Variables of processes that compile for the engine, which has taken the memory of its device. They need little.
+    Their limit is that of the engine all the same: XLA lays programs out for it. They log errors only."""
+    return {"XLA_PYTHON_CLIENT_PREALLOCATE": "false", "TF_CPP_MIN_LOG_LEVEL": "2"}
 
 
 def weight_bytes(model: Model, dtype: str, quantize: str, mesh: Mesh | None, *, of_experts_alone: bool = False) -> int:

@@ -12,10 +12,15 @@ from quire.executor.step import SamplingWay
 from quire.ops.pages import TILE
 
 HOST_COPY_SIZES = (1, 4, 16)  # pages that one call can copy between the device and the host
-PINNED_COPY_SIZES = (1, 4, 16, 64)  # where the host's memory is pinned
+SPLIT_SIZES = (2, 12, 16, 64)  # where the host's memory is pinned: to it, and from it
+PLACE_SIZES = (*SPLIT_SIZES, 192)
+# On the device, of pages that came from the host and are not in their places, wanted or not. More than the pages that a
+# step restores, which are in blocks with others.
+MAX_UNPLACED_BYTES = 768 * 2**20
 GUESS_SIZES = (1, 8)  # slots that one call can guess for, if there are more
 FORCE_SIZE = 64  # forced tokens that one call can place
 WAYS = get_args(SamplingWay)
+SOON_TOKENS = 1024  # of steps with prompts beside decodes, whose time is limited
 BATCH = 8  # programs that a table gains at a time
 
 
@@ -23,8 +28,10 @@ class ProgramOrder:
     """A server begins with the `first`. They can run any plan, and are few, since everything waits for them; so short
     prompts are padded to many tokens until the `early` are there. All others follow in batches."""
 
-    def __init__(self, shapes: Shapes, host_kinds: Sequence[str] = ()) -> None:
-        """`host_kinds`: the programs that copy pages to the host and from it, where that is done."""
+    def __init__(self, shapes: Shapes, host_kinds: Sequence[str] = (), page_bytes: int = 0) -> None:
+        """`host_kinds`: the programs that copy pages to the host and from it, where that is done. `page_bytes`: of a
+        page that they copy."""
+        self._page_bytes = page_bytes
         self._shapes = shapes
         self._ladder = shapes.ladder
         # Pages for other engines are saved whether the host's are pinned or not.
@@ -46,10 +53,15 @@ class ProgramOrder:
         keys: list[Key] = [("any", self._ladder.sample_sizes[-1]), *self._ladder.first()]
         if self._shapes.specialised:  # nothing runs before they are timed, so they can as well be there
             keys += [("decode", shape.tokens) for shape in self._decodes if shape.tokens <= TIMED_ROWS]
+            # Prompts of a server are followed by samples of few rows, which this one takes a fraction of the time for.
+            rows = next(
+                (size for size in self._ladder.sample_sizes if size >= TIMED_ROWS), self._ladder.sample_sizes[-1]
+            )
+            keys += [("plain", rows)] * ("plain" in self._ways)
         keys += [("copy", COPY_SIZES[0]), ("start", START_SIZES[0]), ("force", FORCE_SIZE)]
         keys += [("adapter", 0)] * bool(self._shapes.adapters.slots)
         for kind in self._host_kinds:
-            sizes = PINNED_COPY_SIZES if kind in ("split", "place") else HOST_COPY_SIZES
+            sizes = {"split": SPLIT_SIZES, "place": place_sizes(self._page_bytes)}.get(kind, HOST_COPY_SIZES)
             keys += [(kind, size) for size in sizes]
         keys += [(kind, STATE_SIZES[0]) for kind in self._state_kinds]
         return [*keys, *(("guess", size) for size in self.guess_sizes)]
@@ -72,6 +84,8 @@ class ProgramOrder:
         rest += [(way, size) for size in self._ladder.sample_sizes for way in self._ways]
         before = {*self.first, *self.early}
         rest = [key for key in dict.fromkeys([*rest, *self._ladder.all()]) if key not in before]
+        if self._shapes.specialised:
+            rest.sort(key=_turn)
         return [self.first, self.early, *(rest[begin : begin + BATCH] for begin in range(0, len(rest), BATCH))]
 
     def for_one(self, num_tokens: int) -> list[Key]:
@@ -89,3 +103,17 @@ class ProgramOrder:
         """Slots that one call can guess for."""
         most = self._shapes.num_slots
         return [*(size for size in GUESS_SIZES if size < most), most] if self._shapes.guesses else []
+
+
+def place_sizes(page_bytes: int) -> tuple[int, ...]:
+    """The pages that one call can put into place: no more than there may be."""
+    return tuple(size for size in PLACE_SIZES if size in SPLIT_SIZES or size * page_bytes <= MAX_UNPLACED_BYTES)
+
+
+def _turn(key: Key) -> int:
+    """On a GPU: programs for decodes, then for prompts beside them, then the others, then those for special cases."""
+    if not isinstance(key, StepShape):
+        return {"decode": 0, "burst": 0, "plain": 1}.get(key[0], 2)
+    if key.decodes_only or key.fresh_sequences or key.scores:
+        return 3
+    return 1 if key.tokens <= SOON_TOKENS else 2

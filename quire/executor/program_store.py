@@ -45,8 +45,27 @@ class ProgramStore:
         """`identity` says all about the model and the sizes that the programs depend on."""
         parts = (identity, sources_digest(), machine(), jax.__version__, jaxlib.version.__version__)
         digest = hashlib.sha256("\0".join(parts).encode()).hexdigest()[:NAME_LENGTH]
+        self.place = folder, identity
         self._folder = folder / digest
         self._waits = True  # for programs that other processes make
+
+    @property
+    def digest(self) -> str:
+        """Of everything that its programs depend on."""
+        return self._folder.name
+
+    @property
+    def is_empty(self) -> bool:
+        return not any(self._folder.glob("*.program"))
+
+    def shared_timings(self) -> Path | None:
+        """A folder beside the programs for what XLA timed; None where nothing can be kept."""
+        folder = self._folder / "timings"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError:
+            return None
+        return folder if self._keeps and os.access(folder, os.W_OK) else None
 
     def has(self, name: str) -> bool:
         """True when the program of this name is kept."""

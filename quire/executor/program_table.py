@@ -58,9 +58,14 @@ class ProgramTable:
             fitting = [shape for shape in made if shape.tokens >= rows]
             if fitting:
                 return (fitting[0], ("shared", fitting[0].tokens)) if burst == 1 else None
-        shape = self.forward(StepShape(rows, decodes_only=True), 0)
-        key = ("decode" if burst == 1 else "burst", shape.tokens)
-        return (shape, key) if shape.decodes_only and burst in (1, most) and key in self.keys else None
+        kind = "decode" if burst == 1 else "burst"
+        sizes = [one for one in self._ladder.decodes if one.tokens >= rows and (kind, one.tokens) in self.keys]
+        if not sizes or burst not in (1, most):
+            return None
+        # Two programs for much fewer rows take less time than one.
+        apart = self.forward(StepShape(rows, decodes_only=True), 0)
+        is_smaller = apart.decodes_only and 2 * apart.tokens < sizes[0].tokens
+        return None if is_smaller else (sizes[0], (kind, sizes[0].tokens))
 
     def sample(self, count: int, features: Features) -> tuple[str, int]:
         """The program with the fewest rows for `count` samples, and no more features than they need."""

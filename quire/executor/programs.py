@@ -4,7 +4,7 @@ import logging
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed, wait
 from logging import INFO, WARNING
 from typing import Any
 
@@ -12,15 +12,16 @@ import jax
 from jax.sharding import Mesh
 
 from quire.executor.adapter_arrays import AdapterArrays
+from quire.executor.compile_processes import CompileProcesses
 from quire.executor.compiler import Compiler
 from quire.executor.draft import Draft
+from quire.executor.first_runs import FirstRuns
 from quire.executor.ladder import StepShape
 from quire.executor.padding import run_on_padding
-from quire.executor.program_order import ProgramOrder
+from quire.executor.program_order import WAYS, ProgramOrder
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key, ProgramTable, size_of, tuned_by
 from quire.executor.replay import Announcer, Members, to_plain
-from quire.executor.row_check import RowCheck
 from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.executor.step import State
@@ -55,22 +56,25 @@ class Programs:
         members: Members | None = None,
         draft: Draft | None = None,
         host_kinds: Sequence[str] = (),
+        processes: CompileProcesses | None = None,
     ) -> None:
         """`members`: other processes that run the same programs. `draft`: the model that guesses. `host_kinds`: the
-        programs that copy pages to the host and from it, where that is done."""
+        programs that copy pages to the host and from it, where that is done. `processes`: they fill the store, so that
+        threads here load programs and trace none, other than those with products that XLA times."""
         self.model = model
         self._shapes = shapes
         self.compiler = Compiler(model, weights, shapes, mesh, store, draft)
         self.has_draft = draft is not None
-        self.order = ProgramOrder(shapes, host_kinds)
+        self.order = ProgramOrder(shapes, host_kinds, self.compiler.moved_page_bytes)
         self.table = ProgramTable(shapes.ladder)
         self._slow: frozenset[Key] = frozenset()
         self._made: dict[Key, Any] = {}
         self._compiling: dict[Key, Future[Any]] = {}
         self._loading: set[Key] = set()  # those of them that are kept on disk
         self._batches: list[list[Key]] = []  # that the table does not have yet
-        self._rehearsed: set[Key] = set()
-        self._rows = RowCheck(shapes)
+        self._complete: frozenset[Key] = frozenset()  # programs of batches that are complete
+        self._runs = FirstRuns(shapes)
+        self._is_serving = False
         self._step_s: dict[int, float] = {}  # by tokens
         self.step_sizes: tuple[int, ...] = ()  # tokens of the steps that the device is good at; (): all alike
         self._pool = ThreadPoolExecutor(threads, "quire-compile")
@@ -80,6 +84,10 @@ class Programs:
         self._ahead = False  # whether everything was to be compiled before it is needed
         self.num_late = 0  # compilations on the request path although it was; stays 0
         self._announcer = None if members is None else Announcer(members)
+        self._processes = processes
+        self._is_closed = False
+        if processes is not None and store is not None:
+            self.compiler.timings = store.shared_timings()
 
     @property
     def weights(self) -> tuple[Any, ...]:
@@ -103,14 +111,20 @@ class Programs:
     def compile_all(self) -> Iterator[float]:
         """Compile everything, the programs that can run any plan first, telling the share done."""
         self._ahead = True
+        if self._processes is not None:
+            begun = self._made.keys() | self._compiling.keys()
+            missing = {key for batch in self.order.batches for key in batch} - begun
+            wanted = {key for key in missing if not self._times(key) and not self.compiler.is_kept(key)}
+            # Those that wait for another are begun late.
+            self._processes.want(wanted, {key for key in self.order.first if self._timed_for(key) is None})
         return self._compile_together(self.order.batches, self.order.first)
 
     @property
     def can_run_anything(self) -> bool:
         """True if every plan finds its programs in the table, and on a GPU has them run once; those still to come are
         faster for some plans. Not while XLA times kernels, which steps would disturb."""
-        ready = self.table.keys & self._rehearsed if self._shapes.specialised else self.table.keys
-        if self._shapes.fixed_order and (self._compiling or self._made.keys() - self._rehearsed):
+        ready = self._complete & self._runs.done if self._shapes.specialised else self._complete
+        if self._shapes.fixed_order and (self._compiling or self._made.keys() - self._runs.done):
             return False  # none is used that has not been held to the others
         return ready.issuperset(self.order.first) and not self._is_timing
 
@@ -120,6 +134,11 @@ class Programs:
 
     def _is_timed(self, key: Key) -> bool:
         return key[0] == "decode" and self.compiler.times_decodes(size_of(key))
+
+    def _times(self, key: Key) -> bool:
+        """True if XLA times products of this program that no other has timed."""
+        is_step = not key.decodes_only if isinstance(key, StepShape) else key[0] in WAYS
+        return self._is_timed(key) or (is_step and self.compiler.times_few(size_of(key)))
 
     def _timed_for(self, key: Key) -> Key | None:
         """The program that times the products of another one."""
@@ -136,9 +155,12 @@ class Programs:
         """Programs that are being compiled or loaded, or wait for it. Other threads may ask."""
         return sum(not future.done() for future in list(self._compiling.values()))
 
-    def log_progress(self) -> None:
-        """Log how many programs are still to come, and when all are there. Until then no thread keeps Python for
-        long."""
+    def begin_serving(self) -> None:
+        """From now on first runs are spread. Log how many programs are still to come, and when all are there; until
+        then no thread keeps Python for long."""
+        self._is_serving = True
+        if self._processes is not None:
+            self._processes.slow_down()
         left = [future for future in self._compiling.values() if not future.done()]
         if not left or self._loading:  # what is loaded takes a moment
             return
@@ -194,7 +216,9 @@ class Programs:
         return self._pool.submit(make_after)
 
     def _make(self, key: Key) -> Any:
-        """Make a program. With other processes it counts as made when all of them have it."""
+        """Make a program. With members it counts as made when all of them have it."""
+        if self._processes is not None and not self._processes.make(key) and self._is_closed:
+            raise CancelledError("the engine has ended")
         if self._announcer is None:
             return self.compiler.make(key)
         self._announcer.members.prepare(to_plain(key))
@@ -203,14 +227,20 @@ class Programs:
         return self._announcer.wrapped(key, program)
 
     def advance(self) -> None:
-        """Take in the batches that are complete, in their order."""
+        """Take in the batches that are complete, in their order. A server on a GPU takes in each program that is made,
+        since one for fewer tokens saves much; until the next first run may be, its table has those that have run."""
         self._collect()
-        keys: set[Key] = set()
         unfinished = self._compiling.keys() - self._loading
         while self._batches and unfinished.isdisjoint(self._batches[0]):
-            keys |= {key for key in self._batches.pop(0) if key in self._made or key in self._compiling}
-        if keys:
-            self.table = ProgramTable(self._shapes.ladder, self.table.keys | keys, self._slow)
+            self._complete |= {key for key in self._batches.pop(0) if key in self._made or key in self._compiling}
+        if self._is_serving and self._shapes.specialised:
+            self._complete |= self._made.keys()
+        keys = self._complete
+        if self._is_serving and self._shapes.specialised and not self._runs.may_be:
+            ran = keys & self._runs.done
+            keys = ran if ran.issuperset(self.order.first) else keys
+        if keys != self.table.keys:
+            self.table = ProgramTable(self._shapes.ladder, keys, self._slow)
 
     def _collect(self) -> None:
         for key in [key for key, future in self._compiling.items() if future.done()]:
@@ -252,9 +282,10 @@ class Programs:
             self._loading.discard(key)
             self._made[key] = self._make(key) if compiling is None else compiling.result()
         if is_late:
+            self._complete |= {key}
             self.table = ProgramTable(self._shapes.ladder, self.table.keys | {key}, self._slow)
         program: Callable[..., Any] = self._made[key]
-        return program
+        return program if key in self._runs.done or not self._is_serving else self._runs.timed(key, program)
 
     def largest_step_bytes(self) -> int:
         """Memory of the largest step besides weights and state, as the compiler laid it out."""
@@ -270,9 +301,10 @@ class Programs:
         self.advance()
         if self._is_timing:
             return state
-        is_enough = self.table.keys.issuperset(self.order.first)
+        # In a fixed order a server waits for all.
+        is_enough = self._complete.issuperset(self.order.first) if self._shapes.fixed_order else self.can_run_anything
         for key in [key for key in self._made if is_enough or key in self.order.first]:
-            state = self._rehearsal(key, state)
+            state = self._runs.rehearse(self, self._made[key], key, state)
         return state
 
     def rehearse_one(self, state: State) -> tuple[State, float | None]:
@@ -280,20 +312,14 @@ class Programs:
         now. Also returns the seconds after which there may be another; None when all are made and have run."""
         wait_s = UNFINISHED_S if self.num_unfinished else None
         self.advance()
-        for key in self._made.keys() - self._rehearsed - {("adapter", 0)}:
-            return self._rehearsal(key, state), 0.0
+        for key in self._made:
+            if key not in self._runs.done and key != ("adapter", 0):
+                return self._runs.rehearse(self, self._made[key], key, state), 0.0
         return state, wait_s
-
-    def _rehearsal(self, key: Key, state: State) -> State:
-        is_new = key not in self._rehearsed
-        self._rehearsed.add(key)
-        if self._rows.is_due(key):
-            return self._rows.run(self, self._made[key], key, state)
-        return run_on_padding(self, self._made[key], key, state) if is_new else state
 
     def checked(self, key: Key, state: State) -> State:
         """Before a program is used: where rows are to have the same bits in all, hold it to that."""
-        return self._rows.run(self, self.get(key), key, state) if self._rows.is_due(key) else state
+        return self._runs.rehearse(self, self.get(key), key, state) if self._runs.rows.is_due(key) else state
 
     def measure_one(self, state: State) -> tuple[State, bool]:
         """Time one of the steps that prompts are cut for; also returns whether there was one. When all are timed,
@@ -317,5 +343,8 @@ class Programs:
         return state, False
 
     def close(self) -> None:
+        self._is_closed = True
+        if self._processes is not None:
+            self._processes.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
         self._tuning_pool.shutdown(wait=False, cancel_futures=True)

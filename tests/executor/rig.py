@@ -75,7 +75,8 @@ class MadeWhenUsed(Programs):
     compiled when it is first chosen. Most of a ladder is chosen by no test."""
 
     def _compile_together(self, batches: list[list[Key]], needed: Iterable[Key]) -> Iterator[float]:
-        self.table = ProgramTable(self._shapes.ladder, {key for batch in batches for key in batch})
+        self._complete = frozenset(key for batch in batches for key in batch)
+        self.table = ProgramTable(self._shapes.ladder, self._complete)
         yield 1.0
 
     def _make(self, key: Key) -> Any:

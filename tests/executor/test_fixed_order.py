@@ -168,7 +168,7 @@ def checked(kernels: Kernels, shapes: Shapes) -> int:
     """Make a model with these kernels, and hold all of its programs to each other. Returns their number."""
     with patch.object(compiler, "kernels_for", lambda *_: kernels), quickly_compiled():
         rig = Rig(config_of("llama", num_hidden_layers=1), shapes, programs="all")
-    rows = rig.executor.programs._rows
+    rows = rig.executor.programs._runs.rows
     rig.executor.close()
     return len(rows._checked)
 

@@ -175,6 +175,18 @@ def test_a_choice_depends_on_the_table_alone() -> None:
         assert table.sample(65, PLAIN) == ("any", 256)
 
 
+def test_decodes_run_in_one_program_before_there_are_two_for_as_many_rows() -> None:
+    ladder = Ladder(256, 8192, min_tokens=8, is_fine=True, has_decodes=True)
+    first: list[Key] = [*ladder.first(), ("any", 256), *(("decode", rows) for rows in (8, 16, 32, 48, 64))]
+    table = ProgramTable(ladder, first)
+    assert table.forward(StepShape(20, decodes_only=True), 0) == StepShape(256, decodes_only=True)
+    assert table.decode(20, 1, most=1) == (StepShape(32, decodes_only=True), ("decode", 32))
+    assert table.decode(65, 1, most=1) is None
+    fewer = ProgramTable(ladder, [*ladder.all(), ("any", 256), ("decode", 256)])
+    assert fewer.decode(20, 1, most=1) is None  # two programs for 32 rows take less time
+    assert fewer.decode(120, 1, most=1) == (StepShape(256, decodes_only=True), ("decode", 256))
+
+
 def test_decodes_that_share_pages_run_where_these_are_read_together() -> None:
     ladder = Ladder(256, 8192, min_tokens=8, is_fine=True, has_decodes=True, shares=True)
     assert [shape.tokens for shape in ladder.shared] == [64, 128, 256]

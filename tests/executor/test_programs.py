@@ -217,7 +217,7 @@ def test_the_log_says_how_many_programs_are_to_come_and_when_all_are_there(
     for _ in batches[0]:
         next(shares)
     assert programs.can_run_anything
-    programs.log_progress()
+    programs.begin_serving()
     assert f"{sum(map(len, batches[1:]))} more programs are compiled" in caplog.text
     assert "all programs are compiled" not in caplog.text
     for event in programs.may_make.values():

@@ -72,7 +72,7 @@ class ModelEngine:
                 report(round(share * 1000), 1000)
                 if programs.can_run_anything:
                     report(1000, 1000)  # enough to begin; the rest is compiled behind the first requests
-                    programs.log_progress()
+                    programs.begin_serving()
                     break
         if self.peers.role is not None:
             from quire.engine.build_peers import meet_peers

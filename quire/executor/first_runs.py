@@ -1,0 +1,58 @@
+"""First runs of programs, which take a GPU much longer than the next ones: it loads the program."""
+
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+from quire.executor.padding import Operands, run_on_padding
+from quire.executor.program_table import Key
+from quire.executor.row_check import RowCheck
+from quire.executor.shapes import Shapes
+from quire.executor.step import State
+
+log = logging.getLogger(__name__)
+
+SHARE = 0.1  # of the time of steps that first runs in their midst may take
+
+
+class FirstRuns:
+    """The programs that have run. A server runs the others while it is idle; beside requests one is used for the first
+    time only when that takes a small share of the time since the last. Owned by the engine's thread."""
+
+    def __init__(self, shapes: Shapes, clock: Callable[[], float] = time.monotonic) -> None:
+        self.done: set[Key] = set()
+        self._clock = clock
+        self._next_s = float("-inf")
+        self.rows = RowCheck(shapes)
+
+    @property
+    def may_be(self) -> bool:
+        """True if a step may use a program that has not run."""
+        return self._clock() >= self._next_s
+
+    def timed(self, key: Key, program: Callable[..., Any]) -> Callable[..., Any]:
+        """A program that is about to run for the first time, in a step."""
+
+        def run(*arguments: Any) -> Any:
+            begun_s = self._clock()
+            result = program(*arguments)
+            took_s = self._clock() - begun_s
+            log.debug("first run of %s, in a step: launched in %.0f ms", key, 1000 * took_s)
+            self.done.add(key)
+            self._next_s = max(self._next_s, begun_s) + took_s / SHARE  # two programs of one step count as two
+            return result
+
+        return run
+
+    def rehearse(self, operands: Operands, program: Callable[..., Any], key: Key, state: State) -> State:
+        """Run a program on padding, unless it has run; where rows are to have the same bits in all, check it."""
+        is_new = key not in self.done
+        self.done.add(key)
+        if self.rows.is_due(key):
+            return self.rows.run(operands, program, key, state)
+        if is_new:
+            begun_s = self._clock()
+            state = run_on_padding(operands, program, key, state)
+            log.debug("first run of %s: launched in %.0f ms", key, 1000 * (self._clock() - begun_s))
+        return state

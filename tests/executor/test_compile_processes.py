@@ -1,0 +1,300 @@
+"""Processes that make programs: the engine loads the same ones, and makes them itself whatever becomes of a process."""
+
+import logging
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import pytest
+
+from quire.cache_folder import cache_folder
+from quire.executor import compile_processes
+from quire.executor.compile_processes import CompileProcesses
+from quire.executor.compile_worker import CompileTask, structure
+from quire.executor.compiler import Compiler
+from quire.executor.ladder import StepShape
+from quire.executor.program_store import ProgramStore
+from quire.executor.program_table import Key
+from quire.executor.programs import Programs
+from quire.models.checkpoint import Quantize, load_weights, weights_like
+from quire.models.model import Model
+from quire.models.params import ParamTree
+from quire.models.registry import build_model
+from tests.executor.rig import FEW_SHAPES, config_of
+from tests.models.cases import CASES
+from tests.models.tiny import NamedTensors
+from tests.patience import WAIT_S
+
+CONFIG = config_of("llama", num_hidden_layers=1)
+SHAPES = replace(FEW_SHAPES, max_prefill_tokens=8, max_sequence_tokens=64)
+FALLS_BACK = "programs are compiled by threads, as the processes for it"
+SLEEPER = (sys.executable, "-c", "import time; time.sleep(600)")
+
+
+@pytest.fixture(scope="module")
+def model() -> Model:
+    return build_model(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def weights(model: Model) -> ParamTree:
+    return load_weights(model, NamedTensors(model), dtype="float32")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> ProgramStore:
+    return ProgramStore(tmp_path, "a model")
+
+
+@pytest.fixture
+def started() -> Iterator[list[CompileProcesses]]:
+    """All that a test starts, so that nothing of it stays."""
+    made: list[CompileProcesses] = []
+    yield made
+    for processes in made:
+        processes.close()
+
+
+def task_of(weights: ParamTree, store: ProgramStore) -> CompileTask:
+    where = cache_folder() / "native"
+    return CompileTask((CONFIG, structure(weights)), None, SHAPES, store.place, store.digest, 2, where, {})
+
+
+@pytest.fixture
+def make_programs(
+    model: Model, weights: ParamTree, store: ProgramStore, started: list[CompileProcesses]
+) -> Iterator[Callable[..., Programs]]:
+    made = []
+
+    def make(processes: CompileProcesses, task: CompileTask | None = None) -> Programs:
+        started.append(processes)
+        processes.begin(task or task_of(weights, store))
+        made.append(Programs(model, weights, SHAPES, 2, store=store, processes=processes))
+        return made[-1]
+
+    yield make
+    for programs in made:
+        programs.close()
+
+
+def is_running(process: int) -> bool:
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
+def wait_until(is_so: Callable[[], bool]) -> None:
+    until_s = time.monotonic() + WAIT_S
+    while not is_so():
+        assert time.monotonic() < until_s
+        time.sleep(0.05)
+
+
+def ways(log: pytest.LogCaptureFixture) -> dict[str, int]:
+    """How many programs were compiled here, and how many loaded."""
+    words = [record.getMessage().split()[0] for record in log.records if record.name == "quire.executor.compiler"]
+    return {way: words.count(way) for way in ("compiled", "loaded")}
+
+
+def check_complete(programs: Programs) -> None:
+    assert programs.num_unfinished == 0
+    assert programs.table.keys == {key for batch in programs.order.batches for key in batch}
+
+
+def test_programs_that_processes_make_are_loaded_and_the_processes_end(
+    make_programs: Callable[..., Programs], caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = CompileProcesses(1)
+    programs = make_programs(processes)
+    monkeypatch.setattr(programs.compiler, "compile", lambda key: pytest.fail(f"{key} is compiled here"))
+    compiling = programs.compile_all()
+    next(compiling)
+    (process,) = processes.process_ids
+    assert list(compiling)[-1] == 1.0
+    check_complete(programs)
+    assert processes.process_ids == []
+    wait_until(lambda: not is_running(process))
+    assert FALLS_BACK not in caplog.text
+
+
+def test_no_process_is_started_for_programs_that_are_kept(
+    model: Model, weights: ParamTree, store: ProgramStore, started: list[CompileProcesses]
+) -> None:
+    compiler = Compiler(model, weights, SHAPES, None, store)
+    processes = CompileProcesses(1, command=("/no/such/command",))
+    started.append(processes)
+    compiler.make(("start", 1))
+    assert compiler.is_kept(("start", 1))
+    processes.want([])
+    processes.start()
+    assert processes.process_ids == []
+    assert not processes.make(("start", 1))
+
+
+def test_what_a_killed_process_has_not_made_is_compiled_by_threads(
+    make_programs: Callable[..., Programs], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "quire")
+    processes = CompileProcesses(2)
+    programs = make_programs(processes)
+    for share in programs.compile_all():
+        if share and (left := processes.process_ids):
+            os.kill(left[0], signal.SIGKILL)
+    check_complete(programs)
+    made = ways(caplog)
+    assert made["compiled"] > 0
+    assert made["loaded"] > 0
+    assert caplog.text.count(FALLS_BACK) == 1
+    assert "have ended with status -9" in caplog.text
+
+
+@pytest.mark.parametrize("command", [("/no/such/command",), (sys.executable, "-c", "raise SystemExit(3)")])
+def test_threads_compile_where_no_process_starts(
+    make_programs: Callable[..., Programs], caplog: pytest.LogCaptureFixture, command: tuple[str, ...]
+) -> None:
+    caplog.set_level(logging.DEBUG, "quire")
+    programs = make_programs(CompileProcesses(2, command=command))
+    for _ in programs.compile_for_one(4):
+        pass  # nothing is asked of processes
+    assert FALLS_BACK not in caplog.text
+    for _ in programs.compile_all():
+        pass
+    check_complete(programs)
+    assert ways(caplog)["loaded"] == 0
+    assert caplog.text.count(FALLS_BACK) == 1
+
+
+def test_a_process_with_other_devices_makes_nothing(
+    make_programs: Callable[..., Programs],
+    weights: ParamTree,
+    store: ProgramStore,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    programs = make_programs(CompileProcesses(1), task_of(weights, store)._replace(digest="another"))
+    for _ in programs.compile_all():
+        pass
+    check_complete(programs)
+    assert caplog.text.count(FALLS_BACK) == 1
+    assert "it has other devices than the engine" in caplog.text
+
+
+def test_a_program_that_a_process_cannot_make_is_left_to_a_thread(
+    weights: ParamTree, store: ProgramStore, started: list[CompileProcesses], caplog: pytest.LogCaptureFixture
+) -> None:
+    processes = CompileProcesses(1)
+    started.append(processes)
+    processes.begin(task_of(weights, store))
+    wrong: list[Key] = [StepShape(-number) for number in range(1, compile_processes.MAX_FAILED + 2)]
+    processes.want([("start", 1), ("force", 64), *wrong])
+    assert not processes.make(wrong[0])
+    assert processes.make(("start", 1))
+    assert caplog.text.count("a process could not make a program") == 1
+    assert not any(map(processes.make, wrong[1:]))
+    assert not processes.make(("force", 64))
+    assert caplog.text.count(FALLS_BACK) == 1
+
+
+def test_a_process_that_does_not_answer_is_not_waited_for(
+    weights: ParamTree,
+    store: ProgramStore,
+    started: list[CompileProcesses],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(compile_processes, "QUIET_S", 0.2)
+    processes = CompileProcesses(1, command=SLEEPER)
+    started.append(processes)
+    processes.begin(task_of(weights, store))
+    processes.want([("start", 1)])
+    (process,) = processes.process_ids
+    assert not processes.make(("start", 1))
+    wait_until(lambda: not is_running(process))
+    assert "have not answered for" in caplog.text
+
+
+def test_threads_that_wait_for_a_process_end_with_their_programs(
+    make_programs: Callable[..., Programs], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, "quire")
+    programs = make_programs(CompileProcesses(1, command=SLEEPER))
+    next(programs.compile_all())
+    programs.close()
+    wait_until(lambda: programs.num_unfinished == 0)
+    assert ways(caplog) == {"compiled": 0, "loaded": 0}
+    assert FALLS_BACK not in caplog.text
+
+
+START_AND_WAIT = """
+import sys, time
+from quire.executor.compile_processes import CompileProcesses
+processes = CompileProcesses(1)
+processes.start()
+print(*processes.process_ids, flush=True)
+time.sleep(600)
+"""
+
+
+def test_a_killed_engine_leaves_no_process() -> None:
+    engine = subprocess.Popen([sys.executable, "-c", START_AND_WAIT], stdout=subprocess.PIPE, text=True)
+    assert engine.stdout is not None
+    process = int(engine.stdout.readline())
+    assert is_running(process)
+    engine.kill()
+    engine.wait()
+    engine.stdout.close()
+    wait_until(lambda: not is_running(process))
+
+
+@pytest.mark.parametrize("quantize", ["none", "int8", "fp8"])
+def test_the_structure_of_weights_travels(quantize: Quantize) -> None:
+    for name in CASES:
+        model = build_model(config_of(name))
+        like = weights_like(model, None, dtype="bfloat16", quantize=quantize)
+        travelled: Any = pickle.loads(pickle.dumps(structure(like)))
+        assert jax.tree.structure(travelled) == jax.tree.structure(like), name
+        assert [(one.shape, one.dtype) for one in jax.tree.leaves(travelled)] == [
+            (one.shape, one.dtype) for one in jax.tree.leaves(like)
+        ], name
+
+
+def test_a_first_program_that_is_never_asked_for_does_not_keep_others_waiting_for_ever(
+    started: list[CompileProcesses], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(compile_processes, "QUIET_S", 0.2)
+    processes = CompileProcesses(1, command=SLEEPER)
+    started.append(processes)
+    first, other = StepShape(8), StepShape(16)
+    processes.want({first, other}, {first})
+    assert not processes.make(other)  # a thread compiles it
+
+
+def test_processes_are_not_asked_for_programs_whose_products_xla_times(
+    make_programs: Callable[..., Programs], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processes = CompileProcesses(1, command=SLEEPER)
+    programs = make_programs(processes)
+    asked: list[set[Key]] = []
+
+    def want(keys: set[Key], first: set[Key]) -> None:
+        asked.append(keys)
+        processes.close()
+
+    monkeypatch.setattr(processes, "want", want)
+    monkeypatch.setattr(programs.compiler, "times_few", lambda rows: rows <= 2)
+    programs.compile_all()
+    (wanted,) = asked
+    samples = {key for key in wanted if not isinstance(key, StepShape) and key[0] == "any"}
+    assert samples
+    assert all(key[1] > 2 for key in samples)
+    steps = {key.tokens for key in wanted if isinstance(key, StepShape) and not key.decodes_only}
+    assert steps
+    assert min(steps) > 2

@@ -1,0 +1,33 @@
+"""The number of processes that compile for an engine."""
+
+import pytest
+
+from quire.compile_settings import resolve_compile_processes
+from quire.config import Config
+from quire.errors import InvalidSetting
+
+GIB = 2**30
+
+
+@pytest.mark.parametrize(
+    ("threads", "outside_gib", "value"),
+    [(16, 8.3, 4), (16, 4.7, 3), (16, 2.9, 1), (16, 1.4, 0), (8, 8.3, 2), (2, 8.3, 1), (16, 0, 0)],
+)
+def test_a_gpu_has_as_many_as_its_threads_and_the_memory_beside_jax_allow(
+    threads: int, outside_gib: float, value: int
+) -> None:
+    choice = resolve_compile_processes(Config(), "gpu", threads, int(outside_gib * GIB))
+    assert choice.value == value
+    assert choice.is_automatic
+
+
+def test_a_cpu_has_none_unless_asked() -> None:
+    assert resolve_compile_processes(Config(), "cpu", 16, 0).value == 0
+    assert resolve_compile_processes(Config(compile_processes=2), "cpu", 16, 0).value == 2
+
+
+def test_several_devices_have_none() -> None:
+    assert resolve_compile_processes(Config(tensor_parallel=2), "gpu", 16, 8 * GIB).value == 0
+    assert resolve_compile_processes(Config(tensor_parallel=2, compile_processes=0), "gpu", 16, 0).value == 0
+    with pytest.raises(InvalidSetting, match="compile_processes is 1; with tensor_parallel = 2 it must be 0"):
+        resolve_compile_processes(Config(tensor_parallel=2, compile_processes=1), "gpu", 16, 8 * GIB)
