@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.models.context import PlatformOps
-from quire.models.norm import RMSNorm
+from quire.models.norm import GroupedRMSNorm
 from quire.models.params import Array, Param, ParamTree, Tensor, params_of
 from quire.models.projection import project, project_sums
 from quire.ops.recurrence import Recurrence
@@ -26,7 +26,7 @@ class Mamba2:
     """A `Mixer`. Of a token x, B and C go through the convolution: they are its values, its key and its query.
 
     A token's rate is dt = softplus(its own + dt_bias), and its factor exp(-exp(a_log) dt). `skip` times x is added to
-    the output, which is multiplied by silu(gate) and normalised over all heads.
+    the output, which is multiplied by silu(gate) and normalised over the heads of each B and C.
     """
 
     spec: RecurrentSpec
@@ -36,7 +36,7 @@ class Mamba2:
     a_log: Param  # [k, g]
     dt_bias: Param  # [k, g]
     skip: Param  # [k, g]
-    norm: RMSNorm
+    norm: GroupedRMSNorm
     out: Param  # [d, k, g, v]
 
     @property
@@ -156,7 +156,7 @@ def mamba2(name: str, spec: RecurrentSpec, embed: int, eps: float, *, has_bias: 
         a_log=of_heads("A_log"),
         dt_bias=of_heads("dt_bias"),
         skip=of_heads("D"),
-        norm=RMSNorm(f"{name}.norm", heads * values, eps),
+        norm=GroupedRMSNorm(f"{name}.norm", heads, values, eps),
         out=Param(
             (embed, heads, spec.group, spec.value_dim),
             ("embed", "kv_heads", None, None),

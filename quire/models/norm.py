@@ -56,6 +56,25 @@ class RMSNorm:
 
 
 @dataclass(frozen=True)
+class GroupedRMSNorm:
+    """Divides each of `groups` equal parts by its own root mean square. The factors are those of all parts in a row."""
+
+    name: str
+    groups: int
+    size: int
+    eps: float
+
+    def params(self) -> ParamTree:
+        return RMSNorm(self.name, self.groups * self.size, self.eps).params()
+
+    def __call__(self, weights: ParamTree, x: jax.Array, norms: Norms) -> jax.Array:
+        if self.groups == 1:
+            return norms.rms(x, weights["weight"], self.eps, 0.0)
+        normal = norms.rms(x.reshape(-1, self.size), jnp.ones(self.size, x.dtype), self.eps, 0.0)
+        return normal.reshape(x.shape) * weights["weight"].astype(x.dtype)
+
+
+@dataclass(frozen=True)
 class HeadsRMSNorm:
     """An RMS norm over all heads together, those of keys, or those of queries with the `group` of each key."""
 
