@@ -24,6 +24,7 @@ from quire.ops.attention_spec import AttentionSpec
 from quire.ops.heads import Heads
 from quire.ops.norms import Norms
 from quire.ops.pages import TILE, PageAccess, Segments, SharedPrefixes, Tiles, write_targets
+from quire.ops.quantized import for_rows
 from quire.ops.recurrence import RecurrentOps
 from quire.ops.slot_access import slot_access
 from quire.ops.step_attention import FilterCuts, Kernels, step_attention
@@ -162,7 +163,8 @@ def _hidden(
     if state.slot_arrays:
         by_slot = slot_access(inputs.slots, inputs.positions, tiles, compiled.shapes.num_slots)
     states = PagedStates(layout, state.pages[:count], access, state.slot_arrays, by_slot)
-    hidden, states = compiled.model.forward(weights.model, context, states, _ops(kernels, norms, inputs.positions))
+    own = for_rows(weights.model, _num_real(inputs.positions))
+    hidden, states = compiled.model.forward(own, context, states, _ops(kernels, norms, inputs.positions))
     state = State([*states.arrays, *state.pages[count:]], slots, [*states.slot_arrays])
     if compiled.draft is not None:
         state, _ = draft_hidden(compiled, weights, state, inputs.slots, inputs.positions, tiles, norms, segments)
@@ -196,8 +198,14 @@ def draft_hidden(
     access = _access(compiled, state.slots, tokens, draft.group)
     states = PagedStates(draft.layout, state.pages[count:], [access])
     context = _context(draft.model, state.slots, tokens, None)
-    hidden, states = draft.model.forward(weights.draft, context, states, _ops(compiled.kernels, norms, positions))
+    own = for_rows(weights.draft, _num_real(positions))
+    hidden, states = draft.model.forward(own, context, states, _ops(compiled.kernels, norms, positions))
     return state._replace(pages=[*state.pages[:count], *states.arrays]), hidden
+
+
+def _num_real(positions: jax.Array) -> jax.Array:
+    """int32 []: the tokens up to the last that is not padding."""
+    return jnp.max(jnp.where(positions >= 0, jnp.arange(1, len(positions) + 1, dtype=jnp.int32), 0))
 
 
 def _context(model: Model, slots: Slots, tokens: StepTokens, adapters: Adapters | None) -> TokenContext:
@@ -242,7 +250,7 @@ def sample_next(
     count = num_sample_fields(slots.lengths is not None)
     slot, position, samples, *guesses = packed[: count * size].reshape(count, size)
     position = positions_of(position, slot, slots)
-    logits = model.logits(head, hidden[:size])
+    logits = model.logits(for_rows(head, jnp.sum(samples > 0)), hidden[:size])  # those that sample are the first
     asked, before = packed[count * size :], guesses[0] if guesses else None
     return _next(way, slots, logits, slot, position, samples > 0, asked, masks, cuts, before, has_checksums)
 

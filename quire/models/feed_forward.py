@@ -169,6 +169,8 @@ class Experts:
             return out
         tokens, chosen = expert.shape
         num_experts, *parts, embed = self.gate_up.shape
+        if ops.is_real is not None:  # and here it visits none: its rows are behind all others
+            expert = jnp.where(ops.is_real[:, None], expert, num_experts)
         order = jnp.argsort(expert.reshape(-1), stable=True)  # of the visits, [t * chosen]
         visits = jnp.bincount(expert.reshape(-1), length=num_experts)  # of each expert
         visited = expert.reshape(-1)[order]

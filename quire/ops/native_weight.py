@@ -18,6 +18,7 @@ class NativeWeight:
     """
 
     values: Any  # an array, on the host or a device
+    num_rows: Any = None  # int32 []: rows that products compute, the first; None: all
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -26,7 +27,7 @@ class NativeWeight:
 
     def product(self, x: jax.Array, num_output_axes: int) -> jax.Array:
         """[t, outputs] of x [t, inputs]; the first axes of the weight are outputs, the others inputs."""
-        return float_product.product(x, self.values.reshape(prod(self.shape[:num_output_axes]), -1))
+        return float_product.product(x, self.values.reshape(prod(self.shape[:num_output_axes]), -1), self.num_rows)
 
     def grouped_product(self, x: jax.Array, sizes: jax.Array) -> jax.Array:
         """[n, outputs] of x [n, inputs] with the matrices [e, ..., inputs], each for the next of the `sizes` rows."""

@@ -6,7 +6,7 @@ a group's product is an exact int32, and the sum over groups is float32.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from typing import Any
@@ -31,7 +31,7 @@ SMALLEST = 2.0**-119
 _CHUNK_GROUPS = 1 << 15  # quantised at a time without the kernel, so that temporaries stay small
 
 
-@partial(jax.tree_util.register_dataclass, data_fields=["tiles"], meta_fields=["shape", "num_contracted"])
+@partial(jax.tree_util.register_dataclass, data_fields=["tiles", "num_rows"], meta_fields=["shape", "num_contracted"])
 @dataclass(frozen=True)
 class Packed:
     """A weight in the order in which the kernel reads it, or the matrices of experts, each in that order."""
@@ -39,6 +39,7 @@ class Packed:
     tiles: Any  # int8, an array on the host or a device; those of experts have one axis more
     shape: tuple[int, ...]
     num_contracted: int  # of the last axes
+    num_rows: Any = None  # int32 []: rows that products compute, the first; None: all
 
 
 @partial(jax.tree_util.register_dataclass, data_fields=["codes", "scales"], meta_fields=[])
@@ -152,6 +153,15 @@ def map_arrays(
     return change(weight, axes)
 
 
+def for_rows(weights: Any, num_rows: jax.Array) -> Any:
+    """Weights whose products compute the first rows only, where kernels can: padding then costs next to nothing."""
+
+    def counted(node: Any) -> Any:
+        return replace(node, num_rows=num_rows) if isinstance(node, Packed | NativeWeight) else node
+
+    return jax.tree.map(counted, weights, is_leaf=lambda node: isinstance(node, Packed | NativeWeight))
+
+
 def product(x: Rows, weight: QuantizedWeight, num_output_axes: int, dtype: Any = jnp.float32) -> jax.Array:
     """float32 [t, outputs] of x [t, ...] with a weight whose first `num_output_axes` axes are outputs, flattened, for a
     caller that rounds it to `dtype`."""
@@ -164,14 +174,14 @@ def product(x: Rows, weight: QuantizedWeight, num_output_axes: int, dtype: Any =
     runs = x.reshape(len(x), -1, inner[-1])
     if isinstance(weight, Packed):
         assert weight.num_contracted == len(inner), f"a weight of {shape} was packed for {weight.num_contracted} inputs"
-        return int8_product.product(runs, weight.tiles, width)
+        return int8_product.product(runs, weight.tiles, width, weight.num_rows)
     near = rounded(runs).reshape(len(x), -1)
     return jnp.einsum("ti,oi->to", near, widened(weight).reshape(width, -1), preferred_element_type=jnp.float32)
 
 
 def gated_product(both: jax.Array, weight: Packed) -> jax.Array:
     """float32 [t, outputs] of silu(both[:, 0]) * both[:, 1], both [t, 2, m], with a weight [outputs, m]."""
-    return int8_product.product(both, weight.tiles, weight.shape[0], gated=True)
+    return int8_product.product(both, weight.tiles, weight.shape[0], weight.num_rows, gated=True)
 
 
 def grouped_product(

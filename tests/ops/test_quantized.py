@@ -13,9 +13,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.models.feed_forward import gated
+from quire.models.projection import matmul
 from quire.ops.native import int8_product, library
 from quire.ops.native.building import build
-from quire.ops.quantized import Grouped, Packed, QuantizedWeight, gated_product, group, pack, product, rows_of, widened
+from quire.ops.native_weight import NativeWeight
+from quire.ops.quantized import (
+    Grouped,
+    Packed,
+    QuantizedWeight,
+    for_rows,
+    gated_product,
+    group,
+    pack,
+    product,
+    rows_of,
+    widened,
+)
 
 Array = np.ndarray[Any, Any]
 SHAPES = (  # and how many of their axes are contracted
@@ -136,7 +149,26 @@ def test_the_plain_kernel_computes_what_the_fast_one_does(tmp_path: Path) -> Non
     jax.ffi.register_ffi_target("plain_int8_product", handler, platform="cpu")
     weight, x = pack(normal(24, 96), 1), jnp.asarray(normal(7, 1, 96, seed=1))
     call = jax.ffi.ffi_call("plain_int8_product", jax.ShapeDtypeStruct((7, 24), jnp.float32))
-    np.testing.assert_allclose(call(x, weight.tiles), int8_product.product(x, weight.tiles, 24), rtol=1e-5, atol=1e-5)
+    found = call(x, weight.tiles, np.int32(7))
+    np.testing.assert_allclose(found, int8_product.product(x, weight.tiles, 24), rtol=1e-5, atol=1e-5)
+
+
+@native
+@pytest.mark.parametrize("num_rows", [0, 1, 5, 36, 37, 99])
+@pytest.mark.parametrize("form", ["packed", "gated", "floats"])
+def test_rows_that_do_not_count_are_zeros_and_change_no_other(form: str, num_rows: int) -> None:
+    rows, weight = 37, normal(20, 96)
+    x = jnp.asarray(normal(rows, 2, 96, seed=1)).at[num_rows:].set(jnp.nan)
+    stored: Any = NativeWeight(jnp.asarray(weight)) if form == "floats" else pack(weight, 1)
+    counted = for_rows({"a": [stored]}, jnp.int32(num_rows))["a"][0]
+
+    def compute(weight: Any) -> Array:
+        return np.asarray(gated_product(x, weight) if form == "gated" else matmul(x[:, 0], weight, 1))
+
+    count = min(num_rows, rows)
+    np.testing.assert_array_equal(compute(counted)[:count], compute(stored)[:count])
+    assert np.isfinite(compute(counted)[:count]).all()
+    np.testing.assert_array_equal(compute(counted)[count:], 0.0)
 
 
 def test_the_forms_are_trees_of_arrays() -> None:

@@ -31,11 +31,13 @@ void multiply_all(const std::vector<Product>& products) {
   });
 }
 
-// out [t, o] of x [t, i] with weights [o, i].
-Fault FloatProduct(In<float> x, In<float> weights, Out<float> out) {
+// out [t, o] of the first rows of x [t, i] with weights [o, i]. The other rows become zero.
+Fault FloatProduct(In<float> x, In<float> weights, In<int32_t> num_rows, Out<float> out) {
   const auto d = x.sizes, w = weights.sizes;
   if (w[1] != d[1]) return "operands with different numbers of inputs";
-  multiply_all({{x.data, weights.data, out.data, d[0], w[0], d[1]}});
+  const int64_t rows = first_rows(num_rows, d[0]);
+  multiply_all({{x.data, weights.data, out.data, rows, w[0], d[1]}});
+  std::fill(out.data + rows * w[0], out.data + d[0] * w[0], 0.0f);
   return nullptr;
 }
 

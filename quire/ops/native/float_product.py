@@ -8,14 +8,15 @@ import jax.numpy as jnp
 
 from quire.ops.grouped_product import ragged_product
 from quire.ops.native.library import need
+from quire.ops.native.rows import counted
 
 
-def product(x: jax.Array, weight: jax.Array) -> jax.Array:
-    """[t, o] of x [t, i] with a weight [o, i]."""
+def product(x: jax.Array, weight: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
+    """[t, o] of x [t, i] with a weight [o, i]; of the first `num_rows`, the others being zeros or anything else."""
     if not need("floats"):
         return jnp.einsum("ti,oi->to", x, weight, preferred_element_type=jnp.float32)
     out = jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), jnp.float32)  # type: ignore[no-untyped-call]
-    result: jax.Array = jax.ffi.ffi_call("quire_float_product", out)(x, weight)
+    result: jax.Array = jax.ffi.ffi_call("quire_float_product", out)(x, weight, counted(x, num_rows))
     return result
 
 

@@ -153,22 +153,24 @@ void product(const Rows& rows, const std::vector<Part>& parts, float* out, int64
   });
 }
 
+// The first `rows.count` rows of the result; the others become zero.
 Fault multiply_rows(const Rows& rows, In<int8_t> tiles, Out<float> out) {
   const int64_t width = out.sizes[1];
   const int64_t needed = ceil_div(width, kTile) * rows.groups() * sizeof(TileGroup);
   if (tiles.count() != needed) return "tiles of another shape";
   product(rows, {{reinterpret_cast<const TileGroup*>(tiles.data), 0, rows.count}}, out.data, width);
+  std::fill(out.data + rows.count * width, out.data + out.sizes[0] * width, 0.0f);
   return nullptr;
 }
 
-Fault Int8Product(In<float> x, In<int8_t> tiles, Out<float> out) {
+Fault Int8Product(In<float> x, In<int8_t> tiles, In<int32_t> num_rows, Out<float> out) {
   const auto d = x.sizes;
-  return multiply_rows({x.data, d[0], d[1], d[2]}, tiles, out);
+  return multiply_rows({x.data, first_rows(num_rows, d[0]), d[1], d[2]}, tiles, out);
 }
 
-Fault Int8GatedProduct(In<float> x, In<int8_t> tiles, Out<float> out) {
+Fault Int8GatedProduct(In<float> x, In<int8_t> tiles, In<int32_t> num_rows, Out<float> out) {
   const auto d = x.sizes;
-  return multiply_rows({x.data, d[0], 1, d[2], true}, tiles, out);
+  return multiply_rows({x.data, first_rows(num_rows, d[0]), 1, d[2], true}, tiles, out);
 }
 
 // out [n, width] of rows x [n, 1, run], or gated ones [n, 2, run], with the tiles of several matrices: the first sizes[0]

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from quire.ops.native.library import library
+from quire.ops.native.rows import counted
 
 Array = np.ndarray[Any, Any]
 
@@ -66,11 +67,14 @@ def pack_codes(codes: Array, scales: Array, num_contracted: int) -> Array:
     return tiles.view(np.int8).reshape(*tiles.shape, TILE_GROUP_BYTES)
 
 
-def product(x: jax.Array, tiles: jax.Array, width: int, *, gated: bool = False) -> jax.Array:
-    """float32 [t, width] of x [t, runs, run], or of silu(x[:, 0]) * x[:, 1] where x [t, 2, run] is gated."""
+def product(
+    x: jax.Array, tiles: jax.Array, width: int, num_rows: jax.Array | None = None, *, gated: bool = False
+) -> jax.Array:
+    """float32 [t, width] of x [t, runs, run], or of silu(x[:, 0]) * x[:, 1] where x [t, 2, run] is gated; of the first
+    `num_rows`, the others being zeros."""
     target = "quire_int8_gated_product" if gated else "quire_int8_product"
     call = jax.ffi.ffi_call(target, jax.ShapeDtypeStruct((x.shape[0], width), jnp.float32))  # type: ignore[no-untyped-call]
-    out: jax.Array = call(x.astype(jnp.float32), tiles)
+    out: jax.Array = call(x.astype(jnp.float32), tiles, counted(x, num_rows))
     return out
 
 

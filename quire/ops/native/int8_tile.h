@@ -62,9 +62,16 @@ constexpr int64_t kRowsTogether = kBlocksTogether * kRowBlock;
 constexpr int32_t kMagicBits = 0x4B400000;
 constexpr float kMagic = 12582912.0f;
 
+}  // namespace quire
+
+#include "int8_neon.h"
+
+namespace quire {
+
 template <int kRows>
 inline void multiply(const RowGroup* rows, const TileGroup* const* tiles, int64_t groups, float* out, int64_t stride) {
   const TileGroup* const tile = tiles[0];
+  if constexpr (kRows == 4) return multiply_four(rows, tile, groups, out, stride);
   float32x4_t sum[kRows][2];
   for (int r = 0; r < kRows; ++r) sum[r][0] = sum[r][1] = vdupq_n_f32(0.0f);
   const float32x4_t magic = vdupq_n_f32(kMagic);

@@ -53,6 +53,9 @@ struct In : Array<const T> {};
 template <typename T>
 struct Out : Array<T> {};
 
+// How many of `all` rows count.
+inline int64_t first_rows(In<int32_t> count, int64_t all) { return std::clamp<int64_t>(count.data[0], 0, all); }
+
 struct Integers {
   const int64_t* data = nullptr;
   size_t count = 0;
