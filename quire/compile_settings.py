@@ -18,7 +18,9 @@ def resolve_compile_processes(config: Config, platform: str, threads: int, outsi
             raise InvalidSetting(f"{name} is {asked}; with tensor_parallel = {config.tensor_parallel} it must be 0")
         return chosen(name, asked, 0, "several devices: threads compile")
     if platform != "gpu":
-        return chosen(name, asked, 0, f"{platform.upper()} default: threads compile")
+        count = int(platform == "cpu" and threads > 1)
+        reason = "one, of a low priority, while an engine serves" if count else "threads compile"
+        return chosen(name, asked, count, f"{platform.upper()} default: {reason}")
     fitting = max(0, outside_bytes - ENGINE_BYTES) // PROCESS_BYTES
     reason = f"one for {THREADS_OF_ONE} compile_threads; {outside_bytes / 2**30:.1f} GiB of the GPU are not JAX's"
     return chosen(name, asked, min(max(1, threads // THREADS_OF_ONE), MAX_PROCESSES, fitting), reason)

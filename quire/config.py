@@ -149,8 +149,8 @@ class Config:
     compile_processes: int | None = setting(
         None,
         DEVICES,
-        "Processes that compile programs for the engine, so that its steps go on; each takes about half a GiB of a GPU "
-        "until all programs are there. 0: threads of the engine do it. By default up to 4 on a GPU, 0 on a CPU.",
+        "Processes that compile programs for the engine, so that its steps go on; each takes half a GiB of memory "
+        "until all programs are there. 0: threads of the engine do it. By default up to 4 on a GPU, 1 on a CPU.",
     )
 
     @property

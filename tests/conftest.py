@@ -85,6 +85,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: "Producer") -> "Load
 
 def pytest_configure(config: pytest.Config) -> None:
     os.environ.pop("JAX_COMPILATION_CACHE_DIR", None)  # with it programs are not kept on a CPU
+    os.environ["QUIRE_COMPILE_PROCESSES"] = "0"  # tiny models are compiled before another process has loaded JAX
     if "gpu" not in config.getoption("-m"):
         os.environ["XLA_FLAGS"] = flags(os.environ.get("XLA_FLAGS", ""))  # JAX reads it when it is first used
     if FOLDER not in os.environ:

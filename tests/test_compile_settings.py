@@ -21,8 +21,10 @@ def test_a_gpu_has_as_many_as_its_threads_and_the_memory_beside_jax_allow(
     assert choice.is_automatic
 
 
-def test_a_cpu_has_none_unless_asked() -> None:
-    assert resolve_compile_processes(Config(), "cpu", 16, 0).value == 0
+def test_a_cpu_has_one_unless_others_are_asked_for() -> None:
+    assert resolve_compile_processes(Config(), "cpu", 16, 0).value == 1
+    assert resolve_compile_processes(Config(), "cpu", 1, 0).value == 0
+    assert resolve_compile_processes(Config(compile_processes=0), "cpu", 16, 0).value == 0
     assert resolve_compile_processes(Config(compile_processes=2), "cpu", 16, 0).value == 2
 
 

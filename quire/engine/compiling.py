@@ -20,8 +20,9 @@ JAX_SETTINGS = ("jax_default_matmul_precision",)
 
 
 def prepare_processes(deployment: Deployment, store: ProgramStore) -> CompileProcesses | None:
-    """The processes, if there are to be any; those of a server begin at once where nothing is kept, so that they have
-    loaded JAX when there is something to do. None where nothing can be kept: they hand programs over on disk."""
+    """The processes, if there are to be any; those of a server on a GPU begin at once where nothing is kept, so that
+    they have loaded JAX when there is something to do. On a CPU that would keep the engine from loading its own. None
+    where nothing can be kept: they hand programs over on disk."""
     count = deployment.resolved.compile_processes
     if not count:
         return None
@@ -29,7 +30,7 @@ def prepare_processes(deployment: Deployment, store: ProgramStore) -> CompilePro
         log.info("nothing can be kept on disk, so threads compile in place of %d processes", count)
         return None
     processes = CompileProcesses(count, compiling_environment())
-    if deployment.is_served and store.is_empty:
+    if deployment.is_served and store.is_empty and deployment.facts.platform == "gpu":
         processes.start()
     return processes
 

@@ -2,10 +2,11 @@
 
 All tokens of a step share one dimension, padded to a step of a ladder. The ladder is a trade between compile time and
 padding. On a CPU a program takes about a second to compile, at every first start, and a server begins with a few of
-them; so the ladder is coarse: powers of two and the middle between them, a third wasted at most from 16 tokens on. On a
-GPU that hundreds of sequences share padding costs more: from FINE_FROM tokens on there are four steps from one power of
-two to the next, and prompts are cut such that most steps fit one of them (`cut_sizes`). Fewer tokens take as long as
-reading the weights takes, whatever their number.
+them. The native kernels skip padding, which then costs a few hundredths of what a token does; so the ladder is sparse:
+powers of four, and of two from TWOS_FROM tokens on. Without them it is coarse: powers of two and the middle between
+them, a third wasted at most from 16 tokens on. On a GPU that hundreds of sequences share padding costs more: from
+FINE_FROM tokens on there are four steps from one power of two to the next, and prompts are cut such that most steps fit
+one of them (`cut_sizes`). Fewer tokens take as long as reading the weights takes, whatever their number.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,6 +17,7 @@ from quire.ops.pages import TILE
 FINE_FROM = 256
 TIMED_ROWS = 64  # decodes, up to which XLA makes them faster by timing products
 MIDDLES_FROM = 16
+TWOS_FROM = 64
 # Programs that read the pages that decodes share together: for decodes alone from so many rows on, and all others from
 # so many tokens on. There the kernel for it ends at once where nothing is shared, which takes a share of short steps.
 SHARED_ROWS = 64
@@ -51,6 +53,7 @@ class Ladder:
         *,
         min_tokens: int = 1,
         is_fine: bool = False,
+        skips_padding: bool = False,
         has_decodes: bool = False,
         max_fresh_sequences: int = 0,
         fresh_from: int = 2048,
@@ -59,8 +62,10 @@ class Ladder:
     ) -> None:
         self.max_rows = max_rows
         self._is_fine = is_fine
+        self._skips_padding = skips_padding
         self.max_tokens = max_rows + max_prefill_tokens
-        steps = fine(min_tokens, self.max_tokens) if is_fine else coarse(min_tokens, self.max_tokens)
+        spaced = sparse if skips_padding else fine if is_fine else coarse
+        steps = spaced(min_tokens, self.max_tokens)
         self._tokens = sorted({*steps, max(max_prefill_tokens, min_tokens)})  # a full prefill is the longest step
         rows = coarse(min(min_tokens, max_rows), max_rows, middles_from=32)
         self._decodes = [StepShape(count, decodes_only=True) for count in rows] if has_decodes else []
@@ -79,7 +84,8 @@ class Ladder:
         self._fresh += [StepShape(size, fresh_sequences=max_fresh_sequences) for size in several]
         self._has_guesses = max_guesses > 0
         most = max_rows + max_guesses
-        self.sample_sizes = coarse(min(min_tokens, max_rows), most, middles_from=most)
+        factor = 4 if skips_padding else 2
+        self.sample_sizes = coarse(min(min_tokens, max_rows), most, middles_from=most, factor=factor)
 
     @property
     def decodes(self) -> Sequence[StepShape]:
@@ -87,8 +93,8 @@ class Ladder:
 
     @property
     def padded_sizes(self) -> tuple[int, ...]:
-        """Tokens that steps are padded to."""
-        return tuple(self._tokens)
+        """Tokens that steps are padded to, where padding takes time."""
+        return () if self._skips_padding else tuple(self._tokens)
 
     @property
     def cut_sizes(self) -> tuple[int, ...]:
@@ -156,6 +162,14 @@ def coarse(lowest: int, highest: int, *, middles_from: int = MIDDLES_FROM, facto
             steps.append(step * 3 // 2)
         step *= factor
     return [*steps, highest]
+
+
+def sparse(lowest: int, highest: int) -> list[int]:
+    """Powers of four up to TWOS_FROM, then of two; then `highest`."""
+    if highest <= TWOS_FROM:
+        return coarse(lowest, highest, factor=4)
+    few = [step for step in coarse(lowest, TWOS_FROM, factor=4) if step < TWOS_FROM]
+    return [*few, *coarse(TWOS_FROM, highest, middles_from=highest)]
 
 
 def fine(lowest: int, highest: int) -> list[int]:

@@ -88,6 +88,13 @@ class ProgramOrder:
             rest.sort(key=_turn)
         return [self.first, self.early, *(rest[begin : begin + BATCH] for begin in range(0, len(rest), BATCH))]
 
+    @property
+    def for_processes(self) -> list[Key]:
+        """The programs that other processes make, if there are any: all; on a CPU those behind the first, for which
+        nothing else waits."""
+        keys = [key for batch in self.batches for key in batch]
+        return keys if self._shapes.specialised else [key for key in keys if key not in self.first]
+
     def for_one(self, num_tokens: int) -> list[Key]:
         """The programs of a single sequence, after a prompt of `num_tokens`."""
         ladder, most = self._ladder, self._shapes.max_prefill_tokens

@@ -113,7 +113,7 @@ class Programs:
         self._ahead = True
         if self._processes is not None:
             begun = self._made.keys() | self._compiling.keys()
-            missing = {key for batch in self.order.batches for key in batch} - begun
+            missing = [key for key in self.order.for_processes if key not in begun]
             wanted = {key for key in missing if not self._times(key) and not self.compiler.is_kept(key)}
             # Those that wait for another are begun late.
             self._processes.want(wanted, {key for key in self.order.first if self._timed_for(key) is None})
@@ -297,19 +297,19 @@ class Programs:
 
     def rehearse(self, state: State) -> State:
         """Run every program that is made once, on padding: a GPU takes its time to load one that it has not run. As
-        long as some of the first are missing, only those: a server waits for them. Not while XLA times kernels."""
+        long as some of the first are missing, only those: a server waits for them, or in a fixed order for all. Not
+        while XLA times kernels."""
         self.advance()
         if self._is_timing:
             return state
-        # In a fixed order a server waits for all.
         is_enough = self._complete.issuperset(self.order.first) if self._shapes.fixed_order else self.can_run_anything
         for key in [key for key in self._made if is_enough or key in self.order.first]:
             state = self._runs.rehearse(self, self._made[key], key, state)
         return state
 
     def rehearse_one(self, state: State) -> tuple[State, float | None]:
-        """Run a program that has not run yet, other than the one that replaces an adapter: one may be in its place by
-        now. Also returns the seconds after which there may be another; None when all are made and have run."""
+        """Run a program that has not run yet, other than the one that replaces an adapter, as one may be in its place.
+        Also returns the seconds after which there may be another; None when all are made and have run."""
         wait_s = UNFINISHED_S if self.num_unfinished else None
         self.advance()
         for key in self._made:
@@ -346,5 +346,5 @@ class Programs:
         self._is_closed = True
         if self._processes is not None:
             self._processes.close()
-        self._pool.shutdown(wait=False, cancel_futures=True)
-        self._tuning_pool.shutdown(wait=False, cancel_futures=True)
+        for pool in (self._pool, self._tuning_pool):
+            pool.shutdown(wait=False, cancel_futures=True)

@@ -17,6 +17,7 @@ class Shapes:
     num_groups: int = 1  # of pages
     min_tokens: int = 1  # smaller steps are padded to this many
     is_fine: bool = False  # whether the ladder of tokens is: see ladder.py
+    skips_padding: bool = False  # whether kernels do
     specialised: bool = False  # common cases have programs of their own: decodes only, and each way of sampling
     max_fresh_sequences: int = 0  # in programs for new sequences only; 0: there are none
     fresh_from: int = 2048  # tokens, from which on there are such programs
@@ -56,6 +57,7 @@ class Shapes:
             self.max_prefill_tokens,
             min_tokens=self.min_tokens,
             is_fine=self.is_fine,
+            skips_padding=self.skips_padding,
             has_decodes=self.specialised,
             max_fresh_sequences=self.max_fresh_sequences,
             fresh_from=self.fresh_from,

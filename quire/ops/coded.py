@@ -94,7 +94,7 @@ class Rounding:
 
 @partial(
     jax.tree_util.register_dataclass,
-    data_fields=["codes", "scales", "zeros", "index", "input_scale", "input_zero"],
+    data_fields=["codes", "scales", "zeros", "index", "input_scale", "input_zero", "num_rows"],
     meta_fields=["shape", "num_contracted", "is_of_experts", "bits", "group", "rounding", "is_native", "is_direct"],
 )
 @dataclass(frozen=True)
@@ -119,6 +119,7 @@ class Coded:
     rounding: Rounding | None = None
     is_native: bool = False  # on one CPU with the native library, which multiplies one row like the next
     is_direct: bool = False  # on GPUs, which multiply codes of eight bits by each other
+    num_rows: Any = None  # int32 []: rows that a native product computes, the first; None: all
 
     def map(self, change: Callable[[Any, Axes], Any], axes: Axes) -> "Coded":
         """The same with change(array, its axes) for each array; `axes` are those of the weight."""
@@ -166,7 +167,10 @@ class Coded:
             else:
                 x = x_codes.astype(x.dtype)  # exact, as every float has the bits of a code
         if self._is_native_for(x):
-            out = coded_product.product(x, codes, scales, zeros, self.index, group=self.group, scaled=groups > 1)
+            sizes = None if self.num_rows is None else self.num_rows.reshape(1)
+            out = coded_product.product(
+                x, codes, scales, zeros, self.index, group=self.group, scaled=groups > 1, sizes=sizes
+            )
         else:
             numbers = self._numbers(codes, zeros, self.index)
             if groups > 1:

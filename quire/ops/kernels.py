@@ -35,6 +35,7 @@ NATIVE = Kernels(
     adapter_product=native_adapter_product,
     recurrent=NATIVE_RECURRENT,
     attend_latent=tiled_attention,
+    skips_padding=True,
 )
 
 

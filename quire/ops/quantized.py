@@ -156,10 +156,12 @@ def map_arrays(
 def for_rows(weights: Any, num_rows: jax.Array) -> Any:
     """Weights whose products compute the first rows only, where kernels can: padding then costs next to nothing."""
 
-    def counted(node: Any) -> Any:
-        return replace(node, num_rows=num_rows) if isinstance(node, Packed | NativeWeight) else node
+    def can_skip(node: Any) -> bool:
+        return isinstance(node, Packed | NativeWeight) or (isinstance(node, Coded) and node.is_native)
 
-    return jax.tree.map(counted, weights, is_leaf=lambda node: isinstance(node, Packed | NativeWeight))
+    return jax.tree.map(
+        lambda node: replace(node, num_rows=num_rows) if can_skip(node) else node, weights, is_leaf=can_skip
+    )
 
 
 def product(x: Rows, weight: QuantizedWeight, num_output_axes: int, dtype: Any = jnp.float32) -> jax.Array:

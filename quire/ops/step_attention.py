@@ -56,6 +56,7 @@ class Kernels(NamedTuple):
     )
     experts: ExpertKernels = NO_EXPERT_KERNELS
     rounding: RoundingOps = PLAIN_ROUNDING
+    skips_padding: bool = False  # products do, for all weights
 
 
 def step_attention(

@@ -115,7 +115,13 @@ def test_programs_that_processes_make_are_loaded_and_the_processes_end(
 ) -> None:
     processes = CompileProcesses(1)
     programs = make_programs(processes)
-    monkeypatch.setattr(programs.compiler, "compile", lambda key: pytest.fail(f"{key} is compiled here"))
+    compile_here = programs.compiler.compile
+
+    def compile_first(key: Key) -> Any:
+        assert key in programs.order.first, f"{key} is compiled here"
+        return compile_here(key)
+
+    monkeypatch.setattr(programs.compiler, "compile", compile_first)
     compiling = programs.compile_all()
     next(compiling)
     (process,) = processes.process_ids
@@ -146,8 +152,8 @@ def test_what_a_killed_process_has_not_made_is_compiled_by_threads(
     caplog.set_level(logging.DEBUG, "quire")
     processes = CompileProcesses(2)
     programs = make_programs(processes)
-    for share in programs.compile_all():
-        if share and (left := processes.process_ids):
+    for _ in programs.compile_all():
+        if ways(caplog)["loaded"] and (left := processes.process_ids):
             os.kill(left[0], signal.SIGKILL)
     check_complete(programs)
     made = ways(caplog)
@@ -229,7 +235,7 @@ def test_threads_that_wait_for_a_process_end_with_their_programs(
     next(programs.compile_all())
     programs.close()
     wait_until(lambda: programs.num_unfinished == 0)
-    assert ways(caplog) == {"compiled": 0, "loaded": 0}
+    assert ways(caplog)["compiled"] <= len(programs.order.first)
     assert FALLS_BACK not in caplog.text
 
 

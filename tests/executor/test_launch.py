@@ -234,11 +234,23 @@ def test_a_fine_ladder_wastes_a_fifth_at_most_and_a_coarse_one_a_third() -> None
         assert all(1 - (low + 1) / high <= most for low, high in steps)
 
 
+def test_a_ladder_is_sparse_where_padding_takes_no_time() -> None:
+    ladder = Ladder(32, 512, skips_padding=True)
+    sizes = [shape.tokens for shape in ladder.all() if shape == StepShape(shape.tokens)]
+    assert sorted(sizes) == [1, 4, 16, 64, 128, 256, 512, 544]
+    assert ladder.sample_sizes == [1, 4, 16, 32]
+    assert ladder.padded_sizes == ()
+    assert Ladder(4, 32, skips_padding=True).sample_sizes == [1, 4]
+    small = [shape.tokens for shape in Ladder(4, 32, skips_padding=True).all() if not shape.scores]
+    assert sorted(small) == [1, 4, 16, 32, 36]
+
+
 def test_programs_are_few_enough_to_compile_at_a_start() -> None:
     """A default CPU server compiles the first before it serves and the rest behind the first requests."""
-    ladder = Ladder(32, 512)
+    ladder = Ladder(32, 512, skips_padding=True)
     assert len(ladder.first()) == 3
-    assert len(ladder.all()) <= 20
+    assert len(ladder.all()) <= 11
+    assert len(Ladder(32, 512).all()) <= 20
     assert len(Ladder(256, 8192, min_tokens=8, is_fine=True, has_decodes=True, max_fresh_sequences=8).all()) <= 60
 
 

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from quire.models.feed_forward import gated
 from quire.models.projection import matmul
+from quire.ops.coded import Coded
 from quire.ops.native import int8_product, library
 from quire.ops.native.building import build
 from quire.ops.native_weight import NativeWeight
@@ -155,11 +156,15 @@ def test_the_plain_kernel_computes_what_the_fast_one_does(tmp_path: Path) -> Non
 
 @native
 @pytest.mark.parametrize("num_rows", [0, 1, 5, 36, 37, 99])
-@pytest.mark.parametrize("form", ["packed", "gated", "floats"])
+@pytest.mark.parametrize("form", ["packed", "gated", "floats", "codes"])
 def test_rows_that_do_not_count_are_zeros_and_change_no_other(form: str, num_rows: int) -> None:
     rows, weight = 37, normal(20, 96)
     x = jnp.asarray(normal(rows, 2, 96, seed=1)).at[num_rows:].set(jnp.nan)
     stored: Any = NativeWeight(jnp.asarray(weight)) if form == "floats" else pack(weight, 1)
+    if form == "codes":
+        codes = jnp.asarray(np.round(20 * weight), jnp.int8)
+        scales = jnp.full((20, 3), 0.5)
+        stored = Coded(codes, scales, None, None, None, None, (20, 96), 1, False, 8, 32, is_native=True)
     counted = for_rows({"a": [stored]}, jnp.int32(num_rows))["a"][0]
 
     def compute(weight: Any) -> Array:
