@@ -69,7 +69,7 @@ class ProgramOrder:
     @cached_property
     def early(self) -> list[Key]:
         """The programs with which short prompts and single decodes run at full speed, and many slots begin at once."""
-        keys: list[Key] = [*self._ladder.early(), ("any", self._ladder.sample_sizes[0])]
+        keys: list[Key] = [("any", self._ladder.sample_sizes[0]), *self._ladder.early()]
         keys += [*(("start", size) for size in START_SIZES), *(("copy", size) for size in COPY_SIZES)]
         keys += [(kind, size) for kind in self._state_kinds for size in STATE_SIZES]
         return [key for key in keys if key not in self.first]

@@ -177,8 +177,7 @@ class Programs:
 
     def compile_for_one(self, num_tokens: int) -> Iterator[float]:
         """Compile the programs of a single sequence, after a prompt of `num_tokens`; yields the share done."""
-        keys = self.order.for_one(num_tokens)
-        return self._compile_together([keys], keys)
+        return self._compile_together([keys := self.order.for_one(num_tokens)], keys)
 
     def _compile_together(self, batches: list[list[Key]], needed: Iterable[Key]) -> Iterator[float]:
         """Compile the missing programs in parallel. Raises if one of the `needed` fails."""
@@ -227,13 +226,14 @@ class Programs:
         return self._announcer.wrapped(key, program)
 
     def advance(self) -> None:
-        """Take in the batches that are complete, in their order. A server on a GPU takes in each program that is made,
-        since one for fewer tokens saves much; until the next first run may be, its table has those that have run."""
+        """Take in the batches that are complete, in their order. A server on a GPU, or whose kernels compute a row alike
+        in all programs, takes in each that is made, since one for fewer tokens saves much; until the next first run may
+        be, the table of a GPU has those that have run."""
         self._collect()
         unfinished = self._compiling.keys() - self._loading
         while self._batches and unfinished.isdisjoint(self._batches[0]):
             self._complete |= {key for key in self._batches.pop(0) if key in self._made or key in self._compiling}
-        if self._is_serving and self._shapes.specialised:
+        if self._is_serving and (self._shapes.specialised or self._shapes.skips_padding):
             self._complete |= self._made.keys()
         keys = self._complete
         if self._is_serving and self._shapes.specialised and not self._runs.may_be:

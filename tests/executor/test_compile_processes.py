@@ -21,6 +21,7 @@ from quire.executor.compile_processes import CompileProcesses
 from quire.executor.compile_worker import CompileTask, structure
 from quire.executor.compiler import Compiler
 from quire.executor.ladder import StepShape
+from quire.executor.program_order import ProgramOrder
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key
 from quire.executor.programs import Programs
@@ -294,6 +295,8 @@ def test_processes_are_not_asked_for_programs_whose_products_xla_times(
         asked.append(keys)
         processes.close()
 
+    every = [key for batch in programs.order.batches for key in batch]
+    monkeypatch.setattr(ProgramOrder, "for_processes", every)  # as on a GPU, the only one that times products
     monkeypatch.setattr(processes, "want", want)
     monkeypatch.setattr(programs.compiler, "times_few", lambda rows: rows <= 2)
     programs.compile_all()
