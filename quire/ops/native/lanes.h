@@ -114,27 +114,39 @@ inline float highest(Lanes lanes) {
 #endif
 }
 
+// The larger of each pair, and the smaller. Where `b` is no number, neither is the result.
+inline Lanes larger(Lanes a, Lanes b) {
+#if defined(__aarch64__)
+  return (Lanes)vmaxq_f32((float32x4_t)a, (float32x4_t)b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+inline Lanes smaller(Lanes a, Lanes b) {
+#if defined(__aarch64__)
+  return (Lanes)vminq_f32((float32x4_t)a, (float32x4_t)b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
 // e^x to within a few units in the last place. Below -87 and above 88 it is the value there: the first is nearly zero,
 // the second nearly the largest float.
 inline Lanes exponential(Lanes x) {
-  const Lanes lowest = all(-87.0f), highest = all(88.0f);
-  x = x < lowest ? lowest : x;
-  x = x > highest ? highest : x;
-  // x = n ln 2 + r with |r| <= ln 2 / 2. The conversion cuts off, hence the half towards the sign.
-  const Lanes scaled = x * 1.44269504f;
-  const IntLanes n = __builtin_convertvector(scaled + (scaled < 0.0f ? all(-0.5f) : all(0.5f)), IntLanes);
-  const Lanes whole = __builtin_convertvector(n, Lanes);
-  const Lanes r = multiply_add(whole, all(2.12194440e-4f), x - whole * 0.693359375f);
-  Lanes y = multiply_add(all(1.9875691500e-4f), r, all(1.3981999507e-3f));
-  y = multiply_add(y, r, all(8.3334519073e-3f));
-  y = multiply_add(y, r, all(4.1665795894e-2f));
-  y = multiply_add(y, r, all(1.6666665459e-1f));
-  y = multiply_add(y, r, all(5.0000001201e-1f));
-  y = multiply_add(y, r * r, r) + 1.0f;
-  const IntLanes power = (n + 127) << 23;
-  Lanes factor;
-  std::memcpy(&factor, &power, sizeof(factor));
-  return y * factor;
+  // x = n ln 2 + r with |r| <= ln 2 / 2. A sum with a number this large is rounded to n, and has n as its lowest bits.
+  constexpr float kLarge = 12582912.0f;  // 1.5 * 2^23
+  const Lanes near = smaller(all(88.0f), larger(all(-87.0f), x));
+  const Lanes shifted = multiply_add(near, all(1.44269504f), all(kLarge)), n = shifted - kLarge;
+  const Lanes r = multiply_add(n, all(2.12194440e-4f), multiply_add(n, all(-0.693359375f), near));
+  // The polynomial of this degree that is nearest to e^r where r is.
+  Lanes y = multiply_add(all(0.00831252f), r, all(0.041890156f));
+  y = multiply_add(y, r, all(0.16667114f));
+  y = multiply_add(y, r, all(0.4999923f));
+  y = multiply_add(y, r, all(1.0f));
+  y = multiply_add(y, r, all(1.0f));
+  y = (Lanes)((IntLanes)y + ((IntLanes)shifted << 23));  // times 2^n
+  return x == x ? y : x;
 }
 
 }  // namespace quire

@@ -143,7 +143,7 @@ void weigh(const Task& t, int64_t low, int64_t high, float* scores, float& highe
   Lanes part[kParts], most = all(highest);
   for (int i = 0; i < kParts; ++i) {
     part[i] = read(scores + i * kLanes) * scale;
-    most = part[i] > most ? part[i] : most;
+    most = larger(most, part[i]);
   }
   const float best = quire::highest(most);
   if (best > highest) {
