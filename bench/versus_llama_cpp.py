@@ -1,6 +1,8 @@
 """Quire's server and llama.cpp's on the same file, side by side: time to first token and tokens per second over HTTP.
 
     python bench/versus_llama_cpp.py --llama-server PATH [--llama-cpp-python PYTHON] [--streams 1,8,32]
+    python bench/versus_llama_cpp.py --llama-server PATH --streams 1 --requests 3 --prompt-tokens 2000 --new-tokens 8
+    python bench/versus_llama_cpp.py --llama-server PATH --streams 8 --requests 16 --prompt-tokens 1530 --shared 0.98
 
 llama-server comes out of the source package of llama-cpp-python, or out of a clone of llama.cpp:
 
@@ -18,7 +20,8 @@ a peer too: `--peer 'NAME=COMMAND'`, with {port} and {model} in the command. `--
 more than once, each is a server of its own.
 
 All servers are started one after the other and stay; idle ones take no processor time. The loads then go round: every
-server at one number of streams, then at the next, `--repeat` times, the median being what is shown.
+server at one number of streams, then at the next, `--repeat` times, the median being what is shown. With `--shared`
+prompts begin alike; the first of a load is sent alone before it, so that a server can have it in its cache.
 """
 
 import argparse
@@ -30,7 +33,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from statistics import median
 
@@ -41,7 +44,15 @@ from quire.cli.bench.serving_report import Goal, numbers
 METRICS = ("output_tokens_per_s", "first_token_ms_p50", "inter_token_ms_p50", "errors", "short_answers")
 START_S, RETRY_S, STOP_S, LOAD_S = 300.0, 0.02, 15.0, 600.0
 MAX_STREAMS = 32
-NEW_TOKENS, PROMPT_TOKENS = 64, 128
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of requests."""
+
+    prompt: int
+    answer: int
+    shared: float = 0.0  # the share of a prompt that all have in common
 
 
 @dataclass
@@ -88,25 +99,29 @@ class Peer:
             os.killpg(self.process.pid, signal.SIGKILL)
             self.process.wait()
 
-    async def load(self, streams: int, num_requests: int, seed: str, new_tokens: int = NEW_TOKENS) -> dict[str, float]:
+    async def load(self, streams: int, num_requests: int, seed: str, lengths: Lengths) -> dict[str, float]:
         server = self.server
         await server.find_model()
-        sampling = Sampling(new_tokens)
-        self.words = self.words or await words_for(server, PROMPT_TOKENS, sampling)
-        asked = Prompts(self.words, 0, seed).conversations(num_requests, sampling)
+        sampling = Sampling(lengths.answer)
+        self.words = self.words or await words_for(server, lengths.prompt, sampling)
+        shared = round(lengths.shared * self.words)
+        if shared:
+            (text,) = Prompts(self.words, shared, "first", seed).texts(1)
+            await server.send(text, sampling._replace(output_tokens=1))
+        asked = Prompts(self.words, shared, seed, seed).conversations(num_requests, sampling)
         return numbers(await run_load(server, Shape(concurrency=streams), asked, within_s=LOAD_S), Goal())
 
 
-async def compare(peers: list[Peer], streams: list[int], requests: list[int], repeat: int) -> None:
+async def compare(peers: list[Peer], streams: list[int], requests: list[int], repeat: int, lengths: Lengths) -> None:
     for peer in peers:
         await peer.start(Path(f"/tmp/versus-{os.getpid()}-{peer.port}.log"))
         print(f"{peer.name}: first token {peer.first_token_s:.1f} s after its start", file=sys.stderr)
     for peer in peers:
-        await peer.load(8, 8, "warm-up", new_tokens=2)  # what runs for the first time takes longer
+        await peer.load(8, 8, "warm-up", replace(lengths, answer=2))  # what runs for the first time takes longer
     for wanted, count in zip(streams, requests, strict=True):
         for turn in range(repeat):
             for peer in peers if turn % 2 == 0 else peers[::-1]:
-                found = await peer.load(wanted, count, f"{wanted}/{turn}")
+                found = await peer.load(wanted, count, f"{wanted}/{turn}", lengths)
                 peer.results.setdefault(f"{wanted} streams", []).append(found)
                 shown = ", ".join(f"{name} {found.get(name, float('nan')):.1f}" for name in METRICS)
                 print(f"{peer.name}, {wanted} streams: {shown}", file=sys.stderr)
@@ -147,6 +162,9 @@ def main() -> None:
     parser.add_argument("--streams", default="1,8,32")
     parser.add_argument("--requests", default="4,16,32", help="in a run, for each number of streams")
     parser.add_argument("--repeat", type=int, default=1)
+    parser.add_argument("--prompt-tokens", type=int, default=128)
+    parser.add_argument("--new-tokens", type=int, default=64)
+    parser.add_argument("--shared", type=float, default=0.0, help="the share of prompts that is the same in all")
     parser.add_argument("--port", type=int, default=8230, help="the first; each server takes one")
     parser.add_argument("--json")
     asked = parser.parse_args()
@@ -158,7 +176,7 @@ def main() -> None:
     if asked.llama_server:
         commands["llama-server"] = (
             f"{asked.llama_server} -m {model} --host 127.0.0.1 --port {{port}} -t {cores} "
-            f"-np {MAX_STREAMS} -c {MAX_STREAMS * 2 * (PROMPT_TOKENS + NEW_TOKENS)}"
+            f"-np {MAX_STREAMS} -c {MAX_STREAMS * 2 * (asked.prompt_tokens + asked.new_tokens)}"
         )
     if asked.llama_cpp_python:
         commands["llama-cpp-python"] = (
@@ -173,7 +191,8 @@ def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit("told to stop"))  # and take the servers along
     streams, requests = ([int(part) for part in text.split(",")] for text in (asked.streams, asked.requests))
     try:
-        asyncio.run(compare(peers, streams, requests[: len(streams)], asked.repeat))
+        lengths = Lengths(asked.prompt_tokens, asked.new_tokens, asked.shared)
+        asyncio.run(compare(peers, streams, requests[: len(streams)], asked.repeat, lengths))
     finally:
         for peer in peers:
             peer.stop()
