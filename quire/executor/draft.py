@@ -6,7 +6,7 @@ happens to both. Every forward pass runs the draft over the same tokens. What it
 made, and never a token.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,7 +43,8 @@ def guess_by_draft(compiled: Compiled, size: int, weights: Weights, state: State
     draft, shapes = compiled.draft, compiled.shapes
     assert draft is not None
     assert weights.draft is not None
-    params = weights.draft
+    params, kernels = weights.draft, compiled.kernels
+    by_kernels: Any = {"cuts": kernels.filter_cuts, "highest": kernels.highest} if kernels.highest is not None else {}
     slot, entries = packed[:size], packed[size:].reshape(4, -1)
     state = with_page_entries(state, *entries)
     slots = state.slots
@@ -62,9 +63,9 @@ def guess_by_draft(compiled: Compiled, size: int, weights: Weights, state: State
     def one(state: State, offset: jax.Array) -> tuple[State, None]:
         positions = jnp.where(first < 0, -1, first + offset)
         tiles = Tiles.single(slot, positions)
-        state, hidden = draft_hidden(compiled, weights, state, slot, positions, tiles, compiled.kernels.decode_norms)
+        state, hidden = draft_hidden(compiled, weights, state, slot, positions, tiles, kernels.decode_norms)
         at = jnp.maximum(positions, 0)
-        drawn = sample(draft.model.logits(params, hidden), state.slots, slot, at, None, features)
+        drawn = sample(draft.model.logits(params, hidden), state.slots, slot, at, None, features, **by_kernels)
         history = state.slots.history.at[slot, at + 1].set(jnp.maximum(drawn.tokens, 0))
         return state._replace(slots=state.slots._replace(history=history)), None
 

@@ -1,9 +1,7 @@
 """Draws the next token of each row, exactly.
 
 The common rows, greedy and plain temperature, take few passes over the logits. Everything else stands behind conditions
-that are only true when a row of the step asks for it. Nothing is sorted: the cut-offs of top-k, top-p and typical-p are
-found by halving the range of float32, which is as exact as a sort and treats equal probabilities alike; on a GPU by a
-kernel.
+that are only true when a row of the step asks for it. On a CPU a kernel finds the likeliest tokens.
 """
 
 from collections.abc import Callable
@@ -14,9 +12,10 @@ import jax
 import jax.numpy as jnp
 
 from quire.core.plan import SlotStart
+from quire.executor.branches import Flag, any_of, branch, where_asked
+from quire.executor.filters import filtered
 from quire.executor.slots import (
     FREQUENCY,
-    MIN_P,
     NUM_PROMPT,
     PRESENCE,
     REPETITION,
@@ -25,11 +24,9 @@ from quire.executor.slots import (
     SEED_LOW,
     TEMPERATURE,
     TOP_K,
-    TOP_P,
-    TYPICAL_P,
     Slots,
 )
-from quire.ops.step_attention import FilterCuts
+from quire.ops.step_attention import FilterCuts, Highest
 from quire.request import MAX_LOGPROBS
 
 BLOCK = 256  # of the vocabulary, for drawing in two stages
@@ -43,11 +40,11 @@ NOTHING_LEFT = -2  # what the request forbids or penalises leaves no finite logi
 class Features(NamedTuple):
     """The features that any row of a step asks for: scalars on the device, or known when the program is compiled."""
 
-    filters: jax.Array | bool  # top-k, top-p, min-p or typical-p
-    penalties: jax.Array | bool
-    adjustments: jax.Array | bool  # logit bias, or ends that must not come yet
-    masks: jax.Array | bool
-    logprobs: jax.Array | bool
+    filters: Flag  # top-k, top-p, min-p or typical-p
+    penalties: Flag
+    adjustments: Flag  # logit bias, or ends that must not come yet
+    masks: Flag
+    logprobs: Flag
 
 
 NOTHING_ASKED = Features(*[False] * len(Features._fields))
@@ -85,33 +82,71 @@ def sample(
     branches: bool = True,
     cuts: FilterCuts | None = None,
     has_checksums: bool = False,
+    highest: Highest | None = None,
 ) -> Sampled:
     """The tokens that follow `positions` [r] in the slots `rows` [r], from logits [r, v].
 
     `masks` [r, ceil(v / 32)] has a bit for each token that is allowed. Without `branches` nothing is skipped that is
     not known to be idle at compile time: on a GPU the host would wait for the device to say which way to go.
+    `highest`, a kernel, comes with `cuts`.
     """
     int_params, float_params = slots.int_params[rows], slots.float_params[rows]
     index = positions + 1 - int_params[:, NUM_PROMPT]  # of the token to draw, among the generated ones
-    shaped = _where_asked(
-        features.penalties, lambda x: _penalised(x, slots, rows, positions, int_params, float_params), logits
-    )
-    shaped = _where_asked(features.adjustments, lambda x: _adjusted(x, slots, rows, index), shaped)
-    if masks is not None:
-        allowed = masks
-        shaped = _where_asked(features.masks, lambda x: jnp.where(_unpacked(allowed, x.shape[1]), x, -jnp.inf), shaped)
 
-    greedy = jnp.argmax(shaped, axis=-1).astype(jnp.int32)
-    highest = jnp.take_along_axis(shaped, greedy[:, None], axis=1)
-    temperature = float_params[:, TEMPERATURE]
-    is_greedy = temperature < COLDEST
+    def changed(logits: jax.Array) -> jax.Array:
+        shaped = where_asked(
+            features.penalties, lambda x: _penalised(x, slots, rows, positions, int_params, float_params), logits
+        )
+        shaped = where_asked(features.adjustments, lambda x: _adjusted(x, slots, rows, index), shaped)
+        if masks is None:
+            return shaped
+        allowed = masks
+        return where_asked(features.masks, lambda x: jnp.where(_unpacked(allowed, x.shape[1]), x, -jnp.inf), shaped)
+
+    # The kernel skips rows that ask for no filters, which takes less time than a branch that gives logits back.
+    filters = features.filters if highest is None else features.filters is not False
     keep = partial(filtered, branches=branches, cuts=cuts)
+
+    def kept(scaled: jax.Array) -> jax.Array:
+        return where_asked(filters, lambda x: keep(x, int_params[:, TOP_K], float_params), scaled)
+
+    choose = partial(
+        _chosen, kept, partial(uniforms, int_params, index), float_params[:, TEMPERATURE], branches, has_checksums
+    )
+    if highest is not None:
+        changes = features.penalties, features.adjustments, masks is not None and features.masks
+        tokens, checksums, reach = _chosen_by_kernel(highest, choose, changed, any_of(changes), logits)
+    else:
+        shaped = changed(logits)
+        greedy = jnp.argmax(shaped, axis=-1).astype(jnp.int32)
+        tokens, checksums = choose(shaped, greedy, jnp.take_along_axis(shaped, greedy[:, None], axis=1)[:, 0])
+        # Of the model's own logits: what is forbidden may hide a NaN, and so may XLA's maximum on CPUs.
+        reach = jnp.max(jnp.where(jnp.isnan(logits), jnp.inf, logits), axis=-1)
+    tokens = jnp.where(jnp.isfinite(reach), tokens, NOT_NUMBERS)
+    sampled = describe(logits, tokens, features.logprobs)
+    return sampled._replace(checksums=jnp.stack([_checksum(logits), *checksums], 1)) if has_checksums else sampled
+
+
+def _chosen(
+    kept: Callable[[jax.Array], jax.Array],
+    numbers: Callable[[], jax.Array],
+    temperature: jax.Array,
+    branches: bool,
+    has_checksums: bool,
+    shaped: jax.Array,
+    greedy: jax.Array,
+    highest: jax.Array,
+) -> tuple[jax.Array, list[jax.Array]]:
+    """Tokens from logits [r, v], of which `greedy` [r] are the likeliest and `highest` [r] their logits; and checksums.
+
+    `kept` is what filters leave of logits, `numbers` are uniform.
+    """
+    is_greedy = temperature < COLDEST
 
     def drawn(shaped: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
         # With 0 as the highest, no temperature can make the others overflow.
-        scaled = (shaped - highest) / jnp.where(is_greedy, 1.0, temperature)[:, None]
-        scaled = _where_asked(features.filters, lambda x: keep(x, int_params[:, TOP_K], float_params), scaled)
-        token, sums = draw(scaled, uniforms(int_params, index))
+        scaled = kept((shaped - highest[:, None]) / jnp.where(is_greedy, 1.0, temperature)[:, None])
+        token, sums = draw(scaled, numbers())
         checksums = [_checksum(scaled), _checksum(sums)] if has_checksums else []
         return jnp.where(is_greedy, greedy, token), checksums
 
@@ -119,12 +154,30 @@ def sample(
         return greedy, [jnp.zeros(greedy.shape, jnp.uint32)] * (2 * has_checksums)
 
     tokens, checksums = jax.lax.cond(jnp.all(is_greedy), undrawn, drawn, shaped) if branches else drawn(shaped)
-    tokens = jnp.where(jnp.isfinite(highest[:, 0]), tokens, NOTHING_LEFT)
-    # Of the model's own logits: what is forbidden may hide a NaN, and so may XLA's maximum on CPUs.
-    reach = jnp.max(jnp.where(jnp.isnan(logits), jnp.inf, logits), axis=-1)
-    tokens = jnp.where(jnp.isfinite(reach), tokens, NOT_NUMBERS)
-    sampled = describe(logits, tokens, features.logprobs)
-    return sampled._replace(checksums=jnp.stack([_checksum(logits), *checksums], 1)) if has_checksums else sampled
+    return jnp.where(jnp.isfinite(highest), tokens, NOTHING_LEFT), checksums
+
+
+def _chosen_by_kernel(
+    highest: Highest,
+    choose: Callable[..., tuple[jax.Array, list[jax.Array]]],
+    changed: Callable[[jax.Array], jax.Array],
+    is_changed: Flag,
+    logits: jax.Array,
+) -> tuple[jax.Array, list[jax.Array], jax.Array]:
+    """Tokens and checksums, and the highest of the model's own logits [r], or NaN.
+
+    A branch that gives logits back copies them, so those that nothing changes are drawn from in a branch of their own.
+    """
+
+    def from_changed(logits: jax.Array) -> tuple[jax.Array, list[jax.Array], jax.Array]:
+        shaped = changed(logits)
+        return *choose(shaped, *highest(shaped)), highest(logits)[1]
+
+    def from_own(logits: jax.Array) -> tuple[jax.Array, list[jax.Array], jax.Array]:
+        greedy, number = highest(logits)
+        return *choose(logits, greedy, number), number
+
+    return branch(is_changed, from_changed, from_own, logits)
 
 
 def _checksum(values: jax.Array) -> jax.Array:
@@ -133,14 +186,7 @@ def _checksum(values: jax.Array) -> jax.Array:
     return (bits * (2 * jnp.arange(bits.shape[1], dtype=jnp.uint32) + 1)).sum(axis=-1, dtype=jnp.uint32)
 
 
-def _where_asked(asked: jax.Array | bool, change: Callable[[jax.Array], jax.Array], logits: jax.Array) -> jax.Array:
-    if isinstance(asked, bool):
-        return change(logits) if asked else logits
-    changed: jax.Array = jax.lax.cond(asked, change, lambda x: x, logits)
-    return changed
-
-
-def describe(logits: jax.Array, tokens: jax.Array, wanted: jax.Array | bool) -> Sampled:
+def describe(logits: jax.Array, tokens: jax.Array, wanted: Flag) -> Sampled:
     """The tokens with their log-probabilities, where any are wanted."""
     rows = logits.shape[0]
 
@@ -183,86 +229,6 @@ def _pick(weights: jax.Array, uniform: jax.Array) -> tuple[jax.Array, jax.Array]
     # Rounding can leave nothing reached; then the last that has a weight is meant.
     last = weights.shape[1] - 1 - jnp.argmax(weights[:, ::-1] > 0, axis=-1)
     return jnp.where(reached.any(axis=-1), jnp.argmax(reached, axis=-1), last), running
-
-
-def filtered(
-    logits: jax.Array, top_k: jax.Array, float_params: jax.Array, branches: bool = True, cuts: FilterCuts | None = None
-) -> jax.Array:
-    """Logits [r, v], with a maximum of 0, and -inf for what top-k, then top-p, then min-p, then typical-p leave out.
-
-    Each search takes as long as all the rest together, so with `branches` it is made only when a row wants it. With
-    `cuts`, a kernel, each row pays for what it wants.
-    """
-    size = logits.shape[1]
-    k = jnp.where(top_k > 0, jnp.minimum(top_k, size), size)
-    top_p, typical_p = _share(float_params[:, TOP_P]), _share(float_params[:, TYPICAL_P])
-    if cuts is not None:
-        logits, *limits = cuts(logits, k, top_p, float_params[:, MIN_P], typical_p)
-        cut, centre, spread = (limit[:, None] for limit in limits)
-        return jnp.where((logits >= cut) & (jnp.abs(-logits - centre) <= spread), logits, -jnp.inf)
-
-    def wanted(rows: jax.Array) -> jax.Array | bool:
-        return jnp.any(rows) if branches else True
-
-    logits = _where_asked(wanted(k < size), lambda x: _top_k(x, k), logits)
-    logits = _where_asked(wanted(top_p < 1), lambda x: _top_p(x, top_p), logits)
-    # The highest is always left, so that its probability is the measure of the others' after every cut.
-    logits = jnp.where(logits >= jnp.log(float_params[:, MIN_P, None]), logits, -jnp.inf)
-    return _where_asked(wanted(typical_p < 1), lambda x: _typical_p(x, typical_p), logits)
-
-
-def _share(given: jax.Array) -> jax.Array:
-    """The requested share; 1 for rows of padding, which have 0."""
-    return jnp.where(given > 0, given, 1.0)
-
-
-def _top_k(logits: jax.Array, k: jax.Array) -> jax.Array:
-    ranks = _ordered(logits)
-    cut = _largest(lambda least: (ranks >= least[:, None]).sum(axis=-1) >= k, logits.shape[0])
-    return jnp.where((ranks >= cut[:, None]) | (k == logits.shape[1])[:, None], logits, -jnp.inf)
-
-
-def _top_p(logits: jax.Array, top_p: jax.Array) -> jax.Array:
-    probabilities = jax.nn.softmax(logits, axis=-1)
-    return jnp.where(_nucleus(probabilities, probabilities, top_p), logits, -jnp.inf)
-
-
-def _typical_p(logits: jax.Array, typical_p: jax.Array) -> jax.Array:
-    logprobs = jax.nn.log_softmax(logits, axis=-1)
-    probabilities = jnp.exp(logprobs)
-    entropy = -jnp.where(probabilities > 0, probabilities * logprobs, 0.0).sum(axis=-1, keepdims=True)
-    typicality = -jnp.abs(-logprobs - entropy)
-    return jnp.where(_nucleus(probabilities, typicality, typical_p), logits, -jnp.inf)
-
-
-def _nucleus(probabilities: jax.Array, values: jax.Array, mass: jax.Array) -> jax.Array:
-    """The tokens that have the highest values and this mass together, with all that are level with the last of them."""
-    ranks = _ordered(values)
-    cut = _largest(
-        lambda least: jnp.where(ranks >= least[:, None], probabilities, 0.0).sum(axis=-1) >= mass, values.shape[0]
-    )
-    return (ranks >= cut[:, None]) | (mass >= 1)[:, None]
-
-
-def _ordered(values: jax.Array) -> jax.Array:
-    """int32 that sort as the floats do; the two zeros are one."""
-    bits = jax.lax.bitcast_convert_type(jnp.where(values == 0, 0.0, values).astype(jnp.float32), jnp.int32)
-    return jnp.where(bits < 0, bits ^ 0x7FFFFFFF, bits)
-
-
-def _largest(holds: Callable[[jax.Array], jax.Array], rows: int) -> jax.Array:
-    """For each row the largest int32 for which `holds` is true, where it is true for all smaller ones too."""
-
-    def halve(_: int, bounds: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        low, high = bounds
-        # The middle, rounded up, without overflow.
-        middle = (low >> 1) + (high >> 1) + ((low & 1) | (high & 1))
-        true = holds(middle)
-        return jnp.where(true, middle, low), jnp.where(true, high, middle - 1)
-
-    bounds = jnp.full(rows, -(2**31), jnp.int32), jnp.full(rows, 2**31 - 1, jnp.int32)
-    low: jax.Array = jax.lax.fori_loop(0, 32, halve, bounds)[0]
-    return low
 
 
 def _penalised(

@@ -27,7 +27,7 @@ from quire.ops.pages import TILE, PageAccess, Segments, SharedPrefixes, Tiles, w
 from quire.ops.quantized import for_rows
 from quire.ops.recurrence import RecurrentOps
 from quire.ops.slot_access import slot_access
-from quire.ops.step_attention import FilterCuts, Kernels, step_attention
+from quire.ops.step_attention import FilterCuts, Highest, Kernels, step_attention
 
 # The programs that sample: "any" can do everything and branches on the device; the others do what their names say.
 SamplingWay = Literal["any", "plain", "filtered"]
@@ -120,7 +120,8 @@ def decode(
         tiles = Tiles.single(slot, positions, _shared(inputs))
         state, hidden = _hidden(compiled, shape, weights, state, at, tiles)
         logits = compiled.model.logits(weights.model, hidden)
-        slots, sampled = _next("plain", state.slots, logits, slot, positions, offset < num_new)
+        find = compiled.kernels.highest
+        slots, sampled = _next("plain", state.slots, logits, slot, positions, offset < num_new, highest=find)
         return state._replace(slots=slots), sampled.tokens
 
     if count == 1:
@@ -241,6 +242,7 @@ def sample_next(
     masks: jax.Array | None,
     cuts: FilterCuts | None = None,
     has_checksums: bool = False,
+    highest: Highest | None = None,
 ) -> tuple[Slots, Sampled]:
     """The tokens after the first `size` hidden vectors, also written where the next step reads them.
 
@@ -252,7 +254,7 @@ def sample_next(
     position = positions_of(position, slot, slots)
     logits = model.logits(for_rows(head, jnp.sum(samples > 0)), hidden[:size])  # those that sample are the first
     asked, before = packed[count * size :], guesses[0] if guesses else None
-    return _next(way, slots, logits, slot, position, samples > 0, asked, masks, cuts, before, has_checksums)
+    return _next(way, slots, logits, slot, position, samples > 0, asked, masks, cuts, before, has_checksums, highest)
 
 
 def _next(
@@ -267,12 +269,13 @@ def _next(
     cuts: FilterCuts | None = None,
     guesses: jax.Array | None = None,
     has_checksums: bool = False,
+    highest: Highest | None = None,
 ) -> tuple[Slots, Sampled]:
     if asked is not None and way == "any":
         features = Features(*(flag > 0 for flag in asked))
     else:
         features = Features(way == "filtered", penalties=False, adjustments=False, masks=False, logprobs=False)
-    sampled = sample(logits, slots, slot, position, masks, features, way == "any", cuts, has_checksums)
+    sampled = sample(logits, slots, slot, position, masks, features, way == "any", cuts, has_checksums, highest)
     if guesses is not None:
         sampled, samples = with_accepted(sampled, samples, slots, slot, position, guesses)
     padding = slots.history.shape[0] - 1  # tokens that do not count are written there

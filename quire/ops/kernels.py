@@ -12,6 +12,7 @@ from quire.ops.native.adapter_product import add_products as native_adapter_prod
 from quire.ops.native.norms import NATIVE as NATIVE_NORMS
 from quire.ops.native.place_heads import place_heads
 from quire.ops.native.recurrence import NATIVE as NATIVE_RECURRENT
+from quire.ops.native.sampling import filter_cuts, highest
 from quire.ops.native.tiled_attention import tiled_attention
 from quire.ops.pages import CodedPages, KVWriteTargets, Pages
 from quire.ops.rounded_rows import scaled
@@ -32,6 +33,8 @@ NATIVE = Kernels(
     tiled_attention,
     norms=NATIVE_NORMS,
     decode_norms=NATIVE_NORMS,
+    filter_cuts=filter_cuts,
+    highest=highest,
     adapter_product=native_adapter_product,
     recurrent=NATIVE_RECURRENT,
     attend_latent=tiled_attention,

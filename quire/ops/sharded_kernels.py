@@ -30,7 +30,8 @@ WHOLE = PartitionSpec()  # type: ignore[no-untyped-call]
 
 
 def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
-    """The same kernels over the heads of each device. Norms and `filter_cuts` run whole on every device."""
+    """The same kernels over the heads of each device. Norms, `filter_cuts` and `highest` run whole on every
+    device."""
     devices = _Devices(mesh)
     return kernels._replace(
         place=_sharded_place(kernels.place, devices),
@@ -45,6 +46,7 @@ def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
         experts=sharded_experts(kernels.experts, mesh),
         rounding=PLAIN_ROUNDING,  # the same
         filter_cuts=None if kernels.filter_cuts is None else devices.on_whole_arrays(kernels.filter_cuts),
+        highest=None if kernels.highest is None else devices.on_whole_arrays(kernels.highest),
     )
 
 

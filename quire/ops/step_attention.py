@@ -24,6 +24,8 @@ from quire.ops.tiled_attention import tiled_attention
 FilterCuts = Callable[
     [jax.Array, jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 ]
+# Of values [r, v]: the places [r] of the highest, the first of equals, and the numbers there. A NaN is the highest.
+Highest = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
 
 
 def _declined(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments) -> None:
@@ -35,10 +37,10 @@ class Kernels(NamedTuple):
 
     `attend_fresh` is for sequences that are computed from their first position on, with keys and values [t, k, h]. It
     may return None, and anything for padding; layers with sinks are not given to it. The last argument of `attend` are
-    the sinks [k, g] of a layer that has some. `decode_norms` are the norms of steps of decodes alone; `filter_cuts` is
-    for sampling, where XLA alone takes too long. `adapter_product` adds the products with adapters to others.
-    `recurrent` is for layers with a recurrent state, `experts` for layers with experts. `rounding` makes rows
-    for products of codes of eight bits.
+    the sinks [k, g] of a layer that has some. `decode_norms` are the norms of steps of decodes alone; `filter_cuts`
+    and `highest` are for sampling, where XLA alone takes too long; `highest` comes with `filter_cuts`.
+    `adapter_product` adds the products with adapters to others. `recurrent` is for layers with a recurrent state,
+    `experts` for layers with experts. `rounding` makes rows for products of codes of eight bits.
     """
 
     place: Callable[[Heads, Pages, KVWriteTargets], tuple[jax.Array, Pages]]
@@ -48,6 +50,7 @@ class Kernels(NamedTuple):
     norms: Norms = PLAIN_NORMS
     decode_norms: Norms = PLAIN_NORMS
     filter_cuts: FilterCuts | None = None
+    highest: Highest | None = None
     adapter_product: AdapterProduct = add_products
     recurrent: RecurrentKernels = PLAIN_RECURRENT
     # Like `attend`, for heads so wide that a platform may have another kernel, or none.

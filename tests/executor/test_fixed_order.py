@@ -13,12 +13,13 @@ import pytest
 from quire.core.plan import Chunk, Kind
 from quire.errors import EngineFailed, InvalidSetting
 from quire.executor import compiler, sampler
+from quire.executor.filters import filtered
 from quire.executor.ladder import StepShape
 from quire.executor.launch import fields, num_single, split
 from quire.executor.program_order import ProgramOrder
 from quire.executor.program_table import Key, ProgramTable
 from quire.executor.row_check import NUM_DECODES, RowCheck, step_of_decodes, step_of_prompts
-from quire.executor.sampler import NOTHING_ASKED, filtered
+from quire.executor.sampler import NOTHING_ASKED
 from quire.executor.shapes import Shapes
 from quire.models.decoder import Decoder
 from quire.ops.norms import Norms, add_rms_norm, rms_norm

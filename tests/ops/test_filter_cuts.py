@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import example, given
 
-from quire.executor.sampler import filtered
+from quire.executor.filters import filtered
 from quire.executor.slots import MIN_P, TOP_P, TYPICAL_P
 from quire.ops.gpu.filter_cuts import Tiling, filter_cuts
 from quire.request import SamplingParams

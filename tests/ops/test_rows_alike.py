@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quire.executor.compiler import cpu_options
-from quire.executor.sampler import describe, draw, filtered
+from quire.executor.filters import filtered
+from quire.executor.sampler import describe, draw
 from quire.ops import norms
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.native import float_product, library

@@ -24,11 +24,13 @@ class Part(NamedTuple):
 
 # The operations of most models, with which a server can begin.
 BASE = Part(
-    ("tiled_attention.cc", "int8_product.cc", "norm.cc", "place_heads.cc", "zeros.cc"),
+    ("tiled_attention.cc", "int8_product.cc", "norm.cc", "place_heads.cc", "sampling.cc", "zeros.cc"),
     (
         "quire_add_rms_norm",
         "quire_tiled_attention",
         "quire_coded_attention",
+        "quire_filter_cuts",
+        "quire_highest",
         "quire_int8_gated_product",
         "quire_int8_grouped_product",
         "quire_int8_product",
