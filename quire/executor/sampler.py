@@ -103,16 +103,16 @@ def sample(
         allowed = masks
         return where_asked(features.masks, lambda x: jnp.where(_unpacked(allowed, x.shape[1]), x, -jnp.inf), shaped)
 
-    # The kernel skips rows that ask for no filters, which takes less time than a branch that gives logits back.
-    filters = features.filters if highest is None else features.filters is not False
-    keep = partial(filtered, branches=branches, cuts=cuts)
+    temperature, keep = float_params[:, TEMPERATURE], partial(filtered, branches=branches, cuts=cuts)
 
     def kept(scaled: jax.Array) -> jax.Array:
-        return where_asked(filters, lambda x: keep(x, int_params[:, TOP_K], float_params), scaled)
+        if highest is None or features.filters is False:
+            return where_asked(features.filters, lambda x: keep(x, int_params[:, TOP_K], float_params), scaled)
+        # The kernel skips rows that ask for nothing, which takes less time than a branch that gives logits back.
+        asked = jnp.logical_and(features.filters, temperature >= COLDEST)
+        return keep(scaled, jnp.where(asked, int_params[:, TOP_K], 0), jnp.where(asked[:, None], float_params, 0.0))
 
-    choose = partial(
-        _chosen, kept, partial(uniforms, int_params, index), float_params[:, TEMPERATURE], branches, has_checksums
-    )
+    choose = partial(_chosen, kept, partial(uniforms, int_params, index), temperature, branches, has_checksums)
     if highest is not None:
         changes = features.penalties, features.adjustments, masks is not None and features.masks
         tokens, checksums, reach = _chosen_by_kernel(highest, choose, changed, any_of(changes), logits)

@@ -1,6 +1,7 @@
 """Calls the sampler as a step does, for slots that begin as the scheduler says."""
 
 from collections.abc import Iterable
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,6 +11,7 @@ from quire.core.plan import SlotStart
 from quire.executor.sampler import Features, Sampled, sample
 from quire.executor.shapes import Shapes
 from quire.executor.slots import Slots, empty_slots, pack_starts, start_slots
+from quire.ops.step_attention import PLAIN, Kernels
 from quire.request import SamplingParams
 
 Array = np.ndarray[Any, Any]
@@ -37,8 +39,8 @@ def slots_of(starts: list[SlotStart]) -> Slots:
 class Sampling:
     """The sampler compiled for logits of one shape. Features are on unless a test turns them off."""
 
-    def __init__(self) -> None:
-        self._sample = jax.jit(sample)
+    def __init__(self, kernels: Kernels = PLAIN) -> None:
+        self._sample = jax.jit(partial(sample, cuts=kernels.filter_cuts, highest=kernels.highest))
 
     def __call__(
         self,

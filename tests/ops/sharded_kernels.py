@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.gpu.place_heads import place_heads
@@ -94,6 +95,21 @@ def main() -> None:
     x, weight = jnp.ones((3, 16)), jnp.arange(16.0)
     norms: Norms = sharded(NATIVE, mesh).norms
     np.testing.assert_allclose(norms.rms(x, weight, 1e-6, 1.0), PLAIN.norms.rms(x, weight, 1e-6, 1.0), rtol=1e-6)
+    check_sampling(mesh)
+
+
+def check_sampling(mesh: Mesh) -> None:
+    """Of logits that are divided among the devices, as a head that is divided makes them."""
+    logits = -jnp.abs(jnp.asarray(np.random.default_rng(2).standard_normal((3, 64)), jnp.float32)).at[:, 5].set(0.0)
+    by_token = NamedSharding(mesh, PartitionSpec(None, mesh.axis_names[0]))  # type: ignore[no-untyped-call]
+    divided = jax.device_put(logits, by_token)
+    asked = jnp.full(3, 9, jnp.int32), *(jnp.full(3, share, jnp.float32) for share in (0.9, 0.0, 0.8))
+    kernels = sharded(NATIVE, mesh)
+    for name in ("highest", "filter_cuts"):
+        others = asked if name == "filter_cuts" else ()
+        found, expected = jax.jit(getattr(kernels, name))(divided, *others), getattr(NATIVE, name)(logits, *others)
+        for one, other in zip(found, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 if __name__ == "__main__":
