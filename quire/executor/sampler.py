@@ -30,6 +30,7 @@ from quire.ops.step_attention import FilterCuts, Highest
 from quire.request import MAX_LOGPROBS
 
 BLOCK = 256  # of the vocabulary, for drawing in two stages
+ROWS_AT_ONCE = 4  # that are drawn where the rest may be padding
 COLDEST = 2.0**-126  # the least normal float32; what lies below counts as 0, for which a device may take it
 
 # In place of a token.
@@ -83,12 +84,13 @@ def sample(
     cuts: FilterCuts | None = None,
     has_checksums: bool = False,
     highest: Highest | None = None,
+    num_rows: jax.Array | None = None,
 ) -> Sampled:
     """The tokens that follow `positions` [r] in the slots `rows` [r], from logits [r, v].
 
     `masks` [r, ceil(v / 32)] has a bit for each token that is allowed. Without `branches` nothing is skipped that is
     not known to be idle at compile time: on a GPU the host would wait for the device to say which way to go.
-    `highest`, a kernel, comes with `cuts`.
+    `highest`, a kernel, comes with `cuts`. With it, only the first `num_rows` count.
     """
     int_params, float_params = slots.int_params[rows], slots.float_params[rows]
     index = positions + 1 - int_params[:, NUM_PROMPT]  # of the token to draw, among the generated ones
@@ -103,19 +105,17 @@ def sample(
         allowed = masks
         return where_asked(features.masks, lambda x: jnp.where(_unpacked(allowed, x.shape[1]), x, -jnp.inf), shaped)
 
-    temperature, keep = float_params[:, TEMPERATURE], partial(filtered, branches=branches, cuts=cuts)
+    if has_checksums:
+        num_rows = None  # rows are compared whether they count or not
+    how = _How(features.filters, branches, cuts, has_checksums, highest is not None, num_rows)
 
-    def kept(scaled: jax.Array) -> jax.Array:
-        if highest is None or features.filters is False:
-            return where_asked(features.filters, lambda x: keep(x, int_params[:, TOP_K], float_params), scaled)
-        # The kernel skips rows that ask for nothing, which takes less time than a branch that gives logits back.
-        asked = jnp.logical_and(features.filters, temperature >= COLDEST)
-        return keep(scaled, jnp.where(asked, int_params[:, TOP_K], 0), jnp.where(asked[:, None], float_params, 0.0))
+    def choose(shaped: jax.Array, greedy: jax.Array, number: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+        return _chosen(how, _Rows(shaped, greedy, number, int_params, float_params, index))
 
-    choose = partial(_chosen, kept, partial(uniforms, int_params, index), temperature, branches, has_checksums)
     if highest is not None:
+        find = partial(highest, num_rows=num_rows)
         changes = features.penalties, features.adjustments, masks is not None and features.masks
-        tokens, checksums, reach = _chosen_by_kernel(highest, choose, changed, any_of(changes), logits)
+        tokens, checksums, reach = _chosen_by_kernel(find, choose, changed, any_of(changes), logits)
     else:
         shaped = changed(logits)
         greedy = jnp.argmax(shaped, axis=-1).astype(jnp.int32)
@@ -127,38 +127,75 @@ def sample(
     return sampled._replace(checksums=jnp.stack([_checksum(logits), *checksums], 1)) if has_checksums else sampled
 
 
-def _chosen(
-    kept: Callable[[jax.Array], jax.Array],
-    numbers: Callable[[], jax.Array],
-    temperature: jax.Array,
-    branches: bool,
-    has_checksums: bool,
-    shaped: jax.Array,
-    greedy: jax.Array,
-    highest: jax.Array,
-) -> tuple[jax.Array, list[jax.Array]]:
-    """Tokens from logits [r, v], of which `greedy` [r] are the likeliest and `highest` [r] their logits; and checksums.
+class _Rows(NamedTuple):
+    """Rows to choose tokens for."""
 
-    `kept` is what filters leave of logits, `numbers` are uniform.
-    """
+    logits: jax.Array  # [r, v], after all changes
+    greedy: jax.Array  # int32 [r]: the likeliest tokens
+    highest: jax.Array  # [r]: their logits
+    int_params: jax.Array
+    float_params: jax.Array
+    token_index: jax.Array  # [r]: of the token to draw, among the generated ones
+
+
+class _How(NamedTuple):
+    filters: Flag
+    branches: bool
+    cuts: FilterCuts | None
+    has_checksums: bool
+    by_kernels: bool
+    num_rows: jax.Array | None  # int32 []: the first that count
+
+
+def _chosen(how: _How, rows: _Rows) -> tuple[jax.Array, list[jax.Array]]:
+    """Tokens [r] and checksums."""
+
+    def undrawn(rows: _Rows) -> tuple[jax.Array, list[jax.Array]]:
+        return rows.greedy, [jnp.zeros(rows.greedy.shape, jnp.uint32)] * (2 * how.has_checksums)
+
+    drawn = partial(_drawn if how.num_rows is None else _drawn_in_parts, how)
+    is_greedy = rows.float_params[:, TEMPERATURE] < COLDEST
+    tokens, checksums = jax.lax.cond(jnp.all(is_greedy), undrawn, drawn, rows) if how.branches else drawn(rows)
+    return jnp.where(jnp.isfinite(rows.highest), tokens, NOTHING_LEFT), checksums
+
+
+def _drawn(how: _How, rows: _Rows) -> tuple[jax.Array, list[jax.Array]]:
+    logits, greedy, highest, int_params, float_params, index = rows
+    temperature = float_params[:, TEMPERATURE]
     is_greedy = temperature < COLDEST
+    # With 0 as the highest, no temperature can make the others overflow.
+    scaled = (logits - highest[:, None]) / jnp.where(is_greedy, 1.0, temperature)[:, None]
+    keep = partial(filtered, branches=how.branches, cuts=how.cuts)
+    if how.by_kernels and how.filters is not False:
+        # The kernel skips rows that ask for nothing, which takes less time than a branch that gives logits back.
+        asked = jnp.logical_and(how.filters, ~is_greedy)
+        scaled = keep(scaled, jnp.where(asked, int_params[:, TOP_K], 0), jnp.where(asked[:, None], float_params, 0.0))
+    else:
+        scaled = where_asked(how.filters, lambda x: keep(x, int_params[:, TOP_K], float_params), scaled)
+    token, sums = draw(scaled, uniforms(int_params, index))
+    checksums = [_checksum(scaled), _checksum(sums)] if how.has_checksums else []
+    return jnp.where(is_greedy, greedy, token), checksums
 
-    def drawn(shaped: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
-        # With 0 as the highest, no temperature can make the others overflow.
-        scaled = kept((shaped - highest[:, None]) / jnp.where(is_greedy, 1.0, temperature)[:, None])
-        token, sums = draw(scaled, numbers())
-        checksums = [_checksum(scaled), _checksum(sums)] if has_checksums else []
-        return jnp.where(is_greedy, greedy, token), checksums
 
-    def undrawn(_: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
-        return greedy, [jnp.zeros(greedy.shape, jnp.uint32)] * (2 * has_checksums)
+def _drawn_in_parts(how: _How, rows: _Rows) -> tuple[jax.Array, list[jax.Array]]:
+    """A few rows at a time, so that XLA skips most of the padding. It computes each alike among any others."""
+    if len(rows.greedy) <= ROWS_AT_ONCE:
+        return _drawn(how, rows)
+    assert how.num_rows is not None
+    assert not how.has_checksums
 
-    tokens, checksums = jax.lax.cond(jnp.all(is_greedy), undrawn, drawn, shaped) if branches else drawn(shaped)
-    return jnp.where(jnp.isfinite(highest), tokens, NOTHING_LEFT), checksums
+    def draw_part(part: jax.Array, tokens: jax.Array) -> jax.Array:
+        start = part * ROWS_AT_ONCE  # of the last part, it is moved back to where there are as many rows
+        these = jax.tree.map(lambda array: jax.lax.dynamic_slice_in_dim(array, start, ROWS_AT_ONCE), rows)
+        return jax.lax.dynamic_update_slice_in_dim(tokens, _drawn(how, these)[0], start, axis=0)
+
+    num_parts = (how.num_rows + ROWS_AT_ONCE - 1) // ROWS_AT_ONCE
+    tokens: jax.Array = jax.lax.fori_loop(0, num_parts, draw_part, rows.greedy)
+    return tokens, []
 
 
 def _chosen_by_kernel(
-    highest: Highest,
+    highest: Callable[[jax.Array], tuple[jax.Array, jax.Array]],
     choose: Callable[..., tuple[jax.Array, list[jax.Array]]],
     changed: Callable[[jax.Array], jax.Array],
     is_changed: Flag,

@@ -252,9 +252,10 @@ def sample_next(
     count = num_sample_fields(slots.lengths is not None)
     slot, position, samples, *guesses = packed[: count * size].reshape(count, size)
     position = positions_of(position, slot, slots)
-    logits = model.logits(for_rows(head, jnp.sum(samples > 0)), hidden[:size])  # those that sample are the first
-    asked, before = packed[count * size :], guesses[0] if guesses else None
-    return _next(way, slots, logits, slot, position, samples > 0, asked, masks, cuts, before, has_checksums, highest)
+    num_rows = jnp.sum(samples > 0)  # those that sample are the first
+    logits = model.logits(for_rows(head, num_rows), hidden[:size])
+    asked, before, how = packed[count * size :], guesses[0] if guesses else None, (has_checksums, highest, num_rows)
+    return _next(way, slots, logits, slot, position, samples > 0, asked, masks, cuts, before, *how)
 
 
 def _next(
@@ -270,12 +271,14 @@ def _next(
     guesses: jax.Array | None = None,
     has_checksums: bool = False,
     highest: Highest | None = None,
+    num_rows: jax.Array | None = None,
 ) -> tuple[Slots, Sampled]:
     if asked is not None and way == "any":
         features = Features(*(flag > 0 for flag in asked))
     else:
         features = Features(way == "filtered", penalties=False, adjustments=False, masks=False, logprobs=False)
-    sampled = sample(logits, slots, slot, position, masks, features, way == "any", cuts, has_checksums, highest)
+    how = way == "any", cuts, has_checksums, highest, num_rows
+    sampled = sample(logits, slots, slot, position, masks, features, *how)
     if guesses is not None:
         sampled, samples = with_accepted(sampled, samples, slots, slot, position, guesses)
     padding = slots.history.shape[0] - 1  # tokens that do not count are written there

@@ -23,7 +23,7 @@ from quire.ops.rounded_rows import PLAIN as PLAIN_ROUNDING
 from quire.ops.rounded_rows import scaled
 from quire.ops.sharded_experts import sharded_experts
 from quire.ops.slot_access import SlotAccess
-from quire.ops.step_attention import Kernels
+from quire.ops.step_attention import Highest, Kernels
 from quire.sharding import PAGE_AXES, PAGE_SCALE_AXES, sharding
 
 WHOLE = PartitionSpec()  # type: ignore[no-untyped-call]
@@ -46,7 +46,7 @@ def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
         experts=sharded_experts(kernels.experts, mesh),
         rounding=PLAIN_ROUNDING,  # the same
         filter_cuts=None if kernels.filter_cuts is None else devices.on_whole_arrays(kernels.filter_cuts),
-        highest=None if kernels.highest is None else devices.on_whole_arrays(kernels.highest),
+        highest=None if kernels.highest is None else _whole_highest(kernels.highest, devices),
     )
 
 
@@ -82,6 +82,13 @@ class _Devices:
 
     def of_sinks(self, sinks: jax.Array | None) -> PartitionSpec | None:
         return None if sinks is None else sharding(sinks.shape, ("kv_heads", None), self.mesh).spec
+
+
+def _whole_highest(kernel: Highest, devices: _Devices) -> Highest:
+    def highest(values: jax.Array, num_rows: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+        return devices.on_whole_arrays(kernel)(values, num_rows)  # type: ignore[no-any-return]
+
+    return highest
 
 
 def _sharded_place(kernel: Callable[..., Any], devices: _Devices) -> Callable[..., Any]:

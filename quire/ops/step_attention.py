@@ -1,7 +1,7 @@
 """Attention over the tokens of one step, and the kernels that a platform has for it."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -24,8 +24,12 @@ from quire.ops.tiled_attention import tiled_attention
 FilterCuts = Callable[
     [jax.Array, jax.Array, jax.Array, jax.Array, jax.Array], tuple[jax.Array, jax.Array, jax.Array, jax.Array]
 ]
-# Of values [r, v]: the places [r] of the highest, the first of equals, and the numbers there. A NaN is the highest.
-Highest = Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+
+
+class Highest(Protocol):
+    def __call__(self, values: jax.Array, num_rows: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
+        """The places [r] of the highest of values [r, v], the first of equals, and the numbers there; a NaN counts as
+        the highest. Of the first `num_rows` []; what the others get is not read."""
 
 
 def _declined(spec: AttentionSpec, q: jax.Array, k: jax.Array, v: jax.Array, segments: Segments) -> None:

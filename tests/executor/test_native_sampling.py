@@ -118,6 +118,25 @@ def test_infinities_that_penalties_make_fail_the_row() -> None:
     assert assert_alike(logits, slots, off=("adjustments", "logprobs")).tolist() == [NOTHING_LEFT, 0] * 4
 
 
+@pytest.mark.parametrize("rows", [3, 4, 7, 8])
+def test_rows_that_count_get_the_same_tokens_however_many_do(rows: int) -> None:
+    """Padding, which has numbers of other steps, is not read; parts of a few rows need not divide them."""
+    slots = slots_for([SamplingParams(), SamplingParams(top_k=20), GREEDY])
+    features = Features(*(np.asarray(name == "filters") for name in Features._fields))
+    logits, at, masks = some_logits(0)[:rows], np.arange(rows), some_masks(0)[:rows]
+
+    @jax.jit
+    def tokens(logits: Any, count: Any) -> Any:
+        how: Any = {"cuts": NATIVE.filter_cuts, "highest": NATIVE.highest, "num_rows": count}
+        return sample(logits, slots, at, at, masks, features, **how).tokens
+
+    expected = sampling(some_logits(0), slots, np.arange(ROWS), np.arange(ROWS), off=(*CHANGES, "logprobs")).tokens
+    for count in range(1, rows + 1):
+        padded = np.where(np.arange(rows)[:, None] < count, logits, np.nan)
+        assert tokens(padded, np.int32(count))[:count].tolist() == expected[:count].tolist()
+    assert not np.array_equal(tokens(np.flip(logits, axis=1), np.int32(rows)), expected[:rows])
+
+
 def test_a_step_that_changes_nothing_copies_no_logits() -> None:
     """No branch gives logits back but those within the branch that changes them."""
     rows = np.zeros(ROWS, int)

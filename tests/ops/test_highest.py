@@ -72,3 +72,11 @@ def test_a_row_gives_alone_what_it_gives_among_others(seed: int, first: int, cou
     rows = np.round(np.random.default_rng(seed).normal(0, 2, (40, 300))).astype(np.float32)
     for alone, among in zip(find(rows[first : first + count]), find(rows), strict=True):
         assert np.array_equal(alone, among[first : first + count])
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 4, 9])
+def test_rows_after_those_that_count_are_not_read(count: int) -> None:
+    rows = np.random.default_rng(0).normal(0, 1, (4, 300)).astype(np.float32)
+    places, numbers = find(rows, np.int32(count))
+    assert places.tolist() == [*rows[:count].argmax(axis=1).tolist(), *[0] * (4 - count)]
+    assert numbers.tolist() == [*rows[:count].max(axis=1).tolist(), *[0.0] * (4 - count)]

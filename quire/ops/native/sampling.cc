@@ -77,8 +77,9 @@ Found highest_of(const float* x, int64_t size) {
   return {at, x[at]};
 }
 
-Fault Highest(In<float> values, Out<int32_t> places, Out<float> numbers) {
-  const int64_t rows = values.sizes[0], size = values.sizes[1], pieces = (size + kPiece - 1) / kPiece;
+Fault Highest(In<float> values, In<int32_t> num_rows, Out<int32_t> places, Out<float> numbers) {
+  const int64_t rows = first_rows(num_rows, values.sizes[0]), size = values.sizes[1];
+  const int64_t pieces = (size + kPiece - 1) / kPiece;
   if (size == 0) return "there is no highest of no numbers";
   std::vector<Found> found(rows * pieces);
   Crew::instance().run(rows * pieces, [&](int64_t task) {
@@ -96,6 +97,8 @@ Fault Highest(In<float> values, Out<int32_t> places, Out<float> numbers) {
     places.data[row] = static_cast<int32_t>(most.place);
     numbers.data[row] = most.number;
   }
+  std::fill(places.data + rows, places.data + places.count(), 0);
+  std::fill(numbers.data + rows, numbers.data + numbers.count(), 0.0f);
   return nullptr;
 }
 

@@ -4,13 +4,15 @@ loaded."""
 import jax
 import jax.numpy as jnp
 
+from quire.ops.native.rows import counted
 
-def highest(values: jax.Array) -> tuple[jax.Array, jax.Array]:
+
+def highest(values: jax.Array, num_rows: jax.Array | None = None) -> tuple[jax.Array, jax.Array]:
     """For float32 values [r, v] the int32 places [r] of the highest, the first of equals, and the numbers there [r].
-    Where there is a NaN, it counts as the highest."""
+    Where there is a NaN, it counts as the highest. Both are 0 after the first `num_rows`."""
     rows = values.shape[0]
     shapes = [jax.ShapeDtypeStruct((rows,), dtype) for dtype in (jnp.int32, jnp.float32)]  # type: ignore[no-untyped-call]
-    places, numbers = jax.ffi.ffi_call("quire_highest", shapes)(values)
+    places, numbers = jax.ffi.ffi_call("quire_highest", shapes)(values, counted(values, num_rows))
     return places, numbers
 
 
