@@ -105,8 +105,8 @@ def sample(
         allowed = masks
         return where_asked(features.masks, lambda x: jnp.where(_unpacked(allowed, x.shape[1]), x, -jnp.inf), shaped)
 
-    if has_checksums:
-        num_rows = None  # rows are compared whether they count or not
+    if highest is None or has_checksums:  # rows are compared whether they count or not
+        num_rows = None
     how = _How(features.filters, branches, cuts, has_checksums, highest is not None, num_rows)
 
     def choose(shaped: jax.Array, greedy: jax.Array, number: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
