@@ -252,7 +252,8 @@ def sample_next(
     count = num_sample_fields(slots.lengths is not None)
     slot, position, samples, *guesses = packed[: count * size].reshape(count, size)
     position = positions_of(position, slot, slots)
-    num_rows = jnp.sum(samples > 0)  # those that sample are the first
+    # Those that sample are the first. Where checksums are wanted, all rows are.
+    num_rows = jnp.int32(size) if has_checksums else jnp.sum(samples > 0)
     logits = model.logits(for_rows(head, num_rows), hidden[:size])
     asked, before, how = packed[count * size :], guesses[0] if guesses else None, (has_checksums, highest, num_rows)
     return _next(way, slots, logits, slot, position, samples > 0, asked, masks, cuts, before, *how)

@@ -71,7 +71,8 @@ class GroupedRMSNorm:
         if self.groups == 1:
             return norms.rms(x, weights["weight"], self.eps, 0.0)
         normal = norms.rms(x.reshape(-1, self.size), jnp.ones(self.size, x.dtype), self.eps, 0.0)
-        return normal.reshape(x.shape) * weights["weight"].astype(x.dtype)
+        factors: jax.Array = weights["weight"]
+        return normal.reshape(x.shape) * factors.astype(x.dtype)
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""How many rows of an operand the C++ kernels compute with."""
+"""The number of rows that a C++ kernel computes."""
 
 import jax
 import jax.numpy as jnp
