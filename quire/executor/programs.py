@@ -226,8 +226,8 @@ class Programs:
         return self._announcer.wrapped(key, program)
 
     def advance(self) -> None:
-        """Take in the batches that are complete, in their order. A server on a GPU, or whose kernels skip padding, takes
-        in each program that is made: one for fewer tokens saves much. Until the next first run may be, the table of a
+        """Take in the batches that are complete, in their order. A server on a GPU, or whose kernels skip padding,
+        takes in each program that is made: one for fewer tokens saves much. Until the next first run may be, the table of a
         GPU has those that have run."""
         self._collect()
         unfinished = self._compiling.keys() - self._loading
