@@ -227,8 +227,8 @@ class Programs:
 
     def advance(self) -> None:
         """Take in the batches that are complete, in their order. A server on a GPU, or whose kernels skip padding,
-        takes in each program that is made: one for fewer tokens saves much. Until the next first run may be, the table of a
-        GPU has those that have run."""
+        takes in each program that is made: one for fewer tokens saves much. Until the next first run may be, the table
+        of a GPU has those that have run."""
         self._collect()
         unfinished = self._compiling.keys() - self._loading
         while self._batches and unfinished.isdisjoint(self._batches[0]):
