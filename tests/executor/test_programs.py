@@ -30,6 +30,7 @@ from quire.models.model import Model
 from quire.models.params import ParamTree
 from quire.models.registry import build_model
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.kernels import kernels_for
 from quire.ops.pages import Segments
 from quire.ops.step_attention import PLAIN
 from quire.request import Request, SamplingParams
@@ -136,7 +137,9 @@ def test_sampling_features_that_no_row_may_need_are_inside_conditions(executor: 
     program: Any = executor.programs.sample(4, Features(*[False] * 5))[1]
     text = program.as_text()
     entry = text[text.index("\nENTRY") :]
-    assert len(re.findall(r" conditional\(", entry)) == 5
+    # Changes of logits and what is drawn from them have one where a kernel finds the likeliest token.
+    has_kernel = kernels_for("cpu", "float32").highest is not None
+    assert len(re.findall(r" conditional\(", entry)) == (2 if has_kernel else 5)
     assert re.search(r"TopK|topk| sort\(", text)
     assert not re.search(r"TopK|topk| sort\(| while\(", entry)
 
