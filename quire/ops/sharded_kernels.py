@@ -47,6 +47,7 @@ def sharded(kernels: Kernels, mesh: Mesh) -> Kernels:
         rounding=PLAIN_ROUNDING,  # the same
         filter_cuts=None if kernels.filter_cuts is None else devices.on_whole_arrays(kernels.filter_cuts),
         highest=None if kernels.highest is None else _whole_highest(kernels.highest, devices),
+        skips_padding=False,  # XLA's products do not
     )
 
 
