@@ -1,10 +1,16 @@
 """The number of processes that compile for an engine."""
 
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from quire.compile_settings import resolve_compile_processes
 from quire.config import Config
+from quire.engine.compiling import prepare_processes
 from quire.errors import InvalidSetting
+from quire.executor.program_store import ProgramStore
 
 GIB = 2**30
 
@@ -33,3 +39,28 @@ def test_several_devices_have_none() -> None:
     assert resolve_compile_processes(Config(tensor_parallel=2, compile_processes=0), "gpu", 16, 0).value == 0
     with pytest.raises(InvalidSetting, match="compile_processes is 1; with tensor_parallel = 2 it must be 0"):
         resolve_compile_processes(Config(tensor_parallel=2, compile_processes=1), "gpu", 16, 8 * GIB)
+
+
+@pytest.mark.parametrize(
+    ("platform", "is_served", "asked", "has_some"),
+    [
+        ("cpu", True, None, True),
+        ("cpu", False, None, False),  # its caller would wait for a process of a low priority
+        ("cpu", False, 1, True),
+        ("gpu", False, None, True),
+    ],
+)
+def test_an_engine_of_a_cpu_that_does_not_serve_has_none_by_default(
+    platform: str, is_served: bool, asked: int | None, has_some: bool, tmp_path: Path
+) -> None:
+    deployment: Any = SimpleNamespace(
+        resolved=SimpleNamespace(compile_processes=1),
+        facts=SimpleNamespace(platform=platform),
+        config=Config(compile_processes=asked),
+        is_served=is_served,
+    )
+    processes = prepare_processes(deployment, ProgramStore(tmp_path, "a model"))
+    assert (processes is not None) == has_some
+    if processes is not None:
+        assert processes.process_ids == []  # none begins before there is something to do
+        processes.close()

@@ -22,15 +22,18 @@ JAX_SETTINGS = ("jax_default_matmul_precision",)
 def prepare_processes(deployment: Deployment, store: ProgramStore) -> CompileProcesses | None:
     """The processes, if there are to be any; those of a server on a GPU begin at once where nothing is kept, so that
     they have loaded JAX when there is something to do. On a CPU that would keep the engine from loading its own. None
-    where nothing can be kept: they hand programs over on disk."""
-    count = deployment.resolved.compile_processes
-    if not count:
+    where nothing can be kept: they hand programs over on disk. None by default on a CPU that does not serve: its caller
+    waits for the programs, and they are of a low priority."""
+    count, on_gpu = deployment.resolved.compile_processes, deployment.facts.platform == "gpu"
+    is_wanted = on_gpu or deployment.is_served or deployment.config.compile_processes is not None
+    if not count or not is_wanted:
         return None
     if store.shared_timings() is None:
         log.info("nothing can be kept on disk, so threads compile in place of %d processes", count)
         return None
-    processes = CompileProcesses(count, compiling_environment())
-    if deployment.is_served and store.is_empty and deployment.facts.platform == "gpu":
+    # XLA compiles a CPU's programs for the processors that the process has.
+    processes = CompileProcesses(count, compiling_environment(), shares_processors=on_gpu)
+    if deployment.is_served and store.is_empty and on_gpu:
         processes.start()
     return processes
 

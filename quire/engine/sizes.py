@@ -34,7 +34,7 @@ def shapes_of(
         num_groups=len(layout.groups),
         min_tokens=resolved.min_tokens,
         is_fine=facts.platform != "cpu",
-        skips_padding=kernels.skips_padding,
+        skips_padding=kernels.skips_padding and (resolved.quantize != "int8" or facts.fast_int8),
         specialised=facts.platform == "gpu",
         max_fresh_sequences=kernels.max_fresh_sequences if sees_all else 0,
         guesses=limits.max_guesses,

@@ -36,7 +36,7 @@ main()
 """
 WORKER = (sys.executable, "-c", _BEGIN, str(Path(quire.__file__).parents[1]))
 PROCESSORS_OF_ONE = 2  # while an engine serves
-QUIET_S = 60.0  # without an answer from any process, after which none is waited for any more
+QUIET_S = 300.0  # without an answer from any process, after which none is waited for any more
 MAX_FAILED = 3  # programs, after which none is asked for any more
 
 
@@ -47,9 +47,17 @@ class CompileProcesses:
     Every future in `_asked` gets its result: from an answer, or when the processes end.
     """
 
-    def __init__(self, count: int, environment: Mapping[str, str] | None = None, command: Sequence[str] = WORKER):
-        """`environment`: further variables of theirs."""
+    def __init__(
+        self,
+        count: int,
+        environment: Mapping[str, str] | None = None,
+        command: Sequence[str] = WORKER,
+        shares_processors: bool = True,
+    ) -> None:
+        """`environment`: further variables of theirs. `shares_processors`: whether they share few while an engine
+        serves."""
         self._count = count
+        self._shares_processors = shares_processors
         self._command = command
         self._variables = {**os.environ, "PYTHONSAFEPATH": "1", **(environment or {})}
         self._lock = Lock()  # of all that follows
@@ -106,12 +114,12 @@ class CompileProcesses:
             self.close()
 
     def slow_down(self) -> None:
-        """From now on each process makes few programs at a time, and all of them share few processors: the engine's
+        """From now on each process makes few programs at a time, and all of them may share few processors: the engine's
         steps need some too."""
         with self._lock:
             self._max_asked = PROCESSORS_OF_ONE * self._count
             processes = list(self._processes)
-        for one in processes if sys.platform == "linux" else ():
+        for one in processes if sys.platform == "linux" and self._shares_processors else ():
             one.confine(PROCESSORS_OF_ONE * self._count)
 
     def make(self, key: Key) -> bool:

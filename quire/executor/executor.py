@@ -64,7 +64,7 @@ class JaxExecutor:
         assert members is None or not num_host_pages
         self._members = members
         self.platform = jax.default_backend()
-        self.num_padding_tokens = 0  # computed beyond the tokens of plans, since programs have fixed shapes
+        self.num_padding_tokens = 0  # beyond the tokens of plans, since programs have fixed shapes
         self._shapes = shapes
         is_pinned = num_host_pages > 0 and (can_pin() if pins_host_pages is None else pins_host_pages)
         kinds = (PINNED_KINDS if is_pinned else HOST_KINDS) if num_host_pages else ()

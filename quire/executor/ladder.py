@@ -84,8 +84,9 @@ class Ladder:
         self._fresh += [StepShape(size, fresh_sequences=max_fresh_sequences) for size in several]
         self._has_guesses = max_guesses > 0
         most = max_rows + max_guesses
-        factor = 4 if skips_padding else 2
-        self.sample_sizes = coarse(min(min_tokens, max_rows), most, middles_from=most, factor=factor)
+        self.sample_sizes = coarse(min(min_tokens, max_rows), most, middles_from=most)
+        if skips_padding:  # little of sampling does
+            self.sample_sizes = [size for size in self.sample_sizes if size != 2]
 
     @property
     def decodes(self) -> Sequence[StepShape]:
@@ -169,7 +170,7 @@ def sparse(lowest: int, highest: int) -> list[int]:
     if highest <= TWOS_FROM:
         return coarse(lowest, highest, factor=4)
     few = [step for step in coarse(lowest, TWOS_FROM, factor=4) if step < TWOS_FROM]
-    return [*few, *coarse(TWOS_FROM, highest, middles_from=highest)]
+    return [*few, *coarse(max(lowest, TWOS_FROM), highest, middles_from=highest)]
 
 
 def fine(lowest: int, highest: int) -> list[int]:

@@ -1,7 +1,7 @@
 """The choice of a program: a function of a launch and of the programs in a table, and of nothing else.
 
-A table does not change. `Programs` replaces it at named moments, on the engine's thread, so that the same plans run the
-same programs whichever compilation finished first.
+A table does not change. `Programs` replaces it at named moments, on the engine's thread. Most programs come in batches,
+so that the same plans run the same ones whichever compilation finished first.
 """
 
 from collections.abc import Iterable

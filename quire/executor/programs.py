@@ -39,10 +39,9 @@ MEASURED_TOKENS = 2048  # longer steps are not timed: it would take seconds
 class Programs:
     """Compiles on threads of its own; everything else happens on the engine's thread.
 
-    `table` says which programs are used. It changes at named moments only: when a batch of programs is complete, in
-    the order of the batches, the first being those that any plan can run with. A program that is being loaded from disk
-    counts as complete: a step that wants it waits for that moment. A program that is in no table when it is wanted is
-    waited for, and counted.
+    `table` says which programs are used. It changes at named moments only (`advance`), first when those are there that
+    any plan can run with. A program that is being loaded from disk counts as complete: a step that wants it waits for
+    that moment. A program that is in no table when it is wanted is waited for, and counted.
     """
 
     def __init__(

@@ -120,8 +120,7 @@ def decode(
         tiles = Tiles.single(slot, positions, _shared(inputs))
         state, hidden = _hidden(compiled, shape, weights, state, at, tiles)
         logits = compiled.model.logits(weights.model, hidden)
-        find = compiled.kernels.highest
-        slots, sampled = _next("plain", state.slots, logits, slot, positions, offset < num_new, highest=find)
+        slots, sampled = _next("plain", state.slots, logits, slot, positions, offset < num_new)
         return state._replace(slots=slots), sampled.tokens
 
     if count == 1:

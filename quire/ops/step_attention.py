@@ -63,7 +63,7 @@ class Kernels(NamedTuple):
     )
     experts: ExpertKernels = NO_EXPERT_KERNELS
     rounding: RoundingOps = PLAIN_ROUNDING
-    skips_padding: bool = False  # products do, for all weights
+    skips_padding: bool = False  # products do, where they are the platform's own
 
 
 def step_attention(

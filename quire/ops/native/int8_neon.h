@@ -88,8 +88,8 @@ inline void multiply_four(const RowGroup* rows, const TileGroup* tile, int64_t g
       "stp q12, q13, [%[out]]\n"
       "add %[out], %[out], %[stride], lsl #2\n"
       "stp q14, q15, [%[out]]\n"
-      : [rows] "+r"(rows), [tile] "+r"(tile), [groups] "+r"(groups), [out] "+r"(out),
-        [next_rows] "+r"(next_rows), [next_tile] "+r"(next_tile)
+      : [rows] "+&r"(rows), [tile] "+&r"(tile), [groups] "+&r"(groups), [out] "+&r"(out),
+        [next_rows] "+&r"(next_rows), [next_tile] "+&r"(next_tile)
       : [stride] "r"(stride), [magic] "r"(magic)
       : "memory", "cc", "v0", "v1", "v2", "v3", "v4", "v5", "v6", "v7", "v8", "v9", "v10", "v11", "v12", "v13", "v14",
         "v15", "v16", "v17", "v18", "v19", "v20", "v21", "v22", "v23", "v24", "v25", "v26", "v27", "v28", "v29", "v30",

@@ -26,7 +26,10 @@ _COUNTERS = {
     "shrinks": ("quire_step_shrinks", "Times that steps were made smaller because the device ran out of memory."),
     "repairs": ("quire_page_repairs", "Times that the accounting of pages was wrong and was reset."),
     "restarts": ("quire_engine_restarts", "Engine processes that ended and were restarted."),
-    "padding_tokens": ("quire_step_padding_tokens_total", "Tokens computed beyond those of the steps, as padding."),
+    "padding_tokens": (
+        "quire_step_padding_tokens_total",
+        "Tokens of programs beyond those of the steps. Kernels of CPUs skip most of their time.",
+    ),
     "late_compilations": ("quire_late_compilations", "Programs compiled while requests waited for them."),
 }
 # By direction, between the device and the host. The last word completes the direction to a name in the statistics.
