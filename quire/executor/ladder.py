@@ -86,7 +86,7 @@ class Ladder:
         most = max_rows + max_guesses
         self.sample_sizes = coarse(min(min_tokens, max_rows), most, middles_from=most)
         if skips_padding:  # little of sampling does
-            self.sample_sizes = [size for size in self.sample_sizes if size != 2]
+            self.sample_sizes = [size for size in self.sample_sizes if size != 2 or size == most]
 
     @property
     def decodes(self) -> Sequence[StepShape]:

@@ -241,6 +241,8 @@ def test_a_ladder_is_sparse_where_padding_takes_no_time() -> None:
     assert ladder.sample_sizes == [1, 4, 8, 16, 32]
     assert ladder.padded_sizes == ()
     assert Ladder(4, 32, skips_padding=True).sample_sizes == [1, 4]
+    for rows in range(1, 40):  # there is always one for all rows
+        assert Ladder(rows, 32, skips_padding=True).sample_sizes[-1] == rows
     small = [shape.tokens for shape in Ladder(4, 32, skips_padding=True).all() if not shape.scores]
     assert sorted(small) == [1, 4, 16, 32, 36]
 
