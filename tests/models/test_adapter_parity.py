@@ -12,6 +12,7 @@ from tests.golden.make import reference, reference_model
 from tests.models.adapter_files import modules_of
 from tests.models.cases import CASES, PROMPT_LENGTH, VOCAB_SIZE
 from tests.models.test_adapters import NAMES, adapted, stacks_of
+from tests.models.test_parity import NEAR, UNSTEADY
 from tests.models.tiny import NamedTensors, prompt, relative_error
 
 pytestmark = pytest.mark.parity
@@ -55,6 +56,6 @@ def test_tokens_are_those_of_peft(name: str, tmp_path: Path) -> None:
     if model.depends_on_length:  # what a position computes depends on how much is known
         known = tokens
     ours = adapted(model, known)(weights, stacks_of(model, [tmp_path / "adapter"], 8), 1)
-    assert relative_error(ours[: len(tokens)], logits) < 1e-4
+    assert relative_error(ours[: len(tokens)], logits) < NEAR * UNSTEADY.get(name, 1.0)
     following = ours[len(tokens) - 1 : len(known) - 1].argmax(-1)
     assert np.array_equal(following, generated[: len(following)])
