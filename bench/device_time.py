@@ -45,7 +45,7 @@ def run(llm: LLM, work: Work, seed: int) -> float:
 
 
 def profiled(run: Callable[[], float]) -> tuple[float, ProfileData]:
-    """What `run` returns, and the profile of it."""
+    """The result of `run`, and its profile."""
     options = jax.profiler.ProfileOptions()
     options.python_tracer_level, options.host_tracer_level = 0, 1
     with tempfile.TemporaryDirectory() as folder:

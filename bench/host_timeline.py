@@ -1,4 +1,4 @@
-"""What the host and the device do while pages come back from the host, moment by moment.
+"""Timeline of the host and the device while pages come back from the host.
 
     python bench/host_timeline.py --model random:llama-3.1-8b --talks 6 --tokens 4000 --host-cache-gib 12 \\
         --max-batch-prefill-tokens 4096     # on a GPU

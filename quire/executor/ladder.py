@@ -85,8 +85,6 @@ class Ladder:
         self._has_guesses = max_guesses > 0
         most = max_rows + max_guesses
         self.sample_sizes = coarse(min(min_tokens, max_rows), most, middles_from=most)
-        if skips_padding:  # little of sampling does
-            self.sample_sizes = [size for size in self.sample_sizes if size != 2 or size == most]
 
     @property
     def decodes(self) -> Sequence[StepShape]:

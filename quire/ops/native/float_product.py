@@ -12,7 +12,7 @@ from quire.ops.native.rows import counted
 
 
 def product(x: jax.Array, weight: jax.Array, num_rows: jax.Array | None = None) -> jax.Array:
-    """[t, o] of x [t, i] with a weight [o, i]; of the first `num_rows`, the others being zeros or anything else."""
+    """[t, o] of x [t, i] with a weight [o, i]; only the first `num_rows` are to be read."""
     if not need("floats"):
         return jnp.einsum("ti,oi->to", x, weight, preferred_element_type=jnp.float32)
     out = jax.ShapeDtypeStruct((x.shape[0], weight.shape[0]), jnp.float32)  # type: ignore[no-untyped-call]
