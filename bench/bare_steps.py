@@ -186,8 +186,8 @@ def main() -> None:
     given = parser.parse_args()
     compiler.FEW_ROWS = coded.FEW_ROWS = given.few_rows
     room = {"adapter_folder": tempfile.gettempdir(), "max_loras": given.adapters, "max_lora_rank": 16}
-    rows_of_all = max(map(int, given.rows.split(",")))
-    sizes = {"max_total_tokens": (given.context or 0) + 64, "max_batch_size": rows_of_all + 1}
+    most_rows = max(map(int, given.rows.split(",")))
+    sizes = {"max_total_tokens": (given.context or 0) + 64, "max_batch_size": most_rows}
     steps = Steps(
         Config(
             model=given.model,
