@@ -6,6 +6,7 @@ Every page that is not read holds NaN, and so does the unused part of those that
 from functools import partial
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.context_list import Cut
 from quire.ops.gpu.fixed_order import OF_DECODES
 from quire.ops.gpu.latent_attention import CUT, latent_attention
+from quire.ops.pages import Tiles
 from quire.ops.tiled_attention import tiled_attention
 from tests.gpu.test_kernels import INTERPRET, WIDTH, check, paged
 
@@ -60,11 +62,11 @@ def test_few_long_contexts_are_read_by_many_programs(heads: int) -> None:
     spec, page_size = SPECS[heads], 32
     chance = np.random.default_rng(0)
     count, lengths = 1600, np.asarray([51_000, 7_777, 1])
-    keys = jax.numpy.asarray(chance.normal(size=(count * 2, page_size, 1, 576)), "bfloat16")
-    table = jax.numpy.asarray(chance.integers(1, count * 2, (3, count)), "int32")
+    keys = jnp.asarray(chance.normal(size=(count * 2, page_size, 1, 576)), "bfloat16")
+    table = jnp.asarray(chance.integers(1, count * 2, (3, count)), "int32")
     q = jax.random.normal(jax.random.key(0), (3, 1, heads, 576), "bfloat16")
     run = jax.jit(partial(gpu_kernels.GPU.attend_latent, spec))
     for rows in (1, 2, 3):
-        tiles = gpu_kernels.Tiles.single(jax.numpy.arange(rows), jax.numpy.asarray(lengths[:rows] - 1, "int32"))
+        tiles = Tiles.single(jnp.arange(rows), jnp.asarray(lengths[:rows] - 1, "int32"))
         expected = tiled_attention(spec, q[:rows], (keys, keys), table, tiles)[..., :512]
         check(run(q[:rows], (keys, keys), table, tiles, None), expected, "bfloat16")

@@ -134,6 +134,17 @@ def test_latent_attention_is_translated(
     assert "stablehlo.while" not in text
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_latents_of_any_size_are_translated(dtype: str) -> None:
+    spec = AttentionSpec(1, 5, 28, 0.2, value_dim=20)
+    q, keys = jnp.zeros((8 + TILE, 1, 5, 28), dtype), jnp.zeros((4, 24, 1, 28), dtype)
+    each = jnp.zeros(9, jnp.int32)
+    given = q, (keys, keys), jnp.zeros((9, 40), jnp.int32), Tiles(each, each, each, each, 8), None
+    with on_an_h200():
+        text = jax.jit(partial(GPU.attend_latent, spec)).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count('name = "latent_attention"') == text.count('name = "combine_latent_parts"') == 2
+
+
 def test_latent_attention_without_a_kernel_is_said_to_have_none(caplog: pytest.LogCaptureFixture) -> None:
     spec = AttentionSpec(1, 16, 576, 0.07, value_dim=512, window=100)
     gpu_kernels._warn_of_plain_latent_attention.cache_clear()
