@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 
 class Cut(NamedTuple):
-    """How contexts become parts."""
+    """The division of contexts into parts."""
 
     least: int  # positions of a part, unless its context has fewer
     programs: int  # that all contexts together are cut for
