@@ -45,7 +45,7 @@ OF_MANY = [
     *(Tiling(32, 32, 8, stages) for stages in (2, 3)),
     Tiling(32, 64, 8, 2, is_turned=True),
 ]
-CUTS = [CUT, Cut(64, 528), Cut(256, 132)]
+CUTS = [CUT, Cut(64, 528), Cut(128, 1056), Cut(256, 132)]
 
 
 def ways_of(rows: int, kind: str) -> dict[str, Way]:

@@ -149,6 +149,8 @@ def test_parts_cover_each_context_once(lengths: list[int], least: int, programs:
 def test_few_contexts_are_cut_for_all_programs_and_many_for_none() -> None:
     one = context_list(jnp.asarray([64_000, 0, 0], jnp.int32), 32, Cut(128, 264))
     assert 200 <= int(one.counts[0]) <= 264
+    alike = context_list(jnp.full(32, 64_000, jnp.int32), 32, Cut(128, 264))
+    assert set(alike.counts.tolist()) == {8}
     many = context_list(jnp.full(1000, 64_000, jnp.int32), 32, Cut(128, 264))
     assert int(many.counts.max()) == 1
     assert int(whole_contexts(jnp.asarray([5, 0], jnp.int32)).counts.sum()) == 1
