@@ -4,7 +4,6 @@ import jax.numpy as jnp
 from jax import Array
 from jax.sharding import Mesh
 
-from quire.cache_dtype import lacks_fp8
 from quire.errors import InvalidSetting
 from quire.ops.heads import Heads
 from quire.ops.native import library
@@ -64,11 +63,11 @@ def _of_one_device(platform: str, dtype: str, computes: float | None) -> Kernels
         return NATIVE
     if platform == "gpu":
         try:
-            from quire.ops.gpu.kernels import GPU, GPU_WITHOUT_FP8
+            from quire.ops.gpu.kernels import gpu_kernels
         except ImportError as error:  # plain XLA would run in their place, several times slower
             raise InvalidSetting(
                 f"the GPU kernels cannot be loaded ({error}): this jax has no jax.experimental.pallas.triton. Remedy: "
                 "pip install 'quire[cuda]', or JAX_PLATFORMS=cpu to run on the CPU"
             ) from error
-        return GPU_WITHOUT_FP8 if lacks_fp8(computes) else GPU
+        return gpu_kernels(computes)
     return PLAIN

@@ -43,8 +43,8 @@ def context_list(ends: jax.Array, block: int, cut: Cut) -> ContextList:
     """Of contexts that have so many positions, [r], cut at multiples of `block`."""
     count = len(ends)
     if cut.own_parts is None:
-        # One more, for what a sum in float32 may be wrong by. Contexts of one length become no more parts than there are
-        # programs: a few parts more would wait for all others.
+        # One more, for what a sum in float32 may be wrong by. Contexts of one length become no more parts than there
+        # are programs: a few parts more would wait for all others.
         least = jnp.maximum(cut.least, (ends.astype(jnp.float32).sum() / cut.programs).astype(jnp.int32) + 1)
         wanted = ends // least
         num_parts, num_places = count + cut.programs, cut.programs

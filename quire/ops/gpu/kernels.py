@@ -8,6 +8,7 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 
+from quire.cache_dtype import lacks_fp8
 from quire.ops.adapters import Stack
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.coded import Coded
@@ -83,6 +84,19 @@ def attend_latent(
     sinks: jax.Array | None = None,
 ) -> jax.Array:
     return latent_by(latent_attention, spec, q, pages, page_table, tiles, sinks)
+
+
+@partial(jax.jit, static_argnums=0)
+def attend_latent_in_little_memory(
+    spec: AttentionSpec,
+    q: jax.Array,
+    pages: Pages,
+    page_table: jax.Array,
+    tiles: Tiles,
+    sinks: jax.Array | None = None,
+) -> jax.Array:
+    kernel = partial(latent_attention, has_little_memory=True)
+    return latent_by(kernel, spec, q, pages, page_table, tiles, sinks)
 
 
 def latent_by(
@@ -206,3 +220,13 @@ GPU_WITHOUT_FP8 = GPU._replace(
         _plain_for_e4m3(GPU.rounding.gate, PLAIN_ROUNDING.gate),
     ),
 )
+
+LITTLE_SHARED_MEMORY = (8.6, 8.9, 12.0, 12.1)  # compute capabilities where a program has at most 99 KiB
+
+
+def gpu_kernels(computes: float | None) -> Kernels:
+    """The kernels for a compute capability; None is unknown."""
+    kernels = GPU_WITHOUT_FP8 if lacks_fp8(computes) else GPU
+    return (
+        kernels._replace(attend_latent=attend_latent_in_little_memory) if computes in LITTLE_SHARED_MEMORY else kernels
+    )
