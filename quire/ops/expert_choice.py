@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 
 class Shares(Enum):
-    """What the shares of chosen experts are made of."""
+    """The kinds of shares that chosen experts can have."""
 
     SCORES = auto()  # the scores themselves
     SIGMOIDS = auto()  # each by itself
