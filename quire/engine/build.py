@@ -192,7 +192,6 @@ def build_engine(
     others: Others | None = None,
 ) -> Built:
     """Load the weights and build the engine. `Built.warm_up` compiles the programs. `others`: those of its group."""
-
     with ExitStack() as undo:  # what has begun ends if anything fails
         processes = prepare_processes(deployment, first_store(deployment)) if others is None else None
         if processes is not None:
