@@ -16,6 +16,7 @@ from quire.engine.build import build_engine, plan_deployment
 from quire.engine.built import Built
 from quire.engine.deployment import Deployment
 from quire.engine.page_count import SMALL_STEP, estimated_step_bytes, measures_step
+from quire.executor.program_order import ProgramOrder
 from quire.files.progress import Progress, Report
 from quire.request import Request, SamplingParams
 from tests.models.cases import CASES
@@ -52,9 +53,10 @@ def when(is_so: Callable[[], bool], then: Callable[[], None] = lambda: None) -> 
     return progress
 
 
-def has_programs(deployment: Deployment) -> bool:
+def num_programs(deployment: Deployment) -> int:
+    """Programs that are made and kept."""
     assert deployment.config.cache_dir is not None
-    return any(Path(deployment.config.cache_dir).glob("programs/*/*.program"))
+    return len(list(Path(deployment.config.cache_dir).glob("programs/*/*.program")))
 
 
 def tokens_of(built: Built) -> list[int]:
@@ -76,7 +78,7 @@ def test_programs_that_begin_before_the_weights_are_loaded_compute_with_them(
     ahead = replace(ahead, resolved=replace(ahead.resolved, compile_processes=num_processes))
     ahead = replace(ahead, config=replace(ahead.config, compile_processes=num_processes))
     found = []
-    for deployment, progress in ((ahead, when(lambda: has_programs(ahead))), (usual, when(lambda: True))):
+    for deployment, progress in ((ahead, when(lambda: num_programs(ahead) > 0)), (usual, when(lambda: True))):
         built = build_engine(deployment, progress)
         found.append(tokens_of(built))
         assert built.executor.num_late == 0
@@ -91,11 +93,12 @@ def test_no_program_is_made_any_more_when_loading_fails(tmp_path: Path) -> None:
 
     deployment = planned(tmp_path, "tpu")
     with pytest.raises(OSError, match="no such file"):
-        build_engine(deployment, when(lambda: has_programs(deployment), fail))
+        build_engine(deployment, when(lambda: num_programs(deployment) > 0, fail))
     until_s = time.monotonic() + WAIT_S
     while any(thread.name.startswith("quire-compile") for thread in threading.enumerate()):
         assert time.monotonic() < until_s
         time.sleep(0.02)
+    assert num_programs(deployment) < sum(map(len, ProgramOrder(deployment.shapes).batches)) / 2
 
 
 @pytest.mark.parametrize(("share", "is_measured"), [(0.9, False), (1.1, True)])
