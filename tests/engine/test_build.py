@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -32,8 +33,8 @@ def planned(folder: Path, platform: str) -> Deployment:
     cache = folder / platform
     cache.mkdir()
     (cache / "native").symlink_to(cache_folder() / "native")
-    sizes = {"page_size": 4, "num_pages": 64, "max_batch_size": 2, "max_batch_prefill_tokens": 8}
-    config = Config(f"random:{model}", cache_dir=str(cache), dtype=DTYPE, max_total_tokens=64, **sizes)
+    sizes: dict[str, Any] = {"page_size": 4, "num_pages": 64, "max_batch_size": 2, "max_batch_prefill_tokens": 8}
+    config = Config(f"random:{model}", cache_dir=cache, dtype=DTYPE, max_total_tokens=64, **sizes)
     deployment = plan_deployment(config, is_served=True)
     return replace(deployment, facts=replace(deployment.facts, platform=platform))
 
@@ -56,7 +57,7 @@ def when(is_so: Callable[[], bool], then: Callable[[], None] = lambda: None) -> 
 def num_programs(deployment: Deployment) -> int:
     """Programs that are made and kept."""
     assert deployment.config.cache_dir is not None
-    return len(list(Path(deployment.config.cache_dir).glob("programs/*/*.program")))
+    return len(list(deployment.config.cache_dir.glob("programs/*/*.program")))
 
 
 def tokens_of(built: Built) -> list[int]:

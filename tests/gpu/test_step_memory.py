@@ -20,7 +20,7 @@ pytestmark = [
 
 @pytest.mark.parametrize("name", ["llama-3.1-8b", "qwen3-0.6b"])
 def test_no_step_needs_more_memory_than_was_estimated(name: str, tmp_path: Path) -> None:
-    deployment = plan_deployment(Config(f"random:{name}", cache_dir=str(tmp_path)))
+    deployment = plan_deployment(Config(f"random:{name}", cache_dir=tmp_path))
     measured, estimated = measured_step_bytes(deployment), estimated_step_bytes(deployment)
     pages_bytes = deployment.limits.num_pages * deployment.page_bytes
     print(f"{name}: {measured / 2**20:.0f} of {estimated / 2**20:.0f} MiB; {pages_bytes / 2**20:.0f} MiB of pages")
