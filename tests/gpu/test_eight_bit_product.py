@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from quire.ops.gpu.eight_bit_product import MOST_ROWS, EightBitBlocks, blocks_of, eight_bit_product
+from quire.ops.eight_bits import MOST_ROWS
+from quire.ops.gpu.eight_bit_product import EightBitBlocks, blocks_of, eight_bit_product
 
 pytestmark = pytest.mark.gpu
 INTERPRET = jax.default_backend() != "gpu"

@@ -15,7 +15,6 @@ from jax.experimental.pallas import triton as plgpu
 
 from quire.ops.gpu.tiles import array, power_of_two, product, whole
 
-MOST_ROWS = 64
 WIDE = 64  # of the wide side of the device's largest products
 PROGRAMS = 264  # that occupy a device: two for each multiprocessor of a large GPU
 LEAST_INPUTS = 1024  # of a program: fewer would not fill the way from memory
