@@ -27,6 +27,7 @@ from eight_bit_products import CODE, SHAPES, options_of, rows_of
 
 from quire.ops.coded import FEW_ROWS
 from quire.ops.gpu.eight_bit_product import EightBitBlocks, eight_bit_product
+from quire.ops.gpu.tiles import power_of_two
 
 LEAST_BYTES = 200_000_000  # of the copies of a weight
 LEAST_COPIES = 4
@@ -35,16 +36,19 @@ SCALE = 1e-3
 SOME = 61  # one output of so many is compared
 FASTEST = 5  # kinds of blocks that are printed
 MOST_OFF = 5e-3
-# Columns, inputs, warps and stages.
+GAP_US = 1.0  # between two launches of a graph: what the order of blocks in the report counts for each
+# Columns, inputs, warps and stages. The first have rows as the narrow side of the device's products.
 NARROW = (
     (64, 256, 2, 3), (64, 256, 2, 4), (64, 128, 2, 4), (64, 128, 2, 6), (64, 512, 2, 3), (32, 256, 2, 4),
     (32, 512, 2, 3), (32, 512, 2, 4), (32, 256, 1, 3), (16, 512, 1, 3), (16, 512, 1, 4), (128, 128, 2, 4),
 )  # fmt: skip
-MIDDLE = ((64, 128, 2, 3), (64, 128, 2, 4), (64, 256, 2, 3), (32, 256, 2, 3), (128, 128, 2, 3))
+MIDDLE = ((64, 128, 2, 3), (64, 128, 2, 4), (64, 256, 2, 3), (128, 128, 2, 3))
 WIDE = (
-    (128, 128, 4, 3), (128, 128, 4, 4), (128, 128, 8, 3), (128, 64, 4, 4), (64, 128, 4, 3), (64, 128, 4, 4),
+    (128, 128, 4, 3), (128, 64, 4, 4), (64, 128, 4, 3), (64, 128, 4, 4), (128, 128, 4, 4), (128, 128, 8, 3),
     (64, 256, 4, 3), (256, 128, 8, 2), (256, 128, 8, 3), (256, 64, 8, 4),
 )  # fmt: skip
+MOST_SUMS = 128  # of a thread
+FEW_WIDE = WIDE[:4]  # for rows that need none of them
 
 
 Shape = tuple[int, int]
@@ -54,6 +58,10 @@ class Timed(NamedTuple):
     us: float
     launches: float
     off: float
+
+    @property
+    def cost(self) -> float:
+        return self.us + GAP_US * self.launches
 
 
 class Case(NamedTuple):
@@ -112,17 +120,18 @@ def by_xla(x: jax.Array, scales: jax.Array, weights: list[jax.Array]) -> list[ja
 def candidates(rows: int, shape: Shape) -> Iterator[EightBitBlocks]:
     """As many programs as keep a device busy, with four steps each or more."""
     outputs, inputs = shape
-    kinds = [(8, NARROW)] if rows <= 8 else [(16, NARROW)] if rows <= 16 else []
-    if 16 < rows <= 32:
-        kinds = [(32, MIDDLE)]
-    if rows > 16:
-        kinds.append((max(64, 1 << (rows - 1).bit_length()), WIDE))
+    wide = max(64, power_of_two(rows))
+    if rows <= 16:
+        kinds = [(8 if rows <= 8 else 16, NARROW), (wide, FEW_WIDE)]
+    else:
+        kinds = [(32, MIDDLE if rows <= 32 else ()), (wide, WIDE)]
     for block_rows, kind in kinds:
-        for (columns, block, warps, stages), splits in product(kind, (1, 2, 3, 4, 6, 8, 16)):
+        for (columns, block, warps, stages), splits in product(kind, (1, 2, 3, 4, 6, 8)):
             programs = -(-outputs // columns) * splits
             is_even = inputs % (block * splits) == 0 and inputs // (block * splits) >= 4
-            least = 110 if columns >= 64 else 220
-            if is_even and least <= programs and (programs <= 560 or splits == 1) and programs <= 1800:
+            least = 110 if columns >= 32 else 220
+            fits = block_rows * columns <= MOST_SUMS * 32 * warps
+            if is_even and fits and least <= programs <= (1800 if splits == 1 else 560):
                 yield EightBitBlocks(block_rows, columns, block, splits, warps, stages)
 
 
@@ -225,7 +234,7 @@ def main() -> None:
         print(f"{form}, {rows} rows: {len(new)} programs after {time.monotonic() - begun:.0f} s", flush=True)
         print(*wrong[:6], *([f"  {len(wrong)} such in all"] if len(wrong) > 6 else []), sep="\n", flush=True)
         for shape in SHAPES if has_sweep else ():
-            ordered = sorted((one for one in new.items() if one[0].shape == shape), key=lambda one: one[1].us)
+            ordered = sorted((one for one in new.items() if one[0].shape == shape), key=lambda one: one[1].cost)
             for case, one in ordered[:FASTEST]:
                 blocks = tuple(case.blocks) if case.blocks else "default"
                 print(f"  {shape[0]}x{shape[1]} {one.us:6.1f} {one.launches:3.1f} {blocks}")
@@ -235,7 +244,10 @@ def main() -> None:
         print(line(form, rows, chosen))
         if rows in sweeps and form != "XLA":
             of_shapes = [[one for case, one in found.items() if case[:3] == (form, rows, shape)] for shape in SHAPES]
-            print(line(f"{form}, best", rows, [min(one, default=None) for one in of_shapes]), flush=True)
+            print(
+                line(f"{form}, best", rows, [min(one, key=lambda it: it.cost, default=None) for one in of_shapes]),
+                flush=True,
+            )
 
 
 if __name__ == "__main__":
