@@ -1,8 +1,9 @@
 """The four products of a layer of an 8B model with e4m3 weights on this GPU: the kernel by its blocks, and XLA.
 
-    python bench/eight_bit_kernel.py [--rows 1,8,16,32,64] [--forms kernel,codes,XLA] [--sweep 8,32,64] [--seconds 140]
+    python bench/eight_bit_kernel.py [--rows 1,8,16,32,64] [--forms kernel,plain,codes,XLA] [--sweep 8,32] [--seconds 140]
 
-`kernel`: quire/ops/gpu/eight_bit_product.py with rows in bfloat16. `codes`: the same with rows that are e4m3 too, which
+`kernel`: quire/ops/gpu/eight_bit_product.py with rows in bfloat16. `plain`: the
+same, codes widened as Triton does it. `codes`: the kernel with rows that are e4m3 too, which
 does not count what rounding them takes. `XLA`: codes widened inside its product up to 32 rows, codes by codes of the
 library above. `--sweep`: rows for which every kind of blocks is timed, the fastest of each product in the line `best`.
 Times are of the device, in microseconds: all launches of a product, with the sum of its parts. Every weight has several
@@ -99,7 +100,8 @@ def given_of(case: Case) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
 def form_of(case: Case) -> Any:
     if case.form == "XLA":
         return by_xla
-    once = jax.jit(partial(eight_bit_product, dtype=jnp.bfloat16, blocks=case.blocks))  # translated for one copy
+    # Translated for one copy.
+    once = jax.jit(partial(eight_bit_product, dtype=jnp.bfloat16, blocks=case.blocks, is_plain=case.form == "plain"))
 
     def by_kernel(x: jax.Array, scales: jax.Array, weights: list[jax.Array]) -> list[jax.Array]:
         return [once(x, codes, scales) for codes in weights]
@@ -216,7 +218,7 @@ def line(name: str, rows: int, found: Sequence[Timed | None]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rows", default="1,8,16,32,64")
-    parser.add_argument("--forms", default="kernel,codes,XLA")
+    parser.add_argument("--forms", default="kernel,plain,codes,XLA")
     parser.add_argument("--sweep", default="")
     parser.add_argument("--seconds", type=float, default=140)
     arguments = parser.parse_args()

@@ -20,8 +20,8 @@ PROGRAMS = 264  # that occupy a device: two for each multiprocessor of a large G
 LEAST_INPUTS = 1024  # of a program: fewer would not fill the way from memory
 
 
-# Four codes of e4m3 as bfloat16. Triton rounds one number at a time, by an instruction that takes as long as eight of
-# these. To float16 it widens two by one instruction itself.
+# Four codes of e4m3 as bfloat16, through float32, two rounded together. Triton 3.6 has as many instructions for it, but
+# rounds one at a time by another of them (F2F). To float16 it widens two by one instruction itself.
 _WIDEN = """{ .reg .b16 low, high, first, second; .reg .b32 pair; .reg .f32 a, b;
 mov.b32 {low, high}, $2;
 cvt.rn.f16x2.e4m3x2 pair, low;
@@ -67,11 +67,12 @@ def eight_bit_product(
     dtype: Any = jnp.float32,
     *,
     blocks: EightBitBlocks | None = None,
+    is_plain: bool = False,
     interpret: bool = False,
 ) -> jax.Array:
     """[t, outputs] of x [t, inputs] and codes [outputs, inputs], times scales [outputs], in `dtype`.
 
-    Numbers of x have two bytes, or are e4m3 as the codes are.
+    Numbers of x have two bytes, or are e4m3 as the codes are. `is_plain`: codes are widened as Triton does it.
     """
     (rows, inputs), outputs = x.shape, len(codes)
     blocks = blocks or blocks_of(rows, outputs, inputs)
@@ -80,7 +81,7 @@ def eight_bit_product(
     operands = (x, codes) if scales is None or not is_whole else (x, codes, scales)
     out = array((blocks.splits, rows, outputs), dtype if is_whole else jnp.float32)
     sums = pl.pallas_call(
-        partial(_kernel, blocks, interpret),
+        partial(_kernel, blocks, is_plain or interpret),
         grid=(-(-outputs // blocks.columns), blocks.splits),
         in_specs=[whole(operand) for operand in operands],
         out_specs=whole(out),
@@ -95,7 +96,7 @@ def eight_bit_product(
     return total if is_whole else (total if scales is None else total * scales).astype(dtype)
 
 
-def _kernel(blocks: EightBitBlocks, interpret: bool, x_ref: Any, codes_ref: Any, *refs: Any) -> None:
+def _kernel(blocks: EightBitBlocks, is_plain: bool, x_ref: Any, codes_ref: Any, *refs: Any) -> None:
     *scale_refs, out_ref = refs
     split, (rows, inputs), outputs = pl.program_id(1), x_ref.shape, codes_ref.shape[0]
     row, column = jnp.arange(blocks.rows), pl.program_id(0) * blocks.columns + jnp.arange(blocks.columns)
@@ -106,8 +107,8 @@ def _kernel(blocks: EightBitBlocks, interpret: bool, x_ref: Any, codes_ref: Any,
     def add(step: Any, sums: jax.Array) -> jax.Array:
         at = step * blocks.inputs + jnp.arange(blocks.inputs)
         is_input = None if inputs % blocks.inputs == 0 else at < inputs
-        some = _widened(_load(x_ref, row, at, is_row, is_input), dtype, interpret)
-        part = _widened(_load(codes_ref, column, at, is_output, is_input), dtype, interpret)
+        some = _widened(_load(x_ref, row, at, is_row, is_input), dtype, is_plain)
+        part = _widened(_load(codes_ref, column, at, is_output, is_input), dtype, is_plain)
         return sums + (product(part, some, 1) if blocks.is_turned else product(some, part, 1))
 
     steps = -(-inputs // blocks.inputs)
@@ -126,9 +127,9 @@ def _kernel(blocks: EightBitBlocks, interpret: bool, x_ref: Any, codes_ref: Any,
     plgpu.store(out_ref.at[split, *where], sums.astype(out_ref.dtype), mask=mask)
 
 
-def _widened(codes: jax.Array, dtype: Any, interpret: bool) -> jax.Array:
+def _widened(codes: jax.Array, dtype: Any, is_plain: bool) -> jax.Array:
     """Codes in this type; numbers of it stay."""
-    if interpret or codes.dtype != jnp.float8_e4m3fn or dtype != jnp.bfloat16:
+    if is_plain or codes.dtype != jnp.float8_e4m3fn or dtype != jnp.bfloat16:
         return codes.astype(dtype)
     given: Any = {"args": [jax.lax.bitcast_convert_type(codes, jnp.int8)], "constraints": "=r,=r,r", "pack": 4}
     like = [array(codes.shape, dtype)]
