@@ -1,6 +1,6 @@
 """The four products of a layer of an 8B model with e4m3 weights on this GPU: the kernel by its blocks, and XLA.
 
-    python bench/eight_bit_kernel.py [--rows 1,8,16,32,64] [--forms kernel,plain,codes,XLA] [--sweep 8,32] [--seconds 140]
+    python bench/eight_bit_kernel.py [--rows 1,8,16,32,64] [--forms kernel,plain,codes,XLA] [--sweep 8] [--seconds 140]
 
 `kernel`: quire/ops/gpu/eight_bit_product.py with rows in bfloat16. `plain`: the
 same, codes widened as Triton does it. `codes`: the kernel with rows that are e4m3 too, which
