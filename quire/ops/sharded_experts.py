@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from quire.ops.coded import Coded
+from quire.ops.expert_choice import Shares
 from quire.ops.expert_product import NONE, ExpertKernels, Gate, rounded_rows
 from quire.sharding import TENSOR, sharding
 
@@ -74,7 +75,15 @@ def sharded_experts(kernels: ExpertKernels, mesh: Mesh) -> ExpertKernels:
         biases = bias[expert].astype(jnp.float32)
         return out + jnp.sum(biases if share is None else biases * share[:, :, None], axis=1)  # type: ignore[no-any-return]
 
-    return ExpertKernels(product, total)
+    def choose(
+        scores: jax.Array, chosen: int, shares: Shares, is_real: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array]:
+        def on_each(scores: jax.Array, is_real: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+            return kernels.choose(scores, chosen, shares, is_real)
+
+        return run(on_each, (scores, is_real), (WHOLE, WHOLE), WHOLE)  # type: ignore[no-any-return]
+
+    return ExpertKernels(product, total, choose)
 
 
 def _codes(cut: Any) -> Any:

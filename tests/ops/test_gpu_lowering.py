@@ -19,6 +19,7 @@ from quire.models.params import Param
 from quire.ops.adapters import AdapterStack, JoinedStack
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.coded import FEW_ROWS, Coded, Rounding
+from quire.ops.expert_choice import Shares
 from quire.ops.gates import ClampedGate, PlainGate
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.adapter_product import add_products
@@ -186,6 +187,18 @@ def test_products_of_experts_are_translated(sizes: tuple[int, int, int, int], to
     for work in ("while", "sort"):  # of XLA, beside the two kernels
         assert f"stablehlo.{work}" not in text
     assert ("stablehlo.scatter" in text) == (tokens > 64)
+
+
+@pytest.mark.parametrize("shares", Shares)
+@pytest.mark.parametrize(("num_experts", "chosen"), [(32, 4), (128, 8), (512, 10)])
+def test_the_choice_of_experts_is_translated(num_experts: int, chosen: int, shares: Shares) -> None:
+    scores, is_real = jax.ShapeDtypeStruct((8, num_experts), "float32"), jax.ShapeDtypeStruct((8,), "bool")
+    with on_an_h200():
+        traced = jax.jit(GPU.experts.choose, static_argnums=(1, 2)).trace(scores, chosen, shares, is_real)
+        text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count('name = "choose_experts"') == 1
+    assert "stablehlo.sort" not in text
+    assert "top_k" not in text
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8", "mxfp4"])
