@@ -10,6 +10,9 @@ XLA chooses between its own products and the library's for decodes of up to `--f
 With `--reproducible` steps are those of a reproducible engine, whose programs are held to the bits of a row first. Its
 price is the difference to a run without it.
 
+With `--context N` every decode has N positions before it, in pages of its own: those of a pool of up to 16 GiB, several
+times over where it is too small. Attention then reads as much memory as it would.
+
 With `--kernels N` each step is also shown by its kernels, the N that take most, under JAX's profiler.
 
 With `--adapters N` there is room for so many of rank 16, and each step runs without rows that have one, and with all
@@ -29,6 +32,7 @@ from device_time import profiled, report
 from quire.config import Config
 from quire.core.plan import Chunk, Kind
 from quire.engine import build
+from quire.engine.deployment import Deployment
 from quire.engine.model_weights import load_model
 from quire.executor import compiler
 from quire.executor.ladder import StepShape
@@ -40,8 +44,10 @@ from quire.executor.slots import ADAPTER
 from quire.executor.step import State
 from quire.files.progress import silent
 from quire.ops import coded
+from quire.resolve import MAX_ARRAY_NUMBERS
 
 POSITION, NUM_PAGES = 300, 2048
+MAX_POOL_BYTES = 16 << 30  # of pages with contexts
 PROFILED = 6  # steps whose kernels are listed
 PLAIN = Features(*[False] * 5)
 
@@ -49,9 +55,10 @@ PLAIN = Features(*[False] * 5)
 class Steps:
     """Runs launches on padding pages, each program compiled when it is first needed."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, context: int | None = None) -> None:
         deployment = build.plan_deployment(config)
-        self.shapes = deployment.shapes.with_pages(NUM_PAGES)
+        self.position = POSITION if context is None else context
+        self.shapes = deployment.shapes.with_pages(NUM_PAGES if context is None else pool_of(deployment, context))
         weights = load_model(deployment, silent)
         self.programs = Programs(
             deployment.model, weights, self.shapes, threads=min(16, os.cpu_count() or 1), mesh=deployment.mesh
@@ -62,8 +69,21 @@ class Steps:
         tokens = np.random.default_rng(0).integers(0, deployment.model.vocab_size, slots.history.shape, np.int32)
         history = jax.device_put(tokens, slots.history.sharding)
         self.state = self.state._replace(slots=slots._replace(history=history))
+        if context is not None:
+            self._give_pages()
         words = -(-deployment.model.vocab_size // 32)
         self.masks = {size: np.zeros((size, words), np.uint32) for size in self.shapes.ladder.sample_sizes}
+
+    def _give_pages(self) -> None:
+        """To each slot pages for its context, in an order in which memory does not have them."""
+        table = self.state.slots.page_table
+        rows, groups, _ = table.shape
+        count = self.position // self.shapes.page_size + 1
+        pages = np.random.default_rng(1).permutation(np.arange(1, self.shapes.num_pages))
+        entries = np.zeros(table.shape, np.int32)
+        entries[:-1, :, :count] = np.resize(pages, (rows - 1, groups, count))
+        slots = self.state.slots._replace(page_table=jax.device_put(entries, table.sharding))
+        self.state = self.state._replace(slots=slots)
 
     def give_adapters(self, count: int) -> None:
         """To each slot one of the first `count`; to none where that is 0."""
@@ -74,7 +94,7 @@ class Steps:
     def step(self, rows: int, tokens: int) -> tuple[Launch, list[Chunk]]:
         slots = self.shapes.num_slots
         rows = min(rows, slots - bool(tokens))
-        chunks = [Chunk(n, 0, 0, n, Kind.DECODE, POSITION, 1, (), True) for n in range(rows)]
+        chunks = [Chunk(n, 0, 0, n, Kind.DECODE, self.position, 1, (), True) for n in range(rows)]
         chunks += [Chunk(slots, 0, 0, slots - 1, Kind.PREFILL, 0, tokens, (), True)] * bool(tokens)
         return Launch([*range(rows)], [rows] if tokens else []), chunks
 
@@ -143,12 +163,20 @@ class Steps:
         return run
 
 
+def pool_of(deployment: Deployment, context: int) -> int:
+    """Pages for a context in every slot, as far as there is room."""
+    shapes = deployment.shapes
+    most = min(MAX_POOL_BYTES // deployment.page_bytes, MAX_ARRAY_NUMBERS // deployment.page_numbers)
+    return min(most, shapes.num_slots * shapes.num_groups * (context // shapes.page_size + 1) + 1)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model")
     parser.add_argument("--rows", default="8,32,64,128,256", help="decodes")
     parser.add_argument("--tokens", default="0,64,500,2000", help="prompt tokens beside them")
     parser.add_argument("--count", type=int, default=20, help="steps of each")
+    parser.add_argument("--context", type=int, help="positions before each decode")
     parser.add_argument("--quantize")
     parser.add_argument("--kv-cache-dtype")
     parser.add_argument("--adapters", type=int, default=0)
@@ -158,6 +186,8 @@ def main() -> None:
     given = parser.parse_args()
     compiler.FEW_ROWS = coded.FEW_ROWS = given.few_rows
     room = {"adapter_folder": tempfile.gettempdir(), "max_loras": given.adapters, "max_lora_rank": 16}
+    most_rows = max(map(int, given.rows.split(",")))
+    sizes = {"max_total_tokens": (given.context or 0) + 64, "max_batch_size": most_rows}
     steps = Steps(
         Config(
             model=given.model,
@@ -165,7 +195,9 @@ def main() -> None:
             kv_cache_dtype=given.kv_cache_dtype,
             reproducible=given.reproducible,
             **(room if given.adapters else {}),
-        )
+            **(sizes if given.context is not None else {}),
+        ),
+        given.context,
     )
     all_tokens = [int(tokens) for tokens in given.tokens.split(",")]
     all_rows = [int(rows) for rows in given.rows.split(",")]

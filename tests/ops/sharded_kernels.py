@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -10,6 +11,9 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from quire.ops.attention_spec import AttentionSpec
+from quire.ops.gpu.context_list import Cut
+from quire.ops.gpu.kernels import latent_by
+from quire.ops.gpu.latent_attention import latent_attention
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.heads import HeadNorm, Heads
 from quire.ops.kernels import NATIVE
@@ -96,6 +100,20 @@ def main() -> None:
     norms: Norms = sharded(NATIVE, mesh).norms
     np.testing.assert_allclose(norms.rms(x, weight, 1e-6, 1.0), PLAIN.norms.rms(x, weight, 1e-6, 1.0), rtol=1e-6)
     check_sampling(mesh)
+    check_latents(mesh)
+
+
+def check_latents(mesh: Mesh) -> None:
+    """Of a prefill beside a decode, with a copy of the latents for each device and two heads that read it."""
+    chance, spec = np.random.default_rng(3), AttentionSpec(8, group=2, head_dim=12, scale=0.4, value_dim=8)
+    q, keys = (jnp.asarray(chance.standard_normal(shape), jnp.float32) for shape in ((6, 8, 2, 12), (13, 4, 8, 12)))
+    tiles = Tiles(*(jnp.asarray(values, jnp.int32) for values in ([1, 0], [13, 4], [1, 5], [0, 1])), num_single=1)
+    attend = partial(latent_by, partial(latent_attention, interpret=True, cut=Cut(4, 8)))
+    kernels = sharded(PLAIN._replace(attend_latent=attend), mesh)
+    found = jax.jit(partial(kernels.attend_latent, spec))(q, (keys, keys), TABLE, tiles, None)
+    assert found.sharding.shard_shape(found.shape) == (6, 1, 2, 8)
+    expected = PLAIN.attend_latent(spec, q, (keys, keys), TABLE, tiles, None)[..., :8]
+    np.testing.assert_allclose(found, expected, atol=2e-5)
 
 
 def check_sampling(mesh: Mesh) -> None:

@@ -114,15 +114,50 @@ def test_attention_to_shared_prefixes_is_translated(name: str, dtype: str, num_s
     assert text.count("stablehlo.custom_call") == (5 if spec.sees_all else 4)
 
 
-def test_latent_attention_is_translated_and_said_to_have_no_kernel(caplog: pytest.LogCaptureFixture) -> None:
-    spec = AttentionSpec(1, 16, 576, 0.07, value_dim=512)
-    gpu_kernels._warn_of_latent_attention.cache_clear()
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize("fixed_order", [False, True])
+@pytest.mark.parametrize(("num_single", "num_tiles"), [(8, 8), (8, 10), (0, 160)], ids=["decodes", "mixed", "long"])
+def test_latent_attention_is_translated(
+    heads: int, dtype: str, num_single: int, num_tiles: int, fixed_order: bool
+) -> None:
+    """Kernels alone: decodes are put together of parts, and so are prompts of short steps."""
+    spec = AttentionSpec(1, heads, 576, 0.07, value_dim=512)
+    tokens = num_single + (num_tiles - num_single) * TILE
+    q, keys = jnp.zeros((tokens, 1, heads, 576), dtype), jnp.zeros((4, 32, 1, 576), dtype)
+    each = jnp.zeros(num_tiles, jnp.int32)
+    given = q, (keys, keys), jnp.zeros((9, 40), jnp.int32), Tiles(each, each, each, each, num_single), None
+    kernels = kernels_for("gpu", dtype, fixed_order=fixed_order)
+    with on_an_h200():
+        text = jax.jit(partial(kernels.attend_latent, spec)).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+    of_prompts = num_tiles > num_single
+    assert text.count('name = "latent_attention"') == (num_single > 0) + of_prompts
+    has_few_programs = num_tiles == 10 and (heads, dtype) != (128, "float32")
+    is_cut = has_few_programs and not fixed_order
+    assert text.count('name = "combine_latent_parts"') == (num_single > 0) + (of_prompts and is_cut)
+    assert "stablehlo.while" not in text
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_latents_of_any_size_are_translated(dtype: str) -> None:
+    spec = AttentionSpec(1, 5, 28, 0.2, value_dim=20)
+    q, keys = jnp.zeros((8 + TILE, 1, 5, 28), dtype), jnp.zeros((4, 24, 1, 28), dtype)
+    each = jnp.zeros(9, jnp.int32)
+    given = q, (keys, keys), jnp.zeros((9, 40), jnp.int32), Tiles(each, each, each, each, 8), None
+    with on_an_h200():
+        text = jax.jit(partial(GPU.attend_latent, spec)).trace(*given).lower(lowering_platforms=("cuda",)).as_text()
+    assert text.count('name = "latent_attention"') == text.count('name = "combine_latent_parts"') == 2
+
+
+def test_latent_attention_without_a_kernel_is_said_to_have_none(caplog: pytest.LogCaptureFixture) -> None:
+    spec = AttentionSpec(1, 16, 576, 0.07, value_dim=512, window=100)
+    gpu_kernels._warn_of_plain_latent_attention.cache_clear()
     q, keys = jnp.zeros((8, 1, 16, 576), jnp.bfloat16), jnp.zeros((4, 32, 1, 576), jnp.bfloat16)
     each = jnp.zeros(8, jnp.int32)
     run = jax.jit(partial(gpu_kernels.GPU.attend_latent, spec))
     given = q, (keys, keys), jnp.zeros((9, 40), jnp.int32), Tiles(each, each, each, each, 8), None
     assert "stablehlo.while" in run.trace(*given).lower(lowering_platforms=("cuda",)).as_text()
-    assert "latent attention has no kernel for GPUs" in caplog.text
+    assert "latent attention over a window or chunks has no kernel for GPUs" in caplog.text
 
 
 @pytest.mark.parametrize("cache_dtype", ["float8_e4m3fn", "int8"])

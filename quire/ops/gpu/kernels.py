@@ -20,6 +20,7 @@ from quire.ops.gpu.adapter_product import add_products
 from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.expert_product import expert_product
 from quire.ops.gpu.filter_cuts import filter_cuts
+from quire.ops.gpu.latent_attention import latent_attention
 from quire.ops.gpu.place_heads import place_heads
 from quire.ops.gpu.prefill_attention import prefill_attention
 from quire.ops.heads import Heads
@@ -70,10 +71,11 @@ def attend(
 
 
 @cache
-def _warn_of_latent_attention() -> None:
-    log.warning("latent attention has no kernel for GPUs: plain XLA runs in its place, several times slower")
+def _warn_of_plain_latent_attention(reason: str) -> None:
+    log.warning("latent attention %s has no kernel for GPUs: plain XLA runs in its place, several times slower", reason)
 
 
+@partial(jax.jit, static_argnums=0)
 def attend_latent(
     spec: AttentionSpec,
     q: jax.Array,
@@ -82,9 +84,28 @@ def attend_latent(
     tiles: Tiles,
     sinks: jax.Array | None = None,
 ) -> jax.Array:
-    """Plain: a block of keys as wide as latents are, with all queries, does not fit the registers of our kernels."""
-    _warn_of_latent_attention()
-    return tiled_attention(spec, q, pages, page_table, tiles, sinks)
+    return latent_by(latent_attention, spec, q, pages, page_table, tiles, sinks)
+
+
+def latent_by(
+    kernel: Callable[..., jax.Array],
+    spec: AttentionSpec,
+    q: jax.Array,
+    pages: Pages,
+    page_table: jax.Array,
+    tiles: Tiles,
+    sinks: jax.Array | None,
+) -> jax.Array:
+    """[t, k, g, value_dim] by a kernel for the single tokens, and for the others. Layers of kinds that no model has are
+    computed by XLA, and the log says so."""
+    if not spec.sees_all or sinks is not None:
+        _warn_of_plain_latent_attention("with sinks" if sinks is not None else "over a window or chunks")
+        return tiled_attention(spec, q, pages, page_table, tiles, sinks)
+    single, out = tiles.num_single, None
+    for part in (tiles.part(0, single), tiles.part(single, len(tiles))):
+        out = kernel(spec, q, pages[0], page_table, part, out) if len(part) else out
+    assert out is not None
+    return out
 
 
 @partial(jax.jit, static_argnums=0)
