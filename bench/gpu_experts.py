@@ -3,6 +3,7 @@
     python bench/gpu_experts.py [--model qwen3-30b-a3b gpt-oss-20b] [--rows 1,32,256,4096] [--only kernel plain]
     python bench/gpu_experts.py --weights mxfp4 --only kernel                      # or fp8, int8
     python bench/gpu_experts.py --sweep gate_up --model qwen3-30b-a3b --rows 1     # other sizes of blocks
+    python bench/gpu_experts.py --rows 8 --real 1                                  # a lone row among padding
 
 Every token visits random experts, given in place of a router, which is not part of the time. Several layers with
 weights of their own run after each other in one program, so that no cache holds what the next one reads. The floor is
@@ -46,7 +47,7 @@ class Given:
     def params(self) -> ParamTree:
         return {}
 
-    def __call__(self, weights: ParamTree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def __call__(self, weights: ParamTree, *_: object) -> tuple[jax.Array, jax.Array]:
         return weights["share"], weights["expert"]
 
 
@@ -89,11 +90,13 @@ class Shape:
 
         return [draw(jax.random.key(layer)) for layer in range(LAYERS)]
 
-    def routes(self, tokens: int) -> list[ParamTree]:
+    def routes(self, tokens: int, real: int) -> list[ParamTree]:
+        """The choices of so many tokens; those after the first `real` are the first one's, as padding's are."""
         chance = np.random.default_rng(0)
         found = []
         for _ in range(LAYERS):
             expert = np.argsort(chance.random((tokens, self.num_experts)), axis=1)[:, : self.chosen]
+            expert[real:] = expert[0]
             share = jnp.full((tokens, self.chosen), 1 / self.chosen, jnp.float32)
             found.append({"share": share, "expert": jnp.asarray(expert, jnp.int32)})
         return found
@@ -161,12 +164,12 @@ def floor_s(shape: Shape, routes: list[ParamTree]) -> float:
     return float(used) * shape.expert_bytes / BYTES_A_SECOND
 
 
-def blocks_timed(name: str, shape: Shape, rows: list[int], ways: list[str]) -> Iterator[str]:
+def blocks_timed(name: str, shape: Shape, rows: list[int], ways: list[str], real: int) -> Iterator[str]:
     """Whole feed-forward blocks by each way."""
     block, weights = shape.block(), shape.weights()
     kernels = {"kernel": kernels_of(expert_product), "plain": NONE}
     for way, tokens in pairs(ways, rows):
-        routes = shape.routes(tokens)
+        routes = shape.routes(tokens, real)
         all_weights = [{**one, "router": route} for one, route in zip(weights, routes, strict=True)]
 
         def layer(x: jax.Array, given: ParamTree, way: str = way) -> jax.Array:
@@ -202,9 +205,9 @@ def candidates(chosen: ExpertBlocks, tokens: int) -> Iterator[ExpertBlocks]:
             yield ExpertBlocks(rows, columns, inputs, warps, stages)
 
 
-def sweep(name: str, shape: Shape, tokens: int, part: str, most_s: float) -> Iterator[str]:
+def sweep(name: str, shape: Shape, tokens: int, part: str, most_s: float, real: int) -> Iterator[str]:
     """One of the two products by blocks of other sizes, in random order, until time is up."""
-    block, weights, routes = shape.block(), shape.weights(), shape.routes(tokens)
+    block, weights, routes = shape.block(), shape.weights(), shape.routes(tokens, real)
     is_gate = part == "gate_up"
     gate = gate_of(block.activation) if is_gate else None
     inputs, outputs = (shape.embed, shape.mlp) if is_gate else (shape.mlp, shape.embed)
@@ -242,6 +245,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", nargs="+", choices=SHAPES, default=[*SHAPES])
     parser.add_argument("--rows", default="1,32,256,4096")
+    parser.add_argument("--real", type=int, default=1 << 30, help="rows that are no padding")
     parser.add_argument("--only", nargs="+", choices=("kernel", "plain"), default=["kernel", "plain"])
     parser.add_argument("--weights", choices=BYTES, default="float")
     parser.add_argument("--sweep", choices=("gate_up", "down"))
@@ -253,12 +257,12 @@ def main() -> None:
     for name in given.model:
         shape = replace(SHAPES[name], kind=given.weights)
         if given.sweep is None:
-            lines = blocks_timed(name, shape, rows, given.only)
+            lines = blocks_timed(name, shape, rows, given.only, given.real)
             for line in lines:
                 print(line, flush=True)
             continue
         for tokens in rows:
-            for line in sweep(name, shape, tokens, given.sweep, given.seconds):
+            for line in sweep(name, shape, tokens, given.sweep, given.seconds, given.real):
                 print(line, flush=True)
 
 

@@ -149,11 +149,22 @@ def second_turns(
     return turns
 
 
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """What `build` reads."""
+    parser.add_argument("--model", default="default")
+    parser.add_argument("--tokens", type=int, default=2000)
+    parser.add_argument("--resident", type=int, default=3, help="conversations that the device has pages for")
+    parser.add_argument("--host-cache-gib", type=float, default=4.0)
+    parser.add_argument("--max-batch-prefill-tokens", type=int, help="fewer make fewer programs to compile")
+    parser.add_argument("--few-programs", action="store_true", help="compile those alone that are needed")
+    parser.add_argument("--reproducible", action="store_true", help="both ways have the same bits then")
+
+
 def build(asked: argparse.Namespace) -> Built:
     """An engine whose device has pages for a few conversations."""
     config = Config(
         asked.model, host_cache_gib=asked.host_cache_gib, max_total_tokens=asked.tokens + 64, max_batch_size=4,
-        max_batch_prefill_tokens=asked.max_batch_prefill_tokens,
+        max_batch_prefill_tokens=asked.max_batch_prefill_tokens, reproducible=asked.reproducible,
     )  # fmt: skip
     reserve_device_memory(asked.host_cache_gib)  # before anything looks for devices
     page_size = plan_deployment(replace(config, host_cache_gib=0.0)).limits.page_size
@@ -170,14 +181,9 @@ def build(asked: argparse.Namespace) -> Built:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="default")
+    add_options(parser)
     parser.add_argument("--talks", type=int, default=16)
     parser.add_argument("--turns", type=int, help="conversations of which each has a turn of its own; by default all")
-    parser.add_argument("--tokens", type=int, default=2000)
-    parser.add_argument("--resident", type=int, default=3, help="conversations that the device has pages for")
-    parser.add_argument("--host-cache-gib", type=float, default=4.0)
-    parser.add_argument("--max-batch-prefill-tokens", type=int, help="fewer make fewer programs to compile")
-    parser.add_argument("--few-programs", action="store_true", help="compile those alone that are needed")
     asked = parser.parse_args()
     begun_s = time.monotonic()
     built = build(asked)

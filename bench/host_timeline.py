@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-from host_cache import GREEDY, STREAM, Calls, build, show_all, turn_of
+from host_cache import GREEDY, STREAM, Calls, add_options, build, show_all, turn_of
 from jax.profiler import ProfileData
 
 from quire.engine.built import Built
@@ -146,13 +146,8 @@ def turns(engine: Engine, prompts: list[tuple[int, ...]], first_id: int, length:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default="default")
+    add_options(parser)
     parser.add_argument("--talks", type=int, default=6)
-    parser.add_argument("--tokens", type=int, default=2000)
-    parser.add_argument("--resident", type=int, default=3, help="conversations that the device has pages for")
-    parser.add_argument("--host-cache-gib", type=float, default=4.0)
-    parser.add_argument("--max-batch-prefill-tokens", type=int, help="fewer make fewer programs to compile")
-    parser.add_argument("--few-programs", action="store_true", help="compile those alone that are needed")
     parser.add_argument("--figures", action="store_true", help="also those of host_cache.py, before it")
     parser.add_argument("--lines", type=int, default=120, help="so many are shown of either")
     asked = parser.parse_args()

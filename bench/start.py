@@ -5,7 +5,9 @@
 
 CPU time, of all processes until the first token, tells versions apart on a busy machine too. The first round of each
 command is not counted: it keeps programs and weights for those after it. `--cold` gives every round a cache folder with
-nothing but the default model in it instead.
+nothing but the default model in it instead. `--timeline` prints what the server logs, and when:
+
+    python bench/start.py --cold --rounds 1 --timeline --args "random:llama-3.1-8b --http-workers 4"
 """
 
 import argparse
@@ -21,12 +23,14 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from threading import Thread
 from typing import NamedTuple
 
 POLL_S = 0.02
 LIMIT_S = 600.0
+LINE_WIDTH = 160  # characters of a line in a timeline
 MODEL_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
 
 
@@ -75,9 +79,18 @@ def first_token(port: int) -> None:
     connection.close()
 
 
-def measure(command: Sequence[str]) -> Start:
+def print_times(lines: Iterable[bytes], begun: float) -> None:
+    """Print each line when it comes, with the seconds since `begun`."""
+    for line in lines:
+        print(f"{time.monotonic() - begun:7.2f}  {line.decode(errors='replace').rstrip()[:LINE_WIDTH]}", flush=True)
+
+
+def measure(command: Sequence[str], has_timeline: bool = False) -> Start:
     port, begun = free_port(), time.monotonic()
-    running = subprocess.Popen([*command, "--port", str(port)], stderr=subprocess.DEVNULL, stdout=subprocess.DEVNULL)
+    output = subprocess.PIPE if has_timeline else subprocess.DEVNULL
+    running = subprocess.Popen([*command, "--port", str(port)], stderr=output, stdout=subprocess.DEVNULL)
+    if running.stderr is not None:
+        Thread(target=print_times, args=(running.stderr, begun), daemon=True).start()
     try:
         answer: float | None = None
         while (status := health(port)) != 200:
@@ -95,12 +108,12 @@ def measure(command: Sequence[str]) -> Start:
         running.wait()
 
 
-def measure_cold(command: Sequence[str]) -> Start:
+def measure_cold(command: Sequence[str], has_timeline: bool) -> Start:
     with tempfile.TemporaryDirectory() as folder:
         kept = Path("~/.cache/quire", MODEL_FILE).expanduser()
         if kept.exists():
             shutil.copy2(kept, folder)
-        return measure([*command, "--cache-dir", folder])
+        return measure([*command, "--cache-dir", folder], has_timeline)
 
 
 def main() -> None:
@@ -109,14 +122,16 @@ def main() -> None:
     parser.add_argument("--args", default="", help="flags of `quire serve`")
     parser.add_argument("--peer", action="append", default=[], help="NAME=COMMAND of another quire")
     parser.add_argument("--cold", action="store_true", help="nothing compiled and nothing kept")
+    parser.add_argument("--timeline", action="store_true", help="print what the server logs, and when")
     given = parser.parse_args()
+    level = ["--log-level", "debug"] if given.timeline else []
     commands = {"quire": [sys.executable, "-m", "quire"]}
     commands |= {name: shlex.split(rest) for name, _, rest in (peer.partition("=") for peer in given.peer)}
-    commands = {name: [*command, "serve", *shlex.split(given.args)] for name, command in commands.items()}
+    commands = {name: [*command, "serve", *shlex.split(given.args), *level] for name, command in commands.items()}
     found: dict[str, list[Start]] = {name: [] for name in commands}
     for number in range(given.rounds + (not given.cold)):
         for name, command in commands.items():
-            start = measure_cold(command) if given.cold else measure(command)
+            start = measure_cold(command, given.timeline) if given.cold else measure(command, given.timeline)
             if number or given.cold:
                 found[name].append(start)
     print(f"median of {given.rounds}, seconds; load average {os.getloadavg()[0]:.1f} on {os.cpu_count()} cores")

@@ -44,6 +44,7 @@ from quire.cli.bench.serving_report import Goal, numbers
 METRICS = ("output_tokens_per_s", "first_token_ms_p50", "inter_token_ms_p50", "errors", "short_answers")
 START_S, RETRY_S, STOP_S, LOAD_S = 300.0, 0.02, 15.0, 600.0
 MAX_STREAMS = 32
+WARM_UP_TOKENS = 4096  # of prompts, at most
 
 
 @dataclass(frozen=True)
@@ -116,8 +117,9 @@ async def compare(peers: list[Peer], streams: list[int], requests: list[int], re
     for peer in peers:
         await peer.start(Path(f"/tmp/versus-{os.getpid()}-{peer.port}.log"))
         print(f"{peer.name}: first token {peer.first_token_s:.1f} s after its start", file=sys.stderr)
+    first = min(8, max(streams), max(1, WARM_UP_TOKENS // lengths.prompt))  # what runs for the first time takes longer
     for peer in peers:
-        await peer.load(8, 8, "warm-up", replace(lengths, answer=2))  # what runs for the first time takes longer
+        await peer.load(first, first, "warm-up", replace(lengths, answer=2))
     for wanted, count in zip(streams, requests, strict=True):
         for turn in range(repeat):
             for peer in peers if turn % 2 == 0 else peers[::-1]:

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from quire.config import Config
 from quire.errors import EngineFailed, InvalidSetting, QuireError
 from quire.group.settings import GroupSettings
-from quire.ipc.server import new_address
+from quire.ipc.address import new_address
 from quire.ipc.supervisor_link import StartRefused, bind_to_parent
 from quire.server.http.app import make_app
 from quire.server.observe.logs import configure_logs

@@ -49,6 +49,17 @@ SHARED = (
 )  # fmt: skip
 HTTP = APIS | {"server.api"}
 
+# What is decided of an engine before it is built.
+DEPLOYMENT = BELOW_SERVER | {
+    "engine.deployment",
+    "engine.draft_plan",
+    "core",
+    "executor",
+    "models",
+    "ops",
+    "sharding",
+}
+
 # What each part of quire may import of quire. A name with dots is a part of a part, and has rules of its own.
 MAY_IMPORT: dict[str, frozenset[str]] = {
     "retry_reservations": GROUND,
@@ -80,17 +91,11 @@ MAY_IMPORT: dict[str, frozenset[str]] = {
     "engine.build": frozenset({"engine", "core", "executor", "models", "ops", "sharding"}) | BELOW_SERVER,
     "engine.built": frozenset({"engine", "engine.deployment", "executor"}) | BELOW_SERVER,
     **dict.fromkeys(
-        (
-            "engine.compiling",
-            "engine.deployment",
-            "engine.draft_plan",
-            "engine.model_weights",
-            "engine.sizes",
-            "engine.slot_state",
-        ),
-        frozenset({"engine.deployment", "engine.draft_plan", "core", "executor", "models", "ops", "sharding"})
-        | BELOW_SERVER,
+        ("engine.deployment", "engine.draft_plan", "engine.model_weights", "engine.sizes", "engine.slot_state"),
+        DEPLOYMENT,
     ),
+    "engine.compiling": DEPLOYMENT | {"engine.model_weights"},
+    "engine.page_count": DEPLOYMENT | {"engine.compiling", "engine.slot_state"},
     "engine.build_group": frozenset({"engine", "engine.build", "executor", "ops", "group"}) | BELOW_SERVER,
     "engine.build_peers": frozenset({"engine", "engine.build", "engine.build_group", "executor", "peers"})
     | BELOW_SERVER,

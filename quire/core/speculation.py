@@ -1,6 +1,5 @@
 """Decides how many tokens are guessed for each sequence."""
 
-from bisect import bisect_left
 from collections.abc import Iterable, Iterator
 
 from quire.core.limits import Limits
@@ -72,15 +71,13 @@ class Speculation:
 
     def _best_count(self, likely: list[float], num_rows: int) -> int:
         """The number of these guesses, the best first, that gives the most tokens in the time of a step."""
-        sizes, fixed = self._budget.padded_sizes, self._budget.fixed_tokens
+        fixed = self._budget.fixed_tokens
         best_rate, best_count, tokens, cost = 0.0, 0, float(num_rows), 1.0
         for count in range(len(likely) + 1):
             if count:
                 tokens += likely[count - 1]
                 cost = self._budget.guessing_cost
-            size = num_rows + count
-            above = bisect_left(sizes, size)
-            rate = tokens / (fixed + (sizes[above] if above < len(sizes) else size)) / cost
+            rate = tokens / (fixed + self._budget.padded(num_rows + count)) / cost
             if rate > best_rate:
                 best_rate, best_count = rate, count
         return best_count

@@ -49,6 +49,11 @@ class StepBudget:
         size = self.step_sizes[below - 1] if below else 0
         return size - num_decodes if size > num_decodes else limit
 
+    def padded(self, num_tokens: int) -> int:
+        """The tokens that a step of `num_tokens` computes, padding included."""
+        above = bisect_left(self.padded_sizes, num_tokens)
+        return self.padded_sizes[above] if above < len(self.padded_sizes) else num_tokens
+
     def restores(self, has_decodes: bool) -> int:
         """The pages that a step may copy from the host."""
         beside = self.max_restores_beside_decodes

@@ -1,10 +1,10 @@
 """Decides how a model runs, and builds its engine."""
 
-import json
 import logging
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -16,29 +16,26 @@ from quire.choice import Choice
 from quire.config import Config
 from quire.core.scheduler import Scheduler
 from quire.engine.built import Built
-from quire.engine.compiling import compile_task, prepare_processes
-from quire.engine.deployment import Checkpoint, Deployment, cache_capacity, kinds_of, layout_of, with_host_pages
+from quire.engine.compiling import begin_programs, compile_task, knows_weights, prepare_processes, program_store
+from quire.engine.deployment import Checkpoint, Deployment, cache_capacity, kinds_of, layout_of
 from quire.engine.draft_plan import DraftPlan, find_draft, refuse_what_cannot_draft
 from quire.engine.engine import Engine
 from quire.engine.group import Group, GroupFaults
-from quire.engine.model_weights import load_draft, load_model, make_room_for_adapters, placement_of
+from quire.engine.model_weights import load_draft, load_model
+from quire.engine.page_count import estimated_step_bytes, first_store, with_measured_step, with_pages
 from quire.engine.shared_settings import shared_settings
 from quire.engine.sizes import limits_of, shapes_of
-from quire.engine.slot_state import refuse_what_needs_older_state, with_snapshots
+from quire.engine.slot_state import refuse_what_needs_older_state
 from quire.errors import InvalidSetting
 from quire.executor.compile_processes import CompileProcesses
 from quire.executor.compiler import Compiler
-from quire.executor.compute_capability import compute_capability
-from quire.executor.draft import Draft
 from quire.executor.executor import JaxExecutor
 from quire.executor.memory import (
     device_memory_bytes,
-    largest_step_bytes,
     outside_bytes,
     reserve_device_memory,
     weight_sizes,
 )
-from quire.executor.program_store import ProgramStore
 from quire.executor.programs import Programs
 from quire.executor.replay import Follower, Members
 from quire.files.model_files import ModelFiles, locate
@@ -46,10 +43,11 @@ from quire.files.progress import Progress, silent
 from quire.files.tensor_source import TensorSource
 from quire.grammar.matcher import Grammars
 from quire.models.adapter_plan import plan_adapters
-from quire.models.checkpoint import stored_names, weights_like
+from quire.models.checkpoint import stored_names
 from quire.models.decoder import Decoder
 from quire.models.formats.quantized_source import QuantizedSource, open_checkpoint
 from quire.models.registry import build_model
+from quire.ops.compute_capability import compute_capability
 from quire.ops.native import int8_product, library
 from quire.ops.native.building import PARTS
 from quire.reproducible import refuse_kinds
@@ -60,15 +58,12 @@ from quire.resolve import (
     resolve_dtype,
     resolve_max_queued,
     resolve_max_step_ms,
-    resolve_pages,
     resolve_quantize,
 )
 from quire.sharding import tensor_mesh
 from quire.text.tokenizer import load_tokenizer
 
 log = logging.getLogger(__name__)
-
-MEASURED_PAGES = 2  # pages are written in place, so their number does not matter to a step's memory
 
 # Called once the model's files are known and before JAX has looked for devices.
 Meet = Callable[[ModelFiles, Config], Config]
@@ -137,10 +132,7 @@ def plan_deployment(
         choices=(*resolved.choices, *adapters.choices, *served),
         draft=draft,
     )
-    # One after the other, the model and its draft.
-    models = [model] if draft is None else [model, draft.model]
-    step_bytes = max(largest_step_bytes(one, shapes) for one in models)
-    return _with_pages(deployment, step_bytes + facts.widened_weight_bytes)
+    return with_pages(deployment, estimated_step_bytes(deployment))
 
 
 def _facts(
@@ -193,22 +185,6 @@ def _bounds(
     return queued.value, step.value, [queued, step]
 
 
-def _with_pages(deployment: Deployment, step_bytes: int) -> Deployment:
-    """The deployment with as many pages as fit in addition to a step of `step_bytes` and the state of all slots."""
-    deployment = with_snapshots(deployment, step_bytes)
-    limits = deployment.limits
-    longest, page_bytes = limits.pages_of(limits.max_sequence_tokens), deployment.page_bytes
-    sizes = step_bytes, page_bytes, longest, deployment.slot_state_bytes, deployment.page_numbers
-    pages = resolve_pages(deployment.config, deployment.resolved, deployment.facts, *sizes)
-    others = [choice for choice in deployment.choices if choice.name != pages.name]
-    return replace(
-        deployment,
-        shapes=deployment.shapes.with_pages(pages.value),
-        limits=with_host_pages(replace(limits, num_pages=pages.value), deployment),
-        choices=(*others, pages),
-    )
-
-
 def build_engine(
     deployment: Deployment,
     progress: Progress = silent,
@@ -216,49 +192,52 @@ def build_engine(
     others: Others | None = None,
 ) -> Built:
     """Load the weights and build the engine. `Built.warm_up` compiles the programs. `others`: those of its group."""
-
-    def measure() -> Deployment:
-        measured = _with_measured_step(deployment)
-        if others is not None:
-            others.deploy(shared_settings(measured.config, measured.choices), str(measured.shapes))
-        return measured
-
-    processes = prepare_processes(deployment, _measured_store(deployment)) if others is None else None
-    try:
-        return _build_engine(deployment, measure, progress, clock, others, processes)
-    except BaseException:
+    with ExitStack() as undo:  # what has begun ends if anything fails
+        processes = prepare_processes(deployment, first_store(deployment)) if others is None else None
         if processes is not None:
-            processes.close()
-        raise
+            undo.callback(processes.close)
+        built = _build_engine(deployment, progress, clock, others, processes, undo)
+        undo.pop_all()
+        return built
 
 
 def _build_engine(
     deployment: Deployment,
-    measure: Callable[[], Deployment],
     progress: Progress,
     clock: Callable[[], float],
     others: Others | None,
     processes: CompileProcesses | None,
+    undo: ExitStack,
 ) -> Built:
+    def begin() -> tuple[Deployment, Programs | None]:
+        measured = with_measured_step(deployment)
+        if others is not None:
+            others.deploy(shared_settings(measured.config, measured.choices), str(measured.shapes))
+        elif knows_weights(measured):
+            programs = begin_programs(measured, processes)
+            undo.callback(programs.close)
+            return measured, programs
+        return measured, None
+
     with ThreadPoolExecutor(1) as pool:  # one waits for a compiler, the other for files
-        measuring = pool.submit(measure)
-        weights = load_model(deployment, progress)
-        deployment = measuring.result()
+        beginning = pool.submit(begin)
+        weights, draft = load_model(deployment, progress), load_draft(deployment, progress)
+        deployment, begun = beginning.result()
+    log.debug("weights are loaded")
     for choice in deployment.choices:
         if choice.is_automatic:
             log.info("%s", choice)
     log.info("%s", "; ".join(f"{name}: {value}" for name, value in cache_capacity(deployment).items()))
     if deployment.facts.platform == "cpu":
         log.info("native library: %s", library.description())
-    threads, store = deployment.resolved.compile_threads, _program_store(deployment)
+    threads, store = deployment.resolved.compile_threads, program_store(deployment)
     store.forget_unused()
-    draft = load_draft(deployment, progress)
-    if processes is not None:
+    if processes is not None and begun is None:
         processes.begin(compile_task(deployment, weights, draft, store))
     executor = JaxExecutor(
         deployment.model, weights, deployment.shapes, threads, deployment.mesh, store, others, draft,
         loads_ahead=deployment.is_served, num_host_pages=deployment.limits.host_pages,
-        processes=processes,
+        processes=processes, begun=begun,
     )  # fmt: skip
     scheduler = Scheduler(deployment.limits, clock, prefix_key=deployment.model.prefix_key)
     scheduler.budget.fixed_tokens = deployment.resolved.fixed_tokens
@@ -285,7 +264,7 @@ def _build_engine(
 def build_follower(deployment: Deployment, progress: Progress = silent) -> Follower:
     """Load the weights of a member that runs what its leader announces."""
     weights = load_model(deployment, progress)
-    store = _program_store(deployment)
+    store = program_store(deployment)
     store.forget_unused()
     compiler = Compiler(deployment.model, weights, deployment.shapes, deployment.mesh, store)
     model = deployment.model
@@ -297,44 +276,3 @@ def _grammars(deployment: Deployment) -> Grammars | None:
     if path is None:
         return None
     return Grammars(lambda: load_tokenizer(path), deployment.files.eos_token_ids, deployment.model.vocab_size)
-
-
-def _measures_step(deployment: Deployment) -> bool:
-    """Not on a CPU: its cache is small, to leave memory to the host, and does not fill what is left."""
-    return deployment.config.num_pages is None and deployment.facts.platform != "cpu"
-
-
-def _with_measured_step(deployment: Deployment) -> Deployment:
-    """The deployment with as many pages as fit in addition to the largest step, measured by compiling it."""
-    if not _measures_step(deployment):
-        return deployment
-    resolved, mesh = deployment.resolved, deployment.mesh
-    how: Any = {"dtype": resolved.dtype, "quantize": resolved.quantize, "placement": placement_of(deployment)}
-    weights = weights_like(deployment.model, deployment.source, **how)
-    make_room_for_adapters(weights, deployment)
-    store = _measured_store(deployment)
-    shapes = deployment.shapes.with_pages(MEASURED_PAGES)
-    draft = None
-    if deployment.draft is not None:
-        draft = Draft(deployment.draft.model, weights_like(deployment.draft.model, deployment.draft.source, **how))
-    programs = Programs(deployment.model, weights, shapes, resolved.compile_threads, mesh, store, draft=draft)
-    step_bytes = programs.largest_step_bytes()
-    programs.close()
-    return _with_pages(deployment, step_bytes)
-
-
-def _measured_store(deployment: Deployment) -> ProgramStore:
-    """The programs whose memory is measured; those of the deployment where its pages are known already."""
-    if not _measures_step(deployment):
-        return _program_store(deployment)
-    return _program_store(replace(deployment, shapes=deployment.shapes.with_pages(MEASURED_PAGES)))
-
-
-def _program_store(deployment: Deployment) -> ProgramStore:
-    """The compiled programs of this deployment on disk."""
-    configs = [one.files.config for one in (deployment, deployment.draft) if one is not None]
-    config = json.dumps(configs, sort_keys=True, default=str)
-    how, fast = deployment.resolved, deployment.facts.fast_int8
-    numerics = f"{how.dtype} {how.quantize} {fast} {deployment.config.tensor_parallel}"
-    identity = f"{config} {deployment.shapes} {numerics}"
-    return ProgramStore(cache_folder(deployment.config.cache_dir) / "programs", identity)

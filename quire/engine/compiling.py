@@ -1,16 +1,22 @@
-"""Prepares the processes that compile the programs of a deployment."""
+"""Begins to compile the programs of a deployment."""
 
+import json
 import logging
+from typing import Any
 
 import jax
 
 from quire.cache_folder import cache_folder
 from quire.engine.deployment import Deployment
+from quire.engine.model_weights import make_room_for_adapters, placement_of
 from quire.executor.compile_processes import CompileProcesses
 from quire.executor.compile_worker import CompileTask, structure
 from quire.executor.draft import Draft
 from quire.executor.memory import compiling_environment
+from quire.executor.pinned_pages import host_kinds
 from quire.executor.program_store import ProgramStore
+from quire.executor.programs import Programs
+from quire.models.checkpoint import weights_like
 from quire.models.params import ParamTree
 
 log = logging.getLogger(__name__)
@@ -51,3 +57,43 @@ def compile_task(deployment: Deployment, weights: ParamTree, draft: Draft | None
         native_library=cache_folder(deployment.config.cache_dir) / "native" if on_cpu else None,
         settings={name: getattr(jax.config, name) for name in JAX_SETTINGS},
     )
+
+
+def knows_weights(deployment: Deployment) -> bool:
+    """True where the programs of a server can begin before its weights are loaded. On one CPU, loading decides how the
+    weights are packed."""
+    return deployment.is_served and deployment.facts.platform != "cpu"
+
+
+def planned_weights(deployment: Deployment) -> tuple[ParamTree, Draft | None]:
+    """The structure of weights that are not loaded yet, and that of the draft's."""
+    resolved, plan = deployment.resolved, deployment.draft
+    how: Any = {"dtype": resolved.dtype, "quantize": resolved.quantize, "placement": placement_of(deployment)}
+    weights = weights_like(deployment.model, deployment.source, **how)
+    make_room_for_adapters(weights, deployment)
+    draft = None if plan is None else Draft(plan.model, weights_like(plan.model, plan.source, **how))
+    return weights, draft
+
+
+def begin_programs(deployment: Deployment, processes: CompileProcesses | None) -> Programs:
+    """The programs of a deployment, which are made from now on; its weights may still be loaded."""
+    (weights, draft), store = planned_weights(deployment), program_store(deployment)
+    if processes is not None:
+        processes.begin(compile_task(deployment, weights, draft, store))
+    limits, threads = deployment.limits, deployment.resolved.compile_threads
+    kinds = host_kinds(limits.host_pages, limits.restores_ahead)
+    how: Any = {"store": store, "draft": draft, "host_kinds": kinds, "processes": processes}
+    programs = Programs(deployment.model, weights, deployment.shapes, threads, deployment.mesh, **how)
+    programs.begin()
+    log.debug("programs have begun")
+    return programs
+
+
+def program_store(deployment: Deployment) -> ProgramStore:
+    """The compiled programs of this deployment on disk."""
+    configs = [one.files.config for one in (deployment, deployment.draft) if one is not None]
+    config = json.dumps(configs, sort_keys=True, default=str)
+    how, fast = deployment.resolved, deployment.facts.fast_int8
+    numerics = f"{how.dtype} {how.quantize} {fast} {deployment.config.tensor_parallel}"
+    identity = f"{config} {deployment.shapes} {numerics}"
+    return ProgramStore(cache_folder(deployment.config.cache_dir) / "programs", identity)

@@ -1,7 +1,5 @@
 """Measures what guesses cost."""
 
-from bisect import bisect_left
-
 from quire.core.plan import Kind
 from quire.core.step_budget import StepBudget
 from quire.engine.observer import DECODE, Observer, Step
@@ -51,10 +49,7 @@ class GuessCost(Observer):
         if step.error is not None or step.waited_for_compiler or step.kind is not DECODE:
             return
         is_guessing = plan.chunks[-1].kind is Kind.VERIFY  # they come last
-        num_tokens = len(plan.chunks) if plan.burst > 1 else step.num_tokens
-        sizes = self._budget.padded_sizes
-        above = bisect_left(sizes, num_tokens)
-        tokens = float(sizes[above] if above < len(sizes) else num_tokens)
+        tokens = self._budget.padded(len(plan.chunks) if plan.burst > 1 else step.num_tokens)
         if plan.burst == 1:
             self._fit(tokens, step.took_s)
         mean = self._guessing if is_guessing else self._plain
@@ -63,10 +58,10 @@ class GuessCost(Observer):
             cost = self._guessing.seconds / self._plain.seconds
             self._budget.guessing_cost = min(cost, MAX_COST) if cost > NOISE else 1.0
 
-    def _fit(self, tokens: float, took_s: float) -> None:
+    def _fit(self, tokens: int, took_s: float) -> None:
         # Relative errors count, so that a long step weighs no more than a short one.
         weight = 1 / max(took_s, 1e-6) ** 2
-        newest = (1.0, tokens, took_s, tokens * tokens, tokens * took_s)
+        newest = (1.0, float(tokens), took_s, tokens * tokens, tokens * took_s)
         self._sums = [FADING * old + weight * new for old, new in zip(self._sums, newest, strict=True)]
         total, x, y, xx, xy = self._sums
         spread = total * xx - x * x

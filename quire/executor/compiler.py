@@ -15,7 +15,6 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from quire.executor.compiler_options import FEW_ROWS, OF_THE_LIBRARY, UNTUNED, Options, cpu_options, timings_in
-from quire.executor.compute_capability import compute_capability
 from quire.executor.draft import Draft, guess_by_draft, num_packed
 from quire.executor.guesses import guess_by_lookup
 from quire.executor.host_pages import gather_pages, scatter_pages, stacks_of
@@ -43,6 +42,7 @@ from quire.executor.step import (
 from quire.models.adapters import join, one_adapter, put, structure
 from quire.models.model import Model
 from quire.models.params import ParamTree
+from quire.ops.compute_capability import compute_capability
 from quire.ops.kernels import kernels_for
 from quire.ops.quantized import is_coded
 from quire.request import num_mask_words
@@ -67,18 +67,8 @@ class Compiler:
         self._store = store
         self._mesh = mesh
         self.timings: Path | None = None  # the folder of what XLA timed, where other processes compile as well
-        # The stacks of adapters: their structure, with arrays where a weight is in them.
-        self.stacks = None
-        if shapes.adapters.slots:
-            weights, self.stacks = join(weights, structure(model, shapes.adapters, mesh))
-        self.adapters = jax.tree.map(_like, self.stacks)
-        # Flat, because every call walks its arguments.
-        draft_weights = None if draft is None else draft.weights
-        self.weights = (*jax.tree.leaves(weights), *jax.tree.leaves(draft_weights))
-        self.head = tuple(jax.tree.leaves(head_weights(weights)))
-        self._structure = jax.tree.structure(Weights(weights, draft_weights, self.adapters))
-        self._head_structure = jax.tree.structure(head_weights(weights))
-        self._has_codes = any(map(is_coded, jax.tree.leaves((weights, draft_weights), is_leaf=is_coded)))
+        self._model, self.shapes = model, shapes
+        self.take(weights, draft)
         dtype = jax.tree.leaves(weights["norm"])[0].dtype  # never quantised
         computes = compute_capability(jax.local_devices()[0])
         kernels = kernels_for(jax.default_backend(), str(dtype), mesh, computes, shapes.fixed_order)
@@ -92,7 +82,6 @@ class Compiler:
             shapes.num_groups,
             shapes.page_dtype,
         )
-        self.shapes = shapes
         parts = None
         if draft is not None:
             its_layout = draft_layout(draft.model, shapes, dtype)
@@ -107,13 +96,32 @@ class Compiler:
         self._tracing, self._untuned = Lock(), Lock()
         self._small_programs: dict[Key, Any] = {}
 
+    def take(self, weights: ParamTree, draft: Draft | None) -> None:
+        """Replace the weights that programs are called with. To make programs, their structure is enough."""
+        # The stacks of adapters: their structure, with arrays where a weight is in them.
+        stacks = None
+        if self.shapes.adapters.slots:
+            weights, stacks = join(weights, structure(self._model, self.shapes.adapters, self._mesh))
+        self.stacks, self.adapters = stacks, jax.tree.map(_like, stacks)
+        draft_weights = None if draft is None else draft.weights
+        # Flat, because every call walks its arguments.
+        self.weights = (*jax.tree.leaves(weights), *jax.tree.leaves(draft_weights))
+        self.head = tuple(jax.tree.leaves(head_weights(weights)))
+        self._structure = jax.tree.structure(Weights(weights, draft_weights, self.adapters))
+        self._head_structure = jax.tree.structure(head_weights(weights))
+        self._has_codes = any(map(is_coded, jax.tree.leaves((weights, draft_weights), is_leaf=is_coded)))
+
+    @property
+    def form(self) -> tuple[Any, ...]:
+        """All of the weights that programs depend on."""
+        return self._structure, *((array.shape, array.dtype) for array in self.weights)
+
     def _state_structure(self) -> State:
         """Shapes and places of everything a step changes; the slots are whole on every device."""
-        shapes = self._compiled.shapes
-        slots = jax.eval_shape(lambda: empty_slots(shapes))
+        slots = jax.eval_shape(lambda: empty_slots(self.shapes))
         slots = jax.tree.map(lambda array: _array(array.shape, array.dtype, self.whole), slots)
-        pages = [one for layout in self._layouts for one in layout.structure(shapes.num_pages)]
-        return State(pages, slots, self.layout.slot_structure(shapes.num_slots))
+        pages = [one for layout in self._layouts for one in layout.structure(self.shapes.num_pages)]
+        return State(pages, slots, self.layout.slot_structure(self.shapes.num_slots))
 
     @property
     def _layouts(self) -> list[PageLayout]:
@@ -122,8 +130,7 @@ class Compiler:
         return [self.layout] if draft is None else [self.layout, draft.layout]
 
     def empty_state(self) -> State:
-        shapes = self._compiled.shapes
-        slots = jax.tree.map(lambda array: put_on_devices(array, self.whole), empty_slots(shapes))
+        slots = jax.tree.map(lambda array: put_on_devices(array, self.whole), empty_slots(self.shapes))
         if all(layout.is_lazy for layout in self._layouts):
             pages, slot_arrays = self._small(("pages", 0))()
         else:

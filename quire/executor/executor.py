@@ -1,6 +1,5 @@
 """Runs plans on JAX devices."""
 
-import hashlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,14 +9,14 @@ import numpy as np
 from jax.sharding import Mesh
 
 from quire.core.plan import Chunk, Kind, SlotStart, StepPlan
+from quire.executor.adapter_arrays import digest_of
 from quire.executor.compile_processes import CompileProcesses
 from quire.executor.draft import Draft, pack_guesses
-from quire.executor.host_pages import HOST_KINDS, HostPages, as_bytes
+from quire.executor.host_pages import HostPages, as_bytes
 from quire.executor.launch import Launch, Packer, num_samples, num_sampling, split
 from quire.executor.page_copies import PageCopies
 from quire.executor.pending import Launched, Pending, Wanted
-from quire.executor.pinned_blocks import PINNED_KINDS
-from quire.executor.pinned_pages import PinnedPages, can_pin
+from quire.executor.pinned_pages import PinnedPages, can_pin, host_kinds
 from quire.executor.program_order import FORCE_SIZE
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import COPY_SIZES
@@ -55,23 +54,27 @@ class JaxExecutor:
         num_host_pages: int = 0,
         pins_host_pages: bool | None = None,
         processes: CompileProcesses | None = None,
+        begun: Programs | None = None,
     ) -> None:
         """`members`: other processes that run every program with this one, each on its own devices. `draft`: the model
         that guesses; without it guesses are looked up. `loads_ahead`: kept programs are loaded on threads from now on,
         before `warm_up`. `num_host_pages`: pages of host memory that plans may copy to and from, page 0 not included;
         not with `members`, which have no part of them. `pins_host_pages`: in pinned memory; if not given, on GPUs.
-        `processes` make programs in place of threads."""
+        `processes` make programs in place of threads. `begun`: the programs, where they have begun with the structure
+        of the weights; then nothing is made here."""
         assert members is None or not num_host_pages
         self._members = members
         self.platform = jax.default_backend()
         self.num_padding_tokens = 0  # beyond the tokens of plans, since programs have fixed shapes
         self._shapes = shapes
         is_pinned = num_host_pages > 0 and (can_pin() if pins_host_pages is None else pins_host_pages)
-        kinds = (PINNED_KINDS if is_pinned else HOST_KINDS) if num_host_pages else ()
-        made_by: Any = {"store": store, "members": members, "processes": processes}
-        self.programs = Programs(
-            model, weights, shapes, compile_threads, mesh, draft=draft, host_kinds=kinds, **made_by
-        )
+        kinds = host_kinds(num_host_pages, is_pinned)
+        if begun is None:
+            made_by: Any = {"store": store, "members": members, "processes": processes, "host_kinds": kinds}
+            begun = Programs(model, weights, shapes, compile_threads, mesh, draft=draft, **made_by)
+        else:
+            begun.take(weights, draft)
+        self.programs = begun
         pages, kind = self.programs.compiler.pages, PinnedPages if is_pinned else HostPages
         self.host_pages = kind(pages, num_host_pages + 1) if num_host_pages else None
         if isinstance(self.host_pages, PinnedPages) and self.platform == "gpu":
@@ -143,11 +146,7 @@ class JaxExecutor:
         del self._adapters[number]
 
     def adapter_digest(self, number: int) -> str:
-        digest = hashlib.blake2b(digest_size=16)
-        for array in self._adapters[number]:
-            digest.update(f"{array.dtype} {array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).reshape(-1).view(np.uint8).data)
-        return digest.hexdigest()
+        return digest_of(self._adapters[number])
 
     def read_pages(self, pages: Sequence[int]) -> Callable[[], memoryview]:
         assert self._state is not None

@@ -19,11 +19,12 @@ import numpy as np
 from jax.sharding import SingleDeviceSharding
 
 from quire.executor.block_saves import BlockSaves
-from quire.executor.host_pages import Fetched, stacks_of
+from quire.executor.host_pages import HOST_KINDS, Fetched, stacks_of
 from quire.executor.pinned_blocks import (
     BLOCK_PAGES,
     DEVICE,
     PINNED,
+    PINNED_KINDS,
     SMALL_BLOCKS,
     BlockArrays,
     BlockRow,
@@ -40,6 +41,11 @@ log = logging.getLogger(__name__)
 def can_pin() -> bool:
     """True on GPUs with pinned host memory. A CPU has memory of that kind too, and gains nothing."""
     return jax.default_backend() == "gpu" and pinning_works()
+
+
+def host_kinds(num_host_pages: int, is_pinned: bool) -> tuple[str, ...]:
+    """The programs that copy pages to the host and from it."""
+    return (PINNED_KINDS if is_pinned else HOST_KINDS) if num_host_pages else ()
 
 
 def pinning_works() -> bool:

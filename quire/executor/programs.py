@@ -8,7 +8,6 @@ from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_co
 from logging import INFO, WARNING
 from typing import Any
 
-import jax
 from jax.sharding import Mesh
 
 from quire.executor.adapter_arrays import AdapterArrays
@@ -17,7 +16,6 @@ from quire.executor.compiler import Compiler
 from quire.executor.draft import Draft
 from quire.executor.first_runs import FirstRuns
 from quire.executor.ladder import StepShape
-from quire.executor.padding import run_on_padding
 from quire.executor.program_order import WAYS, ProgramOrder
 from quire.executor.program_store import ProgramStore
 from quire.executor.program_table import Key, ProgramTable, size_of, tuned_by
@@ -25,7 +23,7 @@ from quire.executor.replay import Announcer, Members, to_plain
 from quire.executor.sampler import Features
 from quire.executor.shapes import Shapes
 from quire.executor.step import State
-from quire.executor.step_costs import good_sizes, slower_than_larger
+from quire.executor.step_costs import StepCosts
 from quire.models.model import Model
 from quire.models.params import ParamTree
 
@@ -33,7 +31,6 @@ log = logging.getLogger(__name__)
 
 SWITCH_S = 0.0001  # for which a thread that traces a program may keep Python from the one that launches steps
 UNFINISHED_S = 0.2  # after which another program may be compiled
-MEASURED_TOKENS = 2048  # longer steps are not timed: it would take seconds
 
 
 class Programs:
@@ -74,7 +71,7 @@ class Programs:
         self._complete: frozenset[Key] = frozenset()  # programs of batches that are complete
         self._runs = FirstRuns(shapes)
         self._is_serving = False
-        self._step_s: dict[int, float] = {}  # by tokens
+        self._step_costs = StepCosts(shapes.ladder.cut_sizes)
         self.step_sizes: tuple[int, ...] = ()  # tokens of the steps that the device is good at; (): all alike
         self._pool = ThreadPoolExecutor(threads, "quire-compile")
         # XLA may time kernels for decodes, which busy processors disturb; so few of those are compiled at a time.
@@ -100,22 +97,35 @@ class Programs:
     def load_kept(self) -> None:
         """Begin to load the programs of a server's first requests, as far as they are on disk: small ones first, since
         the first request wants those."""
-        early = [*self.order.first, *self.order.early]
+        early = [key for key in (*self.order.first, *self.order.early) if key not in self._compiling]
         for key in sorted(filter(self.compiler.is_kept, early), key=size_of):
             self._compiling[key] = self._begin(key)
             # A GPU runs the first ones once before it serves, and the members of a group make theirs together.
             if not self._shapes.specialised and self._announcer is None:
                 self._loading.add(key)
 
-    def compile_all(self) -> Iterator[float]:
-        """Compile everything, the programs that can run any plan first, telling the share done."""
+    def begin(self) -> None:
+        """Begin to make everything, the programs that can run any plan first. The weights' structure is enough."""
+        if self._ahead:
+            return
         self._ahead = True
         if self._processes is not None:
-            begun = self._made.keys() | self._compiling.keys()
-            missing = [key for key in self.order.for_processes if key not in begun]
+            missing = set(self.order.for_processes) - self._made.keys() - self._compiling.keys()
             wanted = {key for key in missing if not self._times(key) and not self.compiler.is_kept(key)}
             # Those that wait for another are begun late.
             self._processes.want(wanted, {key for key in self.order.first if self._timed_for(key) is None})
+        self._begin_missing(key for batch in self.order.batches for key in batch)
+
+    def take(self, weights: ParamTree, draft: Draft | None) -> None:
+        """The weights, where programs have begun with their structure."""
+        planned = self.compiler.form
+        self.compiler.take(weights, draft)
+        assert self.compiler.form == planned, "the weights are other ones than planned"
+        self.adapters = AdapterArrays(self.compiler)
+
+    def compile_all(self) -> Iterator[float]:
+        """Compile everything, telling the share done."""
+        self.begin()
         return self._compile_together(self.order.batches, self.order.first)
 
     @property
@@ -181,11 +191,8 @@ class Programs:
     def _compile_together(self, batches: list[list[Key]], needed: Iterable[Key]) -> Iterator[float]:
         """Compile the missing programs in parallel. Raises if one of the `needed` fails."""
         self._batches += batches
-        wanted = dict.fromkeys(key for batch in batches for key in batch)
-        missing = [key for key in wanted if key not in self._made and key not in self._compiling]
-        missing.sort(key=lambda key: self._timed_for(key) is not None)
-        for key in missing:
-            self._compiling[key] = self._begin(key)
+        wanted = [key for batch in batches for key in batch]
+        self._begin_missing(wanted)
         futures = {self._compiling[key]: key for key in wanted if key in self._compiling}
         self.advance()  # to those that are being loaded
         if futures:
@@ -196,6 +203,11 @@ class Programs:
             self.advance()
             yield done / len(futures)
         self.advance()
+
+    def _begin_missing(self, keys: Iterable[Key]) -> None:
+        missing = [key for key in dict.fromkeys(keys) if key not in self._made and key not in self._compiling]
+        for key in sorted(missing, key=lambda key: self._timed_for(key) is not None):
+            self._compiling[key] = self._begin(key)
 
     def _begin(self, key: Key) -> Future[Any]:
         """Make a program on a thread. Where XLA times products of decodes, it does so once for all programs that have
@@ -323,22 +335,11 @@ class Programs:
     def measure_one(self, state: State) -> tuple[State, bool]:
         """Time one of the steps that prompts are cut for; also returns whether there was one. When all are timed,
         `step_sizes` are those that the device is good at, and none is chosen that takes longer than a larger one."""
-        sizes = self._shapes.ladder.cut_sizes
-        left = (size for size in sizes if size <= MEASURED_TOKENS and size not in self._step_s)
-        size = next((size for size in left if StepShape(size) in self._made), None)
+        size = self._step_costs.next_size(self._made)
         if size is not None:
-            taken, program = [], self._made[StepShape(size)]
-            for _ in range(3):
-                begun_s = time.monotonic()
-                state = run_on_padding(self, program, StepShape(size), state)
-                jax.block_until_ready(state.slots.history)  # type: ignore[no-untyped-call]
-                taken.append(time.monotonic() - begun_s)
-            self._step_s[size] = min(taken)
-            return state, True
-        log.debug("ms by tokens of a step: %s", {size: round(1000 * took, 2) for size, took in self._step_s.items()})
-        self._slow = frozenset(StepShape(size) for size in slower_than_larger(self._step_s))
+            return self._step_costs.measure(size, self, self._made[StepShape(size)], state), True
+        self._slow, self.step_sizes = self._step_costs.conclude()
         self.table = ProgramTable(self._shapes.ladder, self.table.keys, self._slow)
-        self.step_sizes = good_sizes(self._step_s, sizes)
         return state, False
 
     def close(self) -> None:

@@ -3,9 +3,53 @@
 The libraries' products are uneven: on one GPU 768 tokens of an 8B model take as long as 896, and 448 longer than 512.
 """
 
-from collections.abc import Mapping, Sequence
+import logging
+import time
+from collections.abc import Callable, Container, Mapping, Sequence
+from typing import Any
 
+import jax
+
+from quire.executor.ladder import StepShape
+from quire.executor.padding import Operands, run_on_padding
+from quire.executor.program_table import Key
+from quire.executor.step import State
+
+log = logging.getLogger(__name__)
+
+MEASURED_TOKENS = 2048  # longer steps are not timed: it would take seconds
 SLACK = 1.04  # a token may take this much longer than in the best smaller step
+
+
+class StepCosts:
+    """The seconds of steps, by their tokens. Owned by the engine's thread."""
+
+    def __init__(self, sizes: Sequence[int]) -> None:
+        """`sizes`: tokens of the steps that prompts are cut for."""
+        self._sizes = sizes
+        self._seconds: dict[int, float] = {}
+
+    def next_size(self, made: Container[Key]) -> int | None:
+        """A size that has not been timed, and has a program that is `made`."""
+        left = (size for size in self._sizes if size <= MEASURED_TOKENS and size not in self._seconds)
+        return next((size for size in left if StepShape(size) in made), None)
+
+    def measure(self, size: int, operands: Operands, program: Callable[..., Any], state: State) -> State:
+        taken = []
+        for _ in range(3):
+            begun_s = time.monotonic()
+            state = run_on_padding(operands, program, StepShape(size), state)
+            jax.block_until_ready(state.slots.history)  # type: ignore[no-untyped-call]
+            taken.append(time.monotonic() - begun_s)
+        self._seconds[size] = min(taken)
+        return state
+
+    def conclude(self) -> tuple[frozenset[Key], tuple[int, ...]]:
+        """The steps that take longer than a larger one, and the sizes that the device is good at."""
+        milliseconds = {size: round(1000 * took, 2) for size, took in self._seconds.items()}
+        log.debug("ms by tokens of a step: %s", milliseconds)
+        slow: frozenset[Key] = frozenset(StepShape(size) for size in slower_than_larger(self._seconds))
+        return slow, good_sizes(self._seconds, self._sizes)
 
 
 def slower_than_larger(seconds: Mapping[int, float]) -> frozenset[int]:

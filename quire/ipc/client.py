@@ -7,7 +7,8 @@ from typing import cast
 
 import msgspec
 
-from quire.ipc.framing import Frames, decode_events, frame
+from quire.ipc.decoding import decode_events
+from quire.ipc.framing import Frames, frame
 from quire.ipc.messages import PORT_SHIFT, Command, Counts, Hello, PromptBlocks, ToFrontEnd
 from quire.ipc.unix_transport import open_transport
 

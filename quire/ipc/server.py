@@ -1,22 +1,19 @@
 """The engine's end of the connections to front ends."""
 
 import asyncio
-import contextlib
 import logging
 import os
-import secrets
 import socket
 import struct
 import sys
-import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Protocol, cast
 
 import msgspec
 
 from quire.errors import InvalidRequest
-from quire.ipc.framing import Frames, decode_commands, frame
+from quire.ipc.decoding import decode_commands
+from quire.ipc.framing import Frames, frame
 from quire.ipc.messages import Broken, Command, Counts, Described, Event, Hello, PromptBlocks, Ready, Waiting
 
 log = logging.getLogger(__name__)
@@ -135,20 +132,6 @@ class FrontEndConnection(asyncio.Protocol):
         self._host.leave(self)
         if self._port is not None:
             self._port.close()
-
-
-@contextlib.contextmanager
-def new_address() -> Iterator[str]:
-    """A unique address for a local socket.
-
-    On Linux it is a name without a file, which ends with its process in any case. Elsewhere it is a file in a folder
-    that only this user can read.
-    """
-    if sys.platform == "linux":
-        yield f"\0quire-{os.getpid()}-{secrets.token_hex(8)}"
-        return
-    with tempfile.TemporaryDirectory(prefix="quire-") as folder:
-        yield str(Path(folder) / "engine.sock")
 
 
 def is_of_this_user(transport: asyncio.BaseTransport) -> bool:

@@ -162,9 +162,8 @@ class Experts:
 
     def __call__(self, weights: ParamTree, x: Rows, ops: PlatformOps) -> jax.Array:
         x = values(x)
-        share, expert = self.router(weights["router"], x)
-        if ops.is_real is not None:  # padding visits no expert that the first token does not: it is not read for that
-            expert = jnp.where(ops.is_real[:, None], expert, expert[:1])
+        # Padding visits no expert that the first token does not, so none is read for it.
+        share, expert = self.router(weights["router"], x, ops.experts.choose, ops.is_real)
         if (out := self._by_kernels(weights, x, share, expert, ops.experts)) is not None:
             return out
         tokens, chosen = expert.shape

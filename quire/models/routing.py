@@ -8,6 +8,7 @@ import jax.numpy as jnp
 
 from quire.models.params import Param, ParamTree
 from quire.models.projection import matmul
+from quire.ops.expert_choice import ExpertChoice, Shares
 
 SMALLEST_SUM = 1e-20  # of shares, which are divided by it
 
@@ -19,8 +20,13 @@ class Router(Protocol):
 
     def params(self) -> ParamTree: ...
 
-    def __call__(self, weights: ParamTree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """For each token of x [t, d] its experts and their shares of its output, [t, chosen] each: shares first."""
+    def __call__(
+        self, weights: ParamTree, x: jax.Array, choose: ExpertChoice, is_real: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        """For each token of x [t, d] its experts and their shares of its output, [t, chosen] each: shares first.
+
+        Tokens that are not real choose what the first token does.
+        """
 
 
 @dataclass(frozen=True)
@@ -34,10 +40,11 @@ class SoftmaxRouter:
     def params(self) -> ParamTree:
         return {"weight": self.weight}
 
-    def __call__(self, weights: ParamTree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        logits = matmul(x, weights["weight"], 1)
-        share, expert = jax.lax.top_k(jax.nn.softmax(logits, axis=-1), self.chosen)
-        return (share / jnp.sum(share, axis=-1, keepdims=True) if self.normalised else share), expert
+    def __call__(
+        self, weights: ParamTree, x: jax.Array, choose: ExpertChoice, is_real: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        shares = Shares.OF_CHOSEN if self.normalised else Shares.OF_ALL
+        return choose(matmul(x, weights["weight"], 1), self.chosen, shares, is_real)
 
 
 @dataclass(frozen=True)
@@ -50,9 +57,10 @@ class SigmoidRouter:
     def params(self) -> ParamTree:
         return {"weight": self.weight}
 
-    def __call__(self, weights: ParamTree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
-        best, expert = jax.lax.top_k(matmul(x, weights["weight"], 1), self.chosen)
-        return jax.nn.sigmoid(best), expert
+    def __call__(
+        self, weights: ParamTree, x: jax.Array, choose: ExpertChoice, is_real: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
+        return choose(matmul(x, weights["weight"], 1), self.chosen, Shares.SIGMOIDS, is_real)
 
 
 @dataclass(frozen=True)
@@ -66,10 +74,11 @@ class BiasedRouter:
     def params(self) -> ParamTree:
         return {"weight": self.weight, "bias": self.bias}
 
-    def __call__(self, weights: ParamTree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def __call__(
+        self, weights: ParamTree, x: jax.Array, choose: ExpertChoice, is_real: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
         scores = matmul(x, weights["weight"], 1) + weights["bias"].astype(jnp.float32)
-        best, expert = jax.lax.top_k(scores, self.chosen)
-        return jax.nn.softmax(best, axis=-1), expert
+        return choose(scores, self.chosen, Shares.OF_CHOSEN, is_real)
 
 
 @dataclass(frozen=True)
@@ -88,12 +97,14 @@ class GroupedSoftmaxRouter:
     def params(self) -> ParamTree:
         return {"weight": self.weight}
 
-    def __call__(self, weights: ParamTree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def __call__(
+        self, weights: ParamTree, x: jax.Array, choose: ExpertChoice, is_real: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
         likely = jax.nn.softmax(matmul(x, weights["weight"], 1), axis=-1)
         if self.chosen_groups < self.num_groups:
             grouped = likely.reshape(len(x), self.num_groups, -1)
             likely = _among_best(grouped, jnp.max(grouped, axis=-1), self.chosen_groups, 0.0)
-        share, expert = jax.lax.top_k(likely, self.chosen)
+        share, expert = choose(likely, self.chosen, Shares.SCORES, is_real)
         return share * self.multiplier, expert
 
 
@@ -116,14 +127,16 @@ class GroupedRouter:
     def params(self) -> ParamTree:
         return {"weight": self.weight, "bias": self.bias}
 
-    def __call__(self, weights: ParamTree, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def __call__(
+        self, weights: ParamTree, x: jax.Array, choose: ExpertChoice, is_real: jax.Array | None
+    ) -> tuple[jax.Array, jax.Array]:
         likely = jax.nn.sigmoid(matmul(x, weights["weight"], 1))  # [t, e]
         scores = likely + weights["bias"].astype(jnp.float32)
         if self.chosen_groups < self.num_groups:
             grouped = scores.reshape(len(x), self.num_groups, -1)
             best = jnp.sum(jax.lax.top_k(grouped, 2)[0], axis=-1)
             scores = _among_best(grouped, best, self.chosen_groups, -jnp.inf)
-        expert = jax.lax.top_k(scores, self.chosen)[1]
+        _, expert = choose(scores, self.chosen, Shares.SCORES, is_real)
         share = jnp.take_along_axis(likely, expert, axis=-1)
         if self.normalised:
             share = share / (jnp.sum(share, axis=-1, keepdims=True) + SMALLEST_SUM)

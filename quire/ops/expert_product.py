@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from quire.ops.coded import FEW_ROWS, Coded
+from quire.ops.expert_choice import ExpertChoice, choose
 
 Gate = Callable[[jax.Array, jax.Array], jax.Array]  # of gates and ups in float32
 
@@ -31,13 +32,14 @@ class ExpertSum(Protocol):
 
 
 class ExpertKernels(NamedTuple):
-    """The kernels of a platform for the two products of experts, into them and out of them."""
+    """The kernels of a platform for the two products of experts, into them and out of them, and for their choice."""
 
     product: ExpertProduct
     total: ExpertSum
+    choose: ExpertChoice = choose
 
 
-def kernels_of(product: ExpertProduct) -> ExpertKernels:
+def kernels_of(product: ExpertProduct, choose: ExpertChoice = choose) -> ExpertKernels:
     def total(
         x: jax.Array, expert: jax.Array, share: jax.Array | None, weight: Any, bias: jax.Array | None = None
     ) -> jax.Array | None:
@@ -46,7 +48,7 @@ def kernels_of(product: ExpertProduct) -> ExpertKernels:
             return None
         return jnp.sum(out if share is None else out * share[:, :, None], axis=1)
 
-    return ExpertKernels(product, total)
+    return ExpertKernels(product, total, choose)
 
 
 def _declined(

@@ -5,6 +5,7 @@ they have of each token, once.
 """
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -12,6 +13,7 @@ import jax.numpy as jnp
 from jax.sharding import Mesh, PartitionSpec
 
 from quire.ops.coded import Coded
+from quire.ops.expert_choice import ExpertChoice, Shares
 from quire.ops.expert_product import NONE, ExpertKernels, Gate, rounded_rows
 from quire.sharding import TENSOR, sharding
 
@@ -33,8 +35,7 @@ def sharded_experts(kernels: ExpertKernels, mesh: Mesh) -> ExpertKernels:
 
         return weight.map(spec, axes) if isinstance(weight, Coded) else spec(weight, axes)
 
-    def run(function: Any, given: tuple[Any, ...], cuts: tuple[Any, ...], out: PartitionSpec) -> Any:
-        return jax.shard_map(function, mesh=mesh, in_specs=cuts, out_specs=out, check_vma=False)(*given)
+    run = partial(_run, mesh)
 
     def product(
         x: jax.Array, expert: jax.Array, weight: Any, bias: jax.Array | None = None, gate: Gate | None = None
@@ -74,7 +75,27 @@ def sharded_experts(kernels: ExpertKernels, mesh: Mesh) -> ExpertKernels:
         biases = bias[expert].astype(jnp.float32)
         return out + jnp.sum(biases if share is None else biases * share[:, :, None], axis=1)  # type: ignore[no-any-return]
 
-    return ExpertKernels(product, total)
+    return ExpertKernels(product, total, partial(_choose_everywhere, kernels.choose, mesh))
+
+
+def _run(mesh: Mesh, function: Any, given: tuple[Any, ...], cuts: tuple[Any, ...], out: PartitionSpec) -> Any:
+    return jax.shard_map(function, mesh=mesh, in_specs=cuts, out_specs=out, check_vma=False)(*given)
+
+
+def _choose_everywhere(
+    choose: ExpertChoice,
+    mesh: Mesh,
+    scores: jax.Array,
+    chosen: int,
+    shares: Shares,
+    is_real: jax.Array | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """An `ExpertChoice` that every device makes, of all tokens."""
+
+    def on_each(scores: jax.Array, is_real: jax.Array | None) -> tuple[jax.Array, jax.Array]:
+        return choose(scores, chosen, shares, is_real)
+
+    return _run(mesh, on_each, (scores, is_real), (WHOLE, WHOLE), WHOLE)  # type: ignore[no-any-return]
 
 
 def _codes(cut: Any) -> Any:

@@ -122,7 +122,7 @@ ENGINE_MUTANTS = (
     Mutant("a sequence that guesses decodes too", PLANNER, "if guesses and sequence.id in guesses:", "if False:"),
     Mutant("guesses go on under a grammar", GUESSES, "and sequence.request.grammar is None", ""),
     Mutant("guesses run past the end", GUESSES, "sequence.limit - 2 - sequence.num_planned", "self._most"),
-    Mutant("padding is free", GUESSES, "sizes[above] if above < len(sizes) else size", "size"),
+    Mutant("padding is free", GUESSES, "self._budget.padded(num_rows + count)", "num_rows + count"),
     Mutant("a step has any number of guesses", GUESSES, "found[: self._most_in_step]", "found"),
     Mutant("a sequence never tries again", GUESSES, "found.append((TRIAL_CHANCE, sequence))", "pass"),
     Mutant("a sequence always tries again", GUESSES, "len(sequence.tokens) + sequence.guessing.pause", "0"),

@@ -74,6 +74,9 @@ class MadeWhenUsed(Programs):
     """Its table is that of a server with all programs, so that every step chooses as it would there; a program is
     compiled when it is first chosen. Most of a ladder is chosen by no test."""
 
+    def _begin_missing(self, keys: Iterable[Key]) -> None:
+        pass
+
     def _compile_together(self, batches: list[list[Key]], needed: Iterable[Key]) -> Iterator[float]:
         self._complete = frozenset(key for batch in batches for key in batch)
         self.table = ProgramTable(self._shapes.ladder, self._complete)

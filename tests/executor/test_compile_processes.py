@@ -1,6 +1,7 @@
 """Processes that make programs: the engine loads the same ones, and makes them itself whatever becomes of a process."""
 
 import logging
+import operator
 import os
 import pickle
 import signal
@@ -271,6 +272,17 @@ def test_the_structure_of_weights_travels(quantize: Quantize) -> None:
         assert [(one.shape, one.dtype) for one in jax.tree.leaves(travelled)] == [
             (one.shape, one.dtype) for one in jax.tree.leaves(like)
         ], name
+
+
+def test_weights_with_another_structure_than_the_one_that_programs_began_with_are_refused(
+    model: Model, weights: ParamTree
+) -> None:
+    programs = Programs(model, structure(weights), SHAPES, 1)
+    programs.take(weights, None)
+    assert all(map(operator.is_, programs.weights, jax.tree.leaves(weights)))
+    with pytest.raises(AssertionError, match="other ones than planned"):
+        programs.take(load_weights(model, NamedTensors(model), dtype="bfloat16"), None)
+    programs.close()
 
 
 def test_a_first_program_that_is_never_asked_for_does_not_keep_others_waiting_for_ever(

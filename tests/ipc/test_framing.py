@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from quire.core.plan import Guesses
 from quire.errors import InvalidRequest
 from quire.ipc.client import EngineClient
-from quire.ipc.framing import Frames, decode_commands, decode_events, frame
+from quire.ipc.decoding import decode_commands, decode_events
+from quire.ipc.framing import Frames, frame
 from quire.ipc.messages import Abort, Counts, Failed, Hello, Progress, StepTrace, Submit, TokenLogprobs, Update
 from quire.ipc.server import FrontEndConnection
 from quire.request import FinishReason, Grammar, GrammarKind, Request, SamplingParams

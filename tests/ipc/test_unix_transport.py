@@ -10,10 +10,10 @@ from collections.abc import Callable
 import pytest
 import uvloop
 
+from quire.ipc.address import new_address
 from quire.ipc.client import RETRY_S, EngineClient, connect
 from quire.ipc.framing import frame
 from quire.ipc.messages import Described
-from quire.ipc.server import new_address
 from quire.server.processes.engine_line import EngineLine
 from tests.patience import WAIT_S
 

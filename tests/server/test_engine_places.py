@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from quire.ipc.server import new_address
+from quire.ipc.address import new_address
 from quire.ipc.supervisor_link import GaveUp, StartRefused
 from quire.server.processes.engine_processes import EngineProcesses, engine_places
 from quire.server.settings import ServerSettings

@@ -40,6 +40,7 @@ def test_the_supervisor_loads_nothing_heavy() -> None:
     modules = modules_after("import quire.__main__, quire.cli.serve, quire.server.processes.serve")
     assert modules & HEAVY == set()
     assert "quire.resolve" not in modules  # the engine process alone decides
+    assert "quire.ipc.messages" not in modules  # it has none with clients
 
 
 def test_a_command_loads_no_other() -> None:
@@ -65,10 +66,10 @@ def test_an_engine_with_kept_programs_does_without_pallas() -> None:
 
 
 def test_a_front_end_loads_the_http_server_alone_before_it_answers() -> None:
-    assert loaded_by("import quire.server.processes.worker, quire.server.processes.front_end") == {
-        "starlette",
-        "uvicorn",
-    }
+    modules = modules_after("import quire.server.processes.worker, quire.server.processes.front_end")
+    assert modules & HEAVY == {"starlette", "uvicorn"}
+    # Of starlette the types alone; messages are those of a service.
+    assert modules.isdisjoint({"starlette.requests", "starlette.responses", "quire.ipc.messages"})
 
 
 def test_a_front_end_never_loads_jax() -> None:

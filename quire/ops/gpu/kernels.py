@@ -12,9 +12,11 @@ from quire.cache_dtype import lacks_fp8
 from quire.ops.adapters import Stack
 from quire.ops.attention_spec import AttentionSpec
 from quire.ops.coded import Coded
+from quire.ops.expert_choice import Shares
+from quire.ops.expert_choice import choose as plainly_chosen
 from quire.ops.expert_product import Gate, kernels_of
 from quire.ops.gpu import add_norm as sum_and_norm
-from quire.ops.gpu import rounded_rows
+from quire.ops.gpu import expert_choice, rounded_rows
 from quire.ops.gpu.adapter_product import add_products
 from quire.ops.gpu.decode_attention import decode_attention
 from quire.ops.gpu.expert_product import expert_product
@@ -179,6 +181,14 @@ def gate(activation: Activation, both: Sums, code_dtype: Any) -> RoundedRows:
     return rounded_rows.gate(activation, both, code_dtype)
 
 
+@partial(jax.jit, static_argnums=(1, 2))
+def choose_experts(
+    scores: jax.Array, chosen: int, shares: Shares, is_real: jax.Array | None = None
+) -> tuple[jax.Array, jax.Array]:
+    choose = expert_choice.choose if chosen <= expert_choice.MAX_CHOSEN else plainly_chosen
+    return choose(scores, chosen, shares, is_real)
+
+
 GPU = Kernels(
     place,
     attend,
@@ -189,7 +199,7 @@ GPU = Kernels(
     filter_cuts=filter_cuts,
     adapter_product=adapter_product,
     attend_latent=attend_latent,
-    experts=kernels_of(expert_product),
+    experts=kernels_of(expert_product, choose_experts),
     rounding=RoundingOps(round_rows, add_rms_norm_rounded, gate),
 )
 
@@ -213,7 +223,7 @@ def expert_product_without_fp8(
 
 # Triton converts e4m3 by instructions that older GPUs lack. XLA does without them.
 GPU_WITHOUT_FP8 = GPU._replace(
-    experts=kernels_of(expert_product_without_fp8),
+    experts=kernels_of(expert_product_without_fp8, choose_experts),
     rounding=RoundingOps(
         _plain_for_e4m3(GPU.rounding.rows, PLAIN_ROUNDING.rows),
         _plain_for_e4m3(GPU.rounding.add_rms, PLAIN_ROUNDING.add_rms),

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from quire.errors import EngineFailed, Overloaded, QuireError
 from quire.request import Request as EngineRequest
 from quire.request import SamplingParams
-from quire.server.http.unhealthy import unhealthy
+from quire.server.http.unhealthy import unhealthy_json
 from quire.server.observe.endpoint_metrics import write_endpoint
 from quire.server.observe.engine_metrics import write_engines
 from quire.server.observe.exposition import CONTENT_TYPE, Exposition
@@ -105,3 +105,7 @@ async def metrics(service: Service, request: Request) -> Response:
         up = [({"engine": str(one.number)}, int(one.problem(now) is None)) for one in service.engines]
         out.family("gauge", "quire_engine_up", "Engines that would answer requests.", up)
     return Response(out.text(), headers={"content-type": CONTENT_TYPE})
+
+
+def unhealthy(reason: str) -> Response:
+    return Response(unhealthy_json(reason), 503, media_type="application/json")

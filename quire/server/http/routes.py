@@ -23,14 +23,16 @@ from quire.server.http import health
 from quire.server.http.docs_html import docs_html
 from quire.server.http.openapi import describe
 from quire.server.http.route import Dialect, Handler, Route
-from quire.server.http.web.chat_html import chat_html, wants_html
+from quire.server.http.web.chat_html import HTML_HEADERS, chat_html, wants_html
 from quire.server.service.service import Service
 from quire.server.settings import ServerSettings
 
 
 async def root(service: Service, request: Request) -> Response:
     """The chat for browsers, readiness for other clients."""
-    return chat_html() if wants_html(request.headers.get("accept", "")) else await health.ready(service, request)
+    if wants_html(request.headers.get("accept", "")):
+        return Response(chat_html(), headers=HTML_HEADERS)
+    return await health.ready(service, request)
 
 
 async def openapi(service: Service, request: Request) -> Response:

@@ -8,15 +8,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import uvicorn
-from starlette.requests import Request
-from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
 
-from quire.server.caller import REQUEST_ID, request_id_from
 from quire.server.http.connection import Connection
 from quire.server.http.listener import BACKLOG
-from quire.server.http.unhealthy import unhealthy
-from quire.server.http.web.chat_html import chat_html, wants_html
+from quire.server.http.loading import Loading
 from quire.server.settings import ServerSettings
 
 if TYPE_CHECKING:
@@ -102,23 +97,3 @@ class HttpServer(uvicorn.Server):
 
     async def wait_until_stopped(self) -> None:
         await self._stopped.wait()
-
-
-class Loading:
-    """The application before there is a service."""
-
-    def __init__(self) -> None:
-        self.reason = "the engine is starting"
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        request = Request(scope)
-        response = self._answer(request)
-        response.headers[REQUEST_ID] = request_id_from(request.headers.get(REQUEST_ID))
-        response.headers["connection"] = "close"
-        await response(scope, receive, send)
-
-    def _answer(self, request: Request) -> Response:
-        path, is_read = request.url.path, request.method in ("GET", "HEAD")
-        if path == "/" and is_read and wants_html(request.headers.get("accept", "")):
-            return chat_html()  # it shows that the server starts, and retries by itself
-        return Response() if path == "/health/live" else unhealthy(self.reason, {"retry-after": "5"})

@@ -3,7 +3,6 @@
 from typing import Literal, TypedDict
 
 import msgspec
-from starlette.responses import Response
 
 
 class Unhealthy(TypedDict):
@@ -14,6 +13,6 @@ class Unhealthy(TypedDict):
     reason: str
 
 
-def unhealthy(reason: str, headers: dict[str, str] | None = None) -> Response:
+def unhealthy_json(reason: str) -> bytes:
     body: Unhealthy = {"error": "unhealthy", "error_type": "healthcheck", "reason": reason}
-    return Response(msgspec.json.encode(body), 503, headers, "application/json")
+    return msgspec.json.encode(body)

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 from quire.engine.garbage_collection import freeze_gc
 from quire.errors import InvalidSetting, QuireError
-from quire.files.generation_defaults import GenerationDefaults
-from quire.ipc.messages import Described, Ready
 from quire.ipc.supervisor_link import (
     ALIVE_INTERVAL_S,
     Alive,
@@ -23,12 +21,14 @@ from quire.ipc.supervisor_link import (
     Up,
     open_link,
 )
-from quire.server.http.server import HttpServer, Loading
-from quire.server.processes.engine_line import EngineLine
+from quire.server.http.loading import Loading
+from quire.server.http.server import HttpServer
 from quire.server.rate_limits import RateLimits
 from quire.server.settings import ServerSettings
 
 if TYPE_CHECKING:
+    from quire.ipc.messages import Described, Ready
+    from quire.server.processes.engine_line import EngineLine
     from quire.server.service.served_model import ServedModel
     from quire.server.service.service import Service
     from quire.text.chat import ChatTemplates
@@ -83,8 +83,8 @@ class FrontEnd:
         self._loading = server.loading
         link = await open_link(line, lambda message: self._on_control(message, server), orphaned)
         self._alive = asyncio.create_task(_send_alive(link))
-        joining = asyncio.create_task(self.join(addresses))
         before = asyncio.create_task(server.serve(listeners) if is_first else server.wait_until_stopped())
+        joining = asyncio.create_task(self.join(addresses))
         await asyncio.wait({before, joining}, return_when=asyncio.FIRST_COMPLETED)
         if not joining.done():
             joining.cancel()
@@ -144,13 +144,14 @@ class FrontEnd:
 
     async def join(self, addresses: Sequence[str]) -> "Service":
         """Connect to the engines. The service is there as soon as one of them is ready."""
+        await asyncio.to_thread(_import_service)
+        from quire.server.processes.engine_line import EngineLine
+        from quire.server.service.service import Service
+
         self._lines = [EngineLine(engine, address, self._number, self) for engine, address in enumerate(addresses)]
         self._keeping = [asyncio.create_task(line.keep()) for line in self._lines]
         for engine in self._gave_up:
             self._keeping[engine].cancel()
-        await asyncio.to_thread(_import_service)
-        from quire.server.service.service import Service
-
         while (described := self._described) is None:
             await self._next_greeting()
         text = await self._read_text(described)
@@ -174,7 +175,7 @@ class FrontEnd:
         self._greeted.clear()
         await self._greeted.wait()
 
-    def _admit(self, service: "Service", line: EngineLine) -> None:
+    def _admit(self, service: "Service", line: "EngineLine") -> None:
         """Send requests to an engine that is ready, those that other engines had first."""
         if line.client is None or line.ready is None:  # `on_ready` comes later
             return
@@ -192,24 +193,24 @@ class FrontEnd:
         elif len(self._lines) > 1:
             log.info("%s is ready", self._name_of(line))
 
-    def _name_of(self, line: EngineLine) -> str:
+    def _name_of(self, line: "EngineLine") -> str:
         return "the engine" if len(self._lines) == 1 else f"engine {line.engine}"
 
-    def on_described(self, described: Described) -> None:
+    def on_described(self, described: "Described") -> None:
         self._described = described
         self._greeted.set()
 
-    def on_ready(self, line: EngineLine) -> None:
+    def on_ready(self, line: "EngineLine") -> None:
         self._greeted.set()
         if self._service is not None:
             self._admit(self._service, line)
 
-    def on_waiting(self, line: EngineLine, reason: str) -> None:
+    def on_waiting(self, line: "EngineLine", reason: str) -> None:
         self._loading.reason = reason
         if self._service is not None:
             self._service.engines[line.engine].why_not = reason
 
-    def on_lost(self, line: EngineLine, reason: str) -> None:
+    def on_lost(self, line: "EngineLine", reason: str) -> None:
         service = self._service
         if service is None or service.engines[line.engine].port is None:
             return
@@ -221,7 +222,7 @@ class FrontEnd:
                 "engine %d: %s; others go on with %d requests, %d wait", line.engine, reason, num_moved, num_waiting
             )
 
-    async def _read_text(self, described: Described) -> "tuple[Tokenizer, ChatTemplates]":
+    async def _read_text(self, described: "Described") -> "tuple[Tokenizer, ChatTemplates]":
         """Read tokenizer and templates in a thread, while the engine loads the weights."""
         path = described.tokenizer
         if path is None:
@@ -240,7 +241,8 @@ class FrontEnd:
 
         return await asyncio.to_thread(read)
 
-    def _model(self, text: "tuple[Tokenizer, ChatTemplates]", described: Described, ready: Ready) -> "ServedModel":
+    def _model(self, text: "tuple[Tokenizer, ChatTemplates]", described: "Described", ready: "Ready") -> "ServedModel":
+        from quire.files.generation_defaults import GenerationDefaults
         from quire.server.service.served_model import ServedModel
 
         limit = ready.max_total_tokens
@@ -266,6 +268,7 @@ class FrontEnd:
 def _import_service() -> None:
     """Import everything that requests need. It takes half a second, in which the server answers that it starts."""
     import quire.server.http.app
+    import quire.server.processes.engine_line
     import quire.text.chat
     import quire.text.tokenizer  # noqa: F401
 

@@ -9,7 +9,6 @@ from quire.adapter_settings import adapter_places
 from quire.config import Config
 from quire.files.progress import progress_bar, share_bar, silent
 from quire.group.settings import GroupSettings
-from quire.ipc.messages import Described, Waiting
 from quire.page_folder.settings import FolderSettings
 from quire.peers.settings import PeerSettings
 from quire.server.observe.logs import configure_logs
@@ -20,6 +19,7 @@ log = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from quire.engine.engine import Engine
+    from quire.ipc.messages import Described, Waiting
 
 
 @dataclass(frozen=True)
@@ -36,10 +36,11 @@ class ModelEngine:
     peers: PeerSettings = PeerSettings()
     folder: FolderSettings = FolderSettings()
 
-    def __call__(self, describe: Callable[[Described | Waiting], None]) -> "Engine":
+    def __call__(self, describe: "Callable[[Described | Waiting], None]") -> "Engine":
         self.devices.apply()
         configure_logs(self.log_format, self.log_level, self.number)
         from quire.files.model_files import locate
+        from quire.ipc.messages import Described, Waiting
 
         progress = progress_bar if self.show_progress else silent
         files = locate(**self.config.place_of_model, progress=progress)

@@ -12,7 +12,7 @@ from pathlib import Path
 from quire.config import Config
 from quire.errors import InvalidSetting, shown
 from quire.group.settings import GroupSettings
-from quire.ipc.server import new_address
+from quire.ipc.address import new_address
 from quire.page_folder.settings import FolderSettings
 from quire.peers.settings import PeerSettings
 from quire.server.http.listener import open_listener, open_listeners

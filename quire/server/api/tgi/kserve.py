@@ -16,7 +16,7 @@ from quire.server.api.tgi.responses import Inferred, InferredOutput, KServeLive,
 from quire.server.api.tgi.texts import texts_body
 from quire.server.api.validation import typed
 from quire.server.http.body import read_json
-from quire.server.http.unhealthy import unhealthy
+from quire.server.http.health import unhealthy
 from quire.server.service.arrival import Arrival
 from quire.server.service.service import Service
 

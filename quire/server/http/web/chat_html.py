@@ -1,11 +1,10 @@
 """GET / for browsers: one HTML document, which sends requests to this server only."""
 
 from functools import cache
-from importlib.resources import files
+from pathlib import Path
 
-from starlette.responses import Response
-
-_HEADERS = {
+HTML_HEADERS = {
+    "content-type": "text/html; charset=utf-8",
     "cache-control": "no-cache",
     "vary": "accept",
     "x-content-type-options": "nosniff",
@@ -18,20 +17,16 @@ _HEADERS = {
 }
 
 
-def chat_html() -> Response:
-    return Response(_read(), headers=_HEADERS, media_type="text/html")
-
-
 def wants_html(accept: str) -> bool:
     """True for browsers; clients and probes that accept anything (`*/*`) get the plain answer."""
     return "text/html" in accept
 
 
 @cache
-def _read() -> bytes:
+def chat_html() -> bytes:
     """The document with its style and its script inside: one request gets all."""
-    folder = files("quire.server.http.web")
-    document = folder.joinpath("index.html").read_text(encoding="utf-8")
+    folder = Path(__file__).parent
+    document = (folder / "index.html").read_text(encoding="utf-8")
     for name in ("page.css", "page.js"):
-        document = document.replace(f"/* {name} */", "\n" + folder.joinpath(name).read_text(encoding="utf-8"))
+        document = document.replace(f"/* {name} */", "\n" + (folder / name).read_text(encoding="utf-8"))
     return document.encode()

@@ -1,0 +1,115 @@
+"""Engines whose programs begin before their weights are loaded, as on a GPU."""
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quire.cache_folder import cache_folder
+from quire.config import Config
+from quire.engine.build import build_engine, plan_deployment
+from quire.engine.built import Built
+from quire.engine.deployment import Deployment
+from quire.engine.page_count import SMALL_STEP, estimated_step_bytes, measures_step
+from quire.executor.program_order import ProgramOrder
+from quire.files.progress import Progress, Report
+from quire.request import Request, SamplingParams
+from tests.models.cases import CASES
+from tests.patience import WAIT_S
+
+# On a CPU weights of this type are not packed, so that their structure is known before, as on other devices.
+DTYPE = "bfloat16"
+
+
+def planned(folder: Path, platform: str) -> Deployment:
+    model = folder / "config.json"
+    model.write_text(json.dumps(CASES["llama"]))
+    cache = folder / platform
+    cache.mkdir()
+    (cache / "native").symlink_to(cache_folder() / "native")
+    sizes: dict[str, Any] = {"page_size": 4, "num_pages": 64, "max_batch_size": 2, "max_batch_prefill_tokens": 8}
+    config = Config(f"random:{model}", cache_dir=cache, dtype=DTYPE, max_total_tokens=64, **sizes)
+    deployment = plan_deployment(config, is_served=True)
+    return replace(deployment, facts=replace(deployment.facts, platform=platform))
+
+
+def when(is_so: Callable[[], bool], then: Callable[[], None] = lambda: None) -> Progress:
+    """Keeps weights from being loaded until something is so."""
+
+    @contextmanager
+    def progress(label: str) -> Iterator[Report]:
+        until_s = time.monotonic() + WAIT_S
+        while not is_so():
+            assert time.monotonic() < until_s
+            time.sleep(0.02)
+        then()
+        yield lambda done, total: None
+
+    return progress
+
+
+def num_programs(deployment: Deployment) -> int:
+    """Programs that are made and kept."""
+    assert deployment.config.cache_dir is not None
+    return len(list(deployment.config.cache_dir.glob("programs/*/*.program")))
+
+
+def tokens_of(built: Built) -> list[int]:
+    for _ in built.warm_up():
+        pass
+    built.engine.add(Request(1, (3, 5, 7, 11, 13), 8, SamplingParams(temperature=0.0), seed=1, ignore_end=True))
+    tokens: list[int] = []
+    while not built.engine.is_idle:
+        for update in built.engine.step().updates:
+            tokens += update.tokens
+    return tokens
+
+
+@pytest.mark.parametrize("num_processes", [0, 1])
+def test_programs_that_begin_before_the_weights_are_loaded_compute_with_them(
+    tmp_path: Path, num_processes: int
+) -> None:
+    ahead, usual = planned(tmp_path, "tpu"), planned(tmp_path, "cpu")
+    ahead = replace(ahead, resolved=replace(ahead.resolved, compile_processes=num_processes))
+    ahead = replace(ahead, config=replace(ahead.config, compile_processes=num_processes))
+    found = []
+    for deployment, progress in ((ahead, when(lambda: num_programs(ahead) > 0)), (usual, when(lambda: True))):
+        built = build_engine(deployment, progress)
+        found.append(tokens_of(built))
+        assert built.executor.num_late == 0
+        built.executor.close()
+    assert found[0] == found[1]
+    assert len(found[0]) == 8
+
+
+def test_no_program_is_made_any_more_when_loading_fails(tmp_path: Path) -> None:
+    def fail() -> None:
+        raise OSError("no such file")
+
+    deployment = planned(tmp_path, "tpu")
+    with pytest.raises(OSError, match="no such file"):
+        build_engine(deployment, when(lambda: num_programs(deployment) > 0, fail))
+    until_s = time.monotonic() + WAIT_S
+    while any(thread.name.startswith("quire-compile") for thread in threading.enumerate()):
+        assert time.monotonic() < until_s
+        time.sleep(0.02)
+    assert num_programs(deployment) < sum(map(len, ProgramOrder(deployment.shapes).batches)) / 2
+
+
+@pytest.mark.parametrize(("share", "is_measured"), [(0.9, False), (1.1, True)])
+def test_a_step_is_measured_where_its_estimate_takes_much_of_the_pages_memory(
+    tmp_path: Path, share: float, is_measured: bool
+) -> None:
+    deployment = planned(tmp_path, "gpu")
+    deployment = replace(deployment, config=replace(deployment.config, num_pages=None))
+    num_pages = round(estimated_step_bytes(deployment) / (share * SMALL_STEP * deployment.page_bytes))
+    deployment = replace(deployment, limits=replace(deployment.limits, num_pages=num_pages))
+    assert measures_step(deployment) == is_measured
+    given = replace(deployment, config=replace(deployment.config, num_pages=num_pages))
+    assert not measures_step(given)
