@@ -1,6 +1,6 @@
 """The four products of a layer of an 8B model with e4m3 weights on this GPU: the kernel by its blocks, and XLA.
 
-    python bench/eight_bit_kernel.py [--rows 1,8,16,32,64] [--forms kernel,plain,codes,XLA] [--sweep 8] [--seconds 140]
+    python bench/eight_bit_kernel.py [--rows 1,8,16,32] [--forms kernel,plain,codes,XLA] [--sweep 8] [--seconds 140]
 
 `kernel`: quire/ops/gpu/eight_bit_product.py with rows in bfloat16. `plain`: the
 same, codes widened as Triton does it. `codes`: the kernel with rows that are e4m3 too, which
@@ -38,18 +38,12 @@ SOME = 61  # one output of so many is compared
 FASTEST = 5  # kinds of blocks that are printed
 MOST_OFF = 5e-3
 GAP_US = 1.0  # between two launches of a graph: what the order of blocks in the report counts for each
-# Columns, inputs, warps and stages. The first have rows as the narrow side of the device's products.
+# Columns, inputs, warps and stages, for up to 16 rows and for more.
 NARROW = (
     (64, 256, 2, 3), (64, 256, 2, 4), (64, 128, 2, 4), (64, 128, 2, 6), (64, 512, 2, 3), (32, 256, 2, 4),
     (32, 512, 2, 3), (32, 512, 2, 4), (32, 256, 1, 3), (16, 512, 1, 3), (16, 512, 1, 4), (128, 128, 2, 4),
 )  # fmt: skip
 MIDDLE = ((64, 128, 2, 3), (64, 128, 2, 4), (64, 256, 2, 3), (128, 128, 2, 3))
-WIDE = (
-    (128, 128, 4, 3), (128, 64, 4, 4), (64, 128, 4, 3), (64, 128, 4, 4), (128, 128, 4, 4), (128, 128, 8, 3),
-    (64, 256, 4, 3), (256, 128, 8, 2), (256, 128, 8, 3), (256, 64, 8, 4),
-)  # fmt: skip
-MOST_SUMS = 128  # of a thread
-FEW_WIDE = WIDE[:4]  # for rows that need none of them
 
 
 Shape = tuple[int, int]
@@ -122,19 +116,12 @@ def by_xla(x: jax.Array, scales: jax.Array, weights: list[jax.Array]) -> list[ja
 def candidates(rows: int, shape: Shape) -> Iterator[EightBitBlocks]:
     """As many programs as keep a device busy, with four steps each or more."""
     outputs, inputs = shape
-    wide = max(64, power_of_two(rows))
-    if rows <= 16:
-        kinds = [(8 if rows <= 8 else 16, NARROW), (wide, FEW_WIDE)]
-    else:
-        kinds = [(32, MIDDLE if rows <= 32 else ()), (wide, WIDE)]
-    for block_rows, kind in kinds:
-        for (columns, block, warps, stages), splits in product(kind, (1, 2, 3, 4, 6, 8)):
-            programs = -(-outputs // columns) * splits
-            is_even = inputs % (block * splits) == 0 and inputs // (block * splits) >= 4
-            least = 110 if columns >= 32 else 220
-            fits = block_rows * columns <= MOST_SUMS * 32 * warps
-            if is_even and fits and least <= programs <= (1800 if splits == 1 else 560):
-                yield EightBitBlocks(block_rows, columns, block, splits, warps, stages)
+    for (columns, block, warps, stages), splits in product(NARROW if rows <= 16 else MIDDLE, (1, 2, 3, 4, 6, 8)):
+        programs = -(-outputs // columns) * splits
+        is_even = inputs % (block * splits) == 0 and inputs // (block * splits) >= 4
+        least = 110 if columns >= 32 else 220
+        if is_even and least <= programs <= (1800 if splits == 1 else 560):
+            yield EightBitBlocks(max(8, power_of_two(rows)), columns, block, splits, warps, stages)
 
 
 def off_by(case: Case, given: tuple[Any, ...], out: jax.Array) -> float:
@@ -217,7 +204,7 @@ def line(name: str, rows: int, found: Sequence[Timed | None]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rows", default="1,8,16,32,64")
+    parser.add_argument("--rows", default="1,8,16,32")
     parser.add_argument("--forms", default="kernel,plain,codes,XLA")
     parser.add_argument("--sweep", default="")
     parser.add_argument("--seconds", type=float, default=140)

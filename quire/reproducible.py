@@ -8,7 +8,6 @@ from quire.errors import InvalidSetting
 
 LEAST_ROWS = 8  # of every product: the library's gave a row the same bits from there on, where they were compared
 LEAST_ROWS_OF_CODES = 64  # up to half of that, codes of eight bits are widened in place of rounding the rows
-LEAST_ROWS_OF_FP8 = 128  # up to half of that, codes of e4m3 have a kernel
 LEAST_ROWS_OF_CHECKPOINTS = 128  # that are quantised: up to half of that, codes of four bits have a kernel
 LEAST_PAGE = 32  # tokens: a tile of a prompt, which the check of programs has in one page
 
@@ -83,5 +82,4 @@ def least_rows(quantize: str, quantization: str | None) -> int:
     """Rows that every step of a reproducible engine on a GPU is padded to. `quantization`: that of its checkpoint."""
     if quantization:
         return LEAST_ROWS_OF_CHECKPOINTS
-    of_codes = {"none": LEAST_ROWS, "fp8": LEAST_ROWS_OF_FP8}
-    return of_codes.get(quantize, LEAST_ROWS_OF_CODES)
+    return LEAST_ROWS if quantize == "none" else LEAST_ROWS_OF_CODES

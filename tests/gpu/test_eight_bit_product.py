@@ -45,7 +45,7 @@ def off(got: Any, right: np.ndarray[Any, Any]) -> float:
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
 @pytest.mark.parametrize(
-    ("rows", "outputs", "inputs"), [(1, 64, 256), (8, 96, 512), (9, 128, 640), (32, 40, 320), (64, 200, 1024)]
+    ("rows", "outputs", "inputs"), [(1, 64, 256), (8, 96, 512), (9, 128, 640), (17, 40, 320), (32, 200, 1024)]
 )
 def test_the_product_is_that_of_the_widened_codes(rows: int, outputs: int, inputs: int, dtype: str) -> None:
     x, codes, scales = rows_of(rows, inputs, dtype), codes_of(outputs, inputs), scales_of(outputs)
@@ -58,7 +58,7 @@ def test_the_product_is_that_of_the_widened_codes(rows: int, outputs: int, input
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
 @pytest.mark.parametrize("splits", [1, 2, 3, 8])
-@pytest.mark.parametrize("rows", [8, 16, 32, 64])
+@pytest.mark.parametrize("rows", [8, 16, 32])
 def test_programs_share_the_inputs_of_few_outputs(rows: int, splits: int, dtype: str) -> None:
     x, codes, scales = rows_of(5, 1280, dtype), codes_of(64, 1280), scales_of(64)
     blocks = EightBitBlocks(rows=rows, columns=64, inputs=128, splits=splits, warps=4, stages=2)
@@ -66,7 +66,7 @@ def test_programs_share_the_inputs_of_few_outputs(rows: int, splits: int, dtype:
     assert off(got, right_of(x, codes) * np.asarray(scales)) < 1e-5
 
 
-@pytest.mark.parametrize("count", [8, 16, 32, MOST_ROWS])
+@pytest.mark.parametrize("count", [8, 16, MOST_ROWS])
 def test_a_rows_numbers_do_not_depend_on_the_others(count: int) -> None:
     codes, x = codes_of(64, 512), rows_of(count, 512)
     others = jnp.asarray(np.random.default_rng(3).standard_normal(x.shape) * 1e4, x.dtype)
@@ -92,7 +92,7 @@ def test_large_numbers_of_rows_stay_what_they_are() -> None:
 
 def test_an_8b_has_programs_for_the_whole_device() -> None:
     for outputs, inputs in SHAPES:
-        for rows in (1, 8, 16, 32, 64):
+        for rows in (1, 8, 16, 32):
             blocks = blocks_of(rows, outputs, inputs)
             assert blocks.rows >= rows
             assert outputs // blocks.columns * blocks.splits >= 128

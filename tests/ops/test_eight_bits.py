@@ -22,7 +22,7 @@ def test_the_kernel_is_for_gpus_that_it_was_made_for(capability: str | None, row
     assert kernel_rows(device) == rows
 
 
-@pytest.mark.parametrize(("rows", "dtype"), [(3, "bfloat16"), (20, "bfloat16"), (64, "float8_e4m3fn")])
+@pytest.mark.parametrize(("rows", "dtype"), [(3, "bfloat16"), (20, "bfloat16"), (32, "float8_e4m3fn")])
 def test_the_kernel_gives_what_the_plain_product_gives(rows: int, dtype: str) -> None:
     x, codes, scales = rows_of(rows, 384, dtype), codes_of(72, 384), scales_of(72)
     got = jax.jit(partial(eight_bit_product, interpret=True))(x, codes, scales)

@@ -23,6 +23,7 @@ from quire.ops.gpu.four_bit_steps import add_step, result
 from quire.ops.gpu.tiles import array, least_dot, power_of_two, product, whole
 
 LEAST = 16  # on each side of a product of blocks
+FEWEST_TOKENS = 8  # of a step
 FEW_TOKENS = 64  # up to which programs look through the choices of all
 MAX_ROWS = 128  # of a tile
 COLUMNS = 64  # of a block for few rows; twice that for many
@@ -63,6 +64,8 @@ def blocks_of(expert: jax.Array, num_experts: int, outputs: int, form: Form, *, 
     if form.is_stepped:  # each warp has outputs of its own, so that none widens what another does
         columns = columns if rows < COLUMNS else max(columns, COLUMNS)
         return ExpertBlocks(rows, columns, STEP, min(4, columns // LEAST), 4 if rows < COLUMNS else 3, is_of_steps=True)
+    if tokens <= FEWEST_TOKENS and form.group is None:  # most may be padding, so that few programs have work
+        return ExpertBlocks(rows, columns, 64, 2 if gated else 4, 6 if gated else 4)
     is_large = rows * columns * parts >= MAX_ROWS * MAX_ROWS
     block = (128 if rows < COLUMNS else 64) * form.steps
     while block > 32 and not form.is_paired and (form.inputs % block or not form.fits(block)):
