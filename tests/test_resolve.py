@@ -10,8 +10,8 @@ from quire.choice import Choice
 from quire.config import Config
 from quire.errors import InvalidSetting
 from quire.executor.block_saves import MAX_SAVING_BYTES
+from quire.executor.compute_capability import compute_capability
 from quire.executor.program_order import MAX_UNPLACED_BYTES
-from quire.ops.compute_capability import compute_capability
 from quire.resolve import (
     MAX_HOST_CACHE_BYTES,
     MOVING_BYTES,

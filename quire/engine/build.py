@@ -29,6 +29,7 @@ from quire.engine.slot_state import refuse_what_needs_older_state
 from quire.errors import InvalidSetting
 from quire.executor.compile_processes import CompileProcesses
 from quire.executor.compiler import Compiler
+from quire.executor.compute_capability import compute_capability
 from quire.executor.executor import JaxExecutor
 from quire.executor.memory import (
     device_memory_bytes,
@@ -47,7 +48,6 @@ from quire.models.checkpoint import stored_names
 from quire.models.decoder import Decoder
 from quire.models.formats.quantized_source import QuantizedSource, open_checkpoint
 from quire.models.registry import build_model
-from quire.ops.compute_capability import compute_capability
 from quire.ops.native import int8_product, library
 from quire.ops.native.building import PARTS
 from quire.reproducible import refuse_kinds

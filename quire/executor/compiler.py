@@ -15,6 +15,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from quire.executor.compiler_options import FEW_ROWS, OF_THE_LIBRARY, UNTUNED, Options, cpu_options, timings_in
+from quire.executor.compute_capability import compute_capability
 from quire.executor.draft import Draft, guess_by_draft, num_packed
 from quire.executor.guesses import guess_by_lookup
 from quire.executor.host_pages import gather_pages, scatter_pages, stacks_of
@@ -42,7 +43,6 @@ from quire.executor.step import (
 from quire.models.adapters import join, one_adapter, put, structure
 from quire.models.model import Model
 from quire.models.params import ParamTree
-from quire.ops.compute_capability import compute_capability
 from quire.ops.kernels import kernels_for
 from quire.ops.quantized import is_coded
 from quire.request import num_mask_words

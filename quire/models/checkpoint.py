@@ -21,7 +21,6 @@ from quire.models.formats.quantized_source import QuantizedSource
 from quire.models.model import Model
 from quire.models.params import Param, ParamTree
 from quire.ops.coded import Coded, Parts
-from quire.ops.eight_bits import kernel_rows
 from quire.ops.four_bit_experts import FourBitExperts
 from quire.ops.four_bits import FourBits
 from quire.ops.native import int8_product, library
@@ -201,8 +200,7 @@ def direct(weight: Any, *, is_alone: bool = False) -> Any:
     if not isinstance(weight, Coded):
         return weight
     of_one = (FourBits.of(weight) or FourBitExperts.of(weight)) if is_alone else None
-    few = kernel_rows(jax.local_devices()[0]) if is_alone else 0
-    return of_one or replace(weight, is_direct=True, kernel_rows=few)
+    return of_one or replace(weight, is_direct=True)
 
 
 def _stacked(experts: Iterable[Any], param: Param) -> Any:

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from quire.ops.eight_bits import code_product, widened_product
 from quire.ops.native import coded_product, library
 from quire.ops.rounded_rows import (
     EPSILON,
@@ -96,10 +95,7 @@ class Rounding:
 @partial(
     jax.tree_util.register_dataclass,
     data_fields=["codes", "scales", "zeros", "index", "input_scale", "input_zero", "num_rows"],
-    meta_fields=[
-        *("shape", "num_contracted", "is_of_experts", "bits", "group", "rounding", "is_native", "is_direct"),
-        "kernel_rows",
-    ],
+    meta_fields=["shape", "num_contracted", "is_of_experts", "bits", "group", "rounding", "is_native", "is_direct"],
 )
 @dataclass(frozen=True)
 class Coded:
@@ -123,7 +119,6 @@ class Coded:
     rounding: Rounding | None = None
     is_native: bool = False  # on one CPU with the native library, which multiplies one row like the next
     is_direct: bool = False  # on GPUs, which multiply codes of eight bits by each other
-    kernel_rows: int = 0  # on one GPU: up to so many are multiplied by a kernel, not by XLA
     num_rows: Any = None  # int32 []: rows that a native product computes, the first; None: all
 
     def map(self, change: Callable[[Any, Axes], Any], axes: Axes) -> "Coded":
@@ -157,8 +152,9 @@ class Coded:
             return self.sums(x, dtype).numbers()
         x = values(x)
         if self._multiplies_codes:  # the numbers are used as they are, and the codes widened inside the product
-            codes = self.codes.reshape(-1, x.shape[1])
-            return widened_product(x, codes, self._column_scales, dtype, self.kernel_rows)
+            codes = self.codes.reshape(-1, x.shape[1]).astype(x.dtype)
+            out = jnp.einsum("ti,oi->to", x, codes, preferred_element_type=jnp.float32)
+            return jnp.asarray(out * self._column_scales)
         inputs = prod(self.shape[-self.num_contracted :])
         groups = self.scales.shape[-1]
         codes, scales = self.codes.reshape(-1, inputs * self.bits // 8), self.scales.reshape(-1, groups)
@@ -212,7 +208,8 @@ class Coded:
         # Sums in bfloat16 are half the bytes to write and read; float16 has no room for them.
         sums = jnp.bfloat16 if dtype == jnp.bfloat16 else jnp.float32
         sums = sums if self.rounding.is_float else jnp.int32
-        out = code_product(rows, self.codes.reshape(-1, rows.shape[1]), sums, self.kernel_rows)
+        codes = self.codes.reshape(-1, rows.shape[1])
+        out = jnp.einsum("ti,oi->to", rows, codes, preferred_element_type=sums)
         return ScaledSums(out, row_scales, self._column_scales, jnp.dtype(dtype))
 
     def grouped_product(

@@ -4,7 +4,6 @@ import re
 import subprocess
 import sys
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -23,10 +22,8 @@ from quire.ops.expert_choice import Shares
 from quire.ops.gates import ClampedGate, PlainGate
 from quire.ops.gpu import kernels as gpu_kernels
 from quire.ops.gpu.adapter_product import add_products
-from quire.ops.gpu.eight_bit_product import eight_bit_product
 from quire.ops.gpu.expert_product import expert_product
 from quire.ops.gpu.kernels import GPU, attend
-from quire.ops.gpu.tiles import array
 from quire.ops.heads import Heads
 from quire.ops.kernels import kernels_for
 from quire.ops.pages import TILE, CodedPages, KVWriteTargets, PageAccess, SharedPrefixes, Tiles
@@ -396,36 +393,6 @@ def test_codes_reach_the_compiler_as_they_are(kind: Any, rows: int) -> None:
     pair = (code, code, sums) if rows > 32 else ("bf16", "bf16", "f32")
     assert f"(tensor<{rows}x128x{pair[0]}>, tensor<96x128x{pair[1]}>) -> tensor<{rows}x96x{pair[2]}>" in product
     assert sum("96x128x" in line and "convert" in line for line in lines) == (rows <= 32)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32"])
-@pytest.mark.parametrize(("kind", "rows"), [("fp8", 1), ("fp8", 32), ("fp8", 33), ("int8", 8)])
-def test_few_rows_of_one_gpu_have_a_kernel_for_codes(kind: Any, rows: int, dtype: str) -> None:
-    """Rows of four bytes have none, and without a GPU that is known none have."""
-    param = Param((96, 128), ("mlp", "embed"), (), join=lambda tensors: tensors[0], num_contracted=1)
-    weight = direct(channel_weight(jnp.ones((96, 128), dtype), param, kind), is_alone=True)
-    assert weight.kernel_rows == 0
-    run = jax.jit(lambda x, weight: weight.product(x, x.dtype))
-    for kernel_rows in (0, 32):
-        with on_an_h200():
-            traced = run.trace(jnp.zeros((rows, 128), dtype), replace(weight, kernel_rows=kernel_rows))
-            text = traced.lower(lowering_platforms=("cuda",)).as_text()
-        has_kernel = kind == "fp8" and rows <= kernel_rows and dtype != "float32"
-        assert text.count("stablehlo.custom_call") == has_kernel
-        assert text.count("stablehlo.dot_general") == (not has_kernel)
-
-
-@pytest.mark.parametrize("dtype", ["bfloat16", "float8_e4m3fn"])
-@pytest.mark.parametrize("rows", [1, 8, 16, 32])
-@pytest.mark.parametrize(
-    ("outputs", "inputs"), [(6144, 4096), (4096, 4096), (28672, 4096), (4096, 14336), (1000, 1000)]
-)
-def test_products_with_codes_of_an_8b_are_translated(outputs: int, inputs: int, rows: int, dtype: str) -> None:
-    given = array((rows, inputs), dtype), array((outputs, inputs), "float8_e4m3fn"), array((outputs,), jnp.float32)
-    run = jax.jit(partial(eight_bit_product, dtype=jnp.bfloat16))
-    with on_an_h200():
-        text = run.trace(*given).lower(lowering_platforms=("cuda",)).as_text()
-    assert text.count("stablehlo.custom_call") == 1
 
 
 def test_a_jax_without_the_backend_is_refused_with_the_remedy() -> None:
