@@ -10,7 +10,6 @@ have made-up names.
 
 import argparse
 import asyncio
-import json
 import re
 import shlex
 import signal
@@ -22,29 +21,14 @@ import urllib.request
 from pathlib import Path
 
 from open_loop import FINISH_S, Length, Traffic, row
+from random_model import write_model
 from start import LIMIT_S, POLL_S, cpu_seconds, free_port, health
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 
 from quire.cli.bench.serving_client import Server
 from quire.cli.bench.serving_load import Shape, run_load
 from quire.cli.bench.serving_report import COLUMNS, Goal, cells, errors, numbers
-from quire.files.model_files import locate
 
 TOLD = re.compile(r"compile_processes|process|more programs|all programs|first run|a step waits|native|error", re.I)
-
-
-def write_model(model: str, folder: Path) -> str:
-    """A folder with the config of `model` and a tokenizer."""
-    config = locate(model).config
-    folder.mkdir()
-    (folder / "config.json").write_text(json.dumps(config, default=str))
-    pieces = sorted(pre_tokenizers.ByteLevel.alphabet())
-    pieces += [f"tok{number}" for number in range(len(pieces), int(config["vocab_size"]))]
-    tokenizer = Tokenizer(models.BPE(vocab={piece: number for number, piece in enumerate(pieces)}, merges=[]))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    tokenizer.save(str(folder / "tokenizer.json"))
-    return f"random:{folder}"
 
 
 def metric(port: int, name: str) -> float | None:

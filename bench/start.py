@@ -2,12 +2,11 @@
 
     python bench/start.py                                        # this version, twice
     python bench/start.py --peer "before=OLD/python -m quire"    # and another one, in turns
+    python bench/start.py --cold --rounds 1 --timeline --random llama-3.1-8b    # on a GPU
 
 CPU time, of all processes until the first token, tells versions apart on a busy machine too. The first round of each
 command is not counted: it keeps programs and weights for those after it. `--cold` gives every round a cache folder with
-nothing but the default model in it instead. `--timeline` prints what the server logs, and when:
-
-    python bench/start.py --cold --rounds 1 --timeline --args "random:llama-3.1-8b --http-workers 4"
+nothing but the default model in it instead. `--timeline` prints what the server logs, and when.
 """
 
 import argparse
@@ -27,6 +26,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from threading import Thread
 from typing import NamedTuple
+
+from random_model import write_model
 
 POLL_S = 0.02
 LIMIT_S = 600.0
@@ -122,12 +123,22 @@ def main() -> None:
     parser.add_argument("--args", default="", help="flags of `quire serve`")
     parser.add_argument("--peer", action="append", default=[], help="NAME=COMMAND of another quire")
     parser.add_argument("--cold", action="store_true", help="nothing compiled and nothing kept")
+    parser.add_argument("--random", help="serve random weights of this name, as llama-3.1-8b")
     parser.add_argument("--timeline", action="store_true", help="print what the server logs, and when")
     given = parser.parse_args()
+    if given.random is None:
+        compare(given, [])
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        compare(given, ["--model", write_model(f"random:{given.random}", Path(folder) / "model")])
+
+
+def compare(given: argparse.Namespace, model: list[str]) -> None:
     level = ["--log-level", "debug"] if given.timeline else []
     commands = {"quire": [sys.executable, "-m", "quire"]}
     commands |= {name: shlex.split(rest) for name, _, rest in (peer.partition("=") for peer in given.peer)}
-    commands = {name: [*command, "serve", *shlex.split(given.args), *level] for name, command in commands.items()}
+    flags = [*model, *shlex.split(given.args), *level]
+    commands = {name: [*command, "serve", *flags] for name, command in commands.items()}
     found: dict[str, list[Start]] = {name: [] for name in commands}
     for number in range(given.rounds + (not given.cold)):
         for name, command in commands.items():
