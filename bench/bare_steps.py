@@ -13,6 +13,8 @@ price is the difference to a run without it.
 With `--context N` every decode has N positions before it, in pages of its own: those of a pool of up to 16 GiB, several
 times over where it is too small. Attention then reads as much memory as it would.
 
+With `--least N` steps run in the smallest programs for N tokens or more, so that padding is most of what they have.
+
 With `--kernels N` each step is also shown by its kernels, the N that take most, under JAX's profiler.
 
 With `--adapters N` there is room for so many of rank 16, and each step runs without rows that have one, and with all
@@ -55,7 +57,8 @@ PLAIN = Features(*[False] * 5)
 class Steps:
     """Runs launches on padding pages, each program compiled when it is first needed."""
 
-    def __init__(self, config: Config, context: int | None = None) -> None:
+    def __init__(self, config: Config, context: int | None = None, least: int = 0) -> None:
+        self.least = least  # tokens of a program
         deployment = build.plan_deployment(config)
         self.position = POSITION if context is None else context
         self.shapes = deployment.shapes.with_pages(NUM_PAGES if context is None else pool_of(deployment, context))
@@ -102,7 +105,8 @@ class Steps:
         """The programs of a step: one for decodes alone where there is such a one, or the forward pass and sampling."""
         launch, chunks = self.step(rows, tokens)
         ladder = self.shapes.ladder
-        shape = ladder.choose(launch.shape(chunks), launch.num_tiles(chunks), ladder.all())
+        among = [shape for shape in ladder.all() if shape.tokens >= self.least]
+        shape = ladder.choose(launch.shape(chunks), launch.num_tiles(chunks), among)
         assert shape is not None, f"no step has {launch.num_tokens(chunks)} tokens; the largest has {ladder.max_tokens}"
         if shape.decodes_only and not self.shapes.fixed_order:
             return [("decode", shape.tokens)]
@@ -176,6 +180,7 @@ def main() -> None:
     parser.add_argument("--rows", default="8,32,64,128,256", help="decodes")
     parser.add_argument("--tokens", default="0,64,500,2000", help="prompt tokens beside them")
     parser.add_argument("--count", type=int, default=20, help="steps of each")
+    parser.add_argument("--least", type=int, default=0, help="tokens that programs are for, at least")
     parser.add_argument("--context", type=int, help="positions before each decode")
     parser.add_argument("--quantize")
     parser.add_argument("--kv-cache-dtype")
@@ -198,6 +203,7 @@ def main() -> None:
             **(sizes if given.context is not None else {}),
         ),
         given.context,
+        given.least,
     )
     all_tokens = [int(tokens) for tokens in given.tokens.split(",")]
     all_rows = [int(rows) for rows in given.rows.split(",")]
